@@ -1,0 +1,1 @@
+"""One transformer, trained with causal and masked language modeling."""

@@ -1,0 +1,307 @@
+"""Checkpoints: plain `{path: array}` trees, with all that reading them needs.
+
+A run's checkpoints are `WORKDIR/checkpoints/STEP/`, each with the parameters,
+their average, the optimizer's state, the resolved config and the tokenizer.
+Orbax writes a step aside and renames it, so a step that has its name is whole.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
+
+from antlm_jax import config as config_lib
+from antlm_jax import models
+from antlm_jax.cli import UserError
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.step import TrainState
+
+FOLDER = "checkpoints"
+
+
+@dataclasses.dataclass(frozen=True)
+class Meta:
+  """What a checkpoint says beside its arrays.
+
+  Attributes:
+    config: The run's resolved config.
+    tokenizer: The tokenizer.
+    boundary: Which special tokens stood around documents; see
+      `antlm_jax.data.packing`.
+    data: Hash of the rows that it was trained on.
+  """
+
+  config: ConfigDict
+  tokenizer: Tokenizer
+  boundary: str
+  data: str
+
+  def to_json(self) -> dict[str, str]:
+    """Returns plain strings, for orbax to write."""
+    return {
+      "config": config_lib.to_json(self.config),
+      "tokenizer": self.tokenizer.to_json(),
+      "boundary": self.boundary,
+      "data": self.data,
+    }
+
+  @classmethod
+  def from_json(cls, fields: dict[str, str]) -> "Meta":
+    """Reads `to_json`'s strings."""
+    return cls(
+      config_lib.from_json(fields["config"]),
+      Tokenizer.from_json(fields["tokenizer"]),
+      fields["boundary"],
+      fields["data"],
+    )
+
+
+def to_items(state: TrainState) -> dict[str, dict[str, Any]]:
+  """Returns a state as named groups of `{path: array}`."""
+  items = {
+    "params": state.params,
+    "optimizer": _flatten(state.opt_state),
+    "counters": {"step": state.step},
+  }
+  return items if state.ema is None else items | {"ema": state.ema}
+
+
+def from_items(like: TrainState, items: dict[str, dict[str, Any]]):
+  """Puts `to_items`'s groups back into a state of the structure of `like`."""
+  treedef = jax.tree.structure(like.opt_state)
+  opt_state = [items["optimizer"][name] for name in _flatten(like.opt_state)]
+  return TrainState(
+    step=items["counters"]["step"],
+    params=items["params"],
+    opt_state=treedef.unflatten(opt_state),
+    ema=items.get("ema"),
+  )
+
+
+def _flatten(tree) -> dict[str, Any]:
+  """Names each leaf by its path, such as `1/mu/blocks/mlp/up/kernel`."""
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+    for path, leaf in leaves
+  }
+
+
+class Checkpoints:
+  """The checkpoints of a run, saved in the background.
+
+  Args:
+    workdir: The run's folder.
+    meta: Written into every step.
+    keep_last: How many of the newest steps are kept.
+    keep_every: Steps whose multiples are kept too; 0 for none.
+  """
+
+  def __init__(
+    self, workdir, meta: Meta, keep_last: int = 2, keep_every: int = 0
+  ):
+    self._folder = pathlib.Path(workdir).absolute() / FOLDER
+    self._meta = meta.to_json()
+    self._last_good: int | None = None
+    self._manager = ocp.CheckpointManager(
+      self._folder,
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=keep_last,
+        keep_period=keep_every or None,
+        enable_async_checkpointing=True,
+      ),
+    )
+    self._last_good = self._manager.latest_step()
+
+  def latest(self) -> int | None:
+    """Returns the newest whole step, or None."""
+    return self._last_good
+
+  def save(self, step: int, state: TrainState) -> None:
+    """Begins to save; waits for the save before it.
+
+    Raises:
+      UserError: if either cannot be written, with the newest step that is.
+    """
+    with self._told(step):
+      self.wait()
+      items = {
+        name: ocp.args.StandardSave(item)
+        for name, item in to_items(state).items()
+      }
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(**items, meta=ocp.args.JsonSave(self._meta)),
+        force=True,
+      )
+      self._saving = step
+
+  def wait(self) -> None:
+    """Waits until what was begun is whole."""
+    with self._told(getattr(self, "_saving", None)):
+      self._manager.wait_until_finished()
+      self._manager.check_for_errors()
+    self._last_good = self._manager.latest_step()
+
+  def restore(self, step: int, like: TrainState) -> TrainState:
+    """Reads a step into the structure and shardings of `like`."""
+    return restore(self._folder / str(step), like)
+
+  def close(self) -> None:
+    """Waits, and ends the background threads."""
+    self.wait()
+    self._manager.close()
+
+  @contextlib.contextmanager
+  def _told(self, step: int | None):
+    try:
+      yield
+    except (OSError, ValueError) as error:
+      last = "none" if self._last_good is None else f"step {self._last_good}"
+      reason = str(error).splitlines()[0][:200]
+      raise UserError(
+        f"saving step {step} under {self._folder} failed: {reason}; the last"
+        f" good checkpoint is {last}"
+      ) from error
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+  """A trained model: what every command but training starts from.
+
+  Attributes:
+    path: The checkpoint's folder.
+    step: Its step.
+    model: The encoder.
+    params: Its parameters: the average where there is one.
+    config: The resolved config it was trained with.
+    tokenizer: Its tokenizer.
+    boundary: Which special tokens stood around the documents of its data.
+  """
+
+  path: pathlib.Path
+  step: int
+  model: models.Model
+  params: models.Params
+  config: ConfigDict
+  tokenizer: Tokenizer
+  boundary: str
+
+
+def find(path, step: int | None = None) -> pathlib.Path:
+  """Returns the step folder that `path` means.
+
+  Args:
+    path: A step folder, a folder of steps, or a run's workdir.
+    step: Which one; the newest by default.
+
+  Raises:
+    UserError: if there is no such checkpoint.
+  """
+  path = pathlib.Path(path).absolute()
+  if (path / "meta").is_dir() and (path / "params").is_dir():
+    if step is not None and path.name != str(step):
+      raise UserError(f"{path} is not step {step}: name the run's folder")
+    return path
+  folder = path / FOLDER if (path / FOLDER).is_dir() else path
+  steps = sorted(_steps(folder))
+  if not steps:
+    raise UserError(
+      f"{path} holds no checkpoint: give a run's workdir or one of its"
+      f" {FOLDER}/STEP folders"
+    )
+  if step is not None and step not in steps:
+    raise UserError(f"{folder} has no step {step}, but {_listed(steps)}")
+  return folder / str(steps[-1] if step is None else step)
+
+
+def _steps(folder: pathlib.Path) -> list[int]:
+  if not folder.is_dir():
+    return []
+  names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
+  return [
+    int(n) for n in names if n.isdigit() and (folder / n / "meta").is_dir()
+  ]
+
+
+def _listed(steps: list[int]) -> str:
+  return "steps " + ", ".join(map(str, steps))
+
+
+def read_meta(path: pathlib.Path) -> Meta:
+  """Reads what a checkpoint says of itself."""
+  with _readable(path):
+    return Meta.from_json(_checkpointer(ocp.JsonCheckpointHandler()).restore(
+      path / "meta", ocp.args.JsonRestore()
+    ))  # fmt: skip
+
+
+def restore(
+  path: pathlib.Path, like: TrainState, with_optimizer: bool = True
+) -> TrainState:
+  """Reads a checkpoint's state into the structure and shardings of `like`.
+
+  Args:
+    path: A step folder.
+    like: A state; what the checkpoint does not hold stays as it is there.
+    with_optimizer: Whether to read the optimizer's state.
+
+  Raises:
+    UserError: if it does not hold that structure.
+  """
+  items = to_items(like)
+  for name, arrays in items.items():
+    if name == "optimizer" and not with_optimizer:
+      continue
+    # A run without an average can start one with an average.
+    from_params = name == "ema" and not (path / name).is_dir()
+    folder = "params" if from_params else name
+    with _readable(path):
+      items[name] = _restore_arrays(path / folder, arrays)
+  return from_items(like, items)
+
+
+def load(path, step: int | None = None) -> Loaded:
+  """Loads a trained model from a run or one of its checkpoints.
+
+  Raises:
+    UserError: if there is no such checkpoint, or it cannot be read.
+  """
+  path = find(path, step)
+  meta = read_meta(path)
+  model = models.build(meta.config.model, meta.tokenizer.vocab_size)
+  item = "ema" if (path / "ema").is_dir() else "params"
+  with _readable(path):
+    params = _restore_arrays(path / item, model.shapes)
+  return Loaded(
+    path,
+    int(path.name),
+    model,
+    params,
+    meta.config,
+    meta.tokenizer,
+    meta.boundary,
+  )
+
+
+def _restore_arrays(path: pathlib.Path, shapes):
+  return _checkpointer(ocp.StandardCheckpointHandler()).restore(
+    path, ocp.args.StandardRestore(shapes)
+  )
+
+
+def _checkpointer(handler) -> ocp.Checkpointer:
+  return ocp.Checkpointer(handler)
+
+
+@contextlib.contextmanager
+def _readable(path: pathlib.Path):
+  try:
+    yield
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    reason = str(error).splitlines()[0][:200]
+    raise UserError(f"cannot read the checkpoint {path}: {reason}") from error

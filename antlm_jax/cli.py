@@ -1,0 +1,44 @@
+"""What every command shares: one-line errors, exit statuses, `--help`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+
+class UserError(Exception):
+  """Bad input, told in one line: what is wrong, where, and what to do.
+
+  Raised anywhere below a command; `run` prints it without a traceback and
+  exits with status 2.
+  """
+
+
+class Parser(argparse.ArgumentParser):
+  """An argparse parser whose errors are `UserError`s."""
+
+  def __init__(self, **kwargs):
+    kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+    kwargs.setdefault("allow_abbrev", False)
+    super().__init__(**kwargs)
+
+  def error(self, message: str):
+    raise UserError(f"{message} (see --help)")
+
+
+def run(main: Callable[[Sequence[str]], None]) -> None:
+  """Runs a command's `main(argv)` and ends the process with its status.
+
+  Status 0 is success, 2 bad input (`UserError`), 130 an interruption.
+  """
+  try:
+    main(sys.argv[1:])
+  except UserError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(2)
+  except KeyboardInterrupt:
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)
+  except BrokenPipeError:  # the reader (head, less) has gone: not our error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)

@@ -1,0 +1,265 @@
+"""The configuration of a run: every setting, its default, and how to set it.
+
+A config file is Python: `get_config(arg)` returns `default()` with changes.
+`--config=FILE.py:ARG` loads it, `--config.key=value` changes one setting.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import json
+import pathlib
+from collections.abc import Iterable
+
+from ml_collections import ConfigDict, config_dict
+
+from antlm_jax.cli import UserError
+from antlm_jax.models.llama import LlamaConfig
+from antlm_jax.objectives import OBJECTIVES, Objective
+
+# What may differ when a run goes on: it changes no parameter.
+FREE = ("checkpoint", "data.path", "data.threads", "eval", "log", "mesh")
+
+
+def default() -> ConfigDict:
+  """Returns every setting with its default; amounts in the unit named."""
+  llama = {f.name: f.default for f in dataclasses.fields(LlamaConfig)}
+  del llama["vocab_size"]  # the tokenizer's
+  return ConfigDict(
+    {
+      "seed": 0,
+      # What trains when; see antlm_jax.curriculum.
+      "curriculum": "4C+16M+4C",
+      "objectives": {
+        name: _objective_settings(objective)
+        for name, objective in OBJECTIVES.items()
+      },
+      "data": {
+        "path": "",  # a folder made by antlm_jax.prepare
+        "rounding": "carry",  # at an epoch's end: carry, up or down
+        "shuffle": True,
+        "threads": 2,
+      },
+      "model": {"name": "llama", **llama},
+      "train": {
+        "batch_size": 128,  # rows in a step, over all devices
+        "microbatches": 1,  # parts of a batch that are computed in turn
+        "epochs": 0.0,  # length of the run, where the curriculum has
+        "steps": 0,  # none; at most one of the two
+        "loss_chunk": 2048,  # targets whose scores are in memory at once
+      },
+      "optimizer": {
+        "name": "adamw",  # or lamb
+        "b1": 0.9,
+        "b2": 0.95,
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "decay_scope": "matrices",  # all, matrices or hidden
+        "clip": 1.0,  # largest gradient norm; 0 for no clipping
+        "ema": 0.0,  # decay of the parameters' average; 0 for none
+        "reset_at_switch": False,  # forget the moments at each switch
+      },
+      "schedule": {
+        "name": "wsd",  # or cosine
+        "peak": 1e-3,
+        "warmup": 0.02,  # steps, or if under 1 a share of the run
+        "decay_steps": 0.1,  # likewise
+        "decay": "linear",  # linear, cosine or 1-sqrt
+        "floor": 0.0,  # last rate, as a share of the peak
+        "restart_at_switch": False,  # a schedule for each phase
+      },
+      "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
+      "eval": {
+        "every": 0.05,  # steps, or if under 1 a share of the run
+        "rows": 512,  # held-out rows, at most
+        "objectives": ("C", "M"),
+      },
+      "checkpoint": {
+        "every": 0.1,  # steps, or if under 1 a share of the run
+        "keep_last": 2,
+        "keep_every": 0,  # steps whose multiples are kept; 0 for none
+      },
+      "log": {"every": 20, "tensorboard": True},
+      "init": {
+        "checkpoint": "",  # start from this run or checkpoint
+        "optimizer": "keep",  # its optimizer state: keep or reset
+        "step": "keep",  # its step: keep (go on) or reset (to 0)
+      },
+    }
+  )
+
+
+def _objective_settings(objective: Objective) -> dict:
+  settings = dataclasses.asdict(objective)
+  settings["mask_ratio_end"] = config_dict.placeholder(float)
+  if objective.mask_ratio_end is not None:
+    settings["mask_ratio_end"] = objective.mask_ratio_end
+  return settings
+
+
+def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
+  """Loads `FILE.py` or `FILE.py:ARG` and applies overrides.
+
+  Args:
+    spec: The config file, and the argument of its `get_config`.
+    overrides: Each `--config.key.key=value`.
+
+  Returns:
+    The config, locked.
+
+  Raises:
+    UserError: for a file that is not a config, an unknown key (with the
+      nearest right one) or a value of another type.
+  """
+  path, _, arg = spec.partition(":")
+  config = _module(path).get_config(arg)
+  for override in overrides:
+    _override(config, override)
+  if (config.train.epochs > 0) and (config.train.steps > 0):
+    raise UserError("train.epochs and train.steps are both set: choose one")
+  return config.lock()
+
+
+def _module(path: str):
+  if not pathlib.Path(path).is_file():
+    raise UserError(f"--config={path}: no such file")
+  found = importlib.util.spec_from_file_location("config_file", path)
+  if found is None:
+    raise UserError(f"--config={path}: not a Python file")
+  module = importlib.util.module_from_spec(found)
+  try:
+    found.loader.exec_module(module)
+  except SyntaxError as error:
+    raise UserError(
+      f"--config={path}, line {error.lineno}: {error.msg}"
+    ) from error
+  if not hasattr(module, "get_config"):
+    raise UserError(f"--config={path}: it defines no get_config(arg)")
+  return module
+
+
+def parse_arg(arg: str, **defaults):
+  """Parses a config's argument, such as `shrink,curriculum=24M`.
+
+  Args:
+    arg: Comma-separated `name` (for True) or `name=value`.
+    **defaults: The names that may appear, with what they are without it.
+
+  Returns:
+    A ConfigDict of them all.
+  """
+  parsed = ConfigDict(defaults)
+  for part in filter(None, arg.split(",")):
+    name, equals, value = part.partition("=")
+    if name not in defaults:
+      raise UserError(
+        f"config argument {name!r} is unknown;{_nearest(name, defaults)}"
+      )
+    _set(parsed, name, value if equals else "True", f"config argument {part}")
+  return parsed
+
+
+def _override(config: ConfigDict, override: str) -> None:
+  key, equals, value = override.partition("=")
+  key = key.removeprefix("--config.")
+  if not equals:
+    raise UserError(f"--config.{key}: give a value, --config.{key}=VALUE")
+  node, *rest = config, *key.split(".")
+  for depth, part in enumerate(rest):
+    if not isinstance(node, ConfigDict) or part not in node:
+      known = leaves(config)
+      raise UserError(f"unknown config key {key!r};{_nearest(key, known)}")
+    if depth < len(rest) - 1:
+      node = node[part]
+  _set(node, rest[-1], value, f"--config.{key}={value}")
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+  near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+  if near:
+    return f" did you mean {near[0]!r}?"
+  return f" known: {', '.join(sorted(known))}"
+
+
+def _set(node: ConfigDict, name: str, text: str, what: str) -> None:
+  """Sets `node.name` from text, read as the type that it has."""
+  kind = node.get_type(name)
+  try:
+    node[name] = _read(text, kind)
+  except (ValueError, KeyError, TypeError) as error:
+    expected = getattr(kind, "__name__", str(kind))
+    if kind in (ConfigDict, dict):
+      expected = f"a group of settings ({', '.join(node[name])})"
+    raise UserError(f"{what}: not {expected}") from error
+
+
+_BOOLS = {"true": True, "1": True, "false": False, "0": False}
+
+
+def _read(text: str, kind: type):
+  if kind is str:
+    return text
+  if kind is bool:
+    return _BOOLS[text.lower()]
+  if kind is tuple:
+    return tuple(part for part in text.strip("()").split(",") if part)
+  if kind is float:
+    return float(text)
+  if kind is int and float(text).is_integer():  # 1e4 is a fine way to write it
+    return int(float(text))
+  raise ValueError(text)
+
+
+def leaves(config: ConfigDict, prefix: str = "") -> dict:
+  """Returns all settings as `{"group.key": value}`."""
+  out = {}
+  for key in config:
+    value = config[key]
+    if isinstance(value, ConfigDict):
+      out |= leaves(value, f"{prefix}{key}.")
+    else:
+      out[prefix + key] = value
+  return out
+
+
+def to_json(config: ConfigDict) -> str:
+  """Writes the resolved config, so that `from_json` gives it back."""
+  return json.dumps(config.to_dict(), indent=2)
+
+
+def from_json(text: str) -> ConfigDict:
+  """Reads `to_json`'s text."""
+  config = default()
+  config.unlock()
+  config.update(json.loads(text))
+  return config.lock()
+
+
+def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
+  """Says which settings differ, but those that are free to on resuming."""
+  before, after = leaves(old), leaves(new)
+  out = []
+  for key in sorted(before.keys() | after.keys()):
+    if any(key == free or key.startswith(free + ".") for free in FREE):
+      continue
+    if before.get(key) != after.get(key):
+      out.append(f"{key} was {before.get(key)!r}, is {after.get(key)!r}")
+  return out
+
+
+def objectives(config: ConfigDict) -> dict[str, Objective]:
+  """Makes the objectives of a config, by name in the curriculum."""
+  names = {field.name for field in dataclasses.fields(Objective)}
+  out = {}
+  for name, settings in config.objectives.items():
+    for key in set(settings) - names:
+      raise UserError(
+        f"config.objectives.{name}.{key} is unknown;{_nearest(key, names)}"
+      )
+    out[name] = Objective(**settings)
+  return out
+
+
+def amount(value: float, steps: int) -> int:
+  """A value under 1 is a share of `steps`, any other a number of steps."""
+  return max(1, round(value * steps)) if 0 < value < 1 else round(value)

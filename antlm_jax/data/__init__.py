@@ -1,0 +1,1 @@
+"""Text to documents to packed rows, and rows to batches."""

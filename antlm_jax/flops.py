@@ -1,0 +1,50 @@
+"""Floating-point operations of a step, and the chips' peaks."""
+
+import jax
+
+from antlm_jax.examples import Example
+from antlm_jax.models import Model
+
+# Dense bfloat16 FLOP/s per device, from the makers' data sheets, by the
+# beginning of jax.Device.device_kind. The longest that fits counts.
+PEAKS = {
+  "TPU v4": 275e12,
+  "TPU v5 lite": 197e12,
+  "TPU v5e": 197e12,
+  "TPU v5": 459e12,
+  "TPU v6": 918e12,
+  "TPU7x": 2307e12,
+  "NVIDIA A100": 312e12,
+  "NVIDIA H100": 989e12,
+  "NVIDIA H200": 989e12,
+  "NVIDIA L4": 121e12,
+  "Tesla T4": 65e12,
+}
+
+
+def peak(device: jax.Device) -> float | None:
+  """Returns a device's peak in FLOP/s; None where it is not known."""
+  kinds = [kind for kind in PEAKS if device.device_kind.startswith(kind)]
+  return PEAKS[max(kinds, key=len)] if kinds else None
+
+
+def train_step(model: Model, example: Example) -> float:
+  """Counts the multiplications and additions that a step needs.
+
+  Two per weight and token forward and four backward, for the blocks' matrices
+  on every token and for the head on every target; and the two products of
+  attention, halved where the mask is causal. Recomputation and the padding of
+  target lists do not count.
+  """
+  c = model.config
+  blocks = sum(
+    shape.size
+    for path, shape in model.shapes.items()
+    if path.startswith("blocks/") and shape.ndim > 2
+  )
+  tokens, length = example.inputs.size, example.inputs.shape[-1]
+  targets = (example.weights > 0).sum()
+  keys = length / 2 if example.mask.causal else length
+  attention = 2 * c.layers * c.heads * c.head_width * keys * tokens
+  head = c.width * c.vocab_size * targets
+  return 6.0 * (blocks * tokens + head + attention)

@@ -1,0 +1,69 @@
+"""Randomness as a function of counters: no generator, no state.
+
+A draw is a hash of (seed, purpose, step, row, position, ...), so any process
+can make any row of any step by itself, in any order.
+"""
+
+import numpy as np
+
+_GOLDEN = np.uint32(0x9E3779B9)
+
+
+def bits(seed: int, *counters) -> np.ndarray:
+  """Hashes counters, broadcast together, to uniform uint32.
+
+  Args:
+    seed: The run's seed.
+    *counters: Integers or integer arrays, each read modulo 2^32; put the
+      largest array last, since each is mixed at the shape reached so far.
+  """
+  state = _mix(np.asarray(seed & 0xFFFFFFFF, np.uint32))
+  for counter in counters:
+    counter = np.asarray(counter).astype(np.uint32)
+    with np.errstate(over="ignore"):
+      state = _mix((state + _GOLDEN) ^ (counter * _GOLDEN))
+  return state
+
+
+def uniform(seed: int, *counters) -> np.ndarray:
+  """Like `bits`, as float32 in [0, 1)."""
+  return (bits(seed, *counters) >> np.uint32(8)) * np.float32(2**-24)
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+  """A bijection of uint32 in which every bit moves every other."""
+  with np.errstate(over="ignore"):
+    x = x ^ (x >> np.uint32(16))
+    x = x * np.uint32(0x21F0AAAD)
+    x = x ^ (x >> np.uint32(15))
+    x = x * np.uint32(0xD35A2D97)
+    return x ^ (x >> np.uint32(15))
+
+
+def permute(indices: np.ndarray, size: int, *key: int) -> np.ndarray:
+  """Maps indices by a pseudorandom permutation of range(size).
+
+  A Feistel network over the next even power of two, walked until the result
+  is back inside: no table, so any index of any epoch costs the same.
+
+  Args:
+    indices: int64 `[n]`, each in [0, size).
+    size: How many are permuted.
+    *key: Integers that choose the permutation.
+  """
+  half = max(1, ((size - 1).bit_length() + 1) // 2)
+  out = np.asarray(indices, np.int64)
+  walking = np.ones(out.shape, bool)
+  while walking.any():
+    out = np.where(walking, _feistel(out, half, key), out)
+    walking = out >= size
+  return out
+
+
+def _feistel(x: np.ndarray, half: int, key: tuple[int, ...]) -> np.ndarray:
+  low_mask = (1 << half) - 1
+  left, right = x >> half, x & low_mask
+  for turn in range(4):
+    mixed = bits(key[0], *key[1:], turn, right).astype(np.int64)
+    left, right = right, left ^ (mixed & low_mask)
+  return (left << half) | right

@@ -1,0 +1,67 @@
+"""Cross-entropy where a target stands, in chunks, so `[B, T, V]` never is."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+
+def cross_entropy(
+  logits_of: Callable[[jax.Array], jax.Array],
+  hidden: jax.Array,
+  targets: jax.Array,
+  weights: jax.Array,
+  kinds: jax.Array,
+  num_kinds: int,
+  chunk: int,
+) -> dict[str, jax.Array]:
+  """Sums the cross-entropy of targets by objective.
+
+  Args:
+    logits_of: Maps hidden states `[..., D]` to scores float32 `[..., V]`.
+    hidden: Where each target is predicted, `[S, C, D]` (S data shards).
+    targets: int32 `[S, C]`.
+    weights: float32 `[S, C]`; 0 for padding.
+    kinds: Each target's objective, int32 `[S, C]`.
+    num_kinds: Number of objectives K.
+    chunk: At most so many targets of a shard have their scores in memory.
+
+  Returns:
+    Float32 `[K]` each: `loss` (weighted, in nats), `weight`, and over the
+    targets of positive weight `count`, `nats` (unweighted) and `correct`.
+  """
+
+  def sums(hidden, targets, weights, kinds):
+    logits = logits_of(hidden)
+    at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+    nats = jax.nn.logsumexp(logits, axis=-1) - at_target
+    real = (weights > 0).astype(jnp.float32)
+    correct = (jnp.argmax(logits, axis=-1) == targets) * real
+    each = {
+      "loss": nats * weights,
+      "weight": weights,
+      "count": real,
+      "nats": nats * real,
+      "correct": correct,
+    }
+    by_kind = jax.nn.one_hot(kinds, num_kinds, dtype=jnp.float32)
+    return {k: jnp.einsum("sc,sck->k", v, by_kind) for k, v in each.items()}
+
+  capacity = targets.shape[1]
+  chunks = -(-capacity // chunk)
+  if chunks == 1:
+    return sums(hidden, targets, weights, kinds)
+
+  def split(x):  # [S, C, ...] to [chunks, S, chunk, ...], padded with zeros
+    size = -(-capacity // chunks)
+    pad = [(0, 0), (0, chunks * size - capacity)] + [(0, 0)] * (x.ndim - 2)
+    x = jnp.pad(x, pad).reshape(x.shape[0], chunks, size, *x.shape[2:])
+    return jnp.moveaxis(x, 1, 0)
+
+  def body(total, part):
+    return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*part)), None
+
+  names = ("loss", "weight", "count", "nats", "correct")
+  zero = {name: jnp.zeros(num_kinds) for name in names}
+  parts = jax.tree.map(split, (hidden, targets, weights, kinds))
+  return jax.lax.scan(body, zero, parts)[0]

@@ -1,0 +1,49 @@
+"""The attention mask: an interval of visible keys per query."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class AttentionMask:
+  """Key j is visible to query i when k_start[i] <= j < k_end[i].
+
+  If `causal`, also j <= i. This is the encoder's attention-mask argument, and
+  the only place where causal and bidirectional differ. Causal, bidirectional,
+  packed documents, padding, sliding windows, prefix-LM, and rows of several
+  kinds in one batch are all this one thing; see `antlm_jax.objectives`.
+
+  Attributes:
+    causal: Whether no query sees a later key. Static: part of the program.
+    k_start: First visible key of each query, int32 `[B, T]`; None means 0.
+    k_end: One past the last visible key, int32 `[B, T]`; None means S.
+  """
+
+  causal: bool = dataclasses.field(default=False, metadata={"static": True})
+  k_start: jax.Array | None = None
+  k_end: jax.Array | None = None
+
+  def dense(self, queries: int, keys: int) -> jax.Array | None:
+    """Returns visibility as bool `[B or 1, T, S]`, None if all is visible."""
+    i = jnp.arange(queries)[None, :, None]
+    j = jnp.arange(keys)[None, None, :]
+    parts = []
+    if self.causal:
+      parts.append(j <= i)
+    if self.k_start is not None:
+      parts.append(j >= self.k_start[:, :, None])
+    if self.k_end is not None:
+      parts.append(j < self.k_end[:, :, None])
+    if not parts:
+      return None
+    visible = parts[0]
+    for part in parts[1:]:
+      visible = visible & part
+    return visible
+
+
+CAUSAL = AttentionMask(causal=True)
+BIDIRECTIONAL = AttentionMask(causal=False)

@@ -1,0 +1,116 @@
+"""The encoders, behind one functional interface."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from antlm_jax.cli import UserError
+from antlm_jax.masks import AttentionMask
+from antlm_jax.models import llama
+
+Params = dict[str, jax.Array]  # {"blocks/mlp/up/kernel": array}, layers stacked
+
+ENCODERS = {"llama": (llama.Llama, llama.LlamaConfig)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """An encoder as pure functions of its parameters.
+
+  Attributes:
+    config: The encoder's configuration.
+    graph: The encoder's structure, without parameters.
+    shapes: Shape and dtype of each parameter, by path.
+    axes: Logical axes of each parameter, by path; None for the layer axis.
+  """
+
+  config: Any
+  graph: Any
+  shapes: dict[str, jax.ShapeDtypeStruct]
+  axes: dict[str, tuple[str | None, ...]]
+
+  def init(self, seed: int) -> Params:
+    """Draws the parameters; the same for every mesh. Call it under jit."""
+    encoder_type = type(_abstract(self.config))
+    rngs = nnx.Rngs(params=jax.random.key(seed))
+    return _params(encoder_type(rngs, self.config))
+
+  def encode(
+    self,
+    params: Params,
+    tokens: jax.Array,
+    positions: jax.Array,
+    mask: AttentionMask,
+    dropout_key: jax.Array | None = None,
+  ) -> jax.Array:
+    """Tokens int32 `[B, T]` to hidden states `[B, T, D]`."""
+    return self.bind(params)(tokens, positions, mask, dropout_key)
+
+  def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
+    """Hidden states `[..., D]` to scores float32 `[..., V]`."""
+    return self.bind(params).logits(hidden)
+
+  def bind(self, params: Params) -> nnx.Module:
+    """Returns the encoder module holding `params`."""
+    flat = {tuple(path.split("/")): nnx.Param(p) for path, p in params.items()}
+    with nnx.set_graph_mode(False):
+      return nnx.merge(self.graph, nnx.State.from_flat_path(flat))
+
+  @property
+  def size(self) -> int:
+    """Number of parameters."""
+    return sum(shape.size for shape in self.shapes.values())
+
+
+def build(config: Mapping[str, Any], vocab_size: int) -> Model:
+  """Builds an encoder from a `model` config section.
+
+  Args:
+    config: `name`, a key of `ENCODERS`, and that encoder's settings.
+    vocab_size: Number of tokens V.
+
+  Raises:
+    UserError: for an unknown name or settings that do not fit together.
+  """
+  settings = dict(config)
+  name = settings.pop("name")
+  if name not in ENCODERS:
+    raise UserError(
+      f"model.name={name!r} is not one of {', '.join(sorted(ENCODERS))}"
+    )
+  return from_config(ENCODERS[name][1](vocab_size=vocab_size, **settings))
+
+
+def from_config(config: Any) -> Model:
+  """Builds the encoder of a `LlamaConfig`."""
+  with nnx.set_graph_mode(False):
+    graph, _ = nnx.split(_abstract(config))
+    variables = dict(nnx.to_flat_state(nnx.state(_abstract(config))))
+  shapes = {"/".join(path): v.get_value() for path, v in variables.items()}
+  axes = {
+    "/".join(path): _stacked(v.get_metadata("axes"), v.get_value().ndim)
+    for path, v in variables.items()
+  }
+  return Model(config, graph, shapes, axes)
+
+
+def _abstract(config: Any) -> nnx.Module:
+  encoder_type = next(e for e, c in ENCODERS.values() if isinstance(config, c))
+  with nnx.set_graph_mode(False):
+    return nnx.eval_shape(
+      lambda: encoder_type(nnx.Rngs(params=jax.random.key(0)), config)
+    )
+
+
+def _params(encoder: nnx.Module) -> Params:
+  with nnx.set_graph_mode(False):
+    flat = nnx.to_flat_state(nnx.state(encoder))
+  return {"/".join(path): v.get_value() for path, v in flat}
+
+
+def _stacked(axes: tuple[str, ...], ndim: int) -> tuple[str | None, ...]:
+  """Adds the layer axis that stacking put in front."""
+  return (None,) * (ndim - len(axes)) + tuple(axes)

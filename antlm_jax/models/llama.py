@@ -1,0 +1,194 @@
+"""The llama encoder: RMSNorm, SwiGLU, RoPE, grouped queries.
+
+BabyLlama (arXiv 2308.02019) and the 210M, 610M and 1B encoders of arXiv
+2507.00994 (Table 1) are this one model. Which keys a position sees is the
+mask's business alone, so the same weights run causal or bidirectional.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from antlm_jax import attention
+from antlm_jax.cli import UserError
+from antlm_jax.masks import AttentionMask
+from antlm_jax.models import layers
+from antlm_jax.sharding import constrain
+
+
+@dataclasses.dataclass(frozen=True)
+class LlamaConfig:
+  """The llama encoder's shape.
+
+  Attributes:
+    vocab_size: Number of tokens V.
+    layers: Number of blocks L.
+    width: Hidden width D.
+    heads: Query heads N.
+    kv_heads: Key/value heads K, which divide the query heads.
+    head_width: Width H of a head; 0 means width / heads.
+    mlp_width: Inner width F of the SwiGLU.
+    max_seq_len: Longest row the model is made for, in tokens.
+    rope_theta: RoPE's base.
+    norm_eps: Added to the mean square in RMSNorm.
+    init_std: Standard deviation of the initial weights.
+    tied: Whether the head is the transposed embedding.
+    dropout: Share of embeddings and of sublayer outputs dropped in training.
+    dtype: What is computed in; parameters, softmax and loss stay float32.
+    scan_layers: Run the blocks as a loop rather than unrolled.
+    remat: none, dots or block: what the backward pass recomputes.
+  """
+
+  vocab_size: int
+  layers: int = 12
+  width: int = 768
+  heads: int = 12
+  kv_heads: int = 12
+  head_width: int = 0
+  mlp_width: int = 2048
+  max_seq_len: int = 2048
+  rope_theta: float = 10_000.0
+  norm_eps: float = 1e-5
+  init_std: float = 0.02
+  tied: bool = True
+  dropout: float = 0.0
+  dtype: str = "float32"
+  scan_layers: bool = True
+  remat: str = "none"
+
+  def __post_init__(self):
+    if self.heads % self.kv_heads:
+      raise UserError(
+        f"model.heads={self.heads} is not a multiple of"
+        f" model.kv_heads={self.kv_heads}"
+      )
+    if not self.head_width and self.width % self.heads:
+      raise UserError(
+        f"model.width={self.width} is not a multiple of"
+        f" model.heads={self.heads}; set model.head_width"
+      )
+    if self.remat not in layers.REMAT_POLICIES:
+      raise UserError(
+        f"model.remat={self.remat!r} is not one of"
+        f" {', '.join(layers.REMAT_POLICIES)}"
+      )
+    object.__setattr__(
+      self, "head_width", self.head_width or self.width // self.heads
+    )
+
+
+class Attention(nnx.Module):
+  """Grouped-query attention with RoPE."""
+
+  def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
+    c = self.config = config
+    q_width, kv_width = c.heads * c.head_width, c.kv_heads * c.head_width
+
+    def linear(i, o, axes):
+      return layers.Linear(rngs, (i, o), axes, c.init_std)
+
+    self.q = linear(c.width, q_width, ("embed", "heads"))
+    self.k = linear(c.width, kv_width, ("embed", "kv_heads"))
+    self.v = linear(c.width, kv_width, ("embed", "kv_heads"))
+    self.out = linear(q_width, c.width, ("heads", "embed"))
+
+  def __call__(self, x, rope, mask: AttentionMask) -> jax.Array:
+    heads = lambda y: y.reshape(*y.shape[:2], -1, self.config.head_width)  # noqa: E731
+    q = layers.rotate(heads(self.q(x)), *rope)
+    k = layers.rotate(heads(self.k(x)), *rope)
+    y = attention.attend(q, k, heads(self.v(x)), mask)
+    return self.out(y.reshape(*y.shape[:2], -1))
+
+
+class SwiGLU(nnx.Module):
+  """down(silu(gate(x)) * up(x))."""
+
+  def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
+    shape, std = (config.width, config.mlp_width), config.init_std
+    self.gate = layers.Linear(rngs, shape, ("embed", "mlp"), std)
+    self.up = layers.Linear(rngs, shape, ("embed", "mlp"), std)
+    self.down = layers.Linear(rngs, shape[::-1], ("mlp", "embed"), std)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nnx.Module):
+  """Pre-norm attention, then pre-norm SwiGLU, each added to its input."""
+
+  def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
+    self.attention_norm = layers.RMSNorm(config.width, config.norm_eps)
+    self.attention = Attention(rngs, config)
+    self.mlp_norm = layers.RMSNorm(config.width, config.norm_eps)
+    self.mlp = SwiGLU(rngs, config)
+    self.dropout = config.dropout
+
+  def __call__(self, x, rope, mask: AttentionMask, key) -> jax.Array:
+    keys = (None, None) if key is None else jax.random.split(key)
+    y = self.attention(self.attention_norm(x), rope, mask)
+    x = x + layers.dropout(y, self.dropout, keys[0])
+    y = self.mlp(self.mlp_norm(x))
+    return x + layers.dropout(y, self.dropout, keys[1])
+
+
+class Llama(nnx.Module):
+  """The encoder: tokens in, hidden states out."""
+
+  def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
+    c = self.config = config
+    self.embedding = layers.normal(
+      rngs, (c.vocab_size, c.width), ("vocab", "embed"), c.init_std
+    )
+    self.blocks = layers.stack(lambda r: Block(r, c), rngs, c.layers)
+    self.norm = layers.RMSNorm(c.width, c.norm_eps)
+    if not c.tied:
+      self.head = layers.Linear(
+        rngs, (c.width, c.vocab_size), ("embed", "vocab"), c.init_std
+      )
+
+  def __call__(
+    self,
+    tokens: jax.Array,
+    positions: jax.Array,
+    mask: AttentionMask,
+    dropout_key: jax.Array | None = None,
+  ) -> jax.Array:
+    """Encodes tokens.
+
+    Args:
+      tokens: int32 `[B, T]`.
+      positions: Place of each token in its document, int32 `[B, T]`.
+      mask: Which keys each position sees.
+      dropout_key: Given in training; without it nothing is dropped.
+
+    Returns:
+      Hidden states `[B, T, D]` of the compute dtype, after the last norm.
+    """
+    c = self.config
+    keys = None
+    x = self.embedding[...].astype(c.dtype)[tokens]
+    if dropout_key is not None and c.dropout:
+      first, rest = jax.random.split(dropout_key)
+      x = layers.dropout(x, c.dropout, first)
+      keys = jax.random.split(rest, c.layers)
+    rope = layers.rotary(positions, c.head_width, c.rope_theta)
+
+    def step(block, x, key):
+      return constrain(block(x, rope, mask, key), "batch", "seq", "embed_act")
+
+    x = constrain(x, "batch", "seq", "embed_act")
+    x = layers.run_blocks(
+      self.blocks, step, x, keys, scan=c.scan_layers, remat=c.remat
+    )
+    return self.norm(x)
+
+  def logits(self, hidden: jax.Array) -> jax.Array:
+    """Scores of every token, float32 `[..., V]`, from hidden `[..., D]`."""
+    kernel = (
+      self.embedding[...].T if self.config.tied else self.head.kernel[...]
+    )
+    return jnp.matmul(
+      hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32
+    )

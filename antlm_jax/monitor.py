@@ -1,0 +1,146 @@
+"""What a run shows and records: progress, metrics, and where time went."""
+
+import contextlib
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Mapping
+
+import tensorboardX
+import tqdm
+
+METRICS = "metrics.jsonl"
+
+
+class Records:
+  """Metrics by step, as JSON lines and for TensorBoard.
+
+  A run that goes on from step `start` first drops what it had recorded after
+  it, so that each step stands there once.
+  """
+
+  def __init__(self, workdir: pathlib.Path, start: int, tensorboard: bool):
+    path = workdir / METRICS
+    kept = [r for r in read_records(workdir) if r["step"] <= start]
+    aside = path.with_suffix(".tmp")
+    aside.write_text("".join(json.dumps(r) + "\n" for r in kept))
+    aside.replace(path)
+    self._file = path.open("a")
+    self._board = None
+    if tensorboard:
+      self._board = tensorboardX.SummaryWriter(
+        str(workdir / "tensorboard"), purge_step=start + 1
+      )
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Records `values`, named such as `train/clm/loss`, after `step` steps."""
+    self._file.write(json.dumps({"step": step, **values}) + "\n")
+    self._file.flush()
+    if self._board is not None:
+      for name, value in values.items():
+        self._board.add_scalar(name, value, step)
+
+  def close(self) -> None:
+    """Flushes and closes."""
+    self._file.close()
+    if self._board is not None:
+      self._board.close()
+
+
+def read_records(workdir: pathlib.Path) -> list[dict]:
+  """Reads the metrics of a run; a line cut off by a kill is left out."""
+  path = pathlib.Path(workdir) / METRICS
+  records = []
+  if path.exists():
+    for line in path.read_text().splitlines():
+      with contextlib.suppress(json.JSONDecodeError):
+        records.append(json.loads(line))
+  return records
+
+
+class Progress:
+  """A bar on a terminal, plain lines in a log."""
+
+  def __init__(self, start: int, total: int):
+    self._total = total
+    self._bar = None
+    if sys.stderr.isatty():
+      self._bar = tqdm.tqdm(
+        total=total, initial=start, unit="step", dynamic_ncols=True
+      )
+
+  def step(self) -> None:
+    """Counts one step."""
+    if self._bar is not None:
+      self._bar.update()
+
+  def show(self, step: int, text: str) -> None:
+    """Shows how training stands after `step` steps."""
+    if self._bar is not None:
+      self._bar.set_postfix_str(text)
+    else:
+      self.say(f"step {step}/{self._total} · {text}")
+
+  def say(self, line: str) -> None:
+    """Prints a line of its own."""
+    if self._bar is not None:
+      self._bar.write(line)
+    else:
+      print(line, flush=True)
+
+  def close(self) -> None:
+    """Ends the bar."""
+    if self._bar is not None:
+      self._bar.close()
+
+
+class Ledger:
+  """Seconds by what they were spent on."""
+
+  def __init__(self):
+    self.seconds: dict[str, float] = {}
+    self._begun = time.monotonic()
+
+  @contextlib.contextmanager
+  def time(self, what: str):
+    """Counts the time of its block as spent on `what`."""
+    begun = time.monotonic()
+    try:
+      yield
+    finally:
+      self.add(what, time.monotonic() - begun)
+
+  def add(self, what: str, seconds: float) -> None:
+    """Counts `seconds` as spent on `what`."""
+    self.seconds[what] = self.seconds.get(what, 0.0) + seconds
+
+  @property
+  def total(self) -> float:
+    """Seconds since the ledger was made."""
+    return time.monotonic() - self._begun
+
+  def __str__(self) -> str:
+    rest = self.total - sum(self.seconds.values())
+    parts = {**self.seconds, "other": rest}
+    return ", ".join(
+      f"{what} {duration(s)}" for what, s in parts.items() if s >= 0.05
+    )
+
+
+def duration(seconds: float) -> str:
+  """Writes seconds as people do: 12.3s, 4m05s, 3h20m."""
+  if seconds < 60:
+    return f"{seconds:.1f}s"
+  minutes, rest = divmod(round(seconds), 60)
+  if minutes < 60:
+    return f"{minutes}m{rest:02d}s"
+  return f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def quantity(number: float) -> str:
+  """Writes a large number shortly: 950, 12.3k, 4.56M."""
+  for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+    if number >= size:
+      return f"{number / size:.3g}{unit}"
+  return f"{number:.0f}"

@@ -1,0 +1,346 @@
+"""Objectives as values: what is hidden, what is seen, what is predicted.
+
+An objective turns rows of tokens into inputs, an attention mask and targets.
+All of them are rows of one small table, `OBJECTIVES`; a new one is a new value
+(in the table, or in `config.objectives`), and neither the model nor the train
+step knows which one a batch has.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from antlm_jax import hashing
+from antlm_jax.cli import UserError
+
+ATTENTION = ("causal", "bidirectional", "prefix")
+PREDICT = ("all", "masked", "suffix")
+UNITS = ("token", "word", "span")
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """One training objective.
+
+  Attributes:
+    name: What logs call it.
+    attention: Which keys of its own document a position sees: `causal`, those
+      up to itself; `bidirectional`, all; `prefix`, all of a random prefix and
+      those up to itself.
+    shift: The output at position i predicts the token at i + shift: 1 for
+      next-token prediction, 0 for prediction in place.
+    predict: Which tokens are targets: `all`; `masked`, the chosen ones;
+      `suffix`, those after the prefix.
+    mask_ratio: Share of tokens chosen, special ones never.
+    mask_ratio_end: If set, the share at the end of the run, reached linearly.
+    mask_token: Of the chosen, the share that becomes `<mask>`.
+    random_token: Of the chosen, the share that becomes a random token; what
+      is left of 1 stays as it is.
+    unit: What is chosen at once, with one draw for its fate: a `token`, a
+      whole `word`, or a `span` of 1 to `span_length` tokens.
+    span_length: Longest span; lengths are uniform.
+    weight: Weight of each target in the loss.
+  """
+
+  name: str
+  attention: str = "causal"
+  shift: int = 1
+  predict: str = "all"
+  mask_ratio: float = 0.0
+  mask_ratio_end: float | None = None
+  mask_token: float = 0.8
+  random_token: float = 0.1
+  unit: str = "token"
+  span_length: int = 3
+  weight: float = 1.0
+
+  def __post_init__(self):
+    for field, choices in (
+      ("attention", ATTENTION),
+      ("predict", PREDICT),
+      ("unit", UNITS),
+      ("shift", (0, 1)),
+    ):
+      if getattr(self, field) not in choices:
+        self._fail(field, f"one of {', '.join(map(str, choices))}")
+    for field in ("mask_ratio", "mask_ratio_end", "mask_token", "random_token"):
+      if not 0 <= (getattr(self, field) or 0) <= 1:
+        self._fail(field, "between 0 and 1")
+    if self.mask_token + self.random_token > 1 + 1e-6:
+      self._fail("random_token", "at most 1 - mask_token")
+    if self.span_length < 1:
+      self._fail("span_length", "at least 1")
+    if self.predict == "masked" and self.max_mask_ratio == 0:
+      self._fail("mask_ratio", "over 0 where the masked tokens are predicted")
+    if self.predict == "all" and self.shift == 0 and not self.max_mask_ratio:
+      self._fail("shift", "1: every token would be predicted from itself")
+
+  def _fail(self, field: str, expected: str):
+    raise UserError(
+      f"objective {self.name!r}: {field}={getattr(self, field)!r} is not"
+      f" {expected}"
+    )
+
+  @property
+  def max_mask_ratio(self) -> float:
+    """Largest share chosen at any time of the run."""
+    return max(self.mask_ratio, self.mask_ratio_end or 0.0)
+
+  @property
+  def needs_mask_token(self) -> bool:
+    """Whether its inputs can hold `<mask>`."""
+    return self.max_mask_ratio > 0 and self.mask_token > 0
+
+  @property
+  def max_target_share(self) -> float:
+    """Largest expected share of tokens that are targets."""
+    return self.max_mask_ratio if self.predict == "masked" else 1.0
+
+  def ratio_at(self, progress: float) -> float:
+    """Returns the share chosen at a part `progress` (0 to 1) of the run."""
+    end = (
+      self.mask_ratio if self.mask_ratio_end is None else self.mask_ratio_end
+    )
+    return self.mask_ratio + (end - self.mask_ratio) * progress
+
+
+OBJECTIVES = {
+  # Next-token prediction.
+  "C": Objective("clm"),
+  # BERT's masked language modeling, predicted in place.
+  "M": Objective(
+    "mlm",
+    attention="bidirectional",
+    shift=0,
+    predict="masked",
+    mask_ratio=0.15,
+  ),
+  # Masked next-token prediction (arXiv 2410.24159, section 2.1): the masked
+  # token is predicted one position earlier, so both modes share the head.
+  "N": Objective(
+    "mntp", attention="bidirectional", predict="masked", mask_ratio=0.15
+  ),
+  # Mask-enhanced autoregressive prediction (arXiv 2502.07490): next-token
+  # prediction with a small share of the inputs masked.
+  "E": Objective("meap", mask_ratio=0.15, mask_token=1.0, random_token=0.0),
+  # Prefix language modeling: a prefix of random length sees itself whole, and
+  # what follows it is predicted.
+  "P": Objective("prefix_lm", attention="prefix", predict="suffix"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+  """What an objective needs to know of a tokenizer.
+
+  Attributes:
+    mask_id: The id of `<mask>`, or None.
+    pad_id: The id of `<pad>`, or None.
+    special: Which tokens are special, bool `[V]`; never masked.
+    word_start: Which tokens begin a word, bool `[V]`.
+  """
+
+  mask_id: int | None
+  pad_id: int | None
+  special: np.ndarray
+  word_start: np.ndarray
+
+  @functools.cached_property
+  def ordinary(self) -> np.ndarray:
+    """Ids of the tokens that are not special."""
+    return np.flatnonzero(~self.special).astype(np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+  """The counters behind the randomness of some rows of one step.
+
+  Attributes:
+    seed: The run's seed.
+    step: The step.
+    rows: Index of each row in the data, int64 `[n, 1]`.
+  """
+
+  seed: int
+  step: int
+  rows: np.ndarray
+
+  def uniform(self, purpose: str, positions: np.ndarray) -> np.ndarray:
+    """Returns float32 in [0, 1), `[n, len(positions)]`."""
+    return hashing.uniform(
+      self.seed, _PURPOSES.index(purpose), self.step, self.rows, positions
+    )
+
+
+_PURPOSES = ("choose", "fate", "replacement", "span", "prefix")
+
+
+@dataclasses.dataclass(frozen=True)
+class Corrupted:
+  """Rows as an objective shows them to the model.
+
+  Attributes:
+    inputs: int32 `[n, T]`.
+    k_start: First key that each position sees, int32 `[n, T]`.
+    k_end: One past the last, int32 `[n, T]`.
+    predicted: Whether each token is a target, bool `[n, T]`.
+  """
+
+  inputs: np.ndarray
+  k_start: np.ndarray
+  k_end: np.ndarray
+  predicted: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Segments:
+  """Where each position's segment begins and ends, each int32 `[n, T]`."""
+
+  start: np.ndarray
+  end: np.ndarray
+
+  @classmethod
+  def of(cls, starts: np.ndarray) -> "Segments":
+    """Finds the segments from their first tokens, bool `[n, T]`."""
+    n, length = starts.shape
+    at = np.arange(length, dtype=np.int32)
+    start = np.maximum.accumulate(np.where(starts, at, 0), axis=1)
+    # The end is the next start, found from the right.
+    later = np.full((n, length), length, np.int32)
+    later[:, :-1] = np.where(starts[:, 1:], at[1:], length)
+    end = np.minimum.accumulate(later[:, ::-1], axis=1)[:, ::-1]
+    return cls(start.astype(np.int32), end)
+
+  @classmethod
+  def whole(cls, n: int, length: int) -> "Segments":
+    """One segment per row."""
+    zeros = np.zeros((n, length), np.int32)
+    return cls(zeros, zeros + np.int32(length))
+
+
+def corrupt(
+  objective: Objective,
+  tokens: np.ndarray,
+  segments: Segments,
+  draw: Draw,
+  vocabulary: Vocabulary,
+  progress: float = 0.0,
+) -> Corrupted:
+  """Shows rows as `objective` does; a pure function of its arguments.
+
+  Args:
+    objective: What to do.
+    tokens: int32 `[n, T]`.
+    segments: The documents or chunks of each row.
+    draw: The counters of these rows.
+    vocabulary: Special tokens and word starts.
+    progress: Part of the run that is done, 0 to 1.
+  """
+  at = np.arange(tokens.shape[1], dtype=np.int32)
+  k_end, suffix = _attention_end(objective, segments, draw, at)
+  inputs, chosen = tokens, None
+  ratio = objective.ratio_at(progress)
+  if ratio > 0:
+    chosen, unit = _choose(objective, ratio, tokens, draw, vocabulary)
+    inputs = _replace(objective, tokens, chosen, unit, draw, vocabulary)
+  predicted = {"masked": chosen, "suffix": suffix}.get(objective.predict)
+  if predicted is None:
+    predicted = np.ones(tokens.shape, bool)
+  if vocabulary.pad_id is not None:
+    predicted = predicted & (tokens != vocabulary.pad_id)
+  if objective.shift:  # a segment's first token has nothing before it
+    predicted = predicted & (at - segments.start >= objective.shift)
+  return Corrupted(inputs, segments.start, k_end, predicted)
+
+
+def _attention_end(objective, segments, draw, at):
+  """Returns k_end, and which tokens lie after the prefix (or None)."""
+  if objective.attention == "bidirectional":
+    return segments.end, None
+  own_end = np.broadcast_to(at + 1, segments.end.shape)
+  if objective.attention == "causal":
+    return own_end, None
+  share = np.take_along_axis(draw.uniform("prefix", at), segments.start, axis=1)
+  length = (share * (segments.end - segments.start)).astype(np.int32)
+  prefix_end = segments.start + length
+  return np.maximum(own_end, prefix_end), at >= prefix_end
+
+
+def _choose(objective, ratio, tokens, draw, vocabulary):
+  """Chooses tokens to hide.
+
+  Returns:
+    Which are chosen, bool `[n, T]`, and for each the position that its unit
+    takes its draws from, int `[n, T]` (None where that is its own).
+  """
+  at = np.arange(tokens.shape[1])
+  ordinary = ~vocabulary.special[tokens]
+  if objective.unit == "span":
+    chosen, unit = _spans(objective.span_length, ratio, draw, len(at))
+    return chosen & ordinary, unit
+  u = draw.uniform("choose", at)
+  unit = None
+  if objective.unit == "word":
+    # A special token ends the word before it.
+    begins = vocabulary.word_start[tokens] | ~ordinary
+    begins[:, 1:] |= ~ordinary[:, :-1]
+    unit = np.maximum.accumulate(np.where(begins, at, 0), axis=1)
+    u = np.take_along_axis(u, unit, axis=1)
+  return (u < ratio) & ordinary, unit
+
+
+def _spans(longest: int, ratio: float, draw: Draw, length: int):
+  """Chooses spans; a span that begins inside another one cuts it off.
+
+  Spans may begin before the row, so that its first tokens are as likely to
+  be chosen as any other.
+  """
+  lead = longest - 1
+  at = np.arange(length + lead)
+  begins = draw.uniform("choose", at) < _span_rate(ratio, longest)
+  lengths = 1 + (draw.uniform("span", at) * longest).astype(np.int64)
+  begin = np.maximum.accumulate(np.where(begins, at, -1), axis=1)
+  reach = np.take_along_axis(lengths, np.maximum(begin, 0), axis=1)
+  chosen = (begin >= 0) & (at - begin < reach)
+  return chosen[:, lead:], np.maximum(begin, 0)[:, lead:]
+
+
+@functools.lru_cache
+def _span_rate(ratio: float, longest: int) -> float:
+  """Returns how often spans must begin for a share `ratio` to be covered.
+
+  A token at distance k from the last begin is covered if that span is longer
+  than k, so the share is the sum over k of p (1 - p)^k P(length > k), which
+  grows with p.
+  """
+  k = np.arange(longest)
+  low, high = 0.0, 1.0
+  for _ in range(60):
+    p = (low + high) / 2
+    covered = np.sum(p * (1 - p) ** k * (1 - k / longest))
+    low, high = (p, high) if covered < ratio else (low, p)
+  return high
+
+
+def _replace(objective, tokens, chosen, unit, draw, vocabulary):
+  """Gives each chosen token its fate: `<mask>`, a random token, or itself."""
+  if objective.mask_token >= 1:
+    return np.where(chosen, np.int32(vocabulary.mask_id), tokens)
+  # The draws are few, so they are made for the chosen ones alone.
+  row, at = np.nonzero(chosen)
+  rows = draw.rows[row, 0]
+  source = at if unit is None else unit[row, at]
+  key = (draw.seed, _PURPOSES.index("fate"), draw.step, rows, source)
+  fate = hashing.uniform(*key)
+  key = (draw.seed, _PURPOSES.index("replacement"), draw.step, rows, at)
+  ordinary = vocabulary.ordinary
+  random = ordinary[hashing.bits(*key) % np.uint32(len(ordinary))]
+  out = tokens.copy()
+  changed = np.where(
+    fate < objective.mask_token + objective.random_token, random, tokens[chosen]
+  )
+  if objective.mask_token > 0:
+    changed = np.where(fate < objective.mask_token, vocabulary.mask_id, changed)
+  out[row, at] = changed
+  return out

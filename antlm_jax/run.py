@@ -1,0 +1,229 @@
+"""A run: everything that training needs, built and checked from its config."""
+
+import dataclasses
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from antlm_jax import config as config_lib
+from antlm_jax import curriculum as curriculum_lib
+from antlm_jax import models, optim, sharding
+from antlm_jax.checkpoint import Meta
+from antlm_jax.cli import UserError
+from antlm_jax.curriculum import Curriculum
+from antlm_jax.data.rows import Rows
+from antlm_jax.data.source import ROUNDING, Epochs, Source
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.examples import Layout
+from antlm_jax.objectives import Objective, Vocabulary
+from antlm_jax.step import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """The parts of a run.
+
+  Attributes:
+    config: The resolved config.
+    train_rows: Prepared rows to train on.
+    dev_rows: Held-out rows.
+    tokenizer: The tokenizer that both were made with.
+    objectives: By name in the curriculum.
+    curriculum: Which of them trains when.
+    epochs: The order of the training rows.
+    mesh: The devices.
+    trainer: The step functions.
+  """
+
+  config: ConfigDict
+  train_rows: Rows
+  dev_rows: Rows
+  tokenizer: Tokenizer
+  objectives: dict[str, Objective]
+  curriculum: Curriculum
+  epochs: Epochs
+  mesh: jax.sharding.Mesh
+  trainer: Trainer
+
+  @property
+  def meta(self) -> Meta:
+    """What its checkpoints say beside their arrays."""
+    return Meta(
+      self.config,
+      self.tokenizer,
+      boundary=self.train_rows.boundary,
+      data=self.train_rows.fingerprint,
+    )
+
+  def source(self) -> Source:
+    """Returns the training steps as examples."""
+    train = self.config.train
+    layout = self._layout(train.batch_size, train.microbatches)
+    return self._source(self.train_rows, self.epochs, self.curriculum, layout)
+
+  def eval_sources(self) -> dict[str, Source]:
+    """Returns the held-out batches, by the name of the objective.
+
+    They are the same at every evaluation, down to what is masked.
+    """
+    train = self.config.train
+    shards = sharding.data_shards(self.mesh)
+    rows = min(self.config.eval.rows, len(self.dev_rows))
+    size = min(rows, train.batch_size // train.microbatches)
+    size = -(-size // shards) * shards
+    epochs = Epochs(rows, size, rounding="up", shuffle=False)
+    out = {}
+    for name in self._evaluated():
+      alone = curriculum_lib.parse(name, [name], 1, -(-rows // size))
+      source = self._source(self.dev_rows, epochs, alone, self._layout(size, 1))
+      # Masked as at the end of the run, where the share changes over it.
+      objective = self.objectives[name]
+      end = objective.mask_ratio_end
+      if end is not None:
+        objective = dataclasses.replace(
+          objective, mask_ratio=end, mask_ratio_end=None
+        )
+      out[objective.name] = dataclasses.replace(
+        source, limit=rows, objectives={name: objective}
+      )
+    return out
+
+  def unigram_entropy(self) -> float:
+    """Entropy of the held-out tokens, in nats: what frequencies alone give."""
+    tokens, _ = self.dev_rows.read(np.arange(len(self.dev_rows)))
+    counts = np.bincount(tokens.reshape(-1))
+    if self.tokenizer.pad_id is not None:
+      counts[self.tokenizer.pad_id : self.tokenizer.pad_id + 1] = 0
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+  def _evaluated(self) -> list[str]:
+    names = self.config.eval.objectives
+    unknown = set(names) - set(self.objectives)
+    if unknown:
+      raise UserError(
+        f"eval.objectives: unknown {', '.join(sorted(unknown))}; known:"
+        f" {', '.join(self.objectives)}"
+      )
+    return [
+      name
+      for name in names
+      if self.tokenizer.mask_id is not None
+      or not self.objectives[name].needs_mask_token
+    ]
+
+  def _layout(self, batch_size: int, microbatches: int) -> Layout:
+    return Layout(batch_size, microbatches, sharding.data_shards(self.mesh))
+
+  def _source(self, rows, epochs, curriculum, layout) -> Source:
+    return Source(
+      rows=rows,
+      epochs=epochs,
+      curriculum=curriculum,
+      objectives=self.objectives,
+      layout=layout,
+      vocabulary=vocabulary(self.tokenizer),
+      seed=self.config.seed,
+    )
+
+
+def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+  """Returns what the objectives need to know of a tokenizer."""
+  return Vocabulary(
+    mask_id=tokenizer.mask_id,
+    pad_id=tokenizer.pad_id,
+    special=tokenizer.special,
+    word_start=tokenizer.word_start,
+  )
+
+
+def build(config: ConfigDict) -> Run:
+  """Builds a run.
+
+  Raises:
+    UserError: for settings, data and devices that do not fit together.
+  """
+  if not config.data.path:
+    raise UserError(
+      "data.path is not set: give --config.data.path=DIR, a folder made by"
+      " python -m antlm_jax.prepare"
+    )
+  train_rows = Rows(config.data.path, "train")
+  tokenizer = train_rows.tokenizer
+  model = models.build(config.model, tokenizer.vocab_size)
+  if train_rows.seq_len > model.config.max_seq_len:
+    raise UserError(
+      f"the rows of {config.data.path} have {train_rows.seq_len} tokens, over"
+      f" model.max_seq_len={model.config.max_seq_len}: prepare shorter rows, or"
+      " raise it"
+    )
+  mesh = sharding.make_mesh(config.mesh)
+  epochs = _epochs(config, len(train_rows))
+  objectives = config_lib.objectives(config)
+  curriculum = _curriculum(config, objectives, epochs.steps_per_epoch)
+  _check_mask_token(config, curriculum, objectives, tokenizer)
+  run = Run(
+    config=config,
+    train_rows=train_rows,
+    dev_rows=Rows(config.data.path, "dev"),
+    tokenizer=tokenizer,
+    objectives=objectives,
+    curriculum=curriculum,
+    epochs=epochs,
+    mesh=mesh,
+    trainer=_trainer(config, model, curriculum),
+  )
+  run.source(), run.eval_sources()  # raise what is wrong with them now
+  return run
+
+
+def _epochs(config: ConfigDict, size: int) -> Epochs:
+  if config.data.rounding not in ROUNDING:
+    raise UserError(
+      f"data.rounding={config.data.rounding!r} is not one of"
+      f" {', '.join(ROUNDING)}"
+    )
+  return Epochs(
+    size,
+    config.train.batch_size,
+    config.data.rounding,
+    config.seed,
+    config.data.shuffle,
+  )
+
+
+def _curriculum(config, objectives, steps_per_epoch: float) -> Curriculum:
+  length = config.train.steps or round(config.train.epochs * steps_per_epoch)
+  parsed = curriculum_lib.parse(
+    config.curriculum, list(objectives), steps_per_epoch, length or None
+  )
+  if length and parsed.steps != length:
+    raise UserError(
+      f"curriculum {config.curriculum!r} is {parsed.steps} steps long, but"
+      f" train.steps or train.epochs make it {length}: leave those at 0"
+    )
+  return parsed
+
+
+def _check_mask_token(config, curriculum, objectives, tokenizer) -> None:
+  for name in curriculum.objectives:
+    if objectives[name].needs_mask_token and tokenizer.mask_id is None:
+      raise UserError(
+        f"the tokenizer of {config.data.path} has no <mask> token, which"
+        f" {name} ({objectives[name].name}) in curriculum"
+        f" {config.curriculum!r} needs: prepare with a tokenizer that has one"
+      )
+
+
+def _trainer(config, model, curriculum: Curriculum) -> Trainer:
+  restarts = curriculum.switches if config.schedule.restart_at_switch else ()
+  return Trainer(
+    model=model,
+    optimizer=optim.make(config.optimizer, model.axes),
+    schedule=optim.schedule(config.schedule, curriculum.steps, restarts),
+    num_kinds=len(curriculum.objectives),
+    seed=config.seed,
+    loss_chunk=config.train.loss_chunk,
+    ema=config.optimizer.ema,
+  )

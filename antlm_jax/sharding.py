@@ -1,0 +1,100 @@
+"""The device mesh, and which mesh axis each logical axis is split over."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from antlm_jax.cli import UserError
+
+MESH_AXES = ("data", "fsdp", "tensor")
+BATCH = ("data", "fsdp")  # rows are split over both
+
+# Logical axis to mesh axes, the first that divides it; otherwise replicated.
+RULES: dict[str, tuple[str | tuple[str, ...], ...]] = {
+  "batch": (BATCH,),
+  "seq": (),
+  "embed_act": (),
+  "vocab": ("tensor", "fsdp"),
+  "embed": ("fsdp",),
+  "mlp": ("tensor",),
+  "heads": ("tensor",),
+  "kv_heads": ("tensor",),
+  "norm": (),
+}
+
+
+def make_mesh(
+  shape: Mapping[str, int], devices: Sequence[jax.Device] | None = None
+) -> jax.sharding.Mesh:
+  """Makes the mesh `(data, fsdp, tensor)`; one size may be -1, the rest.
+
+  Raises:
+    UserError: if the sizes do not multiply to the number of devices.
+  """
+  devices = devices or jax.devices()
+  sizes = [shape[axis] for axis in MESH_AXES]
+  named = ", ".join(f"{a}={s}" for a, s in zip(MESH_AXES, sizes, strict=True))
+  if sizes.count(-1) > 1 or any(s == 0 or s < -1 for s in sizes):
+    raise UserError(f"mesh ({named}): sizes are positive, at most one is -1")
+  rest = math.prod(s for s in sizes if s != -1)
+  sizes = [len(devices) // rest if s == -1 else s for s in sizes]
+  if math.prod(sizes) != len(devices):
+    raise UserError(
+      f"mesh ({named}) does not fit {len(devices)} devices: the sizes must"
+      f" multiply to {len(devices)}"
+    )
+  return jax.make_mesh(
+    sizes,
+    MESH_AXES,
+    devices=devices,
+    axis_types=(jax.sharding.AxisType.Auto,) * len(MESH_AXES),
+  )
+
+
+def spec(mesh, axes: Sequence[str | None], shape: Sequence[int]):
+  """Returns the PartitionSpec of an array with these logical axes."""
+  used: set[str] = set()
+  entries = []
+  for axis, size in zip(axes, shape, strict=True):
+    entries.append(_mesh_axes(mesh, axis, size, used))
+  return PartitionSpec(*entries)
+
+
+def _mesh_axes(mesh, axis: str | None, size: int, used: set[str]):
+  """The first rule of `axis` that is free and divides `size`, or None."""
+  for rule in RULES[axis] if axis else ():
+    names = (rule,) if isinstance(rule, str) else rule
+    ways = math.prod(mesh.shape[name] for name in names)
+    if ways > 1 and size % ways == 0 and not used & set(names):
+      used.update(names)
+      return rule
+  return None
+
+
+def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
+  """Asks for the sharding of these logical axes; nothing without a mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return x
+  return jax.lax.with_sharding_constraint(x, spec(mesh, axes, x.shape))
+
+
+def named(mesh, axes: Sequence[str | None], shape: Sequence[int]):
+  """Returns the NamedSharding of an array with these logical axes."""
+  return NamedSharding(mesh, spec(mesh, axes, shape))
+
+
+def data_shards(mesh) -> int:
+  """Number of parts that the rows of a batch are split into."""
+  return math.prod(mesh.shape[axis] for axis in BATCH)
+
+
+def place(mesh, example):
+  """Puts a batch onto the devices, its rows split over `BATCH`.
+
+  Every array of an `Example` has its rows, or its data shards, on axis 1.
+  """
+  split = NamedSharding(mesh, PartitionSpec(None, BATCH))
+  return jax.device_put(example, split)

@@ -1,0 +1,50 @@
+"""Installs antlm_jax; `pip install -e .[test]` is what the scripts do."""
+
+import pathlib
+
+import setuptools
+
+HERE = pathlib.Path(__file__).parent
+
+# jax and flax are paired: flax 0.12.8 breaks on jax >= 0.11.1, and Python 3.11
+# ends at jax 0.10.2. The pairs that were tested are listed in README.md.
+PAIRED = [
+  "jax>=0.10.2,<0.11.1; python_version < '3.12'",
+  "flax>=0.12.8,<0.12.9; python_version < '3.12'",
+  "jax>=0.11.2,<0.13; python_version >= '3.12'",
+  "flax>=0.12.10,<0.13; python_version >= '3.12'",
+]
+
+setuptools.setup(
+  name="antlm_jax",
+  version="0.1.0",
+  description=(
+    "Pretrain one transformer with causal and masked language modeling,"
+    " alternated, mixed or in sequence, in JAX."
+  ),
+  long_description=(HERE / "README.md").read_text(encoding="utf-8"),
+  long_description_content_type="text/markdown",
+  license="Apache-2.0",
+  python_requires=">=3.11",
+  packages=setuptools.find_packages(include=["antlm_jax*", "evals*"]),
+  install_requires=[
+    *PAIRED,
+    "array_record>=0.8",
+    "grain>=0.2.18",
+    "importlib_resources",  # tensorflow-datasets needs it, undeclared
+    "matplotlib>=3.8",
+    "ml-collections>=1.1",
+    "numpy>=2.0",
+    "optax>=0.2.8",
+    "orbax-checkpoint>=0.12",
+    "tensorboardX>=2.6",
+    "tensorflow-datasets>=4.9.10",
+    "tokenizers>=0.22",
+    "tqdm>=4.66",
+  ],
+  extras_require={
+    "tpu": ["jax[tpu]"],
+    "cuda": ["jax[cuda13]"],
+    "test": ["hypothesis", "pytest", "pytest-xdist", "ruff"],
+  },
+)
