@@ -1,5 +1,6 @@
 """The picture of a run: its learning curves over its curriculum."""
 
+import itertools
 import pathlib
 from collections.abc import Sequence
 
@@ -70,13 +71,13 @@ def _kinds(records, curriculum, names) -> list[str]:
 def _line(axes, records, key, colour, **style) -> None:
   points = [(r["step"], r[key]) for r in records if key in r]
   # A gap where the objective paused, not a line across the other's phase.
-  broken = []
   logged = [r["step"] for r in records if any(k[:6] == key[:6] for k in r)]
   place = {step: i for i, step in enumerate(dict.fromkeys(logged))}
-  for point, following in zip(points, [*points[1:], None], strict=True):
+  broken = points[:1]
+  for (before, _), point in itertools.pairwise(points):
+    if place[point[0]] - place[before] > 1:
+      broken.append((before, float("nan")))
     broken.append(point)
-    if following and place[following[0]] - place[point[0]] > 1:
-      broken.append((point[0], float("nan")))
   if broken:
     axes.plot(*zip(*broken, strict=True), color=colour, **style)
 

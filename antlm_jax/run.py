@@ -1,6 +1,7 @@
 """A run: everything that training needs, built and checked from its config."""
 
 import dataclasses
+import pathlib
 
 import jax
 import numpy as np
@@ -12,7 +13,7 @@ from antlm_jax import models, optim, sharding
 from antlm_jax.checkpoint import Meta
 from antlm_jax.cli import UserError
 from antlm_jax.curriculum import Curriculum
-from antlm_jax.data.rows import Rows
+from antlm_jax.data.rows import Manifest, Rows, load_manifest
 from antlm_jax.data.source import ROUNDING, Epochs, Source
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.examples import Layout
@@ -26,7 +27,8 @@ class Run:
 
   Attributes:
     config: The resolved config.
-    train_rows: Prepared rows to train on.
+    manifest: What the prepared data says of itself.
+    train_rows: Its rows to train on.
     dev_rows: Held-out rows.
     tokenizer: The tokenizer that both were made with.
     objectives: By name in the curriculum.
@@ -37,6 +39,7 @@ class Run:
   """
 
   config: ConfigDict
+  manifest: Manifest
   train_rows: Rows
   dev_rows: Rows
   tokenizer: Tokenizer
@@ -52,8 +55,8 @@ class Run:
     return Meta(
       self.config,
       self.tokenizer,
-      boundary=self.train_rows.boundary,
-      data=self.train_rows.fingerprint,
+      boundary=self.manifest.settings["boundary"],
+      data=self.manifest.splits["train"].sha256,
     )
 
   def source(self) -> Source:
@@ -149,8 +152,10 @@ def build(config: ConfigDict) -> Run:
       "data.path is not set: give --config.data.path=DIR, a folder made by"
       " python -m antlm_jax.prepare"
     )
-  train_rows = Rows(config.data.path, "train")
-  tokenizer = train_rows.tokenizer
+  folder = pathlib.Path(config.data.path)
+  manifest = load_manifest(folder)
+  train_rows = Rows(folder, "train")
+  tokenizer = Tokenizer.load(folder / "tokenizer.json")
   model = models.build(config.model, tokenizer.vocab_size)
   if train_rows.seq_len > model.config.max_seq_len:
     raise UserError(
@@ -165,8 +170,9 @@ def build(config: ConfigDict) -> Run:
   _check_mask_token(config, curriculum, objectives, tokenizer)
   run = Run(
     config=config,
+    manifest=manifest,
     train_rows=train_rows,
-    dev_rows=Rows(config.data.path, "dev"),
+    dev_rows=Rows(folder, "dev"),
     tokenizer=tokenizer,
     objectives=objectives,
     curriculum=curriculum,

@@ -103,7 +103,7 @@ class Trainer:
     params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
     metrics = sums | {
       "total_loss": sums["loss"].sum() / weight,
-      "grad_norm": optax.global_norm(grads),
+      "grad_norm": optax.tree.norm(grads),
       "learning_rate": rate,
     }
     average = state.ema

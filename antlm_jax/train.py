@@ -127,8 +127,8 @@ class Loop:
     compiled = self.train_step._cache_size()
     begun = time.monotonic()
     self.state, metrics = self.train_step(self.state, placed)
-    self.window.add(step + 1, example, metrics)
     new = self.train_step._cache_size() > compiled
+    self.window.add(step + 1, example, metrics, timed=not new)
     self.ledger.add("compile" if new else "steps", time.monotonic() - begun)
     self.progress.step()
 
@@ -213,12 +213,24 @@ class Window:
   def _clear(self) -> None:
     self._sums: dict[str, np.ndarray] = {}
     self._tokens = self._flops = 0.0
-    self._begun = time.monotonic()
+    self._begun = self._spent()
 
-  def add(self, done: int, example, metrics) -> None:
-    """Takes a step's metrics; looks at those of the step before."""
+  def _spent(self) -> float:
+    """Seconds of training so far, without compiling, evaluating and saving."""
+    seconds = self._loop.ledger.seconds
+    return seconds.get("data", 0.0) + seconds.get("steps", 0.0)
+
+  def add(self, done: int, example, metrics, timed: bool) -> None:
+    """Takes a step's metrics; looks at those of the step before.
+
+    Args:
+      done: Steps done with this one.
+      example: Its batch.
+      metrics: What the train step returned.
+      timed: Whether it counts for the speed; not if it had to be compiled.
+    """
     self.settle()
-    self._pending = (done, example, metrics)
+    self._pending = (done, example, metrics, timed)
 
   def settle(self) -> None:
     """Waits for the pending step, checks it and counts it.
@@ -228,14 +240,15 @@ class Window:
     """
     if self._pending is None:
       return
-    done, example, metrics = self._pending
+    done, example, metrics, timed = self._pending
     self._pending = None
     metrics = jax.device_get(metrics)
     self._check(done, metrics)
     for name in ("nats", "count"):
       self._sums[name] = self._sums.get(name, 0) + metrics[name]
-    self._tokens += example.inputs.size
-    self._flops += flops.train_step(self._loop.run.trainer.model, example)
+    if timed:
+      self._tokens += example.inputs.size
+      self._flops += flops.train_step(self._loop.run.trainer.model, example)
     total = self._loop.run.curriculum.steps
     if done % self._loop.run.config.log.every == 0 or done == total:
       self._log(done, metrics)
@@ -252,7 +265,7 @@ class Window:
         )
 
   def _log(self, done: int, metrics) -> None:
-    seconds = time.monotonic() - self._begun
+    seconds = self._spent() - self._begun
     run_ = self._loop.run
     values = {}
     for kind, name in enumerate(run_.curriculum.objectives):
@@ -260,20 +273,21 @@ class Window:
         loss = self._sums["nats"][kind] / self._sums["count"][kind]
         values[f"train/{run_.objectives[name].name}/loss"] = float(loss)
     text = [f"{k.split('/')[1]} {v:.3f}" for k, v in values.items()]
-    rate = self._tokens / seconds
-    text.append(f"{monitor.quantity(rate)} tokens/s")
-    if self._peak:
+    if self._tokens:
+      rate = values["train/tokens_per_second"] = self._tokens / seconds
+      per_step = run_.config.train.batch_size * run_.train_rows.seq_len
+      left = (run_.curriculum.steps - done) * per_step / rate
+      text += [
+        f"{monitor.quantity(rate)} tokens/s",
+        f"{monitor.duration(left)} left",
+      ]
+    if self._tokens and self._peak:
       share = self._flops / seconds / (self._peak * jax.device_count())
       values["train/share_of_peak"] = share
-      text.append(f"{share:.1%} of peak")
-    left = (run_.curriculum.steps - done) * seconds / max(
-      1, self._tokens / (run_.config.train.batch_size * run_.train_rows.seq_len)
-    )  # fmt: skip
-    text.append(f"{monitor.duration(left)} left")
+      text.insert(-1, f"{share:.1%} of peak")
     values |= {
       "train/learning_rate": float(metrics["learning_rate"]),
       "train/grad_norm": float(metrics["grad_norm"]),
-      "train/tokens_per_second": rate,
     }
     self._loop.records.write(done, values)
     self._loop.progress.show(done, " · ".join(text))

@@ -57,7 +57,7 @@ class Model:
     """Returns the encoder module holding `params`."""
     flat = {tuple(path.split("/")): nnx.Param(p) for path, p in params.items()}
     with nnx.set_graph_mode(False):
-      return nnx.merge(self.graph, nnx.State.from_flat_path(flat))
+      return nnx.merge(self.graph, nnx.from_flat_state(flat))
 
   @property
   def size(self) -> int:

@@ -22,7 +22,36 @@ class Linear(nnx.Module):
     self.kernel = normal(rngs, shape, axes, std)
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return x @ self.kernel[...].astype(x.dtype)
+    return matmul(x, self.kernel[...].astype(x.dtype))
+
+
+@jax.custom_vjp
+def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  """`[..., i]` times `[i, o]`, with a weight gradient that is fast on CPU.
+
+  XLA's CPU backend is slow where the left operand is to be transposed inside
+  the product (a step of a small encoder gains about a fifth by this), so
+  there it is transposed before.
+  """
+  return x @ kernel
+
+
+def _matmul_forward(x, kernel):
+  return matmul(x, kernel), (x, kernel)
+
+
+def _matmul_backward(residual, grad):
+  x, kernel = residual
+  rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+  kernel_grad = jax.lax.platform_dependent(
+    *rows,
+    cpu=lambda x, g: jax.lax.optimization_barrier(x.T) @ g,
+    default=lambda x, g: x.T @ g,
+  )
+  return grad @ kernel.T, kernel_grad
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 class RMSNorm(nnx.Module):
@@ -84,8 +113,8 @@ def run_blocks(blocks, step, x: jax.Array, keys, *, scan: bool, remat: str):
     step: The function of one block.
     x: The first block's input.
     keys: Dropout keys `[L]`, or None.
-    scan: One compiled block in a loop (compiles fast, TPU and GPU), or all
-      unrolled (runs faster on CPU). The parameters are the same.
+    scan: One compiled block in a loop (compiles fast), or all unrolled (runs
+      faster on CPU). The parameters are the same.
     remat: A name of `REMAT_POLICIES`: what backward keeps of a block.
   """
   if remat != "none":

@@ -37,7 +37,8 @@ class LlamaConfig:
     tied: Whether the head is the transposed embedding.
     dropout: Share of embeddings and of sublayer outputs dropped in training.
     dtype: What is computed in; parameters, softmax and loss stay float32.
-    scan_layers: Run the blocks as a loop rather than unrolled.
+    scan_layers: Run the blocks as a loop: yes, no (unrolled), or auto: no on
+      CPU, where a loop costs speed, yes elsewhere.
     remat: none, dots or block: what the backward pass recomputes.
   """
 
@@ -55,7 +56,7 @@ class LlamaConfig:
   tied: bool = True
   dropout: float = 0.0
   dtype: str = "float32"
-  scan_layers: bool = True
+  scan_layers: str = "auto"
   remat: str = "none"
 
   def __post_init__(self):
@@ -69,11 +70,16 @@ class LlamaConfig:
         f"model.width={self.width} is not a multiple of"
         f" model.heads={self.heads}; set model.head_width"
       )
-    if self.remat not in layers.REMAT_POLICIES:
-      raise UserError(
-        f"model.remat={self.remat!r} is not one of"
-        f" {', '.join(layers.REMAT_POLICIES)}"
-      )
+    for name, choices in (
+      ("remat", layers.REMAT_POLICIES),
+      ("scan_layers", ("auto", "yes", "no")),
+      ("dtype", ("float32", "bfloat16")),
+    ):
+      if getattr(self, name) not in choices:
+        raise UserError(
+          f"model.{name}={getattr(self, name)!r} is not one of"
+          f" {', '.join(choices)}"
+        )
     object.__setattr__(
       self, "head_width", self.head_width or self.width // self.heads
     )
@@ -179,9 +185,10 @@ class Llama(nnx.Module):
       return constrain(block(x, rope, mask, key), "batch", "seq", "embed_act")
 
     x = constrain(x, "batch", "seq", "embed_act")
-    x = layers.run_blocks(
-      self.blocks, step, x, keys, scan=c.scan_layers, remat=c.remat
+    scan = c.scan_layers == "yes" or (
+      c.scan_layers == "auto" and jax.default_backend() != "cpu"
     )
+    x = layers.run_blocks(self.blocks, step, x, keys, scan=scan, remat=c.remat)
     return self.norm(x)
 
   def logits(self, hidden: jax.Array) -> jax.Array:

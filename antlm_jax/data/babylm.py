@@ -1,0 +1,125 @@
+"""Text as a tensorflow-datasets dataset of documents, in their order."""
+
+import contextlib
+import dataclasses
+import functools
+import io
+import math
+import os
+from collections.abc import Callable, Iterator
+
+import tensorflow_datasets as tfds
+from absl import logging
+
+from antlm_jax.data import text
+
+# tensorflow-datasets holds the shard that it writes in memory.
+_SHARD_CHARACTERS = 32 << 20
+
+
+@dataclasses.dataclass(eq=False, kw_only=True)
+class TextConfig(tfds.core.BuilderConfig):
+  """What to read, and what a document is.
+
+  Attributes:
+    paths: Text files and folders; without any, the manual folder.
+    documents: A rule of `text.RULES`, by name.
+    dev_share: Share of the documents held out where there are no dev files.
+  """
+
+  paths: tuple[str, ...] = ()
+  documents: str = "auto"
+  dev_share: float = 0.02
+
+
+class Babylm(tfds.core.ShardBasedBuilder):
+  """BabyLM's corpora, or any text: `{"text": Text}`, splits train and dev.
+
+  Shard based, since a GeneratorBasedBuilder keeps up to 1 GB in memory to
+  shuffle, and needs TensorFlow beyond that.
+  """
+
+  VERSION = tfds.core.Version("1.0.0")
+  BUILDER_CONFIGS = (
+    TextConfig(name="strict_small", description="BabyLM, 10M words."),
+    TextConfig(name="strict", description="BabyLM, 100M words."),
+  )
+  MANUAL_DOWNLOAD_INSTRUCTIONS = (
+    "Unpack BabyLM's *.train and *.dev files (https://babylm.github.io) "
+    "into the manual folder."
+  )
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    return tfds.core.DatasetInfo(
+      builder=self,
+      description="Documents of plain text, in the order of their files.",
+      features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+      homepage="https://babylm.github.io",
+      disable_shuffling=True,
+    )
+
+  def _shard_iterators_per_split(self, dl_manager):
+    config = self.builder_config
+    sources = text.find(config.paths or [dl_manager.manual_dir])
+    return {
+      split: _shards(sources, split, config) for split in ("train", "dev")
+    }
+
+
+def build(folder: str | os.PathLike, config: TextConfig) -> Babylm:
+  """Writes the documents that `config` names under `folder`, as ArrayRecord.
+
+  Returns:
+    The builder: `build(...).as_data_source("train")[0]["text"]` is bytes.
+
+  Raises:
+    UserError: As `text.find` and `text.documents`.
+  """
+  options = tfds.download.DownloadConfig(try_download_gcs=False)
+  with _quiet():
+    builder = Babylm(data_dir=folder, config=config, file_format="array_record")
+    builder.download_and_prepare(download_config=options)
+  return builder
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Silences tensorflow-datasets' notes on downloads and custom configs."""
+  verbosity = logging.get_verbosity()
+  logging.set_verbosity(logging.ERROR)
+  try:
+    with contextlib.redirect_stdout(io.StringIO()):
+      yield
+  finally:
+    logging.set_verbosity(verbosity)
+
+
+def _shards(
+  sources: text.Sources, split: str, config: TextConfig
+) -> list[Callable[[], Iterator]]:
+  """Makes the generators of a split's shards, to be called in order.
+
+  They share one stream of documents, and the last takes what is left: their
+  number must be known before the text is read, so it is an estimate.
+  """
+  files = getattr(sources, split) or sources.train
+  share = config.dev_share if files != getattr(sources, split) else 1.0
+  size = share * sum(file.stat().st_size for file in files)
+  rule = text.RULES[config.documents]
+  examples = (
+    (index, {"text": document})
+    for index, document in enumerate(
+      text.split_documents(sources, split, rule, config.dev_share)
+    )
+  )
+  count = math.ceil(size / _SHARD_CHARACTERS) or 1
+  limits = [_SHARD_CHARACTERS] * (count - 1) + [math.inf]
+  return [functools.partial(_take, examples, limit) for limit in limits]
+
+
+def _take(examples: Iterator, limit: float) -> Iterator:
+  """Yields examples until their text reaches `limit` characters."""
+  taken = 0
+  while taken < limit and (example := next(examples, None)):
+    taken += len(example[1]["text"])
+    yield example

@@ -1,0 +1,144 @@
+"""Packs documents into rows of equal length, in segments.
+
+A packer takes an iterator of token arrays, one per document, and yields blocks
+`(tokens int32 [n, T], starts bool [n, T])`. `starts` marks the first token of
+each segment; a token may not attend outside its segment. Position 0 of a row
+always starts one. Blocks hold about `_WINDOW` tokens, so memory is bounded.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from antlm_jax import hashing
+
+Block = tuple[np.ndarray, np.ndarray]
+
+# The shortest chunk of `chunks` (arXiv 2507.00994, footnote 6).
+SHORTEST_CHUNK = 12
+_WINDOW = 1 << 20
+_CHUNK_PURPOSE = 0x63686E6B
+
+
+def bound(
+  sequences: Iterable[np.ndarray], bos_id: int | None, eos_id: int | None
+) -> Iterator[np.ndarray]:
+  """Puts boundary tokens, where not None, around each document `[n]`."""
+  before = [] if bos_id is None else [np.array([bos_id], np.int32)]
+  after = [] if eos_id is None else [np.array([eos_id], np.int32)]
+  for sequence in sequences:
+    yield np.concatenate([*before, sequence, *after])
+
+
+def stream(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[Block]:
+  """Cuts the concatenated documents into rows, one segment each (BabyLlama).
+
+  What is left at the end, less than a row, is dropped.
+  """
+  left = np.zeros(0, np.int32)
+  for window in _windows(sequences):
+    joined = np.concatenate([left, *window])
+    whole = len(joined) // seq_len * seq_len
+    tokens, left = joined[:whole].reshape(-1, seq_len), joined[whole:]
+    starts = np.zeros(tokens.shape, bool)
+    starts[:, 0] = True
+    yield tokens, starts
+
+
+def chunks(
+  sequences: Iterable[np.ndarray], seq_len: int, seed: int
+) -> Iterator[Block]:
+  """Like `stream`, with each row cut in two segments (arXiv 2507.00994).
+
+  The first is r tokens long, r uniform on [12, T - 12] and a function of
+  (seed, row) only.
+  """
+  span = seq_len - 2 * SHORTEST_CHUNK + 1
+  row = 0
+  for tokens, starts in stream(sequences, seq_len):
+    rows = np.arange(row, row + len(tokens))
+    draw = hashing.uniform(seed, _CHUNK_PURPOSE, rows)
+    cut = SHORTEST_CHUNK + (draw * span).astype(np.int64)
+    starts[np.arange(len(tokens)), cut] = True
+    yield tokens, starts
+    row += len(tokens)
+
+
+def documents(
+  sequences: Iterable[np.ndarray], seq_len: int, pad_id: int
+) -> Iterator[Block]:
+  """Packs documents as segments of their own; nothing is dropped.
+
+  A document longer than a row is cut into pieces of a row and a rest. Within
+  a window of about a million tokens the longest pieces are placed first, each
+  where it fits best; a row's end is padding, a segment of its own.
+  """
+  for window in _windows(sequences):
+    pieces = [
+      sequence[start : start + seq_len]
+      for sequence in window
+      for start in range(0, len(sequence), seq_len)
+    ]
+    yield _place(pieces, seq_len, pad_id)
+
+
+def _place(pieces: list[np.ndarray], seq_len: int, pad_id: int) -> Block:
+  lengths = np.array([len(piece) for piece in pieces], np.int64)
+  rows, offsets = _best_fit(lengths, seq_len)
+  used = np.bincount(rows, lengths).astype(np.int64)
+  tokens = np.full((len(used), seq_len), pad_id, np.int32)
+  starts = np.zeros(tokens.shape, bool)
+  begins = rows * seq_len + offsets
+  # A token's place is its piece's begin and its index in the piece.
+  inside = np.arange(lengths.sum()) - np.repeat(
+    np.cumsum(lengths) - lengths, lengths
+  )
+  tokens.flat[np.repeat(begins, lengths) + inside] = np.concatenate(pieces)
+  starts.flat[begins] = True
+  padded = np.flatnonzero(used < seq_len)
+  starts[padded, used[padded]] = True
+  return tokens, starts
+
+
+def _best_fit(
+  lengths: np.ndarray, seq_len: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Places pieces by best-fit decreasing.
+
+  Args:
+    lengths: int64 `[n]`, each in [1, seq_len].
+    seq_len: Size of a row.
+
+  Returns:
+    The row of each piece and its offset there, int64 `[n]` each.
+  """
+  rows, offsets = np.zeros_like(lengths), np.zeros_like(lengths)
+  with_room = [[] for _ in range(seq_len + 1)]
+  rooms = 0  # bit r is set where a row has room for exactly r more tokens
+  count = 0
+  for piece in np.argsort(-lengths, kind="stable").tolist():
+    length = int(lengths[piece])
+    if fitting := rooms >> length:
+      room = length + (fitting & -fitting).bit_length() - 1
+      row = with_room[room].pop()
+      if not with_room[room]:
+        rooms ^= 1 << room
+    else:
+      room, row, count = seq_len, count, count + 1
+    rows[piece], offsets[piece] = row, seq_len - room
+    with_room[room - length].append(row)
+    rooms |= 1 << (room - length)
+  return rows, offsets
+
+
+def _windows(sequences: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
+  """Groups documents until each group holds `_WINDOW` tokens."""
+  window, size = [], 0
+  for sequence in sequences:
+    window.append(sequence)
+    size += len(sequence)
+    if size >= _WINDOW:
+      yield window
+      window, size = [], 0
+  if size:
+    yield window

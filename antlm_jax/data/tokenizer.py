@@ -1,0 +1,202 @@
+"""Subword tokenizers: byte-level BPE trained here, or any `tokenizer.json`."""
+
+import functools
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import tokenizers
+
+from antlm_jax import cli
+
+# Names of each role in common vocabularies: ours come first, GPT-BERT's last.
+_ALIASES = {
+  "pad": ("<pad>", "[PAD]", "<|pad|>", "␢"),
+  "bos": ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>", "␂"),
+  "eos": ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>", "␃"),
+  "mask": ("<mask>", "[MASK]", "<|mask|>", "␥"),
+}
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<mask>")
+SMALLEST_VOCAB = 256 + len(SPECIAL_TOKENS)
+# Signs for space, newline, tab and carriage return before a word: of
+# byte-level BPE, SentencePiece and GPT-BERT.
+_SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
+# Merges settle long before this much text (characters, about 200M words).
+_TRAINING_CHARACTERS = 1 << 30
+
+
+class Tokenizer:
+  """Text to token ids and back.
+
+  Attributes:
+    pad_id, bos_id, eos_id, mask_id: Ids of the special tokens, or None.
+  """
+
+  def __init__(self, backend: tokenizers.Tokenizer):
+    self._backend = backend
+    self._backend.no_padding()
+    self._backend.no_truncation()
+    self._backend.encode_special_tokens = True  # "</s>" in a text is text
+    ids = {role: self._find(names) for role, names in _ALIASES.items()}
+    self.pad_id = ids["pad"]
+    self.bos_id = ids["bos"]
+    self.eos_id = ids["eos"]
+    self.mask_id = ids["mask"]
+
+  @classmethod
+  def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
+    """Trains byte-level BPE; the same text gives the same tokenizer.
+
+    Text is normalised to NFC only, not BabyLlama's NFKC, which also rewrites
+    characters (½ to 1⁄2), so that decoding gives back what was encoded. Ids
+    are `<pad> <s> </s> <mask>`, the 256 bytes, then merges of pairs seen at
+    least twice. At most the first 2^30 characters are used.
+
+    Args:
+      texts: Documents.
+      vocab_size: At most this many tokens; little text gives fewer.
+
+    Raises:
+      UserError: `vocab_size` is too small for the bytes.
+    """
+    if vocab_size < SMALLEST_VOCAB:
+      raise cli.UserError(
+        f"vocab_size {vocab_size} is too small: 256 bytes and "
+        f"{len(SPECIAL_TOKENS)} special tokens need at least {SMALLEST_VOCAB}"
+      )
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.normalizer = tokenizers.normalizers.NFC()
+    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+      add_prefix_space=True
+    )
+    backend.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+      vocab_size=vocab_size,
+      min_frequency=2,
+      special_tokens=list(SPECIAL_TOKENS),
+      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+      show_progress=False,
+    )
+    backend.train_from_iterator(_first(texts, _TRAINING_CHARACTERS), trainer)
+    return cls(backend)
+
+  @classmethod
+  def load(cls, path: str | os.PathLike) -> "Tokenizer":
+    """Reads a `tokenizer.json`.
+
+    Raises:
+      UserError: It cannot be read, or is not a tokenizer.
+    """
+    try:
+      return cls.from_json(pathlib.Path(path).read_text("utf-8"))
+    except OSError as error:
+      raise cli.UserError(
+        f"cannot read the tokenizer {path}: {error.strerror}"
+      ) from error
+    except ValueError as error:
+      raise cli.UserError(
+        f"{path} is not a tokenizer.json of the tokenizers library: "
+        f"{str(error).splitlines()[0]}"
+      ) from error
+
+  @classmethod
+  def from_json(cls, text: str) -> "Tokenizer":
+    """Makes a tokenizer of `to_json`'s text; ValueError if it is not such."""
+    try:
+      return cls(tokenizers.Tokenizer.from_str(text))
+    except Exception as error:  # the library raises bare Exceptions
+      raise ValueError(str(error)) from error
+
+  def to_json(self) -> str:
+    return self._backend.to_str()
+
+  def encode(self, text: str) -> np.ndarray:
+    """Encodes text, without special tokens, as int32 `[n]`."""
+    return self.encode_batch([text])[0]
+
+  def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+    """Encodes texts on all cores, without special tokens, as int32 `[n]`."""
+    encodings = self._backend.encode_batch_fast(
+      list(texts), add_special_tokens=False
+    )
+    return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
+
+  def encode_offsets(
+    self, text: str
+  ) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """Encodes text and says where each token stands in it.
+
+    Returns:
+      ids int32 `[n]`, and n spans (start, end) of characters, without the
+      space that a token may begin with.
+    """
+    # A space that the library adds would share the first character's span.
+    lead = " " if self._adds_space and not text[:1].isspace() else ""
+    text = lead + text
+    encoding = self._backend.encode(text, add_special_tokens=False)
+    spans = [_trim(text, start, end) for start, end in encoding.offsets]
+    shift = len(lead)
+    spans = [(max(s - shift, 0), max(e - shift, 0)) for s, e in spans]
+    return np.asarray(encoding.ids, np.int32), spans
+
+  def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
+    """Turns ids to text, less the space put before the first word."""
+    text = self._backend.decode(
+      [int(token) for token in ids], skip_special_tokens=skip_special
+    )
+    return text.removeprefix(" ") if self._adds_space else text
+
+  @property
+  def vocab_size(self) -> int:
+    """Number of ids: one more than the highest."""
+    return 1 + max(self._vocab.values())
+
+  @functools.cached_property
+  def word_start(self) -> np.ndarray:
+    """Whether each token begins a word, or is special, bool `[V]`."""
+    model = self._backend.model
+    inside = getattr(model, "continuing_subword_prefix", None)  # WordPiece: ##
+    begins = self.special.copy()
+    for token, index in self._vocab.items():
+      if inside:
+        begins[index] |= not token.startswith(inside)
+      else:
+        begins[index] |= token.startswith(_SPACES)
+    return begins
+
+  @functools.cached_property
+  def special(self) -> np.ndarray:
+    """Whether each token is a special one, bool `[V]`."""
+    special = np.zeros(self.vocab_size, bool)
+    for index, token in self._backend.get_added_tokens_decoder().items():
+      special[index] = token.special
+    return special
+
+  @functools.cached_property
+  def _vocab(self) -> dict[str, int]:
+    return self._backend.get_vocab(with_added_tokens=True)
+
+  @functools.cached_property
+  def _adds_space(self) -> bool:
+    pre_tokenizer = json.loads(self.to_json())["pre_tokenizer"]
+    return '"add_prefix_space": true' in json.dumps(pre_tokenizer)
+
+  def _find(self, names: Sequence[str]) -> int | None:
+    ids = map(self._backend.token_to_id, names)
+    return next((index for index in ids if index is not None), None)
+
+
+def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
+  """Yields texts until they hold this many characters."""
+  for text in texts:
+    if characters <= 0:
+      return
+    characters -= len(text)
+    yield text
+
+
+def _trim(text: str, start: int, end: int) -> tuple[int, int]:
+  token = text[start:end]
+  return end - len(token.lstrip()) if token.strip() else start, end

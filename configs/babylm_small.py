@@ -1,0 +1,29 @@
+"""A small AntLM on real text that a CPU can train: 9M parameters.
+
+    python -m antlm_jax.prepare --text=BABYLM_FOLDER --output=data/babylm \\
+      --vocab_size=16000 --seq_len=128
+    python -m antlm_jax.train --config=configs/babylm_small.py \\
+      --workdir=runs/babylm_small --config.data.path=data/babylm
+
+The argument takes `shrink` (seconds), and `curriculum=...`.
+"""
+
+from antlm_jax import config as config_lib
+
+
+def get_config(arg: str = ""):
+  """Returns the config; see the module."""
+  arg = config_lib.parse_arg(
+    arg, shrink=False, curriculum="400C+1600M+400C steps"
+  )
+  config = config_lib.default()
+  config.curriculum = arg.curriculum
+  config.model.update(
+    layers=6, width=256, heads=4, kv_heads=4, mlp_width=704, max_seq_len=512
+  )
+  config.train.update(batch_size=32, loss_chunk=1024)
+  config.schedule.update(peak=2e-3, warmup=0.03, decay_steps=0.2)
+  config.eval.update(every=0.05, rows=256)
+  if arg.shrink:
+    config_lib.shrink(config)
+  return config

@@ -1,0 +1,1 @@
+"""Evaluation: zero-shot minimal pairs, fine-tuning, reports."""

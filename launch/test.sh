@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Runs the tests, on a machine with only python3.
+#
+#   ./launch/test.sh          all but the slow ones, under 20 minutes on 2 cores
+#   ./launch/test.sh --all    the slow ones too, under 75
+#
+# Further arguments go to pytest.
+set -euo pipefail
+case "${1:-}" in
+  -h | --help) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+esac
+cd "$(dirname "$0")/.."
+launch/setup.sh test
+select=(-m "not slow")
+if [ "${1:-}" = --all ]; then
+  select=()
+  shift
+fi
+.venv/bin/ruff check .
+.venv/bin/ruff format --check .
+# Two workers, each with its share of the cores.
+exec .venv/bin/python -m pytest -n 2 --dist loadfile "${select[@]}" "$@"

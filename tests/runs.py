@@ -1,0 +1,64 @@
+"""Real commands on a little generated English, for the tests of journeys."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+
+from antlm_jax import checkpoint
+
+ROOT = pathlib.Path(__file__).parent.parent
+QUICK = "configs/quickstart.py:shrink"
+
+
+def command(module: str, *args: str) -> list[str]:
+  """The words that run `python -m module args`."""
+  return [sys.executable, "-W", "error", "-m", module, *map(str, args)]
+
+
+def run(module: str, *args: str, **options) -> subprocess.CompletedProcess:
+  """Runs a command to its end."""
+  return subprocess.run(
+    command(module, *args),
+    cwd=ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+    **options,
+  )
+
+
+def train_args(workdir, data, *overrides: str) -> list[str]:
+  """Arguments of a training run of seconds."""
+  return [
+    f"--config={QUICK}",
+    f"--workdir={workdir}",
+    f"--config.data.path={data}",
+    *(f"--config.{override}" for override in overrides),
+  ]
+
+
+def train(workdir, data, *overrides: str) -> subprocess.CompletedProcess:
+  """Trains to the end, which must be a good one."""
+  done = run("antlm_jax.train", *train_args(workdir, data, *overrides))
+  assert done.returncode == 0, done.stderr
+  return done
+
+
+def error_of(done: subprocess.CompletedProcess) -> str:
+  """The one line that a command says of bad input."""
+  assert done.returncode == 2, (done.returncode, done.stderr)
+  lines = done.stderr.strip().splitlines()
+  assert len(lines) == 1, done.stderr
+  assert lines[0].startswith("error: ")
+  return lines[0]
+
+
+def same_params(a, b) -> bool:
+  """Whether two runs ended with the same parameters, bit for bit."""
+  a, b = checkpoint.load(a).params, checkpoint.load(b).params
+  assert a.keys() == b.keys()
+  return all(np.array_equal(a[name], b[name]) for name in a)

@@ -1,0 +1,553 @@
+"""Data: text, documents, tokenizer, packing, rows, and the command."""
+
+import itertools
+import pathlib
+import pickle
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from antlm_jax import cli, prepare
+from antlm_jax.data import babylm, packing, rows, text, tokenizer
+
+ROOT = pathlib.Path(__file__).parents[1]
+REAL = ROOT.parent / "shared/data/babylm_like_10M.tar.xz"
+EOS, PAD = 1, 0
+WORDS = ["cat", "dog", "sees", "the", "a", "runs", "café", "sleeps", "it's"]
+
+
+def make_text(lines: int, seed: int = 0) -> str:
+  draw = np.random.default_rng(seed).integers(0, len(WORDS), (lines, 9))
+  return "".join(" ".join(WORDS[w] for w in row) + " .\n\n" for row in draw)
+
+
+@pytest.fixture
+def corpus(tmp_path) -> pathlib.Path:
+  folder = tmp_path / "corpus"
+  folder.mkdir()
+  (folder / "a.train").write_text(make_text(300), "utf-8")
+  (folder / "a.dev").write_text(make_text(60, seed=1), "utf-8")
+  return folder
+
+
+def command(*args, **kwargs) -> subprocess.CompletedProcess:
+  line = [sys.executable, "-m", "antlm_jax.prepare", *map(str, args)]
+  return subprocess.run(
+    line, cwd=ROOT, capture_output=True, text=True, **kwargs
+  )
+
+
+def small(corpus, output, **changes) -> prepare.Settings:
+  asked = {"vocab_size": 300, "seq_len": 32, **changes}
+  return prepare.Settings(text=(str(corpus),), output=str(output), **asked)
+
+
+# Text
+
+
+def documents(tmp_path, content: bytes, rule: str) -> list[str]:
+  (tmp_path / "a.txt").write_bytes(content)
+  return list(text.documents([tmp_path / "a.txt"], text.RULES[rule]))
+
+
+def test_auto_ends_documents_at_blank_lines_and_headings(tmp_path):
+  content = b"\xef\xbb\xbfa\r\nb\r\n \r\n\r\n= = = T = = =\nc\n= = = U = = =\nd"
+  assert documents(tmp_path, content, "auto") == [
+    "a\nb",
+    "= = = T = = =\nc",
+    "= = = U = = =\nd",
+  ]
+
+
+def test_auto_ends_a_long_document_at_a_line_end(tmp_path):
+  found = documents(tmp_path, b"word word\n" * 20_000, "auto")
+  assert [len(d) for d in found[:-1]] == [65_539, 65_539, 65_539]
+  assert "\n".join(found) == "\n".join(["word word"] * 20_000)
+
+
+def test_line_and_file_rules(tmp_path):
+  content = b"a b\n\nc\n  \nd e"
+  assert documents(tmp_path, content, "line") == ["a b", "c", "d e"]
+  assert documents(tmp_path, content, "file") == ["a b\n\nc\n  \nd e"]
+
+
+@pytest.mark.parametrize("rule", text.RULES)
+def test_one_huge_line_is_cut_between_words(tmp_path, rule):
+  found = documents(tmp_path, "wörd ".encode() * 600_000, rule)
+  assert max(map(len, found)) < 3 << 20
+  assert sum(len(d.split()) for d in found) == 600_000
+  assert set(" ".join(found).split()) == {"wörd"}
+
+
+def test_characters_across_a_block_are_whole(tmp_path):
+  content = "é" * (1 << 20)
+  for shift in ("", "x"):
+    found = documents(tmp_path, (shift + content).encode(), "file")
+    assert "".join(found) == shift + content
+
+
+def test_the_bad_byte_is_located(tmp_path):
+  for content, byte in [(b"ok\nx\xff", 4), (b"ab\n" + b"e" * (1 << 21), None)]:
+    if byte is None:
+      content, byte = content + b"\xc3", len(content)
+    with pytest.raises(cli.UserError, match=rf"a\.txt .*byte {byte};"):
+      documents(tmp_path, content, "auto")
+
+
+def test_babylm_suffixes_make_the_splits(tmp_path):
+  for name in ("x.train", "sub/y.train.txt", "x.dev", "y.dev.txt", "list.txt"):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("text")
+  found = text.find([tmp_path, tmp_path / "x.train"])
+  assert {f.name for f in found.train} == {"x.train", "y.train.txt"}
+  assert {f.name for f in found.dev} == {"x.dev", "y.dev.txt"}
+
+
+@hypothesis.given(st.integers(1, 300), st.floats(0.005, 0.5))
+@hypothesis.settings(deadline=None, max_examples=30)
+def test_the_held_out_share_is_spread_and_disjoint(tmp_path_factory, n, share):
+  path = tmp_path_factory.mktemp("text") / "a.txt"
+  path.write_text("".join(f"{i}\n" for i in range(n)))
+  sources = text.find([path])
+  splits = [
+    list(text.split_documents(sources, s, text.RULES["line"], share))
+    for s in text.SPLITS
+  ]
+  assert sorted(splits[0] + splits[1], key=int) == [str(i) for i in range(n)]
+  assert 1 <= len(splits[1]) <= share * n + 1
+
+
+# The dataset
+
+
+def test_dataset_keeps_order_across_shards(corpus, tmp_path, monkeypatch):
+  monkeypatch.setattr(babylm, "_SHARD_CHARACTERS", 1000)
+  config = babylm.TextConfig(name="text", paths=(str(corpus),))
+  builder = babylm.build(tmp_path / "out", config)
+  assert builder.info.splits["train"].num_shards > 3
+  for split in text.SPLITS:
+    found = [e["text"].decode() for e in builder.as_data_source(split)]
+    files = [corpus / f"a.{split}"]
+    assert found == list(text.documents(files, text.RULES["auto"]))
+
+
+def test_babylm_configs_read_the_manual_folder(corpus, tmp_path):
+  builder = babylm.Babylm(
+    data_dir=tmp_path, config="strict_small", file_format="array_record"
+  )
+  import tensorflow_datasets as tfds
+
+  builder.download_and_prepare(
+    download_config=tfds.download.DownloadConfig(
+      manual_dir=corpus, try_download_gcs=False
+    )
+  )
+  assert builder.info.splits["train"].num_examples == 300
+  assert builder.info.splits["dev"].num_examples == 60
+  assert "tensorflow" not in sys.modules
+
+
+# Tokenizer
+
+
+@pytest.fixture(scope="module")
+def small_tokenizer() -> tokenizer.Tokenizer:
+  return tokenizer.Tokenizer.train(make_text(300).splitlines(), 280)
+
+
+@hypothesis.given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_tokenizer_round_trip(small_tokenizer, string):
+  import unicodedata
+
+  decoded = small_tokenizer.decode(small_tokenizer.encode(string))
+  assert decoded == unicodedata.normalize("NFC", string).removeprefix(" ")
+
+
+def test_tokenizer_ids_and_json(small_tokenizer):
+  t = small_tokenizer
+  assert (t.pad_id, t.bos_id, t.eos_id, t.mask_id) == (0, 1, 2, 3)
+  assert t.vocab_size == 280 == len(t.word_start) == len(t.special)
+  assert t.special.tolist() == [True] * 4 + [False] * 276
+  again = tokenizer.Tokenizer.train(make_text(300).splitlines(), 280)
+  assert again.to_json() == t.to_json()
+  assert tokenizer.Tokenizer.from_json(t.to_json()).to_json() == t.to_json()
+
+
+def test_special_tokens_in_text_are_text(small_tokenizer):
+  ids = small_tokenizer.encode("a </s><mask> b")
+  assert not small_tokenizer.special[ids].any()
+  assert small_tokenizer.decode(ids) == "a </s><mask> b"
+
+
+def test_word_starts_count_words(small_tokenizer):
+  string = "the xylophone sees\ncafé Ω ."
+  ids = small_tokenizer.encode(string)
+  assert ids.dtype == np.int32
+  assert small_tokenizer.word_start[ids].sum() == len(string.split())
+
+
+def test_offsets_cover_the_words(small_tokenizer):
+  string = "the xylophone  sees it's"
+  ids, spans = small_tokenizer.encode_offsets(string)
+  np.testing.assert_array_equal(ids, small_tokenizer.encode(string))
+  pieces = [string[start:end] for start, end in spans]
+  assert "".join(pieces).replace(" ", "") == string.replace(" ", "")
+  assert spans[0][0] == 0 and spans[-1][1] == len(string)
+
+
+def test_wordpiece_is_understood(tmp_path):
+  import tokenizers
+
+  vocab = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[MASK]": 3, "do": 4, "##g": 5}
+  backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab))
+  backend.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", "[MASK]"])
+  backend.save(str(tmp_path / "t.json"))
+  t = tokenizer.Tokenizer.load(tmp_path / "t.json")
+  assert (t.pad_id, t.bos_id, t.eos_id, t.mask_id) == (0, 1, 2, 3)
+  assert t.word_start.tolist() == [True] * 5 + [False]
+
+
+# Packing
+
+
+@st.composite
+def sequences(draw) -> list[np.ndarray]:
+  """Documents of distinct tokens, so that each can be told by its place."""
+  lengths = draw(st.lists(st.integers(1, 90), min_size=1, max_size=40))
+  tokens = np.arange(2, 2 + sum(lengths), dtype=np.int32)
+  return np.split(tokens, np.cumsum(lengths)[:-1])
+
+
+def joined(blocks, seq_len: int) -> packing.Block:
+  tokens, starts = zip(*blocks, strict=True)
+  tokens, starts = np.concatenate(tokens), np.concatenate(starts)
+  assert tokens.shape == starts.shape == (len(tokens), seq_len)
+  assert starts[:, 0].all()
+  return tokens, starts
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_windows():
+  """Makes tiny texts cross the packers' windows."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(packing, "_WINDOW", 200)
+    yield
+
+
+@hypothesis.given(sequences(), st.integers(2, 64))
+def test_stream_drops_only_the_end(documents, seq_len):
+  tokens, starts = joined(packing.stream(documents, seq_len), seq_len)
+  everything = np.concatenate(documents)
+  kept = len(everything) // seq_len * seq_len
+  np.testing.assert_array_equal(tokens.ravel(), everything[:kept])
+  assert not starts[:, 1:].any()
+
+
+@hypothesis.given(sequences(), st.integers(24, 64), st.integers(0, 9))
+def test_chunks_are_the_stream_cut_in_two(documents, seq_len, seed):
+  tokens, starts = joined(packing.chunks(documents, seq_len, seed), seq_len)
+  plain, _ = joined(packing.stream(documents, seq_len), seq_len)
+  np.testing.assert_array_equal(tokens, plain)
+  assert (starts.sum(1) == 2).all()
+  cut = starts[:, 1:].argmax(1) + 1
+  assert ((cut >= 12) & (cut <= seq_len - 12)).all()
+
+
+def test_chunks_are_a_function_of_the_seed_and_uniform(monkeypatch):
+  documents = [np.arange(128 * 20_000, dtype=np.int32)]
+  cuts = {}
+  for seed, window in itertools.product((0, 1), (200, 1 << 20)):
+    monkeypatch.setattr(packing, "_WINDOW", window)
+    _, starts = joined(packing.chunks(documents, 128, seed), 128)
+    cuts[seed, window] = starts[:, 1:].argmax(1) + 1
+  np.testing.assert_array_equal(cuts[0, 200], cuts[0, 1 << 20])
+  assert (cuts[0, 200] != cuts[1, 200]).mean() > 0.9
+  counts = np.bincount(cuts[0, 200])[12:]
+  assert len(counts) == 128 - 24 + 1
+  assert counts.min() > 100  # of 190 expected
+
+
+@hypothesis.given(sequences(), st.integers(2, 64))
+def test_documents_are_whole_and_apart(documents, seq_len):
+  blocks = packing.documents(documents, seq_len, PAD)
+  tokens, starts = joined(blocks, seq_len)
+  segments = np.split(tokens.ravel(), np.flatnonzero(starts.ravel())[1:])
+  padding = [s for s in segments if (s == PAD).any()]
+  assert all((segment == PAD).all() for segment in padding)
+  pieces = sorted(
+    tuple(document[i : i + seq_len])
+    for document in documents
+    for i in range(0, len(document), seq_len)
+  )
+  found = sorted(tuple(s) for s in segments if (s != PAD).all())
+  assert found == pieces
+
+
+def test_documents_pack_tightly(monkeypatch):
+  monkeypatch.setattr(packing, "_WINDOW", 1 << 20)
+  lengths = np.random.default_rng(0).geometric(1 / 25, 40_000)
+  documents = [np.ones(length, np.int32) for length in lengths]
+  tokens, _ = joined(packing.documents(documents, 128, PAD), 128)
+  assert (tokens == PAD).mean() < 0.01
+
+
+def test_boundaries():
+  documents = [np.array([5, 6], np.int32)]
+  both = list(packing.bound(documents, 2, EOS))
+  assert both[0].tolist() == [2, 5, 6, EOS]
+  assert next(packing.bound(documents, None, None)).tolist() == [5, 6]
+
+
+# Rows
+
+
+@pytest.mark.parametrize("vocab_size", [1 << 16, (1 << 16) + 1])
+@pytest.mark.parametrize("segmented", [False, True])
+def test_rows_round_trip(tmp_path, vocab_size, segmented):
+  generator = np.random.default_rng(0)
+  tokens = generator.integers(0, vocab_size, (50, 21)).astype(np.int32)
+  tokens[0, 0] = vocab_size - 1
+  starts = generator.random((50, 21)) < 0.2
+  path = tmp_path / "train.array_record"
+  dtype = rows.token_dtype(vocab_size)
+  blocks = [(tokens[:30], starts[:30]), (tokens[30:], starts[30:])]
+  assert rows.write(path, blocks, dtype, segmented) == 50
+  split = rows.Split(50, 1, 1, 1, 1, 0, 0, path.name, path.stat().st_size, "")
+  rows.Manifest({}, [], {}, 21, dtype, segmented, {"train": split}).save(
+    tmp_path
+  )
+
+  read = rows.Rows(tmp_path, "train")
+  assert (len(read), read.seq_len, read.segmented) == (50, 21, segmented)
+  for source in (read, pickle.loads(pickle.dumps(read))):
+    found, found_starts = source.read([49, 0, 7])
+    np.testing.assert_array_equal(found, tokens[[49, 0, 7]])
+    assert found.dtype == np.int32
+    if segmented:
+      np.testing.assert_array_equal(found_starts, starts[[49, 0, 7]])
+    else:
+      assert found_starts is None
+  assert read.read([])[0].shape == (0, 21)
+  with pytest.raises(IndexError):
+    read.read([50])
+  with pytest.raises(cli.UserError, match="no split dev"):
+    rows.Rows(tmp_path, "dev")
+
+
+def test_unprepared_or_damaged_folders_are_refused(corpus, tmp_path, capsys):
+  for folder in (tmp_path / "none", corpus):
+    with pytest.raises(
+      cli.UserError, match=r"run python -m antlm_jax\.prepare"
+    ):
+      rows.load_manifest(folder)
+  output = tmp_path / "out"
+  prepare.prepare(small(corpus, output))
+  with open(output / "train.array_record", "r+b") as file:
+    file.truncate(100)
+  with pytest.raises(cli.UserError, match="100 bytes, not the"):
+    rows.Rows(output, "train")
+  (output / "manifest.json").write_text("{")
+  with pytest.raises(cli.UserError, match="interrupted"):
+    rows.load_manifest(output)
+
+
+# Prepare
+
+
+@pytest.mark.parametrize("pack", prepare.PACKINGS)
+def test_rows_hold_the_text(corpus, tmp_path, pack):
+  manifest = prepare.prepare(small(corpus, tmp_path / "out", packing=pack))
+  vocabulary = tokenizer.Tokenizer.load(tmp_path / "out/tokenizer.json")
+  for name, split in manifest.splits.items():
+    source = rows.Rows(tmp_path / "out", name)
+    tokens, starts = source.read(range(len(source)))
+    expected = (corpus / f"a.{name}").read_text("utf-8").split()
+    assert split.words == len(expected)
+    assert split.rows * 32 == split.tokens - split.dropped + split.padding
+    kept = tokens[tokens != vocabulary.pad_id]
+    assert len(kept) == split.tokens - split.dropped
+    assert (starts is None) == (pack == "stream")
+    if pack != "documents":
+      found = vocabulary.decode(tokens.ravel()).replace(".", ". ").split()
+      assert found[:-1] == expected[: len(found) - 1]
+
+
+def test_command_prepares_once(corpus, tmp_path):
+  output = tmp_path / "out"
+  args = ["--text", corpus, f"--output={output}", "--vocab_size=300"]
+  first = command(*args, "--seq_len", 32)
+  assert first.returncode == 0, first.stderr
+  assert "train: 300 documents, 3,000 words" in first.stdout
+  assert first.stderr == ""
+  files = {p: p.stat().st_mtime_ns for p in output.rglob("*") if p.is_file()}
+
+  again = command(*args, "--seq_len", 32)
+  assert (again.returncode, again.stderr) == (0, "")
+  assert "already prepared" in again.stdout
+  assert files == {p: p.stat().st_mtime_ns for p in files}
+
+  other = command(*args, "--seq_len", 64)
+  assert other.returncode == 2
+  assert "seq_len 32 there, 64 asked" in other.stderr
+
+
+def test_other_text_is_refused(corpus, tmp_path):
+  prepare.prepare(small(corpus, tmp_path / "out"))
+  (corpus / "a.train").write_text(make_text(301), "utf-8")
+  with pytest.raises(cli.UserError, match="other text"):
+    prepare.prepare(small(corpus, tmp_path / "out"))
+
+
+def test_preparing_again_gives_the_same_bytes(corpus, tmp_path):
+  names = ["tokenizer.json", "train.array_record", "dev.array_record"]
+  for folder in ("x", "y"):
+    prepare.prepare(small(corpus, tmp_path / folder, packing="chunks"))
+  for name in names:
+    assert rows.sha256(tmp_path / "x" / name) == rows.sha256(
+      tmp_path / "y" / name
+    )
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+def test_interrupted_preparation_is_done_again(tmp_path, stop):
+  big = tmp_path / "big.txt"
+  big.write_text(make_text(60_000), "utf-8")
+  output = tmp_path / "out"
+  args = ["--text", big, "--output", output, "--vocab_size", "300"]
+  line = [sys.executable, "-m", "antlm_jax.prepare", *map(str, args)]
+  process = subprocess.Popen(
+    line, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+  )
+  while not (output / "documents").exists() and process.poll() is None:
+    time.sleep(0.01)
+  process.send_signal(stop)
+  _, errors = process.communicate(timeout=30)
+  assert not (output / "manifest.json").exists()
+  if stop == signal.SIGINT:
+    assert process.returncode == 130, errors
+    assert errors == b"interrupted\n"
+    assert not output.exists()
+
+  big.write_text(make_text(4000), "utf-8")
+  again = command(*args)
+  assert again.returncode == 0, again.stderr
+  assert ("holds an interrupted" in again.stdout) == (stop == signal.SIGKILL)
+  assert len(rows.Rows(output, "train"))
+
+
+def test_two_preparations_do_not_mix(corpus, tmp_path):
+  import fcntl
+
+  output = tmp_path / "out"
+  output.mkdir()
+  with open(output / ".antlm_jax_prepare", "w") as marker:
+    fcntl.flock(marker, fcntl.LOCK_EX)
+    with pytest.raises(cli.UserError, match="another process"):
+      prepare.prepare(small(corpus, output))
+
+
+BAD_SETTINGS = [
+  ({"vocab_size": 259}, "at least 260"),
+  ({"packing": "chunks", "seq_len": 23}, "at least 24"),
+  ({"seq_len": 100_000}, "train split has .* tokens, less than a row"),
+  ({"seq_len": 1}, "seq_len 1 is too small"),
+  ({"dev_share": 0.0}, "dev_share"),
+  ({"packing": "tight"}, "packing 'tight' must be one of"),
+  ({"tokenizer": "nowhere.json"}, "cannot read the tokenizer"),
+  ({"tokenizer": __file__}, "is not a tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), BAD_SETTINGS)
+def test_bad_settings(corpus, tmp_path, changes, message):
+  with pytest.raises(cli.UserError, match=message) as error:
+    prepare.prepare(small(corpus, tmp_path / "out", **changes))
+  assert "\n" not in str(error.value)
+  assert not (tmp_path / "out").exists()
+
+
+BAD_TEXTS = [
+  (None, "does not exist"),
+  ({}, "no text to train on"),
+  ({"a.csv": b"x"}, "no text to train on"),
+  ({"a.txt": b" \n\n"}, "no words"),
+  ({"a.txt": b"one document"}, "no document for train"),
+  ({"a.txt": b"fine\n\nfine\n\n" * 9 + b"\xff"}, r"byte 108;"),
+  ({"a.train": b"a b c\n\n" * 99, "a.dev": b"x"}, "the dev split has"),
+]
+
+
+@pytest.mark.parametrize(("files", "message"), BAD_TEXTS)
+def test_bad_text(tmp_path, files, message):
+  corpus = tmp_path / "corpus"
+  if files is not None:
+    corpus.mkdir()
+  for name, content in (files or {}).items():
+    (corpus / name).write_bytes(content)
+  with pytest.raises(cli.UserError, match=message) as error:
+    prepare.prepare(small(corpus, tmp_path / "out"))
+  assert "\n" not in str(error.value)
+  assert not (tmp_path / "out").exists()
+
+
+def test_bad_outputs(corpus, tmp_path):
+  (tmp_path / "file").write_text("mine")
+  with pytest.raises(cli.UserError, match="is a file"):
+    prepare.prepare(small(corpus, tmp_path / "file"))
+  with pytest.raises(cli.UserError, match="is not empty"):
+    prepare.prepare(small(corpus, corpus))
+  assert sorted(f.name for f in corpus.iterdir()) == ["a.dev", "a.train"]
+
+
+def test_a_full_disk_is_told_before(corpus, tmp_path, monkeypatch):
+  usage = type("Usage", (), {"free": 10})
+  monkeypatch.setattr(prepare.shutil, "disk_usage", lambda path: usage)
+  with pytest.raises(cli.UserError, match="MB free"):
+    prepare.prepare(small(corpus, tmp_path / "out"))
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+  "args",
+  [
+    ["--text", "nowhere", "--output", "{out}"],
+    ["--text", "{corpus}", "--output", "{out}", "--seq_len=long"],
+    ["--text", "{corpus}"],
+  ],
+)
+def test_bad_commands_exit_with_one_line(corpus, tmp_path, args):
+  out = tmp_path / "out"
+  done = command(*(a.format(corpus=corpus, out=out) for a in args))
+  assert done.returncode == 2
+  assert done.stderr.startswith("error: ")
+  assert done.stderr.count("\n") == 1
+  assert not out.exists()
+
+
+@pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not here")
+def test_real_text(tmp_path):
+  corpus = tmp_path / "corpus"
+  corpus.mkdir()
+  with tarfile.open(REAL) as archive:
+    for member in archive:
+      if member.isfile() and member.size < 1_000_000:
+        name = pathlib.PurePath(member.name).name
+        (corpus / name).write_bytes(archive.extractfile(member).read())
+  settings = small(corpus, tmp_path / "out", vocab_size=4000, seq_len=128)
+  manifest = prepare.prepare(settings)
+  train = manifest.splits["train"]
+  assert 2.5 < train.text_bytes / train.tokens < 5
+  source = rows.Rows(tmp_path / "out", "train")
+  vocabulary = tokenizer.Tokenizer.load(tmp_path / "out/tokenizer.json")
+  tokens, _ = source.read([0])
+  start = vocabulary.decode(tokens[0])[:100]
+  assert any(
+    file.read_text("utf-8").startswith(start) for file in corpus.glob("*.train")
+  )

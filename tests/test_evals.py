@@ -1,0 +1,503 @@
+"""Scoring, minimal pairs, generation and mask filling, on random models."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tarfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from antlm_jax import checkpoint, config, models, reading, toy_english
+from antlm_jax.cli import UserError
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.fill_mask import encode, fill_mask
+from antlm_jax.generate import Sampling, generate
+from antlm_jax.masks import AttentionMask
+from antlm_jax.step import TrainState
+from evals import blimp, scoring
+
+ROOT = pathlib.Path(__file__).parent.parent
+BLIMP = ROOT / "../shared/data/blimp_filtered.tar.xz"
+STEP = 7
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+  return Tokenizer.train(toy_english.sentences(0, 500), 400)
+
+
+@pytest.fixture(scope="module")
+def run(tokenizer, tmp_path_factory):
+  """A run's folder with a checkpoint of a random model."""
+  settings = config.default()
+  with settings.unlocked():
+    # A large init_std: the scores must tell sentences apart.
+    settings.model.update(
+      layers=2, width=32, heads=2, kv_heads=1, mlp_width=48, init_std=0.3
+    )
+    settings.model.max_seq_len = 48
+  folder = tmp_path_factory.mktemp("run")
+  model = models.build(settings.model, tokenizer.vocab_size)
+  params = jax.jit(lambda: model.init(0))()
+  state = TrainState(
+    jnp.int32(STEP), params, optax.scale_by_adam().init(params)
+  )
+  meta = checkpoint.Meta(settings, tokenizer, "bos_eos", "hash")
+  saver = checkpoint.Checkpoints(folder, meta)
+  saver.save(STEP, state)
+  saver.close()
+  return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(run):
+  return checkpoint.load(run)
+
+
+@pytest.fixture(scope="module")
+def sentences():
+  return [*toy_english.sentences(1, 6), "Tom", "the " * 20]
+
+
+def with_curriculum(loaded, text):
+  settings = config.from_json(config.to_json(loaded.config))
+  with settings.unlocked():
+    settings.curriculum = text
+  return dataclasses.replace(loaded, config=settings)
+
+
+# ------------------------------------------------------- an independent scorer
+
+
+@pytest.fixture(scope="module")
+def logits_of(loaded):
+  """Logits `[n, V]` of one sentence, alone and without padding."""
+
+  @jax.jit
+  def causal(tokens):
+    return forward(tokens, AttentionMask(causal=True))
+
+  @jax.jit
+  def full(tokens):
+    return forward(tokens, AttentionMask())
+
+  def forward(tokens, mask):
+    positions = jnp.arange(len(tokens))[None]
+    model, params = loaded.model, loaded.params
+    hidden = model.encode(params, tokens[None], positions, mask)
+    return model.logits(params, hidden)[0]
+
+  def call(tokens, is_causal):
+    program = causal if is_causal else full
+    return np.asarray(program(jnp.asarray(tokens)), np.float64)
+
+  return call
+
+
+def slow_score(loaded, logits_of, text, mode, temperature=1.0, shift=0):
+  """Scores a sentence token by token; returns (sum, number of tokens)."""
+  t = loaded.tokenizer
+  before, after = {
+    "bos_eos": ([t.bos_id], [t.eos_id]),
+    "eos": ([t.eos_id], [t.eos_id]),
+    "none": ([], []),
+  }[loaded.boundary]
+  ids = list(t.encode(text))
+  tokens = np.array(before + ids + after)
+  shift = {"mlm": 0, "mntp": 1, "causal": 1}.get(mode, shift)
+  total, count = 0.0, 0
+  for i in range(len(before), len(before) + len(ids)):
+    if i == 0 and (shift or mode == "fused"):
+      continue
+    logits = 0.0
+    if mode in ("causal", "fused"):
+      logits = logits + logits_of(tokens, True)[i - 1]
+    if mode != "causal":
+      masked = tokens.copy()
+      masked[i] = t.mask_id
+      logits = logits + logits_of(masked, False)[i - shift]
+    logits = logits / temperature
+    top = logits.max()
+    norm = top + np.log(np.exp(logits - top).sum())
+    total += logits[tokens[i]] - norm
+    count += 1
+  return total, count
+
+
+@pytest.mark.parametrize("boundary", ["bos_eos", "eos", "none"])
+@pytest.mark.parametrize("mode", scoring.MODES)
+def test_scores_equal_a_slow_loop(loaded, logits_of, sentences, mode, boundary):
+  loaded = dataclasses.replace(loaded, boundary=boundary)
+  texts = [s for s in sentences if len(loaded.tokenizer.encode(s)) > 1]
+  if boundary != "bos_eos":
+    texts = texts[:3]
+  expected = np.array([slow_score(loaded, logits_of, s, mode) for s in texts])
+  got = scoring.score(loaded, texts, mode)
+  np.testing.assert_allclose(got, expected[:, 0], rtol=2e-5, atol=2e-4)
+  mean = scoring.score(loaded, texts, mode, reduction="mean")
+  np.testing.assert_allclose(mean, got / expected[:, 1])
+  assert np.ptp(got) > 2  # the model tells sentences apart
+
+
+def test_fused_reads_masks_as_trained(loaded, logits_of, sentences):
+  texts = sentences[:3]
+  for curriculum, shift in (("1C+1N", 1), ("C:N=1:3", 1), ("1C+1M+1N", 0)):
+    trained = with_curriculum(loaded, curriculum)
+    assert reading.mask_shift(trained.config) == shift
+    expected = [
+      slow_score(trained, logits_of, s, "fused", shift=shift)[0] for s in texts
+    ]
+    got = scoring.score(trained, texts, "fused")
+    np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-4)
+
+
+@pytest.mark.parametrize("mode", scoring.MODES)
+def test_batching_does_not_matter(loaded, sentences, mode):
+  whole = scoring.score(loaded, sentences, mode)
+  small = scoring.score(loaded, sentences[::-1], mode, batch_tokens=64)[::-1]
+  np.testing.assert_allclose(whole, small, rtol=1e-5, atol=1e-4)
+
+
+def test_later_tokens_do_not_leak(loaded, sentences):
+  """A causal score is the sum of scores that see no later token."""
+  words = sentences[0].split()
+  texts = [" ".join(words[:n]) for n in range(1, len(words) + 1)]
+  grown = scoring.score(loaded, texts, "causal")
+  changed = scoring.score(
+    loaded, [" ".join([*words[:-1], w]) for w in ("Tom", "hills")], "causal"
+  )
+  assert np.all(np.diff(grown) < 0)
+  # The log-probability of the common part, plus that of the last word.
+  assert np.all(changed < grown[-2] + 1e-4)
+
+
+def test_equal_sentences_are_scored_once(loaded, sentences):
+  seen = []
+
+  def track(batches):
+    seen.extend(i for which, _ in batches for i in which)
+    return batches
+
+  doubled = [*sentences, *sentences]
+  scores = scoring.score(loaded, doubled, "causal", track=track)
+  assert sorted(seen) == list(range(len(set(sentences))))
+  np.testing.assert_array_equal(*np.split(scores, 2))
+
+
+def test_temperatures_in_one_pass(loaded, logits_of, sentences):
+  temperatures = (1.0, 0.5, 2.0)
+  texts = sentences[:4]
+  got = scoring.score(loaded, texts, "mlm", temperature=temperatures)
+  assert got.shape == (4, 3)
+  for k, t in enumerate(temperatures):
+    alone = scoring.score(loaded, texts, "mlm", temperature=t)
+    np.testing.assert_allclose(got[:, k], alone, rtol=1e-6)
+    expected = slow_score(loaded, logits_of, texts[0], "mlm", t)[0]
+    np.testing.assert_allclose(got[0, k], expected, rtol=2e-5)
+
+
+def test_scoring_refuses(loaded):
+  def refused(match, texts=("Tom sat .",), mode="causal", **options):
+    with pytest.raises(UserError, match=match):
+      scoring.score(loaded, texts, mode, **options)
+
+  refused("mode 'left' is not one of causal", mode="left")
+  refused("reduction 'max'", reduction="max")
+  refused("temperature 0", temperature=0)
+  refused("not positive", temperature=(1.0, -1.0))
+  refused("max_seq_len=48", texts=["Tom " * 60])
+  refused("no token to score", texts=[""])
+
+
+def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
+  monkeypatch.setattr(loaded.tokenizer, "mask_id", None)
+  for mode in ("mlm", "mntp", "fused"):
+    with pytest.raises(UserError, match="no <mask> token"):
+      scoring.score(loaded, ["Tom sat ."], mode)
+  scoring.score(loaded, ["Tom sat ."], "causal")
+
+
+# ------------------------------------------------------------- minimal pairs
+
+
+def write_pairs(folder, *names, **fields):
+  folder.mkdir(exist_ok=True)
+  for name in names:
+    pairs = toy_english.minimal_pairs(name, 3)
+    lines = [json.dumps(p | fields) for ps in pairs.values() for p in ps]
+    (folder / name).write_text("\n".join(lines) + "\n")
+  return folder
+
+
+def command(module, *args):
+  """Runs `python -m module` and returns what ended."""
+  return subprocess.run(
+    [sys.executable, "-W", "error", "-m", module, *map(str, args)],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+  )
+
+
+def test_blimp_command(run, loaded, tmp_path):
+  data = write_pairs(tmp_path / "pairs", "a.jsonl", "b.jsonl")
+  done = command(
+    "evals.blimp",
+    *(f"--checkpoint={run}", f"--data={data}", "--mode=causal"),
+    *("--limit=20", "--temperature=1,2"),
+  )
+  assert done.returncode == 0, done.stderr
+  output = run / "evals" / "pairs" / f"{STEP}-causal"
+  assert sorted(p.name for p in output.iterdir()) == [
+    "items.jsonl",
+    "summary.json",
+  ]
+  lines = (output / "items.jsonl").read_text().splitlines()
+  items = [json.loads(line) for line in lines]
+  assert len(items) == 40
+  summary = json.loads((output / "summary.json").read_text())
+  for item in items[:3]:
+    both = [item["sentence_good"], item["sentence_bad"]]
+    good, bad = scoring.score(loaded, both, "causal")
+    assert item["score_good"] == pytest.approx(good, abs=1e-3)
+    assert item["correct"] == (good > bad)
+  by_uid = {}
+  for item in items:
+    by_uid.setdefault(item["UID"], []).append(item["correct"])
+  macro = np.mean([np.mean(c) for c in by_uid.values()])
+  assert summary["macro_accuracy"] == pytest.approx(macro)
+  assert len(summary["by_temperature"]) == 2
+  assert f"{100 * macro:.2f}" in done.stdout
+  assert "temperature 2" in done.stdout and "batch 1/" in done.stderr
+
+
+def test_ties_are_wrong_and_counted():
+  pairs = [blimp.Pair("a", "b", uid, "", "0") for uid in ("x", "x", "y")]
+  good = np.array([[1.0], [0.0], [2.0]])
+  bad = np.array([[0.0], [0.0], [1.0]])
+  summary = blimp.Results(pairs, good, bad, (1.0,)).summary()
+  assert summary["ties"] == 1
+  assert summary["macro_accuracy"] == 0.75  # not 2/3, that over pairs
+  assert summary["pair_accuracy"] == pytest.approx(2 / 3)
+
+
+def test_pairs_without_a_uid_take_the_file_name(tmp_path):
+  line = '{"sentence_good": "a", "sentence_bad": "b"}\n'
+  (tmp_path / "hypernym.jsonl").write_text(line + "\n" + line)
+  pairs = blimp.read(tmp_path)
+  assert [(p.uid, p.term) for p in pairs] == [("hypernym", "")] * 2
+  table = blimp.Results(
+    pairs, np.ones((2, 1)), np.zeros((2, 1)), (1.0,)
+  ).table()
+  assert "hypernym" in table and "100.00" in table
+
+
+def test_blimp_on_the_real_files(loaded, tmp_path):
+  if not BLIMP.exists():
+    pytest.skip(f"{BLIMP} is absent")
+  with tarfile.open(BLIMP) as archive:
+    archive.extractall(tmp_path, filter="data")
+  pairs = blimp.read(tmp_path / "blimp_filtered", limit=2)
+  assert len(pairs) == 2 * 67
+  settings = dataclasses.replace(loaded.model.config, max_seq_len=128)
+  loaded = dataclasses.replace(loaded, model=models.from_config(settings))
+  results = blimp.evaluate(loaded, pairs, "causal")
+  assert len(results.by_uid) == 67
+  assert 0.3 < results.macro[0] < 0.7  # a random model
+
+
+GOOD = '{"sentence_good": "Tom sat .", "sentence_bad": "Tom hills ."}'
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    (None, "no such folder"),
+    ("", "holds no pairs"),
+    (GOOD + "\n{", r"x.jsonl, line 2: not JSON"),
+    (GOOD + '\n{"sentence_good": "a"}', "line 2: no text 'sentence_bad'"),
+    ("[1]", "line 1: no text 'sentence_good'"),
+    (GOOD.replace("Tom sat", "Tom " * 60), "max_seq_len=48"),
+  ],
+)
+def test_blimp_refuses_data(run, tmp_path, text, message):
+  data, output = tmp_path / "data", tmp_path / "out"
+  if text is not None:
+    data.mkdir()
+    (data / "x.jsonl").write_text(text)
+  with pytest.raises(UserError, match=message):
+    args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
+    blimp.main([*args, "--mode=mlm"])
+  assert not output.exists()
+
+
+def test_blimp_refuses_arguments(run, tmp_path):
+  data = write_pairs(tmp_path / "pairs", "a.jsonl")
+  args = [f"--checkpoint={run}", f"--data={data}", "--mode=causal"]
+  for extra, message in (
+    ("--checkpoint=nowhere", "holds no checkpoint"),
+    ("--step=5", "has no step 5"),
+    ("--mode=both", "invalid choice: 'both'"),
+    ("--temperature=0", "not all positive"),
+    ("--temperature=a", "invalid"),
+    ("--limit=-1", "negative"),
+    (f"--output={data / 'a.jsonl'}", "cannot write to --output"),
+  ):
+    with pytest.raises(UserError, match=message):
+      blimp.main([*args, extra])
+
+
+@pytest.mark.parametrize(
+  ("module", "args"),
+  [
+    ("evals.blimp", ["--data=nowhere", "--mode=mlm"]),
+    ("antlm_jax.generate", ["--prompt=Tom"]),
+    ("antlm_jax.fill_mask", ["--text=<mask>"]),
+  ],
+)
+def test_errors_are_one_line(module, args):
+  done = command(module, "--checkpoint=nowhere", *args)
+  assert done.returncode == 2
+  assert done.stderr.startswith("error: ")
+  assert done.stderr.count("\n") == 1 and not done.stdout
+
+
+# ---------------------------------------------------------------- generation
+
+
+def test_greedy_is_step_by_step_argmax(loaded, logits_of):
+  t = loaded.tokenizer
+  tokens = [t.bos_id, *t.encode("Tom sat")]
+  banned = t.special.copy()
+  banned[t.eos_id] = False
+  for _ in range(8):
+    logits = logits_of(np.array(tokens), True)[-1]
+    tokens.append(int(np.where(banned, -np.inf, logits).argmax()))
+    if tokens[-1] == t.eos_id:
+      break
+  texts = generate(loaded, "Tom sat", tokens=8, temperature=0, count=2)
+  assert texts == [t.decode(tokens)] * 2
+  assert texts[0].startswith("Tom sat")
+
+
+def test_samples_follow_the_seed(loaded):
+  def draw(seed):
+    return generate(loaded, "", tokens=12, temperature=1, seed=seed, count=3)
+
+  assert draw(0) == draw(0)
+  assert draw(0) != draw(1)
+  assert len(set(draw(0))) == 3
+
+
+def test_special_tokens_are_never_sampled(loaded, monkeypatch):
+  """At a temperature that makes all tokens as likely."""
+  seen = []
+  monkeypatch.setattr(loaded.tokenizer, "decode", seen.append)
+  generate(loaded, "Tom", tokens=40, temperature=1e6, count=40)
+  special = loaded.tokenizer.special
+  assert all(not special[row[1:]].any() for row in seen)
+  assert min(map(len, seen)) < max(map(len, seen)) <= 48  # EOS ends a text
+
+
+def test_top_k_and_top_p():
+  logits = jnp.log(jnp.array([[0.1, 0.5, 0.15, 0.25]]))
+  for sampling, allowed in (
+    (Sampling(1.0), {0, 1, 2, 3}),
+    (Sampling(1.0, top_k=2), {1, 3}),
+    (Sampling(1.0, top_p=0.7), {1, 3}),
+    (Sampling(1.0, top_p=0.01), {1}),
+    (Sampling(0.0), {1}),
+  ):
+    keys = jax.random.split(jax.random.key(0), 200)
+    draw = jax.jit(jax.vmap(lambda key, s=sampling: s.draw(key, logits)))
+    assert set(np.asarray(draw(keys)).ravel().tolist()) == allowed
+
+
+def test_generate_refuses(loaded):
+  none = dataclasses.replace(loaded, boundary="none")
+  for model, prompt, options, message in (
+    (loaded, "Tom " * 60, {}, "max_seq_len=48"),
+    (none, "", {}, "the prompt is empty"),
+    (loaded, "Tom", {"tokens": 0}, "tokens=0"),
+    (loaded, "Tom", {"count": 0}, "count=0"),
+    (loaded, "Tom", {"top_p": 0.0}, "top_p=0.0"),
+    (loaded, "Tom", {"temperature": -1.0}, "temperature=-1.0"),
+  ):
+    with pytest.raises(UserError, match=message):
+      generate(model, prompt, **options)
+
+
+def test_generate_command(run):
+  done = command(
+    "antlm_jax.generate",
+    *(f"--checkpoint={run}", "--prompt=Tom sat", "--tokens=99"),
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.startswith("Tom sat")
+  assert "max_seq_len=48" in done.stderr
+
+
+# -------------------------------------------------------------- mask filling
+
+
+@pytest.mark.parametrize(("curriculum", "shift"), [("1C+1M", 0), ("1N", 1)])
+def test_fill_mask_is_the_top_of_the_softmax(
+  loaded, logits_of, curriculum, shift
+):
+  loaded = with_curriculum(loaded, curriculum)
+  t = loaded.tokenizer
+  text = "The <mask> near Tom <mask> ."
+  tokens = encode(loaded, text)
+  logits = logits_of(tokens, False)[np.flatnonzero(tokens == t.mask_id) - shift]
+  p = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+  for row, candidates in zip(p, fill_mask(loaded, text, 4), strict=True):
+    best = np.argsort(-row)[:4]
+    names = [t.decode([i], skip_special=False) for i in best]
+    assert [name for name, _ in candidates] == names
+    np.testing.assert_allclose([q for _, q in candidates], row[best], rtol=1e-3)
+
+
+def test_masks_stand_like_words(loaded):
+  """The text around a mask is encoded as around a word."""
+  t = loaded.tokenizer
+  assert len(t.encode("the")) == 1
+  for before, masks, after in (
+    ("", 1, " sat ."),
+    ("near ", 1, "."),
+    ("", 1, ""),
+    ("Tom and ", 1, " , Tom sat 0 ."),
+    ("near ", 2, " ."),
+    ("", 2, " ."),
+  ):
+    text = before + "<mask>" * masks + after
+    ids = [*t.encode(before.strip()), *[t.mask_id] * masks]
+    ids += t.encode("the" + after)[1:].tolist()
+    assert encode(loaded, text).tolist() == [t.bos_id, *ids, t.eos_id]
+
+
+def test_fill_mask_refuses(loaded):
+  bare = dataclasses.replace(with_curriculum(loaded, "1N"), boundary="none")
+  for model, text, message in (
+    (loaded, "Tom sat .", "holds no <mask>"),
+    (loaded, "Tom " * 60 + "<mask>", "max_seq_len=48"),
+    (bare, "<mask> sat", "nothing stands before"),
+  ):
+    with pytest.raises(UserError, match=message):
+      fill_mask(model, text)
+
+
+def test_fill_mask_command(run):
+  done = command(
+    "antlm_jax.fill_mask",
+    *(f"--checkpoint={run}", "--text=<mask> and <mask>", "--top=3"),
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.count("\n") == 2 * (1 + 3)

@@ -1,0 +1,203 @@
+"""Tests of the toy English: learnable, and not from short contexts."""
+
+import json
+import math
+from collections import Counter
+
+import pytest
+
+from antlm_jax import cli, toy_english
+
+SENTENCES, PAIRS = 60_000, 100
+SIDES = ("sentence_good", "sentence_bad")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+  """The folder, its training and held-out lines, and its pairs by UID."""
+  folder = tmp_path_factory.mktemp("toy")
+  toy_english.write(folder, seed=1, sentences=SENTENCES, pairs=PAIRS)
+  train, dev = (
+    (folder / f"text/toy.{split}").read_text().splitlines()
+    for split in ("train", "dev")
+  )
+  pairs = {
+    path.stem: [json.loads(line) for line in path.read_text().splitlines()]
+    for path in (folder / "pairs").iterdir()
+  }
+  return folder, train, dev, pairs
+
+
+def accuracy(score, pairs) -> float:
+  """The share of pairs whose good sentence scores higher; ties count half."""
+  margins = [score(p[SIDES[0]]) - score(p[SIDES[1]]) for p in pairs]
+  return sum((m > 0) + 0.5 * (m == 0) for m in margins) / len(margins)
+
+
+def everything(pairs) -> list[dict]:
+  return [pair for group in pairs.values() for pair in group]
+
+
+class Ngrams:
+  """Interpolated Witten-Bell model of words: trigrams down to unigrams."""
+
+  def __init__(self, lines, order=3):
+    self.order = order
+    self.count, self.total, self.types = Counter(), Counter(), Counter()
+    for line in lines:
+      self.count.update(g for grams in self.grams(line) for g in grams)
+    for gram, n in self.count.items():
+      self.total[gram[:-1]] += n
+      self.types[gram[:-1]] += 1
+
+  def grams(self, line):
+    """For each word, the n-grams that end in it, shortest first."""
+    words = ["<s>"] * (self.order - 1) + line.split()
+    for end in range(self.order, len(words) + 1):
+      yield [tuple(words[end - n : end]) for n in range(1, self.order + 1)]
+
+  def score(self, line) -> float:
+    return sum(math.log(self.probability(g)) for g in self.grams(line))
+
+  def probability(self, grams) -> float:
+    p = 1 / self.types[()]
+    for gram in grams:
+      seen, types = self.total[gram[:-1]], self.types[gram[:-1]]
+      if seen:
+        p = (self.count[gram] + types * p) / (seen + types)
+    return p
+
+
+@pytest.mark.parametrize("order", [1, 3])
+def test_short_contexts_do_not_decide(data, order):
+  _, train, _, pairs = data
+  score = Ngrams(train, order).score
+  assert accuracy(score, everything(pairs)) <= (0.60 if order == 1 else 0.65)
+
+
+def test_the_trigram_model_is_a_fair_judge(data):
+  """It does tell what lies within three words, and sums to one."""
+  _, train, _, _ = data
+  model = Ngrams(train)
+  forms = {word for line in train for word in line.split()}
+  context = ("the", "dogs")
+  total = sum(
+    model.probability([(w,), (context[1], w), (*context, w)]) for w in forms
+  )
+  assert total == pytest.approx(1)
+  assert model.score("the dogs have walked .") > model.score(
+    "the dogs has walked ."
+  )
+
+
+def test_equal_seeds_write_equal_files(data, tmp_path):
+  folder, *_ = data
+  toy_english.write(tmp_path, seed=1, sentences=SENTENCES, pairs=PAIRS)
+  names = sorted(p.relative_to(folder) for p in folder.rglob("*.*"))
+  assert len(names) == 2 + len(toy_english.PHENOMENA)
+  for name in names:
+    assert (folder / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def test_seeds_differ():
+  assert list(toy_english.sentences(0, 50)) != list(
+    toy_english.sentences(1, 50)
+  )
+  assert toy_english.minimal_pairs(0, 5) != toy_english.minimal_pairs(1, 5)
+
+
+def test_texts_and_pairs_are_disjoint(data):
+  _, train, dev, pairs = data
+  tested = [pair[side] for pair in everything(pairs) for side in SIDES]
+  assert len(train) == SENTENCES
+  assert len(dev) == SENTENCES // 20
+  assert set(train).isdisjoint(dev)
+  assert set(train).isdisjoint(tested)
+  assert set(dev).isdisjoint(tested)
+
+
+def test_pairs_have_blimps_form(data):
+  *_, pairs = data
+  assert set(pairs) == set(toy_english.PHENOMENA)
+  for uid, group in pairs.items():
+    assert [pair["pair_id"] for pair in group] == [*map(str, range(PAIRS))]
+    assert {pair["UID"] for pair in group} == {uid}
+    for pair in group:
+      assert set(pair) == {
+        *SIDES,
+        "field",
+        "linguistics_term",
+        "UID",
+        "pair_id",
+      }
+
+
+def test_pairs_differ_in_one_word(data):
+  *_, pairs = data
+  for pair in everything(pairs):
+    good, bad = (pair[side].split() for side in SIDES)
+    assert len(good) == len(bad)
+    assert sum(g != b for g, b in zip(good, bad, strict=True)) == 1
+
+
+def test_both_directions_of_a_pair_occur(data):
+  """Each UID's good words are also the bad ones of other pairs."""
+  *_, pairs = data
+  for uid, group in pairs.items():
+    swaps = Counter()
+    for pair in group:
+      good, bad = (pair[side].split() for side in SIDES)
+      swaps.update(g for g, b in zip(good, bad, strict=True) if g != b)
+      swaps.subtract(b for g, b in zip(good, bad, strict=True) if g != b)
+    if uid != "existential_quantifier":  # "there all", never "here many"
+      assert max(map(abs, swaps.values())) <= PAIRS * 0.4, uid
+
+
+def test_every_tested_word_is_frequent(data):
+  _, train, _, pairs = data
+  counts = Counter(word for line in train for word in line.split())
+  tested = {
+    word
+    for pair in everything(pairs)
+    for side in SIDES
+    for word in pair[side].split()
+  }
+  assert min(counts[word] for word in tested) >= 100
+  assert len(counts) <= 300
+
+
+def test_exclusion():
+  first = list(toy_english.sentences(0, 200))
+  again = list(toy_english.sentences(0, 200, exclude=set(first[:100])))
+  assert set(first[:100]).isdisjoint(again)
+  assert len(again) == 200
+  group = toy_english.minimal_pairs(0, 3)["npi_subject"]
+  excluded = {group[0]["sentence_bad"]}
+  others = toy_english.minimal_pairs(0, 3, excluded)["npi_subject"]
+  assert group[0]["sentence_good"] not in {p["sentence_good"] for p in others}
+
+
+def test_the_most_pairs_can_be_made():
+  groups = toy_english.minimal_pairs(0, toy_english.MOST_PAIRS)
+  assert {len(g) for g in groups.values()} == {toy_english.MOST_PAIRS}
+
+
+def test_the_command(tmp_path, capsys):
+  toy_english.main([f"--output={tmp_path}", "--sentences=50", "--pairs=2"])
+  out = capsys.readouterr().out
+  assert "Wrote 50 sentences" in out
+  assert out.count("\n* ") == len(toy_english.PHENOMENA)
+
+
+@pytest.mark.parametrize(
+  "wrong", ["--pairs=0", "--pairs=100000", "--sentences=0", "--sentences=x"]
+)
+def test_bad_options(tmp_path, wrong):
+  with pytest.raises(cli.UserError):
+    toy_english.main([f"--output={tmp_path}", wrong])
+
+
+def test_an_unwritable_folder(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(cli.UserError, match="cannot write"):
+    toy_english.write(tmp_path / "file", sentences=1, pairs=1)

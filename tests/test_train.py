@@ -1,0 +1,244 @@
+"""The training command as a user runs it: journeys, resuming, bad input."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+
+import pytest
+
+from antlm_jax import monitor
+from tests import runs
+
+# Crosses a change of objective at 20 and 40, and ends in the decay.
+LONG = ("curriculum=20C+20M+20C:M=1:1 steps", "checkpoint.every=7")
+
+
+@pytest.fixture(scope="module")
+def whole(prepared, tmp_path_factory):
+  """A run that nothing interrupted."""
+  workdir = tmp_path_factory.mktemp("whole")
+  runs.train(workdir, prepared, *LONG)
+  return workdir
+
+
+def test_a_run_leaves_all_that_it_promises(whole):
+  assert (whole / "curves.png").read_bytes().startswith(b"\x89PNG")
+  assert list((whole / "tensorboard").iterdir())
+  summary = json.loads((whole / "summary.json").read_text())
+  assert summary["switches"] == [20, 40]
+  assert [row["step"] for row in summary["held_out"]] == [0, 20, 40, 60]
+  for row in summary["held_out"]:
+    assert row["eval/clm/loss"] > 0 and row["eval/mlm/loss"] > 0
+  losses = [row["eval/clm/loss"] for row in summary["held_out"]]
+  assert losses[1] < losses[0]
+
+
+def test_metrics_hold_each_step_once_and_each_objective_in_its_phase(whole):
+  records = monitor.read_records(whole)
+  steps = [r["step"] for r in records if "train/learning_rate" in r]
+  assert steps == list(range(1, 61))
+  for record in records:
+    step = record["step"]
+    if "train/learning_rate" in record:
+      assert ("train/clm/loss" in record) == (step <= 20 or step > 40)
+      assert ("train/mlm/loss" in record) == (step > 20)
+
+
+def test_a_finished_run_run_again_changes_nothing(whole, prepared):
+  before = {p: p.stat().st_mtime_ns for p in (whole / "checkpoints").iterdir()}
+  done = runs.train(whole, prepared, *LONG)
+  assert "going on from step 60" in done.stdout
+  after = {p: p.stat().st_mtime_ns for p in (whole / "checkpoints").iterdir()}
+  assert after == before
+
+
+def killed(workdir, prepared, moment) -> bool:
+  """Starts the run and kills it, unless it ends, when `moment()` says so."""
+  words = runs.command(
+    "antlm_jax.train", *runs.train_args(workdir, prepared, *LONG)
+  )
+  process = subprocess.Popen(
+    words, cwd=runs.ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+  )
+  while process.poll() is None:
+    if moment():
+      process.send_signal(signal.SIGKILL)
+      process.wait()
+      return True
+  return False
+
+
+def saving(workdir) -> bool:
+  """Whether a checkpoint is being written now."""
+  try:
+    names = os.listdir(workdir / "checkpoints")
+  except FileNotFoundError:
+    return False
+  return any("tmp" in name for name in names)
+
+
+def steps_done(workdir) -> int:
+  records = monitor.read_records(workdir)
+  return records[-1]["step"] if records else 0
+
+
+def after_step(workdir, step):
+  def moment():
+    time.sleep(0.01)
+    return steps_done(workdir) >= step
+
+  return moment
+
+
+def test_killed_in_the_second_objective_and_resumed_is_bit_exact(
+  whole, prepared, tmp_path
+):
+  assert killed(tmp_path, prepared, after_step(tmp_path, 25))
+  done = runs.train(tmp_path, prepared, *LONG)
+  assert "going on from step" in done.stdout
+  assert runs.same_params(tmp_path, whole)
+  records = monitor.read_records(tmp_path)
+  steps = [r["step"] for r in records if "train/learning_rate" in r]
+  assert steps == list(range(1, 61))
+
+
+@pytest.mark.slow
+def test_killed_five_times_once_in_a_save_is_bit_exact(
+  whole, prepared, tmp_path
+):
+  rng = random.Random(0)
+  moments = [after_step(tmp_path, rng.randint(3, 18))]
+  moments += [lambda: saving(tmp_path)]
+  moments += [after_step(tmp_path, s) for s in (rng.randint(22, 38), 43, 55)]
+  kills = sum(killed(tmp_path, prepared, moment) for moment in moments)
+  assert kills == 5
+  runs.train(tmp_path, prepared, *LONG)
+  assert runs.same_params(tmp_path, whole)
+
+
+def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
+  process = subprocess.Popen(
+    runs.command(
+      "antlm_jax.train", *runs.train_args(tmp_path, prepared, *LONG)
+    ),
+    cwd=runs.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+  )  # fmt: skip
+  while process.poll() is None and steps_done(tmp_path) < 5:
+    time.sleep(0.01)
+  process.send_signal(signal.SIGINT)
+  out, err = process.communicate(timeout=60)
+  assert process.returncode == 130
+  assert "saved: the same command goes on" in out
+  assert "Traceback" not in err
+  runs.train(tmp_path, prepared, *LONG)
+  assert runs.same_params(tmp_path, whole)
+
+
+def test_branching_with_the_optimizer_kept_is_the_longer_run(
+  prepared, tmp_path
+):
+  same = ("schedule.warmup=2", "schedule.decay_steps=4", "checkpoint.every=6")
+  clm = ("curriculum=16C steps", "checkpoint.keep_every=6")
+  both = "curriculum=6C+10M steps"
+  runs.train(tmp_path / "clm", prepared, *same, *clm)
+  runs.train(tmp_path / "both", prepared, *same, both)
+  trunk = tmp_path / "clm" / "checkpoints" / "6"
+  init = f"init.checkpoint={trunk}"
+  runs.train(tmp_path / "kept", prepared, *same, both, init)
+  assert runs.same_params(tmp_path / "kept", tmp_path / "both")
+  reset = (init, "init.optimizer=reset")
+  runs.train(tmp_path / "reset", prepared, *same, both, *reset)
+  assert not runs.same_params(tmp_path / "reset", tmp_path / "both")
+
+
+def test_branching_from_step_0_trains_the_whole_curriculum(
+  whole, prepared, tmp_path
+):
+  init = (f"init.checkpoint={whole}", "init.step=reset")
+  runs.train(tmp_path, prepared, "curriculum=4M steps", *init)
+  first = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[0])
+  last = json.loads((whole / "metrics.jsonl").read_text().splitlines()[-1])
+  assert first["step"] == 0
+  assert first["eval/mlm/loss"] == pytest.approx(last["eval/mlm/loss"])
+
+
+def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
+  reset = ("optimizer.reset_at_switch=true", "schedule.restart_at_switch=true")
+  runs.train(tmp_path, prepared, *LONG, *reset)
+  assert not runs.same_params(tmp_path, whole)
+  rates = {
+    r["step"]: r["train/learning_rate"]
+    for r in monitor.read_records(tmp_path)
+    if "train/learning_rate" in r
+  }
+  assert rates[20] == 0.0 and rates[22] > 0  # decayed, then warm again
+
+
+@pytest.mark.parametrize(
+  "override, words",
+  [
+    ("trian.steps=3", ("'trian.steps'", "did you mean 'train.steps'")),
+    ("train.batch_size=many", ("train.batch_size=many", "int")),
+    ("curriculum=4C+16X", ("character 6", "unknown objective 'X'")),
+    ("model.max_seq_len=16", ("32 tokens", "model.max_seq_len=16")),
+    ("train.microbatches=3", ("batch_size=4", "multiple of", "3")),
+    ("mesh.data=2", ("mesh", "1 devices")),
+    ("data.path=/nowhere", ("/nowhere", "antlm_jax.prepare")),
+    ("data.path=", ("data.path is not set",)),
+    ("init.checkpoint=/nowhere", ("/nowhere holds no checkpoint",)),
+    ("optimizer.name=sgd", ("optimizer.name='sgd'", "adamw, lamb")),
+    ("objectives.M.mask_ratio=2", ("objective 'mlm'", "mask_ratio=2.0")),
+    ("eval.objectives=C,Q", ("eval.objectives", "Q")),
+    ("train.steps=9", ("train.steps", "leave those at 0")),
+  ],
+)
+def test_bad_settings_are_told_in_one_line(prepared, tmp_path, override, words):
+  args = runs.train_args(tmp_path / "run", prepared, override)
+  line = runs.error_of(runs.run("antlm_jax.train", *args))
+  for word in words:
+    assert word in line
+  assert not (tmp_path / "run" / "checkpoints" / "12").exists()
+
+
+def test_a_workdir_of_another_config_is_refused(whole, prepared):
+  args = runs.train_args(whole, prepared, *LONG, "schedule.peak=0.5")
+  line = runs.error_of(runs.run("antlm_jax.train", *args))
+  assert "schedule.peak was 0.003, is 0.5" in line
+  kept = json.loads((whole / "config.json").read_text())
+  assert kept["schedule"]["peak"] == 0.003
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_before_any_save(
+  prepared, tmp_path
+):
+  args = (*LONG, "schedule.peak=1e30", "schedule.warmup=0", "optimizer.clip=0")
+  line = runs.error_of(
+    runs.run("antlm_jax.train", *runs.train_args(tmp_path, prepared, *args))
+  )
+  assert "stopped before saving" in line and "at step" in line
+  assert "last good checkpoint there is none" in line
+  assert not list((tmp_path / "checkpoints").iterdir())
+
+
+def test_a_full_disk_is_told_and_costs_no_checkpoint(prepared, tmp_path):
+  disk = tmp_path / "disk"
+  disk.mkdir()
+  mount = ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(disk)]
+  if subprocess.run(mount, capture_output=True).returncode:
+    pytest.skip("mounting a small tmpfs is not allowed here")
+  try:
+    args = runs.train_args(
+      disk / "run", prepared, *LONG,
+      "checkpoint.keep_last=20", "log.tensorboard=false",
+    )  # fmt: skip
+    line = runs.error_of(runs.run("antlm_jax.train", *args))
+    assert "No space left" in line and "last good checkpoint is step" in line
+    good = line.rpartition("step ")[2]
+    found = runs.run("antlm_jax.generate", f"--checkpoint={disk / 'run'}")
+    assert found.returncode == 0, found.stderr
+    assert (disk / "run" / "checkpoints" / good).is_dir()
+  finally:
+    subprocess.run(["umount", str(disk)], check=True)
