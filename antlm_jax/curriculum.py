@@ -25,6 +25,10 @@ import numpy as np
 from antlm_jax.cli import UserError
 
 UNITS = ("epochs", "steps")
+# What nobody means, but a slip of the keyboard makes.
+_LONGEST = 1e12
+_MOST_PHASES = 100_000
+_MOST_BRACKETS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,26 +55,39 @@ class Phase:
   def rows(self, step: int, batch_size: int) -> np.ndarray:
     """Assigns each row of a step's batch to an objective of `shares`.
 
-    Over the steps of a phase the counts stay within one row of the shares,
-    and inside a batch the rows of an objective are spread evenly.
+    Over the steps of a phase the counts of up to four objectives stay within
+    one row of the shares, and inside a batch the rows of an objective are
+    spread evenly.
 
     Returns:
       int64 `[batch_size]`: an index into `list(self.shares)`.
     """
-    ends = np.cumsum(list(self.shares.values()))
-    ends[-1] = 1.0
     done = (step - self.start) * batch_size
-    # 1e-9: 0.1 * 30 must not be 2.9999999999999996 rows.
-    counted = np.floor(
-      np.multiply.outer([done, done + batch_size], ends) + 1e-9
+    counts = _counts(
+      np.array([done, done + batch_size]), list(self.shares.values())
     )
-    counts = np.diff(counted[1] - counted[0], prepend=0).astype(int)
     spread = (np.arange(batch_size) * 0x9E3779B9) % 2**32  # a Weyl sequence
     out = np.empty(batch_size, np.int64)
     out[np.argsort(spread, kind="stable")] = np.repeat(
       np.arange(len(counts)), counts
     )
     return out
+
+
+def _counts(rows: np.ndarray, shares: list[float]) -> list[int]:
+  """Splits the rows between `rows[0]` and `rows[1]` among shares.
+
+  Half of the objectives take their part of all rows so far, rounded, and the
+  others what is left. Neither shrinks as rows grow, so no count is negative
+  (as differences of rounded sums may be), and errors do not add up.
+  """
+  if len(shares) == 1:
+    return [int(rows[1] - rows[0])]
+  half = len(shares) // 2
+  part = sum(shares[:half]) / sum(shares)
+  # 1e-9: 0.1 * 25 must not be 2.4999999999999996 rows.
+  first = np.floor(rows * part + 0.5 + 1e-9).astype(np.int64)
+  return _counts(first, shares[:half]) + _counts(rows - first, shares[half:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,14 +207,15 @@ class _Parser:
   """Recursive descent over the string."""
 
   def __init__(self, text: str, objectives: Collection[str]):
-    self.text, self.at, self.objectives = text, 0, objectives
+    self.text, self.objectives = text, objectives
+    self.at = self.begin = 0  # where to read on, where the last token began
 
   def parse(self) -> tuple[list[_Part], str | None]:
     self._take("")
     parts = self._sum()
     unit = self._take(r"[a-z]+")
     if unit is not None and unit not in UNITS:
-      self._fail("the unit is 'epochs' or 'steps'", -len(unit))
+      self._fail_before("the unit is 'epochs' or 'steps'")
     if self.at < len(self.text):
       self._fail("expected '+' and another phase, or the end")
     return parts, unit
@@ -212,20 +230,28 @@ class _Parser:
     repeat = self._take(r"\d+\s*\*")
     if repeat is None:
       return [self._phase()]
-    if int(repeat[:-1]) == 0:
-      self._fail("repeat at least once", -len(repeat))
+    times = float(repeat[:-1])
+    if times == 0:
+      self._fail_before("repeat at least once")
+    if self.text.count("(", 0, self.at) >= _MOST_BRACKETS:
+      self._fail_before(f"over {_MOST_BRACKETS} brackets")
+    begin = self.begin
     if not self._take(r"\("):
       self._fail("expected '(' and the phases to repeat")
     parts = self._sum()
     if not self._take(r"\)"):
       self._fail("expected ')'")
-    return parts * int(repeat[:-1])
+    if len(parts) * times > _MOST_PHASES:
+      raise _error(self.text, begin, f"over {_MOST_PHASES} phases")
+    return parts * int(times)
 
   def _phase(self) -> _Part:
     position = self.at
     count = self._take(r"\d+(\.\d*)?|\.\d+")
     if count is not None and float(count) == 0:
-      self._fail("a phase of length 0", -len(count))
+      self._fail_before("a phase of length 0")
+    if count is not None and float(count) > _LONGEST:
+      self._fail_before(f"a phase longer than {_LONGEST:g}")
     unit = "%" if count is not None and self._take("%") else ""
     names = [self._name()]
     while self._take(":"):
@@ -245,7 +271,7 @@ class _Parser:
       self._fail(f"expected an objective ({', '.join(self.objectives)})")
     if name not in self.objectives:
       known = ", ".join(self.objectives)
-      self._fail(f"unknown objective {name!r} (known: {known})", -len(name))
+      self._fail_before(f"unknown objective {name!r} (known: {known})")
     return name
 
   def _ratio(self, length: int) -> list[float]:
@@ -258,7 +284,7 @@ class _Parser:
       if number is None:
         self._fail("expected a number")
       numbers.append(float(number))
-    if len(numbers) != length or sum(numbers) == 0:
+    if len(numbers) != length or not 0 < sum(numbers) <= _LONGEST:
       self.at = start
       self._fail(f"expected {length} proportions, not all zero")
     return numbers
@@ -268,8 +294,12 @@ class _Parser:
     match = re.compile(rf"({pattern})\s*").match(self.text, self.at)
     if match is None:
       return None
-    self.at = match.end()
+    self.begin, self.at = self.at, match.end()
     return match[1]
 
-  def _fail(self, message: str, offset: int = 0):
-    raise _error(self.text, self.at + offset, message)
+  def _fail(self, message: str):
+    raise _error(self.text, self.at, message)
+
+  def _fail_before(self, message: str):
+    """Points at what was taken last."""
+    raise _error(self.text, self.begin, message)

@@ -73,8 +73,12 @@ class Objective:
       self._fail("span_length", "at least 1")
     if self.predict == "masked" and self.max_mask_ratio == 0:
       self._fail("mask_ratio", "over 0 where the masked tokens are predicted")
-    if self.predict == "all" and self.shift == 0 and not self.max_mask_ratio:
+    if self.predict == "suffix" and self.attention != "prefix":
+      self._fail("predict", "all or masked where there is no prefix")
+    if not self.max_mask_ratio and self.shift == 0:
       self._fail("shift", "1: every token would be predicted from itself")
+    if not self.max_mask_ratio and self.attention == "bidirectional":
+      self._fail("attention", "causal or prefix: every target would be seen")
 
   def _fail(self, field: str, expected: str):
     raise UserError(
@@ -244,8 +248,11 @@ def corrupt(
   if ratio > 0:
     chosen, unit = _choose(objective, ratio, tokens, draw, vocabulary)
     inputs = _replace(objective, tokens, chosen, unit, draw, vocabulary)
-  predicted = {"masked": chosen, "suffix": suffix}.get(objective.predict)
-  if predicted is None:
+  if objective.predict == "masked":  # a share of 0 chooses none
+    predicted = np.zeros(tokens.shape, bool) if chosen is None else chosen
+  elif objective.predict == "suffix":
+    predicted = suffix
+  else:
     predicted = np.ones(tokens.shape, bool)
   if vocabulary.pad_id is not None:
     predicted = predicted & (tokens != vocabulary.pad_id)

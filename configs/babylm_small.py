@@ -14,15 +14,22 @@ from antlm_jax import config as config_lib
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(
-    arg, shrink=False, curriculum="400C+1600M+400C steps"
+    arg, shrink=False, curriculum="350C+1300M+250C steps"
   )
   config = config_lib.default()
   config.curriculum = arg.curriculum
+  config.objectives.M.mask_ratio = 0.3
   config.model.update(
-    layers=6, width=256, heads=4, kv_heads=4, mlp_width=704, max_seq_len=512
+    layers=6,
+    width=256,
+    heads=4,
+    kv_heads=4,
+    mlp_width=704,
+    max_seq_len=512,
+    init_std=0.06,
   )
   config.train.update(batch_size=32, loss_chunk=1024)
-  config.schedule.update(peak=2e-3, warmup=0.03, decay_steps=0.2)
+  config.schedule.update(name="cosine", peak=2e-3, warmup=0.03)
   config.eval.update(every=0.05, rows=256)
   if arg.shrink:
     config_lib.shrink(config)

@@ -176,7 +176,7 @@ class Results:
     """Lays the accuracies out in percent, by phenomenon where there are any."""
     terms = {pair.uid: pair.term for pair in self.pairs}
     by_uid = self.by_uid
-    lines = [_row("", "pairs", "accuracy")]
+    lines = [_row("", "pairs", "accuracy (%)")]
     for term in sorted(set(terms.values())):
       uids = sorted(uid for uid in by_uid if terms[uid] == term)
       if term:

@@ -60,6 +60,11 @@ class LlamaConfig:
   remat: str = "none"
 
   def __post_init__(self):
+    for name in ("layers", "width", "heads", "kv_heads", "mlp_width"):
+      if getattr(self, name) < 1:
+        raise UserError(f"model.{name}={getattr(self, name)} is not positive")
+    if not 0 <= self.dropout < 1:
+      raise UserError(f"model.dropout={self.dropout} is not in [0, 1)")
     if self.heads % self.kv_heads:
       raise UserError(
         f"model.heads={self.heads} is not a multiple of"
@@ -83,6 +88,11 @@ class LlamaConfig:
     object.__setattr__(
       self, "head_width", self.head_width or self.width // self.heads
     )
+    if self.head_width < 0 or self.head_width % 2:
+      raise UserError(
+        f"model.head_width={self.head_width} is not even, as RoPE needs: set"
+        " it, or change model.width or model.heads"
+      )
 
 
 class Attention(nnx.Module):

@@ -1,0 +1,176 @@
+"""Small models, rows and sources that several tests build on."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from antlm_jax import config, curriculum, models
+from antlm_jax.data.source import Epochs, Source
+from antlm_jax.examples import Example, Layout
+from antlm_jax.objectives import OBJECTIVES, Segments, Vocabulary
+from antlm_jax.step import Trainer
+
+PAD, BOS, EOS, MASK = range(4)
+SPECIAL = 4  # ids under this are special
+VOCAB = 64
+TINY = {
+  "name": "llama",
+  "layers": 2,
+  "width": 32,
+  "heads": 4,
+  "kv_heads": 2,
+  "mlp_width": 48,
+  "max_seq_len": 64,
+}
+
+
+def vocabulary() -> Vocabulary:
+  """64 tokens: 4 special ones, then every other one begins a word."""
+  ids = np.arange(VOCAB)
+  return Vocabulary(MASK, PAD, ids < SPECIAL, (ids >= SPECIAL) & (ids % 2 == 0))
+
+
+def tokens(n: int, length: int, seed: int = 0, special: float = 0.1):
+  """Random rows, a share `special` of their tokens special (never mask)."""
+  draw = np.random.default_rng(seed)
+  ordinary = draw.integers(SPECIAL, VOCAB, (n, length))
+  out = np.where(
+    draw.random((n, length)) < special,
+    draw.integers(0, MASK, (n, length)),
+    ordinary,
+  )
+  return out.astype(np.int32)
+
+
+def starts(n: int, length: int, seed: int = 0, share: float = 0.1):
+  """Random first tokens of segments, bool `[n, T]`."""
+  out = np.random.default_rng(seed + 1).random((n, length)) < share
+  out[:, 0] = True
+  return out
+
+
+def segments(n: int, length: int, seed: int = 0) -> Segments:
+  return Segments.of(starts(n, length, seed))
+
+
+class FakeRows:
+  """Rows in memory, read as `antlm_jax.data.rows.Rows` are."""
+
+  def __init__(self, n=24, length=16, packed=False, seed=0, special=0.1):
+    self.tokens = tokens(n, length, seed, special)
+    self.starts = starts(n, length, seed) if packed else None
+    self.seq_len, self.segmented = length, packed
+
+  def __len__(self):
+    return len(self.tokens)
+
+  def read(self, indices):
+    first = None if self.starts is None else self.starts[indices]
+    return self.tokens[indices], first
+
+
+class CountingRows(FakeRows):
+  """Each token is the one before it plus one: easily learnt."""
+
+  def __init__(self, n=24, length=16):
+    super().__init__(n, length)
+    first = np.random.default_rng(0).integers(0, VOCAB, (n, 1))
+    span = VOCAB - SPECIAL
+    self.tokens = SPECIAL + (first + np.arange(length, dtype=np.int32)) % span
+    self.tokens = self.tokens.astype(np.int32)
+
+
+def source(
+  text="C+M",
+  rows=None,
+  layout=None,
+  objectives=None,
+  steps=8,
+  rounding="carry",
+  shuffle=True,
+  **changes,
+) -> Source:
+  """A source over fake rows; `text` is its curriculum."""
+  rows = FakeRows() if rows is None else rows
+  layout = layout or Layout(batch_size=8)
+  objectives = OBJECTIVES | (objectives or {})
+  epochs = Epochs(len(rows), layout.batch_size, rounding, 0, shuffle)
+  parsed = curriculum.parse(
+    text, list(objectives), epochs.steps_per_epoch, steps
+  )
+  settings = {"vocabulary": vocabulary(), "seed": 0} | changes
+  return Source(rows, epochs, parsed, objectives, layout, **settings)
+
+
+def model(**changes) -> models.Model:
+  return models.build(TINY | changes, VOCAB)
+
+
+def random_params(of: models.Model, seed: int = 0) -> models.Params:
+  """Parameters far from their first values, so that everything matters."""
+  draw = np.random.default_rng(seed)
+  out = {}
+  for path, shape in of.shapes.items():
+    value = draw.normal(0, 0.3, shape.shape)
+    out[path] = jnp.asarray(value + ("norm" in path), jnp.float32)
+  return out
+
+
+def settings(**groups) -> config.config_dict.ConfigDict:
+  """The default config with changes by group."""
+  out = config.default()
+  for name, changes in groups.items():
+    out[name].update(changes)
+  return out
+
+
+def trainer(of=None, num_kinds=2, rate=1e-2, optimizer=None, **changes):
+  """A trainer at a constant rate; plain gradient descent by default."""
+  return Trainer(
+    model=of or model(),
+    optimizer=optimizer or optax.identity(),
+    schedule=lambda step: jnp.float32(rate),
+    num_kinds=num_kinds,
+    **changes,
+  )
+
+
+def by_row(example: Example, layout: Layout, shifts) -> tuple:
+  """Puts an example back in the order of the batch's rows.
+
+  Returns:
+    Its inputs `[rows, T]` and, by row and token, (target, weight, kind).
+  """
+  length = example.inputs.shape[-1]
+  inputs = example.inputs.reshape(-1, length)
+  rows = layout.rows.reshape(layout.microbatches, layout.local_shards, -1)
+  found = {}
+  for index in zip(*np.nonzero(example.weights), strict=True):
+    row, at = divmod(int(example.target_positions[index]), length)
+    kind = int(example.kinds[index])
+    key = int(rows[index[:2]][row]), at + shifts[kind]
+    assert key not in found
+    found[key] = (
+      int(example.targets[index]),
+      float(example.weights[index]),
+      kind,
+    )
+  return dict(zip(layout.rows.tolist(), inputs.tolist(), strict=True)), found
+
+
+def equal(a, b) -> bool:
+  """Whether two trees have the same structure and the same bits."""
+  leaves, others = jax.tree.leaves(a), jax.tree.leaves(b)
+  return jax.tree.structure(a) == jax.tree.structure(b) and all(
+    np.array_equal(x, y) for x, y in zip(leaves, others, strict=True)
+  )
+
+
+def closest(tree, other) -> float:
+  """Largest difference of two trees, relative to the other's largest."""
+  worst = 0.0
+  for x, y in zip(jax.tree.leaves(tree), jax.tree.leaves(other), strict=True):
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    worst = max(worst, np.abs(x - y).max() / max(np.abs(y).max(), 1e-30))
+  return worst

@@ -1,0 +1,260 @@
+"""The curriculum: its forms, its arithmetic and its errors."""
+
+import itertools
+import re
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from antlm_jax.cli import UserError
+from antlm_jax.curriculum import Curriculum, Phase, parse
+
+NAMES = ("C", "M", "N", "Xy_2")
+
+
+def phases(text, steps_per_epoch=10, run_steps=None):
+  parsed = parse(text, NAMES, steps_per_epoch, run_steps)
+  return [(p.start, p.stop, dict(p.shares)) for p in parsed.phases]
+
+
+C, M = {"C": 1.0}, {"M": 1.0}
+FORMS = {
+  "4C+16M+4C": [(0, 40, C), (40, 200, M), (200, 240, C)],
+  "10000C+32000M": [(0, 10_000, C), (10_000, 42_000, M)],
+  "1000C": [(0, 1000, C)],
+  "999C": [(0, 9990, C)],
+  "300C+700M steps": [(0, 300, C), (300, 1000, M)],
+  "1000C+2000M epochs": [(0, 10_000, C), (10_000, 30_000, M)],
+  "0.5C+.25M": [(0, 5, C), (5, 8, M)],
+  "25%C+75%M": [(0, 100, C), (100, 400, M)],
+  "12.5%C+87.5%M": [(0, 50, C), (50, 400, M)],
+  "C+M+C": [(0, 133, C), (133, 267, M), (267, 400, C)],
+  "C:M=1:15": [(0, 400, {"C": 1 / 16, "M": 15 / 16})],
+  "C:M": [(0, 400, {"C": 0.5, "M": 0.5})],
+  "C:M:C=1:2:1": [(0, 400, {"C": 0.5, "M": 0.5})],
+  "3C:M=1:0": [(0, 30, C)],
+  "2C+20C:M=1:7+2C": [
+    (0, 20, C),
+    (20, 220, {"C": 1 / 8, "M": 7 / 8}),
+    (220, 240, C),
+  ],
+  "2*(1C+1M)": [(0, 10, C), (10, 20, M), (20, 30, C), (30, 40, M)],
+  "2*(1C+2*(1M))": [
+    (0, 10, C),
+    (10, 20, M),
+    (20, 30, M),
+    (30, 40, C),
+    (40, 50, M),
+    (50, 60, M),
+  ],
+  " 4 C + 2 * ( 1 Xy_2 ) epochs ": [
+    (0, 40, C),
+    (40, 50, {"Xy_2": 1.0}),
+    (50, 60, {"Xy_2": 1.0}),
+  ],
+}
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_form(text):
+  assert phases(text, 10, 400) == FORMS[text]
+
+
+def test_the_documented_repetition_is_twelve_cycles():
+  parsed = parse("12*(1C+1M)", NAMES, 7)
+  assert len(parsed.phases) == 24 and parsed.steps == 168
+  assert parsed.switches == tuple(range(7, 168, 7))
+  assert parsed.objectives == ("C", "M")
+
+
+def test_a_repeated_phase_is_no_switch():
+  assert parse("1C+1C+1M", NAMES, 5).switches == (10,)
+
+
+@st.composite
+def texts(draw):
+  """Curricula in epochs, with fractions, repetitions and mixtures."""
+
+  def phase():
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3))
+    count = draw(st.sampled_from([1, 2, 3.7, 0.9, 12, 99.25]))
+    text = f"{count}{':'.join(names)}"
+    if len(names) > 1 and draw(st.booleans()):
+      text += "=" + ":".join(str(draw(st.integers(1, 20))) for _ in names)
+    return text
+
+  parts = []
+  for _ in range(draw(st.integers(1, 4))):
+    if draw(st.booleans()):
+      parts.append(phase())
+    else:
+      parts.append(f"{draw(st.integers(1, 3))}*({phase()}+{phase()})")
+  return "+".join(parts)
+
+
+@hypothesis.given(texts(), st.floats(1.2, 50))
+@hypothesis.settings(max_examples=80, deadline=None)
+def test_phases_cover_the_run_without_gaps(text, steps_per_epoch):
+  parsed = parse(text, NAMES, steps_per_epoch)
+  assert parsed.phases[0].start == 0
+  assert parsed.phases[-1].stop == parsed.steps
+  for a, b in itertools.pairwise(parsed.phases):
+    assert a.stop == b.start
+  for phase in parsed.phases:
+    assert phase.start < phase.stop
+    assert sum(phase.shares.values()) == pytest.approx(1)
+    assert parsed.at(phase.start) is phase
+    assert parsed.at(phase.stop - 1) is phase
+    assert set(phase.shares) <= set(parsed.objectives)
+  assert parsed.at(parsed.steps + 5) is parsed.phases[-1]
+  for step in parsed.switches:
+    assert parsed.at(step - 1).shares != parsed.at(step).shares
+
+
+@hypothesis.given(st.floats(1.01, 30), st.integers(2, 60))
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_fractions_of_steps_never_accumulate(steps_per_epoch, repeats):
+  parsed = parse(f"{repeats}*(1C+1M)", NAMES, steps_per_epoch)
+  for index, phase in enumerate(parsed.phases):
+    assert abs(phase.stop - (index + 1) * steps_per_epoch) <= 0.5 + 1e-6
+
+
+@hypothesis.given(
+  st.lists(st.integers(1, 30), min_size=1, max_size=4),
+  st.integers(1, 70),
+  st.integers(0, 1000),
+)
+@hypothesis.settings(max_examples=80, deadline=None)
+def test_rows_follow_the_shares_within_one(weights, batch_size, start):
+  shares = {f"O{i}": w / sum(weights) for i, w in enumerate(weights)}
+  phase = Phase(start, start + 40, shares)
+  total = np.zeros(len(weights))
+  for step in range(start, start + 40):
+    rows = phase.rows(step, batch_size)
+    assert rows.shape == (batch_size,)
+    counts = np.bincount(rows, minlength=len(weights))
+    assert counts.sum() == batch_size and len(counts) == len(weights)
+    expected = batch_size * np.array(list(shares.values()))
+    assert (np.abs(counts - expected) <= 2).all()
+    total += counts
+    done = (step - start + 1) * expected
+    assert (np.abs(total - done) <= 1 + 1e-6).all()
+
+
+def test_a_rare_objective_between_others_gets_its_rows():
+  phase = Phase(0, 100, {"C": 10 / 21, "N": 1 / 21, "M": 10 / 21})
+  rows = [phase.rows(step, 7) for step in range(90)]
+  assert np.bincount(np.concatenate(rows)).tolist() == [300, 30, 300]
+
+
+def test_a_mixture_of_one_in_sixteen_is_exact_in_each_batch_of_sixteen():
+  phase = parse("C:M=1:15", NAMES, 1, 100).at(0)
+  for step in range(20):
+    assert np.bincount(phase.rows(step, 16)).tolist() == [1, 15]
+
+
+def test_rows_of_an_objective_are_spread_over_the_batch():
+  rows = parse("C:M", NAMES, 1, 100).at(0).rows(0, 64)
+  for part in rows.reshape(8, 8):  # as over eight microbatches or shards
+    assert 3 <= part.sum() <= 5
+
+
+POSITIONS = {
+  "": 1,
+  "4X": 2,
+  "4X ": 2,
+  "4C+16Z+4C": 6,
+  "4C+16Z  +4C": 6,
+  "4C++4M": 4,
+  "4C+": 4,
+  "4": 2,
+  "+4C": 1,
+  "0C": 1,
+  "0 C": 1,
+  "4C+0.0M": 4,
+  "4C+0  M": 4,
+  "4C 4M": 4,
+  "4c": 2,
+  "4C:": 4,
+  "C:M=1": 4,
+  "C:M=1:2:3": 4,
+  "C:M=0:0": 4,
+  "C:M=1:x": 7,
+  "C:M=": 5,
+  "2*4C": 3,
+  "2*(4C": 6,
+  "0*(4C)": 1,
+  "4C+0 * (4C)": 4,
+  "1C+1M parsecs": 7,
+  "1C+1M parsecs ": 7,
+  "1C+1M steps now": 13,
+  "1C+0.01M": 4,
+  "-4C": 1,
+}
+
+
+@pytest.mark.parametrize("text", POSITIONS)
+def test_error_points_at_the_character(text):
+  with pytest.raises(UserError) as caught:
+    parse(text, NAMES, 10, 100)
+  message = str(caught.value)
+  found = re.search(r", character (\d+)(?: \((.*?)\))?: ", message)
+  assert found and int(found[1]) == POSITIONS[text], message
+  at = POSITIONS[text] - 1
+  assert found[2] == (repr(text[at]) if at < len(text) else None)
+  assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+  "text, run_steps, words",
+  [
+    ("50%C+40%M", 100, "90 %"),
+    ("50%C+4M", 100, "epochs and shares"),
+    ("C+4M", 100, "epochs and equal shares"),
+    ("999C+1000M", 100, "epochs and steps"),
+    ("25%C+75%M", None, "train.steps"),
+    ("C+M", None, "train.steps"),
+    ("4Q", 100, "known: C, M, N, Xy_2"),
+  ],
+)
+def test_error_says_what_is_wrong(text, run_steps, words):
+  with pytest.raises(UserError, match=re.escape(words)):
+    parse(text, NAMES, 10, run_steps)
+
+
+def parses_or_tells(text, run_steps=100):
+  try:
+    assert isinstance(parse(text, NAMES, 10, run_steps), Curriculum)
+  except UserError as error:
+    assert str(error)
+
+
+@hypothesis.given(st.text(max_size=30))
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_any_text_parses_or_is_a_user_error(text):
+  parses_or_tells(text)
+
+
+@hypothesis.given(st.text("0129.%CMXy_:=+*() stepoch", max_size=16))
+@hypothesis.settings(max_examples=300, deadline=None)
+def test_almost_right_text_parses_or_is_a_user_error(text):
+  parses_or_tells(text)
+
+
+@pytest.mark.parametrize(
+  "text",
+  [
+    "9" * 400 + "C",
+    "9" * 5000 + "*(C)",
+    "99999999999999999999*(C)",
+    "C:M=" + "9" * 400 + ":1",
+    "2*(" * 2000 + "C" + ")" * 2000,
+    "9*(" * 30 + "C" + ")" * 30,
+  ],
+  ids=lambda text: text[:8],
+)
+def test_absurd_sizes_are_user_errors(text):
+  with pytest.raises(UserError):
+    parse(text, NAMES, 10, 100)

@@ -1,0 +1,352 @@
+"""The llama encoder: its size, what leaks (nothing), and its equations."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from antlm_jax import config, models
+from antlm_jax.cli import UserError
+from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from antlm_jax.models import layers
+from antlm_jax.objectives import Segments
+from tests import helpers
+
+T = 12
+DTYPES = ("float32", "bfloat16")
+POSITIONS = np.arange(T, dtype=np.int32)[None]
+
+
+# Sizes
+
+
+def test_babyllama_has_its_97_million_parameters():
+  settings = config.load("configs/antlm_babyllama.py")
+  assert models.build(settings.model, 16_000).size == 97_241_856
+
+
+@pytest.mark.parametrize(
+  "size, millions", [("210M", 310.3), ("610M", 755.6), ("1B", 1409.0)]
+)
+def test_encoders_have_the_papers_parameters(size, millions):
+  settings = config.load(f"configs/encoders.py:size={size}")
+  model = models.build(settings.model, 128_256)
+  assert model.size / 1e6 == pytest.approx(millions, abs=0.5)
+  if size != "1B":  # Table 1 gives that one without decimals
+    assert round(model.size / 1e6, 1) == millions
+  assert sum(np.prod(s.shape) for s in model.shapes.values()) == model.size
+
+
+def test_head_width_is_free_of_width():
+  model = helpers.model(width=36, heads=4, kv_heads=2, head_width=8)
+  assert model.shapes["blocks/attention/q/kernel"].shape == (2, 36, 32)
+  assert model.shapes["blocks/attention/k/kernel"].shape == (2, 36, 16)
+
+
+# Leaks
+
+
+@functools.cache
+def scores(dtype):
+  """A jitted whole encoder `(tokens, positions, mask)` to logits."""
+  model = helpers.model(dtype=dtype)
+  params = helpers.random_params(model)
+
+  @jax.jit
+  def run(tokens, positions, mask):
+    return model.logits(params, model.encode(params, tokens, positions, mask))
+
+  return lambda *args: np.asarray(run(*args))
+
+
+def other_token(tokens, row, at):
+  out = tokens.copy()
+  out[row, at] = helpers.SPECIAL + (out[row, at] + 7) % 60
+  assert out[row, at] != tokens[row, at]
+  return out
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_causal_logits_do_not_depend_on_later_tokens(dtype):
+  run, tokens = scores(dtype), helpers.tokens(2, T)
+  positions = np.broadcast_to(POSITIONS, tokens.shape)
+  before = run(tokens, positions, CAUSAL)
+  for at in range(T):
+    after = run(other_token(tokens, 0, at), positions, CAUSAL)
+    assert np.array_equal(before[0, :at], after[0, :at])
+    assert np.array_equal(before[1], after[1])
+    # The change is seen from its own position on: the test can fail.
+    assert (before[0, at:] != after[0, at:]).any(axis=1).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bidirectional_logits_depend_on_all_tokens(dtype):
+  run, tokens = scores(dtype), helpers.tokens(2, T)
+  positions = np.broadcast_to(POSITIONS, tokens.shape)
+  before = run(tokens, positions, BIDIRECTIONAL)
+  for at in (0, 5, T - 1):
+    after = run(other_token(tokens, 0, at), positions, BIDIRECTIONAL)
+    assert (before[0] != after[0]).any(axis=1).all()
+    assert np.array_equal(before[1], after[1])
+
+
+def packed(lengths, causal):
+  """The positions and the mask of one row of documents."""
+  starts = np.zeros((1, sum(lengths)), bool)
+  starts[0, np.cumsum([0, *lengths[:-1]])] = True
+  found = Segments.of(starts)
+  at = np.arange(sum(lengths), dtype=np.int32)
+  end = None if causal else found.end
+  return at - found.start, AttentionMask(causal, found.start, end)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_packed_documents_do_not_see_each_other(dtype, causal):
+  run, tokens = scores(dtype), helpers.tokens(1, T)
+  positions, mask = packed([4, 3, 5], causal)
+  before = run(tokens, positions, mask)
+  document = np.repeat([0, 1, 2], [4, 3, 5])
+  for at in range(T):
+    after = run(other_token(tokens, 0, at), positions, mask)
+    own = document == document[at]
+    changed = (before[0] != after[0]).any(axis=1)
+    assert not changed[~own].any()
+    expected = own & (np.arange(T) >= at) if causal else own
+    assert (changed == expected).all()
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_a_packed_document_is_as_if_alone(causal):
+  run, tokens = scores("float32"), helpers.tokens(1, T)
+  together = run(tokens, *packed([4, 3, 5], causal))
+  for start, stop in ((0, 4), (4, 7), (7, 12)):
+    mask = CAUSAL if causal else BIDIRECTIONAL
+    positions = POSITIONS[:, : stop - start]
+    alone = run(tokens[:, start:stop], positions, mask)
+    assert helpers.closest(together[:, start:stop], alone) < 1e-5
+
+
+def test_a_mixed_batch_is_each_kind_alone():
+  run, tokens = scores("float32"), helpers.tokens(4, T)
+  positions = np.broadcast_to(POSITIONS, tokens.shape)
+  causal = np.array([True, False, False, True])
+  end = np.where(causal[:, None], POSITIONS + 1, T).astype(np.int32)
+  mixed = run(tokens, positions, AttentionMask(False, None, end))
+  forward = run(tokens, positions, CAUSAL)
+  both = run(tokens, positions, BIDIRECTIONAL)
+  assert helpers.closest(mixed[causal], forward[causal]) < 1e-5
+  assert helpers.closest(mixed[~causal], both[~causal]) < 1e-5
+  assert helpers.closest(mixed[causal], both[causal]) > 1e-2
+
+
+# Equations
+
+
+def reference(c, params, tokens, positions, visible):
+  """Llama in float64: RMSNorm, RoPE (half-split), GQA, SwiGLU."""
+  p = {path: np.asarray(v, np.float64) for path, v in params.items()}
+
+  def norm(x, scale):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + c.norm_eps) * scale
+
+  def rope(x):  # complex numbers: (h, h + H/2) turn by position * theta^(-2h/H)
+    half = c.head_width // 2
+    angle = positions[..., None] * c.rope_theta ** (-np.arange(half) / half)
+    turned = (x[..., :half] + 1j * x[..., half:]) * np.exp(1j * angle)[
+      :, :, None
+    ]
+    return np.concatenate([turned.real, turned.imag], -1)
+
+  def attention(x, w):
+    split = lambda y: y.reshape(*y.shape[:2], -1, c.head_width)  # noqa: E731
+    q, k = (rope(split(x @ w(f"attention/{n}/kernel"))) for n in "qk")
+    v = split(x @ w("attention/v/kernel"))
+    heads = []
+    for n in range(c.heads):
+      m = n // (c.heads // c.kv_heads)
+      s = q[:, :, n] @ k[:, :, m].swapaxes(1, 2) / np.sqrt(c.head_width)
+      e = np.where(visible, np.exp(s), 0)
+      heads.append(e / e.sum(-1, keepdims=True) @ v[:, :, m])
+    return np.concatenate(heads, -1) @ w("attention/out/kernel")
+
+  def mlp(x, w):
+    gate = x @ w("mlp/gate/kernel")
+    up = x @ w("mlp/up/kernel")
+    return (gate / (1 + np.exp(-gate)) * up) @ w("mlp/down/kernel")
+
+  x = p["embedding"][tokens]
+  for layer in range(c.layers):
+    w = lambda name, layer=layer: p["blocks/" + name][layer]  # noqa: E731
+    x = x + attention(norm(x, w("attention_norm/scale")), w)
+    x = x + mlp(norm(x, w("mlp_norm/scale")), w)
+  hidden = norm(x, p["norm/scale"])
+  head = p["embedding"].T if c.tied else p["head/kernel"]
+  return hidden, hidden @ head
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"tied": True},
+    {"tied": False, "rope_theta": 500.0, "norm_eps": 1e-2},
+    {"tied": True, "kv_heads": 4, "head_width": 6, "layers": 1},
+    {"tied": False, "kv_heads": 1, "layers": 3},
+  ],
+  ids=str,
+)
+def test_the_encoder_is_llamas_equations(changes):
+  model = helpers.model(**changes)
+  assert ("head/kernel" in model.shapes) == (not changes["tied"])
+  params = helpers.random_params(model)
+  tokens = helpers.tokens(1, T)
+  positions, mask = packed([5, 7], causal=True)
+  visible = np.asarray(mask.dense(T, T))
+  expected = reference(model.config, params, tokens, positions, visible)
+  hidden = model.encode(params, tokens, positions, mask)
+  assert helpers.closest(hidden, expected[0]) < 1e-4
+  assert helpers.closest(model.logits(params, hidden), expected[1]) < 1e-4
+
+
+def test_bfloat16_computes_near_float32_and_scores_in_float32():
+  tokens = helpers.tokens(2, T)
+  positions = np.broadcast_to(POSITIONS, tokens.shape)
+  a, b = (scores(dtype)(tokens, positions, CAUSAL) for dtype in DTYPES)
+  assert a.dtype == b.dtype == np.float32
+  assert 1e-4 < helpers.closest(b, a) < 0.1
+
+
+# Ways to run
+
+
+@functools.cache
+def way(scan, remat, rate=0.0):
+  """Hidden states and parameter gradients of one way to run the blocks."""
+  model = helpers.model(scan_layers=scan, remat=remat, dropout=rate)
+  params, tokens = helpers.random_params(model), helpers.tokens(2, T)
+  positions = np.broadcast_to(POSITIONS, tokens.shape)
+  key = jax.random.key(3)
+
+  @jax.jit
+  def run(params):
+    hidden = model.encode(params, tokens, positions, CAUSAL, key)
+    return jnp.sum(jnp.sin(hidden)), hidden
+
+  grads, hidden = jax.grad(run, has_aux=True)(params)
+  return hidden, grads
+
+
+@pytest.mark.parametrize(
+  "scan, remat", [("yes", "none"), ("no", "block"), ("yes", "block"),
+                  ("yes", "dots"), ("auto", "none")]
+)  # fmt: skip
+def test_ways_to_run_give_the_same_values_and_gradients(scan, remat):
+  hidden, grads = way("no", "none")
+  again, grads_again = way(scan, remat)
+  assert helpers.closest(again, hidden) < 1e-5
+  assert grads.keys() == grads_again.keys()
+  for path in grads:
+    assert np.abs(grads[path]).max() > 0
+    assert helpers.closest(grads_again[path], grads[path]) < 1e-5
+
+
+def test_a_loop_and_rematerialising_drop_the_same_units():
+  hidden, grads = way("no", "none", 0.3)
+  again, grads_again = way("yes", "block", 0.3)
+  assert helpers.closest(again, hidden) < 1e-5
+  assert helpers.closest(grads_again, grads) < 1e-5
+  assert helpers.closest(hidden, way("no", "none")[0]) > 1e-2
+
+
+# Dropout
+
+
+@pytest.fixture(scope="module")
+def dropping():
+  model = helpers.model(dropout=0.4)
+  params, tokens = helpers.random_params(model), helpers.tokens(2, T)
+  positions = np.broadcast_to(POSITIONS, tokens.shape)
+
+  @jax.jit
+  def run(key):
+    return model.encode(params, tokens, positions, CAUSAL, key)
+
+  return run
+
+
+def test_dropout_needs_a_key_and_follows_it(dropping):
+  model = helpers.model()
+  tokens = helpers.tokens(2, T)
+  positions = np.broadcast_to(POSITIONS, tokens.shape)
+  plain = model.encode(helpers.random_params(model), tokens, positions, CAUSAL)
+  assert helpers.closest(dropping(None), plain) < 1e-5
+  keys = [jax.random.key(seed) for seed in (0, 0, 1)]
+  a, again, b = (dropping(key) for key in keys)
+  assert np.array_equal(a, again)
+  assert (a != b).any(axis=-1).all()
+  assert (a != plain).any(axis=-1).all()
+
+
+def test_dropout_keeps_the_expectation():
+  x = 1.0 + jnp.arange(4.0)
+  keys = jax.random.split(jax.random.key(0), 20_000)
+  out = np.asarray(jax.vmap(lambda key: layers.dropout(x, 0.3, key))(keys))
+  kept = out != 0
+  assert np.allclose(out, np.where(kept, x / 0.7, 0))
+  assert np.abs(1 - kept.mean(axis=0) - 0.3).max() < 0.02
+  assert np.allclose(out.mean(axis=0), x, rtol=0.02)
+
+
+# First values
+
+
+def test_first_values_are_normal_and_norms_are_one():
+  model = helpers.model(init_std=0.05, width=64, mlp_width=256)
+  params = model.init(0)
+  assert {k: v.shape for k, v in params.items()} == {
+    k: v.shape for k, v in model.shapes.items()
+  }
+  for path, value in params.items():
+    if "norm" in path:
+      assert (value == 1).all()
+    else:
+      assert np.std(value) == pytest.approx(0.05, rel=0.06)
+      assert abs(np.mean(value)) < 0.005
+  up = params["blocks/mlp/up/kernel"]
+  assert not np.array_equal(up[0], up[1])  # no layer is another's copy
+  assert not np.array_equal(up, params["blocks/mlp/gate/kernel"])
+  assert helpers.equal(params, model.init(0))
+  assert not helpers.equal(params, model.init(1))
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    ({"name": "gpt"}, "model.name"),
+    ({"kv_heads": 3}, "model.kv_heads"),
+    ({"width": 30}, "model.width"),
+    ({"width": 36, "heads": 4, "kv_heads": 4}, "model.head_width"),
+    ({"remat": "all"}, "model.remat"),
+    ({"scan_layers": "maybe"}, "model.scan_layers"),
+    ({"dtype": "float16"}, "model.dtype"),
+    ({"layers": 0}, "model.layers"),
+    ({"kv_heads": 0}, "model.kv_heads"),
+    ({"dropout": 1.0}, "model.dropout"),
+    ({"dropout": -0.1}, "model.dropout"),
+  ],
+  ids=str,
+)
+def test_bad_settings_are_named(changes, words):
+  with pytest.raises(UserError, match=words):
+    helpers.model(**changes)
+
+
+def test_settings_that_fit_are_taken():
+  with_odd_groups = helpers.model(heads=6, kv_heads=3, head_width=4)
+  assert dataclasses.asdict(with_odd_groups.config)["head_width"] == 4

@@ -1,0 +1,400 @@
+"""Objectives: what is hidden, what is seen and what is predicted."""
+
+import dataclasses
+import itertools
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from antlm_jax import examples
+from antlm_jax.cli import UserError
+from antlm_jax.objectives import OBJECTIVES, UNITS, Draw, Objective, corrupt
+from tests import helpers
+from tests.helpers import MASK, PAD, SPECIAL, VOCAB
+
+replace = dataclasses.replace
+VARIANTS = {
+  f"{name} {unit}": replace(o, unit=unit)
+  for name, o in OBJECTIVES.items()
+  for unit in (UNITS if o.max_mask_ratio else ["token"])
+}
+VARIANTS["prefix spans"] = Objective(
+  "ul2ish", attention="prefix", predict="suffix", mask_ratio=0.3, unit="span"
+)
+MASKED = {n: o for n, o in VARIANTS.items() if o.max_mask_ratio}
+MLM = OBJECTIVES["M"]
+VOCABULARY = helpers.vocabulary()
+
+
+@dataclasses.dataclass
+class Case:
+  """Rows, what was done to them, and whose rows they are."""
+
+  objective: Objective
+  tokens: np.ndarray
+  segments: object
+  draw: Draw
+
+  def corrupt(self, progress=0.0, **changes):
+    return corrupt(
+      replace(self.objective, **changes),
+      self.tokens,
+      self.segments,
+      self.draw,
+      VOCABULARY,
+      progress,
+    )
+
+
+def make(objective, n, length, seed=0, step=3, special=0.1):
+  return Case(
+    objective,
+    helpers.tokens(n, length, seed, special),
+    helpers.segments(n, length, seed),
+    Draw(seed, step, np.arange(n)[:, None]),
+  )
+
+
+@st.composite
+def cases(draw, variants=tuple(VARIANTS)):
+  objective = VARIANTS[draw(st.sampled_from(variants))]
+  numbers = st.integers(0, 10**6)
+  sizes = draw(st.integers(1, 5)), draw(st.integers(1, 40))
+  return make(objective, *sizes, draw(numbers), draw(numbers))
+
+
+moderate = hypothesis.settings(max_examples=60, deadline=None)
+
+
+@hypothesis.given(cases())
+@moderate
+def test_special_tokens_are_never_hidden_nor_random_replacements(case):
+  found = case.corrupt()
+  special = VOCABULARY.special[case.tokens]
+  assert (found.inputs == case.tokens)[special].all()
+  changed = found.inputs[found.inputs != case.tokens]
+  assert ((changed >= SPECIAL) | (changed == MASK)).all()
+  if case.objective.predict == "masked":
+    assert not found.predicted[special].any()
+  assert not found.predicted[case.tokens == PAD].any()
+
+
+@hypothesis.given(cases())
+@moderate
+def test_only_the_positions_declared_are_changed(case):
+  before = case.tokens.copy()
+  found = case.corrupt()
+  changed = found.inputs != case.tokens
+  if not case.objective.max_mask_ratio:
+    assert not changed.any()
+  if case.objective.predict == "masked":
+    at = np.arange(case.tokens.shape[1])
+    first = at - case.segments.start < case.objective.shift
+    assert not (changed & ~found.predicted & ~first).any()
+  assert np.array_equal(case.tokens, before)  # the data stays as it is
+
+
+@hypothesis.given(cases())
+@moderate
+def test_visibility_is_the_objectives(case):
+  found = case.corrupt()
+  start, end = case.segments.start, case.segments.end
+  at = np.broadcast_to(np.arange(start.shape[1]), start.shape)
+  assert np.array_equal(found.k_start, start)
+  if case.objective.attention == "causal":
+    assert np.array_equal(found.k_end, at + 1)
+  elif case.objective.attention == "bidirectional":
+    assert np.array_equal(found.k_end, end)
+  else:
+    for row, first in zip(*np.nonzero(at == start), strict=True):
+      inside = slice(first, end[row, first])
+      ends, here = found.k_end[row, inside], at[row, inside]
+      prefix_end = ends[0] if ends[0] > first + 1 else None
+      if prefix_end is None:  # a prefix of none or one: causal
+        assert np.array_equal(ends, here + 1)
+        suffix = here > first
+      else:
+        assert np.array_equal(ends, np.maximum(here + 1, prefix_end))
+        assert prefix_end <= end[row, first]
+        suffix = here >= prefix_end
+      pad = case.tokens[row, inside] == PAD
+      assert np.array_equal(found.predicted[row, inside], suffix & ~pad)
+
+
+def test_prefixes_are_of_any_length_but_the_whole():
+  case = make(OBJECTIVES["P"], 4000, 8)
+  case.segments = type(case.segments).whole(4000, 8)
+  ends = case.corrupt().k_end[:, 0]  # 1 for a prefix of 0 or 1
+  shares = np.bincount(ends, minlength=9) / 4000
+  assert shares[8] == 0
+  assert shares[1] == pytest.approx(2 / 8, abs=0.03)
+  assert shares[2:8] == pytest.approx(1 / 8, abs=0.03)
+
+
+@hypothesis.given(cases())
+@moderate
+def test_a_segments_first_token_is_never_predicted_from_another_segment(case):
+  found = case.corrupt()
+  first = np.arange(case.tokens.shape[1]) == case.segments.start
+  if case.objective.shift == 1:
+    assert not found.predicted[first].any()
+  if case.objective.name == "clm":
+    assert np.array_equal(found.predicted, ~first & (case.tokens != PAD))
+
+
+@hypothesis.given(cases(), st.data())
+@moderate
+def test_a_row_is_the_same_alone_and_in_any_batch(case, data):
+  whole = case.corrupt()
+  order = data.draw(st.permutations(range(len(case.tokens))))
+  some = np.array(order[: data.draw(st.integers(1, len(order)))])
+  part = Case(
+    case.objective,
+    case.tokens[some],
+    type(case.segments)(case.segments.start[some], case.segments.end[some]),
+    Draw(case.draw.seed, case.draw.step, case.draw.rows[some]),
+  ).corrupt()
+  for field in dataclasses.fields(whole):
+    a, b = getattr(whole, field.name)[some], getattr(part, field.name)
+    assert np.array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_seed_step_and_row_each_change_what_is_hidden(name):
+  case = make(VARIANTS[name], 1, 200, special=0)
+  base = case.corrupt().inputs
+  assert np.array_equal(base, case.corrupt().inputs)
+  for draw in (
+    Draw(1, 3, np.array([[0]])),
+    Draw(0, 4, np.array([[0]])),
+    Draw(0, 3, np.array([[1]])),
+  ):
+    other = replace(case, draw=draw).corrupt().inputs
+    assert not np.array_equal(base, other)
+
+
+# Shares
+
+
+def hidden_share(objective, progress=0.0, special=0.15):
+  case = make(objective, 1500, 96, special=special)
+  found = case.corrupt(progress, mask_token=1.0, random_token=0.0)
+  ordinary = case.tokens >= SPECIAL
+  return (found.inputs == MASK)[ordinary].mean()
+
+
+@pytest.mark.parametrize("ratio", [0.05, 0.15, 0.4, 0.9, 1.0])
+@pytest.mark.parametrize("unit", UNITS)
+def test_masked_share_is_the_ratio(unit, ratio):
+  objective = replace(MLM, unit=unit, mask_ratio=ratio, span_length=4)
+  assert hidden_share(objective) == pytest.approx(ratio, abs=0.006)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_ratio_moves_linearly_to_its_end(unit):
+  objective = replace(MLM, unit=unit, mask_ratio=0.4, mask_ratio_end=0.1)
+  for progress, ratio in ((0.0, 0.4), (0.5, 0.25), (1.0, 0.1)):
+    found = hidden_share(objective, progress)
+    assert found == pytest.approx(ratio, abs=0.006)
+
+
+def test_a_ratio_of_nothing_predicts_nothing():
+  rising = replace(MLM, mask_ratio=0.0, mask_ratio_end=0.3)
+  found = make(rising, 4, 50).corrupt(0.0)
+  assert not found.predicted.any()
+  assert make(rising, 4, 50).corrupt(1.0).predicted.any()
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_every_place_in_a_row_is_as_likely(unit):
+  case = make(replace(MLM, unit=unit, mask_ratio=0.3), 20_000, 12, special=0)
+  shares = case.corrupt().predicted.mean(axis=0)
+  assert shares == pytest.approx(0.3, abs=0.016)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_fates_are_eighty_ten_ten(unit):
+  case = make(replace(MLM, unit=unit), 2500, 96)
+  found = case.corrupt()
+  before, after = case.tokens[found.predicted], found.inputs[found.predicted]
+  masked, same = after == MASK, after == before
+  random = ~masked & ~same
+  # A random token is by chance the one that was there.
+  by_chance = 1 / (VOCAB - SPECIAL)
+  assert masked.mean() == pytest.approx(0.8, abs=0.012)
+  assert random.mean() == pytest.approx(0.1 * (1 - by_chance), abs=0.01)
+  assert same.mean() == pytest.approx(0.1 * (1 + by_chance), abs=0.01)
+  counts = np.bincount(after[random], minlength=VOCAB)
+  assert not counts[:SPECIAL].any()
+  expected = random.sum() / (VOCAB - SPECIAL)
+  chi = ((counts[SPECIAL:] - expected) ** 2 / expected).sum()
+  assert chi < 2 * (VOCAB - SPECIAL)
+
+
+# Units
+
+
+def words_of(tokens):
+  """Runs of ordinary tokens from one word start to the next: (row, slice)."""
+  for row, ids in enumerate(tokens):
+    begin = None
+    for at, token in enumerate([*ids, PAD]):
+      ordinary = token >= SPECIAL
+      if begin is not None and (not ordinary or token % 2 == 0):
+        yield row, slice(begin, at)
+        begin = None
+      if ordinary and begin is None:
+        begin = at
+
+
+def test_words_are_hidden_whole_with_one_fate():
+  case = make(replace(MLM, unit="word", mask_ratio=0.4), 300, 60)
+  halves = case.corrupt(mask_token=0.5, random_token=0.0)
+  mixed = case.corrupt(mask_token=0.5, random_token=0.5)
+  lengths, different = set(), 0
+  for row, word in words_of(case.tokens):
+    chosen = halves.predicted[row, word]
+    masked = halves.inputs[row, word] == MASK
+    assert chosen.all() or not chosen.any()
+    assert masked.all() or not masked.any()
+    also = mixed.inputs[row, word] == MASK
+    assert also.all() or not also.any()
+    if chosen.all():
+      lengths.add(len(chosen))
+      random = mixed.inputs[row, word]
+      different += not also.any() and len(set(random.tolist())) > 1
+  assert {1, 2, 3, 4} <= lengths
+  assert different > 100  # each token of a word is replaced by its own draw
+
+
+def runs_of(row):
+  """Lengths of the runs of True that touch neither end of the row."""
+  found = [(value, len([*group])) for value, group in itertools.groupby(row)]
+  return [length for value, length in found[1:-1] if value]
+
+
+def test_isolated_spans_have_every_length_up_to_the_longest():
+  objective = replace(MLM, unit="span", mask_ratio=0.01, span_length=4)
+  case = make(objective, 2500, 200, special=0)
+  predicted = case.corrupt().predicted
+  lengths = np.concatenate([runs_of(row) for row in predicted])
+  shares = np.bincount(lengths.astype(int), minlength=6) / len(lengths)
+  assert shares[1:5] == pytest.approx(0.25, abs=0.03)
+  assert shares[5:].sum() < 0.02  # two that touch
+
+
+def test_an_isolated_span_has_one_fate():
+  objective = replace(MLM, unit="span", mask_ratio=0.01, span_length=4)
+  case = make(objective, 2500, 200, special=0)
+  found = case.corrupt(mask_token=0.5, random_token=0.0)
+  whole = mixed = 0
+  for row, inputs in zip(found.predicted, found.inputs, strict=True):
+    edges = np.flatnonzero(np.diff(np.r_[0, row, 0]))
+    for begin, end in edges.reshape(-1, 2):
+      fates = set((inputs[begin:end] == MASK).tolist())
+      if 2 <= end - begin <= 4:
+        whole, mixed = whole + (len(fates) == 1), mixed + (len(fates) == 2)
+  assert whole > 500 and mixed < 0.03 * whole  # mixed: two that touch
+
+
+# From end to end
+
+
+def assembled(case, found):
+  layout = examples.Layout(len(case.tokens))
+  kinds = np.zeros(len(case.tokens), np.int64)
+  sizes = (case.tokens.size,)
+  return examples.assemble(
+    case.tokens, found, kinds, [case.objective], layout, sizes, segmented=True
+  )
+
+
+@hypothesis.given(cases(), st.booleans())
+@moderate
+def test_no_target_can_be_copied_from_what_its_position_sees(case, keep):
+  if not keep:
+    case = replace(
+      case,
+      objective=replace(case.objective, mask_token=1.0, random_token=0.0),
+    )
+  objective, length = case.objective, case.tokens.shape[1]
+  found = case.corrupt()
+  example = assembled(case, found)
+  mask = type(example.mask)(
+    example.mask.causal,
+    *(
+      None if bound is None else bound[0]
+      for bound in (example.mask.k_start, example.mask.k_end)
+    ),
+  )
+  visible = np.asarray(mask.dense(length, length))
+  real = example.weights[0, 0] > 0
+  assert real.sum() == found.predicted.sum()
+  rows, predictor = np.divmod(example.target_positions[0, 0][real], length)
+  at = predictor + objective.shift
+  assert np.array_equal(example.targets[0, 0][real], case.tokens[rows, at])
+  assert found.predicted[rows, at].all()
+  assert len(set(zip(rows, at, strict=True))) == len(rows)
+  start = case.segments.start
+  assert np.array_equal(start[rows, predictor], start[rows, at])
+  seen = visible[rows, predictor, at]
+  inputs = example.inputs[0][rows, at]
+  if objective.predict == "masked":
+    kept = inputs == example.targets[0, 0][real]
+    if not keep:
+      assert (inputs[seen] == MASK).all()
+    assert kept.sum() <= max(6, 0.6 * len(kept))
+  else:  # next-token prediction: the next token is out of sight
+    assert not seen.any()
+  assert (visible[rows, predictor, predictor]).all()
+
+
+@pytest.mark.parametrize("name", ["M token", "N token", "M word", "N span"])
+def test_few_targets_are_left_in_sight(name):
+  case = make(VARIANTS[name], 2500, 96)
+  found = case.corrupt()
+  kept = (found.inputs == case.tokens)[found.predicted].mean()
+  expected = 0.1 + 0.1 / (VOCAB - SPECIAL)
+  assert kept == pytest.approx(expected, abs=0.015)
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+  "field, value, also",
+  [
+    ("attention", "both", {}),
+    ("predict", "some", {}),
+    ("unit", "phrase", {}),
+    ("shift", 2, {}),
+    ("shift", -1, {}),
+    ("mask_ratio", -0.1, {}),
+    ("mask_ratio", 1.5, {}),
+    ("mask_ratio_end", 2.0, {}),
+    ("mask_token", 1.1, {}),
+    ("random_token", 0.3, {"mask_token": 0.8}),
+    ("span_length", 0, {}),
+    ("mask_ratio", 0.0, {"predict": "masked"}),
+    ("shift", 0, {"predict": "all", "mask_ratio": 0.0}),
+    ("predict", "suffix", {"attention": "causal"}),
+    ("attention", "bidirectional", {"mask_ratio": 0.0}),
+    (
+      "shift",
+      0,
+      {"attention": "prefix", "predict": "suffix", "mask_ratio": 0.0},
+    ),
+  ],
+)
+def test_bad_value_names_objective_and_field(field, value, also):
+  with pytest.raises(UserError) as caught:
+    Objective("mine", **{"mask_ratio": 0.1, field: value} | also)
+  assert f"objective 'mine': {field}={value!r} is not" in str(caught.value)
+
+
+def test_the_table_says_what_each_objective_needs():
+  needs = {n: o.needs_mask_token for n, o in OBJECTIVES.items()}
+  assert needs == {"C": False, "M": True, "N": True, "E": True, "P": False}
+  assert len({o.name for o in OBJECTIVES.values()}) == len(OBJECTIVES)

@@ -1,0 +1,420 @@
+"""The source: order, layouts, capacities, masks, and new objectives."""
+
+import collections
+import dataclasses
+
+import hypothesis
+import jax
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from antlm_jax import config, curriculum, examples, hashing, run
+from antlm_jax.cli import UserError
+from antlm_jax.data import source as source_lib
+from antlm_jax.data.rows import Rows
+from antlm_jax.data.source import Epochs
+from antlm_jax.examples import Layout
+from antlm_jax.objectives import OBJECTIVES, Objective
+from tests import helpers
+from tests.helpers import FakeRows, by_row, source
+
+moderate = hypothesis.settings(max_examples=60, deadline=None)
+MIXED = "C:M=1:1+P:N=1:3"
+
+
+# Hashing
+
+
+@hypothesis.given(
+  st.integers(1, 5000), st.integers(0, 2**40), st.integers(0, 9)
+)
+@moderate
+def test_permute_is_a_bijection(size, seed, epoch):
+  out = hashing.permute(np.arange(size), size, seed, epoch)
+  assert np.array_equal(np.sort(out), np.arange(size))
+  some = np.arange(size)[:: max(1, size // 7)]
+  assert np.array_equal(hashing.permute(some, size, seed, epoch), out[some])
+
+
+def test_permutations_differ_by_key_and_mix():
+  first, second = (hashing.permute(np.arange(1000), 1000, 0, e) for e in (0, 1))
+  assert (first == second).sum() < 10
+  assert abs(np.corrcoef(first, np.arange(1000))[0, 1]) < 0.15
+  assert abs(np.corrcoef(first, second)[0, 1]) < 0.15
+
+
+def test_each_place_of_a_permutation_gets_every_row_alike():
+  found = [hashing.permute(np.array([3]), 10, 0, e)[0] for e in range(4000)]
+  counts = np.bincount(found, minlength=10)
+  assert ((counts - 400) ** 2 / 400).sum() < 35  # chi-square, 9 degrees
+
+
+@pytest.mark.parametrize("axis", ["seed", "step", "row", "position"])
+def test_uniform_is_uniform_along_every_counter(axis):
+  n = 20_000
+  if axis == "seed":
+    draws = np.array([hashing.uniform(seed, 5, 5, 5) for seed in range(n)])
+  else:
+    names = ("step", "row", "position")
+    draws = hashing.uniform(
+      5, *(np.arange(n) if name == axis else 5 for name in names)
+    )
+  assert draws.dtype == np.float32
+  assert draws.min() >= 0 and draws.max() < 1
+  counts = np.histogram(draws, 50, (0, 1))[0]
+  assert ((counts - n / 50) ** 2 / (n / 50)).sum() < 100  # 49 degrees
+  assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 0.03
+
+
+def test_bits_broadcast_as_single_draws():
+  rows, at = np.arange(3)[:, None], np.arange(5)
+  whole = hashing.bits(7, 1, rows, at)
+  assert whole.shape == (3, 5) and len(np.unique(whole)) == 15
+  for r, t in np.ndindex(whole.shape):
+    assert whole[r, t] == hashing.bits(7, 1, r, t)
+  swapped = hashing.bits(7, 1, at[:3, None], rows[:, 0])
+  assert not np.array_equal(whole[:, :3], swapped.T)
+
+
+# Epochs
+
+
+def rows_of(epochs, steps):
+  slots = np.arange(epochs.batch_size)
+  return np.concatenate([epochs.rows(step, slots) for step in range(steps)])
+
+
+@hypothesis.given(
+  st.integers(1, 60),
+  st.integers(1, 25),
+  st.sampled_from(source_lib.ROUNDING),
+  st.booleans(),
+)
+@moderate
+def test_an_epoch_visits_rows_as_its_rounding_says(size, batch, rounding, mix):
+  epochs = Epochs(size, batch, rounding, 3, mix)
+  if rounding == "carry":  # exactly once each, whatever the batches
+    assert epochs.steps_per_epoch == pytest.approx(size / batch)
+    found = rows_of(epochs, -(-3 * size // batch))[: 3 * size]
+    for epoch in found.reshape(3, size):
+      assert np.array_equal(np.sort(epoch), np.arange(size))
+    return
+  steps = epochs.steps_per_epoch
+  down = max(1, size // batch)
+  assert steps == (-(-size // batch) if rounding == "up" else down)
+  for epoch in rows_of(epochs, 3 * int(steps)).reshape(3, -1):
+    counts = np.bincount(epoch, minlength=size)
+    assert len(counts) == size
+    if rounding == "up" or size < batch:
+      assert counts.min() >= 1 and counts.sum() == steps * batch
+      if size >= batch:
+        assert counts.max() <= 2
+        again = epoch[size:]
+        assert np.array_equal(again, epoch[: len(again)])
+    else:
+      assert counts.max() <= 1 and (counts == 0).sum() == size % batch
+
+
+def test_shuffling_differs_by_epoch_and_can_be_left_out():
+  shuffled = rows_of(Epochs(50, 10), 10).reshape(2, 50)
+  assert not np.array_equal(shuffled[0], shuffled[1])
+  plain = rows_of(Epochs(50, 10, shuffle=False), 10).reshape(2, 50)
+  assert np.array_equal(plain, [np.arange(50)] * 2)
+
+
+# A pure function of the step
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_random_access_is_reading_in_order_with_threads(packed):
+  of = source(f"C+M+{MIXED}", FakeRows(packed=packed), steps=12)
+  in_order = list(source_lib.load(of, threads=3, ahead=4))
+  assert len(in_order) == len(of) == 12
+  for step in (7, 0, 11, 7, 3):
+    assert helpers.equal(of[step], in_order[step])
+  rest = list(source_lib.load(of, start=5))
+  assert len(rest) == 7
+  for a, b in zip(rest, in_order[5:], strict=True):
+    assert helpers.equal(a, b)
+  assert list(source_lib.load(of, start=12)) == []
+
+
+def test_what_is_hidden_differs_when_a_row_comes_again():
+  of = source("M", FakeRows(8), steps=2, shuffle=False)
+  assert not np.array_equal(of[0].inputs, of[1].inputs)
+  assert helpers.equal(of[0], dataclasses.replace(of, seed=0)[0])
+  assert not helpers.equal(of[0], dataclasses.replace(of, seed=1)[0])
+
+
+# Layouts
+
+
+LAYOUTS = {
+  "microbatches": Layout(16, microbatches=4),
+  "shards": Layout(16, shards=4),
+  "both": Layout(16, microbatches=2, shards=4),
+  "rows": Layout(16, microbatches=4, shards=4),
+}
+
+
+def unfolded(of, step):
+  shifts = [of.objectives[name].shift for name in of.curriculum.objectives]
+  return by_row(of[step], of.layout, shifts)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_layouts_hold_the_same_rows_inputs_and_targets(name, packed):
+  rows = FakeRows(packed=packed)
+  plain = source(MIXED, rows, Layout(16))
+  other = dataclasses.replace(plain, layout=LAYOUTS[name])
+  for step in range(8):
+    assert unfolded(plain, step) == unfolded(other, step)
+    a, b = plain[step], other[step]
+    assert np.array_equal(a.positions.ravel(), b.positions.ravel())
+    assert a.mask.causal == b.mask.causal
+    for bound in ("k_start", "k_end"):
+      x, y = getattr(a.mask, bound), getattr(b.mask, bound)
+      assert (x is None) == (y is None)
+      assert x is None or np.array_equal(x.ravel(), y.ravel())
+
+
+@pytest.mark.parametrize("first", range(4))
+def test_a_process_makes_its_shards_of_the_whole(first):
+  rows = FakeRows(packed=True)
+  whole = source(MIXED, rows, Layout(16, 2, shards=4))
+  mine = dataclasses.replace(
+    whole, layout=Layout(16, 2, 4, first_shard=first, local_shards=1)
+  )
+  for step in range(8):
+    a, b = unfolded(whole, step), unfolded(mine, step)
+    here = mine.layout.rows.tolist()
+    assert here == [first * 2, first * 2 + 1, 8 + first * 2, 9 + first * 2]
+    assert b[0] == {row: a[0][row] for row in here}
+    assert b[1] == {k: v for k, v in a[1].items() if k[0] in here}
+
+
+def test_targets_are_the_tokens_of_their_rows():
+  rows = FakeRows(packed=True)
+  of = source(MIXED, rows, Layout(16, 2, 2))
+  for step in range(8):
+    tokens = rows.tokens[of.epochs.rows(step, np.arange(16))]
+    names = of.curriculum.objectives
+    phase = of.curriculum.at(step)
+    kinds = np.array(list(phase.shares))[phase.rows(step, 16)]
+    found = unfolded(of, step)[1]
+    assert found
+    for (row, at), (target, weight, kind) in found.items():
+      assert target == tokens[row, at] and weight == 1.0
+      assert names[kind] == kinds[row]
+
+
+@pytest.mark.parametrize(
+  "size, micro, shards", [(0, 1, 1), (7, 2, 1), (8, 3, 2)]
+)
+def test_a_batch_that_does_not_divide_is_refused(size, micro, shards):
+  with pytest.raises(UserError, match=f"batch_size={size} "):
+    Layout(size, micro, shards)
+
+
+def test_weights_are_the_objectives():
+  heavy = dataclasses.replace(OBJECTIVES["M"], weight=2.5)
+  of = source("C:M", objectives={"M": heavy})
+  _, found = unfolded(of, 0)
+  assert {(kind, weight) for _, weight, kind in found.values()} == {
+    (0, 1.0),
+    (1, 2.5),
+  }
+
+
+# Capacities
+
+
+def test_no_target_is_dropped_when_a_list_overflows():
+  rows = FakeRows(40, 512, special=0)
+  rows.tokens |= 1  # odd: no token begins a word, so a row is one word
+  words = dataclasses.replace(OBJECTIVES["M"], unit="word")
+  of = source("M", rows, Layout(1), objectives={"M": words}, steps=40)
+  sizes = examples.capacities([(words, 1.0)], 1, 512)
+  seen = collections.Counter()
+  for step in range(40):
+    example = of[step]
+    assert example.targets.shape[-1] in sizes
+    count = int((example.weights > 0).sum())
+    assert count in (0, 512)
+    seen[count] += 1
+    if count:
+      hidden = rows.tokens[of.epochs.rows(step, np.arange(1))]
+      assert np.array_equal(example.targets[0], hidden)
+  assert len(sizes) > 1 and seen[0] > 20 and seen[512] > 2
+
+
+@hypothesis.given(
+  st.integers(1, 64), st.integers(1, 300), st.floats(0.01, 1), st.booleans()
+)
+@moderate
+def test_capacities_are_few_rise_and_end_with_everything(rows, length, r, mix):
+  objective = dataclasses.replace(OBJECTIVES["M"], mask_ratio=r)
+  shares = [(objective, 1.0)]
+  if mix:
+    shares = [(objective, 0.9), (OBJECTIVES["C"], 0.1)]
+  sizes = examples.capacities(shares, rows, length)
+  assert sizes[-1] == rows * length
+  assert list(sizes) == sorted(set(sizes)) and len(sizes) <= 16
+  assert sizes[0] >= min(r * rows * length * 0.9, sizes[-1])
+
+
+def test_usual_batches_fit_the_first_capacity():
+  of = source("M", FakeRows(64, 128), Layout(32, 2, 2), steps=20)
+  first = examples.capacities([(OBJECTIVES["M"], 1.0)], 8, 128)[0]
+  assert first < 8 * 128 / 2
+  assert {of[step].targets.shape for step in range(20)} == {(2, 2, first)}
+
+
+def test_limit_leaves_rows_after_it_unpredicted():
+  of = source("C", FakeRows(5), Layout(4), rounding="up", shuffle=False)
+  limited = dataclasses.replace(of, limit=5)
+  assert unfolded(limited, 0) == unfolded(of, 0)
+  rows = {row for row, _ in unfolded(limited, 1)[1]}
+  assert rows == {0}
+  assert limited[1].inputs.shape == of[1].inputs.shape
+
+
+def test_a_changing_ratio_reaches_its_end_with_the_run():
+  falling = dataclasses.replace(
+    OBJECTIVES["M"], mask_ratio=0.8, mask_ratio_end=0.2
+  )
+  rows = FakeRows(64, 64, special=0)
+  of = source("M", rows, Layout(64), objectives={"M": falling}, steps=5)
+  shares = [(of[s].weights > 0).sum() / rows.tokens.size for s in range(5)]
+  assert shares == pytest.approx([0.8, 0.65, 0.5, 0.35, 0.2], abs=0.03)
+
+
+# Masks
+
+
+@pytest.mark.parametrize(
+  "text, packed, causal, start, end",
+  [
+    ("C", False, True, False, False),
+    ("C:E", False, True, False, False),
+    ("C", True, True, True, False),
+    ("M", False, False, False, False),
+    ("M:N", False, False, False, False),
+    ("M", True, False, True, True),
+    ("C:M", False, False, False, True),
+    ("C:M", True, False, True, True),
+    ("P", False, False, False, True),
+    ("P:C", True, False, True, True),
+  ],
+)
+def test_mask_has_only_the_bounds_it_needs(text, packed, causal, start, end):
+  mask = source(text, FakeRows(packed=packed))[0].mask
+  assert mask.causal is causal
+  assert (mask.k_start is not None) == start
+  assert (mask.k_end is not None) == end
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_mask_shows_each_row_what_its_objective_says(packed):
+  rows = FakeRows(packed=packed)
+  for text in ("C", "M", "C:M"):
+    of = source(text, rows, shuffle=False)
+    mask = jax.tree.map(lambda x: x[0], of[0].mask)
+    visible = mask.dense(16, 16)
+    visible = True if visible is None else visible
+    visible = np.broadcast_to(visible, (8, 16, 16))
+    segment = np.zeros((8, 16)) if not packed else rows.starts[:8].cumsum(1)
+    same = segment[:, :, None] == segment[:, None, :]
+    phase = of.curriculum.at(0)
+    kinds = np.array(list(phase.shares))[phase.rows(0, 8)]
+    for row, kind in enumerate(kinds):
+      lower = np.tri(16, dtype=bool) if kind == "C" else True
+      assert np.array_equal(visible[row], same[row] & lower)
+
+
+def test_positions_restart_with_each_document():
+  rows = FakeRows(packed=True)
+  of = source("M", rows, shuffle=False)
+  for row, starts in enumerate(rows.starts[:8]):
+    count, expected = 0, []
+    for start in starts:
+      count = 0 if start else count + 1
+      expected.append(count)
+    assert of[0].positions[0, row].tolist() == expected
+
+
+# A new objective
+
+
+def test_a_new_objective_is_one_value():
+  new = Objective(
+    "ul2ish", attention="prefix", predict="suffix", mask_ratio=0.15, unit="span"
+  )
+  of = source("C:X=1:1", FakeRows(packed=True), objectives={"X": new})
+  trainer = helpers.trainer()
+  state, metrics = jax.jit(trainer.train_step)(trainer.init(), of[0])
+  found = collections.Counter(kind for *_, kind in unfolded(of, 0)[1].values())
+  assert metrics["count"].tolist() == [found[0], found[1]]
+  assert min(found.values()) > 0
+  assert np.isfinite(metrics["total_loss"]) and metrics["grad_norm"] > 0
+  assert int(state.step) == 1
+
+
+# Prepared data
+
+
+@pytest.fixture(scope="module")
+def built(prepared):
+  settings = config.load(
+    "configs/quickstart.py:shrink", [f"--config.data.path={prepared}"]
+  )
+  settings.unlock()
+  settings.curriculum = "C+X:M=1:1"
+  settings.train.steps = 6
+  new = Objective("copy", attention="prefix", predict="suffix")
+  settings.objectives.X = dataclasses.asdict(new)
+  return run.build(settings.lock())
+
+
+def test_prepared_rows_become_steps(built, prepared):
+  of = built.source()
+  rows = Rows(prepared, "train")
+  tokens, starts = rows.read(of.epochs.rows(4, np.arange(4)))
+  found = unfolded(of, 4)[1]
+  assert found and len(of) == 6
+  for (row, at), (target, _, kind) in found.items():
+    assert target == tokens[row, at] != built.tokenizer.pad_id
+    if built.curriculum.objectives[kind] == "X":
+      assert not starts[row, at]
+  for a, b in zip(
+    source_lib.load(of), map(of.__getitem__, range(6)), strict=True
+  ):
+    assert helpers.equal(a, b)
+
+
+def test_held_out_rows_are_each_predicted_once(built):
+  for name, of in built.eval_sources().items():
+    (letter,) = of.objectives
+    counts, total = collections.Counter(), 0
+    for step in range(len(of)):
+      rows = of.epochs.rows(step, np.arange(of.layout.batch_size))
+      for row, at in unfolded(of, step)[1]:
+        counts[int(rows[row]), at] += 1
+        total += 1
+    assert total and max(counts.values()) == 1
+    assert len({row for row, _ in counts}) >= 0.9 * built.config.eval.rows
+    assert of.curriculum.objectives == (letter,)
+    assert name == of.objectives[letter].name
+
+
+def test_a_curriculum_of_unknown_objectives_is_refused(prepared):
+  settings = config.load(
+    "configs/quickstart.py:shrink",
+    [f"--config.data.path={prepared}", "--config.curriculum=4Q"],
+  )
+  with pytest.raises(UserError, match=r"unknown objective 'Q'"):
+    run.build(settings)
+  with pytest.raises(UserError):
+    curriculum.parse("", ["C"], 1)
