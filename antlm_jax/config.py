@@ -228,7 +228,10 @@ def shrink(config: ConfigDict, steps: int = 12) -> None:
 
   The curriculum keeps its phases and their proportions, over `steps` steps.
   """
-  parsed = curriculum.parse(config.curriculum, list(config.objectives), 1, 1000)
+  # A thousand, so that no phase is under a step before it is scaled.
+  parsed = curriculum.parse(
+    config.curriculum, list(config.objectives), 1000, 1000
+  )
   lengths = [phase.stop - phase.start for phase in parsed.phases]
   scale = steps / sum(lengths)
   config.curriculum = "+".join(

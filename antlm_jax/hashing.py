@@ -26,8 +26,8 @@ def bits(seed: int, *counters) -> np.ndarray:
 
 
 def uniform(seed: int, *counters) -> np.ndarray:
-  """Like `bits`, as float32 in [0, 1)."""
-  return (bits(seed, *counters) >> np.uint32(8)) * np.float32(2**-24)
+  """Like `bits`, as float64 in [0, 1), so that n times it stays under n."""
+  return (bits(seed, *counters) >> np.uint32(8)) * 2.0**-24
 
 
 def _mix(x: np.ndarray) -> np.ndarray:

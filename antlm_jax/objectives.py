@@ -171,7 +171,7 @@ class Draw:
   rows: np.ndarray
 
   def uniform(self, purpose: str, positions: np.ndarray) -> np.ndarray:
-    """Returns float32 in [0, 1), `[n, len(positions)]`."""
+    """Returns float64 in [0, 1), `[n, len(positions)]`."""
     return hashing.uniform(
       self.seed, _PURPOSES.index(purpose), self.step, self.rows, positions
     )

@@ -54,7 +54,7 @@ def make(config, axes: Mapping[str, Sequence[str | None]]):
   decay = optax.add_decayed_weights(config.weight_decay, mask)
   # LAMB's trust ratio only where there is decay, as in LTG-BERT's code: norms
   # get plain Adam.
-  trust = optax.masked(optax.scale_by_trust_ratio(), mask)
+  trust = optax.masked(_scale_by_trust_ratio(axes), mask)
   chains = {"adamw": (adam, decay), "lamb": (adam, decay, trust)}
   if config.name not in chains:
     raise UserError(
@@ -62,6 +62,26 @@ def make(config, axes: Mapping[str, Sequence[str | None]]):
     )
   clip = [optax.clip_by_global_norm(config.clip)] if config.clip > 0 else []
   return optax.chain(*clip, *chains[config.name])
+
+
+def _scale_by_trust_ratio(axes) -> optax.GradientTransformation:
+  """LAMB's trust ratio, |parameter| / |update|, of each layer by itself.
+
+  optax's own would take the layers stacked in one array together.
+  """
+
+  def scale(path, update, param):
+    stacked = axes[path[-1].key][0] is None
+    within = tuple(range(int(stacked), param.ndim))
+    p, u = (
+      jnp.sqrt(jnp.sum(x * x, axis=within, keepdims=True))
+      for x in (param, update)
+    )
+    return update * jnp.where((p > 0) & (u > 0), p / jnp.where(u > 0, u, 1), 1)
+
+  return optax.stateless(
+    lambda updates, params: jax.tree.map_with_path(scale, updates, params)
+  )
 
 
 _DECAYS = {
@@ -105,10 +125,10 @@ def _one(config, steps: int) -> Schedule:
   decay = steps - warmup if config.name == "cosine" else (
     amount(config.decay_steps, steps)
   )  # fmt: skip
-  if warmup + decay > steps:
+  if decay < 0 or warmup + decay > steps:
     raise UserError(
-      f"schedule.warmup ({warmup} steps) and schedule.decay_steps ({decay})"
-      f" do not fit in {steps} steps"
+      f"schedule.warmup ({warmup} steps) and schedule.decay_steps"
+      f" ({max(0, decay)}) do not fit in {steps} steps"
     )
 
   def rate(step):

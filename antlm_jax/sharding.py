@@ -73,6 +73,26 @@ def _mesh_axes(mesh, axis: str | None, size: int, used: set[str]):
   return None
 
 
+def undivided(mesh, axes: Mapping, shapes: Mapping) -> list[str]:
+  """Says which logical axes stay whole because no rule of theirs divides them.
+
+  Args:
+    mesh: The mesh.
+    axes: Logical axes of each parameter, by path.
+    shapes: Their shapes, by path.
+  """
+  said = {}
+  for path, names in axes.items():
+    shape = shapes[path].shape
+    split = spec(mesh, names, shape)
+    for axis, size, entry in zip(names, shape, split, strict=True):
+      ways = [r for r in RULES[axis] if mesh.shape[r] > 1] if axis else []
+      if ways and entry is None:
+        over = " or ".join(f"{r}={mesh.shape[r]}" for r in ways)
+        said[f"{axis} of {size} is not split over {over}: replicated"] = True
+  return list(said)
+
+
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
   """Asks for the sharding of these logical axes; nothing without a mesh."""
   mesh = jax.sharding.get_abstract_mesh()

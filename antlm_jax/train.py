@@ -83,6 +83,9 @@ class Loop:
     self.progress = monitor.Progress(self.start, self.run.curriculum.steps)
     self.progress.say(_describe(self.run))
     self.progress.say(note)
+    model = self.run.trainer.model
+    for line in sharding.undivided(self.run.mesh, model.axes, model.shapes):
+      self.progress.say(line)
     self.window = Window(self)
     return self
 

@@ -1,4 +1,4 @@
-"""A small AntLM on real text that a CPU can train: 9M parameters.
+"""A small AntLM on real text that a CPU can train: 7M parameters.
 
     python -m antlm_jax.prepare --text=BABYLM_FOLDER --output=data/babylm \\
       --vocab_size=16000 --seq_len=128
@@ -14,13 +14,13 @@ from antlm_jax import config as config_lib
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(
-    arg, shrink=False, curriculum="350C+1300M+250C steps"
+    arg, shrink=False, curriculum="500C+1500M+400C steps"
   )
   config = config_lib.default()
   config.curriculum = arg.curriculum
   config.objectives.M.mask_ratio = 0.3
   config.model.update(
-    layers=6,
+    layers=4,
     width=256,
     heads=4,
     kv_heads=4,
@@ -28,7 +28,7 @@ def get_config(arg: str = ""):
     max_seq_len=512,
     init_std=0.06,
   )
-  config.train.update(batch_size=32, loss_chunk=1024)
+  config.train.update(batch_size=16)
   config.schedule.update(name="cosine", peak=2e-3, warmup=0.03)
   config.eval.update(every=0.05, rows=256)
   if arg.shrink:

@@ -9,7 +9,7 @@ from antlm_jax import config, curriculum, models
 from antlm_jax.data.source import Epochs, Source
 from antlm_jax.examples import Example, Layout
 from antlm_jax.objectives import OBJECTIVES, Segments, Vocabulary
-from antlm_jax.step import Trainer
+from antlm_jax.step import Trainer, TrainState
 
 PAD, BOS, EOS, MASK = range(4)
 SPECIAL = 4  # ids under this are special
@@ -133,6 +133,17 @@ def trainer(of=None, num_kinds=2, rate=1e-2, optimizer=None, **changes):
     schedule=lambda step: jnp.float32(rate),
     num_kinds=num_kinds,
     **changes,
+  )
+
+
+def begin(of: Trainer) -> TrainState:
+  """A first state with random parameters, without compiling an init."""
+  params = random_params(of.model)
+  return TrainState(
+    step=jnp.int32(0),
+    params=params,
+    opt_state=of.optimizer.init(params),
+    ema=jax.tree.map(jnp.copy, params) if of.ema else None,
   )
 
 

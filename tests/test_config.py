@@ -1,0 +1,277 @@
+"""The configuration: files, overrides, and what may differ."""
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from antlm_jax import config, curriculum
+from antlm_jax.cli import UserError
+from antlm_jax.objectives import OBJECTIVES, Objective
+
+ROOT = pathlib.Path(__file__).parent.parent
+QUICK = str(ROOT / "configs/quickstart.py")
+FILES = sorted((ROOT / "configs").glob("*.py"))
+ARGUMENTS = {
+  "antlm_babyllama": ["curriculum=24C", "curriculum=24M"],
+  "babylm_small": ["curriculum=24M", "curriculum=C:M=1:15"],
+  "encoders": [
+    "size=210M",
+    "size=610M",
+    "size=1B",
+    "curriculum=42000C",
+    "size=610M,curriculum=10000C+32000M,mask_ratio=0.2",
+  ],
+  "quickstart": [],
+}
+
+
+def load(*overrides):
+  return config.load(QUICK, [f"--config.{o}" for o in overrides])
+
+
+# Overrides
+
+
+@pytest.mark.parametrize(
+  "text, value",
+  [
+    ("seed=7", 7),
+    ("seed=-1", -1),
+    ("train.batch_size=1e3", 1000),
+    ("optimizer.eps=1e-5", 1e-5),
+    ("schedule.warmup=300", 300.0),
+    ("model.tied=false", False),
+    ("model.tied=True", True),
+    ("data.shuffle=0", False),
+    ("curriculum=C:M=1:15", "C:M=1:15"),
+    ("data.path=a=b,c d", "a=b,c d"),
+    ("data.path=", ""),
+    ("eval.objectives=C", ("C",)),
+    ("eval.objectives=C,M,N", ("C", "M", "N")),
+    ("eval.objectives=()", ()),
+    ("objectives.M.mask_ratio=0.4", 0.4),
+    ("objectives.M.mask_ratio_end=0.1", 0.1),
+  ],
+)
+def test_override_is_read_as_its_settings_type(text, value):
+  key = text.partition("=")[0]
+  found = config.leaves(load(text))[key]
+  assert found == value and type(found) is type(value)
+
+
+def test_an_override_changes_nothing_else():
+  before, after = config.leaves(load()), config.leaves(load("model.layers=3"))
+  assert {k for k in before if before[k] != after[k]} == {"model.layers"}
+
+
+def test_the_last_override_wins():
+  assert load("seed=1", "seed=2").seed == 2
+
+
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ("sed=1", "unknown config key 'sed'; did you mean 'seed'?"),
+    ("train.batchsize=1", "did you mean 'train.batch_size'?"),
+    ("optimiser.name=lamb", "did you mean 'optimizer.name'?"),
+    ("batch_size=3", "did you mean 'train.batch_size'?"),
+    ("seed.x=1", "unknown config key 'seed.x'"),
+    ("objectives.Q.mask_ratio=1", "unknown config key"),
+    ("seed=one", "--config.seed=one: not int"),
+    ("seed=1.5", "not int"),
+    ("seed=", "not int"),
+    ("seed=inf", "not int"),
+    ("schedule.peak=fast", "--config.schedule.peak=fast: not float"),
+    ("model.tied=maybe", "not bool"),
+    ("model=llama", "not a group of settings (dropout, dtype"),
+    ("seed", "give a value, --config.seed=VALUE"),
+  ],
+)
+def test_bad_override_is_told(text, words):
+  with pytest.raises(UserError) as caught:
+    load(text)
+  assert words in str(caught.value)
+  assert "\n" not in str(caught.value)
+
+
+def test_epochs_and_steps_exclude_each_other():
+  assert load("train.steps=5").train.epochs == 0
+  with pytest.raises(UserError, match=r"train.epochs and train.steps"):
+    load("train.steps=5", "train.epochs=2")
+
+
+def test_the_loaded_config_is_locked():
+  loaded = load()
+  with pytest.raises(AttributeError):
+    loaded.sed = 1
+
+
+# Files
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_every_config_loads_with_its_arguments_and_shrinks(path):
+  plain = config.load(str(path))
+  keys = config.leaves(config.default()).keys()
+  assert config.leaves(plain).keys() == keys
+  for arg in ["", *ARGUMENTS[path.stem]]:
+    whole = config.load(f"{path}:{arg}")
+    small = config.load(f"{path}:{','.join(filter(None, ['shrink', arg]))}")
+    for part in arg.split(","):
+      name, _, value = part.partition("=")
+      if name == "curriculum":
+        assert whole.curriculum == value
+    assert arg.startswith("size=210M") or not arg or (
+      config.leaves(whole) != config.leaves(plain)
+    )  # fmt: skip
+    check_shrunk(whole, small)
+
+
+def check_shrunk(whole, small):
+  """A shrunk run keeps its phases, in about 12 small steps."""
+  names = list(whole.objectives)
+  long = curriculum.parse(whole.curriculum, names, 1000, 1000)
+  short = curriculum.parse(small.curriculum, names, 1, None)
+  assert 2 <= short.steps <= max(24, len(long.phases))
+  assert small.model.width <= 64
+  assert len(short.phases) == len(long.phases)
+  for a, b in zip(short.phases, long.phases, strict=True):
+    assert a.shares == pytest.approx(b.shares, abs=1e-5)
+    part = (b.stop - b.start) / long.steps
+    assert (a.stop - a.start) / short.steps == pytest.approx(part, abs=0.1)
+  assert small.objectives == whole.objectives
+
+
+def test_fractions_of_an_epoch_shrink_too():
+  path = ROOT / "configs/antlm_babyllama.py"
+  small = config.load(f"{path}:shrink,curriculum=0.25C+0.5M+0.25C")
+  parsed = curriculum.parse(small.curriculum, ["C", "M"], 1)
+  assert [p.stop for p in parsed.phases] == [3, 9, 12]
+
+
+def test_encoders_take_the_papers_mask_ratio():
+  path = ROOT / "configs/encoders.py"
+  loaded = config.load(f"{path}:mask_ratio=0.2")
+  assert config.objectives(loaded)["M"] == dataclasses.replace(
+    OBJECTIVES["M"], mask_ratio=0.2, mask_token=1.0, random_token=0.0
+  )
+
+
+@pytest.mark.parametrize(
+  "spec, words",
+  [
+    ("configs/none.py", "configs/none.py: no such file"),
+    (f"{QUICK}:shrnk", "'shrnk' is unknown; did you mean 'shrink'?"),
+    (f"{QUICK}:shrink=perhaps", "shrink=perhaps: not bool"),
+    ("configs/encoders.py:size=2B", "size='2B' is not one of 210M, 610M, 1B"),
+    ("configs/encoders.py:mask_ratio=lots", "mask_ratio=lots: not float"),
+    ("configs/encoders.py:size", None),
+  ],
+)
+def test_bad_file_or_argument_is_told(spec, words, monkeypatch):
+  monkeypatch.chdir(ROOT)
+  with pytest.raises(UserError) as caught:
+    config.load(spec)
+  assert (words or "size=") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  "content, words",
+  [("x = (", "line 1"), ("x = 1", "defines no get_config")],
+)
+def test_a_file_that_is_no_config_is_told(content, words, tmp_path):
+  (tmp_path / "bad.py").write_text(content)
+  with pytest.raises(UserError, match=words):
+    config.load(str(tmp_path / "bad.py"))
+  (tmp_path / "notes.txt").write_text("")
+  with pytest.raises(UserError, match="not a Python file"):
+    config.load(str(tmp_path / "notes.txt"))
+
+
+def test_parse_arg_gives_each_name_its_type():
+  parsed = config.parse_arg("a,c=x=y,b=3", a=False, b=1, c="", d=0.5)
+  assert parsed.to_dict() == {"a": True, "b": 3, "c": "x=y", "d": 0.5}
+  with pytest.raises(UserError, match=r"'aa' is unknown; did you mean 'a'\?"):
+    config.parse_arg("aa", a=False, b=1)
+  with pytest.raises(UserError, match="config argument b=x: not int"):
+    config.parse_arg("b=x", b=1)
+
+
+# Round trips
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
+def test_json_gives_the_config_back(path):
+  loaded = config.load(f"{path}:shrink", ["--config.eval.objectives=N"])
+  again = config.from_json(config.to_json(loaded))
+  assert config.leaves(again) == config.leaves(loaded)
+  kinds = {k: type(v) for k, v in config.leaves(loaded).items()}
+  assert {k: type(v) for k, v in config.leaves(again).items()} == kinds
+  assert config.differences(loaded, again) == []
+  assert config.objectives(again) == config.objectives(loaded)
+
+
+def test_differences_name_what_matters_and_leave_out_the_rest():
+  old = load("data.path=a", "seed=1", "objectives.M.mask_ratio=0.3")
+  new = load(
+    "data.path=b",
+    "data.threads=4",
+    "log.every=5",
+    "eval.rows=9",
+    "checkpoint.every=7",
+    "mesh.fsdp=2",
+    "seed=2",
+    "data.shuffle=false",
+    "objectives.M.mask_ratio=0.5",
+  )
+  assert config.differences(old, new) == [
+    "data.shuffle was True, is False",
+    "objectives.M.mask_ratio was 0.3, is 0.5",
+    "seed was 1, is 2",
+  ]
+  assert config.differences(old, old) == []
+
+
+def test_differences_see_settings_that_only_one_has():
+  old = config.default()
+  new = config.default()
+  new.objectives.X = dataclasses.asdict(Objective("x"))
+  assert any("objectives.X.name" in line for line in
+             config.differences(old, new))  # fmt: skip
+
+
+# Objectives and amounts
+
+
+def test_the_default_objectives_are_the_table():
+  assert config.objectives(config.default()) == OBJECTIVES
+
+
+def test_an_objective_is_added_by_settings():
+  settings = config.default()
+  new = Objective("new", attention="prefix", predict="suffix", weight=2.0)
+  settings.objectives.X = dataclasses.asdict(new)
+  assert config.objectives(settings)["X"] == new
+  again = config.from_json(config.to_json(settings))
+  assert config.objectives(again)["X"] == new
+
+
+def test_a_bad_objective_is_named():
+  settings = config.default()
+  settings.objectives.X = {"name": "x", "mask_ration": 0.1}
+  with pytest.raises(UserError) as caught:
+    config.objectives(settings)
+  assert "config.objectives.X.mask_ration is unknown" in str(caught.value)
+  assert "'mask_ratio" in str(caught.value)
+  with pytest.raises(UserError, match=r"objective 'mlm': mask_ratio=1\.5"):
+    config.objectives(load("objectives.M.mask_ratio=1.5"))
+
+
+@pytest.mark.parametrize(
+  "value, steps, expected",
+  [(0, 100, 0), (0.1, 100, 10), (0.001, 100, 1), (1, 100, 1), (300.0, 9, 300)],
+)
+def test_amounts_under_one_are_shares(value, steps, expected):
+  found = config.amount(value, steps)
+  assert found == expected and isinstance(found, int)

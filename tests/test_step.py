@@ -1,0 +1,534 @@
+"""Losses, the train step, meshes, optimizers and schedules."""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from antlm_jax import losses, optim, sharding
+from antlm_jax.cli import UserError
+from antlm_jax.examples import Layout
+from antlm_jax.step import state_shardings
+from tests import helpers
+from tests.helpers import FakeRows, settings, source
+
+# Cross-entropy
+
+SHARDS, CAPACITY, WIDTH, VOCAB, KINDS = 2, 11, 8, 19, 3
+
+
+@functools.cache
+def loss_inputs():
+  draw = np.random.default_rng(0)
+  shape = SHARDS, CAPACITY
+  hidden = draw.normal(size=(*shape, WIDTH)).astype(np.float32)
+  kernel = draw.normal(size=(WIDTH, VOCAB)).astype(np.float32)
+  targets = np.where(
+    draw.random(shape) < 0.5,
+    (hidden @ kernel).argmax(-1),  # those are predicted right
+    draw.integers(0, VOCAB, shape),
+  )
+  weights = draw.random(shape) * (draw.random(shape) < 0.7)
+  kinds = draw.integers(0, KINDS, shape, np.int32)
+  return (
+    hidden,
+    targets.astype(np.int32),
+    weights.astype(np.float32),
+    kinds,
+    kernel,
+  )
+
+
+def loss_reference(hidden, targets, weights, kinds, kernel):
+  """The sums, and gradients of the loss by hidden and kernel, in float64."""
+  hidden, kernel = hidden.astype(np.float64), kernel.astype(np.float64)
+  sums = {n: np.zeros(KINDS) for n in ("loss", "weight", "count", "nats",
+                                       "correct")}  # fmt: skip
+  d_hidden, d_kernel = np.zeros_like(hidden), np.zeros_like(kernel)
+  for s, c in np.ndindex(targets.shape):
+    scores = hidden[s, c] @ kernel
+    p = np.exp(scores) / np.exp(scores).sum()
+    nats, w, k = -np.log(p[targets[s, c]]), weights[s, c], kinds[s, c]
+    real = float(w > 0)
+    sums["loss"][k] += w * nats
+    sums["weight"][k] += w
+    sums["count"][k] += real
+    sums["nats"][k] += real * nats
+    sums["correct"][k] += real * (scores.argmax() == targets[s, c])
+    d = w * (p - np.eye(VOCAB)[targets[s, c]])
+    d_hidden[s, c] = kernel @ d
+    d_kernel += np.outer(hidden[s, c], d)
+  return sums, d_hidden, d_kernel
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 5, 10, 11, 100])
+def test_cross_entropy_and_its_gradients(chunk):
+  hidden, targets, weights, kinds, kernel = loss_inputs()
+
+  @jax.jit
+  def run(hidden, kernel):
+    def total(hidden, kernel):
+      sums = losses.cross_entropy(
+        lambda h: h @ kernel, hidden, targets, weights, kinds, KINDS, chunk
+      )
+      return sums["loss"].sum(), sums
+
+    return jax.grad(total, (0, 1), has_aux=True)(hidden, kernel)
+
+  grads, sums = run(hidden, kernel)
+  expected, *expected_grads = loss_reference(*loss_inputs())
+  assert sums.keys() == expected.keys()
+  for name, value in expected.items():
+    assert helpers.closest(sums[name], value) < 1e-5
+  for a, b in zip(grads, expected_grads, strict=True):
+    assert helpers.closest(a, b) < 1e-5
+  assert 0 < expected["count"].sum() < SHARDS * CAPACITY
+  assert expected["correct"].sum() > 0
+
+
+def test_at_most_a_chunk_of_each_shard_is_scored_at_once():
+  hidden, targets, weights, kinds, kernel = loss_inputs()
+  seen = []
+
+  def logits_of(h):
+    seen.append(h.shape)
+    return h @ kernel
+
+  losses.cross_entropy(logits_of, hidden, targets, weights, kinds, KINDS, 4)
+  assert seen and all(shape[:2] <= (SHARDS, 4) for shape in seen)
+
+
+# The train step
+
+
+@functools.cache
+def after_one_step(microbatches):
+  of = source("C:M=1:3", FakeRows(packed=True), Layout(16, microbatches))
+  trainer = helpers.trainer(rate=1.0)
+  example = of[1]
+  return example, *jax.jit(trainer.train_step)(helpers.begin(trainer), example)
+
+
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_microbatches_change_nothing(microbatches):
+  _, state, metrics = after_one_step(1)
+  example, other, again = after_one_step(microbatches)
+  counts = (example.weights > 0).sum(axis=(1, 2))
+  assert len(set(counts.tolist())) > 1  # or dividing too early would not show
+  assert helpers.closest(other.params, state.params) < 1e-6
+  assert metrics.keys() == again.keys()
+  for name in metrics:
+    assert helpers.closest(again[name], metrics[name]) < 2e-6
+
+
+def test_metrics_are_those_of_the_batch():
+  example, state, metrics = after_one_step(1)
+  real = example.weights > 0
+  kinds = np.bincount(example.kinds[real], minlength=2)
+  assert metrics["count"].tolist() == metrics["weight"].tolist() == [*kinds]
+  total = metrics["loss"].sum() / metrics["weight"].sum()
+  assert float(metrics["total_loss"]) == pytest.approx(float(total), rel=1e-6)
+  assert int(state.step) == 1
+  # Gradient descent at rate 1: the parameters moved by the gradient.
+  before = helpers.random_params(helpers.model())
+  moved = jax.tree.map(lambda a, b: np.sum((a - b) ** 2), before, state.params)
+  norm = math.sqrt(sum(moved.values()))
+  assert norm == pytest.approx(float(metrics["grad_norm"]), rel=1e-4)
+
+
+def test_a_batch_without_targets_leaves_the_parameters():
+  of = dataclasses.replace(source("M"), limit=0)
+  trainer = helpers.trainer()
+  state = helpers.begin(trainer)
+  after, metrics = jax.jit(trainer.train_step)(state, of[0])
+  assert helpers.equal(after.params, state.params)
+  assert float(metrics["total_loss"]) == 0
+
+
+def test_dropout_is_on_in_training_by_step_and_off_in_evaluation():
+  of = source("C")
+  model = helpers.model(dropout=0.3)
+  trainer = helpers.trainer(model, num_kinds=1, rate=0.0)
+  step, state = jax.jit(trainer.train_step), helpers.begin(trainer)
+  next_state, first = step(state, of[0])
+  again, second = step(state, of[0])[1], step(next_state, of[0])[1]
+  assert float(first["total_loss"]) == float(again["total_loss"])
+  assert float(first["total_loss"]) != float(second["total_loss"])
+  plain = helpers.trainer(num_kinds=1)
+  a = jax.jit(trainer.eval_step)(state.params, of[0])
+  b = jax.jit(plain.eval_step)(state.params, of[0])
+  assert helpers.closest(a, b) < 1e-6
+
+
+def test_evaluation_sums_are_those_of_training():
+  example, _, metrics = after_one_step(1)
+  trainer = helpers.trainer(loss_chunk=7)
+  params = helpers.random_params(trainer.model)
+  sums = jax.jit(trainer.eval_step)(params, example)
+  for name, value in sums.items():
+    assert helpers.closest(value, metrics[name]) < 1e-5
+
+
+def test_the_average_follows_the_parameters():
+  of = source("C")
+  trainer = helpers.trainer(num_kinds=1, rate=0.5, ema=0.9)
+  state = jax.jit(trainer.init)()
+  assert helpers.equal(state.ema, state.params)
+  expected = {k: np.asarray(v, np.float64) for k, v in state.params.items()}
+  step = jax.jit(trainer.train_step)
+  for s in range(3):
+    state, _ = step(state, of[s])
+    expected = {k: 0.9 * v + 0.1 * np.asarray(state.params[k], np.float64)
+                for k, v in expected.items()}  # fmt: skip
+  assert helpers.closest(state.ema, expected) < 1e-6
+  assert helpers.closest(state.ema, state.params) > 1e-4
+  assert state.best_params is state.ema
+  without = jax.eval_shape(helpers.trainer(num_kinds=1).init)
+  assert without.ema is None and without.best_params is without.params
+
+
+@pytest.mark.parametrize("text, share", [("C", 0.5), ("M", 0.85)])
+def test_the_loss_of_an_easy_task_falls_to_a_fraction(text, share):
+  of = source(text, helpers.CountingRows(), steps=60)
+  adam = optax.scale_by_adam()
+  trainer = helpers.trainer(num_kinds=1, rate=1e-2, optimizer=adam)
+  step, state, found = jax.jit(trainer.train_step), jax.jit(trainer.init)(), []
+  for s in range(60):
+    state, metrics = step(state, of[s])
+    found.append(float(metrics["total_loss"]))
+  assert found[0] == pytest.approx(math.log(helpers.VOCAB), rel=0.1)
+  # Without the context there is no less than the entropy of 60 tokens.
+  assert np.mean(found[-5:]) < share * math.log(60)
+
+
+def test_a_program_for_each_mask_and_capacity_and_no_more():
+  words = dataclasses.replace(
+    helpers.OBJECTIVES["M"], unit="word", mask_ratio=0.5
+  )
+  rows = FakeRows(24, 256, special=0)
+  rows.tokens |= 1  # a row is one word, hidden whole or not at all
+  of = source(
+    "3*(C+M)+C:M=1:1+E+C",
+    rows,
+    Layout(2),
+    objectives={"M": words},
+    steps=36,
+  )
+  model = helpers.model(layers=1, width=8, mlp_width=8, max_seq_len=256)
+  trainer = helpers.trainer(model, num_kinds=3)
+  mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1})
+  kinds = set()
+  with jax.set_mesh(mesh):
+    shardings = state_shardings(trainer, mesh)
+    state = jax.jit(trainer.init, out_shardings=shardings)()
+    step = jax.jit(
+      trainer.train_step, out_shardings=(shardings, None), donate_argnums=0
+    )
+    for s in range(36):
+      example = of[s]
+      bounds = example.mask.k_start is None, example.mask.k_end is None
+      kinds.add((example.mask.causal, bounds, example.targets.shape))
+      state, _ = step(state, sharding.place(mesh, example))
+  assert step._cache_size() == len(kinds)
+  assert len(kinds) == 4  # causal, mixed, bidirectional in two capacities
+
+
+# Meshes
+
+ON_TWO_DEVICES = """
+import dataclasses, json, sys
+import jax, numpy as np
+from antlm_jax import optim, sharding
+from antlm_jax.examples import Layout
+from antlm_jax.step import state_shardings
+from tests import helpers
+
+def run(**shape):
+  shape = {"data": 1, "fsdp": 1, "tensor": 1} | shape
+  mesh = sharding.make_mesh(shape, jax.devices()[:max(shape.values())])
+  layout = Layout(8, 2, sharding.data_shards(mesh))
+  of = helpers.source("C:M=1:1", helpers.FakeRows(packed=True), layout)
+  model = helpers.model(layers=1)
+  adam = optim.make(helpers.settings().optimizer, model.axes)
+  trainer = helpers.trainer(model, rate=1e-2, optimizer=adam)
+  with jax.set_mesh(mesh):
+    shardings = state_shardings(trainer, mesh)
+    state = jax.jit(trainer.init, out_shardings=shardings)()
+    params = jax.device_get(state.params)
+    step = jax.jit(
+      trainer.train_step, out_shardings=(shardings, None), donate_argnums=0)
+    losses = []
+    for s in range(4):
+      state, metrics = step(state, sharding.place(mesh, of[s]))
+      losses.append(float(metrics["total_loss"]))
+    split = {name: array.sharding.shard_shape(array.shape)
+             for name, array in state.params.items()}
+    moments = state.opt_state[1]
+    follows = all(
+      tree[name].sharding == state.params[name].sharding
+      for tree in (moments.mu, moments.nu) for name in split)
+  whole = {name: array.shape for name, array in params.items()}
+  first = {k: float(np.abs(v).sum(dtype=np.float64)) for k, v in params.items()}
+  return dict(losses=losses, split=split, whole=whole, follows=follows,
+              first=first)
+
+print(json.dumps({name: run(**{name: 2} if name != "one" else {})
+                  for name in ("one", "data", "fsdp", "tensor")}))
+"""
+
+
+def test_two_devices_train_as_one_and_hold_their_shares():
+  flags = "--xla_force_host_platform_device_count=2"
+  done = subprocess.run(
+    [sys.executable, "-W", "error", "-c", ON_TWO_DEVICES],
+    env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr
+  found = json.loads(done.stdout.splitlines()[-1])
+  one = found.pop("one")
+  assert one["losses"][0] != one["losses"][-1]
+  for axis, other in found.items():
+    assert other["losses"] == pytest.approx(one["losses"], rel=1e-5), axis
+    assert other["first"] == pytest.approx(one["first"], rel=1e-6), axis
+    assert other["follows"]
+    split, whole = other["split"], other["whole"]
+    parts = {n: math.prod(whole[n]) // math.prod(split[n]) for n in whole}
+    for name, part in parts.items():
+      expected = 1 if axis == "data" or "norm" in name else 2
+      assert part == expected, (axis, name)
+  assert found["fsdp"]["split"]["blocks/mlp/up/kernel"] == [1, 16, 48]
+  assert found["tensor"]["split"]["blocks/mlp/up/kernel"] == [1, 32, 24]
+  assert found["tensor"]["split"]["embedding"] == [32, 32]
+
+
+@pytest.mark.parametrize(
+  "shape", [(2, 1, 1), (0, 1, 1), (-1, -1, 1), (-2, 1, 1), (-1, 2, 1)]
+)
+def test_a_mesh_that_does_not_fit_is_refused(shape):
+  names = dict(zip(sharding.MESH_AXES, shape, strict=True))
+  with pytest.raises(UserError, match=f"mesh .data={shape[0]}, fsdp="):
+    sharding.make_mesh(names, jax.devices()[:1])
+
+
+def test_a_dimension_that_does_not_divide_takes_the_next_axis_or_none():
+  mesh = jax.sharding.AbstractMesh((1, 2, 4), sharding.MESH_AXES)
+  spec = functools.partial(sharding.spec, mesh)
+  P = jax.sharding.PartitionSpec
+  assert spec(("vocab", "embed"), (64, 32)) == P("tensor", "fsdp")
+  assert spec(("vocab", "embed"), (66, 32)) == P("fsdp", None)
+  assert spec(("vocab", "embed"), (61, 33)) == P(None, None)
+  assert spec((None, "mlp"), (8, 8)) == P(None, "tensor")
+  assert spec(("batch", "seq"), (4, 8)) == P(("data", "fsdp"), None)
+
+
+# Optimizers
+
+AXES = {
+  "embedding": ("vocab", "embed"),
+  "blocks/up": (None, "embed", "mlp"),
+  "norm": ("norm",),
+}
+SCOPES = {
+  "all": {"embedding", "blocks/up", "norm"},
+  "matrices": {"embedding", "blocks/up"},
+  "hidden": {"blocks/up"},
+}
+
+
+def trees(count):
+  draw = np.random.default_rng(0)
+  shapes = {"embedding": (5, 4), "blocks/up": (2, 4, 3), "norm": (4,)}
+  return [
+    {name: draw.normal(size=shape) for name, shape in shapes.items()}
+    for _ in range(count)
+  ]
+
+
+def single(tree):
+  return {name: jnp.asarray(value, jnp.float32) for name, value in tree.items()}
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_decay_scopes(scope):
+  found = optim.decays(AXES, scope)
+  assert {name for name, decayed in found.items() if decayed} == SCOPES[scope]
+
+
+@pytest.mark.parametrize("clip", [0.0, 0.5, 100.0])
+@pytest.mark.parametrize("scope", SCOPES)
+def test_adamw_is_adamw(scope, clip):
+  b1, b2, eps, decay, rate = 0.8, 0.95, 1e-3, 0.1, 0.05
+  config = settings(
+    optimizer={"b1": b1, "b2": b2, "eps": eps, "weight_decay": decay,
+               "decay_scope": scope, "clip": clip}
+  ).optimizer  # fmt: skip
+  optimizer = optim.make(config, AXES)
+  start, *grads = trees(6)
+  params = single(start)
+  state = optimizer.init(params)
+  expected = dict(start)
+  m, v = ({n: 0.0 for n in start} for _ in range(2))
+  for t, grad in enumerate(grads, 1):
+    updates, state = optimizer.update(single(grad), state, params)
+    params = jax.tree.map(lambda p, u: p - rate * u, params, updates)
+    norm = math.sqrt(sum((g**2).sum() for g in grad.values()))
+    scale = min(1.0, clip / norm) if clip else 1.0
+    for name, g in grad.items():
+      g = g * scale
+      m[name] = b1 * m[name] + (1 - b1) * g
+      v[name] = b2 * v[name] + (1 - b2) * g**2
+      step = m[name] / (1 - b1**t) / (np.sqrt(v[name] / (1 - b2**t)) + eps)
+      if name in SCOPES[scope]:
+        step = step + decay * expected[name]
+      expected[name] = expected[name] - rate * step
+  assert helpers.closest(params, expected) < 1e-5
+
+
+def test_lamb_moves_each_layer_by_its_own_norm():
+  config = settings(optimizer={"name": "lamb", "clip": 0.0}).optimizer
+  optimizer = optim.make(config, AXES)
+  start, grad = trees(2)
+  start["blocks/up"][1] *= 10
+  params = single(start)
+  updates, _ = optimizer.update(single(grad), optimizer.init(params), params)
+  norm = np.linalg.norm
+  pairs = [(updates["embedding"], params["embedding"])]
+  pairs += zip(updates["blocks/up"], params["blocks/up"], strict=True)
+  for update, param in pairs:
+    assert norm(update) == pytest.approx(norm(param), rel=1e-4)
+  # Norms get plain Adam: the first step is the gradient's sign.
+  assert np.allclose(updates["norm"], np.sign(grad["norm"]), atol=1e-3)
+
+
+def test_lamb_directions_are_adamws():
+  start, grad = trees(2)
+  params, found = single(start), {}
+  for name in ("adamw", "lamb"):
+    optimizer = optim.make(settings(optimizer={"name": name}).optimizer, AXES)
+    state = optimizer.init(params)
+    found[name] = optimizer.update(single(grad), state, params)[0]
+  a, b = (np.ravel(found[name]["embedding"]) for name in ("adamw", "lamb"))
+  cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+  assert cosine == pytest.approx(1, abs=1e-5)
+
+
+def test_resetting_forgets_the_moments_and_nothing_else():
+  model = helpers.model()
+  adam = optim.make(settings().optimizer, model.axes)
+  trainer = helpers.trainer(model, optimizer=adam, num_kinds=1)
+  of = source("C")
+  state, _ = jax.jit(trainer.train_step)(helpers.begin(trainer), of[0])
+  reset = trainer.reset_optimizer(state)
+  assert helpers.equal(reset.opt_state, adam.init(state.params))
+  assert not helpers.equal(reset.opt_state, state.opt_state)
+  assert helpers.equal(reset.params, state.params) and int(reset.step) == 1
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    ({"name": "sgd"}, "optimizer.name='sgd'"),
+    ({"decay_scope": "some"}, "optimizer.decay_scope='some'"),
+  ],
+)
+def test_bad_optimizer_is_named(changes, words):
+  with pytest.raises(UserError, match=words):
+    optim.make(settings(optimizer=changes).optimizer, AXES)
+
+
+# Schedules
+
+
+def rates(steps, restarts=(), **changes):
+  changes = {"peak": 2.0, "warmup": 10, "decay_steps": 20} | changes
+  config = settings(schedule=changes).schedule
+  made = optim.schedule(config, steps, restarts)
+  return np.asarray(jax.vmap(made)(jnp.arange(steps)))
+
+
+DECAYS = {
+  "linear": lambda t: 1 - t,
+  "cosine": lambda t: (1 + math.cos(math.pi * t)) / 2,
+  "1-sqrt": lambda t: 1 - math.sqrt(t),
+}
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.25])
+@pytest.mark.parametrize("decay", DECAYS)
+def test_wsd_warms_up_stays_and_decays(decay, floor):
+  found = rates(100, decay=decay, floor=floor)
+  expected = [2.0 * (s + 1) / 10 for s in range(10)] + [2.0] * 70
+  for s in range(20):
+    down = DECAYS[decay]((s + 1) / 20)
+    expected.append(2.0 * (floor + (1 - floor) * down))
+  assert found == pytest.approx(np.array(expected), abs=2e-6)
+  assert found.min() >= 0
+
+
+def test_cosine_falls_from_the_warmup_to_the_end():
+  found = rates(110, name="cosine", floor=0.1, decay="1-sqrt")
+  assert found[[0, 9]] == pytest.approx([0.2, 2.0])
+  assert found[59] == pytest.approx(2.0 * (0.1 + 0.9 * 0.5), abs=1e-5)
+  assert found[109] == pytest.approx(0.2, abs=1e-5)
+  assert (np.diff(found[9:]) < 0).all()
+
+
+@pytest.mark.parametrize("name", ["wsd", "cosine"])
+def test_shares_are_of_the_run(name):
+  by_share = rates(200, name=name, warmup=0.05, decay_steps=0.2)
+  by_step = rates(200, name=name, warmup=10, decay_steps=40)
+  assert np.array_equal(by_share, by_step)
+
+
+def test_no_warmup_and_no_decay_is_constant():
+  assert (rates(50, warmup=0, decay_steps=0) == 2.0).all()
+
+
+@pytest.mark.parametrize("name", ["wsd", "cosine"])
+def test_restarts_begin_the_schedule_anew(name):
+  changes = {"name": name, "warmup": 0.1, "decay_steps": 0.5}
+  found = rates(100, (40, 60), **changes)
+  parts = [rates(steps, **changes) for steps in (40, 20, 40)]
+  assert found == pytest.approx(np.concatenate(parts), abs=2e-6)
+  assert found[[0, 40, 60]] == pytest.approx([0.5, 1.0, 0.5])
+  assert found[[39, 59, 99]] == pytest.approx(0, abs=1e-6)
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_rates_are_never_negative_nor_over_the_peak(decay):
+  for steps in (3, 7, 33, 500):
+    found = rates(steps, decay=decay, warmup=0.3, decay_steps=0.7)
+    assert np.isfinite(found).all()
+    assert found.min() >= 0 and found.max() <= 2.0
+
+
+def test_after_the_end_the_rate_stays_at_the_floor():
+  config = settings(schedule={"peak": 1.0, "floor": 0.3}).schedule
+  made = optim.schedule(config, 50)
+  assert float(made(jnp.int32(80))) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    ({"name": "step"}, "schedule.name='step'"),
+    ({"decay": "exp"}, "schedule.decay='exp'"),
+    ({"warmup": 90, "decay_steps": 20}, r"schedule.warmup \(90 steps\)"),
+    ({"name": "cosine", "warmup": 101}, "schedule.warmup"),
+  ],
+)
+def test_bad_schedule_is_named(changes, words):
+  with pytest.raises(UserError, match=words):
+    rates(100, **changes)
