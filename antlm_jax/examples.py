@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
@@ -117,7 +117,7 @@ def assemble(
   row_objectives: np.ndarray,
   objectives: Sequence[Objective],
   layout: Layout,
-  sizes: Sequence[int],
+  shares: Mapping[int, float],
   segmented: bool,
 ) -> Example:
   """Lays corrupted rows out as an `Example` of NumPy arrays.
@@ -128,15 +128,22 @@ def assemble(
     row_objectives: Index of each row's objective, `[n]`.
     objectives: The curriculum's objectives.
     layout: Where each row goes.
-    sizes: What `capacities` allows.
+    shares: Part of the batch of each objective in it, by its index. They
+      choose the mask's static part, not the rows at hand, so that every
+      process and every batch of a phase has the same.
     segmented: Whether rows hold several documents.
   """
   length = tokens.shape[1]
   shape = (layout.microbatches, -1, length)
+  sizes = capacities(
+    [(objectives[k], share) for k, share in shares.items()],
+    layout.shard_rows,
+    length,
+  )
   targets = _flat_targets(
     tokens, corrupted, row_objectives, objectives, layout, sizes
   )
-  used = [objectives[k].attention for k in np.unique(row_objectives)]
+  used = [objectives[k].attention for k in shares]
   causal = all(a == "causal" for a in used)
   full = all(a == "bidirectional" for a in used) and not segmented
   mask = AttentionMask(

@@ -75,7 +75,8 @@ class Run:
     rows = min(self.config.eval.rows, len(self.dev_rows))
     size = min(rows, train.batch_size // train.microbatches)
     size = -(-size // shards) * shards
-    epochs = Epochs(rows, size, rounding="up", shuffle=False)
+    # Shuffled, so that a part of them is a sample of the whole.
+    epochs = Epochs(len(self.dev_rows), size, rounding="up")
     out = {}
     for name in self._evaluated():
       alone = curriculum_lib.parse(name, [name], 1, -(-rows // size))

@@ -58,10 +58,8 @@ class Loop:
     self.checkpoints = checkpoints_lib.Checkpoints(
       workdir, parts.meta, settings.keep_last, settings.keep_every
     )
-    trainer, shardings = (
-      parts.trainer,
-      state_shardings(parts.trainer, parts.mesh),
-    )
+    trainer = parts.trainer
+    shardings = state_shardings(trainer, parts.mesh)
     self.init = jax.jit(trainer.init, out_shardings=shardings)
     self.reset = jax.jit(
       trainer.reset_optimizer, out_shardings=shardings, donate_argnums=0
@@ -137,6 +135,7 @@ class Loop:
 
   def evaluate(self, step: int) -> None:
     """Measures every objective of `config.eval` on held-out text."""
+    self.window.settle()
     with self.ledger.time("evaluation"):
       values = {}
       for name, source in self.eval_sources.items():

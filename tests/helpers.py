@@ -126,9 +126,9 @@ def settings(**groups) -> config.config_dict.ConfigDict:
 
 
 def trainer(of=None, num_kinds=2, rate=1e-2, optimizer=None, **changes):
-  """A trainer at a constant rate; plain gradient descent by default."""
+  """A trainer at a constant rate; by default gradient descent on one block."""
   return Trainer(
-    model=of or model(),
+    model=of or model(layers=1),
     optimizer=optimizer or optax.identity(),
     schedule=lambda step: jnp.float32(rate),
     num_kinds=num_kinds,

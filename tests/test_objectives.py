@@ -305,9 +305,14 @@ def test_an_isolated_span_has_one_fate():
 def assembled(case, found):
   layout = examples.Layout(len(case.tokens))
   kinds = np.zeros(len(case.tokens), np.int64)
-  sizes = (case.tokens.size,)
   return examples.assemble(
-    case.tokens, found, kinds, [case.objective], layout, sizes, segmented=True
+    case.tokens,
+    found,
+    kinds,
+    [case.objective],
+    layout,
+    {0: 1.0},
+    segmented=True,
   )
 
 

@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -139,7 +140,7 @@ def test_metrics_are_those_of_the_batch():
   assert float(metrics["total_loss"]) == pytest.approx(float(total), rel=1e-6)
   assert int(state.step) == 1
   # Gradient descent at rate 1: the parameters moved by the gradient.
-  before = helpers.random_params(helpers.model())
+  before = helpers.random_params(helpers.model(layers=1))
   moved = jax.tree.map(lambda a, b: np.sum((a - b) ** 2), before, state.params)
   norm = math.sqrt(sum(moved.values()))
   assert norm == pytest.approx(float(metrics["grad_norm"]), rel=1e-4)
@@ -156,7 +157,7 @@ def test_a_batch_without_targets_leaves_the_parameters():
 
 def test_dropout_is_on_in_training_by_step_and_off_in_evaluation():
   of = source("C")
-  model = helpers.model(dropout=0.3)
+  model = helpers.model(layers=1, dropout=0.3)
   trainer = helpers.trainer(model, num_kinds=1, rate=0.0)
   step, state = jax.jit(trainer.train_step), helpers.begin(trainer)
   next_state, first = step(state, of[0])
@@ -290,6 +291,7 @@ def test_two_devices_train_as_one_and_hold_their_shares():
   flags = "--xla_force_host_platform_device_count=2"
   done = subprocess.run(
     [sys.executable, "-W", "error", "-c", ON_TWO_DEVICES],
+    cwd=pathlib.Path(__file__).parent.parent,
     env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
     capture_output=True,
     text=True,
@@ -425,7 +427,7 @@ def test_lamb_directions_are_adamws():
 
 
 def test_resetting_forgets_the_moments_and_nothing_else():
-  model = helpers.model()
+  model = helpers.model(layers=1)
   adam = optim.make(settings().optimizer, model.axes)
   trainer = helpers.trainer(model, optimizer=adam, num_kinds=1)
   of = source("C")

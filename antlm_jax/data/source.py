@@ -127,7 +127,7 @@ class Source:
       kinds,
       self._objectives,
       self.layout,
-      self._sizes(tuple(phase.shares.items()), tokens.shape[1]),
+      {names.index(name): share for name, share in phase.shares.items()},
       segmented=starts is not None,
     )
 
@@ -138,10 +138,6 @@ class Source:
   @functools.cached_property
   def _objectives(self) -> Sequence[Objective]:
     return [self.objectives[name] for name in self.curriculum.objectives]
-
-  def _sizes(self, shares, length: int) -> tuple[int, ...]:
-    pairs = [(self.objectives[name], share) for name, share in shares]
-    return examples.capacities(pairs, self.layout.shard_rows, length)
 
   def _corrupt(self, step, slots, tokens, segments, kinds) -> Corrupted:
     """Corrupts the rows of each objective together."""
