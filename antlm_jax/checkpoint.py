@@ -162,7 +162,8 @@ class Checkpoints:
       yield
     except (OSError, ValueError) as error:
       last = "none" if self._last_good is None else f"step {self._last_good}"
-      reason = str(error).splitlines()[0][:200]
+      full = "No space left on device"
+      reason = full if full in str(error) else str(error).splitlines()[0][:200]
       raise UserError(
         f"saving step {step} under {self._folder} failed: {reason}; the last"
         f" good checkpoint is {last}"

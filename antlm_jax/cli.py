@@ -1,6 +1,8 @@
 """What every command shares: one-line errors, exit statuses, `--help`."""
 
 import argparse
+import errno
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -31,14 +33,22 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
 
   Status 0 is success, 2 bad input (`UserError`), 130 an interruption.
   """
+  # Orbax and asyncio log the tracebacks of errors that are raised as well.
+  for name in ("absl", "asyncio"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
   try:
     main(sys.argv[1:])
   except UserError as error:
     print(f"error: {error}", file=sys.stderr)
     sys.exit(2)
-  except KeyboardInterrupt:
-    print("interrupted", file=sys.stderr)
-    sys.exit(130)
   except BrokenPipeError:  # the reader (head, less) has gone: not our error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
+  except OSError as error:
+    if error.errno != errno.ENOSPC:
+      raise
+    print(f"error: {error.strerror}: {error.filename or ''}", file=sys.stderr)
+    sys.exit(2)
+  except KeyboardInterrupt:
+    print("interrupted", file=sys.stderr)
+    sys.exit(130)

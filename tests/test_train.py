@@ -237,7 +237,9 @@ def test_a_full_disk_is_told_and_costs_no_checkpoint(prepared, tmp_path):
     line = runs.error_of(runs.run("antlm_jax.train", *args))
     assert "No space left" in line and "last good checkpoint is step" in line
     good = line.rpartition("step ")[2]
-    found = runs.run("antlm_jax.generate", f"--checkpoint={disk / 'run'}")
+    found = runs.run(
+      "antlm_jax.generate", f"--checkpoint={disk / 'run'}", "--prompt=the"
+    )
     assert found.returncode == 0, found.stderr
     assert (disk / "run" / "checkpoints" / good).is_dir()
   finally:
