@@ -18,16 +18,18 @@ def command(module: str, *args: str) -> list[str]:
   return [sys.executable, "-W", "error", "-m", module, *map(str, args)]
 
 
-def run(module: str, *args: str, **options) -> subprocess.CompletedProcess:
-  """Runs a command to its end."""
+def run(
+  module: str, *args: str, devices: int = 1
+) -> subprocess.CompletedProcess:
+  """Runs a command to its end, on so many CPU devices."""
+  flags = f"--xla_force_host_platform_device_count={devices}"
   return subprocess.run(
     command(module, *args),
     cwd=ROOT,
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
     capture_output=True,
     text=True,
     timeout=300,
-    **options,
   )
 
 
@@ -41,9 +43,12 @@ def train_args(workdir, data, *overrides: str) -> list[str]:
   ]
 
 
-def train(workdir, data, *overrides: str) -> subprocess.CompletedProcess:
+def train(
+  workdir, data, *overrides: str, devices: int = 1
+) -> subprocess.CompletedProcess:
   """Trains to the end, which must be a good one."""
-  done = run("antlm_jax.train", *train_args(workdir, data, *overrides))
+  args = train_args(workdir, data, *overrides)
+  done = run("antlm_jax.train", *args, devices=devices)
   assert done.returncode == 0, done.stderr
   return done
 

@@ -55,6 +55,23 @@ def test_a_finished_run_run_again_changes_nothing(whole, prepared):
   assert after == before
 
 
+def losses(workdir) -> list[float]:
+  """The logged losses of a run, in training and held out."""
+  return [
+    value
+    for record in monitor.read_records(workdir)
+    for name, value in record.items()
+    if name.endswith("/loss")
+  ]
+
+
+@pytest.mark.parametrize("mesh", ["data=2", "fsdp=2", "tensor=2"])
+def test_two_devices_train_the_same_run(whole, prepared, tmp_path, mesh):
+  sizes = ("mesh.data=1", f"mesh.{mesh}")
+  runs.train(tmp_path, prepared, *LONG, *sizes, devices=2)
+  assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-5)
+
+
 def killed(workdir, prepared, moment) -> bool:
   """Starts the run and kills it, unless it ends, when `moment()` says so."""
   words = runs.command(
