@@ -11,6 +11,7 @@ import pathlib
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
@@ -106,6 +107,7 @@ class Checkpoints:
   ):
     self._folder = pathlib.Path(workdir).absolute() / FOLDER
     self._meta = meta.to_json()
+    self._saving: int | None = None
     self._last_good: int | None = None
     self._manager = ocp.CheckpointManager(
       self._folder,
@@ -142,14 +144,10 @@ class Checkpoints:
 
   def wait(self) -> None:
     """Waits until what was begun is whole."""
-    with self._told(getattr(self, "_saving", None)):
+    with self._told(self._saving):
       self._manager.wait_until_finished()
       self._manager.check_for_errors()
     self._last_good = self._manager.latest_step()
-
-  def restore(self, step: int, like: TrainState) -> TrainState:
-    """Reads a step into the structure and shardings of `like`."""
-    return restore(self._folder / str(step), like)
 
   def close(self) -> None:
     """Waits, and ends the background threads."""
@@ -208,35 +206,37 @@ def find(path, step: int | None = None) -> pathlib.Path:
     if step is not None and path.name != str(step):
       raise UserError(f"{path} is not step {step}: name the run's folder")
     return path
-  folder = path / FOLDER if (path / FOLDER).is_dir() else path
-  steps = sorted(_steps(folder))
-  if not steps:
+  there = steps(path)
+  if not there:
     raise UserError(
       f"{path} holds no checkpoint: give a run's workdir or one of its"
       f" {FOLDER}/STEP folders"
     )
-  if step is not None and step not in steps:
-    raise UserError(f"{folder} has no step {step}, but {_listed(steps)}")
-  return folder / str(steps[-1] if step is None else step)
+  if step is not None and step not in there:
+    raise UserError(f"{path} has no step {step}, but {_listed(list(there))}")
+  return there[max(there) if step is None else step]
 
 
-def _steps(folder: pathlib.Path) -> list[int]:
-  if not folder.is_dir():
-    return []
-  names = [entry.name for entry in folder.iterdir() if entry.is_dir()]
-  return [
-    int(n) for n in names if n.isdigit() and (folder / n / "meta").is_dir()
-  ]
+def steps(path) -> dict[int, pathlib.Path]:
+  """Finds the whole checkpoints of a workdir, or of a folder of steps."""
+  path = pathlib.Path(path).absolute()
+  folder = path / FOLDER if (path / FOLDER).is_dir() else path
+  entries = folder.iterdir() if folder.is_dir() else ()
+  return {
+    int(entry.name): entry
+    for entry in sorted(entries)
+    if entry.name.isdigit() and (entry / "meta").is_dir()
+  }
 
 
-def _listed(steps: list[int]) -> str:
-  return "steps " + ", ".join(map(str, steps))
+def _listed(found: list[int]) -> str:
+  return "steps " + ", ".join(map(str, sorted(found)))
 
 
 def read_meta(path: pathlib.Path) -> Meta:
   """Reads what a checkpoint says of itself."""
   with _readable(path):
-    return Meta.from_json(_checkpointer(ocp.JsonCheckpointHandler()).restore(
+    return Meta.from_json(ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(
       path / "meta", ocp.args.JsonRestore()
     ))  # fmt: skip
 
@@ -277,10 +277,13 @@ def load(path, step: int | None = None) -> Loaded:
   model = models.build(meta.config.model, meta.tokenizer.vocab_size)
   item = "ema" if (path / "ema").is_dir() else "params"
   with _readable(path):
-    params = _restore_arrays(path / item, model.shapes)
+    params = _restore_arrays(path / item, _here(model.shapes))
+    counters = _restore_arrays(
+      path / "counters", _here({"step": jax.ShapeDtypeStruct((), np.int32)})
+    )
   return Loaded(
     path,
-    int(path.name),
+    int(counters["step"]),
     model,
     params,
     meta.config,
@@ -290,13 +293,17 @@ def load(path, step: int | None = None) -> Loaded:
 
 
 def _restore_arrays(path: pathlib.Path, shapes):
-  return _checkpointer(ocp.StandardCheckpointHandler()).restore(
+  return ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(
     path, ocp.args.StandardRestore(shapes)
   )
 
 
-def _checkpointer(handler) -> ocp.Checkpointer:
-  return ocp.Checkpointer(handler)
+def _here(shapes):
+  """Asks for one device, whatever devices the checkpoint was saved from."""
+  one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  return jax.tree.map(
+    lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=one), shapes
+  )
 
 
 @contextlib.contextmanager

@@ -16,11 +16,22 @@ class UserError(Exception):
   """
 
 
+class _HelpFormatter(
+  argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter
+):
+  """Keeps a description's lines, and shows the defaults that say something."""
+
+  def _get_help_string(self, action):
+    if action.default is None or action.default is False:
+      return action.help
+    return super()._get_help_string(action)
+
+
 class Parser(argparse.ArgumentParser):
   """An argparse parser whose errors are `UserError`s."""
 
   def __init__(self, **kwargs):
-    kwargs.setdefault("formatter_class", argparse.ArgumentDefaultsHelpFormatter)
+    kwargs.setdefault("formatter_class", _HelpFormatter)
     kwargs.setdefault("allow_abbrev", False)
     super().__init__(**kwargs)
 

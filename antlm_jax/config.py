@@ -62,11 +62,11 @@ def default() -> ConfigDict:
       },
       "schedule": {
         "name": "wsd",  # or cosine
-        "peak": 1e-3,
-        "warmup": 0.02,  # steps, or if under 1 a share of the run
+        "peak_lr": 1e-3,
+        "warmup_steps": 0.02,  # steps, or if under 1 a share of the run
         "decay_steps": 0.1,  # likewise
         "decay": "linear",  # linear, cosine or 1-sqrt
-        "floor": 0.0,  # last rate, as a share of the peak
+        "min_lr_ratio": 0.0,  # last rate, as a share of the peak
         "restart_at_switch": False,  # a schedule for each phase
       },
       "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
@@ -116,9 +116,40 @@ def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
   config = _module(path).get_config(arg)
   for override in overrides:
     _override(config, override)
-  if (config.train.epochs > 0) and (config.train.steps > 0):
-    raise UserError("train.epochs and train.steps are both set: choose one")
+  _check(config)
   return config.lock()
+
+
+# The smallest value of each setting that has one.
+_AT_LEAST = {
+  "train.batch_size": 1,
+  "train.microbatches": 1,
+  "train.loss_chunk": 1,
+  "train.epochs": 0,
+  "train.steps": 0,
+  "data.threads": 1,
+  "eval.every": 0,
+  "eval.rows": 0,
+  "checkpoint.every": 0,
+  "checkpoint.keep_last": 1,
+  "checkpoint.keep_every": 0,
+  "log.every": 1,
+  "optimizer.clip": 0,
+  "optimizer.ema": 0,
+  "schedule.warmup_steps": 0,
+  "schedule.decay_steps": 0,
+}
+
+
+def _check(config: ConfigDict) -> None:
+  settings = leaves(config)
+  for key, least in _AT_LEAST.items():
+    if not settings[key] >= least:
+      raise UserError(f"{key}={settings[key]} is not at least {least}")
+  if config.optimizer.ema >= 1:
+    raise UserError(f"optimizer.ema={config.optimizer.ema} is not under 1")
+  if config.train.epochs and config.train.steps:
+    raise UserError("train.epochs and train.steps are both set: choose one")
 
 
 def _module(path: str):
@@ -242,7 +273,7 @@ def shrink(config: ConfigDict, steps: int = 12) -> None:
   config.model.update(
     layers=2, width=32, heads=4, kv_heads=2, mlp_width=64, dtype="float32"
   )
-  config.schedule.update(warmup=0.1, decay_steps=0.2)
+  config.schedule.update(warmup_steps=0.1, decay_steps=0.2)
   config.eval.update(every=0.5, rows=8)
   config.checkpoint.update(every=0.5, keep_every=0)
   config.log.every = 1
@@ -288,6 +319,12 @@ def objectives(config: ConfigDict) -> dict[str, Objective]:
         f"config.objectives.{name}.{key} is unknown;{_nearest(key, names)}"
       )
     out[name] = Objective(**settings)
+    same = [n for n in out if out[n].name == out[name].name]
+    if len(same) > 1:
+      raise UserError(
+        f"config.objectives {' and '.join(same)} are both named"
+        f" {out[name].name!r}: logs would mix them up"
+      )
   return out
 
 

@@ -31,7 +31,7 @@ class Example:
       B / D * T positions of its shard, int32 `[M, D, C]`.
     targets: The tokens to predict, int32 `[M, D, C]`.
     weights: Their weights in the loss, float32 `[M, D, C]`; 0 for padding.
-    kinds: The objective of each, as an index into the curriculum's
+    objective_ids: The objective of each, as an index into the curriculum's
       objectives, int32 `[M, D, C]`.
   """
 
@@ -41,7 +41,7 @@ class Example:
   target_positions: Array
   targets: Array
   weights: Array
-  kinds: Array
+  objective_ids: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,16 +173,16 @@ def _flat_targets(tokens, corrupted, row_objectives, objectives, layout, sizes):
     "target_positions": np.zeros((parts, size), np.int32),
     "targets": np.zeros((parts, size), np.int32),
     "weights": np.zeros((parts, size), np.float32),
-    "kinds": np.zeros((parts, size), np.int32),
+    "objective_ids": np.zeros((parts, size), np.int32),
   }
   tokens = tokens.reshape(parts, -1)
-  kinds = row_objectives.reshape(parts, -1)
+  objective_ids = row_objectives.reshape(parts, -1)
   for part, where in enumerate(found):
-    kind = kinds[part][where // length]
+    kind = objective_ids[part][where // length]
     n = len(where)
     out["target_positions"][part, :n] = where - shift[kind]
     out["targets"][part, :n] = tokens[part][where]
     out["weights"][part, :n] = weight[kind]
-    out["kinds"][part, :n] = kind
+    out["objective_ids"][part, :n] = kind
   shape = (layout.microbatches, layout.local_shards, size)
   return {name: array.reshape(shape) for name, array in out.items()}

@@ -3,7 +3,6 @@
 python -m antlm_jax.fill_mask --checkpoint=RUN --text="The <mask> sat."
 """
 
-import argparse
 import functools
 from collections.abc import Sequence
 
@@ -119,7 +118,6 @@ def _parser() -> cli.Parser:
   parser = cli.Parser(
     prog="python -m antlm_jax.fill_mask",
     description=__doc__,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
   )
   add = parser.add_argument
   add("--checkpoint", required=True, help="a run, or one of its steps")

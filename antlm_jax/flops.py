@@ -18,6 +18,8 @@ PEAKS = {
   "NVIDIA H100": 989e12,
   "NVIDIA H200": 989e12,
   "NVIDIA L4": 121e12,
+  "NVIDIA L40": 181e12,
+  "NVIDIA L40S": 362e12,
   "Tesla T4": 65e12,
 }
 

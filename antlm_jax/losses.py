@@ -11,8 +11,8 @@ def cross_entropy(
   hidden: jax.Array,
   targets: jax.Array,
   weights: jax.Array,
-  kinds: jax.Array,
-  num_kinds: int,
+  objective_ids: jax.Array,
+  num_objectives: int,
   chunk: int,
 ) -> dict[str, jax.Array]:
   """Sums the cross-entropy of targets by objective.
@@ -22,8 +22,8 @@ def cross_entropy(
     hidden: Where each target is predicted, `[S, C, D]` (S data shards).
     targets: int32 `[S, C]`.
     weights: float32 `[S, C]`; 0 for padding.
-    kinds: Each target's objective, int32 `[S, C]`.
-    num_kinds: Number of objectives K.
+    objective_ids: Each target's objective, int32 `[S, C]`.
+    num_objectives: Number of objectives K.
     chunk: At most so many targets of a shard have their scores in memory.
 
   Returns:
@@ -31,7 +31,7 @@ def cross_entropy(
     targets of positive weight `count`, `nats` (unweighted) and `correct`.
   """
 
-  def sums(hidden, targets, weights, kinds):
+  def sums(hidden, targets, weights, objective_ids):
     logits = logits_of(hidden)
     at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     nats = jax.nn.logsumexp(logits, axis=-1) - at_target
@@ -44,13 +44,13 @@ def cross_entropy(
       "nats": nats * real,
       "correct": correct,
     }
-    by_kind = jax.nn.one_hot(kinds, num_kinds, dtype=jnp.float32)
+    by_kind = jax.nn.one_hot(objective_ids, num_objectives, dtype=jnp.float32)
     return {k: jnp.einsum("sc,sck->k", v, by_kind) for k, v in each.items()}
 
   capacity = targets.shape[1]
   chunks = -(-capacity // chunk)
   if chunks == 1:
-    return sums(hidden, targets, weights, kinds)
+    return sums(hidden, targets, weights, objective_ids)
 
   def split(x):  # [S, C, ...] to [chunks, S, chunk, ...], padded with zeros
     size = -(-capacity // chunks)
@@ -62,6 +62,6 @@ def cross_entropy(
     return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*part)), None
 
   names = ("loss", "weight", "count", "nats", "correct")
-  zero = {name: jnp.zeros(num_kinds) for name in names}
-  parts = jax.tree.map(split, (hidden, targets, weights, kinds))
+  zero = {name: jnp.zeros(num_objectives) for name in names}
+  parts = jax.tree.map(split, (hidden, targets, weights, objective_ids))
   return jax.lax.scan(body, zero, parts)[0]

@@ -5,10 +5,13 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import jax
 import tensorboardX
 import tqdm
+
+from antlm_jax import files, flops
 
 METRICS = "metrics.jsonl"
 
@@ -23,9 +26,7 @@ class Records:
   def __init__(self, workdir: pathlib.Path, start: int, tensorboard: bool):
     path = workdir / METRICS
     kept = [r for r in read_records(workdir) if r["step"] <= start]
-    aside = path.with_suffix(".tmp")
-    aside.write_text("".join(json.dumps(r) + "\n" for r in kept))
-    aside.replace(path)
+    files.write_text(path, "".join(json.dumps(r) + "\n" for r in kept))
     self._file = path.open("a")
     self._board = None
     if tensorboard:
@@ -126,6 +127,63 @@ class Ledger:
     return ", ".join(
       f"{what} {duration(s)}" for what, s in parts.items() if s >= 0.05
     )
+
+
+class Window:
+  """Sums metrics between log lines.
+
+  Args:
+    ledger: Its `data` and `steps` are the time that training took.
+  """
+
+  def __init__(self, ledger: Ledger):
+    self._ledger = ledger
+    devices = jax.devices()
+    peak = flops.peak(devices[0])
+    self._peak = peak and peak * len(devices)
+    self._clear()
+
+  def _clear(self) -> None:
+    self._nats = self._count = 0.0  # both become [K]
+    self._tokens = self._work = 0.0
+    self._begun = self._spent()
+
+  def _spent(self) -> float:
+    """Seconds of training so far, without compiling, evaluating and saving."""
+    seconds = self._ledger.seconds
+    return seconds.get("data", 0.0) + seconds.get("steps", 0.0)
+
+  def add(self, metrics: Mapping, tokens: int, work: float) -> None:
+    """Counts a step.
+
+    Args:
+      metrics: What the train step returned.
+      tokens: Its tokens; 0 if its time is not to count for the speed.
+      work: Its floating-point operations; likewise.
+    """
+    self._nats += metrics["nats"]
+    self._count += metrics["count"]
+    self._tokens += tokens
+    self._work += work
+
+  def take(self, names: Sequence[str]) -> dict[str, float]:
+    """Returns the losses by objective and the speed, and begins anew.
+
+    Args:
+      names: The logged name of each objective.
+    """
+    values = {
+      f"train/{name}/loss": float(nats / count)
+      for name, nats, count in zip(names, self._nats, self._count, strict=True)
+      if count > 0
+    }
+    seconds = self._spent() - self._begun
+    if self._tokens:
+      values["train/tokens_per_second"] = self._tokens / seconds
+      if self._peak:
+        values["train/share_of_peak"] = self._work / seconds / self._peak
+    self._clear()
+    return values
 
 
 def duration(seconds: float) -> str:

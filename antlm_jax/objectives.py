@@ -79,6 +79,11 @@ class Objective:
       self._fail("shift", "1: every token would be predicted from itself")
     if not self.max_mask_ratio and self.attention == "bidirectional":
       self._fail("attention", "causal or prefix: every target would be seen")
+    seen = self.attention == "prefix" and self.predict != "suffix"
+    if not self.max_mask_ratio and seen:
+      self._fail("predict", "suffix: the prefix's targets would be seen")
+    if not 0 < self.weight < float("inf"):
+      self._fail("weight", "positive and finite")
 
   def _fail(self, field: str, expected: str):
     raise UserError(
@@ -163,7 +168,7 @@ class Draw:
   Attributes:
     seed: The run's seed.
     step: The step.
-    rows: Index of each row in the data, int64 `[n, 1]`.
+    rows: Place of each row in the step's batch, int64 `[n, 1]`.
   """
 
   seed: int

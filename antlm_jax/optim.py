@@ -95,8 +95,8 @@ def schedule(config, steps: int, restarts: Sequence[int] = ()) -> Schedule:
   """Makes the learning rate of a `schedule` config section.
 
   Warmup, stable, decay: linear from peak / warmup_steps up to the peak, the
-  peak, then down to `floor` x peak at the last step. `cosine` is the same
-  shape without a stable part.
+  peak, then down to `min_lr_ratio` x peak at the last step. `cosine` is the
+  same shape without a stable part.
 
   Args:
     config: The section; see `antlm_jax.config`.
@@ -121,21 +121,21 @@ def _one(config, steps: int) -> Schedule:
       f"schedule.name={config.name!r} with schedule.decay={config.decay!r}:"
       f" the name is wsd or cosine, the decay one of {', '.join(_DECAYS)}"
     )
-  warmup = amount(config.warmup, steps)
+  warmup = amount(config.warmup_steps, steps)
   decay = steps - warmup if config.name == "cosine" else (
     amount(config.decay_steps, steps)
   )  # fmt: skip
   if decay < 0 or warmup + decay > steps:
     raise UserError(
-      f"schedule.warmup ({warmup} steps) and schedule.decay_steps"
+      f"schedule.warmup_steps ({warmup} steps) and schedule.decay_steps"
       f" ({max(0, decay)}) do not fit in {steps} steps"
     )
 
   def rate(step):
     up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
     t = jnp.clip((step + 1 - (steps - decay)) / max(decay, 1), 0.0, 1.0)
-    down = config.floor + (1 - config.floor) * _DECAYS[shape](t)
-    return config.peak * jnp.where(step < warmup, up, down)
+    down = config.min_lr_ratio + (1 - config.min_lr_ratio) * _DECAYS[shape](t)
+    return config.peak_lr * jnp.where(step < warmup, up, down)
 
   return rate
 

@@ -73,6 +73,8 @@ class Run:
     train = self.config.train
     shards = sharding.data_shards(self.mesh)
     rows = min(self.config.eval.rows, len(self.dev_rows))
+    if not rows:
+      return {}
     size = min(rows, train.batch_size // train.microbatches)
     size = -(-size // shards) * shards
     # Shuffled, so that a part of them is a sample of the whole.
@@ -94,11 +96,16 @@ class Run:
     return out
 
   def unigram_entropy(self) -> float:
-    """Entropy of the held-out tokens, in nats: what frequencies alone give."""
-    tokens, _ = self.dev_rows.read(np.arange(len(self.dev_rows)))
-    counts = np.bincount(tokens.reshape(-1))
-    if self.tokenizer.pad_id is not None:
-      counts[self.tokenizer.pad_id : self.tokenizer.pad_id + 1] = 0
+    """Entropy of the held-out tokens, in nats: what frequencies alone give.
+
+    Special tokens are left out.
+    """
+    counts = np.zeros(self.tokenizer.vocab_size)
+    for start in range(0, len(self.dev_rows), 4096):
+      stop = min(start + 4096, len(self.dev_rows))
+      tokens, _ = self.dev_rows.read(np.arange(start, stop))
+      counts += np.bincount(tokens.reshape(-1), minlength=len(counts))
+    counts[self.tokenizer.special] = 0
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())
 
@@ -229,7 +236,7 @@ def _trainer(config, model, curriculum: Curriculum) -> Trainer:
     model=model,
     optimizer=optim.make(config.optimizer, model.axes),
     schedule=optim.schedule(config.schedule, curriculum.steps, restarts),
-    num_kinds=len(curriculum.objectives),
+    num_objectives=len(curriculum.objectives),
     seed=config.seed,
     loss_chunk=config.train.loss_chunk,
     ema=config.optimizer.ema,

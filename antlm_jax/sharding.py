@@ -87,7 +87,7 @@ def undivided(mesh, axes: Mapping, shapes: Mapping) -> list[str]:
     split = spec(mesh, names, shape)
     for axis, size, entry in zip(names, shape, split, strict=True):
       ways = [r for r in RULES[axis] if mesh.shape[r] > 1] if axis else []
-      if ways and entry is None:
+      if entry is None and not set(ways) <= set(split) and ways:
         over = " or ".join(f"{r}={mesh.shape[r]}" for r in ways)
         said[f"{axis} of {size} is not split over {over}: replicated"] = True
   return list(said)

@@ -50,7 +50,7 @@ class Trainer:
     model: The encoder.
     optimizer: Gradients to updates, before the learning rate.
     schedule: Step to learning rate.
-    num_kinds: Number of objectives K in the curriculum.
+    num_objectives: Number of objectives K in the curriculum.
     seed: Seeds the parameters and dropout.
     loss_chunk: Targets of a shard whose scores are in memory at once.
     ema: Decay of the moving average; 0 for none.
@@ -59,7 +59,7 @@ class Trainer:
   model: Model
   optimizer: optax.GradientTransformation
   schedule: Callable[[jax.Array], jax.Array]
-  num_kinds: int
+  num_objectives: int
   seed: int = 0
   loss_chunk: int = 2048
   ema: float = 0.0
@@ -90,7 +90,8 @@ class Trainer:
 
     Returns:
       The next state, and metrics: `losses.cross_entropy`'s sums `[K]`, the
-      loss, gradient norm and learning rate, each `[]`.
+      loss, the gradient's norm, the new parameters' norm and the learning
+      rate, each `[]`.
     """
     key = jax.random.fold_in(jax.random.key(self.seed), state.step)
     grads, sums = self._accumulate(state.params, example, key)
@@ -104,6 +105,7 @@ class Trainer:
     metrics = sums | {
       "total_loss": sums["loss"].sum() / weight,
       "grad_norm": optax.tree.norm(grads),
+      "param_norm": optax.tree.norm(params),
       "learning_rate": rate,
     }
     average = state.ema
@@ -116,7 +118,17 @@ class Trainer:
     return self.sums(params, jax.tree.map(lambda x: x[0], example), None)
 
   def sums(self, params: Params, micro: Example, key) -> Metrics:
-    """Sums of one microbatch: an example without its leading axis."""
+    """Sums of one microbatch.
+
+    Args:
+      params: The parameters by path.
+      micro: An example without its leading axis: inputs `[B, T]`, targets
+        `[D, C]`.
+      key: For dropout, or None.
+
+    Returns:
+      `losses.cross_entropy`'s sums, `[K]` each.
+    """
     hidden = self.model.encode(
       params, micro.inputs, micro.positions, micro.mask, key
     )
@@ -131,8 +143,8 @@ class Trainer:
       at_targets,
       micro.targets,
       micro.weights,
-      micro.kinds,
-      self.num_kinds,
+      micro.objective_ids,
+      self.num_objectives,
       self.loss_chunk,
     )
 

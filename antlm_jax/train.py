@@ -16,15 +16,17 @@ import time
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from antlm_jax import checkpoint as checkpoints_lib
-from antlm_jax import cli, flops, monitor, plots, run, sharding
+from antlm_jax import cli, files, flops, monitor, plots, run, sharding
 from antlm_jax import config as config_lib
 from antlm_jax.cli import UserError
 from antlm_jax.data import source as source_lib
 from antlm_jax.step import TrainState, state_shardings
+
+# No model's loss, gradient or parameters have a norm like this.
+BLOWN_UP = 1e9
 
 
 def train(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
@@ -52,39 +54,44 @@ class Loop:
 
   def __init__(self, parts: run.Run, workdir: pathlib.Path):
     self.run, self.workdir = parts, workdir
+    self.total = parts.curriculum.steps
     self.ledger = monitor.Ledger()
-    _claim(workdir, parts.config)
     settings = parts.config.checkpoint
+    _check_claim(workdir, parts.config)
     self.checkpoints = checkpoints_lib.Checkpoints(
       workdir, parts.meta, settings.keep_last, settings.keep_every
     )
     trainer = parts.trainer
-    shardings = state_shardings(trainer, parts.mesh)
-    self.init = jax.jit(trainer.init, out_shardings=shardings)
+    self.shardings = state_shardings(trainer, parts.mesh)
+    self.init = jax.jit(trainer.init, out_shardings=self.shardings)
     self.reset = jax.jit(
-      trainer.reset_optimizer, out_shardings=shardings, donate_argnums=0
+      trainer.reset_optimizer, out_shardings=self.shardings, donate_argnums=0
     )
     self.train_step = jax.jit(
-      trainer.train_step, out_shardings=(shardings, None), donate_argnums=0
+      trainer.train_step,
+      out_shardings=(self.shardings, None),
+      donate_argnums=0,
     )
     self.eval_step = jax.jit(trainer.eval_step)
     self.eval_sources = parts.eval_sources()
+    self.pending = None  # the last step's metrics, not yet looked at
     self.stop = False  # set by a signal
 
   def __enter__(self):
     with self.ledger.time("start"):
-      self.state, note = _starting_state(self)
+      self.state, self.resumed, note = _starting_state(self)
+    _claim(self.workdir, self.run.config)
     self.start = int(self.state.step)
     self.records = monitor.Records(
       self.workdir, self.start, self.run.config.log.tensorboard
     )
-    self.progress = monitor.Progress(self.start, self.run.curriculum.steps)
+    self.progress = monitor.Progress(self.start, self.total)
     self.progress.say(_describe(self.run))
     self.progress.say(note)
     model = self.run.trainer.model
     for line in sharding.undivided(self.run.mesh, model.axes, model.shapes):
       self.progress.say(line)
-    self.window = Window(self)
+    self.window = monitor.Window(self.ledger)
     return self
 
   def __exit__(self, *exception):
@@ -94,14 +101,13 @@ class Loop:
 
   def go(self) -> dict:
     """Runs every step that is left, then sums up."""
-    total = self.run.curriculum.steps
     source = self.run.source()
     batches = source_lib.load(source, self.start, self.run.config.data.threads)
-    due_eval, due_save = self._calendar(total)
-    if self.start == 0 and total:
-      self.evaluate(0)
+    due_eval, due_save = self._calendar()
+    if not self.resumed:
+      self.evaluate(self.start)
     with _signals(self):
-      for step in range(self.start, total):
+      for step in range(self.start, self.total):
         with self.ledger.time("data"):
           example = next(batches)
         self.take(step, example)
@@ -110,7 +116,7 @@ class Loop:
           self.evaluate(done)
         if due_save(done) or self.stop:
           self.save(done)
-        if self.stop and done < total:
+        if self.stop and done < self.total:
           self.progress.say(
             f"stopped after step {done}, saved: the same command goes on"
           )
@@ -129,13 +135,34 @@ class Loop:
     begun = time.monotonic()
     self.state, metrics = self.train_step(self.state, placed)
     new = self.train_step._cache_size() > compiled
-    self.window.add(step + 1, example, metrics, timed=not new)
     self.ledger.add("compile" if new else "steps", time.monotonic() - begun)
+    self.settle()
+    self.pending = (step + 1, example, metrics, not new)
     self.progress.step()
+
+  def settle(self) -> None:
+    """Waits for the step before, checks its loss and counts it.
+
+    So the device is always one step ahead of what is looked at.
+
+    Raises:
+      UserError: if the loss, the gradient or the parameters blew up.
+    """
+    if self.pending is None:
+      return
+    done, example, metrics, timed = self.pending
+    self.pending = None
+    with self.ledger.time("steps"):
+      metrics = jax.device_get(metrics)
+    self._check(done, metrics)
+    work = flops.train_step(self.run.trainer.model, example) if timed else 0
+    self.window.add(metrics, example.inputs.size if timed else 0, work)
+    if done % self.run.config.log.every == 0 or done == self.total:
+      self._log(done, metrics)
 
   def evaluate(self, step: int) -> None:
     """Measures every objective of `config.eval` on held-out text."""
-    self.window.settle()
+    self.settle()
     with self.ledger.time("evaluation"):
       values = {}
       for name, source in self.eval_sources.items():
@@ -143,8 +170,39 @@ class Loop:
           f"eval/{name}/{metric}": value
           for metric, value in self._evaluate(source).items()
         }
-    self.records.write(step, values)
-    self.progress.say(f"held out after step {step}: {_eval_line(values)}")
+    if values:
+      self.records.write(step, values)
+      self.progress.say(f"held out after step {step}: {_eval_line(values)}")
+
+  def save(self, step: int) -> None:
+    """Begins to save, once the loss of this step is known to be good."""
+    self.settle()
+    with self.ledger.time("checkpoint"):
+      self.checkpoints.save(step, self.state)
+
+  def sum_up(self) -> dict:
+    """Writes the summary and the picture, and prints the summary."""
+    records = monitor.read_records(self.workdir)
+    curriculum = self.run.curriculum
+    names = {n: o.name for n, o in self.run.objectives.items()}
+    unigram = self.run.unigram_entropy()
+    summary = {
+      "steps": self.total,
+      "parameters": self.run.trainer.model.size,
+      "unigram_entropy": unigram,
+      "switches": list(curriculum.switches),
+      "held_out": _held_out(records, curriculum),
+      "seconds": {**self.ledger.seconds, "total": self.ledger.total},
+    }
+    files.write_text(
+      self.workdir / "summary.json", json.dumps(summary, indent=2)
+    )
+    plots.curves(
+      records, curriculum, names, unigram, self.workdir / "curves.png"
+    )
+    for line in _summary_lines(summary, self):
+      self.progress.say(line)
+    return summary
 
   def _evaluate(self, source) -> dict[str, float]:
     sums: dict[str, float] = {}
@@ -160,42 +218,48 @@ class Loop:
       "accuracy": sums["correct"] / max(sums["count"], 1),
     }
 
-  def save(self, step: int) -> None:
-    """Begins to save, once the loss of this step is known to be finite."""
-    self.window.settle()
-    with self.ledger.time("checkpoint"):
-      self.checkpoints.save(step, self.state)
+  def _check(self, done: int, metrics) -> None:
+    for name in ("total_loss", "grad_norm", "param_norm"):
+      if not metrics[name] < BLOWN_UP:  # NaN is not, either
+        self.checkpoints.wait()
+        last = self.checkpoints.latest()
+        where = "there is none" if last is None else f"is step {last}"
+        raise UserError(
+          f"{name} is {metrics[name]:g} at step {done}: stopped before saving;"
+          f" the last good checkpoint {where}. Try a lower schedule.peak_lr,"
+          " or a longer schedule.warmup_steps"
+        )
 
-  def sum_up(self) -> dict:
-    """Writes the summary and the picture, and prints the summary."""
-    records = monitor.read_records(self.workdir)
-    curriculum = self.run.curriculum
-    names = {n: o.name for n, o in self.run.objectives.items()}
-    unigram = self.run.unigram_entropy()
-    summary = {
-      "steps": curriculum.steps,
-      "parameters": self.run.trainer.model.size,
-      "unigram_entropy": unigram,
-      "switches": list(curriculum.switches),
-      "held_out": _held_out(records, curriculum),
-      "seconds": {**self.ledger.seconds, "total": self.ledger.total},
-    }
-    _write_aside(self.workdir / "summary.json", json.dumps(summary, indent=2))
-    plots.curves(
-      records, curriculum, names, unigram, self.workdir / "curves.png"
-    )
-    for line in _summary_lines(summary, self):
-      self.progress.say(line)
-    return summary
+  def _log(self, done: int, metrics) -> None:
+    names = [
+      self.run.objectives[name].name for name in self.run.curriculum.objectives
+    ]
+    values = self.window.take(names)
+    text = [
+      f"{name} {values[f'train/{name}/loss']:.3f}"
+      for name in names
+      if f"train/{name}/loss" in values
+    ]
+    if rate := values.get("train/tokens_per_second"):
+      text.append(f"{monitor.quantity(rate)} tokens/s")
+      if share := values.get("train/share_of_peak"):
+        text.append(f"{share:.1%} of peak")
+      step = self.run.config.train.batch_size * self.run.train_rows.seq_len
+      left = (self.total - done) * step / rate
+      text.append(f"{monitor.duration(left)} left")
+    for name in ("learning_rate", "grad_norm"):
+      values[f"train/{name}"] = float(metrics[name])
+    self.records.write(done, values)
+    self.progress.show(done, " · ".join(text))
 
-  def _calendar(self, total: int):
+  def _calendar(self):
     """Returns when to evaluate and when to save, as tests of steps done."""
     config, switches = self.run.config, self.run.curriculum.switches
-    eval_every = config_lib.amount(config.eval.every, total)
-    save_every = config_lib.amount(config.checkpoint.every, total)
+    eval_every = config_lib.amount(config.eval.every, self.total)
+    save_every = config_lib.amount(config.checkpoint.every, self.total)
 
     def due(every: int, done: int) -> bool:
-      return done == total or (every > 0 and done % every == 0)
+      return done == self.total or (every > 0 and done % every == 0)
 
     return (
       lambda done: due(eval_every, done) or done in switches,
@@ -203,145 +267,62 @@ class Loop:
     )
 
 
-class Window:
-  """Sums metrics between log lines, one step behind the device."""
-
-  def __init__(self, loop: Loop):
-    self._loop = loop
-    self._pending: tuple | None = None
-    self._peak = flops.peak(jax.devices()[0])
-    self._clear()
-
-  def _clear(self) -> None:
-    self._sums: dict[str, np.ndarray] = {}
-    self._tokens = self._flops = 0.0
-    self._begun = self._spent()
-
-  def _spent(self) -> float:
-    """Seconds of training so far, without compiling, evaluating and saving."""
-    seconds = self._loop.ledger.seconds
-    return seconds.get("data", 0.0) + seconds.get("steps", 0.0)
-
-  def add(self, done: int, example, metrics, timed: bool) -> None:
-    """Takes a step's metrics; looks at those of the step before.
-
-    Args:
-      done: Steps done with this one.
-      example: Its batch.
-      metrics: What the train step returned.
-      timed: Whether it counts for the speed; not if it had to be compiled.
-    """
-    self.settle()
-    self._pending = (done, example, metrics, timed)
-
-  def settle(self) -> None:
-    """Waits for the pending step, checks it and counts it.
-
-    Raises:
-      UserError: if its loss or gradient is not finite.
-    """
-    if self._pending is None:
-      return
-    done, example, metrics, timed = self._pending
-    self._pending = None
-    metrics = jax.device_get(metrics)
-    self._check(done, metrics)
-    for name in ("nats", "count"):
-      self._sums[name] = self._sums.get(name, 0) + metrics[name]
-    if timed:
-      self._tokens += example.inputs.size
-      self._flops += flops.train_step(self._loop.run.trainer.model, example)
-    total = self._loop.run.curriculum.steps
-    if done % self._loop.run.config.log.every == 0 or done == total:
-      self._log(done, metrics)
-
-  def _check(self, done: int, metrics) -> None:
-    for name in ("total_loss", "grad_norm"):
-      if not np.isfinite(metrics[name]):
-        last = self._loop.checkpoints.latest()
-        where = "there is none" if last is None else f"is step {last}"
-        raise UserError(
-          f"{name} is {metrics[name]} at step {done}: stopped before saving;"
-          f" the last good checkpoint {where}. Try a lower schedule.peak, or a"
-          " longer schedule.warmup"
-        )
-
-  def _log(self, done: int, metrics) -> None:
-    seconds = self._spent() - self._begun
-    run_ = self._loop.run
-    values = {}
-    for kind, name in enumerate(run_.curriculum.objectives):
-      if self._sums["count"][kind] > 0:
-        loss = self._sums["nats"][kind] / self._sums["count"][kind]
-        values[f"train/{run_.objectives[name].name}/loss"] = float(loss)
-    text = [f"{k.split('/')[1]} {v:.3f}" for k, v in values.items()]
-    if self._tokens:
-      rate = values["train/tokens_per_second"] = self._tokens / seconds
-      per_step = run_.config.train.batch_size * run_.train_rows.seq_len
-      left = (run_.curriculum.steps - done) * per_step / rate
-      text += [
-        f"{monitor.quantity(rate)} tokens/s",
-        f"{monitor.duration(left)} left",
-      ]
-    if self._tokens and self._peak:
-      share = self._flops / seconds / (self._peak * jax.device_count())
-      values["train/share_of_peak"] = share
-      text.insert(-1, f"{share:.1%} of peak")
-    values |= {
-      "train/learning_rate": float(metrics["learning_rate"]),
-      "train/grad_norm": float(metrics["grad_norm"]),
-    }
-    self._loop.records.write(done, values)
-    self._loop.progress.show(done, " · ".join(text))
-    self._clear()
+def _check_claim(workdir: pathlib.Path, config: ConfigDict) -> None:
+  """Checks that a workdir with checkpoints is this config's."""
+  path = workdir / "config.json"
+  if not path.exists() or not checkpoints_lib.steps(workdir):
+    return
+  changed = config_lib.differences(
+    config_lib.from_json(path.read_text()), config
+  )
+  if changed:
+    raise UserError(
+      f"{workdir} is the run of another config: {'; '.join(changed)}. Give"
+      " another --workdir (config.init.checkpoint starts from this one)"
+    )
 
 
 def _claim(workdir: pathlib.Path, config: ConfigDict) -> None:
-  """Writes the config into a new workdir; checks it against an old one's."""
-  path = workdir / "config.json"
-  if path.exists():
-    changed = config_lib.differences(
-      config_lib.from_json(path.read_text()), config
-    )
-    if changed:
-      raise UserError(
-        f"{workdir} is the run of another config: {'; '.join(changed)}. Give"
-        " another --workdir (config.init.checkpoint starts from this one)"
-      )
+  """Writes the config into the workdir, once all else has been checked."""
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    _write_aside(path, config_lib.to_json(config))
+    files.write_text(workdir / "config.json", config_lib.to_json(config))
   except OSError as error:
     raise UserError(f"--workdir={workdir}: {error.strerror}") from error
 
 
-def _write_aside(path: pathlib.Path, text: str) -> None:
-  aside = path.with_name(path.name + ".tmp")
-  aside.write_text(text)
-  aside.replace(path)
+def _starting_state(loop: Loop) -> tuple[TrainState, bool, str]:
+  """Decides where to start: own checkpoint, another run's, or scratch.
 
-
-def _starting_state(loop: Loop) -> tuple[TrainState, str]:
-  """Decides where to start: own checkpoint, another run's, or scratch."""
-  state = loop.init()
+  Returns:
+    The state, whether it is this run's own, and what to say of it.
+  """
   own = loop.checkpoints.latest()
   if own is not None:
-    folder = loop.workdir / checkpoints_lib.FOLDER
-    meta = checkpoints_lib.read_meta(checkpoints_lib.find(folder, own))
-    if meta.data != loop.run.meta.data:
+    path = checkpoints_lib.find(loop.workdir, own)
+    if checkpoints_lib.read_meta(path).data != loop.run.meta.data:
       raise UserError(
         f"{loop.workdir} was trained on other rows than those of"
         f" {loop.run.config.data.path}: give those, or another --workdir"
       )
-    return loop.checkpoints.restore(own, state), f"going on from step {own}"
+    like = jax.tree.map(
+      lambda shape, placed: jax.ShapeDtypeStruct(
+        shape.shape, shape.dtype, sharding=placed
+      ),
+      jax.eval_shape(loop.run.trainer.init),
+      loop.shardings,
+    )
+    state = checkpoints_lib.restore(path, like)
+    return state, True, f"going on from step {own}"
   if loop.run.config.init.checkpoint:
-    return _branch(loop, state)
-  return state, "starting from scratch"
+    state, note = _branch(loop)
+    return state, False, note
+  return loop.init(), False, "starting from scratch"
 
 
-def _branch(loop: Loop, state: TrainState) -> tuple[TrainState, str]:
+def _branch(loop: Loop) -> tuple[TrainState, str]:
   """Starts from another run's checkpoint."""
-  init = loop.run.config.init
+  init, state = loop.run.config.init, loop.init()
   for key in ("optimizer", "step"):
     if init[key] not in ("keep", "reset"):
       raise UserError(f"init.{key}={init[key]!r} is neither keep nor reset")
@@ -415,13 +396,13 @@ def _eval_line(values: dict[str, float]) -> str:
 
 def _held_out(records: Sequence[dict], curriculum) -> list[dict]:
   """The held-out measurements at the start, each switch and the end."""
-  wanted = {0, *curriculum.switches, curriculum.steps}
   rows = {}
   for record in records:
     values = {k: v for k, v in record.items() if k.startswith("eval/")}
-    if record["step"] in wanted and values:
+    if values:
       rows[record["step"]] = {"step": record["step"], **values}
-  return list(rows.values())
+  wanted = {min(rows, default=0), *curriculum.switches, curriculum.steps}
+  return [row for step, row in rows.items() if step in wanted]
 
 
 def _summary_lines(summary: dict, loop: Loop) -> list[str]:
@@ -431,17 +412,24 @@ def _summary_lines(summary: dict, loop: Loop) -> list[str]:
   head = f"{'held out, loss in nats':<26}" + "".join(f"{n:>10}" for n in names)
   lines.append(head)
   for row in summary["held_out"]:
-    step = row["step"]
-    label = "start" if step == 0 else f"after step {step}"
-    before = loop.run.curriculum.at(step - 1) if step else ""
-    after = loop.run.curriculum.at(step) if step < summary["steps"] else "end"
-    text = f"{label} ({before}→{after})" if step else label
-    losses = "".join(f"{row[f'eval/{n}/loss']:>10.3f}" for n in names)
-    lines.append(f"{text:<26}{losses}")
+    losses = [row.get(f"eval/{name}/loss", math.nan) for name in names]
+    text = _moment(row["step"], loop)
+    lines.append(f"{text:<26}" + "".join(f"{loss:>10.3f}" for loss in losses))
   unigram = summary["unigram_entropy"]
   lines.append(f"{'unigram entropy':<26}{unigram:>10.3f}")
   lines += ["", f"curves, metrics, checkpoints: {loop.workdir}"]
   return lines
+
+
+def _moment(step: int, loop: Loop) -> str:
+  """Says where in the curriculum a number of steps done is."""
+  curriculum = loop.run.curriculum
+  if step == loop.total:
+    return f"after step {step} (end)"
+  if step in curriculum.switches:
+    before, after = curriculum.at(step - 1), curriculum.at(step)
+    return f"after step {step} ({before}→{after})"
+  return f"at step {step}"
 
 
 def main(argv: Sequence[str]) -> None:

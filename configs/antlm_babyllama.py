@@ -40,7 +40,7 @@ def get_config(arg: str = ""):
   )
   config.train.batch_size = 128
   config.optimizer.update(b1=0.9, b2=0.999, weight_decay=0.0, clip=1.0)
-  config.schedule.update(name="cosine", peak=7e-4, warmup=300)
+  config.schedule.update(name="cosine", peak_lr=7e-4, warmup_steps=300)
   config.eval.update(every=0.02, rows=2048)
   config.checkpoint.every = 1 / 24
   if arg.shrink:

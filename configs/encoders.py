@@ -1,10 +1,13 @@
 """The encoders of arXiv 2507.00994: 210M, 610M and 1B parameters.
 
     python -m antlm_jax.prepare --text=FINEWEB_EDU --output=data/fineweb \\
-      --tokenizer=LLAMA3_TOKENIZER.json --seq_len=2048 --packing=chunks \\
+      --tokenizer=TOKENIZER.json --seq_len=2048 --packing=chunks \\
       --boundary=eos
     python -m antlm_jax.train --config=configs/encoders.py:size=610M \\
       --workdir=runs/610m --config.data.path=data/fineweb
+
+The tokenizer is Llama 3's with a mask token, as EuroBERT ships it: 128,256
+tokens, `<|mask|>` among them.
 
 The argument takes
 - `size`: 210M, 610M or 1B (Table 1);
@@ -53,7 +56,7 @@ def get_config(arg: str = ""):
   config.optimizer.update(
     b1=0.9, b2=0.95, eps=1e-5, weight_decay=0.1, decay_scope="all", clip=1.0
   )
-  config.schedule.update(peak=5e-4, warmup=2000, decay_steps=2000)
+  config.schedule.update(peak_lr=5e-4, warmup_steps=2000, decay_steps=2000)
   config.eval.update(every=1000, rows=1152)
   config.checkpoint.update(every=1000, keep_every=2000)
   if arg.shrink:

@@ -29,7 +29,7 @@ def get_config(arg: str = ""):
     init_std=0.08,  # about 1 / sqrt(width): learns twice as fast as 0.02 here
   )
   config.train.update(batch_size=32, steps=2000)
-  config.schedule.update(name="cosine", peak=3e-3, warmup=0.05)
+  config.schedule.update(name="cosine", peak_lr=3e-3, warmup_steps=0.05)
   config.eval.update(every=0, rows=128)  # at every switch
   config.checkpoint.every = 0.25
   config.log.every = 100

@@ -25,7 +25,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import tqdm
 
-from antlm_jax import checkpoint, cli
+from antlm_jax import checkpoint, cli, files
 from antlm_jax.cli import UserError
 from evals import scoring
 
@@ -251,20 +251,11 @@ def write(folder: pathlib.Path, results: Results, about: dict) -> None:
   try:
     folder.mkdir(parents=True, exist_ok=True)
     items = "".join(json.dumps(item) + "\n" for item in results.items())
-    _replace(folder / "items.jsonl", items)
+    files.write_text(folder / "items.jsonl", items)
     summary = json.dumps(about | results.summary(), indent=2)
-    _replace(folder / "summary.json", summary + "\n")
+    files.write_text(folder / "summary.json", summary + "\n")
   except OSError as error:
     raise UserError(f"cannot write to {folder}: {error.strerror}") from error
-
-
-def _replace(path: pathlib.Path, text: str) -> None:
-  aside = path.with_name(f".{path.name}.{os.getpid()}")
-  try:
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)
-  finally:
-    aside.unlink(missing_ok=True)
 
 
 def _temperatures(text: str) -> tuple[float, ...]:
@@ -283,7 +274,6 @@ def _count(text: str) -> int:
 
 def _parser() -> cli.Parser:
   parser = cli.Parser(prog="python -m evals.blimp", description=__doc__)
-  parser.formatter_class = argparse.RawDescriptionHelpFormatter
   add = parser.add_argument
   add("--checkpoint", required=True, help="a run, or one of its steps")
   add("--step", type=int, help="which step of the run; the newest by default")

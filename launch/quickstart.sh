@@ -47,4 +47,4 @@ echo "'$masked', filled:"
 $python -m antlm_jax.fill_mask --checkpoint="$run/train" --text="$masked"
 echo
 echo "Everything is in $run: look at train/curves.png; the figures are in"
-echo "train/summary.json and blimp-*/summary.json."
+echo "$(cd "$run" && echo */summary.json)."

@@ -18,5 +18,4 @@ if [ "${1:-}" = --all ]; then
 fi
 .venv/bin/ruff check .
 .venv/bin/ruff format --check .
-# Two workers, each with its share of the cores.
 exec .venv/bin/python -m pytest -n 2 --dist loadfile "${select[@]}" "$@"

@@ -125,13 +125,13 @@ def settings(**groups) -> config.config_dict.ConfigDict:
   return out
 
 
-def trainer(of=None, num_kinds=2, rate=1e-2, optimizer=None, **changes):
+def trainer(of=None, num_objectives=2, rate=1e-2, optimizer=None, **changes):
   """A trainer at a constant rate; by default gradient descent on one block."""
   return Trainer(
     model=of or model(layers=1),
     optimizer=optimizer or optax.identity(),
     schedule=lambda step: jnp.float32(rate),
-    num_kinds=num_kinds,
+    num_objectives=num_objectives,
     **changes,
   )
 
@@ -159,7 +159,7 @@ def by_row(example: Example, layout: Layout, shifts) -> tuple:
   found = {}
   for index in zip(*np.nonzero(example.weights), strict=True):
     row, at = divmod(int(example.target_positions[index]), length)
-    kind = int(example.kinds[index])
+    kind = int(example.objective_ids[index])
     key = int(rows[index[:2]][row]), at + shifts[kind]
     assert key not in found
     found[key] = (

@@ -304,11 +304,11 @@ def test_an_isolated_span_has_one_fate():
 
 def assembled(case, found):
   layout = examples.Layout(len(case.tokens))
-  kinds = np.zeros(len(case.tokens), np.int64)
+  objective_ids = np.zeros(len(case.tokens), np.int64)
   return examples.assemble(
     case.tokens,
     found,
-    kinds,
+    objective_ids,
     [case.objective],
     layout,
     {0: 1.0},

@@ -202,12 +202,12 @@ def test_targets_are_the_tokens_of_their_rows():
     tokens = rows.tokens[of.epochs.rows(step, np.arange(16))]
     names = of.curriculum.objectives
     phase = of.curriculum.at(step)
-    kinds = np.array(list(phase.shares))[phase.rows(step, 16)]
+    objective_ids = np.array(list(phase.shares))[phase.rows(step, 16)]
     found = unfolded(of, step)[1]
     assert found
     for (row, at), (target, weight, kind) in found.items():
       assert target == tokens[row, at] and weight == 1.0
-      assert names[kind] == kinds[row]
+      assert names[kind] == objective_ids[row]
 
 
 @pytest.mark.parametrize(
@@ -328,8 +328,8 @@ def test_mask_shows_each_row_what_its_objective_says(packed):
     segment = np.zeros((8, 16)) if not packed else rows.starts[:8].cumsum(1)
     same = segment[:, :, None] == segment[:, None, :]
     phase = of.curriculum.at(0)
-    kinds = np.array(list(phase.shares))[phase.rows(0, 8)]
-    for row, kind in enumerate(kinds):
+    objective_ids = np.array(list(phase.shares))[phase.rows(0, 8)]
+    for row, kind in enumerate(objective_ids):
       lower = np.tri(16, dtype=bool) if kind == "C" else True
       assert np.array_equal(visible[row], same[row] & lower)
 

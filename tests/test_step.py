@@ -39,17 +39,17 @@ def loss_inputs():
     draw.integers(0, VOCAB, shape),
   )
   weights = draw.random(shape) * (draw.random(shape) < 0.7)
-  kinds = draw.integers(0, KINDS, shape, np.int32)
+  objective_ids = draw.integers(0, KINDS, shape, np.int32)
   return (
     hidden,
     targets.astype(np.int32),
     weights.astype(np.float32),
-    kinds,
+    objective_ids,
     kernel,
   )
 
 
-def loss_reference(hidden, targets, weights, kinds, kernel):
+def loss_reference(hidden, targets, weights, objective_ids, kernel):
   """The sums, and gradients of the loss by hidden and kernel, in float64."""
   hidden, kernel = hidden.astype(np.float64), kernel.astype(np.float64)
   sums = {n: np.zeros(KINDS) for n in ("loss", "weight", "count", "nats",
@@ -58,7 +58,7 @@ def loss_reference(hidden, targets, weights, kinds, kernel):
   for s, c in np.ndindex(targets.shape):
     scores = hidden[s, c] @ kernel
     p = np.exp(scores) / np.exp(scores).sum()
-    nats, w, k = -np.log(p[targets[s, c]]), weights[s, c], kinds[s, c]
+    nats, w, k = -np.log(p[targets[s, c]]), weights[s, c], objective_ids[s, c]
     real = float(w > 0)
     sums["loss"][k] += w * nats
     sums["weight"][k] += w
@@ -73,13 +73,19 @@ def loss_reference(hidden, targets, weights, kinds, kernel):
 
 @pytest.mark.parametrize("chunk", [1, 4, 5, 10, 11, 100])
 def test_cross_entropy_and_its_gradients(chunk):
-  hidden, targets, weights, kinds, kernel = loss_inputs()
+  hidden, targets, weights, objective_ids, kernel = loss_inputs()
 
   @jax.jit
   def run(hidden, kernel):
     def total(hidden, kernel):
       sums = losses.cross_entropy(
-        lambda h: h @ kernel, hidden, targets, weights, kinds, KINDS, chunk
+        lambda h: h @ kernel,
+        hidden,
+        targets,
+        weights,
+        objective_ids,
+        KINDS,
+        chunk,
       )
       return sums["loss"].sum(), sums
 
@@ -97,14 +103,16 @@ def test_cross_entropy_and_its_gradients(chunk):
 
 
 def test_at_most_a_chunk_of_each_shard_is_scored_at_once():
-  hidden, targets, weights, kinds, kernel = loss_inputs()
+  hidden, targets, weights, objective_ids, kernel = loss_inputs()
   seen = []
 
   def logits_of(h):
     seen.append(h.shape)
     return h @ kernel
 
-  losses.cross_entropy(logits_of, hidden, targets, weights, kinds, KINDS, 4)
+  losses.cross_entropy(
+    logits_of, hidden, targets, weights, objective_ids, KINDS, 4
+  )
   assert seen and all(shape[:2] <= (SHARDS, 4) for shape in seen)
 
 
@@ -134,8 +142,8 @@ def test_microbatches_change_nothing(microbatches):
 def test_metrics_are_those_of_the_batch():
   example, state, metrics = after_one_step(1)
   real = example.weights > 0
-  kinds = np.bincount(example.kinds[real], minlength=2)
-  assert metrics["count"].tolist() == metrics["weight"].tolist() == [*kinds]
+  counts = np.bincount(example.objective_ids[real], minlength=2)
+  assert metrics["count"].tolist() == metrics["weight"].tolist() == [*counts]
   total = metrics["loss"].sum() / metrics["weight"].sum()
   assert float(metrics["total_loss"]) == pytest.approx(float(total), rel=1e-6)
   assert int(state.step) == 1
@@ -158,13 +166,13 @@ def test_a_batch_without_targets_leaves_the_parameters():
 def test_dropout_is_on_in_training_by_step_and_off_in_evaluation():
   of = source("C")
   model = helpers.model(layers=1, dropout=0.3)
-  trainer = helpers.trainer(model, num_kinds=1, rate=0.0)
+  trainer = helpers.trainer(model, num_objectives=1, rate=0.0)
   step, state = jax.jit(trainer.train_step), helpers.begin(trainer)
   next_state, first = step(state, of[0])
   again, second = step(state, of[0])[1], step(next_state, of[0])[1]
   assert float(first["total_loss"]) == float(again["total_loss"])
   assert float(first["total_loss"]) != float(second["total_loss"])
-  plain = helpers.trainer(num_kinds=1)
+  plain = helpers.trainer(num_objectives=1)
   a = jax.jit(trainer.eval_step)(state.params, of[0])
   b = jax.jit(plain.eval_step)(state.params, of[0])
   assert helpers.closest(a, b) < 1e-6
@@ -181,7 +189,7 @@ def test_evaluation_sums_are_those_of_training():
 
 def test_the_average_follows_the_parameters():
   of = source("C")
-  trainer = helpers.trainer(num_kinds=1, rate=0.5, ema=0.9)
+  trainer = helpers.trainer(num_objectives=1, rate=0.5, ema=0.9)
   state = jax.jit(trainer.init)()
   assert helpers.equal(state.ema, state.params)
   expected = {k: np.asarray(v, np.float64) for k, v in state.params.items()}
@@ -193,7 +201,7 @@ def test_the_average_follows_the_parameters():
   assert helpers.closest(state.ema, expected) < 1e-6
   assert helpers.closest(state.ema, state.params) > 1e-4
   assert state.best_params is state.ema
-  without = jax.eval_shape(helpers.trainer(num_kinds=1).init)
+  without = jax.eval_shape(helpers.trainer(num_objectives=1).init)
   assert without.ema is None and without.best_params is without.params
 
 
@@ -201,7 +209,7 @@ def test_the_average_follows_the_parameters():
 def test_the_loss_of_an_easy_task_falls_to_a_fraction(text, share):
   of = source(text, helpers.CountingRows(), steps=60)
   adam = optax.scale_by_adam()
-  trainer = helpers.trainer(num_kinds=1, rate=1e-2, optimizer=adam)
+  trainer = helpers.trainer(num_objectives=1, rate=1e-2, optimizer=adam)
   step, state, found = jax.jit(trainer.train_step), jax.jit(trainer.init)(), []
   for s in range(60):
     state, metrics = step(state, of[s])
@@ -225,9 +233,9 @@ def test_a_program_for_each_mask_and_capacity_and_no_more():
     steps=36,
   )
   model = helpers.model(layers=1, width=8, mlp_width=8, max_seq_len=256)
-  trainer = helpers.trainer(model, num_kinds=3)
+  trainer = helpers.trainer(model, num_objectives=3)
   mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1})
-  kinds = set()
+  programs = set()
   with jax.set_mesh(mesh):
     shardings = state_shardings(trainer, mesh)
     state = jax.jit(trainer.init, out_shardings=shardings)()
@@ -237,10 +245,10 @@ def test_a_program_for_each_mask_and_capacity_and_no_more():
     for s in range(36):
       example = of[s]
       bounds = example.mask.k_start is None, example.mask.k_end is None
-      kinds.add((example.mask.causal, bounds, example.targets.shape))
+      programs.add((example.mask.causal, bounds, example.targets.shape))
       state, _ = step(state, sharding.place(mesh, example))
-  assert step._cache_size() == len(kinds)
-  assert len(kinds) == 4  # causal, mixed, bidirectional in two capacities
+  assert step._cache_size() == len(programs)
+  assert len(programs) == 4  # causal, mixed, bidirectional in two capacities
 
 
 # Meshes
@@ -429,7 +437,7 @@ def test_lamb_directions_are_adamws():
 def test_resetting_forgets_the_moments_and_nothing_else():
   model = helpers.model(layers=1)
   adam = optim.make(settings().optimizer, model.axes)
-  trainer = helpers.trainer(model, optimizer=adam, num_kinds=1)
+  trainer = helpers.trainer(model, optimizer=adam, num_objectives=1)
   of = source("C")
   state, _ = jax.jit(trainer.train_step)(helpers.begin(trainer), of[0])
   reset = trainer.reset_optimizer(state)
@@ -454,7 +462,7 @@ def test_bad_optimizer_is_named(changes, words):
 
 
 def rates(steps, restarts=(), **changes):
-  changes = {"peak": 2.0, "warmup": 10, "decay_steps": 20} | changes
+  changes = {"peak_lr": 2.0, "warmup_steps": 10, "decay_steps": 20} | changes
   config = settings(schedule=changes).schedule
   made = optim.schedule(config, steps, restarts)
   return np.asarray(jax.vmap(made)(jnp.arange(steps)))
@@ -470,7 +478,7 @@ DECAYS = {
 @pytest.mark.parametrize("floor", [0.0, 0.25])
 @pytest.mark.parametrize("decay", DECAYS)
 def test_wsd_warms_up_stays_and_decays(decay, floor):
-  found = rates(100, decay=decay, floor=floor)
+  found = rates(100, decay=decay, min_lr_ratio=floor)
   expected = [2.0 * (s + 1) / 10 for s in range(10)] + [2.0] * 70
   for s in range(20):
     down = DECAYS[decay]((s + 1) / 20)
@@ -480,7 +488,7 @@ def test_wsd_warms_up_stays_and_decays(decay, floor):
 
 
 def test_cosine_falls_from_the_warmup_to_the_end():
-  found = rates(110, name="cosine", floor=0.1, decay="1-sqrt")
+  found = rates(110, name="cosine", min_lr_ratio=0.1, decay="1-sqrt")
   assert found[[0, 9]] == pytest.approx([0.2, 2.0])
   assert found[59] == pytest.approx(2.0 * (0.1 + 0.9 * 0.5), abs=1e-5)
   assert found[109] == pytest.approx(0.2, abs=1e-5)
@@ -489,18 +497,18 @@ def test_cosine_falls_from_the_warmup_to_the_end():
 
 @pytest.mark.parametrize("name", ["wsd", "cosine"])
 def test_shares_are_of_the_run(name):
-  by_share = rates(200, name=name, warmup=0.05, decay_steps=0.2)
-  by_step = rates(200, name=name, warmup=10, decay_steps=40)
+  by_share = rates(200, name=name, warmup_steps=0.05, decay_steps=0.2)
+  by_step = rates(200, name=name, warmup_steps=10, decay_steps=40)
   assert np.array_equal(by_share, by_step)
 
 
 def test_no_warmup_and_no_decay_is_constant():
-  assert (rates(50, warmup=0, decay_steps=0) == 2.0).all()
+  assert (rates(50, warmup_steps=0, decay_steps=0) == 2.0).all()
 
 
 @pytest.mark.parametrize("name", ["wsd", "cosine"])
 def test_restarts_begin_the_schedule_anew(name):
-  changes = {"name": name, "warmup": 0.1, "decay_steps": 0.5}
+  changes = {"name": name, "warmup_steps": 0.1, "decay_steps": 0.5}
   found = rates(100, (40, 60), **changes)
   parts = [rates(steps, **changes) for steps in (40, 20, 40)]
   assert found == pytest.approx(np.concatenate(parts), abs=2e-6)
@@ -511,13 +519,13 @@ def test_restarts_begin_the_schedule_anew(name):
 @pytest.mark.parametrize("decay", DECAYS)
 def test_rates_are_never_negative_nor_over_the_peak(decay):
   for steps in (3, 7, 33, 500):
-    found = rates(steps, decay=decay, warmup=0.3, decay_steps=0.7)
+    found = rates(steps, decay=decay, warmup_steps=0.3, decay_steps=0.7)
     assert np.isfinite(found).all()
     assert found.min() >= 0 and found.max() <= 2.0
 
 
 def test_after_the_end_the_rate_stays_at_the_floor():
-  config = settings(schedule={"peak": 1.0, "floor": 0.3}).schedule
+  config = settings(schedule={"peak_lr": 1.0, "min_lr_ratio": 0.3}).schedule
   made = optim.schedule(config, 50)
   assert float(made(jnp.int32(80))) == pytest.approx(0.3)
 
@@ -527,8 +535,11 @@ def test_after_the_end_the_rate_stays_at_the_floor():
   [
     ({"name": "step"}, "schedule.name='step'"),
     ({"decay": "exp"}, "schedule.decay='exp'"),
-    ({"warmup": 90, "decay_steps": 20}, r"schedule.warmup \(90 steps\)"),
-    ({"name": "cosine", "warmup": 101}, "schedule.warmup"),
+    (
+      {"warmup_steps": 90, "decay_steps": 20},
+      r"schedule.warmup_steps \(90 steps\)",
+    ),
+    ({"name": "cosine", "warmup_steps": 101}, "schedule.warmup_steps"),
   ],
 )
 def test_bad_schedule_is_named(changes, words):

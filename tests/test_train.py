@@ -3,13 +3,16 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
 
+import numpy as np
 import pytest
 
-from antlm_jax import monitor
+from antlm_jax import checkpoint, monitor
+from antlm_jax.data.tokenizer import Tokenizer
 from tests import runs
 
 # Crosses a change of objective at 20 and 40, and ends in the decay.
@@ -70,6 +73,10 @@ def test_two_devices_train_the_same_run(whole, prepared, tmp_path, mesh):
   sizes = ("mesh.data=1", f"mesh.{mesh}")
   runs.train(tmp_path, prepared, *LONG, *sizes, devices=2)
   assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-5)
+  # What two devices saved, one can read.
+  ours, theirs = checkpoint.load(tmp_path).params, checkpoint.load(whole).params
+  for name in theirs:
+    np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
 
 
 def killed(workdir, prepared, moment) -> bool:
@@ -157,7 +164,11 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
 def test_branching_with_the_optimizer_kept_is_the_longer_run(
   prepared, tmp_path
 ):
-  same = ("schedule.warmup=2", "schedule.decay_steps=4", "checkpoint.every=6")
+  same = (
+    "schedule.warmup_steps=2",
+    "schedule.decay_steps=4",
+    "checkpoint.every=6",
+  )
   clm = ("curriculum=16C steps", "checkpoint.keep_every=6")
   both = "curriculum=6C+10M steps"
   runs.train(tmp_path / "clm", prepared, *same, *clm)
@@ -210,6 +221,9 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("objectives.M.mask_ratio=2", ("objective 'mlm'", "mask_ratio=2.0")),
     ("eval.objectives=C,Q", ("eval.objectives", "Q")),
     ("train.steps=9", ("train.steps", "leave those at 0")),
+    ("train.microbatches=0", ("train.microbatches=0", "at least 1")),
+    ("log.every=0", ("log.every=0", "at least 1")),
+    ("objectives.E.name=mlm", ("E and M", "'mlm'")),
   ],
 )
 def test_bad_settings_are_told_in_one_line(prepared, tmp_path, override, words):
@@ -217,27 +231,82 @@ def test_bad_settings_are_told_in_one_line(prepared, tmp_path, override, words):
   line = runs.error_of(runs.run("antlm_jax.train", *args))
   for word in words:
     assert word in line
-  assert not (tmp_path / "run" / "checkpoints" / "12").exists()
+  # The corrected command is then welcome in the same folder.
+  assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_tokenizer_without_a_mask_trains_causally_alone(english, tmp_path):
+  backend = json.loads(Tokenizer.train(["the dogs rest ."], 300).to_json())
+  backend["added_tokens"] = [
+    t for t in backend["added_tokens"] if t["content"] != "<mask>"
+  ]
+  del backend["model"]["vocab"]["<mask>"]
+  (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+  data = tmp_path / "data"
+  made = runs.run(
+    "antlm_jax.prepare", f"--text={english / 'text'}", f"--output={data}",
+    f"--tokenizer={tmp_path / 'tokenizer.json'}", "--seq_len=32",
+  )  # fmt: skip
+  assert made.returncode == 0, made.stderr
+  args = runs.train_args(tmp_path / "both", data)
+  line = runs.error_of(runs.run("antlm_jax.train", *args))
+  assert "no <mask> token" in line and "M (mlm)" in line
+  done = runs.train(tmp_path / "causal", data, "curriculum=4C steps")
+  assert "clm" in done.stdout and "mlm" not in done.stdout
+
+
+def test_a_copied_checkpoint_is_all_that_a_command_needs(whole, tmp_path):
+  shutil.copytree(whole / "checkpoints" / "60", tmp_path / "best")
+  loaded = checkpoint.load(tmp_path / "best")
+  assert loaded.step == 60 and loaded.tokenizer.mask_id is not None
+
+
+def test_what_is_evaluated_may_change_when_a_run_goes_on(
+  whole, prepared, tmp_path
+):
+  shutil.copytree(whole, tmp_path / "run")
+  other = "eval.objectives=C,N"
+  done = runs.train(tmp_path / "run", prepared, *LONG, other)
+  assert "nan" in done.stdout
+  runs.train(tmp_path / "none", prepared, "eval.rows=0")
 
 
 def test_a_workdir_of_another_config_is_refused(whole, prepared):
-  args = runs.train_args(whole, prepared, *LONG, "schedule.peak=0.5")
+  args = runs.train_args(whole, prepared, *LONG, "schedule.peak_lr=0.5")
   line = runs.error_of(runs.run("antlm_jax.train", *args))
-  assert "schedule.peak was 0.003, is 0.5" in line
+  assert "schedule.peak_lr was 0.003, is 0.5" in line
   kept = json.loads((whole / "config.json").read_text())
-  assert kept["schedule"]["peak"] == 0.003
+  assert kept["schedule"]["peak_lr"] == 0.003
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_before_any_save(
   prepared, tmp_path
 ):
-  args = (*LONG, "schedule.peak=1e30", "schedule.warmup=0", "optimizer.clip=0")
+  args = (
+    *LONG,
+    "schedule.peak_lr=1e30",
+    "schedule.warmup_steps=0",
+    "optimizer.clip=0",
+  )
   line = runs.error_of(
     runs.run("antlm_jax.train", *runs.train_args(tmp_path, prepared, *args))
   )
   assert "stopped before saving" in line and "at step" in line
   assert "last good checkpoint there is none" in line
   assert not list((tmp_path / "checkpoints").iterdir())
+  # Nothing was kept, so a corrected setting is welcome.
+  runs.train(tmp_path, prepared, "curriculum=4C steps")
+
+
+def test_the_last_good_checkpoint_is_named(prepared, tmp_path):
+  late = ("curriculum=8C steps", "schedule.warmup_steps=0", "optimizer.clip=0")
+  trunk = runs.train_args(
+    tmp_path, prepared, *late, "checkpoint.every=1", "schedule.peak_lr=1e9"
+  )
+  line = runs.error_of(runs.run("antlm_jax.train", *trunk))
+  last = max(checkpoint.steps(tmp_path), default=None)
+  told = "there is none" if last is None else f"is step {last}"
+  assert told in line
 
 
 def test_a_full_disk_is_told_and_costs_no_checkpoint(prepared, tmp_path):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from array_record.python import array_record_module
 
-from antlm_jax import cli
+from antlm_jax import cli, files
 from antlm_jax.data import packing
 
 MANIFEST = "manifest.json"
@@ -80,10 +80,8 @@ class Manifest:
 
   def save(self, folder: str | os.PathLike) -> None:
     """Writes the manifest at once, or not at all."""
-    path = pathlib.Path(folder, MANIFEST)
-    draft = path.with_suffix(".tmp")
-    draft.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
-    os.replace(draft, path)
+    text = json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+    files.write_text(pathlib.Path(folder, MANIFEST), text)
 
 
 def load_manifest(folder: str | os.PathLike) -> Manifest:

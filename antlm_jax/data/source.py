@@ -116,15 +116,15 @@ class Source:
     )
     names = self.curriculum.objectives
     in_phase = np.array([names.index(name) for name in phase.shares])
-    kinds = in_phase[phase.rows(step, self.layout.batch_size)[slots]]
-    corrupted = self._corrupt(step, slots, tokens, segments, kinds)
+    objective_ids = in_phase[phase.rows(step, self.layout.batch_size)[slots]]
+    corrupted = self._corrupt(step, slots, tokens, segments, objective_ids)
     if self.limit is not None:
       valid = step * self.layout.batch_size + slots < self.limit
       corrupted.predicted[~valid] = False
     return examples.assemble(
       tokens,
       corrupted,
-      kinds,
+      objective_ids,
       self._objectives,
       self.layout,
       {names.index(name): share for name, share in phase.shares.items()},
@@ -139,13 +139,13 @@ class Source:
   def _objectives(self) -> Sequence[Objective]:
     return [self.objectives[name] for name in self.curriculum.objectives]
 
-  def _corrupt(self, step, slots, tokens, segments, kinds) -> Corrupted:
+  def _corrupt(self, step, slots, tokens, segments, objective_ids) -> Corrupted:
     """Corrupts the rows of each objective together."""
     progress = step / max(1, len(self) - 1)
-    present = np.unique(kinds)
+    present = np.unique(objective_ids)
     parts = []
     for kind in present:
-      mine = slice(None) if len(present) == 1 else kinds == kind
+      mine = slice(None) if len(present) == 1 else objective_ids == kind
       parts.append((mine, corrupt(
         self._objectives[kind],
         tokens[mine],
