@@ -8,6 +8,7 @@ Orbax writes a step aside and renames it, so a step that has its name is whole.
 import contextlib
 import dataclasses
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -22,6 +23,8 @@ from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.step import TrainState
 
 FOLDER = "checkpoints"
+_FULL = "No space left on device"
+_SPARE = 1 << 20  # bytes for what orbax writes beside the arrays
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +134,7 @@ class Checkpoints:
     """
     with self._told(step):
       self.wait()
+      self._check_space(state)
       items = {
         name: ocp.args.StandardSave(item)
         for name, item in to_items(state).items()
@@ -154,17 +158,27 @@ class Checkpoints:
     self.wait()
     self._manager.close()
 
+  def _check_space(self, state: TrainState) -> None:
+    """Fails before anything is written rather than in the middle."""
+    needed = sum(array.nbytes for array in jax.tree.leaves(state)) + _SPARE
+    free = shutil.disk_usage(self._folder).free
+    if free < needed:
+      raise OSError(
+        f"{_FULL} ({needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free)"
+      )
+
   @contextlib.contextmanager
   def _told(self, step: int | None):
     try:
       yield
     except (OSError, ValueError) as error:
       last = "none" if self._last_good is None else f"step {self._last_good}"
-      full = "No space left on device"
-      reason = full if full in str(error) else str(error).splitlines()[0][:200]
+      reason = str(error).splitlines()[0]
+      if _FULL in str(error) and not reason.startswith(_FULL):
+        reason = _FULL  # at the end of a long story of tensorstore's
       raise UserError(
-        f"saving step {step} under {self._folder} failed: {reason}; the last"
-        f" good checkpoint is {last}"
+        f"saving step {step} under {self._folder} failed:"
+        f" {reason[:200]}; the last good checkpoint is {last}"
       ) from error
 
 

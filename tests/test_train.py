@@ -312,7 +312,7 @@ def test_the_last_good_checkpoint_is_named(prepared, tmp_path):
 def test_a_full_disk_is_told_and_costs_no_checkpoint(prepared, tmp_path):
   disk = tmp_path / "disk"
   disk.mkdir()
-  mount = ["mount", "-t", "tmpfs", "-o", "size=1200k", "tmpfs", str(disk)]
+  mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
   if subprocess.run(mount, capture_output=True).returncode:
     pytest.skip("mounting a small tmpfs is not allowed here")
   try:
