@@ -46,7 +46,7 @@ def curves(
   loss.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
   loss.set_ylabel("loss (nats per target)")
   loss.set_ylim(*_limits(records, kinds, unigram))
-  loss.legend(loc="upper right", frameon=True, title="thin: in training")
+  loss.legend(loc="best", frameon=True, title="thin: in training")
   _line(rate, records, "train/learning_rate", "0.2", lw=1.2)
   rate.set_ylabel("rate")
   rate.set_xlabel("step")

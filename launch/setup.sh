@@ -22,7 +22,7 @@ if ! grep -qsxF "$wanted" "$stamp"; then
       "module (Debian: apt-get install python3-venv)" >&2
     exit 2
   }
-  .venv/bin/python -m pip install --quiet --disable-pip-version-check \
+  .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
     --editable ".${extras:+[$extras]}"
   echo "$wanted" >> "$stamp"
 fi
