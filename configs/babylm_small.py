@@ -14,7 +14,7 @@ from antlm_jax import config as config_lib
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(
-    arg, shrink=False, curriculum="800C+2200M+400C steps"
+    arg, shrink=False, curriculum="800C+2200M+510C steps"
   )
   config = config_lib.default()
   config.curriculum = arg.curriculum
