@@ -411,10 +411,14 @@ def _summary_lines(summary: dict, loop: Loop) -> list[str]:
   names = list(loop.eval_sources)
   head = f"{'held out, loss in nats':<26}" + "".join(f"{n:>10}" for n in names)
   lines.append(head)
+  moments = []
   for row in summary["held_out"]:
     losses = [row.get(f"eval/{name}/loss", math.nan) for name in names]
     text = _moment(row["step"], loop)
-    lines.append(f"{text:<26}" + "".join(f"{loss:>10.3f}" for loss in losses))
+    moments.append(f"{text:<26}" + "".join(f"{loss:>10.3f}" for loss in losses))
+  if len(moments) > 12:  # the beginning and the end tell it; the file has all
+    moments[5:-6] = ["..."]
+  lines += moments
   unigram = summary["unigram_entropy"]
   lines.append(f"{'unigram entropy':<26}{unigram:>10.3f}")
   lines += ["", f"curves, metrics, checkpoints: {loop.workdir}"]
