@@ -422,11 +422,11 @@ def test_interrupted_preparation_is_done_again(tmp_path, stop):
   output = tmp_path / "out"
   args = ["--text", big, "--output", output, "--vocab_size", "300"]
   line = [sys.executable, "-m", "antlm_jax.prepare", *map(str, args)]
+  # A background job of a shell, as these tests may be, ignores Ctrl-C.
+  line = ["env", "--default-signal=INT", *line]
   process = subprocess.Popen(
-    line, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    # A background job of a shell, as these tests may be, ignores Ctrl-C.
-    preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-  )  # fmt: skip
+    line, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+  )
   while not (output / "documents").exists() and process.poll() is None:
     time.sleep(0.01)
   process.send_signal(stop)
