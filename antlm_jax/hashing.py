@@ -19,10 +19,18 @@ def bits(seed: int, *counters) -> np.ndarray:
   """
   state = _mix(np.asarray(seed & 0xFFFFFFFF, np.uint32))
   for counter in counters:
-    counter = np.asarray(counter).astype(np.uint32)
-    with np.errstate(over="ignore"):
-      state = _mix((state + _GOLDEN) ^ (counter * _GOLDEN))
+    state = mix(state, np.asarray(counter).astype(np.uint32))
   return state
+
+
+def mix(state, counter):
+  """Hashes one more counter into a state, both uint32, broadcast together.
+
+  For NumPy and JAX arrays alike, also inside a kernel: what is hashed on the
+  host and on a device agrees bit for bit.
+  """
+  with np.errstate(over="ignore"):
+    return _mix((state + _GOLDEN) ^ (counter * _GOLDEN))
 
 
 def uniform(seed: int, *counters) -> np.ndarray:
@@ -30,7 +38,7 @@ def uniform(seed: int, *counters) -> np.ndarray:
   return (bits(seed, *counters) >> np.uint32(8)) * 2.0**-24
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def _mix(x):
   """A bijection of uint32 in which every bit moves every other."""
   with np.errstate(over="ignore"):
     x = x ^ (x >> np.uint32(16))

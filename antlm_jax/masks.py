@@ -16,6 +16,9 @@ class AttentionMask:
   packed documents, padding, sliding windows, prefix-LM, and rows of several
   kinds in one batch are all this one thing; see `antlm_jax.objectives`.
 
+  Bounds outside [0, S] mean its ends, and a query with k_start >= k_end sees
+  nothing: attention gives it zeros.
+
   Attributes:
     causal: Whether no query sees a later key. Static: part of the program.
     k_start: First visible key of each query, int32 `[B, T]`; None means 0.
@@ -25,6 +28,22 @@ class AttentionMask:
   causal: bool = dataclasses.field(default=False, metadata={"static": True})
   k_start: jax.Array | None = None
   k_end: jax.Array | None = None
+
+  def bounds(self, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
+    """Returns first and one past last visible key, int32 `[B or 1, T]`.
+
+    Causality is in them, and they are within [0, S].
+    """
+    last = jnp.arange(1, queries + 1, dtype=jnp.int32)
+    end = jnp.full((1, queries), keys, jnp.int32)
+    start = jnp.zeros((1, queries), jnp.int32)
+    if self.causal:
+      end = jnp.minimum(end, last)
+    if self.k_start is not None:
+      start = jnp.maximum(start, self.k_start)
+    if self.k_end is not None:
+      end = jnp.minimum(end, self.k_end)
+    return start, end
 
   def dense(self, queries: int, keys: int) -> jax.Array | None:
     """Returns visibility as bool `[B or 1, T, S]`, None if all is visible."""

@@ -101,6 +101,47 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
   return jax.lax.with_sharding_constraint(x, spec(mesh, axes, x.shape))
 
 
+def device():
+  """Returns a device of the mesh, or the default one: its platform counts.
+
+  While compiling for a machine that is not there, the mesh knows of it.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.abstract_device is None:
+    return jax.devices()[0]
+  return mesh.abstract_device
+
+
+def batch_and_heads(kv_shape: Sequence[int]):
+  """Returns the mesh axes that keys `[B, S, K, H]` are split over.
+
+  Returns:
+    Those of the rows and those of the heads; None where they are whole.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return None, None
+  split = spec(mesh, ("batch", None, "kv_heads", None), kv_shape)
+  return split[0], split[2]
+
+
+def ways(axes: str | tuple[str, ...] | None) -> int:
+  """Returns the number of parts that mesh axes split something into."""
+  mesh = jax.sharding.get_abstract_mesh()
+  names = (axes,) if isinstance(axes, str) else axes or ()
+  return math.prod(mesh.shape[name] for name in names)
+
+
+def on_shards(f, in_specs, out_specs):
+  """Runs f on each device's part of its arguments; as it is without a mesh."""
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.size == 1:
+    return f
+  return jax.shard_map(
+    f, in_specs=in_specs, out_specs=out_specs, check_vma=False
+  )
+
+
 def named(mesh, axes: Sequence[str | None], shape: Sequence[int]):
   """Returns the NamedSharding of an array with these logical axes."""
   return NamedSharding(mesh, spec(mesh, axes, shape))

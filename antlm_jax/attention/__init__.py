@@ -1,0 +1,318 @@
+"""Attention through one function, for every mask.
+
+    out = attend(q, k, v, mask)
+
+How it is computed depends on the device, and may be forced:
+
+- pallas: the fused kernel (`antlm_jax.attention.kernel`). The choice on TPU.
+- cudnn: the one of `jax.nn.dot_product_attention`. The choice on a GPU that
+  has it, where the mask is plainly causal or full.
+- chunked: plain XLA in memory linear in T. The choice elsewhere on a GPU, and
+  for long rows on CPU.
+- reference: plain XLA, all scores at once. The choice on CPU.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from antlm_jax import sharding
+from antlm_jax.attention import kernel, schedule
+from antlm_jax.attention.dropout import Dropout
+from antlm_jax.attention.reference import chunked, reference
+from antlm_jax.masks import AttentionMask
+
+__all__ = [
+  "IMPLEMENTATIONS",
+  "Dropout",
+  "Prepared",
+  "attend",
+  "choose",
+  "prepare",
+]
+
+_CPU_LONG = 1024  # keys of a row from which on chunks are faster on CPU
+_MOST_STEPS = 100_000  # entries of a table: 400 kB of the 1 MB scalar memory
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Prepared:
+  """A mask made ready for an implementation; takes a mask's place.
+
+  Attributes:
+    mask: The mask.
+    implementation: A name of `IMPLEMENTATIONS`.
+    schedules: The kernel's, one after another of each data shard.
+  """
+
+  mask: AttentionMask
+  implementation: str = dataclasses.field(metadata={"static": True})
+  schedules: tuple[schedule.Schedule, ...] | None = None
+
+
+def attend(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  mask: AttentionMask | Prepared,
+  *,
+  scale: float | None = None,
+  dropout: Dropout | None = None,
+  implementation: str = "auto",
+) -> jax.Array:
+  """Scaled dot-product attention with grouped queries.
+
+  Query head n reads key/value head n // (N / K). The softmax is in float32. A
+  query that sees no key returns zeros and has zero gradients.
+
+  Args:
+    q: Queries `[B, T, N, H]`, float32 or bfloat16.
+    k: Keys `[B, S, K, H]`, with K dividing N.
+    v: Values `[B, S, K, H]`.
+    mask: Which keys each query sees. Where several layers share one, `prepare`
+      it once.
+    scale: Multiplies the scores; None for H ** -0.5.
+    dropout: What is dropped of the attention weights.
+    implementation: A name of `IMPLEMENTATIONS`, or auto.
+
+  Returns:
+    `[B, T, N, H]`, of q's dtype.
+
+  Raises:
+    ValueError: for shapes, dtypes and bounds that do not fit, and for an
+      implementation that cannot compute this.
+  """
+  _check(q, k, v, dropout)
+  if isinstance(mask, AttentionMask):
+    mask = prepare(mask, q, k, implementation, dropout=dropout is not None)
+  if dropout is not None and not dropout.rate:
+    dropout = None
+  if scale is None:
+    scale = q.shape[-1] ** -0.5
+  run = IMPLEMENTATIONS[mask.implementation]
+  return run(q, k, v, mask, scale, dropout)
+
+
+def prepare(
+  mask: AttentionMask,
+  q: jax.Array | jax.ShapeDtypeStruct,
+  k: jax.Array | jax.ShapeDtypeStruct,
+  implementation: str = "auto",
+  dropout: bool = False,
+) -> Prepared:
+  """Makes ready once what `attend` needs of a mask in every layer.
+
+  Args:
+    mask: Its bounds, if any, are `[B, T]`.
+    q: The queries to come, or their shape `[B, T, N, H]` and dtype.
+    k: Likewise the keys, `[B, S, K, H]`.
+    implementation: A name of `IMPLEMENTATIONS`, or auto.
+    dropout: Whether attention weights will be dropped.
+
+  Raises:
+    ValueError: as `attend` does.
+  """
+  _check_bounds(mask, q.shape, k.shape)
+  name = choose(mask, q, k, implementation, dropout)
+  if name != "pallas":
+    return Prepared(mask, name)
+  rows, _ = sharding.batch_and_heads(k.shape)
+  blocks, local = _blocks(q, k), q.shape[0] // sharding.ways(rows)
+  make = sharding.on_shards(
+    lambda mask: schedule.make(mask, local, blocks),
+    in_specs=PartitionSpec(rows),
+    out_specs=PartitionSpec(rows),
+  )
+  return Prepared(mask, name, make(mask))
+
+
+def choose(
+  mask: AttentionMask, q, k, implementation: str = "auto", dropout: bool = False
+) -> str:
+  """Returns the name of the implementation that `prepare` takes.
+
+  Raises:
+    ValueError: if there is no such implementation, or it cannot compute this.
+  """
+  if implementation == "auto":
+    platform = sharding.device().platform
+    if platform == "cpu":
+      return "chunked" if k.shape[1] >= _CPU_LONG else "reference"
+    best = "pallas" if platform == "tpu" else "cudnn"
+    return "chunked" if _obstacle(best, mask, q, k, dropout) else best
+  if implementation not in IMPLEMENTATIONS:
+    raise ValueError(
+      f"attention={implementation!r} is not one of auto,"
+      f" {', '.join(IMPLEMENTATIONS)}"
+    )
+  obstacle = _obstacle(implementation, mask, q, k, dropout)
+  if obstacle:
+    raise ValueError(f"attention={implementation!r} needs {obstacle}")
+  return implementation
+
+
+def _obstacle(name: str, mask, q, k, dropout: bool) -> str | None:
+  """Returns what an implementation needs and does not find."""
+  if name == "pallas":
+    size = schedule.table_size(mask, q.shape[0], _blocks(q, k))
+    rows, _ = sharding.batch_and_heads(k.shape)
+    if size // sharding.ways(rows) > _MOST_STEPS:
+      return f"smaller batches: these have {size} blocks, over {_MOST_STEPS}"
+  if name == "cudnn":
+    return _cudnn_obstacle(mask, q, dropout)
+  return None
+
+
+def _cudnn_obstacle(mask, q, dropout: bool) -> str | None:
+  if sharding.device().platform != "gpu":
+    return "a GPU"
+  # A T4 (7.5) has no such kernel, and JAX asks only while it compiles.
+  capability = float(jax.devices("gpu")[0].compute_capability)
+  widest = 256 if capability >= 9 else 128
+  if capability < 8:
+    return f"compute capability 8.0 or later; this GPU has {capability}"
+  if mask.k_start is not None or mask.k_end is not None:
+    return "a mask that is plainly causal or full"
+  if q.dtype not in (jnp.bfloat16, jnp.float16):
+    return f"bfloat16, not {q.dtype}"
+  if q.shape[-1] > widest or q.shape[-1] % 8:
+    return f"a head width that is a multiple of 8, of at most {widest}"
+  return "no attention dropout" if dropout else None
+
+
+# What each implementation is called by: `(q, k, v, prepared, scale, dropout)`.
+
+
+def _plain(run):
+  return lambda q, k, v, prepared, scale, dropout: run(
+    q, k, v, prepared.mask, scale, dropout
+  )
+
+
+def _cudnn(q, k, v, prepared, scale, dropout):
+  rows, heads = sharding.batch_and_heads(k.shape)
+  spec = PartitionSpec(rows, None, heads, None)
+  run = functools.partial(
+    jax.nn.dot_product_attention,
+    scale=scale,
+    is_causal=prepared.mask.causal,
+    implementation="cudnn",
+  )
+  return sharding.on_shards(run, (spec,) * 3, spec)(q, k, v)
+
+
+def _pallas(q, k, v, prepared, scale, dropout):
+  mask, kv_heads = prepared.mask, k.shape[2]
+  settings = kernel.Settings(
+    blocks=_blocks(q, k),
+    causal=mask.causal,
+    scale=scale,
+    rate=dropout.rate if dropout else 0.0,
+    interpret=sharding.device().platform != "tpu",
+  )
+  bounds = {"start": mask.k_start, "end": mask.k_end}
+  bounds = {n: jnp.asarray(b) for n, b in bounds.items() if b is not None}
+  seeds = None
+  if dropout:
+    seeds = dropout.seeds(q.shape[2]).reshape(len(q), kv_heads, -1)
+
+  def run(q, k, v, bounds, seeds, schedules):
+    batch, queries, heads, width = q.shape
+    q = q.reshape(batch, queries, k.shape[2], -1, width)
+    out = kernel.flash(
+      settings,
+      q.transpose(0, 2, 3, 1, 4),
+      k.transpose(0, 2, 1, 3),
+      v.transpose(0, 2, 1, 3),
+      bounds,
+      seeds,
+      schedules,
+    )
+    out = out.transpose(0, 3, 1, 2, 4)
+    return out.reshape(batch, queries, heads, width)
+
+  rows, heads = sharding.batch_and_heads(k.shape)
+  rows, heads = PartitionSpec(rows), PartitionSpec(rows, heads)
+  arrays = PartitionSpec(*rows, None, *heads[1:], None)
+  run = sharding.on_shards(
+    run, (arrays, arrays, arrays, rows, heads, rows), arrays
+  )
+  return run(q, k, v, bounds, seeds, prepared.schedules)
+
+
+IMPLEMENTATIONS = {
+  "pallas": _pallas,
+  "cudnn": _cudnn,
+  "chunked": _plain(chunked),
+  "reference": _plain(reference),
+}
+
+
+def _blocks(q, k) -> schedule.Blocks:
+  return kernel.cut(q.shape[1], k.shape[1], q.shape[2] // k.shape[2])
+
+
+# What can be known to be wrong while tracing.
+
+
+def _check(q, k, v, dropout: Dropout | None) -> None:
+  shapes = f"q {_say(q)}, k {_say(k)}, v {_say(v)}"
+  if not q.ndim == k.ndim == v.ndim == 4:
+    raise ValueError(
+      f"attention takes q [B, T, N, H], k and v [B, S, K, H], not {shapes}"
+    )
+  if k.shape != v.shape:
+    raise ValueError(f"k and v differ in shape: {shapes}")
+  if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
+    raise ValueError(f"q and k differ in rows or head width: {shapes}")
+  if q.shape[2] % k.shape[2]:
+    raise ValueError(
+      f"{q.shape[2]} query heads over {k.shape[2]} key/value heads: {shapes}"
+    )
+  if not q.dtype == k.dtype == v.dtype or q.dtype not in (
+    jnp.float32,
+    jnp.bfloat16,
+  ):
+    raise ValueError(f"attention is all float32 or all bfloat16, not {shapes}")
+  if dropout is None:
+    return
+  if not 0.0 <= dropout.rate < 1.0:
+    raise ValueError(f"attention dropout of {dropout.rate} is not in [0, 1)")
+  keys = dropout.row_keys
+  if keys.shape != q.shape[:1] or keys.dtype != jnp.uint32:
+    raise ValueError(
+      f"dropout.row_keys is {_say(keys)}, not uint32[{q.shape[0]}], one a row"
+    )
+
+
+def _say(x) -> str:
+  return f"{jnp.dtype(x.dtype).name}{list(x.shape)}"
+
+
+def _check_bounds(mask: AttentionMask, q_shape, k_shape) -> None:
+  bounds = {"k_start": mask.k_start, "k_end": mask.k_end}
+  bounds = {name: b for name, b in bounds.items() if b is not None}
+  for name, bound in bounds.items():
+    if bound.shape != tuple(q_shape[:2]) or bound.dtype != jnp.int32:
+      raise ValueError(
+        f"{name} is {_say(bound)}, not int32{list(q_shape[:2])}, one a query"
+      )
+  if any(isinstance(bound, jax.core.Tracer) for bound in bounds.values()):
+    return
+  for name, bound in bounds.items():
+    low, high = int(jnp.min(bound)), int(jnp.max(bound))
+    if low < 0 or high > k_shape[1]:
+      raise ValueError(
+        f"{name} goes from {low} to {high}, outside [0, {k_shape[1]}]"
+      )
+  if len(bounds) == 2 and bool((mask.k_start > mask.k_end).any()):
+    row, query = np.argwhere(np.asarray(mask.k_start > mask.k_end))[0]
+    raise ValueError(
+      f"k_start > k_end at row {row}, query {query}: make them equal where"
+      " nothing is seen"
+    )

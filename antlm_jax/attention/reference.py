@@ -1,0 +1,93 @@
+"""Attention in plain XLA: whole, and in chunks of queries."""
+
+import jax
+import jax.numpy as jnp
+
+from antlm_jax.attention.dropout import Dropout
+from antlm_jax.masks import AttentionMask
+
+
+def reference(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  mask: AttentionMask,
+  scale: float,
+  dropout: Dropout | None,
+  first: jax.Array | int = 0,
+) -> jax.Array:
+  """Attention with all scores in memory at once.
+
+  Args:
+    q: Queries `[B, T, N, H]`.
+    k: Keys `[B, S, K, H]`.
+    v: Values `[B, S, K, H]`.
+    mask: Which keys each query sees.
+    scale: Multiplies the scores.
+    dropout: What is dropped of the attention weights, if anything.
+    first: Index in its row of the first query.
+
+  Returns:
+    `[B, T, N, H]`, of q's dtype.
+  """
+  batch, queries, heads, width = q.shape
+  keys, kv_heads = k.shape[1:3]
+  q = q.reshape(batch, queries, kv_heads, heads // kv_heads, width)
+  scores = jnp.einsum(
+    "btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32
+  )
+  scores = scores * scale
+  visible = mask.dense(queries, keys)
+  if visible is None:
+    weights = jax.nn.softmax(scores, axis=-1)
+  else:
+    visible = visible[:, None, None]
+    # A finite fill keeps a query that sees nothing free of NaN, in the
+    # gradient too; its weights are then set to zero.
+    scores = jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
+    weights = jnp.where(visible, jax.nn.softmax(scores, axis=-1), 0.0)
+  if dropout is not None:
+    kept = dropout.kept(heads, first + jnp.arange(queries), jnp.arange(keys))
+    weights = dropout.scale * jnp.where(
+      kept.reshape(weights.shape), weights, 0.0
+    )
+  out = jnp.einsum("bkgts,bskh->btkgh", weights.astype(v.dtype), v)
+  return out.reshape(batch, queries, heads, width)
+
+
+def chunked(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  mask: AttentionMask,
+  scale: float,
+  dropout: Dropout | None,
+  chunk: int = 256,
+) -> jax.Array:
+  """Like `reference`, in memory linear in T: `chunk` queries at a time.
+
+  The backward pass computes each chunk's scores again.
+  """
+  queries, keys = q.shape[1], k.shape[1]
+  if queries <= chunk:
+    return reference(q, k, v, mask, scale, dropout)
+  count = -(-queries // chunk)
+
+  def split(x):  # [B or 1, T, ...] to [count, B or 1, chunk, ...]
+    pad = [(0, 0), (0, count * chunk - queries)] + [(0, 0)] * (x.ndim - 2)
+    x = jnp.pad(x, pad)
+    return jnp.moveaxis(x.reshape(x.shape[0], count, chunk, *x.shape[2:]), 1, 0)
+
+  @jax.checkpoint
+  def body(start, part):
+    q, bounds = part
+    out = reference(
+      q, k, v, AttentionMask(False, *bounds), scale, dropout, start
+    )
+    return start + chunk, out
+
+  # The bounds hold what causality hides: a chunk does not start at query 0.
+  bounds = mask.bounds(queries, keys)
+  _, out = jax.lax.scan(body, 0, (split(q), jax.tree.map(split, bounds)))
+  out = jnp.moveaxis(out, 0, 1).reshape(q.shape[0], -1, *q.shape[2:])
+  return out[:, :queries]
