@@ -19,7 +19,10 @@ from antlm_jax.models.llama import LlamaConfig
 from antlm_jax.objectives import OBJECTIVES, Objective
 
 # What may differ when a run goes on: it changes no parameter.
-FREE = ("checkpoint", "data.path", "data.threads", "eval", "log", "mesh")
+FREE = (
+  *("checkpoint", "data.path", "data.threads", "eval", "log", "mesh"),
+  *("model.attention", "model.remat", "model.scan_layers"),
+)
 
 
 def default() -> ConfigDict:

@@ -23,11 +23,13 @@ from jax.sharding import PartitionSpec
 from antlm_jax import sharding
 from antlm_jax.attention import kernel, schedule
 from antlm_jax.attention.dropout import Dropout
+from antlm_jax.attention.kernel import SAVED
 from antlm_jax.attention.reference import chunked, reference
 from antlm_jax.masks import AttentionMask
 
 __all__ = [
   "IMPLEMENTATIONS",
+  "SAVED",
   "Dropout",
   "Prepared",
   "attend",

@@ -9,6 +9,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from antlm_jax import attention
+from antlm_jax.masks import AttentionMask
+
 
 def normal(rngs: nnx.Rngs, shape, axes, std: float = 0.02) -> nnx.Param:
   """Declares a parameter drawn from N(0, std^2), with its logical axes."""
@@ -78,6 +81,42 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
   return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
 
 
+def attention_dropout(
+  rate: float, key: jax.Array | None, rows: int
+) -> attention.Dropout | None:
+  """Says what is dropped of the attention weights of B rows; no key, none."""
+  if key is None or rate == 0.0:
+    return None
+  return attention.Dropout(rate, jax.random.bits(key, (rows,), jnp.uint32))
+
+
+def prepare_mask(
+  config, mask: AttentionMask, rows: int, length: int, *, training: bool
+) -> attention.Prepared:
+  """Makes a mask ready, once, for the attention of all layers.
+
+  Args:
+    config: An encoder's, with heads, kv_heads, head_width, dtype, attention
+      and attention_dropout.
+    mask: The mask.
+    rows: Rows of the batch B.
+    length: Tokens of a row T.
+    training: Whether attention weights may be dropped.
+  """
+
+  def like(heads):
+    shape = (rows, length, heads, config.head_width)
+    return jax.ShapeDtypeStruct(shape, config.dtype)
+
+  return attention.prepare(
+    mask,
+    like(config.heads),
+    like(config.kv_heads),
+    config.attention,
+    dropout=training and config.attention_dropout > 0,
+  )
+
+
 def rotary(positions: jax.Array, width: int, theta: float):
   """Returns RoPE's cosines and sines, each float32 `[B, T, 1, H/2]`."""
   frequencies = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
@@ -101,7 +140,10 @@ def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
 REMAT_POLICIES = {
   "none": None,
   "block": jax.checkpoint_policies.nothing_saveable,
-  "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+  "dots": jax.checkpoint_policies.save_from_both_policies(
+    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    jax.checkpoint_policies.save_only_these_names(attention.SAVED),
+  ),
 }
 
 

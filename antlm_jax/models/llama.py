@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from antlm_jax import attention
+from antlm_jax import attention, sharding
 from antlm_jax.cli import UserError
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import layers
-from antlm_jax.sharding import constrain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +35,9 @@ class LlamaConfig:
     init_std: Standard deviation of the initial weights.
     tied: Whether the head is the transposed embedding.
     dropout: Share of embeddings and of sublayer outputs dropped in training.
+    attention_dropout: Share of attention weights dropped in training.
+    attention: What computes attention: auto, or a name of
+      `antlm_jax.attention.IMPLEMENTATIONS`.
     dtype: What is computed in; parameters, softmax and loss stay float32.
     scan_layers: Run the blocks as a loop: yes, no (unrolled), or auto: no on
       CPU, where a loop costs speed, yes elsewhere.
@@ -55,6 +57,8 @@ class LlamaConfig:
   init_std: float = 0.02
   tied: bool = True
   dropout: float = 0.0
+  attention_dropout: float = 0.0
+  attention: str = "auto"
   dtype: str = "float32"
   scan_layers: str = "auto"
   remat: str = "none"
@@ -63,8 +67,9 @@ class LlamaConfig:
     for name in ("layers", "width", "heads", "kv_heads", "mlp_width"):
       if getattr(self, name) < 1:
         raise UserError(f"model.{name}={getattr(self, name)} is not positive")
-    if not 0 <= self.dropout < 1:
-      raise UserError(f"model.dropout={self.dropout} is not in [0, 1)")
+    for name in ("dropout", "attention_dropout"):
+      if not 0 <= getattr(self, name) < 1:
+        raise UserError(f"model.{name}={getattr(self, name)} is not in [0, 1)")
     if self.heads % self.kv_heads:
       raise UserError(
         f"model.heads={self.heads} is not a multiple of"
@@ -78,6 +83,7 @@ class LlamaConfig:
     for name, choices in (
       ("remat", layers.REMAT_POLICIES),
       ("scan_layers", ("auto", "yes", "no")),
+      ("attention", ("auto", *attention.IMPLEMENTATIONS)),
       ("dtype", ("float32", "bfloat16")),
     ):
       if getattr(self, name) not in choices:
@@ -110,11 +116,14 @@ class Attention(nnx.Module):
     self.v = linear(c.width, kv_width, ("embed", "kv_heads"))
     self.out = linear(q_width, c.width, ("heads", "embed"))
 
-  def __call__(self, x, rope, mask: AttentionMask) -> jax.Array:
+  def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
     heads = lambda y: y.reshape(*y.shape[:2], -1, self.config.head_width)  # noqa: E731
     q = layers.rotate(heads(self.q(x)), *rope)
     k = layers.rotate(heads(self.k(x)), *rope)
-    y = attention.attend(q, k, heads(self.v(x)), mask)
+    dropped = layers.attention_dropout(
+      self.config.attention_dropout, key, len(x)
+    )
+    y = attention.attend(q, k, heads(self.v(x)), mask, dropout=dropped)
     return self.out(y.reshape(*y.shape[:2], -1))
 
 
@@ -141,12 +150,12 @@ class Block(nnx.Module):
     self.mlp = SwiGLU(rngs, config)
     self.dropout = config.dropout
 
-  def __call__(self, x, rope, mask: AttentionMask, key) -> jax.Array:
-    keys = (None, None) if key is None else jax.random.split(key)
-    y = self.attention(self.attention_norm(x), rope, mask)
-    x = x + layers.dropout(y, self.dropout, keys[0])
+  def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
+    keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+    y = self.attention(self.attention_norm(x), rope, mask, keys[0])
+    x = x + layers.dropout(y, self.dropout, keys[1])
     y = self.mlp(self.mlp_norm(x))
-    return x + layers.dropout(y, self.dropout, keys[1])
+    return x + layers.dropout(y, self.dropout, keys[2])
 
 
 class Llama(nnx.Module):
@@ -185,18 +194,23 @@ class Llama(nnx.Module):
     c = self.config
     keys = None
     x = self.embedding[...].astype(c.dtype)[tokens]
-    if dropout_key is not None and c.dropout:
+    if dropout_key is not None and (c.dropout or c.attention_dropout):
       first, rest = jax.random.split(dropout_key)
       x = layers.dropout(x, c.dropout, first)
       keys = jax.random.split(rest, c.layers)
+    mask = layers.prepare_mask(
+      c, mask, *tokens.shape, training=keys is not None
+    )
     rope = layers.rotary(positions, c.head_width, c.rope_theta)
 
     def step(block, x, key):
-      return constrain(block(x, rope, mask, key), "batch", "seq", "embed_act")
+      return sharding.constrain(
+        block(x, rope, mask, key), "batch", "seq", "embed_act"
+      )
 
-    x = constrain(x, "batch", "seq", "embed_act")
+    x = sharding.constrain(x, "batch", "seq", "embed_act")
     scan = c.scan_layers == "yes" or (
-      c.scan_layers == "auto" and jax.default_backend() != "cpu"
+      c.scan_layers == "auto" and sharding.device().platform != "cpu"
     )
     x = layers.run_blocks(self.blocks, step, x, keys, scan=scan, remat=c.remat)
     return self.norm(x)

@@ -1,0 +1,57 @@
+"""Compiling for TPUs on a machine that has none."""
+
+import importlib.util
+import os
+import pathlib
+from collections.abc import Sequence
+
+import jax
+from jax.experimental import topologies
+
+from antlm_jax.cli import UserError
+
+# One small slice of each generation.
+GENERATIONS = {
+  "v4": "v4:2x2x1",
+  "v5e": "v5e:2x2",
+  "v5p": "v5p:2x2x1",
+  "v6e": "v6e:2x2",
+  "tpu7x": "tpu7x:2x2x1",
+}
+# Where launch/setup.sh puts libtpu: beside the packages, since in their midst
+# every command of a machine without a TPU would look for one.
+_BESIDE = pathlib.Path(__file__).parents[1] / ".venv/libtpu/libtpu/libtpu.so"
+
+
+def libtpu() -> pathlib.Path | None:
+  """Returns TPU's compiler and runtime, or None where it is not installed."""
+  found = importlib.util.find_spec("libtpu")
+  if found is not None and found.origin:
+    return pathlib.Path(found.origin).with_name("libtpu.so")
+  return _BESIDE if _BESIDE.exists() else None
+
+
+def devices(topology: str) -> Sequence[jax.Device]:
+  """Returns devices to compile for, which cannot run anything.
+
+  Args:
+    topology: The generation and its shape, such as v5e:2x4 or v5p:4x4x8.
+
+  Raises:
+    UserError: if libtpu is not installed, or knows no such topology.
+  """
+  path = libtpu()
+  if path is None:
+    raise UserError(
+      "compiling for a TPU needs libtpu: run launch/setup.sh libtpu"
+    )
+  os.environ.setdefault("TPU_LIBRARY_PATH", str(path))
+  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  try:
+    return topologies.get_topology_desc(
+      platform="tpu", topology_name=topology
+    ).devices
+  except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
+    reason = str(error).splitlines()[0]
+    raise UserError(f"{topology!r} is not a TPU topology: {reason}") from error
