@@ -228,14 +228,14 @@ def _pallas(q, k, v, prepared, scale, dropout):
     q = q.reshape(batch, queries, k.shape[2], -1, width)
     out = kernel.flash(
       settings,
-      q.transpose(0, 2, 3, 1, 4),
-      k.transpose(0, 2, 1, 3),
-      v.transpose(0, 2, 1, 3),
+      q.transpose(0, 2, 3, 4, 1),
+      k.transpose(0, 2, 3, 1),
+      v.transpose(0, 2, 3, 1),
       bounds,
       seeds,
       schedules,
     )
-    out = out.transpose(0, 3, 1, 2, 4)
+    out = out.transpose(0, 4, 1, 2, 3)
     return out.reshape(batch, queries, heads, width)
 
   rows, heads = sharding.batch_and_heads(k.shape)

@@ -13,6 +13,7 @@ The online softmax and its gradient are those of FlashAttention-2 (arXiv
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -66,15 +67,15 @@ def flash(settings: Settings, q, k, v, bounds, seeds, schedules) -> jax.Array:
 
   Args:
     settings: What is static.
-    q: Queries `[B, K, G, T, H]`: G heads for each key head.
-    k: Keys `[B, K, S, H]`.
-    v: Values `[B, K, S, H]`.
+    q: Queries `[B, K, G, H, T]`: G heads for each key head.
+    k: Keys `[B, K, H, S]`.
+    v: Values `[B, K, H, S]`.
     bounds: The mask's: "start" and "end", int32 `[B, T]`, those it has.
     seeds: The dropout's, uint32 `[B, K, G]`, or None.
     schedules: By queries and by keys, from `schedule.make`.
 
   Returns:
-    `[B, K, G, T, H]`, of q's dtype.
+    `[B, K, G, H, T]`, of q's dtype.
   """
   return _flash_forward(settings, q, k, v, bounds, seeds, schedules)[0]
 
@@ -87,8 +88,8 @@ def _flash_forward(settings, q, k, v, bounds, seeds, schedules):
     schedules[0],
     {"q": q, "k": k, "v": v} | bounds,
     seeds,
-    outputs={"q": q, "lse": jax.ShapeDtypeStruct(q.shape[:-1], jnp.float32)},
-    scratch=((q.shape[-1], lanes), (1, lanes), (1, lanes)),
+    outputs={"q": q, "lse": jax.ShapeDtypeStruct(_rows(q), jnp.float32)},
+    scratch=((q.shape[3], lanes), (1, lanes), (1, lanes)),
     products=2,
   )
   out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
@@ -97,9 +98,9 @@ def _flash_forward(settings, q, k, v, bounds, seeds, schedules):
 
 def _flash_backward(settings, residuals, grad):
   q, k, v, bounds, seeds, (by_query, by_key), out, lse = residuals
-  delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=-1)
+  delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
   arrays = {"q": q, "k": k, "v": v, "do": grad, "lse": lse, "delta": delta}
-  width, lanes = q.shape[-1], q.shape[2] * settings.blocks.q_size
+  width, lanes = q.shape[3], q.shape[2] * settings.blocks.q_size
   (dq,) = _call(
     _query_gradient,
     settings,
@@ -117,10 +118,15 @@ def _flash_backward(settings, residuals, grad):
     arrays | bounds,
     seeds,
     outputs={"k": k, "v": v},
-    scratch=((settings.blocks.k_size, width),) * 2,
+    scratch=((width, settings.blocks.k_size),) * 2,
     products=4,
   )
   return dq, dk, dv, None, None, None
+
+
+def _rows(q):
+  """The shape of what there is one of per query, `[B, K, G, T]`."""
+  return (*q.shape[:3], q.shape[4])
 
 
 flash.defvjp(_flash_forward, _flash_backward)
@@ -139,26 +145,22 @@ def _output(b: "_Block", outs, acc, top, total):
     total[...] = jnp.zeros_like(total)
 
   @b.visit
-  def _add(h, visible):
-    v = b.keys("v", h, visible)
-    scores = b.scores(h, visible)
-    if visible is not None:
-      scores = jnp.where(visible, scores, _HIDDEN)
-    highest = jnp.maximum(top[h], scores.max(axis=0, keepdims=True))
+  def _add(p: "_Head"):
+    scores = p.hide(p.scores(), _HIDDEN)
+    highest = jnp.maximum(top[p.h], scores.max(axis=0, keepdims=True))
     weights = jnp.exp2(scores - highest)
-    shrink = jnp.exp2(top[h] - highest)
-    top[h] = highest
-    total[h] = total[h] * shrink + weights.sum(axis=0, keepdims=True)
-    if b.rate:
-      weights = jnp.where(b.kept(h), weights, 0.0)
-    acc[h] = acc[h] * shrink + _dot(v, weights.astype(v.dtype), 0, 0)
+    shrink = jnp.exp2(top[p.h] - highest)
+    top[p.h] = highest
+    total[p.h] = total[p.h] * shrink + weights.sum(axis=0, keepdims=True)
+    v, weights = p.keys("v"), p.drop(weights)
+    acc[p.h] = acc[p.h] * shrink + _dot(v, weights.astype(v.dtype), 1, 0)
 
   @pl.when(b.step.last)
   def _end():
     for h in range(b.heads):
       seen = total[h] > 0.0  # a query that sees nothing gets zeros
-      divisor = jnp.where(seen, total[h] * (1.0 - b.rate), 1.0)
-      outs["q"][0, h] = b.ungroup(acc[h] / divisor, outs["q"].dtype)
+      divisor = jnp.where(seen, total[h] * (1.0 - b.settings.rate), 1.0)
+      b.store_queries(outs["q"], h, acc[h] / divisor)
       lse = jnp.where(seen, top[h] + jnp.log2(total[h]), 0.0)
       b.store_row(outs["lse"], h, lse)
 
@@ -169,16 +171,15 @@ def _query_gradient(b: "_Block", outs, acc):
     acc[...] = jnp.zeros_like(acc)
 
   @b.visit
-  def _add(h, visible):
-    k = b.keys("k", h, visible)
-    _, gradient = b.weights_and_gradient(h, visible)
-    acc[h] += _dot(k, gradient.astype(k.dtype), 0, 0)
+  def _add(p: "_Head"):
+    _, gradient = p.weights_and_gradient()
+    k = p.keys("k")
+    acc[p.h] += _dot(k, gradient.astype(k.dtype), 1, 0)
 
   @pl.when(b.step.last)
   def _end():
     for h in range(b.heads):
-      dq = acc[h] * b.settings.scale
-      outs["q"][0, h] = b.ungroup(dq, outs["q"].dtype)
+      b.store_queries(outs["q"], h, acc[h] * b.settings.scale)
 
 
 def _key_gradients(b: "_Block", outs, dk, dv):
@@ -188,17 +189,17 @@ def _key_gradients(b: "_Block", outs, dk, dv):
     dv[...] = jnp.zeros_like(dv)
 
   @b.visit
-  def _add(h, visible):
-    q, do = b.queries("q", h, visible), b.queries("do", h, visible)
-    weights, gradient = b.weights_and_gradient(h, visible)
-    dv[h] += _dot(weights.astype(do.dtype), do, 1, 0)
-    dk[h] += _dot(gradient.astype(q.dtype), q, 1, 0)
+  def _add(p: "_Head"):
+    weights, gradient = p.weights_and_gradient()
+    q, do = p.queries("q"), p.queries("do")
+    dv[p.h] += _dot(do, weights.astype(do.dtype), 1, 1)
+    dk[p.h] += _dot(q, gradient.astype(q.dtype), 1, 1)
 
   @pl.when(b.step.last)
   def _end():
-    for h in range(b.heads):
-      outs["k"][0, h] = (dk[h] * b.settings.scale).astype(outs["k"].dtype)
-      outs["v"][0, h] = (dv[h] / (1.0 - b.rate)).astype(outs["v"].dtype)
+    scales = b.settings.scale, 1.0 / (1.0 - b.settings.rate)
+    for name, x, scale in zip("kv", (dk, dv), scales, strict=True):
+      outs[name][0] = (x[...] * scale).astype(outs[name].dtype)
 
 
 def _dot(a, b, a_axis: int, b_axis: int) -> jax.Array:
@@ -215,159 +216,164 @@ def _dot(a, b, a_axis: int, b_axis: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-  """The block of scores `[keys, heads of the group * queries]` at a step.
+  """The block of scores at a step, of some key heads and all their queries.
 
   Attributes:
     settings: What is static.
     step: Where the block stands.
     refs: The step's part of the inputs, by name.
     seed: `seed(h, g)` gives the dropout's seed of a head.
-    heads: Number of key heads that a step handles, one after another.
+    heads: Number of key heads.
     group: Query heads per key head G.
   """
 
   settings: Settings
   step: Step
   refs: dict
-  seed: object
+  seed: Callable
   heads: int
   group: int
 
-  @property
-  def rate(self) -> float:
-    return self.settings.rate
-
-  def visit(self, add):
-    """Calls `add(h, visible)` per head; visible is None if nothing is hidden.
+  def visit(self, add: Callable[["_Head"], None]) -> None:
+    """Calls `add` for each head.
 
     There are two programs: a block that all its queries see whole goes
     without the mask's arithmetic.
     """
 
-    def plain():
+    def run(masked: bool):
       for h in range(self.heads):
-        add(h, None)
-
-    def masked():
-      visible = self.visible()
-      for h in range(self.heads):
-        add(h, visible)
+        add(_Head(self, h, masked))
 
     if self.step.masked is False:
-      return plain()
-    pl.when(self.step.work & self.step.masked)(masked)
-    pl.when(self.step.work & ~self.step.masked)(plain)
+      return run(False)
+    work, masked = self.step.work, self.step.masked
+    pl.when(work & masked)(lambda: run(True))
+    pl.when(work & ~masked)(lambda: run(False))
 
-  def visible(self) -> jax.Array:
-    """Which keys each query sees, bool `[keys, lanes]`."""
-    blocks, i = self.settings.blocks, self.query_index(axis=1)
-    end = jnp.full_like(i, blocks.keys)
-    if self.settings.causal:
-      end = jnp.minimum(end, i + 1)
-    if "end" in self.refs:
-      end = jnp.minimum(
-        end, self.side_by_side(self.group * [self.bound("end")])
-      )
-    if blocks.ragged_q:
-      end = jnp.where(i < blocks.queries, end, 0)
-    j = self.key_index((blocks.k_size, i.shape[1]))
-    visible = j < end
-    if "start" in self.refs:
-      start = self.side_by_side(self.group * [self.bound("start")])
-      visible = visible & (j >= start)
-    return visible
-
-  def scores(self, h: int, visible) -> jax.Array:
-    """A head's scores in base 2, float32 `[keys, lanes]`, hidden ones too."""
-    scores = _dot(
-      self.keys("k", h, visible), self.queries("q", h, visible), 1, 1
-    )
-    return scores * (self.settings.scale * _LOG2E)
-
-  def weights_and_gradient(self, h: int, visible):
-    """A head's weights after dropout, and the gradient of its scores.
-
-    The weights lack dropout's scale, the gradient that of the scores.
-    """
-    weights = jnp.exp2(self.scores(h, visible) - self.row("lse", h))
-    gradient = _dot(
-      self.keys("v", h, visible), self.queries("do", h, visible), 1, 1
-    )
-    kept = weights
-    if self.rate:
-      keep = self.kept(h)
-      gradient = jnp.where(keep, gradient / (1.0 - self.rate), 0.0)
-      kept = jnp.where(keep, weights, 0.0)
-    gradient = weights * (gradient - self.row("delta", h))
-    if visible is None:
-      return kept, gradient
-    return jnp.where(visible, kept, 0.0), jnp.where(visible, gradient, 0.0)
-
-  def kept(self, h: int) -> jax.Array:
-    """What dropout keeps of a head's weights, bool `[keys, lanes]`."""
+  def queries(self) -> jax.Array:
+    """Index in its row of each query, int32 `[1, lanes]`."""
     size = self.settings.blocks.q_size
-    seeds = [jnp.full((1, size), self.seed(h, g)) for g in range(self.group)]
-    return keep(
-      self.rate,
-      self.side_by_side(seeds).astype(jnp.uint32),
-      self.query_index(axis=1),
-      self.key_index((self.settings.blocks.k_size, 1)),
-    )
+    at = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
+    return self.join([self.step.q * size + at] * self.group)
 
-  # What is loaded, and where it stands in its row.
+  def join(self, parts) -> jax.Array:
+    """Puts what belongs to the query heads of a group side by side."""
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
-  def keys(self, name: str, h: int, visible) -> jax.Array:
-    """A head's part of k or v, `[keys, H]`."""
-    x = self.refs[name][0, h]
-    if visible is None or not self.settings.blocks.ragged_k:
-      return x
-    # Over the end there may be anything, and 0 times anything may be NaN.
-    inside = self.key_index((x.shape[0], 1)) < self.settings.blocks.keys
-    return jnp.where(inside, x, 0)
-
-  def queries(self, name: str, h: int, visible) -> jax.Array:
-    """A head's part of q or do, `[lanes, H]`."""
-    x = self.refs[name][0, h]
-    x = x.reshape(-1, x.shape[-1])
-    if visible is None or not self.settings.blocks.ragged_q:
-      return x
-    inside = self.query_index(axis=0) < self.settings.blocks.queries
-    return jnp.where(inside, x, 0)
-
-  def row(self, name: str, h: int) -> jax.Array:
-    """A head's part of lse or delta, `[1, lanes]`."""
-    x = self.refs[name][0, h]
-    return self.side_by_side([x[g : g + 1] for g in range(self.group)])
-
-  def bound(self, name: str) -> jax.Array:
-    """A bound of each query, int32 `[1, queries]`."""
-    return self.refs[name][0]
-
-  def key_index(self, shape) -> jax.Array:
-    """Index in its row of each key, int32, keys along the first axis."""
-    at = jax.lax.broadcasted_iota(jnp.int32, shape, 0)
-    return self.step.k * self.settings.blocks.k_size + at
-
-  def query_index(self, axis: int) -> jax.Array:
-    """Index in its row of each query, int32 `[1, lanes]` or `[lanes, 1]`."""
+  def store_queries(self, ref, h: int, x: jax.Array) -> None:
+    """Writes `[H, lanes]` to a head's `[G, H, queries]`."""
     size = self.settings.blocks.q_size
-    shape = (1, size) if axis else (size, 1)
-    at = self.step.q * size + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
-    return self.side_by_side(self.group * [at], axis)
-
-  def side_by_side(self, parts, axis: int = 1) -> jax.Array:
-    """Joins what belongs to the query heads of a group."""
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis)
-
-  def ungroup(self, x: jax.Array, dtype) -> jax.Array:
-    """`[H, lanes]` to `[G, queries, H]`."""
-    return x.T.reshape(self.group, -1, x.shape[0]).astype(dtype)
+    for g in range(self.group):
+      ref[0, h, g] = x[:, g * size : (g + 1) * size].astype(ref.dtype)
 
   def store_row(self, ref, h: int, row: jax.Array) -> None:
     """Writes `[1, lanes]` to a head's `[G, queries]`."""
     size = self.settings.blocks.q_size
     for g in range(self.group):
       ref[0, h, g : g + 1] = row[:, g * size : (g + 1) * size]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Head:
+  """A block's scores `[keys, lanes]` of one key head.
+
+  The lanes are the queries, those of the group's heads side by side.
+
+  Attributes:
+    block: The block.
+    h: The head, within the block.
+    masked: Whether some key may be hidden from some query.
+  """
+
+  block: _Block
+  h: int
+  masked: bool
+
+  def scores(self) -> jax.Array:
+    """The scores in base 2, float32 `[keys, lanes]`, hidden ones too."""
+    settings = self.block.settings
+    scores = _dot(self.keys("k"), self.queries("q"), 0, 0)
+    return scores * (settings.scale * _LOG2E)
+
+  def weights_and_gradient(self) -> tuple[jax.Array, jax.Array]:
+    """The weights after dropout, and the gradient of the scores.
+
+    The weights lack dropout's scale, the gradient that of the scores.
+    """
+    rate = self.block.settings.rate
+    weights = jnp.exp2(self.scores() - self.row("lse"))
+    weights = self.hide(weights, 0.0)
+    gradient = _dot(self.keys("v"), self.queries("do"), 0, 0)
+    gradient = self.drop(gradient / (1.0 - rate) if rate else gradient)
+    gradient = weights * (gradient - self.row("delta"))
+    if self.block.settings.blocks.ragged_q:
+      gradient = self.hide(gradient, 0.0)  # delta is anything over the end
+    return self.drop(weights), gradient
+
+  def hide(self, x: jax.Array, fill: float) -> jax.Array:
+    """Puts `fill` where a query does not see a key."""
+    if not self.masked:
+      return x
+    block = self.block
+    blocks, i, j = block.settings.blocks, block.queries(), self.key_index(0)
+    end = jnp.full_like(i, blocks.keys)
+    if block.settings.causal:
+      end = jnp.minimum(end, i + 1)
+    if "end" in block.refs:
+      end = jnp.minimum(end, block.join([block.refs["end"][0]] * block.group))
+    if blocks.ragged_q:
+      end = jnp.where(i < blocks.queries, end, 0)
+    visible = j < end
+    if "start" in block.refs:
+      visible &= j >= block.join([block.refs["start"][0]] * block.group)
+    return jnp.where(visible, x, fill)
+
+  def drop(self, x: jax.Array) -> jax.Array:
+    """Puts 0 where dropout takes a weight away."""
+    block = self.block
+    if not block.settings.rate:
+      return x
+    size = block.settings.blocks.q_size
+    seeds = [
+      jnp.full((1, size), block.seed(self.h, g)) for g in range(block.group)
+    ]
+    kept = keep(
+      block.settings.rate,
+      block.join(seeds).astype(jnp.uint32),
+      block.queries(),
+      self.key_index(0),
+    )
+    return jnp.where(kept, x, 0.0)
+
+  def keys(self, name: str) -> jax.Array:
+    """The keys' part of k or v, `[H, keys]`."""
+    x = self.block.refs[name][0, self.h]
+    blocks = self.block.settings.blocks
+    if not (self.masked and blocks.ragged_k):
+      return x
+    # Over the end there may be anything, and 0 times anything may be NaN.
+    return jnp.where(self.key_index(1) < blocks.keys, x, 0)
+
+  def queries(self, name: str) -> jax.Array:
+    """The queries' part of q or do, `[H, lanes]`."""
+    block, blocks = self.block, self.block.settings.blocks
+    x = block.join([block.refs[name][0, self.h, g] for g in range(block.group)])
+    if not (self.masked and blocks.ragged_q):
+      return x
+    return jnp.where(block.queries() < blocks.queries, x, 0)
+
+  def row(self, name: str) -> jax.Array:
+    """The queries' part of lse or delta, `[1, lanes]`."""
+    x = self.block.refs[name][0, self.h]
+    return self.block.join([x[g : g + 1] for g in range(self.block.group)])
+
+  def key_index(self, axis: int) -> jax.Array:
+    """Index in its row of each key, int32, along `axis` of two."""
+    size = self.block.settings.blocks.k_size
+    shape = (1, size) if axis else (size, 1)
+    at = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+    return self.block.step.k * size + at
 
 
 # The call: which part of each array a step sees.
@@ -397,17 +403,17 @@ def _call(
     scratch: Shapes of what a head adds up from step to step, in float32.
     products: Matrix products per block, for the cost estimate.
   """
-  rows, kv_heads, group, _, width = arrays["q"].shape
+  rows, kv_heads, group, width, _ = arrays["q"].shape
   blocks = settings.blocks
   heads = _heads_of_a_step(kv_heads, group, blocks)
-  q_part = (1, heads, group, blocks.q_size, width)
-  k_part = (1, heads, blocks.k_size, width)
+  q_part = (1, heads, group, width, blocks.q_size)
+  k_part = (1, heads, width, blocks.k_size)
   row_part = (1, heads, group, blocks.q_size)
   parts = {  # shape of the part, and its index after the batch's row
-    "q": (q_part, lambda h, step: (h, 0, step.q, 0)),
-    "do": (q_part, lambda h, step: (h, 0, step.q, 0)),
-    "k": (k_part, lambda h, step: (h, step.k, 0)),
-    "v": (k_part, lambda h, step: (h, step.k, 0)),
+    "q": (q_part, lambda h, step: (h, 0, 0, step.q)),
+    "do": (q_part, lambda h, step: (h, 0, 0, step.q)),
+    "k": (k_part, lambda h, step: (h, 0, step.k)),
+    "v": (k_part, lambda h, step: (h, 0, step.k)),
     "lse": (row_part, lambda h, step: (h, 0, step.q)),
     "delta": (row_part, lambda h, step: (h, 0, step.q)),
     "start": ((1, 1, blocks.q_size), lambda h, step: (0, step.q)),
@@ -471,12 +477,12 @@ def _heads_of_a_step(kv_heads: int, group: int, blocks: Blocks) -> int:
 def _cost(settings, arrays, outputs, products: int) -> pl.CostEstimate:
   """Counts work and traffic; that of a table as if it hid nothing more."""
   q = arrays["q"]
-  scores = q.size // q.shape[-1] * settings.blocks.keys
+  scores = math.prod(_rows(q)) * settings.blocks.keys
   if settings.causal:
     scores //= 2
   moved = [*arrays.values(), *outputs.values()]
   return pl.CostEstimate(
-    flops=2 * products * scores * q.shape[-1],
+    flops=2 * products * scores * q.shape[3],
     transcendentals=scores,
     bytes_accessed=sum(x.size * x.dtype.itemsize for x in moved),
   )

@@ -17,7 +17,7 @@ from antlm_jax.masks import AttentionMask
 
 LANES = 128
 _FIRST, _LAST, _WORK, _MASKED = 1, 2, 4, 8
-_FLAGS = 16
+_FLAG_BITS = 4
 
 
 class Step(NamedTuple):
@@ -166,8 +166,8 @@ class Table:
   Attributes:
     blocks: The blocks.
     by_key: Whether an output block is one of keys.
-    codes: The steps, int32 `[steps at most]`: index of (row, outer, inner)
-      times 16 plus the flags.
+    codes: The steps, int32 `[steps at most]`: row, outer block, inner block
+      and flags in bit fields, since the scalar core divides slowly.
     total: Number of steps, int32 `[1]`: the size of the grid.
   """
 
@@ -188,17 +188,19 @@ class Table:
   def at(self, ids, scalars) -> Step:
     """Returns the step at a point of the grid."""
     code = scalars[0][ids[0]]
-    flag = lambda bit: (code & bit) != 0  # noqa: E731
-    outers, inners = self.blocks.q_count, self.blocks.k_count
-    if self.by_key:
-      outers, inners = inners, outers
-    # lax.div: `//` in an index map asks for a default device.
-    place = jax.lax.div(code, _FLAGS)
-    group, inner = jax.lax.div(place, inners), jax.lax.rem(place, inners)
-    row, outer = jax.lax.div(group, outers), jax.lax.rem(group, outers)
+    outer_bits, inner_bits = _bits(self.blocks, self.by_key)
+    group = code >> (inner_bits + _FLAG_BITS)
+    outer = group & ((1 << outer_bits) - 1)
+    inner = (code >> _FLAG_BITS) & ((1 << inner_bits) - 1)
     q, k = (inner, outer) if self.by_key else (outer, inner)
-    flags = (flag(bit) for bit in (_FIRST, _LAST, _WORK, _MASKED))
-    return Step(row, q, k, *flags)
+    flags = ((code & bit) != 0 for bit in (_FIRST, _LAST, _WORK, _MASKED))
+    return Step(group >> outer_bits, q, k, *flags)
+
+
+def _bits(blocks: Blocks, by_key: bool) -> tuple[int, int]:
+  """Returns how many bits an outer and an inner block take."""
+  bits = (blocks.q_count - 1).bit_length(), (blocks.k_count - 1).bit_length()
+  return bits[::-1] if by_key else bits
 
 
 Schedule = Full | Triangle | Table
@@ -220,10 +222,10 @@ def make(
   if bare and blocks.queries == blocks.keys:
     return Triangle(blocks, False), Triangle(blocks, True)
   needed, whole = _block_visibility(mask, rows, blocks)
-  return (
-    Table(blocks, False, *_table(needed, whole)),
-    Table(blocks, True, *_table(needed.swapaxes(1, 2), whole.swapaxes(1, 2))),
-  )
+  by_query = _list(needed, whole, *_bits(blocks, False))
+  flip = lambda x: x.swapaxes(1, 2)  # noqa: E731
+  by_key = _list(flip(needed), flip(whole), *_bits(blocks, True))
+  return Table(blocks, False, *by_query), Table(blocks, True, *by_key)
 
 
 def table_size(mask: AttentionMask, rows: int, blocks: Blocks) -> int:
@@ -254,25 +256,27 @@ def _block_visibility(mask: AttentionMask, rows: int, blocks: Blocks):
   return seen.any(axis=2), filled.all(axis=2)
 
 
-def _table(needed: jax.Array, whole: jax.Array):
+def _list(needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int):
   """Lists the needed blocks, or one to zero an output that needs none.
 
   Args:
     needed: bool `[B, outer blocks, inner blocks]`.
     whole: Whether nothing of a block is hidden, of the same shape.
+    outer_bits: Bits of an outer block's index.
+    inner_bits: Bits of an inner block's index.
 
   Returns:
     `Table.codes` and `Table.total`.
   """
-  size, inners = needed.size, needed.shape[-1]
-  idle = ~needed.any(axis=-1, keepdims=True) & (jnp.arange(inners) == 0)
+  row, outer, inner = (jnp.arange(n) for n in needed.shape)
+  idle = ~needed.any(axis=-1, keepdims=True) & (inner == 0)
   visited = needed | idle
-  at = jnp.arange(inners)
-  first = at == jnp.argmax(visited, axis=-1, keepdims=True)
-  last = at == inners - 1 - jnp.argmax(visited[..., ::-1], -1, keepdims=True)
-  flags = (
-    first * _FIRST + last * _LAST + needed * _WORK + (needed & ~whole) * _MASKED
-  )
-  codes = jnp.arange(size) * _FLAGS + flags.reshape(-1)
-  (order,) = jnp.nonzero(visited.reshape(-1), size=size, fill_value=0)
-  return codes[order].astype(jnp.int32), visited.sum(dtype=jnp.int32)[None]
+  first = inner == jnp.argmax(visited, axis=-1, keepdims=True)
+  end = len(inner) - jnp.argmax(visited[..., ::-1], axis=-1, keepdims=True)
+  flags = first * _FIRST | (inner + 1 == end) * _LAST
+  flags |= needed * _WORK | (needed & ~whole) * _MASKED
+  codes = (row[:, None, None] << outer_bits) | outer[:, None]
+  codes = (((codes << inner_bits) | inner) << _FLAG_BITS) | flags
+  (order,) = jnp.nonzero(visited.reshape(-1), size=visited.size, fill_value=0)
+  total = visited.sum(dtype=jnp.int32)[None]
+  return codes.reshape(-1)[order].astype(jnp.int32), total
