@@ -329,8 +329,3 @@ def objectives(config: ConfigDict) -> dict[str, Objective]:
         f" {out[name].name!r}: logs would mix them up"
       )
   return out
-
-
-def amount(value: float, steps: int) -> int:
-  """A value under 1 is a share of `steps`, any other a number of steps."""
-  return max(1, round(value * steps)) if 0 < value < 1 else round(value)

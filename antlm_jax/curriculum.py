@@ -303,3 +303,8 @@ class _Parser:
   def _fail_before(self, message: str):
     """Points at what was taken last."""
     raise _error(self.text, self.begin, message)
+
+
+def amount(value: float, steps: int) -> int:
+  """A value under 1 is a share of `steps`, any other a number of steps."""
+  return max(1, round(value * steps)) if 0 < value < 1 else round(value)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from antlm_jax.cli import UserError
-from antlm_jax.config import amount
+from antlm_jax.curriculum import amount
 
 Schedule = optax.Schedule
 

@@ -19,7 +19,16 @@ import jax
 from ml_collections import ConfigDict
 
 from antlm_jax import checkpoint as checkpoints_lib
-from antlm_jax import cli, files, flops, monitor, plots, run, sharding
+from antlm_jax import (
+  cli,
+  curriculum,
+  files,
+  flops,
+  monitor,
+  plots,
+  run,
+  sharding,
+)
 from antlm_jax import config as config_lib
 from antlm_jax.cli import UserError
 from antlm_jax.data import source as source_lib
@@ -255,8 +264,8 @@ class Loop:
   def _calendar(self):
     """Returns when to evaluate and when to save, as tests of steps done."""
     config, switches = self.run.config, self.run.curriculum.switches
-    eval_every = config_lib.amount(config.eval.every, self.total)
-    save_every = config_lib.amount(config.checkpoint.every, self.total)
+    eval_every = curriculum.amount(config.eval.every, self.total)
+    save_every = curriculum.amount(config.checkpoint.every, self.total)
 
     def due(every: int, done: int) -> bool:
       return done == self.total or (every > 0 and done % every == 0)

@@ -20,6 +20,7 @@ Where each setting is from:
 """
 
 from antlm_jax import config as config_lib
+from antlm_jax.models import llama
 
 
 def get_config(arg: str = ""):
@@ -28,11 +29,7 @@ def get_config(arg: str = ""):
   config = config_lib.default()
   config.curriculum = arg.curriculum
   config.model.update(
-    layers=12,
-    width=768,
-    heads=12,
-    kv_heads=12,
-    mlp_width=2048,
+    **llama.SHAPES["97M"],
     max_seq_len=256,
     norm_eps=1e-6,  # Hugging Face's default for Llama
     tied=True,

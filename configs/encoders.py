@@ -22,15 +22,9 @@ printed 0.2.
 
 from antlm_jax import config as config_lib
 from antlm_jax.cli import UserError
+from antlm_jax.models import llama
 
-SIZES = {
-  "210M": {"layers": 12, "width": 768, "mlp_width": 3072,
-           "heads": 12, "kv_heads": 12},
-  "610M": {"layers": 26, "width": 1152, "mlp_width": 4096,
-           "heads": 18, "kv_heads": 6},
-  "1B": {"layers": 28, "width": 1728, "mlp_width": 5120,
-         "heads": 18, "kv_heads": 6},
-}  # fmt: skip
+SIZES = ("210M", "610M", "1B")
 
 
 def get_config(arg: str = ""):
@@ -46,7 +40,7 @@ def get_config(arg: str = ""):
     mask_ratio=arg.mask_ratio, mask_token=1.0, random_token=0.0
   )
   config.model.update(
-    **SIZES[arg.size],
+    **llama.SHAPES[arg.size],
     max_seq_len=2048,
     tied=False,
     dtype="bfloat16",

@@ -273,5 +273,5 @@ def test_a_bad_objective_is_named():
   [(0, 100, 0), (0.1, 100, 10), (0.001, 100, 1), (1, 100, 1), (300.0, 9, 300)],
 )
 def test_amounts_under_one_are_shares(value, steps, expected):
-  found = config.amount(value, steps)
+  found = curriculum.amount(value, steps)
   assert found == expected and isinstance(found, int)

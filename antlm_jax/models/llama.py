@@ -101,6 +101,20 @@ class LlamaConfig:
       )
 
 
+# Published encoders: BabyLlama's llama-97M, and those of arXiv 2507.00994
+# (Table 1), by the sizes that their papers call them by.
+SHAPES = {
+  "97M": {"layers": 12, "width": 768, "mlp_width": 2048,
+          "heads": 12, "kv_heads": 12},
+  "210M": {"layers": 12, "width": 768, "mlp_width": 3072,
+           "heads": 12, "kv_heads": 12},
+  "610M": {"layers": 26, "width": 1152, "mlp_width": 4096,
+           "heads": 18, "kv_heads": 6},
+  "1B": {"layers": 28, "width": 1728, "mlp_width": 5120,
+         "heads": 18, "kv_heads": 6},
+}  # fmt: skip
+
+
 class Attention(nnx.Module):
   """Grouped-query attention with RoPE."""
 
