@@ -84,7 +84,7 @@ def test_the_last_override_wins():
     ("seed=inf", "not int"),
     ("schedule.peak_lr=fast", "--config.schedule.peak_lr=fast: not float"),
     ("model.tied=maybe", "not bool"),
-    ("model=llama", "not a group of settings (dropout, dtype"),
+    ("model=llama", "not a group of settings (attention, attention_dropout"),
     ("seed", "give a value, --config.seed=VALUE"),
   ],
 )

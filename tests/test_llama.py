@@ -17,6 +17,7 @@ from tests import helpers
 
 T = 12
 DTYPES = ("float32", "bfloat16")
+ATTENTION = ("reference", "pallas")
 POSITIONS = np.arange(T, dtype=np.int32)[None]
 
 
@@ -50,9 +51,9 @@ def test_head_width_is_free_of_width():
 
 
 @functools.cache
-def scores(dtype):
+def scores(dtype, attention="auto"):
   """A jitted whole encoder `(tokens, positions, mask)` to logits."""
-  model = helpers.model(dtype=dtype)
+  model = helpers.model(dtype=dtype, attention=attention)
   params = helpers.random_params(model)
 
   @jax.jit
@@ -69,9 +70,10 @@ def other_token(tokens, row, at):
   return out
 
 
+@pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_causal_logits_do_not_depend_on_later_tokens(dtype):
-  run, tokens = scores(dtype), helpers.tokens(2, T)
+def test_causal_logits_do_not_depend_on_later_tokens(dtype, attention):
+  run, tokens = scores(dtype, attention), helpers.tokens(2, T)
   positions = np.broadcast_to(POSITIONS, tokens.shape)
   before = run(tokens, positions, CAUSAL)
   for at in range(T):
@@ -104,9 +106,10 @@ def packed(lengths, causal):
 
 
 @pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_packed_documents_do_not_see_each_other(dtype, causal):
-  run, tokens = scores(dtype), helpers.tokens(1, T)
+def test_packed_documents_do_not_see_each_other(dtype, attention, causal):
+  run, tokens = scores(dtype, attention), helpers.tokens(1, T)
   positions, mask = packed([4, 3, 5], causal)
   before = run(tokens, positions, mask)
   document = np.repeat([0, 1, 2], [4, 3, 5])
@@ -130,8 +133,9 @@ def test_a_packed_document_is_as_if_alone(causal):
     assert helpers.closest(together[:, start:stop], alone) < 1e-5
 
 
-def test_a_mixed_batch_is_each_kind_alone():
-  run, tokens = scores("float32"), helpers.tokens(4, T)
+@pytest.mark.parametrize("attention", ATTENTION)
+def test_a_mixed_batch_is_each_kind_alone(attention):
+  run, tokens = scores("float32", attention), helpers.tokens(4, T)
   positions = np.broadcast_to(POSITIONS, tokens.shape)
   causal = np.array([True, False, False, True])
   end = np.where(causal[:, None], POSITIONS + 1, T).astype(np.int32)

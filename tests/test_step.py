@@ -219,7 +219,8 @@ def test_the_loss_of_an_easy_task_falls_to_a_fraction(text, share):
   assert np.mean(found[-5:]) < share * math.log(60)
 
 
-def test_a_program_for_each_mask_and_capacity_and_no_more():
+@pytest.mark.parametrize("attention", ["reference", "pallas"])
+def test_a_program_for_each_mask_and_capacity_and_no_more(attention):
   words = dataclasses.replace(
     helpers.OBJECTIVES["M"], unit="word", mask_ratio=0.5
   )
@@ -232,7 +233,9 @@ def test_a_program_for_each_mask_and_capacity_and_no_more():
     objectives={"M": words},
     steps=36,
   )
-  model = helpers.model(layers=1, width=8, mlp_width=8, max_seq_len=256)
+  model = helpers.model(
+    layers=1, width=8, mlp_width=8, max_seq_len=256, attention=attention
+  )
   trainer = helpers.trainer(model, num_objectives=3)
   mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1})
   programs = set()
@@ -251,6 +254,22 @@ def test_a_program_for_each_mask_and_capacity_and_no_more():
   assert len(programs) == 4  # causal, mixed, bidirectional in two capacities
 
 
+def test_the_kernel_trains_as_the_reference_does():
+  of = source("C+M+C:M=1:1", FakeRows(packed=True), steps=9)
+  found = []
+  for attention in ("reference", "pallas"):
+    model = helpers.model(attention=attention, attention_dropout=0.1)
+    trainer = helpers.trainer(model, num_objectives=2)
+    step, state = jax.jit(trainer.train_step), helpers.begin(trainer)
+    losses = []
+    for s in range(9):
+      state, metrics = step(state, of[s])
+      losses.append(metrics["loss"])
+    found.append(np.stack(losses))
+  assert np.abs(np.diff(found[0].sum(axis=1))).min() > 1e-3
+  assert found[1] == pytest.approx(found[0], rel=1e-5)
+
+
 # Meshes
 
 ON_TWO_DEVICES = """
@@ -261,12 +280,13 @@ from antlm_jax.examples import Layout
 from antlm_jax.step import state_shardings
 from tests import helpers
 
-def run(**shape):
+def run(attention="reference", **shape):
   shape = {"data": 1, "fsdp": 1, "tensor": 1} | shape
   mesh = sharding.make_mesh(shape, jax.devices()[:max(shape.values())])
   layout = Layout(8, 2, sharding.data_shards(mesh))
   of = helpers.source("C:M=1:1", helpers.FakeRows(packed=True), layout)
-  model = helpers.model(layers=1)
+  model = helpers.model(
+    layers=1, attention=attention, attention_dropout=0.2)
   adam = optim.make(helpers.settings().optimizer, model.axes)
   trainer = helpers.trainer(model, rate=1e-2, optimizer=adam)
   with jax.set_mesh(mesh):
@@ -290,8 +310,11 @@ def run(**shape):
   return dict(losses=losses, split=split, whole=whole, follows=follows,
               first=first)
 
-print(json.dumps({name: run(**{name: 2} if name != "one" else {})
-                  for name in ("one", "data", "fsdp", "tensor")}))
+found = {name: run(**{name: 2} if name != "one" else {})
+         for name in ("one", "data", "fsdp", "tensor")}
+for name in ("data", "tensor"):
+  found[name + " kernel"] = run("pallas", **{name: 2})
+print(json.dumps(found))
 """
 
 
@@ -310,6 +333,7 @@ def test_two_devices_train_as_one_and_hold_their_shares():
   one = found.pop("one")
   assert one["losses"][0] != one["losses"][-1]
   for axis, other in found.items():
+    axis = axis.split()[0]
     assert other["losses"] == pytest.approx(one["losses"], rel=1e-5), axis
     assert other["first"] == pytest.approx(one["first"], rel=1e-6), axis
     assert other["follows"]

@@ -1,0 +1,539 @@
+"""Every implementation of attention against float64 NumPy; what it visits."""
+
+import dataclasses
+import functools
+import itertools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from antlm_jax import attention
+from antlm_jax.attention import kernel, schedule
+from antlm_jax.attention.dropout import keep
+from antlm_jax.attention.reference import chunked
+from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from tests.helpers import closest, relative_error, visible_by_definition
+
+CASES = {  # batch, queries, keys, heads, kv_heads, width
+  "square": (2, 9, 9, 4, 4, 8),
+  "grouped": (3, 7, 7, 6, 2, 4),
+  "one key head": (1, 12, 12, 5, 1, 16),
+  "more keys": (2, 5, 11, 4, 2, 8),
+  "one token": (2, 1, 1, 2, 1, 2),
+}
+MODES = ("causal", "full", "bounds", "causal bounds", "only start", "only end")
+IMPLEMENTATIONS = ("reference", "pallas")
+
+
+@functools.partial(jax.jit, static_argnames="implementation")
+def attend_with_gradients(
+  q, k, v, mask, g, implementation="reference", dropout=None
+):
+  def run(q, k, v):
+    return attention.attend(
+      q, k, v, mask, dropout=dropout, implementation=implementation
+    )
+
+  out, pull = jax.vjp(run, q, k, v)
+  return out, *pull(g)
+
+
+def make_mask(mode, batch, queries, keys, seed=0):
+  draw = np.random.default_rng(seed)
+  start = draw.integers(0, keys, (batch, queries), np.int32)
+  end = start + draw.integers(1, keys + 1, (batch, queries), np.int32)
+  end = np.minimum(end, keys)
+  i = np.arange(queries, dtype=np.int32)
+  return {
+    "causal": CAUSAL,
+    "full": BIDIRECTIONAL,
+    "bounds": AttentionMask(False, start, end),
+    "causal bounds": AttentionMask(True, np.minimum(start, i), end),
+    "only start": AttentionMask(False, start, None),
+    "only end": AttentionMask(False, None, end),
+  }[mode]
+
+
+def in_float64(q, k, v, visible, g, kept=None):
+  """Attention and its gradients for an upstream gradient g, in float64.
+
+  `kept` is what the attention weights `[B, N, T, S]` are multiplied by.
+  """
+  q, k, v, g = (np.asarray(x, np.float64) for x in (q, k, v, g))
+  out, dq, dk, dv = (np.zeros_like(x) for x in (q, q, k, v))
+  group, scale = q.shape[2] // k.shape[2], 1 / np.sqrt(q.shape[3])
+  for b, n in np.ndindex(q.shape[0], q.shape[2]):
+    m = n // group
+    scores = np.where(visible[b], q[b, :, n] @ k[b, :, m].T * scale, -np.inf)
+    some = visible[b].any(axis=1, keepdims=True)
+    p = np.exp(scores - np.where(some, scores.max(1, keepdims=True), 0))
+    p = np.divide(p, p.sum(1, keepdims=True), where=some, out=0 * p)
+    factor = 1.0 if kept is None else kept[b, n]
+    out[b, :, n] = (p * factor) @ v[b, :, m]
+    dp = factor * (g[b, :, n] @ v[b, :, m].T)
+    ds = p * (dp - (p * dp).sum(1, keepdims=True)) * scale
+    dq[b, :, n] = ds @ k[b, :, m]
+    dk[b, :, m] += ds.T @ q[b, :, n]
+    dv[b, :, m] += (p * factor).T @ g[b, :, n]
+  return out, dq, dk, dv
+
+
+def inputs(shape, seed=0, dtype=np.float32):
+  batch, queries, keys, heads, kv_heads, width = shape
+  draw = np.random.default_rng(seed)
+  q = draw.normal(size=(batch, queries, heads, width))
+  k = draw.normal(size=(batch, keys, kv_heads, width))
+  v = draw.normal(size=(batch, keys, kv_heads, width))
+  g = draw.normal(size=q.shape)
+  return [jnp.asarray(x, dtype) for x in (q, k, v, g)]
+
+
+# Small rows, every implementation
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", CASES)
+def test_the_reference_and_its_gradients_are_exact(case, mode):
+  batch, queries, keys = CASES[case][:3]
+  mask = make_mask(mode, batch, queries, keys)
+  q, k, v, g = inputs(CASES[case])
+  visible = visible_by_definition(mask, batch, queries, keys)
+  found = attend_with_gradients(q, k, v, mask, g)
+  for x, y in zip(found, in_float64(q, k, v, visible, g), strict=True):
+    # A single visible key has a zero gradient: then rounding is all there is.
+    assert np.abs(x - y).max() <= 1e-5 * max(np.abs(y).max(), 1e-1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("chunk", [1, 4, 16])
+def test_chunks_change_nothing(chunk, mode):
+  shape = CASES["more keys"]
+  q, k, v, g = inputs(shape)
+  mask = make_mask(mode, *shape[:3])
+  dropout = attention.Dropout(0.3, jnp.arange(2, dtype=jnp.uint32))
+
+  def run(q, k, v):
+    return chunked(q, k, v, mask, 0.3, dropout, chunk)
+
+  out, pull = jax.vjp(run, q, k, v)
+  whole, pull_whole = jax.vjp(
+    lambda q, k, v: attention.attend(
+      q, k, v, mask, scale=0.3, dropout=dropout, implementation="reference"
+    ),
+    *(q, k, v),
+  )
+  for x, y in zip((out, *pull(g)), (whole, *pull_whole(g)), strict=True):
+    assert closest(x, y) < 1e-6
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_query_that_sees_nothing_is_zero_with_zero_gradients(implementation):
+  shape = batch, queries, keys, *_ = CASES["grouped"]
+  q, k, v, g = inputs(shape)
+  start = np.zeros((batch, queries), np.int32)
+  end = np.full((batch, queries), keys, np.int32)
+  end[0, 2] = 0  # an empty interval
+  start[1] = keys  # a whole row that sees nothing
+  mask = AttentionMask(False, start, end)
+  out, dq, dk, dv = attend_with_gradients(q, k, v, mask, g, implementation)
+  for x in (out, dq, dk, dv):
+    assert np.isfinite(x).all()
+  for x in (out, dq):
+    assert not x[0, 2].any() and not x[1].any()
+    assert x[0, 1].any()
+  assert not dk[1].any() and not dv[1].any()
+  # Its own upstream gradient must not reach the keys of others either.
+  g = g.at[0, 2].set(1e3)
+  again = attend_with_gradients(q, k, v, mask, g, implementation)
+  assert np.array_equal(dk, again[2]) and np.array_equal(dv, again[3])
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_hidden_keys_have_no_influence_at_all(implementation):
+  shape = CASES["grouped"]
+  q, k, v, g = inputs(shape)
+  mask = AttentionMask(False, None, np.full(shape[:2], 4, np.int32))
+  other = k.at[:, 4:].set(1e4), v.at[:, 4:].set(-1e4)
+  before = attend_with_gradients(q, k, v, mask, g, implementation)
+  after = attend_with_gradients(q, *other, mask, g, implementation)
+  for x, y in zip(before, after, strict=True):
+    assert np.array_equal(x, y)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_bounds_outside_the_row_mean_its_ends(implementation):
+  shape = batch, queries, keys, *_ = CASES["more keys"]
+  q, k, v, g = inputs(shape)
+  start = np.full((batch, queries), -3, np.int32)
+  end = np.full((batch, queries), keys + 5, np.int32)
+  start[0, 1], end[0, 1] = keys + 1, keys + 2  # sees nothing
+  start[0, 2], end[0, 2] = 4, 2  # nor does this
+  found = attend_with_gradients(
+    q, k, v, AttentionMask(False, start, end), g, implementation
+  )
+  visible = np.ones((batch, queries, keys), bool)
+  visible[0, 1:3] = False
+  for x, y in zip(found, in_float64(q, k, v, visible, g), strict=True):
+    assert closest(x, y) < 1e-5
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_large_scores_do_not_overflow(implementation):
+  q, k, v, g = inputs(CASES["square"])
+  visible = visible_by_definition(CAUSAL, 2, 9, 9)
+  expected = in_float64(100 * q, 100 * k, v, visible, g)[0]
+  found = attention.attend(
+    100 * q, 100 * k, v, CAUSAL, implementation=implementation
+  )
+  assert closest(found, expected) < 1e-4
+
+
+@pytest.mark.parametrize("mode", ["causal", "bounds"])
+def test_bfloat16_rounds_only_in_and_out(mode):
+  shape = batch, queries, keys, *_ = CASES["grouped"]
+  q, k, v, g = inputs(shape, dtype=jnp.bfloat16)
+  mask = make_mask(mode, batch, queries, keys)
+  visible = visible_by_definition(mask, batch, queries, keys)
+  found = attend_with_gradients(q, k, v, mask, g)
+  for x, y in zip(found, in_float64(q, k, v, visible, g), strict=True):
+    assert x.dtype == jnp.bfloat16
+    assert closest(x, y) < 1.5e-2
+
+
+# The kernel, by properties
+
+
+@st.composite
+def kernel_cases(draw):
+  """A shape, a mask, a block size, a dropout rate and a dtype."""
+  batch, kv_heads, group = (draw(st.integers(1, n)) for n in (2, 3, 3))
+  block = draw(st.sampled_from([128, 256]))
+  near = st.sampled_from([1, 2, 127, 128, 129, 255, 256, 257, 300, 384])
+  queries = draw(near | st.integers(1, 400))
+  keys = queries if draw(st.booleans()) else draw(near | st.integers(1, 400))
+  width = draw(st.sampled_from([8, 16, 24, 64]))
+  mode = draw(st.sampled_from([*MODES, "packed", "mixed", "window", "prefix"]))
+  seed = draw(st.integers(0, 2**16))
+  mask = _long_mask(mode, batch, queries, keys, seed)
+  rate = draw(st.sampled_from([0.0, 0.0, 0.1, 0.5]))
+  dtype = draw(st.sampled_from(["float32", "bfloat16"]))
+  shape = batch, queries, keys, group * kv_heads, kv_heads, width
+  return shape, mask, block, rate, dtype, seed
+
+
+def _long_mask(mode, batch, queries, keys, seed):
+  """Masks of training; each made for queries = keys, and cut to the keys."""
+  draw = np.random.default_rng(seed)
+  at = np.arange(queries, dtype=np.int32)[None].repeat(batch, 0)
+  if mode in MODES:
+    return make_mask(mode, batch, queries, keys, seed)
+  cuts = np.sort(draw.integers(0, queries + 1, (batch, 4)), axis=1)
+  document = (at[:, :, None] >= cuts[:, None]).sum(-1)
+  edges = np.concatenate(
+    [np.zeros((batch, 1)), cuts, np.full((batch, 1), queries)], 1
+  )
+  start = np.take_along_axis(edges, document, 1)
+  end = np.take_along_axis(edges, document + 1, 1)
+  causal = {
+    "packed": False,
+    "mixed": (np.arange(batch) % 2 == 0)[:, None],
+    "window": True,
+    "prefix": at >= draw.integers(0, queries, (batch, 1)),
+  }[mode]
+  end = np.where(causal, at + 1, end)
+  if mode == "window":
+    start = np.maximum(at - 40, 0)
+  start, end = (np.minimum(x, keys).astype(np.int32) for x in (start, end))
+  return AttentionMask(False, start, end)
+
+
+def visibility(mask, batch, queries, keys):
+  dense = mask.dense(queries, keys)
+  dense = np.ones((1, 1, 1), bool) if dense is None else np.asarray(dense)
+  return np.broadcast_to(dense, (batch, queries, keys))
+
+
+def check_kernel(case):
+  shape, mask, block, rate, dtype, seed = case
+  batch, queries, keys, heads, *_ = shape
+  q, k, v, g = inputs(shape, seed, dtype)
+  dropout = kept = None
+  if rate:
+    row_keys = jnp.asarray(np.arange(batch) + seed, jnp.uint32)
+    dropout = attention.Dropout(rate, row_keys)
+    kept = np.asarray(
+      dropout.kept(heads, np.arange(queries), np.arange(keys))
+    ) / (1.0 - rate)
+  visible = visibility(mask, batch, queries, keys)
+  expected = in_float64(q, k, v, visible, g, kept)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(kernel, "_BLOCK", block)
+    # A fresh function: what jit remembers knows nothing of the block.
+    run = jax.jit(
+      lambda *args: attend_with_gradients.__wrapped__(*args, "pallas", dropout)
+    )
+    found = run(q, k, v, mask, g)
+  limit = 1e-5 if dtype == "float32" else 1e-2
+  for name, x, y in zip(
+    ("out", "dq", "dk", "dv"), found, expected, strict=True
+  ):
+    assert x.dtype == dtype
+    # A single visible key has a zero gradient: rounding is all there is.
+    floor = 1e-2 * np.sqrt(y.size)
+    assert relative_error(x, y, floor) < limit, name
+
+
+@hypothesis.given(kernel_cases())
+@hypothesis.settings(max_examples=12, deadline=None, derandomize=True)
+def test_the_kernel_and_its_gradients_are_exact(case):
+  check_kernel(case)
+
+
+@pytest.mark.slow
+@hypothesis.given(kernel_cases())
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_the_kernel_and_its_gradients_are_exact_at_length(case):
+  check_kernel(case)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("implementation", ["chunked", "pallas"])
+@pytest.mark.parametrize("mode", ["causal", "packed"])
+def test_nothing_leaks_from_block_to_block(
+  mode, implementation, dtype, monkeypatch
+):
+  monkeypatch.setattr(kernel, "_BLOCK", 128)
+  shape = batch, length, *_ = (2, 400, 400, 2, 1, 16)
+  mask = CAUSAL if mode == "causal" else _long_mask(mode, 2, 400, 400, seed=1)
+  q, k, v, _ = inputs(shape, dtype=dtype)
+  run = jax.jit(
+    functools.partial(attention.attend, implementation=implementation)
+  )
+  before = np.asarray(run(q, k, v, mask))
+  visible = visibility(mask, batch, length, length)
+  for at in (0, 127, 128, 200, 399):
+    after = run(q, k.at[0, at].add(3), v.at[0, at].add(3), mask)
+    changed = (before != np.asarray(after)).any(axis=(2, 3))
+    assert not changed[1].any()
+    assert (changed[0] == visible[0, :, at]).all()
+
+
+# Dropout
+
+
+def test_dropout_is_a_hash_of_row_head_query_and_key():
+  mix = lambda state, counter: _mix32(  # noqa: E731
+    (state + 0x9E3779B9) % 2**32 ^ counter * 0x9E3779B9 % 2**32
+  )
+  dropout = attention.Dropout(0.25, jnp.array([5, 2**32 - 1], jnp.uint32))
+  found = dropout.kept(3, np.array([0, 7, 4000]), np.array([1, 9]))
+  assert found.shape == (2, 3, 3, 2)
+  for b, row in enumerate((5, 2**32 - 1)):
+    for n, (t, query), (s, key) in (
+      (n, query, key)
+      for n in range(3)
+      for query in enumerate((0, 7, 4000))
+      for key in enumerate((1, 9))
+    ):
+      bits = mix(mix(mix(row, n), query), key)
+      assert found[b, n, t, s] == (bits >> 8 >= 0.25 * 2**24)
+
+
+def _mix32(x):
+  x ^= x >> 16
+  x = x * 0x21F0AAAD % 2**32
+  x ^= x >> 15
+  x = x * 0xD35A2D97 % 2**32
+  return x ^ x >> 15
+
+
+def test_dropout_is_as_likely_everywhere_and_independent():
+  dropout = attention.Dropout(0.1, jnp.arange(64, dtype=jnp.uint32))
+  kept = np.asarray(dropout.kept(4, np.arange(64), np.arange(64)))
+  assert kept.mean() == pytest.approx(0.9, abs=0.001)
+  dropped = ~kept - 0.1
+  for axis in range(4):
+    other = np.moveaxis(dropped, axis, 0)
+    for step in (1, 2):
+      together = (other[step:] * other[:-step]).mean() / 0.09
+      assert abs(together) < 0.01, axis
+
+
+def test_no_rate_drops_nothing():
+  q, k, v, _ = inputs(CASES["square"])
+  keys = jnp.arange(2, dtype=jnp.uint32)
+  run = functools.partial(attention.attend, q, k, v, CAUSAL)
+  assert np.array_equal(run(dropout=attention.Dropout(0.0, keys)), run())
+  assert keep(0.0, jnp.uint32(1), jnp.arange(9), jnp.arange(9)).all()
+
+
+# What is visited
+
+
+def kernel_visits(patch, mask, shape, block):
+  """The blocks (row, q, k) that each kernel's own index maps go through."""
+  calls = []
+
+  def record(body, *, grid_spec, out_shape, name, **_):
+    def run(*args):
+      calls.append((name, grid_spec, args[: grid_spec.num_scalar_prefetch]))
+      return [jnp.zeros(s.shape, s.dtype) for s in out_shape]
+
+    return run
+
+  patch.setattr(kernel, "_BLOCK", block)
+  patch.setattr(kernel.pl, "pallas_call", record)
+  q, k, v, g = inputs(shape)
+  attend_with_gradients.__wrapped__(q, k, v, mask, g, "pallas")
+  patch.undo()
+  out = {}
+  for name, spec, scalars in calls:
+    heads, *grid = (int(n) for n in spec.grid)
+    assert heads == 1
+    ids = jnp.indices(grid).reshape(len(grid), -1)
+    row, _, _, _, at_q = _walk(spec.in_specs[0].index_map, ids, scalars)
+    again, _, _, at_k = _walk(spec.in_specs[1].index_map, ids, scalars)
+    assert np.array_equal(row, again)
+    at = np.stack([row, at_q, at_k]).tolist()
+    out[name] = list(zip(*at, strict=True))
+  assert len(out) == 3
+  return out
+
+
+def _walk(index_map, ids, scalars):
+  return jax.vmap(lambda *ids: index_map(0, *ids, *scalars))(*ids)
+
+
+def needed_blocks(mask, batch, length, blocks):
+  dense = visibility(mask, batch, length, length)
+  seen = set()
+  for b, q, k in np.ndindex(batch, blocks.q_count, blocks.k_count):
+    rows = slice(q * blocks.q_size, (q + 1) * blocks.q_size)
+    columns = slice(k * blocks.k_size, (k + 1) * blocks.k_size)
+    if dense[b, rows, columns].any():
+      seen.add((b, q, k))
+  return seen
+
+
+@pytest.mark.parametrize("length, block", [(512, 128), (640, 128), (2048, 512)])
+@pytest.mark.parametrize(
+  "mode", ["causal", "full", "packed", "mixed", "window", "prefix"]
+)
+def test_no_block_is_visited_but_those_needed(mode, length, block, monkeypatch):
+  batch = 4
+  mask = {"causal": CAUSAL, "full": BIDIRECTIONAL}.get(mode)
+  mask = mask or _long_mask(mode, batch, length, length, seed=3)
+  visits = kernel_visits(
+    monkeypatch, mask, (batch, length, length, 1, 1, 8), block
+  )
+  blocks = schedule.Blocks.of(length, length, block)
+  needed = needed_blocks(mask, batch, length, blocks)
+  assert mode == "full" or len(needed) < batch * blocks.q_count**2
+  for name, steps in visits.items():
+    assert len(steps) / len(needed) == 1.0, name
+    assert set(steps) == needed, name
+    # An output block is finished before the next is begun.
+    place = {"key_gradients": lambda s: (s[0], s[2])}.get(
+      name.removeprefix("attention_"), lambda s: s[:2]
+    )
+    owners = [place(step) for step in steps]
+    changes = 1 + sum(a != b for a, b in itertools.pairwise(owners))
+    assert changes == len(set(owners)) == batch * blocks.q_count
+
+
+def test_plain_masks_need_no_table():
+  q, k = (jax.ShapeDtypeStruct((2, 600, 2, 8), jnp.float32),) * 2
+  for mask in (CAUSAL, BIDIRECTIONAL):
+    made = attention.prepare(mask, q, k, "pallas")
+    assert not jax.tree.leaves(made)
+  made = attention.prepare(_long_mask("packed", 2, 600, 600, 0), q, k, "pallas")
+  assert len(jax.tree.leaves(made.schedules)) == 4
+
+
+# The choice, and what is refused
+
+
+def test_the_choice_on_cpu_is_by_length():
+  def choice(length, mask=CAUSAL, **options):
+    x = jax.ShapeDtypeStruct((2, length, 4, 8), jnp.float32)
+    return attention.choose(mask, x, x, **options)
+
+  assert choice(128) == "reference"
+  assert choice(8192) == "chunked"
+  for name in ("pallas", "chunked", "reference"):
+    assert choice(128, implementation=name) == name
+  with pytest.raises(ValueError, match=r"'cudnn' needs a GPU"):
+    choice(128, implementation="cudnn")
+  with pytest.raises(ValueError, match=r"'flash' is not one of auto, pallas"):
+    choice(128, implementation="flash")
+  bounds = jax.ShapeDtypeStruct((2, 2**18), jnp.int32)
+  with pytest.raises(ValueError, match="needs smaller batches"):
+    choice(2**18, AttentionMask(True, bounds), implementation="pallas")
+
+
+BAD = {
+  "not four axes": ({"q": (2, 8, 4)}, {}, r"takes q \[B, T, N, H\]"),
+  "k and v": ({"v": (2, 9, 2, 4)}, {}, "k and v differ in shape"),
+  "rows": ({"q": (3, 8, 4, 4)}, {}, "differ in rows or head width"),
+  "width": ({"q": (2, 8, 4, 8)}, {}, "differ in rows or head width"),
+  "heads": ({"q": (2, 8, 5, 4)}, {}, "5 query heads over 2"),
+  "dtypes": ({}, {"q": jnp.bfloat16}, "all float32 or all bfloat16"),
+  "integers": ({}, dict.fromkeys("qkv", jnp.int32), "all float32 or all"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_does_not_fit_is_told(case):
+  shapes, dtypes, words = BAD[case]
+  shapes = {"q": (2, 8, 4, 4), "k": (2, 8, 2, 4), "v": (2, 8, 2, 4)} | shapes
+  arrays = [jnp.ones(shapes[n], dtypes.get(n, jnp.float32)) for n in "qkv"]
+  with pytest.raises(ValueError, match=words):
+    attention.attend(*arrays, CAUSAL)
+
+
+@pytest.mark.parametrize(
+  "start, end, words",
+  [
+    ((2, 7), (2, 8), r"k_start is int32\[2, 7\], not int32\[2, 8\]"),
+    ((2, 8), (8,), r"k_end is int32\[8\], not int32\[2, 8\]"),
+    (-1, 8, r"k_start goes from -1 to -1, outside \[0, 8\]"),
+    (0, 9, r"k_end goes from 9 to 9, outside \[0, 8\]"),
+    (5, 4, r"k_start > k_end at row 0, query 0"),
+  ],
+)
+def test_bounds_that_do_not_fit_are_told(start, end, words):
+  def make(bound):
+    if isinstance(bound, tuple):
+      return np.zeros(bound, np.int32)
+    return np.full((2, 8), bound, np.int32)
+
+  q = jnp.ones((2, 8, 2, 4))
+  with pytest.raises(ValueError, match=words):
+    attention.attend(q, q, q, AttentionMask(False, make(start), make(end)))
+
+
+def test_bad_dropout_is_told():
+  q = jnp.ones((2, 8, 2, 4))
+  keys = jnp.zeros(2, jnp.uint32)
+  for dropout, words in (
+    (attention.Dropout(1.0, keys), r"1.0 is not in \[0, 1\)"),
+    (attention.Dropout(0.1, keys[:1]), r"is uint32\[1\], not uint32\[2\]"),
+    (attention.Dropout(0.1, keys.astype(jnp.int32)), r"is int32\[2\]"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      attention.attend(q, q, q, CAUSAL, dropout=dropout)
+
+
+def test_prepared_masks_are_used_as_they_are():
+  q, k, v, _ = inputs(CASES["grouped"])
+  mask = make_mask("bounds", 3, 7, 7)
+  made = attention.prepare(mask, q, k, "pallas")
+  other = dataclasses.replace(made, implementation="reference")
+  attend = jax.jit(attention.attend, static_argnames="implementation")
+  x = attend(q, k, v, made)
+  assert closest(x, attend(q, k, v, other)) < 1e-5
+  assert np.array_equal(x, attend(q, k, v, mask, implementation="pallas"))
