@@ -8,7 +8,10 @@ from collections.abc import Sequence
 import jax
 from jax.experimental import topologies
 
+from antlm_jax import sharding
 from antlm_jax.cli import UserError
+from antlm_jax.examples import Example
+from antlm_jax.step import Trainer, state_shardings
 
 # One small slice of each generation.
 GENERATIONS = {
@@ -55,3 +58,28 @@ def devices(topology: str) -> Sequence[jax.Device]:
   except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
     reason = str(error).splitlines()[0]
     raise UserError(f"{topology!r} is not a TPU topology: {reason}") from error
+
+
+def train_step(trainer: Trainer, mesh: jax.sharding.Mesh, example: Example):
+  """Lowers a run's train step for the devices of a mesh.
+
+  Args:
+    trainer: The step.
+    mesh: Its devices need not be there.
+    example: A batch, or the shapes and dtypes of one.
+
+  Returns:
+    A `jax.stages.Lowered`, to compile.
+  """
+
+  def like(x, where):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
+  shardings = state_shardings(trainer, mesh)
+  state = jax.tree.map(like, jax.eval_shape(trainer.init), shardings)
+  batch = jax.tree.map(lambda x: like(x, sharding.rows(mesh)), example)
+  step = jax.jit(
+    trainer.train_step, out_shardings=(shardings, None), donate_argnums=0
+  )
+  with jax.set_mesh(mesh):
+    return step.lower(state, batch)

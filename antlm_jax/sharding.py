@@ -157,5 +157,9 @@ def place(mesh, example):
 
   Every array of an `Example` has its rows, or its data shards, on axis 1.
   """
-  split = NamedSharding(mesh, PartitionSpec(None, BATCH))
-  return jax.device_put(example, split)
+  return jax.device_put(example, rows(mesh))
+
+
+def rows(mesh) -> NamedSharding:
+  """Returns the sharding of every array of an `Example`."""
+  return NamedSharding(mesh, PartitionSpec(None, BATCH))

@@ -405,7 +405,7 @@ def _call(
   """
   rows, kv_heads, group, width, _ = arrays["q"].shape
   blocks = settings.blocks
-  heads = _heads_of_a_step(kv_heads, group, blocks)
+  heads = heads_of_a_step(kv_heads, group, blocks)
   q_part = (1, heads, group, width, blocks.q_size)
   k_part = (1, heads, width, blocks.k_size)
   row_part = (1, heads, group, blocks.q_size)
@@ -468,7 +468,7 @@ def _call(
   )(*scalars, *arrays.values())
 
 
-def _heads_of_a_step(kv_heads: int, group: int, blocks: Blocks) -> int:
+def heads_of_a_step(kv_heads: int, group: int, blocks: Blocks) -> int:
   """Returns how many key heads a step takes, so that it is worth its start."""
   fit = max(1, _SCORES // (group * blocks.q_size * blocks.k_size))
   return max(n for n in range(1, min(fit, kv_heads) + 1) if not kv_heads % n)

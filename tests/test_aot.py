@@ -1,0 +1,182 @@
+"""The hot path compiled for TPUs that are not there."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from antlm_jax import aot, attention, models, sharding
+from antlm_jax.cli import UserError
+from antlm_jax.examples import Example
+from antlm_jax.masks import CAUSAL
+from antlm_jax.models import llama
+from tests import helpers
+from tests.benchmarks import attention as benchmark
+from tests.benchmarks.attention import Shape
+
+needs_libtpu = pytest.mark.skipif(
+  aot.libtpu() is None,
+  reason="libtpu is not installed: launch/setup.sh libtpu (700 MB)",
+)
+KERNELS = ("output", "query_gradient", "key_gradients")
+
+
+def kernels(compiled) -> int:
+  """How many of the attention's kernels a program holds."""
+  text = compiled.as_text()
+  names = re.findall(r"%(\S*attention_(?:\w+)\S*) = .* custom-call", text)
+  return sum(any(kind in name for name in names) for kind in KERNELS)
+
+
+def temp(compiled) -> int:
+  return compiled.memory_analysis().temp_size_in_bytes
+
+
+def compile_attention(device, shape, mask, implementation="pallas", **options):
+  def attend(q, k, v, mask):
+    return attention.attend(
+      q, k, v, mask, implementation=implementation, **options
+    )
+
+  return benchmark.compile_for(device, attend, shape, mask)
+
+
+@needs_libtpu
+@pytest.mark.parametrize("width", [64, 96, 128])
+def test_the_kernels_compile(width):
+  device = aot.devices(aot.GENERATIONS["v5e"])[0]
+  mask = benchmark.make_mask("packed causal", 2, 1024)
+  compiled = compile_attention(device, Shape(2, 1024, 4, 2, width), mask)
+  assert kernels(compiled) == 3
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("width", [64, 96, 128])
+@pytest.mark.parametrize("generation", aot.GENERATIONS)
+def test_the_kernels_compile_for_every_generation(generation, width):
+  device = aot.devices(aot.GENERATIONS[generation])[0]
+  for shape, name in (
+    (Shape(2, 2048, 4, 4, width), "causal"),
+    (Shape(2, 2048, 4, 4, width), "full"),
+    (Shape(2, 2048, 6, 2, width), "mixed"),
+    (Shape(2, 1100, 8, 1, width), "packed causal"),  # no block divides it
+    (Shape(8, 128, 12, 12, width), "packed"),
+  ):
+    mask = benchmark.make_mask(name, shape.rows, shape.length)
+    assert kernels(compile_attention(device, shape, mask)) == 3, shape
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("generation", aot.GENERATIONS)
+def test_dropout_and_float32_compile_for_every_generation(generation):
+  device = aot.devices(aot.GENERATIONS[generation])[0]
+  mesh = jax.make_mesh((1, 1, 1), sharding.MESH_AXES, devices=[device])
+  where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+  def like(shape, dtype):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+  @jax.jit
+  def run(q, k, row_keys):
+    return jax.grad(
+      lambda q, k: attention.attend(
+        *(q, k, k, CAUSAL), dropout=attention.Dropout(0.1, row_keys)
+      ).sum(),
+      argnums=(0, 1),
+    )(q, k)
+
+  for dtype in (jnp.float32, jnp.bfloat16):
+    q, k = like((2, 1024, 4, 128), dtype), like((2, 1024, 2, 128), dtype)
+    with jax.set_mesh(mesh):
+      compiled = run.lower(q, k, like((2,), jnp.uint32)).compile()
+    assert kernels(compiled) == 3  # the choice on TPU without being asked
+
+
+@needs_libtpu
+def test_memory_is_linear_in_the_length():
+  device = aot.devices(aot.GENERATIONS["v5e"])[0]
+  found = {}
+  for length in (8192, 32768):
+    shape = Shape(1, length, 12, 12, 64)
+    mask = benchmark.make_mask("packed", 1, length)
+    found[length] = temp(compile_attention(device, shape, mask))
+  # Log-sum-exps, deltas and tables; q, k, v and the gradients are arguments
+  # and results, and one T x T matrix of bytes would be 1 GiB.
+  assert found[32768] <= 4 * found[8192] + 2**20
+  assert found[32768] < 2**25
+  print(f"temp at 8,192: {found[8192]:,} B, at 32,768: {found[32768]:,} B")
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("rows, length", [(8, 2048), (2, 8192)])
+def test_memory_is_at_most_splash_attentions(rows, length, width):
+  device = aot.devices(aot.GENERATIONS["v5e"])[0]
+  shape = Shape(rows, length, 12, 12, width)
+  for name in ("causal", "full", "packed"):
+    mask = benchmark.make_mask(name, rows, length)
+    ours = temp(compile_attention(device, shape, mask))
+    splash = benchmark.splash(shape, name)
+    theirs = temp(benchmark.compile_for(device, splash, shape, mask))
+    print(f"{shape} {name}: {ours:,} B beside splash's {theirs:,} B")
+    assert ours <= theirs
+
+
+def step_example(rows, length, mask) -> Example:
+  """A batch of random numbers' shapes, a fifth of its positions targets."""
+  targets = np.zeros((1, 1, rows * length // 5), np.int32)
+  tokens = np.zeros((1, rows, length), np.int32)
+  return Example(
+    inputs=tokens,
+    positions=tokens,
+    mask=jax.tree.map(lambda x: x[None], mask),
+    target_positions=targets,
+    targets=targets,
+    weights=targets.astype(np.float32),
+    objective_ids=targets,
+  )
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("mode", ["causal", "packed", "mixed"])
+@pytest.mark.parametrize("size, length", [("97M", 1536), ("610M", 2048)])
+def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
+  devices = aot.devices(aot.GENERATIONS["v5p"])[:1]
+  mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, devices)
+  model = models.from_config(
+    llama.LlamaConfig(
+      vocab_size=16_000,
+      **llama.SHAPES[size],
+      tied=size == "97M",
+      dtype="bfloat16",
+      remat="none" if size == "97M" else "dots",
+      attention_dropout=0.1 if mode == "mixed" else 0.0,
+    )
+  )
+  trainer = helpers.trainer(model, optimizer=optax.scale_by_adam())
+  example = step_example(4, length, benchmark.make_mask(mode, 4, length))
+  compiled = aot.train_step(trainer, mesh, example).compile()
+  assert kernels(compiled) == 3
+  shapes = re.findall(r"\b[a-z]\w*\[([\d,]+)\]", compiled.as_text())
+  assert any(str(length) in shape.split(",") for shape in shapes)
+  squares = {s for s in shapes if s.split(",").count(str(length)) > 1}
+  assert not squares
+
+
+def test_without_libtpu_it_is_said_how_to_get_it(monkeypatch):
+  monkeypatch.setattr(aot, "libtpu", lambda: None)
+  with pytest.raises(UserError, match=r"run launch/setup.sh libtpu"):
+    aot.devices("v5e:2x2")
+
+
+@needs_libtpu
+def test_a_topology_that_there_is_not_is_told():
+  with pytest.raises(UserError, match="'v5e:3x7' is not a TPU topology"):
+    aot.devices("v5e:3x7")
