@@ -283,7 +283,9 @@ def shrink(config: ConfigDict, steps: int = 12) -> None:
 
 
 def _mix(phase: curriculum.Phase) -> str:
-  names, shares = phase.shares, phase.shares.values()
+  names, shares = list(phase.shares), phase.shares.values()
+  if len(names) == 1:
+    return names[0]
   return f"{':'.join(names)}={':'.join(f'{share:.6f}' for share in shares)}"
 
 

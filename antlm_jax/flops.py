@@ -1,8 +1,12 @@
 """Floating-point operations of a step, and the chips' peaks."""
 
+from collections.abc import Sequence
+
 import jax
+import numpy as np
 
 from antlm_jax.examples import Example
+from antlm_jax.masks import AttentionMask
 from antlm_jax.models import Model
 
 # Dense bfloat16 FLOP/s per device, from the makers' data sheets, by the
@@ -35,8 +39,8 @@ def train_step(model: Model, example: Example) -> float:
 
   Two per weight and token forward and four backward, for the blocks' matrices
   on every token and for the head on every target; and the two products of
-  attention, halved where the mask is causal. Recomputation and the padding of
-  target lists do not count.
+  attention for every pair of a query and a key that it sees. Recomputation and
+  the padding of target lists do not count.
   """
   c = model.config
   blocks = sum(
@@ -44,9 +48,27 @@ def train_step(model: Model, example: Example) -> float:
     for path, shape in model.shapes.items()
     if path.startswith("blocks/") and shape.ndim > 2
   )
-  tokens, length = example.inputs.size, example.inputs.shape[-1]
+  tokens = example.inputs.size
   targets = (example.weights > 0).sum()
-  keys = length / 2 if example.mask.causal else length
-  attention = 2 * c.layers * c.heads * c.head_width * keys * tokens
+  pairs = visible_pairs(example.mask, example.inputs.shape)
+  attention = 2 * c.layers * c.heads * c.head_width * pairs
   head = c.width * c.vocab_size * targets
   return 6.0 * (blocks * tokens + head + attention)
+
+
+def visible_pairs(mask: AttentionMask, shape: Sequence[int]) -> int:
+  """Counts the queries and keys that see each other.
+
+  Args:
+    mask: Its bounds, if any, have this shape.
+    shape: `[..., T]`: rows of T queries and as many keys.
+  """
+  length = shape[-1]
+  start, end = np.zeros((), np.int32), np.full((), length, np.int32)
+  if mask.causal:
+    end = np.arange(1, length + 1)
+  if mask.k_start is not None:
+    start = np.maximum(start, mask.k_start)
+  if mask.k_end is not None:
+    end = np.minimum(end, mask.k_end)
+  return int(np.broadcast_to(np.maximum(end - start, 0), shape).sum())

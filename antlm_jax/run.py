@@ -1,6 +1,7 @@
 """A run: everything that training needs, built and checked from its config."""
 
 import dataclasses
+import functools
 import pathlib
 
 import jax
@@ -16,7 +17,8 @@ from antlm_jax.curriculum import Curriculum
 from antlm_jax.data.rows import Manifest, Rows, load_manifest
 from antlm_jax.data.source import ROUNDING, Epochs, Source
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.examples import Layout
+from antlm_jax.examples import Example, Layout
+from antlm_jax.models import layers
 from antlm_jax.objectives import Objective, Vocabulary
 from antlm_jax.step import Trainer
 
@@ -94,6 +96,36 @@ class Run:
         source, limit=rows, objectives={name: objective}
       )
     return out
+
+  def attention(self) -> dict[str, str]:
+    """Returns what computes attention, by the objectives of a batch.
+
+    Raises:
+      UserError: if what model.attention asks for cannot.
+    """
+    source = self.source()
+    batches = {
+      ":".join(phase.shares): source[phase.start]
+      for phase in {str(p.shares): p for p in self.curriculum.phases}.values()
+    }
+    held_out = {name: of[0] for name, of in self.eval_sources().items()}
+    for example in held_out.values():
+      self._implementation(example)  # raises
+    return {name: self._implementation(e) for name, e in batches.items()}
+
+  def _implementation(self, example: Example) -> str:
+    _, rows, length = example.inputs.shape
+    mask = jax.tree.map(lambda bound: bound[0], example.mask)
+    prepare = functools.partial(
+      layers.prepare_mask, self.trainer.model.config, training=True
+    )
+    try:
+      with jax.set_mesh(self.mesh):
+        return jax.eval_shape(
+          lambda mask: prepare(mask=mask, rows=rows, length=length), mask
+        ).implementation
+    except ValueError as error:
+      raise UserError(f"model.{error}") from error
 
   def unigram_entropy(self) -> float:
     """Entropy of the held-out tokens, in nats: what frequencies alone give.
@@ -188,7 +220,7 @@ def build(config: ConfigDict) -> Run:
     mesh=mesh,
     trainer=_trainer(config, model, curriculum),
   )
-  run.source(), run.eval_sources()  # raise what is wrong with them now
+  run.attention()  # raises now what is wrong with the batches
   return run
 
 

@@ -96,6 +96,7 @@ class Loop:
     )
     self.progress = monitor.Progress(self.start, self.total)
     self.progress.say(_describe(self.run))
+    self.progress.say(_describe_attention(self.run.attention()))
     self.progress.say(note)
     model = self.run.trainer.model
     for line in sharding.undivided(self.run.mesh, model.axes, model.shapes):
@@ -387,6 +388,16 @@ def _describe(parts: run.Run) -> str:
     f" {parts.config.train.batch_size} x {rows.seq_len} tokens on"
     f" {jax.device_count()} {device.device_kind}"
   )
+
+
+def _describe_attention(implementations: dict[str, str]) -> str:
+  by_name = {}
+  for batch, name in implementations.items():
+    by_name.setdefault(name, []).append(batch)
+  if len(by_name) == 1:
+    return f"attention: {next(iter(by_name))}"
+  parts = (f"{name} ({', '.join(b)})" for name, b in by_name.items())
+  return f"attention: {', '.join(parts)}"
 
 
 def _eval_line(values: dict[str, float]) -> str:

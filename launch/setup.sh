@@ -1,10 +1,18 @@
 #!/usr/bin/env bash
 # Makes .venv/ with antlm_jax in it; does nothing if it is up to date.
-# Needs only python3 (3.11 or later). Usage: launch/setup.sh [EXTRA,...]
+# Needs only python3 (3.11 or later).
+#
+#   launch/setup.sh [EXTRA,...]   extras of setup.py: test, tpu, cuda
+#   launch/setup.sh libtpu        the compiler alone for TPUs that are not here
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-extras="${1:-}"
+extras=",${1:-},"
+libtpu=no
+case "$extras" in *,libtpu,*) libtpu=yes ;; esac
+extras="${extras//,libtpu,/,}"
+extras="${extras#,}"
+extras="${extras%,}"
 python="${PYTHON:-python3}"
 stamp=".venv/installed"
 
@@ -25,4 +33,14 @@ if ! grep -qsxF "$wanted" "$stamp"; then
   .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
     --editable ".${extras:+[$extras]}"
   echo "$wanted" >> "$stamp"
+fi
+# Beside the packages, not among them: in their midst, every command of a
+# machine without a TPU would look for one.
+if [ "$libtpu" = yes ] && [ ! -e .venv/libtpu/libtpu/libtpu.so ]; then
+  echo "installing libtpu into .venv/libtpu/ (700 MB)"
+  needed="$(.venv/bin/python -c '
+from importlib.metadata import requires
+print(*(r.partition(";")[0] for r in requires("jax") if "libtpu" in r))')"
+  .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
+    --no-deps --target .venv/libtpu "$needed"
 fi

@@ -4,6 +4,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
+from antlm_jax import flops
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from tests.helpers import visible_by_definition
 
@@ -50,3 +51,11 @@ def test_bounds_say_the_same_and_stay_inside(case):
   found = AttentionMask(False, start, end).dense(queries, keys)
   expected = visible_by_definition(mask, batch, queries, keys)
   assert (np.broadcast_to(found, expected.shape) == expected).all()
+
+
+@hypothesis.given(masks())
+@hypothesis.settings(max_examples=40, deadline=None)
+def test_pairs_are_counted(case):
+  mask, batch, length, _ = case
+  expected = visible_by_definition(mask, batch, length, length).sum()
+  assert flops.visible_pairs(mask, (batch, length)) == expected
