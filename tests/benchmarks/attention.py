@@ -21,6 +21,7 @@ own way where neither kernel is at hand.
 """
 
 import dataclasses
+import datetime
 import functools
 import json
 import os
@@ -30,12 +31,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from antlm_jax import aot, attention, cli
+from antlm_jax import aot, attention, cli, files
 from antlm_jax.attention import kernel, schedule
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 
@@ -266,14 +268,13 @@ def count_blocks(shape: Shape, mask: AttentionMask) -> tuple[int, int]:
   return needed, len(np.unique(visited, axis=0))
 
 
-def foresee(topology: str, shapes, masks, bundles: bool) -> list[dict]:
-  """Compiles every case for a TPU; prints a line and returns a row for each."""
+def foresee(topology: str, shapes, masks, bundles: bool) -> Iterator[dict]:
+  """Compiles every case for a TPU; prints a line and yields a row for each."""
   device = aot.devices(topology)[0]
   heading = "shape mask needed visited peer temp_MB moved_MB compile_s"
   if bundles:
     heading += " bundles"
   print(_line(heading.split()))
-  rows = []
   for shape in shapes:
     for name in masks:
       mask = make_mask(name, shape.rows, shape.length)
@@ -288,9 +289,8 @@ def foresee(topology: str, shapes, masks, bundles: bool) -> list[dict]:
         row |= _foresee_one(device, attend, shape, mask)
         if bundles and peer in ("pallas", "splash"):
           row["bundles"] = count_bundles(topology, shape, name, peer)
-        rows.append(row)
         print(_line(row.values()), flush=True)
-  return rows
+        yield row
 
 
 def _foresee_one(device, attend, shape, mask) -> dict:
@@ -371,11 +371,10 @@ def _longest_parts(listing: str) -> list[int]:
 # With a device.
 
 
-def measure(shapes, masks, seconds: float) -> list[dict]:
-  """Times every case in turn; prints a line and returns a row for each."""
+def measure(shapes, masks, seconds: float) -> Iterator[dict]:
+  """Times every case in turn; prints a line and yields a row for each."""
   peers = PEERS[jax.default_backend()]
   print(f"{'shape':<18}{'mask':<15}{'peer':<14}{'ms':>9}{'to ours':>9}")
-  rows = []
   for shape in shapes:
     for name in masks:
       times = _time_in_turn(peers, shape, name, seconds)
@@ -386,9 +385,8 @@ def measure(shapes, masks, seconds: float) -> list[dict]:
         if isinstance(spent, float) and isinstance(first, float):
           row["to ours"] = round(spent / first, 2)
           said += f"{row['to ours']:9.2f}"
-        rows.append(row)
         print(f"{shape!s:<18}{name:<15}{peer:<14}{said}", flush=True)
-  return rows
+        yield row
 
 
 def _time_in_turn(peers, shape: Shape, name: str, seconds: float) -> dict:
@@ -448,11 +446,14 @@ def main(argv) -> None:
   path.parent.mkdir(parents=True, exist_ok=True)
   result = {
     "machine": machine,
-    "date": time.strftime("%Y-%m-%d"),
+    "date": datetime.date.today().isoformat(),
     "jax": jax.__version__,
-    "rows": rows,
+    "rows": [],
   }
-  path.write_text(json.dumps(result, indent=1) + "\n")
+  for row in rows:
+    # After each case: what was measured stays, whatever comes next.
+    result["rows"].append(row)
+    files.write_text(path, json.dumps(result, indent=1) + "\n")
   print(f"wrote {path}")
 
 

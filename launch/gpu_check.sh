@@ -1,0 +1,66 @@
+#!/usr/bin/env bash
+# Tests and times antlm_jax on this machine's GPU, in under 10 minutes.
+#
+#   ./launch/gpu_check.sh [FOLDER]
+#
+# Runs the GPU's tests, then times attention against cuDNN, and whole train
+# steps. Figures go to FOLDER, by default tests/benchmarks/results. Takes
+# .venv/bin/python if it is there, else $PYTHON, else python3: a Python 3.12
+# with jax 0.11 or later for CUDA, flax, optax and orbax-checkpoint, and no
+# more. Exit status: 0; 1 if a part failed; 2 if JAX sees no GPU.
+set -euo pipefail
+case "${1:-}" in
+  -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+esac
+folder="$(realpath -m -- "${1:-$(dirname "$0")/../tests/benchmarks/results}")"
+cd "$(dirname "$0")/.."
+
+python="${PYTHON:-python3}"
+if [ -x .venv/bin/python ]; then
+  python=.venv/bin/python
+fi
+unset JAX_PLATFORMS # the tests compare the GPU with the CPU
+export PYTHONUNBUFFERED=1
+seen="$("$python" -c 'import jax; print(jax.default_backend())' 2>/dev/null)" ||
+  seen="no jax at all"
+if [ "$seen" != gpu ]; then
+  echo "error: JAX sees no GPU here: $python has $seen; see --help" >&2
+  exit 2
+fi
+
+mkdir -p "$folder"
+begun="$(mktemp)"
+trap 'rm -f "$begun"' EXIT
+trap 'exit 130' INT # not on to the next part
+failed=()
+
+# Runs a part for at most some seconds; whatever becomes of it, goes on.
+part() { # NAME SECONDS COMMAND...
+  local name="$1" seconds="$2" status=0
+  shift 2
+  echo "== $name"
+  timeout --foreground --kill-after=5 "$seconds" "$@" || status=$?
+  if [ "$status" -ne 0 ]; then
+    failed+=("$name")
+    if [ "$status" -eq 124 ] || [ "$status" -eq 137 ]; then
+      echo "error: $name: not done after $seconds seconds" >&2
+    else
+      echo "error: $name: exit status $status" >&2
+    fi
+  fi
+}
+
+part tests 240 "$python" -m tests.test_gpu
+part attention 120 "$python" -m tests.benchmarks.attention \
+  --shapes=97M,610M --masks=causal,full,packed,mixed --seconds=1 \
+  --output="$folder"
+# What is left of 10 minutes; what it has timed by then is written.
+part step $((580 - SECONDS)) "$python" -m tests.benchmarks.step \
+  --seconds=1 --output="$folder"
+
+echo "== files"
+find "$folder" -type f -newer "$begun" | sort
+if [ "${#failed[@]}" -gt 0 ]; then
+  echo "error: failed: ${failed[*]}" >&2
+  exit 1
+fi

@@ -1,0 +1,266 @@
+"""What only a GPU can show: its attention, and that it trains as a CPU does.
+
+    python -m tests.test_gpu
+
+runs them without pytest and most of antlm_jax's dependencies: it needs only
+jax, flax, optax and orbax.
+"""
+
+import sys
+import time
+import traceback
+import unittest
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from antlm_jax import attention, cli, sharding
+from antlm_jax.examples import Layout
+from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from antlm_jax.models.llama import LlamaConfig
+from antlm_jax.objectives import Segments
+from tests.benchmarks import step as benchmark
+
+try:
+  import pytest
+except ImportError:
+  pytest = None
+else:
+  pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU"),
+  ]
+
+# More keys than one chunk holds, and not a multiple of it.
+ROWS, LENGTH, HEADS, KV_HEADS, WIDTH = 2, 320, 4, 2, 64
+SHAPE = ROWS, LENGTH
+AT = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), SHAPE)
+# Largest error, relative to the largest value. Weights are rounded to
+# bfloat16 before they meet the values.
+LIMITS = {jnp.float32: 2e-5, jnp.bfloat16: 2e-2}
+
+
+# Attention
+
+
+def packed(causal: bool) -> AttentionMask:
+  """Rows of about six documents."""
+  starts = np.random.default_rng(0).random(SHAPE) < 6 / LENGTH
+  segments = Segments.of(starts | (AT == 0))
+  return AttentionMask(causal, segments.start, None if causal else segments.end)
+
+
+def mixed() -> AttentionMask:
+  """A causal row, then a bidirectional one."""
+  end = AT + 1
+  end[1] = LENGTH
+  return AttentionMask(False, None, end)
+
+
+def inputs(dtype, width: int = WIDTH):
+  """Returns q, k, v and a gradient of the output."""
+  draw = np.random.default_rng(0)
+  heads = HEADS, KV_HEADS, KV_HEADS, HEADS
+  return [jnp.asarray(draw.normal(size=(*SHAPE, n, width)), dtype)
+          for n in heads]  # fmt: skip
+
+
+@jax.jit(static_argnames="implementation")
+def attend(q, k, v, g, mask, dropout, implementation):
+  """Returns the output, and the gradients by q, k and v for g of it."""
+
+  def run(q, k, v):
+    return attention.attend(
+      q, k, v, mask, dropout=dropout, implementation=implementation
+    )
+
+  out, pull = jax.vjp(run, q, k, v)
+  return out, *pull(g)
+
+
+def reference(q, k, v, g, mask, dropout):
+  """What `attend` returns, by definition and in float64."""
+  q, k, v, g = (np.asarray(x, np.float64) for x in (q, k, v, g))
+  group, scale = HEADS // KV_HEADS, q.shape[-1] ** -0.5
+  k, v = (np.repeat(x, group, axis=2) for x in (k, v))
+  i, j = np.arange(LENGTH)[:, None], np.arange(LENGTH)
+  start = AT * 0 if mask.k_start is None else mask.k_start
+  end = AT * 0 + LENGTH if mask.k_end is None else mask.k_end
+  visible = (start[..., None] <= j) & (j < end[..., None])
+  visible = (visible & ((j <= i) | (not mask.causal)))[:, None]
+  kept = 1.0
+  if dropout is not None:
+    with jax.default_device(jax.devices("cpu")[0]):
+      kept = np.asarray(dropout.kept(HEADS, jnp.asarray(i[:, 0]), j))
+    kept = kept / (1 - dropout.rate)
+  # No score is large enough to overflow.
+  p = np.where(visible, np.exp(scale * np.einsum("btnh,bsnh->bnts", q, k)), 0)
+  p /= np.maximum(p.sum(axis=-1, keepdims=True), 1e-300)
+  dp = kept * np.einsum("btnh,bsnh->bnts", g, v)
+  ds = scale * p * (dp - np.sum(p * dp, axis=-1, keepdims=True))
+  dk = np.einsum("bnts,btnh->bsnh", ds, q)
+  dv = np.einsum("bnts,btnh->bsnh", kept * p, g)
+  return (
+    np.einsum("bnts,bsnh->btnh", kept * p, v),
+    np.einsum("bnts,bsnh->btnh", ds, k),
+    *(x.reshape(*SHAPE, KV_HEADS, group, -1).sum(axis=3) for x in (dk, dv)),
+  )
+
+
+def check(mask, dtype, implementation, dropout=None):
+  """Compares attention and its gradients with the reference."""
+  arrays = inputs(dtype)
+  # Without this a GPU multiplies float32 in TF32, 10 bits of it.
+  with jax.default_matmul_precision("highest"):
+    found = attend(*arrays, mask, dropout, implementation)
+  expected = reference(*arrays, mask, dropout)
+  for name, x, y in zip(
+    ("output", "dq", "dk", "dv"), found, expected, strict=True
+  ):
+    assert x.dtype == dtype
+    error = np.abs(np.asarray(x, np.float64) - y).max() / np.abs(y).max()
+    assert error < LIMITS[dtype], f"{name} is off by {error:.1e}, relatively"
+  return found
+
+
+def need_cudnn():
+  """Skips on a GPU that is too old for cuDNN's fused attention."""
+  capability = jax.devices("gpu")[0].compute_capability
+  if float(capability) < 8:
+    raise unittest.SkipTest(f"compute capability {capability} is under 8.0")
+
+
+def test_causal_through_cudnn():
+  need_cudnn()
+  check(CAUSAL, jnp.bfloat16, "cudnn")
+
+
+def test_full_through_cudnn():
+  need_cudnn()
+  check(BIDIRECTIONAL, jnp.bfloat16, "cudnn")
+
+
+def test_packed_through_chunks():
+  for dtype in LIMITS:
+    for causal in (True, False):
+      check(packed(causal), dtype, "chunked")
+
+
+def test_mixed_through_chunks():
+  for dtype in LIMITS:
+    check(mixed(), dtype, "chunked")
+
+
+def test_dropout_through_chunks():
+  dropout = attention.Dropout(0.2, jnp.asarray([3, 2**32 - 5], jnp.uint32))
+  for dtype in LIMITS:
+    for mask in (CAUSAL, packed(False)):
+      check(mask, dtype, "chunked", dropout)
+
+
+def test_queries_that_see_nothing_get_zeros():
+  start, end = AT * 0, AT * 0 + LENGTH
+  start[0, 7:300] = end[0, 7:300] = 40  # empty intervals
+  end[1] = 0  # a whole row
+  for dtype in LIMITS:
+    mask = AttentionMask(False, start, end)
+    out, dq, dk, dv = check(mask, dtype, "chunked")
+    for x in (out, dq):
+      assert not x[0, 7:300].any() and not x[1].any()
+      assert x[0, :7].any() and x[0, 300:].any()
+    assert not dk[1].any() and not dv[1].any()
+
+
+def test_the_choice_is_cudnn_where_it_can_and_chunks_elsewhere():
+  q, k = inputs(jnp.bfloat16)[:2]
+  for mask in (CAUSAL, BIDIRECTIONAL):
+    assert attention.choose(mask, q, k, dropout=True) == "chunked"
+    for odd in (inputs(jnp.float32), inputs(jnp.bfloat16, 12),
+                inputs(jnp.bfloat16, 512)):  # fmt: skip
+      assert attention.choose(mask, *odd[:2]) == "chunked"
+  for mask in (packed(True), packed(False), mixed()):
+    assert attention.choose(mask, q, k) == "chunked"
+  need_cudnn()
+  for mask in (CAUSAL, BIDIRECTIONAL):
+    assert attention.choose(mask, q, k) == "cudnn"
+
+
+# Train steps
+
+
+def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:
+  """Returns the losses of some steps on the same batch."""
+  config = LlamaConfig(
+    vocab_size=64,
+    layers=2,
+    width=128,
+    heads=2,
+    kv_heads=1,
+    mlp_width=192,
+    dtype="bfloat16",
+  )
+  trainer = benchmark.make_trainer(config)
+  example = benchmark.make_example(batch, Layout(4), LENGTH, config.vocab_size)
+  mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, [device])
+  found = []
+  with jax.set_mesh(mesh):
+    init, step = benchmark.jitted(trainer, mesh)
+    state, example = init(), sharding.place(mesh, example)
+    for _ in range(steps):
+      state, metrics = step(state, example)
+      found.append(float(metrics["total_loss"]))
+  return found
+
+
+def check_training(batch: str):
+  """Trains on the GPU and on the CPU."""
+  on_gpu = losses(batch, jax.devices()[0])
+  on_cpu = losses(batch, jax.devices("cpu")[0])
+  assert on_gpu[-1] < 0.9 * on_gpu[0], on_gpu
+  error = np.abs(np.divide(on_gpu, on_cpu) - 1).max()
+  assert error < 2e-2, f"off by {error:.1e}: {on_gpu}, on the CPU {on_cpu}"
+
+
+def test_clm_trains_as_on_the_cpu():
+  check_training("clm")
+
+
+def test_mlm_trains_as_on_the_cpu():
+  check_training("mlm")
+
+
+def test_packed_rows_train_as_on_the_cpu():
+  check_training("packed")
+
+
+def test_mixed_rows_train_as_on_the_cpu():
+  check_training("mixed")
+
+
+# Without pytest
+
+
+def main(argv) -> None:
+  """Runs every test, and prints a line for each."""
+  cli.Parser(prog="test_gpu", description=__doc__).parse_args(argv)
+  if jax.default_backend() != "gpu":
+    raise cli.UserError(f"JAX sees no GPU, only {jax.default_backend()}")
+  failed = 0
+  tests = {n: f for n, f in globals().items() if n.startswith("test_")}
+  for name, test in tests.items():
+    begun, outcome = time.monotonic(), "passed"
+    try:
+      test()
+    except unittest.SkipTest as reason:
+      outcome = f"skipped: {reason}"
+    except Exception:
+      traceback.print_exc()
+      outcome, failed = "FAILED", failed + 1
+    print(f"{name} {outcome} ({time.monotonic() - begun:.1f} s)", flush=True)
+  print(f"{len(tests)} tests, {failed} failed")
+  sys.exit(failed > 0)
+
+
+if __name__ == "__main__":
+  cli.run(main)
