@@ -32,6 +32,7 @@ _FLOOR = -1e37  # the first maximum: so far over _HIDDEN that exp2 gives 0
 _BLOCK = 512  # largest side of a block
 _LANES = 2 * _BLOCK  # most queries of a block, over its heads
 _SCORES = _BLOCK**2  # scores of a step, about: 1 MiB in float32
+_ROW_BYTES = 2**23  # most that a row's dQ may take of the vector memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +101,24 @@ def _flash_backward(settings, residuals, grad):
   q, k, v, bounds, seeds, (by_query, by_key), out, lse = residuals
   delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
   arrays = {"q": q, "k": k, "v": v, "do": grad, "lse": lse, "delta": delta}
-  width, lanes = q.shape[3], q.shape[2] * settings.blocks.q_size
+  blocks, group, width = settings.blocks, *q.shape[2:4]
+  lanes = group * blocks.q_size
+  if _row_bytes(q, settings) <= _ROW_BYTES:
+    dq, dk, dv = _call(
+      _gradients,
+      settings,
+      by_key,
+      arrays | bounds,
+      seeds,
+      outputs={"row": q, "k": k, "v": v},
+      scratch=(
+        (blocks.q_count, width, lanes),
+        (width, blocks.k_size),
+        (width, blocks.k_size),
+      ),
+      products=5,
+    )
+    return dq, dk, dv, None, None, None
   (dq,) = _call(
     _query_gradient,
     settings,
@@ -118,10 +136,17 @@ def _flash_backward(settings, residuals, grad):
     arrays | bounds,
     seeds,
     outputs={"k": k, "v": v},
-    scratch=((width, settings.blocks.k_size),) * 2,
+    scratch=((width, blocks.k_size),) * 2,
     products=4,
   )
   return dq, dk, dv, None, None, None
+
+
+def _row_bytes(q, settings: Settings) -> int:
+  """Vector memory for dQ of a step's heads and all their queries."""
+  heads = heads_of_a_step(q.shape[1], q.shape[2], settings.blocks)
+  # In float32 to add up, and twice in q's dtype to be written from.
+  return heads * math.prod(q.shape[2:]) * (4 + 2 * q.dtype.itemsize)
 
 
 def _rows(q):
@@ -165,6 +190,29 @@ def _output(b: "_Block", outs, acc, top, total):
       b.store_row(outs["lse"], h, lse)
 
 
+def _gradients(b: "_Block", outs, dq, dk, dv):
+  """All gradients at once, where a row's dQ fits into the vector memory.
+
+  The scores are computed again once for all three, not for each kernel.
+  """
+
+  @pl.when(b.step.row_first)
+  def _begin():
+    dq[...] = jnp.zeros_like(dq)
+
+  def add(p: "_Head", gradient):
+    k = p.keys("k")
+    dq[p.h, b.step.q] += _dot(k, gradient.astype(k.dtype), 1, 0)
+
+  _add_key_gradients(b, outs, dk, dv, add)
+
+  @pl.when(b.step.row_last)
+  def _end():
+    for h in range(b.heads):
+      for q in range(b.settings.blocks.q_count):
+        b.store_queries(outs["row"], h, dq[h, q] * b.settings.scale, q)
+
+
 def _query_gradient(b: "_Block", outs, acc):
   @pl.when(b.step.first)
   def _begin():
@@ -183,6 +231,12 @@ def _query_gradient(b: "_Block", outs, acc):
 
 
 def _key_gradients(b: "_Block", outs, dk, dv):
+  _add_key_gradients(b, outs, dk, dv, lambda p, gradient: None)
+
+
+def _add_key_gradients(b: "_Block", outs, dk, dv, add):
+  """Gradients of the keys and values; `add` gets the scores' gradient too."""
+
   @pl.when(b.step.first)
   def _begin():
     dk[...] = jnp.zeros_like(dk)
@@ -194,6 +248,7 @@ def _key_gradients(b: "_Block", outs, dk, dv):
     q, do = p.queries("q"), p.queries("do")
     dv[p.h] += _dot(do, weights.astype(do.dtype), 1, 1)
     dk[p.h] += _dot(q, gradient.astype(q.dtype), 1, 1)
+    add(p, gradient)
 
   @pl.when(b.step.last)
   def _end():
@@ -261,11 +316,13 @@ class _Block:
     """Puts what belongs to the query heads of a group side by side."""
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
 
-  def store_queries(self, ref, h: int, x: jax.Array) -> None:
-    """Writes `[H, lanes]` to a head's `[G, H, queries]`."""
+  def store_queries(self, ref, h: int, x: jax.Array, q: int = 0) -> None:
+    """Writes `[H, lanes]` to block q of a head's `[G, H, queries]`."""
     size = self.settings.blocks.q_size
+    to = slice(q * size, min((q + 1) * size, ref.shape[-1]))
     for g in range(self.group):
-      ref[0, h, g] = x[:, g * size : (g + 1) * size].astype(ref.dtype)
+      part = x[:, g * size : g * size + to.stop - to.start]
+      ref[0, h, g, :, to] = part.astype(ref.dtype)
 
   def store_row(self, ref, h: int, row: jax.Array) -> None:
     """Writes `[1, lanes]` to a head's `[G, queries]`."""
@@ -408,14 +465,16 @@ def _call(
   heads = heads_of_a_step(kv_heads, group, blocks)
   q_part = (1, heads, group, width, blocks.q_size)
   k_part = (1, heads, width, blocks.k_size)
-  row_part = (1, heads, group, blocks.q_size)
+  row_part = (1, heads, group, width, blocks.queries)
+  one_part = (1, heads, group, blocks.q_size)
   parts = {  # shape of the part, and its index after the batch's row
     "q": (q_part, lambda h, step: (h, 0, 0, step.q)),
     "do": (q_part, lambda h, step: (h, 0, 0, step.q)),
     "k": (k_part, lambda h, step: (h, 0, step.k)),
     "v": (k_part, lambda h, step: (h, 0, step.k)),
-    "lse": (row_part, lambda h, step: (h, 0, step.q)),
-    "delta": (row_part, lambda h, step: (h, 0, step.q)),
+    "row": (row_part, lambda h, step: (h, 0, 0, 0)),
+    "lse": (one_part, lambda h, step: (h, 0, step.q)),
+    "delta": (one_part, lambda h, step: (h, 0, step.q)),
     "start": ((1, 1, blocks.q_size), lambda h, step: (0, step.q)),
     "end": ((1, 1, blocks.q_size), lambda h, step: (0, step.q)),
   }

@@ -16,8 +16,10 @@ import jax.numpy as jnp
 from antlm_jax.masks import AttentionMask
 
 LANES = 128
-_FIRST, _LAST, _WORK, _MASKED = 1, 2, 4, 8
-_FLAG_BITS = 4
+_FIRST, _LAST, _ROW_FIRST, _ROW_LAST, _WORK, _MASKED = (
+  1 << bit for bit in range(6)
+)
+_FLAG_BITS = 6
 
 
 class Step(NamedTuple):
@@ -29,6 +31,8 @@ class Step(NamedTuple):
     k: Block of keys.
     first: Whether the output block begins here.
     last: Whether it ends here.
+    row_first: Whether the row begins here.
+    row_last: Whether it ends here.
     work: Whether there is anything to compute; False where an output block is
       only to be zeroed.
     masked: Whether some query does not see some key of the block.
@@ -39,6 +43,8 @@ class Step(NamedTuple):
   k: jax.Array
   first: jax.Array
   last: jax.Array
+  row_first: jax.Array
+  row_last: jax.Array
   work: jax.Array | bool
   masked: jax.Array | bool
 
@@ -118,9 +124,11 @@ class Full:
     """Returns the step at a point of the grid."""
     row, outer, inner = ids
     q, k = (inner, outer) if self.by_key else (outer, inner)
-    count = self.blocks.q_count if self.by_key else self.blocks.k_count
+    _, outers, inners = self.grid(1)
+    first, last = inner == 0, inner == inners - 1
+    ends = first & (outer == 0), last & (outer == outers - 1)
     masked = self.blocks.over_the_end(q, k)
-    return Step(row, q, k, inner == 0, inner == count - 1, True, masked)
+    return Step(row, q, k, first, last, *ends, True, masked)
 
 
 @jax.tree_util.register_dataclass
@@ -154,8 +162,13 @@ class Triangle:
     q, k = outer, inner
     if self.by_key:
       q, k = count - 1 - inner, count - 1 - outer
+    _, pairs, places = self.grid(1)
+    ends = (
+      (pair == 0) & (place == 0),
+      (pair == pairs - 1) & (place == places - 1),
+    )
     masked = (q == k) | self.blocks.over_the_end(q, k)
-    return Step(row, q, k, inner == 0, inner == outer, True, masked)
+    return Step(row, q, k, inner == 0, inner == outer, *ends, True, masked)
 
 
 @jax.tree_util.register_dataclass
@@ -193,7 +206,7 @@ class Table:
     outer = group & ((1 << outer_bits) - 1)
     inner = (code >> _FLAG_BITS) & ((1 << inner_bits) - 1)
     q, k = (inner, outer) if self.by_key else (outer, inner)
-    flags = ((code & bit) != 0 for bit in (_FIRST, _LAST, _WORK, _MASKED))
+    flags = ((code & (1 << bit)) != 0 for bit in range(_FLAG_BITS))
     return Step(group >> outer_bits, q, k, *flags)
 
 
@@ -273,9 +286,12 @@ def _list(needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int):
   visited = needed | idle
   first = inner == jnp.argmax(visited, axis=-1, keepdims=True)
   end = len(inner) - jnp.argmax(visited[..., ::-1], axis=-1, keepdims=True)
-  flags = first * _FIRST | (inner + 1 == end) * _LAST
+  last, outer = inner + 1 == end, outer[:, None]
+  flags = first * _FIRST | last * _LAST
+  flags |= (first & (outer == 0)) * _ROW_FIRST
+  flags |= (last & (outer == needed.shape[1] - 1)) * _ROW_LAST
   flags |= needed * _WORK | (needed & ~whole) * _MASKED
-  codes = (row[:, None, None] << outer_bits) | outer[:, None]
+  codes = (row[:, None, None] << outer_bits) | outer
   codes = (((codes << inner_bits) | inner) << _FLAG_BITS) | flags
   (order,) = jnp.nonzero(visited.reshape(-1), size=visited.size, fill_value=0)
   total = visited.sum(dtype=jnp.int32)[None]
