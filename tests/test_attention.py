@@ -209,9 +209,13 @@ def test_bfloat16_rounds_only_in_and_out(mode):
 
 @st.composite
 def kernel_cases(draw):
-  """A shape, a mask, a block size, a dropout rate and a dtype."""
+  """A shape, a mask, sizes of the kernel, a dropout rate and a dtype."""
   batch, kv_heads, group = (draw(st.integers(1, n)) for n in (2, 3, 3))
-  block = draw(st.sampled_from([128, 256]))
+  # Small blocks, and gradients in one kernel or in two.
+  sizes = {
+    "_BLOCK": draw(st.sampled_from([128, 256])),
+    "_ROW_BYTES": draw(st.sampled_from([0, kernel._ROW_BYTES])),
+  }
   near = st.sampled_from([1, 2, 127, 128, 129, 255, 256, 257, 300, 384])
   queries = draw(near | st.integers(1, 400))
   keys = queries if draw(st.booleans()) else draw(near | st.integers(1, 400))
@@ -222,7 +226,7 @@ def kernel_cases(draw):
   rate = draw(st.sampled_from([0.0, 0.0, 0.1, 0.5]))
   dtype = draw(st.sampled_from(["float32", "bfloat16"]))
   shape = batch, queries, keys, group * kv_heads, kv_heads, width
-  return shape, mask, block, rate, dtype, seed
+  return shape, mask, sizes, rate, dtype, seed
 
 
 def _long_mask(mode, batch, queries, keys, seed):
@@ -258,7 +262,7 @@ def visibility(mask, batch, queries, keys):
 
 
 def check_kernel(case):
-  shape, mask, block, rate, dtype, seed = case
+  shape, mask, sizes, rate, dtype, seed = case
   batch, queries, keys, heads, *_ = shape
   q, k, v, g = inputs(shape, seed, dtype)
   dropout = kept = None
@@ -271,8 +275,9 @@ def check_kernel(case):
   visible = visibility(mask, batch, queries, keys)
   expected = in_float64(q, k, v, visible, g, kept)
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(kernel, "_BLOCK", block)
-    # A fresh function: what jit remembers knows nothing of the block.
+    for name, size in sizes.items():
+      patch.setattr(kernel, name, size)
+    # A fresh function: what jit remembers knows nothing of the sizes.
     run = jax.jit(
       lambda *args: attend_with_gradients.__wrapped__(*args, "pallas", dropout)
     )
@@ -374,7 +379,7 @@ def test_no_rate_drops_nothing():
 # What is visited
 
 
-def kernel_visits(patch, mask, shape, block):
+def kernel_visits(patch, mask, shape, block, row_bytes):
   """The blocks (row, q, k) that each kernel's own index maps go through."""
   calls = []
 
@@ -386,6 +391,7 @@ def kernel_visits(patch, mask, shape, block):
     return run
 
   patch.setattr(kernel, "_BLOCK", block)
+  patch.setattr(kernel, "_ROW_BYTES", row_bytes)
   patch.setattr(kernel.pl, "pallas_call", record)
   q, k, v, g = inputs(shape)
   attend_with_gradients.__wrapped__(q, k, v, mask, g, "pallas")
@@ -400,7 +406,6 @@ def kernel_visits(patch, mask, shape, block):
     assert np.array_equal(row, again)
     at = np.stack([row, at_q, at_k]).tolist()
     out[name] = list(zip(*at, strict=True))
-  assert len(out) == 3
   return out
 
 
@@ -427,9 +432,10 @@ def test_no_block_is_visited_but_those_needed(mode, length, block, monkeypatch):
   batch = 4
   mask = {"causal": CAUSAL, "full": BIDIRECTIONAL}.get(mode)
   mask = mask or _long_mask(mode, batch, length, length, seed=3)
-  visits = kernel_visits(
-    monkeypatch, mask, (batch, length, length, 1, 1, 8), block
-  )
+  shape = batch, length, length, 1, 1, 8
+  visits = kernel_visits(monkeypatch, mask, shape, block, 0)
+  visits |= kernel_visits(monkeypatch, mask, shape, block, 2**23)
+  assert len(visits) == 4  # forward, and gradients in two kernels or in one
   blocks = schedule.Blocks.of(length, length, block)
   needed = needed_blocks(mask, batch, length, blocks)
   assert mode == "full" or len(needed) < batch * blocks.q_count**2
@@ -437,10 +443,8 @@ def test_no_block_is_visited_but_those_needed(mode, length, block, monkeypatch):
     assert len(steps) / len(needed) == 1.0, name
     assert set(steps) == needed, name
     # An output block is finished before the next is begun.
-    place = {"key_gradients": lambda s: (s[0], s[2])}.get(
-      name.removeprefix("attention_"), lambda s: s[:2]
-    )
-    owners = [place(step) for step in steps]
+    by_key = name in ("attention_key_gradients", "attention_gradients")
+    owners = [(row, k if by_key else q) for row, q, k in steps]
     changes = 1 + sum(a != b for a, b in itertools.pairwise(owners))
     assert changes == len(set(owners)) == batch * blocks.q_count
 

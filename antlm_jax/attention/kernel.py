@@ -30,8 +30,7 @@ _LOG2E = math.log2(math.e)
 _HIDDEN = -1e38  # score of a hidden key
 _FLOOR = -1e37  # the first maximum: so far over _HIDDEN that exp2 gives 0
 _BLOCK = 512  # largest side of a block
-_LANES = 2 * _BLOCK  # most queries of a block, over its heads
-_SCORES = _BLOCK**2  # scores of a step, about: 1 MiB in float32
+_SCORES = 2**18  # most scores of a step, if it can be: 1 MiB in float32
 _ROW_BYTES = 2**23  # most that a row's dQ may take of the vector memory
 
 
@@ -57,7 +56,7 @@ class Settings:
 def cut(queries: int, keys: int, group: int) -> Blocks:
   """Chooses the blocks for `group` query heads per key head."""
   largest = _BLOCK
-  while largest > LANES and group * largest > _LANES:
+  while largest > LANES and group * largest**2 > _SCORES:
     largest //= 2
   return Blocks.of(queries, keys, largest)
 

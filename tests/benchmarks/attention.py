@@ -6,18 +6,18 @@ On a GPU or TPU it times them in turn, in the same run. Anywhere else it
 compiles them for a TPU that is not there (libtpu: `launch/setup.sh libtpu`) and
 prints what can be known without one:
 
-- blocks: how many blocks of scores some query needs, over all heads' rows, and
-  how many each kernel visits;
-- temp: the memory that XLA sets aside beside arguments and results;
-- bytes: what XLA's cost analysis says is moved;
+- needed, visited: blocks of scores, counted from the dense mask and from the
+  kernel's schedule;
+- temp, moved: memory beside arguments and results, and bytes by XLA's cost
+  analysis, of a layer: projections, RoPE, attention, and all gradients;
 - with --bundles, from the compiler's own listing, the instruction bundles for
-  512 x 512 scores of which none is hidden (forward/dQ/dKV): cycles, were
+  512 x 512 scores of which none is hidden (forward/backward): cycles, were
   nothing waited for.
 
-The peers: splash attention (its two backward kernels, blocks of 512), which
-takes a static mask and segment ids and thus no batch of both kinds; cuDNN,
-which takes a causal flag; and plain XLA with a dense mask. `chunked` is our
-own way where neither kernel is at hand.
+The peers: splash attention, with blocks of 512, and its backward pass in two
+kernels or fused to one; it takes a static mask and segment ids, and thus no
+batch of both kinds. cuDNN, which takes a causal flag. Plain XLA with a dense
+mask. `chunked` is our own way where there is no kernel.
 """
 
 import dataclasses
@@ -37,9 +37,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from antlm_jax import aot, attention, cli, files
+from antlm_jax import aot, attention, cli, files, sharding
 from antlm_jax.attention import kernel, schedule
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from antlm_jax.models import layers
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -118,7 +119,7 @@ def ours(implementation):
   return make
 
 
-def splash(shape: Shape, name: str):
+def splash(shape: Shape, name: str, fused: bool = False):
   """Splash attention, as its users call it."""
   from jax.experimental.pallas.ops.tpu.splash_attention import (
     splash_attention_kernel as splash_kernel,
@@ -138,13 +139,14 @@ def splash(shape: Shape, name: str):
   if mask is None:
     return None
   names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")
-  names += ("q_dq", "kv_dq")
+  names += () if fused else ("q_dq", "kv_dq")
   size = min(512, shape.length)
   with jax.ensure_compile_time_eval():
     run = splash_kernel.make_splash_mha(
       mask=masks.MultiHeadMask([mask] * shape.heads),
       block_sizes=splash_kernel.BlockSizes(
-        **{f"block_{name}": size for name in names}
+        **{f"block_{name}": size for name in names},
+        use_fused_bwd_kernel=fused,
       ),
       head_shards=1,
       q_seq_shards=1,
@@ -197,6 +199,7 @@ PEERS = {
   "tpu": {
     "pallas": ours("pallas"),
     "splash": splash,
+    "splash, fused": functools.partial(splash, fused=True),
     "chunked": ours("chunked"),
     "XLA, dense": xla_dense,
   },
@@ -224,21 +227,48 @@ def with_gradients(attend):
 
 def compile_for(device, attend, shape: Shape, mask: AttentionMask):
   """Compiles forward and backward for a device that need not be there."""
+  args = shape.arrays(lambda s: jax.ShapeDtypeStruct(s, jnp.bfloat16))
+  return _compile(device, with_gradients(attend), *args, mask)
+
+
+def compile_layer(device, attend, shape: Shape, mask: AttentionMask):
+  """Likewise, with the projections and RoPE: no layout comes for nothing."""
+  width = shape.heads * shape.width
+  kv_width = shape.kv_heads * shape.width
+
+  def layer(x, kernels, positions, mask):
+    heads = lambda y: y.reshape(*y.shape[:2], -1, shape.width)  # noqa: E731
+    rope = layers.rotary(positions, shape.width, 1e4)
+    q, k, v = (heads(layers.matmul(x, kernel)) for kernel in kernels[:3])
+    out = attend(layers.rotate(q, *rope), layers.rotate(k, *rope), v, mask)
+    return layers.matmul(out.reshape(x.shape), kernels[3])
+
+  def run(x, kernels, g, positions, mask):
+    out, pull = jax.vjp(lambda *a: layer(*a, positions, mask), x, kernels)
+    return out, *pull(g)
+
+  def like(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+  x = like(shape.rows, shape.length, width)
+  kernels = [like(width, n) for n in (width, kv_width, kv_width, width)]
+  positions = like(*x.shape[:2], dtype=jnp.int32)
+  return _compile(device, run, x, kernels, x, positions, mask)
+
+
+def _compile(device, run, *args):
   mesh = jax.make_mesh(
     (1, 1, 1),
-    ("data", "fsdp", "tensor"),
+    sharding.MESH_AXES,
     devices=[device],
     axis_types=(jax.sharding.AxisType.Auto,) * 3,
   )
   where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-
-  def like(shape, dtype=jnp.bfloat16):
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
-
-  mask = jax.tree.map(lambda x: like(x.shape, jnp.int32), mask)
+  args = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), args
+  )
   with jax.set_mesh(mesh):
-    run = jax.jit(with_gradients(attend))
-    return run.lower(*shape.arrays(like), mask).compile()
+    return jax.jit(run).lower(*args).compile()
 
 
 def count_blocks(shape: Shape, mask: AttentionMask) -> tuple[int, int]:
@@ -287,7 +317,7 @@ def foresee(topology: str, shapes, masks, bundles: bool) -> Iterator[dict]:
         row["visited"] = visited if peer == "pallas" else "-"
         row["peer"] = peer
         row |= _foresee_one(device, attend, shape, mask)
-        if bundles and peer in ("pallas", "splash"):
+        if bundles and peer not in ("chunked", "XLA, dense"):
           row["bundles"] = count_bundles(topology, shape, name, peer)
         print(_line(row.values()), flush=True)
         yield row
@@ -296,7 +326,7 @@ def foresee(topology: str, shapes, masks, bundles: bool) -> Iterator[dict]:
 def _foresee_one(device, attend, shape, mask) -> dict:
   begun = time.monotonic()
   try:
-    compiled = compile_for(device, attend, shape, mask)
+    compiled = compile_layer(device, attend, shape, mask)
   except jax.errors.JaxRuntimeError as error:
     if "memory" not in str(error).lower():
       raise
@@ -330,7 +360,7 @@ b.compile_for(b.aot.devices(topology)[0], b.PEERS["tpu"][peer](shape, name),
 
 
 def count_bundles(topology: str, shape: Shape, name: str, peer: str) -> str:
-  """Returns the bundles for 512 x 512 scores: forward, dQ and dK/dV.
+  """Returns the bundles for 512 x 512 scores: forward and backward.
 
   The compiler's listing of each kernel is cut at its branches; the block that
   masks nothing is the last long part of ours and the one long part of
@@ -344,20 +374,20 @@ def count_bundles(topology: str, shape: Shape, name: str, peer: str) -> str:
       check=True,
       capture_output=True,
     )
-    found = {}
+    found = {"forward": 0, "backward": 0}
     for path in pathlib.Path(folder).glob("*final_bundles.txt"):
-      kind = re.search(r"output|fwd|query_gradient|dq|key_grad|dkv", path.name)
-      if kind and "schedule-analysis" not in path.name:
-        found[kind[0]] = _longest_parts(path.read_text())[-1]
+      kernel_of = re.search("attention_|splash_", path.name)
+      if kernel_of and "schedule-analysis" not in path.name:
+        forward = re.search("_output|_fwd", path.name)
+        parts = _longest_parts(path.read_text())
+        found["forward" if forward else "backward"] += parts[-1]
   scores = min(512, shape.length) ** 2
   if peer == "pallas":
     group = shape.heads // shape.kv_heads
     blocks = kernel.cut(shape.length, shape.length, group)
     heads = kernel.heads_of_a_step(shape.kv_heads, group, blocks)
     scores = heads * group * blocks.q_size * blocks.k_size
-  order = ("output", "fwd", "query_gradient", "dq", "key_grad", "dkv")
-  counts = [found[kind] * 512**2 / scores for kind in order if kind in found]
-  return "/".join(f"{count:.0f}" for count in counts)
+  return "/".join(f"{n * 512**2 / scores:.0f}" for n in found.values())
 
 
 def _longest_parts(listing: str) -> list[int]:
