@@ -477,6 +477,14 @@ def test_the_choice_on_cpu_is_by_length():
   bounds = jax.ShapeDtypeStruct((2, 2**18), jnp.int32)
   with pytest.raises(ValueError, match="needs smaller batches"):
     choice(2**18, AttentionMask(True, bounds), implementation="pallas")
+  q = jax.ShapeDtypeStruct((2, 128, 40, 8), jnp.bfloat16)
+  k = jax.ShapeDtypeStruct((2, 128, 1, 8), jnp.bfloat16)
+  with pytest.raises(ValueError, match="needs at most 32 query heads"):
+    attention.choose(CAUSAL, q, k, "pallas")
+  q = jax.ShapeDtypeStruct((2**18, 128, 2, 8), jnp.bfloat16)
+  assert attention.choose(CAUSAL, q, q, "pallas") == "pallas"
+  with pytest.raises(ValueError, match="needs smaller batches"):
+    attention.choose(CAUSAL, q, q, "pallas", dropout=True)
 
 
 BAD = {

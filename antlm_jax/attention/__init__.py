@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 _CPU_LONG = 1024  # keys of a row from which on chunks are faster on CPU
-_MOST_STEPS = 100_000  # entries of a table: 400 kB of the 1 MB scalar memory
+_MOST_SCALARS = 150_000  # 600 kB of the 1 MB of scalar memory
 
 
 @jax.tree_util.register_dataclass
@@ -161,10 +161,14 @@ def choose(
 def _obstacle(name: str, mask, q, k, dropout: bool) -> str | None:
   """Returns what an implementation needs and does not find."""
   if name == "pallas":
-    size = schedule.table_size(mask, q.shape[0], _blocks(q, k))
-    rows, _ = sharding.batch_and_heads(k.shape)
-    if size // sharding.ways(rows) > _MOST_STEPS:
-      return f"smaller batches: these have {size} blocks, over {_MOST_STEPS}"
+    rows, heads = sharding.batch_and_heads(k.shape)
+    scalars = schedule.table_size(mask, q.shape[0], _blocks(q, k))
+    if dropout:
+      scalars += q.shape[0] * q.shape[2] // sharding.ways(heads)
+    scalars //= sharding.ways(rows)
+    if scalars > _MOST_SCALARS:
+      return f"smaller batches: {scalars} numbers for {_MOST_SCALARS} places"
+    return kernel.obstacle(q, k.shape[2])
   if name == "cudnn":
     return _cudnn_obstacle(mask, q, dropout)
   return None
@@ -256,7 +260,8 @@ IMPLEMENTATIONS = {
 
 
 def _blocks(q, k) -> schedule.Blocks:
-  return kernel.cut(q.shape[1], k.shape[1], q.shape[2] // k.shape[2])
+  group = q.shape[2] // k.shape[2]
+  return kernel.cut(q.shape[1], k.shape[1], group, q.shape[3])
 
 
 # What can be known to be wrong while tracing.

@@ -30,7 +30,7 @@ _LOG2E = math.log2(math.e)
 _HIDDEN = -1e38  # score of a hidden key
 _FLOOR = -1e37  # the first maximum: so far over _HIDDEN that exp2 gives 0
 _BLOCK = 512  # largest side of a block
-_SCORES = 2**18  # most scores of a step, if it can be: 1 MiB in float32
+_SCORES = 2**18  # most scores of a step, about: 1 MiB in float32
 _ROW_BYTES = 2**23  # most that a row's dQ may take of the vector memory
 
 
@@ -53,12 +53,34 @@ class Settings:
   interpret: bool = False
 
 
-def cut(queries: int, keys: int, group: int) -> Blocks:
+def cut(queries: int, keys: int, group: int, width: int) -> Blocks:
   """Chooses the blocks for `group` query heads per key head."""
   largest = _BLOCK
-  while largest > LANES and group * largest**2 > _SCORES:
+  while largest > LANES and group * largest**2 > _most_scores(width):
     largest //= 2
   return Blocks.of(queries, keys, largest)
+
+
+def obstacle(q, kv_heads: int) -> str | None:
+  """Returns what the kernel would need for queries q `[B, T, N, H]`."""
+  group, size = q.shape[2] // kv_heads, jnp.dtype(q.dtype).itemsize
+  # The smallest block of a group's queries still is one of all its heads.
+  most = 4 * _most_scores(q.shape[3]) // (size * LANES**2)
+  if group > most:
+    return f"at most {most} query heads to a key head; these are {group}"
+  return None
+
+
+def heads_of_a_step(kv_heads: int, group: int, width: int, blocks: Blocks):
+  """Returns how many key heads a step takes, so that it is worth its start."""
+  fit = _most_scores(width) // (group * blocks.q_size * blocks.k_size)
+  fit = max(1, min(fit, kv_heads))
+  return max(n for n in range(1, fit + 1) if not kv_heads % n)
+
+
+def _most_scores(width: int) -> int:
+  """Most scores of a step: wide heads leave them less of the vector memory."""
+  return _SCORES // -(-width // LANES)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -143,7 +165,7 @@ def _flash_backward(settings, residuals, grad):
 
 def _row_bytes(q, settings: Settings) -> int:
   """Vector memory for dQ of a step's heads and all their queries."""
-  heads = heads_of_a_step(q.shape[1], q.shape[2], settings.blocks)
+  heads = heads_of_a_step(*q.shape[1:4], settings.blocks)
   # In float32 to add up, and twice in q's dtype to be written from.
   return heads * math.prod(q.shape[2:]) * (4 + 2 * q.dtype.itemsize)
 
@@ -461,7 +483,7 @@ def _call(
   """
   rows, kv_heads, group, width, _ = arrays["q"].shape
   blocks = settings.blocks
-  heads = heads_of_a_step(kv_heads, group, blocks)
+  heads = heads_of_a_step(kv_heads, group, width, blocks)
   q_part = (1, heads, group, width, blocks.q_size)
   k_part = (1, heads, width, blocks.k_size)
   row_part = (1, heads, group, width, blocks.queries)
@@ -524,12 +546,6 @@ def _call(
     interpret=settings.interpret,
     name="attention" + body.__name__,
   )(*scalars, *arrays.values())
-
-
-def heads_of_a_step(kv_heads: int, group: int, blocks: Blocks) -> int:
-  """Returns how many key heads a step takes, so that it is worth its start."""
-  fit = max(1, _SCORES // (group * blocks.q_size * blocks.k_size))
-  return max(n for n in range(1, min(fit, kv_heads) + 1) if not kv_heads % n)
 
 
 def _cost(settings, arrays, outputs, products: int) -> pl.CostEstimate:

@@ -277,7 +277,8 @@ def count_blocks(shape: Shape, mask: AttentionMask) -> tuple[int, int]:
   Needed is counted from the dense mask, row by row; visited by going through
   the kernel's schedule.
   """
-  blocks = kernel.cut(shape.length, shape.length, shape.heads // shape.kv_heads)
+  group = shape.heads // shape.kv_heads
+  blocks = kernel.cut(shape.length, shape.length, group, shape.width)
   needed = 0
   edges_q = np.arange(0, shape.length, blocks.q_size)
   edges_k = np.arange(0, shape.length, blocks.k_size)
@@ -384,8 +385,8 @@ def count_bundles(topology: str, shape: Shape, name: str, peer: str) -> str:
   scores = min(512, shape.length) ** 2
   if peer == "pallas":
     group = shape.heads // shape.kv_heads
-    blocks = kernel.cut(shape.length, shape.length, group)
-    heads = kernel.heads_of_a_step(shape.kv_heads, group, blocks)
+    blocks = kernel.cut(shape.length, shape.length, group, shape.width)
+    heads = kernel.heads_of_a_step(shape.kv_heads, group, shape.width, blocks)
     scores = heads * group * blocks.q_size * blocks.k_size
   return "/".join(f"{n * 512**2 / scores:.0f}" for n in found.values())
 
