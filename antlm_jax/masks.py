@@ -16,8 +16,9 @@ class AttentionMask:
   packed documents, padding, sliding windows, prefix-LM, and rows of several
   kinds in one batch are all this one thing; see `antlm_jax.objectives`.
 
-  Bounds outside [0, S] mean its ends, and a query with k_start >= k_end sees
-  nothing: attention gives it zeros.
+  A query with k_start = k_end sees nothing: attention gives it zeros. Bounds
+  outside [0, S] and k_start > k_end are refused where their values are known;
+  in a compiled program they mean the row's ends, and nothing seen.
 
   Attributes:
     causal: Whether no query sees a later key. Static: part of the program.

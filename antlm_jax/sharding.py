@@ -118,11 +118,17 @@ def batch_and_heads(kv_shape: Sequence[int]):
   Returns:
     Those of the rows and those of the heads; None where they are whole.
   """
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty or mesh.size == 1:
+  mesh = _mesh_to_split_over()
+  if mesh is None:
     return None, None
   split = spec(mesh, ("batch", None, "kv_heads", None), kv_shape)
   return split[0], split[2]
+
+
+def _mesh_to_split_over():
+  """The mesh; None without one, or where we are on one shard of it already."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
 
 
 def ways(axes: str | tuple[str, ...] | None) -> int:
@@ -134,8 +140,7 @@ def ways(axes: str | tuple[str, ...] | None) -> int:
 
 def on_shards(f, in_specs, out_specs):
   """Runs f on each device's part of its arguments; as it is without a mesh."""
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty or mesh.size == 1:
+  if _mesh_to_split_over() is None:
     return f
   return jax.shard_map(
     f, in_specs=in_specs, out_specs=out_specs, check_vma=False

@@ -130,6 +130,15 @@ def test_chunks_change_nothing(chunk, mode):
     assert closest(x, y) < 1e-6
 
 
+def test_chunks_add_up_gradients_in_float32():
+  q, k, v, g = inputs((1, 1024, 1024, 2, 1, 16), dtype=jnp.bfloat16)
+  expected = in_float64(q, k, v, np.tri(1024, dtype=bool)[None], g)
+  _, pull = jax.vjp(lambda *a: chunked(*a, CAUSAL, 0.25, None, 16), q, k, v)
+  for x, y in zip(pull(g), expected[1:], strict=True):
+    assert x.dtype == jnp.bfloat16
+    assert relative_error(x, y) < 5e-3
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_query_that_sees_nothing_is_zero_with_zero_gradients(implementation):
   shape = batch, queries, keys, *_ = CASES["grouped"]
@@ -298,9 +307,16 @@ def test_the_kernel_and_its_gradients_are_exact(case):
   check_kernel(case)
 
 
+def test_several_key_heads_in_a_step_but_not_all():
+  shape = (2, 40, 40, 48, 24, 8)
+  blocks = kernel.cut(40, 40, 2, 8, jnp.float32)
+  assert 1 < kernel.heads_of_a_step(24, 2, 8, blocks, jnp.float32) < 24
+  check_kernel((shape, CAUSAL, {}, 0.3, "float32", 0))
+
+
 @pytest.mark.slow
 @hypothesis.given(kernel_cases())
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=60, deadline=None)
 def test_the_kernel_and_its_gradients_are_exact_at_length(case):
   check_kernel(case)
 
@@ -393,7 +409,7 @@ def kernel_visits(patch, mask, shape, block, row_bytes):
   patch.setattr(kernel, "_BLOCK", block)
   patch.setattr(kernel, "_ROW_BYTES", row_bytes)
   patch.setattr(kernel.pl, "pallas_call", record)
-  q, k, v, g = inputs(shape)
+  q, k, v, g = inputs(shape, dtype=jnp.bfloat16)
   attend_with_gradients.__wrapped__(q, k, v, mask, g, "pallas")
   patch.undo()
   out = {}
@@ -494,6 +510,7 @@ BAD = {
   "width": ({"q": (2, 8, 4, 8)}, {}, "differ in rows or head width"),
   "heads": ({"q": (2, 8, 5, 4)}, {}, "5 query heads over 2"),
   "dtypes": ({}, {"q": jnp.bfloat16}, "all float32 or all bfloat16"),
+  "nothing": (dict.fromkeys("qkv", (0, 8, 2, 4)), {}, "nothing to attend to"),
   "integers": ({}, dict.fromkeys("qkv", jnp.int32), "all float32 or all"),
 }
 
@@ -540,12 +557,43 @@ def test_bad_dropout_is_told():
       attention.attend(q, q, q, CAUSAL, dropout=dropout)
 
 
-def test_prepared_masks_are_used_as_they_are():
+def test_prepared_masks_are_used_as_they_are(monkeypatch):
   q, k, v, _ = inputs(CASES["grouped"])
   mask = make_mask("bounds", 3, 7, 7)
   made = attention.prepare(mask, q, k, "pallas")
   other = dataclasses.replace(made, implementation="reference")
   attend = jax.jit(attention.attend, static_argnames="implementation")
+  again = attend(q, k, v, mask, implementation="pallas")
+  monkeypatch.setattr(attention, "prepare", None)
   x = attend(q, k, v, made)
   assert closest(x, attend(q, k, v, other)) < 1e-5
-  assert np.array_equal(x, attend(q, k, v, mask, implementation="pallas"))
+  assert np.array_equal(x, again)
+
+
+def test_a_mask_prepared_for_something_else_is_refused():
+  q, k, v, _ = inputs(CASES["grouped"])
+  made = attention.prepare(CAUSAL, q, k)
+  keys = jnp.zeros(len(q), jnp.uint32)
+  with pytest.raises(
+    ValueError, match=r"prepared for \(q, k, dtype, dropout\)"
+  ):
+    attention.attend(q[:, :3], k, v, made)
+  with pytest.raises(ValueError, match="prepared for"):
+    attention.attend(q, k, v, made, dropout=attention.Dropout(0.1, keys))
+  with pytest.raises(ValueError, match="'reference', not 'pallas'"):
+    attention.attend(q, k, v, made, implementation="pallas")
+  able = attention.prepare(CAUSAL, q, k, dropout=True)
+  assert np.array_equal(*(attention.attend(q, k, v, m) for m in (made, able)))
+
+
+def test_bounds_may_be_constants_of_a_program():
+  q, k, v, _ = inputs(CASES["square"])
+  end = np.full((2, 9), 4, np.int32)
+  for bound in (end, jnp.asarray(end)):
+    mask = AttentionMask(False, None, bound)
+    out = jax.jit(lambda q, mask=mask: attention.attend(q, k, v, mask))(q)
+    assert closest(out, attention.attend(q, k, v, mask)) < 1e-6
+  with pytest.raises(ValueError, match="k_end goes from 40 to 40"):
+    jax.jit(
+      lambda q: attention.attend(q, k, v, AttentionMask(False, None, 10 * end))
+    )(q)

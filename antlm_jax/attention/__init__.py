@@ -49,11 +49,14 @@ class Prepared:
   Attributes:
     mask: The mask.
     implementation: A name of `IMPLEMENTATIONS`.
+    fits: What it was made for: the shapes of q and k, their dtype, and whether
+      attention weights may be dropped.
     schedules: The kernel's, one after another of each data shard.
   """
 
   mask: AttentionMask
   implementation: str = dataclasses.field(metadata={"static": True})
+  fits: tuple = dataclasses.field(metadata={"static": True})
   schedules: tuple[schedule.Schedule, ...] | None = None
 
 
@@ -70,7 +73,9 @@ def attend(
   """Scaled dot-product attention with grouped queries.
 
   Query head n reads key/value head n // (N / K). The softmax is in float32. A
-  query that sees no key returns zeros and has zero gradients.
+  query that sees no key returns zeros and has zero gradients. The kernel does
+  not round float32 in its products; in the XLA ways
+  `jax.default_matmul_precision` says how they are rounded.
 
   Args:
     q: Queries `[B, T, N, H]`, float32 or bfloat16.
@@ -90,14 +95,16 @@ def attend(
       implementation that cannot compute this.
   """
   _check(q, k, v, dropout)
-  if isinstance(mask, AttentionMask):
-    mask = prepare(mask, q, k, implementation, dropout=dropout is not None)
   if dropout is not None and not dropout.rate:
     dropout = None
+  if isinstance(mask, AttentionMask):
+    mask = prepare(mask, q, k, implementation, dropout=dropout is not None)
+  else:
+    _check_prepared(mask, q, k, implementation, dropout is not None)
   if scale is None:
     scale = q.shape[-1] ** -0.5
   run = IMPLEMENTATIONS[mask.implementation]
-  return run(q, k, v, mask, scale, dropout)
+  return run(q, k, v, mask, float(scale), dropout)
 
 
 def prepare(
@@ -121,8 +128,9 @@ def prepare(
   """
   _check_bounds(mask, q.shape, k.shape)
   name = choose(mask, q, k, implementation, dropout)
+  fits = _fits(q, k, dropout)
   if name != "pallas":
-    return Prepared(mask, name)
+    return Prepared(mask, name, fits)
   rows, _ = sharding.batch_and_heads(k.shape)
   blocks, local = _blocks(q, k), q.shape[0] // sharding.ways(rows)
   make = sharding.on_shards(
@@ -130,7 +138,7 @@ def prepare(
     in_specs=PartitionSpec(rows),
     out_specs=PartitionSpec(rows),
   )
-  return Prepared(mask, name, make(mask))
+  return Prepared(mask, name, fits, make(mask))
 
 
 def choose(
@@ -177,14 +185,17 @@ def _obstacle(name: str, mask, q, k, dropout: bool) -> str | None:
 def _cudnn_obstacle(mask, q, dropout: bool) -> str | None:
   if sharding.device().platform != "gpu":
     return "a GPU"
+  try:
+    capability = float(jax.devices("gpu")[0].compute_capability)
+  except ValueError:  # gfx942, say
+    return "a GPU by NVIDIA"
   # A T4 (7.5) has no such kernel, and JAX asks only while it compiles.
-  capability = float(jax.devices("gpu")[0].compute_capability)
   widest = 256 if capability >= 9 else 128
   if capability < 8:
     return f"compute capability 8.0 or later; this GPU has {capability}"
   if mask.k_start is not None or mask.k_end is not None:
     return "a mask that is plainly causal or full"
-  if q.dtype not in (jnp.bfloat16, jnp.float16):
+  if q.dtype != jnp.bfloat16:
     return f"bfloat16, not {q.dtype}"
   if q.shape[-1] > widest or q.shape[-1] % 8:
     return f"a head width that is a multiple of 8, of at most {widest}"
@@ -261,7 +272,7 @@ IMPLEMENTATIONS = {
 
 def _blocks(q, k) -> schedule.Blocks:
   group = q.shape[2] // k.shape[2]
-  return kernel.cut(q.shape[1], k.shape[1], group, q.shape[3])
+  return kernel.cut(q.shape[1], k.shape[1], group, q.shape[3], q.dtype)
 
 
 # What can be known to be wrong while tracing.
@@ -275,6 +286,8 @@ def _check(q, k, v, dropout: Dropout | None) -> None:
     )
   if k.shape != v.shape:
     raise ValueError(f"k and v differ in shape: {shapes}")
+  if 0 in (*q.shape, *k.shape):
+    raise ValueError(f"there is nothing to attend to: {shapes}")
   if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
     raise ValueError(f"q and k differ in rows or head width: {shapes}")
   if q.shape[2] % k.shape[2]:
@@ -297,6 +310,24 @@ def _check(q, k, v, dropout: Dropout | None) -> None:
     )
 
 
+def _fits(q, k, dropout: bool) -> tuple:
+  return tuple(q.shape), tuple(k.shape), jnp.dtype(q.dtype).name, dropout
+
+
+def _check_prepared(made: Prepared, q, k, implementation: str, dropout) -> None:
+  if implementation not in ("auto", made.implementation):
+    raise ValueError(
+      f"the mask is prepared for attention={made.implementation!r}, not"
+      f" {implementation!r}"
+    )
+  # What may drop weights need not.
+  if _fits(q, k, dropout or made.fits[3]) != made.fits:
+    raise ValueError(
+      "the mask is prepared for (q, k, dtype, dropout) of"
+      f" {made.fits}, not {_fits(q, k, dropout)}"
+    )
+
+
 def _say(x) -> str:
   return f"{jnp.dtype(x.dtype).name}{list(x.shape)}"
 
@@ -309,16 +340,21 @@ def _check_bounds(mask: AttentionMask, q_shape, k_shape) -> None:
       raise ValueError(
         f"{name} is {_say(bound)}, not int32{list(q_shape[:2])}, one a query"
       )
-  if any(isinstance(bound, jax.core.Tracer) for bound in bounds.values()):
-    return
-  for name, bound in bounds.items():
-    low, high = int(jnp.min(bound)), int(jnp.max(bound))
-    if low < 0 or high > k_shape[1]:
+  # What is known already: NumPy's arrays, and JAX's outside of a trace.
+  known = {
+    name: np.asarray(bound)
+    for name, bound in bounds.items()
+    if isinstance(bound, np.ndarray | jax.Array)
+    and not isinstance(bound, jax.core.Tracer)
+  }
+  for name, bound in known.items():
+    if bound.size and (bound.min() < 0 or bound.max() > k_shape[1]):
       raise ValueError(
-        f"{name} goes from {low} to {high}, outside [0, {k_shape[1]}]"
+        f"{name} goes from {bound.min()} to {bound.max()}, outside"
+        f" [0, {k_shape[1]}]"
       )
-  if len(bounds) == 2 and bool((mask.k_start > mask.k_end).any()):
-    row, query = np.argwhere(np.asarray(mask.k_start > mask.k_end))[0]
+  if len(known) == 2 and (known["k_start"] > known["k_end"]).any():
+    row, query = np.argwhere(known["k_start"] > known["k_end"])[0]
     raise ValueError(
       f"k_start > k_end at row {row}, query {query}: make them equal where"
       " nothing is seen"

@@ -30,8 +30,8 @@ _LOG2E = math.log2(math.e)
 _HIDDEN = -1e38  # score of a hidden key
 _FLOOR = -1e37  # the first maximum: so far over _HIDDEN that exp2 gives 0
 _BLOCK = 512  # largest side of a block
-_SCORES = 2**18  # most scores of a step, about: 1 MiB in float32
-_ROW_BYTES = 2**23  # most that a row's dQ may take of the vector memory
+_SCORES = 2**18  # most scores of a step in bfloat16: 1 MiB of the 16
+_ROW_BYTES = 6 * 2**20  # most for a row's dQ, of v4's 16 MiB vector memory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,34 +53,39 @@ class Settings:
   interpret: bool = False
 
 
-def cut(queries: int, keys: int, group: int, width: int) -> Blocks:
+def cut(queries: int, keys: int, group: int, width: int, dtype) -> Blocks:
   """Chooses the blocks for `group` query heads per key head."""
-  largest = _BLOCK
-  while largest > LANES and group * largest**2 > _most_scores(width):
+  largest, most = _BLOCK, _most_scores(width, dtype)
+  while largest > LANES and group * largest**2 > most:
     largest //= 2
   return Blocks.of(queries, keys, largest)
 
 
 def obstacle(q, kv_heads: int) -> str | None:
   """Returns what the kernel would need for queries q `[B, T, N, H]`."""
-  group, size = q.shape[2] // kv_heads, jnp.dtype(q.dtype).itemsize
+  group = q.shape[2] // kv_heads
   # The smallest block of a group's queries still is one of all its heads.
-  most = 4 * _most_scores(q.shape[3]) // (size * LANES**2)
+  most = 2 * _most_scores(q.shape[3], q.dtype) // LANES**2
   if group > most:
     return f"at most {most} query heads to a key head; these are {group}"
   return None
 
 
-def heads_of_a_step(kv_heads: int, group: int, width: int, blocks: Blocks):
-  """Returns how many key heads a step takes, so that it is worth its start."""
-  fit = _most_scores(width) // (group * blocks.q_size * blocks.k_size)
-  fit = max(1, min(fit, kv_heads))
-  return max(n for n in range(1, fit + 1) if not kv_heads % n)
+def heads_of_a_step(
+  kv_heads: int, group: int, width: int, blocks: Blocks, dtype
+) -> int:
+  """Returns how many key heads a step takes, so that it is worth its start.
+
+  At most half of them: v4 and v5p share them out to two cores.
+  """
+  scores = group * blocks.q_size * blocks.k_size
+  fit = min(_most_scores(width, dtype) // scores, kv_heads // 2)
+  return max(n for n in range(1, max(1, fit) + 1) if not kv_heads % n)
 
 
-def _most_scores(width: int) -> int:
-  """Most scores of a step: wide heads leave them less of the vector memory."""
-  return _SCORES // -(-width // LANES)
+def _most_scores(width: int, dtype) -> int:
+  """Most scores of a step: what is wide leaves them less vector memory."""
+  return 2 * _SCORES // (-(-width // LANES) * jnp.dtype(dtype).itemsize)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -165,9 +170,11 @@ def _flash_backward(settings, residuals, grad):
 
 def _row_bytes(q, settings: Settings) -> int:
   """Vector memory for dQ of a step's heads and all their queries."""
-  heads = heads_of_a_step(*q.shape[1:4], settings.blocks)
+  heads = heads_of_a_step(*q.shape[1:4], settings.blocks, q.dtype)
+  queries = settings.blocks.q_count * settings.blocks.q_size
   # In float32 to add up, and twice in q's dtype to be written from.
-  return heads * math.prod(q.shape[2:]) * (4 + 2 * q.dtype.itemsize)
+  size = 4 + 2 * q.dtype.itemsize
+  return heads * math.prod(q.shape[2:4]) * queries * size
 
 
 def _rows(q):
@@ -483,7 +490,7 @@ def _call(
   """
   rows, kv_heads, group, width, _ = arrays["q"].shape
   blocks = settings.blocks
-  heads = heads_of_a_step(kv_heads, group, width, blocks)
+  heads = heads_of_a_step(kv_heads, group, width, blocks, arrays["q"].dtype)
   q_part = (1, heads, group, width, blocks.q_size)
   k_part = (1, heads, width, blocks.k_size)
   row_part = (1, heads, group, width, blocks.queries)
@@ -515,8 +522,9 @@ def _call(
 
   def kernel(*refs):
     prefetched, refs = refs[: len(scalars)], refs[len(scalars) :]
-    ins = dict(zip(arrays, refs, strict=False))
-    outs = dict(zip(outputs, refs[len(arrays) :], strict=False))
+    ins = dict(zip(arrays, refs[: len(arrays)], strict=True))
+    refs = refs[len(arrays) :]
+    outs = dict(zip(outputs, refs[: len(outputs)], strict=True))
     head, *ids = (pl.program_id(axis) for axis in range(1 + len(grid)))
     step = schedule.at(ids, prefetched)
 
@@ -525,7 +533,7 @@ def _call(
       return prefetched[-1][at]
 
     block = _Block(settings, step, ins, seed, heads, group)
-    body(block, outs, *refs[len(arrays) + len(outputs) :])
+    body(block, outs, *refs[len(outputs) :])
 
   return pl.pallas_call(
     kernel,
@@ -549,7 +557,7 @@ def _call(
 
 
 def _cost(settings, arrays, outputs, products: int) -> pl.CostEstimate:
-  """Counts work and traffic; that of a table as if it hid nothing more."""
+  """Counts work, of a table as if it hid nothing more, and each array once."""
   q = arrays["q"]
   scores = math.prod(_rows(q)) * settings.blocks.keys
   if settings.causal:

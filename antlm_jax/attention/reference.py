@@ -78,13 +78,15 @@ def chunked(
     x = jnp.pad(x, pad)
     return jnp.moveaxis(x.reshape(x.shape[0], count, chunk, *x.shape[2:]), 1, 0)
 
+  # In float32, so that the chunks' gradients for them are added up in it.
+  wide = k.astype(jnp.float32), v.astype(jnp.float32)
+
   @jax.checkpoint
   def body(start, part):
     q, bounds = part
-    out = reference(
-      q, k, v, AttentionMask(False, *bounds), scale, dropout, start
-    )
-    return start + chunk, out
+    k, v = (x.astype(q.dtype) for x in wide)
+    mask = AttentionMask(False, *bounds)
+    return start + chunk, reference(q, k, v, mask, scale, dropout, start)
 
   # The bounds hold what causality hides: a chunk does not start at query 0.
   bounds = mask.bounds(queries, keys)

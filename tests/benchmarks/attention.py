@@ -275,10 +275,12 @@ def count_blocks(shape: Shape, mask: AttentionMask) -> tuple[int, int]:
   """Returns the blocks that some query needs, and those that are visited.
 
   Needed is counted from the dense mask, row by row; visited by going through
-  the kernel's schedule.
+  the kernels' schedules, the longer of the two.
   """
   group = shape.heads // shape.kv_heads
-  blocks = kernel.cut(shape.length, shape.length, group, shape.width)
+  blocks = kernel.cut(
+    shape.length, shape.length, group, shape.width, jnp.bfloat16
+  )
   needed = 0
   edges_q = np.arange(0, shape.length, blocks.q_size)
   edges_k = np.arange(0, shape.length, blocks.k_size)
@@ -290,13 +292,13 @@ def count_blocks(shape: Shape, mask: AttentionMask) -> tuple[int, int]:
       continue
     dense = np.logical_or.reduceat(np.asarray(dense[0]), edges_q, axis=0)
     needed += int(np.logical_or.reduceat(dense, edges_k, axis=1).sum())
-  order = schedule.make(mask, shape.rows, blocks)[0]
-  grid = [int(n) for n in order.grid(shape.rows)]
-  ids = jnp.indices(grid).reshape(len(grid), -1)
-  steps = jax.vmap(lambda *ids: order.at(ids, order.scalars))(*ids)
-  places = np.stack([steps.row, steps.q, steps.k], axis=1)
-  visited = places[np.broadcast_to(steps.work, len(places))]
-  return needed, len(np.unique(visited, axis=0))
+  visited = []
+  for order in schedule.make(mask, shape.rows, blocks):  # forward, backward
+    grid = [int(n) for n in order.grid(shape.rows)]
+    ids = jnp.indices(grid).reshape(len(grid), -1)
+    work = jax.vmap(lambda *ids: order.at(ids, order.scalars).work)(*ids)  # noqa: B023
+    visited.append(int(jnp.sum(work)))
+  return needed, max(visited)
 
 
 def foresee(topology: str, shapes, masks, bundles: bool) -> Iterator[dict]:
@@ -385,8 +387,12 @@ def count_bundles(topology: str, shape: Shape, name: str, peer: str) -> str:
   scores = min(512, shape.length) ** 2
   if peer == "pallas":
     group = shape.heads // shape.kv_heads
-    blocks = kernel.cut(shape.length, shape.length, group, shape.width)
-    heads = kernel.heads_of_a_step(shape.kv_heads, group, shape.width, blocks)
+    blocks = kernel.cut(
+      shape.length, shape.length, group, shape.width, jnp.bfloat16
+    )
+    heads = kernel.heads_of_a_step(
+      shape.kv_heads, group, shape.width, blocks, jnp.bfloat16
+    )
     scores = heads * group * blocks.q_size * blocks.k_size
   return "/".join(f"{n * 512**2 / scores:.0f}" for n in found.values())
 
