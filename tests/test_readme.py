@@ -43,9 +43,9 @@ def test_the_commands_by_hand_and_the_code_after_them(folder):
   (commands,) = blocks("bash")
   printed = in_shell(commands, folder)
   assert "the dogs near" in printed and "mean over UIDs" in printed
-  (code,) = blocks("python")
-  (folder / "code.py").write_text(code)
-  assert in_shell("python code.py", folder).strip()
+  for code in blocks("python"):
+    (folder / "code.py").write_text(code)
+    assert in_shell("python code.py", folder).strip()
 
 
 def test_every_file_and_command_that_it_names_exists():

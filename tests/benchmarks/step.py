@@ -299,7 +299,9 @@ def _names(known):
 
 def main(argv) -> None:
   """Prints a line per size and batch, and writes them all as JSON."""
-  parser = cli.Parser(prog="step", description=__doc__)
+  parser = cli.Parser(
+    prog="python -m tests.benchmarks.step", description=__doc__
+  )
   parser.add_argument(
     "--sizes",
     type=_names(SIZES),
