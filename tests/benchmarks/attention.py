@@ -343,7 +343,7 @@ def _foresee_one(device, attend, shape, mask) -> dict:
 
 
 def _line(values) -> str:
-  widths = (18, 14, 8, 8, 13, 14, 9, 10)
+  widths = (18, 14, 8, 8, 15, 14, 9, 10)
   cells = [str(value) for value in values]
   return "".join(
     cell.ljust(width) for cell, width in zip(cells, (*widths, 0), strict=False)
