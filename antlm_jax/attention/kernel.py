@@ -111,10 +111,10 @@ def _flash_forward(settings, q, k, v, bounds, seeds, schedules):
   lanes = q.shape[2] * settings.blocks.q_size
   out, lse = _call(
     _output,
-    settings,
-    schedules[0],
-    {"q": q, "k": k, "v": v} | bounds,
-    seeds,
+    settings=settings,
+    schedule=schedules[0],
+    arrays={"q": q, "k": k, "v": v} | bounds,
+    seeds=seeds,
     outputs={"q": q, "lse": jax.ShapeDtypeStruct(_rows(q), jnp.float32)},
     scratch=((q.shape[3], lanes), (1, lanes), (1, lanes)),
     products=2,
@@ -129,42 +129,33 @@ def _flash_backward(settings, residuals, grad):
   arrays = {"q": q, "k": k, "v": v, "do": grad, "lse": lse, "delta": delta}
   blocks, group, width = settings.blocks, *q.shape[2:4]
   lanes = group * blocks.q_size
+  call = functools.partial(
+    _call, settings=settings, arrays=arrays | bounds, seeds=seeds
+  )
+  key_scratch = ((width, blocks.k_size),) * 2
   if _row_bytes(q, settings) <= _ROW_BYTES:
-    dq, dk, dv = _call(
+    dq, dk, dv = call(
       _gradients,
-      settings,
-      by_key,
-      arrays | bounds,
-      seeds,
+      schedule=by_key,
       outputs={"row": q, "k": k, "v": v},
-      scratch=(
-        (blocks.q_count, width, lanes),
-        (width, blocks.k_size),
-        (width, blocks.k_size),
-      ),
+      scratch=((blocks.q_count, width, lanes), *key_scratch),
       products=5,
     )
-    return dq, dk, dv, None, None, None
-  (dq,) = _call(
-    _query_gradient,
-    settings,
-    by_query,
-    arrays | bounds,
-    seeds,
-    outputs={"q": q},
-    scratch=((width, lanes),),
-    products=3,
-  )
-  dk, dv = _call(
-    _key_gradients,
-    settings,
-    by_key,
-    arrays | bounds,
-    seeds,
-    outputs={"k": k, "v": v},
-    scratch=((width, blocks.k_size),) * 2,
-    products=4,
-  )
+  else:
+    (dq,) = call(
+      _query_gradient,
+      schedule=by_query,
+      outputs={"q": q},
+      scratch=((width, lanes),),
+      products=3,
+    )
+    dk, dv = call(
+      _key_gradients,
+      schedule=by_key,
+      outputs={"k": k, "v": v},
+      scratch=key_scratch,
+      products=4,
+    )
   return dq, dk, dv, None, None, None
 
 
@@ -466,11 +457,11 @@ class _Head:
 
 def _call(
   body,
+  *,
   settings,
   schedule: Schedule,
   arrays,
   seeds,
-  *,
   outputs,
   scratch,
   products,
