@@ -296,8 +296,9 @@ def check_kernel(case):
     ("out", "dq", "dk", "dv"), found, expected, strict=True
   ):
     assert x.dtype == dtype
-    # A single visible key has a zero gradient: rounding is all there is.
-    floor = 1e-2 * np.sqrt(y.size)
+    # A single visible key has a zero gradient: terms of size one cancel, and
+    # their rounding is all there is.
+    floor = 1e-1 * np.sqrt(y.size)
     assert relative_error(x, y, floor) < limit, name
 
 
