@@ -296,9 +296,9 @@ def check_kernel(case):
     ("out", "dq", "dk", "dv"), found, expected, strict=True
   ):
     assert x.dtype == dtype
-    # A single visible key has a zero gradient: terms of size one cancel, and
-    # their rounding is all there is.
-    floor = 1e-1 * np.sqrt(y.size)
+    # A single visible key has a zero gradient: terms of size one cancel for
+    # each query, and their rounding is all there is.
+    floor = 1e-1 * np.sqrt(g.size)
     assert relative_error(x, y, floor) < limit, name
 
 
@@ -317,7 +317,7 @@ def test_several_key_heads_in_a_step_but_not_all():
 
 @pytest.mark.slow
 @hypothesis.given(kernel_cases())
-@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.settings(max_examples=40, deadline=None)
 def test_the_kernel_and_its_gradients_are_exact_at_length(case):
   check_kernel(case)
 
