@@ -11,7 +11,7 @@ from jax.experimental import topologies
 from antlm_jax import sharding
 from antlm_jax.cli import UserError
 from antlm_jax.examples import Example
-from antlm_jax.step import Trainer, state_shardings
+from antlm_jax.step import Trainer, jitted, state_shardings
 
 # One small slice of each generation.
 GENERATIONS = {
@@ -78,8 +78,6 @@ def train_step(trainer: Trainer, mesh: jax.sharding.Mesh, example: Example):
   shardings = state_shardings(trainer, mesh)
   state = jax.tree.map(like, jax.eval_shape(trainer.init), shardings)
   batch = jax.tree.map(lambda x: like(x, sharding.rows(mesh)), example)
-  step = jax.jit(
-    trainer.train_step, out_shardings=(shardings, None), donate_argnums=0
-  )
+  _, step = jitted(trainer, shardings)
   with jax.set_mesh(mesh):
     return step.lower(state, batch)

@@ -20,8 +20,15 @@ from antlm_jax.objectives import OBJECTIVES, Objective
 
 # What may differ when a run goes on: it changes no parameter.
 FREE = (
-  *("checkpoint", "data.path", "data.threads", "eval", "log", "mesh"),
-  *("model.attention", "model.remat", "model.scan_layers"),
+  "checkpoint",
+  "data.path",
+  "data.threads",
+  "eval",
+  "log",
+  "mesh",
+  "model.attention",
+  "model.remat",
+  "model.scan_layers",
 )
 
 

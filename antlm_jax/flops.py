@@ -63,12 +63,5 @@ def visible_pairs(mask: AttentionMask, shape: Sequence[int]) -> int:
     mask: Its bounds, if any, have this shape.
     shape: `[..., T]`: rows of T queries and as many keys.
   """
-  length = shape[-1]
-  start, end = np.zeros((), np.int32), np.full((), length, np.int32)
-  if mask.causal:
-    end = np.arange(1, length + 1)
-  if mask.k_start is not None:
-    start = np.maximum(start, mask.k_start)
-  if mask.k_end is not None:
-    end = np.minimum(end, mask.k_end)
+  start, end = mask.bounds(shape[-1], shape[-1], np)
   return int(np.broadcast_to(np.maximum(end - start, 0), shape).sum())

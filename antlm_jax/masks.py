@@ -30,39 +30,38 @@ class AttentionMask:
   k_start: jax.Array | None = None
   k_end: jax.Array | None = None
 
-  def bounds(self, queries: int, keys: int) -> tuple[jax.Array, jax.Array]:
+  @property
+  def bounded(self) -> bool:
+    """Whether it has bounds, and is not plainly causal or full."""
+    return self.k_start is not None or self.k_end is not None
+
+  def bounds(self, queries: int, keys: int, xp=jnp):
     """Returns first and one past last visible key, int32 `[B or 1, T]`.
 
     Causality is in them, and they are within [0, S].
+
+    Args:
+      queries: Number of queries T.
+      keys: Number of keys S.
+      xp: jax.numpy, or numpy to stay on the host.
     """
-    last = jnp.arange(1, queries + 1, dtype=jnp.int32)
-    end = jnp.full((1, queries), keys, jnp.int32)
-    start = jnp.zeros((1, queries), jnp.int32)
+    start = xp.zeros((1, queries), xp.int32)
+    end = xp.full((1, queries), keys, xp.int32)
     if self.causal:
-      end = jnp.minimum(end, last)
+      end = xp.minimum(end, xp.arange(1, queries + 1, dtype=xp.int32))
     if self.k_start is not None:
-      start = jnp.maximum(start, self.k_start)
+      start = xp.maximum(start, self.k_start)
     if self.k_end is not None:
-      end = jnp.minimum(end, self.k_end)
+      end = xp.minimum(end, self.k_end)
     return start, end
 
   def dense(self, queries: int, keys: int) -> jax.Array | None:
     """Returns visibility as bool `[B or 1, T, S]`, None if all is visible."""
-    i = jnp.arange(queries)[None, :, None]
-    j = jnp.arange(keys)[None, None, :]
-    parts = []
-    if self.causal:
-      parts.append(j <= i)
-    if self.k_start is not None:
-      parts.append(j >= self.k_start[:, :, None])
-    if self.k_end is not None:
-      parts.append(j < self.k_end[:, :, None])
-    if not parts:
+    if not self.causal and not self.bounded:
       return None
-    visible = parts[0]
-    for part in parts[1:]:
-      visible = visible & part
-    return visible
+    start, end = self.bounds(queries, keys)
+    j = jnp.arange(keys)
+    return (start[..., None] <= j) & (j < end[..., None])
 
 
 CAUSAL = AttentionMask(causal=True)

@@ -18,7 +18,6 @@ from antlm_jax.data.rows import Manifest, Rows, load_manifest
 from antlm_jax.data.source import ROUNDING, Epochs, Source
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.examples import Example, Layout
-from antlm_jax.models import layers
 from antlm_jax.objectives import Objective, Vocabulary
 from antlm_jax.step import Trainer
 
@@ -97,33 +96,26 @@ class Run:
       )
     return out
 
+  @functools.cached_property
   def attention(self) -> dict[str, str]:
-    """Returns what computes attention, by the objectives of a batch.
+    """What computes attention, by the objectives of a batch.
 
     Raises:
       UserError: if what model.attention asks for cannot.
     """
+    for source in self.eval_sources().values():
+      self._attention_of(source[0])  # raises
     source = self.source()
-    batches = {
-      ":".join(phase.shares): source[phase.start]
-      for phase in {str(p.shares): p for p in self.curriculum.phases}.values()
+    phases = {":".join(phase.shares): phase for phase in self.curriculum.phases}
+    return {
+      name: self._attention_of(source[phase.start])
+      for name, phase in phases.items()
     }
-    held_out = {name: of[0] for name, of in self.eval_sources().items()}
-    for example in held_out.values():
-      self._implementation(example)  # raises
-    return {name: self._implementation(e) for name, e in batches.items()}
 
-  def _implementation(self, example: Example) -> str:
-    _, rows, length = example.inputs.shape
-    mask = jax.tree.map(lambda bound: bound[0], example.mask)
-    prepare = functools.partial(
-      layers.prepare_mask, self.trainer.model.config, training=True
-    )
+  def _attention_of(self, example: Example) -> str:
     try:
       with jax.set_mesh(self.mesh):
-        return jax.eval_shape(
-          lambda mask: prepare(mask=mask, rows=rows, length=length), mask
-        ).implementation
+        return self.trainer.model.attention_of(example)
     except ValueError as error:
       raise UserError(f"model.{error}") from error
 
@@ -220,7 +212,7 @@ def build(config: ConfigDict) -> Run:
     mesh=mesh,
     trainer=_trainer(config, model, curriculum),
   )
-  run.attention()  # raises now what is wrong with the batches
+  _ = run.attention  # raises now what is wrong with the batches
   return run
 
 

@@ -95,8 +95,8 @@ def undivided(mesh, axes: Mapping, shapes: Mapping) -> list[str]:
 
 def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
   """Asks for the sharding of these logical axes; nothing without a mesh."""
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty or mesh.size == 1:
+  mesh = _mesh_to_split_over()
+  if mesh is None:
     return x
   return jax.lax.with_sharding_constraint(x, spec(mesh, axes, x.shape))
 

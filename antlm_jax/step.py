@@ -188,3 +188,16 @@ def state_shardings(trainer: Trainer, mesh) -> TrainState:
 
   shapes = jax.eval_shape(trainer.init)
   return jax.tree_util.tree_map_with_path(of, shapes)
+
+
+def jitted(trainer: Trainer, shardings: TrainState):
+  """Returns `init` and `train_step` as a run compiles them.
+
+  The state is born sharded and stays so; a step takes its memory over.
+  """
+  return (
+    jax.jit(trainer.init, out_shardings=shardings),
+    jax.jit(
+      trainer.train_step, out_shardings=(shardings, None), donate_argnums=0
+    ),
+  )

@@ -32,7 +32,7 @@ from antlm_jax import (
 from antlm_jax import config as config_lib
 from antlm_jax.cli import UserError
 from antlm_jax.data import source as source_lib
-from antlm_jax.step import TrainState, state_shardings
+from antlm_jax.step import TrainState, jitted, state_shardings
 
 # No model's loss, gradient or parameters have a norm like this.
 BLOWN_UP = 1e9
@@ -72,14 +72,9 @@ class Loop:
     )
     trainer = parts.trainer
     self.shardings = state_shardings(trainer, parts.mesh)
-    self.init = jax.jit(trainer.init, out_shardings=self.shardings)
+    self.init, self.train_step = jitted(trainer, self.shardings)
     self.reset = jax.jit(
       trainer.reset_optimizer, out_shardings=self.shardings, donate_argnums=0
-    )
-    self.train_step = jax.jit(
-      trainer.train_step,
-      out_shardings=(self.shardings, None),
-      donate_argnums=0,
     )
     self.eval_step = jax.jit(trainer.eval_step)
     self.eval_sources = parts.eval_sources()
@@ -96,7 +91,7 @@ class Loop:
     )
     self.progress = monitor.Progress(self.start, self.total)
     self.progress.say(_describe(self.run))
-    self.progress.say(_describe_attention(self.run.attention()))
+    self.progress.say(_describe_attention(self.run.attention))
     self.progress.say(note)
     model = self.run.trainer.model
     for line in sharding.undivided(self.run.mesh, model.axes, model.shapes):

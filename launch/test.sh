@@ -2,7 +2,7 @@
 # Runs the tests, on a machine with only python3.
 #
 #   ./launch/test.sh          all but the slow ones, under 20 minutes on 2 cores
-#   ./launch/test.sh --all    the slow ones too, under 75; installs libtpu (700 MB)
+#   ./launch/test.sh --all    the slow ones too, under 75; installs libtpu
 #
 # Further arguments go to pytest.
 set -euo pipefail

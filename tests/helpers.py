@@ -191,13 +191,3 @@ def relative_error(x, y, floor=0.0) -> float:
   """||x - y|| / ||y||, or over the floor where that is larger."""
   x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
   return np.linalg.norm(x - y) / max(np.linalg.norm(y), floor)
-
-
-def visible_by_definition(mask, batch, queries, keys):
-  """Which keys each query sees, bool `[B, T, S]`, one by one."""
-  out = np.zeros((batch, queries, keys), bool)
-  for b, i, j in np.ndindex(out.shape):
-    start = 0 if mask.k_start is None else int(mask.k_start[b, i])
-    end = keys if mask.k_end is None else int(mask.k_end[b, i])
-    out[b, i, j] = start <= j < end and (j <= i or not mask.causal)
-  return out

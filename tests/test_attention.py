@@ -1,6 +1,7 @@
 """Every implementation of attention against float64 NumPy; what it visits."""
 
 import dataclasses
+import fractions
 import functools
 import itertools
 
@@ -16,7 +17,8 @@ from antlm_jax.attention import kernel, schedule
 from antlm_jax.attention.dropout import keep
 from antlm_jax.attention.reference import chunked
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
-from tests.helpers import closest, relative_error, visible_by_definition
+from tests import reference
+from tests.helpers import closest, relative_error
 
 CASES = {  # batch, queries, keys, heads, kv_heads, width
   "square": (2, 9, 9, 4, 4, 8),
@@ -58,30 +60,6 @@ def make_mask(mode, batch, queries, keys, seed=0):
   }[mode]
 
 
-def in_float64(q, k, v, visible, g, kept=None):
-  """Attention and its gradients for an upstream gradient g, in float64.
-
-  `kept` is what the attention weights `[B, N, T, S]` are multiplied by.
-  """
-  q, k, v, g = (np.asarray(x, np.float64) for x in (q, k, v, g))
-  out, dq, dk, dv = (np.zeros_like(x) for x in (q, q, k, v))
-  group, scale = q.shape[2] // k.shape[2], 1 / np.sqrt(q.shape[3])
-  for b, n in np.ndindex(q.shape[0], q.shape[2]):
-    m = n // group
-    scores = np.where(visible[b], q[b, :, n] @ k[b, :, m].T * scale, -np.inf)
-    some = visible[b].any(axis=1, keepdims=True)
-    p = np.exp(scores - np.where(some, scores.max(1, keepdims=True), 0))
-    p = np.divide(p, p.sum(1, keepdims=True), where=some, out=0 * p)
-    factor = 1.0 if kept is None else kept[b, n]
-    out[b, :, n] = (p * factor) @ v[b, :, m]
-    dp = factor * (g[b, :, n] @ v[b, :, m].T)
-    ds = p * (dp - (p * dp).sum(1, keepdims=True)) * scale
-    dq[b, :, n] = ds @ k[b, :, m]
-    dk[b, :, m] += ds.T @ q[b, :, n]
-    dv[b, :, m] += (p * factor).T @ g[b, :, n]
-  return out, dq, dk, dv
-
-
 def inputs(shape, seed=0, dtype=np.float32):
   batch, queries, keys, heads, kv_heads, width = shape
   draw = np.random.default_rng(seed)
@@ -90,6 +68,13 @@ def inputs(shape, seed=0, dtype=np.float32):
   v = draw.normal(size=(batch, keys, kv_heads, width))
   g = draw.normal(size=q.shape)
   return [jnp.asarray(x, dtype) for x in (q, k, v, g)]
+
+
+def check_errors(found, expected, limit):
+  """Compares results with those of `reference.attention`."""
+  exact, floors = (dict(x._asdict()) for x in expected)
+  for name, x in zip(exact, found, strict=False):
+    assert relative_error(x, exact[name], floors[name]) < limit, name
 
 
 # Small rows, every implementation
@@ -101,11 +86,9 @@ def test_the_reference_and_its_gradients_are_exact(case, mode):
   batch, queries, keys = CASES[case][:3]
   mask = make_mask(mode, batch, queries, keys)
   q, k, v, g = inputs(CASES[case])
-  visible = visible_by_definition(mask, batch, queries, keys)
+  visible = reference.visible(mask, batch, queries, keys)
   found = attend_with_gradients(q, k, v, mask, g)
-  for x, y in zip(found, in_float64(q, k, v, visible, g), strict=True):
-    # A single visible key has a zero gradient: then rounding is all there is.
-    assert np.abs(x - y).max() <= 1e-5 * max(np.abs(y).max(), 1e-1)
+  check_errors(found, reference.attention(q, k, v, visible, g), 1e-6)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -117,7 +100,7 @@ def test_chunks_change_nothing(chunk, mode):
   dropout = attention.Dropout(0.3, jnp.arange(2, dtype=jnp.uint32))
 
   def run(q, k, v):
-    return chunked(q, k, v, mask, 0.3, dropout, chunk)
+    return chunked(q, k, v, mask, 0.3, dropout, chunk=chunk)
 
   out, pull = jax.vjp(run, q, k, v)
   whole, pull_whole = jax.vjp(
@@ -132,11 +115,110 @@ def test_chunks_change_nothing(chunk, mode):
 
 def test_chunks_add_up_gradients_in_float32():
   q, k, v, g = inputs((1, 1024, 1024, 2, 1, 16), dtype=jnp.bfloat16)
-  expected = in_float64(q, k, v, np.tri(1024, dtype=bool)[None], g)
-  _, pull = jax.vjp(lambda *a: chunked(*a, CAUSAL, 0.25, None, 16), q, k, v)
-  for x, y in zip(pull(g), expected[1:], strict=True):
+  expected, _ = reference.attention(q, k, v, np.tri(1024, dtype=bool)[None], g)
+  _, pull = jax.vjp(
+    lambda *a: chunked(*a, CAUSAL, 0.25, None, chunk=16), q, k, v
+  )
+  for x, y in zip(pull(g), expected[1:4], strict=True):
     assert x.dtype == jnp.bfloat16
     assert relative_error(x, y) < 5e-3
+
+
+# Position terms
+
+
+EDGES = attention.log_edges(8, 40)
+
+
+def attend_relatively(q, k, v, mask, g, terms, implementation, dropout=None):
+  """Returns the output and the gradients by q, k, v and both terms."""
+
+  def run(q, k, v, *terms):
+    relative = attention.Relative(*terms, EDGES)
+    if isinstance(implementation, int):  # chunks of so many queries
+      return chunked(q, k, v, mask, 0.3, dropout, relative, implementation)
+    return attention.attend(
+      *(q, k, v, mask),
+      scale=0.3,
+      dropout=dropout,
+      relative=relative,
+      implementation=implementation,
+    )
+
+  out, pull = jax.vjp(run, q, k, v, *terms)
+  return out, *pull(g)
+
+
+def position_terms(shape, seed=0, dtype=np.float32):
+  batch, queries, keys, heads, *_ = shape
+  draw = np.random.default_rng(seed + 1)
+  sizes = (batch, queries), (batch, keys)
+  return [
+    jnp.asarray(draw.normal(size=(*n, heads, len(EDGES) + 1)), dtype)
+    for n in sizes
+  ]
+
+
+def buckets(queries, keys):
+  """The bucket of each pair, by counting the edges, `[T, S]`."""
+  distance = np.subtract.outer(np.arange(queries), np.arange(keys))
+  return sum((distance >= edge).astype(int) for edge in EDGES)
+
+
+@pytest.mark.parametrize("mode", ["causal", "full", "bounds"])
+@pytest.mark.parametrize("implementation", ["reference", 4, 16])
+@pytest.mark.parametrize("case", ["square", "more keys", "one token"])
+def test_position_terms_and_their_gradients_are_exact(
+  case, implementation, mode
+):
+  shape = batch, queries, keys, heads, *_ = CASES[case]
+  q, k, v, g = inputs(shape)
+  terms = position_terms(shape)
+  mask = make_mask(mode, batch, queries, keys)
+  dropout = attention.Dropout(0.2, jnp.arange(batch, dtype=jnp.uint32))
+  kept = dropout.kept(heads, np.arange(queries), np.arange(keys))
+  found = attend_relatively(
+    *(q, k, v, mask, g, terms, implementation), dropout=dropout
+  )
+  expected = reference.attention(
+    *(q, k, v, reference.visible(mask, batch, queries, keys), g),
+    kept=np.asarray(kept) * dropout.scale,
+    relative=(*terms, buckets(queries, keys)),
+    scale=0.3,
+  )
+  check_errors(found, expected, 1e-6)
+
+
+def test_log_buckets_are_ltg_berts():
+  """By its formula, one distance at a time, in exact arithmetic."""
+
+  def bucket(distance, size=32, longest=512):
+    far, middle = min(abs(distance), longest - 1), size // 2
+    if far <= middle:
+      return distance
+    # The smallest n with (far / middle)^(middle - 1) <= (last / middle)^n.
+    power = fractions.Fraction(far, middle) ** (middle - 1)
+    base = fractions.Fraction(longest - 1, middle)
+    n = next(n for n in range(middle) if power <= base**n)
+    return (middle + n) * (1 if distance > 0 else -1)
+
+  edges = attention.log_edges(32, 512)
+  assert len(edges) == 62
+  distances = range(-700, 701)
+  found = [sum(d >= edge for edge in edges) - 31 for d in distances]
+  assert found == [bucket(d) for d in distances]
+
+
+def test_position_terms_that_do_not_fit_are_told():
+  q, k, v, _ = inputs(CASES["square"])
+  query, key = position_terms(CASES["square"])
+  for terms, words in (
+    ((query[:, 1:], key, EDGES), r"relative.query is float32\[2, 8, 4, 15\]"),
+    ((query, key[..., 1:], EDGES), r"relative.key is float32\[2, 9, 4, 14\]"),
+    ((query, key, EDGES[::-1]), "do not ascend"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      attention.attend(q, k, v, CAUSAL, relative=attention.Relative(*terms))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -186,15 +268,14 @@ def test_bounds_outside_the_row_mean_its_ends(implementation):
   )
   visible = np.ones((batch, queries, keys), bool)
   visible[0, 1:3] = False
-  for x, y in zip(found, in_float64(q, k, v, visible, g), strict=True):
-    assert closest(x, y) < 1e-5
+  check_errors(found, reference.attention(q, k, v, visible, g), 1e-6)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_large_scores_do_not_overflow(implementation):
   q, k, v, g = inputs(CASES["square"])
-  visible = visible_by_definition(CAUSAL, 2, 9, 9)
-  expected = in_float64(100 * q, 100 * k, v, visible, g)[0]
+  visible = reference.visible(CAUSAL, 2, 9, 9)
+  expected = reference.attention(100 * q, 100 * k, v, visible, g)[0].out
   found = attention.attend(
     100 * q, 100 * k, v, CAUSAL, implementation=implementation
   )
@@ -206,11 +287,10 @@ def test_bfloat16_rounds_only_in_and_out(mode):
   shape = batch, queries, keys, *_ = CASES["grouped"]
   q, k, v, g = inputs(shape, dtype=jnp.bfloat16)
   mask = make_mask(mode, batch, queries, keys)
-  visible = visible_by_definition(mask, batch, queries, keys)
+  visible = reference.visible(mask, batch, queries, keys)
   found = attend_with_gradients(q, k, v, mask, g)
-  for x, y in zip(found, in_float64(q, k, v, visible, g), strict=True):
-    assert x.dtype == jnp.bfloat16
-    assert closest(x, y) < 1.5e-2
+  assert all(x.dtype == jnp.bfloat16 for x in found)
+  check_errors(found, reference.attention(q, k, v, visible, g), 1e-2)
 
 
 # The kernel, by properties
@@ -264,12 +344,6 @@ def _long_mask(mode, batch, queries, keys, seed):
   return AttentionMask(False, start, end)
 
 
-def visibility(mask, batch, queries, keys):
-  dense = mask.dense(queries, keys)
-  dense = np.ones((1, 1, 1), bool) if dense is None else np.asarray(dense)
-  return np.broadcast_to(dense, (batch, queries, keys))
-
-
 def check_kernel(case):
   shape, mask, sizes, rate, dtype, seed = case
   batch, queries, keys, heads, *_ = shape
@@ -281,8 +355,8 @@ def check_kernel(case):
     kept = np.asarray(
       dropout.kept(heads, np.arange(queries), np.arange(keys))
     ) / (1.0 - rate)
-  visible = visibility(mask, batch, queries, keys)
-  expected = in_float64(q, k, v, visible, g, kept)
+  visible = reference.visible(mask, batch, queries, keys)
+  expected = reference.attention(q, k, v, visible, g, kept)
   with pytest.MonkeyPatch.context() as patch:
     for name, size in sizes.items():
       patch.setattr(kernel, name, size)
@@ -291,15 +365,8 @@ def check_kernel(case):
       lambda *args: attend_with_gradients.__wrapped__(*args, "pallas", dropout)
     )
     found = run(q, k, v, mask, g)
-  limit = 1e-5 if dtype == "float32" else 1e-2
-  for name, x, y in zip(
-    ("out", "dq", "dk", "dv"), found, expected, strict=True
-  ):
-    assert x.dtype == dtype
-    # A single visible key has a zero gradient: terms of size one cancel for
-    # each query, and their rounding is all there is.
-    floor = 1e-1 * np.sqrt(g.size)
-    assert relative_error(x, y, floor) < limit, name
+  assert all(x.dtype == dtype for x in found)
+  check_errors(found, expected, 1e-5 if dtype == "float32" else 1e-2)
 
 
 @hypothesis.given(kernel_cases())
@@ -336,7 +403,7 @@ def test_nothing_leaks_from_block_to_block(
     functools.partial(attention.attend, implementation=implementation)
   )
   before = np.asarray(run(q, k, v, mask))
-  visible = visibility(mask, batch, length, length)
+  visible = reference.visible(mask, batch, length, length)
   for at in (0, 127, 128, 200, 399):
     after = run(q, k.at[0, at].add(3), v.at[0, at].add(3), mask)
     changed = (before != np.asarray(after)).any(axis=(2, 3))
@@ -431,7 +498,7 @@ def _walk(index_map, ids, scalars):
 
 
 def needed_blocks(mask, batch, length, blocks):
-  dense = visibility(mask, batch, length, length)
+  dense = reference.visible(mask, batch, length, length)
   seen = set()
   for b, q, k in np.ndindex(batch, blocks.q_count, blocks.k_count):
     rows = slice(q * blocks.q_size, (q + 1) * blocks.q_size)
@@ -576,7 +643,7 @@ def test_a_mask_prepared_for_something_else_is_refused():
   made = attention.prepare(CAUSAL, q, k)
   keys = jnp.zeros(len(q), jnp.uint32)
   with pytest.raises(
-    ValueError, match=r"prepared for \(q, k, dtype, dropout\)"
+    ValueError, match=r"for \(q, k, dtype, dropout, relative\)"
   ):
     attention.attend(q[:, :3], k, v, made)
   with pytest.raises(ValueError, match="prepared for"):

@@ -20,6 +20,8 @@ from antlm_jax.examples import Layout
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.llama import LlamaConfig
 from antlm_jax.objectives import Segments
+from antlm_jax.step import jitted, state_shardings
+from tests import reference
 from tests.benchmarks import step as benchmark
 
 try:
@@ -79,45 +81,19 @@ def attend(q, k, v, g, mask, dropout, implementation):
   return out, *pull(g)
 
 
-def reference(q, k, v, g, mask, dropout):
-  """What `attend` returns, by definition and in float64."""
-  q, k, v, g = (np.asarray(x, np.float64) for x in (q, k, v, g))
-  group, scale = HEADS // KV_HEADS, q.shape[-1] ** -0.5
-  k, v = (np.repeat(x, group, axis=2) for x in (k, v))
-  i, j = np.arange(LENGTH)[:, None], np.arange(LENGTH)
-  start = AT * 0 if mask.k_start is None else mask.k_start
-  end = AT * 0 + LENGTH if mask.k_end is None else mask.k_end
-  visible = (start[..., None] <= j) & (j < end[..., None])
-  visible = (visible & ((j <= i) | (not mask.causal)))[:, None]
-  kept = 1.0
-  if dropout is not None:
-    with jax.default_device(jax.devices("cpu")[0]):
-      kept = np.asarray(dropout.kept(HEADS, jnp.asarray(i[:, 0]), j))
-    kept = kept / (1 - dropout.rate)
-  # No score is large enough to overflow.
-  p = np.where(visible, np.exp(scale * np.einsum("btnh,bsnh->bnts", q, k)), 0)
-  p /= np.maximum(p.sum(axis=-1, keepdims=True), 1e-300)
-  dp = kept * np.einsum("btnh,bsnh->bnts", g, v)
-  ds = scale * p * (dp - np.sum(p * dp, axis=-1, keepdims=True))
-  dk = np.einsum("bnts,btnh->bsnh", ds, q)
-  dv = np.einsum("bnts,btnh->bsnh", kept * p, g)
-  return (
-    np.einsum("bnts,bsnh->btnh", kept * p, v),
-    np.einsum("bnts,bsnh->btnh", ds, k),
-    *(x.reshape(*SHAPE, KV_HEADS, group, -1).sum(axis=3) for x in (dk, dv)),
-  )
-
-
 def check(mask, dtype, implementation, dropout=None):
   """Compares attention and its gradients with the reference."""
   arrays = inputs(dtype)
   # Without this a GPU multiplies float32 in TF32, 10 bits of it.
   with jax.default_matmul_precision("highest"):
     found = attend(*arrays, mask, dropout, implementation)
-  expected = reference(*arrays, mask, dropout)
-  for name, x, y in zip(
-    ("output", "dq", "dk", "dv"), found, expected, strict=True
-  ):
+  *arrays, g = arrays
+  seen, kept = reference.visible(mask, *SHAPE, LENGTH), None
+  if dropout is not None:
+    with jax.default_device(jax.devices("cpu")[0]):
+      kept = np.asarray(dropout.kept(HEADS, AT[0], AT[0])) * dropout.scale
+  expected, _ = reference.attention(*arrays, seen, g, kept)
+  for name, x, y in zip(expected._fields, found, expected, strict=False):
     assert x.dtype == dtype
     error = np.abs(np.asarray(x, np.float64) - y).max() / np.abs(y).max()
     assert error < LIMITS[dtype], f"{name} is off by {error:.1e}, relatively"
@@ -205,7 +181,7 @@ def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:
   mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, [device])
   found = []
   with jax.set_mesh(mesh):
-    init, step = benchmark.jitted(trainer, mesh)
+    init, step = jitted(trainer, state_shardings(trainer, mesh))
     state, example = init(), sharding.place(mesh, example)
     for _ in range(steps):
       state, metrics = step(state, example)

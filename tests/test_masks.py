@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from antlm_jax import flops
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
-from tests.helpers import visible_by_definition
+from tests import reference
 
 
 @st.composite
@@ -28,7 +28,7 @@ def masks(draw):
 @hypothesis.settings(max_examples=40, deadline=None)
 def test_dense_is_the_definition(case):
   mask, batch, queries, keys = case
-  expected = visible_by_definition(mask, batch, queries, keys)
+  expected = reference.visible(mask, batch, queries, keys)
   found = mask.dense(queries, keys)
   if found is None:
     assert expected.all()
@@ -49,7 +49,7 @@ def test_bounds_say_the_same_and_stay_inside(case):
   start, end = mask.bounds(queries, keys)
   assert (start >= 0).all() and (end <= keys).all()
   found = AttentionMask(False, start, end).dense(queries, keys)
-  expected = visible_by_definition(mask, batch, queries, keys)
+  expected = reference.visible(mask, batch, queries, keys)
   assert (np.broadcast_to(found, expected.shape) == expected).all()
 
 
@@ -57,5 +57,5 @@ def test_bounds_say_the_same_and_stay_inside(case):
 @hypothesis.settings(max_examples=40, deadline=None)
 def test_pairs_are_counted(case):
   mask, batch, length, _ = case
-  expected = visible_by_definition(mask, batch, length, length).sum()
+  expected = reference.visible(mask, batch, length, length).sum()
   assert flops.visible_pairs(mask, (batch, length)) == expected

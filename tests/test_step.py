@@ -18,7 +18,7 @@ import pytest
 from antlm_jax import losses, optim, sharding
 from antlm_jax.cli import UserError
 from antlm_jax.examples import Layout
-from antlm_jax.step import state_shardings
+from antlm_jax.step import jitted, state_shardings
 from tests import helpers
 from tests.helpers import FakeRows, settings, source
 
@@ -241,10 +241,8 @@ def test_a_program_for_each_mask_and_capacity_and_no_more(attention):
   programs = set()
   with jax.set_mesh(mesh):
     shardings = state_shardings(trainer, mesh)
-    state = jax.jit(trainer.init, out_shardings=shardings)()
-    step = jax.jit(
-      trainer.train_step, out_shardings=(shardings, None), donate_argnums=0
-    )
+    init, step = jitted(trainer, shardings)
+    state = init()
     for s in range(36):
       example = of[s]
       bounds = example.mask.k_start is None, example.mask.k_end is None
@@ -277,7 +275,7 @@ import dataclasses, json, sys
 import jax, numpy as np
 from antlm_jax import optim, sharding
 from antlm_jax.examples import Layout
-from antlm_jax.step import state_shardings
+from antlm_jax.step import jitted, state_shardings
 from tests import helpers
 
 def run(attention="reference", **shape):
@@ -291,10 +289,9 @@ def run(attention="reference", **shape):
   trainer = helpers.trainer(model, rate=1e-2, optimizer=adam)
   with jax.set_mesh(mesh):
     shardings = state_shardings(trainer, mesh)
-    state = jax.jit(trainer.init, out_shardings=shardings)()
+    init, step = jitted(trainer, shardings)
+    state = init()
     params = jax.device_get(state.params)
-    step = jax.jit(
-      trainer.train_step, out_shardings=(shardings, None), donate_argnums=0)
     losses = []
     for s in range(4):
       state, metrics = step(state, sharding.place(mesh, of[s]))

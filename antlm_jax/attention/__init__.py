@@ -25,6 +25,7 @@ from antlm_jax.attention import kernel, schedule
 from antlm_jax.attention.dropout import Dropout
 from antlm_jax.attention.kernel import SAVED
 from antlm_jax.attention.reference import chunked, reference
+from antlm_jax.attention.relative import Relative, log_edges
 from antlm_jax.masks import AttentionMask
 
 __all__ = [
@@ -32,12 +33,14 @@ __all__ = [
   "SAVED",
   "Dropout",
   "Prepared",
+  "Relative",
   "attend",
   "choose",
+  "log_edges",
   "prepare",
 ]
 
-_CPU_LONG = 1024  # keys of a row from which on chunks are faster on CPU
+_CPU_LONG = 1024  # keys of a row from which on chunks cost no time on CPU
 _MOST_SCALARS = 150_000  # 600 kB of the 1 MB of scalar memory
 
 
@@ -49,8 +52,8 @@ class Prepared:
   Attributes:
     mask: The mask.
     implementation: A name of `IMPLEMENTATIONS`.
-    fits: What it was made for: the shapes of q and k, their dtype, and whether
-      attention weights may be dropped.
+    fits: What it was made for: the shapes of q and k, their dtype, whether
+      attention weights may be dropped, and whether scores have position terms.
     schedules: The kernel's, one after another of each data shard.
   """
 
@@ -68,6 +71,7 @@ def attend(
   *,
   scale: float | None = None,
   dropout: Dropout | None = None,
+  relative: Relative | None = None,
   implementation: str = "auto",
 ) -> jax.Array:
   """Scaled dot-product attention with grouped queries.
@@ -85,6 +89,8 @@ def attend(
       it once.
     scale: Multiplies the scores; None for H ** -0.5.
     dropout: What is dropped of the attention weights.
+    relative: What relative positions add to the scores, before the scale, in
+      q's dtype.
     implementation: A name of `IMPLEMENTATIONS`, or auto.
 
   Returns:
@@ -94,17 +100,18 @@ def attend(
     ValueError: for shapes, dtypes and bounds that do not fit, and for an
       implementation that cannot compute this.
   """
-  _check(q, k, v, dropout)
+  _check(q, k, v, dropout, relative)
   if dropout is not None and not dropout.rate:
     dropout = None
+  needs = {"dropout": dropout is not None, "relative": relative is not None}
   if isinstance(mask, AttentionMask):
-    mask = prepare(mask, q, k, implementation, dropout=dropout is not None)
+    mask = prepare(mask, q, k, implementation, **needs)
   else:
-    _check_prepared(mask, q, k, implementation, dropout is not None)
+    _check_prepared(mask, q, k, implementation, **needs)
   if scale is None:
     scale = q.shape[-1] ** -0.5
   run = IMPLEMENTATIONS[mask.implementation]
-  return run(q, k, v, mask, float(scale), dropout)
+  return run(q, k, v, mask, float(scale), dropout, relative)
 
 
 def prepare(
@@ -113,6 +120,7 @@ def prepare(
   k: jax.Array | jax.ShapeDtypeStruct,
   implementation: str = "auto",
   dropout: bool = False,
+  relative: bool = False,
 ) -> Prepared:
   """Makes ready once what `attend` needs of a mask in every layer.
 
@@ -122,13 +130,14 @@ def prepare(
     k: Likewise the keys, `[B, S, K, H]`.
     implementation: A name of `IMPLEMENTATIONS`, or auto.
     dropout: Whether attention weights will be dropped.
+    relative: Whether scores will have position terms.
 
   Raises:
     ValueError: as `attend` does.
   """
   _check_bounds(mask, q.shape, k.shape)
-  name = choose(mask, q, k, implementation, dropout)
-  fits = _fits(q, k, dropout)
+  name = choose(mask, q, k, implementation, dropout, relative)
+  fits = _fits(q, k, dropout, relative)
   if name != "pallas":
     return Prepared(mask, name, fits)
   rows, _ = sharding.batch_and_heads(k.shape)
@@ -142,7 +151,12 @@ def prepare(
 
 
 def choose(
-  mask: AttentionMask, q, k, implementation: str = "auto", dropout: bool = False
+  mask: AttentionMask,
+  q,
+  k,
+  implementation: str = "auto",
+  dropout: bool = False,
+  relative: bool = False,
 ) -> str:
   """Returns the name of the implementation that `prepare` takes.
 
@@ -154,19 +168,22 @@ def choose(
     if platform == "cpu":
       return "chunked" if k.shape[1] >= _CPU_LONG else "reference"
     best = "pallas" if platform == "tpu" else "cudnn"
-    return "chunked" if _obstacle(best, mask, q, k, dropout) else best
+    obstacle = _obstacle(best, mask, q, k, dropout, relative)
+    return "chunked" if obstacle else best
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
       f"attention={implementation!r} is not one of auto,"
       f" {', '.join(IMPLEMENTATIONS)}"
     )
-  obstacle = _obstacle(implementation, mask, q, k, dropout)
+  obstacle = _obstacle(implementation, mask, q, k, dropout, relative)
   if obstacle:
     raise ValueError(f"attention={implementation!r} needs {obstacle}")
   return implementation
 
 
-def _obstacle(name: str, mask, q, k, dropout: bool) -> str | None:
+def _obstacle(
+  name: str, mask, q, k, dropout: bool, relative: bool
+) -> str | None:
   """Returns what an implementation needs and does not find."""
   if name == "pallas":
     rows, heads = sharding.batch_and_heads(k.shape)
@@ -176,13 +193,13 @@ def _obstacle(name: str, mask, q, k, dropout: bool) -> str | None:
     scalars //= sharding.ways(rows)
     if scalars > _MOST_SCALARS:
       return f"smaller batches: {scalars} numbers for {_MOST_SCALARS} places"
-    return kernel.obstacle(q, k.shape[2])
+    return kernel.obstacle(q, k.shape[2], relative)
   if name == "cudnn":
-    return _cudnn_obstacle(mask, q, dropout)
+    return _cudnn_obstacle(mask, q, dropout, relative)
   return None
 
 
-def _cudnn_obstacle(mask, q, dropout: bool) -> str | None:
+def _cudnn_obstacle(mask, q, dropout: bool, relative: bool) -> str | None:
   if sharding.device().platform != "gpu":
     return "a GPU"
   try:
@@ -193,25 +210,28 @@ def _cudnn_obstacle(mask, q, dropout: bool) -> str | None:
   widest = 256 if capability >= 9 else 128
   if capability < 8:
     return f"compute capability 8.0 or later; this GPU has {capability}"
-  if mask.k_start is not None or mask.k_end is not None:
+  if mask.bounded:
     return "a mask that is plainly causal or full"
   if q.dtype != jnp.bfloat16:
     return f"bfloat16, not {q.dtype}"
   if q.shape[-1] > widest or q.shape[-1] % 8:
     return f"a head width that is a multiple of 8, of at most {widest}"
+  if relative:
+    return "scores without position terms"
   return "no attention dropout" if dropout else None
 
 
-# What each implementation is called by: `(q, k, v, prepared, scale, dropout)`.
+# What each implementation is called by: `(q, k, v, prepared, scale, dropout,
+# relative)`.
 
 
 def _plain(run):
-  return lambda q, k, v, prepared, scale, dropout: run(
-    q, k, v, prepared.mask, scale, dropout
+  return lambda q, k, v, prepared, scale, dropout, relative: run(
+    q, k, v, prepared.mask, scale, dropout, relative
   )
 
 
-def _cudnn(q, k, v, prepared, scale, dropout):
+def _cudnn(q, k, v, prepared, scale, dropout, relative):
   rows, heads = sharding.batch_and_heads(k.shape)
   spec = PartitionSpec(rows, None, heads, None)
   run = functools.partial(
@@ -223,7 +243,7 @@ def _cudnn(q, k, v, prepared, scale, dropout):
   return sharding.on_shards(run, (spec,) * 3, spec)(q, k, v)
 
 
-def _pallas(q, k, v, prepared, scale, dropout):
+def _pallas(q, k, v, prepared, scale, dropout, relative):
   mask, kv_heads = prepared.mask, k.shape[2]
   settings = kernel.Settings(
     blocks=_blocks(q, k),
@@ -278,7 +298,7 @@ def _blocks(q, k) -> schedule.Blocks:
 # What can be known to be wrong while tracing.
 
 
-def _check(q, k, v, dropout: Dropout | None) -> None:
+def _check(q, k, v, dropout: Dropout | None, relative) -> None:
   shapes = f"q {_say(q)}, k {_say(k)}, v {_say(v)}"
   if not q.ndim == k.ndim == v.ndim == 4:
     raise ValueError(
@@ -299,8 +319,13 @@ def _check(q, k, v, dropout: Dropout | None) -> None:
     jnp.bfloat16,
   ):
     raise ValueError(f"attention is all float32 or all bfloat16, not {shapes}")
-  if dropout is None:
-    return
+  if dropout is not None:
+    _check_dropout(q, dropout)
+  if relative is not None:
+    _check_relative(q, k, relative)
+
+
+def _check_dropout(q, dropout: Dropout) -> None:
   if not 0.0 <= dropout.rate < 1.0:
     raise ValueError(f"attention dropout of {dropout.rate} is not in [0, 1)")
   keys = dropout.row_keys
@@ -310,21 +335,39 @@ def _check(q, k, v, dropout: Dropout | None) -> None:
     )
 
 
-def _fits(q, k, dropout: bool) -> tuple:
-  return tuple(q.shape), tuple(k.shape), jnp.dtype(q.dtype).name, dropout
+def _check_relative(q, k, relative: Relative) -> None:
+  buckets = len(relative.edges) + 1
+  if tuple(relative.edges) != tuple(sorted(set(relative.edges))):
+    raise ValueError(f"relative.edges {relative.edges} do not ascend")
+  for name, rows in (("query", q), ("key", k)):
+    terms = getattr(relative, name)
+    shape = (*rows.shape[:2], q.shape[2], buckets)
+    if terms.shape != shape or terms.dtype != q.dtype:
+      wanted = jax.ShapeDtypeStruct(shape, q.dtype)
+      raise ValueError(
+        f"relative.{name} is {_say(terms)}, not {_say(wanted)}, as many as"
+        " there are buckets"
+      )
 
 
-def _check_prepared(made: Prepared, q, k, implementation: str, dropout) -> None:
+def _fits(q, k, dropout: bool, relative: bool) -> tuple:
+  dtype = jnp.dtype(q.dtype).name
+  return tuple(q.shape), tuple(k.shape), dtype, dropout, relative
+
+
+def _check_prepared(
+  made: Prepared, q, k, implementation: str, dropout, relative
+) -> None:
   if implementation not in ("auto", made.implementation):
     raise ValueError(
       f"the mask is prepared for attention={made.implementation!r}, not"
       f" {implementation!r}"
     )
   # What may drop weights need not.
-  if _fits(q, k, dropout or made.fits[3]) != made.fits:
+  if _fits(q, k, dropout or made.fits[3], relative) != made.fits:
     raise ValueError(
-      "the mask is prepared for (q, k, dtype, dropout) of"
-      f" {made.fits}, not {_fits(q, k, dropout)}"
+      "the mask is prepared for (q, k, dtype, dropout, relative) of"
+      f" {made.fits}, not {_fits(q, k, dropout, relative)}"
     )
 
 

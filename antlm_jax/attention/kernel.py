@@ -61,8 +61,10 @@ def cut(queries: int, keys: int, group: int, width: int, dtype) -> Blocks:
   return Blocks.of(queries, keys, largest)
 
 
-def obstacle(q, kv_heads: int) -> str | None:
+def obstacle(q, kv_heads: int, relative: bool = False) -> str | None:
   """Returns what the kernel would need for queries q `[B, T, N, H]`."""
+  if relative:
+    return "scores without position terms"
   group = q.shape[2] // kv_heads
   # The smallest block of a group's queries still is one of all its heads.
   most = 2 * _most_scores(q.shape[3], q.dtype) // LANES**2
@@ -482,21 +484,7 @@ def _call(
   rows, kv_heads, group, width, _ = arrays["q"].shape
   blocks = settings.blocks
   heads = heads_of_a_step(kv_heads, group, width, blocks, arrays["q"].dtype)
-  q_part = (1, heads, group, width, blocks.q_size)
-  k_part = (1, heads, width, blocks.k_size)
-  row_part = (1, heads, group, width, blocks.queries)
-  one_part = (1, heads, group, blocks.q_size)
-  parts = {  # shape of the part, and its index after the batch's row
-    "q": (q_part, lambda h, step: (h, 0, 0, step.q)),
-    "do": (q_part, lambda h, step: (h, 0, 0, step.q)),
-    "k": (k_part, lambda h, step: (h, 0, step.k)),
-    "v": (k_part, lambda h, step: (h, 0, step.k)),
-    "row": (row_part, lambda h, step: (h, 0, 0, 0)),
-    "lse": (one_part, lambda h, step: (h, 0, step.q)),
-    "delta": (one_part, lambda h, step: (h, 0, step.q)),
-    "start": ((1, 1, blocks.q_size), lambda h, step: (0, step.q)),
-    "end": ((1, 1, blocks.q_size), lambda h, step: (0, step.q)),
-  }
+  parts = _parts(heads, group, width, blocks)
   arrays = {n: x[:, None] if x.ndim == 2 else x for n, x in arrays.items()}
   grid, scalars = schedule.grid(rows), schedule.scalars
   if seeds is not None:
@@ -545,6 +533,28 @@ def _call(
     interpret=settings.interpret,
     name="attention" + body.__name__,
   )(*scalars, *arrays.values())
+
+
+def _parts(heads: int, group: int, width: int, blocks: Blocks) -> dict:
+  """Returns each array's part at a step.
+
+  By name, its shape, and `index(h, step)`: where it is, after the batch's row.
+  """
+  q_part = (1, heads, group, width, blocks.q_size)
+  k_part = (1, heads, width, blocks.k_size)
+  row_part = (1, heads, group, width, blocks.queries)
+  one_part = (1, heads, group, blocks.q_size)
+  return {
+    "q": (q_part, lambda h, step: (h, 0, 0, step.q)),
+    "do": (q_part, lambda h, step: (h, 0, 0, step.q)),
+    "k": (k_part, lambda h, step: (h, 0, step.k)),
+    "v": (k_part, lambda h, step: (h, 0, step.k)),
+    "row": (row_part, lambda h, step: (h, 0, 0, 0)),
+    "lse": (one_part, lambda h, step: (h, 0, step.q)),
+    "delta": (one_part, lambda h, step: (h, 0, step.q)),
+    "start": ((1, 1, blocks.q_size), lambda h, step: (0, step.q)),
+    "end": ((1, 1, blocks.q_size), lambda h, step: (0, step.q)),
+  }
 
 
 def _cost(settings, arrays, outputs, products: int) -> pl.CostEstimate:

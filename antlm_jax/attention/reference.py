@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from antlm_jax.attention.dropout import Dropout
+from antlm_jax.attention.relative import Relative
 from antlm_jax.masks import AttentionMask
 
 
@@ -14,6 +15,7 @@ def reference(
   mask: AttentionMask,
   scale: float,
   dropout: Dropout | None,
+  relative: Relative | None = None,
   first: jax.Array | int = 0,
 ) -> jax.Array:
   """Attention with all scores in memory at once.
@@ -25,6 +27,7 @@ def reference(
     mask: Which keys each query sees.
     scale: Multiplies the scores.
     dropout: What is dropped of the attention weights, if anything.
+    relative: What positions add to the scores before `scale`, if anything.
     first: Index in its row of the first query.
 
   Returns:
@@ -36,6 +39,8 @@ def reference(
   scores = jnp.einsum(
     "btkgh,bskh->bkgts", q, k, preferred_element_type=jnp.float32
   )
+  if relative is not None:
+    scores = scores + relative.scores(first).reshape(scores.shape)
   scores = scores * scale
   visible = mask.dense(queries, keys)
   if visible is None:
@@ -62,6 +67,7 @@ def chunked(
   mask: AttentionMask,
   scale: float,
   dropout: Dropout | None,
+  relative: Relative | None = None,
   chunk: int = 256,
 ) -> jax.Array:
   """Like `reference`, in memory linear in T: `chunk` queries at a time.
@@ -70,7 +76,7 @@ def chunked(
   """
   queries, keys = q.shape[1], k.shape[1]
   if queries <= chunk:
-    return reference(q, k, v, mask, scale, dropout)
+    return reference(q, k, v, mask, scale, dropout, relative)
   count = -(-queries // chunk)
 
   def split(x):  # [B or 1, T, ...] to [count, B or 1, chunk, ...]
@@ -79,17 +85,23 @@ def chunked(
     return jnp.moveaxis(x.reshape(x.shape[0], count, chunk, *x.shape[2:]), 1, 0)
 
   # In float32, so that the chunks' gradients for them are added up in it.
-  wide = k.astype(jnp.float32), v.astype(jnp.float32)
+  of_query, of_key, edges = None, None, ()
+  if relative is not None:
+    of_query, of_key, edges = relative.query, relative.key, relative.edges
+  wide = jax.tree.map(lambda x: x.astype(jnp.float32), (k, v, of_key))
 
   @jax.checkpoint
   def body(start, part):
-    q, bounds = part
-    k, v = (x.astype(q.dtype) for x in wide)
+    q, of_query, bounds = part
+    k, v, of_key = jax.tree.map(lambda x: x.astype(q.dtype), wide)
     mask = AttentionMask(False, *bounds)
-    return start + chunk, reference(q, k, v, mask, scale, dropout, start)
+    terms = None if of_key is None else Relative(of_query, of_key, edges)
+    out = reference(q, k, v, mask, scale, dropout, terms, start)
+    return start + chunk, out
 
   # The bounds hold what causality hides: a chunk does not start at query 0.
   bounds = mask.bounds(queries, keys)
-  _, out = jax.lax.scan(body, 0, (split(q), jax.tree.map(split, bounds)))
+  parts = jax.tree.map(split, (q, of_query, bounds))
+  _, out = jax.lax.scan(body, 0, parts)
   out = jnp.moveaxis(out, 0, 1).reshape(q.shape[0], -1, *q.shape[2:])
   return out[:, :queries]

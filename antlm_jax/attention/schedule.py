@@ -229,11 +229,9 @@ def make(
     rows: Rows of the batch B.
     blocks: The blocks.
   """
-  bare = mask.k_start is None and mask.k_end is None
-  if bare and not mask.causal:
-    return Full(blocks, False), Full(blocks, True)
-  if bare and blocks.queries == blocks.keys:
-    return Triangle(blocks, False), Triangle(blocks, True)
+  if _is_plain(mask, blocks):
+    kind = Triangle if mask.causal else Full
+    return kind(blocks, False), kind(blocks, True)
   needed, whole = _block_visibility(mask, rows, blocks)
   by_query = _list(needed, whole, *_bits(blocks, False))
   flip = lambda x: x.swapaxes(1, 2)  # noqa: E731
@@ -243,11 +241,15 @@ def make(
 
 def table_size(mask: AttentionMask, rows: int, blocks: Blocks) -> int:
   """Returns how many entries the longest table has; 0 without tables."""
-  if isinstance(
-    jax.eval_shape(lambda m: make(m, rows, blocks)[0], mask), Table
-  ):
-    return rows * blocks.q_count * blocks.k_count
-  return 0
+  if _is_plain(mask, blocks):
+    return 0
+  return rows * blocks.q_count * blocks.k_count
+
+
+def _is_plain(mask: AttentionMask, blocks: Blocks) -> bool:
+  """Whether arithmetic is enough to find the blocks."""
+  square = blocks.queries == blocks.keys
+  return not mask.bounded and (square or not mask.causal)
 
 
 def _block_visibility(mask: AttentionMask, rows: int, blocks: Blocks):

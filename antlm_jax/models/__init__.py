@@ -1,6 +1,7 @@
 """The encoders, behind one functional interface."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,8 +9,9 @@ import jax
 from flax import nnx
 
 from antlm_jax.cli import UserError
+from antlm_jax.examples import Example
 from antlm_jax.masks import AttentionMask
-from antlm_jax.models import llama
+from antlm_jax.models import layers, llama
 
 Params = dict[str, jax.Array]  # {"blocks/mlp/up/kernel": array}, layers stacked
 
@@ -52,6 +54,23 @@ class Model:
   def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
     """Hidden states `[..., D]` to scores float32 `[..., V]`."""
     return self.bind(params).logits(hidden)
+
+  def attention_of(self, example: Example) -> str:
+    """Returns what computes a batch's attention in training.
+
+    Raises:
+      ValueError: if what the configuration asks for cannot.
+    """
+    _, rows, length = example.inputs.shape
+    mask = jax.tree.map(lambda bound: bound[0], example.mask)
+    prepare = functools.partial(
+      layers.prepare_mask,
+      self.config,
+      rows=rows,
+      length=length,
+      training=True,
+    )
+    return jax.eval_shape(prepare, mask).implementation
 
   def bind(self, params: Params) -> nnx.Module:
     """Returns the encoder module holding `params`."""

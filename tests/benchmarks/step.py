@@ -36,7 +36,6 @@ import numpy as np
 
 from antlm_jax import cli, files, flops, models, optim, sharding
 from antlm_jax.examples import Example, Layout, assemble
-from antlm_jax.models import layers
 from antlm_jax.models.llama import SHAPES, LlamaConfig
 from antlm_jax.objectives import (
   OBJECTIVES,
@@ -46,7 +45,7 @@ from antlm_jax.objectives import (
   Vocabulary,
   corrupt,
 )
-from antlm_jax.step import Trainer, state_shardings
+from antlm_jax.step import Trainer, jitted, state_shardings
 
 BATCHES = {  # the objectives of rows, in turn, and whether rows are packed
   "clm": ("C", False),
@@ -154,16 +153,6 @@ def make_trainer(config: LlamaConfig) -> Trainer:
   )
 
 
-def jitted(trainer: Trainer, mesh):
-  """Returns the trainer's init and train step, jitted as a run's are."""
-  shardings = state_shardings(trainer, mesh)
-  init = jax.jit(trainer.init, out_shardings=shardings)
-  step = jax.jit(
-    trainer.train_step, out_shardings=(shardings, None), donate_argnums=0
-  )
-  return init, step
-
-
 def step_times(step, state, example: Example, seconds: float) -> np.ndarray:
   """Returns the seconds from each step's end to the next one's."""
   ends: list[float] = []
@@ -197,7 +186,7 @@ def measure_size(size: Size, batches, attention: str, mesh, seconds: float):
   )
   trainer, shards = make_trainer(config), sharding.data_shards(mesh)
   layout = Layout(size.rows * shards, 1, shards)
-  init, step = jitted(trainer, mesh)
+  init, step = jitted(trainer, state_shardings(trainer, mesh))
   for batch in batches:
     example = make_example(batch, layout, size.seq_len, size.vocab_size)
     yield {
@@ -214,20 +203,13 @@ def measure(trainer, init, step, mesh, example: Example, seconds: float):
 
   What is not known is None; `error` says why a case has no time.
   """
-  config = trainer.model.config
   _, rows, length = example.inputs.shape
   out = dict.fromkeys(
     ("attention", "seconds", "steps", "tokens_per_second", "mfu",
      "needed_bytes", "peak_bytes", "compile_seconds", "error")
   )  # fmt: skip
   try:
-    mask = jax.tree.map(lambda x: x[0], example.mask)
-    out["attention"] = jax.eval_shape(
-      lambda mask: layers.prepare_mask(
-        config, mask, rows, length, training=True
-      ),
-      mask,
-    ).implementation
+    out["attention"] = trainer.model.attention_of(example)
     placed, state = sharding.place(mesh, example), init()
     begun = time.perf_counter()
     compiled = step.lower(state, placed).compile()

@@ -1,0 +1,98 @@
+"""Scores by relative position, from one small table per row.
+
+To the score of query i and key j are added a term of the query and a term of
+the key, each chosen by the bucket of the distance i - j: DeBERTa's content to
+position and position to content (arXiv 2006.03654, section 3.1).
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Relative:
+  """The position terms of queries and keys, by bucket.
+
+  Attributes:
+    query: What each query adds in each of C buckets, `[B, T, N, C]`.
+    key: What each key adds, `[B, S, N, C]`.
+    edges: C - 1 ascending distances: the bucket of i - j is the number of
+      edges up to it. Static.
+  """
+
+  query: jax.Array
+  key: jax.Array
+  edges: tuple[int, ...] = dataclasses.field(metadata={"static": True})
+
+  def scores(self, first: jax.Array | int = 0) -> jax.Array:
+    """Returns what is added to the scores, float32 `[B, N, T, S]`.
+
+    Each row is spread over its diagonals by a product with a one-hot matrix,
+    and moved into place by a reshape: no gather, and no scatter in backward.
+
+    Args:
+      first: Index in its row of the first query.
+    """
+    queries, keys = self.query.shape[1], self.key.shape[1]
+    diagonal = jnp.arange(queries + keys)
+    of_query = _spread(self.query, self.edges, first + queries - 1 - diagonal)
+    of_key = _spread(self.key, self.edges, first - (keys - 1) + diagonal)
+    return _skew(of_query, keys) + _skew(of_key, queries).swapaxes(-1, -2)
+
+
+def log_edges(size: int, longest: int) -> tuple[int, ...]:
+  """Edges of LTG-BERT's 2 x size - 1 buckets (arXiv 2303.09859).
+
+  Distances up to size / 2 have buckets of their own, further ones share them
+  by their logarithm, and all from `longest` - 1 on share the last.
+  """
+  middle, last = size // 2, longest - 1
+  distance = np.arange(longest)
+  scaled = np.log(np.maximum(distance, 1) / middle) / math.log(last / middle)
+  bucket = np.where(
+    distance <= middle, distance, middle + np.ceil(scaled * (middle - 1))
+  )
+  return edges_of(np.concatenate([-bucket[:0:-1], bucket]), 1 - longest)
+
+
+def edges_of(buckets: np.ndarray, first: int) -> tuple[int, ...]:
+  """Returns the edges of ascending buckets of distances from `first` on."""
+  rises = np.flatnonzero(np.diff(buckets))
+  return tuple(int(first + 1 + at) for at in rises)
+
+
+def bucket_of(distance, edges: tuple[int, ...]):
+  """Returns the bucket of each distance."""
+  edges = jnp.asarray(edges, jnp.int32)
+  return jnp.searchsorted(edges, distance, side="right", method="compare_all")
+
+
+def _spread(terms, edges: tuple[int, ...], distances) -> jax.Array:
+  """`[B, R, N, C]` by bucket to float32 `[B, N, R, W]` by distance."""
+  chosen = jax.nn.one_hot(
+    bucket_of(distances, edges), len(edges) + 1, dtype=terms.dtype, axis=0
+  )
+  return jnp.einsum(
+    "brnc,cw->bnrw",
+    terms,
+    chosen,
+    precision=jax.lax.Precision.HIGHEST,
+    preferred_element_type=jnp.float32,
+  )
+
+
+def _skew(x: jax.Array, columns: int) -> jax.Array:
+  """Returns y[r, c] = x[r, R - 1 - r + c], of x `[..., R, R + columns]`.
+
+  Counted along all rows, y[r, c] stands at R - 1 + r (W - 1) + c: rows one
+  element shorter.
+  """
+  *batch, rows, width = x.shape
+  flat = x.reshape(*batch, rows * width)
+  flat = flat[..., rows - 1 : rows - 1 + rows * (width - 1)]
+  return flat.reshape(*batch, rows, width - 1)[..., :columns]
