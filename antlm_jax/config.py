@@ -13,9 +13,8 @@ from collections.abc import Iterable
 
 from ml_collections import ConfigDict, config_dict
 
-from antlm_jax import curriculum
+from antlm_jax import curriculum, models
 from antlm_jax.cli import UserError
-from antlm_jax.models.llama import LlamaConfig
 from antlm_jax.objectives import OBJECTIVES, Objective
 
 # What may differ when a run goes on: it changes no parameter.
@@ -32,10 +31,12 @@ FREE = (
 )
 
 
-def default() -> ConfigDict:
-  """Returns every setting with its default; amounts in the unit named."""
-  llama = {f.name: f.default for f in dataclasses.fields(LlamaConfig)}
-  del llama["vocab_size"]  # the tokenizer's
+def default(encoder: str = "llama") -> ConfigDict:
+  """Returns every setting with its default; amounts in the unit named.
+
+  Args:
+    encoder: A key of `models.ENCODERS`, whose settings `model` has.
+  """
   return ConfigDict(
     {
       "seed": 0,
@@ -49,11 +50,15 @@ def default() -> ConfigDict:
         "path": "",  # a folder made by antlm_jax.prepare
         "rounding": "carry",  # at an epoch's end: carry, up or down
         "shuffle": True,
+        "short": 0.0,  # share of the rows cut off at a random place
         "threads": 2,
       },
-      "model": {"name": "llama", **llama},
+      "model": {"name": encoder, **models.defaults(encoder)},
       "train": {
         "batch_size": 128,  # rows in a step, over all devices
+        # Other batches from parts of the run on: ("64x128@0.5", "32x512@0.9")
+        # is 64 rows of 128 tokens from its half on, then 32 of 512.
+        "batch_schedule": (),
         "microbatches": 1,  # parts of a batch that are computed in turn
         "epochs": 0.0,  # length of the run, where the curriculum has
         "steps": 0,  # none; at most one of the two
@@ -156,6 +161,8 @@ def _check(config: ConfigDict) -> None:
   for key, least in _AT_LEAST.items():
     if not settings[key] >= least:
       raise UserError(f"{key}={settings[key]} is not at least {least}")
+  if not 0 <= config.data.short <= 1:
+    raise UserError(f"data.short={config.data.short} is not in [0, 1]")
   if config.optimizer.ema >= 1:
     raise UserError(f"optimizer.ema={config.optimizer.ema} is not under 1")
   if config.train.epochs and config.train.steps:
@@ -279,10 +286,14 @@ def shrink(config: ConfigDict, steps: int = 12) -> None:
     f"{max(1, round(length * scale))}{_mix(phase)}"
     for length, phase in zip(lengths, parsed.phases, strict=True)
   ) + " steps"  # fmt: skip
-  config.train.update(batch_size=4, microbatches=1, epochs=0.0, steps=0)
-  config.model.update(
-    layers=2, width=32, heads=4, kv_heads=2, mlp_width=64, dtype="float32"
+  config.train.update(
+    batch_size=4, microbatches=1, batch_schedule=(), epochs=0.0, steps=0
   )
+  config.model.update(
+    layers=2, width=32, heads=4, mlp_width=64, dtype="float32"
+  )
+  if "kv_heads" in config.model:
+    config.model.kv_heads = 2
   config.schedule.update(warmup_steps=0.1, decay_steps=0.2)
   config.eval.update(every=0.5, rows=8)
   config.checkpoint.update(every=0.5, keep_every=0)
@@ -303,9 +314,10 @@ def to_json(config: ConfigDict) -> str:
 
 def from_json(text: str) -> ConfigDict:
   """Reads `to_json`'s text."""
-  config = default()
+  settings = json.loads(text)
+  config = default(settings["model"]["name"])
   config.unlock()
-  config.update(json.loads(text))
+  config.update(settings)
   return config.lock()
 
 

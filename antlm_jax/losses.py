@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 
 def cross_entropy(
-  logits_of: Callable[[jax.Array], jax.Array],
+  logits_of: Callable[[jax.Array, jax.Array], jax.Array],
   hidden: jax.Array,
+  places: jax.Array,
   targets: jax.Array,
   weights: jax.Array,
   objective_ids: jax.Array,
@@ -18,8 +19,10 @@ def cross_entropy(
   """Sums the cross-entropy of targets by objective.
 
   Args:
-    logits_of: Maps hidden states `[..., D]` to scores float32 `[..., V]`.
+    logits_of: Maps hidden states `[..., D]` and their places `[...]` to
+      scores float32 `[..., V]`.
     hidden: Where each target is predicted, `[S, C, D]` (S data shards).
+    places: Where that is in the microbatch, int32 `[S, C]`.
     targets: int32 `[S, C]`.
     weights: float32 `[S, C]`; 0 for padding.
     objective_ids: Each target's objective, int32 `[S, C]`.
@@ -31,8 +34,8 @@ def cross_entropy(
     targets of positive weight `count`, `nats` (unweighted) and `correct`.
   """
 
-  def sums(hidden, targets, weights, objective_ids):
-    logits = logits_of(hidden)
+  def sums(hidden, places, targets, weights, objective_ids):
+    logits = logits_of(hidden, places)
     at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     nats = jax.nn.logsumexp(logits, axis=-1) - at_target
     real = (weights > 0).astype(jnp.float32)
@@ -47,10 +50,11 @@ def cross_entropy(
     by_kind = jax.nn.one_hot(objective_ids, num_objectives, dtype=jnp.float32)
     return {k: jnp.einsum("sc,sck->k", v, by_kind) for k, v in each.items()}
 
+  arrays = hidden, places, targets, weights, objective_ids
   capacity = targets.shape[1]
   chunks = -(-capacity // chunk)
   if chunks == 1:
-    return sums(hidden, targets, weights, objective_ids)
+    return sums(*arrays)
 
   def split(x):  # [S, C, ...] to [chunks, S, chunk, ...], padded with zeros
     size = -(-capacity // chunks)
@@ -63,5 +67,4 @@ def cross_entropy(
 
   names = ("loss", "weight", "count", "nats", "correct")
   zero = {name: jnp.zeros(num_objectives) for name in names}
-  parts = jax.tree.map(split, (hidden, targets, weights, objective_ids))
-  return jax.lax.scan(body, zero, parts)[0]
+  return jax.lax.scan(body, zero, jax.tree.map(split, arrays))[0]

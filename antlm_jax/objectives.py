@@ -17,6 +17,7 @@ from antlm_jax.cli import UserError
 ATTENTION = ("causal", "bidirectional", "prefix")
 PREDICT = ("all", "masked", "suffix")
 UNITS = ("token", "word", "span")
+SPAN_LENGTHS = ("uniform", "geometric")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +40,10 @@ class Objective:
       is left of 1 stays as it is.
     unit: What is chosen at once, with one draw for its fate: a `token`, a
       whole `word`, or a `span` of 1 to `span_length` tokens.
-    span_length: Longest span; lengths are uniform.
+    span_length: Longest span.
+    span_lengths: How often a span has each length: `uniform` (GPT-BERT's, up
+      to 3), or `geometric`, each two thirds as often as the one before
+      (LTG-BERT's, up to 9).
     weight: Weight of each target in the loss.
   """
 
@@ -53,6 +57,7 @@ class Objective:
   random_token: float = 0.1
   unit: str = "token"
   span_length: int = 3
+  span_lengths: str = "uniform"
   weight: float = 1.0
 
   def __post_init__(self):
@@ -60,6 +65,7 @@ class Objective:
       ("attention", ATTENTION),
       ("predict", PREDICT),
       ("unit", UNITS),
+      ("span_lengths", SPAN_LENGTHS),
       ("shift", (0, 1)),
     ):
       if getattr(self, field) not in choices:
@@ -289,7 +295,7 @@ def _choose(objective, ratio, tokens, draw, vocabulary):
   at = np.arange(tokens.shape[1])
   ordinary = ~vocabulary.special[tokens]
   if objective.unit == "span":
-    chosen, unit = _spans(objective.span_length, ratio, draw, len(at))
+    chosen, unit = _spans(objective, ratio, draw, len(at))
     return chosen & ordinary, unit
   u = draw.uniform("choose", at)
   unit = None
@@ -302,24 +308,35 @@ def _choose(objective, ratio, tokens, draw, vocabulary):
   return (u < ratio) & ordinary, unit
 
 
-def _spans(longest: int, ratio: float, draw: Draw, length: int):
+def _spans(objective: Objective, ratio: float, draw: Draw, length: int):
   """Chooses spans; a span that begins inside another one cuts it off.
 
   Spans may begin before the row, so that its first tokens are as likely to
   be chosen as any other.
   """
-  lead = longest - 1
+  law = objective.span_lengths, objective.span_length
+  lead = objective.span_length - 1
   at = np.arange(length + lead)
-  begins = draw.uniform("choose", at) < _span_rate(ratio, longest)
-  lengths = 1 + (draw.uniform("span", at) * longest).astype(np.int64)
+  begins = draw.uniform("choose", at) < _span_rate(ratio, *law)
+  # A span is longer than k with the k-th of these probabilities.
+  longer = 1 - np.cumsum(_span_shares(*law)[:-1])
+  u = 1 - draw.uniform("span", at)
+  lengths = 1 + np.searchsorted(-longer, -u, side="left")
   begin = np.maximum.accumulate(np.where(begins, at, -1), axis=1)
   reach = np.take_along_axis(lengths, np.maximum(begin, 0), axis=1)
   chosen = (begin >= 0) & (at - begin < reach)
   return chosen[:, lead:], np.maximum(begin, 0)[:, lead:]
 
 
+def _span_shares(law: str, longest: int) -> np.ndarray:
+  """Returns how often spans have the lengths 1 to `longest`."""
+  ratio = 1.0 if law == "uniform" else 2 / 3
+  shares = ratio ** np.arange(longest)
+  return shares / shares.sum()
+
+
 @functools.lru_cache
-def _span_rate(ratio: float, longest: int) -> float:
+def _span_rate(ratio: float, law: str, longest: int) -> float:
   """Returns how often spans must begin for a share `ratio` to be covered.
 
   A token at distance k from the last begin is covered if that span is longer
@@ -327,10 +344,12 @@ def _span_rate(ratio: float, longest: int) -> float:
   grows with p.
   """
   k = np.arange(longest)
+  shares = _span_shares(law, longest)
+  longer = np.cumsum(shares[::-1])[::-1]
   low, high = 0.0, 1.0
   for _ in range(60):
     p = (low + high) / 2
-    covered = np.sum(p * (1 - p) ** k * (1 - k / longest))
+    covered = np.sum(p * (1 - p) ** k * longer)
     low, high = (p, high) if covered < ratio else (low, p)
   return high
 

@@ -18,13 +18,13 @@ def decays(axes: Mapping[str, Sequence[str | None]], scope: str):
 
   Args:
     axes: Logical axes of each parameter.
-    scope: `all` (as arXiv 2507.00994's code), `matrices` (not norms), or
-      `hidden` (neither norms nor the embedding, as LTG-BERT).
+    scope: `all` (as arXiv 2507.00994's code), `matrices` (neither norms
+      nor biases), or `hidden` (nor embeddings, as LTG-BERT).
   """
   left_out = {
     "all": (),
-    "matrices": ("norm",),
-    "hidden": ("norm", "vocab"),
+    "matrices": ("norm", "bias"),
+    "hidden": ("norm", "bias", "vocab", "relative"),
   }
   if scope not in left_out:
     raise UserError(

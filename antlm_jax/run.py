@@ -14,8 +14,10 @@ from antlm_jax import models, optim, sharding
 from antlm_jax.checkpoint import Meta
 from antlm_jax.cli import UserError
 from antlm_jax.curriculum import Curriculum
+from antlm_jax.data import batches as batches_lib
+from antlm_jax.data.batches import Batches, Epochs
 from antlm_jax.data.rows import Manifest, Rows, load_manifest
-from antlm_jax.data.source import ROUNDING, Epochs, Source
+from antlm_jax.data.source import Source
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.examples import Example, Layout
 from antlm_jax.objectives import Objective, Vocabulary
@@ -34,7 +36,7 @@ class Run:
     tokenizer: The tokenizer that both were made with.
     objectives: By name in the curriculum.
     curriculum: Which of them trains when.
-    epochs: The order of the training rows.
+    batches: Which rows train in which step.
     mesh: The devices.
     trainer: The step functions.
   """
@@ -46,7 +48,7 @@ class Run:
   tokenizer: Tokenizer
   objectives: dict[str, Objective]
   curriculum: Curriculum
-  epochs: Epochs
+  batches: tuple[Batches, ...]
   mesh: jax.sharding.Mesh
   trainer: Trainer
 
@@ -62,9 +64,12 @@ class Run:
 
   def source(self) -> Source:
     """Returns the training steps as examples."""
-    train = self.config.train
-    layout = self._layout(train.batch_size, train.microbatches)
-    return self._source(self.train_rows, self.epochs, self.curriculum, layout)
+    return self._source(
+      self.train_rows,
+      self.batches,
+      self.curriculum,
+      short=self.config.data.short,
+    )
 
   def eval_sources(self) -> dict[str, Source]:
     """Returns the held-out batches, by the name of the objective.
@@ -80,10 +85,11 @@ class Run:
     size = -(-size // shards) * shards
     # Shuffled, so that a part of them is a sample of the whole.
     epochs = Epochs(len(self.dev_rows), size, rounding="up")
+    batches = (Batches(0, epochs, Layout(size, 1, shards)),)
     out = {}
     for name in self._evaluated():
       alone = curriculum_lib.parse(name, [name], 1, -(-rows // size))
-      source = self._source(self.dev_rows, epochs, alone, self._layout(size, 1))
+      source = self._source(self.dev_rows, batches, alone)
       # Masked as at the end of the run, where the share changes over it.
       objective = self.objectives[name]
       end = objective.mask_ratio_end
@@ -106,11 +112,17 @@ class Run:
     for source in self.eval_sources().values():
       self._attention_of(source[0])  # raises
     source = self.source()
-    phases = {":".join(phase.shares): phase for phase in self.curriculum.phases}
-    return {
-      name: self._attention_of(source[phase.start])
-      for name, phase in phases.items()
-    }
+    starts = [phase.start for phase in self.curriculum.phases]
+    starts += [batches.start for batches in self.batches]
+    out = {}
+    for step in starts:
+      name = ":".join(self.curriculum.at(step).shares)
+      joined = source.batches_at(step).joined
+      if joined > 1:
+        name += f" of {joined * self.train_rows.seq_len} tokens"
+      if name not in out:
+        out[name] = self._attention_of(source[step])
+    return out
 
   def _attention_of(self, example: Example) -> str:
     try:
@@ -148,18 +160,15 @@ class Run:
       or not self.objectives[name].needs_mask_token
     ]
 
-  def _layout(self, batch_size: int, microbatches: int) -> Layout:
-    return Layout(batch_size, microbatches, sharding.data_shards(self.mesh))
-
-  def _source(self, rows, epochs, curriculum, layout) -> Source:
+  def _source(self, rows, batches, curriculum, **options) -> Source:
     return Source(
       rows=rows,
-      epochs=epochs,
+      batches=batches,
       curriculum=curriculum,
       objectives=self.objectives,
-      layout=layout,
       vocabulary=vocabulary(self.tokenizer),
       seed=self.config.seed,
+      **options,
     )
 
 
@@ -189,16 +198,24 @@ def build(config: ConfigDict) -> Run:
   train_rows = Rows(folder, "train")
   tokenizer = Tokenizer.load(folder / "tokenizer.json")
   model = models.build(config.model, tokenizer.vocab_size)
-  if train_rows.seq_len > model.config.max_seq_len:
+  mesh = sharding.make_mesh(config.mesh)
+  plan = batches_lib.plan(
+    config.train.batch_schedule, config.train.batch_size, train_rows.seq_len
+  )
+  longest = train_rows.seq_len * max(part.joined for part in plan)
+  if longest > model.config.max_seq_len:
     raise UserError(
-      f"the rows of {config.data.path} have {train_rows.seq_len} tokens, over"
+      f"the rows of {config.data.path} have {longest} tokens, over"
       f" model.max_seq_len={model.config.max_seq_len}: prepare shorter rows, or"
       " raise it"
     )
-  mesh = sharding.make_mesh(config.mesh)
-  epochs = _epochs(config, len(train_rows))
+  order = batches_lib.Order(
+    len(train_rows), config.data.rounding, config.seed, config.data.shuffle
+  )
   objectives = config_lib.objectives(config)
-  curriculum = _curriculum(config, objectives, epochs.steps_per_epoch)
+  curriculum = _curriculum(
+    config, objectives, batches_lib.steps_per_epoch(plan, order)
+  )
   _check_mask_token(config, curriculum, objectives, tokenizer)
   run = Run(
     config=config,
@@ -208,27 +225,18 @@ def build(config: ConfigDict) -> Run:
     tokenizer=tokenizer,
     objectives=objectives,
     curriculum=curriculum,
-    epochs=epochs,
+    batches=batches_lib.make(
+      plan,
+      order,
+      curriculum.steps,
+      config.train.microbatches,
+      sharding.data_shards(mesh),
+    ),
     mesh=mesh,
     trainer=_trainer(config, model, curriculum),
   )
   _ = run.attention  # raises now what is wrong with the batches
   return run
-
-
-def _epochs(config: ConfigDict, size: int) -> Epochs:
-  if config.data.rounding not in ROUNDING:
-    raise UserError(
-      f"data.rounding={config.data.rounding!r} is not one of"
-      f" {', '.join(ROUNDING)}"
-    )
-  return Epochs(
-    size,
-    config.train.batch_size,
-    config.data.rounding,
-    config.seed,
-    config.data.shuffle,
-  )
 
 
 def _curriculum(config, objectives, steps_per_epoch: float) -> Curriculum:

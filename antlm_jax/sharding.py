@@ -22,6 +22,9 @@ RULES: dict[str, tuple[str | tuple[str, ...], ...]] = {
   "heads": ("tensor",),
   "kv_heads": ("tensor",),
   "norm": (),
+  "bias": (),
+  "relative": (),
+  "depth": (),
 }
 
 

@@ -15,6 +15,7 @@ import optax
 from antlm_jax import losses, optim, sharding
 from antlm_jax.examples import Example
 from antlm_jax.models import Model, Params
+from antlm_jax.models.layers import At
 
 Metrics = dict[str, jax.Array]
 
@@ -129,8 +130,9 @@ class Trainer:
     Returns:
       `losses.cross_entropy`'s sums, `[K]` each.
     """
+    keys = (None, None) if key is None else jax.random.split(key)
     hidden = self.model.encode(
-      params, micro.inputs, micro.positions, micro.mask, key
+      params, micro.inputs, micro.positions, micro.mask, keys[0]
     )
     shards = micro.target_positions.shape[0]
     hidden = hidden.reshape(shards, -1, hidden.shape[-1])
@@ -138,9 +140,19 @@ class Trainer:
     at_targets = jnp.take_along_axis(
       hidden, micro.target_positions[..., None], axis=1
     )
+    # Counted over the microbatch, so that the shards do not matter.
+    first = jnp.arange(shards)[:, None] * hidden.shape[1]
+
+    def logits_of(hidden, places):
+      at = None
+      if key is not None:
+        at = At(jax.random.bits(keys[1], (), jnp.uint32), places)
+      return self.model.logits(params, hidden, at)
+
     return losses.cross_entropy(
-      lambda h: self.model.logits(params, h),
+      logits_of,
       at_targets,
+      first + micro.target_positions,
       micro.targets,
       micro.weights,
       micro.objective_ids,

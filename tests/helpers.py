@@ -6,7 +6,8 @@ import numpy as np
 import optax
 
 from antlm_jax import config, curriculum, models
-from antlm_jax.data.source import Epochs, Source
+from antlm_jax.data.batches import Batches, Epochs
+from antlm_jax.data.source import Source
 from antlm_jax.examples import Example, Layout
 from antlm_jax.objectives import OBJECTIVES, Segments, Vocabulary
 from antlm_jax.step import Trainer, TrainState
@@ -96,11 +97,12 @@ def source(
   layout = layout or Layout(batch_size=8)
   objectives = OBJECTIVES | (objectives or {})
   epochs = Epochs(len(rows), layout.batch_size, rounding, 0, shuffle)
+  batches = (Batches(0, epochs, layout),)
   parsed = curriculum.parse(
     text, list(objectives), epochs.steps_per_epoch, steps
   )
   settings = {"vocabulary": vocabulary(), "seed": 0} | changes
-  return Source(rows, epochs, parsed, objectives, layout, **settings)
+  return Source(rows, batches, parsed, objectives, **settings)
 
 
 def model(**changes) -> models.Model:

@@ -20,6 +20,16 @@ VARIANTS = {
   for name, o in OBJECTIVES.items()
   for unit in (UNITS if o.max_mask_ratio else ["token"])
 }
+VARIANTS["M long spans"] = Objective(
+  "ltg_bert",
+  attention="bidirectional",
+  shift=0,
+  predict="masked",
+  mask_ratio=0.15,
+  unit="span",
+  span_length=9,
+  span_lengths="geometric",
+)
 VARIANTS["prefix spans"] = Objective(
   "ul2ish", attention="prefix", predict="suffix", mask_ratio=0.3, unit="span"
 )
@@ -192,6 +202,12 @@ def test_masked_share_is_the_ratio(unit, ratio):
   assert hidden_share(objective) == pytest.approx(ratio, abs=0.006)
 
 
+@pytest.mark.parametrize("ratio", [0.15, 0.5])
+def test_long_spans_share_is_the_ratio(ratio):
+  objective = replace(VARIANTS["M long spans"], mask_ratio=ratio)
+  assert hidden_share(objective, special=0) == pytest.approx(ratio, abs=0.006)
+
+
 @pytest.mark.parametrize("unit", UNITS)
 def test_the_ratio_moves_linearly_to_its_end(unit):
   objective = replace(MLM, unit=unit, mask_ratio=0.4, mask_ratio_end=0.1)
@@ -283,6 +299,16 @@ def test_isolated_spans_have_every_length_up_to_the_longest():
   shares = np.bincount(lengths.astype(int), minlength=6) / len(lengths)
   assert shares[1:5] == pytest.approx(0.25, abs=0.03)
   assert shares[5:].sum() < 0.02  # two that touch
+
+
+def test_geometric_spans_are_each_two_thirds_as_often_as_the_one_before():
+  objective = replace(VARIANTS["M long spans"], mask_ratio=0.01)
+  case = make(objective, 4000, 200, special=0)
+  predicted = case.corrupt().predicted
+  lengths = np.concatenate([runs_of(row) for row in predicted]).astype(int)
+  shares = np.bincount(lengths, minlength=10)[1:10] / len(lengths)
+  expected = (2 / 3) ** np.arange(9)
+  assert shares == pytest.approx(expected / expected.sum(), abs=0.02)
 
 
 def test_an_isolated_span_has_one_fate():

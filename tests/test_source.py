@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from antlm_jax import config, curriculum, examples, hashing, run
 from antlm_jax.cli import UserError
 from antlm_jax.data import source as source_lib
+from antlm_jax.data.batches import ROUNDING, Epochs
 from antlm_jax.data.rows import Rows
-from antlm_jax.data.source import Epochs
 from antlm_jax.examples import Layout
 from antlm_jax.objectives import OBJECTIVES, Objective
 from tests import helpers
@@ -82,13 +82,15 @@ def test_bits_broadcast_as_single_draws():
 
 def rows_of(epochs, steps):
   slots = np.arange(epochs.batch_size)
-  return np.concatenate([epochs.rows(step, slots) for step in range(steps)])
+  return np.concatenate(
+    [epochs.rows(step * epochs.batch_size + slots) for step in range(steps)]
+  )
 
 
 @hypothesis.given(
   st.integers(1, 60),
   st.integers(1, 25),
-  st.sampled_from(source_lib.ROUNDING),
+  st.sampled_from(ROUNDING),
   st.booleans(),
 )
 @moderate
@@ -158,9 +160,15 @@ LAYOUTS = {
 }
 
 
+def laid_out(of, layout):
+  """The same batches, laid out otherwise."""
+  batches = dataclasses.replace(of.batches[0], layout=layout)
+  return dataclasses.replace(of, batches=(batches,))
+
+
 def unfolded(of, step):
   shifts = [of.objectives[name].shift for name in of.curriculum.objectives]
-  return by_row(of[step], of.layout, shifts)
+  return by_row(of[step], of.batches[0].layout, shifts)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -168,7 +176,7 @@ def unfolded(of, step):
 def test_layouts_hold_the_same_rows_inputs_and_targets(name, packed):
   rows = FakeRows(packed=packed)
   plain = source(MIXED, rows, Layout(16))
-  other = dataclasses.replace(plain, layout=LAYOUTS[name])
+  other = laid_out(plain, LAYOUTS[name])
   for step in range(8):
     assert unfolded(plain, step) == unfolded(other, step)
     a, b = plain[step], other[step]
@@ -184,12 +192,10 @@ def test_layouts_hold_the_same_rows_inputs_and_targets(name, packed):
 def test_a_process_makes_its_shards_of_the_whole(first):
   rows = FakeRows(packed=True)
   whole = source(MIXED, rows, Layout(16, 2, shards=4))
-  mine = dataclasses.replace(
-    whole, layout=Layout(16, 2, 4, first_shard=first, local_shards=1)
-  )
+  mine = laid_out(whole, Layout(16, 2, 4, first_shard=first, local_shards=1))
   for step in range(8):
     a, b = unfolded(whole, step), unfolded(mine, step)
-    here = mine.layout.rows.tolist()
+    here = mine.batches[0].layout.rows.tolist()
     assert here == [first * 2, first * 2 + 1, 8 + first * 2, 9 + first * 2]
     assert b[0] == {row: a[0][row] for row in here}
     assert b[1] == {k: v for k, v in a[1].items() if k[0] in here}
@@ -199,7 +205,7 @@ def test_targets_are_the_tokens_of_their_rows():
   rows = FakeRows(packed=True)
   of = source(MIXED, rows, Layout(16, 2, 2))
   for step in range(8):
-    tokens = rows.tokens[of.epochs.rows(step, np.arange(16))]
+    tokens = rows.tokens[of.batches[0].rows(step)[:, 0]]
     names = of.curriculum.objectives
     phase = of.curriculum.at(step)
     objective_ids = np.array(list(phase.shares))[phase.rows(step, 16)]
@@ -245,7 +251,7 @@ def test_no_target_is_dropped_when_a_list_overflows():
     assert count in (0, 512)
     seen[count] += 1
     if count:
-      hidden = rows.tokens[of.epochs.rows(step, np.arange(1))]
+      hidden = rows.tokens[of.batches[0].rows(step)[:, 0]]
       assert np.array_equal(example.targets[0], hidden)
   assert len(sizes) > 1 and seen[0] > 20 and seen[512] > 2
 
@@ -381,7 +387,7 @@ def built(prepared):
 def test_prepared_rows_become_steps(built, prepared):
   of = built.source()
   rows = Rows(prepared, "train")
-  tokens, starts = rows.read(of.epochs.rows(4, np.arange(4)))
+  tokens, starts = rows.read(of.batches[0].rows(4)[:, 0])
   found = unfolded(of, 4)[1]
   assert found and len(of) == 6
   for (row, at), (target, _, kind) in found.items():
@@ -399,7 +405,7 @@ def test_held_out_rows_are_each_predicted_once(built):
     (letter,) = of.objectives
     counts, total = collections.Counter(), 0
     for step in range(len(of)):
-      rows = of.epochs.rows(step, np.arange(of.layout.batch_size))
+      rows = of.batches[0].rows(step)[:, 0]
       for row, at in unfolded(of, step)[1]:
         counts[int(rows[row]), at] += 1
         total += 1

@@ -74,13 +74,21 @@ def loss_reference(hidden, targets, weights, objective_ids, kernel):
 @pytest.mark.parametrize("chunk", [1, 4, 5, 10, 11, 100])
 def test_cross_entropy_and_its_gradients(chunk):
   hidden, targets, weights, objective_ids, kernel = loss_inputs()
+  places = jnp.arange(SHARDS * CAPACITY).reshape(SHARDS, CAPACITY)
 
   @jax.jit
   def run(hidden, kernel):
+    def logits_of(part, at):
+      # Each state comes with its own place, whatever the chunks.
+      same = (part == hidden.reshape(-1, hidden.shape[-1])[at]).all(-1)
+      padding = (part == 0).all(-1)
+      return jnp.where((same | padding)[..., None], part @ kernel, jnp.nan)
+
     def total(hidden, kernel):
       sums = losses.cross_entropy(
-        lambda h: h @ kernel,
+        logits_of,
         hidden,
+        places,
         targets,
         weights,
         objective_ids,
@@ -106,12 +114,13 @@ def test_at_most_a_chunk_of_each_shard_is_scored_at_once():
   hidden, targets, weights, objective_ids, kernel = loss_inputs()
   seen = []
 
-  def logits_of(h):
+  def logits_of(h, places):
+    assert places.shape == h.shape[:-1]
     seen.append(h.shape)
     return h @ kernel
 
   losses.cross_entropy(
-    logits_of, hidden, targets, weights, objective_ids, KINDS, 4
+    *(logits_of, hidden, targets, targets, weights, objective_ids, KINDS, 4)
   )
   assert seen and all(shape[:2] <= (SHARDS, 4) for shape in seen)
 

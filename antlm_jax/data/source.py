@@ -14,8 +14,9 @@ import numpy as np
 
 from antlm_jax import examples, hashing
 from antlm_jax.curriculum import Curriculum
+from antlm_jax.data.batches import Batches
 from antlm_jax.data.rows import Rows
-from antlm_jax.examples import Example, Layout
+from antlm_jax.examples import Example
 from antlm_jax.objectives import (
   Corrupted,
   Draw,
@@ -25,59 +26,8 @@ from antlm_jax.objectives import (
   corrupt,
 )
 
-_ORDER = 0x0DE7  # keeps the order's draws apart from the objectives'
-ROUNDING = ("carry", "up", "down")
-
-
-@dataclasses.dataclass(frozen=True)
-class Epochs:
-  """The order of rows: every epoch a new permutation.
-
-  Attributes:
-    size: Rows in the data.
-    batch_size: Rows in a batch.
-    rounding: What a batch does at the end of an epoch that it does not
-      divide: `carry` goes on into the next epoch, `up` fills up with rows of
-      the same epoch's beginning, `down` leaves the rest of the epoch out.
-    seed: Chooses the permutations.
-    shuffle: Whether to permute at all.
-  """
-
-  size: int
-  batch_size: int
-  rounding: str = "carry"
-  seed: int = 0
-  shuffle: bool = True
-
-  @property
-  def steps_per_epoch(self) -> float:
-    """Steps in an epoch; a fraction with `carry`."""
-    return self._rows_per_epoch / self.batch_size
-
-  @property
-  def _rows_per_epoch(self) -> int:
-    batches = {
-      "carry": self.size / self.batch_size,
-      "up": -(-self.size // self.batch_size),
-      # An epoch shorter than a batch is filled up all the same.
-      "down": max(1, self.size // self.batch_size),
-    }[self.rounding]
-    return round(batches * self.batch_size)
-
-  def rows(self, step: int, slots: np.ndarray) -> np.ndarray:
-    """Returns the data's rows for the slots of a step's batch, `[n]`."""
-    count = step * self.batch_size + slots
-    epochs, place = np.divmod(count, self._rows_per_epoch)
-    place %= self.size
-    if not self.shuffle:
-      return place
-    out = np.empty_like(place)
-    for epoch in np.unique(epochs):
-      now = epochs == epoch
-      out[now] = hashing.permute(
-        place[now], self.size, self.seed, _ORDER, int(epoch)
-      )
-    return out
+# Keep these draws apart from the objectives' and the order's.
+_SHORT, _CUT = 0x0DE8, 0x0DE9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,54 +36,78 @@ class Source:
 
   Attributes:
     rows: The prepared rows.
-    epochs: Their order.
+    batches: Which of them make a batch, ascending by their first steps; the
+      first begins at 0.
     curriculum: The objectives of each step.
     objectives: The objectives by the curriculum's names.
-    layout: Which rows of each batch this process makes, and where they go.
     vocabulary: The tokenizer's special tokens and word starts.
     seed: Chooses what is masked.
+    short: Share of the rows that are cut off at a random place: what is after
+      it is neither seen nor predicted.
     limit: Rows after this many, counted from step 0, are not predicted.
   """
 
   rows: Rows
-  epochs: Epochs
+  batches: Sequence[Batches]
   curriculum: Curriculum
   objectives: Mapping[str, Objective]
-  layout: Layout
   vocabulary: Vocabulary
   seed: int
+  short: float = 0.0
   limit: int | None = None
 
   def __len__(self) -> int:
     return self.curriculum.steps
 
   def __getitem__(self, step: int) -> Example:
-    phase = self.curriculum.at(step)
-    slots = self._slots
-    tokens, starts = self.rows.read(self.epochs.rows(step, slots))
+    phase, batches = self.curriculum.at(step), self.batches_at(step)
+    slots, layout = batches.layout.rows, batches.layout
+    tokens, starts = self._read(batches.rows(step))
+    length = self._cut(step, slots, tokens.shape[1])
+    if length is not None:
+      starts = np.zeros(tokens.shape, bool) if starts is None else starts
+      starts = starts | (np.arange(tokens.shape[1]) == length[:, None])
     segments = (
       Segments.whole(*tokens.shape) if starts is None else Segments.of(starts)
     )
     names = self.curriculum.objectives
     in_phase = np.array([names.index(name) for name in phase.shares])
-    objective_ids = in_phase[phase.rows(step, self.layout.batch_size)[slots]]
+    objective_ids = in_phase[phase.rows(step, layout.batch_size)[slots]]
     corrupted = self._corrupt(step, slots, tokens, segments, objective_ids)
+    if length is not None:
+      corrupted.predicted[np.arange(tokens.shape[1]) >= length[:, None]] = False
     if self.limit is not None:
-      valid = step * self.layout.batch_size + slots < self.limit
+      valid = step * layout.batch_size + slots < self.limit
       corrupted.predicted[~valid] = False
     return examples.assemble(
       tokens,
       corrupted,
       objective_ids,
       self._objectives,
-      self.layout,
+      layout,
       {names.index(name): share for name, share in phase.shares.items()},
       segmented=starts is not None,
     )
 
-  @functools.cached_property
-  def _slots(self) -> np.ndarray:
-    return self.layout.rows
+  def batches_at(self, step: int) -> Batches:
+    """Returns the batches that a step's is one of."""
+    return next(b for b in reversed(self.batches) if b.start <= step)
+
+  def _read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Reads rows `[n, joined]` as tokens `[n, T]`, and starts if segmented."""
+    tokens, starts = self.rows.read(rows.reshape(-1))
+    shape = len(rows), -1
+    if starts is not None:
+      starts = starts.reshape(shape)
+    return tokens.reshape(shape), starts
+
+  def _cut(self, step, slots, length: int) -> np.ndarray | None:
+    """Returns how much is left of each row, `[n]`; None where none is cut."""
+    if not self.short:
+      return None
+    short = hashing.uniform(self.seed, _SHORT, step, slots) < self.short
+    share = hashing.uniform(self.seed, _CUT, step, slots)
+    return np.where(short, 1 + (share * length).astype(np.int64), length)
 
   @functools.cached_property
   def _objectives(self) -> Sequence[Objective]:

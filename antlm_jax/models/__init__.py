@@ -11,11 +11,16 @@ from flax import nnx
 from antlm_jax.cli import UserError
 from antlm_jax.examples import Example
 from antlm_jax.masks import AttentionMask
-from antlm_jax.models import layers, llama
+from antlm_jax.models import encoder, llama, ltg_bert
+from antlm_jax.models.encoder import EncoderConfig
+from antlm_jax.models.layers import At
 
 Params = dict[str, jax.Array]  # {"blocks/mlp/up/kernel": array}, layers stacked
 
-ENCODERS = {"llama": (llama.Llama, llama.LlamaConfig)}
+ENCODERS = {
+  "llama": (llama.Llama, llama.LlamaConfig),
+  "ltg_bert": (ltg_bert.LtgBert, ltg_bert.LtgBertConfig),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +34,7 @@ class Model:
     axes: Logical axes of each parameter, by path; None for the layer axis.
   """
 
-  config: Any
+  config: EncoderConfig
   graph: Any
   shapes: dict[str, jax.ShapeDtypeStruct]
   axes: dict[str, tuple[str | None, ...]]
@@ -51,9 +56,14 @@ class Model:
     """Tokens int32 `[B, T]` to hidden states `[B, T, D]`."""
     return self.bind(params)(tokens, positions, mask, dropout_key)
 
-  def logits(self, params: Params, hidden: jax.Array) -> jax.Array:
-    """Hidden states `[..., D]` to scores float32 `[..., V]`."""
-    return self.bind(params).logits(hidden)
+  def logits(
+    self, params: Params, hidden: jax.Array, at: At | None = None
+  ) -> jax.Array:
+    """Hidden states `[..., D]` to scores float32 `[..., V]`.
+
+    In training, `at` says where they stand: a head may have dropout.
+    """
+    return self.bind(params).logits(hidden, at)
 
   def attention_of(self, example: Example) -> str:
     """Returns what computes a batch's attention in training.
@@ -64,7 +74,7 @@ class Model:
     _, rows, length = example.inputs.shape
     mask = jax.tree.map(lambda bound: bound[0], example.mask)
     prepare = functools.partial(
-      layers.prepare_mask,
+      encoder.prepare_mask,
       self.config,
       rows=rows,
       length=length,
@@ -100,11 +110,23 @@ def build(config: Mapping[str, Any], vocab_size: int) -> Model:
     raise UserError(
       f"model.name={name!r} is not one of {', '.join(sorted(ENCODERS))}"
     )
-  return from_config(ENCODERS[name][1](vocab_size=vocab_size, **settings))
+  config_type = ENCODERS[name][1]
+  if unknown := set(settings) - set(defaults(name)):
+    raise UserError(
+      f"model.{', model.'.join(sorted(unknown))}: no setting of {name}; a"
+      f" config file chooses the encoder by default({name!r})"
+    )
+  return from_config(config_type(vocab_size=vocab_size, **settings))
 
 
-def from_config(config: Any) -> Model:
-  """Builds the encoder of a `LlamaConfig`."""
+def defaults(name: str) -> dict[str, Any]:
+  """Returns an encoder's settings but for its vocabulary, which is data's."""
+  fields = dataclasses.fields(ENCODERS[name][1])
+  return {f.name: f.default for f in fields if f.name != "vocab_size"}
+
+
+def from_config(config: EncoderConfig) -> Model:
+  """Builds the encoder of its configuration."""
   with nnx.set_graph_mode(False):
     graph, _ = nnx.split(_abstract(config))
     variables = dict(nnx.to_flat_state(nnx.state(_abstract(config))))
@@ -116,7 +138,7 @@ def from_config(config: Any) -> Model:
   return Model(config, graph, shapes, axes)
 
 
-def _abstract(config: Any) -> nnx.Module:
+def _abstract(config: EncoderConfig) -> nnx.Module:
   encoder_type = next(e for e, c in ENCODERS.values() if isinstance(config, c))
   with nnx.set_graph_mode(False):
     return nnx.eval_shape(
@@ -124,9 +146,9 @@ def _abstract(config: Any) -> nnx.Module:
     )
 
 
-def _params(encoder: nnx.Module) -> Params:
+def _params(module: nnx.Module) -> Params:
   with nnx.set_graph_mode(False):
-    flat = nnx.to_flat_state(nnx.state(encoder))
+    flat = nnx.to_flat_state(nnx.state(module))
   return {"/".join(path): v.get_value() for path, v in flat}
 
 

@@ -5,27 +5,48 @@ A parameter's shape, logical axes and initial values stand together in the
 tables over the same paths and axes (`antlm_jax.sharding`, `antlm_jax.optim`).
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from antlm_jax import attention
-from antlm_jax.masks import AttentionMask
+from antlm_jax.attention.dropout import keep
 
 
-def normal(rngs: nnx.Rngs, shape, axes, std: float = 0.02) -> nnx.Param:
+def normal(rngs: nnx.Rngs, shape, axes, std) -> nnx.Param:
   """Declares a parameter drawn from N(0, std^2), with its logical axes."""
   return nnx.Param(std * jax.random.normal(rngs.params(), shape), axes=axes)
 
 
-class Linear(nnx.Module):
-  """`[..., i]` to `[..., o]` without a bias."""
+def truncated(rngs: nnx.Rngs, shape, axes, std) -> nnx.Param:
+  """Likewise, but none over two deviations; those left are not rescaled."""
+  draws = jax.random.truncated_normal(rngs.params(), -2.0, 2.0, shape)
+  return nnx.Param(std * draws, axes=axes)
 
-  def __init__(self, rngs: nnx.Rngs, shape, axes, std: float = 0.02):
-    self.kernel = normal(rngs, shape, axes, std)
+
+def vector(values: jax.Array, axis: str) -> nnx.Param:
+  """Declares a parameter of one axis by its initial values."""
+  return nnx.Param(values, axes=(axis,))
+
+
+class Linear(nnx.Module):
+  """`[..., i]` to `[..., o]`, with or without a bias.
+
+  Args:
+    kernel: What the bias is added to, `[i, o]`.
+    bias: Whether there is one.
+  """
+
+  def __init__(self, kernel: nnx.Param, bias: bool = False):
+    self.kernel = kernel
+    if bias:
+      self.bias = vector(jnp.zeros(kernel.shape[-1]), "bias")
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    return matmul(x, self.kernel[...].astype(x.dtype))
+    y = matmul(x, self.kernel[...].astype(x.dtype))
+    return y + self.bias[...].astype(x.dtype) if hasattr(self, "bias") else y
 
 
 @jax.custom_vjp
@@ -64,13 +85,31 @@ class RMSNorm(nnx.Module):
   """
 
   def __init__(self, width: int, eps: float):
-    self.scale = nnx.Param(jnp.ones((width,)), axes=("norm",))
+    self.scale = vector(jnp.ones(width), "norm")
     self.eps = eps
 
   def __call__(self, x: jax.Array) -> jax.Array:
     y = x.astype(jnp.float32)
     y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
     return y.astype(x.dtype) * self.scale[...].astype(x.dtype)
+
+
+class LayerNorm(nnx.Module):
+  """Layer norm over the last axis, in float32; affine only if asked."""
+
+  def __init__(self, width: int, eps: float, affine: bool = False):
+    self.eps = eps
+    if affine:
+      self.scale = vector(jnp.ones(width), "norm")
+      self.bias = vector(jnp.zeros(width), "norm")
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    y = x.astype(jnp.float32)
+    y = y - jnp.mean(y, axis=-1, keepdims=True)
+    y = y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+    if hasattr(self, "scale"):
+      y = y * self.scale[...] + self.bias[...]
+    return y.astype(x.dtype)
 
 
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
@@ -81,6 +120,27 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
   return jnp.where(keep, x / (1.0 - rate), 0).astype(x.dtype)
 
 
+class At(NamedTuple):
+  """Where hidden states stand, for a dropout that depends on nothing else.
+
+  Attributes:
+    seed: uint32 `[]`.
+    places: An index of each state among all of its microbatch's, int32
+      `[...]`, for states `[..., D]`.
+  """
+
+  seed: jax.Array
+  places: jax.Array
+
+
+def dropout_at(x: jax.Array, rate: float, at: At | None) -> jax.Array:
+  """Like `dropout`, the same for a state in whatever chunk or shard it is."""
+  if at is None or rate == 0.0:
+    return x
+  kept = keep(rate, at.seed, at.places[..., None], jnp.arange(x.shape[-1]))
+  return jnp.where(kept, x / (1.0 - rate), 0).astype(x.dtype)
+
+
 def attention_dropout(
   rate: float, key: jax.Array | None, rows: int
 ) -> attention.Dropout | None:
@@ -88,33 +148,6 @@ def attention_dropout(
   if key is None or rate == 0.0:
     return None
   return attention.Dropout(rate, jax.random.bits(key, (rows,), jnp.uint32))
-
-
-def prepare_mask(
-  config, mask: AttentionMask, rows: int, length: int, *, training: bool
-) -> attention.Prepared:
-  """Makes a mask ready, once, for the attention of all layers.
-
-  Args:
-    config: An encoder's, with heads, kv_heads, head_width, dtype, attention
-      and attention_dropout.
-    mask: The mask.
-    rows: Rows of the batch B.
-    length: Tokens of a row T.
-    training: Whether attention weights may be dropped.
-  """
-
-  def like(heads):
-    shape = (rows, length, heads, config.head_width)
-    return jax.ShapeDtypeStruct(shape, config.dtype)
-
-  return attention.prepare(
-    mask,
-    like(config.heads),
-    like(config.kv_heads),
-    config.attention,
-    dropout=training and config.attention_dropout > 0,
-  )
 
 
 def rotary(positions: jax.Array, width: int, theta: float):
@@ -129,53 +162,3 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
   return rotated.astype(x.dtype)
-
-
-def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
-  """Makes `count` blocks as one, each parameter with a leading layer axis."""
-  keys = jax.random.split(rngs.params(), count)
-  return jax.vmap(lambda key: make_block(nnx.Rngs(params=key)))(keys)
-
-
-REMAT_POLICIES = {
-  "none": None,
-  "block": jax.checkpoint_policies.nothing_saveable,
-  "dots": jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    jax.checkpoint_policies.save_only_these_names(attention.SAVED),
-  ),
-}
-
-
-def run_blocks(blocks, step, x: jax.Array, keys, *, scan: bool, remat: str):
-  """Runs `x = step(block, x, key)` over stacked blocks.
-
-  Args:
-    blocks: A module from `stack`.
-    step: The function of one block.
-    x: The first block's input.
-    keys: Dropout keys `[L]`, or None.
-    scan: One compiled block in a loop (compiles fast), or all unrolled (runs
-      faster on CPU). The parameters are the same.
-    remat: A name of `REMAT_POLICIES`: what backward keeps of a block.
-  """
-  if remat != "none":
-    step = jax.checkpoint(step, policy=REMAT_POLICIES[remat])
-  if scan:
-    body = lambda x, layer: (step(layer[0], x, layer[1]), None)  # noqa: E731
-    return jax.lax.scan(body, x, (blocks, keys))[0]
-  for layer, key in unstack((blocks, keys)):
-    x = step(layer, x, key)
-  return x
-
-
-def unstack(tree):
-  """Splits every leaf along its leading axis; yields one tree per index.
-
-  Differentiates into one concatenation, where indexing would add up a whole
-  stack of zeros per layer.
-  """
-  leaves, treedef = jax.tree.flatten(tree)
-  split = [jax.lax.split(leaf, [1] * leaf.shape[0]) for leaf in leaves]
-  for parts in zip(*split, strict=True):
-    yield treedef.unflatten([part[0] for part in parts])

@@ -14,62 +14,30 @@ from flax import nnx
 from antlm_jax import attention, sharding
 from antlm_jax.cli import UserError
 from antlm_jax.masks import AttentionMask
-from antlm_jax.models import layers
+from antlm_jax.models import encoder, layers
+from antlm_jax.models.encoder import EncoderConfig
 
 
 @dataclasses.dataclass(frozen=True)
-class LlamaConfig:
-  """The llama encoder's shape.
+class LlamaConfig(EncoderConfig):
+  """The llama encoder's shape, beside the settings of every encoder.
 
   Attributes:
-    vocab_size: Number of tokens V.
-    layers: Number of blocks L.
-    width: Hidden width D.
-    heads: Query heads N.
     kv_heads: Key/value heads K, which divide the query heads.
     head_width: Width H of a head; 0 means width / heads.
-    mlp_width: Inner width F of the SwiGLU.
-    max_seq_len: Longest row the model is made for, in tokens.
     rope_theta: RoPE's base.
-    norm_eps: Added to the mean square in RMSNorm.
     init_std: Standard deviation of the initial weights.
     tied: Whether the head is the transposed embedding.
-    dropout: Share of embeddings and of sublayer outputs dropped in training.
-    attention_dropout: Share of attention weights dropped in training.
-    attention: What computes attention: auto, or a name of
-      `antlm_jax.attention.IMPLEMENTATIONS`.
-    dtype: What is computed in; parameters, softmax and loss stay float32.
-    scan_layers: Run the blocks as a loop: yes, no (unrolled), or auto: no on
-      CPU, where a loop costs speed, yes elsewhere.
-    remat: none, dots or block: what the backward pass recomputes.
   """
 
-  vocab_size: int
-  layers: int = 12
-  width: int = 768
-  heads: int = 12
   kv_heads: int = 12
   head_width: int = 0
-  mlp_width: int = 2048
-  max_seq_len: int = 2048
   rope_theta: float = 10_000.0
-  norm_eps: float = 1e-5
   init_std: float = 0.02
   tied: bool = True
-  dropout: float = 0.0
-  attention_dropout: float = 0.0
-  attention: str = "auto"
-  dtype: str = "float32"
-  scan_layers: str = "auto"
-  remat: str = "none"
 
   def __post_init__(self):
-    for name in ("layers", "width", "heads", "kv_heads", "mlp_width"):
-      if getattr(self, name) < 1:
-        raise UserError(f"model.{name}={getattr(self, name)} is not positive")
-    for name in ("dropout", "attention_dropout"):
-      if not 0 <= getattr(self, name) < 1:
-        raise UserError(f"model.{name}={getattr(self, name)} is not in [0, 1)")
+    super().__post_init__()
     if self.heads % self.kv_heads:
       raise UserError(
         f"model.heads={self.heads} is not a multiple of"
@@ -80,17 +48,6 @@ class LlamaConfig:
         f"model.width={self.width} is not a multiple of"
         f" model.heads={self.heads}; set model.head_width"
       )
-    for name, choices in (
-      ("remat", layers.REMAT_POLICIES),
-      ("scan_layers", ("auto", "yes", "no")),
-      ("attention", ("auto", *attention.IMPLEMENTATIONS)),
-      ("dtype", ("float32", "bfloat16")),
-    ):
-      if getattr(self, name) not in choices:
-        raise UserError(
-          f"model.{name}={getattr(self, name)!r} is not one of"
-          f" {', '.join(choices)}"
-        )
     object.__setattr__(
       self, "head_width", self.head_width or self.width // self.heads
     )
@@ -123,7 +80,7 @@ class Attention(nnx.Module):
     q_width, kv_width = c.heads * c.head_width, c.kv_heads * c.head_width
 
     def linear(i, o, axes):
-      return layers.Linear(rngs, (i, o), axes, c.init_std)
+      return layers.Linear(layers.normal(rngs, (i, o), axes, c.init_std))
 
     self.q = linear(c.width, q_width, ("embed", "heads"))
     self.k = linear(c.width, kv_width, ("embed", "kv_heads"))
@@ -145,10 +102,14 @@ class SwiGLU(nnx.Module):
   """down(silu(gate(x)) * up(x))."""
 
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
-    shape, std = (config.width, config.mlp_width), config.init_std
-    self.gate = layers.Linear(rngs, shape, ("embed", "mlp"), std)
-    self.up = layers.Linear(rngs, shape, ("embed", "mlp"), std)
-    self.down = layers.Linear(rngs, shape[::-1], ("mlp", "embed"), std)
+    shape, axes = (config.width, config.mlp_width), ("embed", "mlp")
+
+    def linear(shape, axes):
+      return layers.Linear(layers.normal(rngs, shape, axes, config.init_std))
+
+    self.gate = linear(shape, axes)
+    self.up = linear(shape, axes)
+    self.down = linear(shape[::-1], axes[::-1])
 
   def __call__(self, x: jax.Array) -> jax.Array:
     return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
@@ -180,11 +141,12 @@ class Llama(nnx.Module):
     self.embedding = layers.normal(
       rngs, (c.vocab_size, c.width), ("vocab", "embed"), c.init_std
     )
-    self.blocks = layers.stack(lambda r: Block(r, c), rngs, c.layers)
+    self.blocks = encoder.stack(lambda r, _: Block(r, c), rngs, c.layers)
     self.norm = layers.RMSNorm(c.width, c.norm_eps)
     if not c.tied:
+      shape = c.width, c.vocab_size
       self.head = layers.Linear(
-        rngs, (c.width, c.vocab_size), ("embed", "vocab"), c.init_std
+        layers.normal(rngs, shape, ("embed", "vocab"), c.init_std)
       )
 
   def __call__(
@@ -212,7 +174,7 @@ class Llama(nnx.Module):
       first, rest = jax.random.split(dropout_key)
       x = layers.dropout(x, c.dropout, first)
       keys = jax.random.split(rest, c.layers)
-    mask = layers.prepare_mask(
+    mask = encoder.prepare_mask(
       c, mask, *tokens.shape, training=keys is not None
     )
     rope = layers.rotary(positions, c.head_width, c.rope_theta)
@@ -223,13 +185,9 @@ class Llama(nnx.Module):
       )
 
     x = sharding.constrain(x, "batch", "seq", "embed_act")
-    scan = c.scan_layers == "yes" or (
-      c.scan_layers == "auto" and sharding.device().platform != "cpu"
-    )
-    x = layers.run_blocks(self.blocks, step, x, keys, scan=scan, remat=c.remat)
-    return self.norm(x)
+    return self.norm(encoder.run_blocks(c, self.blocks, step, x, keys))
 
-  def logits(self, hidden: jax.Array) -> jax.Array:
+  def logits(self, hidden: jax.Array, at: layers.At | None = None) -> jax.Array:
     """Scores of every token, float32 `[..., V]`, from hidden `[..., D]`."""
     kernel = (
       self.embedding[...].T if self.config.tied else self.head.kernel[...]

@@ -12,6 +12,7 @@ import time
 
 from antlm_jax import cli, curriculum, objectives, run
 from antlm_jax.data import source as source_lib
+from antlm_jax.data.batches import Batches, Epochs
 from antlm_jax.data.rows import Rows
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.examples import Layout
@@ -42,10 +43,9 @@ def measure(data: str, text: str, batch_size: int, seconds: float) -> float:
   rows = Rows(data, "train")
   source = source_lib.Source(
     rows=rows,
-    epochs=source_lib.Epochs(len(rows), batch_size),
+    batches=(Batches(0, Epochs(len(rows), batch_size), Layout(batch_size)),),
     curriculum=curriculum.parse(text, OBJECTIVES, 1, 10**6),
     objectives=OBJECTIVES,
-    layout=Layout(batch_size),
     vocabulary=run.vocabulary(Tokenizer.load(f"{data}/tokenizer.json")),
     seed=0,
   )

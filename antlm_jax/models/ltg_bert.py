@@ -1,0 +1,310 @@
+"""The LTG-BERT encoder: relative positions, NormFormer, GEGLU.
+
+LTG-BERT (arXiv 2303.09859) has no absolute positions: each attention score
+adds what the query and the key have for the bucket of their distance (DeBERTa,
+arXiv 2006.03654). Every sublayer is normed before and after (NormFormer, arXiv
+2110.09456). Which keys a position sees is the mask's business alone, so the
+same weights run causal or bidirectional.
+
+GPT-BERT (arXiv 2410.24159) is the same with a gate on attention's output and
+each sublayer reading a weighted sum of all before it: two settings.
+"""
+
+import dataclasses
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from antlm_jax import attention, sharding
+from antlm_jax.cli import UserError
+from antlm_jax.masks import AttentionMask
+from antlm_jax.models import encoder, layers
+from antlm_jax.models.encoder import EncoderConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class LtgBertConfig(EncoderConfig):
+  """The LTG-BERT encoder's shape, beside the settings of every encoder.
+
+  Attributes:
+    position_buckets: Buckets of distances in each direction; with the 0 in
+      their midst there are 2 x position_buckets - 1.
+    longest_distance: Distances from here on share the last bucket.
+    attention_gate: Multiply attention's output by a gate, and norm it before
+      the output projection rather than after it (GPT-BERT).
+    depth_weights: Give each sublayer a learnt weighted sum of all outputs
+      before it (GPT-BERT, after DenseFormer, arXiv 2402.02622).
+  """
+
+  max_seq_len: int = 512
+  norm_eps: float = 1e-7
+  dropout: float = 0.1
+  attention_dropout: float = 0.1
+  position_buckets: int = 32
+  longest_distance: int = 512
+  attention_gate: bool = False
+  depth_weights: bool = False
+
+  relative = True
+
+  def __post_init__(self):
+    super().__post_init__()
+    if self.width % self.heads:
+      raise UserError(
+        f"model.width={self.width} is not a multiple of"
+        f" model.heads={self.heads}"
+      )
+    if self.position_buckets < 4 or self.position_buckets % 2:
+      raise UserError(
+        f"model.position_buckets={self.position_buckets} is not even and at"
+        " least 4"
+      )
+    if self.longest_distance <= self.position_buckets:
+      raise UserError(
+        f"model.longest_distance={self.longest_distance} is not over"
+        f" model.position_buckets={self.position_buckets}"
+      )
+
+  @property
+  def kv_heads(self) -> int:
+    """Every query head has its own keys."""
+    return self.heads
+
+  @property
+  def head_width(self) -> int:
+    """Width H of a head."""
+    return self.width // self.heads
+
+  @property
+  def init_std(self) -> float:
+    """Standard deviation of the initial weights, before truncation."""
+    return math.sqrt(2 / (5 * self.width))
+
+  @functools.cached_property
+  def edges(self) -> tuple[int, ...]:
+    """Where the buckets of distances begin."""
+    return attention.log_edges(self.position_buckets, self.longest_distance)
+
+
+# Published encoders: LTG-BERT's, and GPT-BERT's of BabyLM 2024's two tracks.
+SHAPES = {
+  "xs": {"width": 192, "heads": 3, "mlp_width": 512},
+  "small": {"width": 384, "heads": 6, "mlp_width": 1024},
+  "base": {"width": 768, "heads": 12, "mlp_width": 2048},
+  "gpt_bert_small": {"width": 384, "heads": 6, "mlp_width": 1280,
+                     "norm_eps": 1e-5,
+                     "attention_gate": True, "depth_weights": True},
+  "gpt_bert_base": {"width": 768, "heads": 12, "mlp_width": 2560,
+                    "norm_eps": 1e-5,
+                    "attention_gate": True, "depth_weights": True},
+}  # fmt: skip
+
+
+def _linear(rngs, c: LtgBertConfig, shape, axes, bias=True, scale=1.0):
+  kernel = layers.truncated(rngs, shape, axes, c.init_std * scale)
+  return layers.Linear(kernel, bias)
+
+
+class Attention(nnx.Module):
+  """Attention with disentangled relative positions, between two norms."""
+
+  def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
+    c = self.config = config
+    shape, axes = (c.width, c.width), ("embed", "heads")
+    self.norm = layers.LayerNorm(c.width, c.norm_eps)
+    self.q = _linear(rngs, c, shape, axes)
+    self.k = _linear(rngs, c, shape, axes)
+    self.v = _linear(rngs, c, shape, axes)
+    if c.attention_gate:
+      self.gate = _linear(rngs, c, shape, axes)
+    self.out = _linear(rngs, c, shape, axes[::-1])
+    self.out_norm = layers.LayerNorm(
+      c.width, c.norm_eps, affine=not c.attention_gate
+    )
+
+  def __call__(self, x, relative, mask: attention.Prepared, key) -> jax.Array:
+    """Attends.
+
+    Args:
+      x: `[B, T, D]`.
+      relative: The buckets' embeddings, `[C, D]`.
+      mask: The mask, made ready.
+      key: For dropout, or None.
+    """
+    c = self.config
+    keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+    heads = lambda y: y.reshape(*y.shape[:-1], c.heads, c.head_width)  # noqa: E731
+    relative = layers.dropout(relative, c.dropout, keys[0])
+    x = self.norm(x)
+    q, k, v = (heads(f(x)) for f in (self.q, self.k, self.v))
+    # Queries meet the positions' keys, and keys the positions' queries; both
+    # come by the projections of the tokens.
+    terms = attention.Relative(
+      query=jnp.einsum("btnh,cnh->btnc", q, heads(self.k(relative))),
+      key=jnp.einsum("bsnh,cnh->bsnc", k, heads(self.q(relative))),
+      edges=c.edges,
+    )
+    y = attention.attend(
+      *(q, k, v, mask),
+      scale=(3 * c.head_width) ** -0.5,  # three terms make a score
+      dropout=layers.attention_dropout(c.attention_dropout, keys[1], len(x)),
+      relative=terms,
+    )
+    y = y.reshape(x.shape)
+    if c.attention_gate:
+      gate = jax.nn.gelu(self.gate(x), approximate=False)
+      y = self.out(self.out_norm(y * gate))
+    else:
+      y = self.out_norm(self.out(y))
+    return layers.dropout(y, c.dropout, keys[2])
+
+
+class GEGLU(nnx.Module):
+  """A gated MLP with a norm before each product."""
+
+  def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig, index):
+    c = self.config = config
+    shape, axes = (c.width, c.mlp_width), ("embed", "mlp")
+    # Deeper blocks begin smaller.
+    linear = functools.partial(
+      _linear, rngs, c, bias=False, scale=jnp.sqrt(0.5 / (1 + index))
+    )
+    self.norm = layers.LayerNorm(c.width, c.norm_eps)
+    self.up = linear(shape, axes)
+    self.gate = linear(shape, axes)
+    self.inner_norm = layers.LayerNorm(c.mlp_width, c.norm_eps)
+    self.down = linear(shape[::-1], axes[::-1])
+
+  def __call__(self, x: jax.Array, key) -> jax.Array:
+    x = self.norm(x)
+    y = self.up(x) * jax.nn.gelu(self.gate(x), approximate=True)
+    y = self.down(self.inner_norm(y))
+    return layers.dropout(y, self.config.dropout, key)
+
+
+class Block(nnx.Module):
+  """Attention, then the MLP, each added to its input."""
+
+  def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig, index):
+    self.attention = Attention(rngs, config)
+    self.mlp = GEGLU(rngs, config, index)
+
+  def sublayers(self, relative, mask: attention.Prepared, key):
+    """Returns both as functions `[B, T, D]` to what is added to it."""
+    keys = (None,) * 2 if key is None else jax.random.split(key)
+    return (
+      lambda x: self.attention(x, relative, mask, keys[0]),
+      lambda x: self.mlp(x, keys[1]),
+    )
+
+  def __call__(self, x, relative, mask: attention.Prepared, key) -> jax.Array:
+    for sublayer in self.sublayers(relative, mask, key):
+      x = x + sublayer(x)
+    return x
+
+
+class Head(nnx.Module):
+  """What makes hidden states ready to meet the embeddings."""
+
+  def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
+    c = self.config = config
+    self.norm = layers.LayerNorm(c.width, c.norm_eps)
+    self.linear = _linear(rngs, c, (c.width, c.width), ("embed", None))
+    self.out_norm = layers.LayerNorm(c.width, c.norm_eps)
+    self.bias = layers.vector(jnp.zeros(c.vocab_size), "bias")
+
+  def __call__(self, x: jax.Array, at: layers.At | None) -> jax.Array:
+    x = jax.nn.gelu(self.linear(self.norm(x)), approximate=False)
+    return layers.dropout_at(self.out_norm(x), self.config.dropout, at)
+
+
+class LtgBert(nnx.Module):
+  """The encoder: tokens in, hidden states out."""
+
+  def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
+    c = self.config = config
+    draw = functools.partial(layers.truncated, rngs, std=c.init_std)
+    self.embedding = draw((c.vocab_size, c.width), ("vocab", "embed"))
+    self.embedding_norm = layers.LayerNorm(c.width, c.norm_eps)
+    self.relative = draw((len(c.edges) + 1, c.width), ("relative", "embed"))
+    self.relative_norm = layers.LayerNorm(c.width, c.norm_eps, affine=True)
+    self.blocks = encoder.stack(lambda r, i: Block(r, c, i), rngs, c.layers)
+    if c.depth_weights:
+      # At first each sublayer reads the output before it, and no other.
+      weights = [jnp.eye(n)[-1] for n in range(2, 2 * c.layers + 2)]
+      self.depth_weights = layers.vector(jnp.concatenate(weights), "depth")
+    self.head = Head(rngs, c)
+
+  def __call__(
+    self,
+    tokens: jax.Array,
+    positions: jax.Array,
+    mask: AttentionMask,
+    dropout_key: jax.Array | None = None,
+  ) -> jax.Array:
+    """Encodes tokens.
+
+    Args:
+      tokens: int32 `[B, T]`.
+      positions: Not used: distances are all that counts.
+      mask: Which keys each position sees.
+      dropout_key: Given in training; without it nothing is dropped.
+
+    Returns:
+      Hidden states `[B, T, D]` of the compute dtype, without a last norm:
+      the head begins with one.
+    """
+    c = self.config
+    x = self.embedding_norm(self.embedding[...].astype(c.dtype)[tokens])
+    keys = None
+    if dropout_key is not None and (c.dropout or c.attention_dropout):
+      first, rest = jax.random.split(dropout_key)
+      x = layers.dropout(x, c.dropout, first)
+      keys = jax.random.split(rest, c.layers)
+    mask = encoder.prepare_mask(
+      c, mask, *tokens.shape, training=keys is not None
+    )
+    relative = self.relative_norm(self.relative[...]).astype(c.dtype)
+    x = sharding.constrain(x, "batch", "seq", "embed_act")
+    run = self._run_by_depth if c.depth_weights else self._run
+    return run(x, relative, mask, keys)
+
+  def _run(self, x, relative, mask: attention.Prepared, keys) -> jax.Array:
+    def step(block, x, key):
+      return sharding.constrain(
+        block(x, relative, mask, key), "batch", "seq", "embed_act"
+      )
+
+    return encoder.run_blocks(self.config, self.blocks, step, x, keys)
+
+  def _run_by_depth(self, x, relative, mask, keys) -> jax.Array:
+    """Runs the blocks where each reads all before it, so not as a loop."""
+    outputs, begin = [x], 0
+    for block, key in encoder.unstack((self.blocks, keys)):
+      for sublayer in block.sublayers(relative, mask, key):
+        step = encoder.rematerialized(
+          self.config, lambda x, f=sublayer: x + f(x)
+        )
+        outputs.append(sharding.constrain(step(x), "batch", "seq", "embed_act"))
+        weights = self.depth_weights[begin : begin + len(outputs)]
+        begin += len(outputs)
+        weights = weights.astype(x.dtype)
+        x = sum(w * y for w, y in zip(weights, outputs, strict=True))
+    return x
+
+  def logits(self, hidden: jax.Array, at: layers.At | None = None) -> jax.Array:
+    """Scores of every token, float32 `[..., V]`.
+
+    Args:
+      hidden: `[..., D]`.
+      at: Given in training, for the head's dropout.
+    """
+    scores = jnp.matmul(
+      self.head(hidden, at),
+      self.embedding[...].astype(hidden.dtype).T,
+      preferred_element_type=jnp.float32,
+    )
+    return scores + self.head.bias[...]

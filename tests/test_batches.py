@@ -1,0 +1,131 @@
+"""Batches: their order, and how they change size during a run."""
+
+import dataclasses
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from antlm_jax.cli import UserError
+from antlm_jax.data import batches
+from antlm_jax.data.batches import Order, Part
+from tests import helpers
+from tests.helpers import FakeRows, source
+
+moderate = hypothesis.settings(max_examples=60, deadline=None)
+
+
+def step_rows(made, step):
+  return next(b for b in reversed(made) if b.start <= step).rows(step)
+
+
+def test_a_schedule_is_read():
+  plan = batches.plan(("64x128@.5", "32x512@0.9"), 96, 128)
+  assert plan == (Part(0.0, 96), Part(0.5, 64), Part(0.9, 32, 4))
+
+
+@pytest.mark.parametrize(
+  "schedule, words",
+  [
+    (("64x128",), "'64x128' is not ROWSxTOKENS@BEGIN"),
+    (("64x128@1.5",), "is not ROWSxTOKENS@BEGIN"),
+    (("0x128@0.5",), "is not ROWSxTOKENS@BEGIN"),
+    (("64x100@0.5",), "100 is no multiple of the prepared rows' 128"),
+    (("64x128@0.5", "32x128@0.5"), "does not begin after the one before"),
+  ],
+)
+def test_a_schedule_that_cannot_be_read_is_told(schedule, words):
+  with pytest.raises(UserError, match=words):
+    batches.plan(schedule, 96, 128)
+
+
+def test_what_does_not_go_with_a_schedule_is_told():
+  plan = (Part(0.0, 8), Part(0.5, 4, 4))
+  with pytest.raises(UserError, match=r"needs data\.rounding=carry, not up"):
+    batches.steps_per_epoch(plan, Order(100, "up"))
+  with pytest.raises(UserError, match="joins 4 rows, but there are 3"):
+    batches.make(plan, Order(3), 10)
+  with pytest.raises(UserError, match="batch_size=3 is not a positive mult"):
+    batches.make((Part(0.0, 8), Part(0.5, 3)), Order(100), 10, shards=2)
+
+
+@hypothesis.given(
+  st.integers(30, 200),
+  st.lists(
+    st.tuples(st.integers(1, 9), st.sampled_from([1, 2, 4])),
+    min_size=1,
+    max_size=4,
+  ),
+  st.integers(20, 60),
+)
+@moderate
+def test_every_part_goes_on_where_the_one_before_stopped(size, parts, steps):
+  plan = [
+    Part(i / len(parts), rows, joined) for i, (rows, joined) in enumerate(parts)
+  ]
+  made = batches.make(plan, Order(size, shuffle=False), steps)
+  taken = 0
+  for step in range(steps):
+    found = step_rows(made, step)
+    joined = found.shape[1]
+    # Joined rows are neighbours, from a multiple of their number on.
+    assert (found - found[:, :1] == np.arange(joined)).all()
+    assert (found[:, 0] % joined == 0).all() and found.max() < size
+    if taken < size // 8 * 8 and joined == 1:
+      assert found[0, 0] == taken % size
+    taken += found.size
+    if joined > 1 and taken > size - joined:
+      break  # what does not fill a joined row is left out of the epoch
+
+
+def test_an_epoch_counts_as_steps_of_the_mean_batch():
+  plan = (Part(0.0, 8), Part(0.5, 4), Part(0.75, 4, 4))
+  # 8 x 1/2 + 4 x 1/4 + 16 x 1/4 prepared rows a step
+  assert batches.steps_per_epoch(plan, Order(900)) == pytest.approx(100)
+
+
+def joined_source(short=0.0, packed=False, text="C+M"):
+  rows = FakeRows(64, 16, packed, special=0.0)
+  made = batches.make((Part(0.0, 8), Part(0.5, 2, 4)), Order(64), 8)
+  return dataclasses.replace(
+    source(text, rows, steps=8), batches=made, short=short
+  )
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_joined_rows_are_one_text(packed):
+  of = joined_source(packed=packed)
+  for step, shape in ((0, (1, 8, 16)), (7, (1, 2, 64))):
+    example = of[step]
+    assert example.inputs.shape == shape
+    tokens = of.rows.tokens[of.batches_at(step).rows(step)].reshape(shape[1:])
+    hidden = (example.inputs[0] == helpers.MASK).mean()
+    same = example.inputs[0] == tokens
+    assert same.mean() > 0.7 and (step == 0 or hidden > 0)
+  if not packed:  # one document from end to end
+    assert np.array_equal(example.positions[0, 0], np.arange(64))
+
+
+@pytest.mark.parametrize("text", ["C", "M"])
+def test_short_rows_end_early(text):
+  of = joined_source(short=0.5, text=text)
+  lengths = []
+  for step in range(8):
+    example = of[step]
+    length = example.inputs.shape[-1]
+    # A token is seen by those of its own part of the row.
+    start, end = example.mask.bounds(length, length, np)
+    cut = example.mask.k_start[0].max(axis=1)
+    lengths += list(np.where(cut, cut, length) / length)
+    places = example.target_positions[0, 0][example.weights[0, 0] > 0]
+    row, at = np.divmod(places, length)
+    limit = np.where(cut, cut, length)[row]
+    shift = 1 if text == "C" else 0
+    assert (at + shift < limit).all() and len(at)
+    inside = np.arange(length) < np.where(cut, cut, length)[:, None]
+    assert (start[0][inside] == 0).all()
+    assert (end[0] <= np.where(cut, cut, length)[:, None])[inside].all()
+  whole = np.mean(np.array(lengths) == 1)
+  assert 0.2 < whole < 0.8
+  assert np.ptp([n for n in lengths if n < 1]) > 0.5

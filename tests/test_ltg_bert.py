@@ -1,0 +1,322 @@
+"""The LTG-BERT encoder: its size, its equations, and what leaks (nothing)."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from antlm_jax import models
+from antlm_jax.cli import UserError
+from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from antlm_jax.models import ltg_bert
+from tests import helpers, reference
+
+T = 24
+VARIANTS = {
+  "ltg_bert": {},
+  "gate": {"attention_gate": True},
+  "depth": {"depth_weights": True},
+  "gpt_bert": {
+    "attention_gate": True,
+    "depth_weights": True,
+    "norm_eps": 1e-5,
+  },
+}
+MASKS = {
+  "causal": CAUSAL,
+  "bidirectional": BIDIRECTIONAL,
+  "packed": AttentionMask(
+    False,
+    np.repeat([[0, 9]], [9, T - 9], 1).astype(np.int32).repeat(2, 0),
+    np.repeat([[9, T]], [9, T - 9], 1).astype(np.int32).repeat(2, 0),
+  ),
+}
+
+
+def model(**changes):
+  settings = {
+    "name": "ltg_bert",
+    "layers": 2,
+    "width": 32,
+    "heads": 4,
+    "mlp_width": 48,
+    "position_buckets": 8,
+    "longest_distance": 20,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+  }
+  return models.build(settings | changes, helpers.VOCAB)
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+  "size, vocab_size, parameters",
+  [
+    ("base", 16_384, 98_229_760),
+    ("gpt_bert_base", 16_384, 119_454_532),
+    ("gpt_bert_small", 8_192, 29_892_164),
+  ],
+)
+def test_published_sizes(size, vocab_size, parameters):
+  settings = {"name": "ltg_bert", **ltg_bert.SHAPES[size]}
+  assert models.build(settings, vocab_size).size == parameters
+
+
+@pytest.mark.parametrize(
+  "changes, words",
+  [
+    ({"heads": 5}, r"model.width=32 is not a multiple of model.heads=5"),
+    ({"position_buckets": 7}, r"model.position_buckets=7 is not even"),
+    ({"longest_distance": 8}, r"longest_distance=8 is not over"),
+    ({"kv_heads": 2}, r"model.kv_heads: no setting of ltg_bert"),
+  ],
+)
+def test_settings_that_do_not_fit_are_told(changes, words):
+  with pytest.raises(UserError, match=words):
+    model(**changes)
+
+
+def test_the_first_weights():
+  """Truncated at two deviations, and the MLPs' smaller with depth."""
+  of = model(layers=6, width=128, mlp_width=256)
+  params = jax.jit(of.init)(0)
+  std = math.sqrt(2 / (5 * 128))
+  for path, value in params.items():
+    if "mlp" in path:
+      limits = 2 * std * np.sqrt(0.5 / (1 + np.arange(6)))
+      found = np.abs(value).max(axis=(1, 2))
+      assert (found <= limits * (1 + 1e-6)).all(), path
+      assert (found > 0.99 * limits).all(), path
+    elif path.endswith("bias"):
+      assert not value.any(), path
+    elif path.endswith("scale"):
+      assert (value == 1).all(), path
+    else:
+      assert 1.95 * std < np.abs(value).max() <= 2 * std * (1 + 1e-6), path
+
+
+# The equations, stated once more: float64, one head and one pair at a time.
+
+
+def norm(x, eps, params=None, path=None):
+  x = x - x.mean(-1, keepdims=True)
+  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
+  if path is None:
+    return x
+  return x * params[f"{path}/scale"] + params[f"{path}/bias"]
+
+
+def gelu(x):
+  return x * np.vectorize(lambda t: 0.5 * (1 + math.erf(t / 2**0.5)))(x)
+
+
+def gelu_tanh(x):
+  return 0.5 * x * (1 + np.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3)))
+
+
+def bucket(distance, size, longest):
+  """The original's formula, in float64."""
+  middle = size // 2
+  if abs(distance) <= middle:
+    return size - 1 + distance
+  far = min(abs(distance), longest - 1)
+  steps = math.log(far / middle) / math.log((longest - 1) / middle)
+  steps = math.ceil(steps * (middle - 1) - 1e-12)
+  return size - 1 + int(math.copysign(middle + steps, distance))
+
+
+def attention(x, p, c, relative, seen):
+  x = norm(x, c.norm_eps)
+  project = lambda y, name: y @ p[f"{name}/kernel"] + p[f"{name}/bias"]  # noqa: E731
+  q, k, v = (project(x, name) for name in "qkv")
+  pos_q, pos_k = project(relative, "q"), project(relative, "k")
+  at = [
+    [bucket(i - j, c.position_buckets, c.longest_distance) for j in range(T)]
+    for i in range(T)
+  ]
+  out = np.zeros_like(x)
+  for n in range(c.heads):
+    h = slice(n * c.head_width, (n + 1) * c.head_width)
+    for i in range(T):
+      scores = np.array(
+        [
+          q[i, h] @ k[j, h]
+          + q[i, h] @ pos_k[at[i][j], h]
+          + k[j, h] @ pos_q[at[i][j], h]
+          for j in range(T)
+        ]
+      )
+      scores = np.where(seen[i], scores / np.sqrt(3 * c.head_width), -np.inf)
+      weights = np.exp(scores - scores.max())
+      out[i, h] = weights / weights.sum() @ v[:, h]
+  if c.attention_gate:
+    return project(norm(out * gelu(project(x, "gate")), c.norm_eps), "out")
+  return norm(project(out, "out"), c.norm_eps, p, "out_norm")
+
+
+def mlp(x, p, c):
+  x = norm(x, c.norm_eps)
+  x = (x @ p["up/kernel"]) * gelu_tanh(x @ p["gate/kernel"])
+  return norm(x, c.norm_eps) @ p["down/kernel"]
+
+
+def scores_by_definition(params, c, tokens, seen):
+  """Logits of one row, `[T, V]`."""
+  x = norm(params["embedding"][tokens], c.norm_eps)
+  relative = norm(params["relative"], c.norm_eps, params, "relative_norm")
+  outputs, weights = [x], list(params.get("depth_weights", ()))
+  for layer in range(c.layers):
+    for sublayer in ("attention", "mlp"):
+      prefix = f"blocks/{sublayer}/"
+      p = {
+        path.removeprefix(prefix): value[layer]
+        for path, value in params.items()
+        if path.startswith(prefix)
+      }
+      if sublayer == "attention":
+        x = x + attention(x, p, c, relative, seen)
+      else:
+        x = x + mlp(x, p, c)
+      outputs.append(x)
+      if c.depth_weights:
+        mine, weights = weights[: len(outputs)], weights[len(outputs) :]
+        x = sum(w * y for w, y in zip(mine, outputs, strict=True))
+  x = norm(x, c.norm_eps) @ params["head/linear/kernel"]
+  x = norm(gelu(x + params["head/linear/bias"]), c.norm_eps)
+  return x @ params["embedding"].T + params["head/bias"]
+
+
+def in_float64(params):
+  return {path: np.asarray(x, np.float64) for path, x in params.items()}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_encoder_is_its_equations(variant, mask):
+  of = model(**VARIANTS[variant])
+  params, tokens = helpers.random_params(of), helpers.tokens(2, T)
+  hidden = of.encode(params, tokens, None, MASKS[mask])
+  found = of.logits(params, hidden)
+  seen = reference.visible(MASKS[mask], 2, T, T)
+  for row in range(2):
+    expected = scores_by_definition(
+      in_float64(params), of.config, tokens[row], seen[row]
+    )
+    assert helpers.closest(found[row], expected) < 1e-5
+
+
+@pytest.mark.parametrize("mask", ["causal", "packed"])
+@pytest.mark.parametrize("variant", ["ltg_bert", "gpt_bert"])
+def test_the_gradients_are_its_equations(variant, mask):
+  """Along a random direction of each parameter, by differences."""
+  of = model(**VARIANTS[variant], layers=1)
+  params, tokens = helpers.random_params(of), helpers.tokens(1, T)
+  draw = np.random.default_rng(0)
+  upstream = draw.normal(size=(T, helpers.VOCAB))
+  one = jax.tree.map(lambda bound: bound[:1], MASKS[mask])
+  seen = reference.visible(one, 1, T, T)[0]
+
+  def loss(params):
+    hidden = of.encode(params, tokens, None, one)
+    return (of.logits(params, hidden)[0] * upstream).sum()
+
+  def exact_loss(params):
+    scores = scores_by_definition(params, of.config, tokens[0], seen)
+    return (scores * upstream).sum()
+
+  gradients, exact = jax.grad(loss)(params), in_float64(params)
+  for path, gradient in gradients.items():
+    direction = draw.normal(size=gradient.shape)
+    ends = [
+      exact_loss(exact | {path: exact[path] + step * direction})
+      for step in (1e-6, -1e-6)
+    ]
+    slope = (ends[0] - ends[1]) / 2e-6
+    found = np.vdot(gradient, direction)
+    # A direction may be nearly flat: then what counts is the whole gradient.
+    scale = max(abs(slope), 0.05 * np.linalg.norm(gradient))
+    assert abs(found - slope) < 1e-3 * scale + 1e-6, path
+
+
+# How it runs changes nothing.
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"scan_layers": "yes"},
+    {"scan_layers": "yes", "remat": "block"},
+    {"remat": "dots"},
+    {"attention": "chunked"},
+  ],
+)
+@pytest.mark.parametrize("variant", ["ltg_bert", "gpt_bert"])
+def test_ways_to_run_agree(variant, changes):
+  tokens, key = helpers.tokens(2, T), jax.random.key(0)
+  rates = {"dropout": 0.1, "attention_dropout": 0.1, **VARIANTS[variant]}
+
+  def run(of):
+    def loss(params):
+      hidden = of.encode(params, tokens, None, CAUSAL, key)
+      return (of.logits(params, hidden) ** 2).mean()
+
+    return jax.jit(jax.value_and_grad(loss))(helpers.random_params(of))
+
+  found, expected = run(model(**rates, **changes)), run(model(**rates))
+  assert helpers.closest(found, expected) < 2e-5
+
+
+# Leaks
+
+
+@functools.cache
+def scores(variant, dtype):
+  of = model(**VARIANTS[variant], dtype=dtype)
+  params = helpers.random_params(of)
+
+  @jax.jit
+  def run(tokens, mask):
+    return of.logits(params, of.encode(params, tokens, None, mask))
+
+  return lambda *args: np.asarray(run(*args))
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("variant", ["ltg_bert", "gpt_bert"])
+def test_only_what_is_seen_changes_a_logit(variant, dtype, mask):
+  run, tokens = scores(variant, dtype), helpers.tokens(2, T, special=0)
+  seen = reference.visible(MASKS[mask], 2, T, T)[0]
+  before = run(tokens, MASKS[mask])
+  for at in (0, 8, 9, 15, T - 1):
+    other = tokens.copy()
+    other[0, at] = helpers.SPECIAL + (other[0, at] + 7) % 60
+    changed = (before != run(other, MASKS[mask])).any(axis=2)
+    assert not changed[1].any()
+    assert (changed[0] == seen[:, at]).all()
+
+
+# Dropout
+
+
+def test_the_heads_dropout_is_by_place():
+  of = model(dropout=0.5)
+  params = helpers.random_params(of)
+  hidden = jnp.asarray(np.random.default_rng(0).normal(size=(6, 32)))
+  seed = jnp.uint32(7)
+  at = lambda places: models.At(seed, jnp.asarray(places))  # noqa: E731
+  together = of.logits(params, hidden, at(range(6)))
+  parts = [
+    of.logits(params, hidden[3:], at(range(3, 6))),
+    of.logits(params, hidden[:3], at(range(3))),
+  ]
+  assert np.array_equal(together, np.concatenate(parts[::-1]))
+  assert not np.array_equal(together, of.logits(params, hidden))
+  assert not np.array_equal(
+    together[:3], of.logits(params, hidden[:3], at(range(3, 6)))
+  )
