@@ -77,13 +77,10 @@ def _spread(terms, edges: tuple[int, ...], distances) -> jax.Array:
   chosen = jax.nn.one_hot(
     bucket_of(distances, edges), len(edges) + 1, dtype=terms.dtype, axis=0
   )
-  return jnp.einsum(
-    "brnc,cw->bnrw",
-    terms,
-    chosen,
-    precision=jax.lax.Precision.HIGHEST,
-    preferred_element_type=jnp.float32,
-  )
+  # By ones and zeros: exact, in bfloat16 too, where float32 is not rounded.
+  exact = jax.lax.Precision.HIGHEST if terms.dtype == jnp.float32 else None
+  spread = jnp.einsum("brnc,cw->bnrw", terms, chosen, precision=exact)
+  return spread.astype(jnp.float32)
 
 
 def _skew(x: jax.Array, columns: int) -> jax.Array:
