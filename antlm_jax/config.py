@@ -128,7 +128,7 @@ def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
       nearest right one) or a value of another type.
   """
   path, _, arg = spec.partition(":")
-  config = _module(path).get_config(arg)
+  config = module(path).get_config(arg)
   for override in overrides:
     _override(config, override)
   _check(config)
@@ -169,22 +169,23 @@ def _check(config: ConfigDict) -> None:
     raise UserError("train.epochs and train.steps are both set: choose one")
 
 
-def _module(path: str):
+def module(path: str):
+  """Runs a config file, and returns it as a module with `get_config`."""
   if not pathlib.Path(path).is_file():
     raise UserError(f"--config={path}: no such file")
   found = importlib.util.spec_from_file_location("config_file", path)
   if found is None:
     raise UserError(f"--config={path}: not a Python file")
-  module = importlib.util.module_from_spec(found)
+  out = importlib.util.module_from_spec(found)
   try:
-    found.loader.exec_module(module)
+    found.loader.exec_module(out)
   except SyntaxError as error:
     raise UserError(
       f"--config={path}, line {error.lineno}: {error.msg}"
     ) from error
-  if not hasattr(module, "get_config"):
+  if not hasattr(out, "get_config"):
     raise UserError(f"--config={path}: it defines no get_config(arg)")
-  return module
+  return out
 
 
 def parse_arg(arg: str, **defaults):

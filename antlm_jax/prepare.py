@@ -45,11 +45,13 @@ class Settings:
     output: Folder to prepare.
     tokenizer: A tokenizer.json; None trains one on the train split.
     vocab_size: Vocabulary of a trained tokenizer.
+    kind: Of a trained tokenizer, `bpe` or `wordpiece`.
     seq_len: Tokens in a row, T.
     packing: `stream`, `documents` or `chunks`.
     documents: Where a document ends: `auto`, `line` or `file`.
     boundary: Tokens around a document: `bos_eos`, `eos` or `none`.
     dev_share: Share of the documents held out, where there are no dev files.
+    share: Share of the train documents to take, evenly spread.
     seed: Of the chunks' lengths.
   """
 
@@ -57,11 +59,13 @@ class Settings:
   output: str
   tokenizer: str | None = None
   vocab_size: int = 16_000
+  kind: str = "bpe"
   seq_len: int = 128
   packing: str = "stream"
   documents: str = "auto"
   boundary: str = "bos_eos"
   dev_share: float = 0.02
+  share: float = 1.0
   seed: int = 0
 
 
@@ -120,16 +124,16 @@ def _check(settings: Settings) -> None:
     raise cli.UserError(
       f"dev_share {settings.dev_share} must be above 0 and at most 0.5"
     )
+  if not 0 < settings.share <= 1:
+    raise cli.UserError(f"share {settings.share} must be above 0 and at most 1")
+  _check_choice("kind", settings.kind, tuple(tokenizer.KINDS))
   _check_choice("packing", settings.packing, PACKINGS)
   _check_choice("documents", settings.documents, tuple(text.RULES))
   _check_choice("boundary", settings.boundary, BOUNDARIES)
   if settings.tokenizer:
     _check_roles(settings, tokenizer.Tokenizer.load(settings.tokenizer))
-  elif settings.vocab_size < tokenizer.SMALLEST_VOCAB:
-    raise cli.UserError(
-      f"vocab_size {settings.vocab_size} is too small: 256 bytes and the "
-      f"special tokens need at least {tokenizer.SMALLEST_VOCAB}"
-    )
+  else:
+    tokenizer.check_vocab_size(settings.vocab_size, settings.kind)
 
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -159,7 +163,7 @@ def _identity(settings: Settings, sources: text.Sources) -> dict:
   del asked["output"], asked["text"]
   if settings.tokenizer:
     asked["tokenizer"] = rows.sha256(settings.tokenizer)
-    del asked["vocab_size"]
+    del asked["vocab_size"], asked["kind"]
   files = [
     {"split": split, "path": str(file), **_fingerprint(file)}
     for split in text.SPLITS
@@ -331,6 +335,7 @@ def _documents(settings: Settings, output: pathlib.Path) -> dict[str, Sequence]:
     paths=tuple(settings.text),
     documents=settings.documents,
     dev_share=settings.dev_share,
+    share=settings.share,
   )
   builder = babylm.build(output / _DOCUMENTS, config)
   counts = {
@@ -353,7 +358,7 @@ def _tokenizer(settings: Settings, documents: Sequence) -> tokenizer.Tokenizer:
   if settings.tokenizer:
     return tokenizer.Tokenizer.load(settings.tokenizer)
   texts = (document for batch in _batches(documents) for document in batch)
-  return tokenizer.Tokenizer.train(texts, settings.vocab_size)
+  return tokenizer.Tokenizer.train(texts, settings.vocab_size, settings.kind)
 
 
 def _rows(
@@ -461,6 +466,7 @@ def _parser() -> cli.Parser:
   )
   options = {
     "vocab_size": "vocabulary of the trained tokenizer",
+    "kind": "of the trained tokenizer",
     "seq_len": "tokens in a row",
     "packing": "documents one after the other; each in a segment of its own; "
     "or the stream in random chunks, two a row (arXiv 2507.00994)",
@@ -468,9 +474,11 @@ def _parser() -> cli.Parser:
     "or each file",
     "boundary": "tokens around a document: <s> and </s>, </s> after, or none",
     "dev_share": "share of the documents held out if there are no dev files",
+    "share": "share of the train documents to take, evenly spread",
     "seed": "of the chunks' lengths",
   }
   choices = {
+    "kind": tuple(tokenizer.KINDS),
     "packing": PACKINGS,
     "documents": tuple(text.RULES),
     "boundary": BOUNDARIES,

@@ -14,6 +14,13 @@ QUICK = str(ROOT / "configs/quickstart.py")
 FILES = sorted((ROOT / "configs").glob("*.py"))
 ARGUMENTS = {
   "antlm_babyllama": ["curriculum=24C", "curriculum=24M"],
+  "antlm_ltg_bert": ["curriculum=72C", "size=xs", "size=small"],
+  "antlm_table": [
+    f"row={row},scale={scale},seed=2"
+    for row in ("babyllama_mixed_1_7", "ltg_bert_mntp_1_15", "ltg_bert_antlm")
+    for scale in ("tiny", "paper")
+  ],
+  "gpt_bert": ["size=base"],
   "babylm_small": ["curriculum=24M", "curriculum=C:M=1:15"],
   "encoders": [
     "size=210M",
@@ -113,7 +120,7 @@ def test_the_loaded_config_is_locked():
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_every_config_loads_with_its_arguments_and_shrinks(path):
   plain = config.load(str(path))
-  keys = config.leaves(config.default()).keys()
+  keys = config.leaves(config.default(plain.model.name)).keys()
   assert config.leaves(plain).keys() == keys
   for arg in ["", *ARGUMENTS[path.stem]]:
     whole = config.load(f"{path}:{arg}")

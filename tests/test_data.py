@@ -1,6 +1,7 @@
 """Data: text, documents, tokenizer, packing, rows, and the command."""
 
 import itertools
+import math
 import pathlib
 import pickle
 import signal
@@ -122,6 +123,15 @@ def test_the_held_out_share_is_spread_and_disjoint(tmp_path_factory, n, share):
   ]
   assert sorted(splits[0] + splits[1], key=int) == [str(i) for i in range(n)]
   assert 1 <= len(splits[1]) <= share * n + 1
+  whole = (sources, "train", text.RULES["line"], 0.1)
+  some = list(text.split_documents(*whole, share))
+  every = list(text.split_documents(*whole))
+  assert len(some) == math.ceil(share * len(every) - 1e-9)
+  assert [int(d) for d in some] == sorted(int(d) for d in some)
+  # Of any ten in a row, as many as of all, give or take one.
+  taken = np.isin(every, some)
+  windows = np.convolve(taken, np.ones(10), "valid") if n > 20 else [10 * share]
+  assert np.abs(np.array(windows) - 10 * share).max() <= 1 + 1e-6
 
 
 # The dataset
@@ -157,9 +167,10 @@ def test_babylm_configs_read_the_manual_folder(corpus, tmp_path):
 # Tokenizer
 
 
-@pytest.fixture(scope="module")
-def small_tokenizer() -> tokenizer.Tokenizer:
-  return tokenizer.Tokenizer.train(make_text(300).splitlines(), 280)
+@pytest.fixture(scope="module", params=tokenizer.KINDS)
+def small_tokenizer(request) -> tokenizer.Tokenizer:
+  texts = make_text(300).splitlines()
+  return tokenizer.Tokenizer.train(texts, 280, request.param)
 
 
 @hypothesis.given(st.text(st.characters(exclude_categories=["Cs"])))
@@ -174,8 +185,10 @@ def test_tokenizer_ids_and_json(small_tokenizer):
   t = small_tokenizer
   assert (t.pad_id, t.bos_id, t.eos_id, t.mask_id) == (0, 1, 2, 3)
   assert t.vocab_size == 280 == len(t.word_start) == len(t.special)
-  assert t.special.tolist() == [True] * 4 + [False] * 276
-  again = tokenizer.Tokenizer.train(make_text(300).splitlines(), 280)
+  kind = "wordpiece" if "<unk>" in t.to_json() else "bpe"
+  special = len(tokenizer.KINDS[kind])
+  assert t.special.tolist() == [True] * special + [False] * (280 - special)
+  again = tokenizer.Tokenizer.train(make_text(300).splitlines(), 280, kind)
   assert again.to_json() == t.to_json()
   assert tokenizer.Tokenizer.from_json(t.to_json()).to_json() == t.to_json()
 
@@ -457,10 +470,13 @@ def test_two_preparations_do_not_mix(corpus, tmp_path):
 
 BAD_SETTINGS = [
   ({"vocab_size": 259}, "at least 260"),
+  ({"vocab_size": 260, "kind": "wordpiece"}, "at least 261"),
   ({"packing": "chunks", "seq_len": 23}, "at least 24"),
   ({"seq_len": 100_000}, "train split has .* tokens, less than a row"),
   ({"seq_len": 1}, "seq_len 1 is too small"),
   ({"dev_share": 0.0}, "dev_share"),
+  ({"share": 0.0}, "share 0.0 must be above 0 and at most 1"),
+  ({"kind": "unigram"}, "kind 'unigram' must be one of bpe wordpiece"),
   ({"packing": "tight"}, "packing 'tight' must be one of"),
   ({"tokenizer": "nowhere.json"}, "cannot read the tokenizer"),
   ({"tokenizer": __file__}, "is not a tokenizer"),

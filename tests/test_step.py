@@ -78,13 +78,13 @@ def test_cross_entropy_and_its_gradients(chunk):
 
   @jax.jit
   def run(hidden, kernel):
-    def logits_of(part, at):
-      # Each state comes with its own place, whatever the chunks.
-      same = (part == hidden.reshape(-1, hidden.shape[-1])[at]).all(-1)
-      padding = (part == 0).all(-1)
-      return jnp.where((same | padding)[..., None], part @ kernel, jnp.nan)
-
     def total(hidden, kernel):
+      def logits_of(part, at):
+        # Each state comes with its own place, whatever the chunks.
+        same = (part == hidden.reshape(-1, hidden.shape[-1])[at]).all(-1)
+        padding = (part == 0).all(-1)
+        return jnp.where((same | padding)[..., None], part @ kernel, jnp.nan)
+
       sums = losses.cross_entropy(
         logits_of,
         hidden,

@@ -25,11 +25,13 @@ class TextConfig(tfds.core.BuilderConfig):
     paths: Text files and folders; without any, the manual folder.
     documents: A rule of `text.RULES`, by name.
     dev_share: Share of the documents held out where there are no dev files.
+    share: Share of the train documents to take, evenly spread.
   """
 
   paths: tuple[str, ...] = ()
   documents: str = "auto"
   dev_share: float = 0.02
+  share: float = 1.0
 
 
 class Babylm(tfds.core.ShardBasedBuilder):
@@ -104,12 +106,14 @@ def _shards(
   """
   files = getattr(sources, split) or sources.train
   share = config.dev_share if files != getattr(sources, split) else 1.0
+  if split == "train":
+    share *= config.share
   size = share * sum(file.stat().st_size for file in files)
   rule = text.RULES[config.documents]
   examples = (
     (index, {"text": document})
     for index, document in enumerate(
-      text.split_documents(sources, split, rule, config.dev_share)
+      text.split_documents(sources, split, rule, config.dev_share, config.share)
     )
   )
   count = math.ceil(size / _SHARD_CHARACTERS) or 1

@@ -96,7 +96,7 @@ def _is_split(file: pathlib.Path, split: str) -> bool:
 
 
 def split_documents(
-  sources: Sources, split: str, rule: Rule, dev_share: float
+  sources: Sources, split: str, rule: Rule, dev_share: float, share: float = 1.0
 ) -> Iterator[str]:
   """Yields the documents of a split, `train` or `dev`, in order.
 
@@ -106,14 +106,25 @@ def split_documents(
     rule: Where a document ends.
     dev_share: Share of the documents held out as dev, evenly spread and
       beginning with the first; used only where there are no dev files.
+    share: Share of the train documents to take, evenly spread.
   """
+  found = documents(sources.train, rule)
   if sources.dev:
-    yield from documents(getattr(sources, split), rule)
-    return
-  for index, document in enumerate(documents(sources.train, rule)):
-    held_out = math.ceil(dev_share * (index + 1)) > math.ceil(dev_share * index)
-    if held_out == (split == "dev"):
-      yield document
+    found = documents(getattr(sources, split), rule)
+  else:
+    held_out = split == "dev"
+    found = (d for d, dev in _spread(found, dev_share) if dev == held_out)
+  if split == "train":
+    found = (d for d, taken in _spread(found, share) if taken)
+  yield from found
+
+
+def _spread(
+  documents: Iterable[str], share: float
+) -> Iterator[tuple[str, bool]]:
+  """Says of each whether it is of an evenly spread share, as the first is."""
+  for index, document in enumerate(documents):
+    yield document, math.ceil(share * (index + 1)) > math.ceil(share * index)
 
 
 def documents(files: Sequence[pathlib.Path], rule: Rule) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Subword tokenizers: byte-level BPE trained here, or any `tokenizer.json`."""
+"""Subword tokenizers: byte-level, trained here, or any `tokenizer.json`."""
 
 import functools
 import json
@@ -18,8 +18,12 @@ _ALIASES = {
   "eos": ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>", "␃"),
   "mask": ("<mask>", "[MASK]", "<|mask|>", "␥"),
 }
-SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<mask>")
-SMALLEST_VOCAB = 256 + len(SPECIAL_TOKENS)
+_SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<mask>")
+# Special tokens by kind; WordPiece needs one for words over 100 bytes.
+KINDS = {
+  "bpe": _SPECIAL_TOKENS,
+  "wordpiece": (*_SPECIAL_TOKENS, "<unk>"),
+}
 # Signs for space, newline, tab and carriage return before a word: of
 # byte-level BPE, SentencePiece and GPT-BERT.
 _SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
@@ -46,39 +50,33 @@ class Tokenizer:
     self.mask_id = ids["mask"]
 
   @classmethod
-  def train(cls, texts: Iterable[str], vocab_size: int) -> "Tokenizer":
-    """Trains byte-level BPE; the same text gives the same tokenizer.
+  def train(
+    cls, texts: Iterable[str], vocab_size: int, kind: str = "bpe"
+  ) -> "Tokenizer":
+    """Trains on bytes; the same text gives the same tokenizer.
 
     Text is normalised to NFC only, not BabyLlama's NFKC, which also rewrites
     characters (½ to 1⁄2), so that decoding gives back what was encoded. Ids
-    are `<pad> <s> </s> <mask>`, the 256 bytes, then merges of pairs seen at
-    least twice. At most the first 2^30 characters are used.
+    are `<pad> <s> </s> <mask>`, the 256 bytes, then what is merged of pairs.
+    At most the first 2^30 characters are used.
 
     Args:
       texts: Documents.
       vocab_size: At most this many tokens; little text gives fewer.
+      kind: `bpe`, merging in order (BabyLlama: pairs seen at least twice), or
+        `wordpiece`, the longest piece first, digits one by one, with `<unk>`
+        (LTG-BERT: pairs seen at least ten times).
 
     Raises:
       UserError: `vocab_size` is too small for the bytes.
     """
-    if vocab_size < SMALLEST_VOCAB:
-      raise cli.UserError(
-        f"vocab_size {vocab_size} is too small: 256 bytes and "
-        f"{len(SPECIAL_TOKENS)} special tokens need at least {SMALLEST_VOCAB}"
-      )
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    check_vocab_size(vocab_size, kind)
+    backend, trainer = _untrained(kind)
     backend.normalizer = tokenizers.normalizers.NFC()
-    backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-      add_prefix_space=True
-    )
     backend.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-      vocab_size=vocab_size,
-      min_frequency=2,
-      special_tokens=list(SPECIAL_TOKENS),
-      initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-      show_progress=False,
-    )
+    trainer.vocab_size = vocab_size
+    trainer.show_progress = False
+    trainer.initial_alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     backend.train_from_iterator(_first(texts, _TRAINING_CHARACTERS), trainer)
     return cls(backend)
 
@@ -186,6 +184,40 @@ class Tokenizer:
   def _find(self, names: Sequence[str]) -> int | None:
     ids = map(self._backend.token_to_id, names)
     return next((index for index in ids if index is not None), None)
+
+
+def check_vocab_size(vocab_size: int, kind: str) -> None:
+  """Checks that a vocabulary can hold what a kind of tokenizer must.
+
+  Raises:
+    UserError: It is too small for the bytes.
+  """
+  smallest = 256 + len(KINDS[kind])
+  if vocab_size < smallest:
+    raise cli.UserError(
+      f"vocab_size {vocab_size} is too small: 256 bytes and "
+      f"{len(KINDS[kind])} special tokens need at least {smallest}"
+    )
+
+
+def _untrained(kind: str):
+  """Returns an untrained tokenizer and its trainer."""
+  to_bytes = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+  if kind == "bpe":
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+    backend.pre_tokenizer = to_bytes
+    return backend, tokenizers.trainers.BpeTrainer(
+      min_frequency=2, special_tokens=list(KINDS[kind])
+    )
+  backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="<unk>"))
+  backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+    [to_bytes, tokenizers.pre_tokenizers.Digits(individual_digits=True)]
+  )
+  return backend, tokenizers.trainers.WordPieceTrainer(
+    min_frequency=10,
+    special_tokens=list(KINDS[kind]),
+    continuing_subword_prefix="",
+  )
 
 
 def _first(texts: Iterable[str], characters: int) -> Iterator[str]:

@@ -1,0 +1,64 @@
+"""AntLM on LTG-BERT (arXiv 2412.03275): 98M parameters, 6C+60M+6C epochs.
+
+    python -m antlm_jax.prepare --text=BABYLM_FOLDER --output=data/babylm \\
+      --kind=wordpiece --vocab_size=16384 --seq_len=128
+    python -m antlm_jax.train --config=configs/antlm_ltg_bert.py \\
+      --workdir=runs/antlm_ltg --config.data.path=data/babylm
+
+Its controls at equal epochs differ in the curriculum alone:
+`--config=configs/antlm_ltg_bert.py:curriculum=72M`, or `72C`. The argument
+`size` takes `small` and `xs` beside `base`; `shrink` makes any of them run in
+seconds.
+
+Where each setting is from:
+- AntLM's abstract: alternating objective and mask, BabyLM strict-small. Its
+  full text could not be read: the curriculum is remembered, and in no source
+  that could be.
+- LTG-BERT's code (arXiv 2303.09859): the shape, dropout, initial weights, rows
+  of 128 and at the end of 512 in batches of as many tokens, a tenth of the rows
+  short, spans of 15 % masks with one 80/10/10 draw each, LAMB at 1e-2 with its
+  decay, warmup and cosine to a tenth, clipping at 2.
+- Ours: batches of 1,024 rows (LTG-BERT's are 32,768: an epoch of 10M words has
+  three), the share of masks met on average rather than in each row, one
+  schedule over the run, the optimizer's state kept at a switch.
+"""
+
+from antlm_jax import config as config_lib
+from antlm_jax.cli import UserError
+from antlm_jax.models import ltg_bert
+
+SIZES = ("base", "small", "xs")
+
+
+def get_config(arg: str = ""):
+  """Returns the config; see the module."""
+  arg = config_lib.parse_arg(
+    arg, shrink=False, size="base", curriculum="6C+60M+6C"
+  )
+  if arg.size not in SIZES:
+    raise UserError(f"size={arg.size!r} is not one of {', '.join(SIZES)}")
+  config = config_lib.default("ltg_bert")
+  config.curriculum = arg.curriculum
+  config.objectives.M.update(
+    unit="span", span_length=9, span_lengths="geometric"
+  )
+  config.data.short = 0.1
+  config.model.update(**ltg_bert.SHAPES[arg.size], dtype="bfloat16")
+  config.train.update(batch_size=1024, batch_schedule=("256x512@0.9",))
+  config.optimizer.update(
+    name="lamb",
+    b1=0.9,
+    b2=0.98,
+    eps=1e-6,
+    weight_decay=0.1,
+    decay_scope="hidden",
+    clip=2.0,
+  )
+  config.schedule.update(
+    name="cosine", peak_lr=1e-2, warmup_steps=0.016, min_lr_ratio=0.1
+  )
+  config.eval.update(every=0.02, rows=2048)
+  config.checkpoint.every = 1 / 36
+  if arg.shrink:
+    config_lib.shrink(config)
+  return config

@@ -1,0 +1,159 @@
+"""AntLM's table (arXiv 2412.03275), and the rows it lacks.
+
+    ./launch/antlm_table.sh --text=BABYLM_FOLDER --data=EVALUATION_FOLDER
+
+trains, evaluates and reports all of them; one is
+
+    python -m antlm_jax.train --workdir=DIR --config.data.path=PREPARED \\
+      --config=configs/antlm_table.py:row=babyllama_antlm,scale=tiny,seed=1
+
+The argument takes `row` (a key of `ROWS`), `scale` and `seed`. All rows of an
+encoder see the same rows of text in the same order, in as many steps of the
+same shape; only what is hidden and what is predicted differs.
+
+- `paper`: configs/antlm_babyllama.py and configs/antlm_ltg_bert.py, whose
+  notes say where each setting is from; 24 and 72 epochs.
+- `tiny`: 1.3M parameters and a quarter or a twelfth of the epochs, for a small
+  part of the text on a CPU. All of its settings are ours.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Mapping
+
+from antlm_jax import config as config_lib
+from antlm_jax.cli import UserError
+
+SCALES = ("tiny", "paper")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A row of the table.
+
+  Attributes:
+    family: The encoder, by the name that AntLM calls it by.
+    title: What the report calls the row.
+    curriculum: At each scale.
+    seeds: How many at each scale.
+    settings: What else it changes of its family's config.
+    masked: How it is read with masks, a mode of `evals.scoring`.
+  """
+
+  family: str
+  title: str
+  curriculum: Mapping[str, str]
+  seeds: Mapping[str, int] = dataclasses.field(
+    default_factory=lambda: {"tiny": 1, "paper": 1}
+  )
+  settings: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+  masked: str = "mlm"
+
+
+def _llama(title, tiny, paper, seeds=1, **settings) -> Row:
+  return Row(
+    "BabyLlama",
+    title,
+    {"tiny": tiny, "paper": paper},
+    {"tiny": seeds, "paper": 1},
+    settings,
+  )
+
+
+def _ltg(title, tiny, paper, masked="mlm") -> Row:
+  return Row("LTG-BERT", title, {"tiny": tiny, "paper": paper}, masked=masked)
+
+
+ROWS = {
+  "babyllama_c": _llama("CLM", "6C", "24C", seeds=3),
+  "babyllama_m": _llama("MLM", "6M", "24M", seeds=3),
+  "babyllama_antlm": _llama("AntLM", "1C+4M+1C", "4C+16M+4C", seeds=3),
+  "babyllama_mixed_1_1": _llama("mixed 1:1", "6C:M=1:1", "24C:M=1:1"),
+  "babyllama_mixed_1_7": _llama("mixed 1:7", "6C:M=1:7", "24C:M=1:7"),
+  # What AntLM leaves open: what happens at a switch.
+  "babyllama_antlm_restart": _llama(
+    "AntLM, rate restarts at a switch",
+    "1C+4M+1C",
+    "4C+16M+4C",
+    **{"schedule.restart_at_switch": True},
+  ),
+  "babyllama_antlm_reset": _llama(
+    "AntLM, optimizer forgets at a switch",
+    "1C+4M+1C",
+    "4C+16M+4C",
+    **{"optimizer.reset_at_switch": True},
+  ),
+  "ltg_bert_m": _ltg("MLM", "6M", "72M"),
+  "ltg_bert_c": _ltg("CLM", "6C", "72C"),
+  "ltg_bert_antlm": _ltg("AntLM", "0.5C+5M+0.5C", "6C+60M+6C"),
+  "ltg_bert_mixed_1_1": _ltg("mixed 1:1", "6C:M=1:1", "72C:M=1:1"),
+  "ltg_bert_mntp_1_15": _ltg(
+    "mixed MNTP 1:15, as GPT-BERT", "6C:N=1:15", "72C:N=1:15", masked="mntp"
+  ),
+}
+PAPER = {"BabyLlama": "antlm_babyllama.py", "LTG-BERT": "antlm_ltg_bert.py"}
+
+
+def get_config(arg: str = ""):
+  """Returns the config; see the module."""
+  arg = config_lib.parse_arg(
+    arg, shrink=False, row="babyllama_antlm", scale="tiny", seed=0
+  )
+  for name, choices in (("row", ROWS), ("scale", SCALES)):
+    if arg[name] not in choices:
+      raise UserError(
+        f"{name}={arg[name]!r} is not one of {', '.join(choices)}"
+      )
+  row = ROWS[arg.row]
+  make = {"tiny": _tiny, "paper": _paper}[arg.scale]
+  config = make(row.family)
+  config.seed = arg.seed
+  config.curriculum = row.curriculum[arg.scale]
+  # MNTP's spans and shares are MLM's: only where it predicts them differs.
+  masked = config.objectives.M
+  config.objectives.N.update(
+    {
+      name: masked[name]
+      for name in ("unit", "span_length", "span_lengths", "mask_ratio")
+    }
+  )
+  for name, value in row.settings.items():
+    group, _, key = name.partition(".")
+    config[group][key] = value
+  if arg.shrink:
+    config_lib.shrink(config)
+  return config
+
+
+def _paper(family: str):
+  config = config_lib.load(str(pathlib.Path(__file__).parent / PAPER[family]))
+  config.unlock()
+  return config
+
+
+def _tiny(family: str):
+  encoder = {"BabyLlama": "llama", "LTG-BERT": "ltg_bert"}[family]
+  config = config_lib.default(encoder)
+  config.model.update(
+    layers=4, width=128, heads=4, mlp_width=352, max_seq_len=256
+  )
+  config.train.update(batch_size=16)
+  config.eval.update(every=1 / 24, rows=256)
+  config.checkpoint.every = 0.25
+  config.log.every = 50
+  if encoder == "llama":
+    config.model.update(kv_heads=4, init_std=0.08)
+    config.schedule.update(name="cosine", peak_lr=3e-3, warmup_steps=0.05)
+    return config
+  # As published, but for dropout: so small a model does not overfit.
+  config.objectives.M.update(
+    unit="span", span_length=9, span_lengths="geometric"
+  )
+  config.model.update(dropout=0.0, attention_dropout=0.0)
+  config.optimizer.update(
+    name="lamb", b1=0.9, b2=0.98, eps=1e-6, decay_scope="hidden", clip=2.0
+  )
+  config.schedule.update(
+    name="cosine", peak_lr=1e-2, warmup_steps=0.05, min_lr_ratio=0.1
+  )
+  return config
