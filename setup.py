@@ -45,6 +45,8 @@ setuptools.setup(
   extras_require={
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
+    # Our scores beside those of other libraries; this torch has a CPU wheel.
+    "hf": ["minicons>=0.3.39", "torch==2.13.0", "transformers>=5.23,<6"],
     "test": ["hypothesis", "pytest", "pytest-xdist", "ruff"],
   },
 )

@@ -117,6 +117,8 @@ def get_config(arg: str = ""):
       for name in ("unit", "span_length", "span_lengths", "mask_ratio")
     }
   )
+  if row.masked == "mntp":
+    config.eval.objectives = ("C", "N")
   for name, value in row.settings.items():
     group, _, key = name.partition(".")
     config[group][key] = value

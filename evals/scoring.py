@@ -1,8 +1,10 @@
-"""Sentence scores: log-probabilities under a causal or a masked reading.
+"""Scores of sentences, or of what follows a context.
 
 A *reading* says which output predicts a token: of a causal pass, or of a
 bidirectional pass in which that token alone is masked; in place or one
-position before. A mode is one reading, or two whose logits are added.
+position before. A mode is one reading, or two whose logits are added. A
+*pipeline* says what stands around the scored tokens, and whether their
+log-probabilities are summed or averaged.
 
 Sentences are batched by length. A batch is a table of S sentences and a flat
 list of R targets, each a (sentence, position); a causal reading encodes the
@@ -46,11 +48,79 @@ class Reading(NamedTuple):
   shift: int
 
 
-class Sentence(NamedTuple):
-  """A framed sentence.
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """What stands around a scored text, and what its score is.
 
   Attributes:
-    tokens: int32 `[n]`, with the special tokens around it.
+    reduction: `sum` or `mean` over the scored tokens.
+    framed: Whether the special tokens of training stand around it all.
+    separator: Stands between a context and the text.
+    no_context: The special token that takes the place of a context that is
+      empty, the separator after it: `bos` (or else `eos`) or `eos`; with ""
+      such a text stands alone.
+  """
+
+  reduction: str = "sum"
+  framed: bool = True
+  separator: str = " "
+  no_context: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+  """How an evaluation pipeline scores a text.
+
+  Attributes:
+    name: What commands call it.
+    modes: The modes that it has.
+    causal: The layout for the causal mode.
+    masked: The layout for every other mode.
+  """
+
+  name: str
+  modes: tuple[str, ...]
+  causal: Layout
+  masked: Layout
+
+  def layout(self, mode: str) -> Layout:
+    """Returns the layout for a mode.
+
+    Raises:
+      UserError: if the pipeline has no such mode.
+    """
+    if mode not in self.modes:
+      where = f" of the {self.name} pipeline" if self.name != OURS.name else ""
+      raise UserError(
+        f"mode {mode!r} is not one of {', '.join(self.modes)}{where}"
+      )
+    return self.causal if mode == "causal" else self.masked
+
+
+OURS = Pipeline("ours", MODES, causal=Layout(), masked=Layout())
+PIPELINES = {
+  pipeline.name: pipeline
+  for pipeline in (
+    OURS,
+    # lm-eval's hf: no special token but one in place of an empty context.
+    # minicons' conditional_score: a prefix that is never empty, and a space
+    # of its own beside that of the choice.
+    Pipeline(
+      "2024",
+      ("causal", "mlm"),
+      causal=Layout(framed=False, no_context="bos"),
+      masked=Layout("mean", separator="  ", no_context="eos"),
+    ),
+    Pipeline("2025", ("causal", "mlm", "mntp"), Layout(), Layout()),
+  )
+}
+
+
+class Sentence(NamedTuple):
+  """A text as it stands before the model.
+
+  Attributes:
+    tokens: int32 `[n]`, with what stands around it.
     start: First position that is scored.
     stop: One past the last.
   """
@@ -88,12 +158,7 @@ def readings(loaded: Loaded, mode: str) -> tuple[Reading, ...]:
 
   `fused` adds the logits of a causal and a masked reading (GPT-BERT, arXiv
   2410.24159), the masked one as the model's curriculum trained it.
-
-  Raises:
-    UserError: for a mode that does not exist.
   """
-  if mode not in MODES:
-    raise UserError(f"mode {mode!r} is not one of {', '.join(MODES)}")
   causal = Reading(masked=False, shift=1)
   return {
     "causal": (causal,),
@@ -107,16 +172,20 @@ def score(
   loaded: Loaded,
   sentences: Sequence[str],
   mode: str,
-  reduction: str = "sum",
+  contexts: Sequence[str] | None = None,
+  pipeline: Pipeline = OURS,
+  reduction: str | None = None,
   temperature: float | Sequence[float] = 1.0,
   batch_tokens: int = BATCH_TOKENS,
   track: Callable[[Sequence], Iterable] = iter,
 ) -> np.ndarray:
   """Scores sentences; the higher, the likelier.
 
-  A sentence stands in the special tokens that stood around documents in
-  training. They are not scored, nor is a token that nothing can predict: the
-  first one, where it is read one position before and no prefix stands there.
+  By default a sentence stands in the special tokens that stood around
+  documents in training. They are not scored, nor is its context, nor a token
+  that nothing can predict: the first one, where it is read one position
+  before and no prefix stands there. A token across the end of the context
+  counts as the sentence's.
 
   Args:
     loaded: The model.
@@ -124,7 +193,10 @@ def score(
     mode: `causal`, log-probabilities left to right; `mlm`, with one token
       masked at a time (pseudo-log-likelihood, arXiv 1910.14659); `mntp`, that
       read one position before; `fused`, see `readings`.
-    reduction: `sum` or `mean` over the tokens of a sentence.
+    contexts: n texts that the sentences follow, some or all of them empty.
+    pipeline: What stands around them, and the reduction.
+    reduction: `sum` or `mean` over the scored tokens, in the place of the
+      pipeline's.
     temperature: Divides the logits. Several cost little more than one.
     batch_tokens: Tokens encoded at once; a sentence's targets stay together,
       so a long sentence may take more.
@@ -138,7 +210,8 @@ def score(
       positive, a sentence that is too long or empty, or masks without a
       `<mask>` token.
   """
-  wanted = readings(loaded, mode)
+  layout = pipeline.layout(mode)
+  reduction = reduction or layout.reduction
   if reduction not in REDUCTIONS:
     raise UserError(
       f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}"
@@ -146,31 +219,67 @@ def score(
   temperatures = np.atleast_1d(np.asarray(temperature, np.float32))
   if not np.all((temperatures > 0) & np.isfinite(temperatures)):
     raise UserError(f"temperature {temperature} is not positive")
-  unique = list(dict.fromkeys(sentences))
-  framed = _framed(loaded, unique, wanted)
+  contexts = [""] * len(sentences) if contexts is None else contexts
+  texts = list(zip(contexts, sentences, strict=True))
+  unique = list(dict.fromkeys(texts))
+  wanted = readings(loaded, mode)
+  framed = _framed(loaded, unique, layout, wanted)
   totals = _totals(loaded, framed, wanted, temperatures, batch_tokens, track)
   if reduction == "mean":
     totals /= np.array([s.targets for s in framed])[:, None]
   index = {text: i for i, text in enumerate(unique)}
-  scores = totals[[index[text] for text in sentences]]
-  return scores.reshape(len(sentences), *np.shape(temperature))
+  scores = totals[[index[text] for text in texts]]
+  return scores.reshape(len(texts), *np.shape(temperature))
 
 
-def _framed(loaded, texts: Sequence[str], wanted) -> list[Sentence]:
-  """Encodes and checks texts."""
+def _framed(
+  loaded: Loaded, texts: Sequence[tuple[str, str]], layout: Layout, wanted
+) -> list[Sentence]:
+  """Encodes and checks (context, sentence)s."""
   before, after = reading.frame(loaded)
-  start = max(len(before), *(r.shift for r in wanted))
+  if not layout.framed:
+    before = after = before[:0]
+  alone = np.append(before, _stand_in(loaded, layout)).astype(np.int32)
+  whole = [
+    context + layout.separator * bool(context or layout.no_context) + sentence
+    for context, sentence in texts
+  ]
+  encoded = loaded.tokenizer.encode_batch(whole)
+  earliest = max(r.shift for r in wanted)
   out = []
-  for text, ids in zip(
-    texts, loaded.tokenizer.encode_batch(texts), strict=True
-  ):
-    stop = len(before) + len(ids)
-    tokens = np.concatenate([before, ids, after])
+  for (context, sentence), text, ids in zip(texts, whole, encoded, strict=True):
+    head = before if context else alone
+    tokens = np.concatenate([head, ids, after])
     reading.check_length(loaded, len(tokens), text)
-    if stop <= start:
-      raise UserError(f"the sentence {text!r} holds no token to score")
+    start = len(head) + _tokens_inside(loaded, text, len(context))
+    start, stop = max(start, earliest), len(head) + len(ids)
+    if stop <= start or not sentence.strip():
+      raise UserError(f"the sentence {sentence!r} holds no token to score")
     out.append(Sentence(tokens, start, stop))
   return out
+
+
+def _stand_in(loaded: Loaded, layout: Layout) -> list[int]:
+  """Returns the token in the place of a context that is empty, if any."""
+  if not layout.no_context:
+    return []
+  t = loaded.tokenizer
+  ids = [t.eos_id] if layout.no_context == "eos" else [t.bos_id, t.eos_id]
+  found = [i for i in ids if i is not None]
+  if not found:
+    raise UserError(
+      f"the tokenizer of {loaded.path} has no token to stand for an empty"
+      " context, as this pipeline needs: leave --pipeline out"
+    )
+  return found[:1]
+
+
+def _tokens_inside(loaded: Loaded, text: str, stop: int) -> int:
+  """Counts the tokens that end within the first `stop` characters."""
+  if not stop:
+    return 0
+  _, spans = loaded.tokenizer.encode_offsets(text)
+  return sum(end <= stop for _, end in spans)
 
 
 def _totals(
@@ -210,9 +319,9 @@ def _shape(
 ) -> tuple[int, int]:
   """Returns how many sentences S and targets R a batch of a bucket holds.
 
-  Both are the same for all data but little data, so that little is compiled.
+  Both are the same for the whole bucket, so that little is compiled.
   """
-  typical = max(1, length - _LENGTH_STEP // 2 - 1)
+  typical = max(1, round(sum(counts) / len(counts)))
   rows = max(1, batch_tokens // length)
   sentences = -(-rows // typical) if masked else rows
   targets = max(rows if masked else rows * typical, length)

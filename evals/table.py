@@ -15,6 +15,7 @@ the *.train and *.dev files; it may be left out where RUNS/data is there.
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -196,7 +197,7 @@ def run(
       continue
     print(f"\n[{number}/{len(todo)}] {piece.about}", flush=True)
     at = time.monotonic()
-    _call(piece, seconds and begun + seconds - at)
+    _call(piece, runs, seconds and begun + seconds - at)
     done[command] = time.monotonic() - at
     runs.mkdir(parents=True, exist_ok=True)
     files.write_text(ledger, json.dumps(done, indent=2))
@@ -204,9 +205,15 @@ def run(
   print(f"\nall done: {spent}, of {duration(sum(done.values()))} in all")
 
 
-def _call(piece: Piece, seconds: float | None) -> None:
+def _call(piece: Piece, runs: pathlib.Path, seconds: float | None) -> None:
   command = [sys.executable, "-m", piece.module, *piece.arguments]
-  status = _wait(subprocess.Popen(command, cwd=ROOT), seconds)
+  # Rows of an encoder share their programs: each is compiled once.
+  environment = {
+    "JAX_COMPILATION_CACHE_DIR": str(runs / "compiled"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+  }
+  process = subprocess.Popen(command, cwd=ROOT, env=environment | os.environ)
+  status = _wait(process, seconds)
   if status is None:
     print("\nstopped, time is up: the same command goes on", flush=True)
     sys.exit(AGAIN)
@@ -279,7 +286,9 @@ def main(argv: Sequence[str]) -> None:
   todo = list(pieces(args, _chosen(args.rows)))
   run(todo, args.runs, args.minutes and 60 * args.minutes)
   options = f"--runs={args.runs}", f"--output={args.runs}/report"
-  _call(Piece("the report", "evals.report", options, args.runs), None)
+  _call(
+    Piece("the report", "evals.report", options, args.runs), args.runs, None
+  )
 
 
 if __name__ == "__main__":

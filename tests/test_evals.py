@@ -1,59 +1,32 @@
-"""Scoring, minimal pairs, generation and mask filling, on random models."""
+"""Scoring, generation and mask filling, on random models."""
 
 import dataclasses
-import json
 import os
 import pathlib
 import subprocess
 import sys
-import tarfile
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
-from antlm_jax import checkpoint, config, models, reading, toy_english
+from antlm_jax import checkpoint, config, reading, toy_english
 from antlm_jax.cli import UserError
-from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.fill_mask import encode, fill_mask
 from antlm_jax.generate import Sampling, generate
 from antlm_jax.masks import AttentionMask
-from antlm_jax.step import TrainState
-from evals import blimp, scoring
+from evals import scoring
+from tests import random_models
 
 ROOT = pathlib.Path(__file__).parent.parent
-BLIMP = ROOT / "../shared/data/blimp_filtered.tar.xz"
-STEP = 7
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-  return Tokenizer.train(toy_english.sentences(0, 500), 400)
-
-
-@pytest.fixture(scope="module")
-def run(tokenizer, tmp_path_factory):
+def run(tmp_path_factory):
   """A run's folder with a checkpoint of a random model."""
-  settings = config.default()
-  with settings.unlocked():
-    # A large init_std: the scores must tell sentences apart.
-    settings.model.update(
-      layers=2, width=32, heads=2, kv_heads=1, mlp_width=48, init_std=0.3
-    )
-    settings.model.max_seq_len = 48
   folder = tmp_path_factory.mktemp("run")
-  model = models.build(settings.model, tokenizer.vocab_size)
-  params = jax.jit(lambda: model.init(0))()
-  state = TrainState(
-    jnp.int32(STEP), params, optax.scale_by_adam().init(params)
-  )
-  meta = checkpoint.Meta(settings, tokenizer, "bos_eos", "hash")
-  saver = checkpoint.Checkpoints(folder, meta)
-  saver.save(STEP, state)
-  saver.close()
-  return folder
+  return random_models.save(folder, random_models.tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -101,15 +74,38 @@ def logits_of(loaded):
   return call
 
 
-def slow_score(loaded, logits_of, text, mode, temperature=1.0, shift=0):
-  """Scores a sentence token by token; returns (sum, number of tokens)."""
+def laid_out(loaded, context, text, mode, pipeline):
+  """What stands before a text, its tokens, and what stands after."""
   t = loaded.tokenizer
   before, after = {
     "bos_eos": ([t.bos_id], [t.eos_id]),
     "eos": ([t.eos_id], [t.eos_id]),
     "none": ([], []),
   }[loaded.boundary]
-  ids = list(t.encode(text))
+  space = " "
+  if pipeline == "2024" and mode == "causal":
+    before, after = [t.bos_id] * (not context), []
+  elif pipeline == "2024":
+    before, space = before + [t.eos_id] * (not context), "  "
+  if pipeline != "2024" and not context:
+    space = ""
+  ids = list(t.encode(context + space + text))
+  inside = len(t.encode(context)) if context else 0
+  return before + ids[:inside], ids[inside:], after
+
+
+def slow_score(
+  loaded,
+  logits_of,
+  text,
+  mode,
+  temperature=1.0,
+  shift=0,
+  context="",
+  pipeline="ours",
+):
+  """Scores a sentence token by token; returns (sum, number of tokens)."""
+  before, ids, after = laid_out(loaded, context, text, mode, pipeline)
   tokens = np.array(before + ids + after)
   shift = {"mlm": 0, "mntp": 1, "causal": 1}.get(mode, shift)
   total, count = 0.0, 0
@@ -121,7 +117,7 @@ def slow_score(loaded, logits_of, text, mode, temperature=1.0, shift=0):
       logits = logits + logits_of(tokens, True)[i - 1]
     if mode != "causal":
       masked = tokens.copy()
-      masked[i] = t.mask_id
+      masked[i] = loaded.tokenizer.mask_id
       logits = logits + logits_of(masked, False)[i - shift]
     logits = logits / temperature
     top = logits.max()
@@ -144,6 +140,63 @@ def test_scores_equal_a_slow_loop(loaded, logits_of, sentences, mode, boundary):
   mean = scoring.score(loaded, texts, mode, reduction="mean")
   np.testing.assert_allclose(mean, got / expected[:, 1])
   assert np.ptp(got) > 2  # the model tells sentences apart
+
+
+CONTEXTS = ("", "the hills near")
+
+
+@pytest.mark.parametrize(
+  ("pipeline", "mode"),
+  [(p.name, mode) for p in scoring.PIPELINES.values() for mode in p.modes],
+)
+def test_scores_of_a_choice_in_a_context(loaded, logits_of, pipeline, mode):
+  choices = ("Tom rested .", "rests")
+  texts = [(c, t) for c in CONTEXTS for t in choices]
+  expected = np.array(
+    [
+      slow_score(loaded, logits_of, t, mode, context=c, pipeline=pipeline)
+      for c, t in texts
+    ]
+  )
+  contexts, sentences = zip(*texts, strict=True)
+  options = {"contexts": contexts, "pipeline": scoring.PIPELINES[pipeline]}
+  sums = scoring.score(loaded, sentences, mode, reduction="sum", **options)
+  np.testing.assert_allclose(sums, expected[:, 0], rtol=2e-5, atol=2e-4)
+  got = scoring.score(loaded, sentences, mode, **options)
+  mean = (pipeline, mode) == ("2024", "mlm")
+  np.testing.assert_allclose(got, sums / expected[:, 1] if mean else sums)
+  # The same text after another context is another choice.
+  assert len(set(np.round(sums, 3))) == len(texts)
+
+
+@pytest.mark.parametrize("mode", ["causal", "mlm"])
+def test_no_frame_and_no_context(loaded, logits_of, mode):
+  """Where the rows held no special tokens, the 2024 pipeline adds its own."""
+  bare = dataclasses.replace(loaded, boundary="none")
+  expected = [
+    slow_score(bare, logits_of, "Tom sat .", mode, context=c, pipeline="2024")
+    for c in CONTEXTS
+  ]
+  got = scoring.score(
+    bare,
+    ["Tom sat ."] * 2,
+    mode,
+    contexts=CONTEXTS,
+    pipeline=scoring.PIPELINES["2024"],
+    reduction="sum",
+  )
+  np.testing.assert_allclose(got, [s for s, _ in expected], rtol=2e-5)
+
+
+def test_a_context_and_its_choice_make_the_whole(loaded):
+  """log P(context, choice) = log P(context) + log P(choice | context)."""
+  context, choice = "the dogs near Tom", "often rested ."
+  whole, first = scoring.score(
+    loaded, [f"{context} {choice}", context], "causal"
+  )
+  (rest,) = scoring.score(loaded, [choice], "causal", contexts=[context])
+  assert whole == pytest.approx(first + rest, abs=1e-4)
+  assert rest < -1
 
 
 def test_fused_reads_masks_as_trained(loaded, logits_of, sentences):
@@ -214,6 +267,9 @@ def test_scoring_refuses(loaded):
   refused("not positive", temperature=(1.0, -1.0))
   refused("max_seq_len=48", texts=["Tom " * 60])
   refused("no token to score", texts=[""])
+  refused("no token to score", texts=[""], contexts=["Tom sat ."])
+  late = scoring.PIPELINES["2024"]
+  refused("'mntp' .* of the 2024 pipeline", mode="mntp", pipeline=late)
 
 
 def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
@@ -222,18 +278,15 @@ def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
     with pytest.raises(UserError, match="no <mask> token"):
       scoring.score(loaded, ["Tom sat ."], mode)
   scoring.score(loaded, ["Tom sat ."], "causal")
+  monkeypatch.setattr(loaded.tokenizer, "mask_id", 3)
+  monkeypatch.setattr(loaded.tokenizer, "eos_id", None)
+  bare = dataclasses.replace(loaded, boundary="none")
+  with pytest.raises(UserError, match="no token to stand for an empty context"):
+    late = scoring.PIPELINES["2024"]
+    scoring.score(bare, ["Tom sat ."], "mlm", pipeline=late)
 
 
-# ------------------------------------------------------------- minimal pairs
-
-
-def write_pairs(folder, *names, **fields):
-  folder.mkdir(exist_ok=True)
-  for name in names:
-    pairs = toy_english.minimal_pairs(name, 3)
-    lines = [json.dumps(p | fields) for ps in pairs.values() for p in ps]
-    (folder / name).write_text("\n".join(lines) + "\n")
-  return folder
+# ------------------------------------------------------------------ commands
 
 
 def command(module, *args):
@@ -247,118 +300,11 @@ def command(module, *args):
   )
 
 
-def test_blimp_command(run, loaded, tmp_path):
-  data = write_pairs(tmp_path / "pairs", "a.jsonl", "b.jsonl")
-  done = command(
-    "evals.blimp",
-    *(f"--checkpoint={run}", f"--data={data}", "--mode=causal"),
-    *("--limit=20", "--temperature=1,2"),
-  )
-  assert done.returncode == 0, done.stderr
-  output = run / "evals" / "pairs" / f"{STEP}-causal"
-  assert sorted(p.name for p in output.iterdir()) == [
-    "items.jsonl",
-    "summary.json",
-  ]
-  lines = (output / "items.jsonl").read_text().splitlines()
-  items = [json.loads(line) for line in lines]
-  assert len(items) == 40
-  summary = json.loads((output / "summary.json").read_text())
-  for item in items[:3]:
-    both = [item["sentence_good"], item["sentence_bad"]]
-    good, bad = scoring.score(loaded, both, "causal")
-    assert item["score_good"] == pytest.approx(good, abs=1e-3)
-    assert item["correct"] == (good > bad)
-  by_uid = {}
-  for item in items:
-    by_uid.setdefault(item["UID"], []).append(item["correct"])
-  macro = np.mean([np.mean(c) for c in by_uid.values()])
-  assert summary["macro_accuracy"] == pytest.approx(macro)
-  assert len(summary["by_temperature"]) == 2
-  assert f"{100 * macro:.2f}" in done.stdout
-  assert "temperature 2" in done.stdout and "batch 1/" in done.stderr
-
-
-def test_ties_are_wrong_and_counted():
-  pairs = [blimp.Pair("a", "b", uid, "", "0") for uid in ("x", "x", "y")]
-  good = np.array([[1.0], [0.0], [2.0]])
-  bad = np.array([[0.0], [0.0], [1.0]])
-  summary = blimp.Results(pairs, good, bad, (1.0,)).summary()
-  assert summary["ties"] == 1
-  assert summary["macro_accuracy"] == 0.75  # not 2/3, that over pairs
-  assert summary["pair_accuracy"] == pytest.approx(2 / 3)
-
-
-def test_pairs_without_a_uid_take_the_file_name(tmp_path):
-  line = '{"sentence_good": "a", "sentence_bad": "b"}\n'
-  (tmp_path / "hypernym.jsonl").write_text(line + "\n" + line)
-  pairs = blimp.read(tmp_path)
-  assert [(p.uid, p.term) for p in pairs] == [("hypernym", "")] * 2
-  table = blimp.Results(
-    pairs, np.ones((2, 1)), np.zeros((2, 1)), (1.0,)
-  ).table()
-  assert "hypernym" in table and "100.00" in table
-
-
-def test_blimp_on_the_real_files(loaded, tmp_path):
-  if not BLIMP.exists():
-    pytest.skip(f"{BLIMP} is absent")
-  with tarfile.open(BLIMP) as archive:
-    archive.extractall(tmp_path, filter="data")
-  pairs = blimp.read(tmp_path / "blimp_filtered", limit=2)
-  assert len(pairs) == 2 * 67
-  settings = dataclasses.replace(loaded.model.config, max_seq_len=128)
-  loaded = dataclasses.replace(loaded, model=models.from_config(settings))
-  results = blimp.evaluate(loaded, pairs, "causal")
-  assert len(results.by_uid) == 67
-  assert 0.3 < results.macro[0] < 0.7  # a random model
-
-
-GOOD = '{"sentence_good": "Tom sat .", "sentence_bad": "Tom hills ."}'
-
-
-@pytest.mark.parametrize(
-  ("text", "message"),
-  [
-    (None, "no such folder"),
-    ("", "holds no pairs"),
-    (GOOD + "\n{", r"x.jsonl, line 2: not JSON"),
-    (GOOD + '\n{"sentence_good": "a"}', "line 2: no text 'sentence_bad'"),
-    ("[1]", "line 1: no text 'sentence_good'"),
-    (GOOD.replace("Tom sat", "Tom " * 60), "max_seq_len=48"),
-  ],
-)
-def test_blimp_refuses_data(run, tmp_path, text, message):
-  data, output = tmp_path / "data", tmp_path / "out"
-  if text is not None:
-    data.mkdir()
-    (data / "x.jsonl").write_text(text)
-  with pytest.raises(UserError, match=message):
-    args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
-    blimp.main([*args, "--mode=mlm"])
-  assert not output.exists()
-
-
-def test_blimp_refuses_arguments(run, tmp_path):
-  data = write_pairs(tmp_path / "pairs", "a.jsonl")
-  args = [f"--checkpoint={run}", f"--data={data}", "--mode=causal"]
-  for extra, message in (
-    ("--checkpoint=nowhere", "holds no checkpoint"),
-    ("--step=5", "has no step 5"),
-    ("--mode=both", "invalid choice: 'both'"),
-    ("--temperature=0", "not all positive"),
-    ("--temperature=a", "invalid"),
-    ("--limit=-1", "negative"),
-    (f"--output={data / 'a.jsonl'}", "cannot write to --output"),
-  ):
-    with pytest.raises(UserError, match=message):
-      blimp.main([*args, extra])
-
-
 @pytest.mark.parametrize(
   ("module", "args"),
   [
     ("evals.blimp", ["--data=nowhere", "--mode=mlm"]),
+    ("evals.ewok", ["--data=nowhere", "--mode=mlm"]),
     ("antlm_jax.generate", ["--prompt=Tom"]),
     ("antlm_jax.fill_mask", ["--text=<mask>"]),
   ],

@@ -1,0 +1,341 @@
+"""The commands that score minimal pairs, on a random model."""
+
+import collections
+import json
+import tarfile
+
+import numpy as np
+import pytest
+
+from antlm_jax import checkpoint, toy_english
+from antlm_jax.cli import UserError
+from evals import blimp, ewok, pairs, scoring
+from tests import random_models, runs
+
+DATA = runs.ROOT / "../shared/data"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A run's folder with a checkpoint of a random model."""
+  folder = tmp_path_factory.mktemp("run")
+  tokenizer = random_models.tokenizer()
+  return random_models.save(folder, tokenizer, max_seq_len=128)
+
+
+@pytest.fixture(scope="module")
+def loaded(run):
+  return checkpoint.load(run)
+
+
+def write_pairs(folder, *names, **fields):
+  folder.mkdir(exist_ok=True)
+  for name in names:
+    groups = toy_english.minimal_pairs(name, 3).values()
+    lines = [json.dumps(pair | fields) for ps in groups for pair in ps]
+    (folder / name).write_text("\n".join(lines) + "\n")
+  return folder
+
+
+def test_blimp_command(run, loaded, tmp_path):
+  data = write_pairs(tmp_path / "pairs", "a.jsonl", "b.jsonl")
+  done = runs.run(
+    "evals.blimp",
+    *(f"--checkpoint={run}", f"--data={data}", "--mode=causal"),
+    *("--limit=20", "--temperature=1,2"),
+  )
+  assert done.returncode == 0, done.stderr
+  output = run / "evals" / "pairs" / f"{random_models.STEP}-causal"
+  assert sorted(p.name for p in output.iterdir()) == [
+    "items.jsonl",
+    "summary.json",
+  ]
+  lines = (output / "items.jsonl").read_text().splitlines()
+  items = [json.loads(line) for line in lines]
+  assert len(items) == 40
+  summary = json.loads((output / "summary.json").read_text())
+  for item in items[:3]:
+    both = [item["good"], item["bad"]]
+    good, bad = scoring.score(loaded, both, "causal")
+    assert item["score_good"] == pytest.approx(good, abs=1e-3)
+    assert item["correct"] == (good > bad)
+  by_uid = {}
+  for item in items:
+    by_uid.setdefault(item["uid"], []).append(item["correct"])
+  macro = np.mean([np.mean(c) for c in by_uid.values()])
+  assert summary["macro_accuracy"] == pytest.approx(macro)
+  assert len(summary["by_temperature"]) == 2
+  assert 0 < summary["seconds"] < 600
+  assert 100 < summary["peak_memory_mib"] < 10_000
+  assert f"{100 * macro:.2f}" in done.stdout
+  assert "temperature 2" in done.stdout and "batch 1/" in done.stderr
+
+
+def results_of(*rows, temperatures=(1.0,)):
+  """Results of rows (UID, score of the good choice, of the bad one)."""
+  found = [
+    pairs.Pair("", f"good {i}", f"bad {i}", str(i), {"UID": uid})
+    for i, (uid, _, _) in enumerate(rows)
+  ]
+  good, bad = (
+    np.array([np.broadcast_to(row[i], len(temperatures)) for row in rows])
+    for i in (1, 2)
+  )
+  return pairs.Results(found, good, bad, temperatures)
+
+
+def test_ties_are_wrong_and_counted():
+  summary = results_of(("x", 1, 0), ("x", 0, 0), ("y", 2, 1)).summary()
+  assert summary["ties"] == 1
+  assert summary["macro_accuracy"] == 0.75  # not 2/3, that over pairs
+  assert summary["pair_accuracy"] == pytest.approx(2 / 3)
+
+
+def test_the_best_temperature_is_found():
+  rows = [("x", (0, 1, 1), 0.5), ("y", (1, 1, 1), 0.5)]
+  summary = results_of(*rows, temperatures=(1.0, 2.0, 3.0)).summary()
+  assert summary["best_temperature"] == 2.0
+  shares = [row["macro_accuracy"] for row in summary["by_temperature"]]
+  assert shares == [0.5, 1.0, 1.0]
+
+
+def test_pairs_without_a_uid_take_the_file_name(tmp_path):
+  line = '{"sentence_good": "a", "sentence_bad": "b"}\n'
+  (tmp_path / "hypernym.jsonl").write_text(line + "\n" + line)
+  found = blimp.read(tmp_path)
+  assert [(p.uid, p.term) for p in found] == [("hypernym", "")] * 2
+  table = pairs.Results(
+    found, np.ones((2, 1)), np.zeros((2, 1)), (1.0,)
+  ).table()
+  assert "hypernym" in table and "100.00" in table
+
+
+def unpacked(name, folder):
+  """Unpacks real data, or skips the test."""
+  archive = DATA / f"{name}.tar.xz"
+  if not archive.exists():
+    pytest.skip(f"{archive} is absent")
+  with tarfile.open(archive) as tar:
+    tar.extractall(folder, filter="data")
+  return folder / name
+
+
+def counts(found):
+  return dict(collections.Counter(pair.uid for pair in found))
+
+
+# The sizes by UID are those that collate_preds.py of evaluation-pipeline-2025
+# asks for.
+
+
+def test_blimp_on_the_real_files(tmp_path):
+  sizes = counts(blimp.read(unpacked("blimp_filtered", tmp_path)))
+  assert len(sizes) == 67 and sum(sizes.values()) == 59_875
+  assert sizes["superlative_quantifiers_2"] == 986
+  assert sizes["determiner_noun_agreement_irregular_1"] == 681
+
+
+def test_the_supplement_on_the_real_files(tmp_path):
+  found = blimp.read(unpacked("blimp_supplement_filtered", tmp_path))
+  assert counts(found) == {
+    "hypernym": 842,
+    "qa_congruence_easy": 64,
+    "qa_congruence_tricky": 165,
+    "subject_aux_inversion": 3867,
+    "turn_taking": 280,
+  }
+
+
+def test_ewok_on_the_real_file(tmp_path):
+  folder = unpacked("ewok", tmp_path)
+  assert counts(ewok.read(folder)) == {
+    "agent-properties": 2210,
+    "social-relations": 1548,
+    "physical-relations": 818,
+    "material-dynamics": 770,
+    "physical-interactions": 556,
+    "spatial-relations": 490,
+    "social-properties": 328,
+    "quantitative-properties": 314,
+    "social-interactions": 294,
+    "material-properties": 170,
+    "physical-dynamics": 120,
+  }
+  assert len(ewok.read(folder, unfiltered=True)) == 2 * 4374
+  assert len(ewok.read(folder, limit=2)) == 2 * 11
+
+
+EWOK = """\
+Domain,ContextType,ContextDiff,TargetDiff,Context1,Context2,Target1,Target2
+a-b,direct,swap,swap,Tom can't sit.,Tom cannot rest.,Dog's here.,"No, it sat."
+c-d,direct,swap,swap,Tom sits.,Tom rests.,The zeppelin sits.,Tom sat.
+"""
+WORDS = "tom ca n't sit . can not rest the dog 's here no , it sat sits rests"
+
+
+def write_ewok(folder, text=EWOK, vocabulary=WORDS):
+  folder.mkdir()
+  (folder / "ewok_test.csv").write_text(text)
+  (folder / "vocab.txt").write_text("\n".join(vocabulary.split()))
+  return folder
+
+
+def test_ewok_makes_two_pairs_of_a_row(tmp_path):
+  first, second = ewok.read(write_ewok(tmp_path / "ewok"))
+  assert (first.context, first.good) == ("Tom can't sit.", "Dog's here.")
+  assert (second.context, second.good) == ("Tom cannot rest.", "No, it sat.")
+  assert (first.good, first.bad) == (second.bad, second.good)
+  assert [p.pair_id for p in (first, second)] == ["0", "1"]
+  assert {p.uid for p in (first, second)} == {"a-b"}  # "zeppelin" is not known
+  assert len(ewok.read(tmp_path / "ewok", unfiltered=True)) == 4
+  assert len(ewok.read(tmp_path / "ewok", limit=1, unfiltered=True)) == 2
+
+
+def test_ewok_command(run, loaded, tmp_path, capsys):
+  data, output = write_ewok(tmp_path / "ewok"), tmp_path / "out"
+  args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
+  ewok.main([*args, "--mode=mlm", "--pipeline=2024", "--unfiltered"])
+  assert "4 pairs" in capsys.readouterr().out
+  lines = (output / "items.jsonl").read_text().splitlines()
+  items = [json.loads(line) for line in lines]
+  assert [item["uid"] for item in items] == ["a-b", "a-b", "c-d", "c-d"]
+  expected = scoring.score(
+    loaded,
+    [item["good"] for item in items],
+    "mlm",
+    contexts=[item["context"] for item in items],
+    pipeline=scoring.PIPELINES["2024"],
+  )
+  np.testing.assert_allclose(
+    [item["score_good"] for item in items], expected, atol=1e-3
+  )
+  summary = json.loads((output / "summary.json").read_text())
+  assert summary["reduction"] == "mean" and summary["unfiltered"]
+  chosen = json.loads((output / "predictions.json").read_text())["ewok"]
+  assert [p["id"] for p in chosen["c-d"]["predictions"]] == ["c-d_0", "c-d_1"]
+  texts = [item["good" if item["correct"] else "bad"] for item in items]
+  assert [p["pred"] for ps in chosen.values() for p in ps["predictions"]] == [
+    f" {text}" for text in texts
+  ]
+
+
+@pytest.mark.parametrize(
+  ("text", "vocabulary", "message"),
+  [
+    ("", WORDS, "no row of ewok_test.csv is left"),
+    (EWOK, "tom", "no row of ewok_test.csv is left"),
+    (EWOK.replace("a-b", ""), WORDS, "row 1: no Domain"),
+    (EWOK.replace("Target2", "X"), WORDS, "row 1: no Target2"),
+  ],
+)
+def test_ewok_refuses_data(tmp_path, text, vocabulary, message):
+  folder = write_ewok(tmp_path / "ewok", text, vocabulary)
+  with pytest.raises(UserError, match=message):
+    ewok.read(folder)
+
+
+def test_ewok_needs_its_files(tmp_path):
+  folder = write_ewok(tmp_path / "ewok")
+  (folder / "vocab.txt").unlink()
+  with pytest.raises(UserError, match="0 files vocab"):
+    ewok.read(folder)
+  with pytest.raises(UserError, match=r"cannot read .*ewok_test.csv"):
+    ewok.read(tmp_path)
+
+
+def test_predictions_of_the_2025_pipeline(run, tmp_path):
+  data, output = write_pairs(tmp_path / "pairs", "a.jsonl"), tmp_path / "out"
+  args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
+  blimp.main([*args, "--mode=mlm", "--temperature=1,9", "--pipeline=2025"])
+  summary = json.loads((output / "summary.json").read_text())
+  best = summary["best_temperature"]
+  shares = {
+    row["temperature"]: 100 * row["macro_accuracy"]
+    for row in summary["by_temperature"]
+  }
+  report = (output / "best_temperature_report.txt").read_text()
+  assert report.startswith(f"TEMPERATURE: {best:.2f}\n\n### FIELD ACCURACY\n")
+  assert "\n\n### UID ACCURACY\n" in report
+  assert "\n\n### LINGUISTICS_TERM ACCURACY\n" in report
+  assert report.endswith(
+    f"### AVERAGE ACCURACY\n{max(shares.values()):.2f}\n\n"
+  )
+  chosen = json.loads((output / "predictions.json").read_text())
+  good = {pair.good for pair in blimp.read(data)}
+  right = [
+    np.mean([p["pred"] in good for p in uid["predictions"]])
+    for uid in chosen.values()
+  ]
+  assert 100 * np.mean(right) == pytest.approx(shares[best])
+
+
+def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
+  data, output = write_pairs(tmp_path / "pairs", "a.jsonl"), tmp_path / "out"
+  scored = []
+  score = scoring.score
+
+  def counted(*args, **options):
+    scored.append(1)
+    return score(*args, **options)
+
+  monkeypatch.setattr(scoring, "score", counted)
+
+  def times(*extra):
+    before = len(scored)
+    args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
+    blimp.main([*args, "--mode=causal", "--limit=4", *extra])
+    return len(scored) - before
+
+  assert times() == 1
+  assert times() == 0
+  assert "already scored" in capsys.readouterr().out
+  assert times("--overwrite") == 1
+  for extra in ("--limit=3", "--temperature=2", "--reduction=mean"):
+    assert [times(extra), times(extra)] == [1, 0], extra
+  assert [times("--pipeline=2025"), times("--pipeline=2025")] == [1, 0]
+  write_pairs(data, "a.jsonl")  # the same pairs, written later
+  assert times("--pipeline=2025") == 1
+  (output / "summary.json").write_text("{")
+  assert times("--pipeline=2025") == 1
+
+
+GOOD = '{"sentence_good": "Tom sat .", "sentence_bad": "Tom hills ."}'
+
+
+@pytest.mark.parametrize(
+  ("text", "message"),
+  [
+    (None, "no such folder"),
+    ("", "holds no pairs"),
+    (GOOD + "\n{", r"x.jsonl, line 2: not JSON"),
+    (GOOD + '\n{"sentence_good": "a"}', "line 2: no text 'sentence_bad'"),
+    ("[1]", "line 1: no text 'sentence_good'"),
+    (GOOD.replace("Tom sat", "Tom " * 160), "max_seq_len=128"),
+  ],
+)
+def test_blimp_refuses_data(run, tmp_path, text, message):
+  data, output = tmp_path / "data", tmp_path / "out"
+  if text is not None:
+    data.mkdir()
+    (data / "x.jsonl").write_text(text)
+  with pytest.raises(UserError, match=message):
+    args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
+    blimp.main([*args, "--mode=mlm"])
+  assert not output.exists()
+
+
+def test_blimp_refuses_arguments(run, tmp_path):
+  data = write_pairs(tmp_path / "pairs", "a.jsonl")
+  args = [f"--checkpoint={run}", f"--data={data}", "--mode=causal"]
+  for extra, message in (
+    ("--checkpoint=nowhere", "holds no checkpoint"),
+    ("--step=5", "has no step 5"),
+    ("--mode=both", "invalid choice: 'both'"),
+    ("--temperature=0", "not all positive"),
+    ("--temperature=a", "invalid"),
+    ("--limit=-1", "negative"),
+    (f"--output={data / 'a.jsonl'}", "cannot write to --output"),
+    ("--pipeline=2023", "invalid choice: '2023'"),
+  ):
+    with pytest.raises(UserError, match=message):
+      blimp.main([*args, extra])

@@ -1,0 +1,103 @@
+"""The command that makes AntLM's table: what it runs, and what it skips."""
+
+import json
+import tarfile
+
+import pytest
+
+from antlm_jax.cli import UserError
+from evals import table
+from tests import runs
+
+SHARED = runs.ROOT / "../shared/data"
+
+
+@pytest.fixture
+def data(tmp_path):
+  for name in ("blimp_filtered", "blimp_supplement_filtered", "ewok"):
+    (tmp_path / "data" / name).mkdir(parents=True)
+  return tmp_path / "data"
+
+
+def timed(folder, name, seconds=0.0, result=None):
+  """A piece that waits and leaves its folder."""
+  code = f"__import__('time').sleep({seconds})"
+  made = f"__import__('pathlib').Path({str(folder / name)!r}).mkdir()"
+  arguments = ("-n", "1", "-r", "1", "-s", made, code)
+  return table.Piece(name, "timeit", arguments, result or folder / name)
+
+
+def test_what_is_done_is_not_done_again(tmp_path, capfd):
+  todo = [timed(tmp_path, "a"), timed(tmp_path, "b")]
+  table.run(todo, tmp_path, None)
+  assert "[1/2] a" in capfd.readouterr().out
+  table.run(todo, tmp_path, None)  # mkdir would fail
+  assert "[1/2]" not in capfd.readouterr().out
+  (tmp_path / "b").rmdir()
+  table.run(todo, tmp_path, None)
+  assert "[2/2] b" in capfd.readouterr().out
+  assert len(json.loads((tmp_path / table.DONE).read_text())) == 2
+
+
+def test_a_piece_that_fails_ends_it_and_is_tried_again(tmp_path):
+  (tmp_path / "a").mkdir()
+  with pytest.raises(UserError, match=r"a failed \(status 1\): see above"):
+    table.run([timed(tmp_path, "a")], tmp_path, None)
+  (tmp_path / "a").rmdir()
+  table.run([timed(tmp_path, "a")], tmp_path, None)
+
+
+def test_it_stops_in_time_and_goes_on(tmp_path, capfd):
+  todo = [timed(tmp_path, "a"), timed(tmp_path, "b", seconds=60)]
+  with pytest.raises(SystemExit) as stopped:
+    table.run(todo, tmp_path, 3.0)
+  assert stopped.value.code == table.AGAIN
+  assert "the same command goes on" in capfd.readouterr().out
+  assert len(json.loads((tmp_path / table.DONE).read_text())) == 1
+
+
+@pytest.mark.parametrize(
+  "args, words",
+  [
+    (["--rows=gpt5"], "--rows: 'gpt5' is not one of babyllama_c, babyllama_m"),
+    (["--minutes=0"], "--minutes=0 is not positive"),
+    (["--seeds=3"], "unknown argument '--seeds=3'"),
+    ([], r"babyllama is not there yet: give --text"),
+  ],
+)
+def test_bad_input_is_told(data, tmp_path, args, words):
+  with pytest.raises(UserError, match=words):
+    table.main([f"--data={data}", f"--runs={tmp_path}/runs", *args])
+  with pytest.raises(UserError, match="holds no folder blimp_filtered"):
+    table.main([f"--data={tmp_path}"])
+
+
+@pytest.mark.slow
+def test_two_rows_from_text_to_report(tmp_path):
+  archives = (
+    *("babylm_like_10M", "blimp_filtered", "blimp_supplement_filtered"),
+    *("ewok", "glue"),
+  )
+  for name in archives:
+    if not (SHARED / f"{name}.tar.xz").exists():
+      pytest.skip(f"{SHARED / name}.tar.xz is absent")
+    with tarfile.open(SHARED / f"{name}.tar.xz") as archive:
+      archive.extractall(tmp_path / "data", filter="data")
+  made = tmp_path / "runs"
+  arguments = [
+    "--scale=shrink",
+    "--rows=babyllama_antlm,ltg_bert_mntp_1_15",
+    f"--text={tmp_path}/data",
+    f"--data={tmp_path}/data",
+    f"--runs={made}",
+  ]
+  table.main(arguments)
+  for row, masked in (
+    ("babyllama_antlm", "mlm"),
+    ("ltg_bert_mntp_1_15", "mntp"),
+  ):
+    for mode in ("causal", masked):
+      found = made / row / "0/evals/blimp_filtered" / f"12-{mode}/summary.json"
+      assert json.loads(found.read_text())["pairs"] == 2 * 67
+  report = (made / "report/report.md").read_text()
+  assert "AntLM" in report and "mixed MNTP 1:15" in report
