@@ -38,6 +38,7 @@ class Row:
     seeds: How many at each scale.
     settings: What else it changes of its family's config.
     masked: How it is read with masks, a mode of `evals.scoring`.
+    tuned: How it reads while it is fine-tuned.
   """
 
   family: str
@@ -48,24 +49,26 @@ class Row:
   )
   settings: Mapping[str, bool] = dataclasses.field(default_factory=dict)
   masked: str = "mlm"
+  tuned: str = "bidirectional"
 
 
-def _llama(title, tiny, paper, seeds=1, **settings) -> Row:
+def _llama(title, tiny, paper, seeds=1, settings=None, **how) -> Row:
   return Row(
     "BabyLlama",
     title,
     {"tiny": tiny, "paper": paper},
     {"tiny": seeds, "paper": 1},
-    settings,
+    settings or {},
+    **how,
   )
 
 
-def _ltg(title, tiny, paper, masked="mlm") -> Row:
-  return Row("LTG-BERT", title, {"tiny": tiny, "paper": paper}, masked=masked)
+def _ltg(title, tiny, paper, **how) -> Row:
+  return Row("LTG-BERT", title, {"tiny": tiny, "paper": paper}, **how)
 
 
 ROWS = {
-  "babyllama_c": _llama("CLM", "6C", "24C", seeds=3),
+  "babyllama_c": _llama("CLM", "6C", "24C", seeds=3, tuned="causal"),
   "babyllama_m": _llama("MLM", "6M", "24M", seeds=3),
   "babyllama_antlm": _llama("AntLM", "1C+4M+1C", "4C+16M+4C", seeds=3),
   "babyllama_mixed_1_1": _llama("mixed 1:1", "6C:M=1:1", "24C:M=1:1"),
@@ -75,16 +78,16 @@ ROWS = {
     "AntLM, rate restarts at a switch",
     "1C+4M+1C",
     "4C+16M+4C",
-    **{"schedule.restart_at_switch": True},
+    settings={"schedule.restart_at_switch": True},
   ),
   "babyllama_antlm_reset": _llama(
     "AntLM, optimizer forgets at a switch",
     "1C+4M+1C",
     "4C+16M+4C",
-    **{"optimizer.reset_at_switch": True},
+    settings={"optimizer.reset_at_switch": True},
   ),
   "ltg_bert_m": _ltg("MLM", "6M", "72M"),
-  "ltg_bert_c": _ltg("CLM", "6C", "72C"),
+  "ltg_bert_c": _ltg("CLM", "6C", "72C", tuned="causal"),
   "ltg_bert_antlm": _ltg("AntLM", "0.5C+5M+0.5C", "6C+60M+6C"),
   "ltg_bert_mixed_1_1": _ltg("mixed 1:1", "6C:M=1:1", "72C:M=1:1"),
   "ltg_bert_mntp_1_15": _ltg(

@@ -76,15 +76,16 @@ SCALES = {
   "tiny": Scale(
     config="scale=tiny",
     prepare={
-      "BabyLlama": ("--share=0.02", "--vocab_size=4096"),
-      "LTG-BERT": ("--share=0.02", "--vocab_size=4096"),
+      "BabyLlama": ("--share=0.015", "--vocab_size=4096"),
+      "LTG-BERT": ("--share=0.015", "--vocab_size=4096"),
     },
     pairs=("--limit=100",),
     tune=(
       "--task=cola,mrpc,rte,sst2,mnli",
-      "--lrs=3e-4,1e-3",
-      "--epochs=3",
-      "--limit=4000",
+      "--lrs=5e-4",
+      "--epochs=2",
+      "--limit=3000",
+      "--max_length=64",
     ),
   ),
   "paper": Scale(
@@ -169,7 +170,12 @@ def _evaluations(args, name, row, seed, workdir) -> Iterator[Piece]:
     yield Piece(
       f"{name}, seed {seed}: fine-tuning",
       "evals.finetune",
-      (*common, f"--data={args.data}", *scale.tune),
+      (
+        *common,
+        f"--data={args.data}",
+        f"--attention={row.tuned}",
+        *scale.tune,
+      ),
       workdir,
     )
 
