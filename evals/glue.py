@@ -128,6 +128,23 @@ def find(folder, name: str) -> Files:
   )
 
 
+def find_all(folder) -> dict[str, Files]:
+  """Finds the files of every task that can be trained, by name.
+
+  Raises:
+    UserError: if there is none.
+  """
+  found = {}
+  for name in FORMS:
+    try:
+      found[name] = find(folder, name)
+    except UserError as error:
+      missing = error
+  if not found:
+    raise missing
+  return found
+
+
 def _sources(folder: pathlib.Path, name: str) -> Iterator[Files]:
   for inside in (folder, folder / "glue_filtered"):
     evaluations = (name, *FORMS[name].evaluations)

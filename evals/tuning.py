@@ -28,7 +28,7 @@ ATTENTIONS = ("bidirectional", "causal")
 DECAYS = ("linear", "cosine")
 _SHORTEST = 16  # tokens; longer rows are padded to it doubled, and so on
 _HEAD = "task_head/"  # stands before the names of the head's parameters
-_ORDER, _LENGTHS = 0, 1  # what a permutation is for
+_ROWS, _BATCHES = 0, 1  # what a permutation is of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,7 +179,9 @@ class Slots(NamedTuple):
   weights: np.ndarray
 
 
-def batches(rows: Rows, size: int, *key: int) -> list[Slots]:
+def batches(
+  rows: Rows, size: int, seed: int | None = None, epoch: int = 0
+) -> list[Slots]:
   """Cuts rows into batches of like length; every row is in one.
 
   What is left of a length that does not fill a batch goes with the next
@@ -188,26 +190,29 @@ def batches(rows: Rows, size: int, *key: int) -> list[Slots]:
   Args:
     rows: The rows.
     size: Rows of a batch B.
-    *key: (seed, epoch), which permute the rows of a length, and the epoch
-      alone the batches; nothing for the order of the rows.
+    seed: With the epoch, permutes the rows of a length; None to leave rows and
+      batches in order.
+    epoch: By itself, permutes the batches.
   """
   out, left = [], np.array([], int)
   for length, members in rows.groups.items():
-    if key:
-      order = np.arange(len(members))
-      order = hashing.permute(order, len(members), *key, _ORDER, length)
-      members = members[order]
+    if seed is not None:
+      key = (seed, epoch, _ROWS, length)
+      members = members[_permutation(len(members), *key)]
     pool = np.concatenate([left, members])
     full = len(pool) // size * size
-    out += [Slots(length, r, np.ones(size, np.float32)) for r in
-            pool[:full].reshape(-1, size)]  # fmt: skip
+    for chosen in pool[:full].reshape(-1, size):
+      out.append(Slots(length, chosen, np.ones(size, np.float32)))
     left = pool[full:]
   if len(left):
     out.append(_incomplete(length, left, size))
-  if not key:
+  if seed is None:
     return out
-  order = hashing.permute(np.arange(len(out)), len(out), key[1], _LENGTHS)
-  return [out[i] for i in order]
+  return [out[i] for i in _permutation(len(out), epoch, _BATCHES)]
+
+
+def _permutation(size: int, *key: int) -> np.ndarray:
+  return hashing.permute(np.arange(size), size, *key)
 
 
 def _incomplete(length: int, rows: np.ndarray, size: int) -> Slots:
@@ -274,33 +279,36 @@ class Programs(NamedTuple):
   trained: frozenset[str]
 
 
+def programs(config, task: Task, settings: Settings) -> Programs:
+  """Returns a task's functions of many runs.
+
+  Tasks of the same head, loss and predictions share them.
+
+  Args:
+    config: The encoder's.
+    task: The task.
+    settings: How to train.
+  """
+  causal = settings.attention == "causal"
+  return _programs(
+    config, task.head, task.loss, task.decode, causal, _adamw(settings)
+  )
+
+
 @functools.lru_cache(maxsize=4)
-def programs(
-  config, head: Head, loss: Callable, decode: Callable, settings: Settings
-) -> Programs:
+def _programs(config, head: Head, loss, decode, causal: bool, adamw: tuple):
   """Makes the functions of one run, and maps them over runs."""
   model = models.from_config(config)
   trained = _trained(model)
   axes = {name: model.axes[name] for name in trained}
-  axes |= {_HEAD + name: a for name, a in head.axes.items()}
-  optimizer = optim.make(_adamw(settings), axes)
+  axes |= {_HEAD + name: names for name, names in head.axes.items()}
+  optimizer = optim.make(ConfigDict(dict(adamw)), axes)
+  outputs = _outputs(model, head, causal)
 
   def init(encoder, seed):
     drawn = head.init(jax.random.key(seed), config.width)
     params = encoder | {_HEAD + name: value for name, value in drawn.items()}
     return State(params, optimizer.init(params))
-
-  def outputs(params, frozen, tokens, lengths, dropout_key=None):
-    encoder = {n: p for n, p in params.items() if not n.startswith(_HEAD)}
-    own = {n.removeprefix(_HEAD): p for n, p in params.items()}
-    keys = (None, None)
-    if dropout_key is not None:
-      keys = jax.random.split(dropout_key)
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    end = jnp.broadcast_to(lengths[:, None], tokens.shape)
-    mask = AttentionMask(settings.attention == "causal", k_end=end)
-    hidden = model.encode(frozen | encoder, tokens, positions, mask, keys[0])
-    return head(own, hidden, lengths, keys[1])
 
   def step(state, frozen, batch, rate, seed, count):
     key = jax.random.fold_in(jax.random.key(seed), count)
@@ -317,13 +325,31 @@ def programs(
   def predict(params, frozen, tokens, lengths):
     return decode(outputs(params, frozen, tokens, lengths))
 
-  over = functools.partial(jax.vmap, in_axes=(0, None, None, None))
   return Programs(
     jax.jit(jax.vmap(init, in_axes=(None, 0))),
     jax.jit(jax.vmap(step, in_axes=(0, None, 0, 0, 0, None)), donate_argnums=0),
-    jax.jit(over(predict)),
+    jax.jit(jax.vmap(predict, in_axes=(0, None, None, None))),
     trained,
   )
+
+
+def _outputs(model: models.Model, head: Head, causal: bool) -> Callable:
+  """Makes the function from rows of tokens to the head's outputs."""
+
+  def outputs(params, frozen, tokens, lengths, dropout_key=None):
+    own = {n.removeprefix(_HEAD): p
+           for n, p in params.items() if n.startswith(_HEAD)}  # fmt: skip
+    encoder = {n: p for n, p in params.items() if not n.startswith(_HEAD)}
+    keys = (None, None)
+    if dropout_key is not None:
+      keys = jax.random.split(dropout_key)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    end = jnp.broadcast_to(lengths[:, None], tokens.shape)
+    mask = AttentionMask(causal, k_end=end)
+    hidden = model.encode(frozen | encoder, tokens, positions, mask, keys[0])
+    return head(own, hidden, lengths, keys[1])
+
+  return outputs
 
 
 def _trained(model: models.Model) -> frozenset[str]:
@@ -337,14 +363,16 @@ def _trained(model: models.Model) -> frozenset[str]:
   return frozenset(name for name, var in pairs if id(var) in used)
 
 
-def _adamw(settings: Settings) -> ConfigDict:
+def _adamw(settings: Settings) -> tuple[tuple[str, Any], ...]:
+  """Returns the `optimizer` config section, hashable."""
   chosen = ("b1", "b2", "eps", "weight_decay", "clip")
   fields = {name: getattr(settings, name) for name in chosen}
-  return ConfigDict(fields | {"name": "adamw", "decay_scope": "matrices"})
+  fields |= {"name": "adamw", "decay_scope": "matrices"}
+  return tuple(fields.items())
 
 
-def schedule(settings: Settings, steps: int) -> Callable[[int], jax.Array]:
-  """Returns the share of the peak rate at each of so many steps."""
+def shares(settings: Settings, steps: int) -> np.ndarray:
+  """Returns the share of the peak rate at each step, float32 `[steps]`."""
   warmup = curriculum.amount(settings.warmup, steps)
   shape = {
     "name": "wsd",
@@ -354,7 +382,8 @@ def schedule(settings: Settings, steps: int) -> Callable[[int], jax.Array]:
     "decay_steps": steps - warmup,
     "min_lr_ratio": 0.0,
   }
-  return optim.schedule(ConfigDict(shape), steps)
+  rate = optim.schedule(ConfigDict(shape), steps)
+  return np.asarray(rate(jnp.arange(steps)), np.float32)
 
 
 # ------------------------------------------------------------------ training
@@ -395,9 +424,7 @@ def fit(
   Returns:
     What became of each run, in their order.
   """
-  made = programs(
-    loaded.model.config, task.head, task.loss, task.decode, settings
-  )
+  made = programs(loaded.model.config, task, settings)
   encoder = {n: p for n, p in loaded.params.items() if n in made.trained}
   frozen = {n: p for n, p in loaded.params.items() if n not in made.trained}
   rates = np.array([run.lr for run in runs], np.float32)
@@ -406,12 +433,12 @@ def fit(
   watch = _Watch(task, runs, settings.patience)
   labels = {name: rows.labels for name, rows in data.evaluations.items()}
   per_epoch = -(-len(data.train.labels) // settings.batch_size)
-  share = schedule(settings, per_epoch * settings.epochs)
+  share = shares(settings, per_epoch * settings.epochs)
   step = 0
   for epoch in range(settings.epochs):
     losses = []
     for batch in track(_epoch(data.train, settings.batch_size, runs, epoch)):
-      rate = rates * np.float32(share(step))
+      rate = rates * share[step]
       state, loss = made.step(state, frozen, batch(), rate, seeds, step)
       losses.append(loss)
       step += 1

@@ -1,0 +1,533 @@
+"""Fine-tuning: rows, runs side by side, results, the command."""
+
+import dataclasses
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from antlm_jax import checkpoint, config, models, toy_english
+from antlm_jax.cli import UserError
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.masks import AttentionMask
+from antlm_jax.step import TrainState
+from evals import finetune, glue, tasks, tuning
+from evals.tasks import Example
+from evals.tuning import Run, Settings
+from tests import runs
+from tests.test_glue import line
+
+STEP = 7
+QUICK = Settings(batch_size=16, epochs=2, max_length=48, patience=0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+  return Tokenizer.train(toy_english.sentences(0, 500), 400)
+
+
+@pytest.fixture(scope="module")
+def run(tokenizer, tmp_path_factory):
+  """A run's folder with a checkpoint of a random model, its head untied."""
+  settings = config.default()
+  with settings.unlocked():
+    settings.model.update(
+      layers=1, width=32, heads=2, kv_heads=1, mlp_width=48, init_std=0.3
+    )
+    settings.model.update(max_seq_len=48, tied=False)
+  folder = tmp_path_factory.mktemp("run")
+  model = models.build(settings.model, tokenizer.vocab_size)
+  params = jax.jit(lambda: model.init(0))()
+  state = TrainState(
+    jnp.int32(STEP), params, optax.scale_by_adam().init(params)
+  )
+  meta = checkpoint.Meta(settings, tokenizer, "bos_eos", "hash")
+  saver = checkpoint.Checkpoints(folder, meta)
+  saver.save(STEP, state)
+  saver.close()
+  return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(run):
+  return checkpoint.load(run)
+
+
+def sentences(count, seed=0):
+  """Sentences of 3 to 6 words, and which half of the words they are of."""
+  draw = np.random.default_rng(seed)
+  words = ["Tom", "sat", "near", "the", "hills", "dogs", "rest", "often"]
+  texts, labels = [], []
+  for _ in range(count):
+    label = int(draw.integers(2))
+    text = draw.choice(words[:4] if label else words[4:], draw.integers(3, 7))
+    texts.append(" ".join(text))
+    labels.append(label)
+  return texts, labels
+
+
+def write_cola(folder, train=96, valid=40, **fields):
+  """Writes an easy task in CoLA's form."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for seed, (split, count) in enumerate((("train", train), ("valid", valid))):
+    texts, labels = sentences(count, seed)
+    lines = [
+      json.dumps({"sentence": text, "label": label, "idx": i} | fields)
+      for i, (text, label) in enumerate(zip(texts, labels, strict=True))
+    ]
+    (folder / f"cola.{split}.jsonl").write_text("\n".join(lines) + "\n")
+  return folder
+
+
+def toy(loaded, folder, settings=QUICK, pool="first", dropout=0.1):
+  """The easy task, and its rows."""
+  task = glue.task(glue.find(write_cola(folder), "cola"), "cola", pool, dropout)
+  rows = {
+    name: tuning.encode(loaded, task.load(name), settings.max_length)
+    for name in ("train", "cola")
+  }
+  return task, tuning.Data(rows["train"], {"cola": rows["cola"]})
+
+
+# ---------------------------------------------------------------------- rows
+
+
+@pytest.mark.parametrize("boundary", ["bos_eos", "eos", "none"])
+def test_framing(loaded, boundary):
+  loaded = dataclasses.replace(loaded, boundary=boundary)
+  t = loaded.tokenizer
+  bos, eos = {
+    "bos_eos": ([t.bos_id], [t.eos_id]),
+    "eos": ([t.eos_id], [t.eos_id]),
+    "none": ([], []),
+  }[boundary]
+  a, b = ([*t.encode(text)] for text in ("the dogs", "Tom sat near"))
+  examples = [
+    Example(("the dogs", "Tom sat near"), 1, "0"),
+    Example(("the dogs",), 0, "1"),
+  ]
+  rows = tuning.encode(loaded, examples, 48)
+  pair = [*bos, *a, *eos, *b, *eos]
+  alone = [*bos, *a, *eos]
+  assert rows.lengths.tolist() == [len(pair), len(alone)]
+  assert rows.tokens[0].tolist() == pair
+  assert rows.tokens[1, : len(alone)].tolist() == alone
+  assert rows.labels.tolist() == [1, 0]
+
+
+def test_long_pairs_lose_the_end_of_the_longer_text(loaded):
+  t = loaded.tokenizer
+  long, short = "Tom sat near the hills " * 9, "the dogs"
+  for limit in (12, 20, 1000):  # 48, the model's own, at most
+    rows = tuning.encode(loaded, [Example((long, short), 0, "0")], limit)
+    cut = min(limit, 48) - 3 - len(t.encode(short))
+    expected = [t.bos_id, *t.encode(long)[:cut], t.eos_id]
+    expected += [*t.encode(short), t.eos_id]
+    assert rows.tokens[0].tolist() == expected
+  for lengths, budget in (((9, 2), 7), ((9, 8), 7), ((3, 3), 9), ((5,), 2)):
+    kept = tuning.truncated(lengths, budget)
+    assert sum(kept) == min(budget, sum(lengths))
+    cut = [k for k, n in zip(kept, lengths, strict=True) if k < n]
+    whole = [k for k, n in zip(kept, lengths, strict=True) if k == n]
+    assert not cut or max(kept) - min(cut) <= 1
+    assert all(w <= min(cut, default=w) for w in whole)
+
+
+def make_rows(n=203, longest=100):
+  draw = np.random.default_rng(0)
+  lengths = draw.integers(1, longest + 1, n).astype(np.int32)
+  tokens = np.tile(np.arange(longest, dtype=np.int32), (n, 1))
+  return tuning.Rows(tokens, lengths, np.arange(n))
+
+
+def test_every_row_is_in_one_batch():
+  rows = make_rows()
+  for key in ({}, {"seed": 3, "epoch": 1}):
+    made = tuning.batches(rows, 16, **key)
+    real = np.concatenate([s.rows[s.weights > 0] for s in made])
+    assert sorted(real) == list(range(203))
+    assert sum((s.weights == 0).any() for s in made) == 1
+    assert {s.length for s in made} <= {16, 32, 64, 100}
+    assert all(rows.lengths[s.rows].max() <= s.length for s in made)
+    assert all(len(s.rows) == len(s.weights) == 16 for s in made)
+  few = tuning.batches(make_rows(5), 16, seed=0)
+  assert len(few) == 1 and few[0].weights.sum() == 5
+
+
+def test_order_is_a_function_of_seed_and_epoch():
+  rows = make_rows()
+
+  def order(seed, epoch):
+    made = tuning.batches(rows, 16, seed, epoch)
+    return [s.length for s in made], [s.rows.tolist() for s in made]
+
+  assert order(0, 0) == order(0, 0)
+  assert order(0, 0)[0] == order(1, 0)[0]  # runs take the same lengths
+  assert order(0, 0)[1] != order(1, 0)[1] != order(1, 1)[1]
+  assert order(0, 0)[0] != order(0, 1)[0] != sorted(order(0, 1)[0])
+
+
+# ------------------------------------------------------------------ training
+
+
+def any_task(head, decode=tasks.likeliest):
+  """A task of no files."""
+  metrics = {"accuracy": tasks.accuracy}
+  loss = tasks.cross_entropy
+  return tasks.Task("any", list, (), head, loss, decode, metrics, "accuracy")
+
+
+class EveryPool(tasks.Classifier):
+  """The logits by each pool, `[B, C, 3]`."""
+
+  def __call__(self, params, hidden, lengths, dropout_key=None):
+    return jnp.stack(
+      [
+        tasks.Classifier(self.classes, pool)(params, hidden, lengths)
+        for pool in tasks.POOLS
+      ],
+      axis=-1,
+    )
+
+
+@pytest.mark.parametrize("attention", tuning.ATTENTIONS)
+def test_padding_and_other_rows_change_no_logit(loaded, attention):
+  lengths = np.array([5, 16, 9], np.int32)
+  draw = np.random.default_rng(0)
+  tokens = draw.integers(4, 400, (3, 40)).astype(np.int32)
+  inside = np.arange(40) < lengths[:, None]
+  made = tuning.programs(
+    loaded.model.config,
+    any_task(EveryPool(2, "first"), decode=lambda logits: logits),
+    dataclasses.replace(QUICK, attention=attention),
+  )
+  frozen = {n: p for n, p in loaded.params.items() if n not in made.trained}
+  trained = {n: p for n, p in loaded.params.items() if n in made.trained}
+  params = made.init(trained, np.array([0, 1], np.uint32)).params
+
+  def logits(tokens, length=40):
+    return made.predict(params, frozen, tokens[:, :length], lengths)
+
+  long = logits(tokens)  # [runs, B, C, pools]
+  same = {"rtol": 1e-4, "atol": 1e-5}
+  np.testing.assert_allclose(logits(tokens, 16), long, **same)
+  np.testing.assert_allclose(logits(np.where(inside, tokens, 3)), long, **same)
+  other = np.where(np.arange(3)[:, None] == 1, tokens, 3)
+  np.testing.assert_allclose(logits(other)[:, 1], long[:, 1], **same)
+  assert np.abs(long[0] - long[1]).min() > 1e-4  # each run has its own head
+  # Reading causally, the first token sees no other; all else sees more.
+  changed = np.where((np.arange(40) > 0) & inside, 7, tokens)
+  moved = np.abs(logits(changed) - long).max(axis=(0, 1, 2))
+  for pool, by in zip(tasks.POOLS, moved, strict=True):
+    blind = pool == "first" and attention == "causal"
+    assert (by < 1e-5) if blind else (by > 1e-2)
+
+
+def test_a_step_is_adamw(loaded):
+  settings = dataclasses.replace(QUICK, weight_decay=0.1, clip=0.5)
+  head = tasks.Classifier(2, "last", dropout=0.0)
+  model = loaded.model
+  made = tuning.programs(model.config, any_task(head), settings)
+  assert set(loaded.params) - made.trained == {"head/kernel"}  # the untied one
+  frozen = {"head/kernel": loaded.params["head/kernel"]}
+  encoder = {n: p for n, p in loaded.params.items() if n in made.trained}
+  state = made.init(encoder, np.array([4], np.uint32))
+  first = jax.tree.map(lambda x: x[0], state.params)
+  draw = np.random.default_rng(0)
+  tokens = draw.integers(4, 400, (4, 12)).astype(np.int32)
+  lengths, labels = np.array([12, 3, 7, 12], np.int32), np.array([0, 1, 1, 0])
+
+  def loss(params):
+    own = {n.removeprefix("task_head/"): p for n, p in params.items()}
+    encoder = {n: p for n, p in params.items() if n in made.trained}
+    end = jnp.broadcast_to(lengths[:, None], tokens.shape)
+    positions = jnp.broadcast_to(jnp.arange(12), tokens.shape)
+    mask = AttentionMask(k_end=end)
+    hidden = model.encode(encoder | frozen, tokens, positions, mask)
+    logits = head(own, hidden, lengths)
+    return optax.softmax_cross_entropy_with_integer_labels(
+      logits[:3], labels[:3]
+    ).mean()
+
+  decayed = {n: "norm" not in n and "bias" not in n for n in first}
+  assert sum(not d for d in decayed.values()) == 5  # three norms, two biases
+  optimizer = optax.chain(
+    optax.clip_by_global_norm(0.5),
+    optax.adamw(1e-3, weight_decay=0.1, mask=decayed),
+  )
+
+  @jax.jit
+  def reference(params):
+    value, grads = jax.value_and_grad(loss)(params)
+    updates, _ = optimizer.update(grads, optimizer.init(params), params)
+    return value, optax.apply_updates(params, updates)
+
+  value, expected = reference(first)
+  batch = tuning.Batch(
+    tokens[None], lengths[None], labels[None], np.array([[1.0, 1.0, 1.0, 0.0]])
+  )
+  rates, seeds = np.array([1e-3], np.float32), np.array([4], np.uint32)
+  state, losses = made.step(state, frozen, batch, rates, seeds, 0)
+  assert losses[0] == pytest.approx(float(value), rel=1e-5)
+  for name, value in expected.items():
+    got = state.params[name][0]
+    # Adam's first step is the gradient's sign where the gradient is tiny.
+    close = np.isclose(got, value, rtol=1e-4, atol=2e-5)
+    assert close.mean() > 0.99, name
+    assert np.abs(got - first[name]).max() > 1e-4, name
+
+
+@pytest.mark.parametrize("decay", tuning.DECAYS)
+def test_rates_rise_and_fall(decay):
+  share = tuning.shares(Settings(warmup=0.2, decay=decay), 100)
+  assert share.shape == (100,)
+  assert share[[0, 9, 19]] == pytest.approx([0.05, 0.5, 1.0])
+  assert share[59] == pytest.approx(0.5)
+  assert share[99] == pytest.approx(0.0, abs=1e-6)
+  plain = tuning.shares(Settings(), 100)  # the 2024 pipeline's: no warmup
+  np.testing.assert_allclose(plain, np.arange(99, -1, -1) / 100, atol=1e-6)
+
+
+GRID = [Run(3e-3, 0), Run(3e-3, 1), Run(1e-9, 0)]
+
+
+@pytest.fixture(scope="module")
+def toy_fit(loaded, tmp_path_factory):
+  """The easy task, and three runs of it, each stopping by itself."""
+  settings = dataclasses.replace(QUICK, epochs=6, patience=2)
+  task, data = toy(loaded, tmp_path_factory.mktemp("toy"), settings)
+  lines = []
+  outcomes = tuning.fit(loaded, task, data, settings, GRID, tell=lines.append)
+  return task, data, settings, outcomes, lines
+
+
+def test_runs_together_are_runs_alone(loaded, toy_fit):
+  task, data, settings, together, _ = toy_fit
+  for one in together[1:]:
+    (alone,) = tuning.fit(loaded, task, data, settings, [one.run])
+    assert alone.best_epoch == one.best_epoch
+    losses = [[e["train_loss"] for e in o.epochs] for o in (alone, one)]
+    np.testing.assert_allclose(*losses, rtol=1e-4)
+    np.testing.assert_array_equal(
+      alone.predictions["cola"], one.predictions["cola"]
+    )
+
+
+def test_it_learns_what_can_be_learnt(toy_fit):
+  task, data, settings, outcomes, lines = toy_fit
+  summary = finetune.summarise(
+    task, {"cola": data.evaluations["cola"].labels}, outcomes
+  )
+  assert summary["best_lr"] == 3e-3
+  assert outcomes[0].best["cola"]["mcc"] > 0.9
+  assert summary["evaluations"]["cola"]["majority"]["mcc"] == 0
+  # A rate of nothing gets no better and is stopped; the others go on.
+  assert len(outcomes[2].epochs) == outcomes[2].best_epoch + settings.patience
+  assert "of 3 runs stopped" in lines[-1] and "epoch 1" in lines[0]
+  for outcome in outcomes:
+    scores = [e["cola"]["mcc"] for e in outcome.epochs]
+    assert outcome.best_epoch == 1 + int(np.argmax(scores))
+    mcc = tasks.mcc(
+      outcome.predictions["cola"], data.evaluations["cola"].labels
+    )
+    assert mcc == scores[outcome.best_epoch - 1]
+  assert outcomes[0].epochs != outcomes[1].epochs  # seeds differ
+
+
+def test_seeds_draw_everything(loaded, toy_fit):
+  """Equal seeds at two rates of nothing: the same losses; others not."""
+  task, data, settings, *_ = toy_fit
+  settings = dataclasses.replace(settings, epochs=1)
+  grid = [Run(1e-9, 5), Run(2e-9, 5), Run(1e-9, 6)]
+  outcomes = tuning.fit(loaded, task, data, settings, grid)
+  losses = [o.epochs[0]["train_loss"] for o in outcomes]
+  assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+  assert abs(losses[0] - losses[2]) > 1e-3
+
+
+# --------------------------------------------------------- results and tables
+
+
+def outcome(lr, seed, found, metrics):
+  predictions = {"mrpc": np.array(found)}
+  labels = {"mrpc": np.array([1, 1, 1, 0])}
+  scores = {m: f(predictions["mrpc"], labels["mrpc"])
+            for m, f in metrics.items()}  # fmt: skip
+  return tuning.Outcome(
+    Run(lr, seed), ({"train_loss": 0.5, "mrpc": scores},), 1, predictions
+  )
+
+
+@pytest.fixture
+def mrpc(tmp_path):
+  for split in ("train", "valid"):
+    (tmp_path / f"mrpc.{split}.jsonl").write_text(line("mrpc", 1))
+  return glue.task(glue.find(tmp_path, "mrpc"), "mrpc", "first", 0.1)
+
+
+def test_summary(mrpc):
+  outcomes = [
+    outcome(1e-5, 0, [1, 1, 1, 1], mrpc.metrics),
+    outcome(1e-5, 1, [1, 1, 1, 1], mrpc.metrics),
+    outcome(1e-4, 0, [1, 1, 1, 0], mrpc.metrics),
+    outcome(1e-4, 1, [0, 1, 1, 0], mrpc.metrics),
+  ]
+  labels = np.array([1, 1, 1, 0])
+  summary = finetune.summarise(mrpc, {"mrpc": labels}, outcomes)
+  majority = summary["evaluations"]["mrpc"]["majority"]
+  assert majority == pytest.approx({"accuracy": 0.75, "f1": 6 / 7, "mcc": 0.0})
+  assert summary["best_lr"] == 1e-4 and summary["best_run"] == 2
+  assert summary["by_lr"][1]["scores"]["mrpc"]["mean"] == pytest.approx(0.9)
+  std = math.sqrt(2 * 0.1**2)  # of 1.0 and 0.8
+  assert summary["by_lr"][1]["scores"]["mrpc"]["std"] == pytest.approx(std)
+  assert [run["collapsed"] for run in summary["runs"]] == [True] * 2 + [
+    False
+  ] * 2
+  shares = [run["most_frequent_prediction"]["mrpc"] for run in summary["runs"]]
+  assert shares == [1, 1, 0.75, 0.5]
+  said = list(finetune.collapses(summary))
+  assert len(said) == 1 and "2 of 2 runs at lr 1e-05" in said[0]
+  text = finetune.table([summary])
+  assert "90.0 ± 14.1" in text and "85.7" in text
+  assert "mean of these 1 of 11 scores, not comparable with GLUE's" in text
+  alone = finetune.summarise(mrpc, {"mrpc": labels}, outcomes[:1])
+  assert alone["by_lr"][0]["scores"]["mrpc"]["std"] is None
+  assert "1 of 1 collapsed" in finetune.table([alone])
+
+
+def test_the_mean_over_all_is_glue(mrpc):
+  one = finetune.summarise(
+    mrpc,
+    {"mrpc": np.array([1, 1, 1, 0])},
+    [outcome(1e-4, 0, [1, 1, 1, 0], mrpc.metrics)],
+  )
+  text = json.dumps(one)
+  everything = [
+    json.loads(text.replace('"mrpc"', f'"{name}"')) for name in glue.SCORES
+  ]
+  for i, summary in enumerate(everything):
+    summary["by_lr"][0]["scores"][summary["task"]]["mean"] = i / 10
+  table = finetune.table(everything)
+  assert "GLUE, unweighted mean of all 11: 50.0" in table
+  assert "10 of 11 scores" in finetune.table(everything[1:])
+
+
+# ------------------------------------------------------------------ command
+
+SHORT = ("--batch_size=16", "--epochs=2")
+
+
+def test_command(run, tmp_path):
+  data = write_cola(tmp_path / "data")
+  for split in ("train", "valid"):
+    (data / f"wsc.{split}.jsonl").write_text(line("wsc", 1) * 3)
+  args = [f"--checkpoint={run}", f"--data={data}", "--task=all", *SHORT]
+  args += ["--attention=causal", "--lrs=3e-3,1e-9", "--seeds=0,1"]
+  done = runs.run("evals.finetune", *args)
+  assert done.returncode == 0, done.stderr
+  absent = "boolq, mnli, mrpc, multirc, qnli, qqp, rte, sst2"
+  assert f"left out, without training set in {data}: {absent}" in done.stdout
+  assert "cola epoch 2" in done.stderr
+  assert "wsc collapsed: 2 of 2 runs at lr 0.003" in done.stdout
+  assert "mean of these 2 of 11" in done.stdout
+  folder = run / f"evals/finetune/cola/{STEP}-causal"
+  names = ["items.jsonl", "predictions.json", "summary.json"]
+  assert sorted(path.name for path in folder.iterdir()) == names
+  summary = json.loads((folder / "summary.json").read_text())
+  assert [(r["lr"], r["seed"]) for r in summary["runs"]] == [
+    (3e-3, 0),
+    (3e-3, 1),
+    (1e-9, 0),
+    (1e-9, 1),
+  ]
+  assert summary["request"]["pool"] == "last"
+  text = (folder / "items.jsonl").read_text()
+  items = [json.loads(item) for item in text.splitlines()]
+  labels = np.array([item["label"] for item in items])
+  assert labels.tolist() == sentences(40, 1)[1]
+  found = np.array([item["predictions"] for item in items])
+  for i, r in enumerate(summary["runs"]):
+    mcc = tasks.mcc(found[:, i], labels)
+    assert r["scores"]["cola"]["mcc"] == pytest.approx(mcc)
+    right = [item["correct"][i] for item in items]
+    assert right == (found[:, i] == labels).tolist()
+  best = json.loads((folder / "predictions.json").read_text())
+  assert best["glue"]["cola"]["predictions"] == [
+    {"id": f"cola_{i}", "pred": int(p)}
+    for i, p in enumerate(found[:, summary["best_run"]])
+  ]
+
+
+def in_process(capsys, *args):
+  finetune.main([str(arg) for arg in args])
+  return capsys.readouterr().out
+
+
+def test_what_is_done_is_not_done_again(run, tmp_path, capsys):
+  data = write_cola(tmp_path / "data", train=32, valid=20)
+  args = [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT]
+  args += [f"--output={tmp_path / 'out'}", "--lrs=1e-3,1e-5,1e-9"]
+  summary = tmp_path / f"out/cola/{STEP}-bidirectional/summary.json"
+  first = in_process(capsys, *args)
+  text, when = summary.read_text(), summary.stat().st_mtime_ns
+  assert json.loads(text)["request"]["pool"] == "first"
+  again = in_process(capsys, *args)
+  assert "cola is already done" in again and when == summary.stat().st_mtime_ns
+  assert first.splitlines()[1:] == again.splitlines()[1:]  # the same table
+  with pytest.raises(UserError, match=r"another request \(limit differ"):
+    finetune.main([*args, "--limit=16"])
+  (data / "cola.train.jsonl").write_text('{"sentence": "a", "label": 1}')
+  with pytest.raises(UserError, match=r"another request \(data differ"):
+    finetune.main(args)
+  assert summary.read_text() == text
+
+
+def test_groups_of_runs_and_limits(run, tmp_path, capsys):
+  data = write_cola(tmp_path / "data", train=32, valid=20)
+  args = [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT]
+  args += [f"--output={tmp_path / 'out'}", "--lrs=1e-3,1e-5,1e-9"]
+  args += ["--limit=20", "--overwrite"]
+  path = tmp_path / f"out/cola/{STEP}-bidirectional/summary.json"
+  summaries = []
+  for at_once in (0, 1):
+    in_process(capsys, *args, f"--runs_at_once={at_once}")
+    summaries.append(json.loads(path.read_text()))
+  together, alone = summaries
+  assert together["train_examples"] == 20
+  assert together["request"] == alone["request"]
+  for a, b in zip(together["runs"], alone["runs"], strict=True):
+    assert a["scores"] == b["scores"]
+
+
+def test_bad_arguments(run, tmp_path):
+  data = write_cola(tmp_path / "data")
+  args = [f"--checkpoint={run}", f"--data={data}", "--task=cola"]
+  for extra, message in (
+    ("--checkpoint=nowhere", "holds no checkpoint"),
+    ("--step=5", "has no step 5"),
+    ("--data=nowhere", "no such folder"),
+    ("--task=wnli", "'wnli' is not all or of"),
+    ("--task=rte", "rte.train.jsonl is absent"),
+    ("--lrs=0", "not all positive"),
+    ("--lrs=a", "invalid"),
+    ("--seeds=-1", "not all in"),
+    ("--epochs=0", "0 is not at least 1"),
+    ("--warmup=1", "1 is not at least 0 and under 1"),
+    ("--pool=max", "invalid choice"),
+    ("--attention=left", "invalid choice"),
+    (f"--output={data / 'cola.train.jsonl'}", "cannot make"),
+  ):
+    with pytest.raises(UserError, match=message) as error:
+      finetune.main([*args, extra])
+    assert "\n" not in str(error.value)
+
+
+def test_errors_are_one_line(tmp_path):
+  done = runs.run(
+    "evals.finetune", "--checkpoint=nowhere", "--data=x", "--task=cola"
+  )
+  assert "holds no checkpoint" in runs.error_of(done)
