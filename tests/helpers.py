@@ -109,6 +109,22 @@ def model(**changes) -> models.Model:
   return models.build(TINY | changes, VOCAB)
 
 
+def ltg_bert(**changes) -> models.Model:
+  """A small LTG-BERT without dropout."""
+  settings = {
+    "name": "ltg_bert",
+    "layers": 2,
+    "width": 32,
+    "heads": 4,
+    "mlp_width": 48,
+    "position_buckets": 8,
+    "longest_distance": 20,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+  }
+  return models.build(settings | changes, VOCAB)
+
+
 def random_params(of: models.Model, seed: int = 0) -> models.Params:
   """Parameters far from their first values, so that everything matters."""
   draw = np.random.default_rng(seed)

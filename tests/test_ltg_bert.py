@@ -13,6 +13,7 @@ from antlm_jax.cli import UserError
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import ltg_bert
 from tests import helpers, reference
+from tests.helpers import ltg_bert as model
 
 T = 24
 VARIANTS = {
@@ -34,21 +35,6 @@ MASKS = {
     np.repeat([[9, T]], [9, T - 9], 1).astype(np.int32).repeat(2, 0),
   ),
 }
-
-
-def model(**changes):
-  settings = {
-    "name": "ltg_bert",
-    "layers": 2,
-    "width": 32,
-    "heads": 4,
-    "mlp_width": 48,
-    "position_buckets": 8,
-    "longest_distance": 20,
-    "dropout": 0.0,
-    "attention_dropout": 0.0,
-  }
-  return models.build(settings | changes, helpers.VOCAB)
 
 
 # Sizes

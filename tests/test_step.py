@@ -287,13 +287,13 @@ from antlm_jax.examples import Layout
 from antlm_jax.step import jitted, state_shardings
 from tests import helpers
 
-def run(attention="reference", **shape):
+def run(make=helpers.model, attention="reference", dropout=0.0, **shape):
   shape = {"data": 1, "fsdp": 1, "tensor": 1} | shape
   mesh = sharding.make_mesh(shape, jax.devices()[:max(shape.values())])
   layout = Layout(8, 2, sharding.data_shards(mesh))
   of = helpers.source("C:M=1:1", helpers.FakeRows(packed=True), layout)
-  model = helpers.model(
-    layers=1, attention=attention, attention_dropout=0.2)
+  model = make(
+    layers=1, attention=attention, attention_dropout=0.2, dropout=dropout)
   adam = optim.make(helpers.settings().optimizer, model.axes)
   trainer = helpers.trainer(model, rate=1e-2, optimizer=adam)
   with jax.set_mesh(mesh):
@@ -316,18 +316,24 @@ def run(attention="reference", **shape):
   return dict(losses=losses, split=split, whole=whole, follows=follows,
               first=first)
 
-found = {name: run(**{name: 2} if name != "one" else {})
-         for name in ("one", "data", "fsdp", "tensor")}
-for name in ("data", "tensor"):
-  found[name + " kernel"] = run("pallas", **{name: 2})
+if sys.argv[1] == "llama":
+  found = {name: run(**{name: 2} if name != "one" else {})
+           for name in ("one", "data", "fsdp", "tensor")}
+  for name in ("data", "tensor"):
+    found[name + " kernel"] = run(attention="pallas", **{name: 2})
+else:  # its head drops too
+  found = {name: run(helpers.ltg_bert, dropout=0.1,
+                     **{name: 2} if name != "one" else {})
+           for name in ("one", "data", "tensor")}
 print(json.dumps(found))
 """
 
 
-def test_two_devices_train_as_one_and_hold_their_shares():
+@pytest.mark.parametrize("encoder", ["llama", "ltg_bert"])
+def test_two_devices_train_as_one_and_hold_their_shares(encoder):
   flags = "--xla_force_host_platform_device_count=2"
   done = subprocess.run(
-    [sys.executable, "-W", "error", "-c", ON_TWO_DEVICES],
+    [sys.executable, "-W", "error", "-c", ON_TWO_DEVICES, encoder],
     cwd=pathlib.Path(__file__).parent.parent,
     env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
     capture_output=True,
@@ -346,9 +352,14 @@ def test_two_devices_train_as_one_and_hold_their_shares():
     split, whole = other["split"], other["whole"]
     parts = {n: math.prod(whole[n]) // math.prod(split[n]) for n in whole}
     for name, part in parts.items():
-      expected = 1 if axis == "data" or "norm" in name else 2
-      assert part == expected, (axis, name)
-  assert found["fsdp"]["split"]["blocks/mlp/up/kernel"] == [1, 16, 48]
+      whole_there = (
+        "norm" in name
+        or "bias" in name
+        or (axis == "tensor" and name in ("relative", "head/linear/kernel"))
+      )
+      assert part == (1 if axis == "data" or whole_there else 2), (axis, name)
+  if "fsdp" in found:
+    assert found["fsdp"]["split"]["blocks/mlp/up/kernel"] == [1, 16, 48]
   assert found["tensor"]["split"]["blocks/mlp/up/kernel"] == [1, 32, 24]
   assert found["tensor"]["split"]["embedding"] == [32, 32]
 
