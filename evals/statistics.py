@@ -1,0 +1,149 @@
+"""Bootstrap intervals for scores of runs on the same items.
+
+A score is the unweighted mean over strata (UIDs) of the share of items that a
+run gets right. Items are resampled within their stratum, once for all runs: so
+every difference between runs is a paired one, and what makes an item hard for
+both of them cancels.
+
+Items say how well these very runs are told apart. Another training of the same
+row is another draw, too: `difference(..., by_seeds=True)` also resamples the
+runs of each side (a two-way bootstrap: runs x items). Two or three runs
+understate their own spread, so their resampled weights deviate more: by
+sqrt(S / (S - 1)), which makes the variance of a mean of S runs unbiased, and by
+Student's quantile over the normal one. Simulated with 2, 3 and 5 runs a side
+that differ much, 95 % are then 95 to 99 % (without: 74 to 89 %). Where the runs
+differ little the interval is too wide, never too narrow: what is chance in one
+run's answer to one item counts both as an item's and as a run's.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from scipy import special
+
+CONFIDENCE = 0.95
+DRAWS = 2000
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+  """Scores of S runs, and what they are on resampled items.
+
+  Attributes:
+    observed: `[S]`, in [0, 1].
+    resampled: `[D, S]`; in each of the D draws all runs have the same items.
+  """
+
+  observed: np.ndarray
+  resampled: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Resampled:
+  """Shares of items right by stratum.
+
+  Attributes:
+    observed: `[U, R]`, by stratum and run.
+    resampled: float32 `[D, U, R]`, on resampled items.
+  """
+
+  observed: np.ndarray
+  resampled: np.ndarray
+
+  def scores(
+    self, runs: Sequence[int], strata: Sequence[int] | None = None
+  ) -> Scores:
+    """Returns the mean over strata, for some of the runs.
+
+    Args:
+      runs: Indices of S runs.
+      strata: Indices of strata; all of them by default.
+    """
+    every = np.arange(len(self.observed)) if strata is None else strata
+    chosen = self.resampled[:, every][:, :, runs]
+    return Scores(
+      self.observed[every][:, runs].mean(axis=0),
+      chosen.mean(axis=1, dtype=np.float64),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+  """A difference and its confidence interval, in the scores' unit."""
+
+  estimate: float
+  low: float
+  high: float
+
+  @property
+  def contains_zero(self) -> bool:
+    """Whether the sign of the difference is open."""
+    return self.low <= 0 <= self.high
+
+
+def resample(
+  correct: np.ndarray, strata: np.ndarray, seed: int = 0, draws: int = DRAWS
+) -> Resampled:
+  """Resamples items with replacement within each stratum.
+
+  Args:
+    correct: Which items each run gets right, bool `[R, n]`.
+    strata: Stratum of each item, int `[n]`, from 0 on without gaps.
+    seed: Same seed, same draws.
+    draws: D.
+  """
+  draw = np.random.default_rng(seed)
+  observed, resampled = [], []
+  for stratum in range(strata.max() + 1):
+    share = correct[:, strata == stratum].T.astype(np.float32)  # [m, R]
+    counts = _counts(draw, draws, len(share))
+    observed.append(share.mean(axis=0, dtype=np.float64))
+    resampled.append(counts @ share / len(share))
+  return Resampled(np.stack(observed), np.stack(resampled, axis=1))
+
+
+def _counts(draw: np.random.Generator, draws: int, size: int) -> np.ndarray:
+  """How often each of `size` is drawn in as many draws, float32 `[D, size]`."""
+  found = draw.integers(0, size, (draws, size), dtype=np.int32)
+  found += np.arange(draws, dtype=np.int32)[:, None] * size
+  counts = np.bincount(found.ravel(), minlength=draws * size)
+  return counts.reshape(draws, size).astype(np.float32)
+
+
+def difference(
+  a: Scores, b: Scores, by_seeds: bool = False, seed: int = 0
+) -> Interval:
+  """Returns the mean score of a's runs minus that of b's, and its interval.
+
+  Args:
+    a: Scores of one side's runs, from the same `Resampled` as b's.
+    b: The other side's.
+    by_seeds: Whether to resample runs as well; needs two on each side.
+    seed: Draws the runs.
+
+  Raises:
+    ValueError: if runs are to be resampled and a side has only one.
+  """
+  draw = np.random.default_rng(seed)
+  sizes = [len(side.observed) for side in (a, b)]
+  if by_seeds and min(sizes) < 2:
+    raise ValueError(f"cannot resample {sizes} runs: two a side are needed")
+  means = []
+  for side, size in zip((a, b), sizes, strict=True):
+    weights = np.full((1, size), 1 / size)
+    if by_seeds:
+      counts = _counts(draw, len(side.resampled), size)
+      wider = _widening(size, sum(sizes) - 2)
+      weights = weights + wider * (counts / size - weights)
+    means.append((weights * side.resampled).sum(axis=1))
+  tail = (1 - CONFIDENCE) / 2
+  low, high = np.quantile(means[0] - means[1], (tail, 1 - tail))
+  estimate = a.observed.mean() - b.observed.mean()
+  return Interval(float(estimate), float(low), float(high))
+
+
+def _widening(size: int, freedom: int) -> float:
+  upper = (1 + CONFIDENCE) / 2
+  student = special.stdtrit(freedom, upper) / special.ndtri(upper)
+  return (size / (size - 1)) ** 0.5 * student

@@ -1,0 +1,563 @@
+"""The report: its intervals, its numbers, and what it says is missing."""
+
+import json
+
+import numpy as np
+import pytest
+
+from antlm_jax import config, files, monitor
+from antlm_jax.cli import UserError
+from evals import finetune, glue, pairs, report, report_data, statistics, tasks
+from evals.tuning import Outcome
+from evals.tuning import Run as TuningRun
+from tests import runs
+
+ROWS = """
+import collections
+Row = collections.namedtuple("Row", "family title masked")
+ROWS = {
+  "c": Row("BabyLlama", "CLM", "mlm"),
+  "m": Row("BabyLlama", "MLM", "mlm"),
+  "antlm": Row("BabyLlama", "AntLM", "mlm"),
+  "mntp": Row("LTG-BERT", "mixed", "mntp"),
+}
+get_config = None
+"""
+CURRICULA = {"c": "4C", "m": "4M", "antlm": "1C+2M+1C", "mntp": "4C:N=1:1"}
+SWITCHES = {"antlm": [10, 30]}
+STEPS = 40
+UIDS = {"island": "island_effects", "npi": "npi_licensing"}
+
+
+# ------------------------------------------------------------------ intervals
+
+
+def rates(draw, runs, n, strata, spread=0.0, shift=0.0):
+  """Runs whose chance of being right differs by item, and by run."""
+  hard = np.random.default_rng(99).normal(0, 0.15, strata * n)
+  own = draw.normal(0, spread, (runs, 1))
+  chance = np.clip(0.6 + shift + hard + own, 0, 1)
+  return draw.random((runs, strata * n)) < chance
+
+
+def sides(correct, strata, split, seed=0, draws=600):
+  """Scores of the first `split` runs and of the others."""
+  found = statistics.resample(correct, strata, seed, draws)
+  every = range(len(correct))
+  return found.scores(every[:split]), found.scores(every[split:])
+
+
+def coverage(trials, count, spread, by_seeds, n=60, strata=4):
+  """How often the interval holds the true difference, 3 points."""
+  index, held = np.repeat(np.arange(strata), n), 0
+  for trial in range(trials):
+    draw = np.random.default_rng(trial)
+    both = [rates(draw, count, n, strata, spread, s) for s in (0.03, 0.0)]
+    found = sides(np.concatenate(both), index, count, trial)
+    interval = statistics.difference(*found, by_seeds, seed=trial)
+    held += interval.low <= 0.03 <= interval.high
+  return held / trials
+
+
+def test_an_interval_by_items_holds_the_truth_as_often_as_it_says():
+  assert 0.91 <= coverage(200, 1, 0.0, by_seeds=False) <= 0.985
+
+
+def test_seeds_that_differ_need_the_interval_by_seeds():
+  # The truth is of other seeds: items alone say far too little.
+  assert coverage(100, 3, 0.1, by_seeds=False, n=100) < 0.6
+  assert 0.91 <= coverage(100, 3, 0.1, by_seeds=True, n=100) <= 1.0
+
+
+def test_the_width_is_that_of_the_closed_form():
+  draw = np.random.default_rng(0)
+  correct = np.stack([draw.random(900) < 0.7, np.zeros(900, bool)])
+  interval = statistics.difference(
+    *sides(correct, np.zeros(900, int), 1, draws=4000)
+  )
+  share = correct[0].mean()
+  error = 1.96 * (share * (1 - share) / 900) ** 0.5
+  assert interval.estimate == pytest.approx(share)
+  assert interval.low == pytest.approx(share - error, abs=0.1 * error)
+  assert interval.high == pytest.approx(share + error, abs=0.1 * error)
+
+
+def test_pairing_makes_the_interval_tighter():
+  draw = np.random.default_rng(1)
+  first = draw.random(400) < 0.6
+  second = np.where(draw.random(400) < 0.9, first, ~first)  # mostly the same
+  correct, strata = np.stack([first, second]), np.repeat([0, 1], 200)
+  a, b = sides(correct, strata, 1)
+  _, other = sides(correct, strata, 1, seed=7)
+  paired = statistics.difference(a, b)
+  unpaired = statistics.difference(a, other)
+  assert paired.estimate == unpaired.estimate
+  widths = [i.high - i.low for i in (paired, unpaired)]
+  assert widths[0] < 0.6 * widths[1]
+
+
+def test_a_score_is_the_mean_over_strata_and_so_is_its_resampling():
+  # All right in a stratum of 10, all wrong in one of 90: no chance is left.
+  strata = np.repeat([0, 1], [10, 90])
+  correct = np.stack([strata == 0, np.zeros(100, bool)])
+  interval = statistics.difference(*sides(correct, strata, 1))
+  assert (interval.low, interval.estimate, interval.high) == (0.5, 0.5, 0.5)
+  assert not interval.contains_zero
+  assert statistics.difference(*sides(correct[::-1], strata, 1)).high == -0.5
+
+
+def test_intervals_are_reproducible_and_runs_need_company():
+  draw = np.random.default_rng(2)
+  correct, strata = draw.random((5, 50)) < 0.5, np.arange(50) % 3
+  found = sides(correct, strata, 3)
+  twice = [statistics.difference(*found, by_seeds=True) for _ in range(2)]
+  assert twice[0] == twice[1]
+  assert statistics.difference(*sides(correct, strata, 3)) == (
+    statistics.difference(*found)
+  )
+  with pytest.raises(ValueError, match="two a side"):
+    statistics.difference(*sides(correct, strata, 4), by_seeds=True)
+
+
+# ------------------------------------------------- runs as the commands write
+
+
+def train(folder, row, seed, losses=None, done=True):
+  """Writes what training writes; `losses` is {kind: {step: nats}}."""
+  run = folder / row / str(seed)
+  run.mkdir(parents=True)
+  settings = config.default()
+  with settings.unlocked():
+    settings.curriculum, settings.seed = CURRICULA[row], seed
+  files.write_text(run / "config.json", config.to_json(settings))
+  records = monitor.Records(run, 0, tensorboard=False)
+  losses = losses or {"clm": {0: 6.0, STEPS: 3.0}, "mlm": {0: 6.5, STEPS: 4.0}}
+  for kind, by_step in losses.items():
+    for step, loss in by_step.items():
+      records.write(step, {f"eval/{kind}/loss": loss})
+  records.close()
+  if done:
+    about = {"steps": STEPS, "parameters": 1_300_000, "unigram_entropy": 6.0}
+    about["switches"] = SWITCHES.get(row, [])
+    files.write_text(run / "summary.json", json.dumps(about))
+  return run
+
+
+def score(run, benchmark, mode, right, step=STEPS, data="absent", **about):
+  """Writes pairs' results; `right` is {uid: [bool, ...]}."""
+  found, correct = [], []
+  for uid, answers in right.items():
+    for i, answer in enumerate(answers):
+      found.append(pairs.Pair("", "good", "bad", str(i), {"UID": uid}))
+      correct.append(answer)
+  good = np.where(correct, 1.0, -1.0)[:, None]
+  results = pairs.Results(found, good, np.zeros_like(good), (1.0,))
+  about = {"mode": mode, "pipeline": "ours", "step": step, "data": data} | about
+  name = f"{step}-{mode}-{about['pipeline']}".removesuffix("-ours")
+  pairs.write(run / "evals" / benchmark / name, results, about, {})
+
+
+def tune(run, name, shares, attention="bidirectional", limit=0):
+  """Writes a task's results, a run for each share of right answers.
+
+  A share of None is a run that collapsed: half of its answers are right.
+  """
+  labels = np.arange(100) % 2
+  outcomes = []
+  for seed, share in enumerate(shares):
+    predictions = labels.copy()
+    if share is None:
+      predictions[:] = 1
+    else:
+      predictions[: round(100 * (1 - share))] ^= 1
+    names = (name, *glue.FORMS[name].evaluations)
+    metrics = {
+      m: f(predictions, labels)
+      for m, f in (
+        ("accuracy", tasks.accuracy),
+        ("f1", tasks.f1),
+        ("mcc", tasks.mcc),
+      )
+    }
+    epoch = {"train_loss": 0.5} | dict.fromkeys(names, metrics)
+    outcomes.append(
+      Outcome(
+        TuningRun(1e-4, seed), (epoch,), 1, dict.fromkeys(names, predictions)
+      )
+    )
+  task = tasks.Task(
+    name=name,
+    load=None,
+    evaluations=names,
+    head=None,
+    loss=None,
+    decode=None,
+    metrics={"accuracy": tasks.accuracy, "f1": tasks.f1, "mcc": tasks.mcc},
+    main_metric=glue.FORMS[name].metric,
+  )
+  folder = run / "evals" / "finetune" / name / f"{STEPS}-{attention}"
+  folder.mkdir(parents=True)
+  request = {"step": STEPS, "attention": attention, "limit": limit}
+  by_name = dict.fromkeys(names, labels)
+  summary = {"request": request} | finetune.summarise(task, by_name, outcomes)
+  examples = {
+    n: [tasks.Example(("a",), int(y), f"{n}_{i}") for i, y in enumerate(labels)]
+    for n in names
+  }
+  finetune.write(folder, summary, outcomes, examples)
+
+
+def answers(right, of, seed=0):
+  """`right` of `of` answers are right, at random places."""
+  return np.random.default_rng(seed).permutation(np.arange(of) < right).tolist()
+
+
+@pytest.fixture
+def rows(tmp_path):
+  path = tmp_path / "rows.py"
+  path.write_text(ROWS)
+  return path
+
+
+def make(folder, rows, *args):
+  """Runs the command; returns the numbers and the text."""
+  report.main([f"--runs={folder}", f"--config={rows}", *args])
+  out = folder / "report"
+  return json.loads((out / "table.json").read_text()), (
+    (out / "report.md").read_text()
+  )
+
+
+def cells(text, title):
+  """The cells of the first line of a table that begins with a title."""
+  line = next(x for x in text.splitlines() if x.startswith(f"| {title} |"))
+  return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def section(text, title):
+  """The part of the report under a heading."""
+  return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+# ------------------------------------------------------------------ the table
+
+
+def test_scores_are_means_over_uids_then_seeds(tmp_path, rows):
+  folder = tmp_path / "runs"
+  for seed, right in enumerate((6, 8)):
+    run = train(folder, "c", seed)
+    # UIDs of 10 and 40 pairs: the mean is over UIDs.
+    found = {"island": answers(right, 10), "npi": answers(20, 40)}
+    score(run, "blimp_filtered", "causal", found)
+    score(run, "blimp_filtered", "causal", {"island": [False]}, step=1)
+    score(run, "blimp_filtered", "causal", {"x": [True]}, pipeline="2024")
+    score(run, "ewok", "mlm", {"a": answers(1, 4)})
+  numbers, text = make(folder, rows)
+  found = numbers["rows"]["c"]["scores"]["causal"]["BLiMP"]
+  assert found["values"] == pytest.approx({"0": 0.55, "1": 0.65})
+  line = cells(section(text, "Scores"), "CLM")
+  assert line[:4] == ["CLM", "`4C`", "2", "60.0 ± 7.1"]
+  assert line[4:] == ["-", "-", "-", "-", "25.0 ± 0.0"]
+  other, _ = make(folder, rows, "--pipeline=2024")
+  found = other["rows"]["c"]["scores"]["causal"]["BLiMP"]
+  assert found["values"] == {"0": 1.0, "1": 1.0}
+  assert numbers["pipeline"] == "ours"  # that of most results
+  assert "- pairs as `--pipeline=2024` scores them: ask for that" in text
+
+
+def test_the_masked_reading_is_the_rows_own(tmp_path, rows):
+  folder = tmp_path / "runs"
+  run = train(folder, "mntp", 0)
+  score(run, "ewok", "mlm", {"a": answers(1, 4)})
+  score(run, "ewok", "mntp", {"a": answers(3, 4)})
+  numbers, text = make(folder, rows)
+  assert numbers["rows"]["mntp"]["scores"]["masked"]["EWoK"]["mean"] == 0.75
+  assert "LTG-BERT mixed: read one position before" in text
+  assert "mntp, trained only" not in text  # a legend is in the picture
+
+
+def test_published_rows_are_apart_and_named(tmp_path, rows):
+  train(tmp_path / "runs", "c", 0)
+  _, text = make(tmp_path / "runs", rows)
+  line = cells(text.split("### Published")[1], "BabyLlama, 2024 baseline")
+  assert line[1:] == ["69.8", "59.5", "50.7", "63.3", "60.8", "pipeline"]
+  assert "say nothing about a method" in text
+
+
+# ---------------------------------------------------------------- differences
+
+
+def three_rows(folder, seeds=1, antlm=34, spread=0):
+  """Rows C, M and AntLM, scored on BLiMP in both ways."""
+  for row, base in (("c", 30), ("m", 30), ("antlm", antlm)):
+    for seed in range(seeds):
+      run = train(folder, row, seed)
+      for mode in ("causal", "mlm"):
+        found = {
+          uid: answers(base + spread * seed, 40, seed=5 + i)
+          for i, uid in enumerate(UIDS)
+        }
+        score(run, "blimp_filtered", mode, found)
+
+
+def test_differences_are_paired_and_say_what_holds(tmp_path, rows):
+  folder = tmp_path / "runs"
+  three_rows(folder)
+  numbers, text = make(folder, rows)
+  deltas = numbers["differences"]["BabyLlama"]
+  assert len(deltas) == 4  # two readings, two controls
+  sides = {(d["control"], d["control_reading"]) for d in deltas}
+  assert sides == {("c", "causal"), ("m", "masked")}
+  for delta in deltas:
+    assert delta["by_items"]["estimate"] == pytest.approx(0.1)
+    # The same 30 are right in both: only the 4 of 40 more can vary.
+    assert 0 < delta["by_items"]["low"] < 0.1 < delta["by_items"]["high"] < 0.2
+    assert delta["by_seeds"] is None and delta["verdict"] == "above"
+  shown = section(text, "What it shows")
+  assert (
+    "BLiMP, causal, against CLM: *above, by one seed*: AntLM +10.0" in shown
+  )
+  assert shown.count("AntLM +10.0") == 2  # once for each control
+  assert "another seed may turn them" in text
+  line = cells(section(text, "Differences"), "AntLM (causal)")
+  assert line[1:4] == ["CLM (causal)", "1 and 1", "+10.0"]
+  assert line[5:] == ["-", "**above**"]
+
+
+def test_an_interval_with_0_is_called_so(tmp_path, rows):
+  folder = tmp_path / "runs"
+  three_rows(folder, seeds=3, antlm=31, spread=3)
+  numbers, text = make(folder, rows)
+  for delta in numbers["differences"]["BabyLlama"]:
+    seeds, items = delta["by_seeds"], delta["by_items"]
+    assert seeds["low"] < items["low"] < items["high"] < seeds["high"]
+    assert seeds["low"] < 0 < seeds["high"]
+    assert delta["verdict"] == "contains 0" and delta["seeds"] == [3, 3]
+  shown = section(text, "What it shows")
+  assert "*interval contains 0*: AntLM +2.5" in shown
+  assert "above" not in shown
+  again, _ = make(folder, rows)
+  assert again == numbers
+
+
+def test_other_items_are_not_compared(tmp_path, rows):
+  folder = tmp_path / "runs"
+  three_rows(folder)
+  run = train(folder, "antlm", 1)
+  score(run, "blimp_filtered", "causal", {"island": answers(1, 40)})
+  numbers, text = make(folder, rows)
+  delta = numbers["differences"]["BabyLlama"][0]
+  assert delta["seeds"] == [1, 1]
+  assert "BLiMP, causal: other items than most, so not compared:" in text
+
+
+def test_phenomena_come_with_the_data(tmp_path, rows):
+  folder, data = tmp_path / "runs", tmp_path / "blimp"
+  three_rows(folder)
+  data.mkdir()
+  for uid, term in UIDS.items():
+    line = {"sentence_good": "a", "sentence_bad": "b", "UID": uid}
+    line["linguistics_term"] = term
+    (data / f"{uid}.jsonl").write_text(json.dumps(line) + "\n")
+  numbers, text = make(folder, rows)
+  assert numbers["phenomena"] == {} and "BLiMP's phenomena:" in text
+  numbers, text = make(folder, rows, f"--blimp={data}")
+  deltas = numbers["phenomena"]["antlm"]
+  assert [d["phenomenon"] for d in deltas] == 2 * sorted(UIDS.values())
+  for delta in deltas:
+    assert delta["reading"] == delta["control_reading"]
+    assert delta["by_items"]["estimate"] == pytest.approx(0.1)
+  picture = folder / "report" / "phenomena_antlm.png"
+  assert picture.read_bytes()[:4] == b"\x89PNG"
+  assert f"({picture.name})" in section(text, "By phenomenon")
+
+
+# ------------------------------------------------------------------- switches
+
+
+def test_what_a_switch_does(tmp_path, rows):
+  folder = tmp_path / "runs"
+  for seed, more in enumerate((0.0, 0.2)):
+    clm = {0: 6.0, 5: 3.4, 10: 3.5, 30: 4.0 + more, 40: 3.3 + more}
+    mlm = {0: 6.5, 10: 6.9, 30: 3.0, 40: 3.1 + more}
+    train(folder, "antlm", seed, {"clm": clm, "mlm": mlm})
+  numbers, text = make(folder, rows)
+  switches = numbers["switches"]["BabyLlama"]
+  clm, mlm = (s for s in switches if s["left"])
+  assert switches[1]["kind"] == "mlm" and not switches[1]["left"]
+  assert switches[1]["moments"]["0"]["best"] == 6.5  # before, not in, the phase
+  assert (clm["phases"], clm["kind"], clm["step"]) == ("C→M", "clm", 10)
+  first = {"best": 3.4, "at": 3.5, "end": 4.0, "again": 3.3}
+  assert clm["moments"]["0"] == first
+  assert clm["moments"]["1"] == pytest.approx(
+    first | {"end": 4.2, "again": 3.5}
+  )
+  assert mlm["phases"] == "M→C" and mlm["moments"]["0"]["again"] is None
+  there = section(text, "At every switch")
+  assert "| +0.600 | 3.400 |" in there and "| +0.200 | - |" in there
+  assert "AntLM: what it leaves is forgotten: its held-out loss is" in there
+  assert "4 of 4 times, over seeds and switches (+0.100 to +0.700 nats)" in (
+    there
+  )
+  assert "it is sometimes got back: at its best before or lower 1 of 2" in (
+    there
+  )
+
+
+def test_many_switches_are_cut_in_the_text_only(tmp_path, rows, monkeypatch):
+  monkeypatch.setitem(CURRICULA, "antlm", "20*(1C+1M)")
+  monkeypatch.setitem(SWITCHES, "antlm", list(range(1, 40)))
+  losses = {"clm": dict.fromkeys(range(41), 3.0)}
+  losses["mlm"] = {step: 4.0 - step / 40 for step in range(41)}
+  train(tmp_path / "runs", "antlm", 0, losses)
+  numbers, text = make(tmp_path / "runs", rows)
+  assert len(numbers["switches"]["BabyLlama"]) == 2 * 39
+  there = section(text, "At every switch")
+  assert there.count("\n| AntLM |") == 12 and "| ... |" in there
+  assert "AntLM: what it leaves is not forgotten:" in there
+
+
+# ---------------------------------------------------------------- fine-tuning
+
+
+def test_fine_tuning_by_task_with_majority_and_collapses(tmp_path, rows):
+  folder = tmp_path / "runs"
+  for seed, shares in enumerate(((0.6, 0.8), (0.8, None))):
+    run = train(folder, "c", seed)
+    tune(run, "rte", shares, attention="causal")
+    if seed == 0:
+      tune(run, "boolq", (0.9,), attention="causal")
+  numbers, text = make(folder, rows)
+  (found,) = numbers["fine_tuned"]["BabyLlama"]
+  assert found["scores"]["rte"]["values"] == pytest.approx(
+    {"0": 0.7, "1": 0.65}
+  )
+  assert found["tasks"] == ["rte"]  # boolq is not there for both seeds
+  there = section(text, "Fine-tuning")
+  assert cells(there, "always one class")[2:] == ["50.0", "50.0"]
+  assert cells(there, "CLM") == ["CLM", "causal", "90.0", "67.5 ± 3.5"]
+  assert "- CLM (causal): rte, seed 1 at rate 0.0001 (run 1)" in there
+  line = cells(section(text, "Scores"), "CLM")
+  assert line[-1] == "67.5 ± 3.5 (of rte)"
+  assert "not fine-tuned on boolq, cola," in section(text, "What is not there")
+
+
+def whole(folder, row="antlm", limit=0):
+  """A run that has everything in full, as its files say."""
+  run = train(folder, row, 0)
+  for benchmark in report_data.BENCHMARKS:
+    score(run, benchmark.folder, "causal", {"a": answers(3, 4)})
+    path = run / "evals" / benchmark.folder / f"{STEPS}-causal/summary.json"
+    summary = json.loads(path.read_text()) | {"pairs": benchmark.pairs}
+    path.write_text(json.dumps(summary))
+  for name in glue.FORMS:
+    tune(run, name, (1.0,), limit=limit if name == "wsc" else 0)
+  return run
+
+
+def test_the_macro_average_stands_where_all_is_complete(tmp_path, rows):
+  whole(tmp_path / "runs")
+  numbers, text = make(tmp_path / "runs", rows)
+  scores = numbers["rows"]["antlm"]["scores"]
+  assert scores["causal"]["macro-average"]["mean"] == (3 * 0.75 + 1) / 4
+  assert scores["masked"]["macro-average"] is None
+  assert cells(section(text, "Scores"), "AntLM")[-2:] == ["100.0", "81.2"]
+  assert "No official macro-average" not in text
+
+
+def test_no_macro_average_of_less(tmp_path, rows):
+  whole(tmp_path / "runs", limit=50)
+  numbers, text = make(tmp_path / "runs", rows)
+  scores = numbers["rows"]["antlm"]["scores"]
+  assert scores["causal"]["macro-average"] is None
+  assert "No official macro-average is printed" in text
+  assert "macro-average, causal" not in text
+  assert "fine-tuned on a part of a training set (--limit): every run" in text
+
+
+# ----------------------------------------------------------- what is not there
+
+
+def test_what_is_missing_is_named(tmp_path, rows):
+  folder = tmp_path / "runs"
+  train(folder, "c", 0, done=False)
+  run = train(folder, "m", 0)
+  score(run, "ewok", "mlm", {"a": answers(3, 4)}, step=20)
+  train(folder, "antlm", 0)
+  (folder / "antlm").rename(folder / "other")
+  _, text = make(folder, rows)
+  lines = section(text, "What is not there").splitlines()
+  for line in (
+    "- training is not at its end: BabyLlama CLM (seed 0)",
+    "- EWoK, masked: not evaluated: BabyLlama CLM (seed 0)",
+    "- EWoK, masked: evaluated at step 20, before the end:"
+    " BabyLlama MLM (seed 0)",
+    "- EWoK, masked: 4 pairs of 7,618: BabyLlama MLM (seed 0)",
+    "- not trained: BabyLlama AntLM, LTG-BERT mixed",
+    "- not fine-tuned on anything: every run",
+    f"- runs of `other`: no row of {rows}",
+  ):
+    assert line in lines
+  assert "No difference yet" in text and "No run is at its end" not in text
+
+
+def test_a_table_without_items_has_scores_and_no_interval(tmp_path, rows):
+  folder = tmp_path / "runs"
+  three_rows(folder)
+  for path in folder.glob("*/*/evals/*/*/items.jsonl"):
+    path.unlink()
+  numbers, text = make(folder, rows)
+  assert numbers["differences"]["BabyLlama"] == []
+  assert cells(section(text, "Scores"), "AntLM")[3] == "85.0"
+  assert "BLiMP, causal: no items.jsonl, so no interval" in text
+
+
+# ------------------------------------------------------------------ bad input
+
+
+def test_bad_input_is_told_in_one_line(tmp_path, rows):
+  folder = tmp_path / "runs"
+  with pytest.raises(UserError, match="no such folder"):
+    make(folder, rows)
+  folder.mkdir()
+  with pytest.raises(UserError, match=r"holds no run: .* c/0/config"):
+    make(folder, rows)
+  with pytest.raises(UserError, match="no such file"):
+    make(folder, tmp_path / "absent.py")
+  empty = tmp_path / "empty.py"
+  empty.write_text("get_config = None\n")
+  with pytest.raises(UserError, match="defines no ROWS"):
+    make(folder, empty)
+  assert not (folder / "report").exists()
+
+
+@pytest.mark.parametrize(
+  "name", ["config.json", "evals/blimp_filtered/40-causal/items.jsonl"]
+)
+def test_a_broken_file_is_named(tmp_path, rows, name):
+  folder = tmp_path / "runs"
+  three_rows(folder)
+  path = folder / "antlm" / "0" / name
+  path.write_text(path.read_text()[:100])
+  with pytest.raises(UserError, match=f"cannot read .*{name}.*make it again"):
+    make(folder, rows)
+  assert not (folder / "report" / "report.md").exists()
+
+
+def test_command(tmp_path, rows):
+  folder, out = tmp_path / "runs", tmp_path / "out"
+  three_rows(folder)
+  args = (f"--runs={folder}", f"--config={rows}", f"--output={out}")
+  done = runs.run("evals.report", *args)
+  assert done.returncode == 0, done.stderr
+  assert "3 runs of 3 rows" in done.stdout and str(out) in done.stdout
+  assert sorted(path.name for path in out.iterdir()) == [
+    "curves_babyllama.png",
+    "report.md",
+    "table.json",
+  ]
+
+
+def test_the_table_of_the_project_has_rows_that_can_be_read():
+  rows = report_data.read_rows(report.TABLE)
+  assert {"BabyLlama", "LTG-BERT"} <= {row.family for row in rows.values()}
