@@ -17,20 +17,16 @@ import argparse
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import sys
 import time
-import zlib
 from collections.abc import Iterator, Sequence
 
-import jax
 import numpy as np
 import tqdm
 
-from antlm_jax import checkpoint, cli, files, hashing
-from antlm_jax.cli import UserError
-from evals import glue, tasks, tuning
+from antlm_jax import checkpoint, cli, hashing
+from evals import glue, outputs, tasks, tuning
 from evals.tasks import Example, Task
 from evals.tuning import Outcome, Run, Settings
 
@@ -163,13 +159,11 @@ def write(folder: pathlib.Path, summary: dict, outcomes, examples) -> None:
   """Writes a task's files, the summary last: with it the task is done."""
   best = predictions(outcomes[summary["best_run"]], examples)
   lines = [json.dumps(item) + "\n" for item in items(examples, outcomes)]
-  try:
-    files.write_text(folder / "items.jsonl", "".join(lines))
-    files.write_text(folder / "predictions.json", json.dumps(best) + "\n")
-    text = json.dumps(summary, indent=2) + "\n"
-    files.write_text(folder / "summary.json", text)
-  except OSError as error:
-    raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+  texts = {
+    "items.jsonl": "".join(lines),
+    "predictions.json": json.dumps(best) + "\n",
+  }
+  outputs.write(folder, texts, summary)
 
 
 # -------------------------------------------------------------------- tables
@@ -338,11 +332,8 @@ class Job:
 def _jobs(args, loaded: checkpoint.Loaded, settings: Settings) -> list[Job]:
   """Checks everything before anything is trained."""
   pool = args.pool or ("last" if args.attention == "causal" else "first")
-  params = jax.device_get(loaded.params)
   common = {
-    "checkpoint": str(loaded.path),
-    "step": loaded.step,
-    "params_crc32": _crc32(params),
+    **outputs.model_digest(loaded),
     "lrs": list(args.lrs),
     "seeds": list(args.seeds),
     "pool": pool,
@@ -350,16 +341,16 @@ def _jobs(args, loaded: checkpoint.Loaded, settings: Settings) -> list[Job]:
     "limit": args.limit,
     **dataclasses.asdict(settings),
   }
-  output = pathlib.Path(args.output or _default_output(loaded))
+  output = pathlib.Path(args.output or outputs.folder(loaded, "finetune"))
   jobs = []
   for name, found in _found(args.data, args.task).items():
     task = glue.task(found, name, pool, args.dropout)
     folder = output / name / f"{loaded.step}-{args.attention}"
-    data = {"train": found.train, **found.evaluations}
-    request = {"task": name, "data": _digests(data), **common}
-    done = None if args.overwrite else _done(folder, request)
+    data = outputs.data_digest([found.train, *found.evaluations.values()])
+    request = {"task": name, "data": data, **common}
+    done = None if args.overwrite else outputs.finished(folder, request)
     jobs.append(Job(task, folder, request, done))
-    _make(folder)
+    outputs.check_writable(folder)
   return jobs
 
 
@@ -373,66 +364,6 @@ def _found(folder, wanted: str) -> dict[str, glue.Files]:
   if absent:
     print(f"left out, without training set in {folder}: {', '.join(absent)}")
   return found
-
-
-def _crc32(params: dict) -> int:
-  crc = 0
-  for name in sorted(params):
-    crc = zlib.crc32(np.ascontiguousarray(params[name]), crc)
-  return crc
-
-
-def _digests(paths: dict[str, pathlib.Path]) -> dict[str, list]:
-  """Returns path and CRC-32 of each file."""
-  try:
-    return {
-      name: [str(path.absolute()), zlib.crc32(path.read_bytes())]
-      for name, path in paths.items()
-    }
-  except OSError as error:
-    raise UserError(
-      f"cannot read {error.filename}: {error.strerror}"
-    ) from error
-
-
-def _default_output(loaded: checkpoint.Loaded) -> pathlib.Path:
-  """Returns RUN/evals/finetune."""
-  folder = loaded.path.parent
-  run = folder.parent if folder.name == checkpoint.FOLDER else folder
-  return run / "evals" / "finetune"
-
-
-def _done(folder: pathlib.Path, request: dict) -> dict | None:
-  """Reads the summary of a request that was done.
-
-  Raises:
-    UserError: if the folder holds the summary of another request.
-  """
-  path = folder / "summary.json"
-  if not path.is_file():
-    return None
-  try:
-    summary = json.loads(path.read_text(encoding="utf-8"))
-    before = summary["request"]
-  except (OSError, ValueError, KeyError, TypeError):
-    before = {}
-  changed = [key for key in request if before.get(key) != request[key]]
-  if changed:
-    raise UserError(
-      f"{path} is of another request ({', '.join(changed)} differ): give"
-      " another --output, or --overwrite"
-    )
-  return summary
-
-
-def _make(folder: pathlib.Path) -> None:
-  """Fails before the work is done rather than after."""
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-  except OSError as error:
-    raise UserError(f"cannot make {folder}: {error.strerror}") from error
-  if not os.access(folder, os.W_OK):
-    raise UserError(f"cannot write to {folder}")
 
 
 def _track(name: str):

@@ -37,7 +37,6 @@ import collections
 import dataclasses
 import json
 import math
-import os
 import pathlib
 import resource
 import sys
@@ -48,9 +47,8 @@ import jax
 import numpy as np
 import tqdm
 
-from antlm_jax import checkpoint, cli, files
-from antlm_jax.cli import UserError
-from evals import scoring
+from antlm_jax import checkpoint, cli
+from evals import outputs, scoring
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +129,7 @@ class Results:
   def summary(self) -> dict:
     """Returns the numbers; those by UID at the first temperature."""
     macro, correct = self.macro, self.correct.mean(axis=0)
+    terms = {pair.uid: pair.term for pair in self.pairs}
     return {
       "pairs": len(self.pairs),
       "ties": int((self.good == self.bad)[:, 0].sum()),
@@ -138,7 +137,7 @@ class Results:
       "pair_accuracy": float(correct[0]),
       "best_temperature": self.temperatures[self.best],
       "by_uid": {
-        uid: {"pairs": count, "accuracy": float(share[0])}
+        uid: {"term": terms[uid], "pairs": count, "accuracy": float(share[0])}
         for uid, (count, share) in self.by_uid.items()
       },
       "by_temperature": [
@@ -346,20 +345,20 @@ def run(
     UserError: for anything wrong with the checkpoint, data or output.
   """
   layout = scoring.PIPELINES[args.pipeline].layout(args.mode)
-  path = checkpoint.find(args.checkpoint, args.step)
-  output = pathlib.Path(args.output or _default_output(path, args))
-  request = _request(args, path, args.reduction or layout.reduction)
-  if not args.overwrite and (there := _finished(output, request)):
+  pairs = read()
+  loaded = checkpoint.load(args.checkpoint, args.step)
+  request = _request(args, loaded, args.reduction or layout.reduction)
+  output = pathlib.Path(args.output or _default_output(loaded, args))
+  there = None if args.overwrite else outputs.finished(output, request)
+  if there:
     share = f"{100 * there['macro_accuracy']:.2f} %"
     print(f"already scored: {output} ({share}; --overwrite scores again)")
     return
-  pairs = read()
+  outputs.check_writable(output)
   print(f"{len(pairs):,} pairs of {args.data}, {args.mode}", flush=True)
-  loaded = checkpoint.load(path)
-  _check_writable(output)
   results, cost = _timed(loaded, pairs, args)
   own = _FILES[args.pipeline](task(pairs), results)
-  write(output, results, request | {"step": loaded.step} | cost, own)
+  write(output, results, request, cost, own)
   print(results.table())
   print(f"written to {output}")
 
@@ -381,45 +380,22 @@ def _timed(loaded, pairs, args) -> tuple[Results, dict[str, float]]:
   return results, {"seconds": seconds, "peak_memory_mib": _peak_memory()}
 
 
-def _request(args: argparse.Namespace, path: pathlib.Path, reduction) -> dict:
-  """Returns all that the results depend on, as summary.json holds it."""
-  apart = ("step", "output", "overwrite", "batch_tokens")
+def _request(args: argparse.Namespace, loaded, reduction: str) -> dict:
+  """Returns all that the results depend on."""
+  apart = "checkpoint", "step", "data", "output", "overwrite", "batch_tokens"
+  files = sorted(p for p in pathlib.Path(args.data).glob("*") if p.is_file())
   return {k: v for k, v in vars(args).items() if k not in apart} | {
-    "checkpoint": str(path),
-    "data": str(pathlib.Path(args.data).absolute()),
+    **outputs.model_digest(loaded),
+    "data": outputs.data_digest(files),
     "reduction": reduction,
-    "temperature": list(args.temperature),
   }
 
 
-def _finished(output: pathlib.Path, request: dict) -> dict | None:
-  """Returns the summary if it is of this request and younger than its input."""
-  path = output / "summary.json"
-  try:
-    summary = json.loads(path.read_text("utf-8"))
-    age = path.stat().st_mtime
-  except (OSError, ValueError):
-    return None
-  same = all(summary.get(name) == value for name, value in request.items())
-  inputs = [pathlib.Path(request[name]) for name in ("checkpoint", "data")]
-  inputs += [f for folder in inputs for f in folder.glob("*") if f.is_file()]
-  fresh = all(file.exists() and file.stat().st_mtime <= age for file in inputs)
-  return summary if same and fresh else None
-
-
-def _default_output(path: pathlib.Path, args: argparse.Namespace):
+def _default_output(loaded, args: argparse.Namespace) -> pathlib.Path:
   """Returns RUN/evals/DATA/STEP-MODE, or STEP-MODE-PIPELINE."""
-  run = path.parent.parent if path.parent.name == checkpoint.FOLDER else path
-  name = "-".join((path.name, args.mode, args.pipeline)).removesuffix("-ours")
-  return run / "evals" / pathlib.Path(args.data).absolute().name / name
-
-
-def _check_writable(folder: pathlib.Path) -> None:
-  """Fails before the work is done rather than after."""
-  parents = (folder, *folder.absolute().parents)
-  nearest = next(parent for parent in parents if parent.exists())
-  if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-    raise UserError(f"cannot write to --output={folder}")
+  name = "-".join((str(loaded.step), args.mode, args.pipeline))
+  data = pathlib.Path(args.data).absolute().name
+  return outputs.folder(loaded, data, name.removesuffix("-ours"))
 
 
 def _track(batches: Sequence) -> Iterator:
@@ -446,16 +422,11 @@ def _peak_memory() -> float:
 def write(
   folder: pathlib.Path,
   results: Results,
-  about: Mapping,
+  request: Mapping,
+  cost: Mapping,
   own: Mapping[str, str],
 ) -> None:
   """Writes a pipeline's own files, items.jsonl and, last, summary.json."""
   items = "".join(json.dumps(item) + "\n" for item in results.items())
-  summary = json.dumps({**about, **results.summary()}, indent=2) + "\n"
-  texts = {**own, "items.jsonl": items, "summary.json": summary}
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
-      files.write_text(folder / name, text)
-  except OSError as error:
-    raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+  summary = {"request": dict(request), **cost, **results.summary()}
+  outputs.write(folder, {**own, "items.jsonl": items}, summary)

@@ -18,14 +18,13 @@ from collections.abc import Mapping, Sequence
 from antlm_jax import cli, files
 from antlm_jax.cli import UserError
 from evals import (
-  blimp,
   report_data,
   report_numbers,
   report_plots,
   report_text,
   scoring,
 )
-from evals.report_data import BENCHMARKS, BLIMP, READINGS
+from evals.report_data import BENCHMARKS, READINGS
 from evals.report_numbers import Delta, Mean, Numbers, Study
 
 TABLE = pathlib.Path(__file__).parent.parent / "configs" / "antlm_table.py"
@@ -89,26 +88,6 @@ def _plain(value):
   return value
 
 
-def _terms(study: Study, folder: str | None) -> tuple[dict, list[str]]:
-  """Reads BLiMP's phenomenon by UID, or says why it cannot."""
-  scored = (
-    result.summary["data"]
-    for runs in study.runs.values()
-    for run in runs
-    for (_, benchmark, _), result in run.zero_shot.items()
-    if benchmark == BLIMP.folder
-  )
-  data = folder or next(scored, None)
-  if data is None:
-    return {}, []
-  try:
-    return {pair.uid: pair.term for pair in blimp.read(data, limit=1)}, []
-  except UserError as error:
-    if folder:
-      raise
-    return {}, [f"BLiMP's phenomena: {error} (--blimp=FOLDER says where it is)"]
-
-
 def _parser() -> cli.Parser:
   parser = cli.Parser(prog="python -m evals.report", description=__doc__)
   add = parser.add_argument
@@ -120,7 +99,6 @@ def _parser() -> cli.Parser:
     choices=scoring.PIPELINES,
     help="by which scores of pairs are; by default as most of the results",
   )
-  add("--blimp", help="BLiMP's data, for its phenomena; where scored if unset")
   return parser
 
 
@@ -133,8 +111,7 @@ def main(argv: Sequence[str]) -> None:
   pipelines = report_data.pipelines(runs)
   pipeline = args.pipeline or next(iter(pipelines), "ours")
   study = Study(rows, runs, pipeline)
-  terms, absent = _terms(study, args.blimp)
-  absent += [
+  absent = [
     f"pairs as `--pipeline={name}` scores them: ask for that"
     for name in pipelines
     if name != pipeline
@@ -146,7 +123,7 @@ def main(argv: Sequence[str]) -> None:
   output = pathlib.Path(args.output or pathlib.Path(args.runs) / "report")
   try:
     output.mkdir(parents=True, exist_ok=True)
-    numbers = report_numbers.compute(study, terms)
+    numbers = report_numbers.compute(study)
     absent = report_text.missing(study) + absent
     pictures = draw(numbers, output)
     about = {"pipeline": pipeline, "missing": absent}

@@ -126,6 +126,11 @@ class ZeroShot:
     """The unweighted mean over UIDs, in [0, 1]."""
     return self.summary["macro_accuracy"]
 
+  @property
+  def step(self) -> int:
+    """The checkpoint's."""
+    return self.summary["request"]["step"]
+
   @functools.cached_property
   def items(self) -> Items | None:
     """The items, or None if their file is absent."""
@@ -309,9 +314,10 @@ def _zero_shot(evals: pathlib.Path) -> dict[tuple[str, str, str], ZeroShot]:
   for benchmark in BENCHMARKS:
     for folder, summary in _summaries(evals / benchmark.folder, "*"):
       with _reading(folder / "summary.json"):
-        key = summary["pipeline"], benchmark.folder, summary["mode"]
+        about = summary["request"]
+        key = about["pipeline"], benchmark.folder, about["mode"]
         before = found.get(key)
-        if before is None or before.summary["step"] < summary["step"]:
+        if before is None or before.step < about["step"]:
           found[key] = ZeroShot(folder, summary)
   return found
 

@@ -133,6 +133,18 @@ class Study:
     }
     return {name: found[name] for name in glue.SCORES if name in found}
 
+  @property
+  def terms(self) -> dict[str, str]:
+    """BLiMP's phenomenon by UID."""
+    return {
+      uid: about["term"]
+      for runs in self.runs.values()
+      for run in runs
+      for (_, benchmark, _), result in run.zero_shot.items()
+      if benchmark == BLIMP.folder
+      for uid, about in result.summary["by_uid"].items()
+    }
+
   # Kept: every comparison of a benchmark uses the same draws.
   @functools.cached_property
   def common(self) -> dict[str, Common]:
@@ -222,20 +234,17 @@ def deltas(study: Study, family: str) -> list[Delta]:
   return [delta for delta in found if delta]
 
 
-def phenomena(
-  study: Study, family: str, terms: Mapping[str, str]
-) -> list[Delta]:
+def phenomena(study: Study, family: str) -> list[Delta]:
   """Compares mixed rows with each control, read alike, by phenomenon.
 
   Args:
     study: The runs.
     family: Of which encoder.
-    terms: BLiMP's phenomenon by UID.
   """
   common = study.common.get(BLIMP.folder)
   if common is None:
     return []
-  strata = collections.defaultdict(list)
+  terms, strata = study.terms, collections.defaultdict(list)
   for i, uid in enumerate(common.uids):
     if terms.get(uid):
       strata[terms[uid]].append(i)
@@ -511,17 +520,12 @@ class Numbers:
   macros: Mapping[tuple[str, str], Mean]
 
 
-def compute(study: Study, terms: Mapping[str, str]) -> Numbers:
-  """Computes all that the report says.
-
-  Args:
-    study: The runs.
-    terms: BLiMP's phenomenon by UID.
-  """
+def compute(study: Study) -> Numbers:
+  """Computes all that the report says."""
   families = study.families
   by_row = collections.defaultdict(list)
   for family in families:
-    for delta in phenomena(study, family, terms):
+    for delta in phenomena(study, family):
       by_row[delta.row].append(delta)
   macros = {
     (name, reading): macro(study, name, reading)

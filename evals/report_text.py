@@ -506,7 +506,7 @@ def _lacks_scores(study: Study, run: Run, benchmark, reading) -> Iterator[str]:
   if found is None:
     yield f"{what}: not evaluated"
     return
-  step, pairs = found.summary["step"], found.summary["pairs"]
+  step, pairs = found.step, found.summary["pairs"]
   if run.summary and step != run.summary["steps"]:
     yield f"{what}: evaluated at step {step:,}, before the end"
   if pairs != benchmark.pairs:

@@ -519,7 +519,7 @@ def test_bad_arguments(run, tmp_path):
     ("--warmup=1", "1 is not at least 0 and under 1"),
     ("--pool=max", "invalid choice"),
     ("--attention=left", "invalid choice"),
-    (f"--output={data / 'cola.train.jsonl'}", "cannot make"),
+    (f"--output={data / 'cola.train.jsonl'}", "cannot write to --output"),
   ):
     with pytest.raises(UserError, match=message) as error:
       finetune.main([*args, extra])

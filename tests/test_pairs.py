@@ -210,7 +210,8 @@ def test_ewok_command(run, loaded, tmp_path, capsys):
     [item["score_good"] for item in items], expected, atol=1e-3
   )
   summary = json.loads((output / "summary.json").read_text())
-  assert summary["reduction"] == "mean" and summary["unfiltered"]
+  request = summary["request"]
+  assert request["reduction"] == "mean" and request["unfiltered"]
   chosen = json.loads((output / "predictions.json").read_text())["ewok"]
   assert [p["id"] for p in chosen["c-d"]["predictions"]] == ["c-d_0", "c-d_1"]
   texts = [item["good" if item["correct"] else "bad"] for item in items]
@@ -290,13 +291,23 @@ def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
   assert times() == 0
   assert "already scored" in capsys.readouterr().out
   assert times("--overwrite") == 1
-  for extra in ("--limit=3", "--temperature=2", "--reduction=mean"):
-    assert [times(extra), times(extra)] == [1, 0], extra
-  assert [times("--pipeline=2025"), times("--pipeline=2025")] == [1, 0]
+  for extra, differs in (
+    ("--limit=3", "limit"),
+    ("--temperature=2", "temperature"),
+    ("--reduction=mean", "reduction"),
+    ("--pipeline=2025", "pipeline"),
+  ):
+    with pytest.raises(UserError, match=rf"another request \({differs} differ"):
+      times(extra)
+    assert [times(extra, "--overwrite"), times(extra)] == [1, 0], extra
+    assert times("--overwrite") == 1
   write_pairs(data, "a.jsonl")  # the same pairs, written later
-  assert times("--pipeline=2025") == 1
+  assert times() == 0
+  (data / "a.jsonl").write_text(GOOD)
+  with pytest.raises(UserError, match=r"another request \(data differ\)"):
+    times()
   (output / "summary.json").write_text("{")
-  assert times("--pipeline=2025") == 1
+  assert times() == 1
 
 
 GOOD = '{"sentence_good": "Tom sat .", "sentence_bad": "Tom hills ."}'

@@ -143,18 +143,21 @@ def train(folder, row, seed, losses=None, done=True):
   return run
 
 
-def score(run, benchmark, mode, right, step=STEPS, data="absent", **about):
+def score(run, benchmark, mode, right, step=STEPS, **about):
   """Writes pairs' results; `right` is {uid: [bool, ...]}."""
   found, correct = [], []
   for uid, answers in right.items():
     for i, answer in enumerate(answers):
-      found.append(pairs.Pair("", "good", "bad", str(i), {"UID": uid}))
+      groups = {"UID": uid}
+      if uid in UIDS:
+        groups["linguistics_term"] = UIDS[uid]
+      found.append(pairs.Pair("", "good", "bad", str(i), groups))
       correct.append(answer)
   good = np.where(correct, 1.0, -1.0)[:, None]
   results = pairs.Results(found, good, np.zeros_like(good), (1.0,))
-  about = {"mode": mode, "pipeline": "ours", "step": step, "data": data} | about
+  about = {"mode": mode, "pipeline": "ours", "step": step} | about
   name = f"{step}-{mode}-{about['pipeline']}".removesuffix("-ours")
-  pairs.write(run / "evals" / benchmark / name, results, about, {})
+  pairs.write(run / "evals" / benchmark / name, results, about, {}, {})
 
 
 def tune(run, name, shares, attention="bidirectional", limit=0):
@@ -351,17 +354,10 @@ def test_other_items_are_not_compared(tmp_path, rows):
   assert "BLiMP, causal: other items than most, so not compared:" in text
 
 
-def test_phenomena_come_with_the_data(tmp_path, rows):
-  folder, data = tmp_path / "runs", tmp_path / "blimp"
+def test_phenomena_are_compared(tmp_path, rows):
+  folder = tmp_path / "runs"
   three_rows(folder)
-  data.mkdir()
-  for uid, term in UIDS.items():
-    line = {"sentence_good": "a", "sentence_bad": "b", "UID": uid}
-    line["linguistics_term"] = term
-    (data / f"{uid}.jsonl").write_text(json.dumps(line) + "\n")
   numbers, text = make(folder, rows)
-  assert numbers["phenomena"] == {} and "BLiMP's phenomena:" in text
-  numbers, text = make(folder, rows, f"--blimp={data}")
   deltas = numbers["phenomena"]["antlm"]
   assert [d["phenomenon"] for d in deltas] == 2 * sorted(UIDS.values())
   for delta in deltas:
@@ -553,6 +549,7 @@ def test_command(tmp_path, rows):
   assert "3 runs of 3 rows" in done.stdout and str(out) in done.stdout
   assert sorted(path.name for path in out.iterdir()) == [
     "curves_babyllama.png",
+    "phenomena_antlm.png",
     "report.md",
     "table.json",
   ]
