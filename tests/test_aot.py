@@ -114,6 +114,53 @@ def test_dropout_and_large_steps_compile_for_every_generation(generation):
     assert kernels(compiled) in (FUSED, IN_TWO)
 
 
+def compile_with_terms(device, shape, implementation="auto"):
+  mask = benchmark.make_mask("packed", shape.rows, shape.length)
+  attend = benchmark.ours(implementation)(shape, "packed")
+  return benchmark.compile_for(device, attend, shape, mask)
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("width", [32, 64])
+@pytest.mark.parametrize(
+  "generation", [g for g in aot.GENERATIONS if g != "v4"]
+)
+def test_position_terms_compile_for_later_generations(generation, width):
+  device = aot.devices(aot.GENERATIONS[generation])[0]
+  for rows, length in ((8, 128), (2, 512), (1, 2048)):
+    shape = Shape(rows, length, 4, 4, width, buckets=63)
+    # The choice on TPU, without being asked.
+    assert kernels(compile_with_terms(device, shape)) == FUSED, shape
+
+
+@needs_libtpu
+@pytest.mark.parametrize("generation", aot.GENERATIONS)
+def test_v4_has_no_position_terms_in_the_kernel(generation):
+  devices = aot.devices(aot.GENERATIONS[generation])[:1]
+  q = jax.ShapeDtypeStruct((2, 512, 4, 64), jnp.bfloat16)
+  with jax.set_mesh(
+    jax.make_mesh((1, 1, 1), sharding.MESH_AXES, devices=devices)
+  ):
+    choice = attention.choose(CAUSAL, q, q, relative=True)
+    assert choice == ("chunked" if generation == "v4" else "pallas")
+    assert attention.choose(CAUSAL, q, q) == "pallas"
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_position_terms_take_memory_linear_in_the_length():
+  device = aot.devices(aot.GENERATIONS["v5e"])[0]
+  compiled = compile_with_terms(device, Shape(1, 8192, 2, 2, 64, buckets=63))
+  assert kernels(compiled) == IN_TWO
+  # One T x T matrix of bytes would be 64 MiB a head; the terms are 2 MiB.
+  print(f"temp at 8,192: {temp(compiled):,} B")
+  assert temp(compiled) < 2**25
+  shapes = re.findall(r"\b[a-z]\w*\[([\d,]+)\]", compiled.as_text())
+  assert any("8192" in shape.split(",") for shape in shapes)
+  assert not [s for s in shapes if s.split(",").count("8192") > 1]
+
+
 @needs_libtpu
 def test_memory_is_linear_in_the_length():
   device = aot.devices(aot.GENERATIONS["v5e"])[0]

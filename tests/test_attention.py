@@ -1,7 +1,6 @@
 """Every implementation of attention against float64 NumPy; what it visits."""
 
 import dataclasses
-import fractions
 import functools
 import itertools
 
@@ -10,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from antlm_jax import attention
 from antlm_jax.attention import kernel, schedule
@@ -18,16 +16,17 @@ from antlm_jax.attention.dropout import keep
 from antlm_jax.attention.reference import chunked
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from tests import reference
+from tests.attention_cases import (
+  CASES,
+  MODES,
+  check_errors,
+  inputs,
+  kernel_cases,
+  long_mask,
+  make_mask,
+)
 from tests.helpers import closest, relative_error
 
-CASES = {  # batch, queries, keys, heads, kv_heads, width
-  "square": (2, 9, 9, 4, 4, 8),
-  "grouped": (3, 7, 7, 6, 2, 4),
-  "one key head": (1, 12, 12, 5, 1, 16),
-  "more keys": (2, 5, 11, 4, 2, 8),
-  "one token": (2, 1, 1, 2, 1, 2),
-}
-MODES = ("causal", "full", "bounds", "causal bounds", "only start", "only end")
 IMPLEMENTATIONS = ("reference", "pallas")
 
 
@@ -42,39 +41,6 @@ def attend_with_gradients(
 
   out, pull = jax.vjp(run, q, k, v)
   return out, *pull(g)
-
-
-def make_mask(mode, batch, queries, keys, seed=0):
-  draw = np.random.default_rng(seed)
-  start = draw.integers(0, keys, (batch, queries), np.int32)
-  end = start + draw.integers(1, keys + 1, (batch, queries), np.int32)
-  end = np.minimum(end, keys)
-  i = np.arange(queries, dtype=np.int32)
-  return {
-    "causal": CAUSAL,
-    "full": BIDIRECTIONAL,
-    "bounds": AttentionMask(False, start, end),
-    "causal bounds": AttentionMask(True, np.minimum(start, i), end),
-    "only start": AttentionMask(False, start, None),
-    "only end": AttentionMask(False, None, end),
-  }[mode]
-
-
-def inputs(shape, seed=0, dtype=np.float32):
-  batch, queries, keys, heads, kv_heads, width = shape
-  draw = np.random.default_rng(seed)
-  q = draw.normal(size=(batch, queries, heads, width))
-  k = draw.normal(size=(batch, keys, kv_heads, width))
-  v = draw.normal(size=(batch, keys, kv_heads, width))
-  g = draw.normal(size=q.shape)
-  return [jnp.asarray(x, dtype) for x in (q, k, v, g)]
-
-
-def check_errors(found, expected, limit):
-  """Compares results with those of `reference.attention`."""
-  exact, floors = (dict(x._asdict()) for x in expected)
-  for name, x in zip(exact, found, strict=False):
-    assert relative_error(x, exact[name], floors[name]) < limit, name
 
 
 # Small rows, every implementation
@@ -122,103 +88,6 @@ def test_chunks_add_up_gradients_in_float32():
   for x, y in zip(pull(g), expected[1:4], strict=True):
     assert x.dtype == jnp.bfloat16
     assert relative_error(x, y) < 5e-3
-
-
-# Position terms
-
-
-EDGES = attention.log_edges(8, 40)
-
-
-def attend_relatively(q, k, v, mask, g, terms, implementation, dropout=None):
-  """Returns the output and the gradients by q, k, v and both terms."""
-
-  def run(q, k, v, *terms):
-    relative = attention.Relative(*terms, EDGES)
-    if isinstance(implementation, int):  # chunks of so many queries
-      return chunked(q, k, v, mask, 0.3, dropout, relative, implementation)
-    return attention.attend(
-      *(q, k, v, mask),
-      scale=0.3,
-      dropout=dropout,
-      relative=relative,
-      implementation=implementation,
-    )
-
-  out, pull = jax.vjp(run, q, k, v, *terms)
-  return out, *pull(g)
-
-
-def position_terms(shape, seed=0, dtype=np.float32):
-  batch, queries, keys, heads, *_ = shape
-  draw = np.random.default_rng(seed + 1)
-  sizes = (batch, queries), (batch, keys)
-  return [
-    jnp.asarray(draw.normal(size=(*n, heads, len(EDGES) + 1)), dtype)
-    for n in sizes
-  ]
-
-
-def buckets(queries, keys):
-  """The bucket of each pair, by counting the edges, `[T, S]`."""
-  distance = np.subtract.outer(np.arange(queries), np.arange(keys))
-  return sum((distance >= edge).astype(int) for edge in EDGES)
-
-
-@pytest.mark.parametrize("mode", ["causal", "full", "bounds"])
-@pytest.mark.parametrize("implementation", ["reference", 4, 16])
-@pytest.mark.parametrize("case", ["square", "more keys", "one token"])
-def test_position_terms_and_their_gradients_are_exact(
-  case, implementation, mode
-):
-  shape = batch, queries, keys, heads, *_ = CASES[case]
-  q, k, v, g = inputs(shape)
-  terms = position_terms(shape)
-  mask = make_mask(mode, batch, queries, keys)
-  dropout = attention.Dropout(0.2, jnp.arange(batch, dtype=jnp.uint32))
-  kept = dropout.kept(heads, np.arange(queries), np.arange(keys))
-  found = attend_relatively(
-    *(q, k, v, mask, g, terms, implementation), dropout=dropout
-  )
-  expected = reference.attention(
-    *(q, k, v, reference.visible(mask, batch, queries, keys), g),
-    kept=np.asarray(kept) * dropout.scale,
-    relative=(*terms, buckets(queries, keys)),
-    scale=0.3,
-  )
-  check_errors(found, expected, 1e-6)
-
-
-def test_log_buckets_are_ltg_berts():
-  """By its formula, one distance at a time, in exact arithmetic."""
-
-  def bucket(distance, size=32, longest=512):
-    far, middle = min(abs(distance), longest - 1), size // 2
-    if far <= middle:
-      return distance
-    # The smallest n with (far / middle)^(middle - 1) <= (last / middle)^n.
-    power = fractions.Fraction(far, middle) ** (middle - 1)
-    base = fractions.Fraction(longest - 1, middle)
-    n = next(n for n in range(middle) if power <= base**n)
-    return (middle + n) * (1 if distance > 0 else -1)
-
-  edges = attention.log_edges(32, 512)
-  assert len(edges) == 62
-  distances = range(-700, 701)
-  found = [sum(d >= edge for edge in edges) - 31 for d in distances]
-  assert found == [bucket(d) for d in distances]
-
-
-def test_position_terms_that_do_not_fit_are_told():
-  q, k, v, _ = inputs(CASES["square"])
-  query, key = position_terms(CASES["square"])
-  for terms, words in (
-    ((query[:, 1:], key, EDGES), r"relative.query is float32\[2, 8, 4, 15\]"),
-    ((query, key[..., 1:], EDGES), r"relative.key is float32\[2, 9, 4, 14\]"),
-    ((query, key, EDGES[::-1]), "do not ascend"),
-  ):
-    with pytest.raises(ValueError, match=words):
-      attention.attend(q, k, v, CAUSAL, relative=attention.Relative(*terms))
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
@@ -296,54 +165,6 @@ def test_bfloat16_rounds_only_in_and_out(mode):
 # The kernel, by properties
 
 
-@st.composite
-def kernel_cases(draw):
-  """A shape, a mask, sizes of the kernel, a dropout rate and a dtype."""
-  batch, kv_heads, group = (draw(st.integers(1, n)) for n in (2, 3, 3))
-  # Small blocks, and gradients in one kernel or in two.
-  sizes = {
-    "_BLOCK": draw(st.sampled_from([128, 256])),
-    "_ROW_BYTES": draw(st.sampled_from([0, kernel._ROW_BYTES])),
-  }
-  near = st.sampled_from([1, 2, 127, 128, 129, 255, 256, 257, 300, 384])
-  queries = draw(near | st.integers(1, 400))
-  keys = queries if draw(st.booleans()) else draw(near | st.integers(1, 400))
-  width = draw(st.sampled_from([8, 16, 24, 64]))
-  mode = draw(st.sampled_from([*MODES, "packed", "mixed", "window", "prefix"]))
-  seed = draw(st.integers(0, 2**16))
-  mask = _long_mask(mode, batch, queries, keys, seed)
-  rate = draw(st.sampled_from([0.0, 0.0, 0.1, 0.5]))
-  dtype = draw(st.sampled_from(["float32", "bfloat16"]))
-  shape = batch, queries, keys, group * kv_heads, kv_heads, width
-  return shape, mask, sizes, rate, dtype, seed
-
-
-def _long_mask(mode, batch, queries, keys, seed):
-  """Masks of training; each made for queries = keys, and cut to the keys."""
-  draw = np.random.default_rng(seed)
-  at = np.arange(queries, dtype=np.int32)[None].repeat(batch, 0)
-  if mode in MODES:
-    return make_mask(mode, batch, queries, keys, seed)
-  cuts = np.sort(draw.integers(0, queries + 1, (batch, 4)), axis=1)
-  document = (at[:, :, None] >= cuts[:, None]).sum(-1)
-  edges = np.concatenate(
-    [np.zeros((batch, 1)), cuts, np.full((batch, 1), queries)], 1
-  )
-  start = np.take_along_axis(edges, document, 1)
-  end = np.take_along_axis(edges, document + 1, 1)
-  causal = {
-    "packed": False,
-    "mixed": (np.arange(batch) % 2 == 0)[:, None],
-    "window": True,
-    "prefix": at >= draw.integers(0, queries, (batch, 1)),
-  }[mode]
-  end = np.where(causal, at + 1, end)
-  if mode == "window":
-    start = np.maximum(at - 40, 0)
-  start, end = (np.minimum(x, keys).astype(np.int32) for x in (start, end))
-  return AttentionMask(False, start, end)
-
-
 def check_kernel(case):
   shape, mask, sizes, rate, dtype, seed = case
   batch, queries, keys, heads, *_ = shape
@@ -397,7 +218,7 @@ def test_nothing_leaks_from_block_to_block(
 ):
   monkeypatch.setattr(kernel, "_BLOCK", 128)
   shape = batch, length, *_ = (2, 400, 400, 2, 1, 16)
-  mask = CAUSAL if mode == "causal" else _long_mask(mode, 2, 400, 400, seed=1)
+  mask = CAUSAL if mode == "causal" else long_mask(mode, 2, 400, 400, seed=1)
   q, k, v, _ = inputs(shape, dtype=dtype)
   run = jax.jit(
     functools.partial(attention.attend, implementation=implementation)
@@ -515,7 +336,7 @@ def needed_blocks(mask, batch, length, blocks):
 def test_no_block_is_visited_but_those_needed(mode, length, block, monkeypatch):
   batch = 4
   mask = {"causal": CAUSAL, "full": BIDIRECTIONAL}.get(mode)
-  mask = mask or _long_mask(mode, batch, length, length, seed=3)
+  mask = mask or long_mask(mode, batch, length, length, seed=3)
   shape = batch, length, length, 1, 1, 8
   visits = kernel_visits(monkeypatch, mask, shape, block, 0)
   visits |= kernel_visits(monkeypatch, mask, shape, block, 2**23)
@@ -538,7 +359,7 @@ def test_plain_masks_need_no_table():
   for mask in (CAUSAL, BIDIRECTIONAL):
     made = attention.prepare(mask, q, k, "pallas")
     assert not jax.tree.leaves(made)
-  made = attention.prepare(_long_mask("packed", 2, 600, 600, 0), q, k, "pallas")
+  made = attention.prepare(long_mask("packed", 2, 600, 600, 0), q, k, "pallas")
   assert len(jax.tree.leaves(made.schedules)) == 4
 
 

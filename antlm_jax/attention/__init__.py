@@ -250,6 +250,7 @@ def _pallas(q, k, v, prepared, scale, dropout, relative):
     causal=mask.causal,
     scale=scale,
     rate=dropout.rate if dropout else 0.0,
+    edges=relative.edges if relative else None,
     interpret=sharding.device().platform != "tpu",
   )
   bounds = {"start": mask.k_start, "end": mask.k_end}
@@ -257,15 +258,23 @@ def _pallas(q, k, v, prepared, scale, dropout, relative):
   seeds = None
   if dropout:
     seeds = dropout.seeds(q.shape[2]).reshape(len(q), kv_heads, -1)
+  terms = {}
+  if relative:
+    _check_buckets(relative)
+    terms = {"of_query": relative.query, "of_key": relative.key}
 
-  def run(q, k, v, bounds, seeds, schedules):
+  def run(q, k, v, terms, bounds, seeds, schedules):
     batch, queries, heads, width = q.shape
     q = q.reshape(batch, queries, k.shape[2], -1, width)
+    terms = {name: x.transpose(0, 2, 3, 1) for name, x in terms.items()}
+    if terms:
+      terms["of_query"] = terms["of_query"][:, :, None]
     out = kernel.flash(
       settings,
       q.transpose(0, 2, 3, 4, 1),
       k.transpose(0, 2, 3, 1),
       v.transpose(0, 2, 3, 1),
+      terms,
       bounds,
       seeds,
       schedules,
@@ -277,9 +286,18 @@ def _pallas(q, k, v, prepared, scale, dropout, relative):
   rows, heads = PartitionSpec(rows), PartitionSpec(rows, heads)
   arrays = PartitionSpec(*rows, None, *heads[1:], None)
   run = sharding.on_shards(
-    run, (arrays, arrays, arrays, rows, heads, rows), arrays
+    run, (arrays, arrays, arrays, arrays, rows, heads, rows), arrays
   )
-  return run(q, k, v, bounds, seeds, prepared.schedules)
+  return run(q, k, v, terms, bounds, seeds, prepared.schedules)
+
+
+def _check_buckets(relative: Relative) -> None:
+  buckets = relative.query.shape[-1]
+  if buckets > schedule.LANES:
+    raise ValueError(
+      f"attention='pallas' takes position terms of at most {schedule.LANES}"
+      f" buckets, not {buckets}: choose 'chunked'"
+    )
 
 
 IMPLEMENTATIONS = {

@@ -17,7 +17,8 @@ prints what can be known without one:
 The peers: splash attention, with blocks of 512, and its backward pass in two
 kernels or fused to one; it takes a static mask and segment ids, and thus no
 batch of both kinds. cuDNN, which takes a causal flag. Plain XLA with a dense
-mask. `chunked` is our own way where there is no kernel.
+mask. `chunked` is our own way where there is no kernel. Scores with LTG-BERT's
+position terms (`--shapes="ltg 128,ltg 512,no terms"`) are for XLA and us alone.
 """
 
 import dataclasses
@@ -47,16 +48,28 @@ RESULTS = pathlib.Path(__file__).parent / "results"
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-  """Rows B of T tokens, N query and K key heads of width H, in bfloat16."""
+  """Rows B of T tokens, N query and K key heads of width H, in bfloat16.
+
+  Where there are buckets, LTG-BERT's position terms are added to the scores.
+  """
 
   rows: int
   length: int
   heads: int
   kv_heads: int
   width: int
+  buckets: int = 0
 
   def __str__(self):
-    return "x".join(str(x) for x in dataclasses.astuple(self))
+    *sizes, buckets = dataclasses.astuple(self)
+    text = "x".join(str(x) for x in sizes)
+    return f"{text}+{buckets}" if buckets else text
+
+  @classmethod
+  def of(cls, text: str) -> "Shape":
+    """Reads what `str` wrote."""
+    sizes, _, buckets = text.partition("+")
+    return cls(*map(int, sizes.split("x")), int(buckets or 0))
 
   def arrays(self, make):
     """Makes q, k, v and the gradient of the output by `make(shape)`."""
@@ -71,6 +84,9 @@ SHAPES = {
   "610M": Shape(8, 2048, 18, 6, 64),
   "8k": Shape(2, 8192, 12, 12, 64),
   "wide": Shape(8, 2048, 16, 4, 128),
+  "ltg 128": Shape(128, 128, 12, 12, 64, 63),
+  "ltg 512": Shape(32, 512, 12, 12, 64, 63),
+  "no terms": Shape(32, 512, 12, 12, 64),  # beside the one before
 }
 MASKS = ("causal", "full", "packed", "packed causal", "mixed", "window")
 WINDOW = 512
@@ -114,9 +130,26 @@ def ours(implementation):
   """Returns our attention by one implementation."""
 
   def make(shape, name):
-    return functools.partial(attention.attend, implementation=implementation)
+    attend = functools.partial(attention.attend, implementation=implementation)
+    return with_terms(attend, shape) if shape.buckets else attend
 
   return make
+
+
+def with_terms(attend, shape: Shape):
+  """Adds position terms, from one table that both q and k meet."""
+  draw = np.random.default_rng(0)
+  table = draw.normal(size=(shape.buckets, shape.heads, shape.width))
+  edges = attention.log_edges((shape.buckets + 1) // 2, 512)
+
+  def run(q, k, v, mask):
+    terms = (
+      jnp.einsum("btnh,cnh->btnc", x, jnp.asarray(table, x.dtype))
+      for x in (q, k)
+    )
+    return attend(q, k, v, mask, relative=attention.Relative(*terms, edges))
+
+  return run
 
 
 def splash(shape: Shape, name: str, fused: bool = False):
@@ -136,7 +169,7 @@ def splash(shape: Shape, name: str, fused: bool = False):
     "packed causal": masks.CausalMask(square),
     "window": masks.LocalMask(square, (WINDOW - 1, 0), 0),
   }.get(name)
-  if mask is None:
+  if mask is None or shape.buckets:
     return None
   names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")
   names += () if fused else ("q_dq", "kv_dq")
@@ -170,7 +203,7 @@ def splash(shape: Shape, name: str, fused: bool = False):
 
 def cudnn_dense(shape: Shape, name: str):
   """What is done with cuDNN where a mask is not causal or full."""
-  if name in ("causal", "full"):
+  if name in ("causal", "full") or shape.buckets:
     return None
 
   def attend(q, k, v, mask):
@@ -183,7 +216,12 @@ def cudnn_dense(shape: Shape, name: str):
 
 
 def xla_dense(shape: Shape, name: str):
-  """JAX's own attention in plain XLA, with a dense mask."""
+  """JAX's own attention in plain XLA, with a dense mask.
+
+  It takes no position terms: with those it is our reference.
+  """
+  if shape.buckets:
+    return ours("reference")(shape, name)
 
   def attend(q, k, v, mask):
     dense = mask.dense(shape.length, shape.length)
@@ -343,7 +381,7 @@ def _foresee_one(device, attend, shape, mask) -> dict:
 
 
 def _line(values) -> str:
-  widths = (18, 14, 8, 8, 15, 14, 9, 10)
+  widths = (20, 14, 8, 8, 15, 14, 9, 10)
   cells = [str(value) for value in values]
   return "".join(
     cell.ljust(width) for cell, width in zip(cells, (*widths, 0), strict=False)
@@ -356,7 +394,7 @@ _BUNDLES = """
 import sys
 from tests.benchmarks import attention as b
 topology, shape, name, peer = sys.argv[1:]
-shape = b.Shape(*map(int, shape.split("x")))
+shape = b.Shape.of(shape)
 b.compile_for(b.aot.devices(topology)[0], b.PEERS["tpu"][peer](shape, name),
               shape, b.make_mask(name, shape.rows, shape.length))
 """
@@ -411,7 +449,7 @@ def _longest_parts(listing: str) -> list[int]:
 def measure(shapes, masks, seconds: float) -> Iterator[dict]:
   """Times every case in turn; prints a line and yields a row for each."""
   peers = PEERS[jax.default_backend()]
-  print(f"{'shape':<18}{'mask':<15}{'peer':<14}{'ms':>9}{'to ours':>9}")
+  print(f"{'shape':<20}{'mask':<15}{'peer':<14}{'ms':>9}{'to ours':>9}")
   for shape in shapes:
     for name in masks:
       times = _time_in_turn(peers, shape, name, seconds)
@@ -422,7 +460,7 @@ def measure(shapes, masks, seconds: float) -> Iterator[dict]:
         if isinstance(spent, float) and isinstance(first, float):
           row["to ours"] = round(spent / first, 2)
           said += f"{row['to ours']:9.2f}"
-        print(f"{shape!s:<18}{name:<15}{peer:<14}{said}", flush=True)
+        print(f"{shape!s:<20}{name:<15}{peer:<14}{said}", flush=True)
         yield row
 
 

@@ -1,0 +1,296 @@
+"""Scores by relative position, in every implementation of attention."""
+
+import fractions
+import functools
+import os
+import pathlib
+import subprocess
+import sys
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from antlm_jax import attention
+from antlm_jax.attention import kernel
+from antlm_jax.attention.reference import chunked
+from antlm_jax.masks import CAUSAL, AttentionMask
+from tests import reference
+from tests.attention_cases import (
+  CASES,
+  check_errors,
+  inputs,
+  kernel_cases,
+  long_mask,
+  make_mask,
+)
+
+EDGES = attention.log_edges(8, 40)
+LTG_BERTS = attention.log_edges(32, 512)
+
+
+def attend(
+  q, k, v, mask, g, terms, implementation, edges=EDGES, dropout=None, scale=0.3
+):
+  """Returns the output and the gradients by q, k, v and both terms."""
+
+  def run(q, k, v, *terms):
+    relative = attention.Relative(*terms, edges)
+    if isinstance(implementation, int):  # chunks of so many queries
+      return chunked(q, k, v, mask, scale, dropout, relative, implementation)
+    return attention.attend(
+      *(q, k, v, mask),
+      scale=scale,
+      dropout=dropout,
+      relative=relative,
+      implementation=implementation,
+    )
+
+  out, pull = jax.vjp(run, q, k, v, *terms)
+  return out, *pull(g)
+
+
+def position_terms(shape, edges=EDGES, seed=0, dtype=np.float32):
+  batch, queries, keys, heads, *_ = shape
+  draw = np.random.default_rng(seed + 1)
+  sizes = (batch, queries), (batch, keys)
+  return [
+    jnp.asarray(draw.normal(size=(*n, heads, len(edges) + 1)), dtype)
+    for n in sizes
+  ]
+
+
+def buckets(queries, keys, edges=EDGES):
+  """The bucket of each pair, by counting the edges, `[T, S]`."""
+  distance = np.subtract.outer(np.arange(queries), np.arange(keys))
+  return sum(((distance >= edge).astype(int) for edge in edges), 0 * distance)
+
+
+def expected(shape, mask, arrays, terms, edges=EDGES, dropout=None, scale=0.3):
+  """The same by `reference.attention`, with what cancels in each."""
+  batch, queries, keys, heads, *_ = shape
+  kept = None
+  if dropout is not None:
+    kept = dropout.kept(heads, np.arange(queries), np.arange(keys))
+    kept = np.asarray(kept) * dropout.scale
+  *qkv, g = arrays
+  return reference.attention(
+    *(*qkv, reference.visible(mask, batch, queries, keys), g),
+    kept=kept,
+    relative=(*terms, buckets(queries, keys, edges)),
+    scale=scale,
+  )
+
+
+@pytest.mark.parametrize("mode", ["causal", "full", "bounds"])
+@pytest.mark.parametrize("implementation", ["reference", 4, 16])
+@pytest.mark.parametrize("case", ["square", "more keys", "one token"])
+def test_position_terms_and_their_gradients_are_exact(
+  case, implementation, mode
+):
+  shape = batch, queries, keys, *_ = CASES[case]
+  arrays = q, k, v, g = inputs(shape)
+  terms = position_terms(shape)
+  mask = make_mask(mode, batch, queries, keys)
+  dropout = attention.Dropout(0.2, jnp.arange(batch, dtype=jnp.uint32))
+  found = attend(q, k, v, mask, g, terms, implementation, dropout=dropout)
+  exact = expected(shape, mask, arrays, terms, dropout=dropout)
+  check_errors(found, exact, 1e-6)
+
+
+def test_log_buckets_are_ltg_berts():
+  """By its formula, one distance at a time, in exact arithmetic."""
+
+  def bucket(distance, size=32, longest=512):
+    far, middle = min(abs(distance), longest - 1), size // 2
+    if far <= middle:
+      return distance
+    # The smallest n with (far / middle)^(middle - 1) <= (last / middle)^n.
+    power = fractions.Fraction(far, middle) ** (middle - 1)
+    base = fractions.Fraction(longest - 1, middle)
+    n = next(n for n in range(middle) if power <= base**n)
+    return (middle + n) * (1 if distance > 0 else -1)
+
+  assert len(LTG_BERTS) == 62
+  distances = range(-700, 701)
+  found = [sum(d >= edge for edge in LTG_BERTS) - 31 for d in distances]
+  assert found == [bucket(d) for d in distances]
+
+
+def test_position_terms_that_do_not_fit_are_told():
+  q, k, v, _ = inputs(CASES["square"])
+  query, key = position_terms(CASES["square"])
+  for terms, words in (
+    ((query[:, 1:], key, EDGES), r"relative.query is float32\[2, 8, 4, 15\]"),
+    ((query, key[..., 1:], EDGES), r"relative.key is float32\[2, 9, 4, 14\]"),
+    ((query, key, EDGES[::-1]), "do not ascend"),
+  ):
+    with pytest.raises(ValueError, match=words):
+      attention.attend(q, k, v, CAUSAL, relative=attention.Relative(*terms))
+
+
+# In the kernel, by properties
+
+
+@st.composite
+def relative_cases(draw):
+  """What `kernel_cases` draws with as many key as query heads, and edges."""
+  edges = st.lists(st.integers(-420, 420), max_size=62, unique=True).map(
+    lambda edges: tuple(sorted(edges))
+  )
+  return draw(kernel_cases(1)), draw(st.just(LTG_BERTS) | edges)
+
+
+def check_kernel(case):
+  (shape, mask, sizes, rate, dtype, seed), edges = case
+  arrays = q, k, v, g = inputs(shape, seed, dtype)
+  terms = position_terms(shape, edges, seed, dtype)
+  dropout = None
+  if rate:
+    row_keys = jnp.asarray(np.arange(shape[0]) + seed, jnp.uint32)
+    dropout = attention.Dropout(rate, row_keys)
+  options = {"edges": edges, "dropout": dropout, "scale": shape[-1] ** -0.5}
+  with pytest.MonkeyPatch.context() as patch:
+    for name, size in sizes.items():
+      patch.setattr(kernel, name, size)
+    # A fresh function: what jit remembers knows nothing of the sizes.
+    run = jax.jit(lambda *args: attend(*args, "pallas", **options))
+    found = run(q, k, v, mask, g, terms)
+  assert all(x.dtype == dtype for x in found)
+  exact = expected(shape, mask, arrays, terms, **options)
+  check_errors(found, exact, 1e-5 if dtype == "float32" else 1e-2)
+
+
+@hypothesis.given(relative_cases())
+@hypothesis.settings(max_examples=5, deadline=None, derandomize=True)
+def test_the_kernels_terms_and_gradients_are_exact(case):
+  check_kernel(case)
+
+
+@pytest.mark.slow
+@hypothesis.given(relative_cases())
+@hypothesis.settings(max_examples=25, deadline=None)
+def test_the_kernels_terms_and_gradients_are_exact_at_length(case):
+  check_kernel(case)
+
+
+def test_blocks_of_several_heads_have_terms():
+  shape = (2, 40, 40, 4, 4, 8)
+  blocks = kernel.cut(40, 40, 1, 8, jnp.float32)
+  assert kernel.heads_of_a_step(4, 1, 8, blocks, jnp.float32) == 2
+  check_kernel(((shape, CAUSAL, {}, 0.3, "float32", 0), LTG_BERTS))
+
+
+def test_hidden_keys_have_no_influence_at_all():
+  shape = batch, queries, *_ = (3, 7, 7, 2, 2, 4)
+  q, k, v, g = inputs(shape)
+  of_query, of_key = position_terms(shape)
+  mask = AttentionMask(False, None, np.full((batch, queries), 4, np.int32))
+  run = jax.jit(functools.partial(attend, implementation="pallas"))
+  before = run(q, k, v, mask, g, [of_query, of_key])
+  k, v, of_key = (x.at[:, 4:].set(1e4) for x in (k, v, of_key))
+  after = run(q, k, v, mask, g, [of_query, of_key])
+  for x, y in zip(before, after, strict=True):
+    assert np.array_equal(x, y)
+
+
+def test_a_query_that_sees_nothing_has_no_gradients_of_its_terms():
+  shape = batch, queries, keys, *_ = (2, 5, 7, 2, 2, 4)
+  q, k, v, g = inputs(shape)
+  end = np.full((batch, queries), keys, np.int32)
+  end[0, 2] = end[1] = 0
+  found = attend(
+    q, k, v, AttentionMask(False, None, end), g, position_terms(shape), "pallas"
+  )
+  assert all(np.isfinite(x).all() for x in found)
+  *_, of_query, of_key = found
+  assert not of_query[0, 2].any() and not of_query[1].any()
+  assert of_query[0, 1].any() and of_key[0].any() and not of_key[1].any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("implementation", ["chunked", "pallas"])
+@pytest.mark.parametrize("mode", ["causal", "packed"])
+def test_nothing_leaks_from_block_to_block(
+  mode, implementation, dtype, monkeypatch
+):
+  monkeypatch.setattr(kernel, "_BLOCK", 128)
+  shape = batch, length, *_ = (2, 400, 400, 1, 1, 16)
+  mask = CAUSAL if mode == "causal" else long_mask(mode, 2, 400, 400, seed=1)
+  q, k, v, _ = inputs(shape, dtype=dtype)
+  of_query, of_key = position_terms(shape, LTG_BERTS, dtype=dtype)
+
+  @jax.jit
+  def run(v, of_key):
+    relative = attention.Relative(of_query, of_key, LTG_BERTS)
+    return attention.attend(
+      *(q, k, v, mask), relative=relative, implementation=implementation
+    )
+
+  before = np.asarray(run(v, of_key))
+  visible = reference.visible(mask, batch, length, length)
+  for at in (0, 127, 128, 200, 399):
+    after = run(v.at[0, at].add(3), of_key.at[0, at].add(3))
+    changed = (before != np.asarray(after)).any(axis=(2, 3))
+    assert not changed[1].any()
+    assert (changed[0] == visible[0, :, at]).all()
+
+
+def test_what_the_kernel_does_not_do_with_terms_is_told():
+  def choose(heads, kv_heads, implementation="pallas"):
+    q = jax.ShapeDtypeStruct((2, 128, heads, 8), jnp.float32)
+    k = jax.ShapeDtypeStruct((2, 128, kv_heads, 8), jnp.float32)
+    return attention.choose(CAUSAL, q, k, implementation, relative=True)
+
+  assert choose(4, 4) == "pallas"
+  with pytest.raises(ValueError, match="needs as many key as query heads"):
+    choose(4, 2)
+  shape = (1, 9, 9, 1, 1, 8)
+  q, k, v, _ = inputs(shape)
+  edges = tuple(range(200))
+  relative = attention.Relative(*position_terms(shape, edges), edges)
+  with pytest.raises(ValueError, match=r"at most 128 buckets, not 201"):
+    attention.attend(
+      q, k, v, CAUSAL, relative=relative, implementation="pallas"
+    )
+
+
+ON_FOUR_DEVICES = """
+import jax
+import numpy as np
+from antlm_jax import sharding
+from antlm_jax.masks import CAUSAL
+from tests import test_relative
+from tests.attention_cases import inputs
+from tests.helpers import closest
+
+shape = (2, 9, 9, 2, 2, 8)
+args = [*inputs(shape)[:3], CAUSAL, inputs(shape)[3]]
+terms = test_relative.position_terms(shape)
+run = lambda: jax.jit(lambda *a: test_relative.attend(*a, "pallas"))(
+    *args, terms)
+one = run()
+mesh = sharding.make_mesh({"data": 2, "fsdp": 1, "tensor": 2})
+with jax.set_mesh(mesh):
+  four = run()
+assert len(four[0].sharding.device_set) == 4
+print(closest(four, jax.device_get(one)))
+"""
+
+
+@pytest.mark.slow
+def test_four_devices_share_out_rows_and_heads():
+  flags = "--xla_force_host_platform_device_count=4"
+  done = subprocess.run(
+    [sys.executable, "-W", "error", "-c", ON_FOUR_DEVICES],
+    cwd=pathlib.Path(__file__).parent.parent,
+    env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr
+  assert float(done.stdout) < 1e-6
