@@ -464,7 +464,7 @@ def test_a_mask_prepared_for_something_else_is_refused():
   made = attention.prepare(CAUSAL, q, k)
   keys = jnp.zeros(len(q), jnp.uint32)
   with pytest.raises(
-    ValueError, match=r"for \(q, k, dtype, dropout, relative\)"
+    ValueError, match=r"for \(q, k, dtype, dropout, buckets\)"
   ):
     attention.attend(q[:, :3], k, v, made)
   with pytest.raises(ValueError, match="prepared for"):

@@ -53,7 +53,7 @@ class Prepared:
     mask: The mask.
     implementation: A name of `IMPLEMENTATIONS`.
     fits: What it was made for: the shapes of q and k, their dtype, whether
-      attention weights may be dropped, and whether scores have position terms.
+      attention weights may be dropped, and the position terms' buckets.
     schedules: The kernel's, one after another of each data shard.
   """
 
@@ -103,7 +103,7 @@ def attend(
   _check(q, k, v, dropout, relative)
   if dropout is not None and not dropout.rate:
     dropout = None
-  needs = {"dropout": dropout is not None, "relative": relative is not None}
+  needs = {"dropout": dropout is not None, "buckets": _buckets(relative)}
   if isinstance(mask, AttentionMask):
     mask = prepare(mask, q, k, implementation, **needs)
   else:
@@ -120,7 +120,7 @@ def prepare(
   k: jax.Array | jax.ShapeDtypeStruct,
   implementation: str = "auto",
   dropout: bool = False,
-  relative: bool = False,
+  buckets: int = 0,
 ) -> Prepared:
   """Makes ready once what `attend` needs of a mask in every layer.
 
@@ -130,14 +130,14 @@ def prepare(
     k: Likewise the keys, `[B, S, K, H]`.
     implementation: A name of `IMPLEMENTATIONS`, or auto.
     dropout: Whether attention weights will be dropped.
-    relative: Whether scores will have position terms.
+    buckets: How many the position terms to come have; 0 without any.
 
   Raises:
     ValueError: as `attend` does.
   """
   _check_bounds(mask, q.shape, k.shape)
-  name = choose(mask, q, k, implementation, dropout, relative)
-  fits = _fits(q, k, dropout, relative)
+  name = choose(mask, q, k, implementation, dropout, buckets)
+  fits = _fits(q, k, dropout, buckets)
   if name != "pallas":
     return Prepared(mask, name, fits)
   rows, _ = sharding.batch_and_heads(k.shape)
@@ -156,7 +156,7 @@ def choose(
   k,
   implementation: str = "auto",
   dropout: bool = False,
-  relative: bool = False,
+  buckets: int = 0,
 ) -> str:
   """Returns the name of the implementation that `prepare` takes.
 
@@ -168,22 +168,20 @@ def choose(
     if platform == "cpu":
       return "chunked" if k.shape[1] >= _CPU_LONG else "reference"
     best = "pallas" if platform == "tpu" else "cudnn"
-    obstacle = _obstacle(best, mask, q, k, dropout, relative)
+    obstacle = _obstacle(best, mask, q, k, dropout, buckets)
     return "chunked" if obstacle else best
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
       f"attention={implementation!r} is not one of auto,"
       f" {', '.join(IMPLEMENTATIONS)}"
     )
-  obstacle = _obstacle(implementation, mask, q, k, dropout, relative)
+  obstacle = _obstacle(implementation, mask, q, k, dropout, buckets)
   if obstacle:
     raise ValueError(f"attention={implementation!r} needs {obstacle}")
   return implementation
 
 
-def _obstacle(
-  name: str, mask, q, k, dropout: bool, relative: bool
-) -> str | None:
+def _obstacle(name: str, mask, q, k, dropout: bool, buckets: int) -> str | None:
   """Returns what an implementation needs and does not find."""
   if name == "pallas":
     rows, heads = sharding.batch_and_heads(k.shape)
@@ -193,13 +191,13 @@ def _obstacle(
     scalars //= sharding.ways(rows)
     if scalars > _MOST_SCALARS:
       return f"smaller batches: {scalars} numbers for {_MOST_SCALARS} places"
-    return kernel.obstacle(q, k.shape[2], relative)
+    return kernel.obstacle(q, k.shape[2], buckets)
   if name == "cudnn":
-    return _cudnn_obstacle(mask, q, dropout, relative)
+    return _cudnn_obstacle(mask, q, dropout, buckets)
   return None
 
 
-def _cudnn_obstacle(mask, q, dropout: bool, relative: bool) -> str | None:
+def _cudnn_obstacle(mask, q, dropout: bool, buckets: int) -> str | None:
   if sharding.device().platform != "gpu":
     return "a GPU"
   try:
@@ -216,7 +214,7 @@ def _cudnn_obstacle(mask, q, dropout: bool, relative: bool) -> str | None:
     return f"bfloat16, not {q.dtype}"
   if q.shape[-1] > widest or q.shape[-1] % 8:
     return f"a head width that is a multiple of 8, of at most {widest}"
-  if relative:
+  if buckets:
     return "scores without position terms"
   return "no attention dropout" if dropout else None
 
@@ -260,7 +258,6 @@ def _pallas(q, k, v, prepared, scale, dropout, relative):
     seeds = dropout.seeds(q.shape[2]).reshape(len(q), kv_heads, -1)
   terms = {}
   if relative:
-    _check_buckets(relative)
     terms = {"of_query": relative.query, "of_key": relative.key}
 
   def run(q, k, v, terms, bounds, seeds, schedules):
@@ -289,15 +286,6 @@ def _pallas(q, k, v, prepared, scale, dropout, relative):
     run, (arrays, arrays, arrays, arrays, rows, heads, rows), arrays
   )
   return run(q, k, v, terms, bounds, seeds, prepared.schedules)
-
-
-def _check_buckets(relative: Relative) -> None:
-  buckets = relative.query.shape[-1]
-  if buckets > schedule.LANES:
-    raise ValueError(
-      f"attention='pallas' takes position terms of at most {schedule.LANES}"
-      f" buckets, not {buckets}: choose 'chunked'"
-    )
 
 
 IMPLEMENTATIONS = {
@@ -354,12 +342,11 @@ def _check_dropout(q, dropout: Dropout) -> None:
 
 
 def _check_relative(q, k, relative: Relative) -> None:
-  buckets = len(relative.edges) + 1
   if tuple(relative.edges) != tuple(sorted(set(relative.edges))):
     raise ValueError(f"relative.edges {relative.edges} do not ascend")
   for name, rows in (("query", q), ("key", k)):
     terms = getattr(relative, name)
-    shape = (*rows.shape[:2], q.shape[2], buckets)
+    shape = (*rows.shape[:2], q.shape[2], _buckets(relative))
     if terms.shape != shape or terms.dtype != q.dtype:
       wanted = jax.ShapeDtypeStruct(shape, q.dtype)
       raise ValueError(
@@ -368,13 +355,17 @@ def _check_relative(q, k, relative: Relative) -> None:
       )
 
 
-def _fits(q, k, dropout: bool, relative: bool) -> tuple:
+def _buckets(relative: Relative | None) -> int:
+  return 0 if relative is None else len(relative.edges) + 1
+
+
+def _fits(q, k, dropout: bool, buckets: int) -> tuple:
   dtype = jnp.dtype(q.dtype).name
-  return tuple(q.shape), tuple(k.shape), dtype, dropout, relative
+  return tuple(q.shape), tuple(k.shape), dtype, dropout, buckets
 
 
 def _check_prepared(
-  made: Prepared, q, k, implementation: str, dropout, relative
+  made: Prepared, q, k, implementation: str, dropout: bool, buckets: int
 ) -> None:
   if implementation not in ("auto", made.implementation):
     raise ValueError(
@@ -382,10 +373,10 @@ def _check_prepared(
       f" {implementation!r}"
     )
   # What may drop weights need not.
-  if _fits(q, k, dropout or made.fits[3], relative) != made.fits:
+  if _fits(q, k, dropout or made.fits[3], buckets) != made.fits:
     raise ValueError(
-      "the mask is prepared for (q, k, dtype, dropout, relative) of"
-      f" {made.fits}, not {_fits(q, k, dropout, relative)}"
+      "the mask is prepared for (q, k, dtype, dropout, buckets) of"
+      f" {made.fits}, not {_fits(q, k, dropout, buckets)}"
     )
 
 

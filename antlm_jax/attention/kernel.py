@@ -43,12 +43,14 @@ def cut(queries: int, keys: int, group: int, width: int, dtype) -> Blocks:
   return Blocks.of(queries, keys, largest)
 
 
-def obstacle(q, kv_heads: int, relative: bool = False) -> str | None:
+def obstacle(q, kv_heads: int, buckets: int = 0) -> str | None:
   """Returns what the kernel would need for queries q `[B, T, N, H]`."""
   group = q.shape[2] // kv_heads
-  if relative and group > 1:
+  if buckets > LANES:
+    return f"position terms of at most {LANES} buckets, not {buckets}"
+  if buckets and group > 1:
     return f"as many key as query heads with position terms, not {kv_heads}"
-  if relative and "v4" in sharding.device().device_kind.lower():
+  if buckets and "v4" in sharding.device().device_kind.lower():
     return "a TPU of generation 5 or later with position terms"
   # The smallest block of a group's queries still is one of all its heads.
   most = 2 * _most_scores(q.shape[3], q.dtype) // LANES**2

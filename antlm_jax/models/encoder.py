@@ -56,7 +56,7 @@ class EncoderConfig:
   scan_layers: str = "auto"
   remat: str = "none"
 
-  relative = False  # whether scores have position terms
+  buckets = 0  # of the scores' position terms; none
 
   def __post_init__(self):
     for name in ("layers", "width", "heads", "kv_heads", "mlp_width"):
@@ -106,7 +106,7 @@ def prepare_mask(
     like(config.kv_heads),
     config.attention,
     dropout=training and config.attention_dropout > 0,
-    relative=config.relative,
+    buckets=config.buckets,
   )
 
 

@@ -30,8 +30,7 @@ class LtgBertConfig(EncoderConfig):
   """The LTG-BERT encoder's shape, beside the settings of every encoder.
 
   Attributes:
-    position_buckets: Buckets of distances in each direction; with the 0 in
-      their midst there are 2 x position_buckets - 1.
+    position_buckets: Buckets of distances in each direction, the 0 in each.
     longest_distance: Distances from here on share the last bucket.
     attention_gate: Multiply attention's output by a gate, and norm it before
       the output projection rather than after it (GPT-BERT).
@@ -47,8 +46,6 @@ class LtgBertConfig(EncoderConfig):
   longest_distance: int = 512
   attention_gate: bool = False
   depth_weights: bool = False
-
-  relative = True
 
   def __post_init__(self):
     super().__post_init__()
@@ -82,6 +79,11 @@ class LtgBertConfig(EncoderConfig):
   def init_std(self) -> float:
     """Standard deviation of the initial weights, before truncation."""
     return math.sqrt(2 / (5 * self.width))
+
+  @property
+  def buckets(self) -> int:
+    """Number of buckets of distances C, those that hold any."""
+    return len(self.edges) + 1
 
   @functools.cached_property
   def edges(self) -> tuple[int, ...]:
@@ -229,7 +231,7 @@ class LtgBert(nnx.Module):
     draw = functools.partial(layers.truncated, rngs, std=c.init_std)
     self.embedding = draw((c.vocab_size, c.width), ("vocab", "embed"))
     self.embedding_norm = layers.LayerNorm(c.width, c.norm_eps)
-    self.relative = draw((len(c.edges) + 1, c.width), ("relative", "embed"))
+    self.relative = draw((c.buckets, c.width), ("relative", "embed"))
     self.relative_norm = layers.LayerNorm(c.width, c.norm_eps, affine=True)
     self.blocks = encoder.stack(lambda r, i: Block(r, c, i), rngs, c.layers)
     if c.depth_weights:
