@@ -206,6 +206,9 @@ def closest(tree, other) -> float:
 
 
 def relative_error(x, y, floor=0.0) -> float:
-  """||x - y|| / ||y||, or over the floor where that is larger."""
+  """||x - y|| / ||y||, or over the floor where that is larger.
+
+  Where both are zero, so must x be.
+  """
   x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-  return np.linalg.norm(x - y) / max(np.linalg.norm(y), floor)
+  return np.linalg.norm(x - y) / max(np.linalg.norm(y), floor, 1e-30)
