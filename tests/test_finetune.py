@@ -10,46 +10,29 @@ import numpy as np
 import optax
 import pytest
 
-from antlm_jax import checkpoint, config, models, toy_english
+from antlm_jax import checkpoint
 from antlm_jax.cli import UserError
-from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.masks import AttentionMask
-from antlm_jax.step import TrainState
 from evals import finetune, glue, tasks, tuning
 from evals.tasks import Example
 from evals.tuning import Run, Settings
-from tests import runs
+from tests import random_models, runs
 from tests.test_glue import line
 
-STEP = 7
+STEP = random_models.STEP
 QUICK = Settings(batch_size=16, epochs=2, max_length=48, patience=0)
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-  return Tokenizer.train(toy_english.sentences(0, 500), 400)
+  return random_models.tokenizer()
 
 
 @pytest.fixture(scope="module")
 def run(tokenizer, tmp_path_factory):
   """A run's folder with a checkpoint of a random model, its head untied."""
-  settings = config.default()
-  with settings.unlocked():
-    settings.model.update(
-      layers=1, width=32, heads=2, kv_heads=1, mlp_width=48, init_std=0.3
-    )
-    settings.model.update(max_seq_len=48, tied=False)
   folder = tmp_path_factory.mktemp("run")
-  model = models.build(settings.model, tokenizer.vocab_size)
-  params = jax.jit(lambda: model.init(0))()
-  state = TrainState(
-    jnp.int32(STEP), params, optax.scale_by_adam().init(params)
-  )
-  meta = checkpoint.Meta(settings, tokenizer, "bos_eos", "hash")
-  saver = checkpoint.Checkpoints(folder, meta)
-  saver.save(STEP, state)
-  saver.close()
-  return folder
+  return random_models.save(folder, tokenizer, layers=1, tied=False)
 
 
 @pytest.fixture(scope="module")

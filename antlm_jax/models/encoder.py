@@ -9,6 +9,7 @@ from flax import nnx
 from antlm_jax import attention, sharding
 from antlm_jax.cli import UserError
 from antlm_jax.masks import AttentionMask
+from antlm_jax.models import layers
 
 REMAT_POLICIES = {
   "none": None,
@@ -108,6 +109,33 @@ def prepare_mask(
     dropout=training and config.attention_dropout > 0,
     buckets=config.buckets,
   )
+
+
+def begin(
+  config: EncoderConfig,
+  x: jax.Array,
+  mask: AttentionMask,
+  dropout_key: jax.Array | None,
+):
+  """Makes the first block's input, and what all blocks share.
+
+  Args:
+    config: The encoder's.
+    x: Embeddings `[B, T, D]`.
+    mask: Which keys each position sees.
+    dropout_key: Given in training, or None.
+
+  Returns:
+    x after dropout, the mask made ready, and a dropout key for each block
+    `[L]`, or None where nothing is dropped.
+  """
+  keys = None
+  if dropout_key is not None and (config.dropout or config.attention_dropout):
+    first, rest = jax.random.split(dropout_key)
+    x = layers.dropout(x, config.dropout, first)
+    keys = jax.random.split(rest, config.layers)
+  ready = prepare_mask(config, mask, *x.shape[:2], training=keys is not None)
+  return sharding.constrain(x, "batch", "seq", "embed_act"), ready, keys
 
 
 def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:

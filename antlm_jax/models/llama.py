@@ -168,15 +168,8 @@ class Llama(nnx.Module):
       Hidden states `[B, T, D]` of the compute dtype, after the last norm.
     """
     c = self.config
-    keys = None
     x = self.embedding[...].astype(c.dtype)[tokens]
-    if dropout_key is not None and (c.dropout or c.attention_dropout):
-      first, rest = jax.random.split(dropout_key)
-      x = layers.dropout(x, c.dropout, first)
-      keys = jax.random.split(rest, c.layers)
-    mask = encoder.prepare_mask(
-      c, mask, *tokens.shape, training=keys is not None
-    )
+    x, mask, keys = encoder.begin(c, x, mask, dropout_key)
     rope = layers.rotary(positions, c.head_width, c.rope_theta)
 
     def step(block, x, key):
@@ -184,7 +177,6 @@ class Llama(nnx.Module):
         block(x, rope, mask, key), "batch", "seq", "embed_act"
       )
 
-    x = sharding.constrain(x, "batch", "seq", "embed_act")
     return self.norm(encoder.run_blocks(c, self.blocks, step, x, keys))
 
   def logits(self, hidden: jax.Array, at: layers.At | None = None) -> jax.Array:

@@ -261,16 +261,8 @@ class LtgBert(nnx.Module):
     """
     c = self.config
     x = self.embedding_norm(self.embedding[...].astype(c.dtype)[tokens])
-    keys = None
-    if dropout_key is not None and (c.dropout or c.attention_dropout):
-      first, rest = jax.random.split(dropout_key)
-      x = layers.dropout(x, c.dropout, first)
-      keys = jax.random.split(rest, c.layers)
-    mask = encoder.prepare_mask(
-      c, mask, *tokens.shape, training=keys is not None
-    )
+    x, mask, keys = encoder.begin(c, x, mask, dropout_key)
     relative = self.relative_norm(self.relative[...]).astype(c.dtype)
-    x = sharding.constrain(x, "batch", "seq", "embed_act")
     run = self._run_by_depth if c.depth_weights else self._run
     return run(x, relative, mask, keys)
 
