@@ -2,13 +2,16 @@
 
 A run's checkpoints are `WORKDIR/checkpoints/STEP/`, each with the parameters,
 their average, the optimizer's state, the resolved config and the tokenizer.
-Orbax writes a step aside and renames it, so a step that has its name is whole.
+`write` makes one without optimizer's state of weights from elsewhere, and may
+put a task's head beside them. Orbax writes a step aside and renames it, so a
+step that has its name is whole.
 """
 
 import contextlib
 import dataclasses
 import pathlib
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -62,6 +65,41 @@ class Meta:
       fields["boundary"],
       fields["data"],
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuned:
+  """What a fine-tuned checkpoint has beside its encoder: a task's head.
+
+  Attributes:
+    name: The task's name.
+    attention: How rows are read: bidirectional or causal.
+    pool: Which vector is classified: first, last or mean.
+    norms: Whether the head has norms.
+    dropout: Share that the head drops in training.
+    kind: What is classified: `sequence`.
+    labels: The classes' names, in their order.
+    params: The head's parameters, `{path: array}`.
+  """
+
+  name: str
+  attention: str
+  pool: str
+  norms: bool
+  dropout: float
+  kind: str
+  labels: tuple[str, ...]
+  params: Mapping[str, Any]
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns all but the parameters, for orbax to write."""
+    names = (field.name for field in dataclasses.fields(self))
+    return {name: getattr(self, name) for name in names if name != "params"}
+
+  @classmethod
+  def from_json(cls, fields: dict[str, Any], params) -> "FineTuned":
+    """Puts `to_json`'s fields and the parameters together again."""
+    return cls(**fields | {"labels": tuple(fields["labels"])}, params=params)
 
 
 def to_items(state: TrainState) -> dict[str, dict[str, Any]]:
@@ -134,7 +172,7 @@ class Checkpoints:
     """
     with self._told(step):
       self.wait()
-      self._check_space(state)
+      _check_space(self._folder, state)
       items = {
         name: ocp.args.StandardSave(item)
         for name, item in to_items(state).items()
@@ -158,28 +196,76 @@ class Checkpoints:
     self.wait()
     self._manager.close()
 
-  def _check_space(self, state: TrainState) -> None:
-    """Fails before anything is written rather than in the middle."""
-    needed = sum(array.nbytes for array in jax.tree.leaves(state)) + _SPARE
-    free = shutil.disk_usage(self._folder).free
-    if free < needed:
-      raise OSError(
-        f"{_FULL} ({needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free)"
-      )
-
   @contextlib.contextmanager
   def _told(self, step: int | None):
     try:
       yield
     except (OSError, ValueError) as error:
       last = "none" if self._last_good is None else f"step {self._last_good}"
-      reason = str(error).splitlines()[0]
-      if _FULL in str(error) and not reason.startswith(_FULL):
-        reason = _FULL  # at the end of a long story of tensorstore's
       raise UserError(
         f"saving step {step} under {self._folder} failed:"
-        f" {reason[:200]}; the last good checkpoint is {last}"
+        f" {_reason(error)}; the last good checkpoint is {last}"
       ) from error
+
+
+def write(
+  path,
+  step: int,
+  params: Mapping[str, Any],
+  meta: Meta,
+  task: FineTuned | None = None,
+) -> pathlib.Path:
+  """Writes a checkpoint without optimizer's state, whole or not at all.
+
+  Args:
+    path: The folder that it becomes: `WORKDIR/checkpoints/STEP` to be found as
+      a run's step, or any other. There must be nothing yet.
+    step: Number of steps done.
+    params: The encoder's parameters, NumPy's or JAX's, as `{path: array}` of
+      the shapes that `models.build` gives to the config in `meta`.
+    meta: What it says beside its arrays.
+    task: A task's head, if there is one on the encoder.
+
+  Returns:
+    The folder's absolute path.
+
+  Raises:
+    UserError: if it cannot be written, or is there already.
+  """
+  path = pathlib.Path(path).absolute()
+  counters = {"step": np.asarray(step, np.int32)}
+  items, fields = {"params": dict(params), "counters": counters}, meta.to_json()
+  if task is not None:
+    items["head"] = dict(task.params)
+    fields["task"] = task.to_json()
+  saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _check_space(path.parent, items)
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
+      args = ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
+      saver.save(path, args)
+  except (OSError, ValueError) as error:
+    raise UserError(f"writing {path} failed: {_reason(error)}") from error
+  return path
+
+
+def _check_space(folder: pathlib.Path, arrays) -> None:
+  """Fails before anything is written rather than in the middle."""
+  needed = sum(array.nbytes for array in jax.tree.leaves(arrays)) + _SPARE
+  free = shutil.disk_usage(folder).free
+  if free < needed:
+    raise OSError(
+      f"{_FULL} ({needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free)"
+    )
+
+
+def _reason(error: Exception) -> str:
+  """Returns why nothing could be written, in a line."""
+  reason = str(error).splitlines()[0]
+  if _FULL in str(error) and not reason.startswith(_FULL):
+    reason = _FULL  # at the end of a long story of tensorstore's
+  return reason[:200]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,6 +280,7 @@ class Loaded:
     config: The resolved config it was trained with.
     tokenizer: Its tokenizer.
     boundary: Which special tokens stood around the documents of its data.
+    task: What it was fine-tuned for, and the head; None if it was not.
   """
 
   path: pathlib.Path
@@ -203,6 +290,7 @@ class Loaded:
   config: ConfigDict
   tokenizer: Tokenizer
   boundary: str
+  task: FineTuned | None = None
 
 
 def find(path, step: int | None = None) -> pathlib.Path:
@@ -250,9 +338,13 @@ def _listed(found: list[int]) -> str:
 def read_meta(path: pathlib.Path) -> Meta:
   """Reads what a checkpoint says of itself."""
   with _readable(path):
-    return Meta.from_json(ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(
-      path / "meta", ocp.args.JsonRestore()
-    ))  # fmt: skip
+    return Meta.from_json(_read_fields(path))
+
+
+def _read_fields(path: pathlib.Path) -> dict[str, Any]:
+  return ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(
+    path / "meta", ocp.args.JsonRestore()
+  )
 
 
 def restore(
@@ -268,6 +360,11 @@ def restore(
   Raises:
     UserError: if it does not hold that structure.
   """
+  if with_optimizer and not (path / "optimizer").is_dir():
+    raise UserError(
+      f"{path} has no optimizer's state: start another run from it, with"
+      " init.checkpoint and init.optimizer=reset"
+    )
   items = to_items(like)
   for name, arrays in items.items():
     if name == "optimizer" and not with_optimizer:
@@ -287,7 +384,9 @@ def load(path, step: int | None = None) -> Loaded:
     UserError: if there is no such checkpoint, or it cannot be read.
   """
   path = find(path, step)
-  meta = read_meta(path)
+  with _readable(path):
+    fields = _read_fields(path)
+    meta = Meta.from_json(fields)
   model = models.build(meta.config.model, meta.tokenizer.vocab_size)
   item = "ema" if (path / "ema").is_dir() else "params"
   with _readable(path):
@@ -295,6 +394,9 @@ def load(path, step: int | None = None) -> Loaded:
     counters = _restore_arrays(
       path / "counters", _here({"step": jax.ShapeDtypeStruct((), np.int32)})
     )
+    task = fields.get("task")
+    if task is not None:
+      task = FineTuned.from_json(task, _restore_head(path / "head"))
   return Loaded(
     path,
     int(counters["step"]),
@@ -303,7 +405,18 @@ def load(path, step: int | None = None) -> Loaded:
     meta.config,
     meta.tokenizer,
     meta.boundary,
+    task,
   )
+
+
+def _restore_head(path: pathlib.Path):
+  """Reads arrays whose shapes are known to what is written alone."""
+  about = ocp.StandardCheckpointHandler().metadata(path)
+  shapes = {
+    name: jax.ShapeDtypeStruct(array.shape, array.dtype)
+    for name, array in about.items()
+  }
+  return _restore_arrays(path, _here(shapes))
 
 
 def _restore_arrays(path: pathlib.Path, shapes):

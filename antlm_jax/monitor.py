@@ -5,7 +5,7 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import tensorboardX
@@ -60,16 +60,47 @@ def read_records(workdir: pathlib.Path) -> list[dict]:
   return records
 
 
+def bar(**settings) -> tqdm.tqdm | None:
+  """Makes a progress bar on a terminal or in a notebook, none in a log."""
+  if sys.stderr.isatty():
+    return tqdm.tqdm(dynamic_ncols=True, **settings)
+  if type(sys.stdout).__module__ != "ipykernel.iostream":
+    return None
+  # A notebook shows each stream by itself: on stdout, the bar stays under the
+  # lines printed above it. It has no width to ask for.
+  return tqdm.tqdm(file=sys.stdout, ncols=100, mininterval=0.5, **settings)
+
+
+def track(
+  items: Sequence, unit: str, name: str = "", every: float = 30.0
+) -> Iterator:
+  """Goes through items showing progress: a bar, or lines in a log.
+
+  Args:
+    items: The items.
+    unit: What one is called.
+    name: What is being done with them.
+    every: Seconds from one line to the next, at least.
+  """
+  shown = bar(total=len(items), unit=unit, desc=name or None, leave=False)
+  last = time.monotonic()
+  with shown or contextlib.nullcontext():
+    for done, item in enumerate(items, start=1):
+      yield item
+      if shown is not None:
+        shown.update()
+      elif time.monotonic() - last >= every:
+        last = time.monotonic()
+        start = f"{name}: " if name else ""
+        print(f"{start}{unit} {done}/{len(items)}", file=sys.stderr, flush=True)
+
+
 class Progress:
-  """A bar on a terminal, plain lines in a log."""
+  """A bar on a terminal or in a notebook, plain lines in a log."""
 
   def __init__(self, start: int, total: int):
     self._total = total
-    self._bar = None
-    if sys.stderr.isatty():
-      self._bar = tqdm.tqdm(
-        total=total, initial=start, unit="step", dynamic_ncols=True
-      )
+    self._bar = bar(total=total, initial=start, unit="step")
 
   def step(self) -> None:
     """Counts one step."""

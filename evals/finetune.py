@@ -9,12 +9,14 @@ set, so that epoch is chosen on what is reported. The defaults are those of
 BabyLM's 2024 pipeline.
 
 Writes for each task summary.json, predictions.json (the best run's, in the
-pipeline's form) and items.jsonl (what every run says of every example). A task
+pipeline's form) and items.jsonl (what every run says of every example); with
+--save also the best run's model, a checkpoint with the task's head. A task
 that was done before with the same arguments is not done again.
 """
 
 import argparse
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -23,15 +25,13 @@ import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import tqdm
 
-from antlm_jax import checkpoint, cli, hashing
-from evals import glue, outputs, tasks, tuning
+from antlm_jax import checkpoint, cli, hashing, monitor
+from evals import glue, kept, outputs, tasks, tuning
 from evals.tasks import Example, Task
 from evals.tuning import Outcome, Run, Settings
 
 COLLAPSED = 0.95  # share of one class from which on a run counts as collapsed
-_EVERY = 60  # seconds between lines in a log
 
 
 # ------------------------------------------------------------------- results
@@ -259,6 +259,7 @@ def _at_least(least: float, kind: type = int, under: float = math.inf):
   return number
 
 
+_HEADS = ("norms", "plain")
 _SHARE = _at_least(0, float, 1)
 _SETTINGS = {  # by field of Settings: type or choices, help
   "batch_size": (_at_least(1), "examples in a step"),
@@ -294,6 +295,12 @@ def _parser() -> cli.Parser:
     help="which vector is classified; by default the first token's of a"
     " bidirectional reading, the last one's of a causal one",
   )
+  add(
+    "--head",
+    choices=_HEADS,
+    default="norms",
+    help="BabyLM's, with norms, or plain, without: EuroBERT's",
+  )
   add("--dropout", type=_SHARE, default=0.1, help="in the head")
   add(
     "--limit",
@@ -308,6 +315,11 @@ def _parser() -> cli.Parser:
     help="runs that train together; 0 for all that are asked for",
   )
   add("--output", help="holds TASK/STEP-ATTENTION; RUN/evals/finetune if unset")
+  add(
+    "--save",
+    action="store_true",
+    help=f"keep the best run's model, in TASK/STEP-ATTENTION/{kept.FOLDER}",
+  )
   add("--overwrite", action="store_true", help="do again what was done")
   return parser
 
@@ -320,7 +332,8 @@ class Job:
     task: The task.
     folder: Where its results go.
     request: All that they depend on, as JSON has it.
-    done: The summary of the same request, if it is there.
+    done: The summary of the same request, if it is there, with its model if
+      that is to be kept.
   """
 
   task: Task
@@ -337,6 +350,7 @@ def _jobs(args, loaded: checkpoint.Loaded, settings: Settings) -> list[Job]:
     "lrs": list(args.lrs),
     "seeds": list(args.seeds),
     "pool": pool,
+    "head": args.head,
     "dropout": args.dropout,
     "limit": args.limit,
     **dataclasses.asdict(settings),
@@ -344,11 +358,13 @@ def _jobs(args, loaded: checkpoint.Loaded, settings: Settings) -> list[Job]:
   output = pathlib.Path(args.output or outputs.folder(loaded, "finetune"))
   jobs = []
   for name, found in _found(args.data, args.task).items():
-    task = glue.task(found, name, pool, args.dropout)
+    task = glue.task(found, name, pool, args.dropout, args.head == "norms")
     folder = output / name / f"{loaded.step}-{args.attention}"
     data = outputs.data_digest([found.train, *found.evaluations.values()])
     request = {"task": name, "data": data, **common}
     done = None if args.overwrite else outputs.finished(folder, request)
+    if args.save and not (folder / kept.FOLDER).is_dir():
+      done = None
     jobs.append(Job(task, folder, request, done))
     outputs.check_writable(folder)
   return jobs
@@ -366,33 +382,27 @@ def _found(folder, wanted: str) -> dict[str, glue.Files]:
   return found
 
 
-def _track(name: str):
-  """Shows progress in an epoch: a bar on a terminal, some lines in a log."""
-
-  def bar(batches: Sequence) -> Iterator:
-    yield from tqdm.tqdm(
-      batches, desc=name, unit="step", dynamic_ncols=True, leave=False
-    )
-
-  def lines(batches: Sequence) -> Iterator:
-    last = time.monotonic()
-    for done, batch in enumerate(batches):
-      if time.monotonic() - last > _EVERY:
-        last = time.monotonic()
-        _tell(f"{name}: step {done}/{len(batches)} of the epoch")
-      yield batch
-
-  return bar if sys.stderr.isatty() else lines
-
-
 def _tell(line: str) -> None:
   print(line, file=sys.stderr, flush=True)
 
 
 def perform(
-  job: Job, loaded: checkpoint.Loaded, settings: Settings, at_once: int
+  job: Job,
+  loaded: checkpoint.Loaded,
+  settings: Settings,
+  at_once: int,
+  meta: checkpoint.Meta | None = None,
 ) -> dict:
-  """Trains a task's runs, writes its results and returns the summary."""
+  """Trains a task's runs, writes its results and returns the summary.
+
+  Args:
+    job: The task.
+    loaded: The model that runs start from.
+    settings: How to train.
+    at_once: Runs that train together; 0 for all.
+    meta: What that model's checkpoint says beside its arrays, to keep the best
+      run's model; None to keep none.
+  """
   begun, task, request = time.monotonic(), job.task, job.request
   train = _limited(task.load("train"), request["limit"])
   examples = {name: task.load(name) for name in task.evaluations}
@@ -404,24 +414,37 @@ def perform(
     },
   )
   runs = [Run(lr, seed) for lr in request["lrs"] for seed in request["seeds"]]
-  at_once = at_once or len(runs)
-  outcomes = []
-  for start in range(0, len(runs), at_once):
-    outcomes += tuning.fit(
+  best = kept.Best(runs) if meta else None
+  outcomes = [
+    outcome
+    for some in _groups(runs, at_once)
+    for outcome in tuning.fit(
       loaded,
       task,
       data,
       settings,
-      runs[start : start + at_once],
-      track=_track(task.name),
+      some,
+      track=functools.partial(monitor.track, unit="step", name=task.name),
       tell=_tell,
+      keep=best,
     )
+  ]
   labels = {name: rows.labels for name, rows in data.evaluations.items()}
   summary = {"request": request, "train_examples": len(train)}
   summary |= summarise(task, labels, outcomes)
   summary["seconds"] = round(time.monotonic() - begun, 1)
+  # A model that is there always belongs to the summary beside it.
+  kept.remove(job.folder)
   write(job.folder, summary, outcomes, examples)
+  if best:
+    kept.save(job.folder, loaded, meta, task, settings.attention, best.params)
   return summary
+
+
+def _groups(runs: Sequence[Run], size: int) -> Iterator[Sequence[Run]]:
+  size = size or len(runs)
+  for start in range(0, len(runs), size):
+    yield runs[start : start + size]
 
 
 def _limited(examples: Sequence[Example], limit: int) -> Sequence[Example]:
@@ -437,13 +460,14 @@ def main(argv: Sequence[str]) -> None:
   glue.names(args.task)
   settings = Settings(**{name: getattr(args, name) for name in _SETTINGS})
   loaded = checkpoint.load(args.checkpoint, args.step)
+  meta = checkpoint.read_meta(loaded.path) if args.save else None
   summaries = []
   for job in _jobs(args, loaded, settings):
     summary = job.done
     if summary:
       print(f"{job.task.name} is already done: {job.folder}")
     else:
-      summary = perform(job, loaded, settings, args.runs_at_once)
+      summary = perform(job, loaded, settings, args.runs_at_once, meta)
       print(f"{job.task.name} is written to {job.folder}", flush=True)
     summaries.append(summary)
   print(table(summaries))

@@ -41,6 +41,12 @@ class Form:
   labels: Mapping[str, int] = dataclasses.field(default_factory=dict)
   evaluations: tuple[str, ...] = ()
 
+  @property
+  def names(self) -> tuple[str, ...]:
+    """The classes' names: words where the files have words, or numbers."""
+    words = {number: word for word, number in self.labels.items()}
+    return tuple(words.get(c, str(c)) for c in range(self.classes))
+
 
 # The question comes first or last as in SuperGLUE's own fields. WSC's spans
 # are asked for in words: BabyLM's files mark them by position alone.
@@ -167,7 +173,9 @@ def _with_evaluations(files: Files, name: str) -> Files:
   return Files(files.train, there)
 
 
-def task(files: Files, name: str, pool: str, dropout: float) -> Task:
+def task(
+  files: Files, name: str, pool: str, dropout: float, norms: bool = True
+) -> Task:
   """Makes the value of a task.
 
   Args:
@@ -175,6 +183,7 @@ def task(files: Files, name: str, pool: str, dropout: float) -> Task:
     name: A key of `FORMS`.
     pool: Which vector is classified, one of `tasks.POOLS`.
     dropout: The head's.
+    norms: Whether the head has norms.
   """
   form = FORMS[name]
   binary = form.classes == 2
@@ -182,11 +191,12 @@ def task(files: Files, name: str, pool: str, dropout: float) -> Task:
     name=name,
     load=functools.partial(load, files, form),
     evaluations=tuple(files.evaluations),
-    head=tasks.Classifier(form.classes, pool, dropout),
+    head=tasks.Classifier(form.classes, pool, dropout, norms),
     loss=tasks.cross_entropy,
     decode=tasks.likeliest,
     metrics=_BINARY if binary else {"accuracy": tasks.accuracy},
     main_metric=form.metric,
+    labels=form.names,
   )
 
 

@@ -35,6 +35,7 @@ Where the output folder holds the results of the same request, nothing is done.
 import argparse
 import collections
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -45,9 +46,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
-import tqdm
 
-from antlm_jax import checkpoint, cli
+from antlm_jax import checkpoint, cli, monitor
 from evals import outputs, scoring
 
 
@@ -374,7 +374,7 @@ def _timed(loaded, pairs, args) -> tuple[Results, dict[str, float]]:
     pipeline=scoring.PIPELINES[args.pipeline],
     reduction=args.reduction,
     batch_tokens=args.batch_tokens,
-    track=_track,
+    track=functools.partial(monitor.track, unit="batch"),
   )
   seconds = time.monotonic() - began
   return results, {"seconds": seconds, "peak_memory_mib": _peak_memory()}
@@ -396,18 +396,6 @@ def _default_output(loaded, args: argparse.Namespace) -> pathlib.Path:
   name = "-".join((str(loaded.step), args.mode, args.pipeline))
   data = pathlib.Path(args.data).absolute().name
   return outputs.folder(loaded, data, name.removesuffix("-ours"))
-
-
-def _track(batches: Sequence) -> Iterator:
-  """Shows progress: a bar on a terminal, at most ten lines in a log."""
-  if sys.stderr.isatty():
-    yield from tqdm.tqdm(batches, unit="batch", dynamic_ncols=True)
-    return
-  every = math.ceil(len(batches) / 10)
-  for done, batch in enumerate(batches, start=1):
-    yield batch
-    if done % every == 0:
-      print(f"batch {done}/{len(batches)}", file=sys.stderr, flush=True)
 
 
 def _peak_memory() -> float:

@@ -68,6 +68,7 @@ class Task:
     decode: Outputs to predictions `[B]`.
     metrics: By name, functions of predictions `[n]` and labels `[n]`.
     main_metric: The one that is reported, the higher the better.
+    labels: Names of the classes, if there are classes, in their order.
   """
 
   name: str
@@ -78,6 +79,7 @@ class Task:
   decode: Callable[[Any], jax.Array]
   metrics: Mapping[str, Metric]
   main_metric: str
+  labels: tuple[str, ...] = ()
 
 
 # ------------------------------------------------------------ classification
@@ -87,17 +89,21 @@ class Task:
 class Classifier:
   """Norm, linear, GELU, norm, dropout, linear, on one vector of the row.
 
-  The head of BabyLM's 2025 pipeline; its norms have no parameters.
+  The head of BabyLM's 2025 pipeline; its norms have no parameters and its GELU
+  is the tanh approximation. Without norms it is EuroBERT's head for sequences
+  (transformers' EuroBertForSequenceClassification): linear, exact GELU, linear.
 
   Attributes:
     classes: Number of classes C.
     pool: The vector: of the `first` token, of the `last`, or their `mean`.
     dropout: Share that is dropped before the last linear layer in training.
+    norms: Whether it has norms.
   """
 
   classes: int
   pool: str
   dropout: float = 0.1
+  norms: bool = True
 
   @property
   def axes(self) -> dict[str, tuple[str | None, ...]]:
@@ -127,8 +133,10 @@ class Classifier:
 
   def __call__(self, params, hidden, lengths, dropout_key=None) -> jax.Array:
     """Returns logits, float32 `[B, C]`."""
-    x = _norm(pooled(hidden, lengths, self.pool).astype(jnp.float32))
-    x = _norm(jax.nn.gelu(x @ params["dense/kernel"] + params["dense/bias"]))
+    norm = _norm if self.norms else lambda x: x
+    x = norm(pooled(hidden, lengths, self.pool).astype(jnp.float32))
+    x = x @ params["dense/kernel"] + params["dense/bias"]
+    x = norm(jax.nn.gelu(x, approximate=self.norms))
     if dropout_key is not None and self.dropout:
       keep = jax.random.bernoulli(dropout_key, 1 - self.dropout, x.shape)
       x = jnp.where(keep, x / (1 - self.dropout), 0.0)

@@ -11,7 +11,7 @@ the same for all seeds, which rows they hold is not.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -300,21 +300,20 @@ def _programs(config, head: Head, loss, decode, causal: bool, adamw: tuple):
   """Makes the functions of one run, and maps them over runs."""
   model = models.from_config(config)
   trained = _trained(model)
-  axes = {name: model.axes[name] for name in trained}
-  axes |= {_HEAD + name: names for name, names in head.axes.items()}
+  axes = joined({name: model.axes[name] for name in trained}, head.axes)
   optimizer = optim.make(ConfigDict(dict(adamw)), axes)
-  outputs = _outputs(model, head, causal)
+  compute = outputs(model, head, causal)
 
   def init(encoder, seed):
     drawn = head.init(jax.random.key(seed), config.width)
-    params = encoder | {_HEAD + name: value for name, value in drawn.items()}
+    params = joined(encoder, drawn)
     return State(params, optimizer.init(params))
 
   def step(state, frozen, batch, rate, seed, count):
     key = jax.random.fold_in(jax.random.key(seed), count)
 
     def loss_of(params):
-      out = outputs(params, frozen, batch.tokens, batch.lengths, key)
+      out = compute(params, frozen, batch.tokens, batch.lengths, key)
       return loss(out, batch.labels, batch.weights)
 
     value, grads = jax.value_and_grad(loss_of)(state.params)
@@ -323,7 +322,7 @@ def _programs(config, head: Head, loss, decode, causal: bool, adamw: tuple):
     return State(params, opt_state), value
 
   def predict(params, frozen, tokens, lengths):
-    return decode(outputs(params, frozen, tokens, lengths))
+    return decode(compute(params, frozen, tokens, lengths))
 
   return Programs(
     jax.jit(jax.vmap(init, in_axes=(None, 0))),
@@ -333,13 +332,11 @@ def _programs(config, head: Head, loss, decode, causal: bool, adamw: tuple):
   )
 
 
-def _outputs(model: models.Model, head: Head, causal: bool) -> Callable:
-  """Makes the function from rows of tokens to the head's outputs."""
+def outputs(model: models.Model, head: Head, causal: bool) -> Callable:
+  """Makes the function from a run's parameters and rows to a head's outputs."""
 
-  def outputs(params, frozen, tokens, lengths, dropout_key=None):
-    own = {n.removeprefix(_HEAD): p
-           for n, p in params.items() if n.startswith(_HEAD)}  # fmt: skip
-    encoder = {n: p for n, p in params.items() if not n.startswith(_HEAD)}
+  def compute(params, frozen, tokens, lengths, dropout_key=None):
+    encoder, own = split(params)
     keys = (None, None)
     if dropout_key is not None:
       keys = jax.random.split(dropout_key)
@@ -349,7 +346,19 @@ def _outputs(model: models.Model, head: Head, causal: bool) -> Callable:
     hidden = model.encode(frozen | encoder, tokens, positions, mask, keys[0])
     return head(own, hidden, lengths, keys[1])
 
-  return outputs
+  return compute
+
+
+def split(params: Mapping[str, Any]) -> tuple[dict, dict]:
+  """Takes a run's parameters apart: the encoder's, and the head's."""
+  encoder = {n: p for n, p in params.items() if not n.startswith(_HEAD)}
+  head = {n: p for n, p in params.items() if n.startswith(_HEAD)}
+  return encoder, {n.removeprefix(_HEAD): p for n, p in head.items()}
+
+
+def joined(encoder: Mapping[str, Any], head: Mapping[str, Any]) -> dict:
+  """Undoes `split`."""
+  return {**encoder, **{_HEAD + name: p for name, p in head.items()}}
 
 
 def _trained(model: models.Model) -> frozenset[str]:
@@ -409,6 +418,7 @@ def fit(
   runs: Sequence[Run],
   track: Callable[[Sequence], Iterable] = iter,
   tell: Callable[[str], None] = lambda line: None,
+  keep: Callable[[Run, float, Callable[[], dict]], None] | None = None,
 ) -> list[Outcome]:
   """Trains runs together, evaluates each epoch, and stops each run by itself.
 
@@ -420,6 +430,8 @@ def fit(
     runs: The runs.
     track: Wraps the list of an epoch's batches, as tqdm does.
     tell: Is given a line about each epoch.
+    keep: Is given the best run, the first of equals, after an epoch that made
+      it so, with its score and what copies its parameters to the host.
 
   Returns:
     What became of each run, in their order.
@@ -442,12 +454,16 @@ def fit(
       state, loss = made.step(state, frozen, batch(), rate, seeds, step)
       losses.append(loss)
       step += 1
+    call = functools.partial(made.predict, state.params, frozen)
     predictions = {
-      name: _predict(made, state, frozen, rows, settings.batch_size)
+      name: predict(call, rows, settings.batch_size)
       for name, rows in data.evaluations.items()
     }
     watch.add(np.mean(jax.device_get(losses), axis=0), predictions, labels)
     tell(watch.line())
+    run, best_epoch, score = watch.leader
+    if keep and best_epoch == epoch + 1:
+      keep(runs[run], score, functools.partial(_one, state.params, run))
     if watch.over:
       break
   return watch.outcomes()
@@ -461,20 +477,30 @@ def _epoch(rows: Rows, size: int, runs: Sequence[Run], epoch: int) -> list:
   return [functools.partial(gather, rows, slots) for slots in steps]
 
 
-def _predict(
-  made: Programs, state: State, frozen, rows: Rows, size: int
-) -> np.ndarray:
-  """Returns the predictions of all runs, `[runs, n, ...]`."""
+def _one(params, run: int) -> dict[str, np.ndarray]:
+  """Copies a run's parameters to the host, one array after another."""
+  pick = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+  return {name: np.asarray(pick(p, run)) for name, p in params.items()}
+
+
+def predict(call: Callable, rows: Rows, size: int) -> np.ndarray:
+  """Calls a function on all rows, in batches of like length.
+
+  Args:
+    call: Tokens int32 `[B, T]` and lengths `[B]` to `[runs, B, ...]`.
+    rows: n rows; the result is `[runs, n, ...]`.
+    size: Rows of a batch B.
+  """
   found, which = [], []
   for slots in batches(rows, size):
     tokens = rows.tokens[slots.rows, : slots.length]
     lengths = rows.lengths[slots.rows]
-    found.append(made.predict(state.params, frozen, tokens, lengths))
+    found.append(call(tokens, lengths))
     which.append(slots)
   real = np.concatenate([slots.weights for slots in which]) > 0
   order = np.concatenate([slots.rows for slots in which])[real]
-  out = np.concatenate(jax.device_get(found), axis=1)[:, real]
-  return out[:, np.argsort(order)]
+  found = np.concatenate(jax.device_get(found), axis=1)[:, real]
+  return found[:, np.argsort(order)]
 
 
 @dataclasses.dataclass
@@ -519,12 +545,19 @@ class _Watch:
     """Whether all runs have stopped."""
     return all(self._stopped(run) for run in range(len(self.runs)))
 
+  @property
+  def leader(self) -> tuple[int, int, float]:
+    """The best run, its best epoch and its score then."""
+    scores = self._best_scores()
+    run = int(np.argmax(scores))
+    return run, self.best[run], scores[run]
+
   def line(self) -> str:
     """Says how the runs stand."""
     epoch = max(map(len, self.epochs))
     going = [r for r, e in enumerate(self.epochs) if len(e) == epoch]
     scores = [self._score(run, epoch) for run in going]
-    best = [self._score(run, b) for run, b in enumerate(self.best)]
+    best = self._best_scores()
     losses = [self.epochs[run][-1]["train_loss"] for run in going]
     stopped = sum(self._stopped(run) for run in range(len(self.runs)))
     return (
@@ -543,6 +576,9 @@ class _Watch:
   def _stopped(self, run: int) -> bool:
     since = len(self.epochs[run]) - self.best[run]
     return 0 < self.patience <= since
+
+  def _best_scores(self) -> list[float]:
+    return [self._score(run, epoch) for run, epoch in enumerate(self.best)]
 
   def _score(self, run: int, epoch: int) -> float:
     first = self.task.evaluations[0]

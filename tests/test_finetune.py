@@ -461,8 +461,9 @@ def test_what_is_done_is_not_done_again(run, tmp_path, capsys):
   again = in_process(capsys, *args)
   assert "cola is already done" in again and when == summary.stat().st_mtime_ns
   assert first.splitlines()[1:] == again.splitlines()[1:]  # the same table
-  with pytest.raises(UserError, match=r"another request \(limit differ"):
-    finetune.main([*args, "--limit=16"])
+  for other, name in (("--limit=16", "limit"), ("--head=plain", "head")):
+    with pytest.raises(UserError, match=rf"another request \({name} differ"):
+      finetune.main([*args, other])
   (data / "cola.train.jsonl").write_text('{"sentence": "a", "label": 1}')
   with pytest.raises(UserError, match=r"another request \(data differ"):
     finetune.main(args)
@@ -501,6 +502,7 @@ def test_bad_arguments(run, tmp_path):
     ("--epochs=0", "0 is not at least 1"),
     ("--warmup=1", "1 is not at least 0 and under 1"),
     ("--pool=max", "invalid choice"),
+    ("--head=two", "invalid choice"),
     ("--attention=left", "invalid choice"),
     (f"--output={data / 'cola.train.jsonl'}", "cannot write to --output"),
   ):

@@ -80,6 +80,30 @@ def test_the_head_is_what_it_says():
   assert np.abs(dropped - got).max() > 0.1
 
 
+def test_the_plain_head_is_two_linears_and_an_exact_gelu():
+  draw = np.random.default_rng(0)
+  head = tasks.Classifier(3, "mean", dropout=0.5, norms=False)
+  params = {
+    name: draw.normal(size=value.shape).astype(np.float32)
+    for name, value in head.init(jax.random.key(0), 16).items()
+  }
+  assert params.keys() == head.axes.keys()
+  hidden = draw.normal(size=(5, 4, 16)).astype(np.float32)
+  lengths = np.array([4, 1, 3, 2, 4], np.int32)
+  wide = {name: value.astype(np.float64) for name, value in params.items()}
+  x = np.stack(
+    [h[:n].mean(0, np.float64) for h, n in zip(hidden, lengths, strict=True)]
+  )
+  x = x @ wide["dense/kernel"] + wide["dense/bias"]
+  x *= np.vectorize(lambda v: 0.5 * (1 + math.erf(v / math.sqrt(2))))(x)
+  expected = x @ wide["classes/kernel"] + wide["classes/bias"]
+  got = head(params, jnp.asarray(hidden), jnp.asarray(lengths))
+  np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+  key = jax.random.key(0)
+  dropped = head(params, jnp.asarray(hidden), jnp.asarray(lengths), key)
+  assert np.abs(dropped - got).max() > 0.1
+
+
 def test_empty_places_weigh_nothing():
   logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
   labels, weights = jnp.array([0, 2, 1, 1]), jnp.array([1.0, 1.0, 1.0, 0.0])
@@ -130,6 +154,8 @@ def test_all_tasks_load_in_the_official_form(tmp_path):
   for name, files in glue.find_all(tmp_path).items():
     task = glue.task(files, name, "first", 0.1)
     assert task.head.classes == (3 if name == "mnli" else 2)
+    words = ("entailment", "neutral", "contradiction")
+    assert task.labels == (words if name == "mnli" else ("0", "1"))
     for split in ("train", name):
       assert task.load(split) == [
         Example(LINES[name][1], label, f"{split}_{label}") for label in (0, 1)

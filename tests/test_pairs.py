@@ -7,7 +7,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from antlm_jax import checkpoint, toy_english
+from antlm_jax import checkpoint, monitor, toy_english
 from antlm_jax.cli import UserError
 from evals import blimp, ewok, pairs, scoring
 from tests import random_models, runs
@@ -68,7 +68,14 @@ def test_blimp_command(run, loaded, tmp_path):
   assert 0 < summary["seconds"] < 600
   assert 100 < summary["peak_memory_mib"] < 10_000
   assert f"{100 * macro:.2f}" in done.stdout
-  assert "temperature 2" in done.stdout and "batch 1/" in done.stderr
+  assert "temperature 2" in done.stdout
+
+
+def test_a_log_shows_progress_in_lines(capsys):
+  found = list(monitor.track(range(3), "batch", "scoring", every=0))
+  assert found == [0, 1, 2]
+  lines = capsys.readouterr().err.splitlines()
+  assert lines == [f"scoring: batch {done}/3" for done in (1, 2, 3)]
 
 
 def results_of(*rows, temperatures=(1.0,)):

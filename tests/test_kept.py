@@ -1,0 +1,282 @@
+"""Models that are kept: checkpoints of weights alone, and of a task's head."""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from antlm_jax import checkpoint, models
+from antlm_jax import config as config_lib
+from antlm_jax.cli import UserError
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.step import TrainState
+from evals import finetune, glue, kept, tasks, tuning
+from evals.tuning import Run
+from tests import random_models, runs
+from tests.helpers import equal
+from tests.test_finetune import QUICK, SHORT, STEP, sentences, toy, write_cola
+from tests.test_glue import line
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A run's folder with a checkpoint of a random model, its head untied."""
+  folder = tmp_path_factory.mktemp("run")
+  tokenizer = random_models.tokenizer()
+  return random_models.save(folder, tokenizer, layers=1, tied=False)
+
+
+@pytest.fixture(scope="module")
+def loaded(run):
+  return checkpoint.load(run)
+
+
+# --------------------------------------------------------------- weights alone
+
+
+@pytest.fixture(scope="module")
+def foreign(prepared, tmp_path_factory):
+  """A workdir of one step, written of NumPy arrays, and these."""
+  workdir = tmp_path_factory.mktemp("foreign")
+  config = config_lib.load(runs.QUICK)
+  tokenizer = Tokenizer.from_json((prepared / "tokenizer.json").read_text())
+  model = models.build(config.model, tokenizer.vocab_size)
+  params = jax.device_get(jax.jit(lambda: model.init(3))())
+  meta = checkpoint.Meta(config, tokenizer, "eos", "nothing of ours")
+  path = checkpoint.write(workdir / "checkpoints" / "5", 5, params, meta)
+  assert path == workdir / "checkpoints" / "5"
+  return workdir, params
+
+
+def test_weights_alone_are_a_checkpoint(foreign):
+  workdir, params = foreign
+  assert list(checkpoint.steps(workdir)) == [5]
+  found = checkpoint.load(workdir)
+  assert equal(found.params, params)
+  assert (found.step, found.boundary, found.task) == (5, "eos", None)
+  assert checkpoint.read_meta(found.path).data == "nothing of ours"
+  zeros = jax.tree.map(jnp.zeros_like, found.params)
+  like = TrainState(jnp.int32(0), zeros, {"mu": jnp.ones(2)}, zeros)
+  state = checkpoint.restore(found.path, like, with_optimizer=False)
+  assert equal(state.params, params) and equal(state.ema, params)
+  assert state.step == 5 and equal(state.opt_state, like.opt_state)
+
+
+def test_a_run_cannot_keep_an_optimizer_that_is_not_there(
+  foreign, prepared, tmp_path
+):
+  args = runs.train_args(tmp_path, prepared, f"init.checkpoint={foreign[0]}")
+  message = runs.error_of(runs.run("antlm_jax.train", *args))
+  assert str(foreign[0]) in message and "no optimizer's state" in message
+  assert "init.optimizer=reset" in message
+
+
+def test_nothing_is_written_over_or_halfway(foreign, tmp_path, monkeypatch):
+  workdir, params = foreign
+  path = workdir / "checkpoints" / "5"
+  meta = checkpoint.read_meta(path)
+  before = checkpoint.load(path).params
+  with pytest.raises(UserError, match="already exists") as error:
+    checkpoint.write(path, 6, params, meta)
+  assert "\n" not in str(error.value)
+  assert equal(checkpoint.load(path).params, before)
+  with monkeypatch.context() as patch:
+    patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(
+      10, 9, 1
+    ))  # fmt: skip
+    with pytest.raises(UserError, match="No space left on device"):
+      checkpoint.write(tmp_path / "full", 5, params, meta)
+  assert not list(tmp_path.iterdir())
+
+
+# ----------------------------------------------------------------- the command
+
+
+def command(*args):
+  finetune.main([str(arg) for arg in args])
+
+
+GRID = "--lrs=1e-9,3e-3,1e-3"  # as many as in other tests: compiled once
+
+
+def recomputed(folder) -> checkpoint.Loaded:
+  """Loads a kept model, which must predict what is written beside it."""
+  model = checkpoint.load(folder / "model")
+  written = json.loads((folder / "predictions.json").read_text())
+  written = written["glue"]["cola"]["predictions"]
+  texts = sentences(len(written), 1)[0]
+  logits = kept.logits(model, [(text,) for text in texts])
+  assert logits.shape == (len(written), 2)
+  assert logits.argmax(axis=1).tolist() == [one["pred"] for one in written]
+  return model
+
+
+def test_the_best_model_is_kept(run, loaded, tmp_path):
+  data = write_cola(tmp_path / "data")
+  args = [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT]
+  args += [f"--output={tmp_path}", "--head=plain", "--pool=mean", GRID]
+  command(*args, "--attention=causal", "--dropout=0.2", "--save")
+  folder = tmp_path / f"cola/{STEP}-causal"
+  model = recomputed(folder)
+  task = model.task
+  assert dataclasses.replace(task, params={}) == checkpoint.FineTuned(
+    name="cola",
+    attention="causal",
+    pool="mean",
+    norms=False,
+    dropout=0.2,
+    kind="sequence",
+    labels=("0", "1"),
+    params={},
+  )
+  shapes = {name: value.shape for name, value in task.params.items()}
+  width = model.model.config.width
+  assert shapes == {
+    "dense/kernel": (width, width),
+    "dense/bias": (width,),
+    "classes/kernel": (width, 2),
+    "classes/bias": (2,),
+  }
+  # The encoder: what was not trained is as it was, all else is not.
+  assert model.params.keys() == loaded.params.keys()
+  same = {n for n, p in loaded.params.items() if equal(p, model.params[n])}
+  assert same == {"head/kernel"}
+  assert (model.step, model.boundary) == (loaded.step, loaded.boundary)
+  assert model.config == loaded.config
+  assert model.tokenizer.to_json() == loaded.tokenizer.to_json()
+  meta, before = (checkpoint.read_meta(m.path) for m in (model, loaded))
+  assert meta.data == before.data
+  request = json.loads((folder / "summary.json").read_text())["request"]
+  assert request["head"] == "plain" and "save" not in request
+
+
+def test_pairs_and_words_for_classes(loaded, tmp_path):
+  (tmp_path / "mnli.train.jsonl").write_text(line("mnli", 0))
+  (tmp_path / "mnli.valid.jsonl").write_text(line("mnli", 0))
+  task = glue.task(glue.find(tmp_path, "mnli"), "mnli", "last", 0.1, False)
+  head = task.head.init(jax.random.key(0), loaded.model.config.width)
+  params = tuning.joined(loaded.params, head)
+  meta = checkpoint.read_meta(loaded.path)
+  kept.save(tmp_path, loaded, meta, task, "bidirectional", params)
+  model = checkpoint.load(tmp_path / "model")
+  assert model.task.labels == ("entailment", "neutral", "contradiction")
+  assert equal(model.params, loaded.params) and equal(model.task.params, head)
+  pairs = [("p", "h"), ("Tom sat", "the dogs rest near the hills")]
+  both = kept.logits(model, pairs)
+  assert both.shape == (2, 3)
+  alone = [kept.logits(model, [pair])[0] for pair in pairs]
+  np.testing.assert_allclose(both, alone, rtol=1e-4, atol=1e-5)
+  swapped = kept.logits(model, [pair[::-1] for pair in pairs])
+  assert np.abs(swapped - both).max() > 1e-3
+
+
+def test_only_what_has_a_head_has_logits(loaded):
+  with pytest.raises(UserError, match="is not fine-tuned") as error:
+    kept.logits(loaded, [("the dogs",)])
+  assert str(loaded.path) in str(error.value)
+
+
+# ------------------------------------------------------------ which parameters
+
+
+def backwards(task: tasks.Task) -> tasks.Task:
+  """A task that is the better done the worse."""
+  errors = lambda found, labels: float(np.mean(found != labels))  # noqa: E731
+  return dataclasses.replace(
+    task, metrics={"errors": errors}, main_metric="errors"
+  )
+
+
+def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
+  settings = dataclasses.replace(QUICK, epochs=8)
+  task, data = toy(loaded, tmp_path / "data", settings)
+  task, grid = backwards(task), [Run(2e-4, seed) for seed in range(3)]
+  best = kept.Best(grid)
+  copies = []
+
+  def keep(run, score, copy):
+    copies.append((run, score))
+    best(run, score, copy)
+
+  outcomes = tuning.fit(loaded, task, data, settings, grid, keep=keep)
+  scores = [o.best["cola"]["errors"] for o in outcomes]
+  leader = outcomes[int(np.argmax(scores))]
+  assert leader.best_epoch < settings.epochs
+  assert leader.epochs[-1]["cola"]["errors"] < max(scores) - 0.1
+  assert copies[-1] == (leader.run, max(scores))
+  assert len(copies) <= leader.best_epoch  # not after it
+  meta = checkpoint.read_meta(loaded.path)
+  kept.save(tmp_path, loaded, meta, task, "bidirectional", best.params)
+  model = checkpoint.load(tmp_path / "model")
+  logits = kept.logits(model, [(text,) for text in sentences(40, 1)[0]])
+  np.testing.assert_array_equal(
+    logits.argmax(axis=1), leader.predictions["cola"]
+  )
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_the_best_of_all_groups_is_kept(run, tmp_path, group):
+  data = write_cola(tmp_path / "data", train=48, valid=20)
+  args = [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT]
+  args += [f"--output={tmp_path}", "--seeds=0,1,2", "--runs_at_once=3"]
+  rates = ("3e-3,1e-9", "1e-9,3e-3")[group]  # one of them learns nothing
+  command(*args, f"--lrs={rates}", "--save")
+  folder = tmp_path / f"cola/{STEP}-bidirectional"
+  recomputed(folder)
+  summary = json.loads((folder / "summary.json").read_text())
+  assert summary["best_run"] // 3 == group
+
+
+def test_the_first_of_equals_is_the_best():
+  grid = [Run(lr, 0) for lr in (1.0, 2.0, 3.0)]
+  offers = [(1, 0.5), (2, 0.5), (1, 0.5), (0, 0.5), (2, 0.4), (2, 0.6)]
+  best, taken = kept.Best(grid), []
+  for run, score in offers:
+    best(grid[run], score, lambda run=run: taken.append(run) or {"run": run})
+  assert taken == [1, 0, 2] and best.params == {"run": 2}
+
+
+# ------------------------------------------------------------- what is done
+
+
+def test_a_model_that_is_asked_for_is_there_in_the_end(
+  run, tmp_path, capsys, monkeypatch
+):
+  data = write_cola(tmp_path / "data", train=16, valid=8)
+  args = [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT]
+  args += [f"--output={tmp_path}", GRID]
+  folder = tmp_path / f"cola/{STEP}-bidirectional"
+  results = {"items.jsonl", "predictions.json", "summary.json"}
+
+  def done(*more):
+    command(*args, *more)
+    there = {path.name for path in folder.iterdir()}
+    return "already done" in capsys.readouterr().out, there - results
+
+  assert done() == (False, set())
+  with monkeypatch.context() as patch:  # interrupted while it is written
+
+    async def interrupted(*args, **kwargs):
+      raise KeyboardInterrupt
+
+    patch.setattr(ocp.JsonCheckpointHandler, "async_save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      done("--save")
+  assert not (folder / "model").exists() and (folder / "summary.json").exists()
+  assert list(folder.glob("model*"))  # a part of it, by another name
+  with pytest.raises(UserError, match="holds no checkpoint"):
+    checkpoint.load(folder / "model")
+  assert done("--save") == (False, {"model"})
+  assert done("--save") == done() == (True, {"model"})
+  (folder / "model").rename(folder / "model.old")  # as one that was removed
+  assert done("--save") == (False, {"model"})
+  before = checkpoint.load(folder / "model").params
+  assert done("--overwrite", "--seeds=5", "--save") == (False, {"model"})
+  assert not equal(checkpoint.load(folder / "model").params, before)
+  # Other results, and no model: the one that was there was of those before.
+  assert done("--overwrite", "--seeds=6") == (False, set())
