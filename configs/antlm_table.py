@@ -143,7 +143,7 @@ def _tiny(family: str):
     layers=4, width=128, heads=4, mlp_width=352, max_seq_len=256
   )
   config.train.update(batch_size=16)
-  config.eval.update(every=1 / 24, rows=256)
+  config.eval.update(every=1 / 24, rows=64)
   config.checkpoint.every = 0.25
   config.log.every = 50
   if encoder == "llama":

@@ -76,15 +76,15 @@ SCALES = {
   "tiny": Scale(
     config="scale=tiny",
     prepare={
-      "BabyLlama": ("--share=0.015", "--vocab_size=4096"),
-      "LTG-BERT": ("--share=0.015", "--vocab_size=4096"),
+      "BabyLlama": ("--share=0.0075", "--vocab_size=4096"),
+      "LTG-BERT": ("--share=0.0075", "--vocab_size=4096"),
     },
-    pairs=("--limit=100",),
+    pairs=("--limit=30",),
     tune=(
       "--task=cola,mrpc,rte,sst2,mnli",
       "--lrs=5e-4",
       "--epochs=2",
-      "--limit=3000",
+      "--limit=2000",
       "--max_length=64",
     ),
   ),
@@ -213,8 +213,13 @@ def run(
 
 def _call(piece: Piece, runs: pathlib.Path, seconds: float | None) -> None:
   command = [sys.executable, "-m", piece.module, *piece.arguments]
-  # Rows of an encoder share their programs: each is compiled once.
+  # Rows of an encoder share their programs: each is compiled once. On a CPU,
+  # large pages that stay with the process make a step a quarter faster.
   environment = {
+    "GLIBC_TUNABLES": (
+      "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296"
+      ":glibc.malloc.trim_threshold=8589934592"
+    ),
     "JAX_COMPILATION_CACHE_DIR": str(runs / "compiled"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
   }
