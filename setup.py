@@ -27,6 +27,8 @@ setuptools.setup(
   license="Apache-2.0",
   python_requires=">=3.11",
   packages=setuptools.find_packages(include=["antlm_jax*", "evals*"]),
+  # Brought along by exported folders, not imported here.
+  package_data={"antlm_jax": ["hf/remote/*.py"]},
   install_requires=[
     *PAIRED,
     "array_record>=0.8",
@@ -37,6 +39,7 @@ setuptools.setup(
     "numpy>=2.0",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12",
+    "safetensors>=0.8",
     "tensorboardX>=2.6",
     "tensorflow-datasets>=4.9.10",
     "tokenizers>=0.22",
@@ -45,8 +48,19 @@ setuptools.setup(
   extras_require={
     "tpu": ["jax[tpu]"],
     "cuda": ["jax[cuda13]"],
-    # Our scores beside those of other libraries; this torch has a CPU wheel.
-    "hf": ["minicons>=0.3.39", "torch==2.13.0", "transformers>=5.23,<6"],
+    # What our models are compared with and exported to; this torch has a CPU
+    # wheel, and lm-eval's scores and those of minicons are compared with ours.
+    "hf": [
+      "accelerate>=1.15",
+      "gguf>=0.19",
+      "lm_eval>=0.4.13",
+      "minicons>=0.3.39",
+      "sentence-transformers>=6.2",
+      "torch==2.13.0",
+      "transformers>=5.23,<6",
+    ],
+    # To execute launch/colab.ipynb outside of Colab.
+    "notebook": ["ipykernel", "ipywidgets", "nbclient"],
     "test": ["hypothesis", "pytest", "pytest-xdist", "ruff"],
   },
 )

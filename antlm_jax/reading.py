@@ -11,6 +11,7 @@ from antlm_jax import config as config_lib
 from antlm_jax import curriculum
 from antlm_jax.checkpoint import Loaded
 from antlm_jax.cli import UserError
+from antlm_jax.objectives import Objective
 
 # What stands before and after a text, by the boundary of the training data.
 # After `doc </s> doc </s>` a text begins where the document before it ended.
@@ -29,6 +30,16 @@ def frame(loaded: Loaded) -> tuple[np.ndarray, np.ndarray]:
   return np.array(before, np.int32), np.array(after, np.int32)
 
 
+def trained(config: ConfigDict) -> list[Objective]:
+  """Returns the objectives of a run's curriculum."""
+  objectives = config_lib.objectives(config)
+  # Only the names matter, so any length that leaves no phase empty will do.
+  names = curriculum.parse(
+    config.curriculum, objectives, steps_per_epoch=1e9, run_steps=10**9
+  ).objectives
+  return [objectives[name] for name in names]
+
+
 def mask_shift(config: ConfigDict) -> int:
   """Returns how far before a masked token the output that predicts it stands.
 
@@ -36,15 +47,10 @@ def mask_shift(config: ConfigDict) -> int:
     1 if the run trained masked next-token prediction (arXiv 2410.24159) and
     not prediction in place, else 0.
   """
-  objectives = config_lib.objectives(config)
-  # Only the names matter, so any length that leaves no phase empty will do.
-  trained = curriculum.parse(
-    config.curriculum, objectives, steps_per_epoch=1e9, run_steps=10**9
-  ).objectives
   shifts = {
-    objectives[name].shift
-    for name in trained
-    if objectives[name].attention == "bidirectional"
+    objective.shift
+    for objective in trained(config)
+    if objective.attention == "bidirectional"
   }
   return 1 if shifts == {1} else 0
 

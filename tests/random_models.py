@@ -18,16 +18,23 @@ def tokenizer(vocab_size: int = 400) -> Tokenizer:
   return Tokenizer.train(toy_english.sentences(0, 500), vocab_size)
 
 
-def save(folder, tokenizer: Tokenizer, **changes) -> pathlib.Path:
+# A large init_std: the scores must tell sentences apart.
+_SHAPES = {
+  "llama": {"kv_heads": 1, "init_std": 0.3},
+  "ltg_bert": {"dropout": 0.0, "attention_dropout": 0.0},
+}
+
+
+def save(
+  folder, tokenizer: Tokenizer, encoder: str = "llama", **changes
+) -> pathlib.Path:
   """Saves a random model as a run's step 7; `changes` are of its shape."""
-  settings = config.default()
+  settings = config.default(encoder)
   with settings.unlocked():
-    # A large init_std: the scores must tell sentences apart.
     settings.model.update(
-      layers=2, width=32, heads=2, kv_heads=1, mlp_width=48, init_std=0.3
+      layers=2, width=32, heads=2, mlp_width=48, max_seq_len=48
     )
-    settings.model.max_seq_len = 48
-    settings.model.update(changes)
+    settings.model.update(_SHAPES[encoder] | changes)
   model = models.build(settings.model, tokenizer.vocab_size)
   params = jax.jit(lambda: model.init(0))()
   state = TrainState(

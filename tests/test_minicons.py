@@ -1,9 +1,7 @@
 """Our scores beside minicons' on the same weights, on real minimal pairs.
 
 BabyLM's 2024 pipeline scores masked models with minicons
-(github.com/kanishkamisra/minicons). A random model of ours becomes
-transformers' Llama and its EuroBERT, which is Llama with bidirectional
-attention, under the same parameter names.
+(github.com/kanishkamisra/minicons). It opens what export_hf writes.
 """
 
 import json
@@ -13,8 +11,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from antlm_jax import checkpoint
+from antlm_jax import checkpoint, export_hf
 from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.hf import names
 from evals import scoring
 from tests import random_models, runs
 
@@ -26,20 +25,6 @@ pytestmark = pytest.mark.slow  # half a minute
 
 BLIMP = runs.ROOT / "../shared/data/blimp_filtered.tar.xz"
 SHAPE = {"width": 64, "heads": 4, "kv_heads": 2, "mlp_width": 96}
-# Our linear layers by transformers' names; theirs are transposed.
-LINEAR = {
-  "self_attn.q_proj": "attention/q",
-  "self_attn.k_proj": "attention/k",
-  "self_attn.v_proj": "attention/v",
-  "self_attn.o_proj": "attention/out",
-  "mlp.gate_proj": "mlp/gate",
-  "mlp.up_proj": "mlp/up",
-  "mlp.down_proj": "mlp/down",
-}
-NORMS = {
-  "input_layernorm": "attention_norm",
-  "post_attention_layernorm": "mlp_norm",
-}
 
 
 @pytest.fixture(scope="module")
@@ -65,41 +50,12 @@ def loaded(sentences, tmp_path_factory):
   return checkpoint.load(folder)
 
 
-def exported(loaded, config_type, model_type):
-  """The model in transformers, bit for bit the same parameters."""
-  t, c = loaded.tokenizer, loaded.model.config
-  config = config_type(
-    vocab_size=t.vocab_size,
-    hidden_size=c.width,
-    intermediate_size=c.mlp_width,
-    num_hidden_layers=c.layers,
-    num_attention_heads=c.heads,
-    num_key_value_heads=c.kv_heads,
-    max_position_embeddings=c.max_seq_len,
-    rms_norm_eps=c.norm_eps,
-    rope_parameters={"rope_type": "default", "rope_theta": c.rope_theta},
-    tie_word_embeddings=True,
-    pad_token_id=t.pad_id,
-    bos_token_id=t.bos_id,
-    eos_token_id=t.eos_id,
-  )
-  ours = {k: torch.tensor(np.array(v)) for k, v in loaded.params.items()}
-  state = {
-    "model.embed_tokens.weight": ours["embedding"],
-    "lm_head.weight": ours["embedding"],
-    "model.norm.weight": ours["norm/scale"],
-  }
-  for i in range(c.layers):
-    for theirs, name in LINEAR.items():
-      kernel = ours[f"blocks/{name}/kernel"][i]
-      state[f"model.layers.{i}.{theirs}.weight"] = kernel.T
-    for theirs, name in NORMS.items():
-      state[f"model.layers.{i}.{theirs}.weight"] = ours[f"blocks/{name}/scale"][
-        i
-      ]
-  model = model_type(config)
-  model.load_state_dict(state)
-  return model.eval()
+@pytest.fixture(scope="module")
+def exported(loaded, tmp_path_factory):
+  """The folders of the model in transformers, by how they read it."""
+  folder = tmp_path_factory.mktemp("exported") / "hf"
+  paths = export_hf.export(loaded, folder, names.FORMS)
+  return dict(zip(names.FORMS, paths, strict=True))
 
 
 class PreTrainedTokenizer(transformers.PreTrainedTokenizerFast):
@@ -109,46 +65,32 @@ class PreTrainedTokenizer(transformers.PreTrainedTokenizerFast):
     return self(*args, **options)
 
 
-def tokenizer_of(loaded, framed):
-  """The tokenizer in transformers, which frames a text or leaves it bare."""
-  backend = tokenizers.Tokenizer.from_str(loaded.tokenizer.to_json())
-  backend.encode_special_tokens = False  # "</s>" is a token, not a text
-  if framed:
-    backend.post_processor = tokenizers.processors.TemplateProcessing(
-      single="<s> $A </s>",
-      special_tokens=[
-        ("<s>", loaded.tokenizer.bos_id),
-        ("</s>", loaded.tokenizer.eos_id),
-      ],
+def tokenizer_of(path, framed):
+  """The tokenizer, which frames a text as it was exported or leaves it bare."""
+  tokenizer = PreTrainedTokenizer.from_pretrained(path)
+  if not framed:
+    tokenizer.backend_tokenizer.post_processor = (
+      tokenizers.processors.TemplateProcessing(single="$A", special_tokens=[])
     )
-  return PreTrainedTokenizer(
-    tokenizer_object=backend,
-    bos_token="<s>",
-    eos_token="</s>",
-    cls_token="<s>",
-    sep_token="</s>",
-    pad_token="<pad>",
-    mask_token="<mask>",
-  )
+  tokenizer.cls_token, tokenizer.sep_token = "<s>", "</s>"
+  return tokenizer
 
 
 @pytest.fixture(scope="module")
-def causal(loaded):
-  model = exported(
-    loaded, transformers.LlamaConfig, transformers.LlamaForCausalLM
-  )
+def causal(exported):
+  path = exported["causal"]
+  model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
   return scorer.IncrementalLMScorer(
-    model, "cpu", tokenizer=tokenizer_of(loaded, framed=False)
+    model, "cpu", tokenizer=tokenizer_of(path, framed=False)
   )
 
 
 @pytest.fixture(scope="module")
-def masked(loaded):
-  model = exported(
-    loaded, transformers.EuroBertConfig, transformers.EuroBertForMaskedLM
-  )
+def masked(exported):
+  path = exported["bidirectional"]
+  model = transformers.AutoModelForMaskedLM.from_pretrained(path).eval()
   return scorer.MaskedLMScorer(
-    model, "cpu", tokenizer=tokenizer_of(loaded, framed=True)
+    model, "cpu", tokenizer=tokenizer_of(path, framed=True)
   )
 
 

@@ -110,6 +110,22 @@ class Tokenizer:
   def to_json(self) -> str:
     return self._backend.to_str()
 
+  def extended(self, tokens: Sequence[str]) -> "Tokenizer":
+    """Returns a tokenizer with further special tokens, the next ids.
+
+    Raises:
+      UserError: If it has one of them already, or ids that nothing has.
+    """
+    backend = tokenizers.Tokenizer.from_str(self.to_json())
+    backend.add_special_tokens(list(tokens))
+    first = self.vocab_size
+    for index, token in enumerate(tokens, start=first):
+      if backend.token_to_id(token) != index:
+        raise cli.UserError(
+          f"the tokenizer cannot have {token} as token {index}"
+        )
+    return Tokenizer(backend)
+
   def encode(self, text: str) -> np.ndarray:
     """Encodes text, without special tokens, as int32 `[n]`."""
     return self.encode_batch([text])[0]

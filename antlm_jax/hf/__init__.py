@@ -1,0 +1,1 @@
+"""Our encoders as models of Hugging Face's transformers, both ways."""

@@ -1,0 +1,224 @@
+"""Weights in safetensors files, in shards if they are large."""
+
+import contextlib
+import json
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from antlm_jax import files
+from antlm_jax.cli import UserError
+from antlm_jax.hf.configs import read_json
+from antlm_jax.hf.names import Architecture
+from antlm_jax.models import Params
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = ("float32", "bfloat16", "float16")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+# Buffers that old Llama files hold, and that follow from the config.
+_FOLLOWS = "rotary_emb.inv_freq"
+
+
+# ------------------------------------------------------------------- writing
+
+
+@contextlib.contextmanager
+def new(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Gives a folder to write in, which gets its name when all went well.
+
+  Raises:
+    UserError: if the folder exists, or cannot be written.
+  """
+  aside = path.with_name(path.name + ".tmp")
+  if path.exists():
+    raise UserError(f"{path} exists: give another folder, or remove it")
+  try:
+    shutil.rmtree(aside, ignore_errors=True)  # of an export that was killed
+    aside.mkdir(parents=True)
+    yield aside
+    aside.rename(path)
+  except OSError as error:
+    raise UserError(f"cannot write {path}: {error.strerror}") from error
+  finally:
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def tensors(
+  params: Params, names: Mapping[str, str], dtype: str
+) -> dict[str, np.ndarray]:
+  """Returns our parameters as tensors of transformers, rounded to a dtype."""
+  out = {}
+  for path, value in params.items():
+    value = np.asarray(value).astype(jnp.dtype(dtype))
+    if path.endswith("/kernel"):
+      value = value.swapaxes(-1, -2)
+    name = names[path]
+    layers = value if "{}" in name else [value]
+    for i, layer in enumerate(layers):
+      out[name.format(i)] = np.ascontiguousarray(layer)
+  return out
+
+
+def write(
+  folder: pathlib.Path, tensors: Mapping[str, np.ndarray], shard_bytes: int
+) -> None:
+  """Writes one file, or several of at most so many bytes and an index."""
+  shards: list[dict[str, np.ndarray]] = [{}]
+  held = 0
+  for name, value in tensors.items():
+    if held and held + value.nbytes > shard_bytes:
+      shards.append({})
+      held = 0
+    shards[-1][name] = value
+    held += value.nbytes
+  paths = [SINGLE]
+  if len(shards) > 1:
+    paths = [
+      f"model-{i:05}-of-{len(shards):05}.safetensors"
+      for i in range(1, len(shards) + 1)
+    ]
+  for path, shard in zip(paths, shards, strict=True):
+    safetensors.numpy.save_file(shard, folder / path, {"format": "pt"})
+  if len(shards) > 1:
+    size = sum(value.nbytes for value in tensors.values())
+    where = {n: p for p, s in zip(paths, shards, strict=True) for n in s}
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    files.write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+
+
+# ------------------------------------------------------------------- reading
+
+
+class Weights:
+  """The tensors of a folder, read one by one.
+
+  Args:
+    folder: Holds model.safetensors, or shards and their index.
+
+  Raises:
+    UserError: if it does not.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self._files = {}
+    if (folder / SINGLE).is_file():
+      paths = [folder / SINGLE]
+    elif (folder / INDEX).is_file():
+      index = read_json(folder / INDEX, "incomplete").get("weight_map", {})
+      paths = [folder / name for name in sorted(set(index.values()))]
+    else:
+      pickled = sorted(p.name for p in folder.glob("*.bin"))
+      raise UserError(
+        f"{folder} holds no {SINGLE}"
+        + (f": {pickled[0]} may run code when read, and is not" if pickled
+           else "")
+      )  # fmt: skip
+    for path in paths:
+      with _readable(path):
+        file = safetensors.safe_open(path, framework="np")
+        self._files |= dict.fromkeys(file.keys(), file)
+    self._files = {
+      n: f for n, f in self._files.items() if not n.endswith(_FOLLOWS)
+    }
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._files)
+
+  def shape(self, name: str) -> tuple[int, ...]:
+    return tuple(self._files[name].get_slice(name).get_shape())
+
+  def dtype(self, name: str) -> str:
+    """Its dtype as safetensors calls it, such as BF16."""
+    return self._files[name].get_slice(name).get_dtype()
+
+  def __getitem__(self, name: str) -> np.ndarray:
+    """Reads a tensor, as float32."""
+    return self._files[name].get_tensor(name).astype(np.float32)
+
+
+@contextlib.contextmanager
+def _readable(path: pathlib.Path):
+  try:
+    yield
+  except OSError as error:
+    reason = error.strerror or str(error).splitlines()[0]
+    raise UserError(f"cannot read {path}: {reason}") from error
+  except safetensors.SafetensorError as error:
+    raise UserError(f"{path} is not whole: {error}") from error
+
+
+def params(
+  weights: Weights, architecture: Architecture, shapes: Mapping
+) -> dict[str, np.ndarray]:
+  """Reads all parameters of an encoder.
+
+  Args:
+    weights: The tensors.
+    architecture: Their names.
+    shapes: By path, arrays of the shapes that are wanted.
+
+  Raises:
+    UserError: naming the tensors that are missing, unknown or of another shape.
+  """
+  wanted = {}  # by path, its tensors' names and their shape
+  for path, shape in shapes.items():
+    name, own = architecture.weights[path], tuple(shape.shape)
+    layers, own = (own[0], own[1:]) if "{}" in name else (1, own)
+    names = [name.format(i) for i in range(layers)]
+    wanted[path] = names, own[::-1] if path.endswith("/kernel") else own
+  _check_names(
+    weights, architecture, {n for ns, _ in wanted.values() for n in ns}
+  )
+  for names, shape in wanted.values():
+    for name in names:
+      _check_tensor(weights, name, shape)
+  out = {}
+  for path, (names, _) in wanted.items():
+    layers = [weights[name] for name in names]
+    value = (
+      np.stack(layers) if "{}" in architecture.weights[path] else layers[0]
+    )
+    out[path] = value.swapaxes(-1, -2) if path.endswith("/kernel") else value
+  return out
+
+
+def _check_names(weights, architecture, expected: set[str]) -> None:
+  there = set(weights)
+  if missing := sorted(expected - there):
+    raise UserError(f"missing weights: {_listed(missing)}")
+  extra = there - expected
+  tied = {architecture.weights.get("head/kernel")} & extra
+  for name in tied:  # some files hold the embedding twice
+    embedding = architecture.weights["embedding"]
+    if np.array_equal(weights[name], weights[embedding]):
+      extra.discard(name)
+    else:
+      raise UserError(
+        f"{name} differs from {embedding}, although tie_word_embeddings is true"
+      )
+  if extra:
+    raise UserError(
+      f"weights that this encoder has no place for: {_listed(sorted(extra))}"
+    )
+
+
+def _check_tensor(weights: Weights, name: str, expected) -> None:
+  found, dtype = weights.shape(name), weights.dtype(name)
+  if found != expected:
+    raise UserError(
+      f"{name} has shape {list(found)}, not {list(expected)} as config.json"
+      " says"
+    )
+  if dtype not in _FLOATS:
+    raise UserError(f"{name} has dtype {dtype}: quantized weights are not read")
+
+
+def _listed(names: list[str]) -> str:
+  more = f" and {len(names) - 4} more" if len(names) > 4 else ""
+  return ", ".join(names[:4]) + more

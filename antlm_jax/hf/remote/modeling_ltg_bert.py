@@ -1,0 +1,597 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LTG-BERT (arXiv 2303.09859) and GPT-BERT (arXiv 2410.24159) in PyTorch.
+
+Positions are relative: each attention score adds what the query and the key
+have for the bucket of their distance (DeBERTa, arXiv 2006.03654). Which keys a
+token sees is the mask's business alone, so the same weights read causally
+(`LtgBertForCausalLM`) or bidirectionally (`LtgBertForMaskedLM`). There is no
+cache of keys and values: generation reads the whole row for every token.
+
+In shapes B is rows, T tokens, N heads, H a head's width, D = N H the hidden
+width, C buckets of distances and V tokens of the vocabulary.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import (
+  BaseModelOutput,
+  CausalLMOutput,
+  MaskedLMOutput,
+  SequenceClassifierOutput,
+  TokenClassifierOutput,
+)
+
+from .configuration_ltg_bert import LtgBertConfig
+
+# -------------------------------------------------------------------- layers
+
+
+def _layer_norm(config, width, affine=False):
+  eps = config.layer_norm_eps
+  return nn.LayerNorm(width, eps=eps, elementwise_affine=affine)
+
+
+class LtgBertAttention(nn.Module):
+  """Attention with disentangled relative positions, between two norms.
+
+  Written out where the weights are asked for, or by `attn_implementation=
+  "eager"`; else by scaled_dot_product_attention, which takes the position
+  terms as a bias.
+  """
+
+  def __init__(self, config):
+    super().__init__()
+    self.config = config
+    width = config.hidden_size
+    self.scale = (3 * config.head_width) ** -0.5  # three terms make a score
+    self.norm = _layer_norm(config, width)
+    self.q_proj = nn.Linear(width, width)
+    self.k_proj = nn.Linear(width, width)
+    self.v_proj = nn.Linear(width, width)
+    if config.attention_gate:
+      self.g_proj = nn.Linear(width, width)
+    self.o_proj = nn.Linear(width, width)
+    gated = config.attention_gate
+    self.out_norm = _layer_norm(config, width, affine=not gated)
+    self.dropout = nn.Dropout(config.hidden_dropout_prob)
+
+  def forward(self, x, relative, buckets, mask, with_weights):
+    """Attends.
+
+    Args:
+      x: `[B, T, D]`.
+      relative: The buckets' embeddings, `[C, D]`.
+      buckets: The bucket of each query's distance to each key, `[T, T]`.
+      mask: What is added to the scores, `[B or 1, 1, T, T]`.
+      with_weights: Whether to return the attention weights.
+
+    Returns:
+      What is added to x, and the attention weights `[B, N, T, T]` or None.
+    """
+    x = self.norm(x)
+    q, k, v = (
+      self._heads(projection(x))
+      for projection in (self.q_proj, self.k_proj, self.v_proj)
+    )
+    bias = mask + self.scale * self._position_terms(q, k, relative, buckets)
+    y, weights = self._attend(q, k, v, bias, with_weights)
+    y = y.transpose(1, 2).flatten(2)
+    if self.config.attention_gate:
+      y = self.o_proj(self.out_norm(y * F.gelu(self.g_proj(x))))
+    else:
+      y = self.out_norm(self.o_proj(y))
+    return self.dropout(y), weights
+
+  def _heads(self, x):
+    """`[..., T, D]` to `[..., N, T, H]`."""
+    return x.unflatten(-1, (-1, self.config.head_width)).transpose(-2, -3)
+
+  def _position_terms(self, q, k, relative, buckets):
+    """Returns what the distances add to the scores, `[B, N, T, T]`."""
+    # Queries meet the positions' keys, and keys the positions' queries; both
+    # come by the projections of the tokens.
+    relative = self.dropout(relative)
+    of_query = q @ self._heads(self.k_proj(relative)).mT
+    of_key = k @ self._heads(self.q_proj(relative)).mT
+    shape = (*q.shape[:2], *buckets.shape)
+    of_query = of_query.gather(-1, buckets.expand(shape))
+    return of_query + of_key.gather(-1, buckets.mT.expand(shape)).mT
+
+  def _attend(self, q, k, v, bias, with_weights):
+    rate = self.config.attention_probs_dropout_prob if self.training else 0.0
+    if self.config._attn_implementation == "sdpa" and not with_weights:
+      y = F.scaled_dot_product_attention(
+        *(q, k, v), attn_mask=bias, dropout_p=rate, scale=self.scale
+      )
+      return y, None
+    scores = self.scale * (q @ k.mT) + bias
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype)
+    weights = F.dropout(weights, rate)
+    return weights @ v, weights if with_weights else None
+
+
+class LtgBertMLP(nn.Module):
+  """A gated MLP with a norm before each product."""
+
+  def __init__(self, config, index):
+    super().__init__()
+    width, inner = config.hidden_size, config.intermediate_size
+    self.norm = _layer_norm(config, width)
+    self.gate_proj = nn.Linear(width, inner, bias=False)
+    self.up_proj = nn.Linear(width, inner, bias=False)
+    self.inner_norm = _layer_norm(config, inner)
+    self.down_proj = nn.Linear(inner, width, bias=False)
+    self.dropout = nn.Dropout(config.hidden_dropout_prob)
+    for linear in (self.gate_proj, self.up_proj, self.down_proj):
+      linear.init_scale = (0.5 / (1 + index)) ** 0.5  # deeper, smaller
+
+  def forward(self, x):
+    x = self.norm(x)
+    y = self.up_proj(x) * F.gelu(self.gate_proj(x), approximate="tanh")
+    return self.dropout(self.down_proj(self.inner_norm(y)))
+
+
+class LtgBertLayer(nn.Module):
+  """Attention, then the MLP, each added to its input."""
+
+  def __init__(self, config, index):
+    super().__init__()
+    self.self_attn = LtgBertAttention(config)
+    self.mlp = LtgBertMLP(config, index)
+
+  def forward(self, x, pass_on, *attention_inputs):
+    """Runs the layer.
+
+    Args:
+      x: `[B, T, D]`.
+      pass_on: Makes the next sublayer's input of a sublayer's sum.
+      *attention_inputs: See `LtgBertAttention.forward`.
+
+    Returns:
+      The next layer's input, and the attention weights or None.
+    """
+    y, weights = self.self_attn(x, *attention_inputs)
+    x = pass_on(x + y)
+    return pass_on(x + self.mlp(x)), weights
+
+
+class LtgBertHead(nn.Module):
+  """Hidden states to scores of tokens, by the input embeddings."""
+
+  def __init__(self, config):
+    super().__init__()
+    width = config.hidden_size
+    self.norm = _layer_norm(config, width)
+    self.dense = nn.Linear(width, width)
+    self.out_norm = _layer_norm(config, width)
+    self.dropout = nn.Dropout(config.hidden_dropout_prob)
+    self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+
+  def forward(self, hidden, embeddings):
+    """`[..., D]` and embeddings `[V, D]` to scores `[..., V]`."""
+    x = self.out_norm(F.gelu(self.dense(self.norm(hidden))))
+    return F.linear(self.dropout(x), embeddings, self.bias)
+
+
+# ------------------------------------------------------------------- encoder
+
+
+class LtgBertPreTrainedModel(PreTrainedModel):
+  """What all models here share: their first weights, and how they load."""
+
+  config_class = LtgBertConfig
+  base_model_prefix = "model"
+  _supports_sdpa = True
+  # Losses are means over a batch, whatever else a trainer would pass.
+  accepts_loss_kwargs = False
+
+  def _init_weights(self, module):
+    """Draws from a normal distribution, cut at two deviations."""
+    if isinstance(module, (nn.Linear, nn.Embedding)):
+      std = self.config.initializer_range * getattr(module, "init_scale", 1.0)
+      nn.init.trunc_normal_(module.weight, std=std, a=-2 * std, b=2 * std)
+    elif isinstance(module, nn.LayerNorm) and module.elementwise_affine:
+      nn.init.ones_(module.weight)
+    if isinstance(getattr(module, "bias", None), nn.Parameter):
+      nn.init.zeros_(module.bias)
+    if isinstance(getattr(module, "depth_weights", None), nn.Parameter):
+      # At first each sublayer reads the output before it, and no other.
+      sublayers = 2 * self.config.num_hidden_layers
+      rows = [torch.eye(n)[-1] for n in range(2, sublayers + 2)]
+      with torch.no_grad():
+        module.depth_weights.copy_(torch.cat(rows))
+
+  def get_output_embeddings(self):
+    """There are none: the head takes those of the input."""
+    return None
+
+  def _output(self, kind, encoded, loss, logits, return_dict):
+    """Returns an output of a kind, with what the encoder says beside."""
+    output = kind(
+      loss=loss,
+      logits=logits,
+      hidden_states=encoded.hidden_states,
+      attentions=encoded.attentions,
+    )
+    return self._in_form(output, return_dict)
+
+  def _in_form(self, output, return_dict):
+    if return_dict is None:
+      return_dict = self.config.return_dict
+    return output if return_dict else output.to_tuple()
+
+
+class LtgBertModel(LtgBertPreTrainedModel):
+  """The encoder: tokens in, hidden states out."""
+
+  def __init__(self, config):
+    super().__init__(config)
+    width, layers = config.hidden_size, config.num_hidden_layers
+    self.embed_tokens = nn.Embedding(config.vocab_size, width)
+    self.embedding_norm = _layer_norm(config, width)
+    buckets = len(config.distance_edges) + 1
+    self.relative_embedding = nn.Embedding(buckets, width)
+    self.relative_norm = _layer_norm(config, width, affine=True)
+    self.dropout = nn.Dropout(config.hidden_dropout_prob)
+    self.layers = nn.ModuleList(LtgBertLayer(config, i) for i in range(layers))
+    if config.depth_weights:
+      # Of the n outputs until then, n weights for each sublayer.
+      count = sum(range(2, 2 * layers + 2))
+      self.depth_weights = nn.Parameter(torch.zeros(count))
+    self.post_init()
+
+  def get_input_embeddings(self):
+    return self.embed_tokens
+
+  def set_input_embeddings(self, value):
+    self.embed_tokens = value
+
+  def forward(
+    self,
+    input_ids,
+    attention_mask=None,
+    is_causal=None,
+    output_attentions=None,
+    output_hidden_states=None,
+    return_dict=None,
+  ):
+    """Encodes tokens.
+
+    Args:
+      input_ids: `[B, T]`.
+      attention_mask: 1 where there is a token and 0 where there is padding,
+        on either side, `[B, T]`. Or which keys each query sees, causality
+        with it, `[B, 1, T, T]`: added to the scores if floating, else 1
+        where seen.
+      is_causal: Whether no token sees a later one; as config.is_decoder says
+        by default.
+      output_attentions: Whether to return each layer's attention weights.
+      output_hidden_states: Whether to return the embeddings and each layer's
+        output.
+      return_dict: Whether to return an object rather than a tuple.
+
+    Returns:
+      Hidden states `[B, T, D]`, without a last norm: a head begins with one.
+    """
+    config = self.config
+    if is_causal is None:
+      is_causal = config.is_decoder
+    if output_attentions is None:
+      output_attentions = config.output_attentions
+    if output_hidden_states is None:
+      output_hidden_states = config.output_hidden_states
+    x = self.dropout(self.embedding_norm(self.embed_tokens(input_ids)))
+    attention_inputs = (
+      self.relative_norm(self.relative_embedding.weight),
+      self._buckets(x),
+      _additive_mask(attention_mask, x, is_causal),
+      output_attentions,
+    )
+    pass_on = self._weighing(x) if config.depth_weights else lambda x: x
+    states, attentions = [x], []
+    for layer in self.layers:
+      x, weights = layer(x, pass_on, *attention_inputs)
+      states.append(x)
+      attentions.append(weights)
+    output = BaseModelOutput(
+      last_hidden_state=x,
+      hidden_states=tuple(states) if output_hidden_states else None,
+      attentions=tuple(attentions) if output_attentions else None,
+    )
+    return self._in_form(output, return_dict)
+
+  def _buckets(self, x):
+    """Returns the bucket of each distance, query minus key, `[T, T]`."""
+    edges = torch.tensor(self.config.distance_edges, device=x.device)
+    at = torch.arange(x.shape[1], device=x.device)
+    # The number of edges up to the distance.
+    return torch.bucketize(at[:, None] - at, edges, right=True)
+
+  def _weighing(self, first):
+    """Returns a function that weighs an output with all before it."""
+    outputs = [first]
+
+    def pass_on(x):
+      outputs.append(x)
+      n = len(outputs)
+      begin = n * (n - 1) // 2 - 1  # those before took 2, 3, ... n - 1
+      weights = self.depth_weights[begin : begin + n]
+      return sum(w * y for w, y in zip(weights, outputs, strict=True))
+
+    return pass_on
+
+
+def _additive_mask(attention_mask, x, is_causal):
+  """Returns what is added to the scores, `[B or 1, 1, T, T]`.
+
+  Args:
+    attention_mask: See `LtgBertModel.forward`.
+    x: Of the dtype and on the device of the scores, `[B, T, D]`.
+    is_causal: Whether no token sees a later one.
+  """
+  lowest = torch.finfo(x.dtype).min
+  ready = attention_mask is not None and attention_mask.dim() == 4
+  if ready and attention_mask.is_floating_point():
+    # Not -inf: a row of nothing else would have no softmax.
+    return attention_mask.to(x.dtype).clamp(min=lowest)
+  tokens = x.shape[1]
+  seen = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=x.device)
+  if ready:
+    seen = attention_mask.bool()
+  elif is_causal:
+    seen = seen.tril()
+  if attention_mask is not None and not ready:
+    seen = seen & attention_mask[:, None, None, :].bool()
+    # Padding sees itself, so that it sees something.
+    seen = seen | torch.eye(tokens, dtype=torch.bool, device=x.device)
+  return x.new_zeros(seen.shape).masked_fill(~seen, lowest)
+
+
+# ---------------------------------------------------------- language modeling
+
+
+class LtgBertLMModel(LtgBertPreTrainedModel):
+  """The encoder and its head, which both language models are."""
+
+  def __init__(self, config):
+    super().__init__(config)
+    self.model = LtgBertModel(config)
+    self.lm_head = LtgBertHead(config)
+    self.post_init()
+
+  def resize_token_embeddings(self, *args, **options):
+    """Changes the vocabulary's size; new tokens have a bias of 0."""
+    embeddings = super().resize_token_embeddings(*args, **options)
+    bias = self.lm_head.bias
+    added = embeddings.num_embeddings - len(bias)
+    self.lm_head.bias = nn.Parameter(F.pad(bias.detach(), (0, added)))
+    return embeddings
+
+  def _logits(self, hidden):
+    return self.lm_head(hidden, self.model.embed_tokens.weight)
+
+
+class LtgBertForMaskedLM(LtgBertLMModel):
+  """Reads bidirectionally and predicts masked tokens."""
+
+  def forward(self, input_ids, attention_mask=None, labels=None, **options):
+    """Predicts the token at every position.
+
+    Of a model that predicts a masked token one position before it
+    (config.mask_shift = 1), the logits are moved to where that token is. The
+    first token of a row then has none: its logits are 0, and its label is not
+    counted. A padded row is best padded on the right, or its first token is
+    predicted from padding.
+
+    Args:
+      input_ids: `[B, T]`.
+      attention_mask: See `LtgBertModel.forward`.
+      labels: Which token each is, `[B, T]`; -100 where it is not asked for.
+      **options: See `LtgBertModel.forward`.
+
+    Returns:
+      Logits `[B, T, V]`, and with labels the loss, their mean.
+    """
+    shift = self.config.mask_shift
+    return_dict = options.pop("return_dict", None)
+    options |= {"is_causal": False, "return_dict": True}
+    encoded = self.model(input_ids, attention_mask, **options)
+    logits = self._logits(encoded.last_hidden_state)
+    if shift:
+      logits = F.pad(logits[:, :-shift], (0, 0, shift, 0))
+    loss = None
+    if labels is not None:
+      loss = _cross_entropy(logits[:, shift:], labels[:, shift:])
+    return self._output(MaskedLMOutput, encoded, loss, logits, return_dict)
+
+
+class LtgBertForCausalLM(LtgBertLMModel, GenerationMixin):
+  """Reads causally and predicts next tokens."""
+
+  def forward(
+    self,
+    input_ids,
+    attention_mask=None,
+    labels=None,
+    logits_to_keep=0,
+    **options,
+  ):
+    """Predicts the token after every position.
+
+    Args:
+      input_ids: `[B, T]`.
+      attention_mask: See `LtgBertModel.forward`.
+      labels: The tokens themselves, `[B, T]`; -100 where it is not asked for.
+        They need the logits of all positions.
+      logits_to_keep: Return logits of so many last positions, or of all (0).
+      **options: See `LtgBertModel.forward`.
+
+    Returns:
+      Logits `[B, T, V]`, and with labels the loss, their mean.
+    """
+    return_dict = options.pop("return_dict", None)
+    options |= {"is_causal": True, "return_dict": True}
+    encoded = self.model(input_ids, attention_mask, **options)
+    logits = self._logits(encoded.last_hidden_state[:, -logits_to_keep:])
+    loss = None
+    if labels is not None:
+      loss = _cross_entropy(logits[:, :-1], labels[:, 1:])
+    return self._output(CausalLMOutput, encoded, loss, logits, return_dict)
+
+  def prepare_inputs_for_generation(
+    self, input_ids, attention_mask=None, **kwargs
+  ):
+    """Gives the whole row for every token, since there is no cache."""
+    passed = ("logits_to_keep", "output_attentions", "output_hidden_states")
+    return {
+      "input_ids": input_ids,
+      "attention_mask": attention_mask,
+      **{name: kwargs[name] for name in passed if name in kwargs},
+    }
+
+
+# ------------------------------------------------------------- classification
+
+
+class LtgBertForSequenceClassification(LtgBertPreTrainedModel):
+  """Classifies texts by one vector: of the first or last token, or the mean."""
+
+  def __init__(self, config):
+    super().__init__(config)
+    self.model = LtgBertModel(config)
+    self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+    self.dropout = _classifier_dropout(config)
+    self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+    self.post_init()
+
+  def forward(self, input_ids, attention_mask=None, labels=None, **options):
+    """Classifies texts.
+
+    Args:
+      input_ids: `[B, T]`.
+      attention_mask: 1 where there is a token and 0 where there is padding,
+        `[B, T]`.
+      labels: Classes `[B]`; or numbers `[B]` or `[B, num_labels]`, in a
+        regression; or 0 and 1 for each of several labels, `[B, num_labels]`.
+      **options: See `LtgBertModel.forward`.
+
+    Returns:
+      Logits `[B, num_labels]`, and with labels the loss, their mean.
+
+    Raises:
+      ValueError: for a mask that does not say what is padding.
+    """
+    if attention_mask is not None and attention_mask.dim() != 2:
+      raise ValueError("texts are classified with a mask of shape [B, T]")
+    return_dict = options.pop("return_dict", None)
+    encoded = self.model(input_ids, attention_mask, return_dict=True, **options)
+    x = self._pooled(encoded.last_hidden_state, attention_mask)
+    logits = self.classifier(self.dropout(self._activated(x)))
+    loss = None
+    if labels is not None:
+      loss = _classification_loss(self.config, logits, labels)
+    return self._output(
+      SequenceClassifierOutput, encoded, loss, logits, return_dict
+    )
+
+  def _pooled(self, hidden, attention_mask):
+    """Returns one vector of each row's tokens, `[B, D]`."""
+    if attention_mask is None:
+      attention_mask = hidden.new_ones(hidden.shape[:2])
+    real = (attention_mask != 0).long()
+    if self.config.classifier_pooling == "mean":
+      total = (hidden * real[..., None]).sum(dim=1)
+      return total / real.sum(dim=1, keepdim=True)
+    if self.config.classifier_pooling == "first":
+      at = real.argmax(dim=1)  # the first of those that are largest
+    else:
+      at = real.shape[1] - 1 - real.flip(1).argmax(dim=1)
+    return hidden[torch.arange(len(hidden), device=hidden.device), at]
+
+  def _activated(self, x):
+    if not self.config.classifier_norms:
+      return F.gelu(self.dense(x))
+    x = F.gelu(self.dense(_plain_norm(x)), approximate="tanh")
+    return _plain_norm(x)
+
+
+class LtgBertForTokenClassification(LtgBertPreTrainedModel):
+  """Classifies every token by its hidden state."""
+
+  def __init__(self, config):
+    super().__init__(config)
+    self.model = LtgBertModel(config)
+    self.dropout = _classifier_dropout(config)
+    self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+    self.post_init()
+
+  def forward(self, input_ids, attention_mask=None, labels=None, **options):
+    """Classifies tokens.
+
+    Args:
+      input_ids: `[B, T]`.
+      attention_mask: See `LtgBertModel.forward`.
+      labels: Classes `[B, T]`; -100 where it is not asked for.
+      **options: See `LtgBertModel.forward`.
+
+    Returns:
+      Logits `[B, T, num_labels]`, and with labels the loss, their mean.
+    """
+    return_dict = options.pop("return_dict", None)
+    encoded = self.model(input_ids, attention_mask, return_dict=True, **options)
+    logits = self.classifier(self.dropout(encoded.last_hidden_state))
+    loss = None if labels is None else _cross_entropy(logits, labels)
+    return self._output(
+      TokenClassifierOutput, encoded, loss, logits, return_dict
+    )
+
+
+def _classifier_dropout(config):
+  rate = config.classifier_dropout
+  return nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
+
+
+def _plain_norm(x):
+  return F.layer_norm(x, x.shape[-1:], eps=1e-5)
+
+
+def _cross_entropy(logits, labels):
+  """Returns the mean in nats over labels that are not -100, float32 `[]`."""
+  return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
+
+
+def _classification_loss(config, logits, labels):
+  """Returns the loss of config.problem_type, or of what the labels look like.
+
+  Args:
+    config: The model's.
+    logits: `[B, num_labels]`.
+    labels: See `LtgBertForSequenceClassification.forward`.
+  """
+  problem = config.problem_type
+  if problem is None:
+    if config.num_labels == 1:
+      problem = "regression"
+    elif labels.is_floating_point():
+      problem = "multi_label_classification"
+    else:
+      problem = "single_label_classification"
+  if problem == "single_label_classification":
+    return _cross_entropy(logits, labels)
+  logits, labels = logits.float().flatten(), labels.float().flatten()
+  if problem == "regression":
+    return F.mse_loss(logits, labels)
+  return F.binary_cross_entropy_with_logits(logits, labels)
+
+
+# So that save_pretrained writes this code beside the weights.
+LtgBertModel.register_for_auto_class("AutoModel")
+for _task in (
+  LtgBertForCausalLM,
+  LtgBertForMaskedLM,
+  LtgBertForSequenceClassification,
+  LtgBertForTokenClassification,
+):
+  _task.register_for_auto_class(_task.__name__.replace("LtgBert", "AutoModel"))

@@ -1,0 +1,49 @@
+"""Continues a model that is there, with any curriculum: continued pretraining.
+
+    python -m antlm_jax.import_hf --model=FOLDER --workdir=runs/smol
+    python -m antlm_jax.prepare --text=TEXT --output=data/smol \\
+      --tokenizer=runs/smol/tokenizer.json --boundary=eos --seq_len=512
+    python -m antlm_jax.train --workdir=runs/smol_mlm \\
+      --config=configs/continued.py:checkpoint=runs/smol,curriculum=2000M \\
+      --config.data.path=data/smol
+
+The encoder is the checkpoint's, a run's as well as an imported one's. As arXiv
+2507.00994 (section 5) continues a CLM model with MLM: 40 % masked, all by
+<mask>. It does not say which learning rate, warmup and optimizer state; here
+they are a third of its peak rate, a short warmup and a new one.
+
+The argument takes
+- `checkpoint`: a run, or one of its steps;
+- `curriculum`: `2000M` by default; `12000M` and `22000M` are the paper's too;
+- `mask_ratio`: 0.4 by default;
+- `shrink`: few and small steps; the encoder stays as it is.
+"""
+
+from antlm_jax import checkpoint
+from antlm_jax import config as config_lib
+from antlm_jax.cli import UserError
+
+
+def get_config(arg: str = ""):
+  """Returns the config; see the module."""
+  arg = config_lib.parse_arg(
+    arg, shrink=False, checkpoint="", curriculum="2000M", mask_ratio=0.4
+  )
+  if not arg.checkpoint:
+    raise UserError("config argument checkpoint=RUN is missing")
+  path = checkpoint.find(arg.checkpoint)
+  model = checkpoint.read_meta(path).config.model
+  config = config_lib.default(model.name)
+  config.curriculum = arg.curriculum
+  config.objectives.M.update(
+    mask_ratio=arg.mask_ratio, mask_token=1.0, random_token=0.0
+  )
+  config.train.update(batch_size=128)
+  config.optimizer.update(eps=1e-5)
+  config.schedule.update(peak_lr=1.5e-4, warmup_steps=0.05, decay_steps=0.5)
+  config.checkpoint.every = 0.25
+  if arg.shrink:
+    config_lib.shrink(config)
+  config.model.update(model)
+  config.init.update(checkpoint=str(path), optimizer="reset", step="reset")
+  return config

@@ -1,0 +1,439 @@
+"""Export and import of transformers folders, without PyTorch."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+
+from antlm_jax import checkpoint, export_hf, import_hf, models
+from antlm_jax.cli import UserError
+from antlm_jax.hf import folder as folders
+from antlm_jax.hf import names
+from tests import helpers, random_models, runs
+
+LTG_BERT = {
+  "encoder": "ltg_bert",
+  "position_buckets": 8,
+  "longest_distance": 20,
+}
+VARIANTS = {
+  "grouped": {},
+  "untied": {"tied": False, "kv_heads": 2, "rope_theta": 5e3},
+  "ltg_bert": LTG_BERT,
+  "gpt_bert": LTG_BERT | {"attention_gate": True, "depth_weights": True},
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+  return random_models.tokenizer()
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def loaded(request, tokenizer, tmp_path_factory):
+  folder = tmp_path_factory.mktemp(request.param)
+  random_models.save(folder, tokenizer, **VARIANTS[request.param])
+  return checkpoint.load(folder)
+
+
+@pytest.fixture(scope="module")
+def llama(tokenizer, tmp_path_factory):
+  """A llama, and it exported read causally."""
+  run = tmp_path_factory.mktemp("run")
+  random_models.save(run, tokenizer, tied=False)
+  loaded = checkpoint.load(run)
+  (path,) = export_hf.export(loaded, run / "hf", ["causal"])
+  return loaded, path
+
+
+@pytest.fixture
+def foreign(llama, tmp_path):
+  """The folder as others write it: nothing of ours beside the model."""
+  path = tmp_path / "foreign"
+  shutil.copytree(llama[1], path)
+  (path / export_hf.NATIVE).unlink()
+  return path
+
+
+def contents(path):
+  return {
+    str(p.relative_to(path)): p.read_bytes()
+    for p in path.rglob("*")
+    if p.is_file()
+  }
+
+
+def change(path, **fields):
+  """Changes fields of a folder's config.json."""
+  config = json.loads((path / "config.json").read_text())
+  (path / "config.json").write_text(json.dumps(config | fields))
+
+
+def rewrite(path, edit):
+  """Changes a folder's tensors."""
+  file = path / folders.SINGLE
+  tensors = safetensors.numpy.load_file(file)
+  edit(tensors)
+  safetensors.numpy.save_file(tensors, file)
+
+
+# ------------------------------------------------------------------ the table
+
+
+@pytest.mark.parametrize(
+  "model",
+  [
+    helpers.model(tied=False),
+    helpers.ltg_bert(attention_gate=True, depth_weights=True),
+    helpers.ltg_bert(),
+  ],
+  ids=["llama", "gpt_bert", "ltg_bert"],
+)
+def test_every_parameter_has_one_name(model):
+  """And each name one parameter, of the shape that the other layout has."""
+  table = names.ARCHITECTURES[
+    next(n for n, (_, c) in models.ENCODERS.items()
+         if isinstance(model.config, c))
+  ].weights  # fmt: skip
+  params = helpers.random_params(model)
+  assert set(params) <= set(table)
+  tensors = folders.tensors(params, table, "float32")
+  size = sum(value.size for value in params.values())
+  assert sum(value.size for value in tensors.values()) == size
+  assert len(set(table.values())) == len(table)
+
+
+# ----------------------------------------------------------------- round trip
+
+
+def test_export_import_export_is_bit_for_bit(loaded, tmp_path):
+  export_hf.export(loaded, tmp_path / "hf", names.FORMS)
+  for form in names.FORMS:
+    imported = import_hf.read(tmp_path / "hf" / form)
+    path = import_hf.write(imported, tmp_path / form)
+    again = checkpoint.load(path)
+    assert helpers.equal(again.params, loaded.params)
+    assert again.step == loaded.step == random_models.STEP
+    assert again.config.to_dict() == loaded.config.to_dict()
+    assert again.tokenizer.to_json() == loaded.tokenizer.to_json()
+    export_hf.export(again, tmp_path / f"again-{form}", names.FORMS)
+    assert contents(tmp_path / f"again-{form}") == contents(tmp_path / "hf")
+
+
+def test_both_forms_are_the_same_file(loaded, tmp_path):
+  paths = export_hf.export(loaded, tmp_path / "hf", names.FORMS)
+  inodes = {(path / folders.SINGLE).stat().st_ino for path in paths}
+  assert len(inodes) == 1
+
+
+def test_shards_hold_the_same(llama, tmp_path):
+  loaded, whole = llama
+  (path,) = export_hf.export(
+    loaded, tmp_path / "hf", ["causal"], shard_bytes=50_000
+  )
+  files = sorted(path.glob("*.safetensors"))
+  assert len(files) > 2
+  assert files[0].name == f"model-00001-of-{len(files):05}.safetensors"
+  # A tensor larger than a shard has one of its own.
+  assert all(
+    f.stat().st_size < 60_000 or len(safetensors.numpy.load_file(f)) == 1
+    for f in files
+  )
+  assert helpers.equal(
+    import_hf.read(path).params, import_hf.read(whole).params
+  )
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_narrow_dtype_rounds_once(llama, dtype, tmp_path):
+  loaded, whole = llama
+  (path,) = export_hf.export(loaded, tmp_path / "a", ["causal"], dtype)
+  assert json.loads((path / "config.json").read_text())["dtype"] == dtype
+  imported = import_hf.read(path)
+  exact = import_hf.read(whole).params
+  step = 2.0 ** (-8 if dtype == "bfloat16" else -11)
+  for name, value in imported.params.items():
+    np.testing.assert_allclose(value, exact[name], rtol=step, atol=1e-7)
+  again = checkpoint.load(import_hf.write(imported, tmp_path / "run"))
+  (path_again,) = export_hf.export(again, tmp_path / "b", ["causal"], dtype)
+  assert contents(path_again) == contents(path)
+
+
+# ---------------------------------------------------------------- the folders
+
+
+def test_the_form_is_the_one_it_was_trained_in(tmp_path, tokenizer, llama):
+  def forms(curriculum):
+    with llama[0].config.unlocked():
+      llama[0].config.curriculum = curriculum
+    return export_hf.trained_forms(llama[0])
+
+  before = llama[0].config.curriculum
+  assert forms("24C") == ("causal",)
+  assert forms("24M") == forms("24N") == ("bidirectional",)
+  assert forms("4C+16M+4C") == forms("C:N=1:15") == names.FORMS
+  assert forms("2P") == ("causal",)
+  forms(before)
+
+
+def test_generation_draws_no_special_token_but_the_end(llama):
+  config = json.loads((llama[1] / "generation_config.json").read_text())
+  tokenizer = llama[0].tokenizer
+  assert set(config["suppress_tokens"]) == {
+    tokenizer.pad_id, tokenizer.bos_id, tokenizer.mask_id
+  }  # fmt: skip
+  assert config["eos_token_id"] == tokenizer.eos_id
+
+
+def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
+  run = random_models.save(tmp_path / "run", tokenizer)
+  record = {"step": random_models.STEP, "eval/mlm/loss": 3.25}
+  (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+  pairs = run / "evals" / "blimp" / f"{random_models.STEP}-mlm"
+  pairs.mkdir(parents=True)
+  summary = {
+    "request": {"mode": "mlm", "step": random_models.STEP, "limit": 0},
+    "macro_accuracy": 0.7123,
+    "pairs": 1000,
+  }
+  (pairs / "summary.json").write_text(json.dumps(summary))
+  paths = export_hf.export(checkpoint.load(run), tmp_path / "hf")
+  for path in paths:
+    text = (path / "README.md").read_text()
+    assert "`4C+16M+4C` (clm, mlm)" in text
+    assert "| held-out loss, mlm | 3.250 nats |" in text
+    assert "| blimp, mlm | 71.2 % of 1,000 pairs |" in text
+  assert "AutoModelForCausalLM" in (paths[0] / "README.md").read_text()
+  assert "AutoModelForMaskedLM" in (paths[1] / "README.md").read_text()
+
+
+def test_a_failure_leaves_nothing(llama, tmp_path, monkeypatch):
+  def fail(*args):
+    raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(safetensors.numpy, "save_file", fail)
+  with pytest.raises(UserError, match="No space left"):
+    export_hf.export(llama[0], tmp_path / "hf")
+  assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------- foreign folders
+
+
+def test_a_foreign_folder_is_read(llama, foreign, tmp_path):
+  """With the config as transformers 4 wrote it, leaving out what it may."""
+  config = json.loads((foreign / "config.json").read_text())
+  for name in ("rope_parameters", "head_dim", "attention_bias", "mlp_bias"):
+    del config[name]
+  config |= {"rope_scaling": None, "rope_theta": 10000.0}
+  (foreign / "config.json").write_text(json.dumps(config))
+  imported = import_hf.read(foreign)
+  assert helpers.equal(
+    {k: np.asarray(v) for k, v in imported.params.items()},
+    {k: np.asarray(v) for k, v in llama[0].params.items()},
+  )
+  assert (imported.step, imported.meta.boundary) == (0, "bos_eos")
+  assert import_hf.read(foreign, boundary="eos").meta.boundary == "eos"
+  settings = imported.meta.config.model
+  assert settings.rope_theta == 10000.0
+  assert not settings.tied
+
+
+def test_a_tokenizer_without_a_mask_gets_one(llama, foreign):
+  loaded = llama[0]
+  path = foreign / "tokenizer.json"
+  spec = json.loads(path.read_text())
+  spec["added_tokens"] = [
+    token for token in spec["added_tokens"] if token["content"] != "<mask>"
+  ]
+  vocabulary = spec["model"]["vocab"]
+  vocabulary["masked"] = vocabulary.pop("<mask>")
+  path.write_text(json.dumps(spec))
+  imported = import_hf.read(foreign)
+  size = loaded.tokenizer.vocab_size
+  assert imported.meta.tokenizer.mask_id == size
+  assert imported.meta.tokenizer.vocab_size == size + 1
+  embedding = np.asarray(loaded.params["embedding"])
+  np.testing.assert_allclose(
+    imported.params["embedding"][size], embedding.mean(axis=0), atol=1e-6
+  )
+  assert np.array_equal(imported.params["embedding"][:size], embedding)
+  assert imported.params["head/kernel"].shape == (32, size + 1)
+  assert "<mask> is token 400" in imported.notes[0]
+
+
+def test_rows_without_a_token_get_one(llama, foreign):
+  def widen(tensors):
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+      tensors[name] = np.pad(tensors[name], ((0, 7), (0, 0)))
+
+  rewrite(foreign, widen)
+  size = llama[0].tokenizer.vocab_size
+  change(foreign, vocab_size=size + 7)
+  imported = import_hf.read(foreign)
+  assert imported.meta.tokenizer.vocab_size == size + 7
+  assert imported.meta.tokenizer.special[size:].all()
+  assert "7 rows of the embedding have no token" in imported.notes[0]
+
+
+@pytest.mark.parametrize(
+  ("fields", "said"),
+  [
+    ({"model_type": "gpt2"}, "model_type='gpt2' is not one of llama"),
+    ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
+    ({"attention_bias": True}, "attention_bias is True"),
+    ({"mlp_bias": True}, "mlp_bias is True"),
+    ({"sliding_window": 512}, "sliding_window is 512"),
+    ({"quantization_config": {"bits": 4}}, "quantization_config"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
+    (
+      {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
+      "rope_parameters.rope_type is 'llama3'",
+    ),
+    ({"layer_types": ["sliding_attention"]}, "layer_types"),
+    ({"hidden_size": None}, "does not say hidden_size"),
+    ({"vocab_size": 399}, "has shape"),
+    ({"num_hidden_layers": 3}, "missing weights: model.layers.2."),
+    ({"num_hidden_layers": 1}, "no place for: model.layers.1."),
+    ({"intermediate_size": 50}, "not [32, 50] as config.json says"),
+  ],
+)
+def test_what_we_would_compute_differently_is_refused(foreign, fields, said):
+  change(foreign, **fields)
+  with pytest.raises(UserError) as error:
+    import_hf.read(foreign)
+  assert said in str(error.value)
+
+
+def missing(tensors):
+  del tensors["model.norm.weight"]
+
+
+def extra(tensors):
+  tensors["model.layers.0.self_attn.q_proj.bias"] = np.zeros(32, np.float32)
+
+
+def quantized(tensors):
+  tensors["model.norm.weight"] = np.ones(32, np.int8)
+
+
+@pytest.mark.parametrize(
+  ("edit", "said"),
+  [
+    (missing, "missing weights: model.norm.weight"),
+    (extra, "no place for: model.layers.0.self_attn.q_proj.bias"),
+    (quantized, "model.norm.weight has dtype I8"),
+  ],
+)
+def test_weights_that_do_not_fit_are_named(foreign, edit, said):
+  rewrite(foreign, edit)
+  with pytest.raises(UserError, match=said):
+    import_hf.read(foreign)
+
+
+def test_a_tied_head_that_differs_is_refused(foreign):
+  change(foreign, tie_word_embeddings=True)
+  with pytest.raises(UserError, match=r"lm_head.weight differs"):
+    import_hf.read(foreign)
+
+
+def test_a_tied_head_that_is_there_twice_is_fine(foreign):
+  def same(tensors):
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+
+  rewrite(foreign, same)
+  change(foreign, tie_word_embeddings=True)
+  assert "head/kernel" not in import_hf.read(foreign).params
+
+
+@pytest.mark.parametrize(
+  ("file", "content", "said"),
+  [
+    ("config.json", None, "not a folder of a transformers model"),
+    ("config.json", "{", "is not JSON"),
+    ("tokenizer.json", None, "cannot read the tokenizer"),
+    ("tokenizer.json", "{}", "is not a tokenizer.json"),
+    ("model.safetensors", None, "holds no model.safetensors"),
+    ("model.safetensors", "cut off", "is not whole"),
+  ],
+)
+def test_folders_that_are_not_whole(foreign, file, content, said):
+  (foreign / file).unlink()
+  if content is not None:
+    (foreign / file).write_text(content)
+  with pytest.raises(UserError, match=said):
+    import_hf.read(foreign)
+
+
+def test_pickles_are_not_opened(foreign):
+  (foreign / folders.SINGLE).rename(foreign / "pytorch_model.bin")
+  with pytest.raises(UserError, match=r"pytorch_model.bin may run code"):
+    import_hf.read(foreign)
+
+
+def test_a_vocabulary_over_the_rows_is_refused(llama, foreign):
+  spec = json.loads((foreign / "tokenizer.json").read_text())
+  spec["model"]["vocab"]["more"] = llama[0].tokenizer.vocab_size
+  (foreign / "tokenizer.json").write_text(json.dumps(spec))
+  with pytest.raises(UserError, match=r"401 tokens, but config.json says"):
+    import_hf.read(foreign)
+
+
+# --------------------------------------------------------------- the commands
+
+
+def test_the_commands(llama, tmp_path):
+  run = llama[0].path
+  made = runs.run(
+    "antlm_jax.export_hf",
+    *("--checkpoint", run, "--output", tmp_path / "hf", "--as=both"),
+    "--sentence_transformers",
+  )
+  assert made.returncode == 0, made.stderr
+  assert "opens by AutoModelForCausalLM" in made.stdout
+  again = runs.run(
+    "antlm_jax.export_hf", "--checkpoint", run, "--output", tmp_path / "hf"
+  )
+  assert f"{tmp_path / 'hf'} exists" in runs.error_of(again)
+  words = ("--model", tmp_path / "hf/causal", "--workdir", tmp_path / "run")
+  made = runs.run("antlm_jax.import_hf", *words)
+  assert made.returncode == 0, made.stderr
+  assert runs.same_params(tmp_path / "run", run)
+  again = runs.run("antlm_jax.import_hf", *words)
+  assert "holds a run" in runs.error_of(again)
+
+
+def test_an_imported_model_is_continued(tmp_path, tokenizer):
+  """The study's "start from an existing CLM model", from end to end."""
+  random_models.save(tmp_path / "old", tokenizer)
+  (path,) = export_hf.export(
+    checkpoint.load(tmp_path / "old"), tmp_path / "hf", ["causal"]
+  )
+  (path / export_hf.NATIVE).unlink()
+  import_hf.write(import_hf.read(path), tmp_path / "run")
+  text = tmp_path / "text"
+  made = runs.run("antlm_jax.toy_english", "--output", text, "--sentences=2000")
+  assert made.returncode == 0, made.stderr
+  made = runs.run(
+    "antlm_jax.prepare",
+    *("--text", text / "text", "--output", tmp_path / "data"),
+    *("--tokenizer", tmp_path / "run/tokenizer.json", "--seq_len=32"),
+  )
+  assert made.returncode == 0, made.stderr
+  config = "configs/continued.py:shrink,checkpoint="
+  words = (
+    f"--config={config}{tmp_path / 'run'}",
+    f"--workdir={tmp_path / 'new'}",
+    f"--config.data.path={tmp_path / 'data'}",
+  )
+  kept = runs.run("antlm_jax.train", *words, "--config.init.optimizer=keep")
+  assert "init.optimizer=reset" in runs.error_of(kept)
+  done = runs.run("antlm_jax.train", *words)
+  assert done.returncode == 0, done.stderr
+  assert "starting from" in done.stdout + done.stderr
+  new = checkpoint.load(tmp_path / "new")
+  assert new.model.config.width == 32
+  assert not helpers.equal(new.params, checkpoint.load(tmp_path / "run").params)

