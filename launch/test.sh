@@ -3,7 +3,7 @@
 #
 #   ./launch/test.sh          all but the slow ones, under 20 minutes on 2 cores
 #   ./launch/test.sh --all    the slow ones too, under 75 minutes; installs
-#                             libtpu, and PyTorch to compare with
+#                             libtpu, PyTorch and what runs notebooks
 #
 # Further arguments go to pytest.
 set -euo pipefail
@@ -14,7 +14,7 @@ cd "$(dirname "$0")/.."
 extras=test
 select=(-m "not slow")
 if [ "${1:-}" = --all ]; then
-  extras=test,hf,libtpu
+  extras=test,hf,notebook,libtpu
   select=()
   shift
 fi
