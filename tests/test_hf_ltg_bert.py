@@ -1,0 +1,595 @@
+"""The PyTorch LTG-BERT that an exported folder brings along, beside ours."""
+
+import ast
+import functools
+import json
+import pathlib
+import shutil
+import sys
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tokenizers
+
+from antlm_jax import attention
+from antlm_jax.hf import configs, folder, names
+from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from antlm_jax.models.ltg_bert import LtgBertConfig
+from evals import tasks
+from tests import helpers
+from tests.helpers import BOS, EOS, MASK, PAD, VOCAB
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = pytest.mark.slow  # about a minute
+
+CODE = pathlib.Path(names.__file__).parent / "remote"
+VARIANTS = {
+  "ltg_bert": {},
+  "gpt_bert": {
+    "attention_gate": True,
+    "depth_weights": True,
+    "norm_eps": 1e-5,
+  },
+}
+AUTO = {
+  "causal": "AutoModelForCausalLM",
+  "bidirectional": "AutoModelForMaskedLM",
+}
+OURS = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL}
+KERNELS = ("eager", "sdpa")
+T = 24  # over helpers.ltg_bert's longest distance, 20
+LONG = 60
+LENGTHS = (T, 15)  # of two rows, where one is padded
+IDS = {"pad_id": PAD, "bos_id": BOS, "eos_id": EOS, "mask_id": MASK}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def offline(tmp_path_factory):
+  """No network, and code that folders bring is copied to a folder of ours."""
+  with pytest.MonkeyPatch.context() as patch:
+    modules = str(tmp_path_factory.mktemp("modules"))
+    patch.setenv("HF_HUB_OFFLINE", "1")
+    patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
+    patch.setattr(sys, "path", [*sys.path])
+    yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+  """For tensors as small as these, more of them only wait for each other."""
+  before = torch.get_num_threads()
+  torch.set_num_threads(1)
+  yield
+  torch.set_num_threads(before)
+
+
+class Exported:
+  """A random model of ours, and the folder that opens it in transformers."""
+
+  def __init__(self, path, changes):
+    self.path = path
+    self.model = helpers.ltg_bert(**changes)
+    self.params = helpers.random_params(self.model)
+    tokenizer = types.SimpleNamespace(**IDS)
+    form = names.LTG_BERT.forms["bidirectional"]
+    path.mkdir()
+    self.config = configs.config(
+      self.model, tokenizer, names.LTG_BERT, form, "float32"
+    )
+    (path / "config.json").write_text(json.dumps(self.config))
+    for code in names.LTG_BERT.code:
+      shutil.copyfile(CODE / code, path / code)
+    self.tensors = self.of_torch(self.params)
+    folder.write(path, self.tensors, 10**9)
+
+  def of_torch(self, tree):
+    """Parameters or their gradients, as transformers calls them."""
+    return folder.tensors(tree, names.LTG_BERT.weights, "float32")
+
+  def open(self, auto, **settings):
+    found = getattr(transformers, auto).from_pretrained(
+      self.path, trust_remote_code=True, **settings
+    )
+    assert type(found).__module__.startswith("transformers_modules.")
+    return found.eval()
+
+  def hidden(self, tokens, mask):
+    """Ours, float32 `[B, T, D]`."""
+    return self._run(tokens, mask)[0]
+
+  def logits(self, tokens, mask):
+    """Ours, float32 `[B, T, V]`."""
+    return self._run(tokens, mask)[1]
+
+  def _run(self, tokens, mask):
+    """Runs one or two rows of any length and mask by one of two programs."""
+    rows, length = np.shape(tokens)
+    size = T if length <= T else LONG
+    padded, start, end = np.zeros((3, 2, size), np.int32)
+    padded[:rows, :length] = tokens
+    start[:rows, :length], end[:rows, :length] = mask.bounds(length, length, np)
+    found = self._compute(padded, AttentionMask(False, start, end))
+    return [np.asarray(x)[:rows, :length] for x in found]
+
+  @functools.cached_property
+  def _compute(self):
+    def compute(tokens, mask):
+      hidden = self.model.encode(self.params, tokens, None, mask)
+      return hidden, self.model.logits(self.params, hidden)
+
+    return jax.jit(compute)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+  path = tmp_path_factory.mktemp("folders")
+  return functools.cache(lambda name: Exported(path / name, VARIANTS[name]))
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def exported(request, folders):
+  return folders(request.param)
+
+
+@pytest.fixture(scope="module")
+def gpt_bert(folders):
+  return folders("gpt_bert")
+
+
+def tensor(ids):
+  return torch.tensor(np.asarray(ids), dtype=torch.long)
+
+
+@torch.no_grad()
+def run(model, tokens, *args, **options):
+  return model(tensor(tokens), *args, **options).logits.numpy()
+
+
+def close(found, expected, limit=1e-4):
+  assert np.ptp(expected) > 1  # something is told apart
+  assert np.abs(found - expected).max() < limit
+
+
+# Configuration
+
+
+def test_the_files_stand_alone():
+  for name in names.LTG_BERT.code:
+    text = (CODE / name).read_text()
+    assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n")
+    assert "antlm" not in text
+    modules = set()
+    for node in ast.walk(ast.parse(text)):
+      if isinstance(node, ast.Import):
+        modules |= {alias.name.split(".")[0] for alias in node.names}
+      elif isinstance(node, ast.ImportFrom):
+        modules.add("." * node.level + node.module.split(".")[0])
+    own = {".configuration_ltg_bert"}
+    known = {"torch", "transformers", "math", "functools"}
+    assert modules <= known | own
+
+
+def test_the_defaults_are_ours(gpt_bert):
+  config_type = type(gpt_bert.open("AutoModel").config)
+  found = config_type()
+  ours = LtgBertConfig(vocab_size=found.vocab_size)
+  for name, theirs in names.LTG_BERT.settings.items():
+    assert getattr(found, theirs) == getattr(ours, name), name
+  assert found.mask_token_id is None
+  # Every field of a folder's config is one that the class declares.
+  fields = set(gpt_bert.config) - {"architectures", "auto_map", "torch_dtype"}
+  assert fields <= set(found.to_dict()) | {"model_type", "dtype"}
+  for size in (4, 6, 16, 32, 64):
+    for longest in (size + 1, size + 9, 129, 512, 1025):
+      edges = config_type(
+        position_buckets=size, longest_distance=longest
+      ).distance_edges
+      assert edges == attention.log_edges(size, longest)
+  for settings in (
+    {"hidden_size": 100, "num_attention_heads": 3},
+    {"position_buckets": 7},
+    {"longest_distance": 32},
+    {"mask_shift": 2},
+    {"classifier_pooling": "cls"},
+    {"tie_word_embeddings": False},
+  ):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+      config_type(**settings)
+
+
+def test_fresh_weights_are_drawn_as_ours(gpt_bert):
+  config = gpt_bert.open("AutoModel").config
+  config.hidden_size, config.num_hidden_layers = 64, 4
+  config.initializer_range = std = (2 / (5 * 64)) ** 0.5
+  model = transformers.AutoModelForMaskedLM.from_config(
+    config, trust_remote_code=True
+  )
+  # At first each sublayer reads the last one of the n outputs before it.
+  begin = 0
+  for n in range(2, 2 * 4 + 2):
+    weights = model.model.depth_weights[begin : begin + n].tolist()
+    assert weights == [0.0] * (n - 1) + [1.0]
+    begin += n
+  assert begin == len(model.model.depth_weights)
+  for name, value in model.named_parameters():
+    layer = int(name.split(".")[2]) if ".mlp." in name else 0
+    scale = (0.5 / (1 + layer)) ** 0.5 if ".mlp." in name else 1.0
+    largest = value.abs().max()
+    if name.endswith("bias"):
+      assert largest == 0, name
+    elif name.endswith("norm.weight"):
+      assert (value == 1).all(), name
+    elif not name.endswith("depth_weights"):
+      assert 1.9 * std * scale < largest <= 2.001 * std * scale, name
+
+
+# Logits
+
+
+@pytest.mark.parametrize("form", AUTO)
+def test_logits(exported, form):
+  for kernel in KERNELS:
+    model = exported.open(AUTO[form], attn_implementation=kernel)
+    assert model.config._attn_implementation == kernel
+    for length in (T, LONG):
+      tokens = helpers.tokens(2, length)
+      close(run(model, tokens), exported.logits(tokens, OURS[form]))
+
+
+@pytest.mark.parametrize("form", AUTO)
+def test_padding_changes_nothing(exported, form):
+  tokens, real = helpers.tokens(2, T), np.arange(T) < np.array(LENGTHS)[:, None]
+  expected = [
+    exported.logits(row[None, :length], OURS[form])[0]
+    for row, length in zip(tokens, LENGTHS, strict=True)
+  ]
+  tokens = np.where(real, tokens, PAD)
+  for kernel in KERNELS:
+    model = exported.open(AUTO[form], attn_implementation=kernel)
+    for side in ("right", "left"):
+      by = 0 if side == "right" else T - LENGTHS[1]
+      ids, seen = tokens.copy(), real.copy()
+      ids[1], seen[1] = np.roll(ids[1], by), np.roll(seen[1], by)
+      found = run(model, ids, tensor(seen))
+      for i in range(2):
+        close(found[i, seen[i]], expected[i])
+      assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool"])
+@pytest.mark.parametrize("form", AUTO)
+def test_packed_documents(exported, form, dtype):
+  tokens, cut = helpers.tokens(2, T), 9
+  bounds = [np.repeat([ends], [cut, T - cut], 1).astype(np.int32).repeat(2, 0)
+            for ends in ([0, cut], [cut, T])]  # fmt: skip
+  mask = AttentionMask(form == "causal", *bounds)
+  ready = tensor(mask.dense(T, T))[:, None].bool()
+  if dtype == "float32":
+    ready = torch.zeros(ready.shape).masked_fill(~ready, -torch.inf)
+  found = run(exported.open(AUTO[form]), tokens, ready)
+  close(found, exported.logits(tokens, mask))
+  alone = exported.logits(tokens[:, cut:], OURS[form])
+  close(found[:, cut:], alone)
+
+
+def test_the_plain_encoder(exported):
+  tokens = helpers.tokens(2, T)
+  for is_decoder, mask in ((True, CAUSAL), (False, BIDIRECTIONAL)):
+    model = exported.open("AutoModel", is_decoder=is_decoder)
+    with torch.no_grad():
+      found = model(tensor(tokens)).last_hidden_state.numpy()
+    close(found, np.asarray(exported.hidden(tokens, mask)))
+
+
+def test_what_is_seen_on_the_way(exported):
+  tokens = tensor(helpers.tokens(2, T))
+  settings = {"output_hidden_states": True, "output_attentions": True}
+  for kernel in KERNELS:
+    model = exported.open("AutoModelForCausalLM", attn_implementation=kernel)
+    with torch.no_grad():
+      out = model(tokens, **settings)
+      plain = model.model(tokens, is_causal=True)
+      loss, logits, *_ = model(tokens, labels=tokens, return_dict=False)
+    assert len(out.hidden_states) == len(out.attentions) + 1 == 3
+    assert torch.allclose(out.hidden_states[-1], plain[0], atol=1e-5)
+    assert torch.equal(logits, out.logits) or kernel == "sdpa"
+    assert torch.allclose(logits, out.logits, atol=1e-4) and loss.shape == ()
+    for weights in out.attentions:
+      assert weights.shape == (2, 4, T, T)
+      assert torch.allclose(weights.sum(-1), torch.ones(()))
+      assert not weights.triu(1).any()
+
+
+def test_bfloat16(exported):
+  tokens, real = helpers.tokens(2, T), torch.ones(2, T)
+  real[1, :9] = 0
+  expected = exported.logits(tokens, CAUSAL)[:1]
+  for kernel in KERNELS:
+    settings = {"attn_implementation": kernel, "dtype": torch.bfloat16}
+    model = exported.open("AutoModelForCausalLM", **settings)
+    with torch.no_grad():
+      found = model(tensor(tokens), real).logits
+    assert found.dtype == torch.bfloat16 and found.isfinite().all()
+    assert helpers.relative_error(found[:1].float(), expected) < 0.05
+
+
+# Objectives
+
+
+def test_losses_and_gradients(exported):
+  """Of next-token prediction, beside ours; every parameter has some."""
+  tokens = helpers.tokens(2, T)
+  labels = np.where(np.arange(T) % 5 == 3, -100, tokens)
+  model = exported.open("AutoModelForCausalLM")
+  loss = model(tensor(tokens), labels=tensor(labels)).loss
+  loss.backward()
+
+  def ours(params):
+    hidden = exported.model.encode(params, tokens, None, CAUSAL)
+    logits = exported.model.logits(params, hidden)[:, :-1]
+    nats = optax.softmax_cross_entropy_with_integer_labels(
+      logits, jnp.maximum(labels[:, 1:], 0)
+    )
+    return jnp.mean(nats, where=labels[:, 1:] >= 0)
+
+  value, gradients = jax.jit(jax.value_and_grad(ours))(exported.params)
+  assert abs(loss.item() - float(value)) < 1e-5 * float(value)
+  expected = exported.of_torch(gradients)
+  assert set(expected) == {name for name, _ in model.named_parameters()}
+  for name, parameter in model.named_parameters():
+    assert np.abs(expected[name]).max() > 0, name
+    error = helpers.relative_error(parameter.grad, expected[name])
+    assert error < 1e-4, (name, error)
+
+
+@pytest.mark.parametrize("auto", [*AUTO.values()])
+def test_training(exported, auto):
+  """With dropout everywhere, and a learning rate that a step shows."""
+  torch.manual_seed(0)
+  rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
+  model = exported.open(auto, **rates).train()
+  tokens = tensor(helpers.tokens(4, T))
+  labels = torch.where(tokens % 3 == 0, tokens, -100)
+  inputs = torch.where(labels < 0, tokens, MASK)
+  assert (model(inputs).logits != model(inputs).logits).any()  # dropout
+  optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+  before = model.eval()(inputs, labels=labels).loss.item()
+  for _ in range(3):
+    optimizer.zero_grad()
+    model.train()(inputs, labels=labels).loss.backward()
+    for name, parameter in model.named_parameters():
+      assert parameter.grad is not None and parameter.grad.any(), name
+    optimizer.step()
+  assert model.eval()(inputs, labels=labels).loss.item() < before - 0.1
+
+
+def test_masks_predicted_one_position_before(exported):
+  tokens = helpers.tokens(2, T)
+  labels = np.where(np.arange(T) % 4 == 0, tokens, -100)
+  model = exported.open("AutoModelForMaskedLM", mask_shift=1)
+  with torch.no_grad():
+    out = model(tensor(tokens), labels=tensor(labels))
+  expected = exported.logits(tokens, BIDIRECTIONAL)
+  close(out.logits[:, 1:].numpy(), expected[:, :-1])
+  assert not out.logits[:, 0].any()
+  at = np.arange(4, T, 4)  # the label of 0 is not counted
+  log = np.asarray(jax.nn.log_softmax(expected))[:, at - 1]
+  nats = -np.take_along_axis(log, tokens[:, at, None], axis=-1).mean()
+  assert abs(out.loss.item() - nats) < 1e-4
+  plain = exported.open("AutoModelForMaskedLM")
+  close(run(plain, tokens), expected)
+
+
+def tokenizer():
+  words = {f"<{i}>": i for i in range(VOCAB)}
+  backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<9>"))
+  backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+  return transformers.PreTrainedTokenizerFast(
+    tokenizer_object=backend,
+    **{name.replace("id", "token"): f"<{i}>" for name, i in IDS.items()},
+    unk_token="<9>",
+    model_input_names=["input_ids", "attention_mask"],
+  )
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_a_fill_mask_pipeline(exported, shift):
+  model = exported.open("AutoModelForMaskedLM", mask_shift=shift)
+  pipe = transformers.pipeline("fill-mask", model, tokenizer=tokenizer())
+  text = [1, 8, 30, MASK, 17, 40]
+  found = pipe(" ".join(f"<{i}>" for i in text), top_k=3)
+  logits = exported.logits([text], BIDIRECTIONAL)[0, 3 - shift]
+  probabilities = np.asarray(jax.nn.softmax(logits))
+  best = np.argsort(-probabilities)[:3]
+  assert [candidate["token"] for candidate in found] == best.tolist()
+  scores = [candidate["score"] for candidate in found]
+  np.testing.assert_allclose(scores, probabilities[best], atol=1e-4)
+
+
+# Generation
+
+
+def continued(exported, tokens, new):
+  """Greedily by our model, one row."""
+  out = list(tokens)
+  for _ in range(new):
+    out.append(int(exported.logits([out], CAUSAL)[0, -1].argmax()))
+  return out[len(tokens) :]
+
+
+def test_greedy_generation(exported):
+  model = exported.open("AutoModelForCausalLM")
+  model.generation_config.eos_token_id = None
+  new, tokens = 12, helpers.tokens(2, T, special=0)
+  prompts = [tokens[i, :length] for i, length in enumerate((10, 6))]
+  expected = [continued(exported, prompt, new) for prompt in prompts]
+  settings = {"max_new_tokens": new, "do_sample": False, "pad_token_id": PAD}
+  for prompt, wanted in zip(prompts, expected, strict=True):
+    found = model.generate(tensor([prompt]), **settings)
+    assert found[0, len(prompt) :].tolist() == wanted
+  # Together, padded on the left.
+  ids, real = torch.full((2, 10), PAD), torch.zeros(2, 10, dtype=torch.long)
+  for i, prompt in enumerate(prompts):
+    ids[i, 10 - len(prompt) :] = tensor(prompt)
+    real[i, 10 - len(prompt) :] = 1
+  out = model.generate(
+    ids,
+    attention_mask=real,
+    **settings,
+    output_logits=True,
+    output_hidden_states=True,
+    return_dict_in_generate=True,
+  )
+  assert out.sequences[:, 10:].tolist() == expected
+  assert len(out.logits) == len(out.hidden_states) == new
+  beams = model.generate(ids, attention_mask=real, **settings, num_beams=2)
+  assert beams.shape == (2, 10 + new)
+
+
+# Saving
+
+
+@pytest.mark.parametrize("auto", [*AUTO.values(), "AutoModel"])
+def test_saved_again(exported, auto, tmp_path):
+  model = exported.open(auto)
+  model.save_pretrained(tmp_path / "again")
+  again = getattr(transformers, auto).from_pretrained(
+    tmp_path / "again", trust_remote_code=True
+  )
+  before, after = model.state_dict(), again.state_dict()
+  if auto == "AutoModel":
+    tensors = {f"model.{name}": value for name, value in after.items()}
+    expected = {n: t for n, t in exported.tensors.items() if "lm_head" not in n}
+  else:
+    tensors, expected = after, exported.tensors
+    written = folder.Weights(tmp_path / "again")
+    assert set(written) == set(expected)
+  assert set(before) == set(after)
+  assert set(tensors) == set(expected)
+  for name, value in tensors.items():
+    assert np.array_equal(value.numpy(), expected[name]), name
+  for name in names.LTG_BERT.code:
+    assert (tmp_path / "again" / name).read_text() == (CODE / name).read_text()
+  config = json.loads((tmp_path / "again" / "config.json").read_text())
+  assert config["auto_map"] == exported.config["auto_map"]
+
+
+def test_another_vocabulary(gpt_bert, tmp_path):
+  model = gpt_bert.open("AutoModelForMaskedLM")
+  tokens = helpers.tokens(2, T)
+  before = run(model, tokens)
+  for size in (VOCAB + 5, VOCAB):
+    model.resize_token_embeddings(size, mean_resizing=False)
+    after = run(model, tokens)
+    assert after.shape[-1] == model.config.vocab_size == size
+    np.testing.assert_allclose(after[..., :VOCAB], before, atol=1e-5)
+
+
+# Classifiers
+
+
+def drawn_head(model, classes):
+  """Random parameters of ours, put into the model."""
+  draw = np.random.default_rng(1)
+  width = model.config.hidden_size
+  shapes = {
+    "dense/kernel": (width, width),
+    "dense/bias": (width,),
+    "classes/kernel": (width, classes),
+    "classes/bias": (classes,),
+  }
+  params = {
+    name: jnp.asarray(draw.normal(0, 0.5, shape), jnp.float32)
+    for name, shape in shapes.items()
+  }
+  for name, value in folder.tensors(
+    params, names.LTG_BERT.head, "float32"
+  ).items():
+    model.get_parameter(name).data.copy_(torch.tensor(value))
+  return params
+
+
+@pytest.mark.parametrize("norms", [True, False])
+@pytest.mark.parametrize("pool", tasks.POOLS)
+@pytest.mark.parametrize("form", AUTO)
+def test_classified_texts(gpt_bert, form, pool, norms):
+  model = gpt_bert.open(
+    "AutoModelForSequenceClassification",
+    num_labels=3,
+    is_decoder=form == "causal",
+    classifier_pooling=pool,
+    classifier_norms=norms,
+  )
+  params = drawn_head(model, 3)
+  tokens, lengths = helpers.tokens(2, T), np.array(LENGTHS)
+  ends = np.broadcast_to(lengths[:, None], (2, T)).astype(np.int32)
+  hidden = gpt_bert.hidden(tokens, AttentionMask(form == "causal", k_end=ends))
+  head = tasks.Classifier(3, pool, norms=norms)
+  expected = np.asarray(head(params, hidden, jnp.asarray(lengths)))
+  real = (np.arange(T) < lengths[:, None]).astype(np.int64)
+  close(run(model, tokens, tensor(real)), expected)
+  # On the left, and alone.
+  tokens[1], real[1] = np.roll(tokens[1], T - 15), np.roll(real[1], T - 15)
+  close(run(model, tokens, tensor(real)), expected)
+  close(run(model, tokens[1:, -15:]), expected[1:])
+
+
+def test_losses_of_texts(gpt_bert):
+  tokens = helpers.tokens(4, T)
+  numbers = torch.tensor([0.5, -1.0, 2.0, 0.0])
+  several = torch.tensor([[0.0, 1.0, 1.0]] * 4)
+  f = torch.nn.functional
+  for labels, classes, loss in (
+    (tensor([0, 2, 1, 1]), 3, f.cross_entropy),
+    (numbers, 1, lambda x, y: f.mse_loss(x[:, 0], y)),
+    (several, 3, f.binary_cross_entropy_with_logits),
+  ):
+    model = gpt_bert.open(
+      "AutoModelForSequenceClassification", num_labels=classes
+    )
+    drawn_head(model, classes)
+    out = model(tensor(tokens), labels=labels)
+    assert torch.allclose(out.loss, loss(out.logits, labels))
+    out.loss.backward()
+    assert model.dense.weight.grad.any()
+    assert model.model.embed_tokens.weight.grad.any()
+  with pytest.raises(ValueError, match="mask of shape"):
+    model(tensor(tokens), torch.zeros(4, 1, T, T))
+
+
+def test_classified_tokens(gpt_bert):
+  model = gpt_bert.open("AutoModelForTokenClassification", num_labels=5)
+  tokens = helpers.tokens(2, T)
+  weight = torch.randn(5, 32, generator=torch.Generator().manual_seed(0))
+  model.classifier.weight.data.copy_(weight)
+  labels = torch.where(tensor(tokens) % 2 == 0, tensor(tokens) % 5, -100)
+  out = model(tensor(tokens), labels=labels)
+  hidden = np.asarray(gpt_bert.hidden(tokens, BIDIRECTIONAL))
+  close(out.logits.detach().numpy(), hidden @ weight.numpy().T)
+  kept = labels >= 0
+  assert torch.allclose(
+    out.loss,
+    torch.nn.functional.cross_entropy(out.logits[kept], labels[kept]),
+  )
+  out.loss.backward()
+  assert all(p.grad.any() for p in model.parameters())
+
+
+@pytest.mark.parametrize("kind", ["Sequence", "Token"])
+def test_a_classifier_begins_with_the_encoder(gpt_bert, kind):
+  model = gpt_bert.open(f"AutoModelFor{kind}Classification", num_labels=3)
+  for name, value in model.named_parameters():
+    if name.startswith("model."):
+      assert np.array_equal(value.detach(), gpt_bert.tensors[name]), name
+    else:
+      assert value.isfinite().all()
+      limit = 2.001 * model.config.initializer_range
+      assert value.any() == name.endswith("weight")
+      assert value.abs().max() <= limit, name
