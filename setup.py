@@ -33,6 +33,7 @@ setuptools.setup(
     *PAIRED,
     "array_record>=0.8",
     "grain>=0.2.18",
+    "huggingface_hub>=1.0",
     "importlib_resources",  # tensorflow-datasets needs it, undeclared
     "matplotlib>=3.8",
     "ml-collections>=1.1",

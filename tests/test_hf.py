@@ -3,6 +3,7 @@
 import json
 import shutil
 
+import huggingface_hub
 import numpy as np
 import pytest
 import safetensors
@@ -218,6 +219,47 @@ def test_a_failure_leaves_nothing(llama, tmp_path, monkeypatch):
   with pytest.raises(UserError, match="No space left"):
     export_hf.export(llama[0], tmp_path / "hf")
   assert not list(tmp_path.iterdir())
+
+
+class FakeHub:
+  """Remembers what is asked of the Hub; refuses where there is no token."""
+
+  calls: list = []  # noqa: RUF012
+  refuses = False
+
+  def create_repo(self, name, exist_ok):
+    if self.refuses:
+      raise OSError("Token is required\nand a long story")
+    self.calls.append(("repo", name))
+
+  def create_branch(self, name, branch, exist_ok):
+    self.calls.append(("branch", name, branch))
+
+  def upload_folder(self, repo_id, folder_path, revision):
+    self.calls.append(("upload", repo_id, folder_path.name, revision))
+
+
+def test_pushing_a_step_is_a_revision(llama, tmp_path, monkeypatch):
+  monkeypatch.setattr(huggingface_hub, "HfApi", FakeHub)
+  monkeypatch.setattr(FakeHub, "calls", [])
+  words = [f"--checkpoint={llama[0].path.parents[1]}", "--as=both"]
+  step = str(random_models.STEP)
+  export_hf.main(
+    [*words, f"--output={tmp_path / 'a'}", "--repo=me/it", "--step", step]
+  )
+  for form in names.FORMS:
+    name = f"me/it-{form}"
+    assert ("repo", name) in FakeHub.calls
+    assert ("branch", name, f"step-{step}") in FakeHub.calls
+    assert ("upload", name, form, f"step-{step}") in FakeHub.calls
+  monkeypatch.setattr(FakeHub, "refuses", True)
+  with pytest.raises(
+    UserError, match=r"me/it failed: Token is required; .* is"
+  ):
+    export_hf.main(
+      [words[0], f"--output={tmp_path / 'b'}", "--repo=me/it", "--as=causal"]
+    )
+  assert (tmp_path / "b" / folders.SINGLE).exists()
 
 
 # ------------------------------------------------------------- foreign folders

@@ -13,11 +13,15 @@ from typing import Any
 from antlm_jax import models
 from antlm_jax.cli import UserError
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.hf.names import ARCHITECTURES, Architecture, Form
+from antlm_jax.hf.names import (
+  ARCHITECTURES,
+  LLAMA_COMPUTES,
+  Architecture,
+  Form,
+)
 
 CONFIG = "config.json"
 _ROLES = ("pad", "bos", "eos", "mask")
-_ROPE = {"rope_type": "default"}
 
 
 # ------------------------------------------------------------------- writing
@@ -43,42 +47,17 @@ def config(
   out |= {t: getattr(c, ours) for ours, t in architecture.settings.items()}
   for role in _ROLES:
     out[f"{role}_token_id"] = getattr(tokenizer, f"{role}_id")
-  if architecture is ARCHITECTURES["llama"]:
-    out |= _of_llama(c)
-  if form.model_type == "eurobert":
-    out["classifier_pooling"] = "mean"
-  elif form.model_type == "llama":
-    del out["mask_token_id"]
-  if architecture.code:
-    out["tie_word_embeddings"] = True
-    modules = {name: path.removesuffix(".py")
-               for name, path in zip(("config", "model"), architecture.code,
-                                     strict=True)}  # fmt: skip
-    stem = modules["model"].removeprefix("modeling_")
-    config_class = "".join(part.title() for part in stem.split("_")) + "Config"
-    out["auto_map"] = {
-      "AutoConfig": f"{modules['config']}.{config_class}",
-      **{auto: f"{modules['model']}.{name}"
-         for auto, name in form.classes.items()},
-    }  # fmt: skip
+  if form.model_type != "ltg_bert":
+    if c.width % c.heads:
+      raise UserError(
+        f"transformers' Llama has no width ({c.width}) that is not a multiple"
+        f" of the heads ({c.heads})"
+      )
+    # Beside the field rope_theta, which was the form until transformers 5.
+    rope = {"rope_type": "default", "rope_theta": c.rope_theta}
+    out["rope_parameters"] = rope
   # The second is the name until transformers 4.56.
   return out | {"dtype": dtype, "torch_dtype": dtype}
-
-
-def _of_llama(c) -> dict[str, Any]:
-  if c.width % c.heads:
-    raise UserError(
-      f"transformers' Llama has no width ({c.width}) that is not a multiple of"
-      f" the heads ({c.heads})"
-    )
-  return {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "use_cache": True,
-    # Beside the field rope_theta, which was the form until transformers 5.
-    "rope_parameters": _ROPE | {"rope_theta": c.rope_theta},
-  }
 
 
 def generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
@@ -106,9 +85,7 @@ _POSITIONS = {"llama": 2048, "eurobert": 8192, "mistral": 131072}
 # The only values under which transformers computes what our llama does; None
 # and an absent field are fine.
 _ONLY: dict[str, Any] = {
-  "hidden_act": "silu",
-  "attention_bias": False,
-  "mlp_bias": False,
+  **LLAMA_COMPUTES,
   "sliding_window": None,
   "quantization_config": None,
   "partial_rotary_factor": 1.0,

@@ -55,6 +55,12 @@ _SETTINGS = {
   "max_seq_len": "max_position_embeddings",
   "init_std": "initializer_range",
 }
+# What the llama encoder computes, and so must any Llama that is read.
+LLAMA_COMPUTES = {
+  "hidden_act": "silu",
+  "attention_bias": False,
+  "mlp_bias": False,
+}
 # dense, GELU, linear on one vector; or a linear layer alone on every token's.
 _HEAD = {
   "dense/kernel": "dense.weight",
@@ -95,6 +101,7 @@ LLAMA = Architecture(
         "AutoModelForCausalLM": "LlamaForCausalLM",
         "AutoModel": "LlamaModel",
       },
+      LLAMA_COMPUTES | {"use_cache": True},
     ),
     # Llama with bidirectional attention, under the same names of everything.
     "bidirectional": Form(
@@ -107,6 +114,7 @@ LLAMA = Architecture(
         "AutoModelForTokenClassification": "EuroBertForTokenClassification",
         "AutoModel": "EuroBertModel",
       },
+      LLAMA_COMPUTES | {"classifier_pooling": "mean"},
     ),
   },
 )
@@ -117,6 +125,13 @@ _LTG_BERT_CLASSES = {
   "AutoModelForSequenceClassification": "LtgBertForSequenceClassification",
   "AutoModelForTokenClassification": "LtgBertForTokenClassification",
   "AutoModel": "LtgBertModel",
+}
+_LTG_BERT_SETTINGS = {
+  "tie_word_embeddings": True,
+  "auto_map": {
+    "AutoConfig": "configuration_ltg_bert.LtgBertConfig",
+    **{a: f"modeling_ltg_bert.{c}" for a, c in _LTG_BERT_CLASSES.items()},
+  },
 }
 
 LTG_BERT = Architecture(
@@ -161,11 +176,13 @@ LTG_BERT = Architecture(
   },
   head=_HEAD,
   forms={
-    "causal": Form("ltg_bert", _LTG_BERT_CLASSES, {"is_decoder": True}),
+    "causal": Form(
+      "ltg_bert", _LTG_BERT_CLASSES, _LTG_BERT_SETTINGS | {"is_decoder": True}
+    ),
     "bidirectional": Form(
       "ltg_bert",
       {"AutoModelForMaskedLM": "LtgBertForMaskedLM", **_LTG_BERT_CLASSES},
-      {"is_decoder": False},
+      _LTG_BERT_SETTINGS | {"is_decoder": False},
     ),
   },
   code=("configuration_ltg_bert.py", "modeling_ltg_bert.py"),
