@@ -13,8 +13,8 @@ same shape; only what is hidden and what is predicted differs.
 
 - `paper`: configs/antlm_babyllama.py and configs/antlm_ltg_bert.py, whose
   notes say where each setting is from; 24 and 72 epochs.
-- `tiny`: 1.2M or 1.3M parameters and a quarter or a twelfth of the epochs, for a small
-  part of the text on a CPU. All of its settings are ours.
+- `tiny`: 1.2M or 1.3M parameters and a quarter or a twelfth of the epochs, for
+  a small part of the text on a CPU. All of its settings are ours.
 """
 
 import dataclasses
