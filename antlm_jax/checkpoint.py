@@ -77,7 +77,6 @@ class FineTuned:
     pool: Which vector is classified: first, last or mean.
     norms: Whether the head has norms.
     dropout: Share that the head drops in training.
-    kind: What is classified: `sequence`.
     labels: The classes' names, in their order.
     params: The head's parameters, `{path: array}`.
   """
@@ -87,7 +86,6 @@ class FineTuned:
   pool: str
   norms: bool
   dropout: float
-  kind: str
   labels: tuple[str, ...]
   params: Mapping[str, Any]
 
@@ -262,7 +260,7 @@ def _check_space(folder: pathlib.Path, arrays) -> None:
 
 def _reason(error: Exception) -> str:
   """Returns why nothing could be written, in a line."""
-  reason = str(error).splitlines()[0]
+  reason = (str(error) or type(error).__name__).splitlines()[0]
   if _FULL in str(error) and not reason.startswith(_FULL):
     reason = _FULL  # at the end of a long story of tensorstore's
   return reason[:200]
@@ -277,9 +275,7 @@ class Loaded:
     step: Its step.
     model: The encoder.
     params: Its parameters: the average where there is one.
-    config: The resolved config it was trained with.
-    tokenizer: Its tokenizer.
-    boundary: Which special tokens stood around the documents of its data.
+    meta: What its checkpoint says beside its arrays.
     task: What it was fine-tuned for, and the head; None if it was not.
   """
 
@@ -287,10 +283,23 @@ class Loaded:
   step: int
   model: models.Model
   params: models.Params
-  config: ConfigDict
-  tokenizer: Tokenizer
-  boundary: str
+  meta: Meta
   task: FineTuned | None = None
+
+  @property
+  def config(self) -> ConfigDict:
+    """The resolved config it was trained with."""
+    return self.meta.config
+
+  @property
+  def tokenizer(self) -> Tokenizer:
+    """Its tokenizer."""
+    return self.meta.tokenizer
+
+  @property
+  def boundary(self) -> str:
+    """Which special tokens stood around the documents of its data."""
+    return self.meta.boundary
 
 
 def find(path, step: int | None = None) -> pathlib.Path:
@@ -397,16 +406,7 @@ def load(path, step: int | None = None) -> Loaded:
     task = fields.get("task")
     if task is not None:
       task = FineTuned.from_json(task, _restore_head(path / "head"))
-  return Loaded(
-    path,
-    int(counters["step"]),
-    model,
-    params,
-    meta.config,
-    meta.tokenizer,
-    meta.boundary,
-    task,
-  )
+  return Loaded(path, int(counters["step"]), model, params, meta, task)
 
 
 def _restore_head(path: pathlib.Path):
@@ -438,5 +438,6 @@ def _readable(path: pathlib.Path):
   try:
     yield
   except (OSError, ValueError, KeyError, TypeError) as error:
-    reason = str(error).splitlines()[0][:200]
-    raise UserError(f"cannot read the checkpoint {path}: {reason}") from error
+    raise UserError(
+      f"cannot read the checkpoint {path}: {_reason(error)}"
+    ) from error

@@ -7,6 +7,9 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+# What a machine refuses, rather than what a program did wrong.
+_TOLD = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS)
+
 
 class UserError(Exception):
   """Bad input, told in one line: what is wrong, where, and what to do.
@@ -56,7 +59,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
   except OSError as error:
-    if error.errno != errno.ENOSPC:
+    if error.errno not in _TOLD:
       raise
     print(f"error: {error.strerror}: {error.filename or ''}", file=sys.stderr)
     sys.exit(2)

@@ -51,14 +51,20 @@ def export(
   Raises:
     UserError: if the output exists, or the model has no such form.
   """
+  output = pathlib.Path(output).absolute()
+  folder.check_new(output)
   forms = tuple(forms) or trained_forms(loaded)
+  if loaded.task and forms != trained_forms(loaded):
+    raise UserError(
+      f"{loaded.path} was fine-tuned reading {loaded.task.attention}ly, and is"
+      " exported so: leave the form out"
+    )
   architecture = names.ARCHITECTURES[loaded.config.model.name]
   texts = {form: _texts(loaded, form, dtype, sentences) for form in forms}
   weights = folder.tensors(loaded.params, architecture.weights, dtype)
   if loaded.task:
     head = folder.tensors(loaded.task.params, architecture.head, dtype)
     weights = {n: w for n, w in weights.items() if "lm_head" not in n} | head
-  output = pathlib.Path(output).absolute()
   inside = list(forms) if len(forms) > 1 else ["."]
   with folder.new(output) as aside:
     for i, (name, form) in enumerate(zip(inside, forms, strict=True)):
@@ -99,7 +105,6 @@ def _texts(
   before, after = (ids.tolist() for ids in reading.frame(loaded))
   # What is generated comes after the text, so nothing else may.
   after = after if form == "bidirectional" or loaded.task else []
-  meta = checkpoint.read_meta(loaded.path)
   config = configs.config(
     loaded.model, loaded.tokenizer, architecture, chosen, dtype
   )
@@ -114,7 +119,7 @@ def _texts(
       *(before[0] if before else None, after[0] if after else None),
       loaded.model.config.max_seq_len,
     ),
-    NATIVE: meta.to_json() | {"step": loaded.step},
+    NATIVE: loaded.meta.to_json() | {"step": loaded.step},
   }
   if form == "causal" and not loaded.task:
     files["generation_config.json"] = configs.generation_config(
@@ -126,7 +131,7 @@ def _texts(
     path: json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     for path, value in files.items()
   }
-  return texts | {"README.md": card.card(loaded, meta, form, chosen.classes)}
+  return texts | {"README.md": card.card(loaded, form, chosen.classes)}
 
 
 def _task(loaded: Loaded, form: names.Form) -> dict:
@@ -207,12 +212,18 @@ def push(folders: Sequence[pathlib.Path], repo: str, step: int | None) -> None:
   for path in folders:
     name = f"{repo}-{path.name}" if len(folders) > 1 else repo
     try:
-      api.create_repo(name, exist_ok=True)
+      name = api.create_repo(name, exist_ok=True).repo_id
       if revision:
         api.create_branch(name, branch=revision, exist_ok=True)
-      api.upload_folder(repo_id=name, folder_path=path, revision=revision)
-    except (OSError, huggingface_hub.errors.HfHubHTTPError) as error:
-      reason = str(error).strip().splitlines()[0]
+      api.upload_folder(
+        repo_id=name,
+        folder_path=path,
+        revision=revision,
+        # Weights in other shards would be read instead of the new ones.
+        delete_patterns=["*.safetensors*"],
+      )
+    except Exception as error:  # what a network can do has no common base
+      reason = (str(error).strip() or type(error).__name__).splitlines()[0]
       raise UserError(
         f"pushing to {name} failed: {reason}; {path} is written"
       ) from error
@@ -247,6 +258,7 @@ def main(argv: Sequence[str]) -> None:
   args = _parser().parse_args(argv)
   if not args.shard_gb > 0:
     raise UserError(f"--shard_gb={args.shard_gb:g} is not positive")
+  folder.check_new(pathlib.Path(args.output))  # before minutes of reading
   loaded = checkpoint.load(args.checkpoint, args.step)
   forms = FORMS if args.form == "both" else args.form and (args.form,)
   forms = forms or trained_forms(loaded)

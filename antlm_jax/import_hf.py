@@ -2,8 +2,8 @@
 
   python -m antlm_jax.import_hf --model=FOLDER --workdir=RUN
 
-Reads Llama, EuroBERT and what export_hf wrote, from safetensors. RUN is then a
-run like any other: evaluate it, generate with it, or continue it with any
+Reads the safetensors of a Llama, a EuroBERT or our LTG-BERT. RUN is then a run
+like any other: evaluate it, generate with it, or continue it with any
 curriculum, on data prepared with its tokenizer:
 
   python -m antlm_jax.prepare --tokenizer=RUN/tokenizer.json ...
@@ -27,8 +27,7 @@ from antlm_jax.hf import configs, folder, names
 from antlm_jax.models import Params
 
 MASK = "<mask>"
-# What the weights were trained for, where only the architecture tells.
-_CURRICULA = {"llama": "1C", "eurobert": "1M", "mistral": "1C"}
+TOKENIZER = "tokenizer.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,49 +59,86 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
     UserError: if it is no such folder, or not a model that we compute.
   """
   path = pathlib.Path(path)
-  encoder, settings = configs.read(path)
-  architecture = names.ARCHITECTURES[encoder]
+  described = configs.read(path)
+  settings = dict(described.settings)
   rows = settings.pop("vocab_size")
-  model = models.build({"name": encoder, **settings}, rows)
-  weights = folder.Weights(path)
-  params = folder.params(weights, architecture, model.shapes)
+  try:
+    model = models.build({"name": described.encoder, **settings}, rows)
+  except UserError as error:
+    raise UserError(f"{path / configs.CONFIG}: {error}") from error
+  tokenizer = Tokenizer.load(path / TOKENIZER)
+  _check_tokenizer(path, tokenizer, rows, described.special)
+  architecture = names.ARCHITECTURES[described.encoder]
+  params = folder.params(folder.Weights(path), architecture, model.shapes)
   if (path / NATIVE).exists():
-    return _native(path, params, model)
-  tokenizer = Tokenizer.load(path / "tokenizer.json")
-  if tokenizer.vocab_size > rows:
-    raise UserError(
-      f"{path}: tokenizer.json has {tokenizer.vocab_size:,} tokens, but"
-      f" config.json says vocab_size={rows:,}"
-    )
-  tokenizer, params, notes = _with_mask(tokenizer, params, rows)
-  config = config_lib.default(encoder)
+    return _native(path, params, model, boundary)
+  tokenizer, params, notes = _with_mask(path, tokenizer, params, rows)
+  config = config_lib.default(described.encoder)
   config.model.update(settings)
-  kind = configs.read_json(path / configs.CONFIG, "")["model_type"]
-  config.curriculum = _CURRICULA[kind]
+  # What the weights were trained for, as far as their form tells.
+  config.curriculum = f"1{described.objective}"
   if boundary is None:
     boundary = _boundary(tokenizer)
-    notes += (f"texts are framed as with --boundary={boundary}, by a guess",)
+    notes.append(f"texts are framed as with --boundary={boundary}, by a guess")
+  end = described.special.get("eos")
+  if end not in (None, tokenizer.eos_id):
+    notes.append(
+      f"the end of a text is token {tokenizer.eos_id}, not {end} as config.json"
+      " says"
+    )
   meta = Meta(config.lock(), tokenizer, boundary, data="")
-  return Imported(params, meta, 0, notes)
+  return Imported(params, meta, 0, tuple(notes))
+
+
+def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
+  """Refuses a tokenizer that is not the model's."""
+  size = tokenizer.vocab_size
+  if size > rows:
+    raise UserError(
+      f"{path}: tokenizer.json has {size:,} tokens, but config.json says"
+      f" vocab_size={rows:,}"
+    )
+  # Defaults of transformers that were written out may be of no token at all.
+  for role in ("bos", "eos"):
+    if size <= special.get(role, 0) < rows:
+      raise UserError(
+        f"{path}: config.json says {role}_token_id={special[role]}, which"
+        f" tokenizer.json has not: it ends at {size - 1}"
+      )
+  mask = special.get("mask", rows)
+  if mask < size and tokenizer.special[mask] and tokenizer.mask_id is None:
+    raise UserError(
+      f"{path}: the mask is token {mask}, by a name that is not known here:"
+      f" call it {MASK} in tokenizer.json"
+    )
 
 
 def _native(
-  path: pathlib.Path, params: Params, model: models.Model
+  path: pathlib.Path, params: Params, model: models.Model, boundary: str | None
 ) -> Imported:
   """Gives back the checkpoint that export_hf wrote."""
   fields = configs.read_json(path / NATIVE, "incomplete")
   try:
     meta = Meta.from_json(fields)
     step = int(fields["step"])
-  except (KeyError, ValueError, TypeError) as error:
+  except (KeyError, ValueError, TypeError, AttributeError) as error:
     raise UserError(f"{path / NATIVE} is not whole: {error}") from error
-  own = models.build(meta.config.model, meta.tokenizer.vocab_size)
-  if own.shapes != model.shapes:
-    raise UserError(f"{path}: {NATIVE} and config.json are of different models")
+  own = models.build(meta.config.model, meta.tokenizer.vocab_size).config
+  shared = names.ARCHITECTURES[meta.config.model.name].settings
+  changed = [n for n in shared if getattr(own, n) != getattr(model.config, n)]
+  if changed:
+    raise UserError(
+      f"{path}: {NATIVE} and config.json disagree on {', '.join(changed)}:"
+      f" remove {NATIVE} to go by config.json"
+    )
+  if boundary:
+    meta = dataclasses.replace(meta, boundary=boundary)
   return Imported(params, meta, step, ())
 
 
-def _with_mask(tokenizer: Tokenizer, params: Params, rows: int):
+def _with_mask(
+  path: pathlib.Path, tokenizer: Tokenizer, params: Params, rows: int
+) -> tuple[Tokenizer, Params, list[str]]:
   """Gives every row a token, and the tokenizer a mask.
 
   The mask's row is the mean of the others: its logit is then at most the
@@ -112,26 +148,26 @@ def _with_mask(tokenizer: Tokenizer, params: Params, rows: int):
   Returns:
     Tokenizer, parameters and what to say.
   """
-  known, notes = tokenizer.vocab_size, []
-  added = []
+  known, notes, added, params = tokenizer.vocab_size, [], [], dict(params)
   if tokenizer.mask_id is None:
     added.append(MASK)
     notes.append(
       f"the tokenizer had no mask: {MASK} is token {known}, its embedding the"
       " mean of the others"
     )
+    for name, axis in (("embedding", 0), ("head/kernel", 1), ("head/bias", 0)):
+      if name in params:
+        params[name] = _with_mean(params[name], axis, known)
   spare = rows - known - len(added)
   if spare > 0:
-    notes.append(f"{spare} rows of the embedding have no token: <unused0>, ...")
-    added += [f"<unused{i}>" for i in range(spare)]
-  if not added:
-    return tokenizer, params, ()
-  out = dict(params)
-  if tokenizer.mask_id is None:
-    for path, axis in (("embedding", 0), ("head/kernel", 1), ("head/bias", 0)):
-      if path in out:
-        out[path] = _with_mean(out[path], axis, known)
-  return tokenizer.extended(added), out, tuple(notes)
+    notes.append(
+      f"{spare} rows of the embedding have no token: <no_token_{rows - 1}>, ..."
+    )
+    added += [f"<no_token_{i}>" for i in range(rows - spare, rows)]
+  try:
+    return tokenizer.extended(added), params, notes
+  except UserError as error:
+    raise UserError(f"{path / TOKENIZER}: {error}") from error
 
 
 def _with_mean(value: np.ndarray, axis: int, at: int) -> np.ndarray:
@@ -158,14 +194,29 @@ def write(imported: Imported, workdir: str | os.PathLike) -> pathlib.Path:
     UserError: if the workdir holds a run already, or cannot be written.
   """
   workdir = pathlib.Path(workdir).absolute()
+  check_workdir(workdir)
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    files.write_text(workdir / TOKENIZER, imported.meta.tokenizer.to_json())
+  except OSError as error:
+    raise UserError(f"cannot write {workdir}: {error.strerror}") from error
+  path = workdir / checkpoint.FOLDER / str(imported.step)
+  return checkpoint.write(path, imported.step, imported.params, imported.meta)
+
+
+def check_workdir(workdir: str | os.PathLike) -> None:
+  """Fails where a run or a model is, before any work is done.
+
+  Raises:
+    UserError: if the workdir is not free.
+  """
+  workdir = pathlib.Path(workdir)
   if checkpoint.steps(workdir):
     raise UserError(f"{workdir} holds a run: give another --workdir")
-  path = workdir / checkpoint.FOLDER / str(imported.step)
-  checkpoint.write(path, imported.step, imported.params, imported.meta)
-  files.write_text(
-    workdir / "tokenizer.json", imported.meta.tokenizer.to_json()
-  )
-  return path
+  if (workdir / TOKENIZER).exists():
+    raise UserError(
+      f"{workdir} holds a {TOKENIZER}: give another --workdir, or remove it"
+    )
 
 
 def _parser() -> cli.Parser:
@@ -184,8 +235,7 @@ def _parser() -> cli.Parser:
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   args = _parser().parse_args(argv)
-  if checkpoint.steps(args.workdir):  # before minutes of reading
-    raise UserError(f"{args.workdir} holds a run: give another --workdir")
+  check_workdir(args.workdir)
   imported = read(args.model, args.boundary)
   path = write(imported, args.workdir)
   config = imported.meta.config.model

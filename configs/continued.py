@@ -35,9 +35,10 @@ def get_config(arg: str = ""):
   model = checkpoint.read_meta(path).config.model
   config = config_lib.default(model.name)
   config.curriculum = arg.curriculum
-  config.objectives.M.update(
-    mask_ratio=arg.mask_ratio, mask_token=1.0, random_token=0.0
-  )
+  for name in ("M", "N"):
+    config.objectives[name].update(
+      mask_ratio=arg.mask_ratio, mask_token=1.0, random_token=0.0
+    )
   config.train.update(batch_size=128)
   config.optimizer.update(eps=1e-5)
   config.schedule.update(peak_lr=1.5e-4, warmup_steps=0.05, decay_steps=0.5)

@@ -391,7 +391,7 @@ def perform(
   loaded: checkpoint.Loaded,
   settings: Settings,
   at_once: int,
-  meta: checkpoint.Meta | None = None,
+  save: bool = False,
 ) -> dict:
   """Trains a task's runs, writes its results and returns the summary.
 
@@ -400,8 +400,7 @@ def perform(
     loaded: The model that runs start from.
     settings: How to train.
     at_once: Runs that train together; 0 for all.
-    meta: What that model's checkpoint says beside its arrays, to keep the best
-      run's model; None to keep none.
+    save: Whether to keep the best run's model.
   """
   begun, task, request = time.monotonic(), job.task, job.request
   train = _limited(task.load("train"), request["limit"])
@@ -414,7 +413,7 @@ def perform(
     },
   )
   runs = [Run(lr, seed) for lr in request["lrs"] for seed in request["seeds"]]
-  best = kept.Best(runs) if meta else None
+  best = kept.Best(runs) if save else None
   outcomes = [
     outcome
     for some in _groups(runs, at_once)
@@ -437,7 +436,7 @@ def perform(
   kept.remove(job.folder)
   write(job.folder, summary, outcomes, examples)
   if best:
-    kept.save(job.folder, loaded, meta, task, settings.attention, best.params)
+    kept.save(job.folder, loaded, task, settings.attention, best.params)
   return summary
 
 
@@ -460,14 +459,13 @@ def main(argv: Sequence[str]) -> None:
   glue.names(args.task)
   settings = Settings(**{name: getattr(args, name) for name in _SETTINGS})
   loaded = checkpoint.load(args.checkpoint, args.step)
-  meta = checkpoint.read_meta(loaded.path) if args.save else None
   summaries = []
   for job in _jobs(args, loaded, settings):
     summary = job.done
     if summary:
       print(f"{job.task.name} is already done: {job.folder}")
     else:
-      summary = perform(job, loaded, settings, args.runs_at_once, meta)
+      summary = perform(job, loaded, settings, args.runs_at_once, args.save)
       print(f"{job.task.name} is written to {job.folder}", flush=True)
     summaries.append(summary)
   print(table(summaries))

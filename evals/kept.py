@@ -55,7 +55,6 @@ class Best:
 def save(
   folder: pathlib.Path,
   loaded: Loaded,
-  meta: checkpoint.Meta,
   task: Task,
   attention: str,
   params: dict[str, np.ndarray],
@@ -65,7 +64,6 @@ def save(
   Args:
     folder: The folder, which has no model yet.
     loaded: What the run started from: the rest of the model's parameters.
-    meta: What that one's checkpoint says beside its arrays.
     task: The task.
     attention: How its rows were read.
     params: The run's parameters.
@@ -81,12 +79,11 @@ def save(
     pool=head.pool,
     norms=head.norms,
     dropout=head.dropout,
-    kind="sequence",
     labels=task.labels,
     params=own,
   )
   all_params = {**loaded.params, **encoder}
-  checkpoint.write(folder / FOLDER, loaded.step, all_params, meta, tuned)
+  checkpoint.write(folder / FOLDER, loaded.step, all_params, loaded.meta, tuned)
 
 
 def remove(folder: pathlib.Path) -> None:

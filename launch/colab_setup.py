@@ -160,7 +160,7 @@ def device() -> str:
       ["nvidia-smi", *asked], capture_output=True, text=True, check=True
     )
     driver = _version(done.stdout)[0]
-  except (OSError, subprocess.CalledProcessError):
+  except (OSError, subprocess.CalledProcessError, AttributeError):
     devices = pathlib.Path("/dev")
     tpus = [*devices.glob("accel[0-9]*"), *devices.glob("vfio/[0-9]*")]
     return "tpu" if tpus else "cpu"

@@ -1,5 +1,6 @@
 """Checkpoints of random models, for the tests of what reads them."""
 
+import dataclasses
 import pathlib
 
 import jax
@@ -13,9 +14,15 @@ from antlm_jax.step import TrainState
 STEP = 7
 
 
-def tokenizer(vocab_size: int = 400) -> Tokenizer:
+def changed(loaded: checkpoint.Loaded, **meta) -> checkpoint.Loaded:
+  """The same model, but for what its checkpoint says of itself."""
+  meta = dataclasses.replace(loaded.meta, **meta)
+  return dataclasses.replace(loaded, meta=meta)
+
+
+def tokenizer(vocab_size: int = 400, kind: str = "bpe") -> Tokenizer:
   """A tokenizer of a little generated English."""
-  return Tokenizer.train(toy_english.sentences(0, 500), vocab_size)
+  return Tokenizer.train(toy_english.sentences(0, 500), vocab_size, kind)
 
 
 # A large init_std: the scores must tell sentences apart.

@@ -1,6 +1,5 @@
 """Scoring, generation and mask filling, on random models."""
 
-import dataclasses
 import os
 import pathlib
 import subprocess
@@ -43,7 +42,7 @@ def with_curriculum(loaded, text):
   settings = config.from_json(config.to_json(loaded.config))
   with settings.unlocked():
     settings.curriculum = text
-  return dataclasses.replace(loaded, config=settings)
+  return random_models.changed(loaded, config=settings)
 
 
 # ------------------------------------------------------- an independent scorer
@@ -130,7 +129,7 @@ def slow_score(
 @pytest.mark.parametrize("boundary", ["bos_eos", "eos", "none"])
 @pytest.mark.parametrize("mode", scoring.MODES)
 def test_scores_equal_a_slow_loop(loaded, logits_of, sentences, mode, boundary):
-  loaded = dataclasses.replace(loaded, boundary=boundary)
+  loaded = random_models.changed(loaded, boundary=boundary)
   texts = [s for s in sentences if len(loaded.tokenizer.encode(s)) > 1]
   if boundary != "bos_eos":
     texts = texts[:3]
@@ -172,7 +171,7 @@ def test_scores_of_a_choice_in_a_context(loaded, logits_of, pipeline, mode):
 @pytest.mark.parametrize("mode", ["causal", "mlm"])
 def test_no_frame_and_no_context(loaded, logits_of, mode):
   """Where the rows held no special tokens, the 2024 pipeline adds its own."""
-  bare = dataclasses.replace(loaded, boundary="none")
+  bare = random_models.changed(loaded, boundary="none")
   expected = [
     slow_score(bare, logits_of, "Tom sat .", mode, context=c, pipeline="2024")
     for c in CONTEXTS
@@ -280,7 +279,7 @@ def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
   scoring.score(loaded, ["Tom sat ."], "causal")
   monkeypatch.setattr(loaded.tokenizer, "mask_id", 3)
   monkeypatch.setattr(loaded.tokenizer, "eos_id", None)
-  bare = dataclasses.replace(loaded, boundary="none")
+  bare = random_models.changed(loaded, boundary="none")
   with pytest.raises(UserError, match="no token to stand for an empty context"):
     late = scoring.PIPELINES["2024"]
     scoring.score(bare, ["Tom sat ."], "mlm", pipeline=late)
@@ -368,7 +367,7 @@ def test_top_k_and_top_p():
 
 
 def test_generate_refuses(loaded):
-  none = dataclasses.replace(loaded, boundary="none")
+  none = random_models.changed(loaded, boundary="none")
   for model, prompt, options, message in (
     (loaded, "Tom " * 60, {}, "max_seq_len=48"),
     (none, "", {}, "the prompt is empty"),
@@ -430,7 +429,7 @@ def test_masks_stand_like_words(loaded):
 
 
 def test_fill_mask_refuses(loaded):
-  bare = dataclasses.replace(with_curriculum(loaded, "1N"), boundary="none")
+  bare = random_models.changed(with_curriculum(loaded, "1N"), boundary="none")
   for model, text, message in (
     (loaded, "Tom sat .", "holds no <mask>"),
     (loaded, "Tom " * 60 + "<mask>", "max_seq_len=48"),

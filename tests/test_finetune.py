@@ -81,7 +81,7 @@ def toy(loaded, folder, settings=QUICK, pool="first", dropout=0.1):
 
 @pytest.mark.parametrize("boundary", ["bos_eos", "eos", "none"])
 def test_framing(loaded, boundary):
-  loaded = dataclasses.replace(loaded, boundary=boundary)
+  loaded = random_models.changed(loaded, boundary=boundary)
   t = loaded.tokenizer
   bos, eos = {
     "bos_eos": ([t.bos_id], [t.eos_id]),

@@ -2,17 +2,28 @@
 
 import json
 import shutil
+import types
 
 import huggingface_hub
 import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
+import tokenizers
 
-from antlm_jax import checkpoint, export_hf, import_hf, models
+from antlm_jax import (
+  checkpoint,
+  export_hf,
+  fill_mask,
+  import_hf,
+  models,
+  toy_english,
+)
 from antlm_jax.cli import UserError
+from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.hf import folder as folders
 from antlm_jax.hf import names
+from antlm_jax.hf import tokenizers as hf_tokenizers
 from tests import helpers, random_models, runs
 
 LTG_BERT = {
@@ -166,18 +177,19 @@ def test_a_narrow_dtype_rounds_once(llama, dtype, tmp_path):
 # ---------------------------------------------------------------- the folders
 
 
-def test_the_form_is_the_one_it_was_trained_in(tmp_path, tokenizer, llama):
+def test_the_form_is_the_one_it_was_trained_in(llama):
   def forms(curriculum):
-    with llama[0].config.unlocked():
-      llama[0].config.curriculum = curriculum
-    return export_hf.trained_forms(llama[0])
+    config = llama[0].config.copy_and_resolve_references()
+    with config.unlocked():
+      config.curriculum = curriculum
+    return export_hf.trained_forms(
+      random_models.changed(llama[0], config=config)
+    )
 
-  before = llama[0].config.curriculum
   assert forms("24C") == ("causal",)
   assert forms("24M") == forms("24N") == ("bidirectional",)
   assert forms("4C+16M+4C") == forms("C:N=1:15") == names.FORMS
   assert forms("2P") == ("causal",)
-  forms(before)
 
 
 def test_generation_draws_no_special_token_but_the_end(llama):
@@ -211,9 +223,18 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
   assert "AutoModelForMaskedLM" in (paths[1] / "README.md").read_text()
 
 
+def test_a_model_of_mntp_says_how_it_is_read(llama, tmp_path):
+  config = llama[0].config.copy_and_resolve_references()
+  with config.unlocked():
+    config.curriculum = "24N"
+  shifted = random_models.changed(llama[0], config=config)
+  (path,) = export_hf.export(shifted, tmp_path / "hf")
+  assert "`logits[:, p - 1]`" in (path / "README.md").read_text()
+
+
 def test_a_failure_leaves_nothing(llama, tmp_path, monkeypatch):
-  def fail(*args):
-    raise OSError(28, "No space left on device")
+  def fail(*args):  # as it says of a full disk
+    raise safetensors.SafetensorError("I/O error: No space left on device")
 
   monkeypatch.setattr(safetensors.numpy, "save_file", fail)
   with pytest.raises(UserError, match="No space left"):
@@ -231,11 +252,13 @@ class FakeHub:
     if self.refuses:
       raise OSError("Token is required\nand a long story")
     self.calls.append(("repo", name))
+    return types.SimpleNamespace(repo_id=f"me/{name}")
 
   def create_branch(self, name, branch, exist_ok):
     self.calls.append(("branch", name, branch))
 
-  def upload_folder(self, repo_id, folder_path, revision):
+  def upload_folder(self, repo_id, folder_path, revision, delete_patterns):
+    assert delete_patterns == ["*.safetensors*"]
     self.calls.append(("upload", repo_id, folder_path.name, revision))
 
 
@@ -245,21 +268,102 @@ def test_pushing_a_step_is_a_revision(llama, tmp_path, monkeypatch):
   words = [f"--checkpoint={llama[0].path.parents[1]}", "--as=both"]
   step = str(random_models.STEP)
   export_hf.main(
-    [*words, f"--output={tmp_path / 'a'}", "--repo=me/it", "--step", step]
+    [*words, f"--output={tmp_path / 'a'}", "--repo=it", "--step", step]
   )
   for form in names.FORMS:
     name = f"me/it-{form}"
-    assert ("repo", name) in FakeHub.calls
+    assert ("repo", f"it-{form}") in FakeHub.calls
     assert ("branch", name, f"step-{step}") in FakeHub.calls
     assert ("upload", name, form, f"step-{step}") in FakeHub.calls
   monkeypatch.setattr(FakeHub, "refuses", True)
   with pytest.raises(
-    UserError, match=r"me/it failed: Token is required; .* is"
+    UserError, match=r"to it failed: Token is required; .* is"
   ):
     export_hf.main(
-      [words[0], f"--output={tmp_path / 'b'}", "--repo=me/it", "--as=causal"]
+      [words[0], f"--output={tmp_path / 'b'}", "--repo=it", "--as=causal"]
     )
   assert (tmp_path / "b" / folders.SINGLE).exists()
+
+
+# ----------------------------------------------------------------- tokenizers
+
+
+def sentence_piece(normalizer=None, pre_tokenizer=None):
+  """A tokenizer that writes spaces as SentencePiece does."""
+  backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+  backend.pre_tokenizer = metaspace("always")  # no token spans two words
+  trainer = tokenizers.trainers.BpeTrainer(
+    vocab_size=300,
+    show_progress=False,
+    initial_alphabet=[*"▁abcdefghijklmnopqrstuvwxyz.,()A0"],
+    special_tokens=["<pad>", "<s>", "</s>", "<mask>"],
+  )
+  backend.train_from_iterator(toy_english.sentences(0, 300), trainer)
+  backend.normalizer, backend.pre_tokenizer = normalizer, pre_tokenizer
+  return backend
+
+
+def metaspace(scheme):
+  return tokenizers.pre_tokenizers.Metaspace(prepend_scheme=scheme)
+
+
+def llama_2():
+  return tokenizers.normalizers.Sequence(
+    [
+      tokenizers.normalizers.Prepend("▁"),
+      tokenizers.normalizers.Replace(" ", "▁"),
+    ]
+  )
+
+
+def plain_bytes():
+  """As SmolLM2's: no space is put before a text."""
+  backend = random_models.tokenizer()._backend
+  backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
+    add_prefix_space=False
+  )
+  return backend
+
+
+TOKENIZERS = {
+  "ours": lambda: random_models.tokenizer()._backend,
+  "wordpiece": lambda: random_models.tokenizer(400, "wordpiece")._backend,
+  "SmolLM2": plain_bytes,
+  "Llama 2": lambda: sentence_piece(llama_2()),
+  "Metaspace always": lambda: sentence_piece(None, metaspace("always")),
+  "Metaspace first": lambda: sentence_piece(None, metaspace("first")),
+}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_a_mask_stands_in_a_text_as_in_ours(kind, llama):
+  tokenizer = Tokenizer(TOKENIZERS[kind]())
+  loaded = random_models.changed(llama[0], tokenizer=tokenizer)
+  t = tokenizer
+  made = hf_tokenizers.files(tokenizer, t.bos_id, t.eos_id, 48)
+  theirs = tokenizers.Tokenizer.from_str(json.dumps(made["tokenizer.json"]))
+  for text in (
+    "the dogs <mask> often rest .",
+    "the dogs near<mask>.",
+    "<mask> dogs rest",
+    "Ann <mask><mask> the dog",
+    "the <mask>",
+  ):
+    expected = fill_mask.encode(loaded, text).tolist()
+    assert theirs.encode(text).ids == expected, text
+  for text in ("the dogs rest .", " the dogs", "a  b"):
+    ids = theirs.encode(text, add_special_tokens=False).ids
+    assert ids == tokenizer.encode(text).tolist(), text
+
+
+def test_what_cannot_be_padded_is_padded_with_the_end(llama, foreign):
+  spec = json.loads((foreign / "tokenizer.json").read_text())
+  text = json.dumps(spec).replace('"<pad>"', '"<first>"')
+  tokenizer = Tokenizer.from_json(text)
+  assert tokenizer.pad_id is None
+  made = hf_tokenizers.files(tokenizer, 1, 2, 48)
+  assert made["tokenizer_config.json"]["pad_token"] == "</s>"
+  assert hf_tokenizers.special_ids(tokenizer)["pad"] == tokenizer.eos_id
 
 
 # ------------------------------------------------------------- foreign folders
@@ -282,6 +386,35 @@ def test_a_foreign_folder_is_read(llama, foreign, tmp_path):
   settings = imported.meta.config.model
   assert settings.rope_theta == 10000.0
   assert not settings.tied
+
+
+@pytest.mark.parametrize("form", names.FORMS)
+def test_without_our_file_the_names_alone_give_it_back(loaded, form, tmp_path):
+  export_hf.export(loaded, tmp_path / "hf", [form])
+  (tmp_path / "hf" / export_hf.NATIVE).unlink()
+  imported = import_hf.read(tmp_path / "hf")
+  assert helpers.equal(
+    {k: np.asarray(v) for k, v in imported.params.items()},
+    {k: np.asarray(v) for k, v in loaded.params.items()},
+  )
+  own = imported.meta.config.model
+  for name in names.ARCHITECTURES[own.name].settings:
+    if name in own and name != "head_width":
+      assert own[name] == loaded.config.model[name], name
+  expected = {"causal": "1C", "bidirectional": "1M"}[form]
+  assert imported.meta.config.curriculum == expected
+  again = import_hf.write(imported, tmp_path / "run")
+  export_hf.export(checkpoint.load(again), tmp_path / "b", [form])
+  assert "trained elsewhere" in (tmp_path / "b/README.md").read_text()
+
+
+def test_our_file_and_their_config_must_agree(llama, tmp_path):
+  path = tmp_path / "hf"
+  shutil.copytree(llama[1], path)
+  change(path, rms_norm_eps=1e-3)
+  with pytest.raises(UserError, match="disagree on norm_eps"):
+    import_hf.read(path)
+  assert import_hf.read(llama[1], boundary="eos").meta.boundary == "eos"
 
 
 def test_a_tokenizer_without_a_mask_gets_one(llama, foreign):
@@ -318,7 +451,9 @@ def test_rows_without_a_token_get_one(llama, foreign):
   imported = import_hf.read(foreign)
   assert imported.meta.tokenizer.vocab_size == size + 7
   assert imported.meta.tokenizer.special[size:].all()
-  assert "7 rows of the embedding have no token" in imported.notes[0]
+  assert (
+    "7 rows of the embedding have no token: <no_token_406>" in imported.notes[0]
+  )
 
 
 @pytest.mark.parametrize(
@@ -337,10 +472,19 @@ def test_rows_without_a_token_get_one(llama, foreign):
     ),
     ({"layer_types": ["sliding_attention"]}, "layer_types"),
     ({"hidden_size": None}, "does not say hidden_size"),
-    ({"vocab_size": 399}, "has shape"),
-    ({"num_hidden_layers": 3}, "missing weights: model.layers.2."),
-    ({"num_hidden_layers": 1}, "no place for: model.layers.1."),
-    ({"intermediate_size": 50}, "not [32, 50] as config.json says"),
+    ({"hidden_size": "32"}, "hidden_size='32' is not of type int"),
+    ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5 is not of type int"),
+    ({"rms_norm_eps": "1e-5"}, "rms_norm_eps='1e-5' is not of type float"),
+    ({"tie_word_embeddings": 1}, "tie_word_embeddings=1 is not of type bool"),
+    ({"num_attention_heads": 0}, "config.json: model.heads=0 is not positive"),
+    ({"model_type": ["llama"]}, "model_type=['llama'] is not one of"),
+    ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
+    ({"layer_types": 3}, "layer_types is 3"),
+    ({"eos_token_id": 400, "vocab_size": 410}, "eos_token_id=400"),
+    ({"vocab_size": 399}, "has 400 tokens, but"),
+    ({"num_hidden_layers": 3}, "weights are missing: model.layers.2."),
+    ({"num_hidden_layers": 1}, "no place for model.layers.1."),
+    ({"intermediate_size": 50}, "mlp.down_proj.weight [32, 48], not [32, 50]"),
   ],
 )
 def test_what_we_would_compute_differently_is_refused(foreign, fields, said):
@@ -365,9 +509,9 @@ def quantized(tensors):
 @pytest.mark.parametrize(
   ("edit", "said"),
   [
-    (missing, "missing weights: model.norm.weight"),
-    (extra, "no place for: model.layers.0.self_attn.q_proj.bias"),
-    (quantized, "model.norm.weight has dtype I8"),
+    (missing, "weights are missing: model.norm.weight"),
+    (extra, "no place for model.layers.0.self_attn.q_proj.bias"),
+    (quantized, "quantized weights are not read: model.norm.weight"),
   ],
 )
 def test_weights_that_do_not_fit_are_named(foreign, edit, said):
@@ -425,6 +569,13 @@ def test_a_vocabulary_over_the_rows_is_refused(llama, foreign):
 
 
 # --------------------------------------------------------------- the commands
+
+
+def test_a_workdir_that_is_a_model_stays_as_it_is(foreign):
+  before = contents(foreign)
+  with pytest.raises(UserError, match=r"holds a tokenizer.json"):
+    import_hf.main([f"--model={foreign}", f"--workdir={foreign}"])
+  assert contents(foreign) == before
 
 
 def test_the_commands(llama, tmp_path):

@@ -130,7 +130,6 @@ def test_the_best_model_is_kept(run, loaded, tmp_path):
     pool="mean",
     norms=False,
     dropout=0.2,
-    kind="sequence",
     labels=("0", "1"),
     params={},
   )
@@ -161,8 +160,7 @@ def test_pairs_and_words_for_classes(loaded, tmp_path):
   task = glue.task(glue.find(tmp_path, "mnli"), "mnli", "last", 0.1, False)
   head = task.head.init(jax.random.key(0), loaded.model.config.width)
   params = tuning.joined(loaded.params, head)
-  meta = checkpoint.read_meta(loaded.path)
-  kept.save(tmp_path, loaded, meta, task, "bidirectional", params)
+  kept.save(tmp_path, loaded, task, "bidirectional", params)
   model = checkpoint.load(tmp_path / "model")
   assert model.task.labels == ("entailment", "neutral", "contradiction")
   assert equal(model.params, loaded.params) and equal(model.task.params, head)
@@ -210,8 +208,7 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   assert leader.epochs[-1]["cola"]["errors"] < max(scores) - 0.1
   assert copies[-1] == (leader.run, max(scores))
   assert len(copies) <= leader.best_epoch  # not after it
-  meta = checkpoint.read_meta(loaded.path)
-  kept.save(tmp_path, loaded, meta, task, "bidirectional", best.params)
+  kept.save(tmp_path, loaded, task, "bidirectional", best.params)
   model = checkpoint.load(tmp_path / "model")
   logits = kept.logits(model, [(text,) for text in sentences(40, 1)[0]])
   np.testing.assert_array_equal(

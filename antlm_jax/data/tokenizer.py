@@ -122,7 +122,8 @@ class Tokenizer:
     for index, token in enumerate(tokens, start=first):
       if backend.token_to_id(token) != index:
         raise cli.UserError(
-          f"the tokenizer cannot have {token} as token {index}"
+          f"{token} cannot be token {index}: it is there already, or there are"
+          f" ids under {index} that no token has"
         )
     return Tokenizer(backend)
 

@@ -2,10 +2,10 @@
 
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from antlm_jax import checkpoint, monitor, reading
-from antlm_jax.checkpoint import Loaded, Meta
+from antlm_jax.checkpoint import Loaded
 
 _PAPERS = {
   "llama": "https://arxiv.org/abs/2307.09288",
@@ -13,28 +13,24 @@ _PAPERS = {
 }
 
 
-def card(loaded: Loaded, meta: Meta, form: str, classes: dict) -> str:
+def card(loaded: Loaded, form: str, classes: Mapping[str, str]) -> str:
   """Returns README.md of a model folder.
 
   Args:
     loaded: The model.
-    meta: What its checkpoint says.
     form: How the folder reads it, causal or bidirectional.
     classes: Of transformers, by auto class; the first is shown.
   """
-  name = meta.config.model.name
+  name = loaded.config.model.name
   front = [
-    *(
-      "---",
-      "library_name: transformers",
-      f"pipeline_tag: {_tag(loaded, form)}",
-    ),
+    *("---", "library_name: transformers"),
+    f"pipeline_tag: {_tag(loaded, form)}",
     *("tags:", "- antlm_jax", f"- {name}", "---", ""),
   ]
   sections = [
-    _what(loaded, meta, form),
+    _what(loaded, form),
     _use(loaded, form, next(iter(classes))),
-    _training(loaded, meta),
+    _training(loaded),
     _figures(loaded),
     _sources(name),
   ]
@@ -47,11 +43,19 @@ def _tag(loaded: Loaded, form: str) -> str:
   return "text-generation" if form == "causal" else "fill-mask"
 
 
-def _what(loaded: Loaded, meta: Meta, form: str) -> str:
+def _trained_here(loaded: Loaded) -> bool:
+  """Whether these weights were trained here, not only brought here."""
+  return bool(loaded.meta.data)
+
+
+def _what(loaded: Loaded, form: str) -> str:
   size = monitor.quantity(loaded.model.size)
+  title = f"# {loaded.config.model.name} of {size} parameters, read {form}ly"
+  if not _trained_here(loaded):
+    return f"{title}\n\nIts weights were trained elsewhere, and are unchanged."
   return (
-    f"# {meta.config.model.name} of {size} parameters, read {form}ly\n\n"
-    f"Trained with the curriculum `{meta.config.curriculum}` by antlm_jax:"
+    f"{title}\n\n"
+    f"Trained with the curriculum `{loaded.config.curriculum}` by antlm_jax:"
     " one transformer for causal (C) and masked (M) language modeling, which"
     " differ by its attention mask alone."
   )
@@ -95,8 +99,10 @@ MNTP = (
 )
 
 
-def _training(loaded: Loaded, meta: Meta) -> str:
-  config = meta.config
+def _training(loaded: Loaded) -> str:
+  if not _trained_here(loaded):
+    return ""
+  config = loaded.config
   trained = ", ".join(objective.name for objective in reading.trained(config))
   rows = {
     "curriculum": f"`{config.curriculum}` ({trained})",
@@ -108,60 +114,59 @@ def _training(loaded: Loaded, meta: Meta) -> str:
     ),
     "longest row": f"{config.model.max_seq_len:,} tokens",
     "vocabulary": f"{loaded.tokenizer.vocab_size:,}",
-    "data": f"`{config.data.path or 'not known'}`",
-    "data, SHA-256 of the rows": f"`{meta.data or 'not known'}`",
+    "data": f"`{config.data.path}`",
+    "data, SHA-256 of the rows": f"`{loaded.meta.data}`",
   }
+  if config.init.checkpoint:
+    rows = {"began from": f"`{config.init.checkpoint}`"} | rows
   lines = ["## Training", "", "| | |", "|---|---|"]
   return "\n".join(lines + [f"| {k} | {v} |" for k, v in rows.items()])
 
 
 def _figures(loaded: Loaded) -> str:
-  rows = [*_held_out(loaded), *_pairs(loaded)]
+  above = loaded.path.parent
   if loaded.task:
-    rows = [*_tuned(loaded)]
+    rows = list(_evaluated(loaded, above))
+  else:
+    run = above.parent if above.name == checkpoint.FOLDER else above
+    rows = [*_held_out(loaded, run), *_evaluated(loaded, run / "evals")]
   if not rows:
     return ""
   lines = ["## Evaluation", "", "| | |", "|---|---|"]
   return "\n".join(lines + [f"| {name} | {value} |" for name, value in rows])
 
 
-def _run(loaded: Loaded) -> pathlib.Path:
-  above = loaded.path.parent
-  return above.parent if above.name == checkpoint.FOLDER else above
-
-
-def _held_out(loaded: Loaded) -> Iterator[tuple[str, str]]:
-  try:
-    records = monitor.read_records(_run(loaded))
-  except OSError:
-    return
-  for record in records:
-    if record["step"] == loaded.step:
+def _held_out(loaded: Loaded, run: pathlib.Path) -> Iterator[tuple[str, str]]:
+  for record in monitor.read_records(run):
+    if record.get("step") == loaded.step:
       for key, value in record.items():
         if key.startswith("eval/") and key.endswith("/loss"):
           yield f"held-out loss, {key.split('/')[1]}", f"{value:.3f} nats"
 
 
-def _pairs(loaded: Loaded) -> Iterator[tuple[str, str]]:
-  """Minimal pairs of this step, as the evaluations left them."""
-  for path in sorted((_run(loaded) / "evals").glob("*/*/summary.json")):
-    summary = json.loads(path.read_text("utf-8"))
-    request = summary.get("request", {})
-    if "macro_accuracy" in summary and request.get("step") == loaded.step:
-      part = ", a part" if request.get("limit") else ""
+def _evaluated(
+  loaded: Loaded, folder: pathlib.Path
+) -> Iterator[tuple[str, str]]:
+  """What evaluations of this step left under a folder."""
+  for path in sorted(folder.rglob("summary.json")):
+    try:
+      summary = json.loads(path.read_text("utf-8"))
+      request = summary["request"]
+      if request["step"] != loaded.step:
+        continue
+    except (OSError, ValueError, KeyError, TypeError):
+      continue  # not an evaluation's, or not whole
+    part = ", a part" if request.get("limit") else ""
+    if "macro_accuracy" in summary:
       name = f"{path.parent.parent.name}, {request['mode']}{part}"
       pairs = f"{summary['pairs']:,} pairs"
       yield name, f"{100 * summary['macro_accuracy']:.1f} % of {pairs}"
-
-
-def _tuned(loaded: Loaded) -> Iterator[tuple[str, str]]:
-  path = loaded.path.parent / "summary.json"
-  if path.exists():
-    summary = json.loads(path.read_text("utf-8"))
-    best = summary["runs"][summary["best_run"]]
-    for name, scores in best["scores"].items():
-      for metric, value in scores.items():
-        yield f"{name}, {metric}", f"{100 * value:.1f}"
+    elif "best_run" in summary:
+      metric = summary["main_metric"]
+      best = summary["runs"][summary["best_run"]]
+      for name, scores in best["scores"].items():
+        tuned = f"{name} fine-tuned{part}, {metric}"
+        yield tuned, f"{100 * scores[metric]:.1f}"
 
 
 def _sources(name: str) -> str:

@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import pathlib
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 
 import jax.numpy as jnp
@@ -28,6 +30,16 @@ _FOLLOWS = "rotary_emb.inv_freq"
 # ------------------------------------------------------------------- writing
 
 
+def check_new(path: pathlib.Path) -> None:
+  """Fails where there is something already, before any work is done.
+
+  Raises:
+    UserError: if the path exists.
+  """
+  if os.path.lexists(path):
+    raise UserError(f"{path} exists: give another folder, or remove it")
+
+
 @contextlib.contextmanager
 def new(path: pathlib.Path) -> Iterator[pathlib.Path]:
   """Gives a folder to write in, which gets its name when all went well.
@@ -35,18 +47,23 @@ def new(path: pathlib.Path) -> Iterator[pathlib.Path]:
   Raises:
     UserError: if the folder exists, or cannot be written.
   """
-  aside = path.with_name(path.name + ".tmp")
-  if path.exists():
-    raise UserError(f"{path} exists: give another folder, or remove it")
+  check_new(path)
+  aside = None
   try:
-    shutil.rmtree(aside, ignore_errors=True)  # of an export that was killed
-    aside.mkdir(parents=True)
-    yield aside
-    aside.rename(path)
-  except OSError as error:
-    raise UserError(f"cannot write {path}: {error.strerror}") from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = pathlib.Path(
+      tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent)
+    )
+    whole = aside / path.name
+    whole.mkdir()  # with the usual permissions, which the other has not
+    yield whole
+    whole.rename(path)
+  except (OSError, safetensors.SafetensorError) as error:
+    reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    raise UserError(f"cannot write {path}: {reason}") from error
   finally:
-    shutil.rmtree(aside, ignore_errors=True)
+    if aside:
+      shutil.rmtree(aside, ignore_errors=True)
 
 
 def tensors(
@@ -55,7 +72,7 @@ def tensors(
   """Returns our parameters as tensors of transformers, rounded to a dtype."""
   out = {}
   for path, value in params.items():
-    value = np.asarray(value).astype(jnp.dtype(dtype))
+    value = np.asarray(value).astype(jnp.dtype(dtype), copy=False)
     if path.endswith("/kernel"):
       value = value.swapaxes(-1, -2)
     name = names[path]
@@ -106,12 +123,12 @@ class Weights:
   """
 
   def __init__(self, folder: pathlib.Path):
+    self.folder = folder
     self._files = {}
     if (folder / SINGLE).is_file():
       paths = [folder / SINGLE]
     elif (folder / INDEX).is_file():
-      index = read_json(folder / INDEX, "incomplete").get("weight_map", {})
-      paths = [folder / name for name in sorted(set(index.values()))]
+      paths = [folder / name for name in _shards(folder / INDEX)]
     else:
       pickled = sorted(p.name for p in folder.glob("*.bin"))
       raise UserError(
@@ -142,12 +159,21 @@ class Weights:
     return self._files[name].get_tensor(name).astype(np.float32)
 
 
+def _shards(path: pathlib.Path) -> list[str]:
+  index = read_json(path, "incomplete").get("weight_map")
+  if not isinstance(index, dict) or not all(
+    isinstance(name, str) for name in index.values()
+  ):
+    raise UserError(f"{path} has no weight_map of names to files")
+  return sorted(set(index.values()))
+
+
 @contextlib.contextmanager
 def _readable(path: pathlib.Path):
   try:
     yield
   except OSError as error:
-    reason = error.strerror or str(error).splitlines()[0]
+    reason = os.strerror(error.errno) if error.errno else "no such file"
     raise UserError(f"cannot read {path}: {reason}") from error
   except safetensors.SafetensorError as error:
     raise UserError(f"{path} is not whole: {error}") from error
@@ -172,12 +198,9 @@ def params(
     layers, own = (own[0], own[1:]) if "{}" in name else (1, own)
     names = [name.format(i) for i in range(layers)]
     wanted[path] = names, own[::-1] if path.endswith("/kernel") else own
-  _check_names(
-    weights, architecture, {n for ns, _ in wanted.values() for n in ns}
-  )
-  for names, shape in wanted.values():
-    for name in names:
-      _check_tensor(weights, name, shape)
+  expected = {name: shape for names, shape in wanted.values() for name in names}
+  if problems := list(_problems(weights, architecture, expected)):
+    raise UserError(f"{weights.folder}: {'; '.join(problems)}")
   out = {}
   for path, (names, _) in wanted.items():
     layers = [weights[name] for name in names]
@@ -188,37 +211,39 @@ def params(
   return out
 
 
-def _check_names(weights, architecture, expected: set[str]) -> None:
+def _problems(
+  weights: Weights, architecture: Architecture, expected: Mapping
+) -> Iterator[str]:
+  """Says what does not fit, each kind in a phrase."""
   there = set(weights)
-  if missing := sorted(expected - there):
-    raise UserError(f"missing weights: {_listed(missing)}")
-  extra = there - expected
-  tied = {architecture.weights.get("head/kernel")} & extra
-  for name in tied:  # some files hold the embedding twice
-    embedding = architecture.weights["embedding"]
-    if np.array_equal(weights[name], weights[embedding]):
-      extra.discard(name)
+  if missing := sorted(expected.keys() - there):
+    yield f"weights are missing: {_listed(missing)}"
+  extra = there - expected.keys()
+  tied = architecture.weights.get("head/kernel")
+  embedding = architecture.weights["embedding"]
+  if tied in extra and embedding in there:  # some files hold it twice
+    if np.array_equal(weights[tied], weights[embedding]):
+      extra.discard(tied)
     else:
-      raise UserError(
-        f"{name} differs from {embedding}, although tie_word_embeddings is true"
+      yield (
+        f"{tied} differs from {embedding}, although tie_word_embeddings is true"
       )
+      extra.discard(tied)
   if extra:
-    raise UserError(
-      f"weights that this encoder has no place for: {_listed(sorted(extra))}"
+    yield (
+      f"the encoder has no place for {_listed(sorted(extra))} (a task's head is"
+      " not read)"
     )
-
-
-def _check_tensor(weights: Weights, name: str, expected) -> None:
-  found, dtype = weights.shape(name), weights.dtype(name)
-  if found != expected:
-    raise UserError(
-      f"{name} has shape {list(found)}, not {list(expected)} as config.json"
-      " says"
+  both = sorted(expected.keys() & there)
+  if other := [n for n in both if weights.shape(n) != expected[n]]:
+    shapes = (
+      f"{n} {list(weights.shape(n))}, not {list(expected[n])}" for n in other
     )
-  if dtype not in _FLOATS:
-    raise UserError(f"{name} has dtype {dtype}: quantized weights are not read")
+    yield f"of other shapes than config.json says: {_listed(list(shapes))}"
+  if other := [n for n in both if weights.dtype(n) not in _FLOATS]:
+    yield f"quantized weights are not read: {_listed(other)}"
 
 
 def _listed(names: list[str]) -> str:
-  more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-  return ", ".join(names[:4]) + more
+  more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+  return ", ".join(names[:8]) + more

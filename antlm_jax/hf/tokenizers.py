@@ -13,7 +13,20 @@ import tokenizers
 
 from antlm_jax.data.tokenizer import Tokenizer
 
-_ROLES = ("pad", "bos", "eos", "mask")
+ROLES = ("pad", "bos", "eos", "mask")
+_SPACE = "▁"  # how SentencePiece writes one
+
+
+def special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+  """Returns the ids that transformers is told, by role.
+
+  A batch needs padding: without a token for it the end of text is taken, as is
+  usual. What is padding, its attention mask says.
+  """
+  ids = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
+  found = (i for i in ids.values() if i is not None)
+  fallback = ids["eos"] if ids["eos"] is not None else next(found, None)
+  return ids | {"pad": fallback if ids["pad"] is None else ids["pad"]}
 
 
 def files(
@@ -28,50 +41,83 @@ def files(
     longest: Tokens of a row, at most.
   """
   spec = json.loads(tokenizer.to_json())
+  ids = special_ids(tokenizer)
   name = tokenizers.Tokenizer.from_str(json.dumps(spec)).id_to_token
-  _leading_space_once(spec, name(tokenizer.mask_id or 0))
-  for token in spec["added_tokens"]:
-    if token["id"] == tokenizer.mask_id:
-      token |= {"lstrip": True, "normalized": True}
+  added = {token["id"]: token for token in spec["added_tokens"]}
+  for index in sorted({i for i in ids.values() if i is not None} - set(added)):
+    added[index] = _added(index, name(index))
+  spec["added_tokens"] = list(added.values())
+  if tokenizer.mask_id is not None:
+    _mask_like_a_word(spec, added[tokenizer.mask_id])
   spec["post_processor"] = _frame(name, before, after)
-  return {
-    "tokenizer.json": spec,
-    "tokenizer_config.json": _config(tokenizer, spec, name, longest),
+  config = {
+    "tokenizer_class": "PreTrainedTokenizerFast",
+    "model_max_length": longest,
+    "clean_up_tokenization_spaces": False,
+    # Some of our encoders have no token types, and no position needs them.
+    "model_input_names": ["input_ids", "attention_mask"],
+    **{f"{r}_token": name(i) for r, i in ids.items() if i is not None},
   }
+  if tokenizer.mask_id is not None:
+    fields = {k: v for k, v in added[tokenizer.mask_id].items() if k != "id"}
+    config["mask_token"] = {"__type": "AddedToken", **fields}
+  if unknown := spec["model"].get("unk_token"):
+    config["unk_token"] = unknown
+  return {"tokenizer.json": spec, "tokenizer_config.json": config}
 
 
-def _leading_space_once(spec: dict[str, Any], mask: str) -> None:
-  """Puts a text's leading space by its normalizer.
+def _added(index: int, content: str) -> dict[str, Any]:
+  """Returns a special token as tokenizer.json has it."""
+  false = dict.fromkeys(
+    ("single_word", "lstrip", "rstrip", "normalized"), False
+  )
+  return {"id": index, "content": content, **false, "special": True}
 
-  A byte-level pre-tokenizer with add_prefix_space puts one after every special
-  token too: "<mask>." would be a mask and " .".
+
+def _mask_like_a_word(spec: dict[str, Any], mask: dict[str, Any]) -> None:
+  """Lets the mask take the space before it, and begin no text after it.
+
+  Tokenizers put a space before a text, in one of three ways, and before what
+  follows a special token too: "<mask>." would be a mask and " .". Where the
+  normalizer puts it, the mask is looked for after normalizing.
   """
-  found = [
-    p for p in _parts(spec["pre_tokenizer"]) if p.get("add_prefix_space")
-  ]
-  if not found:
+  mask["lstrip"] = True
+  escaped, content = re.escape(mask["content"]), mask["content"]
+  byte_level = []
+  for part in _parts(spec["pre_tokenizer"], "pretokenizers"):
+    if part["type"] == "Metaspace" and part.get("prepend_scheme") == "always":
+      part["prepend_scheme"] = "first"
+    elif part["type"] == "ByteLevel" and part["add_prefix_space"]:
+      byte_level.append(part)
+  steps = _parts(spec["normalizer"], "normalizers")
+  if byte_level:
+    for part in byte_level:
+      part["add_prefix_space"] = False
+    # A text that begins with a space gets no second.
+    steps = [
+      *steps,
+      {"type": "Prepend", "prepend": " "},
+      _replace(r"\A  ", " "),
+    ]
+    # The library finds the mask by its own normal form: without a space.
+    steps.append(_replace(rf"\A {escaped}\z", content))
+  elif any(step.get("prepend") == _SPACE for step in steps):
+    steps = [*steps, _replace(f"{_SPACE}{escaped}", content)]
+  else:
     return
-  for part in found:
-    part["add_prefix_space"] = False
-  once = [
-    *([spec["normalizer"]] if spec["normalizer"] else []),
-    {"type": "Prepend", "prepend": " "},
-    # A text that begins with one gets no second.
-    _replace(r"\A  ", " "),
-    # The library finds the mask by its own normalized form: without a space.
-    _replace(rf"\A {re.escape(mask)}\z", mask),
-  ]
-  spec["normalizer"] = {"type": "Sequence", "normalizers": once}
+  mask["normalized"] = True
+  spec["normalizer"] = {"type": "Sequence", "normalizers": steps}
 
 
 def _replace(pattern: str, content: str) -> dict[str, Any]:
   return {"type": "Replace", "pattern": {"Regex": pattern}, "content": content}
 
 
-def _parts(pre_tokenizer: dict[str, Any] | None) -> list[dict[str, Any]]:
-  if pre_tokenizer is None:
+def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
+  """Returns the parts of a sequence, or what is alone."""
+  if part is None:
     return []
-  return pre_tokenizer.get("pretokenizers", [pre_tokenizer])
+  return part.get(key, [part])
 
 
 def _frame(name, before: int | None, after: int | None) -> dict | None:
@@ -101,24 +147,3 @@ def _frame(name, before: int | None, after: int | None) -> dict | None:
       if i is not None
     },
   }
-
-
-def _config(tokenizer, spec, name, longest: int) -> dict[str, Any]:
-  out: dict[str, Any] = {
-    "tokenizer_class": "PreTrainedTokenizerFast",
-    "model_max_length": longest,
-    "clean_up_tokenization_spaces": False,
-    # Some of our encoders have no token types, and no position needs them.
-    "model_input_names": ["input_ids", "attention_mask"],
-  }
-  whole = {token["id"]: token for token in spec["added_tokens"]}
-  for role in _ROLES:
-    index = getattr(tokenizer, f"{role}_id")
-    if index is None:
-      continue
-    out[f"{role}_token"] = name(index)
-    if role == "mask":
-      fields = {k: v for k, v in whole[index].items() if k != "id"}
-      out["mask_token"] = {"__type": "AddedToken", **fields}
-  unknown = spec["model"].get("unk_token")
-  return out | ({"unk_token": unknown} if unknown else {})
