@@ -25,7 +25,7 @@ def card(loaded: Loaded, form: str, classes: Mapping[str, str]) -> str:
   front = [
     *("---", "library_name: transformers"),
     f"pipeline_tag: {_tag(loaded, form)}",
-    *("tags:", "- antlm_jax", f"- {name}", "---", ""),
+    *("tags:", "- antlm_jax", f"- {name}", "---", "", ""),
   ]
   sections = [
     _what(loaded, form),
