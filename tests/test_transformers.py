@@ -404,8 +404,11 @@ def test_their_models_are_read(kind, tied, tokenizer, tmp_path):
   path = import_hf.write(import_hf.read(tmp_path / "hf"), tmp_path / "run")
   loaded = checkpoint.load(path)
   ids = tokens(tokenizer.vocab_size)
-  ours = our_logits(loaded, ids, AttentionMask(kind != "EuroBert"))
-  largest(kind, ours, their_logits(model.float(), ids))
+  form = "bidirectional" if kind == "EuroBert" else "causal"
+  # Opened again: in memory, bfloat16 has rounded RoPE's frequencies too.
+  model = opened(tmp_path / "hf", form, dtype=torch.float32)
+  ours = our_logits(loaded, ids, AttentionMask(form == "causal"))
+  largest(kind, ours, their_logits(model, ids))
 
 
 @pytest.fixture(scope="module")
