@@ -8,6 +8,7 @@ import pytest
 from antlm_jax import config, curriculum
 from antlm_jax.cli import UserError
 from antlm_jax.objectives import OBJECTIVES, Objective
+from tests import random_models
 
 ROOT = pathlib.Path(__file__).parent.parent
 QUICK = str(ROOT / "configs/quickstart.py")
@@ -20,6 +21,7 @@ ARGUMENTS = {
     for row in ("babyllama_mixed_1_7", "ltg_bert_mntp_1_15", "ltg_bert_antlm")
     for scale in ("tiny", "paper")
   ],
+  "continued": ["curriculum=300C+700M steps", "mask_ratio=0.2"],
   "gpt_bert": ["size=base"],
   "babylm_small": ["curriculum=24M", "curriculum=C:M=1:15"],
   "encoders": [
@@ -31,6 +33,20 @@ ARGUMENTS = {
   ],
   "quickstart": [],
 }
+
+
+@pytest.fixture(scope="module")
+def required(tmp_path_factory):
+  """The arguments that a config cannot do without, by its name."""
+  run = random_models.save(
+    tmp_path_factory.mktemp("run"), random_models.tokenizer()
+  )
+  return {"continued": f"checkpoint={run}"}
+
+
+def spec(path, *arguments):
+  """A config file with arguments, as the command line takes it."""
+  return f"{path}:{','.join(filter(None, arguments))}"
 
 
 def load(*overrides):
@@ -118,13 +134,14 @@ def test_the_loaded_config_is_locked():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_every_config_loads_with_its_arguments_and_shrinks(path):
-  plain = config.load(str(path))
+def test_every_config_loads_with_its_arguments_and_shrinks(path, required):
+  needed = required.get(path.stem, "")
+  plain = config.load(spec(path, needed))
   keys = config.leaves(config.default(plain.model.name)).keys()
   assert config.leaves(plain).keys() == keys
   for arg in ["", *ARGUMENTS[path.stem]]:
-    whole = config.load(f"{path}:{arg}")
-    small = config.load(f"{path}:{','.join(filter(None, ['shrink', arg]))}")
+    whole = config.load(spec(path, needed, arg))
+    small = config.load(spec(path, "shrink", needed, arg))
     for part in arg.split(","):
       name, _, value = part.partition("=")
       if name == "curriculum":
@@ -169,6 +186,7 @@ def test_encoders_take_the_papers_mask_ratio():
   "spec, words",
   [
     ("configs/none.py", "configs/none.py: no such file"),
+    ("configs/continued.py", "config argument checkpoint=RUN is missing"),
     (f"{QUICK}:shrnk", "'shrnk' is unknown; did you mean 'shrink'?"),
     (f"{QUICK}:shrink=perhaps", "shrink=perhaps: not bool"),
     ("configs/encoders.py:size=2B", "size='2B' is not one of 210M, 610M, 1B"),
@@ -209,8 +227,9 @@ def test_parse_arg_gives_each_name_its_type():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
-def test_json_gives_the_config_back(path):
-  loaded = config.load(f"{path}:shrink", ["--config.eval.objectives=N"])
+def test_json_gives_the_config_back(path, required):
+  chosen = spec(path, "shrink", required.get(path.stem, ""))
+  loaded = config.load(chosen, ["--config.eval.objectives=N"])
   again = config.from_json(config.to_json(loaded))
   assert config.leaves(again) == config.leaves(loaded)
   kinds = {k: type(v) for k, v in config.leaves(loaded).items()}
