@@ -7,6 +7,7 @@ put a task's head beside them. Orbax writes a step aside and renames it, so a
 step that has its name is whole.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import pathlib
@@ -287,6 +288,12 @@ class Loaded:
   task: FineTuned | None = None
 
   @property
+  def run(self) -> pathlib.Path:
+    """The run's folder, or that which holds a checkpoint by itself."""
+    above = self.path.parent
+    return above.parent if above.name == FOLDER else above
+
+  @property
   def config(self) -> ConfigDict:
     """The resolved config it was trained with."""
     return self.meta.config
@@ -300,6 +307,13 @@ class Loaded:
   def boundary(self) -> str:
     """Which special tokens stood around the documents of its data."""
     return self.meta.boundary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds --checkpoint and --step, which `load` takes, to a command."""
+  add = parser.add_argument
+  add("--checkpoint", required=True, help="a run, or one of its steps")
+  add("--step", type=int, help="which step of the run; the newest by default")
 
 
 def find(path, step: int | None = None) -> pathlib.Path:

@@ -52,7 +52,6 @@ def export(
     UserError: if the output exists, or the model has no such form.
   """
   output = pathlib.Path(output).absolute()
-  folder.check_new(output)
   forms = tuple(forms) or trained_forms(loaded)
   if loaded.task and forms != trained_forms(loaded):
     raise UserError(
@@ -233,8 +232,7 @@ def push(folders: Sequence[pathlib.Path], repo: str, step: int | None) -> None:
 def _parser() -> cli.Parser:
   parser = cli.Parser(prog="python -m antlm_jax.export_hf", description=__doc__)
   add = parser.add_argument
-  add("--checkpoint", required=True, help="a run, or one of its steps")
-  add("--step", type=int, help="which step of the run; the newest by default")
+  checkpoint.add_arguments(parser)
   add("--output", required=True, help="a folder, which must not exist")
   add(
     "--as",

@@ -120,8 +120,7 @@ def _parser() -> cli.Parser:
     description=__doc__,
   )
   add = parser.add_argument
-  add("--checkpoint", required=True, help="a run, or one of its steps")
-  add("--step", type=int, help="which step of the run; the newest by default")
+  checkpoint.add_arguments(parser)
   add("--text", required=True, help=f"holds one {MASK} or more")
   add("--top", type=int, default=5, help="candidates of each mask (5)")
   return parser

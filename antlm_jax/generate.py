@@ -172,8 +172,7 @@ def _program(config, sampling: Sampling):
 def _parser() -> cli.Parser:
   parser = cli.Parser(prog="python -m antlm_jax.generate", description=__doc__)
   add = parser.add_argument
-  add("--checkpoint", required=True, help="a run, or one of its steps")
-  add("--step", type=int, help="which step of the run, if not the newest")
+  checkpoint.add_arguments(parser)
   add("--prompt", required=True, help="the text to continue")
   add("--tokens", type=int, default=50, help="tokens to add, at most")
   add("--temperature", type=float, default=0.8, help="0 for the likeliest")

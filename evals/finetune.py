@@ -280,8 +280,7 @@ _SETTINGS = {  # by field of Settings: type or choices, help
 def _parser() -> cli.Parser:
   parser = cli.Parser(prog="python -m evals.finetune", description=__doc__)
   add = parser.add_argument
-  add("--checkpoint", required=True, help="a run, or one of its steps")
-  add("--step", type=int, help="which step of the run; the newest by default")
+  checkpoint.add_arguments(parser)
   add("--data", required=True, help="holds NAME.train.jsonl, NAME.valid.jsonl")
   add("--task", required=True, help=f"all, or of {','.join(glue.SCORES)}")
   add("--lrs", type=_floats, default="5e-5", help="peak rates, with commas")

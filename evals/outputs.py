@@ -22,9 +22,7 @@ SUMMARY = "summary.json"
 
 def folder(loaded: checkpoint.Loaded, *names: str) -> pathlib.Path:
   """Returns RUN/evals/NAMES for a checkpoint of RUN."""
-  above = loaded.path.parent
-  run = above.parent if above.name == checkpoint.FOLDER else above
-  return run.joinpath("evals", *names)
+  return loaded.run.joinpath("evals", *names)
 
 
 def model_digest(loaded: checkpoint.Loaded) -> dict:

@@ -286,8 +286,7 @@ def parser(module: str, description: str, data: str) -> cli.Parser:
     prog=f"python -m {module}", description=f"{description}\n{__doc__}"
   )
   add = out.add_argument
-  add("--checkpoint", required=True, help="a run, or one of its steps")
-  add("--step", type=int, help="which step of the run; the newest by default")
+  checkpoint.add_arguments(out)
   add("--data", required=True, help=data)
   add("--mode", choices=scoring.MODES, required=True, help="how to score")
   add("--pipeline", choices=scoring.PIPELINES, default="ours", help="see above")

@@ -20,6 +20,14 @@ def changed(loaded: checkpoint.Loaded, **meta) -> checkpoint.Loaded:
   return dataclasses.replace(loaded, meta=meta)
 
 
+def with_curriculum(loaded: checkpoint.Loaded, text) -> checkpoint.Loaded:
+  """The same model, as if trained by another curriculum."""
+  settings = config.from_json(config.to_json(loaded.config))
+  with settings.unlocked():
+    settings.curriculum = text
+  return changed(loaded, config=settings)
+
+
 def tokenizer(vocab_size: int = 400, kind: str = "bpe") -> Tokenizer:
   """A tokenizer of a little generated English."""
   return Tokenizer.train(toy_english.sentences(0, 500), vocab_size, kind)

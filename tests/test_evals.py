@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from antlm_jax import checkpoint, config, reading, toy_english
+from antlm_jax import checkpoint, reading, toy_english
 from antlm_jax.cli import UserError
 from antlm_jax.fill_mask import encode, fill_mask
 from antlm_jax.generate import Sampling, generate
@@ -36,13 +36,6 @@ def loaded(run):
 @pytest.fixture(scope="module")
 def sentences():
   return [*toy_english.sentences(1, 6), "Tom", "the " * 20]
-
-
-def with_curriculum(loaded, text):
-  settings = config.from_json(config.to_json(loaded.config))
-  with settings.unlocked():
-    settings.curriculum = text
-  return random_models.changed(loaded, config=settings)
 
 
 # ------------------------------------------------------- an independent scorer
@@ -201,7 +194,7 @@ def test_a_context_and_its_choice_make_the_whole(loaded):
 def test_fused_reads_masks_as_trained(loaded, logits_of, sentences):
   texts = sentences[:3]
   for curriculum, shift in (("1C+1N", 1), ("C:N=1:3", 1), ("1C+1M+1N", 0)):
-    trained = with_curriculum(loaded, curriculum)
+    trained = random_models.with_curriculum(loaded, curriculum)
     assert reading.mask_shift(trained.config) == shift
     expected = [
       slow_score(trained, logits_of, s, "fused", shift=shift)[0] for s in texts
@@ -397,7 +390,7 @@ def test_generate_command(run):
 def test_fill_mask_is_the_top_of_the_softmax(
   loaded, logits_of, curriculum, shift
 ):
-  loaded = with_curriculum(loaded, curriculum)
+  loaded = random_models.with_curriculum(loaded, curriculum)
   t = loaded.tokenizer
   text = "The <mask> near Tom <mask> ."
   tokens = encode(loaded, text)
@@ -429,7 +422,9 @@ def test_masks_stand_like_words(loaded):
 
 
 def test_fill_mask_refuses(loaded):
-  bare = random_models.changed(with_curriculum(loaded, "1N"), boundary="none")
+  bare = random_models.changed(
+    random_models.with_curriculum(loaded, "1N"), boundary="none"
+  )
   for model, text, message in (
     (loaded, "Tom sat .", "holds no <mask>"),
     (loaded, "Tom " * 60 + "<mask>", "max_seq_len=48"),

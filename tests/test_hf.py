@@ -179,12 +179,8 @@ def test_a_narrow_dtype_rounds_once(llama, dtype, tmp_path):
 
 def test_the_form_is_the_one_it_was_trained_in(llama):
   def forms(curriculum):
-    config = llama[0].config.copy_and_resolve_references()
-    with config.unlocked():
-      config.curriculum = curriculum
-    return export_hf.trained_forms(
-      random_models.changed(llama[0], config=config)
-    )
+    changed = random_models.with_curriculum(llama[0], curriculum)
+    return export_hf.trained_forms(changed)
 
   assert forms("24C") == ("causal",)
   assert forms("24M") == forms("24N") == ("bidirectional",)
@@ -224,10 +220,7 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
 
 
 def test_a_model_of_mntp_says_how_it_is_read(llama, tmp_path):
-  config = llama[0].config.copy_and_resolve_references()
-  with config.unlocked():
-    config.curriculum = "24N"
-  shifted = random_models.changed(llama[0], config=config)
+  shifted = random_models.with_curriculum(llama[0], "24N")
   (path,) = export_hf.export(shifted, tmp_path / "hf")
   assert "`logits[:, p - 1]`" in (path / "README.md").read_text()
 

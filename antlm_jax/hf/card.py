@@ -4,7 +4,7 @@ import json
 import pathlib
 from collections.abc import Iterator, Mapping
 
-from antlm_jax import checkpoint, monitor, reading
+from antlm_jax import monitor, reading
 from antlm_jax.checkpoint import Loaded
 
 _PAPERS = {
@@ -124,20 +124,18 @@ def _training(loaded: Loaded) -> str:
 
 
 def _figures(loaded: Loaded) -> str:
-  above = loaded.path.parent
   if loaded.task:
-    rows = list(_evaluated(loaded, above))
+    rows = list(_evaluated(loaded, loaded.run))
   else:
-    run = above.parent if above.name == checkpoint.FOLDER else above
-    rows = [*_held_out(loaded, run), *_evaluated(loaded, run / "evals")]
+    rows = [*_held_out(loaded), *_evaluated(loaded, loaded.run / "evals")]
   if not rows:
     return ""
   lines = ["## Evaluation", "", "| | |", "|---|---|"]
   return "\n".join(lines + [f"| {name} | {value} |" for name, value in rows])
 
 
-def _held_out(loaded: Loaded, run: pathlib.Path) -> Iterator[tuple[str, str]]:
-  for record in monitor.read_records(run):
+def _held_out(loaded: Loaded) -> Iterator[tuple[str, str]]:
+  for record in monitor.read_records(loaded.run):
     if record.get("step") == loaded.step:
       for key, value in record.items():
         if key.startswith("eval/") and key.endswith("/loss"):

@@ -173,7 +173,8 @@ def _readable(path: pathlib.Path):
   try:
     yield
   except OSError as error:
-    reason = os.strerror(error.errno) if error.errno else "no such file"
+    missing = isinstance(error, FileNotFoundError)  # it names the path again
+    reason = "no such file" if missing else str(error).splitlines()[0]
     raise UserError(f"cannot read {path}: {reason}") from error
   except safetensors.SafetensorError as error:
     raise UserError(f"{path} is not whole: {error}") from error
