@@ -1,8 +1,23 @@
 """Fixtures that several test files share."""
 
+import os
+import tempfile
+
 import pytest
 
 from antlm_jax import prepare, toy_english
+
+
+def pytest_configure(config):
+  """Code that exported folders bring is copied where no one else looks.
+
+  transformers imports it from one folder for all processes of a user, and
+  remembers what it saw there: each worker of the tests gets its own, before it
+  imports transformers, which reads the variable once.
+  """
+  modules = tempfile.TemporaryDirectory(prefix="antlm_modules_")
+  config.add_cleanup(modules.cleanup)
+  os.environ["HF_MODULES_CACHE"] = modules.name
 
 
 @pytest.fixture(scope="session")

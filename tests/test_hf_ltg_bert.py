@@ -5,7 +5,6 @@ import functools
 import json
 import pathlib
 import shutil
-import sys
 import types
 
 import jax
@@ -50,14 +49,10 @@ IDS = {"pad_id": PAD, "bos_id": BOS, "eos_id": EOS, "mask_id": MASK}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def offline(tmp_path_factory):
-  """No network, and code that folders bring is copied to a folder of ours."""
+def offline():
   with pytest.MonkeyPatch.context() as patch:
-    modules = str(tmp_path_factory.mktemp("modules"))
     patch.setenv("HF_HUB_OFFLINE", "1")
     patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", modules)
-    patch.setattr(sys, "path", [*sys.path])
     yield
 
 
