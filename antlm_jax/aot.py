@@ -21,6 +21,15 @@ GENERATIONS = {
   "v6e": "v6e:2x2",
   "tpu7x": "tpu7x:2x2x1",
 }
+# Libtpu is not to look for a TPU, nor to complain of its absence.
+_ENVIRONMENT = {
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+  "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+  "TPU_MIN_LOG_LEVEL": "3",
+  "TPU_SKIP_MDS_QUERY": "1",
+  "TPU_STDERR_LOG_LEVEL": "3",
+  "TPU_WORKER_HOSTNAMES": "localhost",
+}
 # Where launch/setup.sh puts libtpu: beside the packages, since in their midst
 # every command of a machine without a TPU would look for one.
 _BESIDE = pathlib.Path(__file__).parents[1] / ".venv/libtpu/libtpu/libtpu.so"
@@ -34,11 +43,12 @@ def libtpu() -> pathlib.Path | None:
   return _BESIDE if _BESIDE.exists() else None
 
 
-def devices(topology: str) -> Sequence[jax.Device]:
+def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   """Returns devices to compile for, which cannot run anything.
 
   Args:
     topology: The generation and its shape, such as v5e:2x4 or v5p:4x4x8.
+    slices: How many of these, joined by the data centre's network.
 
   Raises:
     UserError: if libtpu is not installed, or knows no such topology.
@@ -48,12 +58,15 @@ def devices(topology: str) -> Sequence[jax.Device]:
     raise UserError(
       "compiling for a TPU needs libtpu: run launch/setup.sh libtpu"
     )
+  for name, value in _ENVIRONMENT.items():
+    os.environ.setdefault(name, value)
   os.environ.setdefault("TPU_LIBRARY_PATH", str(path))
-  os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-  os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+  options = {"num_slices": slices} if slices > 1 else {}
+  if topology.startswith("v4:"):
+    options["chip_config_name"] = "megacore"  # a device a chip, as on them
   try:
     return topologies.get_topology_desc(
-      platform="tpu", topology_name=topology
+      platform="tpu", topology_name=topology, **options
     ).devices
   except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
     reason = str(error).splitlines()[0]
@@ -71,13 +84,29 @@ def train_step(trainer: Trainer, mesh: jax.sharding.Mesh, example: Example):
   Returns:
     A `jax.stages.Lowered`, to compile.
   """
-
-  def like(x, where):
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-
-  shardings = state_shardings(trainer, mesh)
-  state = jax.tree.map(like, jax.eval_shape(trainer.init), shardings)
-  batch = jax.tree.map(lambda x: like(x, sharding.rows(mesh)), example)
+  shardings, state = _state(trainer, mesh)
   _, step = jitted(trainer, shardings)
   with jax.set_mesh(mesh):
-    return step.lower(state, batch)
+    return step.lower(state, _placed(example, sharding.rows(mesh)))
+
+
+def eval_step(trainer: Trainer, mesh: jax.sharding.Mesh, example: Example):
+  """Likewise a run's evaluation of a batch."""
+  _, state = _state(trainer, mesh)
+  step = jax.jit(trainer.eval_step, out_shardings=sharding.whole(mesh))
+  with jax.set_mesh(mesh):
+    return step.lower(state.best_params, _placed(example, sharding.rows(mesh)))
+
+
+def _state(trainer: Trainer, mesh):
+  """The shardings of the state, and its shapes with them."""
+  shardings = state_shardings(trainer, mesh)
+  return shardings, jax.tree.map(_like, jax.eval_shape(trainer.init), shardings)
+
+
+def _placed(tree, where):
+  return jax.tree.map(lambda x: _like(x, where), tree)
+
+
+def _like(x, where):
+  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)

@@ -4,7 +4,8 @@ A run's checkpoints are `WORKDIR/checkpoints/STEP/`, each with the parameters,
 their average, the optimizer's state, the resolved config and the tokenizer.
 `write` makes one without optimizer's state of weights from elsewhere, and may
 put a task's head beside them. Orbax writes a step aside and renames it, so a
-step that has its name is whole.
+step that has its name was whole once; sums of its arrays' bits, saved with it,
+tell whether it still is.
 """
 
 import argparse
@@ -16,12 +17,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from etils import epath
 from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
-from antlm_jax import models
+from antlm_jax import distributed, models
 from antlm_jax.cli import UserError
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.step import TrainState
@@ -29,6 +32,10 @@ from antlm_jax.step import TrainState
 FOLDER = "checkpoints"
 _FULL = "No space left on device"
 _SPARE = 1 << 20  # bytes for what orbax writes beside the arrays
+
+
+class Unreadable(UserError):
+  """A checkpoint is there, but cannot be read, or is not what was saved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,6 +130,25 @@ def from_items(like: TrainState, items: dict[str, dict[str, Any]]):
   )
 
 
+@jax.jit
+def _sums(items) -> dict[str, dict[str, jax.Array]]:
+  """Sums the bits of each array as whole numbers, modulo 2^32.
+
+  They are exact, so they are the same for every sharding.
+  """
+
+  def total(x):
+    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(x, kind)
+    return jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
+
+  return jax.tree.map(total, items)
+
+
+def _as_json(sums) -> dict[str, dict[str, int]]:
+  return jax.tree.map(int, jax.device_get(sums))
+
+
 def _flatten(tree) -> dict[str, Any]:
   """Names each leaf by its path, such as `1/mu/blocks/mlp/up/kernel`."""
   leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
@@ -172,16 +198,61 @@ class Checkpoints:
     with self._told(step):
       self.wait()
       _check_space(self._folder, state)
-      items = {
-        name: ocp.args.StandardSave(item)
-        for name, item in to_items(state).items()
-      }
-      self._manager.save(
-        step,
-        args=ocp.args.Composite(**items, meta=ocp.args.JsonSave(self._meta)),
-        force=True,
-      )
+      items = to_items(state)
+      args = _save_args(items, self._meta)
+      self._manager.save(step, args=args, force=True)
       self._saving = step
+
+  def read_newest(
+    self, like: TrainState
+  ) -> tuple[TrainState, Meta, list[str]] | None:
+    """Reads the newest step that can be read, on all processes the same.
+
+    Newer ones are set aside, under a name that says so.
+
+    Args:
+      like: A state of its shapes and shardings.
+
+    Returns:
+      The state, what its checkpoint says beside it, and what to say of those
+      that were passed over; None where there is no step at all.
+
+    Raises:
+      Unreadable: if there are steps, and none can be read.
+    """
+    there = steps(self._folder)
+    bad: dict[int, str] = {}
+    for step in sorted(there, reverse=True):
+      reason = ""
+      try:
+        meta = read_meta(there[step])
+        state = restore(there[step], like)
+      except Unreadable as error:
+        reason = str(error)
+      if not distributed.agreed(bool(reason)):
+        return state, meta, self._set_aside(bad)
+      bad[step] = reason or "another process could not read it"
+    if not bad:
+      return None
+    raise Unreadable(
+      f"{bad[max(bad)]}; nor can any other step under {self._folder} be read:"
+      " move that folder away to start anew"
+    )
+
+  def _set_aside(self, bad: Mapping[int, str]) -> list[str]:
+    """Renames steps that cannot be read, so that they can be saved again."""
+    for step in bad if distributed.is_first() else ():
+      broken = self._folder / f"{step}.unreadable"
+      shutil.rmtree(broken, ignore_errors=True)
+      (self._folder / str(step)).rename(broken)
+    if bad:
+      distributed.agreed(0)  # waits for the first process
+      self._manager.reload()
+      self._last_good = self._manager.latest_step()
+    return [
+      f"{reason}: passed over, and kept as {step}.unreadable"
+      for step, reason in bad.items()
+    ]
 
   def wait(self) -> None:
     """Waits until what was begun is whole."""
@@ -233,20 +304,26 @@ def write(
   """
   path = pathlib.Path(path).absolute()
   counters = {"step": np.asarray(step, np.int32)}
-  items, fields = {"params": dict(params), "counters": counters}, meta.to_json()
+  items = {"params": dict(params), "counters": counters}
+  fields: dict[str, Any] = meta.to_json()
   if task is not None:
     items["head"] = dict(task.params)
     fields["task"] = task.to_json()
-  saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     _check_space(path.parent, items)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
-      args = ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
-      saver.save(path, args)
+      saver.save(path, _save_args(items, fields))
   except (OSError, ValueError) as error:
     raise UserError(f"writing {path} failed: {_reason(error)}") from error
   return path
+
+
+def _save_args(items, fields: Mapping[str, Any]):
+  """Returns what orbax is to write: the arrays, and the rest as JSON."""
+  fields = {**fields, "sums": _as_json(_sums(items))}
+  saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
+  return ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
 
 
 def _check_space(folder: pathlib.Path, arrays) -> None:
@@ -364,10 +441,11 @@ def read_meta(path: pathlib.Path) -> Meta:
     return Meta.from_json(_read_fields(path))
 
 
+# With the handlers alone, without a Checkpointer: it would have the processes
+# wait for one that could not read its part.
 def _read_fields(path: pathlib.Path) -> dict[str, Any]:
-  return ocp.Checkpointer(ocp.JsonCheckpointHandler()).restore(
-    path / "meta", ocp.args.JsonRestore()
-  )
+  handler = ocp.JsonCheckpointHandler()
+  return handler.restore(epath.Path(path / "meta"), ocp.args.JsonRestore())
 
 
 def restore(
@@ -381,7 +459,8 @@ def restore(
     with_optimizer: Whether to read the optimizer's state.
 
   Raises:
-    UserError: if it does not hold that structure.
+    Unreadable: if it does not hold that structure, or not what was saved.
+    UserError: if it has no optimizer's state.
   """
   if with_optimizer and not (path / "optimizer").is_dir():
     raise UserError(
@@ -389,14 +468,15 @@ def restore(
       " init.checkpoint and init.optimizer=reset"
     )
   items = to_items(like)
-  for name, arrays in items.items():
-    if name == "optimizer" and not with_optimizer:
-      continue
-    # A run without an average can start one with an average.
-    from_params = name == "ema" and not (path / name).is_dir()
-    folder = "params" if from_params else name
-    with _readable(path):
-      items[name] = _restore_arrays(path / folder, arrays)
+  with _readable(path):
+    fields = _read_fields(path)
+    for name, arrays in items.items():
+      if name == "optimizer" and not with_optimizer:
+        continue
+      # A run without an average can start one with an average.
+      from_params = name == "ema" and not (path / name).is_dir()
+      item = "params" if from_params else name
+      items[name] = _restore_item(path, item, arrays, fields)
   return from_items(like, items)
 
 
@@ -413,30 +493,39 @@ def load(path, step: int | None = None) -> Loaded:
   model = models.build(meta.config.model, meta.tokenizer.vocab_size)
   item = "ema" if (path / "ema").is_dir() else "params"
   with _readable(path):
-    params = _restore_arrays(path / item, _here(model.shapes))
-    counters = _restore_arrays(
-      path / "counters", _here({"step": jax.ShapeDtypeStruct((), np.int32)})
-    )
+    params = _restore_item(path, item, _here(model.shapes), fields)
+    step_shape = _here({"step": jax.ShapeDtypeStruct((), np.int32)})
+    counters = _restore_item(path, "counters", step_shape, fields)
     task = fields.get("task")
     if task is not None:
-      task = FineTuned.from_json(task, _restore_head(path / "head"))
+      task = FineTuned.from_json(task, _restore_head(path, fields))
   return Loaded(path, int(counters["step"]), model, params, meta, task)
 
 
-def _restore_head(path: pathlib.Path):
+def _restore_head(path: pathlib.Path, fields):
   """Reads arrays whose shapes are known to what is written alone."""
-  about = ocp.StandardCheckpointHandler().metadata(path)
+  about = ocp.StandardCheckpointHandler().metadata(epath.Path(path / "head"))
   shapes = {
     name: jax.ShapeDtypeStruct(array.shape, array.dtype)
     for name, array in about.items()
   }
-  return _restore_arrays(path, _here(shapes))
+  return _restore_item(path, "head", _here(shapes), fields)
 
 
-def _restore_arrays(path: pathlib.Path, shapes):
-  return ocp.Checkpointer(ocp.StandardCheckpointHandler()).restore(
-    path, ocp.args.StandardRestore(shapes)
+def _restore_item(path: pathlib.Path, name: str, shapes, fields):
+  """Reads a group of arrays, and checks them by their sums.
+
+  Raises:
+    ValueError: if they are not what was saved.
+  """
+  arrays = ocp.StandardCheckpointHandler().restore(
+    epath.Path(path / name), args=ocp.args.StandardRestore(shapes)
   )
+  saved = fields["sums"][name]
+  for key, total in _as_json(_sums(arrays)).items():
+    if total != saved[key]:
+      raise ValueError(f"{name}/{key} is not what was saved")
+  return arrays
 
 
 def _here(shapes):
@@ -452,6 +541,6 @@ def _readable(path: pathlib.Path):
   try:
     yield
   except (OSError, ValueError, KeyError, TypeError) as error:
-    raise UserError(
+    raise Unreadable(
       f"cannot read the checkpoint {path}: {_reason(error)}"
     ) from error

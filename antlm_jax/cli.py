@@ -11,6 +11,11 @@ from collections.abc import Callable, Sequence
 _TOLD = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS)
 
 
+BAD_INPUT = 2
+RUN_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: saved, and told to make room
+INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
+
+
 class UserError(Exception):
   """Bad input, told in one line: what is wrong, where, and what to do.
 
@@ -42,27 +47,49 @@ class Parser(argparse.ArgumentParser):
     raise UserError(f"{message} (see --help)")
 
 
+class Stopped(KeyboardInterrupt):
+  """A run was told to end, and has saved: the same command goes on.
+
+  Attributes:
+    status: The exit status: `INTERRUPTED` or `RUN_AGAIN`.
+  """
+
+  def __init__(self, status: int):
+    super().__init__()
+    self.status = status
+
+
+def explain(error: BaseException) -> tuple[int, str] | None:
+  """Returns an error's exit status and its line; None for an unforeseen one."""
+  if isinstance(error, UserError):
+    return BAD_INPUT, f"error: {error}"
+  if isinstance(error, OSError) and error.errno in _TOLD:
+    where = f": {error.filename}" if error.filename else ""
+    return BAD_INPUT, f"error: {error.strerror}{where}"
+  if isinstance(error, KeyboardInterrupt):
+    status = getattr(error, "status", INTERRUPTED)
+    return status, "run me again" if status == RUN_AGAIN else "interrupted"
+  return None
+
+
 def run(main: Callable[[Sequence[str]], None]) -> None:
   """Runs a command's `main(argv)` and ends the process with its status.
 
-  Status 0 is success, 2 bad input (`UserError`), 130 an interruption.
+  Status 0 is success, 2 bad input (`UserError`), 130 an interruption, 75
+  (EX_TEMPFAIL) a request to run the same command again.
   """
   # Orbax and asyncio log the tracebacks of errors that are raised as well.
   for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
   try:
     main(sys.argv[1:])
-  except UserError as error:
-    print(f"error: {error}", file=sys.stderr)
-    sys.exit(2)
   except BrokenPipeError:  # the reader (head, less) has gone: not our error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
-  except OSError as error:
-    if error.errno not in _TOLD:
+  except (UserError, OSError, KeyboardInterrupt) as error:
+    told = explain(error)
+    if told is None:
       raise
-    print(f"error: {error.strerror}: {error.filename or ''}", file=sys.stderr)
-    sys.exit(2)
-  except KeyboardInterrupt:
-    print("interrupted", file=sys.stderr)
-    sys.exit(130)
+    status, line = told
+    print(line, file=sys.stderr)
+    sys.exit(status)

@@ -95,7 +95,11 @@ def default(encoder: str = "llama") -> ConfigDict:
         "keep_last": 2,
         "keep_every": 0,  # steps whose multiples are kept; 0 for none
       },
-      "log": {"every": 20, "tensorboard": True},
+      "log": {
+        "every": 20,
+        "tensorboard": True,
+        "trace": "",  # profile steps FIRST:LAST, into WORKDIR/trace
+      },
       "init": {
         "checkpoint": "",  # start from this run or checkpoint
         "optimizer": "keep",  # its optimizer state: keep or reset

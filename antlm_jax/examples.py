@@ -43,6 +43,22 @@ class Example:
   weights: Array
   objective_ids: Array
 
+  @property
+  def capacity(self) -> int:
+    """Length C of the target lists."""
+    return self.targets.shape[-1]
+
+  def padded(self, capacity: int) -> "Example":
+    """Returns it with longer target lists, of NumPy arrays."""
+    more = capacity - self.capacity
+    if not more:
+      return self
+    names = ("target_positions", "targets", "weights", "objective_ids")
+    pad = [(0, 0), (0, 0), (0, more)]
+    return dataclasses.replace(
+      self, **{name: np.pad(getattr(self, name), pad) for name in names}
+    )
+
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
@@ -50,14 +66,13 @@ class Layout:
 
   Row r of the batch is row r % (batch_size / microbatches) of microbatch
   r // (batch_size / microbatches), and a data shard holds a contiguous part
-  of every microbatch. This process makes `local_shards` of the `shards`.
+  of every microbatch. This process makes the shards `local`, or all of them.
   """
 
   batch_size: int
   microbatches: int = 1
   shards: int = 1
-  first_shard: int = 0
-  local_shards: int | None = None
+  local: tuple[int, ...] | None = None
 
   def __post_init__(self):
     parts = self.microbatches * self.shards
@@ -66,8 +81,8 @@ class Layout:
         f"batch_size={self.batch_size} is not a positive multiple of"
         f" microbatches x data shards = {self.microbatches} x {self.shards}"
       )
-    if self.local_shards is None:
-      object.__setattr__(self, "local_shards", self.shards)
+    if self.local is None:
+      object.__setattr__(self, "local", tuple(range(self.shards)))
 
   @property
   def shard_rows(self) -> int:
@@ -77,11 +92,9 @@ class Layout:
   @property
   def rows(self) -> np.ndarray:
     """The batch's rows that this process makes, int64 `[M * local rows]`."""
-    per_microbatch = self.batch_size // self.microbatches
-    first = self.first_shard * self.shard_rows
-    local = np.arange(first, first + self.local_shards * self.shard_rows)
-    starts = np.arange(self.microbatches) * per_microbatch
-    return (starts[:, None] + local).reshape(-1)
+    rows = np.arange(self.batch_size)
+    rows = rows.reshape(self.microbatches, self.shards, self.shard_rows)
+    return rows[:, list(self.local)].reshape(-1)
 
 
 def capacities(
@@ -163,7 +176,7 @@ def assemble(
 def _flat_targets(tokens, corrupted, row_objectives, objectives, layout, sizes):
   """The four arrays of targets, each `[M, D, C]`."""
   length = tokens.shape[1]
-  parts = layout.microbatches * layout.local_shards
+  parts = layout.microbatches * len(layout.local)
   shift = np.array([o.shift for o in objectives], np.int32)
   weight = np.array([o.weight for o in objectives], np.float32)
   found = [np.flatnonzero(p) for p in corrupted.predicted.reshape(parts, -1)]
@@ -184,5 +197,5 @@ def _flat_targets(tokens, corrupted, row_objectives, objectives, layout, sizes):
     out["targets"][part, :n] = tokens[part][where]
     out["weights"][part, :n] = weight[kind]
     out["objective_ids"][part, :n] = kind
-  shape = (layout.microbatches, layout.local_shards, size)
+  shape = (layout.microbatches, len(layout.local), size)
   return {name: array.reshape(shape) for name, array in out.items()}

@@ -1,67 +1,82 @@
-"""Floating-point operations of a step, and the chips' peaks."""
+"""Floating-point operations that a batch needs."""
 
+import dataclasses
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from antlm_jax.examples import Example
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import Model
 
-# Dense bfloat16 FLOP/s per device, from the makers' data sheets, by the
-# beginning of jax.Device.device_kind. The longest that fits counts.
-PEAKS = {
-  "TPU v4": 275e12,
-  "TPU v5 lite": 197e12,
-  "TPU v5e": 197e12,
-  "TPU v5": 459e12,
-  "TPU v6": 918e12,
-  "TPU7x": 2307e12,
-  "NVIDIA A100": 312e12,
-  "NVIDIA H100": 989e12,
-  "NVIDIA H200": 989e12,
-  "NVIDIA L4": 121e12,
-  "NVIDIA L40": 181e12,
-  "NVIDIA L40S": 362e12,
-  "Tesla T4": 65e12,
-}
 
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """Multiplications and additions by what they are for, each counted as two.
 
-def peak(device: jax.Device) -> float | None:
-  """Returns a device's peak in FLOP/s; None where it is not known."""
-  kinds = [kind for kind in PEAKS if device.device_kind.startswith(kind)]
-  return PEAKS[max(kinds, key=len)] if kinds else None
+  Attributes:
+    blocks: The blocks' matrices, on every token.
+    head: The head, on every target.
+    causal: The two products of attention for every pair of a query and a key
+      that it sees, in rows where none sees a later one.
+    bidirectional: Likewise in all other rows.
+  """
+
+  blocks: float
+  head: float
+  causal: float
+  bidirectional: float
+
+  @property
+  def total(self) -> float:
+    """All of it."""
+    return self.blocks + self.head + self.causal + self.bidirectional
+
+  def __mul__(self, times: float) -> "Work":
+    each = dataclasses.asdict(self)
+    return Work(**{name: times * value for name, value in each.items()})
 
 
 def train_step(model: Model, example: Example) -> float:
   """Counts the multiplications and additions that a step needs.
 
-  Two per weight and token forward and four backward, for the blocks' matrices
-  on every token and for the head on every target; and the two products of
-  attention for every pair of a query and a key that it sees. Recomputation and
-  the padding of target lists do not count.
+  Two per weight and token forward and four backward. Recomputation and the
+  padding of target lists do not count.
   """
+  return 3 * forward(model, example).total
+
+
+def forward(model: Model, example: Example) -> Work:
+  """Counts the multiplications and additions of an example's evaluation."""
   c = model.config
   blocks = sum(
     shape.size
     for path, shape in model.shapes.items()
     if path.startswith("blocks/") and shape.ndim > 2
   )
-  tokens = example.inputs.size
-  targets = (example.weights > 0).sum()
-  pairs = visible_pairs(example.mask, example.inputs.shape)
-  attention = 2 * c.layers * c.heads * c.head_width * pairs
-  head = c.width * c.vocab_size * targets
-  return 6.0 * (blocks * tokens + head + attention)
+  targets = int((example.weights > 0).sum())
+  causal, others = visible_pairs(example.mask, example.inputs.shape)
+  per_pair = 4.0 * c.layers * c.heads * c.head_width
+  return Work(
+    blocks=2.0 * blocks * example.inputs.size,
+    head=2.0 * c.width * c.vocab_size * targets,
+    causal=per_pair * causal,
+    bidirectional=per_pair * others,
+  )
 
 
-def visible_pairs(mask: AttentionMask, shape: Sequence[int]) -> int:
+def visible_pairs(mask: AttentionMask, shape: Sequence[int]) -> tuple[int, int]:
   """Counts the queries and keys that see each other.
 
   Args:
     mask: Its bounds, if any, have this shape.
     shape: `[..., T]`: rows of T queries and as many keys.
+
+  Returns:
+    Those of rows where no query sees a later key, and those of the others.
   """
   start, end = mask.bounds(shape[-1], shape[-1], np)
-  return int(np.broadcast_to(np.maximum(end - start, 0), shape).sum())
+  start, end = np.broadcast_to(start, shape), np.broadcast_to(end, shape)
+  pairs = np.maximum(end - start, 0).sum(axis=-1)
+  causal = (end <= np.arange(1, shape[-1] + 1)).all(axis=-1)
+  return int(pairs[causal].sum()), int(pairs[~causal].sum())

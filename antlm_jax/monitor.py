@@ -3,6 +3,7 @@
 import contextlib
 import json
 import pathlib
+import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,8 @@ import jax
 import tensorboardX
 import tqdm
 
-from antlm_jax import files, flops
+from antlm_jax import chips, distributed, files
+from antlm_jax.cli import UserError
 
 METRICS = "metrics.jsonl"
 
@@ -20,15 +22,18 @@ class Records:
   """Metrics by step, as JSON lines and for TensorBoard.
 
   A run that goes on from step `start` first drops what it had recorded after
-  it, so that each step stands there once.
+  it, so that each step stands there once. Of several processes the first
+  writes.
   """
 
   def __init__(self, workdir: pathlib.Path, start: int, tensorboard: bool):
+    self._file = self._board = None
+    if not distributed.is_first():
+      return
     path = workdir / METRICS
     kept = [r for r in read_records(workdir) if r["step"] <= start]
     files.write_text(path, "".join(json.dumps(r) + "\n" for r in kept))
     self._file = path.open("a")
-    self._board = None
     if tensorboard:
       self._board = tensorboardX.SummaryWriter(
         str(workdir / "tensorboard"), purge_step=start + 1
@@ -36,15 +41,17 @@ class Records:
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Records `values`, named such as `train/clm/loss`, after `step` steps."""
-    self._file.write(json.dumps({"step": step, **values}) + "\n")
-    self._file.flush()
+    if self._file is not None:
+      self._file.write(json.dumps({"step": step, **values}) + "\n")
+      self._file.flush()
     if self._board is not None:
       for name, value in values.items():
         self._board.add_scalar(name, value, step)
 
   def close(self) -> None:
     """Flushes and closes."""
-    self._file.close()
+    if self._file is not None:
+      self._file.close()
     if self._board is not None:
       self._board.close()
 
@@ -96,11 +103,17 @@ def track(
 
 
 class Progress:
-  """A bar on a terminal or in a notebook, plain lines in a log."""
+  """A bar on a terminal or in a notebook, plain lines in a log.
+
+  Of several processes the first speaks.
+  """
 
   def __init__(self, start: int, total: int):
     self._total = total
-    self._bar = bar(total=total, initial=start, unit="step")
+    self._quiet = not distributed.is_first()
+    self._bar = None
+    if not self._quiet:
+      self._bar = bar(total=total, initial=start, unit="step")
 
   def step(self) -> None:
     """Counts one step."""
@@ -118,13 +131,48 @@ class Progress:
     """Prints a line of its own."""
     if self._bar is not None:
       self._bar.write(line)
-    else:
+    elif not self._quiet:
       print(line, flush=True)
 
   def close(self) -> None:
     """Ends the bar."""
     if self._bar is not None:
       self._bar.close()
+
+
+class Trace:
+  """A profile of some steps, for TensorBoard's profiler or xprof.
+
+  Of several processes the first is profiled.
+
+  Args:
+    steps: `FIRST:LAST`, the steps from FIRST up to LAST; empty for none.
+    folder: Receives it.
+
+  Raises:
+    UserError: for steps that cannot be read.
+  """
+
+  def __init__(self, steps: str, folder: pathlib.Path):
+    self._folder, self._running = folder, False
+    found = re.fullmatch(r"(\d+):(\d+)", steps)
+    if steps and not (found and int(found[1]) < int(found[2])):
+      raise UserError(
+        f"log.trace={steps!r} is not FIRST:LAST, such as 100:105 for five steps"
+      )
+    self.first, self.last = map(int, found.groups()) if found else (-1, -1)
+
+  def begin(self) -> None:
+    """Begins; the computations before must have ended."""
+    if distributed.is_first():
+      jax.profiler.start_trace(str(self._folder))
+      self._running = True
+
+  def end(self) -> None:
+    """Ends, and writes what was seen; nothing where none was begun."""
+    if self._running:
+      jax.profiler.stop_trace()
+      self._running = False
 
 
 class Ledger:
@@ -169,9 +217,9 @@ class Window:
 
   def __init__(self, ledger: Ledger):
     self._ledger = ledger
-    devices = jax.devices()
-    peak = flops.peak(devices[0])
-    self._peak = peak and peak * len(devices)
+    self._devices = jax.device_count()
+    peak = chips.peak(jax.devices()[0])
+    self._peak = peak and peak * self._devices
     self._clear()
 
   def _clear(self) -> None:
@@ -210,9 +258,11 @@ class Window:
     }
     seconds = self._spent() - self._begun
     if self._tokens:
-      values["train/tokens_per_second"] = self._tokens / seconds
+      rate = self._tokens / seconds
+      values["train/tokens_per_second"] = rate
+      values["train/tokens_per_second_per_device"] = rate / self._devices
       if self._peak:
-        values["train/share_of_peak"] = self._work / seconds / self._peak
+        values["train/mfu"] = self._work / seconds / self._peak
     self._clear()
     return values
 

@@ -85,7 +85,8 @@ class Run:
     size = -(-size // shards) * shards
     # Shuffled, so that a part of them is a sample of the whole.
     epochs = Epochs(len(self.dev_rows), size, rounding="up")
-    batches = (Batches(0, epochs, Layout(size, 1, shards)),)
+    layout = Layout(size, 1, shards, sharding.local_shards(self.mesh))
+    batches = (Batches(0, epochs, layout),)
     out = {}
     for name in self._evaluated():
       alone = curriculum_lib.parse(name, [name], 1, -(-rows // size))
@@ -127,6 +128,7 @@ class Run:
   def _attention_of(self, example: Example) -> str:
     try:
       with jax.set_mesh(self.mesh):
+        example = sharding.abstract(self.mesh, example)
         return self.trainer.model.attention_of(example)
     except ValueError as error:
       raise UserError(f"model.{error}") from error
@@ -231,6 +233,7 @@ def build(config: ConfigDict) -> Run:
       curriculum.steps,
       config.train.microbatches,
       sharding.data_shards(mesh),
+      sharding.local_shards(mesh),
     ),
     mesh=mesh,
     trainer=_trainer(config, model, curriculum),

@@ -4,12 +4,14 @@ import math
 from collections.abc import Mapping, Sequence
 
 import jax
+from jax.experimental import mesh_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from antlm_jax.cli import UserError
 
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")  # rows are split over both
+_AUTO = (jax.sharding.AxisType.Auto,) * len(MESH_AXES)
 
 # Logical axis to mesh axes, the first that divides it; otherwise replicated.
 RULES: dict[str, tuple[str | tuple[str, ...], ...]] = {
@@ -48,12 +50,18 @@ def make_mesh(
       f"mesh ({named}) does not fit {len(devices)} devices: the sizes must"
       f" multiply to {len(devices)}"
     )
-  return jax.make_mesh(
-    sizes,
-    MESH_AXES,
-    devices=devices,
-    axis_types=(jax.sharding.AxisType.Auto,) * len(MESH_AXES),
-  )
+  slices = len({getattr(device, "slice_index", 0) or 0 for device in devices})
+  if devices[0].platform != "tpu" or slices == 1:
+    return jax.make_mesh(sizes, MESH_AXES, devices=devices, axis_types=_AUTO)
+  # Between slices there is only the data centre's network: the rows' sums are
+  # all that has to cross it.
+  if sizes[0] % slices:
+    raise UserError(
+      f"mesh ({named}): data={sizes[0]} is no multiple of the {slices} slices"
+    )
+  within = (sizes[0] // slices, *sizes[1:])
+  grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices)
+  return jax.sharding.Mesh(grid, MESH_AXES, axis_types=_AUTO)
 
 
 def spec(mesh, axes: Sequence[str | None], shape: Sequence[int]):
@@ -160,14 +168,55 @@ def data_shards(mesh) -> int:
   return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
-def place(mesh, example):
-  """Puts a batch onto the devices, its rows split over `BATCH`.
+def local_shards(mesh) -> tuple[int, ...]:
+  """Returns which parts of a batch's rows this process's devices hold.
 
-  Every array of an `Example` has its rows, or its data shards, on axis 1.
+  Processes that share the devices of a part, as over `tensor`, each make it.
   """
-  return jax.device_put(example, rows(mesh))
+  places = rows(mesh).addressable_devices_indices_map((1, data_shards(mesh)))
+  return tuple(
+    sorted({index[1].indices(2**30)[0] for index in places.values()})
+  )
+
+
+def abstract(mesh, example):
+  """Returns the shapes of `place`'s arrays."""
+  shards, local = data_shards(mesh), len(local_shards(mesh))
+
+  def shape_of(x):
+    shape = x.shape[0], x.shape[1] // local * shards, *x.shape[2:]
+    return jax.ShapeDtypeStruct(shape, x.dtype, sharding=rows(mesh))
+
+  return jax.tree.map(shape_of, example)
+
+
+def place(mesh, example):
+  """Puts this process's rows of a batch onto its devices.
+
+  Every array of an `Example` has its rows, or its data shards, on axis 1: here
+  those of `local_shards`, in their order; in the result those of all.
+  """
+  if not mesh.is_multi_process:
+    return jax.device_put(example, rows(mesh))
+  shards, local = data_shards(mesh), local_shards(mesh)
+
+  def global_array(x):
+    size = x.shape[1] // len(local)
+    part = {s: x[:, i * size : (i + 1) * size] for i, s in enumerate(local)}
+    return jax.make_array_from_callback(
+      (x.shape[0], size * shards, *x.shape[2:]),
+      rows(mesh),
+      lambda index: part[(index[1].start or 0) // size],
+    )
+
+  return jax.tree.map(global_array, example)
 
 
 def rows(mesh) -> NamedSharding:
   """Returns the sharding of every array of an `Example`."""
   return NamedSharding(mesh, PartitionSpec(None, BATCH))
+
+
+def whole(mesh) -> NamedSharding:
+  """Returns the sharding of what every device has all of."""
+  return NamedSharding(mesh, PartitionSpec())

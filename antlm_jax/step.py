@@ -210,6 +210,8 @@ def jitted(trainer: Trainer, shardings: TrainState):
   return (
     jax.jit(trainer.init, out_shardings=shardings),
     jax.jit(
-      trainer.train_step, out_shardings=(shardings, None), donate_argnums=0
+      trainer.train_step,
+      out_shardings=(shardings, shardings.step),
+      donate_argnums=0,
     ),
   )

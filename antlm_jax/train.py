@@ -3,7 +3,8 @@
     python -m antlm_jax.train --config=configs/quickstart.py --workdir=DIR \\
       --config.data.path=PREPARED [--config.key=value ...]
 
-The same command again goes on from the last checkpoint.
+The same command again goes on from the last checkpoint. Started as several
+processes (`antlm_jax.distributed`), they train one model together.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ import math
 import pathlib
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 from ml_collections import ConfigDict
@@ -22,6 +23,7 @@ from antlm_jax import checkpoint as checkpoints_lib
 from antlm_jax import (
   cli,
   curriculum,
+  distributed,
   files,
   flops,
   monitor,
@@ -32,13 +34,16 @@ from antlm_jax import (
 from antlm_jax import config as config_lib
 from antlm_jax.cli import UserError
 from antlm_jax.data import source as source_lib
+from antlm_jax.examples import Example
 from antlm_jax.step import TrainState, jitted, state_shardings
 
 # No model's loss, gradient or parameters have a norm like this.
 BLOWN_UP = 1e9
+# What a signal asks of a run, by the exit status that says so.
+ENDS = {signal.SIGINT: cli.INTERRUPTED, signal.SIGTERM: cli.RUN_AGAIN}
 
 
-def train(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
+def train(config: ConfigDict, workdir: str | pathlib.Path) -> dict | None:
   """Trains to the end of the curriculum, from where `workdir` stands.
 
   Args:
@@ -47,11 +52,11 @@ def train(config: ConfigDict, workdir: str | pathlib.Path) -> dict:
       curves.png and summary.json.
 
   Returns:
-    The summary, as in summary.json.
+    The summary, as in summary.json; None on all processes but the first.
 
   Raises:
     UserError: for bad input, a loss that is not finite, or a failed save.
-    KeyboardInterrupt: when interrupted, after a checkpoint is saved.
+    Stopped: when told to end by a signal, after a checkpoint is saved.
   """
   loop = Loop(run.build(config), pathlib.Path(workdir))
   with jax.set_mesh(loop.run.mesh), loop:
@@ -76,23 +81,27 @@ class Loop:
     self.reset = jax.jit(
       trainer.reset_optimizer, out_shardings=self.shardings, donate_argnums=0
     )
-    self.eval_step = jax.jit(trainer.eval_step)
+    self.eval_step = jax.jit(
+      trainer.eval_step, out_shardings=sharding.whole(parts.mesh)
+    )
     self.eval_sources = parts.eval_sources()
+    self.trace = monitor.Trace(parts.config.log.trace, workdir / "trace")
     self.pending = None  # the last step's metrics, not yet looked at
-    self.stop = False  # set by a signal
+    self.stop = 0  # set by a signal to one of ENDS
 
   def __enter__(self):
     with self.ledger.time("start"):
-      self.state, self.resumed, note = _starting_state(self)
+      self.state, self.resumed, notes = _starting_state(self)
     _claim(self.workdir, self.run.config)
-    self.start = int(self.state.step)
+    self.start = self.saved = int(self.state.step)
     self.records = monitor.Records(
       self.workdir, self.start, self.run.config.log.tensorboard
     )
     self.progress = monitor.Progress(self.start, self.total)
     self.progress.say(_describe(self.run))
     self.progress.say(_describe_attention(self.run.attention))
-    self.progress.say(note)
+    for note in notes:
+      self.progress.say(note)
     model = self.run.trainer.model
     for line in sharding.undivided(self.run.mesh, model.axes, model.shapes):
       self.progress.say(line)
@@ -100,35 +109,53 @@ class Loop:
     return self
 
   def __exit__(self, *exception):
+    self.trace.end()
     self.records.close()
     self.progress.close()
     self.checkpoints.close()
 
-  def go(self) -> dict:
+  def go(self) -> dict | None:
     """Runs every step that is left, then sums up."""
     source = self.run.source()
-    batches = source_lib.load(source, self.start, self.run.config.data.threads)
+    threads = self.run.config.data.threads
+    batches = _in_step(source_lib.load(source, self.start, threads), self)
     due_eval, due_save = self._calendar()
-    if not self.resumed:
-      self.evaluate(self.start)
     with _signals(self):
+      if not self.resumed:
+        self.evaluate(self.start)
       for step in range(self.start, self.total):
         with self.ledger.time("data"):
-          example = next(batches)
+          example, stop = next(batches)
+        if stop:
+          self.end_early(step, stop)
+        self.profile(step)
         self.take(step, example)
         done = step + 1
         if due_eval(done):
           self.evaluate(done)
-        if due_save(done) or self.stop:
+        if due_save(done):
           self.save(done)
-        if self.stop and done < self.total:
-          self.progress.say(
-            f"stopped after step {done}, saved: the same command goes on"
-          )
-          raise KeyboardInterrupt
     with self.ledger.time("checkpoint"):
       self.checkpoints.wait()
-    return self.sum_up()
+    return self.sum_up() if distributed.is_first() else None
+
+  def end_early(self, done: int, status: int):
+    """Saves, as a signal to one of the processes asked for, and ends."""
+    self.save(done)
+    with self.ledger.time("checkpoint"):
+      self.checkpoints.wait()
+    self.progress.say(
+      f"stopped after step {done}, saved: the same command goes on"
+    )
+    raise cli.Stopped(status)
+
+  def profile(self, step: int) -> None:
+    """Begins and ends the trace, where no step is being computed."""
+    trace = self.trace
+    for when, what in ((trace.last, trace.end), (trace.first, trace.begin)):
+      if step == when:
+        self.settle()
+        what()
 
   def take(self, step: int, example) -> None:
     """Takes one step, and looks at the loss of the one before."""
@@ -160,8 +187,12 @@ class Loop:
     with self.ledger.time("steps"):
       metrics = jax.device_get(metrics)
     self._check(done, metrics)
-    work = flops.train_step(self.run.trainer.model, example) if timed else 0
-    self.window.add(metrics, example.inputs.size if timed else 0, work)
+    tokens = work = 0.0
+    if timed:
+      tokens = math.prod(sharding.abstract(self.run.mesh, example.inputs).shape)
+      work = flops.train_step(self.run.trainer.model, example)
+      work *= tokens / example.inputs.size  # the other processes' rows
+    self.window.add(metrics, tokens, work)
     if done % self.run.config.log.every == 0 or done == self.total:
       self._log(done, metrics)
 
@@ -182,8 +213,10 @@ class Loop:
   def save(self, step: int) -> None:
     """Begins to save, once the loss of this step is known to be good."""
     self.settle()
-    with self.ledger.time("checkpoint"):
-      self.checkpoints.save(step, self.state)
+    if step != self.saved:
+      with self.ledger.time("checkpoint"):
+        self.checkpoints.save(step, self.state)
+      self.saved = step
 
   def sum_up(self) -> dict:
     """Writes the summary and the picture, and prints the summary."""
@@ -211,7 +244,7 @@ class Loop:
 
   def _evaluate(self, source) -> dict[str, float]:
     sums: dict[str, float] = {}
-    for example in source_lib.load(source, threads=1):
+    for example, _ in _in_step(source_lib.load(source, threads=1)):
       placed = sharding.place(self.run.mesh, example)
       found = jax.device_get(self.eval_step(self.state.best_params, placed))
       for name, value in found.items():
@@ -247,8 +280,11 @@ class Loop:
     ]
     if rate := values.get("train/tokens_per_second"):
       text.append(f"{monitor.quantity(rate)} tokens/s")
-      if share := values.get("train/share_of_peak"):
-        text.append(f"{share:.1%} of peak")
+      if jax.device_count() > 1:
+        each = values["train/tokens_per_second_per_device"]
+        text.append(f"{monitor.quantity(each)} on each device")
+      if mfu := values.get("train/mfu"):
+        text.append(f"MFU {mfu:.1%}")
       step = self.run.config.train.batch_size * self.run.train_rows.seq_len
       left = (self.total - done) * step / rate
       text.append(f"{monitor.duration(left)} left")
@@ -272,6 +308,38 @@ class Loop:
     )
 
 
+def _in_step(
+  batches: Iterator[Example], loop: Loop | None = None
+) -> Iterator[tuple[Example, int]]:
+  """Yields the examples of all processes in step.
+
+  Every process then has target lists of the same length, the longest that one
+  of them needs, and stops where the others do. What they compare is computed
+  one batch ahead, while the step before runs: nobody waits for it.
+
+  Args:
+    batches: This process's examples.
+    loop: Whose `stop` the processes agree on, if any.
+
+  Yields:
+    An example, and the status of `ENDS` to end with before it, or 0.
+  """
+  stop = lambda: loop.stop if loop else 0  # noqa: E731
+  ahead = None
+  for example in batches:
+    votes = distributed.largest(lambda e=example: (e.capacity, stop()))
+    if ahead is not None:
+      yield _settled(*ahead)
+    ahead = example, votes
+  if ahead is not None:
+    yield _settled(*ahead)
+
+
+def _settled(example: Example, votes) -> tuple[Example, int]:
+  capacity, stop = votes()
+  return example.padded(int(capacity)), int(stop)
+
+
 def _check_claim(workdir: pathlib.Path, config: ConfigDict) -> None:
   """Checks that a workdir with checkpoints is this config's."""
   path = workdir / "config.json"
@@ -289,40 +357,47 @@ def _check_claim(workdir: pathlib.Path, config: ConfigDict) -> None:
 
 def _claim(workdir: pathlib.Path, config: ConfigDict) -> None:
   """Writes the config into the workdir, once all else has been checked."""
-  try:
-    workdir.mkdir(parents=True, exist_ok=True)
-    files.write_text(workdir / "config.json", config_lib.to_json(config))
-  except OSError as error:
-    raise UserError(f"--workdir={workdir}: {error.strerror}") from error
+  path = workdir / "config.json"
+  if distributed.is_first():
+    try:
+      workdir.mkdir(parents=True, exist_ok=True)
+      files.write_text(path, config_lib.to_json(config))
+    except OSError as error:
+      raise UserError(f"--workdir={workdir}: {error.strerror}") from error
+  distributed.agreed(0)  # waits for the first process
+  if not path.exists():
+    raise UserError(
+      f"--workdir={workdir} is another folder for process"
+      f" {jax.process_index()} than for the first: give one that all share"
+    )
 
 
-def _starting_state(loop: Loop) -> tuple[TrainState, bool, str]:
+def _starting_state(loop: Loop) -> tuple[TrainState, bool, list[str]]:
   """Decides where to start: own checkpoint, another run's, or scratch.
 
   Returns:
     The state, whether it is this run's own, and what to say of it.
   """
-  own = loop.checkpoints.latest()
+  like = jax.tree.map(
+    lambda shape, placed: jax.ShapeDtypeStruct(
+      shape.shape, shape.dtype, sharding=placed
+    ),
+    jax.eval_shape(loop.run.trainer.init),
+    loop.shardings,
+  )
+  own = loop.checkpoints.read_newest(like)
   if own is not None:
-    path = checkpoints_lib.find(loop.workdir, own)
-    if checkpoints_lib.read_meta(path).data != loop.run.meta.data:
+    state, meta, notes = own
+    if meta.data != loop.run.meta.data:
       raise UserError(
         f"{loop.workdir} was trained on other rows than those of"
         f" {loop.run.config.data.path}: give those, or another --workdir"
       )
-    like = jax.tree.map(
-      lambda shape, placed: jax.ShapeDtypeStruct(
-        shape.shape, shape.dtype, sharding=placed
-      ),
-      jax.eval_shape(loop.run.trainer.init),
-      loop.shardings,
-    )
-    state = checkpoints_lib.restore(path, like)
-    return state, True, f"going on from step {own}"
+    return state, True, [*notes, f"going on from step {int(state.step)}"]
   if loop.run.config.init.checkpoint:
     state, note = _branch(loop)
-    return state, False, note
-  return loop.init(), False, "starting from scratch"
+    return state, False, [note]
+  return loop.init(), False, ["starting from scratch"]
 
 
 def _branch(loop: Loop) -> tuple[TrainState, str]:
@@ -359,18 +434,17 @@ def _signals(loop: Loop):
   def handle(number, frame):
     if loop.stop:  # a second time: at once
       raise KeyboardInterrupt
-    loop.stop = True
+    loop.stop = ENDS[number]
 
-  both = (signal.SIGINT, signal.SIGTERM)
   try:
-    before = [signal.signal(number, handle) for number in both]
+    before = [signal.signal(number, handle) for number in ENDS]
   except ValueError:  # not the main thread, as in some notebooks
     yield
     return
   try:
     yield
   finally:
-    for number, handler in zip(both, before, strict=True):
+    for number, handler in zip(ENDS, before, strict=True):
       signal.signal(number, handler)
 
 
@@ -466,7 +540,9 @@ def main(argv: Sequence[str]) -> None:
   for word in rest:
     if not word.startswith("--config."):
       parser.error(f"unknown argument {word!r}")
-  train(config_lib.load(args.config, rest), args.workdir)
+  config = config_lib.load(args.config, rest)
+  with distributed.together():
+    train(config, args.workdir)
 
 
 if __name__ == "__main__":

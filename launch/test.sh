@@ -11,7 +11,7 @@ case "${1:-}" in
   -h | --help) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 cd "$(dirname "$0")/.."
-extras=test
+extras="test"
 select=(-m "not slow")
 if [ "${1:-}" = --all ]; then
   extras=test,hf,notebook,libtpu

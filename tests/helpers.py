@@ -173,7 +173,7 @@ def by_row(example: Example, layout: Layout, shifts) -> tuple:
   """
   length = example.inputs.shape[-1]
   inputs = example.inputs.reshape(-1, length)
-  rows = layout.rows.reshape(layout.microbatches, layout.local_shards, -1)
+  rows = layout.rows.reshape(layout.microbatches, len(layout.local), -1)
   found = {}
   for index in zip(*np.nonzero(example.weights), strict=True):
     row, at = divmod(int(example.target_positions[index]), length)

@@ -188,15 +188,16 @@ def test_layouts_hold_the_same_rows_inputs_and_targets(name, packed):
       assert x is None or np.array_equal(x.ravel(), y.ravel())
 
 
-@pytest.mark.parametrize("first", range(4))
-def test_a_process_makes_its_shards_of_the_whole(first):
+@pytest.mark.parametrize("local", [(0,), (3,), (1, 2), (0, 2, 3)])
+def test_a_process_makes_its_shards_of_the_whole(local):
   rows = FakeRows(packed=True)
   whole = source(MIXED, rows, Layout(16, 2, shards=4))
-  mine = laid_out(whole, Layout(16, 2, 4, first_shard=first, local_shards=1))
+  mine = laid_out(whole, Layout(16, 2, 4, local))
   for step in range(8):
     a, b = unfolded(whole, step), unfolded(mine, step)
     here = mine.batches[0].layout.rows.tolist()
-    assert here == [first * 2, first * 2 + 1, 8 + first * 2, 9 + first * 2]
+    in_each = [row for s in local for row in (2 * s, 2 * s + 1)]
+    assert here == in_each + [8 + row for row in in_each]
     assert b[0] == {row: a[0][row] for row in here}
     assert b[1] == {k: v for k, v in a[1].items() if k[0] in here}
 

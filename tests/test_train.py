@@ -23,13 +23,14 @@ LONG = ("curriculum=20C+20M+20C:M=1:1 steps", "checkpoint.every=7")
 def whole(prepared, tmp_path_factory):
   """A run that nothing interrupted."""
   workdir = tmp_path_factory.mktemp("whole")
-  runs.train(workdir, prepared, *LONG)
+  runs.train(workdir, prepared, *LONG, "log.trace=30:33")
   return workdir
 
 
 def test_a_run_leaves_all_that_it_promises(whole):
   assert (whole / "curves.png").read_bytes().startswith(b"\x89PNG")
   assert list((whole / "tensorboard").iterdir())
+  assert len(list((whole / "trace").rglob("*.xplane.pb"))) == 1
   summary = json.loads((whole / "summary.json").read_text())
   assert summary["switches"] == [20, 40]
   assert [row["step"] for row in summary["held_out"]] == [0, 20, 40, 60]
@@ -223,6 +224,7 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("train.steps=9", ("train.steps", "leave those at 0")),
     ("train.microbatches=0", ("train.microbatches=0", "at least 1")),
     ("log.every=0", ("log.every=0", "at least 1")),
+    ("log.trace=5", ("log.trace='5'", "FIRST:LAST")),
     ("objectives.E.name=mlm", ("E and M", "'mlm'")),
   ],
 )

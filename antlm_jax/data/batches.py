@@ -190,6 +190,7 @@ def make(
   steps: int,
   microbatches: int = 1,
   shards: int = 1,
+  local: tuple[int, ...] | None = None,
 ) -> tuple[Batches, ...]:
   """Makes the batches of a run.
 
@@ -199,11 +200,12 @@ def make(
     steps: Length of the run.
     microbatches: Parts of a batch that are computed in turn.
     shards: Data shards.
+    local: Those that this process makes; all by default.
   """
   starts = [round(part.begin * steps) for part in plan]
   taken, out = 0, []  # prepared rows
   for part, start, stop in zip(plan, starts, [*starts[1:], steps], strict=True):
-    layout = Layout(part.rows, microbatches, shards)
+    layout = Layout(part.rows, microbatches, shards, local)
     before = taken // part.joined
     out.append(Batches(start, order.epochs(part), layout, part.joined, before))
     taken += (stop - start) * part.rows * part.joined

@@ -1,7 +1,6 @@
 """The encoders, behind one functional interface."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,15 +71,14 @@ class Model:
       ValueError: if what the configuration asks for cannot.
     """
     _, rows, length = example.inputs.shape
-    mask = jax.tree.map(lambda bound: bound[0], example.mask)
-    prepare = functools.partial(
-      encoder.prepare_mask,
-      self.config,
-      rows=rows,
-      length=length,
-      training=True,
-    )
-    return jax.eval_shape(prepare, mask).implementation
+
+    def prepare(mask):
+      first = jax.tree.map(lambda bound: bound[0], mask)
+      return encoder.prepare_mask(
+        self.config, first, rows, length, training=True
+      )
+
+    return jax.eval_shape(prepare, example.mask).implementation
 
   def bind(self, params: Params) -> nnx.Module:
     """Returns the encoder module holding `params`."""

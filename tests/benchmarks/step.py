@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-from antlm_jax import cli, files, flops, models, optim, sharding
+from antlm_jax import chips, cli, files, flops, models, optim, sharding
 from antlm_jax.examples import Example, Layout, assemble
 from antlm_jax.models.llama import SHAPES, LlamaConfig
 from antlm_jax.objectives import (
@@ -228,7 +228,7 @@ def measure(trainer, init, step, mesh, example: Example, seconds: float):
   else:
     out["seconds"], out["steps"] = float(np.median(times)), len(times)
     out["tokens_per_second"] = rows * length / out["seconds"]
-    if peak := flops.peak(mesh.devices.flat[0]):
+    if peak := chips.peak(mesh.devices.flat[0]):
       done = flops.train_step(trainer.model, example) / out["seconds"]
       out["mfu"] = float(done / (peak * mesh.size))
   stats = mesh.devices.flat[0].memory_stats() or {}

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Runs a command again while it asks for that.
+#
+#   ./launch/rerun.sh [--tries=5] [--pause=10] [--end_on_75] COMMAND...
+#
+# By exit status:
+#   0, 2, 130   done, bad input, interrupted by a person: ends with it
+#   75          saved, run me again: runs it again after the pause, or with
+#               --end_on_75 ends with it, where the platform starts it again
+#   else        a crash: runs it again, up to --tries times, after pauses that
+#               double from --pause seconds to five minutes; then ends with it
+#
+# SIGTERM and SIGINT are passed on (SIGHUP as SIGTERM), and the command is not
+# run again; SIGUSR1 only says that it is not to be. --dry_run prints it.
+set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$(dirname "$0")/common.sh"
+
+option=([tries]=5 [pause]=10 [end_on_75]=no [dry_run]=no)
+own=()
+while [[ ${1:-} == -* ]]; do
+  own+=("$1")
+  shift
+done
+parse "${own[@]}"
+numbers 0 tries pause
+[ $# -gt 0 ] || fail "no command to run (see --help)"
+if [ "${option[dry_run]}" = yes ]; then
+  run "$@"
+  exit 0
+fi
+
+set -m # the command in a group of its own, in which SIGINT is not ignored
+again=yes child="" sent=""
+leave() { # SIGNAL
+  again=no sent="$1"
+  if [ -n "$child" ]; then
+    kill -"$1" -- "-$child" 2> /dev/null || true
+  fi
+}
+trap 'leave TERM' TERM HUP
+trap 'leave INT' INT
+trap 'again=no' USR1
+
+# In short sleeps: a signal ends the pause.
+pause() { # SECONDS
+  local end=$((SECONDS + $1))
+  while [ "$again" = yes ] && ((SECONDS < end)); do
+    sleep 0.2
+  done
+}
+
+crashes=0 pause="${option[pause]}"
+while :; do
+  "$@" < /dev/null 3>&- 4>&- &
+  child=$!
+  [ -z "$sent" ] || leave "$sent" # it came just before
+  await "$child"
+  child=""
+  case "$status" in
+    0 | 2 | 130) exit "$status" ;;
+    75) [ "${option[end_on_75]}" = no ] || exit 75
+      reason="saved, to be run again" wait="${option[pause]}" ;;
+    *) crashes=$((crashes + 1))
+      if ((crashes > option[tries])); then
+        note "exit status $status: given up after $crashes crashes"
+        exit "$status"
+      fi
+      reason="exit status $status, crash $crashes of ${option[tries]}"
+      wait="$pause" pause=$((pause * 2 < 300 ? pause * 2 : 300)) ;;
+  esac
+  if [ "$again" = yes ]; then
+    note "$reason: again in $wait s"
+    pause "$wait"
+  fi
+  [ "$again" = yes ] || exit "$status"
+done

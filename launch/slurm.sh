@@ -1,0 +1,93 @@
+#!/usr/bin/env bash
+# Trains on the GPUs of a Slurm cluster, from a checkout that all nodes see.
+#
+#   ./launch/slurm.sh setup             installs into .venv/, on the login node
+#   ./launch/slurm.sh run NAME --nodes=4 --gpus=8 --time=24:00:00 -- \
+#     --config=configs/X.py --workdir=...
+#   ./launch/slurm.sh logs NAME [--follow]
+#   ./launch/slurm.sh status NAME
+#   ./launch/slurm.sh stop NAME         training saves, ends and stays ended
+#   ./launch/slurm.sh delete NAME       cancels the job, waiting or running
+#
+# The job is queued again by itself when its time is over, saved by then, after
+# status 75, and when a node fails. After a crash it is run again in place,
+# --tries times; after status 2 not.
+#
+#   --nodes=1, --gpus=8   nodes, and GPUs of each
+#   --time=HH:MM:SS       the limit of one stay; by default the partition's
+#   --leave=300           seconds before it, in which training saves and ends
+#   --partition, --account
+#   --sbatch_args='...'   more arguments for sbatch, such as --mem=0
+#   --tries=3             runs after crashes, in one stay
+#   --dry_run             prints the commands instead
+set -euo pipefail
+launch="$(cd "$(dirname "$0")" && pwd)"
+root="$(dirname "$launch")"
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. "$launch/common.sh"
+
+option=([nodes]=1 [gpus]=8 [time]="" [leave]=300 [partition]="" [account]=""
+  [sbatch_args]="" [tries]=3 [follow]=no [dry_run]=no)
+logs="$root/runs/slurm"
+
+# One task per GPU, all of which see all GPUs of their node: what JAX takes
+# Slurm to do, each process then choosing the GPU of its number. (A GPU bound
+# to its task, as by --gpus-per-task, would be number 0 for every one.)
+do_run() {
+  check_training
+  need sbatch "run this on a login node of the cluster"
+  local more request=("--job-name=$name" "--nodes=${option[nodes]}"
+    "--ntasks-per-node=${option[gpus]}" "--gpus-per-node=${option[gpus]}")
+  [ -z "${option[time]}" ] || request+=("--time=${option[time]}")
+  [ -z "${option[partition]}" ] || request+=("--partition=${option[partition]}")
+  [ -z "${option[account]}" ] || request+=("--account=${option[account]}")
+  request+=(--requeue "--signal=B:USR1@${option[leave]}" --open-mode=append
+    "--chdir=$root" "--output=$logs/$name-%j.log")
+  read -ra more <<< "${option[sbatch_args]}"
+  run mkdir -p "$logs"
+  run sbatch "${request[@]}" "${more[@]}" "$launch/slurm_job.sh" \
+    "${option[tries]}" "${rest[@]}"
+}
+
+# The newest log of the name, or the pattern of all in a dry run.
+find_log() {
+  local path
+  log=""
+  for path in "$logs/$name"-[0-9]*.log; do
+    if [ -z "$log" ] || [ "$path" -nt "$log" ]; then
+      log="$path"
+    fi
+  done
+  [ "${option[dry_run]}" = yes ] || [ -e "$log" ] ||
+    fail "$name has no log yet: see launch/slurm.sh status $name"
+}
+
+parse "$@"
+numbers 1 nodes gpus
+numbers 0 tries leave
+[ "${#words[@]}" -gt 0 ] || fail "a command (see --help)"
+if [ "${words[0]}" != setup ]; then
+  [ "${#words[@]}" -eq 2 ] || fail "a command and a name (see --help)"
+  name="${words[1]}"
+  [[ $name =~ ^[A-Za-z][A-Za-z0-9_.-]*$ ]] ||
+    fail "$name: a name has letters, digits, dots, dashes and underscores"
+fi
+case "${words[0]}" in
+  setup) run "$launch/setup.sh" cuda ;;
+  run) do_run ;;
+  logs)
+    find_log
+    follow=()
+    [ "${option[follow]}" = no ] || follow=(--follow=name)
+    run tail -n 50 "${follow[@]}" "$log" ;;
+  status)
+    need squeue "run this on a login node of the cluster"
+    run squeue "--name=$name" "--user=$(id -un)" ;;
+  stop)
+    need scancel "run this on a login node of the cluster"
+    run scancel --batch --signal=TERM "--name=$name" "--user=$(id -un)" ;;
+  delete)
+    need scancel "run this on a login node of the cluster"
+    run scancel "--name=$name" "--user=$(id -un)" ;;
+  *) fail "setup, run, logs, status, stop or delete? (see --help)" ;;
+esac

