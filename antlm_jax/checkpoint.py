@@ -4,15 +4,18 @@ A run's checkpoints are `WORKDIR/checkpoints/STEP/`, each with the parameters,
 their average, the optimizer's state, the resolved config and the tokenizer.
 `write` makes one without optimizer's state of weights from elsewhere, and may
 put a task's head beside them. Orbax writes a step aside and renames it, so a
-step that has its name was whole once; sums of its arrays' bits, saved with it,
-tell whether it still is.
+step that has its name was whole once (in a bucket, one that has a commit file);
+sums of its arrays' bits, saved with it, tell whether it still is.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import json
+import os
 import pathlib
 import shutil
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,7 +27,7 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
-from antlm_jax import distributed, models
+from antlm_jax import distributed, files, models
 from antlm_jax.cli import UserError
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.step import TrainState
@@ -32,6 +35,7 @@ from antlm_jax.step import TrainState
 FOLDER = "checkpoints"
 _FULL = "No space left on device"
 _SPARE = 1 << 20  # bytes for what orbax writes beside the arrays
+_COMMITTED = "commit_success.txt"  # what orbax writes last, in a bucket
 
 
 class Unreadable(UserError):
@@ -145,6 +149,10 @@ def _sums(items) -> dict[str, dict[str, jax.Array]]:
   return jax.tree.map(total, items)
 
 
+def _crc32(fields: Mapping[str, Any]) -> int:
+  return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+
+
 def _as_json(sums) -> dict[str, dict[str, int]]:
   return jax.tree.map(int, jax.device_get(sums))
 
@@ -171,7 +179,7 @@ class Checkpoints:
   def __init__(
     self, workdir, meta: Meta, keep_last: int = 2, keep_every: int = 0
   ):
-    self._folder = pathlib.Path(workdir).absolute() / FOLDER
+    self._folder = files.path(workdir) / FOLDER
     self._meta = meta.to_json()
     self._saving: int | None = None
     self._last_good: int | None = None
@@ -220,18 +228,23 @@ class Checkpoints:
     Raises:
       Unreadable: if there are steps, and none can be read.
     """
-    there = steps(self._folder)
     bad: dict[int, str] = {}
-    for step in sorted(there, reverse=True):
-      reason = ""
+    while (step := self._newest_but(bad)) is not None:
+      path, reason = self._folder / str(step), "another process cannot read it"
       try:
-        meta = read_meta(there[step])
-        state = restore(there[step], like)
+        found, fields = _read(path, to_items(like))
+        readable = True
       except Unreadable as error:
-        reason = str(error)
-      if not distributed.agreed(bool(reason)):
-        return state, meta, self._set_aside(bad)
-      bad[step] = reason or "another process could not read it"
+        readable, reason = False, str(error)
+      # Their sums take all processes: none begins where another does not.
+      if not distributed.agreed(not readable):
+        try:
+          _check_sums(path, found, fields)
+          state, meta = _complete(like, found), Meta.from_json(fields)
+          return state, meta, self._set_aside(bad)
+        except Unreadable as error:  # the same for all
+          reason = str(error)
+      bad[step] = reason
     if not bad:
       return None
     raise Unreadable(
@@ -239,20 +252,36 @@ class Checkpoints:
       " move that folder away to start anew"
     )
 
+  def _newest_but(self, bad: Mapping[int, str]) -> int | None:
+    """Returns the newest step that a process has, whole or not."""
+    if files.is_remote(self._folder):  # there, a save cut off has its name
+      there = set(steps(self._folder))
+    elif self._folder.is_dir():
+      names = (entry.name for entry in self._folder.iterdir())
+      there = {int(name) for name in names if name.isdigit()}
+    else:  # though the first process has just made it
+      raise UserError(
+        f"{self._folder.parent} is another folder for process"
+        f" {jax.process_index()} than for the first: give a --workdir that all"
+        " share"
+      )
+    newest = distributed.agreed(max(there - set(bad), default=-1))
+    return None if newest < 0 else newest
+
   def _set_aside(self, bad: Mapping[int, str]) -> list[str]:
     """Renames steps that cannot be read, so that they can be saved again."""
-    for step in bad if distributed.is_first() else ():
-      broken = self._folder / f"{step}.unreadable"
-      shutil.rmtree(broken, ignore_errors=True)
-      (self._folder / str(step)).rename(broken)
+    notes = []
+    for step, reason in bad.items():
+      count = sum(1 for _ in self._folder.glob(f"{step}.unreadable*"))
+      name = f"{step}.unreadable" + (f".{count}" if count else "")
+      notes.append(f"{reason}: passed over, and kept as {name}")
+      if distributed.is_first():
+        (self._folder / str(step)).rename(self._folder / name)
     if bad:
       distributed.agreed(0)  # waits for the first process
       self._manager.reload()
       self._last_good = self._manager.latest_step()
-    return [
-      f"{reason}: passed over, and kept as {step}.unreadable"
-      for step, reason in bad.items()
-    ]
+    return notes
 
   def wait(self) -> None:
     """Waits until what was begun is whole."""
@@ -270,7 +299,7 @@ class Checkpoints:
   def _told(self, step: int | None):
     try:
       yield
-    except (OSError, ValueError) as error:
+    except files.failures() as error:
       last = "none" if self._last_good is None else f"step {self._last_good}"
       raise UserError(
         f"saving step {step} under {self._folder} failed:"
@@ -302,7 +331,7 @@ def write(
   Raises:
     UserError: if it cannot be written, or is there already.
   """
-  path = pathlib.Path(path).absolute()
+  path = files.path(path)
   counters = {"step": np.asarray(step, np.int32)}
   items = {"params": dict(params), "counters": counters}
   fields: dict[str, Any] = meta.to_json()
@@ -314,7 +343,7 @@ def write(
     _check_space(path.parent, items)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
       saver.save(path, _save_args(items, fields))
-  except (OSError, ValueError) as error:
+  except files.failures() as error:
     raise UserError(f"writing {path} failed: {_reason(error)}") from error
   return path
 
@@ -322,13 +351,19 @@ def write(
 def _save_args(items, fields: Mapping[str, Any]):
   """Returns what orbax is to write: the arrays, and the rest as JSON."""
   fields = {**fields, "sums": _as_json(_sums(items))}
+  fields["crc32"] = _crc32(fields)
   saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
   return ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
 
 
 def _check_space(folder: pathlib.Path, arrays) -> None:
   """Fails before anything is written rather than in the middle."""
+  if files.is_remote(folder):
+    return
   needed = sum(array.nbytes for array in jax.tree.leaves(arrays)) + _SPARE
+  # A process that failed later would be waited for by the others, for long.
+  if not os.access(folder, os.W_OK):
+    raise OSError("it cannot be written")
   free = shutil.disk_usage(folder).free
   if free < needed:
     raise OSError(
@@ -371,6 +406,14 @@ class Loaded:
     return above.parent if above.name == FOLDER else above
 
   @property
+  def evals(self) -> pathlib.Path:
+    """Where evaluations go: RUN/evals; here runs/RUN/evals for a bucket's."""
+    run = self.run
+    if files.is_remote(run):
+      run = pathlib.Path("runs", run.name)
+    return run / "evals"
+
+  @property
   def config(self) -> ConfigDict:
     """The resolved config it was trained with."""
     return self.meta.config
@@ -389,7 +432,7 @@ class Loaded:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds --checkpoint and --step, which `load` takes, to a command."""
   add = parser.add_argument
-  add("--checkpoint", required=True, help="a run, or one of its steps")
+  add("--checkpoint", required=True, help="a run or a step; may be gs://...")
   add("--step", type=int, help="which step of the run; the newest by default")
 
 
@@ -397,13 +440,14 @@ def find(path, step: int | None = None) -> pathlib.Path:
   """Returns the step folder that `path` means.
 
   Args:
-    path: A step folder, a folder of steps, or a run's workdir.
+    path: A step folder, a folder of steps, or a run's workdir; may be in a
+      bucket.
     step: Which one; the newest by default.
 
   Raises:
     UserError: if there is no such checkpoint.
   """
-  path = pathlib.Path(path).absolute()
+  path = files.path(path)
   if (path / "meta").is_dir() and (path / "params").is_dir():
     if step is not None and path.name != str(step):
       raise UserError(f"{path} is not step {step}: name the run's folder")
@@ -421,14 +465,11 @@ def find(path, step: int | None = None) -> pathlib.Path:
 
 def steps(path) -> dict[int, pathlib.Path]:
   """Finds the whole checkpoints of a workdir, or of a folder of steps."""
-  path = pathlib.Path(path).absolute()
+  path = files.path(path)
   folder = path / FOLDER if (path / FOLDER).is_dir() else path
-  entries = folder.iterdir() if folder.is_dir() else ()
-  return {
-    int(entry.name): entry
-    for entry in sorted(entries)
-    if entry.name.isdigit() and (entry / "meta").is_dir()
-  }
+  mark = _COMMITTED if files.is_remote(path) else "meta"
+  whole = sorted(entry.parent for entry in folder.glob(f"*/{mark}"))
+  return {int(step.name): step for step in whole if step.name.isdigit()}
 
 
 def _listed(found: list[int]) -> str:
@@ -445,7 +486,11 @@ def read_meta(path: pathlib.Path) -> Meta:
 # wait for one that could not read its part.
 def _read_fields(path: pathlib.Path) -> dict[str, Any]:
   handler = ocp.JsonCheckpointHandler()
-  return handler.restore(epath.Path(path / "meta"), ocp.args.JsonRestore())
+  args = ocp.args.JsonRestore()
+  fields = handler.restore(epath.Path(path / "meta"), args)
+  if fields.pop("crc32") != _crc32(fields):
+    raise ValueError("meta is not what was saved")
+  return fields
 
 
 def restore(
@@ -462,21 +507,37 @@ def restore(
     Unreadable: if it does not hold that structure, or not what was saved.
     UserError: if it has no optimizer's state.
   """
-  if with_optimizer and not (path / "optimizer").is_dir():
-    raise UserError(
-      f"{path} has no optimizer's state: start another run from it, with"
-      " init.checkpoint and init.optimizer=reset"
-    )
-  items = to_items(like)
+  wanted = to_items(like)
+  if not with_optimizer:
+    del wanted["optimizer"]
+  found, fields = _read(path, wanted)
+  _check_sums(path, found, fields)
+  return _complete(like, found)
+
+
+def _read(path: pathlib.Path, wanted: Mapping[str, Any]):
+  """Reads groups of arrays, as many as there are, and the fields."""
   with _readable(path):
     fields = _read_fields(path)
-    for name, arrays in items.items():
-      if name == "optimizer" and not with_optimizer:
-        continue
-      # A run without an average can start one with an average.
-      from_params = name == "ema" and not (path / name).is_dir()
-      item = "params" if from_params else name
-      items[name] = _restore_item(path, item, arrays, fields)
+    if "optimizer" in wanted and "optimizer" not in fields["sums"]:
+      raise UserError(
+        f"{path} has no optimizer's state: start another run from it, with"
+        " init.checkpoint and init.optimizer=reset"
+      )
+    found = {
+      name: _read_item(path, name, arrays)
+      for name, arrays in wanted.items()
+      if name in fields["sums"]
+    }
+  return found, fields
+
+
+def _complete(like: TrainState, found: Mapping[str, Any]) -> TrainState:
+  """Makes a state of what was read, and otherwise of what `like` has."""
+  items = to_items(like) | found
+  if "ema" in items and "ema" not in found:
+    # A run without an average can start one with an average.
+    items["ema"] = jax.tree.map(jnp.copy, items["params"])
   return from_items(like, items)
 
 
@@ -490,42 +551,52 @@ def load(path, step: int | None = None) -> Loaded:
   with _readable(path):
     fields = _read_fields(path)
     meta = Meta.from_json(fields)
+    item = "ema" if "ema" in fields["sums"] else "params"
   model = models.build(meta.config.model, meta.tokenizer.vocab_size)
-  item = "ema" if (path / "ema").is_dir() else "params"
-  with _readable(path):
-    params = _restore_item(path, item, _here(model.shapes), fields)
-    step_shape = _here({"step": jax.ShapeDtypeStruct((), np.int32)})
-    counters = _restore_item(path, "counters", step_shape, fields)
-    task = fields.get("task")
-    if task is not None:
-      task = FineTuned.from_json(task, _restore_head(path, fields))
-  return Loaded(path, int(counters["step"]), model, params, meta, task)
+  wanted = {
+    item: _here(model.shapes),
+    "counters": _here({"step": jax.ShapeDtypeStruct((), np.int32)}),
+  }
+  task = fields.get("task")
+  if task is not None:
+    with _readable(path):
+      wanted["head"] = _here(_head_shapes(path))
+  found, fields = _read(path, wanted)
+  _check_sums(path, found, fields)
+  if task is not None:
+    task = FineTuned.from_json(task, found["head"])
+  step = int(found["counters"]["step"])
+  return Loaded(path, step, model, found[item], meta, task)
 
 
-def _restore_head(path: pathlib.Path, fields):
-  """Reads arrays whose shapes are known to what is written alone."""
+def _head_shapes(path: pathlib.Path):
+  """Returns shapes that are known to what is written alone."""
   about = ocp.StandardCheckpointHandler().metadata(epath.Path(path / "head"))
-  shapes = {
+  return {
     name: jax.ShapeDtypeStruct(array.shape, array.dtype)
     for name, array in about.items()
   }
-  return _restore_item(path, "head", _here(shapes), fields)
 
 
-def _restore_item(path: pathlib.Path, name: str, shapes, fields):
-  """Reads a group of arrays, and checks them by their sums.
-
-  Raises:
-    ValueError: if they are not what was saved.
-  """
-  arrays = ocp.StandardCheckpointHandler().restore(
+def _read_item(path: pathlib.Path, name: str, shapes):
+  return ocp.StandardCheckpointHandler().restore(
     epath.Path(path / name), args=ocp.args.StandardRestore(shapes)
   )
-  saved = fields["sums"][name]
-  for key, total in _as_json(_sums(arrays)).items():
-    if total != saved[key]:
-      raise ValueError(f"{name}/{key} is not what was saved")
-  return arrays
+
+
+def _check_sums(path: pathlib.Path, found, fields) -> None:
+  """Checks that arrays are what was saved.
+
+  Raises:
+    Unreadable: if one is not, on all processes that share them.
+  """
+  for name, sums in _as_json(_sums(found)).items():
+    for key, total in sums.items():
+      if fields["sums"][name].get(key) != total:
+        raise Unreadable(
+          f"cannot read the checkpoint {path}: {name}/{key} is not what was"
+          " saved"
+        )
 
 
 def _here(shapes):
@@ -540,7 +611,9 @@ def _here(shapes):
 def _readable(path: pathlib.Path):
   try:
     yield
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise Unreadable(
+  except (*files.failures(), KeyError, TypeError) as error:
+    # A checkpoint that is out of reach now must not be passed over.
+    kind = UserError if files.out_of_reach(error) else Unreadable
+    raise kind(
       f"cannot read the checkpoint {path}: {_reason(error)}"
     ) from error

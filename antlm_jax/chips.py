@@ -89,8 +89,7 @@ class Network:
 
   Each collective is thought to use all links along the sides of the slice
   that its group spans, both ways where a side closes to a ring, and nothing
-  to contend with it. Between slices the parts of a slice's devices travel
-  side by side over the data centre's network.
+  to contend with it.
   """
 
   def __init__(self, mesh: jax.sharding.Mesh):
@@ -99,11 +98,14 @@ class Network:
     self._names = mesh.axis_names
     self._chip = of(self._devices[0])
     self._extent = [
-      len(set(side)) for side in zip(*map(_place, self._devices), strict=True)
+      len(set(side))
+      for side in zip(*(d.coords for d in self._devices), strict=True)
     ]
 
   def axes(self, group: Sequence[int]) -> tuple[str, ...]:
     """Returns the mesh axes along which a group's devices differ."""
+    if not group:
+      return ("slices",)
     places = np.array(np.unravel_index(group, self._shape))
     return tuple(
       name
@@ -113,26 +115,17 @@ class Network:
 
   def seconds(self, collective: Collective) -> float:
     """Returns how long a collective takes."""
-    devices = [self._devices[i] for i in collective.group]
-    slices = {_slice(device) for device in devices}
-    inside = [d for d in devices if _slice(d) == _slice(devices[0])]
-    part = dataclasses.replace(
-      collective, group=collective.group[: len(inside)]
-    )
-    spent = part.sent / self._rate(inside) if len(inside) > 1 else 0.0
-    if len(slices) > 1:
-      across = dataclasses.replace(
-        collective,
-        bytes=collective.bytes / len(inside),
-        group=collective.group[: len(slices)],
-      )
-      spent += across.sent / self._chip.dcn
-    return spent
+    if collective.slices:
+      return collective.sent / self._chip.dcn
+    rate = self._rate(collective.group)
+    if collective.kind == "collective-permute":  # to one neighbour
+      rate = min(rate, self._chip.link)
+    return collective.sent / rate
 
-  def _rate(self, devices) -> float:
-    """Bytes a second that each of a slice's devices sends to the others."""
+  def _rate(self, group: Sequence[int]) -> float:
+    """Bytes a second that each device of a slice can send to the others."""
     rate = 0.0
-    sides = zip(*map(_place, devices), strict=True)
+    sides = zip(*(self._devices[i].coords for i in group), strict=True)
     for side, extent in zip(sides, self._extent, strict=True):
       size, closes = len(set(side)), self._chip.closes
       if size > 1:
@@ -140,11 +133,3 @@ class Network:
         rate += self._chip.link * (2 if ring else 1)
     # The devices of one chip share its memory.
     return rate or self._chip.bandwidth
-
-
-def _place(device) -> tuple[int, ...]:
-  return tuple(device.coords)
-
-
-def _slice(device) -> int:
-  return getattr(device, "slice_index", 0) or 0

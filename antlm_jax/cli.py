@@ -48,15 +48,16 @@ class Parser(argparse.ArgumentParser):
 
 
 class Stopped(KeyboardInterrupt):
-  """A run was told to end, and has saved: the same command goes on.
+  """A run was told to end: the same command goes on.
 
   Attributes:
     status: The exit status: `INTERRUPTED` or `RUN_AGAIN`.
+    saved: Whether it has trained, and all its processes saved and end now.
   """
 
-  def __init__(self, status: int):
+  def __init__(self, status: int, saved: bool = False):
     super().__init__()
-    self.status = status
+    self.status, self.saved = status, saved
 
 
 def explain(error: BaseException) -> tuple[int, str] | None:

@@ -8,10 +8,12 @@ import contextlib
 import glob
 import importlib.util
 import os
+import socket
 import sys
 import threading
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -25,8 +27,10 @@ from antlm_jax.cli import UserError
 # Given by launch/local.sh, or by whoever knows the addresses.
 EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID")
+JOIN = 300  # seconds within which all processes must have begun
 _HEARTBEAT = 60  # seconds without a sign after which a process counts as dead
 _POLL = 1.0  # seconds between looks at what the others say
+_STAY = 3 * _POLL  # how long what is said is there: the first process keeps it
 _FAILED = "antlm_jax/failed/"  # where a process says why it ends
 
 
@@ -36,10 +40,16 @@ def initialize() -> None:
   They are found by explicit addresses (`EXPLICIT`), by Slurm's environment
   (a task for each process), or on TPU hosts by what the pod says of itself.
 
+  A process that the others do not join within `JOIN` seconds ends with status
+  1: a crash, to be run again, as they may be on their way.
+
   Raises:
-    UserError: if the addresses are not whole, or nobody answers at them.
+    UserError: if the addresses are not whole, or taken.
   """
-  options = {"heartbeat_timeout_seconds": _HEARTBEAT}
+  options = {
+    "heartbeat_timeout_seconds": _HEARTBEAT,
+    "initialization_timeout": 10 * JOIN,  # after which JAX aborts
+  }
   if any(name in os.environ for name in EXPLICIT[1:]):
     options |= _explicit()
     if options["num_processes"] == 1:
@@ -48,20 +58,31 @@ def initialize() -> None:
     if int(os.environ.get("SLURM_NTASKS", "1")) == 1:
       return
   elif not _on_tpu():
+    if EXPLICIT[0] in os.environ:
+      _explicit()  # says what is missing
     return
   # Its handler would take SIGTERM from ours, which ends all alike.
   jax.config.update("jax_enable_preemption_service", False)
+  address = options.get("coordinator_address", "the address of the first")
+  late = threading.Timer(JOIN, _end_unjoined, (address,))
+  late.daemon = True
+  late.start()
   try:
     jax.distributed.initialize(**options)
   except ValueError as error:
     if "process_id" in options or not _on_tpu():
       raise UserError(f"these processes cannot be joined: {error}") from error
     # A TPU host that is not part of a pod.
-  except jax.errors.JaxRuntimeError as error:
-    raise UserError(
-      "no answer from the process that begins the run at"
-      f" {options.get('coordinator_address', 'its address')}: {_line(error)}"
-    ) from error
+  finally:
+    late.cancel()
+
+
+def _end_unjoined(address: str) -> None:
+  _say(
+    f"the processes of this run did not all come together at {address} within"
+    f" {JOIN} s: is each of them running, and given the same address?"
+  )
+  _end(1)
 
 
 def _explicit() -> dict:
@@ -78,13 +99,27 @@ def _explicit() -> dict:
       f"{EXPLICIT[2]}={numbers[1]} is not one of {EXPLICIT[1]}={numbers[0]}"
       " processes: they are numbered from 0"
     )
-  if not address.rpartition(":")[2].isdigit():
+  host, _, port = address.rpartition(":")
+  if not (host and port.isdigit() and 0 < int(port) < 2**16):
     raise UserError(f"{EXPLICIT[0]}={address} is not HOST:PORT")
+  if process == 0 and count > 1:
+    _check_port(address, int(port))
   return {
     "coordinator_address": address,
     "num_processes": count,
     "process_id": process,
   }
+
+
+def _check_port(address: str, port: int) -> None:
+  """Checks what JAX, which listens there next, would crash at."""
+  try:
+    socket.create_server(("", port)).close()
+  except OSError as error:
+    raise UserError(
+      f"{EXPLICIT[0]}={address}: cannot listen there: {error.strerror}: give"
+      " another port"
+    ) from error
 
 
 def _on_tpu() -> bool:
@@ -135,6 +170,13 @@ def agreed(value: int) -> int:
   return int(largest(lambda: [value])()[0])
 
 
+def same(text: str) -> bool:
+  """Whether all processes say the same; waits for all of them."""
+  number = zlib.crc32(text.encode()) >> 1  # an int32
+  high, low = largest(lambda: [number, -number])()
+  return bool(high == -low)
+
+
 @contextlib.contextmanager
 def together() -> Iterator[None]:
   """Joins the other processes for the time of its block.
@@ -149,10 +191,10 @@ def together() -> Iterator[None]:
   peers = _Peers()
   try:
     yield
-  except cli.Stopped:  # by all of them, in agreement
-    peers.leave()
-    raise
   except BaseException as error:
+    if isinstance(error, cli.Stopped) and error.saved:  # all of them
+      peers.leave()
+      raise
     peers.fail(error)
   peers.leave()
 
@@ -177,7 +219,7 @@ class _Peers:
     me = jax.process_index()
     told = cli.explain(error)
     if isinstance(error, jax.errors.JaxRuntimeError):
-      time.sleep(3 * _POLL)  # mostly a peer's end, who may be about to say why
+      time.sleep(2 * _STAY)  # mostly a peer's end, who may be about to say why
       told = (
         1,
         (
@@ -194,15 +236,14 @@ class _Peers:
     with contextlib.suppress(Exception):
       text = f"{status} {line.removeprefix('error: ')}"
       self._store.key_value_set(f"{_FAILED}{me}", text)
-      time.sleep(3 * _POLL)  # with the first process the store goes, too
-    _end(status)
+    self._end(status)
 
   def _watch(self) -> None:
     while not self._left.wait(_POLL):
       try:
         said = self._store.key_value_dir_get(_FAILED)
       except jax.errors.JaxRuntimeError as error:
-        if self._left.wait(3 * _POLL):
+        if self._left.wait(_STAY):
           return
         _say(
           f"process 0, which keeps the others together, is gone: {_line(error)}"
@@ -211,7 +252,13 @@ class _Peers:
       for key, text in said:
         status, _, line = text.partition(" ")
         _say(f"process {key.rpartition('/')[2]} ended: {line}")
-        _end(int(status))
+        self._end(int(status))
+
+  def _end(self, status: int) -> None:
+    """Ends, the first process after all others have heard why."""
+    if is_first():
+      time.sleep(_STAY)
+    _end(status)
 
 
 def _say(line: str) -> None:

@@ -58,7 +58,7 @@ class Records:
 
 def read_records(workdir: pathlib.Path) -> list[dict]:
   """Reads the metrics of a run; a line cut off by a kill is left out."""
-  path = pathlib.Path(workdir) / METRICS
+  path = files.path(workdir) / METRICS
   records = []
   if path.exists():
     for line in path.read_text().splitlines():

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 
 import jax
 import numpy as np
@@ -10,13 +9,13 @@ from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
 from antlm_jax import curriculum as curriculum_lib
-from antlm_jax import models, optim, sharding
+from antlm_jax import models, optim, remote, sharding
 from antlm_jax.checkpoint import Meta
 from antlm_jax.cli import UserError
 from antlm_jax.curriculum import Curriculum
 from antlm_jax.data import batches as batches_lib
 from antlm_jax.data.batches import Batches, Epochs
-from antlm_jax.data.rows import Manifest, Rows, load_manifest
+from antlm_jax.data.rows import MANIFEST, Manifest, Rows, load_manifest
 from antlm_jax.data.source import Source
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.examples import Example, Layout
@@ -195,7 +194,7 @@ def build(config: ConfigDict) -> Run:
       "data.path is not set: give --config.data.path=DIR, a folder made by"
       " python -m antlm_jax.prepare"
     )
-  folder = pathlib.Path(config.data.path)
+  folder = remote.local(config.data.path, MANIFEST)
   manifest = load_manifest(folder)
   train_rows = Rows(folder, "train")
   tokenizer = Tokenizer.load(folder / "tokenizer.json")
@@ -215,7 +214,7 @@ def build(config: ConfigDict) -> Run:
     len(train_rows), config.data.rounding, config.seed, config.data.shuffle
   )
   objectives = config_lib.objectives(config)
-  curriculum = _curriculum(
+  curriculum = make_curriculum(
     config, objectives, batches_lib.steps_per_epoch(plan, order)
   )
   _check_mask_token(config, curriculum, objectives, tokenizer)
@@ -236,13 +235,13 @@ def build(config: ConfigDict) -> Run:
       sharding.local_shards(mesh),
     ),
     mesh=mesh,
-    trainer=_trainer(config, model, curriculum),
+    trainer=make_trainer(config, model, curriculum),
   )
   _ = run.attention  # raises now what is wrong with the batches
   return run
 
 
-def _curriculum(config, objectives, steps_per_epoch: float) -> Curriculum:
+def make_curriculum(config, objectives, steps_per_epoch: float) -> Curriculum:
   length = config.train.steps or round(config.train.epochs * steps_per_epoch)
   parsed = curriculum_lib.parse(
     config.curriculum, list(objectives), steps_per_epoch, length or None
@@ -265,7 +264,7 @@ def _check_mask_token(config, curriculum, objectives, tokenizer) -> None:
       )
 
 
-def _trainer(config, model, curriculum: Curriculum) -> Trainer:
+def make_trainer(config, model, curriculum: Curriculum) -> Trainer:
   restarts = curriculum.switches if config.schedule.restart_at_switch else ()
   return Trainer(
     model=model,

@@ -28,6 +28,7 @@ from antlm_jax import (
   flops,
   monitor,
   plots,
+  remote,
   run,
   sharding,
 )
@@ -49,31 +50,72 @@ def train(config: ConfigDict, workdir: str | pathlib.Path) -> dict | None:
   Args:
     config: A config of `antlm_jax.config`.
     workdir: Receives config.json, checkpoints/, metrics.jsonl, tensorboard/,
-      curves.png and summary.json.
+      curves.png and summary.json; may be in a bucket (gs://BUCKET/RUN).
 
   Returns:
     The summary, as in summary.json; None on all processes but the first.
 
   Raises:
     UserError: for bad input, a loss that is not finite, or a failed save.
-    Stopped: when told to end by a signal, after a checkpoint is saved.
+    Stopped: when told to end by a signal, after what was trained is saved.
   """
-  loop = Loop(run.build(config), pathlib.Path(workdir))
-  with jax.set_mesh(loop.run.mesh), loop:
-    return loop.go()
+  with _signals() as stop, remote.Mirror(workdir, monitor.METRICS) as mirror:
+    loop = Loop(run.build(config), mirror, stop)
+    with jax.set_mesh(loop.run.mesh), loop:
+      return loop.go()
+
+
+@dataclasses.dataclass
+class Stop:
+  """What a signal asked for.
+
+  Attributes:
+    status: One of ENDS; 0 if there was none.
+    waits: Whether the run looks at it itself; before, a signal ends it.
+  """
+
+  status: int = 0
+  waits: bool = False
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[Stop]:
+  """Lets Ctrl-C and SIGTERM end a run, after saving if there is something."""
+  stop = Stop()
+
+  def handle(number, frame):
+    # A launcher's SIGTERM may come twice: to us and to all of our group.
+    if stop.status and number == signal.SIGINT:
+      raise KeyboardInterrupt  # a second time: at once
+    stop.status = stop.status or ENDS[number]
+    if not stop.waits:
+      raise cli.Stopped(stop.status)
+
+  try:
+    before = [signal.signal(number, handle) for number in ENDS]
+  except ValueError:  # not the main thread, as in some notebooks
+    yield stop
+    return
+  try:
+    yield stop
+  finally:
+    for number, handler in zip(ENDS, before, strict=True):
+      signal.signal(number, handler)
 
 
 class Loop:
   """The loop's moving parts: what runs, what is shown and what is saved."""
 
-  def __init__(self, parts: run.Run, workdir: pathlib.Path):
-    self.run, self.workdir = parts, workdir
+  def __init__(self, parts: run.Run, mirror: remote.Mirror, stop: Stop):
+    self.run, self.mirror, self.stop = parts, mirror, stop
+    self.workdir, self.folder = mirror.workdir, mirror.folder
     self.total = parts.curriculum.steps
     self.ledger = monitor.Ledger()
     settings = parts.config.checkpoint
-    _check_claim(workdir, parts.config)
+    _check_same(parts)
+    _check_claim(self.workdir, parts.config)
     self.checkpoints = checkpoints_lib.Checkpoints(
-      workdir, parts.meta, settings.keep_last, settings.keep_every
+      self.workdir, parts.meta, settings.keep_last, settings.keep_every
     )
     trainer = parts.trainer
     self.shardings = state_shardings(trainer, parts.mesh)
@@ -85,17 +127,18 @@ class Loop:
       trainer.eval_step, out_shardings=sharding.whole(parts.mesh)
     )
     self.eval_sources = parts.eval_sources()
-    self.trace = monitor.Trace(parts.config.log.trace, workdir / "trace")
+    self.trace = monitor.Trace(parts.config.log.trace, self.folder / "trace")
     self.pending = None  # the last step's metrics, not yet looked at
-    self.stop = 0  # set by a signal to one of ENDS
 
   def __enter__(self):
     with self.ledger.time("start"):
       self.state, self.resumed, notes = _starting_state(self)
     _claim(self.workdir, self.run.config)
     self.start = self.saved = int(self.state.step)
+    # What was recorded before a first checkpoint is recorded again.
+    last = self.start if self.resumed else -1
     self.records = monitor.Records(
-      self.workdir, self.start, self.run.config.log.tensorboard
+      self.folder, last, self.run.config.log.tensorboard
     )
     self.progress = monitor.Progress(self.start, self.total)
     self.progress.say(_describe(self.run))
@@ -108,36 +151,44 @@ class Loop:
     self.window = monitor.Window(self.ledger)
     return self
 
-  def __exit__(self, *exception):
-    self.trace.end()
-    self.records.close()
-    self.progress.close()
-    self.checkpoints.close()
+  def __exit__(self, kind, *exception):
+    failed = kind is not None and issubclass(kind, jax.errors.JaxRuntimeError)
+    try:
+      self.trace.end()
+      self.records.close()
+      self.progress.close()
+    finally:
+      # Where a peer may be gone, a save would be waited for in vain.
+      if not (failed and jax.process_count() > 1):
+        self.checkpoints.close()
 
   def go(self) -> dict | None:
     """Runs every step that is left, then sums up."""
     source = self.run.source()
     threads = self.run.config.data.threads
-    batches = _in_step(source_lib.load(source, self.start, threads), self)
+    examples = source_lib.load(source, self.start, threads)
+    batches = _in_step(examples, self.stop)
     due_eval, due_save = self._calendar()
-    with _signals(self):
-      if not self.resumed:
-        self.evaluate(self.start)
-      for step in range(self.start, self.total):
-        with self.ledger.time("data"):
-          example, stop = next(batches)
-        if stop:
-          self.end_early(step, stop)
-        self.profile(step)
-        self.take(step, example)
-        done = step + 1
-        if due_eval(done):
-          self.evaluate(done)
-        if due_save(done):
-          self.save(done)
+    if not self.resumed or (due_eval(self.start) and not self._evaluated()):
+      self.evaluate(self.start)
+    self.stop.waits = True
+    for step in range(self.start, self.total):
+      with self.ledger.time("data"):
+        example, stop = next(batches)
+      if stop:
+        self.end_early(step, stop)
+      self.profile(step)
+      self.take(step, example)
+      done = step + 1
+      if due_eval(done):
+        self.evaluate(done)
+      if due_save(done):
+        self.save(done)
     with self.ledger.time("checkpoint"):
       self.checkpoints.wait()
-    return self.sum_up() if distributed.is_first() else None
+    summary = self.sum_up() if distributed.is_first() else None
+    distributed.agreed(0)  # the others end with the first, well or not
+    return summary
 
   def end_early(self, done: int, status: int):
     """Saves, as a signal to one of the processes asked for, and ends."""
@@ -147,7 +198,7 @@ class Loop:
     self.progress.say(
       f"stopped after step {done}, saved: the same command goes on"
     )
-    raise cli.Stopped(status)
+    raise cli.Stopped(status, saved=True)
 
   def profile(self, step: int) -> None:
     """Begins and ends the trace, where no step is being computed."""
@@ -204,23 +255,26 @@ class Loop:
       for name, source in self.eval_sources.items():
         values |= {
           f"eval/{name}/{metric}": value
-          for metric, value in self._evaluate(source).items()
+          for metric, value in self._evaluate(step, source).items()
         }
     if values:
       self.records.write(step, values)
       self.progress.say(f"held out after step {step}: {_eval_line(values)}")
+      self.mirror.push()
 
   def save(self, step: int) -> None:
     """Begins to save, once the loss of this step is known to be good."""
     self.settle()
     if step != self.saved:
       with self.ledger.time("checkpoint"):
+        # First, so that no checkpoint is ahead of the bucket's metrics.
+        self.mirror.push(wait=remote.PATIENCE)
         self.checkpoints.save(step, self.state)
       self.saved = step
 
   def sum_up(self) -> dict:
     """Writes the summary and the picture, and prints the summary."""
-    records = monitor.read_records(self.workdir)
+    records = monitor.read_records(self.folder)
     curriculum = self.run.curriculum
     names = {n: o.name for n, o in self.run.objectives.items()}
     unigram = self.run.unigram_entropy()
@@ -233,18 +287,30 @@ class Loop:
       "seconds": {**self.ledger.seconds, "total": self.ledger.total},
     }
     files.write_text(
-      self.workdir / "summary.json", json.dumps(summary, indent=2)
+      self.folder / "summary.json", json.dumps(summary, indent=2)
     )
     plots.curves(
-      records, curriculum, names, unigram, self.workdir / "curves.png"
+      records, curriculum, names, unigram, self.folder / "curves.png"
     )
     for line in _summary_lines(summary, self):
       self.progress.say(line)
     return summary
 
-  def _evaluate(self, source) -> dict[str, float]:
+  def _evaluated(self) -> bool:
+    """Whether the start was evaluated, before the run was told to end."""
+    recorded = distributed.is_first() and any(
+      record["step"] == self.start
+      and any(k.startswith("eval/") for k in record)
+      for record in monitor.read_records(self.folder)
+    )
+    return bool(distributed.agreed(recorded))
+
+  def _evaluate(self, step: int, source) -> dict[str, float]:
     sums: dict[str, float] = {}
-    for example, _ in _in_step(source_lib.load(source, threads=1)):
+    batches = source_lib.load(source, threads=1)
+    for example, stop in _in_step(batches, self.stop):
+      if stop:  # it is evaluated when it goes on
+        self.end_early(step, stop)
       placed = sharding.place(self.run.mesh, example)
       found = jax.device_get(self.eval_step(self.state.best_params, placed))
       for name, value in found.items():
@@ -309,7 +375,7 @@ class Loop:
 
 
 def _in_step(
-  batches: Iterator[Example], loop: Loop | None = None
+  batches: Iterator[Example], stop: Stop
 ) -> Iterator[tuple[Example, int]]:
   """Yields the examples of all processes in step.
 
@@ -319,15 +385,14 @@ def _in_step(
 
   Args:
     batches: This process's examples.
-    loop: Whose `stop` the processes agree on, if any.
+    stop: What a signal to this process asked for.
 
   Yields:
     An example, and the status of `ENDS` to end with before it, or 0.
   """
-  stop = lambda: loop.stop if loop else 0  # noqa: E731
   ahead = None
   for example in batches:
-    votes = distributed.largest(lambda e=example: (e.capacity, stop()))
+    votes = distributed.largest(lambda e=example: (e.capacity, stop.status))
     if ahead is not None:
       yield _settled(*ahead)
     ahead = example, votes
@@ -338,6 +403,15 @@ def _in_step(
 def _settled(example: Example, votes) -> tuple[Example, int]:
   capacity, stop = votes()
   return example.padded(int(capacity)), int(stop)
+
+
+def _check_same(parts: run.Run) -> None:
+  """Checks that all processes are about to train the same."""
+  if not distributed.same(config_lib.to_json(parts.config) + parts.meta.data):
+    raise UserError(
+      "the processes of this run have different settings, or different data:"
+      " start all of them by the same command, on the same data"
+    )
 
 
 def _check_claim(workdir: pathlib.Path, config: ConfigDict) -> None:
@@ -362,8 +436,8 @@ def _claim(workdir: pathlib.Path, config: ConfigDict) -> None:
     try:
       workdir.mkdir(parents=True, exist_ok=True)
       files.write_text(path, config_lib.to_json(config))
-    except OSError as error:
-      raise UserError(f"--workdir={workdir}: {error.strerror}") from error
+    except files.failures() as error:
+      raise UserError(f"--workdir={workdir}: {files.reason(error)}") from error
   distributed.agreed(0)  # waits for the first process
   if not path.exists():
     raise UserError(
@@ -425,27 +499,6 @@ def _branch(loop: Loop) -> tuple[TrainState, str]:
       " lengthen it, or set init.step=reset"
     )
   return loaded, f"starting from {path} (optimizer: {init.optimizer})"
-
-
-@contextlib.contextmanager
-def _signals(loop: Loop):
-  """Lets Ctrl-C and SIGTERM end the run after the step at hand."""
-
-  def handle(number, frame):
-    if loop.stop:  # a second time: at once
-      raise KeyboardInterrupt
-    loop.stop = ENDS[number]
-
-  try:
-    before = [signal.signal(number, handle) for number in ENDS]
-  except ValueError:  # not the main thread, as in some notebooks
-    yield
-    return
-  try:
-    yield
-  finally:
-    for number, handler in zip(ENDS, before, strict=True):
-      signal.signal(number, handler)
 
 
 def _describe(parts: run.Run) -> str:
@@ -535,14 +588,15 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument(
     "--config", required=True, help="a config file, FILE.py or FILE.py:ARG"
   )
-  parser.add_argument("--workdir", required=True, help="the run's folder")
+  parser.add_argument(
+    "--workdir", required=True, help="the run's folder; may be gs://BUCKET/RUN"
+  )
   args, rest = parser.parse_known_args(argv)
   for word in rest:
     if not word.startswith("--config."):
       parser.error(f"unknown argument {word!r}")
-  config = config_lib.load(args.config, rest)
   with distributed.together():
-    train(config, args.workdir)
+    train(config_lib.load(args.config, rest), args.workdir)
 
 
 if __name__ == "__main__":

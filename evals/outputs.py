@@ -21,8 +21,8 @@ SUMMARY = "summary.json"
 
 
 def folder(loaded: checkpoint.Loaded, *names: str) -> pathlib.Path:
-  """Returns RUN/evals/NAMES for a checkpoint of RUN."""
-  return loaded.run.joinpath("evals", *names)
+  """Returns RUN/evals/NAMES; here runs/RUN for a RUN that is in a bucket."""
+  return loaded.evals.joinpath(*names)
 
 
 def model_digest(loaded: checkpoint.Loaded) -> dict:

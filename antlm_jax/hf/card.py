@@ -4,7 +4,7 @@ import json
 import pathlib
 from collections.abc import Iterator, Mapping
 
-from antlm_jax import monitor, reading
+from antlm_jax import files, monitor, reading
 from antlm_jax.checkpoint import Loaded
 
 _PAPERS = {
@@ -127,7 +127,7 @@ def _figures(loaded: Loaded) -> str:
   if loaded.task:
     rows = list(_evaluated(loaded, loaded.run))
   else:
-    rows = [*_held_out(loaded), *_evaluated(loaded, loaded.run / "evals")]
+    rows = [*_held_out(loaded), *_evaluated(loaded, loaded.evals)]
   if not rows:
     return ""
   lines = ["## Evaluation", "", "| | |", "|---|---|"]
@@ -145,7 +145,9 @@ def _held_out(loaded: Loaded) -> Iterator[tuple[str, str]]:
 def _evaluated(
   loaded: Loaded, folder: pathlib.Path
 ) -> Iterator[tuple[str, str]]:
-  """What evaluations of this step left under a folder."""
+  """What evaluations of this step left under a folder on this machine."""
+  if files.is_remote(folder):
+    return
   for path in sorted(folder.rglob("summary.json")):
     try:
       summary = json.loads(path.read_text("utf-8"))

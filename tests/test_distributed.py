@@ -1,0 +1,432 @@
+"""Several processes train the run of one: real ones, over the loopback."""
+
+import glob
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from antlm_jax import checkpoint, config, distributed, run
+from antlm_jax.cli import UserError
+from tests import helpers, processes, runs
+
+# Crosses a change of objective, and is evaluated before, at it and after.
+CURRICULUM = "curriculum=15C+15M steps"
+SETTINGS = (
+  CURRICULUM,
+  "checkpoint.every=10",
+  "checkpoint.keep_last=3",
+  "eval.rows=8",
+  "eval.every=0",
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+  """Compiled programs: each mesh is run several times."""
+  return tmp_path_factory.mktemp("cache")
+
+
+def mesh(data=1, fsdp=1, tensor=1) -> tuple[str, ...]:
+  return f"mesh.data={data}", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}"
+
+
+@pytest.fixture(scope="module")
+def whole(prepared, cache, tmp_path_factory):
+  """The run of one process on one device."""
+  workdir = tmp_path_factory.mktemp("whole") / "run"
+  processes.train(workdir, prepared, *SETTINGS, cache=cache)
+  return workdir
+
+
+def assert_same_run(workdir, whole, what: str) -> None:
+  """Asserts equal losses to 1e-5 at every step, and says how equal."""
+  found, expected = processes.losses(workdir), processes.losses(whole)
+  assert found.keys() == expected.keys()
+  assert {step for step, _ in found} == set(range(31))
+  worst = max(abs(found[k] / expected[k] - 1) for k in expected)
+  print(f"{what}: losses differ by {worst:.1e} at most")
+  assert worst < 1e-5
+
+
+# Two processes share each part of a batch over tensor=4, hold one each over
+# data=2, and two each over four.
+MESHES = {
+  "2 processes, data": (2, mesh(data=4)),
+  "2 processes, fsdp": (2, mesh(fsdp=4)),
+  "2 processes, tensor": (2, mesh(tensor=4)),
+  "2 processes, mixed": (2, mesh(fsdp=2, tensor=2)),
+  "4 processes, data": (4, mesh(data=8)),
+  "4 processes, mixed": (4, mesh(data=2, fsdp=2, tensor=2)),
+}
+FAST = "2 processes, mixed"
+
+
+@pytest.fixture(scope="module")
+def trained(prepared, cache, tmp_path_factory):
+  """Trains under a mesh, once; returns the run's folder."""
+  done = {}
+
+  def folder(name):
+    if name not in done:
+      count, sizes = MESHES[name]
+      workdir = tmp_path_factory.mktemp("mesh") / "run"
+      options = {"count": count, "devices": 2, "cache": cache}
+      processes.train(workdir, prepared, *SETTINGS, *sizes, **options)
+      done[name] = workdir
+    return done[name]
+
+  return folder
+
+
+@pytest.mark.parametrize(
+  "name",
+  [
+    name if name == FAST else pytest.param(name, marks=pytest.mark.slow)
+    for name in MESHES
+  ],
+)
+def test_processes_train_the_run_of_one(name, trained, whole):
+  assert_same_run(trained(name), whole, name)
+  ours = checkpoint.load(trained(name)).params
+  theirs = checkpoint.load(whole).params
+  for path in theirs:
+    np.testing.assert_allclose(ours[path], theirs[path], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "before, step, after",
+  [
+    ("4 processes, mixed", 10, None),
+    ("4 processes, mixed", 20, "2 processes, data"),
+    (None, 10, "4 processes, mixed"),
+    ("2 processes, tensor", 20, "4 processes, data"),
+  ],
+)
+def test_a_checkpoint_goes_on_with_other_processes(
+  before, step, after, trained, whole, prepared, cache, tmp_path
+):
+  workdir = tmp_path / "run"
+  shutil.copytree(trained(before) if before else whole, workdir)
+  for other in (workdir / "checkpoints").iterdir():
+    if int(other.name) > step:
+      shutil.rmtree(other)
+  count, sizes = MESHES[after] if after else (1, mesh())
+  options = {"count": count, "devices": 2 if after else 1, "cache": cache}
+  out = processes.train(workdir, prepared, *SETTINGS, *sizes, **options)
+  assert f"going on from step {step}" in out
+  assert_same_run(workdir, whole, f"{before} to {after} at step {step}")
+
+
+# What each process reads, masks and drops.
+
+ROWS = """
+import json, pathlib, sys
+from antlm_jax import cli, config, distributed, run
+from tests import helpers, processes
+
+def main(argv):
+  folder, spec, *overrides = argv
+  with distributed.together():
+    import jax
+    parts = run.build(config.load(spec, overrides))
+    source, found = parts.source(), []
+    for step in (0, 14, 15, 29):
+      layout = source.batches_at(step).layout
+      shifts = [parts.objectives[n].shift for n in parts.curriculum.objectives]
+      rows, targets = helpers.by_row(source[step], layout, shifts)
+      found.append([sorted(rows.items()), sorted(targets.items())])
+    found.append(processes.drawn(parts.mesh))
+    path = pathlib.Path(folder) / f"{jax.process_index()}.json"
+    path.write_text(json.dumps(found))
+
+cli.run(main)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MESHES)
+def test_rows_masks_and_dropout_are_those_of_one_process(
+  name, prepared, tmp_path
+):
+  count, sizes = MESHES[name]
+  # A curriculum that mixes objectives in a batch, and a part of it per step.
+  settings = ("curriculum=15C:M=1:3+15M steps", "train.microbatches=2")
+  of = [f"--config.data.path={prepared}"]
+  of += [f"--config.{o}" for o in (*processes.SMALL, *settings)]
+  command = [sys.executable, "-c", ROWS, tmp_path, runs.QUICK, *of]
+  command += [f"--config.{size}" for size in sizes]
+  working = processes.Training(command, tmp_path / "pid", count, devices=2)
+  status, out = working.end()
+  assert status == 0, out
+
+  parts = run.build(config.load(runs.QUICK, of))
+  source, layout = parts.source(), parts.batches[0].layout
+  shifts = [parts.objectives[n].shift for n in parts.curriculum.objectives]
+  made = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+  assert len(made) == count
+  assert all(process.pop() == processes.drawn() for process in made)
+  for i, step in enumerate((0, 14, 15, 29)):
+    whole = helpers.by_row(source[step], layout, shifts)
+    for part, expected in enumerate(whole):
+      seen = {}
+      for process in made:
+        for key, value in process[i][part]:
+          key = tuple(key) if part else key
+          assert seen.setdefault(key, value) == value
+      assert {k: tuple(v) if part else v for k, v in seen.items()} == expected
+
+
+# Process 1 needs longer target lists than process 0, for MLM's steps.
+LONGER = """
+import os, sys
+from antlm_jax import cli, examples, train
+capacities = examples.capacities
+
+def longer(*args):
+  sizes = capacities(*args)
+  return sizes[1:] or sizes
+
+if os.environ["JAX_PROCESS_ID"] == "1":
+  examples.capacities = longer
+cli.run(train.main)
+"""
+
+
+@pytest.mark.slow
+def test_processes_agree_on_the_longest_list_of_targets(
+  prepared, whole, cache, tmp_path
+):
+  _, sizes = MESHES["2 processes, data"]
+  args = runs.train_args(
+    tmp_path / "run", prepared, *processes.SMALL, *SETTINGS, *sizes
+  )
+  command = [sys.executable, "-c", LONGER, *args]
+  working = processes.Training(command, tmp_path / "pid", 2, 2, cache=cache)
+  status, out = working.end()
+  assert status == 0, out
+  assert_same_run(tmp_path / "run", whole, "one with longer lists")
+
+
+# What is wrong, is told by all in a line each, soon.
+
+
+def refused(workdir, prepared, own: str, *overrides: str) -> list[str]:
+  """Trains with two processes of which one is other; returns their errors."""
+  begun = time.monotonic()
+  own = f'[ "$JAX_PROCESS_ID" = 0 ] || {own}'
+  working = processes.training(workdir, prepared, *overrides, count=2, own=own)
+  status, out = working.end()
+  assert status == 2 and "Traceback" not in out, out
+  print(f"ended after {time.monotonic() - begun:.0f} s")
+  return processes.errors(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "word, why",
+  [
+    ("--config.trian.steps=3", "did you mean 'train.steps'"),
+    ("--config.data.path=/nowhere", "/nowhere"),
+  ],
+)
+def test_bad_input_of_one_process_ends_all(word, why, prepared, tmp_path):
+  told = refused(tmp_path / "run", prepared, f'set -- "$@" {word}')
+  assert len(told) == 2 and all(why in line for line in told), told
+  assert any("[0] error: process 1 ended: " in line for line in told)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "word, why",
+  [
+    ("--config.schedule.peak_lr=0.5", "different settings"),
+    ("--workdir={}/other", "another folder for process 1"),
+  ],
+)
+def test_processes_that_do_not_fit_together_end(word, why, prepared, tmp_path):
+  own = f'set -- "$@" {word.format(tmp_path)}'
+  told = refused(tmp_path / "run", prepared, own)
+  assert told and all(why in line for line in told), told
+  assert not list(tmp_path.glob("*/checkpoints/[0-9]*"))
+
+
+@pytest.mark.slow
+def test_a_workdir_that_one_cannot_write_ends_all(prepared, cache, tmp_path):
+  workdir = tmp_path / "run"
+  workdir.mkdir()
+  probe = ["unshare", "-m", "mount", "--bind", str(workdir), str(workdir)]
+  if subprocess.run(probe, capture_output=True).returncode:
+    pytest.skip("a mount for one process is not allowed here")
+  seal = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+  own = f"set -- unshare -m bash -c '{seal}' {workdir} \"$@\""
+  told = refused(workdir, prepared, own, CURRICULUM, "checkpoint.every=5")
+  assert told and all("it cannot be written" in line for line in told), told
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dead", [0, 1])
+def test_a_killed_process_ends_the_others_soon(dead, prepared, cache, tmp_path):
+  count, sizes = MESHES[FAST]
+  working = processes.training(
+    tmp_path / "run", prepared, "curriculum=3000C steps", *sizes,
+    count=count, devices=2, cache=cache,
+  )  # fmt: skip
+  while working.running() and not processes.losses(tmp_path / "run"):
+    time.sleep(0.05)
+  working.send(signal.SIGKILL, dead)
+  begun = time.monotonic()
+  status, out = working.end(100)
+  print(f"ended {time.monotonic() - begun:.1f} s after process {dead} died")
+  assert status == 137, "that of the first that failed"
+  assert "Traceback" not in out
+  if dead == 1:
+    assert len(processes.errors(out)) == 1, out
+  else:  # JAX itself ends it
+    assert "another task died" in out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count, told", [(1, ()), (2, (1,))])
+def test_told_to_end_before_the_first_step_it_is_to_be_run_again(
+  count, told, prepared, tmp_path
+):
+  working = processes.training(
+    tmp_path / "run", prepared, *SETTINGS, count=count
+  )
+  working.read_to("starting from scratch")
+  working.send(signal.SIGTERM, *told)
+  status, out = working.end(100)
+  assert status == 75 and "Traceback" not in out, out
+  assert "run me again" in out
+  assert not list(tmp_path.glob("run/checkpoints/[0-9]*"))
+
+
+JOIN = """
+from antlm_jax import cli, distributed
+distributed.JOIN = 3
+cli.run(lambda argv: distributed.initialize())
+"""
+
+
+def join(address, process=1, **environment) -> subprocess.CompletedProcess:
+  """Lets a process wait for its peers, for a short while."""
+  values = (address, "2", process)
+  named = zip(distributed.EXPLICIT, map(str, values), strict=True)
+  return subprocess.run(
+    [sys.executable, "-W", "error", "-c", JOIN], cwd=runs.ROOT,
+    env=os.environ | dict(named), capture_output=True, text=True, timeout=60,
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_without_peers_does_not_wait_for_ever(process):
+  with socket.create_server(("", 0)) as server:
+    port = server.getsockname()[1]
+  done = join(f"127.0.0.1:{port}", process)
+  assert done.returncode == 1, done.stderr
+  line = done.stderr.splitlines()[-1]
+  assert f"did not all come together at 127.0.0.1:{port} within 3 s" in line
+
+
+def test_a_port_that_is_taken_is_told():
+  with socket.create_server(("", 0)) as server:
+    done = join(f"127.0.0.1:{server.getsockname()[1]}", 0)
+  assert "cannot listen there: Address already in use" in runs.error_of(done)
+
+
+# How processes find one another.
+
+
+@pytest.fixture
+def joined(monkeypatch):
+  """The words that JAX is joined with, in an environment of none."""
+  calls = []
+  monkeypatch.setattr(
+    jax.distributed, "initialize", lambda **k: calls.append(k)
+  )
+  monkeypatch.setattr(jax.config, "update", lambda *setting: None)
+  for name in list(os.environ):
+    if name.startswith(("JAX_", "SLURM_")):
+      monkeypatch.delenv(name)
+  return calls
+
+
+def addresses(*values: str) -> dict[str, str]:
+  return dict(zip(distributed.EXPLICIT, values, strict=False))
+
+
+SLURM = {
+  "SLURM_JOB_ID": "7",
+  "SLURM_STEP_NODELIST": "n[1-2]",
+  "SLURM_PROCID": "1",
+}
+
+
+@pytest.mark.parametrize(
+  "environment, words",
+  [
+    ({}, None),
+    (addresses("a:1", "1", "0"), None),
+    (
+      addresses("a:1", "2", "1"),
+      {"coordinator_address": "a:1", "num_processes": 2, "process_id": 1},
+    ),
+    (SLURM | {"SLURM_NTASKS": "1"}, None),
+    (SLURM | {"SLURM_NTASKS": "2"}, {}),
+    ({"SLURM_JOB_ID": "7"}, None),  # a job's own script, not a task
+  ],
+)
+def test_the_environment_says_who_belongs_together(
+  environment, words, joined, monkeypatch
+):
+  for name, value in environment.items():
+    monkeypatch.setenv(name, value)
+  distributed.initialize()
+  assert len(joined) == (words is not None)
+  if joined:
+    own = ("coordinator_address", "num_processes", "process_id")
+    assert {k: v for k, v in joined[0].items() if k in own} == words
+    assert joined[0]["heartbeat_timeout_seconds"] <= 60
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_tpu_hosts_ask_their_pod(there, joined, monkeypatch):
+  chips = ["/dev/vfio/0"] if there else []
+  monkeypatch.setattr(glob, "glob", lambda p: chips if "vfio" in p else [])
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+  distributed.initialize()
+  assert len(joined) == there
+
+
+@pytest.mark.parametrize(
+  "values, why",
+  [
+    (("a:1", "2"), "JAX_PROCESS_ID must be set"),
+    (("a:1",), "JAX_NUM_PROCESSES, JAX_PROCESS_ID must be set"),
+    (("", "2", "0"), "JAX_COORDINATOR_ADDRESS must be set"),
+    (("a:1", "2", "2"), "JAX_PROCESS_ID=2 is not one of JAX_NUM_PROCESSES=2"),
+    (("a:1", "two", "0"), "numbered from 0"),
+    (("a", "2", "1"), "JAX_COORDINATOR_ADDRESS=a is not HOST:PORT"),
+    (("a:0", "2", "1"), "a:0 is not HOST:PORT"),
+    (("a:70000", "2", "1"), "a:70000 is not HOST:PORT"),
+  ],
+)
+def test_addresses_that_are_not_whole_are_told(
+  values, why, joined, monkeypatch
+):
+  for name, value in addresses(*values).items():
+    monkeypatch.setenv(name, value)
+  with pytest.raises(UserError, match=why):
+    distributed.initialize()
+  assert not joined

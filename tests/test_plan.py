@@ -1,0 +1,570 @@
+"""Plans of runs on pods that are not there."""
+
+import dataclasses
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from antlm_jax import aot, chips, flops, foresee, hlo, plan, sharding
+from antlm_jax.cli import UserError
+from antlm_jax.hlo import Collective
+from antlm_jax.masks import AttentionMask
+from tests import helpers
+from tests.test_aot import needs_libtpu
+
+# A program as TPU's compiler writes one, shortened: a loop of three passes in
+# one of two, a product with a padded window, a sum that is cut, one gathering
+# over two fusions, an update in place, and what is not in the main memory.
+PROGRAM = """\
+HloModule step, is_scheduled=true
+
+%inner_test (p.0: (s32[], f32[8,4])) -> pred[] {
+  %p.0 = (s32[]{:T(128)}, f32[8,4]{1,0}) parameter(0)
+  %three = s32[]{:T(128)} constant(3)
+  %i.0 = s32[]{:T(128)} get-tuple-element(%p.0), index=0
+  ROOT %lt.0 = pred[]{:T(512)} compare(%i.0, %three), direction=LT
+}
+
+%fused_product (a: bf16[2,16,8,1], b: bf16[2,4,8,1]) -> bf16[2,16,2,4] {
+  %a = bf16[2,16,8,1]{1,2,3,0:T(8,128)(2,1)} parameter(0)
+  %b = bf16[2,4,8,1]{2,1,0,3:T(8,128)(2,1)} parameter(1)
+  ROOT %conv = bf16[2,16,2,4]{1,3,2,0:T(8,128)(2,1)} convolution(%a, %b), window={size=1x2 pad=0_0x1_1 rhs_reversal=0x1}, dim_labels=0bf1_1oi0->0b1f
+}
+
+%add (x: f32[], y: f32[]) -> f32[] {
+  %x = f32[] parameter(0)
+  %y = f32[] parameter(1)
+  ROOT %sum = f32[] add(%x, %y)
+}
+
+%cut (whole: f32[8,4]) -> f32[4,4] {
+  %whole = f32[8,4]{1,0} parameter(0)
+  %reduced = f32[8,4]{1,0} all-reduce(%whole), channel_id=1, replica_groups={{0,2},{1,3}}, to_apply=%add
+  %zero.0 = s32[] constant(0)
+  ROOT %mine = f32[4,4]{1,0} dynamic-slice(%reduced, %zero.0, %zero.0), dynamic_slice_sizes={4,4}
+}
+
+%inner_body (p.1: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %p.1 = (s32[]{:T(128)}, f32[8,4]{1,0}) parameter(0)
+  %i.1 = s32[]{:T(128)} get-tuple-element(%p.1), index=0
+  %i.copy = s32[]{:T(128)} copy(%i.1)
+  %one = s32[]{:T(128)} constant(1)
+  %next = s32[]{:T(128)S(4)} add(%i.copy, %one)
+  %x.1 = f32[8,4]{1,0} get-tuple-element(%p.1), index=1
+  %scatter.1 = f32[4,4]{1,0} fusion(%x.1), kind=kCustom, calls=%cut
+  ROOT %out.1 = (s32[]{:T(128)}, f32[8,4]{1,0}) tuple(%next, %x.1)
+}
+
+%start (shard: bf16[4,4]) -> (bf16[4,4], bf16[16,4], u32[]) {
+  %shard = bf16[4,4]{1,0} parameter(0)
+  %gathered.0 = bf16[16,4]{1,0} all-gather(%shard), channel_id=2, replica_groups=[1,4]<=[4], dimensions={0}, backend_config={"async_collective_fusion_config":{"flag_start":"-1"}}
+  ROOT %begun = (bf16[4,4]{1,0}, bf16[16,4]{1,0}, u32[]{:S(2)}) custom-call(%gathered.0), custom_call_target="AsyncCollectiveStart"
+}
+
+%done (shard.2: bf16[4,4], whole.2: bf16[16,4]) -> bf16[16,4] {
+  %shard.2 = bf16[4,4]{1,0} parameter(0)
+  %whole.2 = bf16[16,4]{1,0} parameter(1)
+  %gathered.2 = bf16[16,4]{1,0} all-gather(%shard.2), channel_id=2, replica_groups=[1,4]<=[4], dimensions={0}, backend_config={"async_collective_fusion_config":{"flag_start":"2"}}
+  ROOT %ended = bf16[16,4]{1,0} custom-call(%shard.2, %whole.2, %gathered.2), custom_call_target="AsyncCollectiveDone"
+}
+
+%update (all: f32[100,4], row: f32[1,4], at: s32[]) -> f32[100,4] {
+  %all = f32[100,4]{1,0} parameter(0)
+  %row = f32[1,4]{1,0} parameter(1)
+  %at = s32[] parameter(2)
+  %zero.1 = s32[] constant(0)
+  ROOT %updated = f32[100,4]{1,0} dynamic-update-slice(%all, %row, %at, %zero.1)
+}
+
+%outer_test (p.2: (s32[], f32[8,4])) -> pred[] {
+  %p.2 = (s32[]{:T(128)}, f32[8,4]{1,0}) parameter(0)
+  %i.2 = s32[]{:T(128)} get-tuple-element(%p.2), index=0
+  %ten = s32[]{:T(128)} constant(10)
+  ROOT %lt.1 = pred[]{:T(512)} compare(%i.2, %ten), direction=LT
+}
+
+%outer_body (p.3: (s32[], f32[8,4])) -> (s32[], f32[8,4]) {
+  %p.3 = (s32[]{:T(128)}, f32[8,4]{1,0}) parameter(0)
+  %i.3 = s32[]{:T(128)} get-tuple-element(%p.3), index=0
+  %five = s32[]{:T(128)} constant(5)
+  %next.3 = s32[]{:T(128)} add(%five, %i.3)
+  %x.3 = f32[8,4]{1,0} get-tuple-element(%p.3), index=1
+  %zero.3 = s32[] constant(0)
+  %init.3 = (s32[]{:T(128)}, f32[8,4]{1,0}) tuple(%zero.3, %x.3)
+  %while.3 = (s32[]{:T(128)}, f32[8,4]{1,0}) while(%init.3), condition=%inner_test, body=%inner_body
+  %x.4 = f32[8,4]{1,0} get-tuple-element(%while.3), index=1
+  ROOT %out.3 = (s32[]{:T(128)}, f32[8,4]{1,0}) tuple(%next.3, %x.4)
+}
+
+ENTRY %main (x: f32[8,4], a.1: bf16[2,16,8,1]) -> f32[8,4] {
+  %x.5 = f32[8,4]{1,0} parameter(0)
+  %left = bf16[2,16,8,1]{1,2,3,0:T(8,128)S(1)} parameter(1)
+  %right = bf16[2,4,8,1]{2,1,0,3:T(8,128)S(1)} parameter(2)
+  %small = bf16[4,4]{1,0} parameter(3)
+  %table = f32[100,4]{1,0} parameter(4)
+  %one.row = f32[1,4]{1,0} parameter(5)
+  %zero.5 = s32[] constant(0)
+  %init.5 = (s32[]{:T(128)}, f32[8,4]{1,0}) tuple(%zero.5, %x.5)
+  %while.5 = (s32[]{:T(128)}, f32[8,4]{1,0}) while(%init.5), condition=%outer_test, body=%outer_body
+  %product = bf16[2,16,2,4]{1,3,2,0:T(8,128)S(1)} fusion(%left, %right), kind=kOutput, calls=%fused_product
+  %begun.5 = (bf16[4,4]{1,0}, bf16[16,4]{1,0}, u32[]{:S(2)}) fusion(%small), kind=kCustom, output_to_operand_aliasing={{0}: (0, {})}, calls=%start
+  %part.5 = bf16[4,4]{1,0} get-tuple-element(%begun.5), index=0
+  %whole.5 = bf16[16,4]{1,0} get-tuple-element(%begun.5), index=1
+  %gathered.5 = bf16[16,4]{1,0} fusion(%part.5, %whole.5), kind=kCustom, output_to_operand_aliasing={{}: (1, {})}, calls=%done
+  %table.5 = f32[100,4]{1,0} fusion(%table, %one.row, %zero.5), kind=kLoop, calls=%update
+  %scores = f32[8]{0:T(128)S(1)} custom-call(%left), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":{"flops":"700","transcendentals":"1"}}}
+  ROOT %x.6 = f32[8,4]{1,0} get-tuple-element(%while.5), index=1
+}
+"""  # noqa: E501
+
+
+def test_what_is_in_a_loop_counts_as_often_as_it_runs():
+  counts = hlo.count(PROGRAM)
+  # Two passes (from 0 under 10 in steps of 5) of three each.
+  assert counts.collectives == {
+    Collective("reduce-scatter", 8 * 4 * 4, (0, 2)): 6,
+    Collective("all-gather", 4 * 4 * 4 * 2, (0, 1, 2, 3)): 1,
+  }
+  assert counts.unknown_loops == 0
+  assert counts.kernel_flops == {"scores": 700}
+
+
+def test_a_window_over_padding_is_not_computed():
+  # Rows 2 x 16 of width 8 times heads 2 x 4: of the two places of the window
+  # one always is padding.
+  assert hlo.count(PROGRAM).flops == 2 * (2 * 16) * 8 * (2 * 4)
+
+
+def test_bytes_are_those_of_the_main_memory():
+  number = 4
+  # The copy of the counter, what it is added to, the sum and its part.
+  inner = 2 * number + 2 * number + (8 * 4 + 4 * 4) * 4
+  outer = 2 * 3 * inner + 2 * 3 * number
+  gathered = (4 * 4 + 16 * 4) * 2
+  updated = 2 * (1 * 4) * 4 + number  # not the hundred rows
+  assert hlo.count(PROGRAM).bytes == outer + gathered + updated
+
+
+@pytest.mark.parametrize(
+  "written, group",
+  [
+    ("{{0,4},{1,5}}", (0, 4)),
+    ("[4,2]<=[8]", (0, 1)),
+    ("[4,2]<=[2,4]T(1,0)", (0, 4)),
+    ("mesh['a'=2,'b'=4] {'b'}", (0, 1, 2, 3)),
+    ("mesh['a'=2,'b'=4] {'a','b'}", tuple(range(8))),
+    ("mesh['a'=2,'b'=4] {'b':(2)2}", (0, 1)),
+    ("mesh['a'=2,'b'=4] {'b':(1)2}", (0, 2)),
+    ("mesh['a'=1,'b'=2,'c'=4], device_ids=([4,2]T(1,0)) {'b'}", (0, 1)),
+  ],
+)
+def test_groups_are_read_however_they_are_written(written, group):
+  text = PROGRAM.replace("{{0,2},{1,3}}", written)
+  assert Collective("reduce-scatter", 128, group) in hlo.count(text).collectives
+
+
+def test_a_loop_without_a_known_end_counts_once_and_is_told():
+  counts = hlo.count(PROGRAM.replace("constant(10)", "parameter(1)"))
+  assert counts.unknown_loops == 1
+  assert counts.collectives[Collective("reduce-scatter", 128, (0, 2))] == 3
+
+
+def test_products_of_a_compiled_loop_are_counted():
+  def run(x, stack):
+    return jax.lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, stack)[0]
+
+  shapes = jnp.zeros((16, 32)), jnp.zeros((7, 32, 32))
+  compiled = jax.jit(run).lower(*shapes).compile()
+  assert hlo.count(compiled.as_text()).flops == 7 * 2 * 16 * 32 * 32
+
+
+def test_attention_is_counted_apart_by_rows():
+  length = 8
+  end = np.stack([np.arange(1, 9), np.full(8, 8)]).astype(np.int32)[None]
+  mask = AttentionMask(causal=False, k_end=end)
+  causal, others = flops.visible_pairs(mask, (1, 2, length))
+  assert (causal, others) == (36, 64)
+  source = helpers.source("C:M=1:1", rows=helpers.FakeRows(length=16))
+  model = helpers.model()
+  work = flops.forward(model, source[0])
+  per_pair = 4 * 2 * 32  # two products, layers, width
+  assert work.causal == per_pair * 4 * (16 * 17 / 2)
+  assert work.bidirectional == per_pair * 4 * 16**2
+  assert flops.train_step(model, source[0]) == 3 * work.total
+
+
+# The data that is not there.
+
+
+def test_rows_that_stand_in_are_cut_into_pieces():
+  rows = foresee.StandIn(vocab_size=50, seq_len=64, pieces=3, size=100)
+  tokens, starts = rows.read(np.arange(100))
+  assert tokens.shape == starts.shape == (100, 64)
+  assert tokens.min() >= 1 and tokens.max() < 50  # none is special
+  assert starts[:, 0].all()
+  assert np.median(starts.sum(axis=1)) == 3
+  again = rows.read(np.array([7]))[1]
+  assert (again == starts[7]).all()
+
+
+SMALL = """
+from antlm_jax import config as config_lib
+
+def get_config(arg=""):
+  config = config_lib.default()
+  config.curriculum = "30C+70M steps"
+  config.model.update(
+    layers=2, width=256, mlp_width=512, heads=4, kv_heads=2, max_seq_len=256,
+    tied=False, dtype="bfloat16", remat="dots")
+  config.train.update(batch_size=16, loss_chunk=64)
+  config.eval.rows = 0
+  return config
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+  """A config file of a small encoder without evaluations."""
+  path = tmp_path / "small.py"
+  path.write_text(SMALL)
+  return str(path)
+
+
+def pod(small, topology="v5e:2x2", slices=1, **changes) -> plan.Pod:
+  devices = aot.devices(topology, slices)
+  return plan.Pod(
+    small, (), devices, **{"vocab_size": 1024, "pieces": 2} | changes
+  )
+
+
+def foresee_first(run):
+  return foresee.foresee(run, foresee.programs(run)[0])
+
+
+@needs_libtpu
+def test_prepared_data_says_its_vocabulary_and_length(small, prepared):
+  run = pod(small).run([f"data.path={prepared}"])
+  assert run.trainer.model.config.vocab_size == 400
+  programs = foresee.programs(run)
+  assert [(p.name, p.steps) for p in programs] == [("C", 30), ("M", 70)]
+  assert programs[0].example.inputs.shape == (1, 16, 32)
+  assert programs[0].example.mask.k_start is not None  # packed by documents
+
+
+@needs_libtpu
+def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
+  run = pod(small).run(
+    ["curriculum=10C+20C:M=1:1+10C+10M steps", "eval.rows=8"]
+  )
+  named = [(p.name, p.steps) for p in foresee.programs(run)]
+  assert named == [
+    ("C", 20), ("C 0.5:M 0.5", 20), ("M", 10), ("eval clm", 0), ("eval mlm", 0)
+  ]  # fmt: skip
+
+
+# The chips.
+
+
+@needs_libtpu
+@pytest.mark.parametrize("generation", aot.GENERATIONS)
+def test_every_generation_is_known(generation):
+  devices = aot.devices(aot.GENERATIONS[generation])
+  chip = chips.of(devices[0])
+  shown = [d for d in devices if d.coords == devices[0].coords]
+  assert len(shown) == chip.devices
+  assert (
+    chip.flops * len(shown)
+    == chips.CHIPS[
+      max(
+        (k for k in chips.CHIPS if devices[0].device_kind.startswith(k)),
+        key=len,
+      )
+    ].flops
+  )
+  assert chip.memory > 2**33 and chip.bandwidth > 5e11 and chip.link > 2e10
+
+
+@needs_libtpu
+def test_a_collective_takes_the_links_that_its_group_spans():
+  devices = aot.devices("v5p:4x4x8")
+  mesh = sharding.make_mesh({"data": -1, "fsdp": 16, "tensor": 1}, devices)
+  network = chips.Network(mesh)
+  places = [tuple(d.coords) for d in mesh.devices.flat]
+  at = {place: i for i, place in enumerate(places)}
+  ring = tuple(at[0, 0, z] for z in range(8))
+  line = tuple(at[0, 0, z] for z in range(4))
+  plane = tuple(at[x, y, 0] for x in range(4) for y in range(4))
+  for group, rate in ((ring, 200e9), (line, 100e9), (plane, 400e9)):
+    n = len(group)
+    gather = Collective("all-gather", 10**9, group)
+    assert np.isclose(network.seconds(gather), 1e9 * (n - 1) / n / rate)
+    reduce = dataclasses.replace(gather, kind="all-reduce")
+    assert np.isclose(network.seconds(reduce), 2 * network.seconds(gather))
+  permute = Collective("collective-permute", 10**9, line[:2])
+  assert np.isclose(network.seconds(permute), 1e9 / 100e9)
+  fsdp = tuple(range(16))
+  assert network.axes(fsdp) == ("fsdp",)
+  assert network.axes((0, 16, 32)) == ("data",)
+  across = Collective("all-reduce", 10**9, slices=2)
+  assert network.axes(across.group) == ("slices",)
+  assert np.isclose(network.seconds(across), 1e9 / (50e9 / 8))
+
+
+# What is compiled.
+
+
+def sent(found) -> float:
+  return sum(c["sent"] for c in found.collectives)
+
+
+@needs_libtpu
+def test_a_loop_of_layers_counts_as_much_as_layers_one_by_one(small):
+  """Scanned layers, two microbatches and chunks of the loss: loops in loops."""
+  settings = ["mesh.fsdp=2", "train.microbatches=2", "curriculum=10C steps"]
+  found = {
+    way: foresee_first(pod(small).run([*settings, f"model.scan_layers={way}"]))
+    for way in ("yes", "no")
+  }
+  scanned, unrolled = found["yes"], found["no"]
+  assert abs(scanned.executed / unrolled.executed - 1) < 0.01
+  assert np.isclose(sent(scanned), sent(unrolled), rtol=0.01)
+  assert abs(scanned.moved / unrolled.moved - 1) < 0.25
+
+
+@needs_libtpu
+def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
+  output = tmp_path / "plans/plan.json"
+  plan.main([
+    f"--config={small}", "--topology=v5e:2x2", "--vocab_size=1024",
+    "--pieces=2", f"--output={output}", "--config.mesh.fsdp=4",
+  ])  # fmt: skip
+  printed = capsys.readouterr().out
+  for said in (
+    "4 devices: data=1, fsdp=4, tensor=1",
+    "no data.path: 1,024 tokens, rows of 256 in 2",
+    "causal attention",
+    "all-gather over fsdp",
+    "best MFU",
+    "100 steps:",
+  ):
+    assert said in printed
+  written = json.loads(output.read_text())
+  causal, masked = written["programs"]
+  assert (causal["name"], masked["name"]) == ("C", "M")
+  assert causal["work"]["bidirectional"] == 0 < causal["work"]["causal"]
+  assert masked["work"]["causal"] == 0 < masked["work"]["bidirectional"]
+  model = written["parameters"]
+  for program in written["programs"]:
+    # Parameters and two moments in float32, over four devices, and the batch.
+    state = 12 * model / 4
+    assert state < program["memory"]["arguments"] < 1.1 * state + 2**17
+    assert 0 < program["mfu"] < 1
+    assert program["step_seconds"] == program["seconds"][program["bound"]]
+    needed = program["work"]["blocks"] + program["work"]["head"]
+    assert 4 * program["executed"] > needed
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_counts_are_linear_in_the_layers(small):
+  settings = ["curriculum=10C steps", "mesh.fsdp=2"]
+  found = [
+    foresee_first(pod(small).run([*settings, f"model.layers={layers}"]))
+    for layers in (2, 4, 8)
+  ]
+  for count in (lambda f: f.executed, sent):
+    two, four, eight = map(count, found)
+    assert np.isclose(eight - four, 2 * (four - two), rtol=0.01)
+  two, four, eight = (f.moved for f in found)
+  assert np.isclose(eight - four, 2 * (four - two), rtol=0.25)
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_products_are_those_of_the_cost_analysis_without_loops(small):
+  settings = [
+    "curriculum=10C steps", "model.scan_layers=no", "train.loss_chunk=4096",
+    "model.width=1024", "model.mlp_width=4096", "model.max_seq_len=1024",
+  ]  # fmt: skip
+  run = pod(small, vocab_size=8192).run(settings)
+  shapes = sharding.abstract(run.mesh, foresee.programs(run)[0].example)
+  compiled = aot.train_step(run.trainer, run.mesh, shapes).compile()
+  text = compiled.as_text()
+  counts, said = hlo.count(text), compiled.cost_analysis()
+  assert "while(" not in text
+  ours = counts.flops + sum(counts.kernel_flops.values())
+  # Theirs has the sums and products of single elements as well.
+  assert 0 <= said["flops"] / ours - 1 < 0.02
+  everywhere = hlo.count(re.sub(r"S\(\d+\)", "", text))
+  assert abs(everywhere.bytes / said["bytes accessed"] - 1) < 0.3
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_between_slices_there_are_sums_alone(small):
+  run = pod(small, slices=2).run(["mesh.fsdp=2", "curriculum=10C steps"])
+  assert dict(run.mesh.shape) == {"data": 4, "fsdp": 2, "tensor": 1}
+  kinds = {
+    c["kind"] for c in foresee_first(run).collectives if c["axes"] == "slices"
+  }
+  assert kinds == {"all-reduce"}
+
+
+# Where it does not fit.
+
+
+def test_the_compilers_errors_are_read():
+  used = (
+    "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in"
+    " memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by"
+    " 4.75G."
+  )
+  memory = foresee.exceeded(used, arguments=2**30)
+  assert (memory.needed, memory.limit) == (20.5 * 2**30, 15.75 * 2**30)
+  temporaries = (
+    "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required"
+    " for HLO temporaries (22.00G) exceeds available HBM (15.75G)."
+  )
+  memory = foresee.exceeded(temporaries, arguments=2**30)
+  assert memory.needed == 23 * 2**30 and not memory.fits
+  assert foresee.exceeded("INTERNAL: it broke", 0) is None
+
+
+@needs_libtpu
+def test_what_saves_memory_is_tried_in_order(small):
+  run = pod(small).run()
+  state = 12 * run.trainer.model.size
+  little = list(plan.settings_that_save(run, state // 4))
+  assert little[0] == ("mesh.data=-1", "mesh.fsdp=2")
+  much = list(plan.settings_that_save(run, 10 * state))
+  assert much[0] == ("mesh.data=-1", "mesh.fsdp=4")
+  assert [s[2:] for s in much[1:]] == [
+    ("model.remat=block",),
+    ("model.remat=block", "train.microbatches=2"),
+    ("model.remat=block", "train.microbatches=4"),
+  ]
+
+
+@needs_libtpu
+def test_what_was_tried_is_told_where_nothing_fits(small, monkeypatch, capsys):
+  monkeypatch.setattr(plan, "foresee_all", lambda run, chosen: (
+    dataclasses.replace(
+      f, memory=foresee.Memory(2**34, 2**36, 0, 2**36), seconds={})
+    for f in canned(run, chosen)
+  ))  # fmt: skip
+  with pytest.raises(SystemExit) as end:
+    plan.main([f"--config={small}", "--topology=v5e:2x2"])
+  assert end.value.code == 1
+  printed = capsys.readouterr().out
+  assert "too much by" in printed
+  assert "nor with any setting tried" in printed
+  assert "--config.train.microbatches=4" in printed
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_what_does_not_fit_fits_with_what_is_advised(small, capsys):
+  command = [
+    f"--config={small}", "--topology=v5e:2x2", "--vocab_size=1000000",
+    "--config.curriculum=10C steps", "--config.model.width=1024",
+  ]  # fmt: skip
+  with pytest.raises(SystemExit) as end:
+    plan.main(command)
+  assert end.value.code == 1
+  printed = capsys.readouterr().out
+  assert "too much by" in printed
+  flags = re.search(r"does with\n  (.*)", printed)[1].split()
+  assert "--config.mesh.fsdp=4" in flags
+  plan.main([*command, *flags])
+  assert "10 steps:" in capsys.readouterr().out
+
+
+def canned(run, chosen):
+  """Foresees as if the state fitted from four on, and tensor cost time."""
+  mesh, count = run.mesh.shape, run.config.train.microbatches
+  needed = 2**36 // (mesh["fsdp"] * mesh["tensor"] * count)
+  for program in chosen:
+    yield foresee.Foreseen(
+      program.name, program.steps, 16, 256, run.mesh.size, 1e14, "pallas",
+      flops.Work(1e12, 0, 0, 0), 1.0, foresee.Memory(2**34, needed, 0, needed),
+      seconds={"compute": 1e-2 * count, "network": 1e-2 * mesh["tensor"]},
+    )  # fmt: skip
+
+
+@needs_libtpu
+def test_of_microbatches_a_sweep_takes_the_fewest_that_fit(small, monkeypatch):
+  monkeypatch.setattr(plan, "foresee_all", canned)
+  asked = pod(small)
+  rows = plan.sweep(asked, asked.run(), budget=60)
+  assert [(*row["mesh"].values(), row["microbatches"]) for row in rows] == [
+    (1, 4, 1, 1), (2, 2, 1, 2), (2, 1, 2, 2), (1, 2, 2, 1), (4, 1, 1, 4),
+    (4, 1, 1, 1), (4, 1, 1, 2), (2, 2, 1, 1), (2, 1, 2, 1),
+  ]  # fmt: skip
+  assert [row["fits"] for row in rows] == [True] * 5 + [False] * 4
+  assert np.isclose(rows[0]["mfu"], 1e12 / (4 * 1e14 * 1e-2))
+  table = plan.sweep_table(rows).splitlines()
+  assert "data=1 fsdp=4 tensor=1" in table[1] and "25.0%" in table[1]
+  assert "does not fit" in table[-1]
+  assert not plan.sweep(asked, asked.run(), budget=-1)
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_sweep_ranks_the_meshes(small, tmp_path, capsys):
+  output = tmp_path / "sweep.json"
+  plan.main([
+    f"--config={small}", "--topology=v5e:2x2", "--vocab_size=1024", "--sweep",
+    "--config.curriculum=10C steps", f"--output={output}",
+  ])  # fmt: skip
+  rows = json.loads(output.read_text())["sweep"]
+  meshes = [tuple(row["mesh"].values()) for row in rows]
+  # kv_heads=2 is not split over 4.
+  assert sorted(meshes) == [
+    (1, 2, 2),
+    (1, 4, 1),
+    (2, 1, 2),
+    (2, 2, 1),
+    (4, 1, 1),
+  ]
+  seconds = [row["seconds"] for row in rows]
+  assert seconds == sorted(seconds) and all(row["fits"] for row in rows)
+  first = capsys.readouterr().out.splitlines()[3]
+  assert all(f"={size}" in first for size in rows[0]["mesh"].values())
+
+
+# What is wrong.
+
+
+@needs_libtpu
+@pytest.mark.parametrize(
+  "words, said",
+  [
+    (["--topology=v5e:3x7"], "'v5e:3x7' is not a TPU topology"),
+    (["--topology=v5e:2x2", "--config.mesh.fsdp=3"], r"fit 4 devices"),
+    (
+      ["--topology=v5e:2x2", "--config.train.batch_size=6"],
+      "batch_size=6 is not a positive multiple of",
+    ),
+    (["--topology=v5e:2x2", "--seq_len=512"], "over model.max_seq_len=256"),
+    (
+      ["--topology=v5e:2x2", "--config.data.path=nowhere"],
+      "nowhere is not a prepared dataset",
+    ),
+    (["--topology=v5e:2x2", "--slices=0"], "--slices is positive"),
+    (["--topology=v5e:2x2", "--mesh=4"], "unknown argument '--mesh=4'"),
+    (["--topology=v4:2x2x1", "--slices=2"], "is not published"),
+  ],
+)
+def test_bad_input_is_told(small, words, said):
+  with pytest.raises(UserError, match=said):
+    plan.main([f"--config={small}", *words])
+
+
+def test_without_libtpu_it_is_said_how_to_get_it(small, monkeypatch):
+  monkeypatch.setattr(aot, "libtpu", lambda: None)
+  with pytest.raises(UserError, match=r"run launch/setup.sh libtpu"):
+    plan.main([f"--config={small}", "--topology=v5e:2x2"])

@@ -1,0 +1,298 @@
+"""Runs, data and checkpoints in a bucket: an emulated one, on loopback."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from antlm_jax import checkpoint, export_hf, files, generate, monitor, remote
+from antlm_jax.cli import UserError
+from antlm_jax.data.rows import MANIFEST
+from evals import blimp
+from tests import processes, runs
+from tests.gcs_emulator import Emulator
+
+pytest.importorskip("gcsfs", reason="gs:// paths need gcsfs: pip install gcsfs")
+
+ARGS = ("curriculum=10C+10M steps", "checkpoint.every=4")
+
+
+@pytest.fixture(scope="module")
+def gcs(tmp_path_factory):
+  """The emulator, with a bucket; this process and its children use it."""
+  with pytest.MonkeyPatch.context() as patch:
+    emulator = Emulator("bucket")
+    for name, value in emulator.environment.items():
+      patch.setenv(name, value)
+    patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+    yield emulator
+    emulator.close()
+
+
+@pytest.fixture
+def allowed(gcs):
+  """The emulator; what a test forbids is allowed again after it."""
+  yield gcs
+  gcs.forbid = lambda method, name: False
+
+
+@pytest.fixture(scope="module")
+def data(gcs, prepared):
+  """The prepared data, copied to the bucket."""
+  for path in prepared.rglob("*"):
+    if path.is_file():
+      name = f"data/{path.relative_to(prepared).as_posix()}"
+      gcs.put("bucket", name, path.read_bytes(), {})
+  return "gs://bucket/data"
+
+
+@pytest.fixture(scope="module")
+def whole(prepared, tmp_path_factory):
+  """The run on this machine."""
+  workdir = tmp_path_factory.mktemp("whole")
+  runs.train(workdir, prepared, *ARGS)
+  return workdir
+
+
+def ended(workdir, data, moment) -> tuple[int, str, str]:
+  """Starts a run, ends it by SIGTERM when `moment()` says so."""
+  args = runs.train_args(workdir, data, *ARGS)
+  process = subprocess.Popen(
+    runs.command("antlm_jax.train", *args), cwd=runs.ROOT, text=True,
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+  )  # fmt: skip
+  while process.poll() is None and not moment():
+    time.sleep(0.01)
+  process.send_signal(signal.SIGTERM)
+  out, err = process.communicate(timeout=120)
+  return process.returncode, out, err
+
+
+@pytest.fixture(scope="module")
+def finished(gcs, data, tmp_path_factory):
+  """The same run in the bucket, ended once and gone on with."""
+  scratch = tmp_path_factory.mktemp("scratch")
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("TMPDIR", str(scratch))
+    first = "run/checkpoints/4/commit_success.txt"
+    url = "gs://bucket/run"
+    status, out, err = ended(url, data, lambda: first in gcs.names("bucket"))
+    assert status == 75, err
+    assert "saved: the same command goes on" in out and "Traceback" not in err
+    saved = max(checkpoint.steps(url))
+    assert 4 <= saved < 20
+    gcs.put("bucket", f"run/checkpoints/{saved}/meta/metadata", b"{", {})
+    before = max(step for step in checkpoint.steps(url) if step < saved)
+    # What a kill in the middle of the next save would leave.
+    due = 4 * (saved // 4 + 1)
+    gcs.put("bucket", f"run/checkpoints/{due}/meta/metadata", b"{", {})
+    done = runs.train(url, data, *ARGS)
+    assert f"kept as {saved}.unreadable" in done.stdout
+    assert f"going on from step {before}" in done.stdout
+  assert not list(scratch.glob("antlm_jax_*"))
+  return url
+
+
+@pytest.mark.slow
+def test_a_run_in_a_bucket_is_the_run_on_disk_bit_for_bit(whole, finished):
+  assert runs.same_params(finished, whole)
+  assert max(checkpoint.steps(finished)) == 20
+
+
+@pytest.mark.slow
+def test_the_bucket_holds_all_that_a_run_promises(gcs, whole, finished):
+  names = {name.removeprefix("run/") for name in gcs.names("bucket")}
+  assert {"config.json", "metrics.jsonl", "summary.json", "curves.png"} <= names
+  assert any(name.startswith("tensorboard/") for name in names)
+  assert not any(name.startswith(".writable") for name in names)
+  records = monitor.read_records(finished)
+  steps = [r["step"] for r in records if "train/learning_rate" in r]
+  assert steps == list(range(1, 21))
+  summary = json.loads((files.path(finished) / "summary.json").read_text())
+  here = json.loads((whole / "summary.json").read_text())
+  assert summary["held_out"] == here["held_out"]
+
+
+@pytest.mark.slow
+def test_commands_read_a_run_in_a_bucket(
+  english, finished, tmp_path, monkeypatch, capsys
+):
+  monkeypatch.chdir(tmp_path)
+  generate.main([f"--checkpoint={finished}", "--prompt=the"])
+  assert capsys.readouterr().out.startswith("the")
+  step = f"--checkpoint={finished}/checkpoints/20"
+  pairs = f"--data={english / 'pairs'}"
+  blimp.main([step, pairs, "--mode=mlm", "--limit=2"])
+  assert "written to runs/run/evals/pairs/20-mlm" in capsys.readouterr().out
+  export_hf.main([f"--checkpoint={finished}", "--output=out", "--as=causal"])
+  card = (tmp_path / "out" / "README.md").read_text()
+  assert "held-out loss, mlm" in card and "pairs, mlm, a part" in card
+
+
+@pytest.mark.slow
+def test_a_checkpoint_out_of_reach_is_not_unreadable(allowed, finished):
+  allowed.forbid = lambda method, name: "/params/" in name
+  with pytest.raises(UserError, match="cannot read the checkpoint") as told:
+    checkpoint.load(finished)
+  assert not isinstance(told.value, checkpoint.Unreadable)
+
+
+@pytest.mark.slow
+def test_two_processes_train_in_a_bucket_as_on_disk(gcs, data, tmp_path):
+  sizes = ("curriculum=3C+3M steps", "checkpoint.every=3", "mesh.data=2")
+  found = {}
+  for url in ("gs://bucket/two", str(tmp_path / "two")):
+    args = runs.train_args(url, data, *processes.SMALL, *sizes)
+    command = runs.command("antlm_jax.train", *args)
+    training = processes.Training(
+      command, tmp_path / "pids", count=2, cache=tmp_path / "cache"
+    )
+    status, out = training.end()
+    assert status == 0, out
+    found[url] = processes.losses(url)
+  first, second = found
+  assert found[first] == found[second] and len(found[first]) == 6
+  assert runs.same_params(first, second)
+
+
+def test_a_missing_bucket_is_told_in_one_line(gcs, prepared):
+  args = runs.train_args("gs://nowhere/run", prepared)
+  line = runs.error_of(runs.run("antlm_jax.train", *args))
+  assert "gs://nowhere/run" in line and "no such bucket" in line
+
+
+@pytest.mark.parametrize(
+  "method, name",
+  [("POST", "x/"), ("GET", "x/"), ("DELETE", "x/"), ("GET", "/bucket")],
+)
+def test_a_missing_right_is_told_before_anything(allowed, method, name):
+  before = allowed.names("bucket")
+  allowed.forbid = lambda asked, of: asked == method and of.startswith(name)
+  with pytest.raises(UserError, match=f"bucket/x cannot .*to {method} {name}"):
+    remote.Mirror("gs://bucket/x")
+  left = set(allowed.names("bucket")) - set(before)
+  assert all("/.writable-" in name for name in left)
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/nothing", "gs://nowhere/data"])
+def test_data_that_is_not_there_is_told(gcs, url):
+  with pytest.raises(UserError, match=f"{url} has no {MANIFEST}"):
+    remote.local(url, MANIFEST)
+
+
+def test_data_is_copied_once_and_whole(gcs, data, prepared):
+  with ThreadPoolExecutor(3) as pool:
+    copies = list(pool.map(lambda _: remote.local(data, MANIFEST), range(3)))
+  assert len(set(copies)) == 1
+  wanted = {p.name: p.read_bytes() for p in prepared.iterdir() if p.is_file()}
+  assert {p.name: p.read_bytes() for p in copies[0].iterdir()} == wanted
+  before = len(gcs.log)
+  assert remote.local(data, MANIFEST) == copies[0]
+  assert not [line for line in gcs.log[before:] if "array_record" in line]
+
+
+def test_data_that_changed_is_copied_anew(gcs):
+  gcs.put("bucket", "other/rows", b"one", {})
+  gcs.put("bucket", "other/stamp", b"1", {})
+  first = remote.local("gs://bucket/other", "stamp")
+  gcs.put("bucket", "other/rows", b"two", {})
+  gcs.put("bucket", "other/stamp", b"2", {})
+  second = remote.local("gs://bucket/other", "stamp")
+  assert (first / "rows").read_bytes() == b"one"
+  assert (second / "rows").read_bytes() == b"two"
+
+
+def test_large_data_is_copied_in_parts(gcs, monkeypatch):
+  rows = np.random.default_rng(0).bytes(10_001)
+  gcs.put("bucket", "large/rows", rows, {})
+  gcs.put("bucket", "large/stamp", b"", {})
+  monkeypatch.setattr(remote, "_CHUNK", 1000)
+  copy = remote.local("gs://bucket/large", "stamp")
+  assert (copy / "rows").read_bytes() == rows
+
+
+def test_a_copy_cut_off_is_not_taken_for_one(allowed):
+  allowed.put("bucket", "cut/rows", b"rows", {})
+  allowed.put("bucket", "cut/stamp", b"", {})
+  allowed.forbid = lambda method, name: name == "cut/rows"
+  with pytest.raises(UserError, match="cannot copy gs://bucket/cut: Forbidden"):
+    remote.local("gs://bucket/cut", "stamp")
+  allowed.forbid = lambda method, name: False
+  copy = remote.local("gs://bucket/cut", "stamp")
+  assert (copy / "rows").read_bytes() == b"rows"
+
+
+def test_data_without_room_is_told(gcs, data, monkeypatch, tmp_path):
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+  full = shutil._ntuple_diskusage(10, 9, 1)
+  monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+  with pytest.raises(UserError, match="XDG_CACHE_HOME"):
+    remote.local(data, MANIFEST)
+
+
+def test_a_folder_on_this_machine_is_its_own_mirror(tmp_path):
+  with remote.Mirror(tmp_path, "metrics.jsonl") as mirror:
+    assert mirror.folder == mirror.workdir == tmp_path
+    mirror.push(wait=1)
+  assert not list(tmp_path.iterdir())
+
+
+def test_a_mirror_goes_on_and_copies_what_has_changed(gcs):
+  gcs.put("bucket", "mirror/log", b"one\n", {})
+  with remote.Mirror("gs://bucket/mirror", "log", "none") as mirror:
+    assert sorted(os.listdir(mirror.folder)) == ["log"]
+    with (mirror.folder / "log").open("a") as file:
+      file.write("two\n")
+    (mirror.folder / "deep").mkdir()
+    (mirror.folder / "deep" / "file").write_text("x")
+    (mirror.folder / "file.tmp").write_text("half")
+    mirror.push(wait=10)
+    before = len(gcs.log)
+    mirror.push(wait=10)
+    assert len(gcs.log) == before
+  assert not mirror.folder.exists()
+  names = [n for n in gcs.names("bucket") if n.startswith("mirror/")]
+  assert names == ["mirror/deep/file", "mirror/log"]
+  assert gcs.buckets["bucket"]["mirror/log"][0] == b"one\ntwo\n"
+
+
+def test_a_mirror_that_fails_says_so_once_and_keeps_its_files(allowed, capsys):
+  with remote.Mirror("gs://bucket/failing") as mirror:
+    allowed.forbid = lambda method, name: method == "POST"
+    (mirror.folder / "log").write_text("one\n")
+    mirror.push(wait=10)
+    mirror.push(wait=10)
+  told = capsys.readouterr().out
+  assert told.count("cannot be copied") == 1 and "no right to POST" in told
+  assert f"is in {mirror.folder}" in told
+  assert (mirror.folder / "log").read_text() == "one\n"
+  shutil.rmtree(mirror.folder)
+
+
+def test_training_does_not_wait_for_a_bucket_that_hangs(allowed):
+  release = threading.Event()
+  with remote.Mirror("gs://bucket/slow") as mirror:
+    allowed.forbid = lambda method, name: (
+      method == "POST" and (release.wait(10) and False)
+    )
+    (mirror.folder / "log").write_text("one\n")
+    began = time.monotonic()
+    mirror.push()
+    mirror.push(wait=0.1)
+    assert time.monotonic() - began < 5
+    release.set()
+  assert "slow/log" in allowed.names("bucket")
+
+
+def test_without_gcsfs_the_package_is_named(monkeypatch):
+  files._set_up_buckets.cache_clear()
+  monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
+  with pytest.raises(UserError, match="pip install gcsfs"):
+    files.path("gs://bucket/run")
