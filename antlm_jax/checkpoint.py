@@ -611,7 +611,9 @@ def _here(shapes):
 def _readable(path: pathlib.Path):
   try:
     yield
-  except (*files.failures(), KeyError, TypeError) as error:
+  except (UserError, jax.errors.JaxRuntimeError):
+    raise
+  except Exception as error:  # orbax raises it bare for a cut file
     # A checkpoint that is out of reach now must not be passed over.
     kind = UserError if files.out_of_reach(error) else Unreadable
     raise kind(

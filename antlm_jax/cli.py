@@ -47,6 +47,19 @@ class Parser(argparse.ArgumentParser):
     raise UserError(f"{message} (see --help)")
 
 
+def here(path: str) -> str:
+  """The type of an argument that names a place on this machine.
+
+  Raises:
+    ArgumentTypeError: for one that is elsewhere.
+  """
+  if "://" in path:
+    raise argparse.ArgumentTypeError(
+      f"{path} is not on this machine: write to a folder here, then copy it"
+    )
+  return path
+
+
 class Stopped(KeyboardInterrupt):
   """A run was told to end: the same command goes on.
 

@@ -233,7 +233,12 @@ def _parser() -> cli.Parser:
   parser = cli.Parser(prog="python -m antlm_jax.export_hf", description=__doc__)
   add = parser.add_argument
   checkpoint.add_arguments(parser)
-  add("--output", required=True, help="a folder, which must not exist")
+  add(
+    "--output",
+    type=cli.here,
+    required=True,
+    help="a folder, which must not exist",
+  )
   add(
     "--as",
     dest="form",

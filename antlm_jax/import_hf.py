@@ -223,7 +223,7 @@ def _parser() -> cli.Parser:
   parser = cli.Parser(prog="python -m antlm_jax.import_hf", description=__doc__)
   add = parser.add_argument
   add("--model", required=True, help="config.json, tokenizer.json, safetensors")
-  add("--workdir", required=True, help="receives the checkpoint")
+  add("--workdir", type=cli.here, required=True, help="receives the checkpoint")
   add(
     "--boundary",
     choices=tuple(reading.FRAMES),

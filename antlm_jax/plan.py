@@ -372,7 +372,7 @@ def main(argv: Sequence[str]) -> None:
   add("--pieces", type=int, default=1, help="likewise: documents in a row")
   add("--sweep", action="store_true", help="rank meshes and microbatches")
   add("--budget", type=float, default=3600, help="seconds for the sweep")
-  add("--output", help="a JSON file of all of it")
+  add("--output", type=cli.here, help="a JSON file of all of it")
   args, rest = parser.parse_known_args(argv)
   for word in rest:
     if not word.startswith("--config."):

@@ -460,7 +460,9 @@ def _parser() -> cli.Parser:
     metavar="PATH",
     help="text files or folders: BabyLM's *.train and *.dev, or *.txt",
   )
-  parser.add_argument("--output", required=True, help="folder to prepare")
+  parser.add_argument(
+    "--output", type=cli.here, required=True, help="folder to prepare"
+  )
   parser.add_argument(
     "--tokenizer", help="a tokenizer.json; without, one is trained"
   )

@@ -541,7 +541,9 @@ def main(argv: Sequence[str]) -> None:
     description="Write the toy English: text/toy.train, text/toy.dev, "
     "pairs/*.jsonl.",
   )
-  parser.add_argument("--output", required=True, help="folder to write to")
+  parser.add_argument(
+    "--output", type=cli.here, required=True, help="folder to write to"
+  )
   for option, default, meaning in (
     ("--sentences", SENTENCES, "how many sentences of training text"),
     ("--pairs", PAIRS, "how many minimal pairs of each phenomenon"),

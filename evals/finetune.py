@@ -313,7 +313,11 @@ def _parser() -> cli.Parser:
     default=0,
     help="runs that train together; 0 for all that are asked for",
   )
-  add("--output", help="holds TASK/STEP-ATTENTION; RUN/evals/finetune if unset")
+  add(
+    "--output",
+    type=cli.here,
+    help="holds TASK/STEP-ATTENTION; RUN/evals/finetune if unset",
+  )
   add(
     "--save",
     action="store_true",

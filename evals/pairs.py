@@ -303,7 +303,11 @@ def parser(module: str, description: str, data: str) -> cli.Parser:
     help="divides the logits; items are of the first",
   )
   add("--limit", type=_count, default=0, help="pairs per UID; 0 for all")
-  add("--output", help="folder; RUN/evals/DATA/STEP-MODE by default")
+  add(
+    "--output",
+    type=cli.here,
+    help="folder; RUN/evals/DATA/STEP-MODE by default",
+  )
   add("--overwrite", action="store_true", help="score what is scored already")
   add(
     "--batch_tokens",

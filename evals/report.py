@@ -91,8 +91,8 @@ def _plain(value):
 def _parser() -> cli.Parser:
   parser = cli.Parser(prog="python -m evals.report", description=__doc__)
   add = parser.add_argument
-  add("--runs", required=True, help="folder of ROW/SEED/")
-  add("--output", help="folder; RUNS/report by default")
+  add("--runs", type=cli.here, required=True, help="folder of ROW/SEED/")
+  add("--output", type=cli.here, help="folder; RUNS/report by default")
   add("--config", default=str(TABLE), help="config file that defines ROWS")
   add(
     "--pipeline",

@@ -256,7 +256,11 @@ def _parser() -> cli.Parser:
   add("--scale", choices=SCALES, default="tiny", help="tiny fits a CPU")
   add("--text", help="BabyLM's *.train and *.dev")
   add("--data", required=True, help="the evaluations' folders, see above")
-  add("--runs", help="receives everything; runs/antlm_SCALE by default")
+  add(
+    "--runs",
+    type=cli.here,
+    help="receives everything; runs/antlm_SCALE by default",
+  )
   add("--rows", default="", help="rows to make, with commas; all by default")
   add("--minutes", type=float, help="stop after so long")
   return out

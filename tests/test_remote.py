@@ -296,3 +296,12 @@ def test_without_gcsfs_the_package_is_named(monkeypatch):
   monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
   with pytest.raises(UserError, match="pip install gcsfs"):
     files.path("gs://bucket/run")
+
+
+@pytest.mark.parametrize(
+  "main", [prepare.main, toy_english.main, export_hf.main, import_hf.main]
+)
+def test_what_cannot_be_written_to_a_bucket_says_so(main):
+  option = "--workdir" if main is import_hf.main else "--output"
+  with pytest.raises(UserError, match=f"{option}: gs://b/x is not on this"):
+    main([f"{option}=gs://b/x"])
