@@ -34,6 +34,7 @@ from antlm_jax.step import TrainState
 
 FOLDER = "checkpoints"
 _FULL = "No space left on device"
+_PATIENCE = 600  # seconds that a process waits for the others' part of a save
 _SPARE = 1 << 20  # bytes for what orbax writes beside the arrays
 _COMMITTED = "commit_success.txt"  # what orbax writes last, in a bucket
 
@@ -189,6 +190,7 @@ class Checkpoints:
         max_to_keep=keep_last,
         keep_period=keep_every or None,
         enable_async_checkpointing=True,
+        async_options=ocp.AsyncOptions(timeout_secs=_PATIENCE),
       ),
     )
     self._last_good = self._manager.latest_step()

@@ -152,13 +152,13 @@ class Loop:
     return self
 
   def __exit__(self, kind, *exception):
-    failed = kind is not None and issubclass(kind, jax.errors.JaxRuntimeError)
+    failed = kind is not None and not issubclass(kind, cli.Stopped)
     try:
       self.trace.end()
       self.records.close()
       self.progress.close()
     finally:
-      # Where a peer may be gone, a save would be waited for in vain.
+      # A save takes all processes: with one that fails, none waits for it.
       if not (failed and jax.process_count() > 1):
         self.checkpoints.close()
 

@@ -12,7 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from antlm_jax import checkpoint, export_hf, files, generate, monitor, remote
+from antlm_jax import (
+  checkpoint,
+  export_hf,
+  files,
+  generate,
+  import_hf,
+  monitor,
+  prepare,
+  remote,
+  toy_english,
+)
 from antlm_jax.cli import UserError
 from antlm_jax.data.rows import MANIFEST
 from evals import blimp
