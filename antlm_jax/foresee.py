@@ -11,7 +11,7 @@ import dataclasses
 import math
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -99,7 +99,7 @@ def assemble(
   Raises:
     UserError: for settings and devices that do not fit together.
   """
-  mesh, train = make_mesh(config.mesh, devices), config.train
+  mesh, train = sharding.make_mesh(config.mesh, devices), config.train
   train_rows, dev_rows, tokenizer = _data(config, stand_in)
   plan = batches_lib.plan(
     train.batch_schedule, train.batch_size, train_rows.seq_len
@@ -146,24 +146,6 @@ def _data(config: ConfigDict, stand_in: StandIn):
     return (stand_in,) * 3
   rows = Rows(path, "train"), Rows(path, "dev")
   return *rows, Tokenizer.load(f"{path}/tokenizer.json")
-
-
-def make_mesh(
-  sizes: Mapping[str, int], devices: Sequence[jax.Device]
-) -> jax.sharding.Mesh:
-  """Makes a run's mesh.
-
-  Raises:
-    UserError: if it does not fit the devices, or their links.
-  """
-  try:
-    return sharding.make_mesh(sizes, devices)
-  except NotImplementedError as error:
-    named = ", ".join(f"{axis}={size}" for axis, size in sizes.items())
-    raise UserError(
-      f"mesh ({named}) cannot be laid out on these devices: each size must be"
-      " the product of sides of their slice"
-    ) from error
 
 
 # What is compiled.

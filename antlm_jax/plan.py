@@ -33,7 +33,6 @@ from antlm_jax.foresee import (
   StandIn,
   assemble,
   foresee_all,
-  make_mesh,
   programs,
 )
 from antlm_jax.run import Run
@@ -137,7 +136,7 @@ def fsdp_sizes(run: Run, tensor: int) -> list[int]:
       continue
     sizes = {"data": -1, "fsdp": size, "tensor": tensor}
     with contextlib.suppress(UserError):
-      make_mesh(sizes, list(run.mesh.devices.flat))
+      sharding.make_mesh(sizes, list(run.mesh.devices.flat))
       out.append(size)
   return out
 
