@@ -2,7 +2,7 @@
 # Makes .venv/ with antlm_jax in it; does nothing if it is up to date.
 # Needs only python3 (3.11 or later).
 #
-#   launch/setup.sh [EXTRA,...]   of setup.py: test, hf, notebook, tpu, cuda, gcs
+#   launch/setup.sh [EXTRA,...]  of setup.py: test, hf, notebook, tpu, cuda, gcs
 #   launch/setup.sh libtpu        the compiler alone for TPUs that are not here
 set -euo pipefail
 cd "$(dirname "$0")/.."
