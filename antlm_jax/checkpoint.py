@@ -302,6 +302,8 @@ class Checkpoints:
     try:
       yield
     except files.failures() as error:
+      if distributed.is_of_a_computation(error):
+        raise
       last = "none" if self._last_good is None else f"step {self._last_good}"
       raise UserError(
         f"saving step {step} under {self._folder} failed:"

@@ -177,6 +177,16 @@ def same(text: str) -> bool:
   return bool(high == -low)
 
 
+def is_of_a_computation(error: BaseException) -> bool:
+  """Whether a computation failed, as it does when another process ends.
+
+  On CPU it is gloo that says so, in a ValueError.
+  """
+  return isinstance(error, jax.errors.JaxRuntimeError) or (
+    isinstance(error, ValueError) and "Gloo" in str(error)
+  )
+
+
 @contextlib.contextmanager
 def together() -> Iterator[None]:
   """Joins the other processes for the time of its block.
@@ -218,7 +228,7 @@ class _Peers:
     """Says what happened, to the others as well, and ends the process."""
     me = jax.process_index()
     told = cli.explain(error)
-    if isinstance(error, jax.errors.JaxRuntimeError):
+    if is_of_a_computation(error):
       time.sleep(2 * _STAY)  # mostly a peer's end, who may be about to say why
       told = (
         1,
