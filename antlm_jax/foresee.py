@@ -18,13 +18,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from antlm_jax import aot, chips, flops, hashing, hlo, models, monitor, sharding
-from antlm_jax import config as config_lib
 from antlm_jax import run as run_lib
 from antlm_jax.attention import kernel, schedule
 from antlm_jax.cli import UserError
-from antlm_jax.data import batches as batches_lib
-from antlm_jax.data.rows import Rows
-from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.examples import Example
 from antlm_jax.run import Run
 
@@ -99,53 +95,11 @@ def assemble(
   Raises:
     UserError: for settings and devices that do not fit together.
   """
-  mesh, train = sharding.make_mesh(config.mesh, devices), config.train
-  train_rows, dev_rows, tokenizer = _data(config, stand_in)
-  plan = batches_lib.plan(
-    train.batch_schedule, train.batch_size, train_rows.seq_len
-  )
-  longest = train_rows.seq_len * max(part.joined for part in plan)
-  if longest > config.model.max_seq_len:
-    raise UserError(
-      f"rows of {longest} tokens are over"
-      f" model.max_seq_len={config.model.max_seq_len}"
-    )
-  model = models.build(config.model, tokenizer.vocab_size)
-  order = batches_lib.Order(
-    len(train_rows), config.data.rounding, config.seed, config.data.shuffle
-  )
-  objectives = config_lib.objectives(config)
-  curriculum = run_lib.make_curriculum(
-    config, objectives, batches_lib.steps_per_epoch(plan, order)
-  )
-  return Run(
-    config=config,
-    manifest=None,
-    train_rows=train_rows,
-    dev_rows=dev_rows,
-    tokenizer=tokenizer,
-    objectives=objectives,
-    curriculum=curriculum,
-    batches=batches_lib.make(
-      plan,
-      order,
-      curriculum.steps,
-      train.microbatches,
-      sharding.data_shards(mesh),
-      sharding.local_shards(mesh),
-    ),
-    mesh=mesh,
-    trainer=run_lib.make_trainer(config, model, curriculum),
-  )
-
-
-def _data(config: ConfigDict, stand_in: StandIn):
-  """Returns the rows to train on, those held out, and the tokenizer."""
-  path = config.data.path
-  if not path:
-    return (stand_in,) * 3
-  rows = Rows(path, "train"), Rows(path, "dev")
-  return *rows, Tokenizer.load(f"{path}/tokenizer.json")
+  data = dict.fromkeys(("train_rows", "dev_rows", "tokenizer"), stand_in)
+  data["manifest"] = None
+  if config.data.path:
+    data = run_lib.read_data(config)
+  return run_lib.assemble(config, devices, **data)
 
 
 # What is compiled.

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -189,40 +190,70 @@ def build(config: ConfigDict) -> Run:
   Raises:
     UserError: for settings, data and devices that do not fit together.
   """
+  run = assemble(config, **read_data(config))
+  _ = run.attention  # raises now what is wrong with the batches
+  return run
+
+
+def read_data(config: ConfigDict) -> dict:
+  """Opens the data of `data.path`, as those fields of a `Run` that it is."""
   if not config.data.path:
     raise UserError(
       "data.path is not set: give --config.data.path=DIR, a folder made by"
       " python -m antlm_jax.prepare"
     )
   folder = remote.local(config.data.path, MANIFEST)
-  manifest = load_manifest(folder)
-  train_rows = Rows(folder, "train")
-  tokenizer = Tokenizer.load(folder / "tokenizer.json")
+  return {
+    "manifest": load_manifest(folder),
+    "train_rows": Rows(folder, "train"),
+    "dev_rows": Rows(folder, "dev"),
+    "tokenizer": Tokenizer.load(folder / "tokenizer.json"),
+  }
+
+
+def assemble(
+  config: ConfigDict,
+  devices: Sequence[jax.Device] | None = None,
+  *,
+  train_rows: Rows,
+  tokenizer: Tokenizer,
+  **data,
+) -> Run:
+  """Puts a run together of its config, its data and the devices.
+
+  Args:
+    config: The config.
+    devices: By default those of this machine or pod; they need not be there.
+    train_rows: See `Run`, as for the rest of the data.
+    tokenizer: Likewise.
+    **data: Likewise.
+
+  Raises:
+    UserError: for settings, data and devices that do not fit together.
+  """
   model = models.build(config.model, tokenizer.vocab_size)
-  mesh = sharding.make_mesh(config.mesh)
+  mesh = sharding.make_mesh(config.mesh, devices)
   plan = batches_lib.plan(
     config.train.batch_schedule, config.train.batch_size, train_rows.seq_len
   )
   longest = train_rows.seq_len * max(part.joined for part in plan)
   if longest > model.config.max_seq_len:
     raise UserError(
-      f"the rows of {config.data.path} have {longest} tokens, over"
-      f" model.max_seq_len={model.config.max_seq_len}: prepare shorter rows, or"
-      " raise it"
+      f"the rows of {config.data.path or 'the data'} have {longest} tokens,"
+      f" over model.max_seq_len={model.config.max_seq_len}: prepare shorter"
+      " rows, or raise it"
     )
   order = batches_lib.Order(
     len(train_rows), config.data.rounding, config.seed, config.data.shuffle
   )
   objectives = config_lib.objectives(config)
-  curriculum = make_curriculum(
+  curriculum = _curriculum(
     config, objectives, batches_lib.steps_per_epoch(plan, order)
   )
   _check_mask_token(config, curriculum, objectives, tokenizer)
-  run = Run(
+  return Run(
     config=config,
-    manifest=manifest,
     train_rows=train_rows,
-    dev_rows=Rows(folder, "dev"),
     tokenizer=tokenizer,
     objectives=objectives,
     curriculum=curriculum,
@@ -235,13 +266,12 @@ def build(config: ConfigDict) -> Run:
       sharding.local_shards(mesh),
     ),
     mesh=mesh,
-    trainer=make_trainer(config, model, curriculum),
+    trainer=_trainer(config, model, curriculum),
+    **data,
   )
-  _ = run.attention  # raises now what is wrong with the batches
-  return run
 
 
-def make_curriculum(config, objectives, steps_per_epoch: float) -> Curriculum:
+def _curriculum(config, objectives, steps_per_epoch: float) -> Curriculum:
   length = config.train.steps or round(config.train.epochs * steps_per_epoch)
   parsed = curriculum_lib.parse(
     config.curriculum, list(objectives), steps_per_epoch, length or None
@@ -264,7 +294,7 @@ def _check_mask_token(config, curriculum, objectives, tokenizer) -> None:
       )
 
 
-def make_trainer(config, model, curriculum: Curriculum) -> Trainer:
+def _trainer(config, model, curriculum: Curriculum) -> Trainer:
   restarts = curriculum.switches if config.schedule.restart_at_switch else ()
   return Trainer(
     model=model,
