@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 
 def cross_entropy(
-  logits_of: Callable[[jax.Array, jax.Array], jax.Array],
+  logits_at: Callable[[jax.Array, jax.Array], jax.Array],
   hidden: jax.Array,
   places: jax.Array,
   targets: jax.Array,
@@ -19,7 +19,7 @@ def cross_entropy(
   """Sums the cross-entropy of targets by objective.
 
   Args:
-    logits_of: Maps hidden states `[..., D]` and their places `[...]` to
+    logits_at: Maps hidden states `[..., D]` and their places `[...]` to
       scores float32 `[..., V]`.
     hidden: Where each target is predicted, `[S, C, D]` (S data shards).
     places: Where that is in the microbatch, int32 `[S, C]`.
@@ -35,7 +35,7 @@ def cross_entropy(
   """
 
   def sums(hidden, places, targets, weights, objective_ids):
-    logits = logits_of(hidden, places)
+    logits = logits_at(hidden, places)
     at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     nats = jax.nn.logsumexp(logits, axis=-1) - at_target
     real = (weights > 0).astype(jnp.float32)

@@ -73,9 +73,21 @@ def make_mesh(
   return jax.sharding.Mesh(grid, MESH_AXES, axis_types=_AUTO)
 
 
-def spec(mesh, axes: Sequence[str | None], shape: Sequence[int]):
-  """Returns the PartitionSpec of an array with these logical axes."""
-  used: set[str] = set()
+def spec(
+  mesh,
+  axes: Sequence[str | None],
+  shape: Sequence[int],
+  but: Sequence[str] = (),
+):
+  """Returns the PartitionSpec of an array with these logical axes.
+
+  Args:
+    mesh: The mesh.
+    axes: The logical axes.
+    shape: The array's shape.
+    but: Mesh axes that it is not split over.
+  """
+  used: set[str] = set(but)
   entries = []
   for axis, size in zip(axes, shape, strict=True):
     entries.append(_mesh_axes(mesh, axis, size, used))
@@ -119,6 +131,19 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
   if mesh is None:
     return x
   return jax.lax.with_sharding_constraint(x, spec(mesh, axes, x.shape))
+
+
+def gathered(x: jax.Array, *axes: str | None) -> jax.Array:
+  """Asks for a parameter as rows meet it: whole over fsdp, as they are split.
+
+  Left to itself, XLA would rather split the product of a large embedding over
+  its width and add up scores.
+  """
+  mesh = _mesh_to_split_over()
+  if mesh is None:
+    return x
+  split = spec(mesh, axes, x.shape, but=("fsdp",))
+  return jax.lax.with_sharding_constraint(x, split)
 
 
 def device():

@@ -143,14 +143,16 @@ class Trainer:
     # Counted over the microbatch, so that the shards do not matter.
     first = jnp.arange(shards)[:, None] * hidden.shape[1]
 
-    def logits_of(hidden, places):
+    logits = self.model.logits_of(params)
+
+    def logits_at(hidden, places):
       at = None
       if key is not None:
         at = At(jax.random.bits(keys[1], (), jnp.uint32), places)
-      return self.model.logits(params, hidden, at)
+      return logits(hidden, at)
 
     return losses.cross_entropy(
-      logits_of,
+      logits_at,
       at_targets,
       first + micro.target_positions,
       micro.targets,

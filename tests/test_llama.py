@@ -223,6 +223,24 @@ def test_bfloat16_computes_near_float32_and_scores_in_float32():
   assert 1e-4 < helpers.closest(b, a) < 0.1
 
 
+def test_in_bfloat16_the_gradient_of_a_frequent_token_is_added_up_in_float32():
+  model = helpers.model(dtype="bfloat16")
+  upstream = np.random.default_rng(0).random((64, 1)).astype(np.float32)
+
+  def gradient(copies):
+    tokens = np.full((copies, 64), 7, np.int32)
+    positions = np.broadcast_to(np.arange(64), tokens.shape)
+
+    def total(params):
+      hidden = model.encode(params, tokens, positions, CAUSAL)
+      return (hidden.astype(jnp.float32) * upstream)[..., :3].sum()
+
+    grads = jax.jit(jax.grad(total))(helpers.random_params(model))
+    return grads["embedding"][7]
+
+  assert helpers.closest(gradient(64), 64 * gradient(1)) < 1e-3
+
+
 # Ways to run
 
 
@@ -255,6 +273,24 @@ def test_ways_to_run_give_the_same_values_and_gradients(scan, remat):
   for path in grads:
     assert np.abs(grads[path]).max() > 0
     assert helpers.closest(grads_again[path], grads[path]) < 1e-5
+
+
+def test_remat_dots_computes_no_product_with_weights_again():
+  counts = {}
+  for remat in ("none", "dots", "block"):
+    model = helpers.model(scan_layers="yes", remat=remat, attention="reference")
+    tokens = helpers.tokens(2, T)
+    positions = np.broadcast_to(POSITIONS, tokens.shape)
+
+    def total(params, of=model, tokens=tokens, positions=positions):
+      return of.encode(params, tokens, positions, CAUSAL).sum()
+
+    program = jax.make_jaxpr(jax.grad(total))(helpers.random_params(model))
+    counts[remat] = str(program).count("dot_general[")
+  # Attention's two are computed again; of a block's seven more, all but the
+  # last, whose output nothing needs.
+  assert counts["dots"] == counts["none"] + 2
+  assert counts["block"] == counts["none"] + 2 + 6
 
 
 def test_a_loop_and_rematerialising_drop_the_same_units():

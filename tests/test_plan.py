@@ -256,6 +256,15 @@ def test_prepared_data_says_its_vocabulary_and_length(small, prepared):
 
 
 @needs_libtpu
+def test_with_fsdp_the_head_is_gathered_and_its_gradient_summed_but_once(small):
+  sent = {}
+  for chunk in (64, 512):  # of 1,024 targets
+    run = pod(small).run(("mesh.fsdp=4", f"train.loss_chunk={chunk}"))
+    sent[chunk] = foresee_first(run).collectives
+  assert sent[64] and sent[64] == sent[512]
+
+
+@needs_libtpu
 def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
   run = pod(small).run(
     ["curriculum=10C+20C:M=1:1+10C+10M steps", "eval.rows=8"]

@@ -79,14 +79,14 @@ def test_cross_entropy_and_its_gradients(chunk):
   @jax.jit
   def run(hidden, kernel):
     def total(hidden, kernel):
-      def logits_of(part, at):
+      def logits_at(part, at):
         # Each state comes with its own place, whatever the chunks.
         same = (part == hidden.reshape(-1, hidden.shape[-1])[at]).all(-1)
         padding = (part == 0).all(-1)
         return jnp.where((same | padding)[..., None], part @ kernel, jnp.nan)
 
       sums = losses.cross_entropy(
-        logits_of,
+        logits_at,
         hidden,
         places,
         targets,
@@ -114,13 +114,13 @@ def test_at_most_a_chunk_of_each_shard_is_scored_at_once():
   hidden, targets, weights, objective_ids, kernel = loss_inputs()
   seen = []
 
-  def logits_of(h, places):
+  def logits_at(h, places):
     assert places.shape == h.shape[:-1]
     seen.append(h.shape)
     return h @ kernel
 
   losses.cross_entropy(
-    *(logits_of, hidden, targets, targets, weights, objective_ids, KINDS, 4)
+    *(logits_at, hidden, targets, targets, weights, objective_ids, KINDS, 4)
   )
   assert seen and all(shape[:2] <= (SHARDS, 4) for shape in seen)
 

@@ -62,7 +62,11 @@ class Model:
 
     In training, `at` says where they stand: a head may have dropout.
     """
-    return self.bind(params).logits(hidden, at)
+    return self.logits_of(params)(hidden, at)
+
+  def logits_of(self, params: Params) -> encoder.LogitsOf:
+    """Returns `logits` for these parameters, brought together once for all."""
+    return self.bind(params).logits_of()
 
   def attention_of(self, example: Example) -> str:
     """Returns what computes a batch's attention in training.

@@ -1,6 +1,7 @@
 """What the encoders share: common settings, and how stacked blocks run."""
 
 import dataclasses
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -109,6 +110,19 @@ def prepare_mask(
     dropout=training and config.attention_dropout > 0,
     buckets=config.buckets,
   )
+
+
+# Hidden states `[..., D]`, and in training where they stand, to `[..., V]`.
+LogitsOf = Callable[[jax.Array, layers.At | None], jax.Array]
+
+
+def table(embedding: nnx.Param) -> jax.Array:
+  """Returns the embeddings, float32 `[V, D]`, as rows meet them.
+
+  To be cast after a lookup or in a product, not before: gradients of the same
+  token, and of many chunks, are then added up in float32.
+  """
+  return sharding.gathered(embedding[...], "vocab", "embed")
 
 
 def begin(

@@ -168,7 +168,7 @@ class Llama(nnx.Module):
       Hidden states `[B, T, D]` of the compute dtype, after the last norm.
     """
     c = self.config
-    x = self.embedding[...].astype(c.dtype)[tokens]
+    x = encoder.table(self.embedding)[tokens].astype(c.dtype)
     x, mask, keys = encoder.begin(c, x, mask, dropout_key)
     rope = layers.rotary(positions, c.head_width, c.rope_theta)
 
@@ -179,11 +179,16 @@ class Llama(nnx.Module):
 
     return self.norm(encoder.run_blocks(c, self.blocks, step, x, keys))
 
-  def logits(self, hidden: jax.Array, at: layers.At | None = None) -> jax.Array:
-    """Scores of every token, float32 `[..., V]`, from hidden `[..., D]`."""
-    kernel = (
-      self.embedding[...].T if self.config.tied else self.head.kernel[...]
-    )
-    return jnp.matmul(
-      hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32
-    )
+  def logits_of(self) -> encoder.LogitsOf:
+    """Returns what scores every token; see `Model.logits`."""
+    if self.config.tied:
+      kernel = encoder.table(self.embedding).T
+    else:
+      kernel = sharding.gathered(self.head.kernel[...], "embed", "vocab")
+
+    def logits(hidden, at=None):
+      return jnp.matmul(
+        hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32
+      )
+
+    return logits

@@ -260,7 +260,8 @@ class LtgBert(nnx.Module):
       the head begins with one.
     """
     c = self.config
-    x = self.embedding_norm(self.embedding[...].astype(c.dtype)[tokens])
+    x = encoder.table(self.embedding)[tokens].astype(c.dtype)
+    x = self.embedding_norm(x)
     x, mask, keys = encoder.begin(c, x, mask, dropout_key)
     relative = self.relative_norm(self.relative[...]).astype(c.dtype)
     run = self._run_by_depth if c.depth_weights else self._run
@@ -289,16 +290,16 @@ class LtgBert(nnx.Module):
         x = sum(w * y for w, y in zip(weights, outputs, strict=True))
     return x
 
-  def logits(self, hidden: jax.Array, at: layers.At | None = None) -> jax.Array:
-    """Scores of every token, float32 `[..., V]`.
+  def logits_of(self) -> encoder.LogitsOf:
+    """Returns what scores every token; see `Model.logits`."""
+    embedding = encoder.table(self.embedding)
 
-    Args:
-      hidden: `[..., D]`.
-      at: Given in training, for the head's dropout.
-    """
-    scores = jnp.matmul(
-      self.head(hidden, at),
-      self.embedding[...].astype(hidden.dtype).T,
-      preferred_element_type=jnp.float32,
-    )
-    return scores + self.head.bias[...]
+    def logits(hidden, at=None):
+      scores = jnp.matmul(
+        self.head(hidden, at),
+        embedding.astype(hidden.dtype).T,
+        preferred_element_type=jnp.float32,
+      )
+      return scores + self.head.bias[...]
+
+    return logits
