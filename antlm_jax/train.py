@@ -31,6 +31,7 @@ from antlm_jax import (
   remote,
   run,
   sharding,
+  summary,
 )
 from antlm_jax import config as config_lib
 from antlm_jax.cli import UserError
@@ -141,8 +142,8 @@ class Loop:
       self.folder, last, self.run.config.log.tensorboard
     )
     self.progress = monitor.Progress(self.start, self.total)
-    self.progress.say(_describe(self.run))
-    self.progress.say(_describe_attention(self.run.attention))
+    for line in summary.of_run(self.run):
+      self.progress.say(line)
     for note in notes:
       self.progress.say(note)
     model = self.run.trainer.model
@@ -186,9 +187,9 @@ class Loop:
         self.save(done)
     with self.ledger.time("checkpoint"):
       self.checkpoints.wait()
-    summary = self.sum_up() if distributed.is_first() else None
+    found = self.sum_up() if distributed.is_first() else None
     distributed.agreed(0)  # the others end with the first, well or not
-    return summary
+    return found
 
   def end_early(self, done: int, status: int):
     """Saves, as a signal to one of the processes asked for, and ends."""
@@ -259,7 +260,9 @@ class Loop:
         }
     if values:
       self.records.write(step, values)
-      self.progress.say(f"held out after step {step}: {_eval_line(values)}")
+      self.progress.say(
+        f"held out after step {step}: {summary.of_evaluation(values)}"
+      )
       self.mirror.push()
 
   def save(self, step: int) -> None:
@@ -275,26 +278,28 @@ class Loop:
   def sum_up(self) -> dict:
     """Writes the summary and the picture, and prints the summary."""
     records = monitor.read_records(self.folder)
-    curriculum = self.run.curriculum
+    curriculum, unigram = self.run.curriculum, self.run.unigram_entropy()
     names = {n: o.name for n, o in self.run.objectives.items()}
-    unigram = self.run.unigram_entropy()
-    summary = {
+    rows = summary.held_out(records, curriculum)
+    found = {
       "steps": self.total,
       "parameters": self.run.trainer.model.size,
       "unigram_entropy": unigram,
       "switches": list(curriculum.switches),
-      "held_out": _held_out(records, curriculum),
+      "held_out": rows,
       "seconds": {**self.ledger.seconds, "total": self.ledger.total},
     }
-    files.write_text(
-      self.folder / "summary.json", json.dumps(summary, indent=2)
-    )
+    files.write_text(self.folder / "summary.json", json.dumps(found, indent=2))
     plots.curves(
       records, curriculum, names, unigram, self.folder / "curves.png"
     )
-    for line in _summary_lines(summary, self):
+    for line in (
+      f"\ndone: {self.total} steps in {self.ledger}\n",
+      *summary.table(rows, unigram, curriculum, list(self.eval_sources)),
+      f"\ncurves, metrics, checkpoints: {self.workdir}",
+    ):
       self.progress.say(line)
-    return summary
+    return found
 
   def _evaluated(self) -> bool:
     """Whether the start was evaluated, before the run was told to end."""
@@ -499,83 +504,6 @@ def _branch(loop: Loop) -> tuple[TrainState, str]:
       " lengthen it, or set init.step=reset"
     )
   return loaded, f"starting from {path} (optimizer: {init.optimizer})"
-
-
-def _describe(parts: run.Run) -> str:
-  model, rows = parts.trainer.model, parts.train_rows
-  device = jax.devices()[0]
-  return (
-    f"{parts.config.model.name} of {monitor.quantity(model.size)} parameters,"
-    f" {parts.config.curriculum} = {parts.curriculum.steps} steps of"
-    f" {parts.config.train.batch_size} x {rows.seq_len} tokens on"
-    f" {jax.device_count()} {device.device_kind}"
-  )
-
-
-def _describe_attention(implementations: dict[str, str]) -> str:
-  by_name = {}
-  for batch, name in implementations.items():
-    by_name.setdefault(name, []).append(batch)
-  if len(by_name) == 1:
-    return f"attention: {next(iter(by_name))}"
-  parts = (f"{name} ({', '.join(b)})" for name, b in by_name.items())
-  return f"attention: {', '.join(parts)}"
-
-
-def _eval_line(values: dict[str, float]) -> str:
-  parts = []
-  for key in values:
-    if key.endswith("/loss"):
-      name = key.split("/")[1]
-      perplexity = values[f"eval/{name}/perplexity"]
-      accuracy = values[f"eval/{name}/accuracy"]
-      parts.append(
-        f"{name} {values[key]:.3f} (perplexity {perplexity:.4g},"
-        f" accuracy {accuracy:.1%})"
-      )
-  return " · ".join(parts)
-
-
-def _held_out(records: Sequence[dict], curriculum) -> list[dict]:
-  """The held-out measurements at the start, each switch and the end."""
-  rows = {}
-  for record in records:
-    values = {k: v for k, v in record.items() if k.startswith("eval/")}
-    if values:
-      rows[record["step"]] = {"step": record["step"], **values}
-  wanted = {min(rows, default=0), *curriculum.switches, curriculum.steps}
-  return [row for step, row in rows.items() if step in wanted]
-
-
-def _summary_lines(summary: dict, loop: Loop) -> list[str]:
-  """The summary, for people."""
-  lines = ["", f"done: {summary['steps']} steps in {loop.ledger}", ""]
-  names = list(loop.eval_sources)
-  head = f"{'held out, loss in nats':<26}" + "".join(f"{n:>10}" for n in names)
-  lines.append(head)
-  moments = []
-  for row in summary["held_out"]:
-    losses = [row.get(f"eval/{name}/loss", math.nan) for name in names]
-    text = _moment(row["step"], loop)
-    moments.append(f"{text:<26}" + "".join(f"{loss:>10.3f}" for loss in losses))
-  if len(moments) > 12:  # the beginning and the end tell it; the file has all
-    moments[5:-6] = ["..."]
-  lines += moments
-  unigram = summary["unigram_entropy"]
-  lines.append(f"{'unigram entropy':<26}{unigram:>10.3f}")
-  lines += ["", f"curves, metrics, checkpoints: {loop.workdir}"]
-  return lines
-
-
-def _moment(step: int, loop: Loop) -> str:
-  """Says where in the curriculum a number of steps done is."""
-  curriculum = loop.run.curriculum
-  if step == loop.total:
-    return f"after step {step} (end)"
-  if step in curriculum.switches:
-    before, after = curriculum.at(step - 1), curriculum.at(step)
-    return f"after step {step} ({before}→{after})"
-  return f"at step {step}"
 
 
 def main(argv: Sequence[str]) -> None:
