@@ -27,14 +27,13 @@ from etils import epath
 from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
-from antlm_jax import distributed, files, models
+from antlm_jax import files, models
 from antlm_jax.cli import UserError
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.step import TrainState
 
 FOLDER = "checkpoints"
 _FULL = "No space left on device"
-_PATIENCE = 600  # seconds that a process waits for the others' part of a save
 _SPARE = 1 << 20  # bytes for what orbax writes beside the arrays
 _COMMITTED = "commit_success.txt"  # what orbax writes last, in a bucket
 
@@ -167,150 +166,6 @@ def _flatten(tree) -> dict[str, Any]:
   }
 
 
-class Checkpoints:
-  """The checkpoints of a run, saved in the background.
-
-  Args:
-    workdir: The run's folder.
-    meta: Written into every step.
-    keep_last: How many of the newest steps are kept.
-    keep_every: Steps whose multiples are kept too; 0 for none.
-  """
-
-  def __init__(
-    self, workdir, meta: Meta, keep_last: int = 2, keep_every: int = 0
-  ):
-    self._folder = files.path(workdir) / FOLDER
-    self._meta = meta.to_json()
-    self._saving: int | None = None
-    self._last_good: int | None = None
-    self._manager = ocp.CheckpointManager(
-      self._folder,
-      options=ocp.CheckpointManagerOptions(
-        max_to_keep=keep_last,
-        keep_period=keep_every or None,
-        enable_async_checkpointing=True,
-        async_options=ocp.AsyncOptions(timeout_secs=_PATIENCE),
-      ),
-    )
-    self._last_good = self._manager.latest_step()
-
-  def latest(self) -> int | None:
-    """Returns the newest whole step, or None."""
-    return self._last_good
-
-  def save(self, step: int, state: TrainState) -> None:
-    """Begins to save; waits for the save before it.
-
-    Raises:
-      UserError: if either cannot be written, with the newest step that is.
-    """
-    with self._told(step):
-      self.wait()
-      _check_space(self._folder, state)
-      items = to_items(state)
-      args = _save_args(items, self._meta)
-      self._manager.save(step, args=args, force=True)
-      self._saving = step
-
-  def read_newest(
-    self, like: TrainState
-  ) -> tuple[TrainState, Meta, list[str]] | None:
-    """Reads the newest step that can be read, on all processes the same.
-
-    Newer ones are set aside, under a name that says so.
-
-    Args:
-      like: A state of its shapes and shardings.
-
-    Returns:
-      The state, what its checkpoint says beside it, and what to say of those
-      that were passed over; None where there is no step at all.
-
-    Raises:
-      Unreadable: if there are steps, and none can be read.
-    """
-    bad: dict[int, str] = {}
-    while (step := self._newest_but(bad)) is not None:
-      path, reason = self._folder / str(step), "another process cannot read it"
-      try:
-        found, fields = _read(path, to_items(like))
-        readable = True
-      except Unreadable as error:
-        readable, reason = False, str(error)
-      # Their sums take all processes: none begins where another does not.
-      if not distributed.agreed(not readable):
-        try:
-          _check_sums(path, found, fields)
-          state, meta = _complete(like, found), Meta.from_json(fields)
-          return state, meta, self._set_aside(bad)
-        except Unreadable as error:  # the same for all
-          reason = str(error)
-      bad[step] = reason
-    if not bad:
-      return None
-    raise Unreadable(
-      f"{bad[max(bad)]}; nor can any other step under {self._folder} be read:"
-      " move that folder away to start anew"
-    )
-
-  def _newest_but(self, bad: Mapping[int, str]) -> int | None:
-    """Returns the newest step that a process has, whole or not."""
-    if files.is_remote(self._folder):  # there, a save cut off has its name
-      there = set(steps(self._folder))
-    elif self._folder.is_dir():
-      names = (entry.name for entry in self._folder.iterdir())
-      there = {int(name) for name in names if name.isdigit()}
-    else:  # though the first process has just made it
-      raise UserError(
-        f"{self._folder.parent} is another folder for process"
-        f" {jax.process_index()} than for the first: give a --workdir that all"
-        " share"
-      )
-    newest = distributed.agreed(max(there - set(bad), default=-1))
-    return None if newest < 0 else newest
-
-  def _set_aside(self, bad: Mapping[int, str]) -> list[str]:
-    """Renames steps that cannot be read, so that they can be saved again."""
-    notes = []
-    for step, reason in bad.items():
-      count = sum(1 for _ in self._folder.glob(f"{step}.unreadable*"))
-      name = f"{step}.unreadable" + (f".{count}" if count else "")
-      notes.append(f"{reason}: passed over, and kept as {name}")
-      if distributed.is_first():
-        (self._folder / str(step)).rename(self._folder / name)
-    if bad:
-      distributed.agreed(0)  # waits for the first process
-      self._manager.reload()
-      self._last_good = self._manager.latest_step()
-    return notes
-
-  def wait(self) -> None:
-    """Waits until what was begun is whole."""
-    with self._told(self._saving):
-      self._manager.wait_until_finished()
-      self._manager.check_for_errors()
-    self._last_good = self._manager.latest_step()
-
-  def close(self) -> None:
-    """Waits, and ends the background threads."""
-    self.wait()
-    self._manager.close()
-
-  @contextlib.contextmanager
-  def _told(self, step: int | None):
-    try:
-      yield
-    except files.failures() as error:
-      if distributed.is_of_a_computation(error):
-        raise
-      last = "none" if self._last_good is None else f"step {self._last_good}"
-      raise UserError(
-        f"saving step {step} under {self._folder} failed:"
-        f" {_reason(error)}; the last good checkpoint is {last}"
-      ) from error
-
-
 def write(
   path,
   step: int,
@@ -344,24 +199,31 @@ def write(
     fields["task"] = task.to_json()
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    _check_space(path.parent, items)
+    check_space(path.parent, items)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
-      saver.save(path, _save_args(items, fields))
+      saver.save(path, save_args(items, fields))
   except files.failures() as error:
-    raise UserError(f"writing {path} failed: {_reason(error)}") from error
+    raise UserError(f"writing {path} failed: {reason_of(error)}") from error
   return path
 
 
-def _save_args(items, fields: Mapping[str, Any]):
-  """Returns what orbax is to write: the arrays, and the rest as JSON."""
+def save_args(items, fields: Mapping[str, Any]) -> ocp.args.Composite:
+  """Returns what orbax is to write: `to_items`' arrays, and `fields` as JSON.
+
+  Sums of both, which tell whether they are still what was saved, are added.
+  """
   fields = {**fields, "sums": _as_json(_sums(items))}
   fields["crc32"] = _crc32(fields)
   saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
   return ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
 
 
-def _check_space(folder: pathlib.Path, arrays) -> None:
-  """Fails before anything is written rather than in the middle."""
+def check_space(folder: pathlib.Path, arrays) -> None:
+  """Fails before anything is written rather than in the middle.
+
+  Raises:
+    OSError: if the folder cannot be written, or the arrays do not fit.
+  """
   if files.is_remote(folder):
     return
   needed = sum(array.nbytes for array in jax.tree.leaves(arrays)) + _SPARE
@@ -375,7 +237,7 @@ def _check_space(folder: pathlib.Path, arrays) -> None:
     )
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
   """Returns why nothing could be written, in a line."""
   reason = (str(error) or type(error).__name__).splitlines()[0]
   if _FULL in str(error) and not reason.startswith(_FULL):
@@ -514,13 +376,20 @@ def restore(
   wanted = to_items(like)
   if not with_optimizer:
     del wanted["optimizer"]
-  found, fields = _read(path, wanted)
-  _check_sums(path, found, fields)
-  return _complete(like, found)
+  found, fields = read(path, wanted)
+  check_sums(path, found, fields)
+  return complete(like, found)
 
 
-def _read(path: pathlib.Path, wanted: Mapping[str, Any]):
-  """Reads groups of arrays, as many as there are, and the fields."""
+def read(path: pathlib.Path, wanted: Mapping[str, Any]):
+  """Reads groups of arrays, as many as there are, and `save_args`' fields.
+
+  What was read is as it was saved only if `check_sums` says so.
+
+  Raises:
+    Unreadable: if it does not hold that structure.
+    UserError: if the optimizer's state is wanted, and it has none.
+  """
   with _readable(path):
     fields = _read_fields(path)
     if "optimizer" in wanted and "optimizer" not in fields["sums"]:
@@ -536,7 +405,7 @@ def _read(path: pathlib.Path, wanted: Mapping[str, Any]):
   return found, fields
 
 
-def _complete(like: TrainState, found: Mapping[str, Any]) -> TrainState:
+def complete(like: TrainState, found: Mapping[str, Any]) -> TrainState:
   """Makes a state of what was read, and otherwise of what `like` has."""
   items = to_items(like) | found
   if "ema" in items and "ema" not in found:
@@ -565,8 +434,8 @@ def load(path, step: int | None = None) -> Loaded:
   if task is not None:
     with _readable(path):
       wanted["head"] = _here(_head_shapes(path))
-  found, fields = _read(path, wanted)
-  _check_sums(path, found, fields)
+  found, fields = read(path, wanted)
+  check_sums(path, found, fields)
   if task is not None:
     task = FineTuned.from_json(task, found["head"])
   step = int(found["counters"]["step"])
@@ -588,7 +457,7 @@ def _read_item(path: pathlib.Path, name: str, shapes):
   )
 
 
-def _check_sums(path: pathlib.Path, found, fields) -> None:
+def check_sums(path: pathlib.Path, found, fields) -> None:
   """Checks that arrays are what was saved.
 
   Raises:
@@ -621,5 +490,5 @@ def _readable(path: pathlib.Path):
     # A checkpoint that is out of reach now must not be passed over.
     kind = UserError if files.out_of_reach(error) else Unreadable
     raise kind(
-      f"cannot read the checkpoint {path}: {_reason(error)}"
+      f"cannot read the checkpoint {path}: {reason_of(error)}"
     ) from error

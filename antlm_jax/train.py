@@ -19,8 +19,8 @@ from collections.abc import Iterator, Sequence
 import jax
 from ml_collections import ConfigDict
 
-from antlm_jax import checkpoint as checkpoints_lib
 from antlm_jax import (
+  checkpoint,
   cli,
   curriculum,
   distributed,
@@ -34,6 +34,7 @@ from antlm_jax import (
   summary,
 )
 from antlm_jax import config as config_lib
+from antlm_jax.checkpoints import Checkpoints
 from antlm_jax.cli import UserError
 from antlm_jax.data import source as source_lib
 from antlm_jax.examples import Example
@@ -115,7 +116,7 @@ class Loop:
     settings = parts.config.checkpoint
     _check_same(parts)
     _check_claim(self.workdir, parts.config)
-    self.checkpoints = checkpoints_lib.Checkpoints(
+    self.checkpoints = Checkpoints(
       self.workdir, parts.meta, settings.keep_last, settings.keep_every
     )
     trainer = parts.trainer
@@ -422,7 +423,7 @@ def _check_same(parts: run.Run) -> None:
 def _check_claim(workdir: pathlib.Path, config: ConfigDict) -> None:
   """Checks that a workdir with checkpoints is this config's."""
   path = workdir / "config.json"
-  if not path.exists() or not checkpoints_lib.steps(workdir):
+  if not path.exists() or not checkpoint.steps(workdir):
     return
   changed = config_lib.differences(
     config_lib.from_json(path.read_text()), config
@@ -485,14 +486,14 @@ def _branch(loop: Loop) -> tuple[TrainState, str]:
   for key in ("optimizer", "step"):
     if init[key] not in ("keep", "reset"):
       raise UserError(f"init.{key}={init[key]!r} is neither keep nor reset")
-  path = checkpoints_lib.find(init.checkpoint)
-  meta = checkpoints_lib.read_meta(path)
+  path = checkpoint.find(init.checkpoint)
+  meta = checkpoint.read_meta(path)
   if meta.tokenizer.to_json() != loop.run.tokenizer.to_json():
     raise UserError(
       f"{path} was trained with another tokenizer than that of"
       f" {loop.run.config.data.path}: prepare the data with the checkpoint's"
     )
-  loaded = checkpoints_lib.restore(
+  loaded = checkpoint.restore(
     path, state, with_optimizer=init.optimizer == "keep"
   )
   if init.step == "reset":

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from antlm_jax import checkpoint, config, models, toy_english
+from antlm_jax.checkpoints import Checkpoints
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.step import TrainState
 
@@ -56,7 +57,7 @@ def save(
     jnp.int32(STEP), params, optax.scale_by_adam().init(params)
   )
   meta = checkpoint.Meta(settings, tokenizer, "bos_eos", "hash")
-  saver = checkpoint.Checkpoints(folder, meta)
+  saver = Checkpoints(folder, meta)
   saver.save(STEP, state)
   saver.close()
   return folder
