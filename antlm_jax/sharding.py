@@ -136,14 +136,25 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 def gathered(x: jax.Array, *axes: str | None) -> jax.Array:
   """Asks for a parameter as rows meet it: whole over fsdp, as they are split.
 
-  Left to itself, XLA would rather split the product of a large embedding over
-  its width and add up scores.
+  Its gradient is split again at once. Left to itself, XLA may instead split a
+  product over the parameter's width, and add up parts of its large result.
   """
   mesh = _mesh_to_split_over()
   if mesh is None:
     return x
-  split = spec(mesh, axes, x.shape, but=("fsdp",))
-  return jax.lax.with_sharding_constraint(x, split)
+  kept, whole = (spec(mesh, axes, x.shape, but) for but in ((), ("fsdp",)))
+  if kept == whole:
+    return x
+
+  @jax.custom_vjp
+  def gather(x):
+    return jax.lax.with_sharding_constraint(x, whole)
+
+  gather.defvjp(
+    lambda x: (gather(x), None),
+    lambda _, grad: (jax.lax.with_sharding_constraint(grad, kept),),
+  )
+  return gather(x)
 
 
 def device():

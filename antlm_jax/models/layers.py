@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from antlm_jax import attention
+from antlm_jax import attention, sharding
 from antlm_jax.attention.dropout import keep
 
 
@@ -40,12 +40,13 @@ class Linear(nnx.Module):
   """
 
   def __init__(self, kernel: nnx.Param, bias: bool = False):
-    self.kernel = kernel
+    self.kernel, self.axes = kernel, kernel.get_metadata("axes")
     if bias:
       self.bias = vector(jnp.zeros(kernel.shape[-1]), "bias")
 
   def __call__(self, x: jax.Array) -> jax.Array:
-    y = matmul(x, self.kernel[...].astype(x.dtype))
+    kernel = self.kernel[...].astype(x.dtype)
+    y = matmul(x, sharding.gathered(kernel, *self.axes))
     return y + self.bias[...].astype(x.dtype) if hasattr(self, "bias") else y
 
 

@@ -184,7 +184,7 @@ class Llama(nnx.Module):
     if self.config.tied:
       kernel = encoder.table(self.embedding).T
     else:
-      kernel = sharding.gathered(self.head.kernel[...], "embed", "vocab")
+      kernel = sharding.gathered(self.head.kernel[...], *self.head.axes)
 
     def logits(hidden, at=None):
       return jnp.matmul(
