@@ -136,25 +136,14 @@ def constrain(x: jax.Array, *axes: str | None) -> jax.Array:
 def gathered(x: jax.Array, *axes: str | None) -> jax.Array:
   """Asks for a parameter as rows meet it: whole over fsdp, as they are split.
 
-  Its gradient is split again at once. Left to itself, XLA may instead split a
-  product over the parameter's width, and add up parts of its large result.
+  Left to itself, XLA may instead split a product over the parameter's width,
+  and add up parts of its large result.
   """
   mesh = _mesh_to_split_over()
   if mesh is None:
     return x
-  kept, whole = (spec(mesh, axes, x.shape, but) for but in ((), ("fsdp",)))
-  if kept == whole:
-    return x
-
-  @jax.custom_vjp
-  def gather(x):
-    return jax.lax.with_sharding_constraint(x, whole)
-
-  gather.defvjp(
-    lambda x: (gather(x), None),
-    lambda _, grad: (jax.lax.with_sharding_constraint(grad, kept),),
-  )
-  return gather(x)
+  split = spec(mesh, axes, x.shape, but=("fsdp",))
+  return jax.lax.with_sharding_constraint(x, split)
 
 
 def device():
