@@ -358,13 +358,19 @@ def sent(found) -> float:
 def test_a_loop_of_layers_counts_as_much_as_layers_one_by_one(small):
   """Scanned layers, two microbatches and chunks of the loss: loops in loops."""
   settings = ["mesh.fsdp=2", "train.microbatches=2", "curriculum=10C steps"]
-  found = {
-    way: foresee_first(pod(small).run([*settings, f"model.scan_layers={way}"]))
+  runs = {
+    way: pod(small).run([*settings, f"model.scan_layers={way}"])
     for way in ("yes", "no")
   }
-  scanned, unrolled = found["yes"], found["no"]
+  scanned, unrolled = (foresee_first(run) for run in runs.values())
   assert abs(scanned.executed / unrolled.executed - 1) < 0.01
-  assert np.isclose(sent(scanned), sent(unrolled), rtol=0.01)
+  # Of two layers. The last one's weights, in bfloat16, are not gathered a
+  # second time, after its forward pass, where XLA sees that pass beside it.
+  shapes = runs["yes"].trainer.model.shapes
+  weights = [p for p in shapes if re.fullmatch("blocks/.*/kernel", p)]
+  layer = sum(shapes[path].size for path in weights) / 2
+  spared = 2 * (2 * layer) / 2  # of both microbatches; half of it is here
+  assert np.isclose(sent(scanned), sent(unrolled) + spared, rtol=0.001)
   assert abs(scanned.moved / unrolled.moved - 1) < 0.25
 
 
@@ -502,8 +508,9 @@ def test_what_was_tried_is_told_where_nothing_fits(small, monkeypatch, capsys):
 @needs_libtpu
 def test_what_does_not_fit_fits_with_what_is_advised(small, capsys):
   command = [
-    f"--config={small}", "--topology=v5e:2x2", "--vocab_size=1000000",
-    "--config.curriculum=10C steps", "--config.model.width=1024",
+    f"--config={small}", "--topology=v5e:2x2", "--vocab_size=1024",
+    "--config.curriculum=10C steps", "--config.model.layers=8",
+    "--config.model.width=1024", "--config.model.mlp_width=65536",
   ]  # fmt: skip
   with pytest.raises(SystemExit) as end:
     plan.main(command)
