@@ -1,6 +1,7 @@
 """Fixtures that several test files share."""
 
 import os
+import signal
 import tempfile
 
 import pytest
@@ -18,6 +19,9 @@ def pytest_configure(config):
   modules = tempfile.TemporaryDirectory(prefix="antlm_modules_")
   config.add_cleanup(modules.cleanup)
   os.environ["HF_MODULES_CACHE"] = modules.name
+  # Begun in the background, we would have all that the tests start ignore it.
+  if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
