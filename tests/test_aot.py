@@ -209,8 +209,13 @@ def step_example(rows, length, mask) -> Example:
 
 @pytest.mark.slow
 @needs_libtpu
-@pytest.mark.parametrize("mode", ["causal", "packed", "mixed"])
-@pytest.mark.parametrize("size, length", [("97M", 1536), ("610M", 2048)])
+@pytest.mark.parametrize(
+  "size, length, mode",
+  [
+    ("97M", 1536, "causal"), ("97M", 1536, "mixed"), ("610M", 2048, "causal"),
+    ("610M", 2048, "packed"),
+  ],
+)  # fmt: skip
 def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
   devices = aot.devices(aot.GENERATIONS["v5p"])[:1]
   mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, devices)
