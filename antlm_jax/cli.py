@@ -1,27 +1,12 @@
 """What every command shares: one-line errors, exit statuses, `--help`."""
 
 import argparse
-import errno
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 
-# What a machine refuses, rather than what a program did wrong.
-_TOLD = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS)
-
-
-BAD_INPUT = 2
-RUN_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: saved, and told to make room
-INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
-
-
-class UserError(Exception):
-  """Bad input, told in one line: what is wrong, where, and what to do.
-
-  Raised anywhere below a command; `run` prints it without a traceback and
-  exits with status 2.
-  """
+from antlm_jax.errors import UserError, explain
 
 
 class _HelpFormatter(
@@ -58,32 +43,6 @@ def here(path: str) -> str:
       f"{path} is not on this machine: write to a folder here, then copy it"
     )
   return path
-
-
-class Stopped(KeyboardInterrupt):
-  """A run was told to end: the same command goes on.
-
-  Attributes:
-    status: The exit status: `INTERRUPTED` or `RUN_AGAIN`.
-    saved: Whether it has trained, and all its processes saved and end now.
-  """
-
-  def __init__(self, status: int, saved: bool = False):
-    super().__init__()
-    self.status, self.saved = status, saved
-
-
-def explain(error: BaseException) -> tuple[int, str] | None:
-  """Returns an error's exit status and its line; None for an unforeseen one."""
-  if isinstance(error, UserError):
-    return BAD_INPUT, f"error: {error}"
-  if isinstance(error, OSError) and error.errno in _TOLD:
-    where = f": {error.filename}" if error.filename else ""
-    return BAD_INPUT, f"error: {error.strerror}{where}"
-  if isinstance(error, KeyboardInterrupt):
-    status = getattr(error, "status", INTERRUPTED)
-    return status, "run me again" if status == RUN_AGAIN else "interrupted"
-  return None
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:

@@ -13,9 +13,10 @@ from collections.abc import Iterable
 
 from ml_collections import ConfigDict, config_dict
 
-from antlm_jax import curriculum, models
-from antlm_jax.cli import UserError
-from antlm_jax.objectives import OBJECTIVES, Objective
+from antlm_jax import models
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum
+from antlm_jax.objectives.objective import OBJECTIVES, Objective
 
 # What may differ when a run goes on: it changes no parameter.
 FREE = (
@@ -40,7 +41,7 @@ def default(encoder: str = "llama") -> ConfigDict:
   return ConfigDict(
     {
       "seed": 0,
-      # What trains when; see antlm_jax.curriculum.
+      # What trains when; see antlm_jax.objectives.curriculum.
       "curriculum": "4C+16M+4C",
       "objectives": {
         name: _objective_settings(objective)

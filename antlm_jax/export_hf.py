@@ -16,11 +16,17 @@ import pathlib
 import shutil
 from collections.abc import Sequence
 
-from antlm_jax import checkpoint, cli, reading
-from antlm_jax.checkpoint import Loaded
-from antlm_jax.cli import UserError
-from antlm_jax.hf import card, configs, folder, names, tokenizers
-from antlm_jax.hf.names import FORMS
+from antlm_jax import cli
+from antlm_jax.errors import UserError
+from antlm_jax.hf import card
+from antlm_jax.hf import config as configs
+from antlm_jax.hf import mapping as names
+from antlm_jax.hf import tokenizer as tokenizers
+from antlm_jax.hf import weights as folder
+from antlm_jax.hf.mapping import FORMS
+from antlm_jax.inference import framing
+from antlm_jax.training import checkpoint
+from antlm_jax.training.checkpoint import Loaded
 
 NATIVE = "antlm_jax.json"  # what import needs to give back the same checkpoint
 _CODE = pathlib.Path(__file__).parent / "hf" / "remote"
@@ -84,7 +90,7 @@ def trained_forms(loaded: Loaded) -> tuple[str, ...]:
   """Returns the forms that a model was trained in, or fine-tuned."""
   if loaded.task:
     return (loaded.task.attention,)
-  read = {objective.attention for objective in reading.trained(loaded.config)}
+  read = {objective.attention for objective in framing.trained(loaded.config)}
   both = {"causal": read != {"bidirectional"},
           "bidirectional": "bidirectional" in read}  # fmt: skip
   return tuple(form for form in FORMS if both[form])
@@ -101,14 +107,14 @@ def _texts(
       f"the tokenizer of {loaded.path} has no <mask> token: only --as=causal"
       " makes sense of this model"
     )
-  before, after = (ids.tolist() for ids in reading.frame(loaded))
+  before, after = (ids.tolist() for ids in framing.frame(loaded))
   # What is generated comes after the text, so nothing else may.
   after = after if form == "bidirectional" or loaded.task else []
   config = configs.config(
     loaded.model, loaded.tokenizer, architecture, chosen, dtype
   )
   if architecture.code:
-    config["mask_shift"] = reading.mask_shift(loaded.config)
+    config["mask_shift"] = framing.mask_shift(loaded.config)
   if loaded.task:
     config |= _task(loaded, chosen)
   files = {
@@ -277,7 +283,7 @@ def main(argv: Sequence[str]) -> None:
   for path, form in zip(folders, forms, strict=True):
     opens = names.ARCHITECTURES[kind].forms[form].classes
     print(f"{path}: {form}, opens by {', '.join(opens)}")
-  shifted = reading.mask_shift(loaded.config) and "bidirectional" in forms
+  shifted = framing.mask_shift(loaded.config) and "bidirectional" in forms
   if shifted and kind == "llama":
     print(f"note: {card.MNTP}")
   if args.repo:

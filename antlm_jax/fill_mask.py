@@ -10,10 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from antlm_jax import checkpoint, cli, models, reading
-from antlm_jax.checkpoint import Loaded
-from antlm_jax.cli import UserError
+from antlm_jax import cli, models
+from antlm_jax.errors import UserError
+from antlm_jax.inference import framing
 from antlm_jax.masks import AttentionMask
+from antlm_jax.training import checkpoint
+from antlm_jax.training.checkpoint import Loaded
 
 MASK = "<mask>"
 _STAND_IN = "0"  # no letter, so that it stays apart from what is around it
@@ -26,7 +28,7 @@ def fill_mask(
   """Predicts the masked tokens of a text, each by itself.
 
   Attention is bidirectional. A prediction is read in place, or one position
-  before where the model was trained so (see `reading.mask_shift`).
+  before where the model was trained so (see `framing.mask_shift`).
 
   Args:
     loaded: The model.
@@ -41,9 +43,9 @@ def fill_mask(
       predict a mask.
   """
   tokens = encode(loaded, text)
-  reading.check_length(loaded, len(tokens), text)
-  (masked,) = np.nonzero(tokens == reading.mask_id(loaded))
-  at = masked - reading.mask_shift(loaded.config)
+  framing.check_length(loaded, len(tokens), text)
+  (masked,) = np.nonzero(tokens == framing.mask_id(loaded))
+  at = masked - framing.mask_shift(loaded.config)
   if at[0] < 0:
     raise UserError(
       "nothing stands before the first <mask>, where this model predicts it"
@@ -65,7 +67,7 @@ def encode(loaded: Loaded, text: str) -> np.ndarray:
   Raises:
     UserError: if there is no mask.
   """
-  mask_id = reading.mask_id(loaded)
+  mask_id = framing.mask_id(loaded)
   pieces = text.split(MASK)
   if len(pieces) == 1:
     raise UserError(f"the text holds no {MASK}: {text!r}")
@@ -82,7 +84,7 @@ def encode(loaded: Loaded, text: str) -> np.ndarray:
       continue
     out += [mask_id] * (begun - done)
     done = begun
-  before, after = reading.frame(loaded)
+  before, after = framing.frame(loaded)
   return np.concatenate([before, np.array(out, np.int32), after])
 
 
@@ -93,7 +95,7 @@ def _show(loaded: Loaded, token: int) -> str:
 def _probabilities(loaded: Loaded, tokens: np.ndarray) -> np.ndarray:
   """Probabilities at every position of a row, float32 `[n, V]`."""
   config = loaded.model.config
-  length = reading.round_up(len(tokens), _LENGTH_STEP, config.max_seq_len)
+  length = framing.round_up(len(tokens), _LENGTH_STEP, config.max_seq_len)
   row = np.zeros((1, length), np.int32)
   row[0, : len(tokens)] = tokens
   program = _program(config)

@@ -12,10 +12,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from antlm_jax import checkpoint, cli, models, reading
-from antlm_jax.checkpoint import Loaded
-from antlm_jax.cli import UserError
+from antlm_jax import cli, models
+from antlm_jax.errors import UserError
+from antlm_jax.inference import framing
 from antlm_jax.masks import CAUSAL
+from antlm_jax.training import checkpoint
+from antlm_jax.training.checkpoint import Loaded
 
 _LENGTH_STEP = 64  # row lengths are multiples of it
 
@@ -109,8 +111,8 @@ def encode(loaded: Loaded, prompt: str) -> np.ndarray:
     UserError: if it is too long to be continued, or nothing.
   """
   ids = loaded.tokenizer.encode(prompt)
-  start = np.concatenate([reading.frame(loaded)[0], ids])
-  reading.check_length(loaded, len(start) + 1, prompt)
+  start = np.concatenate([framing.frame(loaded)[0], ids])
+  framing.check_length(loaded, len(start) + 1, prompt)
   if not len(start):
     raise UserError(
       "the prompt is empty, and this model saw no token before a document:"
@@ -122,7 +124,7 @@ def encode(loaded: Loaded, prompt: str) -> np.ndarray:
 def _continue(loaded: Loaded, start, stop, sampling, seed, count):
   """Returns rows `[count, T]` and where each ends `[count]`."""
   config = loaded.model.config
-  length = reading.round_up(stop, _LENGTH_STEP, config.max_seq_len)
+  length = framing.round_up(stop, _LENGTH_STEP, config.max_seq_len)
   rows = np.zeros((count, length), np.int32)
   rows[:, : len(start)] = start
   eos = loaded.tokenizer.eos_id

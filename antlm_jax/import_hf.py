@@ -17,14 +17,19 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from antlm_jax import checkpoint, cli, files, models, monitor, reading
+from antlm_jax import cli, models, units
 from antlm_jax import config as config_lib
-from antlm_jax.checkpoint import Meta
-from antlm_jax.cli import UserError
 from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.errors import UserError
 from antlm_jax.export_hf import NATIVE
-from antlm_jax.hf import configs, folder, names
+from antlm_jax.hf import config as configs
+from antlm_jax.hf import mapping as names
+from antlm_jax.hf import weights as folder
+from antlm_jax.inference import framing
 from antlm_jax.models import Params
+from antlm_jax.runtime import files
+from antlm_jax.training import checkpoint
+from antlm_jax.training.checkpoint import Meta
 
 MASK = "<mask>"
 TOKENIZER = "tokenizer.json"
@@ -226,7 +231,7 @@ def _parser() -> cli.Parser:
   add("--workdir", type=cli.here, required=True, help="receives the checkpoint")
   add(
     "--boundary",
-    choices=tuple(reading.FRAMES),
+    choices=tuple(framing.FRAMES),
     help="special tokens around a text; guessed from the tokenizer by default",
   )
   return parser
@@ -240,7 +245,7 @@ def main(argv: Sequence[str]) -> None:
   path = write(imported, args.workdir)
   config = imported.meta.config.model
   size = sum(value.size for value in imported.params.values())
-  print(f"{config.name} of {monitor.quantity(size)} parameters: {path}")
+  print(f"{config.name} of {units.quantity(size)} parameters: {path}")
   for note in imported.notes:
     print(f"note: {note}")
 

@@ -25,17 +25,19 @@ from collections.abc import Iterator, Sequence
 
 import jax
 
-from antlm_jax import aot, chips, cli, files, monitor, sharding
+from antlm_jax import cli, units
 from antlm_jax import config as config_lib
-from antlm_jax.cli import UserError
-from antlm_jax.foresee import (
+from antlm_jax.errors import UserError
+from antlm_jax.planning import topology
+from antlm_jax.planning.estimate import (
   Foreseen,
   StandIn,
   assemble,
   foresee_all,
   programs,
 )
-from antlm_jax.run import Run
+from antlm_jax.runtime import chips, files, progress, sharding
+from antlm_jax.training.run import Run
 
 _EPOCH = 1000  # steps in an epoch of data that is not there
 _MOST_FSDP = 64
@@ -86,7 +88,7 @@ def advise(pod: Pod, run: Run, found: Sequence[Foreseen]):
   over = max(f.memory.needed - f.memory.limit for f in found)
   tried, seen = (), []
   candidates = list(settings_that_save(run, over))[:_MOST_TRIED]
-  for tried in monitor.track(candidates, "setting", "tried", 0):
+  for tried in progress.track(candidates, "setting", "tried", 0):
     other, seen = pod.run(tried), []
     chosen = [p for p in programs(other) if p.name in failed]
     for foreseen in foresee_all(other, chosen):
@@ -160,7 +162,7 @@ def sweep(pod: Pod, run: Run, budget: float) -> list[dict]:
   """
   end, out = time.monotonic() + budget, []
   meshes = list(_meshes(run))
-  for mesh in monitor.track(meshes, "mesh", "sweep", 0):
+  for mesh in progress.track(meshes, "mesh", "sweep", 0):
     for count in _microbatches_on(pod, mesh):
       if time.monotonic() > end:
         break
@@ -248,7 +250,7 @@ def _cells(f: Foreseen) -> dict[str, str]:
     out[f"  {name}"] = f"{_unit(part)} ({part / work.total:.0%})"
   if f.seconds:
     out |= _speed_cells(f)
-  out["compiled in"] = monitor.duration(f.compile_seconds)
+  out["compiled in"] = units.duration(f.compile_seconds)
   return out
 
 
@@ -334,9 +336,7 @@ def _plan(pod: Pod, run: Run) -> dict:
   out = {"programs": [f.to_json() for f in found]}
   if all(f.memory.fits for f in found):
     seconds = sum(f.steps * f.step_seconds for f in found)
-    print(
-      f"{run.curriculum.steps:,} steps: {monitor.duration(seconds)} at least"
-    )
+    print(f"{run.curriculum.steps:,} steps: {units.duration(seconds)} at least")
     return out
   settings, seen = advise(pod, run, found)
   fits = bool(seen) and all(f.memory.fits for f in seen)
@@ -397,12 +397,12 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _prepare(args, overrides) -> tuple[Pod, Run]:
-  devices = aot.devices(args.topology, args.slices)
+  devices = topology.devices(args.topology, args.slices)
   chip = chips.of(devices[0])
   if chip is None:
     raise UserError(
       f"what {devices[0].device_kind} can do is not known: add it to"
-      " antlm_jax/chips.py"
+      " antlm_jax/runtime/chips.py"
     )
   if args.slices > 1 and not chip.dcn:
     raise UserError(

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import tqdm
 
-from antlm_jax import cli
+from antlm_jax import cli, errors
 from antlm_jax.data import packing, rows, text, tokenizer
 
 PACKINGS = ("stream", "documents", "chunks")
@@ -116,16 +116,18 @@ def prepare(settings: Settings) -> rows.Manifest:
 def _check(settings: Settings) -> None:
   smallest = 2 * packing.SHORTEST_CHUNK if settings.packing == "chunks" else 2
   if settings.seq_len < smallest:
-    raise cli.UserError(
+    raise errors.UserError(
       f"seq_len {settings.seq_len} is too small: {settings.packing} packing "
       f"needs at least {smallest}"
     )
   if not 0 < settings.dev_share <= 0.5:
-    raise cli.UserError(
+    raise errors.UserError(
       f"dev_share {settings.dev_share} must be above 0 and at most 0.5"
     )
   if not 0 < settings.share <= 1:
-    raise cli.UserError(f"share {settings.share} must be above 0 and at most 1")
+    raise errors.UserError(
+      f"share {settings.share} must be above 0 and at most 1"
+    )
   _check_choice("kind", settings.kind, tuple(tokenizer.KINDS))
   _check_choice("packing", settings.packing, PACKINGS)
   _check_choice("documents", settings.documents, tuple(text.RULES))
@@ -138,7 +140,9 @@ def _check(settings: Settings) -> None:
 
 def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
   if value not in choices:
-    raise cli.UserError(f"{name} {value!r} must be one of {' '.join(choices)}")
+    raise errors.UserError(
+      f"{name} {value!r} must be one of {' '.join(choices)}"
+    )
 
 
 def _check_roles(settings: Settings, vocabulary: tokenizer.Tokenizer) -> None:
@@ -150,7 +154,7 @@ def _check_roles(settings: Settings, vocabulary: tokenizer.Tokenizer) -> None:
   }
   for role, used in needed.items():
     if used and getattr(vocabulary, role) is None:
-      raise cli.UserError(
+      raise errors.UserError(
         f"{settings.tokenizer} has no {role[:3]} token, which boundary "
         f"{settings.boundary} with {settings.packing} packing puts; choose "
         f"others, or another tokenizer"
@@ -176,7 +180,7 @@ def _fingerprint(file: pathlib.Path) -> dict:
   try:
     return {"bytes": file.stat().st_size, "sha256": rows.sha256(file)}
   except OSError as error:
-    raise cli.UserError(
+    raise errors.UserError(
       f"cannot read {file}: {error.strerror}; check the file"
     ) from error
 
@@ -194,7 +198,7 @@ def _check_same(
   if _hashes(manifest.sources) != _hashes(identity["sources"]):
     differ.append("other text")
   if differ:
-    raise cli.UserError(
+    raise errors.UserError(
       f"{output} is already prepared otherwise ({'; '.join(differ)}); choose "
       f"another --output"
     )
@@ -232,10 +236,10 @@ def _claimed(output: pathlib.Path, sources: text.Sources) -> Iterator[None]:
 
 def _check_output(output: pathlib.Path) -> None:
   if output.exists() and not output.is_dir():
-    raise cli.UserError(f"output {output} is a file; choose a folder")
+    raise errors.UserError(f"output {output} is a file; choose a folder")
   ours = (output / _MARKER).exists()
   if output.is_dir() and any(output.iterdir()) and not ours:
-    raise cli.UserError(
+    raise errors.UserError(
       f"output {output} is not empty, and is no unfinished preparation; "
       f"choose another --output"
     )
@@ -245,7 +249,7 @@ def _check_disk(output: pathlib.Path, text_bytes: int) -> None:
   parent = next(p for p in output.absolute().parents if p.exists())
   needed, free = _DISK_PER_BYTE * text_bytes, shutil.disk_usage(parent).free
   if free < needed:
-    raise cli.UserError(
+    raise errors.UserError(
       f"{parent} has {free / 1e6:.0f} MB free and {output} may take "
       f"{needed / 1e6:.0f} MB; free some, or choose another --output"
     )
@@ -261,7 +265,7 @@ def _storage_errors(output: pathlib.Path) -> Iterator[None]:
     if isinstance(error, RuntimeError) and full not in str(error):
       raise
     reason = full if full in str(error) else error.strerror
-    raise cli.UserError(
+    raise errors.UserError(
       f"cannot write {output}: {reason}; make room, or choose another --output"
     ) from error
 
@@ -270,7 +274,7 @@ def _lock(marker, output: pathlib.Path) -> None:
   try:
     fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError as error:
-    raise cli.UserError(
+    raise errors.UserError(
       f"another process is preparing {output}; wait for it"
     ) from error
 
@@ -342,12 +346,12 @@ def _documents(settings: Settings, output: pathlib.Path) -> dict[str, Sequence]:
     split: builder.info.splits[split].num_examples for split in text.SPLITS
   }
   if not sum(counts.values()):
-    raise cli.UserError(
+    raise errors.UserError(
       f"no words in {' '.join(settings.text)}; give files with text"
     )
   for split, count in counts.items():
     if not count:
-      raise cli.UserError(
+      raise errors.UserError(
         f"no document for {split} in {' '.join(settings.text)}; give more "
         f"text, or try --documents=line"
       )
@@ -379,7 +383,7 @@ def _rows(
   dtype = rows.token_dtype(vocabulary.vocab_size)
   count = rows.write(path, blocks, dtype, settings.packing != "stream")
   if not count:
-    raise cli.UserError(
+    raise errors.UserError(
       f"the {split} split has {tally.tokens} tokens, less than a row of "
       f"{settings.seq_len}; give more text or a smaller --seq_len"
     )

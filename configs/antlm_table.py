@@ -22,7 +22,7 @@ import pathlib
 from collections.abc import Mapping
 
 from antlm_jax import config as config_lib
-from antlm_jax.cli import UserError
+from antlm_jax.errors import UserError
 
 SCALES = ("tiny", "paper")
 
@@ -37,7 +37,7 @@ class Row:
     curriculum: At each scale.
     seeds: How many at each scale.
     settings: What else it changes of its family's config.
-    masked: How it is read with masks, a mode of `evals.scoring`.
+    masked: How it is read with masks, a mode of `evals.zero_shot.scoring`.
     tuned: How it reads while it is fine-tuned.
   """
 

@@ -19,9 +19,9 @@ The argument takes
 - `shrink`: few and small steps; the encoder stays as it is.
 """
 
-from antlm_jax import checkpoint
 from antlm_jax import config as config_lib
-from antlm_jax.cli import UserError
+from antlm_jax.errors import UserError
+from antlm_jax.training import checkpoint
 
 
 def get_config(arg: str = ""):

@@ -21,7 +21,7 @@ printed 0.2.
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.cli import UserError
+from antlm_jax.errors import UserError
 from antlm_jax.models import llama
 
 SIZES = ("210M", "610M", "1B")

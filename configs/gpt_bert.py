@@ -18,7 +18,7 @@ Where each setting is from:
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.cli import UserError
+from antlm_jax.errors import UserError
 from antlm_jax.models import ltg_bert
 
 # Steps and peak rate.

@@ -14,9 +14,9 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from antlm_jax import cli
-from antlm_jax.cli import UserError
-from evals import pairs
-from evals.pairs import Pair
+from antlm_jax.errors import UserError
+from evals.zero_shot import pairs
+from evals.zero_shot.pairs import Pair
 
 
 def read(folder, limit: int = 0) -> list[Pair]:

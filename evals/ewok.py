@@ -21,9 +21,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from antlm_jax import cli
-from antlm_jax.cli import UserError
-from evals import pairs
-from evals.pairs import Pair
+from antlm_jax.errors import UserError
+from evals.zero_shot import pairs
+from evals.zero_shot.pairs import Pair
 
 FILE = "ewok_test.csv"
 _TEXTS = ("Context1", "Context2", "Target1", "Target2")

@@ -26,10 +26,16 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from antlm_jax import checkpoint, cli, hashing, monitor
-from evals import glue, kept, outputs, tasks, tuning
-from evals.tasks import Example, Task
-from evals.tuning import Outcome, Run, Settings
+from antlm_jax import cli, hashing
+from antlm_jax.runtime import progress
+from antlm_jax.training import checkpoint
+from evals import results as outputs
+from evals.finetuning import glue
+from evals.finetuning import loop as tuning
+from evals.finetuning import saved as kept
+from evals.finetuning import task as tasks
+from evals.finetuning.loop import Outcome, Run, Settings
+from evals.finetuning.task import Example, Task
 
 COLLAPSED = 0.95  # share of one class from which on a run counts as collapsed
 
@@ -426,7 +432,7 @@ def perform(
       data,
       settings,
       some,
-      track=functools.partial(monitor.track, unit="step", name=task.name),
+      track=functools.partial(progress.track, unit="step", name=task.name),
       tell=_tell,
       keep=best,
     )

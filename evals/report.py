@@ -15,17 +15,16 @@ import json
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from antlm_jax import cli, files
-from antlm_jax.cli import UserError
-from evals import (
-  report_data,
-  report_numbers,
-  report_plots,
-  report_text,
-  scoring,
-)
-from evals.report_data import BENCHMARKS, READINGS
-from evals.report_numbers import Delta, Mean, Numbers, Study
+from antlm_jax import cli
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import files
+from evals.reporting import compare as report_numbers
+from evals.reporting import markdown as report_text
+from evals.reporting import plots as report_plots
+from evals.reporting import runs as report_data
+from evals.reporting.compare import Delta, Mean, Numbers, Study
+from evals.reporting.runs import BENCHMARKS, READINGS
+from evals.zero_shot import scoring
 
 TABLE = pathlib.Path(__file__).parent.parent / "configs" / "antlm_table.py"
 

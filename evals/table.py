@@ -23,10 +23,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 
-from antlm_jax import cli, files
+from antlm_jax import cli
 from antlm_jax import config as config_lib
-from antlm_jax.cli import UserError
-from antlm_jax.monitor import duration
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import files
+from antlm_jax.units import duration
 
 ROOT = pathlib.Path(__file__).absolute().parents[1]
 CONFIG = ROOT / "configs" / "antlm_table.py"

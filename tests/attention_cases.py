@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
-from antlm_jax.attention import kernel
+from antlm_jax.attention.tpu import kernel
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from tests.helpers import relative_error
 

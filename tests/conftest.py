@@ -6,7 +6,8 @@ import tempfile
 
 import pytest
 
-from antlm_jax import prepare, toy_english
+from antlm_jax import prepare
+from antlm_jax.data import toy_english
 
 
 def pytest_configure(config):

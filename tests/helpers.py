@@ -5,12 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from antlm_jax import config, curriculum, models
-from antlm_jax.data.batches import Batches, Epochs
+from antlm_jax import config, models
+from antlm_jax.data.order import Batches, Epochs
 from antlm_jax.data.source import Source
-from antlm_jax.examples import Example, Layout
-from antlm_jax.objectives import OBJECTIVES, Segments, Vocabulary
-from antlm_jax.step import Trainer, TrainState
+from antlm_jax.objectives import curriculum
+from antlm_jax.objectives.batch import Batch, Layout
+from antlm_jax.objectives.corruption import Segments, Vocabulary
+from antlm_jax.objectives.objective import OBJECTIVES
+from antlm_jax.training.step import Trainer, TrainState
 
 PAD, BOS, EOS, MASK = range(4)
 SPECIAL = 4  # ids under this are special
@@ -165,7 +167,7 @@ def begin(of: Trainer) -> TrainState:
   )
 
 
-def by_row(example: Example, layout: Layout, shifts) -> tuple:
+def by_row(example: Batch, layout: Layout, shifts) -> tuple:
   """Puts an example back in the order of the batch's rows.
 
   Returns:

@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from antlm_jax import checkpoint, config, models, toy_english
-from antlm_jax.checkpoints import Checkpoints
+from antlm_jax import config, models
+from antlm_jax.data import toy_english
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.step import TrainState
+from antlm_jax.training import checkpoint
+from antlm_jax.training.saving import Checkpoints
+from antlm_jax.training.step import TrainState
 
 STEP = 7
 

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 
-from antlm_jax import checkpoint
+from antlm_jax.training import checkpoint
 
 ROOT = pathlib.Path(__file__).parent.parent
 QUICK = "configs/quickstart.py:shrink"

@@ -8,17 +8,19 @@ import numpy as np
 import optax
 import pytest
 
-from antlm_jax import aot, attention, models, sharding
-from antlm_jax.cli import UserError
-from antlm_jax.examples import Example
+from antlm_jax import attention, models
+from antlm_jax.errors import UserError
 from antlm_jax.masks import CAUSAL
 from antlm_jax.models import llama
+from antlm_jax.objectives.batch import Batch
+from antlm_jax.planning import topology
+from antlm_jax.runtime import sharding
+from evals.benchmarks import attention as benchmark
+from evals.benchmarks.attention import Shape
 from tests import helpers
-from tests.benchmarks import attention as benchmark
-from tests.benchmarks.attention import Shape
 
 needs_libtpu = pytest.mark.skipif(
-  aot.libtpu() is None,
+  topology.libtpu() is None,
   reason="libtpu is not installed: launch/setup.sh libtpu (700 MB)",
 )
 FUSED = ["gradients", "output"]
@@ -50,7 +52,7 @@ def compile_attention(device, shape, mask, implementation="pallas", **options):
 @needs_libtpu
 @pytest.mark.parametrize("width", [64, 96, 128])
 def test_the_kernels_compile(width):
-  device = aot.devices(aot.GENERATIONS["v5e"])[0]
+  device = topology.devices(topology.GENERATIONS["v5e"])[0]
   mask = benchmark.make_mask("packed causal", 2, 1024)
   compiled = compile_attention(device, Shape(2, 1024, 4, 2, width), mask)
   assert kernels(compiled) == FUSED
@@ -59,9 +61,9 @@ def test_the_kernels_compile(width):
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize("width", [64, 96, 128])
-@pytest.mark.parametrize("generation", aot.GENERATIONS)
+@pytest.mark.parametrize("generation", topology.GENERATIONS)
 def test_the_kernels_compile_for_every_generation(generation, width):
-  device = aot.devices(aot.GENERATIONS[generation])[0]
+  device = topology.devices(topology.GENERATIONS[generation])[0]
   for shape, name in (
     (Shape(2, 2048, 4, 4, width), "causal"),
     (Shape(2, 2048, 4, 4, width), "full"),
@@ -79,9 +81,9 @@ def test_the_kernels_compile_for_every_generation(generation, width):
 
 @pytest.mark.slow
 @needs_libtpu
-@pytest.mark.parametrize("generation", aot.GENERATIONS)
+@pytest.mark.parametrize("generation", topology.GENERATIONS)
 def test_dropout_and_large_steps_compile_for_every_generation(generation):
-  device = aot.devices(aot.GENERATIONS[generation])[0]
+  device = topology.devices(topology.GENERATIONS[generation])[0]
   mesh = jax.make_mesh((1, 1, 1), sharding.MESH_AXES, devices=[device])
   where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
@@ -124,10 +126,10 @@ def compile_with_terms(device, shape, implementation="auto"):
 @needs_libtpu
 @pytest.mark.parametrize("width", [32, 64])
 @pytest.mark.parametrize(
-  "generation", [g for g in aot.GENERATIONS if g != "v4"]
+  "generation", [g for g in topology.GENERATIONS if g != "v4"]
 )
 def test_position_terms_compile_for_later_generations(generation, width):
-  device = aot.devices(aot.GENERATIONS[generation])[0]
+  device = topology.devices(topology.GENERATIONS[generation])[0]
   for rows, length in ((8, 128), (2, 512), (1, 2048)):
     shape = Shape(rows, length, 4, 4, width, buckets=63)
     # The choice on TPU, without being asked.
@@ -135,9 +137,9 @@ def test_position_terms_compile_for_later_generations(generation, width):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("generation", aot.GENERATIONS)
+@pytest.mark.parametrize("generation", topology.GENERATIONS)
 def test_v4_has_no_position_terms_in_the_kernel(generation):
-  devices = aot.devices(aot.GENERATIONS[generation])[:1]
+  devices = topology.devices(topology.GENERATIONS[generation])[:1]
   q = jax.ShapeDtypeStruct((2, 512, 4, 64), jnp.bfloat16)
   with jax.set_mesh(
     jax.make_mesh((1, 1, 1), sharding.MESH_AXES, devices=devices)
@@ -150,7 +152,7 @@ def test_v4_has_no_position_terms_in_the_kernel(generation):
 @pytest.mark.slow
 @needs_libtpu
 def test_position_terms_take_memory_linear_in_the_length():
-  device = aot.devices(aot.GENERATIONS["v5e"])[0]
+  device = topology.devices(topology.GENERATIONS["v5e"])[0]
   compiled = compile_with_terms(device, Shape(1, 8192, 2, 2, 64, buckets=63))
   assert kernels(compiled) == IN_TWO
   # One T x T matrix of bytes would be 64 MiB a head; the terms are 2 MiB.
@@ -163,7 +165,7 @@ def test_position_terms_take_memory_linear_in_the_length():
 
 @needs_libtpu
 def test_memory_is_linear_in_the_length():
-  device = aot.devices(aot.GENERATIONS["v5e"])[0]
+  device = topology.devices(topology.GENERATIONS["v5e"])[0]
   found = {}
   for length in (8192, 32768):
     shape = Shape(1, length, 12, 12, 64)
@@ -181,7 +183,7 @@ def test_memory_is_linear_in_the_length():
 @pytest.mark.parametrize("width", [64, 128])
 @pytest.mark.parametrize("rows, length", [(8, 2048), (2, 8192)])
 def test_memory_is_at_most_splash_attentions(rows, length, width):
-  device = aot.devices(aot.GENERATIONS["v5e"])[0]
+  device = topology.devices(topology.GENERATIONS["v5e"])[0]
   shape = Shape(rows, length, 12, 12, width)
   for name in ("causal", "full", "packed"):
     mask = benchmark.make_mask(name, rows, length)
@@ -192,11 +194,11 @@ def test_memory_is_at_most_splash_attentions(rows, length, width):
     assert ours <= theirs
 
 
-def step_example(rows, length, mask) -> Example:
+def step_example(rows, length, mask) -> Batch:
   """A batch of random numbers' shapes, a fifth of its positions targets."""
   targets = np.zeros((1, 1, rows * length // 5), np.int32)
   tokens = np.zeros((1, rows, length), np.int32)
-  return Example(
+  return Batch(
     inputs=tokens,
     positions=tokens,
     mask=jax.tree.map(lambda x: x[None], mask),
@@ -209,15 +211,10 @@ def step_example(rows, length, mask) -> Example:
 
 @pytest.mark.slow
 @needs_libtpu
-@pytest.mark.parametrize(
-  "size, length, mode",
-  [
-    ("97M", 1536, "causal"), ("97M", 1536, "mixed"), ("610M", 2048, "causal"),
-    ("610M", 2048, "packed"),
-  ],
-)  # fmt: skip
+@pytest.mark.parametrize("mode", ["causal", "packed", "mixed"])
+@pytest.mark.parametrize("size, length", [("97M", 1536), ("610M", 2048)])
 def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
-  devices = aot.devices(aot.GENERATIONS["v5p"])[:1]
+  devices = topology.devices(topology.GENERATIONS["v5p"])[:1]
   mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, devices)
   model = models.from_config(
     llama.LlamaConfig(
@@ -231,7 +228,7 @@ def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
   )
   trainer = helpers.trainer(model, optimizer=optax.scale_by_adam())
   example = step_example(4, length, benchmark.make_mask(mode, 4, length))
-  compiled = aot.train_step(trainer, mesh, example).compile()
+  compiled = topology.train_step(trainer, mesh, example).compile()
   # In the loop over layers; unless the block is recomputed, forward but once.
   assert kernels(compiled) == FUSED
   shapes = re.findall(r"\b[a-z]\w*\[([\d,]+)\]", compiled.as_text())
@@ -241,12 +238,12 @@ def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
 
 
 def test_without_libtpu_it_is_said_how_to_get_it(monkeypatch):
-  monkeypatch.setattr(aot, "libtpu", lambda: None)
+  monkeypatch.setattr(topology, "libtpu", lambda: None)
   with pytest.raises(UserError, match=r"run launch/setup.sh libtpu"):
-    aot.devices("v5e:2x2")
+    topology.devices("v5e:2x2")
 
 
 @needs_libtpu
 def test_a_topology_that_there_is_not_is_told():
   with pytest.raises(UserError, match="'v5e:3x7' is not a TPU topology"):
-    aot.devices("v5e:3x7")
+    topology.devices("v5e:3x7")

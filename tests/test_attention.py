@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from antlm_jax import attention
-from antlm_jax.attention import kernel, schedule
 from antlm_jax.attention.dropout import keep
 from antlm_jax.attention.reference import chunked
+from antlm_jax.attention.tpu import kernel, schedule
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from tests import reference
 from tests.attention_cases import (

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antlm_jax.cli import UserError
-from antlm_jax.data import batches
-from antlm_jax.data.batches import Order, Part
+from antlm_jax.data import order as batches
+from antlm_jax.data.order import Order, Part
+from antlm_jax.errors import UserError
 from tests import helpers
 from tests.helpers import FakeRows, source
 

@@ -23,8 +23,8 @@ from collections.abc import Callable
 
 import pytest
 
-from antlm_jax import monitor
-from tests import processes, runs
+from antlm_jax.training import metrics
+from tests import pods, runs
 
 pytestmark = pytest.mark.slow
 
@@ -64,10 +64,10 @@ class Case:
     own = OWN[self.options["count"]]
     return self.workdir, self.data, *SETTINGS, *own
 
-  def reach(self, moment: Callable[[], bool]) -> processes.Training:
+  def reach(self, moment: Callable[[], bool]) -> pods.Training:
     """Begins to train, up to a moment that comes before the end."""
     for _ in range(3):
-      working = processes.training(*self.words, **self.options)
+      working = pods.training(*self.words, **self.options)
       while working.running() and not moment():
         time.sleep(0.002)
       if working.running():
@@ -79,7 +79,7 @@ class Case:
 
   def finish(self) -> str:
     """Trains to the end; returns what was printed."""
-    return processes.train(*self.words, **self.options)
+    return pods.train(*self.words, **self.options)
 
   def some_step(self) -> Callable[[], bool]:
     """Returns the moment when a random number of steps has been done."""
@@ -94,7 +94,7 @@ class Case:
     )
 
   def steps(self) -> int:
-    records = monitor.read_records(self.workdir)
+    records = metrics.read_records(self.workdir)
     return records[-1]["step"] if records else 0
 
   def saved(self) -> list[pathlib.Path]:
@@ -307,9 +307,9 @@ def test_a_disturbed_run_ends_as_if_nothing_had_happened(
   case = Case(tmp_path / "run", prepared, options | {"cache": cache}, rng)
   disturb(case)
   case.finish()
-  losses = processes.losses(case.workdir)
+  losses = pods.losses(case.workdir)
   assert {step for step, _ in losses} >= set(range(1, STEPS + 1))
-  assert losses == processes.losses(expected)
+  assert losses == pods.losses(expected)
   assert runs.same_params(case.workdir, expected)
   count = options["count"]
   tally[f"{disturb.__name__}, {count} process{'es' * (count > 1)}"] += 1

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from antlm_jax import monitor
+from antlm_jax.runtime.progress import Progress
 from launch import colab_setup
 from tests import runs
 
@@ -156,7 +156,7 @@ Stream.__module__ = "ipykernel.iostream"
 
 def test_progress_in_a_notebook_is_one_bar_under_the_lines(monkeypatch):
   monkeypatch.setattr(sys, "stdout", Stream())
-  progress = monitor.Progress(0, 3)
+  progress = Progress(0, 3)
   for step in range(1, 4):
     progress.step()
     progress.show(step, f"clm {step}.0")

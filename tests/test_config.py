@@ -5,9 +5,10 @@ import pathlib
 
 import pytest
 
-from antlm_jax import config, curriculum
-from antlm_jax.cli import UserError
-from antlm_jax.objectives import OBJECTIVES, Objective
+from antlm_jax import config
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum
+from antlm_jax.objectives.objective import OBJECTIVES, Objective
 from tests import random_models
 
 ROOT = pathlib.Path(__file__).parent.parent

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antlm_jax.cli import UserError
-from antlm_jax.curriculum import Curriculum, Phase, parse
+from antlm_jax.errors import UserError
+from antlm_jax.objectives.curriculum import Curriculum, Phase, parse
 
 NAMES = ("C", "M", "N", "Xy_2")
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antlm_jax import cli, prepare
+from antlm_jax import errors, prepare
 from antlm_jax.data import babylm, packing, rows, text, tokenizer
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -98,7 +98,7 @@ def test_the_bad_byte_is_located(tmp_path):
   for content, byte in [(b"ok\nx\xff", 4), (b"ab\n" + b"e" * (1 << 21), None)]:
     if byte is None:
       content, byte = content + b"\xc3", len(content)
-    with pytest.raises(cli.UserError, match=rf"a\.txt .*byte {byte};"):
+    with pytest.raises(errors.UserError, match=rf"a\.txt .*byte {byte};"):
       documents(tmp_path, content, "auto")
 
 
@@ -350,24 +350,24 @@ def test_rows_round_trip(tmp_path, vocab_size, segmented):
   assert read.read([])[0].shape == (0, 21)
   with pytest.raises(IndexError):
     read.read([50])
-  with pytest.raises(cli.UserError, match="no split dev"):
+  with pytest.raises(errors.UserError, match="no split dev"):
     rows.Rows(tmp_path, "dev")
 
 
 def test_unprepared_or_damaged_folders_are_refused(corpus, tmp_path, capsys):
   for folder in (tmp_path / "none", corpus):
     with pytest.raises(
-      cli.UserError, match=r"run python -m antlm_jax\.prepare"
+      errors.UserError, match=r"run python -m antlm_jax\.prepare"
     ):
       rows.load_manifest(folder)
   output = tmp_path / "out"
   prepare.prepare(small(corpus, output))
   with open(output / "train.array_record", "r+b") as file:
     file.truncate(100)
-  with pytest.raises(cli.UserError, match="100 bytes, not the"):
+  with pytest.raises(errors.UserError, match="100 bytes, not the"):
     rows.Rows(output, "train")
   (output / "manifest.json").write_text("{")
-  with pytest.raises(cli.UserError, match="interrupted"):
+  with pytest.raises(errors.UserError, match="interrupted"):
     rows.load_manifest(output)
 
 
@@ -414,7 +414,7 @@ def test_command_prepares_once(corpus, tmp_path):
 def test_other_text_is_refused(corpus, tmp_path):
   prepare.prepare(small(corpus, tmp_path / "out"))
   (corpus / "a.train").write_text(make_text(301), "utf-8")
-  with pytest.raises(cli.UserError, match="other text"):
+  with pytest.raises(errors.UserError, match="other text"):
     prepare.prepare(small(corpus, tmp_path / "out"))
 
 
@@ -464,7 +464,7 @@ def test_two_preparations_do_not_mix(corpus, tmp_path):
   output.mkdir()
   with open(output / ".antlm_jax_prepare", "w") as marker:
     fcntl.flock(marker, fcntl.LOCK_EX)
-    with pytest.raises(cli.UserError, match="another process"):
+    with pytest.raises(errors.UserError, match="another process"):
       prepare.prepare(small(corpus, output))
 
 
@@ -485,7 +485,7 @@ BAD_SETTINGS = [
 
 @pytest.mark.parametrize(("changes", "message"), BAD_SETTINGS)
 def test_bad_settings(corpus, tmp_path, changes, message):
-  with pytest.raises(cli.UserError, match=message) as error:
+  with pytest.raises(errors.UserError, match=message) as error:
     prepare.prepare(small(corpus, tmp_path / "out", **changes))
   assert "\n" not in str(error.value)
   assert not (tmp_path / "out").exists()
@@ -509,7 +509,7 @@ def test_bad_text(tmp_path, files, message):
     corpus.mkdir()
   for name, content in (files or {}).items():
     (corpus / name).write_bytes(content)
-  with pytest.raises(cli.UserError, match=message) as error:
+  with pytest.raises(errors.UserError, match=message) as error:
     prepare.prepare(small(corpus, tmp_path / "out"))
   assert "\n" not in str(error.value)
   assert not (tmp_path / "out").exists()
@@ -517,9 +517,9 @@ def test_bad_text(tmp_path, files, message):
 
 def test_bad_outputs(corpus, tmp_path):
   (tmp_path / "file").write_text("mine")
-  with pytest.raises(cli.UserError, match="is a file"):
+  with pytest.raises(errors.UserError, match="is a file"):
     prepare.prepare(small(corpus, tmp_path / "file"))
-  with pytest.raises(cli.UserError, match="is not empty"):
+  with pytest.raises(errors.UserError, match="is not empty"):
     prepare.prepare(small(corpus, corpus))
   assert sorted(f.name for f in corpus.iterdir()) == ["a.dev", "a.train"]
 
@@ -527,7 +527,7 @@ def test_bad_outputs(corpus, tmp_path):
 def test_a_full_disk_is_told_before(corpus, tmp_path, monkeypatch):
   usage = type("Usage", (), {"free": 10})
   monkeypatch.setattr(prepare.shutil, "disk_usage", lambda path: usage)
-  with pytest.raises(cli.UserError, match="MB free"):
+  with pytest.raises(errors.UserError, match="MB free"):
     prepare.prepare(small(corpus, tmp_path / "out"))
   assert not (tmp_path / "out").exists()
 

@@ -15,9 +15,11 @@ import jax
 import numpy as np
 import pytest
 
-from antlm_jax import checkpoint, config, distributed, run
-from antlm_jax.cli import UserError
-from tests import helpers, processes, runs
+from antlm_jax import config
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import processes
+from antlm_jax.training import checkpoint, run
+from tests import helpers, pods, runs
 
 # Crosses a change of objective, and is evaluated before, at it and after.
 CURRICULUM = "curriculum=15C+15M steps"
@@ -44,13 +46,13 @@ def mesh(data=1, fsdp=1, tensor=1) -> tuple[str, ...]:
 def whole(prepared, cache, tmp_path_factory):
   """The run of one process on one device."""
   workdir = tmp_path_factory.mktemp("whole") / "run"
-  processes.train(workdir, prepared, *SETTINGS, cache=cache)
+  pods.train(workdir, prepared, *SETTINGS, cache=cache)
   return workdir
 
 
 def assert_same_run(workdir, whole, what: str) -> None:
   """Asserts equal losses to 1e-5 at every step, and says how equal."""
-  found, expected = processes.losses(workdir), processes.losses(whole)
+  found, expected = pods.losses(workdir), pods.losses(whole)
   assert found.keys() == expected.keys()
   assert {step for step, _ in found} == set(range(31))
   worst = max(abs(found[k] / expected[k] - 1) for k in expected)
@@ -81,7 +83,7 @@ def trained(prepared, cache, tmp_path_factory):
       count, sizes = MESHES[name]
       workdir = tmp_path_factory.mktemp("mesh") / "run"
       options = {"count": count, "devices": 2, "cache": cache}
-      processes.train(workdir, prepared, *SETTINGS, *sizes, **options)
+      pods.train(workdir, prepared, *SETTINGS, *sizes, **options)
       done[name] = workdir
     return done[name]
 
@@ -123,7 +125,7 @@ def test_a_checkpoint_goes_on_with_other_processes(
       shutil.rmtree(other)
   count, sizes = MESHES[after] if after else (1, mesh())
   options = {"count": count, "devices": 2 if after else 1, "cache": cache}
-  out = processes.train(workdir, prepared, *SETTINGS, *sizes, **options)
+  out = pods.train(workdir, prepared, *SETTINGS, *sizes, **options)
   assert f"going on from step {step}" in out
   assert_same_run(workdir, whole, f"{before} to {after} at step {step}")
 
@@ -132,12 +134,14 @@ def test_a_checkpoint_goes_on_with_other_processes(
 
 ROWS = """
 import json, pathlib, sys
-from antlm_jax import cli, config, distributed, run
-from tests import helpers, processes
+from antlm_jax import cli, config
+from antlm_jax.runtime import processes
+from antlm_jax.training import run
+from tests import helpers, pods
 
 def main(argv):
   folder, spec, *overrides = argv
-  with distributed.together():
+  with processes.together():
     import jax
     parts = run.build(config.load(spec, overrides))
     source, found = parts.source(), []
@@ -146,7 +150,7 @@ def main(argv):
       shifts = [parts.objectives[n].shift for n in parts.curriculum.objectives]
       rows, targets = helpers.by_row(source[step], layout, shifts)
       found.append([sorted(rows.items()), sorted(targets.items())])
-    found.append(processes.drawn(parts.mesh))
+    found.append(pods.drawn(parts.mesh))
     path = pathlib.Path(folder) / f"{jax.process_index()}.json"
     path.write_text(json.dumps(found))
 
@@ -163,10 +167,10 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
   # A curriculum that mixes objectives in a batch, and a part of it per step.
   settings = ("curriculum=15C:M=1:3+15M steps", "train.microbatches=2")
   of = [f"--config.data.path={prepared}"]
-  of += [f"--config.{o}" for o in (*processes.SMALL, *settings)]
+  of += [f"--config.{o}" for o in (*pods.SMALL, *settings)]
   command = [sys.executable, "-c", ROWS, tmp_path, runs.QUICK, *of]
   command += [f"--config.{size}" for size in sizes]
-  working = processes.Training(command, tmp_path / "pid", count, devices=2)
+  working = pods.Training(command, tmp_path / "pid", count, devices=2)
   status, out = working.end()
   assert status == 0, out
 
@@ -175,7 +179,7 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
   shifts = [parts.objectives[n].shift for n in parts.curriculum.objectives]
   made = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
   assert len(made) == count
-  assert all(process.pop() == processes.drawn() for process in made)
+  assert all(process.pop() == pods.drawn() for process in made)
   for i, step in enumerate((0, 14, 15, 29)):
     whole = helpers.by_row(source[step], layout, shifts)
     for part, expected in enumerate(whole):
@@ -190,7 +194,8 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
 # Process 1 needs longer target lists than process 0, for MLM's steps.
 LONGER = """
 import os, sys
-from antlm_jax import cli, examples, train
+from antlm_jax import cli, train
+from antlm_jax.objectives import batch as examples
 capacities = examples.capacities
 
 def longer(*args):
@@ -209,10 +214,10 @@ def test_processes_agree_on_the_longest_list_of_targets(
 ):
   _, sizes = MESHES["2 processes, data"]
   args = runs.train_args(
-    tmp_path / "run", prepared, *processes.SMALL, *SETTINGS, *sizes
+    tmp_path / "run", prepared, *pods.SMALL, *SETTINGS, *sizes
   )
   command = [sys.executable, "-c", LONGER, *args]
-  working = processes.Training(command, tmp_path / "pid", 2, 2, cache=cache)
+  working = pods.Training(command, tmp_path / "pid", 2, 2, cache=cache)
   status, out = working.end()
   assert status == 0, out
   assert_same_run(tmp_path / "run", whole, "one with longer lists")
@@ -225,11 +230,11 @@ def refused(workdir, prepared, own: str, *overrides: str) -> list[str]:
   """Trains with two processes of which one is other; returns their errors."""
   begun = time.monotonic()
   own = f'[ "$JAX_PROCESS_ID" = 0 ] || {own}'
-  working = processes.training(workdir, prepared, *overrides, count=2, own=own)
+  working = pods.training(workdir, prepared, *overrides, count=2, own=own)
   status, out = working.end()
   assert status == 2 and "Traceback" not in out, out
   print(f"ended after {time.monotonic() - begun:.0f} s")
-  return processes.errors(out)
+  return pods.errors(out)
 
 
 @pytest.mark.slow
@@ -278,11 +283,11 @@ def test_a_workdir_that_one_cannot_write_ends_all(prepared, cache, tmp_path):
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_killed_process_ends_the_others_soon(dead, prepared, cache, tmp_path):
   count, sizes = MESHES[FAST]
-  working = processes.training(
+  working = pods.training(
     tmp_path / "run", prepared, "curriculum=3000C steps", *sizes,
     count=count, devices=2, cache=cache,
   )  # fmt: skip
-  while working.running() and not processes.losses(tmp_path / "run"):
+  while working.running() and not pods.losses(tmp_path / "run"):
     time.sleep(0.05)
   working.send(signal.SIGKILL, dead)
   begun = time.monotonic()
@@ -291,7 +296,7 @@ def test_a_killed_process_ends_the_others_soon(dead, prepared, cache, tmp_path):
   assert status == 137, "that of the first that failed"
   assert "Traceback" not in out
   if dead == 1:
-    assert len(processes.errors(out)) == 1, out
+    assert len(pods.errors(out)) == 1, out
   else:  # JAX itself ends it
     assert "another task died" in out
 
@@ -301,9 +306,7 @@ def test_a_killed_process_ends_the_others_soon(dead, prepared, cache, tmp_path):
 def test_told_to_end_before_the_first_step_it_is_to_be_run_again(
   count, told, prepared, tmp_path
 ):
-  working = processes.training(
-    tmp_path / "run", prepared, *SETTINGS, count=count
-  )
+  working = pods.training(tmp_path / "run", prepared, *SETTINGS, count=count)
   working.read_to("starting from scratch")
   working.send(signal.SIGTERM, *told)
   status, out = working.end(100)
@@ -313,16 +316,17 @@ def test_told_to_end_before_the_first_step_it_is_to_be_run_again(
 
 
 JOIN = """
-from antlm_jax import cli, distributed
-distributed.JOIN = 3
-cli.run(lambda argv: distributed.initialize())
+from antlm_jax import cli
+from antlm_jax.runtime import processes
+processes.JOIN = 3
+cli.run(lambda argv: processes.initialize())
 """
 
 
 def join(address, process=1, **environment) -> subprocess.CompletedProcess:
   """Lets a process wait for its peers, for a short while."""
   values = (address, "2", process)
-  named = zip(distributed.EXPLICIT, map(str, values), strict=True)
+  named = zip(processes.EXPLICIT, map(str, values), strict=True)
   return subprocess.run(
     [sys.executable, "-W", "error", "-c", JOIN], cwd=runs.ROOT,
     env=os.environ | dict(named), capture_output=True, text=True, timeout=60,
@@ -363,7 +367,7 @@ def joined(monkeypatch):
 
 
 def addresses(*values: str) -> dict[str, str]:
-  return dict(zip(distributed.EXPLICIT, values, strict=False))
+  return dict(zip(processes.EXPLICIT, values, strict=False))
 
 
 SLURM = {
@@ -392,7 +396,7 @@ def test_the_environment_says_who_belongs_together(
 ):
   for name, value in environment.items():
     monkeypatch.setenv(name, value)
-  distributed.initialize()
+  processes.initialize()
   assert len(joined) == (words is not None)
   if joined:
     own = ("coordinator_address", "num_processes", "process_id")
@@ -405,7 +409,7 @@ def test_tpu_hosts_ask_their_pod(there, joined, monkeypatch):
   chips = ["/dev/vfio/0"] if there else []
   monkeypatch.setattr(glob, "glob", lambda p: chips if "vfio" in p else [])
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
-  distributed.initialize()
+  processes.initialize()
   assert len(joined) == there
 
 
@@ -428,5 +432,5 @@ def test_addresses_that_are_not_whole_are_told(
   for name, value in addresses(*values).items():
     monkeypatch.setenv(name, value)
   with pytest.raises(UserError, match=why):
-    distributed.initialize()
+    processes.initialize()
   assert not joined

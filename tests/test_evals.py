@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from antlm_jax import checkpoint, reading, toy_english
-from antlm_jax.cli import UserError
+from antlm_jax.data import toy_english
+from antlm_jax.errors import UserError
 from antlm_jax.fill_mask import encode, fill_mask
 from antlm_jax.generate import Sampling, generate
+from antlm_jax.inference import framing
 from antlm_jax.masks import AttentionMask
-from evals import scoring
+from antlm_jax.training import checkpoint
+from evals.zero_shot import scoring
 from tests import random_models
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -195,7 +197,7 @@ def test_fused_reads_masks_as_trained(loaded, logits_of, sentences):
   texts = sentences[:3]
   for curriculum, shift in (("1C+1N", 1), ("C:N=1:3", 1), ("1C+1M+1N", 0)):
     trained = random_models.with_curriculum(loaded, curriculum)
-    assert reading.mask_shift(trained.config) == shift
+    assert framing.mask_shift(trained.config) == shift
     expected = [
       slow_score(trained, logits_of, s, "fused", shift=shift)[0] for s in texts
     ]

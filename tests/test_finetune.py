@@ -10,12 +10,15 @@ import numpy as np
 import optax
 import pytest
 
-from antlm_jax import checkpoint
-from antlm_jax.cli import UserError
+from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
-from evals import finetune, glue, tasks, tuning
-from evals.tasks import Example
-from evals.tuning import Run, Settings
+from antlm_jax.training import checkpoint
+from evals import finetune
+from evals.finetuning import glue
+from evals.finetuning import loop as tuning
+from evals.finetuning import task as tasks
+from evals.finetuning.loop import Run, Settings
+from evals.finetuning.task import Example
 from tests import random_models, runs
 from tests.test_glue import line
 

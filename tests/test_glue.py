@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from antlm_jax.cli import UserError
-from evals import glue, tasks
-from evals.tasks import Example
+from antlm_jax.errors import UserError
+from evals.finetuning import glue
+from evals.finetuning import task as tasks
+from evals.finetuning.task import Example
 
 ROOT = pathlib.Path(__file__).parent.parent
 GLUE = ROOT / "../shared/data/glue.tar.xz"

@@ -15,14 +15,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from antlm_jax import attention, cli, sharding
-from antlm_jax.examples import Layout
+from antlm_jax import attention, cli, errors
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.llama import LlamaConfig
-from antlm_jax.objectives import Segments
-from antlm_jax.step import jitted, state_shardings
+from antlm_jax.objectives.batch import Layout
+from antlm_jax.objectives.corruption import Segments
+from antlm_jax.runtime import sharding
+from antlm_jax.training.step import jitted, state_shardings
+from evals.benchmarks import step as benchmark
 from tests import reference
-from tests.benchmarks import step as benchmark
 
 try:
   import pytest
@@ -221,7 +222,7 @@ def main(argv) -> None:
   """Runs every test, and prints a line for each."""
   cli.Parser(prog="test_gpu", description=__doc__).parse_args(argv)
   if jax.default_backend() != "gpu":
-    raise cli.UserError(f"JAX sees no GPU, only {jax.default_backend()}")
+    raise errors.UserError(f"JAX sees no GPU, only {jax.default_backend()}")
   failed = 0
   tests = {n: f for n, f in globals().items() if n.startswith("test_")}
   for name, test in tests.items():

@@ -11,19 +11,14 @@ import safetensors
 import safetensors.numpy
 import tokenizers
 
-from antlm_jax import (
-  checkpoint,
-  export_hf,
-  fill_mask,
-  import_hf,
-  models,
-  toy_english,
-)
-from antlm_jax.cli import UserError
+from antlm_jax import export_hf, fill_mask, import_hf, models
+from antlm_jax.data import toy_english
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.hf import folder as folders
-from antlm_jax.hf import names
-from antlm_jax.hf import tokenizers as hf_tokenizers
+from antlm_jax.errors import UserError
+from antlm_jax.hf import mapping as names
+from antlm_jax.hf import tokenizer as hf_tokenizers
+from antlm_jax.hf import weights as folders
+from antlm_jax.training import checkpoint
 from tests import helpers, random_models, runs
 
 LTG_BERT = {
@@ -601,7 +596,9 @@ def test_an_imported_model_is_continued(tmp_path, tokenizer):
   (path / export_hf.NATIVE).unlink()
   import_hf.write(import_hf.read(path), tmp_path / "run")
   text = tmp_path / "text"
-  made = runs.run("antlm_jax.toy_english", "--output", text, "--sentences=2000")
+  made = runs.run(
+    "antlm_jax.data.toy_english", "--output", text, "--sentences=2000"
+  )
   assert made.returncode == 0, made.stderr
   made = runs.run(
     "antlm_jax.prepare",

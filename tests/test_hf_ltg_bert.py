@@ -15,10 +15,12 @@ import pytest
 import tokenizers
 
 from antlm_jax import attention
-from antlm_jax.hf import configs, folder, names
+from antlm_jax.hf import config as configs
+from antlm_jax.hf import mapping as names
+from antlm_jax.hf import weights as folder
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.ltg_bert import LtgBertConfig
-from evals import tasks
+from evals.finetuning import task as tasks
 from tests import helpers
 from tests.helpers import BOS, EOS, MASK, PAD, VOCAB
 

@@ -10,13 +10,18 @@ import numpy as np
 import orbax.checkpoint as ocp
 import pytest
 
-from antlm_jax import checkpoint, models
 from antlm_jax import config as config_lib
-from antlm_jax.cli import UserError
+from antlm_jax import models
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.step import TrainState
-from evals import finetune, glue, kept, tasks, tuning
-from evals.tuning import Run
+from antlm_jax.errors import UserError
+from antlm_jax.training import checkpoint
+from antlm_jax.training.step import TrainState
+from evals import finetune
+from evals.finetuning import glue
+from evals.finetuning import loop as tuning
+from evals.finetuning import saved as kept
+from evals.finetuning import task as tasks
+from evals.finetuning.loop import Run
 from tests import random_models, runs
 from tests.helpers import equal
 from tests.test_finetune import QUICK, SHORT, STEP, sentences, toy, write_cola

@@ -305,8 +305,7 @@ def test_a_worker_that_was_restarted_says_that_it_lost_its_command(
 ):
   worker("start", "sleep", "60")
   pid = int((checkout / "build/worker/pid").read_text())
-  while os.getpgid(pid) != pid:  # its group is to be made yet
-    time.sleep(0.01)
+  wait_for(lambda: os.getpgid(pid) == pid)  # its group is to be made yet
   os.killpg(pid, signal.SIGKILL)
   wait_for(lambda: worker("status").stdout.endswith(": lost\n"))
   assert ": started: " in worker("start", "sleep", "60").stdout

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from antlm_jax import config, models
-from antlm_jax.cli import UserError
+from antlm_jax.errors import UserError
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import layers
-from antlm_jax.objectives import Segments
+from antlm_jax.objectives.corruption import Segments
 from tests import helpers
 
 T = 12

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from antlm_jax import models
-from antlm_jax.cli import UserError
+from antlm_jax.errors import UserError
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import ltg_bert
 from tests import helpers, reference

@@ -4,8 +4,8 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 
-from antlm_jax import flops
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from antlm_jax.training import flops
 from tests import reference
 
 

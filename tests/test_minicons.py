@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import tokenizers
 
-from antlm_jax import checkpoint, export_hf
+from antlm_jax import export_hf
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.hf import names
-from evals import scoring
+from antlm_jax.hf import mapping as names
+from antlm_jax.training import checkpoint
+from evals.zero_shot import scoring
 from tests import random_models, runs
 
 torch = pytest.importorskip("torch")

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antlm_jax import examples
-from antlm_jax.cli import UserError
-from antlm_jax.objectives import OBJECTIVES, UNITS, Draw, Objective, corrupt
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import batch as examples
+from antlm_jax.objectives.corruption import Draw, corrupt
+from antlm_jax.objectives.objective import OBJECTIVES, UNITS, Objective
 from tests import helpers
 from tests.helpers import MASK, PAD, SPECIAL, VOCAB
 

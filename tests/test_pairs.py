@@ -7,9 +7,12 @@ import tarfile
 import numpy as np
 import pytest
 
-from antlm_jax import checkpoint, monitor, toy_english
-from antlm_jax.cli import UserError
-from evals import blimp, ewok, pairs, scoring
+from antlm_jax.data import toy_english
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import progress
+from antlm_jax.training import checkpoint
+from evals import blimp, ewok
+from evals.zero_shot import pairs, scoring
 from tests import random_models, runs
 
 DATA = runs.ROOT / "../shared/data"
@@ -72,7 +75,7 @@ def test_blimp_command(run, loaded, tmp_path):
 
 
 def test_a_log_shows_progress_in_lines(capsys):
-  found = list(monitor.track(range(3), "batch", "scoring", every=0))
+  found = list(progress.track(range(3), "batch", "scoring", every=0))
   assert found == [0, 1, 2]
   lines = capsys.readouterr().err.splitlines()
   assert lines == [f"scoring: batch {done}/3" for done in (1, 2, 3)]

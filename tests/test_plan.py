@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from antlm_jax import aot, chips, flops, foresee, hlo, plan, sharding
-from antlm_jax.cli import UserError
-from antlm_jax.hlo import Collective
+from antlm_jax import plan
+from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
+from antlm_jax.planning import estimate, hlo, topology
+from antlm_jax.planning.hlo import Collective
+from antlm_jax.runtime import chips, sharding
+from antlm_jax.training import flops
 from tests import helpers
 from tests.test_aot import needs_libtpu
 
@@ -201,7 +204,7 @@ def test_attention_is_counted_apart_by_rows():
 
 
 def test_rows_that_stand_in_are_cut_into_pieces():
-  rows = foresee.StandIn(vocab_size=50, seq_len=64, pieces=3, size=100)
+  rows = estimate.StandIn(vocab_size=50, seq_len=64, pieces=3, size=100)
   tokens, starts = rows.read(np.arange(100))
   assert tokens.shape == starts.shape == (100, 64)
   assert tokens.min() >= 1 and tokens.max() < 50  # none is special
@@ -235,21 +238,21 @@ def small(tmp_path):
 
 
 def pod(small, topology="v5e:2x2", slices=1, **changes) -> plan.Pod:
-  devices = aot.devices(topology, slices)
+  devices = topology.devices(topology, slices)
   return plan.Pod(
     small, (), devices, **{"vocab_size": 1024, "pieces": 2} | changes
   )
 
 
 def foresee_first(run):
-  return foresee.foresee(run, foresee.programs(run)[0])
+  return estimate.foresee(run, estimate.programs(run)[0])
 
 
 @needs_libtpu
 def test_prepared_data_says_its_vocabulary_and_length(small, prepared):
   run = pod(small).run([f"data.path={prepared}"])
   assert run.trainer.model.config.vocab_size == 400
-  programs = foresee.programs(run)
+  programs = estimate.programs(run)
   assert [(p.name, p.steps) for p in programs] == [("C", 30), ("M", 70)]
   assert programs[0].example.inputs.shape == (1, 16, 32)
   assert programs[0].example.mask.k_start is not None  # packed by documents
@@ -269,7 +272,7 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
   run = pod(small).run(
     ["curriculum=10C+20C:M=1:1+10C+10M steps", "eval.rows=8"]
   )
-  named = [(p.name, p.steps) for p in foresee.programs(run)]
+  named = [(p.name, p.steps) for p in estimate.programs(run)]
   assert named == [
     ("C", 20), ("C 0.5:M 0.5", 20), ("M", 10), ("eval clm", 0), ("eval mlm", 0)
   ]  # fmt: skip
@@ -279,9 +282,9 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("generation", aot.GENERATIONS)
+@pytest.mark.parametrize("generation", topology.GENERATIONS)
 def test_every_generation_is_known(generation):
-  devices = aot.devices(aot.GENERATIONS[generation])
+  devices = topology.devices(topology.GENERATIONS[generation])
   chip = chips.of(devices[0])
   shown = [d for d in devices if d.coords == devices[0].coords]
   assert len(shown) == chip.devices
@@ -300,7 +303,7 @@ def test_every_generation_is_known(generation):
 @needs_libtpu
 @pytest.mark.parametrize("topology", ["v5p:4x4x8", "v5e:16x16"])
 def test_a_mesh_may_split_the_sides_of_a_slice(topology):
-  devices = aot.devices(topology)
+  devices = topology.devices(topology)
   for fsdp, tensor in ((2, 1), (16, 2), (64, 1)):
     sizes = {"data": -1, "fsdp": fsdp, "tensor": tensor}
     mesh = sharding.make_mesh(sizes, devices)
@@ -311,19 +314,19 @@ def test_a_mesh_may_split_the_sides_of_a_slice(topology):
 @needs_libtpu
 def test_slices_are_apart_along_data_alone():
   mesh = sharding.make_mesh(
-    {"data": -1, "fsdp": 4, "tensor": 1}, aot.devices("v5e:4x4", 2)
+    {"data": -1, "fsdp": 4, "tensor": 1}, topology.devices("v5e:4x4", 2)
   )
   for rows in mesh.devices:
     assert len({device.slice_index for device in rows.flat}) == 1
   with pytest.raises(UserError, match="no multiple of the 2 slices"):
     sharding.make_mesh(
-      {"data": 1, "fsdp": -1, "tensor": 1}, aot.devices("v5e:4x4", 2)
+      {"data": 1, "fsdp": -1, "tensor": 1}, topology.devices("v5e:4x4", 2)
     )
 
 
 @needs_libtpu
 def test_a_collective_takes_the_links_that_its_group_spans():
-  devices = aot.devices("v5p:4x4x8")
+  devices = topology.devices("v5p:4x4x8")
   mesh = sharding.make_mesh({"data": -1, "fsdp": 16, "tensor": 1}, devices)
   network = chips.Network(mesh)
   places = [tuple(d.coords) for d in mesh.devices.flat]
@@ -430,8 +433,8 @@ def test_products_are_those_of_the_cost_analysis_without_loops(small):
     "model.width=1024", "model.mlp_width=4096", "model.max_seq_len=1024",
   ]  # fmt: skip
   run = pod(small, vocab_size=8192).run(settings)
-  shapes = sharding.abstract(run.mesh, foresee.programs(run)[0].example)
-  compiled = aot.train_step(run.trainer, run.mesh, shapes).compile()
+  shapes = sharding.abstract(run.mesh, estimate.programs(run)[0].example)
+  compiled = topology.train_step(run.trainer, run.mesh, shapes).compile()
   text = compiled.as_text()
   counts, said = hlo.count(text), compiled.cost_analysis()
   assert "while(" not in text
@@ -462,15 +465,15 @@ def test_the_compilers_errors_are_read():
     " memory space hbm. Used 20.50G of 15.75G hbm. Exceeded hbm capacity by"
     " 4.75G."
   )
-  memory = foresee.exceeded(used, arguments=2**30)
+  memory = estimate.exceeded(used, arguments=2**30)
   assert (memory.needed, memory.limit) == (20.5 * 2**30, 15.75 * 2**30)
   temporaries = (
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required"
     " for HLO temporaries (22.00G) exceeds available HBM (15.75G)."
   )
-  memory = foresee.exceeded(temporaries, arguments=2**30)
+  memory = estimate.exceeded(temporaries, arguments=2**30)
   assert memory.needed == 23 * 2**30 and not memory.fits
-  assert foresee.exceeded("INTERNAL: it broke", 0) is None
+  assert estimate.exceeded("INTERNAL: it broke", 0) is None
 
 
 @needs_libtpu
@@ -492,7 +495,7 @@ def test_what_saves_memory_is_tried_in_order(small):
 def test_what_was_tried_is_told_where_nothing_fits(small, monkeypatch, capsys):
   monkeypatch.setattr(plan, "foresee_all", lambda run, chosen: (
     dataclasses.replace(
-      f, memory=foresee.Memory(2**34, 2**36, 0, 2**36), seconds={})
+      f, memory=estimate.Memory(2**34, 2**36, 0, 2**36), seconds={})
     for f in canned(run, chosen)
   ))  # fmt: skip
   with pytest.raises(SystemExit) as end:
@@ -528,9 +531,9 @@ def canned(run, chosen):
   mesh, count = run.mesh.shape, run.config.train.microbatches
   needed = 2**36 // (mesh["fsdp"] * mesh["tensor"] * count)
   for program in chosen:
-    yield foresee.Foreseen(
+    yield estimate.Foreseen(
       program.name, program.steps, 16, 256, run.mesh.size, 1e14, "pallas",
-      flops.Work(1e12, 0, 0, 0), 1.0, foresee.Memory(2**34, needed, 0, needed),
+      flops.Work(1e12, 0, 0, 0), 1.0, estimate.Memory(2**34, needed, 0, needed),
       seconds={"compute": 1e-2 * count, "network": 1e-2 * mesh["tensor"]},
     )  # fmt: skip
 
@@ -605,6 +608,6 @@ def test_bad_input_is_told(small, words, said):
 
 
 def test_without_libtpu_it_is_said_how_to_get_it(small, monkeypatch):
-  monkeypatch.setattr(aot, "libtpu", lambda: None)
+  monkeypatch.setattr(topology, "libtpu", lambda: None)
   with pytest.raises(UserError, match=r"run launch/setup.sh libtpu"):
     plan.main([f"--config={small}", "--topology=v5e:2x2"])

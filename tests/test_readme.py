@@ -59,10 +59,10 @@ def test_every_file_and_command_that_it_names_exists():
 
 
 def test_every_curriculum_that_it_names_parses():
-  from antlm_jax import curriculum, objectives
+  from antlm_jax.objectives import curriculum, objective
 
   table = TEXT.split("## What trains when")[1].split("| letter |")[0]
   strings = re.findall(r"`([^`]*[A-Z][^`]*)`", table.split("|---|---|")[1])
   assert len(strings) >= 10
   for text in strings:
-    assert curriculum.parse(text, objectives.OBJECTIVES, 100, 5000).steps > 0
+    assert curriculum.parse(text, objective.OBJECTIVES, 100, 5000).steps > 0

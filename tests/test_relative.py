@@ -15,8 +15,8 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax import attention
-from antlm_jax.attention import kernel
 from antlm_jax.attention.reference import chunked
+from antlm_jax.attention.tpu import kernel
 from antlm_jax.masks import CAUSAL, AttentionMask
 from tests import reference
 from tests.attention_cases import (
@@ -261,7 +261,7 @@ def test_what_the_kernel_does_not_do_with_terms_is_told():
 ON_FOUR_DEVICES = """
 import jax
 import numpy as np
-from antlm_jax import sharding
+from antlm_jax.runtime import sharding
 from antlm_jax.masks import CAUSAL
 from tests import test_relative
 from tests.attention_cases import inputs

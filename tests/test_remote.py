@@ -12,21 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from antlm_jax import (
-  checkpoint,
-  export_hf,
-  files,
-  generate,
-  import_hf,
-  monitor,
-  prepare,
-  remote,
-  toy_english,
-)
-from antlm_jax.cli import UserError
+from antlm_jax import export_hf, generate, import_hf, prepare
+from antlm_jax.data import toy_english
 from antlm_jax.data.rows import MANIFEST
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import buckets, files
+from antlm_jax.training import checkpoint, metrics
 from evals import blimp
-from tests import processes, runs
+from tests import pods, runs
 from tests.gcs_emulator import Emulator
 
 pytest.importorskip("gcsfs", reason="gs:// paths need gcsfs: pip install gcsfs")
@@ -122,7 +115,7 @@ def test_the_bucket_holds_all_that_a_run_promises(gcs, whole, finished):
   assert {"config.json", "metrics.jsonl", "summary.json", "curves.png"} <= names
   assert any(name.startswith("tensorboard/") for name in names)
   assert not any(name.startswith(".writable") for name in names)
-  records = monitor.read_records(finished)
+  records = metrics.read_records(finished)
   steps = [r["step"] for r in records if "train/learning_rate" in r]
   assert steps == list(range(1, 21))
   summary = json.loads((files.path(finished) / "summary.json").read_text())
@@ -159,14 +152,14 @@ def test_two_processes_train_in_a_bucket_as_on_disk(gcs, data, tmp_path):
   sizes = ("curriculum=3C+3M steps", "checkpoint.every=3", "mesh.data=2")
   found = {}
   for url in ("gs://bucket/two", str(tmp_path / "two")):
-    args = runs.train_args(url, data, *processes.SMALL, *sizes)
+    args = runs.train_args(url, data, *pods.SMALL, *sizes)
     command = runs.command("antlm_jax.train", *args)
-    training = processes.Training(
+    training = pods.Training(
       command, tmp_path / "pids", count=2, cache=tmp_path / "cache"
     )
     status, out = training.end()
     assert status == 0, out
-    found[url] = processes.losses(url)
+    found[url] = pods.losses(url)
   first, second = found
   assert found[first] == found[second] and len(found[first]) == 6
   assert runs.same_params(first, second)
@@ -186,7 +179,7 @@ def test_a_missing_right_is_told_before_anything(allowed, method, name):
   before = allowed.names("bucket")
   allowed.forbid = lambda asked, of: asked == method and of.startswith(name)
   with pytest.raises(UserError, match=f"bucket/x cannot .*to {method} {name}"):
-    remote.Mirror("gs://bucket/x")
+    buckets.Mirror("gs://bucket/x")
   left = set(allowed.names("bucket")) - set(before)
   assert all("/.writable-" in name for name in left)
 
@@ -194,27 +187,27 @@ def test_a_missing_right_is_told_before_anything(allowed, method, name):
 @pytest.mark.parametrize("url", ["gs://bucket/nothing", "gs://nowhere/data"])
 def test_data_that_is_not_there_is_told(gcs, url):
   with pytest.raises(UserError, match=f"{url} has no {MANIFEST}"):
-    remote.local(url, MANIFEST)
+    buckets.local(url, MANIFEST)
 
 
 def test_data_is_copied_once_and_whole(gcs, data, prepared):
   with ThreadPoolExecutor(3) as pool:
-    copies = list(pool.map(lambda _: remote.local(data, MANIFEST), range(3)))
+    copies = list(pool.map(lambda _: buckets.local(data, MANIFEST), range(3)))
   assert len(set(copies)) == 1
   wanted = {p.name: p.read_bytes() for p in prepared.iterdir() if p.is_file()}
   assert {p.name: p.read_bytes() for p in copies[0].iterdir()} == wanted
   before = len(gcs.log)
-  assert remote.local(data, MANIFEST) == copies[0]
+  assert buckets.local(data, MANIFEST) == copies[0]
   assert not [line for line in gcs.log[before:] if "array_record" in line]
 
 
 def test_data_that_changed_is_copied_anew(gcs):
   gcs.put("bucket", "other/rows", b"one", {})
   gcs.put("bucket", "other/stamp", b"1", {})
-  first = remote.local("gs://bucket/other", "stamp")
+  first = buckets.local("gs://bucket/other", "stamp")
   gcs.put("bucket", "other/rows", b"two", {})
   gcs.put("bucket", "other/stamp", b"2", {})
-  second = remote.local("gs://bucket/other", "stamp")
+  second = buckets.local("gs://bucket/other", "stamp")
   assert (first / "rows").read_bytes() == b"one"
   assert (second / "rows").read_bytes() == b"two"
 
@@ -223,8 +216,8 @@ def test_large_data_is_copied_in_parts(gcs, monkeypatch):
   rows = np.random.default_rng(0).bytes(10_001)
   gcs.put("bucket", "large/rows", rows, {})
   gcs.put("bucket", "large/stamp", b"", {})
-  monkeypatch.setattr(remote, "_CHUNK", 1000)
-  copy = remote.local("gs://bucket/large", "stamp")
+  monkeypatch.setattr(buckets, "_CHUNK", 1000)
+  copy = buckets.local("gs://bucket/large", "stamp")
   assert (copy / "rows").read_bytes() == rows
 
 
@@ -233,9 +226,9 @@ def test_a_copy_cut_off_is_not_taken_for_one(allowed):
   allowed.put("bucket", "cut/stamp", b"", {})
   allowed.forbid = lambda method, name: name == "cut/rows"
   with pytest.raises(UserError, match="cannot copy gs://bucket/cut: Forbidden"):
-    remote.local("gs://bucket/cut", "stamp")
+    buckets.local("gs://bucket/cut", "stamp")
   allowed.forbid = lambda method, name: False
-  copy = remote.local("gs://bucket/cut", "stamp")
+  copy = buckets.local("gs://bucket/cut", "stamp")
   assert (copy / "rows").read_bytes() == b"rows"
 
 
@@ -244,11 +237,11 @@ def test_data_without_room_is_told(gcs, data, monkeypatch, tmp_path):
   full = shutil._ntuple_diskusage(10, 9, 1)
   monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
   with pytest.raises(UserError, match="XDG_CACHE_HOME"):
-    remote.local(data, MANIFEST)
+    buckets.local(data, MANIFEST)
 
 
 def test_a_folder_on_this_machine_is_its_own_mirror(tmp_path):
-  with remote.Mirror(tmp_path, "metrics.jsonl") as mirror:
+  with buckets.Mirror(tmp_path, "metrics.jsonl") as mirror:
     assert mirror.folder == mirror.workdir == tmp_path
     mirror.push(wait=1)
   assert not list(tmp_path.iterdir())
@@ -256,7 +249,7 @@ def test_a_folder_on_this_machine_is_its_own_mirror(tmp_path):
 
 def test_a_mirror_goes_on_and_copies_what_has_changed(gcs):
   gcs.put("bucket", "mirror/log", b"one\n", {})
-  with remote.Mirror("gs://bucket/mirror", "log", "none") as mirror:
+  with buckets.Mirror("gs://bucket/mirror", "log", "none") as mirror:
     assert sorted(os.listdir(mirror.folder)) == ["log"]
     with (mirror.folder / "log").open("a") as file:
       file.write("two\n")
@@ -274,7 +267,7 @@ def test_a_mirror_goes_on_and_copies_what_has_changed(gcs):
 
 
 def test_a_mirror_that_fails_says_so_once_and_keeps_its_files(allowed, capsys):
-  with remote.Mirror("gs://bucket/failing") as mirror:
+  with buckets.Mirror("gs://bucket/failing") as mirror:
     allowed.forbid = lambda method, name: method == "POST"
     (mirror.folder / "log").write_text("one\n")
     mirror.push(wait=10)
@@ -288,7 +281,7 @@ def test_a_mirror_that_fails_says_so_once_and_keeps_its_files(allowed, capsys):
 
 def test_training_does_not_wait_for_a_bucket_that_hangs(allowed):
   release = threading.Event()
-  with remote.Mirror("gs://bucket/slow") as mirror:
+  with buckets.Mirror("gs://bucket/slow") as mirror:
     allowed.forbid = lambda method, name: (
       method == "POST" and (release.wait(10) and False)
     )

@@ -5,11 +5,18 @@ import json
 import numpy as np
 import pytest
 
-from antlm_jax import config, files, monitor
-from antlm_jax.cli import UserError
-from evals import finetune, glue, pairs, report, report_data, statistics, tasks
-from evals.tuning import Outcome
-from evals.tuning import Run as TuningRun
+from antlm_jax import config
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import files
+from antlm_jax.training import metrics
+from evals import finetune, report
+from evals.finetuning import glue
+from evals.finetuning import task as tasks
+from evals.finetuning.loop import Outcome
+from evals.finetuning.loop import Run as TuningRun
+from evals.reporting import runs as report_data
+from evals.reporting import statistics
+from evals.zero_shot import pairs
 from tests import runs
 
 ROWS = """
@@ -130,7 +137,7 @@ def train(folder, row, seed, losses=None, done=True):
   with settings.unlocked():
     settings.curriculum, settings.seed = CURRICULA[row], seed
   files.write_text(run / "config.json", config.to_json(settings))
-  records = monitor.Records(run, 0, tensorboard=False)
+  records = metrics.Records(run, 0, tensorboard=False)
   losses = losses or {"clm": {0: 6.0, STEPS: 3.0}, "mlm": {0: 6.5, STEPS: 4.0}}
   for kind, by_step in losses.items():
     for step, loss in by_step.items():

@@ -9,13 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antlm_jax import config, curriculum, examples, hashing, run
-from antlm_jax.cli import UserError
+from antlm_jax import config, hashing
 from antlm_jax.data import source as source_lib
-from antlm_jax.data.batches import ROUNDING, Epochs
+from antlm_jax.data.order import ROUNDING, Epochs
 from antlm_jax.data.rows import Rows
-from antlm_jax.examples import Layout
-from antlm_jax.objectives import OBJECTIVES, Objective
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import batch as examples
+from antlm_jax.objectives import curriculum
+from antlm_jax.objectives.batch import Layout
+from antlm_jax.objectives.objective import OBJECTIVES, Objective
+from antlm_jax.training import run
 from tests import helpers
 from tests.helpers import FakeRows, by_row, source
 

@@ -15,10 +15,11 @@ import numpy as np
 import optax
 import pytest
 
-from antlm_jax import losses, optim, sharding
-from antlm_jax.cli import UserError
-from antlm_jax.examples import Layout
-from antlm_jax.step import jitted, state_shardings
+from antlm_jax.errors import UserError
+from antlm_jax.objectives.batch import Layout
+from antlm_jax.runtime import sharding
+from antlm_jax.training import losses, optim
+from antlm_jax.training.step import jitted, state_shardings
 from tests import helpers
 from tests.helpers import FakeRows, settings, source
 
@@ -282,9 +283,10 @@ def test_the_kernel_trains_as_the_reference_does():
 ON_TWO_DEVICES = """
 import dataclasses, json, sys
 import jax, numpy as np
-from antlm_jax import optim, sharding
-from antlm_jax.examples import Layout
-from antlm_jax.step import jitted, state_shardings
+from antlm_jax.runtime import sharding
+from antlm_jax.training import optim
+from antlm_jax.objectives.batch import Layout
+from antlm_jax.training.step import jitted, state_shardings
 from tests import helpers
 
 def run(make=helpers.model, attention="reference", dropout=0.0, **shape):

@@ -5,7 +5,7 @@ import tarfile
 
 import pytest
 
-from antlm_jax.cli import UserError
+from antlm_jax.errors import UserError
 from evals import table
 from tests import runs
 

@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from antlm_jax import cli, toy_english
+from antlm_jax import errors
+from antlm_jax.data import toy_english
 
 SENTENCES, PAIRS = 60_000, 100
 SIDES = ("sentence_good", "sentence_bad")
@@ -193,11 +194,11 @@ def test_the_command(tmp_path, capsys):
   "wrong", ["--pairs=0", "--pairs=100000", "--sentences=0", "--sentences=x"]
 )
 def test_bad_options(tmp_path, wrong):
-  with pytest.raises(cli.UserError):
+  with pytest.raises(errors.UserError):
     toy_english.main([f"--output={tmp_path}", wrong])
 
 
 def test_an_unwritable_folder(tmp_path):
   (tmp_path / "file").write_text("")
-  with pytest.raises(cli.UserError, match="cannot write"):
+  with pytest.raises(errors.UserError, match="cannot write"):
     toy_english.write(tmp_path / "file", sentences=1, pairs=1)

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from antlm_jax import checkpoint, monitor
 from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.training import checkpoint, metrics
 from tests import runs
 
 # Crosses a change of objective at 20 and 40, and ends in the decay.
@@ -41,7 +41,7 @@ def test_a_run_leaves_all_that_it_promises(whole):
 
 
 def test_metrics_hold_each_step_once_and_each_objective_in_its_phase(whole):
-  records = monitor.read_records(whole)
+  records = metrics.read_records(whole)
   steps = [r["step"] for r in records if "train/learning_rate" in r]
   assert steps == list(range(1, 61))
   for record in records:
@@ -63,7 +63,7 @@ def losses(workdir) -> list[float]:
   """The logged losses of a run, in training and held out."""
   return [
     value
-    for record in monitor.read_records(workdir)
+    for record in metrics.read_records(workdir)
     for name, value in record.items()
     if name.endswith("/loss")
   ]
@@ -106,7 +106,7 @@ def saving(workdir) -> bool:
 
 
 def steps_done(workdir) -> int:
-  records = monitor.read_records(workdir)
+  records = metrics.read_records(workdir)
   return records[-1]["step"] if records else 0
 
 
@@ -125,7 +125,7 @@ def test_killed_in_the_second_objective_and_resumed_is_bit_exact(
   done = runs.train(tmp_path, prepared, *LONG)
   assert "going on from step" in done.stdout
   assert runs.same_params(tmp_path, whole)
-  records = monitor.read_records(tmp_path)
+  records = metrics.read_records(tmp_path)
   steps = [r["step"] for r in records if "train/learning_rate" in r]
   assert steps == list(range(1, 61))
 
@@ -200,7 +200,7 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
   assert not runs.same_params(tmp_path, whole)
   rates = {
     r["step"]: r["train/learning_rate"]
-    for r in monitor.read_records(tmp_path)
+    for r in metrics.read_records(tmp_path)
     if "train/learning_rate" in r
   }
   assert rates[20] == 0.0 and rates[22] > 0  # decayed, then warm again

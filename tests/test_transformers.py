@@ -16,18 +16,15 @@ import jax
 import numpy as np
 import pytest
 
-from antlm_jax import (
-  checkpoint,
-  export_hf,
-  fill_mask,
-  generate,
-  import_hf,
-  toy_english,
-)
-from antlm_jax.cli import UserError
-from antlm_jax.hf import names
+from antlm_jax import export_hf, fill_mask, generate, import_hf
+from antlm_jax.data import toy_english
+from antlm_jax.errors import UserError
+from antlm_jax.hf import mapping as names
 from antlm_jax.masks import AttentionMask
-from evals import kept, scoring, tasks
+from antlm_jax.training import checkpoint
+from evals.finetuning import saved as kept
+from evals.finetuning import task as tasks
+from evals.zero_shot import scoring
 from tests import random_models, runs
 
 torch = pytest.importorskip("torch")

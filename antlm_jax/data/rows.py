@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from array_record.python import array_record_module
 
-from antlm_jax import cli, files
+from antlm_jax import errors
 from antlm_jax.data import packing
+from antlm_jax.runtime import files
 
 MANIFEST = "manifest.json"
 _VERSION = 1
@@ -98,7 +99,7 @@ def load_manifest(folder: str | os.PathLike) -> Manifest:
     splits = {name: Split(**s) for name, s in fields.pop("splits").items()}
     manifest = Manifest(splits=splits, **fields)
   except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-    raise cli.UserError(
+    raise errors.UserError(
       f"{folder} is not a prepared dataset, or its preparation was interrupted "
       f"(no valid {MANIFEST}); run python -m antlm_jax.prepare"
     ) from error
@@ -110,7 +111,7 @@ def load_manifest(folder: str | os.PathLike) -> Manifest:
 def _check_file(path: pathlib.Path, size: int) -> None:
   found = path.stat().st_size if path.is_file() else 0
   if found != size:
-    raise cli.UserError(
+    raise errors.UserError(
       f"{path} has {found} bytes, not the {size} of its manifest; delete "
       f"{path.parent} and prepare it again"
     )
@@ -167,7 +168,7 @@ class Rows:
     """
     manifest = load_manifest(folder)
     if split not in manifest.splits:
-      raise cli.UserError(
+      raise errors.UserError(
         f"{folder} has no split {split}; it has {' '.join(manifest.splits)}"
       )
     self.seq_len = manifest.seq_len

@@ -12,19 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 import grain
 import numpy as np
 
-from antlm_jax import examples, hashing
-from antlm_jax.curriculum import Curriculum
-from antlm_jax.data.batches import Batches
+from antlm_jax import hashing
+from antlm_jax.data.order import Batches
 from antlm_jax.data.rows import Rows
-from antlm_jax.examples import Example
-from antlm_jax.objectives import (
+from antlm_jax.objectives import batch as examples
+from antlm_jax.objectives.batch import Batch
+from antlm_jax.objectives.corruption import (
   Corrupted,
   Draw,
-  Objective,
   Segments,
   Vocabulary,
   corrupt,
 )
+from antlm_jax.objectives.curriculum import Curriculum
+from antlm_jax.objectives.objective import Objective
 
 # Keep these draws apart from the objectives' and the order's.
 _SHORT, _CUT = 0x0DE8, 0x0DE9
@@ -59,7 +60,7 @@ class Source:
   def __len__(self) -> int:
     return self.curriculum.steps
 
-  def __getitem__(self, step: int) -> Example:
+  def __getitem__(self, step: int) -> Batch:
     phase, batches = self.curriculum.at(step), self.batches_at(step)
     slots, layout = batches.layout.rows, batches.layout
     tokens, starts = self._read(batches.rows(step))
@@ -142,7 +143,7 @@ class Source:
 
 def load(
   source: Source, start: int = 0, threads: int = 2, ahead: int = 8
-) -> Iterator[Example]:
+) -> Iterator[Batch]:
   """Yields `source[start]`, `source[start + 1]`, ..., prefetched by grain.
 
   Args:

@@ -8,7 +8,7 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from antlm_jax import cli
+from antlm_jax import errors
 
 # BabyLM names its splits by suffix; its 2026 release adds `.txt` to them.
 _SPLIT_SUFFIXES = {
@@ -72,7 +72,7 @@ def find(paths: Iterable[str | os.PathLike]) -> Sources:
   train = tuple(file for file in found if file not in dev)
   if not train:
     names = " ".join(map(str, paths))
-    raise cli.UserError(
+    raise errors.UserError(
       f"no text to train on in {names}: a folder needs *.train files, or "
       f"{' '.join('*' + suffix for suffix in _PLAIN_SUFFIXES)}"
     )
@@ -81,7 +81,7 @@ def find(paths: Iterable[str | os.PathLike]) -> Sources:
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
   if not path.exists():
-    raise cli.UserError(f"{path} does not exist; give text files or folders")
+    raise errors.UserError(f"{path} does not exist; give text files or folders")
   if not path.is_dir():
     return [path]
   inside = sorted(file for file in path.rglob("*") if file.is_file())
@@ -166,7 +166,7 @@ def _lines(path: pathlib.Path) -> Iterator[str]:
         yield line
       yield tail
   except OSError as error:
-    raise cli.UserError(
+    raise errors.UserError(
       f"cannot read {path}: {error.strerror}; check the file"
     ) from error
 
@@ -187,7 +187,7 @@ def _decoded(path: pathlib.Path, file) -> Iterator[tuple[str, bool]]:
     try:
       line = decoder.decode(block, final=not block)
     except UnicodeDecodeError as error:
-      raise cli.UserError(
+      raise errors.UserError(
         f"{path} is not UTF-8: {error.reason} at byte "
         f"{offset - carried + error.start}; convert it (iconv -t UTF-8)"
       ) from error

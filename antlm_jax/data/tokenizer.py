@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import tokenizers
 
-from antlm_jax import cli
+from antlm_jax import errors
 
 # Names of each role in common vocabularies: ours come first, GPT-BERT's last.
 _ALIASES = {
@@ -90,11 +90,11 @@ class Tokenizer:
     try:
       return cls.from_json(pathlib.Path(path).read_text("utf-8"))
     except OSError as error:
-      raise cli.UserError(
+      raise errors.UserError(
         f"cannot read the tokenizer {path}: {error.strerror}"
       ) from error
     except ValueError as error:
-      raise cli.UserError(
+      raise errors.UserError(
         f"{path} is not a tokenizer.json of the tokenizers library: "
         f"{str(error).splitlines()[0]}"
       ) from error
@@ -121,7 +121,7 @@ class Tokenizer:
     first = self.vocab_size
     for index, token in enumerate(tokens, start=first):
       if backend.token_to_id(token) != index:
-        raise cli.UserError(
+        raise errors.UserError(
           f"{token} cannot be token {index}: it is there already, or there are"
           f" ids under {index} that no token has"
         )
@@ -211,7 +211,7 @@ def check_vocab_size(vocab_size: int, kind: str) -> None:
   """
   smallest = 256 + len(KINDS[kind])
   if vocab_size < smallest:
-    raise cli.UserError(
+    raise errors.UserError(
       f"vocab_size {vocab_size} is too small: 256 bytes and "
       f"{len(KINDS[kind])} special tokens need at least {smallest}"
     )

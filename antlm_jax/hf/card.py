@@ -4,8 +4,11 @@ import json
 import pathlib
 from collections.abc import Iterator, Mapping
 
-from antlm_jax import files, monitor, reading
-from antlm_jax.checkpoint import Loaded
+from antlm_jax import units
+from antlm_jax.inference import framing
+from antlm_jax.runtime import files
+from antlm_jax.training import metrics
+from antlm_jax.training.checkpoint import Loaded
 
 _PAPERS = {
   "llama": "https://arxiv.org/abs/2307.09288",
@@ -49,7 +52,7 @@ def _trained_here(loaded: Loaded) -> bool:
 
 
 def _what(loaded: Loaded, form: str) -> str:
-  size = monitor.quantity(loaded.model.size)
+  size = units.quantity(loaded.model.size)
   title = f"# {loaded.config.model.name} of {size} parameters, read {form}ly"
   if not _trained_here(loaded):
     return f"{title}\n\nIts weights were trained elsewhere, and are unchanged."
@@ -80,7 +83,7 @@ def _use(loaded: Loaded, form: str, auto: str) -> str:
 
 
 def _masked(loaded: Loaded) -> Iterator[str]:
-  if not reading.mask_shift(loaded.config):
+  if not framing.mask_shift(loaded.config):
     yield "A masked token is predicted where it stands."
   elif loaded.config.model.name == "llama":
     yield MNTP
@@ -103,7 +106,7 @@ def _training(loaded: Loaded) -> str:
   if not _trained_here(loaded):
     return ""
   config = loaded.config
-  trained = ", ".join(objective.name for objective in reading.trained(config))
+  trained = ", ".join(objective.name for objective in framing.trained(config))
   rows = {
     "curriculum": f"`{config.curriculum}` ({trained})",
     "steps": f"{loaded.step:,}",
@@ -135,7 +138,7 @@ def _figures(loaded: Loaded) -> str:
 
 
 def _held_out(loaded: Loaded) -> Iterator[tuple[str, str]]:
-  for record in monitor.read_records(loaded.run):
+  for record in metrics.read_records(loaded.run):
     if record.get("step") == loaded.step:
       for key, value in record.items():
         if key.startswith("eval/") and key.endswith("/loss"):

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from antlm_jax import attention, sharding
-from antlm_jax.cli import UserError
+from antlm_jax import attention
+from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import layers
+from antlm_jax.runtime import sharding
 
 REMAT_POLICIES = {
   "none": None,

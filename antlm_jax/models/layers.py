@@ -2,7 +2,8 @@
 
 A parameter's shape, logical axes and initial values stand together in the
 `nnx.Param` that declares it. Sharding, weight decay and Hugging Face names are
-tables over the same paths and axes (`antlm_jax.sharding`, `antlm_jax.optim`).
+tables over the same paths and axes (`antlm_jax.runtime.sharding`,
+`antlm_jax.training.optim`).
 """
 
 from typing import NamedTuple
@@ -11,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from antlm_jax import attention, sharding
+from antlm_jax import attention
 from antlm_jax.attention.dropout import keep
+from antlm_jax.runtime import sharding
 
 
 def normal(rngs: nnx.Rngs, shape, axes, std) -> nnx.Param:

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from antlm_jax import attention, sharding
-from antlm_jax.cli import UserError
+from antlm_jax import attention
+from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import encoder, layers
 from antlm_jax.models.encoder import EncoderConfig
+from antlm_jax.runtime import sharding
 
 
 @dataclasses.dataclass(frozen=True)

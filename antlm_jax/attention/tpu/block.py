@@ -1,0 +1,235 @@
+"""A block of scores, as the kernel sees it at a step of its grid.
+
+The scores lie with keys along the sublanes and queries along the lanes. What
+belongs to a query (its bounds, its maximum, its sum) is then a row, as it lies
+in memory, and a head narrower than the 128 lanes wastes none of them. The
+queries of all heads that share a key head lie side by side.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from antlm_jax.attention.dropout import keep
+from antlm_jax.attention.tpu.diagonals import Diagonals, dot
+from antlm_jax.attention.tpu.schedule import Blocks, Step
+
+_LOG2E = math.log2(math.e)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What a compiled kernel depends on beside its arguments' shapes.
+
+  Attributes:
+    blocks: How queries and keys are cut.
+    causal: Whether no query sees a later key.
+    scale: Multiplies the scores.
+    rate: Share of the attention weights that is dropped.
+    edges: Edges of the position terms' buckets, as `relative.Relative` has
+      them; None without terms.
+    interpret: Whether to run on any device, slowly.
+  """
+
+  blocks: Blocks
+  causal: bool
+  scale: float
+  rate: float = 0.0
+  edges: tuple[int, ...] | None = None
+  interpret: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """The block of scores at a step, of some key heads and all their queries.
+
+  Attributes:
+    settings: What is static.
+    step: Where the block stands.
+    refs: The step's part of the inputs, by name.
+    seed: `seed(h, g)` gives the dropout's seed of a head.
+    heads: Number of key heads.
+    group: Query heads per key head G.
+  """
+
+  settings: Settings
+  step: Step
+  refs: dict
+  seed: Callable
+  heads: int
+  group: int
+
+  def visit(self, add: Callable[["Head"], None]) -> None:
+    """Calls `add` for each head.
+
+    There are two programs: a block that all its queries see whole goes
+    without the mask's arithmetic.
+    """
+
+    def run(masked: bool):
+      for h in range(self.heads):
+        add(Head(self, h, masked))
+
+    if self.step.masked is False:
+      return run(False)
+    work, masked = self.step.work, self.step.masked
+    pl.when(work & masked)(lambda: run(True))
+    pl.when(work & ~masked)(lambda: run(False))
+
+  @property
+  def diagonals(self) -> tuple[Diagonals, Diagonals] | None:
+    """For the position terms of the queries, and of the keys."""
+    if self.settings.edges is None:
+      return None
+    one_hots = self.refs["one_hots"]
+    return Diagonals(one_hots.at[0, 0]), Diagonals(one_hots.at[0, 1])
+
+  def queries(self) -> jax.Array:
+    """Index in its row of each query, int32 `[1, lanes]`."""
+    size = self.settings.blocks.q_size
+    at = jax.lax.broadcasted_iota(jnp.int32, (1, size), 1)
+    return self.join([self.step.q * size + at] * self.group)
+
+  def join(self, parts) -> jax.Array:
+    """Puts what belongs to the query heads of a group side by side."""
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+
+  def store_queries(self, ref, h: int, x: jax.Array, q: int = 0) -> None:
+    """Writes `[H, lanes]` to block q of a head's `[G, H, queries]`."""
+    size = self.settings.blocks.q_size
+    to = slice(q * size, min((q + 1) * size, ref.shape[-1]))
+    for g in range(self.group):
+      part = x[:, g * size : g * size + to.stop - to.start]
+      ref[0, h, g, :, to] = part.astype(ref.dtype)
+
+  def store_row(self, ref, h: int, row: jax.Array) -> None:
+    """Writes `[1, lanes]` to a head's `[G, queries]`."""
+    size = self.settings.blocks.q_size
+    for g in range(self.group):
+      ref[0, h, g : g + 1] = row[:, g * size : (g + 1) * size]
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+  """A block's scores `[keys, lanes]` of one key head.
+
+  The lanes are the queries, those of the group's heads side by side.
+
+  Attributes:
+    block: The block.
+    h: The head, within the block.
+    masked: Whether some key may be hidden from some query.
+  """
+
+  block: Block
+  h: int
+  masked: bool
+
+  def scores(self) -> jax.Array:
+    """The scores in base 2, float32 `[keys, lanes]`, hidden ones too."""
+    settings = self.block.settings
+    scores = dot(self.keys("k"), self.queries("q"), 0, 0)
+    if self.block.diagonals:
+      # Over the ends there may be anything: those scores are hidden.
+      refs, (of_query, of_key) = self.block.refs, self.block.diagonals
+      scores += of_query.scores(refs["of_query"][0, self.h, 0])
+      scores += of_key.scores(refs["of_key"][0, self.h]).T
+    return scores * (settings.scale * _LOG2E)
+
+  def weights_and_gradient(self) -> tuple[jax.Array, jax.Array]:
+    """The weights after dropout, and the gradient of the scores.
+
+    The weights lack dropout's scale, the gradient that of the scores.
+    """
+    rate = self.block.settings.rate
+    weights = jnp.exp2(self.scores() - self.row("lse"))
+    weights = self.hide(weights, 0.0)
+    gradient = dot(self.keys("v"), self.queries("do"), 0, 0)
+    gradient = self.drop(gradient / (1.0 - rate) if rate else gradient)
+    gradient = weights * (gradient - self.row("delta"))
+    if self.block.settings.blocks.ragged_q:
+      gradient = self.hide(gradient, 0.0)  # delta is anything over the end
+    return self.drop(weights), gradient
+
+  def query_gradients(self, gradient) -> Iterator[tuple[str, jax.Array]]:
+    """What the scores' gradient makes of those of the queries, `[_, lanes]`."""
+    k = self.keys("k")
+    yield "q", dot(k, gradient.astype(k.dtype), 1, 0)
+    if self.block.diagonals:
+      yield "of_query", self.block.diagonals[0].gradient(gradient)
+
+  def key_gradients(self, weights, gradient) -> Iterator[tuple[str, jax.Array]]:
+    """Likewise of those of the keys, `[_, keys]`."""
+    q, do = self.queries("q"), self.queries("do")
+    yield "v", dot(do, weights.astype(do.dtype), 1, 1)
+    yield "k", dot(q, gradient.astype(q.dtype), 1, 1)
+    if self.block.diagonals:
+      yield "of_key", self.block.diagonals[1].gradient(gradient.T)
+
+  def hide(self, x: jax.Array, fill: float) -> jax.Array:
+    """Puts `fill` where a query does not see a key."""
+    if not self.masked:
+      return x
+    block = self.block
+    blocks, i, j = block.settings.blocks, block.queries(), self.key_index(0)
+    end = jnp.full_like(i, blocks.keys)
+    if block.settings.causal:
+      end = jnp.minimum(end, i + 1)
+    if "end" in block.refs:
+      end = jnp.minimum(end, block.join([block.refs["end"][0]] * block.group))
+    if blocks.ragged_q:
+      end = jnp.where(i < blocks.queries, end, 0)
+    visible = j < end
+    if "start" in block.refs:
+      visible &= j >= block.join([block.refs["start"][0]] * block.group)
+    return jnp.where(visible, x, fill)
+
+  def drop(self, x: jax.Array) -> jax.Array:
+    """Puts 0 where dropout takes a weight away."""
+    block = self.block
+    if not block.settings.rate:
+      return x
+    size = block.settings.blocks.q_size
+    seeds = [
+      jnp.full((1, size), block.seed(self.h, g)) for g in range(block.group)
+    ]
+    kept = keep(
+      block.settings.rate,
+      block.join(seeds).astype(jnp.uint32),
+      block.queries(),
+      self.key_index(0),
+    )
+    return jnp.where(kept, x, 0.0)
+
+  def keys(self, name: str) -> jax.Array:
+    """The keys' part of k or v, `[H, keys]`."""
+    x = self.block.refs[name][0, self.h]
+    blocks = self.block.settings.blocks
+    if not (self.masked and blocks.ragged_k):
+      return x
+    # Over the end there may be anything, and 0 times anything may be NaN.
+    return jnp.where(self.key_index(1) < blocks.keys, x, 0)
+
+  def queries(self, name: str) -> jax.Array:
+    """The queries' part of q or do, `[H, lanes]`."""
+    block, blocks = self.block, self.block.settings.blocks
+    x = block.join([block.refs[name][0, self.h, g] for g in range(block.group)])
+    if not (self.masked and blocks.ragged_q):
+      return x
+    return jnp.where(block.queries() < blocks.queries, x, 0)
+
+  def row(self, name: str) -> jax.Array:
+    """The queries' part of lse or delta, `[1, lanes]`."""
+    x = self.block.refs[name][0, self.h]
+    return self.block.join([x[g : g + 1] for g in range(self.block.group)])
+
+  def key_index(self, axis: int) -> jax.Array:
+    """Index in its row of each key, int32, along `axis` of two."""
+    size = self.block.settings.blocks.k_size
+    shape = (1, size) if axis else (size, 1)
+    at = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+    return self.block.step.k * size + at

@@ -1,0 +1,250 @@
+"""Weights in safetensors files, in shards if they are large."""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from antlm_jax.errors import UserError
+from antlm_jax.hf.config import read_json
+from antlm_jax.hf.mapping import Architecture
+from antlm_jax.models import Params
+from antlm_jax.runtime import files
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = ("float32", "bfloat16", "float16")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+# Buffers that old Llama files hold, and that follow from the config.
+_FOLLOWS = "rotary_emb.inv_freq"
+
+
+# ------------------------------------------------------------------- writing
+
+
+def check_new(path: pathlib.Path) -> None:
+  """Fails where there is something already, before any work is done.
+
+  Raises:
+    UserError: if the path exists.
+  """
+  if os.path.lexists(path):
+    raise UserError(f"{path} exists: give another folder, or remove it")
+
+
+@contextlib.contextmanager
+def new(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Gives a folder to write in, which gets its name when all went well.
+
+  Raises:
+    UserError: if the folder exists, or cannot be written.
+  """
+  check_new(path)
+  aside = None
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = pathlib.Path(
+      tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent)
+    )
+    whole = aside / path.name
+    whole.mkdir()  # with the usual permissions, which the other has not
+    yield whole
+    whole.rename(path)
+  except (OSError, safetensors.SafetensorError) as error:
+    reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+    raise UserError(f"cannot write {path}: {reason}") from error
+  finally:
+    if aside:
+      shutil.rmtree(aside, ignore_errors=True)
+
+
+def tensors(
+  params: Params, names: Mapping[str, str], dtype: str
+) -> dict[str, np.ndarray]:
+  """Returns our parameters as tensors of transformers, rounded to a dtype."""
+  out = {}
+  for path, value in params.items():
+    value = np.asarray(value).astype(jnp.dtype(dtype), copy=False)
+    if path.endswith("/kernel"):
+      value = value.swapaxes(-1, -2)
+    name = names[path]
+    layers = value if "{}" in name else [value]
+    for i, layer in enumerate(layers):
+      out[name.format(i)] = np.ascontiguousarray(layer)
+  return out
+
+
+def write(
+  folder: pathlib.Path, tensors: Mapping[str, np.ndarray], shard_bytes: int
+) -> None:
+  """Writes one file, or several of at most so many bytes and an index."""
+  shards: list[dict[str, np.ndarray]] = [{}]
+  held = 0
+  for name, value in tensors.items():
+    if held and held + value.nbytes > shard_bytes:
+      shards.append({})
+      held = 0
+    shards[-1][name] = value
+    held += value.nbytes
+  paths = [SINGLE]
+  if len(shards) > 1:
+    paths = [
+      f"model-{i:05}-of-{len(shards):05}.safetensors"
+      for i in range(1, len(shards) + 1)
+    ]
+  for path, shard in zip(paths, shards, strict=True):
+    safetensors.numpy.save_file(shard, folder / path, {"format": "pt"})
+  if len(shards) > 1:
+    size = sum(value.nbytes for value in tensors.values())
+    where = {n: p for p, s in zip(paths, shards, strict=True) for n in s}
+    index = {"metadata": {"total_size": size}, "weight_map": where}
+    files.write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+
+
+# ------------------------------------------------------------------- reading
+
+
+class Weights:
+  """The tensors of a folder, read one by one.
+
+  Args:
+    folder: Holds model.safetensors, or shards and their index.
+
+  Raises:
+    UserError: if it does not.
+  """
+
+  def __init__(self, folder: pathlib.Path):
+    self.folder = folder
+    self._files = {}
+    if (folder / SINGLE).is_file():
+      paths = [folder / SINGLE]
+    elif (folder / INDEX).is_file():
+      paths = [folder / name for name in _shards(folder / INDEX)]
+    else:
+      pickled = sorted(p.name for p in folder.glob("*.bin"))
+      raise UserError(
+        f"{folder} holds no {SINGLE}"
+        + (f": {pickled[0]} may run code when read, and is not" if pickled
+           else "")
+      )  # fmt: skip
+    for path in paths:
+      with _readable(path):
+        file = safetensors.safe_open(path, framework="np")
+        self._files |= dict.fromkeys(file.keys(), file)
+    self._files = {
+      n: f for n, f in self._files.items() if not n.endswith(_FOLLOWS)
+    }
+
+  def __iter__(self) -> Iterator[str]:
+    return iter(self._files)
+
+  def shape(self, name: str) -> tuple[int, ...]:
+    return tuple(self._files[name].get_slice(name).get_shape())
+
+  def dtype(self, name: str) -> str:
+    """Its dtype as safetensors calls it, such as BF16."""
+    return self._files[name].get_slice(name).get_dtype()
+
+  def __getitem__(self, name: str) -> np.ndarray:
+    """Reads a tensor, as float32."""
+    return self._files[name].get_tensor(name).astype(np.float32)
+
+
+def _shards(path: pathlib.Path) -> list[str]:
+  index = read_json(path, "incomplete").get("weight_map")
+  if not isinstance(index, dict) or not all(
+    isinstance(name, str) for name in index.values()
+  ):
+    raise UserError(f"{path} has no weight_map of names to files")
+  return sorted(set(index.values()))
+
+
+@contextlib.contextmanager
+def _readable(path: pathlib.Path):
+  try:
+    yield
+  except OSError as error:
+    missing = isinstance(error, FileNotFoundError)  # it names the path again
+    reason = "no such file" if missing else str(error).splitlines()[0]
+    raise UserError(f"cannot read {path}: {reason}") from error
+  except safetensors.SafetensorError as error:
+    raise UserError(f"{path} is not whole: {error}") from error
+
+
+def params(
+  weights: Weights, architecture: Architecture, shapes: Mapping
+) -> dict[str, np.ndarray]:
+  """Reads all parameters of an encoder.
+
+  Args:
+    weights: The tensors.
+    architecture: Their names.
+    shapes: By path, arrays of the shapes that are wanted.
+
+  Raises:
+    UserError: naming the tensors that are missing, unknown or of another shape.
+  """
+  wanted = {}  # by path, its tensors' names and their shape
+  for path, shape in shapes.items():
+    name, own = architecture.weights[path], tuple(shape.shape)
+    layers, own = (own[0], own[1:]) if "{}" in name else (1, own)
+    names = [name.format(i) for i in range(layers)]
+    wanted[path] = names, own[::-1] if path.endswith("/kernel") else own
+  expected = {name: shape for names, shape in wanted.values() for name in names}
+  if problems := list(_problems(weights, architecture, expected)):
+    raise UserError(f"{weights.folder}: {'; '.join(problems)}")
+  out = {}
+  for path, (names, _) in wanted.items():
+    layers = [weights[name] for name in names]
+    value = (
+      np.stack(layers) if "{}" in architecture.weights[path] else layers[0]
+    )
+    out[path] = value.swapaxes(-1, -2) if path.endswith("/kernel") else value
+  return out
+
+
+def _problems(
+  weights: Weights, architecture: Architecture, expected: Mapping
+) -> Iterator[str]:
+  """Says what does not fit, each kind in a phrase."""
+  there = set(weights)
+  if missing := sorted(expected.keys() - there):
+    yield f"weights are missing: {_listed(missing)}"
+  extra = there - expected.keys()
+  tied = architecture.weights.get("head/kernel")
+  embedding = architecture.weights["embedding"]
+  if tied in extra and embedding in there:  # some files hold it twice
+    if np.array_equal(weights[tied], weights[embedding]):
+      extra.discard(tied)
+    else:
+      yield (
+        f"{tied} differs from {embedding}, although tie_word_embeddings is true"
+      )
+      extra.discard(tied)
+  if extra:
+    yield (
+      f"the encoder has no place for {_listed(sorted(extra))} (a task's head is"
+      " not read)"
+    )
+  both = sorted(expected.keys() & there)
+  if other := [n for n in both if weights.shape(n) != expected[n]]:
+    shapes = (
+      f"{n} {list(weights.shape(n))}, not {list(expected[n])}" for n in other
+    )
+    yield f"of other shapes than config.json says: {_listed(list(shapes))}"
+  if other := [n for n in both if weights.dtype(n) not in _FLOATS]:
+    yield f"quantized weights are not read: {_listed(other)}"
+
+
+def _listed(names: list[str]) -> str:
+  more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+  return ", ".join(names[:8]) + more

@@ -1,0 +1,94 @@
+"""How a trained model is read: what frames a text, where masks are predicted.
+
+Scoring, generation and mask filling all ask the same two questions of a
+checkpoint; the answers are its data's and its curriculum's.
+"""
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from antlm_jax import config as config_lib
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum
+from antlm_jax.objectives.objective import Objective
+from antlm_jax.training.checkpoint import Loaded
+
+# What stands before and after a text, by the boundary of the training data.
+# After `doc </s> doc </s>` a text begins where the document before it ended.
+FRAMES = {
+  "bos_eos": ("bos_id", "eos_id"),
+  "eos": ("eos_id", "eos_id"),
+  "none": (None, None),
+}
+
+
+def frame(loaded: Loaded) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the special tokens before and after a text, int32 `[0 or 1]`."""
+  tokenizer = loaded.tokenizer
+  ids = [name and getattr(tokenizer, name) for name in FRAMES[loaded.boundary]]
+  before, after = ([] if i is None else [i] for i in ids)
+  return np.array(before, np.int32), np.array(after, np.int32)
+
+
+def trained(config: ConfigDict) -> list[Objective]:
+  """Returns the objectives of a run's curriculum."""
+  objectives = config_lib.objectives(config)
+  # Only the names matter, so any length that leaves no phase empty will do.
+  names = curriculum.parse(
+    config.curriculum, objectives, steps_per_epoch=1e9, run_steps=10**9
+  ).objectives
+  return [objectives[name] for name in names]
+
+
+def mask_shift(config: ConfigDict) -> int:
+  """Returns how far before a masked token the output that predicts it stands.
+
+  Returns:
+    1 if the run trained masked next-token prediction (arXiv 2410.24159) and
+    not prediction in place, else 0.
+  """
+  shifts = {
+    objective.shift
+    for objective in trained(config)
+    if objective.attention == "bidirectional"
+  }
+  return 1 if shifts == {1} else 0
+
+
+def mask_id(loaded: Loaded) -> int:
+  """Returns the id of `<mask>`.
+
+  Raises:
+    UserError: if the tokenizer has none.
+  """
+  if loaded.tokenizer.mask_id is None:
+    raise UserError(
+      f"the tokenizer of {loaded.path} has no <mask> token: the model can"
+      " only be read causally"
+    )
+  return loaded.tokenizer.mask_id
+
+
+def check_length(loaded: Loaded, length: int, text: str) -> None:
+  """Checks that a text fits the model.
+
+  Args:
+    loaded: The model.
+    length: Tokens of the text, with its frame.
+    text: What the error quotes.
+
+  Raises:
+    UserError: if it is longer than the model's rows.
+  """
+  longest = loaded.model.config.max_seq_len
+  if length > longest:
+    quoted = text if len(text) <= 60 else text[:57] + "..."
+    raise UserError(
+      f"{quoted!r} takes {length} tokens, over the model's"
+      f" max_seq_len={longest}"
+    )
+
+
+def round_up(length: int, multiple: int, limit: int) -> int:
+  """Rounds a row's length up, so that few lengths need compiling."""
+  return min(-(-length // multiple) * multiple, limit)

@@ -1,0 +1,159 @@
+"""The encoders, behind one functional interface."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from antlm_jax.errors import UserError
+from antlm_jax.masks import AttentionMask
+from antlm_jax.models import encoder, llama, ltg_bert
+from antlm_jax.models.encoder import EncoderConfig
+from antlm_jax.models.layers import At
+from antlm_jax.objectives.batch import Batch
+
+Params = dict[str, jax.Array]  # {"blocks/mlp/up/kernel": array}, layers stacked
+
+ENCODERS = {
+  "llama": (llama.Llama, llama.LlamaConfig),
+  "ltg_bert": (ltg_bert.LtgBert, ltg_bert.LtgBertConfig),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """An encoder as pure functions of its parameters.
+
+  Attributes:
+    config: The encoder's configuration.
+    graph: The encoder's structure, without parameters.
+    shapes: Shape and dtype of each parameter, by path.
+    axes: Logical axes of each parameter, by path; None for the layer axis.
+  """
+
+  config: EncoderConfig
+  graph: Any
+  shapes: dict[str, jax.ShapeDtypeStruct]
+  axes: dict[str, tuple[str | None, ...]]
+
+  def init(self, seed: int) -> Params:
+    """Draws the parameters; the same for every mesh. Call it under jit."""
+    encoder_type = type(_abstract(self.config))
+    rngs = nnx.Rngs(params=jax.random.key(seed))
+    return _params(encoder_type(rngs, self.config))
+
+  def encode(
+    self,
+    params: Params,
+    tokens: jax.Array,
+    positions: jax.Array,
+    mask: AttentionMask,
+    dropout_key: jax.Array | None = None,
+  ) -> jax.Array:
+    """Tokens int32 `[B, T]` to hidden states `[B, T, D]`."""
+    return self.bind(params)(tokens, positions, mask, dropout_key)
+
+  def logits(
+    self, params: Params, hidden: jax.Array, at: At | None = None
+  ) -> jax.Array:
+    """Hidden states `[..., D]` to scores float32 `[..., V]`.
+
+    In training, `at` says where they stand: a head may have dropout.
+    """
+    return self.logits_of(params)(hidden, at)
+
+  def logits_of(self, params: Params) -> encoder.LogitsOf:
+    """Returns `logits` for these parameters, brought together once for all."""
+    return self.bind(params).logits_of()
+
+  def attention_of(self, example: Batch) -> str:
+    """Returns what computes a batch's attention in training.
+
+    Raises:
+      ValueError: if what the configuration asks for cannot.
+    """
+    _, rows, length = example.inputs.shape
+
+    def prepare(mask):
+      first = jax.tree.map(lambda bound: bound[0], mask)
+      return encoder.prepare_mask(
+        self.config, first, rows, length, training=True
+      )
+
+    return jax.eval_shape(prepare, example.mask).implementation
+
+  def bind(self, params: Params) -> nnx.Module:
+    """Returns the encoder module holding `params`."""
+    flat = {tuple(path.split("/")): nnx.Param(p) for path, p in params.items()}
+    with nnx.set_graph_mode(False):
+      return nnx.merge(self.graph, nnx.from_flat_state(flat))
+
+  @property
+  def size(self) -> int:
+    """Number of parameters."""
+    return sum(shape.size for shape in self.shapes.values())
+
+
+def build(config: Mapping[str, Any], vocab_size: int) -> Model:
+  """Builds an encoder from a `model` config section.
+
+  Args:
+    config: `name`, a key of `ENCODERS`, and that encoder's settings.
+    vocab_size: Number of tokens V.
+
+  Raises:
+    UserError: for an unknown name or settings that do not fit together.
+  """
+  settings = dict(config)
+  name = settings.pop("name")
+  if name not in ENCODERS:
+    raise UserError(
+      f"model.name={name!r} is not one of {', '.join(sorted(ENCODERS))}"
+    )
+  config_type = ENCODERS[name][1]
+  if unknown := set(settings) - set(defaults(name)):
+    raise UserError(
+      f"model.{', model.'.join(sorted(unknown))}: no setting of {name}; a"
+      f" config file chooses the encoder by default({name!r})"
+    )
+  return from_config(config_type(vocab_size=vocab_size, **settings))
+
+
+def defaults(name: str) -> dict[str, Any]:
+  """Returns an encoder's settings but for its vocabulary, which is data's."""
+  fields = dataclasses.fields(ENCODERS[name][1])
+  return {f.name: f.default for f in fields if f.name != "vocab_size"}
+
+
+def from_config(config: EncoderConfig) -> Model:
+  """Builds the encoder of its configuration."""
+  with nnx.set_graph_mode(False):
+    graph, _ = nnx.split(_abstract(config))
+    variables = dict(nnx.to_flat_state(nnx.state(_abstract(config))))
+  shapes = {"/".join(path): v.get_value() for path, v in variables.items()}
+  axes = {
+    "/".join(path): _stacked(v.get_metadata("axes"), v.get_value().ndim)
+    for path, v in variables.items()
+  }
+  return Model(config, graph, shapes, axes)
+
+
+def _abstract(config: EncoderConfig) -> nnx.Module:
+  encoder_type = next(e for e, c in ENCODERS.values() if isinstance(config, c))
+  with nnx.set_graph_mode(False):
+    return nnx.eval_shape(
+      lambda: encoder_type(nnx.Rngs(params=jax.random.key(0)), config)
+    )
+
+
+def _params(module: nnx.Module) -> Params:
+  with nnx.set_graph_mode(False):
+    flat = nnx.to_flat_state(nnx.state(module))
+  return {"/".join(path): v.get_value() for path, v in flat}
+
+
+def _stacked(axes: tuple[str, ...], ndim: int) -> tuple[str | None, ...]:
+  """Adds the layer axis that stacking put in front."""
+  return (None,) * (ndim - len(axes)) + tuple(axes)

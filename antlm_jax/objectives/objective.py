@@ -1,0 +1,141 @@
+"""Objectives as values: what is hidden, what is seen, what is predicted.
+
+An objective turns rows of tokens into inputs, an attention mask and targets.
+All of them are rows of one small table, `OBJECTIVES`; a new one is a new value
+(in the table, or in `config.objectives`), and neither the model nor the train
+step knows which one a batch has.
+"""
+
+import dataclasses
+
+from antlm_jax.errors import UserError
+
+ATTENTION = ("causal", "bidirectional", "prefix")
+PREDICT = ("all", "masked", "suffix")
+UNITS = ("token", "word", "span")
+SPAN_LENGTHS = ("uniform", "geometric")
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """One training objective.
+
+  Attributes:
+    name: What logs call it.
+    attention: Which keys of its own document a position sees: `causal`, those
+      up to itself; `bidirectional`, all; `prefix`, all of a random prefix and
+      those up to itself.
+    shift: The output at position i predicts the token at i + shift: 1 for
+      next-token prediction, 0 for prediction in place.
+    predict: Which tokens are targets: `all`; `masked`, the chosen ones;
+      `suffix`, those after the prefix.
+    mask_ratio: Share of tokens chosen, special ones never.
+    mask_ratio_end: If set, the share at the end of the run, reached linearly.
+    mask_token: Of the chosen, the share that becomes `<mask>`.
+    random_token: Of the chosen, the share that becomes a random token; what
+      is left of 1 stays as it is.
+    unit: What is chosen at once, with one draw for its fate: a `token`, a
+      whole `word`, or a `span` of 1 to `span_length` tokens.
+    span_length: Longest span.
+    span_lengths: How often a span has each length: `uniform` (GPT-BERT's, up
+      to 3), or `geometric`, each two thirds as often as the one before
+      (LTG-BERT's, up to 9).
+    weight: Weight of each target in the loss.
+  """
+
+  name: str
+  attention: str = "causal"
+  shift: int = 1
+  predict: str = "all"
+  mask_ratio: float = 0.0
+  mask_ratio_end: float | None = None
+  mask_token: float = 0.8
+  random_token: float = 0.1
+  unit: str = "token"
+  span_length: int = 3
+  span_lengths: str = "uniform"
+  weight: float = 1.0
+
+  def __post_init__(self):
+    for field, choices in (
+      ("attention", ATTENTION),
+      ("predict", PREDICT),
+      ("unit", UNITS),
+      ("span_lengths", SPAN_LENGTHS),
+      ("shift", (0, 1)),
+    ):
+      if getattr(self, field) not in choices:
+        self._fail(field, f"one of {', '.join(map(str, choices))}")
+    for field in ("mask_ratio", "mask_ratio_end", "mask_token", "random_token"):
+      if not 0 <= (getattr(self, field) or 0) <= 1:
+        self._fail(field, "between 0 and 1")
+    if self.mask_token + self.random_token > 1 + 1e-6:
+      self._fail("random_token", "at most 1 - mask_token")
+    if self.span_length < 1:
+      self._fail("span_length", "at least 1")
+    if self.predict == "masked" and self.max_mask_ratio == 0:
+      self._fail("mask_ratio", "over 0 where the masked tokens are predicted")
+    if self.predict == "suffix" and self.attention != "prefix":
+      self._fail("predict", "all or masked where there is no prefix")
+    if not self.max_mask_ratio and self.shift == 0:
+      self._fail("shift", "1: every token would be predicted from itself")
+    if not self.max_mask_ratio and self.attention == "bidirectional":
+      self._fail("attention", "causal or prefix: every target would be seen")
+    seen = self.attention == "prefix" and self.predict != "suffix"
+    if not self.max_mask_ratio and seen:
+      self._fail("predict", "suffix: the prefix's targets would be seen")
+    if not 0 < self.weight < float("inf"):
+      self._fail("weight", "positive and finite")
+
+  def _fail(self, field: str, expected: str):
+    raise UserError(
+      f"objective {self.name!r}: {field}={getattr(self, field)!r} is not"
+      f" {expected}"
+    )
+
+  @property
+  def max_mask_ratio(self) -> float:
+    """Largest share chosen at any time of the run."""
+    return max(self.mask_ratio, self.mask_ratio_end or 0.0)
+
+  @property
+  def needs_mask_token(self) -> bool:
+    """Whether its inputs can hold `<mask>`."""
+    return self.max_mask_ratio > 0 and self.mask_token > 0
+
+  @property
+  def max_target_share(self) -> float:
+    """Largest expected share of tokens that are targets."""
+    return self.max_mask_ratio if self.predict == "masked" else 1.0
+
+  def ratio_at(self, progress: float) -> float:
+    """Returns the share chosen at a part `progress` (0 to 1) of the run."""
+    end = (
+      self.mask_ratio if self.mask_ratio_end is None else self.mask_ratio_end
+    )
+    return self.mask_ratio + (end - self.mask_ratio) * progress
+
+
+OBJECTIVES = {
+  # Next-token prediction.
+  "C": Objective("clm"),
+  # BERT's masked language modeling, predicted in place.
+  "M": Objective(
+    "mlm",
+    attention="bidirectional",
+    shift=0,
+    predict="masked",
+    mask_ratio=0.15,
+  ),
+  # Masked next-token prediction (arXiv 2410.24159, section 2.1): the masked
+  # token is predicted one position earlier, so both modes share the head.
+  "N": Objective(
+    "mntp", attention="bidirectional", predict="masked", mask_ratio=0.15
+  ),
+  # Mask-enhanced autoregressive prediction (arXiv 2502.07490): next-token
+  # prediction with a small share of the inputs masked.
+  "E": Objective("meap", mask_ratio=0.15, mask_token=1.0, random_token=0.0),
+  # Prefix language modeling: a prefix of random length sees itself whole, and
+  # what follows it is predicted.
+  "P": Objective("prefix_lm", attention="prefix", predict="suffix"),
+}

@@ -1,0 +1,393 @@
+"""What the steps of a run need, and what bounds their speed, before they run.
+
+A step is compiled for devices that are not there
+(`antlm_jax.planning.topology`); what it takes of memory the compiler says, and
+what it does is counted in its text
+(`antlm_jax.planning.hlo`). Times are a roofline's, from published peaks
+(`antlm_jax.runtime.chips`): products, memory and network are each thought to
+go on all the time, beside each other.
+"""
+
+import dataclasses
+import math
+import re
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from antlm_jax import hashing, models
+from antlm_jax.attention.tpu import kernel, schedule
+from antlm_jax.errors import UserError
+from antlm_jax.objectives.batch import Batch
+from antlm_jax.planning import hlo, topology
+from antlm_jax.runtime import chips, progress, sharding
+from antlm_jax.training import flops
+from antlm_jax.training import run as run_lib
+from antlm_jax.training.run import Run
+
+_CUTS = 0x9C07  # keeps the pieces' draws apart from the objectives'
+_SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+# The data, or what stands in for it.
+
+
+@dataclasses.dataclass(frozen=True)
+class StandIn:
+  """Rows and tokenizer of data that is not there.
+
+  Attributes:
+    vocab_size: Number of tokens V.
+    seq_len: Tokens in a row T.
+    pieces: Documents in a row, cut at random.
+    size: Number of rows, which make an epoch.
+  """
+
+  vocab_size: int
+  seq_len: int
+  pieces: int
+  size: int
+
+  mask_id, pad_id = 0, None
+
+  @property
+  def special(self) -> np.ndarray:
+    """Which tokens are special, bool `[V]`."""
+    return np.arange(self.vocab_size) == self.mask_id
+
+  @property
+  def word_start(self) -> np.ndarray:
+    """Which tokens begin a word, bool `[V]`."""
+    return ~self.special
+
+  @property
+  def segmented(self) -> bool:
+    """Whether rows hold several documents."""
+    return self.pieces > 1
+
+  def __len__(self) -> int:
+    return self.size
+
+  def read(self, indices) -> tuple[np.ndarray, np.ndarray | None]:
+    """Returns rows as `data.rows.Rows` does: tokens and starts `[n, T]`."""
+    shape = len(indices), self.seq_len
+    tokens = np.arange(math.prod(shape)).reshape(shape) % (self.vocab_size - 1)
+    tokens = (1 + tokens).astype(np.int32)
+    if not self.segmented:
+      return tokens, None
+    starts = np.arange(self.seq_len) == np.zeros((shape[0], 1))
+    for piece in range(1, self.pieces):
+      draw = hashing.uniform(0, _CUTS, piece, np.asarray(indices))
+      cut = 1 + (draw * (self.seq_len - 1)).astype(np.int64)
+      starts |= np.arange(self.seq_len) == cut[:, None]
+    return tokens, starts
+
+
+def assemble(
+  config: ConfigDict, devices: Sequence[jax.Device], stand_in: StandIn
+) -> Run:
+  """Builds a run as `run.build` does, but on devices that need not be there.
+
+  Args:
+    config: Its config. The data of `data.path` is read, if it is set.
+    devices: The devices.
+    stand_in: What stands in for the data otherwise.
+
+  Raises:
+    UserError: for settings and devices that do not fit together.
+  """
+  data = dict.fromkeys(("train_rows", "dev_rows", "tokenizer"), stand_in)
+  data["manifest"] = None
+  if config.data.path:
+    data = run_lib.read_data(config)
+  return run_lib.assemble(config, devices, **data)
+
+
+# What is compiled.
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A step that a run compiles, for one kind of batch.
+
+  Attributes:
+    name: The objectives of the batch.
+    steps: How many of the run's steps are of it; 0 for an evaluation.
+    example: A batch, as the first process makes its part of it.
+  """
+
+  name: str
+  steps: int
+  example: Batch
+
+
+def programs(run: Run, evaluations: bool = True) -> list[Program]:
+  """Returns the steps that a run compiles, each with a batch of its kind."""
+  source, out = run.source(), {}
+  starts = {p.start for p in run.curriculum.phases}
+  starts = sorted(starts | {b.start for b in run.batches})
+  ends = [*starts[1:], run.curriculum.steps]
+  for start, end in zip(starts, ends, strict=True):
+    name, joined = (
+      str(run.curriculum.at(start)),
+      source.batches_at(start).joined,
+    )
+    if joined > 1:
+      name += f" of {joined * run.train_rows.seq_len}"
+    known = out.get(name) or Program(name, 0, source[start])
+    out[name] = dataclasses.replace(known, steps=known.steps + end - start)
+  if evaluations:
+    for name, of in run.eval_sources().items():
+      out[f"eval {name}"] = Program(f"eval {name}", 0, of[0])
+  return list(out.values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+  """Bytes of a device's memory.
+
+  Attributes:
+    limit: What there is for programs.
+    needed: What this one takes.
+    arguments: Of that, the state and the batch; None where it does not fit.
+    temporaries: What it takes beside them; likewise.
+  """
+
+  limit: int
+  needed: int
+  arguments: int | None = None
+  temporaries: int | None = None
+
+  @property
+  def fits(self) -> bool:
+    """Whether it is enough."""
+    return self.needed <= self.limit
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreseen:
+  """What is known of a program before it ever ran; of one device, per step.
+
+  Attributes:
+    name: The program's.
+    steps: How many of the run's steps are of it.
+    rows: Rows of a batch, over all devices.
+    seq_len: Tokens in a row.
+    devices: How many.
+    peak: FLOP/s of one.
+    attention: What computes attention.
+    work: The operations that a step needs, over all devices.
+    compile_seconds: What compiling it took here.
+    memory: What it needs.
+    executed: Operations of the matrix units, with recomputation and padding.
+    moved: Bytes through the memory.
+    collectives: Each kind along the same axes: how often, the arrays' bytes,
+      the bytes that a device sends, and the seconds that it takes.
+    seconds: The time of products, memory and network, if nothing waits.
+    unknown_loops: Loops of unknown length, counted as one pass.
+  """
+
+  name: str
+  steps: int
+  rows: int
+  seq_len: int
+  devices: int
+  peak: float
+  attention: str
+  work: flops.Work
+  compile_seconds: float
+  memory: Memory
+  executed: float = 0.0
+  moved: float = 0.0
+  collectives: tuple[dict, ...] = ()
+  seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+  unknown_loops: int = 0
+
+  @property
+  def bound(self) -> str:
+    """What takes longest: compute, memory or network."""
+    return max(self.seconds, key=self.seconds.get)
+
+  @property
+  def step_seconds(self) -> float:
+    """The shortest that a step can take."""
+    return self.seconds[self.bound]
+
+  @property
+  def mfu(self) -> float:
+    """The highest share of the peak that what is needed can reach."""
+    return self.work.total / (self.devices * self.peak * self.step_seconds)
+
+  def to_json(self) -> dict:
+    """Returns all of it as plain values."""
+    out = dataclasses.asdict(self)
+    out["memory"]["fits"] = self.memory.fits
+    if self.seconds:
+      names = ("bound", "step_seconds", "mfu")
+      out |= {name: getattr(self, name) for name in names}
+    return out
+
+
+def foresee(run: Run, program: Program) -> Foreseen:
+  """Compiles a program and reads off what it needs.
+
+  Raises:
+    UserError: if the attention that the config asks for cannot be.
+  """
+  example, mesh = program.example, run.mesh
+  shapes = sharding.abstract(mesh, example)
+  model = run.trainer.model
+  chip = chips.of(mesh.devices.flat[0])
+  lower = topology.train_step if program.steps else topology.eval_step
+  whole = shapes.inputs.size / example.inputs.size  # of the first process's
+  known = Foreseen(
+    name=program.name,
+    steps=program.steps,
+    rows=math.prod(shapes.inputs.shape[:2]),
+    seq_len=shapes.inputs.shape[2],
+    devices=mesh.size,
+    peak=chip.flops,
+    attention=_attention(run, shapes),
+    work=flops.forward(model, example) * (3 if program.steps else 1) * whole,
+    compile_seconds=0.0,
+    memory=Memory(chip.memory, 0),
+  )
+  begun = time.monotonic()
+  lowered = lower(run.trainer, mesh, shapes)
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    memory = exceeded(str(error), _arguments(run, shapes, program.steps > 0))
+    if memory is None:
+      raise
+    spent = time.monotonic() - begun
+    return dataclasses.replace(known, memory=memory, compile_seconds=spent)
+  return dataclasses.replace(
+    known,
+    compile_seconds=time.monotonic() - begun,
+    memory=_memory(compiled, chip),
+    **_speed(run, example, hlo.count(compiled.as_text())),
+  )
+
+
+def _attention(run: Run, shapes: Batch) -> str:
+  try:
+    with jax.set_mesh(run.mesh):
+      return run.trainer.model.attention_of(shapes)
+  except ValueError as error:
+    raise UserError(f"model.{error}") from error
+
+
+def _memory(compiled, chip: chips.Chip) -> Memory:
+  of = compiled.memory_analysis()
+  beside = (
+    of.temp_size_in_bytes
+    + of.generated_code_size_in_bytes
+    + of.output_size_in_bytes
+    - of.alias_size_in_bytes
+  )
+  return Memory(
+    limit=chip.memory,
+    needed=of.argument_size_in_bytes + beside,
+    arguments=of.argument_size_in_bytes,
+    temporaries=beside,
+  )
+
+
+def exceeded(message: str, arguments: int) -> Memory | None:
+  """Reads from the compiler's error how much memory would be needed."""
+  size = r"([\d.]+)([KMGT]?)"
+  if "RESOURCE_EXHAUSTED" not in message:
+    return None
+  found = re.search(rf"Used {size} of {size} hbm", message)
+  beside = 0
+  if not found:  # temporaries are too much already, without the arguments
+    pattern = rf"\({size}\) exceeds available HBM \({size}\)"
+    found, beside = re.search(pattern, message), arguments
+  if not found:
+    return None
+  used, unit, limit, limit_unit = found.groups()
+  needed = beside + int(float(used) * _SIZES[unit])
+  limit = int(float(limit) * _SIZES[limit_unit])
+  return Memory(limit, needed, arguments, needed - arguments)
+
+
+def _arguments(run: Run, shapes: Batch, training: bool) -> int:
+  """Bytes of a program's arguments on a device."""
+  _, state = topology.abstract_state(run.trainer, run.mesh)
+  of = (state if training else state.best_params), shapes
+  return sum(
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    for x in jax.tree.leaves(of)
+  )
+
+
+def _speed(run: Run, example: Batch, counts: hlo.Counts) -> dict:
+  """The part of `Foreseen` that is about speed."""
+  chip = chips.of(run.mesh.devices.flat[0])
+  kernels = sum(counts.kernel_flops.values())
+  if kernels:
+    kernels *= _visited(run.trainer.model, example)
+  executed = counts.flops + kernels
+  collectives = _collectives(run.mesh, counts)
+  return {
+    "executed": executed,
+    "moved": counts.bytes,
+    "collectives": collectives,
+    "unknown_loops": counts.unknown_loops,
+    "seconds": {
+      "compute": executed / chip.flops,
+      "memory": counts.bytes / chip.bandwidth,
+      "network": sum(c["seconds"] for c in collectives),
+    },
+  }
+
+
+def _visited(model: models.Model, example: Batch) -> float:
+  """Scores that the kernel computes, of those that it says it does.
+
+  It visits blocks, and of a mask with bounds it cannot know how many.
+  """
+  c, length = model.config, example.inputs.shape[-1]
+  group = c.heads // c.kv_heads
+  blocks = kernel.cut(length, length, group, c.head_width, c.dtype)
+  mask = jax.tree.map(lambda x: x.reshape(-1, length), example.mask)
+  rows = math.prod(example.inputs.shape[:2])
+  by_query, _ = schedule.make(mask, rows, blocks)
+  steps = math.prod(int(n) for n in by_query.grid(rows))
+  said = rows * length**2 / (2 if mask.causal else 1)
+  return steps * blocks.q_size * blocks.k_size / said
+
+
+def _collectives(mesh, counts: hlo.Counts) -> tuple[dict, ...]:
+  """The collectives by kind and axes, the slowest first."""
+  network, out = chips.Network(mesh), {}
+  for one, times in counts.collectives.items():
+    axes = ", ".join(network.axes(one.group))
+    total = out.setdefault((one.kind, axes), {
+      "kind": one.kind, "axes": axes, "devices": len(one.group),
+      "times": 0, "bytes": 0, "sent": 0.0, "seconds": 0.0,
+    })  # fmt: skip
+    total["times"] += times
+    total["bytes"] += times * one.bytes
+    total["sent"] += times * one.sent
+    total["seconds"] += times * network.seconds(one)
+  return tuple(sorted(out.values(), key=lambda c: -c["seconds"]))
+
+
+def foresee_all(run: Run, chosen: Sequence[Program]) -> Iterator[Foreseen]:
+  """Foresees programs; those of the same shapes are compiled once."""
+  done: dict = {}
+  for program in progress.track(chosen, "program", "compiled", 0):
+    shapes = sharding.abstract(run.mesh, program.example)
+    key = (
+      jax.tree.structure(shapes),
+      *jax.tree.leaves(shapes),
+      not program.steps,
+    )
+    if key not in done:
+      done[key] = foresee(run, program)
+    yield dataclasses.replace(done[key], name=program.name, steps=program.steps)

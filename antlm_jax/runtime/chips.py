@@ -1,0 +1,135 @@
+"""What chips can do, from what their makers publish.
+
+TPUs: the system architecture pages of Google Cloud (docs.cloud.google.com/tpu
+/docs/v4, v5e, v5p, v6e, tpu7x); v4's links: arXiv 2304.01433, Table 4. The
+memory that programs may use is what libtpu's compiler says when it is
+exceeded. GPUs: NVIDIA's data sheets.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from antlm_jax.planning.hlo import Collective
+
+_GIB = 2**30
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """A chip; or a device, where JAX shows one chip as several.
+
+  Attributes:
+    flops: Dense bfloat16 operations a second.
+    memory: Bytes of main memory that programs may use; 0 where not known, as
+      everything below.
+    bandwidth: Bytes a second to and from it.
+    links: Links to other chips.
+    link: Bytes a second over one of them, each way.
+    dcn: Bytes a second over the data centre's network.
+    closes: A slice's side closes to a ring if this divides it.
+    devices: How many devices JAX shows it as.
+  """
+
+  flops: float
+  memory: int = 0
+  bandwidth: float = 0.0
+  links: int = 0
+  link: float = 0.0
+  dcn: float = 0.0
+  closes: int = 0
+  devices: int = 1
+
+
+# By the beginning of jax.Device.device_kind. The longest that fits counts.
+CHIPS = {
+  # Of the network of v4 only the links are published.
+  "TPU v4": Chip(275e12, int(30.75 * _GIB), 1200e9, 6, 50e9, 0.0, 4),
+  "TPU v5 lite": Chip(197e12, int(15.75 * _GIB), 819e9, 4, 50e9, 25e9 / 8, 16),
+  "TPU v5e": Chip(197e12, int(15.75 * _GIB), 819e9, 4, 50e9, 25e9 / 8, 16),
+  "TPU v5": Chip(459e12, int(95.74 * _GIB), 2765e9, 6, 100e9, 50e9 / 8, 4),
+  "TPU v6": Chip(918e12, int(31.25 * _GIB), 1638e9, 4, 100e9, 100e9 / 8, 16),
+  "TPU7x": Chip(
+    2307e12, int(189.5 * _GIB), 7380e9, 6, 100e9, 100e9 / 8, 4, devices=2
+  ),
+  "NVIDIA A100": Chip(312e12),
+  "NVIDIA H100": Chip(989e12),
+  "NVIDIA H200": Chip(989e12),
+  "NVIDIA L4": Chip(121e12),
+  "NVIDIA L40": Chip(181e12),
+  "NVIDIA L40S": Chip(362e12),
+  "Tesla T4": Chip(65e12),
+}
+
+
+def of(device: jax.Device) -> Chip | None:
+  """Returns what a device can do; None where that is not known."""
+  kinds = [kind for kind in CHIPS if device.device_kind.startswith(kind)]
+  if not kinds:
+    return None
+  chip = CHIPS[max(kinds, key=len)]
+  share = {
+    name: getattr(chip, name) / chip.devices
+    for name in ("flops", "bandwidth", "link", "dcn")
+  }
+  memory = chip.memory // chip.devices
+  return dataclasses.replace(chip, memory=memory, **share)
+
+
+def peak(device: jax.Device) -> float | None:
+  """Returns a device's peak in FLOP/s; None where it is not known."""
+  chip = of(device)
+  return chip and chip.flops
+
+
+class Network:
+  """How fast the devices of a mesh reach each other.
+
+  Each collective is thought to use all links along the sides of the slice
+  that its group spans, both ways where a side closes to a ring, and nothing
+  to contend with it.
+  """
+
+  def __init__(self, mesh: jax.sharding.Mesh):
+    self._devices = list(mesh.devices.flat)
+    self._shape = mesh.devices.shape
+    self._names = mesh.axis_names
+    self._chip = of(self._devices[0])
+    self._extent = [
+      len(set(side))
+      for side in zip(*(d.coords for d in self._devices), strict=True)
+    ]
+
+  def axes(self, group: Sequence[int]) -> tuple[str, ...]:
+    """Returns the mesh axes along which a group's devices differ."""
+    if not group:
+      return ("slices",)
+    places = np.array(np.unravel_index(group, self._shape))
+    return tuple(
+      name
+      for name, place in zip(self._names, places, strict=True)
+      if len(set(place)) > 1
+    )
+
+  def seconds(self, collective: Collective) -> float:
+    """Returns how long a collective takes."""
+    if collective.slices:
+      return collective.sent / self._chip.dcn
+    rate = self._rate(collective.group)
+    if collective.kind == "collective-permute":  # to one neighbour
+      rate = min(rate, self._chip.link)
+    return collective.sent / rate
+
+  def _rate(self, group: Sequence[int]) -> float:
+    """Bytes a second that each device of a slice can send to the others."""
+    rate = 0.0
+    sides = zip(*(self._devices[i].coords for i in group), strict=True)
+    for side, extent in zip(sides, self._extent, strict=True):
+      size, closes = len(set(side)), self._chip.closes
+      if size > 1:
+        ring = size == extent and size % closes == 0
+        rate += self._chip.link * (2 if ring else 1)
+    # The devices of one chip share its memory.
+    return rate or self._chip.bandwidth

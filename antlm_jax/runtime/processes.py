@@ -1,0 +1,286 @@
+"""Several processes that train one model: how they start, agree and end.
+
+A process that was started alone is the only one, and none of this costs it
+anything.
+"""
+
+import contextlib
+import glob
+import importlib.util
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from antlm_jax import errors
+from antlm_jax.errors import UserError
+
+# Given by launch/local.sh, or by whoever knows the addresses.
+EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_PROCID")
+JOIN = 300  # seconds within which all processes must have begun
+_HEARTBEAT = 60  # seconds without a sign after which a process counts as dead
+_POLL = 1.0  # seconds between looks at what the others say
+_STAY = 3 * _POLL  # how long what is said is there: the first process keeps it
+_FAILED = "antlm_jax/failed/"  # where a process says why it ends
+
+
+def initialize() -> None:
+  """Joins the processes of this run, if it has several.
+
+  They are found by explicit addresses (`EXPLICIT`), by Slurm's environment
+  (a task for each process), or on TPU hosts by what the pod says of itself.
+
+  A process that the others do not join within `JOIN` seconds ends with status
+  1: a crash, to be run again, as they may be on their way.
+
+  Raises:
+    UserError: if the addresses are not whole, or taken.
+  """
+  options = {
+    "heartbeat_timeout_seconds": _HEARTBEAT,
+    "initialization_timeout": 10 * JOIN,  # after which JAX aborts
+  }
+  if any(name in os.environ for name in EXPLICIT[1:]):
+    options |= _explicit()
+    if options["num_processes"] == 1:
+      return
+  elif all(name in os.environ for name in _SLURM):
+    if int(os.environ.get("SLURM_NTASKS", "1")) == 1:
+      return
+  elif not _on_tpu():
+    if EXPLICIT[0] in os.environ:
+      _explicit()  # says what is missing
+    return
+  # Its handler would take SIGTERM from ours, which ends all alike.
+  jax.config.update("jax_enable_preemption_service", False)
+  address = options.get("coordinator_address", "the address of the first")
+  late = threading.Timer(JOIN, _end_unjoined, (address,))
+  late.daemon = True
+  late.start()
+  try:
+    jax.distributed.initialize(**options)
+  except ValueError as error:
+    if "process_id" in options or not _on_tpu():
+      raise UserError(f"these processes cannot be joined: {error}") from error
+    # A TPU host that is not part of a pod.
+  finally:
+    late.cancel()
+
+
+def _end_unjoined(address: str) -> None:
+  _say(
+    f"the processes of this run did not all come together at {address} within"
+    f" {JOIN} s: is each of them running, and given the same address?"
+  )
+  _end(1)
+
+
+def _explicit() -> dict:
+  missing = [name for name in EXPLICIT if not os.environ.get(name)]
+  if missing:
+    raise UserError(f"{', '.join(missing)} must be set with the others of them")
+  address, *numbers = (os.environ[name] for name in EXPLICIT)
+  try:
+    count, process = map(int, numbers)
+  except ValueError:
+    count, process = 0, 0
+  if not 0 <= process < count:
+    raise UserError(
+      f"{EXPLICIT[2]}={numbers[1]} is not one of {EXPLICIT[1]}={numbers[0]}"
+      " processes: they are numbered from 0"
+    )
+  host, _, port = address.rpartition(":")
+  if not (host and port.isdigit() and 0 < int(port) < 2**16):
+    raise UserError(f"{EXPLICIT[0]}={address} is not HOST:PORT")
+  if process == 0 and count > 1:
+    _check_port(address, int(port))
+  return {
+    "coordinator_address": address,
+    "num_processes": count,
+    "process_id": process,
+  }
+
+
+def _check_port(address: str, port: int) -> None:
+  """Checks what JAX, which listens there next, would crash at."""
+  try:
+    socket.create_server(("", port)).close()
+  except OSError as error:
+    raise UserError(
+      f"{EXPLICIT[0]}={address}: cannot listen there: {error.strerror}: give"
+      " another port"
+    ) from error
+
+
+def _on_tpu() -> bool:
+  chips = glob.glob("/dev/accel[0-9]*") + glob.glob("/dev/vfio/[0-9]*")
+  return bool(chips) and importlib.util.find_spec("libtpu") is not None
+
+
+def is_first() -> bool:
+  """Whether this process is the one that speaks and writes for all."""
+  return jax.process_index() == 0
+
+
+def largest(values: Callable[[], Sequence[int]]) -> Callable[[], np.ndarray]:
+  """Begins to find the elementwise largest of all processes' values.
+
+  Every process must call it, in the same order among its computations. With
+  others the values are taken now and compared on the devices, before what is
+  computed next; alone they are taken when they are asked for.
+
+  Args:
+    values: Returns whole numbers, as many in every process.
+
+  Returns:
+    A function that waits for the result, int32.
+  """
+  if jax.process_count() == 1:
+    return lambda: np.asarray(values(), np.int32)
+  mesh = jax.sharding.Mesh(jax.devices(), ("all",))
+  mine = np.asarray(values(), np.int32)[None]
+  everyone = jax.make_array_from_callback(
+    (mesh.size, mine.shape[1]),
+    NamedSharding(mesh, PartitionSpec("all")),
+    lambda index: mine,
+  )
+  with jax.set_mesh(mesh):
+    found = _columns_largest(everyone)
+  return lambda: jax.device_get(found)
+
+
+@jax.jit
+def _columns_largest(x: jax.Array) -> jax.Array:
+  largest = jnp.max(x, axis=0)
+  return jax.lax.with_sharding_constraint(largest, PartitionSpec())
+
+
+def agreed(value: int) -> int:
+  """Returns the largest of what the processes say; waits for all of them."""
+  return int(largest(lambda: [value])()[0])
+
+
+def same(text: str) -> bool:
+  """Whether all processes say the same; waits for all of them."""
+  number = zlib.crc32(text.encode()) >> 1  # an int32
+  high, low = largest(lambda: [number, -number])()
+  return bool(high == -low)
+
+
+def is_of_a_computation(error: BaseException) -> bool:
+  """Whether a computation failed, as it does when another process ends.
+
+  On CPU it is gloo that says so, in a ValueError.
+  """
+  return isinstance(error, jax.errors.JaxRuntimeError) or (
+    isinstance(error, ValueError) and "Gloo" in str(error)
+  )
+
+
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+  """Joins the other processes for the time of its block.
+
+  What ends one of them with an error ends all, within a bounded time and with
+  a line that says which and why: none waits for a peer that is gone.
+  """
+  initialize()
+  if jax.process_count() == 1:
+    yield
+    return
+  peers = _Peers()
+  try:
+    yield
+  except BaseException as error:
+    if isinstance(error, errors.Stopped) and error.saved:  # all of them
+      peers.leave()
+      raise
+    peers.fail(error)
+  peers.leave()
+
+
+class _Peers:
+  """Tells the other processes of this one's failure, and ends with theirs."""
+
+  def __init__(self):
+    # JAX has no public name for its key-value store; orbax takes it here, too.
+    from jax._src import distributed
+
+    self._store = distributed.global_state.client
+    self._left = threading.Event()
+    threading.Thread(target=self._watch, daemon=True).start()
+
+  def leave(self) -> None:
+    """Stops looking at the others: they may end."""
+    self._left.set()
+
+  def fail(self, error: BaseException) -> None:
+    """Says what happened, to the others as well, and ends the process."""
+    me = jax.process_index()
+    told = errors.explain(error)
+    if is_of_a_computation(error):
+      time.sleep(2 * _STAY)  # mostly a peer's end, who may be about to say why
+      told = (
+        1,
+        (
+          f"error: process {me}: a computation failed, as it does when another"
+          f" process ends: {_line(error)}"
+        ),
+      )
+    elif told is None:
+      traceback.print_exception(error)
+      told = 1, f"{type(error).__name__}: {_line(error)}"
+    self._left.set()
+    status, line = told
+    print(line, file=sys.stderr)
+    with contextlib.suppress(Exception):
+      text = f"{status} {line.removeprefix('error: ')}"
+      self._store.key_value_set(f"{_FAILED}{me}", text)
+    self._end(status)
+
+  def _watch(self) -> None:
+    while not self._left.wait(_POLL):
+      try:
+        said = self._store.key_value_dir_get(_FAILED)
+      except jax.errors.JaxRuntimeError as error:
+        if self._left.wait(_STAY):
+          return
+        _say(
+          f"process 0, which keeps the others together, is gone: {_line(error)}"
+        )
+        _end(1)
+      for key, text in said:
+        status, _, line = text.partition(" ")
+        _say(f"process {key.rpartition('/')[2]} ended: {line}")
+        self._end(int(status))
+
+  def _end(self, status: int) -> None:
+    """Ends, the first process after all others have heard why."""
+    if is_first():
+      time.sleep(_STAY)
+    _end(status)
+
+
+def _say(line: str) -> None:
+  print(f"error: {line}", file=sys.stderr, flush=True)
+
+
+def _end(status: int) -> None:
+  """Ends at once: JAX's own end would wait for the others."""
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status)
+
+
+def _line(error: Exception) -> str:
+  return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,495 @@
+"""Checkpoints: plain `{path: array}` trees, with all that reading them needs.
+
+A run's checkpoints are `WORKDIR/checkpoints/STEP/`, each with the parameters,
+their average, the optimizer's state, the resolved config and the tokenizer.
+`write` makes one without optimizer's state of weights from elsewhere, and may
+put a task's head beside them. Orbax writes a step aside and renames it, so a
+step that has its name was whole once (in a bucket, one that has a commit file);
+sums of its arrays' bits, saved with it, tell whether it still is.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shutil
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from etils import epath
+from ml_collections import ConfigDict
+
+from antlm_jax import config as config_lib
+from antlm_jax import models
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import files
+from antlm_jax.training.step import TrainState
+
+FOLDER = "checkpoints"
+_FULL = "No space left on device"
+_SPARE = 1 << 20  # bytes for what orbax writes beside the arrays
+_COMMITTED = "commit_success.txt"  # what orbax writes last, in a bucket
+
+
+class Unreadable(UserError):
+  """A checkpoint is there, but cannot be read, or is not what was saved."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Meta:
+  """What a checkpoint says beside its arrays.
+
+  Attributes:
+    config: The run's resolved config.
+    tokenizer: The tokenizer.
+    boundary: Which special tokens stood around documents; see
+      `antlm_jax.data.packing`.
+    data: Hash of the rows that it was trained on.
+  """
+
+  config: ConfigDict
+  tokenizer: Tokenizer
+  boundary: str
+  data: str
+
+  def to_json(self) -> dict[str, str]:
+    """Returns plain strings, for orbax to write."""
+    return {
+      "config": config_lib.to_json(self.config),
+      "tokenizer": self.tokenizer.to_json(),
+      "boundary": self.boundary,
+      "data": self.data,
+    }
+
+  @classmethod
+  def from_json(cls, fields: dict[str, str]) -> "Meta":
+    """Reads `to_json`'s strings."""
+    return cls(
+      config_lib.from_json(fields["config"]),
+      Tokenizer.from_json(fields["tokenizer"]),
+      fields["boundary"],
+      fields["data"],
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class FineTuned:
+  """What a fine-tuned checkpoint has beside its encoder: a task's head.
+
+  Attributes:
+    name: The task's name.
+    attention: How rows are read: bidirectional or causal.
+    pool: Which vector is classified: first, last or mean.
+    norms: Whether the head has norms.
+    dropout: Share that the head drops in training.
+    labels: The classes' names, in their order.
+    params: The head's parameters, `{path: array}`.
+  """
+
+  name: str
+  attention: str
+  pool: str
+  norms: bool
+  dropout: float
+  labels: tuple[str, ...]
+  params: Mapping[str, Any]
+
+  def to_json(self) -> dict[str, Any]:
+    """Returns all but the parameters, for orbax to write."""
+    names = (field.name for field in dataclasses.fields(self))
+    return {name: getattr(self, name) for name in names if name != "params"}
+
+  @classmethod
+  def from_json(cls, fields: dict[str, Any], params) -> "FineTuned":
+    """Puts `to_json`'s fields and the parameters together again."""
+    return cls(**fields | {"labels": tuple(fields["labels"])}, params=params)
+
+
+def to_items(state: TrainState) -> dict[str, dict[str, Any]]:
+  """Returns a state as named groups of `{path: array}`."""
+  items = {
+    "params": state.params,
+    "optimizer": _flatten(state.opt_state),
+    "counters": {"step": state.step},
+  }
+  return items if state.ema is None else items | {"ema": state.ema}
+
+
+def from_items(like: TrainState, items: dict[str, dict[str, Any]]):
+  """Puts `to_items`'s groups back into a state of the structure of `like`."""
+  treedef = jax.tree.structure(like.opt_state)
+  opt_state = [items["optimizer"][name] for name in _flatten(like.opt_state)]
+  return TrainState(
+    step=items["counters"]["step"],
+    params=items["params"],
+    opt_state=treedef.unflatten(opt_state),
+    ema=items.get("ema"),
+  )
+
+
+@jax.jit
+def _sums(items) -> dict[str, dict[str, jax.Array]]:
+  """Sums the bits of each array as whole numbers, modulo 2^32.
+
+  They are exact, so they are the same for every sharding.
+  """
+
+  def total(x):
+    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(x, kind)
+    return jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
+
+  return jax.tree.map(total, items)
+
+
+def _crc32(fields: Mapping[str, Any]) -> int:
+  return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+def _as_json(sums) -> dict[str, dict[str, int]]:
+  return jax.tree.map(int, jax.device_get(sums))
+
+
+def _flatten(tree) -> dict[str, Any]:
+  """Names each leaf by its path, such as `1/mu/blocks/mlp/up/kernel`."""
+  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+  return {
+    jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+    for path, leaf in leaves
+  }
+
+
+def write(
+  path,
+  step: int,
+  params: Mapping[str, Any],
+  meta: Meta,
+  task: FineTuned | None = None,
+) -> pathlib.Path:
+  """Writes a checkpoint without optimizer's state, whole or not at all.
+
+  Args:
+    path: The folder that it becomes: `WORKDIR/checkpoints/STEP` to be found as
+      a run's step, or any other. There must be nothing yet.
+    step: Number of steps done.
+    params: The encoder's parameters, NumPy's or JAX's, as `{path: array}` of
+      the shapes that `models.build` gives to the config in `meta`.
+    meta: What it says beside its arrays.
+    task: A task's head, if there is one on the encoder.
+
+  Returns:
+    The folder's absolute path.
+
+  Raises:
+    UserError: if it cannot be written, or is there already.
+  """
+  path = files.path(path)
+  counters = {"step": np.asarray(step, np.int32)}
+  items = {"params": dict(params), "counters": counters}
+  fields: dict[str, Any] = meta.to_json()
+  if task is not None:
+    items["head"] = dict(task.params)
+    fields["task"] = task.to_json()
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    check_space(path.parent, items)
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
+      saver.save(path, save_args(items, fields))
+  except files.failures() as error:
+    raise UserError(f"writing {path} failed: {reason_of(error)}") from error
+  return path
+
+
+def save_args(items, fields: Mapping[str, Any]) -> ocp.args.Composite:
+  """Returns what orbax is to write: `to_items`' arrays, and `fields` as JSON.
+
+  Sums of both, which tell whether they are still what was saved, are added.
+  """
+  fields = {**fields, "sums": _as_json(_sums(items))}
+  fields["crc32"] = _crc32(fields)
+  saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
+  return ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
+
+
+def check_space(folder: pathlib.Path, arrays) -> None:
+  """Fails before anything is written rather than in the middle.
+
+  Raises:
+    OSError: if the folder cannot be written, or the arrays do not fit.
+  """
+  if files.is_remote(folder):
+    return
+  needed = sum(array.nbytes for array in jax.tree.leaves(arrays)) + _SPARE
+  # A process that failed later would be waited for by the others, for long.
+  if not os.access(folder, os.W_OK):
+    raise OSError("it cannot be written")
+  free = shutil.disk_usage(folder).free
+  if free < needed:
+    raise OSError(
+      f"{_FULL} ({needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free)"
+    )
+
+
+def reason_of(error: Exception) -> str:
+  """Returns why nothing could be written, in a line."""
+  reason = (str(error) or type(error).__name__).splitlines()[0]
+  if _FULL in str(error) and not reason.startswith(_FULL):
+    reason = _FULL  # at the end of a long story of tensorstore's
+  return reason[:200]
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+  """A trained model: what every command but training starts from.
+
+  Attributes:
+    path: The checkpoint's folder.
+    step: Its step.
+    model: The encoder.
+    params: Its parameters: the average where there is one.
+    meta: What its checkpoint says beside its arrays.
+    task: What it was fine-tuned for, and the head; None if it was not.
+  """
+
+  path: pathlib.Path
+  step: int
+  model: models.Model
+  params: models.Params
+  meta: Meta
+  task: FineTuned | None = None
+
+  @property
+  def run(self) -> pathlib.Path:
+    """The run's folder, or that which holds a checkpoint by itself."""
+    above = self.path.parent
+    return above.parent if above.name == FOLDER else above
+
+  @property
+  def evals(self) -> pathlib.Path:
+    """Where evaluations go: RUN/evals; here runs/RUN/evals for a bucket's."""
+    run = self.run
+    if files.is_remote(run):
+      run = pathlib.Path("runs", run.name)
+    return run / "evals"
+
+  @property
+  def config(self) -> ConfigDict:
+    """The resolved config it was trained with."""
+    return self.meta.config
+
+  @property
+  def tokenizer(self) -> Tokenizer:
+    """Its tokenizer."""
+    return self.meta.tokenizer
+
+  @property
+  def boundary(self) -> str:
+    """Which special tokens stood around the documents of its data."""
+    return self.meta.boundary
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+  """Adds --checkpoint and --step, which `load` takes, to a command."""
+  add = parser.add_argument
+  add("--checkpoint", required=True, help="a run or a step; may be gs://...")
+  add("--step", type=int, help="which step of the run; the newest by default")
+
+
+def find(path, step: int | None = None) -> pathlib.Path:
+  """Returns the step folder that `path` means.
+
+  Args:
+    path: A step folder, a folder of steps, or a run's workdir; may be in a
+      bucket.
+    step: Which one; the newest by default.
+
+  Raises:
+    UserError: if there is no such checkpoint.
+  """
+  path = files.path(path)
+  if (path / "meta").is_dir() and (path / "params").is_dir():
+    if step is not None and path.name != str(step):
+      raise UserError(f"{path} is not step {step}: name the run's folder")
+    return path
+  there = steps(path)
+  if not there:
+    raise UserError(
+      f"{path} holds no checkpoint: give a run's workdir or one of its"
+      f" {FOLDER}/STEP folders"
+    )
+  if step is not None and step not in there:
+    raise UserError(f"{path} has no step {step}, but {_listed(list(there))}")
+  return there[max(there) if step is None else step]
+
+
+def steps(path) -> dict[int, pathlib.Path]:
+  """Finds the whole checkpoints of a workdir, or of a folder of steps."""
+  path = files.path(path)
+  folder = path / FOLDER if (path / FOLDER).is_dir() else path
+  mark = _COMMITTED if files.is_remote(path) else "meta"
+  whole = sorted(entry.parent for entry in folder.glob(f"*/{mark}"))
+  return {int(step.name): step for step in whole if step.name.isdigit()}
+
+
+def _listed(found: list[int]) -> str:
+  return "steps " + ", ".join(map(str, sorted(found)))
+
+
+def read_meta(path: pathlib.Path) -> Meta:
+  """Reads what a checkpoint says of itself."""
+  with _readable(path):
+    return Meta.from_json(_read_fields(path))
+
+
+# With the handlers alone, without a Checkpointer: it would have the processes
+# wait for one that could not read its part.
+def _read_fields(path: pathlib.Path) -> dict[str, Any]:
+  handler = ocp.JsonCheckpointHandler()
+  args = ocp.args.JsonRestore()
+  fields = handler.restore(epath.Path(path / "meta"), args)
+  if fields.pop("crc32") != _crc32(fields):
+    raise ValueError("meta is not what was saved")
+  return fields
+
+
+def restore(
+  path: pathlib.Path, like: TrainState, with_optimizer: bool = True
+) -> TrainState:
+  """Reads a checkpoint's state into the structure and shardings of `like`.
+
+  Args:
+    path: A step folder.
+    like: A state; what the checkpoint does not hold stays as it is there.
+    with_optimizer: Whether to read the optimizer's state.
+
+  Raises:
+    Unreadable: if it does not hold that structure, or not what was saved.
+    UserError: if it has no optimizer's state.
+  """
+  wanted = to_items(like)
+  if not with_optimizer:
+    del wanted["optimizer"]
+  found, fields = read(path, wanted)
+  check_sums(path, found, fields)
+  return complete(like, found)
+
+
+def read(path: pathlib.Path, wanted: Mapping[str, Any]):
+  """Reads groups of arrays, as many as there are, and `save_args`' fields.
+
+  What was read is as it was saved only if `check_sums` says so.
+
+  Raises:
+    Unreadable: if it does not hold that structure.
+    UserError: if the optimizer's state is wanted, and it has none.
+  """
+  with _readable(path):
+    fields = _read_fields(path)
+    if "optimizer" in wanted and "optimizer" not in fields["sums"]:
+      raise UserError(
+        f"{path} has no optimizer's state: start another run from it, with"
+        " init.checkpoint and init.optimizer=reset"
+      )
+    found = {
+      name: _read_item(path, name, arrays)
+      for name, arrays in wanted.items()
+      if name in fields["sums"]
+    }
+  return found, fields
+
+
+def complete(like: TrainState, found: Mapping[str, Any]) -> TrainState:
+  """Makes a state of what was read, and otherwise of what `like` has."""
+  items = to_items(like) | found
+  if "ema" in items and "ema" not in found:
+    # A run without an average can start one with an average.
+    items["ema"] = jax.tree.map(jnp.copy, items["params"])
+  return from_items(like, items)
+
+
+def load(path, step: int | None = None) -> Loaded:
+  """Loads a trained model from a run or one of its checkpoints.
+
+  Raises:
+    UserError: if there is no such checkpoint, or it cannot be read.
+  """
+  path = find(path, step)
+  with _readable(path):
+    fields = _read_fields(path)
+    meta = Meta.from_json(fields)
+    item = "ema" if "ema" in fields["sums"] else "params"
+  model = models.build(meta.config.model, meta.tokenizer.vocab_size)
+  wanted = {
+    item: _here(model.shapes),
+    "counters": _here({"step": jax.ShapeDtypeStruct((), np.int32)}),
+  }
+  task = fields.get("task")
+  if task is not None:
+    with _readable(path):
+      wanted["head"] = _here(_head_shapes(path))
+  found, fields = read(path, wanted)
+  check_sums(path, found, fields)
+  if task is not None:
+    task = FineTuned.from_json(task, found["head"])
+  step = int(found["counters"]["step"])
+  return Loaded(path, step, model, found[item], meta, task)
+
+
+def _head_shapes(path: pathlib.Path):
+  """Returns shapes that are known to what is written alone."""
+  about = ocp.StandardCheckpointHandler().metadata(epath.Path(path / "head"))
+  return {
+    name: jax.ShapeDtypeStruct(array.shape, array.dtype)
+    for name, array in about.items()
+  }
+
+
+def _read_item(path: pathlib.Path, name: str, shapes):
+  return ocp.StandardCheckpointHandler().restore(
+    epath.Path(path / name), args=ocp.args.StandardRestore(shapes)
+  )
+
+
+def check_sums(path: pathlib.Path, found, fields) -> None:
+  """Checks that arrays are what was saved.
+
+  Raises:
+    Unreadable: if one is not, on all processes that share them.
+  """
+  for name, sums in _as_json(_sums(found)).items():
+    for key, total in sums.items():
+      if fields["sums"][name].get(key) != total:
+        raise Unreadable(
+          f"cannot read the checkpoint {path}: {name}/{key} is not what was"
+          " saved"
+        )
+
+
+def _here(shapes):
+  """Asks for one device, whatever devices the checkpoint was saved from."""
+  one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  return jax.tree.map(
+    lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=one), shapes
+  )
+
+
+@contextlib.contextmanager
+def _readable(path: pathlib.Path):
+  try:
+    yield
+  except (UserError, jax.errors.JaxRuntimeError):
+    raise
+  except Exception as error:  # orbax raises it bare for a cut file
+    # A checkpoint that is out of reach now must not be passed over.
+    kind = UserError if files.out_of_reach(error) else Unreadable
+    raise kind(
+      f"cannot read the checkpoint {path}: {reason_of(error)}"
+    ) from error

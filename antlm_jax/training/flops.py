@@ -1,0 +1,82 @@
+"""Floating-point operations that a batch needs."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from antlm_jax.masks import AttentionMask
+from antlm_jax.models import Model
+from antlm_jax.objectives.batch import Batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+  """Multiplications and additions by what they are for, each counted as two.
+
+  Attributes:
+    blocks: The blocks' matrices, on every token.
+    head: The head, on every target.
+    causal: The two products of attention for every pair of a query and a key
+      that it sees, in rows where none sees a later one.
+    bidirectional: Likewise in all other rows.
+  """
+
+  blocks: float
+  head: float
+  causal: float
+  bidirectional: float
+
+  @property
+  def total(self) -> float:
+    """All of it."""
+    return self.blocks + self.head + self.causal + self.bidirectional
+
+  def __mul__(self, times: float) -> "Work":
+    each = dataclasses.asdict(self)
+    return Work(**{name: times * value for name, value in each.items()})
+
+
+def train_step(model: Model, example: Batch) -> float:
+  """Counts the multiplications and additions that a step needs.
+
+  Two per weight and token forward and four backward. Recomputation and the
+  padding of target lists do not count.
+  """
+  return 3 * forward(model, example).total
+
+
+def forward(model: Model, example: Batch) -> Work:
+  """Counts the multiplications and additions of an example's evaluation."""
+  c = model.config
+  blocks = sum(
+    shape.size
+    for path, shape in model.shapes.items()
+    if path.startswith("blocks/") and shape.ndim > 2
+  )
+  targets = int((example.weights > 0).sum())
+  causal, others = visible_pairs(example.mask, example.inputs.shape)
+  per_pair = 4.0 * c.layers * c.heads * c.head_width
+  return Work(
+    blocks=2.0 * blocks * example.inputs.size,
+    head=2.0 * c.width * c.vocab_size * targets,
+    causal=per_pair * causal,
+    bidirectional=per_pair * others,
+  )
+
+
+def visible_pairs(mask: AttentionMask, shape: Sequence[int]) -> tuple[int, int]:
+  """Counts the queries and keys that see each other.
+
+  Args:
+    mask: Its bounds, if any, have this shape.
+    shape: `[..., T]`: rows of T queries and as many keys.
+
+  Returns:
+    Those of rows where no query sees a later key, and those of the others.
+  """
+  start, end = mask.bounds(shape[-1], shape[-1], np)
+  start, end = np.broadcast_to(start, shape), np.broadcast_to(end, shape)
+  pairs = np.maximum(end - start, 0).sum(axis=-1)
+  causal = (end <= np.arange(1, shape[-1] + 1)).all(axis=-1)
+  return int(pairs[causal].sum()), int(pairs[~causal].sum())

@@ -1,0 +1,310 @@
+"""A run: everything that training needs, built and checked from its config."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from antlm_jax import config as config_lib
+from antlm_jax import models
+from antlm_jax.data import order as batches_lib
+from antlm_jax.data.order import Batches, Epochs
+from antlm_jax.data.rows import MANIFEST, Manifest, Rows, load_manifest
+from antlm_jax.data.source import Source
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum as curriculum_lib
+from antlm_jax.objectives.batch import Batch, Layout
+from antlm_jax.objectives.corruption import Vocabulary
+from antlm_jax.objectives.curriculum import Curriculum
+from antlm_jax.objectives.objective import Objective
+from antlm_jax.runtime import buckets, sharding
+from antlm_jax.training import optim
+from antlm_jax.training.checkpoint import Meta
+from antlm_jax.training.step import Trainer
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """The parts of a run.
+
+  Attributes:
+    config: The resolved config.
+    manifest: What the prepared data says of itself.
+    train_rows: Its rows to train on.
+    dev_rows: Held-out rows.
+    tokenizer: The tokenizer that both were made with.
+    objectives: By name in the curriculum.
+    curriculum: Which of them trains when.
+    batches: Which rows train in which step.
+    mesh: The devices.
+    trainer: The step functions.
+  """
+
+  config: ConfigDict
+  manifest: Manifest
+  train_rows: Rows
+  dev_rows: Rows
+  tokenizer: Tokenizer
+  objectives: dict[str, Objective]
+  curriculum: Curriculum
+  batches: tuple[Batches, ...]
+  mesh: jax.sharding.Mesh
+  trainer: Trainer
+
+  @property
+  def meta(self) -> Meta:
+    """What its checkpoints say beside their arrays."""
+    return Meta(
+      self.config,
+      self.tokenizer,
+      boundary=self.manifest.settings["boundary"],
+      data=self.manifest.splits["train"].sha256,
+    )
+
+  def source(self) -> Source:
+    """Returns the training steps as examples."""
+    return self._source(
+      self.train_rows,
+      self.batches,
+      self.curriculum,
+      short=self.config.data.short,
+    )
+
+  def eval_sources(self) -> dict[str, Source]:
+    """Returns the held-out batches, by the name of the objective.
+
+    They are the same at every evaluation, down to what is masked.
+    """
+    train = self.config.train
+    shards = sharding.data_shards(self.mesh)
+    rows = min(self.config.eval.rows, len(self.dev_rows))
+    if not rows:
+      return {}
+    size = min(rows, train.batch_size // train.microbatches)
+    size = -(-size // shards) * shards
+    # Shuffled, so that a part of them is a sample of the whole.
+    epochs = Epochs(len(self.dev_rows), size, rounding="up")
+    layout = Layout(size, 1, shards, sharding.local_shards(self.mesh))
+    batches = (Batches(0, epochs, layout),)
+    out = {}
+    for name in self._evaluated():
+      alone = curriculum_lib.parse(name, [name], 1, -(-rows // size))
+      source = self._source(self.dev_rows, batches, alone)
+      # Masked as at the end of the run, where the share changes over it.
+      objective = self.objectives[name]
+      end = objective.mask_ratio_end
+      if end is not None:
+        objective = dataclasses.replace(
+          objective, mask_ratio=end, mask_ratio_end=None
+        )
+      out[objective.name] = dataclasses.replace(
+        source, limit=rows, objectives={name: objective}
+      )
+    return out
+
+  @functools.cached_property
+  def attention(self) -> dict[str, str]:
+    """What computes attention, by the objectives of a batch.
+
+    Raises:
+      UserError: if what model.attention asks for cannot.
+    """
+    for source in self.eval_sources().values():
+      self._attention_of(source[0])  # raises
+    source = self.source()
+    starts = [phase.start for phase in self.curriculum.phases]
+    starts += [batches.start for batches in self.batches]
+    out = {}
+    for step in starts:
+      name = ":".join(self.curriculum.at(step).shares)
+      joined = source.batches_at(step).joined
+      if joined > 1:
+        name += f" of {joined * self.train_rows.seq_len} tokens"
+      if name not in out:
+        out[name] = self._attention_of(source[step])
+    return out
+
+  def _attention_of(self, example: Batch) -> str:
+    try:
+      with jax.set_mesh(self.mesh):
+        example = sharding.abstract(self.mesh, example)
+        return self.trainer.model.attention_of(example)
+    except ValueError as error:
+      raise UserError(f"model.{error}") from error
+
+  def unigram_entropy(self) -> float:
+    """Entropy of the held-out tokens, in nats: what frequencies alone give.
+
+    Special tokens are left out.
+    """
+    counts = np.zeros(self.tokenizer.vocab_size)
+    for start in range(0, len(self.dev_rows), 4096):
+      stop = min(start + 4096, len(self.dev_rows))
+      tokens, _ = self.dev_rows.read(np.arange(start, stop))
+      counts += np.bincount(tokens.reshape(-1), minlength=len(counts))
+    counts[self.tokenizer.special] = 0
+    shares = counts[counts > 0] / counts.sum()
+    return float(-(shares * np.log(shares)).sum())
+
+  def _evaluated(self) -> list[str]:
+    names = self.config.eval.objectives
+    unknown = set(names) - set(self.objectives)
+    if unknown:
+      raise UserError(
+        f"eval.objectives: unknown {', '.join(sorted(unknown))}; known:"
+        f" {', '.join(self.objectives)}"
+      )
+    return [
+      name
+      for name in names
+      if self.tokenizer.mask_id is not None
+      or not self.objectives[name].needs_mask_token
+    ]
+
+  def _source(self, rows, batches, curriculum, **options) -> Source:
+    return Source(
+      rows=rows,
+      batches=batches,
+      curriculum=curriculum,
+      objectives=self.objectives,
+      vocabulary=vocabulary(self.tokenizer),
+      seed=self.config.seed,
+      **options,
+    )
+
+
+def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+  """Returns what the objectives need to know of a tokenizer."""
+  return Vocabulary(
+    mask_id=tokenizer.mask_id,
+    pad_id=tokenizer.pad_id,
+    special=tokenizer.special,
+    word_start=tokenizer.word_start,
+  )
+
+
+def build(config: ConfigDict) -> Run:
+  """Builds a run.
+
+  Raises:
+    UserError: for settings, data and devices that do not fit together.
+  """
+  run = assemble(config, **read_data(config))
+  _ = run.attention  # raises now what is wrong with the batches
+  return run
+
+
+def read_data(config: ConfigDict) -> dict:
+  """Opens the data of `data.path`, as those fields of a `Run` that it is."""
+  if not config.data.path:
+    raise UserError(
+      "data.path is not set: give --config.data.path=DIR, a folder made by"
+      " python -m antlm_jax.prepare"
+    )
+  folder = buckets.local(config.data.path, MANIFEST)
+  return {
+    "manifest": load_manifest(folder),
+    "train_rows": Rows(folder, "train"),
+    "dev_rows": Rows(folder, "dev"),
+    "tokenizer": Tokenizer.load(folder / "tokenizer.json"),
+  }
+
+
+def assemble(
+  config: ConfigDict,
+  devices: Sequence[jax.Device] | None = None,
+  *,
+  train_rows: Rows,
+  tokenizer: Tokenizer,
+  **data,
+) -> Run:
+  """Puts a run together of its config, its data and the devices.
+
+  Args:
+    config: The config.
+    devices: By default those of this machine or pod; they need not be there.
+    train_rows: See `Run`, as for the rest of the data.
+    tokenizer: Likewise.
+    **data: Likewise.
+
+  Raises:
+    UserError: for settings, data and devices that do not fit together.
+  """
+  model = models.build(config.model, tokenizer.vocab_size)
+  mesh = sharding.make_mesh(config.mesh, devices)
+  plan = batches_lib.plan(
+    config.train.batch_schedule, config.train.batch_size, train_rows.seq_len
+  )
+  longest = train_rows.seq_len * max(part.joined for part in plan)
+  if longest > model.config.max_seq_len:
+    raise UserError(
+      f"the rows of {config.data.path or 'the data'} have {longest} tokens,"
+      f" over model.max_seq_len={model.config.max_seq_len}: prepare shorter"
+      " rows, or raise it"
+    )
+  order = batches_lib.Order(
+    len(train_rows), config.data.rounding, config.seed, config.data.shuffle
+  )
+  objectives = config_lib.objectives(config)
+  curriculum = _curriculum(
+    config, objectives, batches_lib.steps_per_epoch(plan, order)
+  )
+  _check_mask_token(config, curriculum, objectives, tokenizer)
+  return Run(
+    config=config,
+    train_rows=train_rows,
+    tokenizer=tokenizer,
+    objectives=objectives,
+    curriculum=curriculum,
+    batches=batches_lib.make(
+      plan,
+      order,
+      curriculum.steps,
+      config.train.microbatches,
+      sharding.data_shards(mesh),
+      sharding.local_shards(mesh),
+    ),
+    mesh=mesh,
+    trainer=_trainer(config, model, curriculum),
+    **data,
+  )
+
+
+def _curriculum(config, objectives, steps_per_epoch: float) -> Curriculum:
+  length = config.train.steps or round(config.train.epochs * steps_per_epoch)
+  parsed = curriculum_lib.parse(
+    config.curriculum, list(objectives), steps_per_epoch, length or None
+  )
+  if length and parsed.steps != length:
+    raise UserError(
+      f"curriculum {config.curriculum!r} is {parsed.steps} steps long, but"
+      f" train.steps or train.epochs make it {length}: leave those at 0"
+    )
+  return parsed
+
+
+def _check_mask_token(config, curriculum, objectives, tokenizer) -> None:
+  for name in curriculum.objectives:
+    if objectives[name].needs_mask_token and tokenizer.mask_id is None:
+      raise UserError(
+        f"the tokenizer of {config.data.path} has no <mask> token, which"
+        f" {name} ({objectives[name].name}) in curriculum"
+        f" {config.curriculum!r} needs: prepare with a tokenizer that has one"
+      )
+
+
+def _trainer(config, model, curriculum: Curriculum) -> Trainer:
+  restarts = curriculum.switches if config.schedule.restart_at_switch else ()
+  return Trainer(
+    model=model,
+    optimizer=optim.make(config.optimizer, model.axes),
+    schedule=optim.schedule(config.schedule, curriculum.steps, restarts),
+    num_objectives=len(curriculum.objectives),
+    seed=config.seed,
+    loss_chunk=config.train.loss_chunk,
+    ema=config.optimizer.ema,
+  )

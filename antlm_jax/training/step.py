@@ -1,0 +1,220 @@
+"""The train and evaluation steps: pure functions, without I/O.
+
+Neither knows which objectives a batch has: an `Batch` says what is seen and
+what is predicted where.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from antlm_jax.models import Model, Params
+from antlm_jax.models.layers import At
+from antlm_jax.objectives.batch import Batch
+from antlm_jax.runtime import sharding
+from antlm_jax.training import losses, optim
+
+Metrics = dict[str, jax.Array]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+  """All that a run carries from step to step.
+
+  Attributes:
+    step: Number of steps done, int32 `[]`.
+    params: The parameters by path.
+    opt_state: The optimizer's state.
+    ema: Moving average of the parameters, or None.
+  """
+
+  step: jax.Array
+  params: Params
+  opt_state: Any
+  ema: Params | None = None
+
+  @property
+  def best_params(self) -> Params:
+    """The parameters to evaluate: the average where there is one."""
+    return self.params if self.ema is None else self.ema
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+  """What the steps are made of; static, so it may be closed over by jit.
+
+  Attributes:
+    model: The encoder.
+    optimizer: Gradients to updates, before the learning rate.
+    schedule: Step to learning rate.
+    num_objectives: Number of objectives K in the curriculum.
+    seed: Seeds the parameters and dropout.
+    loss_chunk: Targets of a shard whose scores are in memory at once.
+    ema: Decay of the moving average; 0 for none.
+  """
+
+  model: Model
+  optimizer: optax.GradientTransformation
+  schedule: Callable[[jax.Array], jax.Array]
+  num_objectives: int
+  seed: int = 0
+  loss_chunk: int = 2048
+  ema: float = 0.0
+
+  def init(self) -> TrainState:
+    """Makes the first state. Call it under jit, to be born sharded."""
+    params = self.model.init(self.seed)
+    return TrainState(
+      step=jnp.zeros((), jnp.int32),
+      params=params,
+      opt_state=self.optimizer.init(params),
+      ema=jax.tree.map(jnp.copy, params) if self.ema else None,
+    )
+
+  def reset_optimizer(self, state: TrainState) -> TrainState:
+    """Forgets the optimizer's moments."""
+    return dataclasses.replace(
+      state, opt_state=self.optimizer.init(state.params)
+    )
+
+  def train_step(
+    self, state: TrainState, example: Batch
+  ) -> tuple[TrainState, Metrics]:
+    """One update from M microbatches.
+
+    Losses and weights are summed over microbatches and devices and divided
+    once, so that every target counts the same wherever it falls.
+
+    Returns:
+      The next state, and metrics: `losses.cross_entropy`'s sums `[K]`, the
+      loss, the gradient's norm, the new parameters' norm and the learning
+      rate, each `[]`.
+    """
+    key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+    grads, sums = self._accumulate(state.params, example, key)
+    weight = jnp.maximum(sums["weight"].sum(), 1e-9)
+    grads = jax.tree.map(lambda g: g / weight, grads)
+    updates, opt_state = self.optimizer.update(
+      grads, state.opt_state, state.params
+    )
+    rate = self.schedule(state.step)
+    params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
+    metrics = sums | {
+      "total_loss": sums["loss"].sum() / weight,
+      "grad_norm": optax.tree.norm(grads),
+      "param_norm": optax.tree.norm(params),
+      "learning_rate": rate,
+    }
+    average = state.ema
+    if average is not None:
+      average = optim.ema(average, params, self.ema)
+    return TrainState(state.step + 1, params, opt_state, average), metrics
+
+  def eval_step(self, params: Params, example: Batch) -> Metrics:
+    """Returns `losses.cross_entropy`'s sums of an example of M = 1."""
+    return self.sums(params, jax.tree.map(lambda x: x[0], example), None)
+
+  def sums(self, params: Params, micro: Batch, key) -> Metrics:
+    """Sums of one microbatch.
+
+    Args:
+      params: The parameters by path.
+      micro: An example without its leading axis: inputs `[B, T]`, targets
+        `[D, C]`.
+      key: For dropout, or None.
+
+    Returns:
+      `losses.cross_entropy`'s sums, `[K]` each.
+    """
+    keys = (None, None) if key is None else jax.random.split(key)
+    hidden = self.model.encode(
+      params, micro.inputs, micro.positions, micro.mask, keys[0]
+    )
+    shards = micro.target_positions.shape[0]
+    hidden = hidden.reshape(shards, -1, hidden.shape[-1])
+    hidden = sharding.constrain(hidden, "batch", None, None)
+    at_targets = jnp.take_along_axis(
+      hidden, micro.target_positions[..., None], axis=1
+    )
+    # Counted over the microbatch, so that the shards do not matter.
+    first = jnp.arange(shards)[:, None] * hidden.shape[1]
+
+    logits = self.model.logits_of(params)
+
+    def logits_at(hidden, places):
+      at = None
+      if key is not None:
+        at = At(jax.random.bits(keys[1], (), jnp.uint32), places)
+      return logits(hidden, at)
+
+    return losses.cross_entropy(
+      logits_at,
+      at_targets,
+      first + micro.target_positions,
+      micro.targets,
+      micro.weights,
+      micro.objective_ids,
+      self.num_objectives,
+      self.loss_chunk,
+    )
+
+  def _accumulate(self, params: Params, example: Batch, key):
+    """Gradients of the summed loss, and the sums, over all microbatches."""
+
+    def loss(params, micro, key):
+      sums = self.sums(params, micro, key)
+      return sums["loss"].sum(), sums
+
+    grad = jax.grad(loss, has_aux=True)
+    count = example.inputs.shape[0]
+    keys = jax.random.split(key, count)
+    if count == 1:
+      return grad(params, jax.tree.map(lambda x: x[0], example), keys[0])
+
+    def body(total, part):
+      return jax.tree.map(jnp.add, total, grad(params, *part)), None
+
+    shapes = jax.eval_shape(
+      grad, params, jax.tree.map(lambda x: x[0], example), keys[0]
+    )
+    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+    return jax.lax.scan(body, zero, (example, keys))[0]
+
+
+def state_shardings(trainer: Trainer, mesh) -> TrainState:
+  """Returns the sharding of every array of the state.
+
+  A parameter's sharding follows from its logical axes; whatever in the
+  optimizer stands under a parameter's path, and has its shape, follows it.
+  """
+  model = trainer.model
+
+  def of(path, leaf):
+    name = getattr(path[-1], "key", None) if path else None
+    like = model.shapes.get(name)
+    if like is not None and like.shape == leaf.shape:
+      return sharding.named(mesh, model.axes[name], leaf.shape)
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+  shapes = jax.eval_shape(trainer.init)
+  return jax.tree_util.tree_map_with_path(of, shapes)
+
+
+def jitted(trainer: Trainer, shardings: TrainState):
+  """Returns `init` and `train_step` as a run compiles them.
+
+  The state is born sharded and stays so; a step takes its memory over.
+  """
+  return (
+    jax.jit(trainer.init, out_shardings=shardings),
+    jax.jit(
+      trainer.train_step,
+      out_shardings=(shardings, shardings.step),
+      donate_argnums=0,
+    ),
+  )

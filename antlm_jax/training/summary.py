@@ -1,0 +1,90 @@
+"""What a run says of itself in words: what it is, and how it went."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax
+
+from antlm_jax import units
+from antlm_jax.objectives.curriculum import Curriculum
+from antlm_jax.training.run import Run
+
+_ROWS = 12  # of the table: the beginning and the end tell it; the file has all
+
+
+def of_run(run: Run) -> Iterator[str]:
+  """Says what is trained, on what, and what computes its attention."""
+  device = jax.devices()[0]
+  yield (
+    f"{run.config.model.name} of"
+    f" {units.quantity(run.trainer.model.size)} parameters,"
+    f" {run.config.curriculum} = {run.curriculum.steps} steps of"
+    f" {run.config.train.batch_size} x {run.train_rows.seq_len} tokens on"
+    f" {jax.device_count()} {device.device_kind}"
+  )
+  by_name: dict[str, list[str]] = {}
+  for batch, name in run.attention.items():
+    by_name.setdefault(name, []).append(batch)
+  if len(by_name) == 1:
+    yield f"attention: {next(iter(by_name))}"
+  else:
+    parts = (f"{name} ({', '.join(b)})" for name, b in by_name.items())
+    yield f"attention: {', '.join(parts)}"
+
+
+def of_evaluation(values: Mapping[str, float]) -> str:
+  """Says how an evaluation of all objectives came out, in a line."""
+  parts = []
+  for key in values:
+    if key.endswith("/loss"):
+      name = key.split("/")[1]
+      perplexity = values[f"eval/{name}/perplexity"]
+      accuracy = values[f"eval/{name}/accuracy"]
+      parts.append(
+        f"{name} {values[key]:.3f} (perplexity {perplexity:.4g},"
+        f" accuracy {accuracy:.1%})"
+      )
+  return " · ".join(parts)
+
+
+def held_out(records: Sequence[dict], curriculum: Curriculum) -> list[dict]:
+  """Returns the evaluations at the start, at each switch and at the end."""
+  rows = {}
+  for record in records:
+    values = {k: v for k, v in record.items() if k.startswith("eval/")}
+    if values:
+      rows[record["step"]] = {"step": record["step"], **values}
+  wanted = {min(rows, default=0), *curriculum.switches, curriculum.steps}
+  return [row for step, row in rows.items() if step in wanted]
+
+
+def table(
+  rows: Sequence[dict],
+  unigram_entropy: float,
+  curriculum: Curriculum,
+  objectives: Sequence[str],
+) -> list[str]:
+  """Returns `held_out`'s rows as a table, a column for each objective."""
+  lines = []
+  for row in rows:
+    losses = [row.get(f"eval/{name}/loss", math.nan) for name in objectives]
+    moment = _moment(row["step"], curriculum)
+    lines.append(f"{moment:<26}" + "".join(f"{loss:>10.3f}" for loss in losses))
+  if len(lines) > _ROWS:
+    lines[5:-6] = ["..."]
+  head = "".join(f"{name:>10}" for name in objectives)
+  return [
+    f"{'held out, loss in nats':<26}{head}",
+    *lines,
+    f"{'unigram entropy':<26}{unigram_entropy:>10.3f}",
+  ]
+
+
+def _moment(step: int, curriculum: Curriculum) -> str:
+  """Says where in the curriculum a number of steps done is."""
+  if step == curriculum.steps:
+    return f"after step {step} (end)"
+  if step in curriculum.switches:
+    before, after = curriculum.at(step - 1), curriculum.at(step)
+    return f"after step {step} ({before}→{after})"
+  return f"at step {step}"

@@ -1,0 +1,545 @@
+"""Attention beside its peers: forward and backward, mask by mask.
+
+    python -m evals.benchmarks.attention [--topology=v5e:2x2] [--bundles]
+
+On a GPU or TPU it times them in turn, in the same run. Anywhere else it
+compiles them for a TPU that is not there (libtpu: `launch/setup.sh libtpu`) and
+prints what can be known without one:
+
+- needed, visited: blocks of scores, counted from the dense mask and from the
+  kernel's schedule;
+- temp, moved: memory beside arguments and results, and bytes by XLA's cost
+  analysis, of a layer: projections, RoPE, attention, and all gradients;
+- with --bundles, from the compiler's own listing, the instruction bundles for
+  512 x 512 scores of which none is hidden (forward/backward): cycles, were
+  nothing waited for.
+
+The peers: splash attention, with blocks of 512, and its backward pass in two
+kernels or fused to one; it takes a static mask and segment ids, and thus no
+batch of both kinds. cuDNN, which takes a causal flag. Plain XLA with a dense
+mask. `chunked` is our own way where there is no kernel. Scores with LTG-BERT's
+position terms (`--shapes="ltg 128,ltg 512,no terms"`) are for XLA and us alone.
+"""
+
+import dataclasses
+import datetime
+import functools
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from antlm_jax import attention, cli, errors
+from antlm_jax.attention.tpu import kernel, schedule
+from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from antlm_jax.models import layers
+from antlm_jax.runtime import files, sharding
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+  """Rows B of T tokens, N query and K key heads of width H, in bfloat16.
+
+  Where there are buckets, LTG-BERT's position terms are added to the scores.
+  """
+
+  rows: int
+  length: int
+  heads: int
+  kv_heads: int
+  width: int
+  buckets: int = 0
+
+  def __str__(self):
+    *sizes, buckets = dataclasses.astuple(self)
+    text = "x".join(str(x) for x in sizes)
+    return f"{text}+{buckets}" if buckets else text
+
+  @classmethod
+  def of(cls, text: str) -> "Shape":
+    """Reads what `str` wrote."""
+    sizes, _, buckets = text.partition("+")
+    return cls(*map(int, sizes.split("x")), int(buckets or 0))
+
+  def arrays(self, make):
+    """Makes q, k, v and the gradient of the output by `make(shape)`."""
+    q = (self.rows, self.length, self.heads, self.width)
+    k = (self.rows, self.length, self.kv_heads, self.width)
+    return make(q), make(k), make(k), make(q)
+
+
+SHAPES = {
+  "97M": Shape(128, 128, 12, 12, 64),
+  "210M": Shape(8, 2048, 12, 12, 64),
+  "610M": Shape(8, 2048, 18, 6, 64),
+  "8k": Shape(2, 8192, 12, 12, 64),
+  "wide": Shape(8, 2048, 16, 4, 128),
+  "ltg 128": Shape(128, 128, 12, 12, 64, 63),
+  "ltg 512": Shape(32, 512, 12, 12, 64, 63),
+  "no terms": Shape(32, 512, 12, 12, 64),  # beside the one before
+}
+MASKS = ("causal", "full", "packed", "packed causal", "mixed", "window")
+WINDOW = 512
+
+
+def documents(rows: int, length: int) -> np.ndarray:
+  """Random documents' first and one past last position, `[2, B, T]`."""
+  draw = np.random.default_rng(0)
+  out = np.zeros((2, rows, length), np.int32)
+  for row in range(rows):
+    start = 0
+    while start < length:
+      # Long-tailed, as web text is; some fill the row.
+      end = min(length, start + int(draw.lognormal(np.log(length / 4), 1)) + 1)
+      out[:, row, start:end] = [[start], [end]]
+      start = end
+  return out
+
+
+def make_mask(name: str, rows: int, length: int) -> AttentionMask:
+  """Returns a mask of `MASKS`, its bounds NumPy arrays."""
+  start, end = documents(rows, length)
+  at = np.broadcast_to(np.arange(length, dtype=np.int32), start.shape)
+  odd = (np.arange(rows) % 2 == 1)[:, None]
+  return {
+    "causal": CAUSAL,
+    "full": BIDIRECTIONAL,
+    "packed": AttentionMask(False, start, end),
+    "packed causal": AttentionMask(True, start, None),
+    # Half the rows causal, half not: one batch of CLM and MLM.
+    "mixed": AttentionMask(False, None, np.where(odd, at + 1, length)),
+    "window": AttentionMask(True, np.maximum(at - WINDOW + 1, 0), None),
+  }[name]
+
+
+# What is compared: each is a function of (shape, mask name) that returns
+# `attend(q, k, v, mask)`, or None where it cannot do this mask.
+
+
+def ours(implementation):
+  """Returns our attention by one implementation."""
+
+  def make(shape, name):
+    attend = functools.partial(attention.attend, implementation=implementation)
+    return with_terms(attend, shape) if shape.buckets else attend
+
+  return make
+
+
+def with_terms(attend, shape: Shape):
+  """Adds position terms, from one table that both q and k meet."""
+  draw = np.random.default_rng(0)
+  table = draw.normal(size=(shape.buckets, shape.heads, shape.width))
+  edges = attention.log_edges((shape.buckets + 1) // 2, 512)
+
+  def run(q, k, v, mask):
+    terms = (
+      jnp.einsum("btnh,cnh->btnc", x, jnp.asarray(table, x.dtype))
+      for x in (q, k)
+    )
+    return attend(q, k, v, mask, relative=attention.Relative(*terms, edges))
+
+  return run
+
+
+def splash(shape: Shape, name: str, fused: bool = False):
+  """Splash attention, as its users call it."""
+  from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_kernel as splash_kernel,
+  )
+  from jax.experimental.pallas.ops.tpu.splash_attention import (
+    splash_attention_mask as masks,
+  )
+
+  square = (shape.length, shape.length)
+  mask = {
+    "causal": masks.CausalMask(square),
+    "full": masks.FullMask(square),
+    "packed": masks.FullMask(square),
+    "packed causal": masks.CausalMask(square),
+    "window": masks.LocalMask(square, (WINDOW - 1, 0), 0),
+  }.get(name)
+  if mask is None or shape.buckets:
+    return None
+  names = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute")
+  names += () if fused else ("q_dq", "kv_dq")
+  size = min(512, shape.length)
+  with jax.ensure_compile_time_eval():
+    run = splash_kernel.make_splash_mha(
+      mask=masks.MultiHeadMask([mask] * shape.heads),
+      block_sizes=splash_kernel.BlockSizes(
+        **{f"block_{name}": size for name in names},
+        use_fused_bwd_kernel=fused,
+      ),
+      head_shards=1,
+      q_seq_shards=1,
+    )
+
+  def attend(q, k, v, mask):
+    segments = None
+    if name.startswith("packed"):
+      ids = splash_kernel.SegmentIds(mask.k_start, mask.k_start)
+      segments = ids
+    q = q * shape.width**-0.5
+    q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
+    if segments is None:
+      out = jax.vmap(run)(q, k, v)
+    else:
+      out = jax.vmap(run)(q, k, v, segments)
+    return out.transpose(0, 2, 1, 3)
+
+  return attend
+
+
+def cudnn_dense(shape: Shape, name: str):
+  """What is done with cuDNN where a mask is not causal or full."""
+  if name in ("causal", "full") or shape.buckets:
+    return None
+
+  def attend(q, k, v, mask):
+    dense = mask.dense(shape.length, shape.length)[:, None]
+    return jax.nn.dot_product_attention(
+      q, k, v, mask=dense, implementation="cudnn"
+    )
+
+  return attend
+
+
+def xla_dense(shape: Shape, name: str):
+  """JAX's own attention in plain XLA, with a dense mask.
+
+  It takes no position terms: with those it is our reference.
+  """
+  if shape.buckets:
+    return ours("reference")(shape, name)
+
+  def attend(q, k, v, mask):
+    dense = mask.dense(shape.length, shape.length)
+    dense = None if dense is None else dense[:, None]
+    return jax.nn.dot_product_attention(
+      q, k, v, mask=dense, implementation="xla"
+    )
+
+  return attend
+
+
+PEERS = {
+  "tpu": {
+    "pallas": ours("pallas"),
+    "splash": splash,
+    "splash, fused": functools.partial(splash, fused=True),
+    "chunked": ours("chunked"),
+    "XLA, dense": xla_dense,
+  },
+  "gpu": {
+    "ours": ours("auto"),
+    "chunked": ours("chunked"),
+    "cuDNN, dense": cudnn_dense,
+    "XLA, dense": xla_dense,
+  },
+}
+
+
+def with_gradients(attend):
+  """Returns a function of (q, k, v, g, mask) to output and gradients."""
+
+  def run(q, k, v, g, mask):
+    out, pull = jax.vjp(lambda q, k, v: attend(q, k, v, mask), q, k, v)
+    return out, *pull(g)
+
+  return run
+
+
+# Without a device.
+
+
+def compile_for(device, attend, shape: Shape, mask: AttentionMask):
+  """Compiles forward and backward for a device that need not be there."""
+  args = shape.arrays(lambda s: jax.ShapeDtypeStruct(s, jnp.bfloat16))
+  return _compile(device, with_gradients(attend), *args, mask)
+
+
+def compile_layer(device, attend, shape: Shape, mask: AttentionMask):
+  """Likewise, with the projections and RoPE: no layout comes for nothing."""
+  width = shape.heads * shape.width
+  kv_width = shape.kv_heads * shape.width
+
+  def layer(x, kernels, positions, mask):
+    heads = lambda y: y.reshape(*y.shape[:2], -1, shape.width)  # noqa: E731
+    rope = layers.rotary(positions, shape.width, 1e4)
+    q, k, v = (heads(layers.matmul(x, kernel)) for kernel in kernels[:3])
+    out = attend(layers.rotate(q, *rope), layers.rotate(k, *rope), v, mask)
+    return layers.matmul(out.reshape(x.shape), kernels[3])
+
+  def run(x, kernels, g, positions, mask):
+    out, pull = jax.vjp(lambda *a: layer(*a, positions, mask), x, kernels)
+    return out, *pull(g)
+
+  def like(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+  x = like(shape.rows, shape.length, width)
+  kernels = [like(width, n) for n in (width, kv_width, kv_width, width)]
+  positions = like(*x.shape[:2], dtype=jnp.int32)
+  return _compile(device, run, x, kernels, x, positions, mask)
+
+
+def _compile(device, run, *args):
+  mesh = jax.make_mesh(
+    (1, 1, 1),
+    sharding.MESH_AXES,
+    devices=[device],
+    axis_types=(jax.sharding.AxisType.Auto,) * 3,
+  )
+  where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  args = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), args
+  )
+  with jax.set_mesh(mesh):
+    return jax.jit(run).lower(*args).compile()
+
+
+def count_blocks(shape: Shape, mask: AttentionMask) -> tuple[int, int]:
+  """Returns the blocks that some query needs, and those that are visited.
+
+  Needed is counted from the dense mask, row by row; visited by going through
+  the kernels' schedules, the longer of the two.
+  """
+  group = shape.heads // shape.kv_heads
+  blocks = kernel.cut(
+    shape.length, shape.length, group, shape.width, jnp.bfloat16
+  )
+  needed = 0
+  edges_q = np.arange(0, shape.length, blocks.q_size)
+  edges_k = np.arange(0, shape.length, blocks.k_size)
+  for row in range(shape.rows):
+    one = jax.tree.map(lambda x: x[row : row + 1], mask)  # noqa: B023
+    dense = one.dense(shape.length, shape.length)
+    if dense is None:
+      needed += blocks.q_count * blocks.k_count
+      continue
+    dense = np.logical_or.reduceat(np.asarray(dense[0]), edges_q, axis=0)
+    needed += int(np.logical_or.reduceat(dense, edges_k, axis=1).sum())
+  visited = []
+  for order in schedule.make(mask, shape.rows, blocks):  # forward, backward
+    grid = [int(n) for n in order.grid(shape.rows)]
+    ids = jnp.indices(grid).reshape(len(grid), -1)
+    work = jax.vmap(lambda *ids: order.at(ids, order.scalars).work)(*ids)  # noqa: B023
+    visited.append(int(jnp.sum(work)))
+  return needed, max(visited)
+
+
+def foresee(topology: str, shapes, masks, bundles: bool) -> Iterator[dict]:
+  """Compiles every case for a TPU; prints a line and yields a row for each."""
+  device = topology.devices(topology)[0]
+  heading = "shape mask needed visited peer temp_MB moved_MB compile_s"
+  if bundles:
+    heading += " bundles"
+  print(_line(heading.split()))
+  for shape in shapes:
+    for name in masks:
+      mask = make_mask(name, shape.rows, shape.length)
+      needed, visited = count_blocks(shape, mask)
+      for peer, make in PEERS["tpu"].items():
+        attend = make(shape, name)
+        if attend is None:
+          continue
+        row = {"shape": str(shape), "mask": name, "needed": needed}
+        row["visited"] = visited if peer == "pallas" else "-"
+        row["peer"] = peer
+        row |= _foresee_one(device, attend, shape, mask)
+        if bundles and peer not in ("chunked", "XLA, dense"):
+          row["bundles"] = count_bundles(topology, shape, name, peer)
+        print(_line(row.values()), flush=True)
+        yield row
+
+
+def _foresee_one(device, attend, shape, mask) -> dict:
+  begun = time.monotonic()
+  try:
+    compiled = compile_layer(device, attend, shape, mask)
+  except jax.errors.JaxRuntimeError as error:
+    if "memory" not in str(error).lower():
+      raise
+    return {"temp_MB": "out of memory"}
+  cost = compiled.cost_analysis()
+  return {
+    "temp_MB": round(compiled.memory_analysis().temp_size_in_bytes / 1e6, 1),
+    "moved_MB": round(cost["bytes accessed"] / 1e6),
+    "compile_s": round(time.monotonic() - begun, 1),
+  }
+
+
+def _line(values) -> str:
+  widths = (20, 14, 8, 8, 15, 14, 9, 10)
+  cells = [str(value) for value in values]
+  return "".join(
+    cell.ljust(width) for cell, width in zip(cells, (*widths, 0), strict=False)
+  ).rstrip()
+
+
+# What the compiler makes of a block.
+
+_BUNDLES = """
+import sys
+from evals.benchmarks import attention as b
+topology, shape, name, peer = sys.argv[1:]
+shape = b.Shape.of(shape)
+b.compile_for(b.aot.devices(topology)[0], b.PEERS["tpu"][peer](shape, name),
+              shape, b.make_mask(name, shape.rows, shape.length))
+"""
+
+
+def count_bundles(topology: str, shape: Shape, name: str, peer: str) -> str:
+  """Returns the bundles for 512 x 512 scores: forward and backward.
+
+  The compiler's listing of each kernel is cut at its branches; the block that
+  masks nothing is the last long part of ours and the one long part of
+  splash's, which has but one for all its blocks.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
+    subprocess.run(
+      [sys.executable, "-c", _BUNDLES, topology, str(shape), name, peer],
+      env=os.environ | {"LIBTPU_INIT_ARGS": dump, "JAX_PLATFORMS": "cpu"},
+      check=True,
+      capture_output=True,
+    )
+    found = {"forward": 0, "backward": 0}
+    for path in pathlib.Path(folder).glob("*final_bundles.txt"):
+      kernel_of = re.search("attention_|splash_", path.name)
+      if kernel_of and "schedule-analysis" not in path.name:
+        forward = re.search("_output|_fwd", path.name)
+        parts = _longest_parts(path.read_text())
+        found["forward" if forward else "backward"] += parts[-1]
+  scores = min(512, shape.length) ** 2
+  if peer == "pallas":
+    group = shape.heads // shape.kv_heads
+    blocks = kernel.cut(
+      shape.length, shape.length, group, shape.width, jnp.bfloat16
+    )
+    heads = kernel.heads_of_a_step(
+      shape.kv_heads, group, shape.width, blocks, jnp.bfloat16
+    )
+    scores = heads * group * blocks.q_size * blocks.k_size
+  return "/".join(f"{n * 512**2 / scores:.0f}" for n in found.values())
+
+
+def _longest_parts(listing: str) -> list[int]:
+  """Lengths of the parts between branches that are blocks' arithmetic."""
+  lines = [x for x in listing.splitlines() if re.match(r"\s*0x[0-9a-f]+", x)]
+  cuts = [i for i, x in enumerate(lines) if "sbr.rel" in x or "Start reg" in x]
+  parts = np.diff([0, *cuts, len(lines)])
+  return [int(part) for part in parts if part > 0.8 * parts.max()]
+
+
+# With a device.
+
+
+def measure(shapes, masks, seconds: float) -> Iterator[dict]:
+  """Times every case in turn; prints a line and yields a row for each."""
+  peers = PEERS[jax.default_backend()]
+  print(f"{'shape':<20}{'mask':<15}{'peer':<14}{'ms':>9}{'to ours':>9}")
+  for shape in shapes:
+    for name in masks:
+      times = _time_in_turn(peers, shape, name, seconds)
+      first = next(iter(times.values()))
+      for peer, spent in times.items():
+        row = {"shape": str(shape), "mask": name, "peer": peer, "ms": spent}
+        said = f"{spent:9.3f}" if isinstance(spent, float) else f"  {spent}"
+        if isinstance(spent, float) and isinstance(first, float):
+          row["to ours"] = round(spent / first, 2)
+          said += f"{row['to ours']:9.2f}"
+        print(f"{shape!s:<20}{name:<15}{peer:<14}{said}", flush=True)
+        yield row
+
+
+def _time_in_turn(peers, shape: Shape, name: str, seconds: float) -> dict:
+  """Milliseconds of each peer: medians of calls that take turns."""
+  key = jax.random.key(0)
+  args = shape.arrays(lambda s: jax.random.normal(key, s, jnp.bfloat16))
+  mask = jax.tree.map(jnp.asarray, make_mask(name, shape.rows, shape.length))
+  runs, spent = {}, {}
+  for peer, make in peers.items():
+    attend = make(shape, name)
+    if attend is None:
+      continue
+    run = jax.jit(with_gradients(attend))
+    try:
+      jax.block_until_ready(run(*args, mask))
+    except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as e:
+      spent[peer] = str(e).splitlines()[0][:60]
+      continue
+    runs[peer], spent[peer] = run, []
+  end = time.monotonic() + seconds
+  while time.monotonic() < end:
+    for peer, run in runs.items():
+      begun = time.perf_counter()
+      # Several calls at a time: one alone is mostly its launch.
+      out = [run(*args, mask) for _ in range(5)]
+      jax.block_until_ready(out)
+      spent[peer].append((time.perf_counter() - begun) / 5 * 1e3)
+  return {
+    peer: float(np.median(x)) if isinstance(x, list) else x
+    for peer, x in spent.items()
+  }
+
+
+def main(argv) -> None:
+  """Prints a line per case, and writes them to a file."""
+  parser = cli.Parser(
+    prog="python -m evals.benchmarks.attention", description=__doc__
+  )
+  add = parser.add_argument
+  add("--shapes", default="97M,210M,610M,8k", help=f"of {', '.join(SHAPES)}")
+  add("--masks", default=",".join(MASKS), help="which masks")
+  add("--topology", default="v5e:2x2", help="TPU to compile for, without one")
+  add("--bundles", action="store_true", help="count a block's instructions")
+  add("--seconds", type=float, default=2.0, help="per case, with a device")
+  add("--output", default=str(RESULTS), help="folder of the JSON file")
+  args = parser.parse_args(argv)
+  shapes = [SHAPES[name] for name in _known(args.shapes, SHAPES)]
+  masks = _known(args.masks, MASKS)
+  if jax.default_backend() == "cpu":
+    machine = args.topology.partition(":")[0] + "-compiled"
+    rows = foresee(args.topology, shapes, masks, args.bundles)
+  else:
+    machine = jax.devices()[0].device_kind
+    rows = measure(shapes, masks, args.seconds)
+  name = re.sub(r"\W+", "-", machine.lower()).strip("-")
+  path = pathlib.Path(args.output) / f"attention-{name}.json"
+  path.parent.mkdir(parents=True, exist_ok=True)
+  result = {
+    "machine": machine,
+    "date": datetime.date.today().isoformat(),
+    "jax": jax.__version__,
+    "rows": [],
+  }
+  for row in rows:
+    # After each case: what was measured stays, whatever comes next.
+    result["rows"].append(row)
+    files.write_text(path, json.dumps(result, indent=1) + "\n")
+  print(f"wrote {path}")
+
+
+def _known(text: str, known) -> list[str]:
+  names = [name.strip() for name in text.split(",")]
+  for name in names:
+    if name not in known:
+      raise errors.UserError(f"{name!r} is not one of {', '.join(known)}")
+  return names
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,353 @@
+"""Time, throughput and memory of train steps, by size and kind of batch.
+
+    python -m evals.benchmarks.step --sizes=97M,610M --batches=clm,mlm
+
+Whole steps in bfloat16 with AdamW, over all devices at hand, on random tokens
+that are as unevenly frequent as words. The batches:
+- clm: causal rows of one document each;
+- mlm: bidirectional rows of one document each, 15 % of the tokens targets;
+- packed: as clm, but about five documents of random lengths in a row;
+- mixed: as clm and mlm, row by row in turn. Not packed, so that beside those
+  two it shows what mixing alone costs.
+
+A step's time is the median from the end of one step to that of the next, with
+the next one already waiting: no step waits for Python, as in training. MFU is
+of what `antlm_jax.training.flops` counts: attention's visible pairs, and no
+recomputation. Memory is of one device: what the compiled step needs, and the
+process's peak so far.
+
+It needs of antlm_jax's dependencies only jax, flax, optax and orbax.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import pathlib
+import re
+import sys
+import time
+import types
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+
+from antlm_jax import cli, errors, models
+from antlm_jax.models.llama import SHAPES, LlamaConfig
+from antlm_jax.objectives.batch import Batch, Layout, assemble
+from antlm_jax.objectives.corruption import (
+  Corrupted,
+  Draw,
+  Segments,
+  Vocabulary,
+  corrupt,
+)
+from antlm_jax.objectives.objective import OBJECTIVES
+from antlm_jax.runtime import chips, files, sharding
+from antlm_jax.training import flops, optim
+from antlm_jax.training.step import Trainer, jitted, state_shardings
+
+BATCHES = {  # the objectives of rows, in turn, and whether rows are packed
+  "clm": ("C", False),
+  "mlm": ("M", False),
+  "packed": ("C", True),
+  "mixed": ("CM", False),
+}
+_DOCUMENTS = 5  # in a packed row, about
+_SPECIAL = 4  # ids under this are special, and the last of them is the mask
+_WARMUP, _FEWEST, _MOST = 3, 5, 100  # steps: not timed, and timed
+_NO_MEMORY = "out of memory"
+
+
+@dataclasses.dataclass(frozen=True)
+class Size:
+  """How a size is timed; so many rows a device fit into 80 GB.
+
+  Attributes:
+    shape: The encoder's, as in `SHAPES`.
+    seq_len: Tokens in a row T.
+    rows: Rows on a device.
+    vocab_size: Number of tokens V.
+    tied: Whether the head is the transposed embedding.
+    remat: What the backward pass recomputes.
+  """
+
+  shape: dict[str, int]
+  seq_len: int
+  rows: int
+  vocab_size: int
+  tied: bool
+  remat: str
+
+
+SIZES = {
+  "97M": Size(SHAPES["97M"], 128, 256, 16_000, True, "none"),
+  "210M": Size(SHAPES["210M"], 2048, 32, 128_256, False, "dots"),
+  "610M": Size(SHAPES["610M"], 2048, 16, 128_256, False, "dots"),
+}
+_SHRUNK = {
+  "shape": {"layers": 2, "width": 32, "mlp_width": 64, "heads": 4,
+            "kv_heads": 2},
+  "seq_len": 64,
+  "rows": 4,
+  "vocab_size": 512,
+}  # fmt: skip
+
+
+def make_example(
+  batch: str, layout: Layout, seq_len: int, vocab_size: int
+) -> Batch:
+  """Makes an example of random tokens.
+
+  Args:
+    batch: A name of `BATCHES`.
+    layout: The rows and where they go.
+    seq_len: Tokens in a row T.
+    vocab_size: Number of tokens V.
+  """
+  names, packed = BATCHES[batch]
+  chosen = [OBJECTIVES[name] for name in names]
+  rows, draw = layout.rows, np.random.default_rng(0)
+  shape = len(rows), seq_len
+  # Zipf's law: token k is as likely as 1 / k.
+  tokens = _SPECIAL * (vocab_size / _SPECIAL) ** draw.random(shape)
+  tokens = tokens.astype(np.int32)
+  segments = Segments.whole(*shape)
+  if packed:
+    starts = draw.random(shape) < _DOCUMENTS / seq_len
+    segments = Segments.of(starts | (np.arange(seq_len) == 0))
+  ids = np.arange(vocab_size)
+  vocabulary = Vocabulary(_SPECIAL - 1, None, ids < _SPECIAL, ids >= _SPECIAL)
+  counters = Draw(0, 0, rows[:, None])
+  # Every objective shows all rows, and each row is taken as its own shows it.
+  shown = [corrupt(o, tokens, segments, counters, vocabulary) for o in chosen]
+  kinds = rows % len(chosen)
+  each = kinds, np.arange(len(rows))
+  corrupted = Corrupted(
+    **{
+      field.name: np.stack([getattr(s, field.name) for s in shown])[each]
+      for field in dataclasses.fields(Corrupted)
+    }
+  )
+  shares = {k: 1 / len(chosen) for k in range(len(chosen))}
+  return assemble(tokens, corrupted, kinds, chosen, layout, shares, packed)
+
+
+def make_trainer(config: LlamaConfig) -> Trainer:
+  """Makes a trainer with AdamW at a constant rate, for all `BATCHES`."""
+  model = models.from_config(config)
+  adamw = types.SimpleNamespace(
+    name="adamw",
+    b1=0.9,
+    b2=0.95,
+    eps=1e-8,
+    weight_decay=0.1,
+    decay_scope="matrices",
+    clip=1.0,
+  )
+  return Trainer(
+    model=model,
+    optimizer=optim.make(adamw, model.axes),
+    schedule=lambda step: jnp.float32(1e-3),
+    num_objectives=2,
+  )
+
+
+def step_times(step, state, example: Batch, seconds: float) -> np.ndarray:
+  """Returns the seconds from each step's end to the next one's."""
+  ends: list[float] = []
+
+  def enough() -> bool:
+    timed = len(ends) - _WARMUP - 1
+    return timed >= _FEWEST and (
+      timed >= _MOST or ends[-1] - ends[_WARMUP] >= seconds
+    )
+
+  state, running = step(state, example)
+  while not enough():
+    state, following = step(state, example)
+    jax.block_until_ready(running)
+    ends.append(time.perf_counter())
+    running = following
+  jax.block_until_ready(state)
+  return np.diff(ends[_WARMUP:])
+
+
+def measure_size(size: Size, batches, attention: str, mesh, seconds: float):
+  """Yields the results of each batch, under `jax.set_mesh`."""
+  config = LlamaConfig(
+    **size.shape,
+    vocab_size=size.vocab_size,
+    max_seq_len=size.seq_len,
+    tied=size.tied,
+    attention=attention,
+    dtype="bfloat16",
+    remat=size.remat,
+  )
+  trainer, shards = make_trainer(config), sharding.data_shards(mesh)
+  layout = Layout(size.rows * shards, 1, shards)
+  init, step = jitted(trainer, state_shardings(trainer, mesh))
+  for batch in batches:
+    example = make_example(batch, layout, size.seq_len, size.vocab_size)
+    yield {
+      "batch": batch,
+      "rows": layout.batch_size,
+      "seq_len": size.seq_len,
+      "parameters": trainer.model.size,
+      "remat": size.remat,
+    } | measure(trainer, init, step, mesh, example, seconds)
+
+
+def measure(trainer, init, step, mesh, example: Batch, seconds: float):
+  """Times one case; returns its part of the results.
+
+  What is not known is None; `error` says why a case has no time.
+  """
+  _, rows, length = example.inputs.shape
+  out = dict.fromkeys(
+    ("attention", "seconds", "steps", "tokens_per_second", "mfu",
+     "needed_bytes", "peak_bytes", "compile_seconds", "error")
+  )  # fmt: skip
+  try:
+    out["attention"] = trainer.model.attention_of(example)
+    placed, state = sharding.place(mesh, example), init()
+    begun = time.perf_counter()
+    compiled = step.lower(state, placed).compile()
+    out["compile_seconds"] = time.perf_counter() - begun
+    if size := compiled.memory_analysis():
+      out["needed_bytes"] = (
+        size.argument_size_in_bytes
+        + size.output_size_in_bytes
+        + size.temp_size_in_bytes
+        - size.alias_size_in_bytes
+      )
+    times = step_times(compiled, state, placed, seconds)
+  except (jax.errors.JaxRuntimeError, ValueError) as error:
+    full = "RESOURCE_EXHAUSTED" in str(error)
+    out["error"] = _NO_MEMORY if full else str(error).splitlines()[0]
+  else:
+    out["seconds"], out["steps"] = float(np.median(times)), len(times)
+    out["tokens_per_second"] = rows * length / out["seconds"]
+    if peak := chips.peak(mesh.devices.flat[0]):
+      done = flops.train_step(trainer.model, example) / out["seconds"]
+      out["mfu"] = float(done / (peak * mesh.size))
+  stats = mesh.devices.flat[0].memory_stats() or {}
+  out["peak_bytes"] = stats.get("peak_bytes_in_use")
+  return out
+
+
+_TITLES = ("size", "batch", "rows", "attention", "step", "tokens/s", "MFU",
+           "needs", "peak")  # fmt: skip
+
+
+def _line(*cells: str) -> str:
+  forms = "<6", "<8", "<12", "<11", ">10", ">12", ">8", ">10", ">10"
+  return "".join(map(format, cells, forms))
+
+
+def _say(row: dict) -> str:
+  """One result as a line of the table."""
+
+  def known(name, form, scale=1.0):
+    return "-" if row[name] is None else form.format(row[name] * scale)
+
+  return _line(
+    row["size"],
+    row["batch"],
+    f"{row['rows']} x {row['seq_len']}",
+    row["attention"] or "-",
+    known("seconds", "{:.1f} ms", 1e3),
+    known("tokens_per_second", "{:,.0f}"),
+    known("mfu", "{:.1f} %", 100),
+    known("needed_bytes", "{:.1f} GiB", 2**-30),
+    known("peak_bytes", "{:.1f} GiB", 2**-30),
+  ) + (f"  {row['error']}" if row["error"] else "")
+
+
+def _names(known):
+  """Returns an argument type: names of `known`, separated by commas."""
+
+  def parse(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+      raise argparse.ArgumentTypeError(
+        f"{unknown[0]!r} is not one of {', '.join(known)}"
+      )
+    return names
+
+  return parse
+
+
+def main(argv) -> None:
+  """Prints a line per size and batch, and writes them all as JSON."""
+  parser = cli.Parser(
+    prog="python -m evals.benchmarks.step", description=__doc__
+  )
+  parser.add_argument(
+    "--sizes",
+    type=_names(SIZES),
+    help=f"of {','.join(SIZES)} (default: all; with --shrink the first)",
+  )
+  parser.add_argument(
+    "--batches", type=_names(BATCHES), default=",".join(BATCHES), help="kinds"
+  )
+  parser.add_argument(
+    "--seq_len", type=int, help="tokens in a row (default: 128 or 2048)"
+  )
+  parser.add_argument(
+    "--rows", type=int, help="rows on a device (default: 256, 32 or 16)"
+  )
+  parser.add_argument(
+    "--attention", default="auto", help="as model.attention of a config"
+  )
+  parser.add_argument("--seconds", type=float, default=3.0, help="per case")
+  parser.add_argument(
+    "--output", default="evals/benchmarks/results", help="a folder"
+  )
+  parser.add_argument(
+    "--shrink", action="store_true", help="tiny encoders, to try the script"
+  )
+  args = parser.parse_args(argv)
+  changes = {"seq_len": args.seq_len, "rows": args.rows}
+  changes = {name: n for name, n in changes.items() if n is not None}
+  if any(n < 1 for n in changes.values()):
+    raise errors.UserError("--seq_len and --rows are positive")
+  changes = (_SHRUNK if args.shrink else {}) | changes
+  # Shrunk, they hardly differ, and each takes a while to compile.
+  names = args.sizes or (["97M"] if args.shrink else list(SIZES))
+  mesh = sharding.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})
+  device = mesh.devices.flat[0].device_kind
+  results = {
+    "date": datetime.date.today().isoformat(),
+    "jax": jax.__version__,
+    "jaxlib": jaxlib.__version__,
+    "device": device,
+    "devices": mesh.size,
+    "rows": [],
+  }
+  name = re.sub("[^a-z0-9]+", "-", device.lower()).strip("-")
+  name = f"step-{name}{'-shrunk' if args.shrink else ''}.json"
+  path = pathlib.Path(args.output) / name
+  path.parent.mkdir(parents=True, exist_ok=True)
+  print(_line(*_TITLES), flush=True)
+  for name in names:
+    size = dataclasses.replace(SIZES[name], **changes)
+    with jax.set_mesh(mesh):
+      for row in measure_size(
+        size, args.batches, args.attention, mesh, args.seconds
+      ):
+        row = {"size": name} | row
+        print(_say(row), flush=True)
+        # After each case: what was measured stays, whatever comes next.
+        results["rows"].append(row)
+        files.write_text(path, json.dumps(results, indent=2) + "\n")
+  print(f"wrote {path}")
+  if any(row["error"] not in (None, _NO_MEMORY) for row in results["rows"]):
+    sys.exit(1)
+
+
+if __name__ == "__main__":
+  cli.run(main)

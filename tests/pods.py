@@ -1,0 +1,160 @@
+"""Training by real processes on this machine, which tests watch and end."""
+
+import contextlib
+import hashlib
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from antlm_jax import attention
+from antlm_jax.masks import AttentionMask
+from antlm_jax.models import layers
+from antlm_jax.runtime import sharding
+from antlm_jax.training import metrics
+from tests import runs
+from tests.launching import LAUNCH
+
+# Each process leaves its number, and becomes the command.
+TELL = (
+  'echo $$ > "$0.$JAX_PROCESS_ID.tmp" &&'
+  ' mv "$0.$JAX_PROCESS_ID.tmp" "$0.$JAX_PROCESS_ID"'
+)
+# Dropout everywhere, rows for eight data shards, every step logged.
+SMALL = (
+  "train.batch_size=16",
+  "model.layers=1",
+  "model.dropout=0.1",
+  "model.attention_dropout=0.1",
+  "log.every=1",
+  "log.tensorboard=false",
+  "eval.rows=0",
+)
+
+
+class Training:
+  """A command that runs as `count` processes, by launch/local.sh.
+
+  Args:
+    command: Its words.
+    pids: A path; what each process is known by is written beside it.
+    count: Number of processes.
+    devices: Devices of each.
+    own: What bash does in each process before, such as `set -- "$@" --word`.
+    cache: Where compiled programs are kept; the next run has them at once.
+  """
+
+  def __init__(self, command, pids, count=1, devices=1, own=":", cache=None):
+    self.count, self._pids = count, pathlib.Path(pids)
+    for i in range(count):
+      self._pid_file(i).unlink(missing_ok=True)
+    words = [
+      LAUNCH / "local.sh", count, f"--devices={devices}", "--grace=60", "--",
+      "bash", "-c", f'{TELL}; {own}; exec "$@"', self._pids, *command,
+    ]  # fmt: skip
+    self._process = subprocess.Popen(
+      list(map(str, words)),
+      cwd=runs.ROOT,
+      env=os.environ | caching(cache),
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      text=True,
+    )
+
+  def _pid_file(self, i: int) -> pathlib.Path:
+    return self._pids.with_name(f"{self._pids.name}.{i}")
+
+  def running(self) -> bool:
+    """Whether it has not ended."""
+    return self._process.poll() is None
+
+  def send(self, number: signal.Signals, *to: int) -> None:
+    """Sends a signal to these processes, or to all."""
+    for i in to or range(self.count):
+      while not self._pid_file(i).exists():
+        time.sleep(0.01)
+      os.kill(int(self._pid_file(i).read_text()), number)
+
+  def read_to(self, text: str) -> None:
+    """Reads what is printed, up to a line with this text."""
+    assert any(text in line for line in self._process.stdout), "it has ended"
+
+  def end(self, seconds: float = 300) -> tuple[int, str]:
+    """Waits for the end; returns the status and all that was printed."""
+    try:
+      out, _ = self._process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+      self.send(signal.SIGKILL)
+      out, _ = self._process.communicate()
+      raise AssertionError(f"not over after {seconds} s: {out}") from None
+    return self._process.returncode, out
+
+
+def caching(folder) -> dict[str, str]:
+  """An environment that keeps programs, and compiles them in half the time."""
+  return {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_COMPILATION_CACHE_DIR": str(folder or ""),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+  }
+
+
+def training(workdir, data, *overrides: str, **options) -> Training:
+  """Begins to train the small model; `options` are those of `Training`."""
+  args = runs.train_args(workdir, data, *SMALL, *overrides)
+  command = runs.command("antlm_jax.train", *args)
+  return Training(command, f"{workdir}.pid", **options)
+
+
+def train(workdir, data, *overrides: str, **options) -> str:
+  """Trains to the end, which must be a good one; returns what was printed."""
+  status, out = training(workdir, data, *overrides, **options).end()
+  assert status == 0, out
+  return out
+
+
+def losses(workdir) -> dict[tuple[int, str], float]:
+  """The losses of a run by step and name, in training and held out."""
+  found = {}
+  for record in metrics.read_records(workdir):
+    for name, value in record.items():
+      if name.endswith("/loss"):
+        assert (record["step"], name) not in found, "each once"
+        found[record["step"], name] = value
+  return found
+
+
+def errors(out: str) -> list[str]:
+  """The lines of errors, behind the processes' numbers."""
+  return [line for line in out.splitlines() if "] error: " in line]
+
+
+@jax.jit
+def _drop(key):
+  rows, length = 16, 32
+  states = jnp.ones((rows, length, 24))
+  states = sharding.constrain(states, "batch", "seq", "embed_act")
+  q = jnp.zeros((rows, length, 4, length))
+  q = sharding.constrain(q, "batch", "seq", "heads", None)
+  k = sharding.constrain(q[:, :, :2], "batch", "seq", "kv_heads", None)
+  # All weights are equal, and each is shown where its key stands.
+  v = jnp.broadcast_to(jnp.eye(length)[:, None], k.shape)
+  dropped = layers.attention_dropout(0.5, key, rows)
+  weights = attention.attend(q, k, v, AttentionMask(False), dropout=dropped)
+  return layers.dropout(states, 0.5, key) != 0, weights != 0
+
+
+def drawn(mesh=None) -> list[str]:
+  """Hashes of the bits that dropout draws, for states and attention."""
+  with jax.set_mesh(mesh) if mesh else contextlib.nullcontext():
+    arrays = _drop(jax.random.key(5))
+  if mesh:
+    arrays = jax.jit(lambda x: x, out_shardings=sharding.whole(mesh))(arrays)
+  bits = [np.packbits(np.asarray(array)) for array in arrays]
+  return [hashlib.sha256(b.tobytes()).hexdigest() for b in bits]
