@@ -4,9 +4,10 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from antlm_jax.errors import UserError, explain
+from antlm_jax.settings import is_text
 
 
 class _HelpFormatter(
@@ -23,13 +24,30 @@ class _HelpFormatter(
 class Parser(argparse.ArgumentParser):
   """An argparse parser whose errors are `UserError`s."""
 
-  def __init__(self, **kwargs):
+  def __init__(self, *, may_be_empty: Collection[str] = (), **kwargs):
+    """Makes one; an empty value is refused but for those `may_be_empty`."""
     kwargs.setdefault("formatter_class", _HelpFormatter)
     kwargs.setdefault("allow_abbrev", False)
     super().__init__(**kwargs)
+    self._may_be_empty = may_be_empty
 
   def error(self, message: str):
     raise UserError(f"{message} (see --help)")
+
+  def parse_known_args(self, args=None, namespace=None):
+    """Parses, and refuses what no argument can be: surrogates, nothing."""
+    args = sys.argv[1:] if args is None else args
+    for word in args:
+      if not is_text(word):
+        self.error(f"{word!a} is not valid text")
+    parsed, rest = super().parse_known_args(args, namespace)
+    for name, value in vars(parsed).items():
+      # As of an unset variable in a shell; as a path, the current folder.
+      empty = value == "" or (isinstance(value, list) and "" in value)
+      may_be = name in self._may_be_empty or value == self.get_default(name)
+      if empty and not may_be:
+        self.error(f"--{name} is empty")
+    return parsed, rest
 
 
 def here(path: str) -> str:

@@ -1,0 +1,127 @@
+"""Sections of settings: what they refuse, as a config and as arguments."""
+
+import dataclasses
+import math
+
+import pytest
+
+from antlm_jax import cli, settings
+from antlm_jax.errors import UserError
+from antlm_jax.settings import setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Small:
+  """A section with a setting of each kind."""
+
+  needed: str = setting(help="no default")
+  rows: int = setting(128, "rows in a step", least=1)
+  rate: float = setting(1e-3, "peak", over=0)
+  share: float = setting(0.1, "10 % of them", least=0, under=1)
+  kind: str = setting("a", "which", choices=("a", "b"))
+  fast: bool = setting(False, "or slow")
+  lrs: tuple[float, ...] = setting((5e-5, 1e-4), "with commas", over=0)
+  seed: int | None = setting(None, "drawn if unset", least=0)
+  files: tuple[str, ...] = setting(("x",), "paths", nargs="+")
+  hidden: int = 7  # a plain field is no setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Whole:
+  """A section in a section."""
+
+  small: Small
+  seed: int = setting(0)
+
+
+def arguments(*words):
+  parser = cli.Parser(prog="small")
+  settings.add_arguments(parser, Small)
+  return settings.from_args(Small, parser.parse_args(["--needed=x", *words]))
+
+
+def test_arguments_have_the_fields_defaults_and_types():
+  assert arguments() == Small("x")
+  assert arguments(
+    "--rows=1e3", "--rate=2", "--kind=b", "--fast", "--lrs=1,2", "--seed=3",
+    "--files", "a", "b,c",
+  ) == Small(
+    "x", 1000, 2.0, 0.1, "b", True, (1.0, 2.0), 3, ("a", "b,c")
+  )  # fmt: skip
+
+
+def test_help_has_every_argument_its_default_and_choices(capsys):
+  parser = cli.Parser(prog="small")
+  settings.add_arguments(parser, Small)
+  with pytest.raises(SystemExit):
+    parser.parse_args(["--help"])
+  shown = " ".join(capsys.readouterr().out.split())
+  assert "rows in a step (default: 128)" in shown
+  assert "10 % of them (default: 0.1)" in shown
+  assert "{a,b}" in shown and "--hidden" not in shown
+
+
+@pytest.mark.parametrize(
+  "word, told",
+  [
+    ("--rows=0", "--rows=0 is not at least 1"),
+    ("--rows=many", "--rows=many: not int"),
+    ("--rows=1.5", "--rows=1.5: not int"),
+    ("--rows=1e400", "--rows=1e400: not int"),
+    (f"--rows={10**30}", "is not at least 1 and at most 2147483647"),
+    (f"--rows={'9' * 5000}", "not int"),
+    ("--rate=0", "--rate=0 is not over 0"),
+    ("--rate=nan", "--rate=nan is not finite"),
+    ("--rate=inf", "--rate=inf is not finite"),
+    ("--share=1", "--share=1 is not at least 0 and under 1"),
+    ("--kind=c", "invalid choice: 'c' (choose from"),
+    ("--lrs=1,0", "is not over 0"),
+    ("--lrs=1,x", "--lrs=1,x: not float"),
+    ("--seed=-1", "--seed=-1 is not at least 0"),
+    ("--hidden=1", "unrecognized arguments: --hidden=1"),
+    ("--needed=\udc80", "valid"),
+  ],
+)
+def test_a_bad_argument_is_told_in_one_line(word, told):
+  with pytest.raises(UserError) as caught:
+    arguments(word)
+  assert told in str(caught.value) and len(str(caught.value)) < 6000
+  assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  "values, told",
+  [
+    ({"rows": True}, "small.rows=True is not of type int"),
+    ({"rows": 2.0}, "small.rows=2 is not of type int"),
+    ({"rows": 10**6000}, "bits> is not at least 1 and at most 2147483647"),
+    ({"rate": "1"}, "small.rate='1' is not of type float"),
+    ({"rate": -1}, "small.rate=-1 is not over 0"),
+    ({"rate": 10**400}, "is not finite"),
+    ({"share": math.nan}, "small.share=nan is not finite"),
+    ({"fast": 1}, "small.fast=1 is not of type bool"),
+    ({"kind": "c"}, "small.kind='c' is not one of a, b"),
+    ({"lrs": 1.0}, "small.lrs=1 is not a tuple"),
+    ({"needed": None}, "small.needed=None is not of type str"),
+    ({"needed": "\ud800"}, r"small.needed='\ud800' is not valid text"),
+    ({"needed": "a\0b"}, "is not valid text"),
+  ],
+)
+def test_a_bad_value_is_told_by_its_key(values, told):
+  with pytest.raises(UserError) as caught:
+    settings.check(dataclasses.replace(Small("x"), **values), "small")
+  assert told in str(caught.value)
+  assert len(str(caught.value)) < 300 and str(caught.value).isascii()
+
+
+def test_good_values_pass():
+  settings.check(Small("x", rate=3, seed=None, lrs=[1]))
+  settings.check_values(Small, {"rows": 1})
+
+
+def test_a_config_dict_has_sections_in_sections_and_types():
+  config = settings.to_config_dict(Whole(Small("x")))
+  assert config.to_dict() == {"small": vars(Small("x")), "seed": 0}
+  config.small.seed = 3
+  with pytest.raises(TypeError):
+    config.small.seed = "three"
