@@ -1,4 +1,6 @@
-"""What a run shows and records: progress, metrics, and where time went."""
+"""Numbers as people write them: durations, quantities, memory."""
+
+_PREFIXES = {"E": 1e18, "P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
 
 
 def duration(seconds: float) -> str:
@@ -11,9 +13,21 @@ def duration(seconds: float) -> str:
   return f"{minutes // 60}h{minutes % 60:02d}m"
 
 
-def quantity(number: float) -> str:
-  """Writes a large number shortly: 950, 12.3k, 4.56M."""
-  for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-    if number >= size:
-      return f"{number / size:.3g}{unit}"
-  return f"{number:.0f}"
+def milliseconds(seconds: float) -> str:
+  """Writes seconds as milliseconds: 1,234.5 ms."""
+  return f"{1e3 * seconds:,.1f} ms"
+
+
+def quantity(number: float, unit: str = "") -> str:
+  """Writes a number in three digits: 950, 12.3k, 4.56M; or 4.56 MB."""
+  prefix, size = next(
+    # What rounds to 1000 is 1 of the next prefix.
+    ((p, s) for p, s in _PREFIXES.items() if number >= 0.9995 * s),
+    ("", 1.0),
+  )
+  return f"{number / size:.3g}{' ' if unit else ''}{prefix}{unit}"
+
+
+def gib(size: float) -> str:
+  """Writes bytes of memory: 12.34 GiB."""
+  return f"{size / 2**30:.2f} GiB"

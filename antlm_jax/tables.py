@@ -1,0 +1,49 @@
+"""Tables, as aligned text and as Markdown: one formatter for all commands."""
+
+from collections.abc import Iterable, Sequence
+
+_GAP = "  "
+
+
+def text(
+  rows: Iterable[Sequence], head: Sequence[str] = (), align: str = "<"
+) -> str:
+  """Lays out rows in columns as wide as what they hold.
+
+  Args:
+    rows: The cells of each; None is shown as a dash. Short rows are filled up.
+    head: The columns' names.
+    align: `<` or `>` for each column, the last for all further ones: `<>` is
+      the first to the left and the others to the right.
+  """
+  cells = [_cells(row) for row in (*([head] if head else ()), *rows)]
+  columns = max(map(len, cells), default=0)
+  cells = [row + [""] * (columns - len(row)) for row in cells]
+  widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+  return "\n".join(line(row, widths, align) for row in cells)
+
+
+def line(cells: Sequence, widths: Sequence[int], align: str = "<") -> str:
+  """Lays out one row at given widths, for a table that is shown as it grows."""
+  sides = align + align[-1] * len(widths)
+  padded = (
+    f"{cell:{side}{width}}"
+    for cell, side, width in zip(_cells(cells), sides, widths, strict=False)
+  )
+  return _GAP.join(padded).rstrip()
+
+
+def markdown(
+  rows: Iterable[Sequence], head: Sequence[str], align: str = "<>"
+) -> str:
+  """Lays out rows as a Markdown table; `align` is as for `text`."""
+  sides = (align + align[-1] * len(head))[: len(head)]
+  rule = ["---:" if side == ">" else "---" for side in sides]
+  escaped = ([c.replace("|", "\\|") for c in _cells(row)] for row in rows)
+  return "\n".join(f"| {' | '.join(r)} |" for r in (head, rule, *escaped))
+
+
+def _cells(row: Sequence) -> list[str]:
+  return [
+    "-" if cell is None else " ".join(str(cell).split("\n")) for cell in row
+  ]

@@ -1,0 +1,243 @@
+"""Reading files with clear errors, writing them whole, locks, tables, units."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from antlm_jax import tables, units
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import files
+
+# ------------------------------------------------------------------- reading
+
+
+def _fifo(path):
+  os.mkfifo(path)
+
+
+_UNREADABLE = [
+  (lambda path: None, "No such file"),
+  (lambda path: path.mkdir(), "Is a directory"),
+  (_fifo, "not a regular file"),
+  (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
+  (lambda path: path.write_bytes(b'{}\n"\xff"'), "line 2: not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("make", "told"), _UNREADABLE)
+@pytest.mark.parametrize(
+  "read", [files.read_json, files.read_jsonl, files.read_csv]
+)
+def test_what_cannot_be_read_is_told_with_its_name(tmp_path, read, make, told):
+  path = tmp_path / "some.file"
+  make(path)
+  with pytest.raises(
+    UserError, match=f"cannot read the thing .*some.file.*{told}"
+  ):
+    list(read(path, "the thing"))
+
+
+@pytest.mark.parametrize(
+  ("text", "told"),
+  [
+    ("", "line 1: not JSON: Expecting value"),
+    ('{\n "a": 1,\n}', "line 3: not JSON: Expecting property name"),
+    ("[1]", "line 1: not a JSON object"),
+    ('{"a": ' + "[" * 100_000, "line 1: nested too deeply"),
+    ('{"a": "\\ud800"}', "surrogates not allowed"),
+    ('{"a": ' + "9" * 5000 + "}", "line 1: not JSON: Exceeds the limit"),
+  ],
+)
+def test_what_is_no_json_is_told_with_its_line(tmp_path, text, told):
+  path = tmp_path / "x.json"
+  path.write_text(text)
+  with pytest.raises(UserError, match=told):
+    files.read_json(path, "x")
+  path.write_text('{"a": 1}\n\n' + text.replace("\n", "") + "\n")
+  if text:
+    with pytest.raises(UserError, match=r"x.json, line 3: n"):
+      list(files.read_jsonl(path, "x"))
+  assert list(files.read_jsonl(path, "x", lenient=True)) == [(1, {"a": 1})]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000])
+def test_impossible_names_are_told(tmp_path, name):
+  path = f"{tmp_path}/{name}"
+  with pytest.raises(UserError, match="cannot read x"):
+    files.read_json(path, "x")
+  with pytest.raises(UserError, match="cannot write"):
+    files.write_text(path, "")
+  assert not list(tmp_path.iterdir())
+
+
+def test_other_line_separators_are_part_of_a_line(tmp_path):
+  path = tmp_path / "x.jsonl"
+  path.write_text('{"a": "b\u2028c\x85d"}\r\n{"a": "\\ud83d\\ude00"}')
+  found = [(1, {"a": "b\u2028c\x85d"}), (2, {"a": "\U0001f600"})]
+  assert list(files.read_jsonl(path, "x")) == found
+  path.write_text('a,b\r\n1,x\u2028y\r\n\r\n2,"3\n4"\r\n')
+  rows = [(2, {"a": "1", "b": "x\u2028y"}), (5, {"a": "2", "b": "3\n4"})]
+  assert list(files.read_csv(path, "x")) == rows
+
+
+def test_lines_cut_off_are_left_out_where_that_is_asked(tmp_path):
+  path = tmp_path / "x.jsonl"
+  path.write_bytes(b'{"a": 1}\n{"a"\n\xff\xfe\n3\n{"a": 2}\n{"a": 3')
+  found = list(files.read_jsonl(path, "x", lenient=True))
+  assert found == [(1, {"a": 1}), (5, {"a": 2})]
+
+
+def test_a_damaged_csv_is_told(tmp_path):
+  path = tmp_path / "x.csv"
+  path.write_text("a,b\n" + "x" * 200_000)
+  with pytest.raises(UserError, match=r"x.csv, line 2: field larger"):
+    list(files.read_csv(path, "x"))
+
+
+# ------------------------------------------------------------------- writing
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path):
+  path = tmp_path / "new" / "x.json"
+  files.write_json(path, {"a": "ä"})
+  assert files.read_json(path, "x") == {"a": "ä"}
+  with pytest.raises(ValueError), files.replacing(path) as aside:
+    aside.write_text("part")
+    raise ValueError
+  assert files.read_json(path, "x") == {"a": "ä"}
+  assert [p.name for p in path.parent.iterdir()] == ["x.json"]
+
+
+def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
+  for end in (KeyboardInterrupt, None):
+    ended = contextlib.suppress(KeyboardInterrupt)
+    with ended, files.replacing(tmp_path / "x") as aside:
+      (aside / "of").mkdir(parents=True)
+      (aside / "of" / "it").write_text("all")
+      if end:
+        raise end
+    assert (tmp_path / "x").is_dir() == (end is None)
+  assert [p.name for p in tmp_path.iterdir()] == ["x"]
+  told = pytest.raises(
+    UserError, match=r"cannot write .*x: Directory not empty"
+  )
+  with told, files.replacing(tmp_path / "x") as aside:
+    aside.mkdir()
+  assert (tmp_path / "x" / "of" / "it").read_text() == "all"
+
+
+def test_what_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
+  calls = []
+  monkeypatch.setattr(files.os, "fsync", lambda file: calls.append("fsync"))
+  replace = files.pathlib.Path.replace
+  monkeypatch.setattr(
+    files.pathlib.Path,
+    "replace",
+    lambda *where: calls.append("rename") or replace(*where),
+  )
+  files.write_text(tmp_path / "x", "x")
+  assert calls == ["fsync", "rename"]
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    OSError(28, "No space left on device"),
+    RuntimeError("Failed: No space left on device (os error 28)"),
+  ],
+)
+def test_a_full_disk_is_told_with_the_path(error):
+  told = pytest.raises(UserError, match="cannot write some/x: No space left")
+  with told, files.writing("some/x"):
+    raise error
+  with pytest.raises(RuntimeError, match="other"), files.writing("x"):
+    raise RuntimeError("other")
+
+
+def test_writing_is_checked_before_the_work(tmp_path):
+  (tmp_path / "file").touch()
+  files.check_writable(tmp_path / "file")
+  files.check_writable(tmp_path / "a" / "b")
+  files.check_writable(tmp_path, folder=True)
+  for path, folder in (
+    (tmp_path, False), ("/dev/null", False), (tmp_path / "file" / "x", False),
+    (tmp_path / "file", True), (tmp_path / "file" / "x", True),
+    (tmp_path / "a\0b", False),
+  ):  # fmt: skip
+    with pytest.raises(UserError, match="cannot write"):
+      files.check_writable(path, folder)
+
+
+# --------------------------------------------------------------------- locks
+
+_HOLDER = """
+import sys
+from antlm_jax.runtime import files
+with files.locked(sys.argv[1]):
+  print("held", flush=True)
+  sys.stdin.read()
+"""
+
+
+def test_a_lock_names_its_holder_and_ends_with_it(tmp_path):
+  path = tmp_path / "lock"
+  path.write_text("what an earlier holder wrote")
+  holder = subprocess.Popen(
+    [sys.executable, "-c", _HOLDER, path],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+  )
+  try:
+    assert holder.stdout.readline() == b"held\n"
+    told = f"{tmp_path} is in use by process {holder.pid} on .* since 20"
+    with pytest.raises(UserError, match=told), files.locked(path):
+      pass
+    holder.send_signal(signal.SIGKILL)
+    with files.locked(path, wait=True):
+      assert path.read_text().startswith(f"process {os.getpid()} on ")
+  finally:
+    holder.kill()
+    holder.communicate()
+
+
+# ------------------------------------------------------------ tables and units
+
+
+def test_a_table_is_as_wide_as_what_it_holds():
+  rows = [("a", 1, None), ("long", 1000)]
+  shown = tables.text(rows, ("", "n", "x"), "<>").split("\n")
+  assert shown == ["         n  x", "a        1  -", "long  1000"]
+  assert tables.text([]) == ""
+  assert tables.line(("a", 1), (3, 4), "<>") == "a       1"
+
+
+def test_a_table_in_markdown():
+  shown = tables.markdown([("a|b", 1), ("c\nd", None)], ("", "n")).split("\n")
+  rule = ["|  | n |", "| --- | ---: |"]
+  assert shown == [*rule, "| a\\|b | 1 |", "| c d | - |"]
+
+
+@pytest.mark.parametrize(
+  ("number", "shown"),
+  [
+    (0, "0"), (12.34, "12.3"), (950, "950"), (999.7, "1k"), (12_345, "12.3k"),
+    (999_999, "1M"), (4.56e6, "4.56M"), (1.5e12, "1.5T"),
+  ],
+)  # fmt: skip
+def test_quantities(number, shown):
+  assert units.quantity(number) == shown
+  assert units.quantity(number * 1000, "B").endswith("B")
+
+
+def test_bytes_durations_and_milliseconds():
+  assert units.quantity(4.56e6, "B") == "4.56 MB"
+  assert units.quantity(12, "B") == "12 B"
+  assert units.gib(3 * 2**29) == "1.50 GiB"
+  assert units.milliseconds(1.2345) == "1,234.5 ms"
+  assert [units.duration(s) for s in (9.99, 245, 12_000)] == [
+    "10.0s", "4m05s", "3h20m",
+  ]  # fmt: skip
