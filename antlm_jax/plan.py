@@ -108,7 +108,7 @@ def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
     over: By how many bytes.
   """
   kept, mesh = (), run.mesh.shape
-  state = 4 * run.trainer.model.size * (3 + bool(run.trainer.ema))
+  state = 4 * run.model.size * (3 + bool(run.step.ema))
   state //= mesh["fsdp"] * mesh["tensor"]
   sizes = fsdp_sizes(run, mesh["tensor"])
   wider = [n for n in sizes if n > mesh["fsdp"]]
@@ -132,7 +132,7 @@ def fsdp_sizes(run: Run, tensor: int) -> list[int]:
 
   Wider than 64 does not divide the published encoders.
   """
-  width, out = run.trainer.model.config.width, []
+  width, out = run.model.config.width, []
   for size in (2**i for i in range(_MOST_FSDP.bit_length())):
     if width % size:
       continue
@@ -174,7 +174,7 @@ def sweep(pod: Pod, run: Run, budget: float) -> list[dict]:
 
 
 def _meshes(run: Run) -> Iterator[tuple[str, ...]]:
-  c = run.trainer.model.config
+  c = run.model.config
   for tensor in (1, 2, 4):
     if any(n % tensor for n in (c.heads, c.kv_heads, c.mlp_width)):
       continue
@@ -314,7 +314,7 @@ def _say_setup(args, pod: Pod, run: Run) -> None:
   slices = f"{args.slices} x " if args.slices > 1 else ""
   print(
     f"{args.config} on {slices}{args.topology}, {len(pod.devices)} devices:"
-    f" {mesh}; {_unit(run.trainer.model.size)} parameters"
+    f" {mesh}; {_unit(run.model.size)} parameters"
   )
   if run.config.data.path:
     print(f"data: {run.config.data.path}")
@@ -324,7 +324,7 @@ def _say_setup(args, pod: Pod, run: Run) -> None:
       f"no data.path: {rows.vocab_size:,} tokens, rows of {rows.seq_len:,} in"
       f" {rows.pieces} (--vocab_size, --seq_len, --pieces)"
     )
-  model = run.trainer.model
+  model = run.model
   for line in sharding.undivided(run.mesh, model.axes, model.shapes):
     print(line)
 
@@ -427,7 +427,7 @@ def _write(args, overrides, pod: Pod, run: Run, out: dict) -> None:
     "slices": args.slices,
     "devices": len(pod.devices),
     "mesh": dict(run.mesh.shape),
-    "parameters": run.trainer.model.size,
+    "parameters": run.model.size,
     "date": datetime.date.today().isoformat(),
     "jax": jax.__version__,
   }

@@ -12,7 +12,7 @@ from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch, Layout
 from antlm_jax.objectives.corruption import Segments, Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES
-from antlm_jax.training.step import Trainer, TrainState
+from antlm_jax.training.step import TrainState, TrainStep
 
 PAD, BOS, EOS, MASK = range(4)
 SPECIAL = 4  # ids under this are special
@@ -145,9 +145,9 @@ def settings(**groups) -> config.config_dict.ConfigDict:
   return out
 
 
-def trainer(of=None, num_objectives=2, rate=1e-2, optimizer=None, **changes):
-  """A trainer at a constant rate; by default gradient descent on one block."""
-  return Trainer(
+def train_step(of=None, num_objectives=2, rate=1e-2, optimizer=None, **changes):
+  """A step at a constant rate; by default gradient descent on one block."""
+  return TrainStep(
     model=of or model(layers=1),
     optimizer=optimizer or optax.identity(),
     schedule=lambda step: jnp.float32(rate),
@@ -156,7 +156,7 @@ def trainer(of=None, num_objectives=2, rate=1e-2, optimizer=None, **changes):
   )
 
 
-def begin(of: Trainer) -> TrainState:
+def begin(of: TrainStep) -> TrainState:
   """A first state with random parameters, without compiling an init."""
   params = random_params(of.model)
   return TrainState(

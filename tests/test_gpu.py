@@ -177,12 +177,12 @@ def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:
     mlp_width=192,
     dtype="bfloat16",
   )
-  trainer = benchmark.make_trainer(config)
+  train_step = benchmark.make_step(config)
   example = benchmark.make_example(batch, Layout(4), LENGTH, config.vocab_size)
   mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, [device])
   found = []
   with jax.set_mesh(mesh):
-    init, step = jitted(trainer, state_shardings(trainer, mesh))
+    init, step = jitted(train_step, state_shardings(train_step, mesh))
     state, example = init(), sharding.place(mesh, example)
     for _ in range(steps):
       state, metrics = step(state, example)

@@ -251,7 +251,7 @@ def foresee_first(run):
 @needs_libtpu
 def test_prepared_data_says_its_vocabulary_and_length(small, prepared):
   run = pod(small).run([f"data.path={prepared}"])
-  assert run.trainer.model.config.vocab_size == 400
+  assert run.model.config.vocab_size == 400
   programs = estimate.programs(run)
   assert [(p.name, p.steps) for p in programs] == [("C", 30), ("M", 70)]
   assert programs[0].example.inputs.shape == (1, 16, 32)
@@ -369,7 +369,7 @@ def test_a_loop_of_layers_counts_as_much_as_layers_one_by_one(small):
   assert abs(scanned.executed / unrolled.executed - 1) < 0.01
   # Of two layers. The last one's weights, in bfloat16, are not gathered a
   # second time, after its forward pass, where XLA sees that pass beside it.
-  shapes = runs["yes"].trainer.model.shapes
+  shapes = runs["yes"].model.shapes
   weights = [p for p in shapes if re.fullmatch("blocks/.*/kernel", p)]
   layer = sum(shapes[path].size for path in weights) / 2
   spared = 2 * (2 * layer) / 2  # of both microbatches; half of it is here
@@ -434,7 +434,7 @@ def test_products_are_those_of_the_cost_analysis_without_loops(small):
   ]  # fmt: skip
   run = pod(small, vocab_size=8192).run(settings)
   shapes = sharding.abstract(run.mesh, estimate.programs(run)[0].example)
-  compiled = topology.train_step(run.trainer, run.mesh, shapes).compile()
+  compiled = topology.train_step(run.step, run.mesh, shapes).compile()
   text = compiled.as_text()
   counts, said = hlo.count(text), compiled.cost_analysis()
   assert "while(" not in text
@@ -479,7 +479,7 @@ def test_the_compilers_errors_are_read():
 @needs_libtpu
 def test_what_saves_memory_is_tried_in_order(small):
   run = pod(small).run()
-  state = 12 * run.trainer.model.size
+  state = 12 * run.model.size
   little = list(plan.settings_that_save(run, state // 4))
   assert little[0] == ("mesh.data=-1", "mesh.fsdp=2")
   much = list(plan.settings_that_save(run, 10 * state))

@@ -363,8 +363,8 @@ def test_a_new_objective_is_one_value():
     "ul2ish", attention="prefix", predict="suffix", mask_ratio=0.15, unit="span"
   )
   of = source("C:X=1:1", FakeRows(packed=True), objectives={"X": new})
-  trainer = helpers.trainer()
-  state, metrics = jax.jit(trainer.train_step)(helpers.begin(trainer), of[0])
+  train_step = helpers.train_step()
+  state, metrics = jax.jit(train_step.update)(helpers.begin(train_step), of[0])
   found = collections.Counter(kind for *_, kind in unfolded(of, 0)[1].values())
   assert metrics["count"].tolist() == [found[0], found[1]]
   assert min(found.values()) > 0

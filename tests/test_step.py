@@ -132,9 +132,11 @@ def test_at_most_a_chunk_of_each_shard_is_scored_at_once():
 @functools.cache
 def after_one_step(microbatches):
   of = source("C:M=1:3", FakeRows(packed=True), Layout(16, microbatches))
-  trainer = helpers.trainer(rate=1.0)
+  train_step = helpers.train_step(rate=1.0)
   example = of[1]
-  return example, *jax.jit(trainer.train_step)(helpers.begin(trainer), example)
+  return example, *jax.jit(train_step.update)(
+    helpers.begin(train_step), example
+  )
 
 
 @pytest.mark.parametrize("microbatches", [2, 4])
@@ -166,9 +168,9 @@ def test_metrics_are_those_of_the_batch():
 
 def test_a_batch_without_targets_leaves_the_parameters():
   of = dataclasses.replace(source("M"), limit=0)
-  trainer = helpers.trainer()
-  state = helpers.begin(trainer)
-  after, metrics = jax.jit(trainer.train_step)(state, of[0])
+  train_step = helpers.train_step()
+  state = helpers.begin(train_step)
+  after, metrics = jax.jit(train_step.update)(state, of[0])
   assert helpers.equal(after.params, state.params)
   assert float(metrics["total_loss"]) == 0
 
@@ -176,34 +178,34 @@ def test_a_batch_without_targets_leaves_the_parameters():
 def test_dropout_is_on_in_training_by_step_and_off_in_evaluation():
   of = source("C")
   model = helpers.model(layers=1, dropout=0.3)
-  trainer = helpers.trainer(model, num_objectives=1, rate=0.0)
-  step, state = jax.jit(trainer.train_step), helpers.begin(trainer)
+  train_step = helpers.train_step(model, num_objectives=1, rate=0.0)
+  step, state = jax.jit(train_step.update), helpers.begin(train_step)
   next_state, first = step(state, of[0])
   again, second = step(state, of[0])[1], step(next_state, of[0])[1]
   assert float(first["total_loss"]) == float(again["total_loss"])
   assert float(first["total_loss"]) != float(second["total_loss"])
-  plain = helpers.trainer(num_objectives=1)
-  a = jax.jit(trainer.eval_step)(state.params, of[0])
-  b = jax.jit(plain.eval_step)(state.params, of[0])
+  plain = helpers.train_step(num_objectives=1)
+  a = jax.jit(train_step.evaluate)(state.params, of[0])
+  b = jax.jit(plain.evaluate)(state.params, of[0])
   assert helpers.closest(a, b) < 1e-6
 
 
 def test_evaluation_sums_are_those_of_training():
   example, _, metrics = after_one_step(1)
-  trainer = helpers.trainer(loss_chunk=7)
-  params = helpers.random_params(trainer.model)
-  sums = jax.jit(trainer.eval_step)(params, example)
+  train_step = helpers.train_step(loss_chunk=7)
+  params = helpers.random_params(train_step.model)
+  sums = jax.jit(train_step.evaluate)(params, example)
   for name, value in sums.items():
     assert helpers.closest(value, metrics[name]) < 1e-5
 
 
 def test_the_average_follows_the_parameters():
   of = source("C")
-  trainer = helpers.trainer(num_objectives=1, rate=0.5, ema=0.9)
-  state = jax.jit(trainer.init)()
+  train_step = helpers.train_step(num_objectives=1, rate=0.5, ema=0.9)
+  state = jax.jit(train_step.init)()
   assert helpers.equal(state.ema, state.params)
   expected = {k: np.asarray(v, np.float64) for k, v in state.params.items()}
-  step = jax.jit(trainer.train_step)
+  step = jax.jit(train_step.update)
   for s in range(3):
     state, _ = step(state, of[s])
     expected = {k: 0.9 * v + 0.1 * np.asarray(state.params[k], np.float64)
@@ -211,7 +213,7 @@ def test_the_average_follows_the_parameters():
   assert helpers.closest(state.ema, expected) < 1e-6
   assert helpers.closest(state.ema, state.params) > 1e-4
   assert state.best_params is state.ema
-  without = jax.eval_shape(helpers.trainer(num_objectives=1).init)
+  without = jax.eval_shape(helpers.train_step(num_objectives=1).init)
   assert without.ema is None and without.best_params is without.params
 
 
@@ -219,8 +221,12 @@ def test_the_average_follows_the_parameters():
 def test_the_loss_of_an_easy_task_falls_to_a_fraction(text, share):
   of = source(text, helpers.CountingRows(), steps=60)
   adam = optax.scale_by_adam()
-  trainer = helpers.trainer(num_objectives=1, rate=1e-2, optimizer=adam)
-  step, state, found = jax.jit(trainer.train_step), jax.jit(trainer.init)(), []
+  train_step = helpers.train_step(num_objectives=1, rate=1e-2, optimizer=adam)
+  step, state, found = (
+    jax.jit(train_step.update),
+    jax.jit(train_step.init)(),
+    [],
+  )
   for s in range(60):
     state, metrics = step(state, of[s])
     found.append(float(metrics["total_loss"]))
@@ -246,12 +252,12 @@ def test_a_program_for_each_mask_and_capacity_and_no_more(attention):
   model = helpers.model(
     layers=1, width=8, mlp_width=8, max_seq_len=256, attention=attention
   )
-  trainer = helpers.trainer(model, num_objectives=3)
+  train_step = helpers.train_step(model, num_objectives=3)
   mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1})
   programs = set()
   with jax.set_mesh(mesh):
-    shardings = state_shardings(trainer, mesh)
-    init, step = jitted(trainer, shardings)
+    shardings = state_shardings(train_step, mesh)
+    init, step = jitted(train_step, shardings)
     state = init()
     for s in range(36):
       example = of[s]
@@ -267,8 +273,8 @@ def test_the_kernel_trains_as_the_reference_does():
   found = []
   for attention in ("reference", "pallas"):
     model = helpers.model(attention=attention, attention_dropout=0.1)
-    trainer = helpers.trainer(model, num_objectives=2)
-    step, state = jax.jit(trainer.train_step), helpers.begin(trainer)
+    train_step = helpers.train_step(model, num_objectives=2)
+    step, state = jax.jit(train_step.update), helpers.begin(train_step)
     losses = []
     for s in range(9):
       state, metrics = step(state, of[s])
@@ -297,10 +303,10 @@ def run(make=helpers.model, attention="reference", dropout=0.0, **shape):
   model = make(
     layers=1, attention=attention, attention_dropout=0.2, dropout=dropout)
   adam = optim.make(helpers.settings().optimizer, model.axes)
-  trainer = helpers.trainer(model, rate=1e-2, optimizer=adam)
+  train_step = helpers.train_step(model, rate=1e-2, optimizer=adam)
   with jax.set_mesh(mesh):
-    shardings = state_shardings(trainer, mesh)
-    init, step = jitted(trainer, shardings)
+    shardings = state_shardings(train_step, mesh)
+    init, step = jitted(train_step, shardings)
     state = init()
     params = jax.device_get(state.params)
     losses = []
@@ -480,10 +486,10 @@ def test_lamb_directions_are_adamws():
 def test_resetting_forgets_the_moments_and_nothing_else():
   model = helpers.model(layers=1)
   adam = optim.make(settings().optimizer, model.axes)
-  trainer = helpers.trainer(model, optimizer=adam, num_objectives=1)
+  train_step = helpers.train_step(model, optimizer=adam, num_objectives=1)
   of = source("C")
-  state, _ = jax.jit(trainer.train_step)(helpers.begin(trainer), of[0])
-  reset = trainer.reset_optimizer(state)
+  state, _ = jax.jit(train_step.update)(helpers.begin(train_step), of[0])
+  reset = train_step.reset_optimizer(state)
   assert helpers.equal(reset.opt_state, adam.init(state.params))
   assert not helpers.equal(reset.opt_state, state.opt_state)
   assert helpers.equal(reset.params, state.params) and int(reset.step) == 1

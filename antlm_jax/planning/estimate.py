@@ -20,7 +20,6 @@ from ml_collections import ConfigDict
 
 from antlm_jax import hashing, models
 from antlm_jax.attention.tpu import kernel, schedule
-from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import hlo, topology
 from antlm_jax.runtime import chips, progress, sharding
@@ -239,7 +238,7 @@ def foresee(run: Run, program: Program) -> Foreseen:
   """
   example, mesh = program.example, run.mesh
   shapes = sharding.abstract(mesh, example)
-  model = run.trainer.model
+  model = run.model
   chip = chips.of(mesh.devices.flat[0])
   lower = topology.train_step if program.steps else topology.eval_step
   whole = shapes.inputs.size / example.inputs.size  # of the first process's
@@ -250,13 +249,13 @@ def foresee(run: Run, program: Program) -> Foreseen:
     seq_len=shapes.inputs.shape[2],
     devices=mesh.size,
     peak=chip.flops,
-    attention=_attention(run, shapes),
+    attention=run.attention_of(example),
     work=flops.forward(model, example) * (3 if program.steps else 1) * whole,
     compile_seconds=0.0,
     memory=Memory(chip.memory, 0),
   )
   begun = time.monotonic()
-  lowered = lower(run.trainer, mesh, shapes)
+  lowered = lower(run.step, mesh, shapes)
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as error:
@@ -271,14 +270,6 @@ def foresee(run: Run, program: Program) -> Foreseen:
     memory=_memory(compiled, chip),
     **_speed(run, example, hlo.count(compiled.as_text())),
   )
-
-
-def _attention(run: Run, shapes: Batch) -> str:
-  try:
-    with jax.set_mesh(run.mesh):
-      return run.trainer.model.attention_of(shapes)
-  except ValueError as error:
-    raise UserError(f"model.{error}") from error
 
 
 def _memory(compiled, chip: chips.Chip) -> Memory:
@@ -317,7 +308,7 @@ def exceeded(message: str, arguments: int) -> Memory | None:
 
 def _arguments(run: Run, shapes: Batch, training: bool) -> int:
   """Bytes of a program's arguments on a device."""
-  _, state = topology.abstract_state(run.trainer, run.mesh)
+  _, state = topology.abstract_state(run.step, run.mesh)
   of = (state if training else state.best_params), shapes
   return sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
@@ -330,7 +321,7 @@ def _speed(run: Run, example: Batch, counts: hlo.Counts) -> dict:
   chip = chips.of(run.mesh.devices.flat[0])
   kernels = sum(counts.kernel_flops.values())
   if kernels:
-    kernels *= _visited(run.trainer.model, example)
+    kernels *= _visited(run.model, example)
   executed = counts.flops + kernels
   collectives = _collectives(run.mesh, counts)
   return {

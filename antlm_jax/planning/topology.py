@@ -11,7 +11,7 @@ from jax.experimental import topologies
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.runtime import sharding
-from antlm_jax.training.step import Trainer, jitted, state_shardings
+from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
 # One small slice of each generation.
 GENERATIONS = {
@@ -73,35 +73,37 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
     raise UserError(f"{topology!r} is not a TPU topology: {reason}") from error
 
 
-def train_step(trainer: Trainer, mesh: jax.sharding.Mesh, example: Batch):
+def train_step(step: TrainStep, mesh: jax.sharding.Mesh, example: Batch):
   """Lowers a run's train step for the devices of a mesh.
 
   Args:
-    trainer: The step.
+    step: The step functions.
     mesh: Its devices need not be there.
     example: A batch, or the shapes and dtypes of one.
 
   Returns:
     A `jax.stages.Lowered`, to compile.
   """
-  shardings, state = abstract_state(trainer, mesh)
-  _, step = jitted(trainer, shardings)
+  shardings, state = abstract_state(step, mesh)
+  _, update = jitted(step, shardings)
   with jax.set_mesh(mesh):
-    return step.lower(state, _placed(example, sharding.rows(mesh)))
+    return update.lower(state, _placed(example, sharding.rows(mesh)))
 
 
-def eval_step(trainer: Trainer, mesh: jax.sharding.Mesh, example: Batch):
+def eval_step(step: TrainStep, mesh: jax.sharding.Mesh, example: Batch):
   """Likewise a run's evaluation of a batch."""
-  _, state = abstract_state(trainer, mesh)
-  step = jax.jit(trainer.eval_step, out_shardings=sharding.whole(mesh))
+  _, state = abstract_state(step, mesh)
+  evaluate = jax.jit(step.evaluate, out_shardings=sharding.whole(mesh))
   with jax.set_mesh(mesh):
-    return step.lower(state.best_params, _placed(example, sharding.rows(mesh)))
+    return evaluate.lower(
+      state.best_params, _placed(example, sharding.rows(mesh))
+    )
 
 
-def abstract_state(trainer: Trainer, mesh: jax.sharding.Mesh):
+def abstract_state(step: TrainStep, mesh: jax.sharding.Mesh):
   """Returns the shardings of a run's state, and its shapes that have them."""
-  shardings = state_shardings(trainer, mesh)
-  shapes = jax.eval_shape(trainer.init)
+  shardings = state_shardings(step, mesh)
+  shapes = jax.eval_shape(step.init)
   return shardings, jax.tree.map(_like, shapes, shardings)
 
 

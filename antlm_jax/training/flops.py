@@ -37,28 +37,28 @@ class Work:
     return Work(**{name: times * value for name, value in each.items()})
 
 
-def train_step(model: Model, example: Batch) -> float:
+def train_step(model: Model, batch: Batch) -> float:
   """Counts the multiplications and additions that a step needs.
 
   Two per weight and token forward and four backward. Recomputation and the
   padding of target lists do not count.
   """
-  return 3 * forward(model, example).total
+  return 3 * forward(model, batch).total
 
 
-def forward(model: Model, example: Batch) -> Work:
-  """Counts the multiplications and additions of an example's evaluation."""
+def forward(model: Model, batch: Batch) -> Work:
+  """Counts the multiplications and additions of a batch's evaluation."""
   c = model.config
   blocks = sum(
     shape.size
     for path, shape in model.shapes.items()
     if path.startswith("blocks/") and shape.ndim > 2
   )
-  targets = int((example.weights > 0).sum())
-  causal, others = visible_pairs(example.mask, example.inputs.shape)
+  targets = int((batch.weights > 0).sum())
+  causal, others = visible_pairs(batch.mask, batch.inputs.shape)
   per_pair = 4.0 * c.layers * c.heads * c.head_width
   return Work(
-    blocks=2.0 * blocks * example.inputs.size,
+    blocks=2.0 * blocks * batch.inputs.size,
     head=2.0 * c.width * c.vocab_size * targets,
     causal=per_pair * causal,
     bidirectional=per_pair * others,

@@ -105,14 +105,13 @@ class Loop:
     self.checkpoints = Checkpoints(
       self.workdir, parts.meta, settings.keep_last, settings.keep_every
     )
-    trainer = parts.trainer
-    self.shardings = state_shardings(trainer, parts.mesh)
-    self.init, self.train_step = jitted(trainer, self.shardings)
+    self.shardings = state_shardings(parts.step, parts.mesh)
+    self.init, self.train_step = jitted(parts.step, self.shardings)
     self.reset = jax.jit(
-      trainer.reset_optimizer, out_shardings=self.shardings, donate_argnums=0
+      parts.step.reset_optimizer, out_shardings=self.shardings, donate_argnums=0
     )
     self.eval_step = jax.jit(
-      trainer.eval_step, out_shardings=sharding.whole(parts.mesh)
+      parts.step.evaluate, out_shardings=sharding.whole(parts.mesh)
     )
     self.eval_sources = parts.eval_sources()
     self.trace = metrics.Trace(parts.config.log.trace, self.folder / "trace")
@@ -133,7 +132,7 @@ class Loop:
       self.progress.say(line)
     for note in notes:
       self.progress.say(note)
-    model = self.run.trainer.model
+    model = self.run.model
     for line in sharding.undivided(self.run.mesh, model.axes, model.shapes):
       self.progress.say(line)
     self.window = metrics.Window(self.ledger)
@@ -229,7 +228,7 @@ class Loop:
     tokens = work = 0.0
     if timed:
       tokens = math.prod(sharding.abstract(self.run.mesh, example.inputs).shape)
-      work = flops.train_step(self.run.trainer.model, example)
+      work = flops.train_step(self.run.model, example)
       work *= tokens / example.inputs.size  # the other processes' rows
     self.window.add(metrics, tokens, work)
     if done % self.run.config.log.every == 0 or done == self.total:
@@ -270,7 +269,7 @@ class Loop:
     rows = summary.held_out(records, curriculum)
     found = {
       "steps": self.total,
-      "parameters": self.run.trainer.model.size,
+      "parameters": self.run.model.size,
       "unigram_entropy": unigram,
       "switches": list(curriculum.switches),
       "held_out": rows,
@@ -448,7 +447,7 @@ def _starting_state(loop: Loop) -> tuple[TrainState, bool, list[str]]:
     lambda shape, placed: jax.ShapeDtypeStruct(
       shape.shape, shape.dtype, sharding=placed
     ),
-    jax.eval_shape(loop.run.trainer.init),
+    jax.eval_shape(loop.run.step.init),
     loop.shardings,
   )
   own = loop.checkpoints.read_newest(like)

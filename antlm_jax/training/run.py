@@ -24,7 +24,7 @@ from antlm_jax.objectives.objective import Objective
 from antlm_jax.runtime import buckets, sharding
 from antlm_jax.training import optim
 from antlm_jax.training.checkpoint import Meta
-from antlm_jax.training.step import Trainer
+from antlm_jax.training.step import TrainStep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Run:
     curriculum: Which of them trains when.
     batches: Which rows train in which step.
     mesh: The devices.
-    trainer: The step functions.
+    step: The step functions.
   """
 
   config: ConfigDict
@@ -53,7 +53,12 @@ class Run:
   curriculum: Curriculum
   batches: tuple[Batches, ...]
   mesh: jax.sharding.Mesh
-  trainer: Trainer
+  step: TrainStep
+
+  @property
+  def model(self) -> models.Model:
+    """The encoder."""
+    return self.step.model
 
   @property
   def meta(self) -> Meta:
@@ -66,7 +71,7 @@ class Run:
     )
 
   def source(self) -> Source:
-    """Returns the training steps as examples."""
+    """Returns the training steps as batches."""
     return self._source(
       self.train_rows,
       self.batches,
@@ -114,7 +119,7 @@ class Run:
       UserError: if what model.attention asks for cannot.
     """
     for source in self.eval_sources().values():
-      self._attention_of(source[0])  # raises
+      self.attention_of(source[0])  # raises
     source = self.source()
     starts = [phase.start for phase in self.curriculum.phases]
     starts += [batches.start for batches in self.batches]
@@ -125,14 +130,18 @@ class Run:
       if joined > 1:
         name += f" of {joined * self.train_rows.seq_len} tokens"
       if name not in out:
-        out[name] = self._attention_of(source[step])
+        out[name] = self.attention_of(source[step])
     return out
 
-  def _attention_of(self, example: Batch) -> str:
+  def attention_of(self, batch: Batch) -> str:
+    """Names what computes a batch's attention.
+
+    Raises:
+      UserError: if what model.attention asks for cannot.
+    """
     try:
       with jax.set_mesh(self.mesh):
-        example = sharding.abstract(self.mesh, example)
-        return self.trainer.model.attention_of(example)
+        return self.model.attention_of(sharding.abstract(self.mesh, batch))
     except ValueError as error:
       raise UserError(f"model.{error}") from error
 
@@ -269,7 +278,7 @@ def assemble(
       sharding.local_shards(mesh),
     ),
     mesh=mesh,
-    trainer=_trainer(config, model, curriculum),
+    step=_step(config, model, curriculum),
     **data,
   )
 
@@ -297,9 +306,9 @@ def _check_mask_token(config, curriculum, objectives, tokenizer) -> None:
       )
 
 
-def _trainer(config, model, curriculum: Curriculum) -> Trainer:
+def _step(config, model, curriculum: Curriculum) -> TrainStep:
   restarts = curriculum.switches if config.schedule.restart_at_switch else ()
-  return Trainer(
+  return TrainStep(
     model=model,
     optimizer=optim.make(config.optimizer, model.axes),
     schedule=optim.schedule(config.schedule, curriculum.steps, restarts),

@@ -1,6 +1,6 @@
 """The train and evaluation steps: pure functions, without I/O.
 
-Neither knows which objectives a batch has: an `Batch` says what is seen and
+Neither knows which objectives a batch has: a `Batch` says what is seen and
 what is predicted where.
 """
 
@@ -45,7 +45,7 @@ class TrainState:
 
 
 @dataclasses.dataclass(frozen=True)
-class Trainer:
+class TrainStep:
   """What the steps are made of; static, so it may be closed over by jit.
 
   Attributes:
@@ -82,8 +82,8 @@ class Trainer:
       state, opt_state=self.optimizer.init(state.params)
     )
 
-  def train_step(
-    self, state: TrainState, example: Batch
+  def update(
+    self, state: TrainState, batch: Batch
   ) -> tuple[TrainState, Metrics]:
     """One update from M microbatches.
 
@@ -96,7 +96,7 @@ class Trainer:
       rate, each `[]`.
     """
     key = jax.random.fold_in(jax.random.key(self.seed), state.step)
-    grads, sums = self._accumulate(state.params, example, key)
+    grads, sums = self._accumulate(state.params, batch, key)
     weight = jnp.maximum(sums["weight"].sum(), 1e-9)
     grads = jax.tree.map(lambda g: g / weight, grads)
     updates, opt_state = self.optimizer.update(
@@ -115,16 +115,16 @@ class Trainer:
       average = optim.ema(average, params, self.ema)
     return TrainState(state.step + 1, params, opt_state, average), metrics
 
-  def eval_step(self, params: Params, example: Batch) -> Metrics:
-    """Returns `losses.cross_entropy`'s sums of an example of M = 1."""
-    return self.sums(params, jax.tree.map(lambda x: x[0], example), None)
+  def evaluate(self, params: Params, batch: Batch) -> Metrics:
+    """Returns `losses.cross_entropy`'s sums of a batch of M = 1."""
+    return self.sums(params, jax.tree.map(lambda x: x[0], batch), None)
 
   def sums(self, params: Params, micro: Batch, key) -> Metrics:
     """Sums of one microbatch.
 
     Args:
       params: The parameters by path.
-      micro: An example without its leading axis: inputs `[B, T]`, targets
+      micro: A batch without its leading axis: inputs `[B, T]`, targets
         `[D, C]`.
       key: For dropout, or None.
 
@@ -163,7 +163,7 @@ class Trainer:
       self.loss_chunk,
     )
 
-  def _accumulate(self, params: Params, example: Batch, key):
+  def _accumulate(self, params: Params, batch: Batch, key):
     """Gradients of the summed loss, and the sums, over all microbatches."""
 
     def loss(params, micro, key):
@@ -171,28 +171,28 @@ class Trainer:
       return sums["loss"].sum(), sums
 
     grad = jax.grad(loss, has_aux=True)
-    count = example.inputs.shape[0]
+    count = batch.inputs.shape[0]
     keys = jax.random.split(key, count)
     if count == 1:
-      return grad(params, jax.tree.map(lambda x: x[0], example), keys[0])
+      return grad(params, jax.tree.map(lambda x: x[0], batch), keys[0])
 
     def body(total, part):
       return jax.tree.map(jnp.add, total, grad(params, *part)), None
 
     shapes = jax.eval_shape(
-      grad, params, jax.tree.map(lambda x: x[0], example), keys[0]
+      grad, params, jax.tree.map(lambda x: x[0], batch), keys[0]
     )
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.scan(body, zero, (example, keys))[0]
+    return jax.lax.scan(body, zero, (batch, keys))[0]
 
 
-def state_shardings(trainer: Trainer, mesh) -> TrainState:
+def state_shardings(train_step: TrainStep, mesh) -> TrainState:
   """Returns the sharding of every array of the state.
 
   A parameter's sharding follows from its logical axes; whatever in the
   optimizer stands under a parameter's path, and has its shape, follows it.
   """
-  model = trainer.model
+  model = train_step.model
 
   def of(path, leaf):
     name = getattr(path[-1], "key", None) if path else None
@@ -201,19 +201,19 @@ def state_shardings(trainer: Trainer, mesh) -> TrainState:
       return sharding.named(mesh, model.axes[name], leaf.shape)
     return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
-  shapes = jax.eval_shape(trainer.init)
+  shapes = jax.eval_shape(train_step.init)
   return jax.tree_util.tree_map_with_path(of, shapes)
 
 
-def jitted(trainer: Trainer, shardings: TrainState):
-  """Returns `init` and `train_step` as a run compiles them.
+def jitted(train_step: TrainStep, shardings: TrainState):
+  """Returns `init` and `update` as a run compiles them.
 
   The state is born sharded and stays so; a step takes its memory over.
   """
   return (
-    jax.jit(trainer.init, out_shardings=shardings),
+    jax.jit(train_step.init, out_shardings=shardings),
     jax.jit(
-      trainer.train_step,
+      train_step.update,
       out_shardings=(shardings, shardings.step),
       donate_argnums=0,
     ),

@@ -17,7 +17,7 @@ def of_run(run: Run) -> Iterator[str]:
   device = jax.devices()[0]
   yield (
     f"{run.config.model.name} of"
-    f" {units.quantity(run.trainer.model.size)} parameters,"
+    f" {units.quantity(run.model.size)} parameters,"
     f" {run.config.curriculum} = {run.curriculum.steps} steps of"
     f" {run.config.train.batch_size} x {run.train_rows.seq_len} tokens on"
     f" {jax.device_count()} {device.device_kind}"

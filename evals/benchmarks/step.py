@@ -47,7 +47,7 @@ from antlm_jax.objectives.corruption import (
 from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.runtime import chips, files, sharding
 from antlm_jax.training import flops, optim
-from antlm_jax.training.step import Trainer, jitted, state_shardings
+from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
 BATCHES = {  # the objectives of rows, in turn, and whether rows are packed
   "clm": ("C", False),
@@ -135,8 +135,8 @@ def make_example(
   return assemble(tokens, corrupted, kinds, chosen, layout, shares, packed)
 
 
-def make_trainer(config: LlamaConfig) -> Trainer:
-  """Makes a trainer with AdamW at a constant rate, for all `BATCHES`."""
+def make_step(config: LlamaConfig) -> TrainStep:
+  """Makes a train step with AdamW at a constant rate, for all `BATCHES`."""
   model = models.from_config(config)
   adamw = types.SimpleNamespace(
     name="adamw",
@@ -147,7 +147,7 @@ def make_trainer(config: LlamaConfig) -> Trainer:
     decay_scope="matrices",
     clip=1.0,
   )
-  return Trainer(
+  return TrainStep(
     model=model,
     optimizer=optim.make(adamw, model.axes),
     schedule=lambda step: jnp.float32(1e-3),
@@ -186,21 +186,21 @@ def measure_size(size: Size, batches, attention: str, mesh, seconds: float):
     dtype="bfloat16",
     remat=size.remat,
   )
-  trainer, shards = make_trainer(config), sharding.data_shards(mesh)
+  train_step, shards = make_step(config), sharding.data_shards(mesh)
   layout = Layout(size.rows * shards, 1, shards)
-  init, step = jitted(trainer, state_shardings(trainer, mesh))
+  init, step = jitted(train_step, state_shardings(train_step, mesh))
   for batch in batches:
     example = make_example(batch, layout, size.seq_len, size.vocab_size)
     yield {
       "batch": batch,
       "rows": layout.batch_size,
       "seq_len": size.seq_len,
-      "parameters": trainer.model.size,
+      "parameters": train_step.model.size,
       "remat": size.remat,
-    } | measure(trainer, init, step, mesh, example, seconds)
+    } | measure(train_step, init, step, mesh, example, seconds)
 
 
-def measure(trainer, init, step, mesh, example: Batch, seconds: float):
+def measure(train_step, init, step, mesh, example: Batch, seconds: float):
   """Times one case; returns its part of the results.
 
   What is not known is None; `error` says why a case has no time.
@@ -211,7 +211,7 @@ def measure(trainer, init, step, mesh, example: Batch, seconds: float):
      "needed_bytes", "peak_bytes", "compile_seconds", "error")
   )  # fmt: skip
   try:
-    out["attention"] = trainer.model.attention_of(example)
+    out["attention"] = train_step.model.attention_of(example)
     placed, state = sharding.place(mesh, example), init()
     begun = time.perf_counter()
     compiled = step.lower(state, placed).compile()
@@ -231,7 +231,7 @@ def measure(trainer, init, step, mesh, example: Batch, seconds: float):
     out["seconds"], out["steps"] = float(np.median(times)), len(times)
     out["tokens_per_second"] = rows * length / out["seconds"]
     if peak := chips.peak(mesh.devices.flat[0]):
-      done = flops.train_step(trainer.model, example) / out["seconds"]
+      done = flops.train_step(train_step.model, example) / out["seconds"]
       out["mfu"] = float(done / (peak * mesh.size))
   stats = mesh.devices.flat[0].memory_stats() or {}
   out["peak_bytes"] = stats.get("peak_bytes_in_use")
