@@ -1,0 +1,97 @@
+"""The layout: what imports what, and what an import loads."""
+
+import subprocess
+import sys
+
+import pytest
+
+from evals.benchmarks import structure
+
+HEAVY = {"torch", "tensorboardX", "matplotlib", "tensorflow", "transformers"}
+
+
+@pytest.fixture(scope="module")
+def arrows():
+  return structure.imports(structure.modules())
+
+
+def test_nothing_imports_what_is_above_it(arrows):
+  assert not structure.upward(arrows)
+
+
+def test_no_modules_import_each_other(arrows):
+  assert not structure.circles(arrows)
+
+
+def test_imports_are_found_wherever_they_stand(tmp_path):
+  lines = {
+    "antlm_jax/__init__.py": "",
+    "antlm_jax/masks.py": "import os",
+    "antlm_jax/attention/api.py": """
+def f():
+  from antlm_jax import masks
+  import antlm_jax.runtime.mesh as m
+""",
+    "antlm_jax/runtime/mesh.py": """
+from antlm_jax.attention.api import f
+from antlm_jax.masks import MASK
+""",
+    "antlm_jax/hf/remote/copied.py": "import antlm_jax.masks",
+  }
+  for name, text in lines.items():
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(text)
+  found = structure.imports(structure.modules(tmp_path))
+  api, mesh = "antlm_jax.attention.api", "antlm_jax.runtime.mesh"
+  assert found == {
+    "antlm_jax": set(),
+    "antlm_jax.masks": set(),
+    api: {"antlm_jax.masks", mesh},
+    mesh: {"antlm_jax.masks", api},
+  }
+  assert structure.upward(found) == [(api, mesh), (mesh, api)]
+  assert structure.circles(found) == [(api, mesh)]
+
+
+def test_a_new_module_is_to_be_given_a_level():
+  for name in ("antlm_jax.new", "other"):
+    with pytest.raises(KeyError, match="has no level"):
+      structure.group(name)
+
+
+def loaded(*modules: str) -> set[str]:
+  """What a fresh process has loaded after importing modules."""
+  code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    cwd=structure.ROOT,
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  return set(done.stdout.split())
+
+
+def test_importing_the_library_is_light():
+  assert not loaded("antlm_jax") & HEAVY
+
+
+def test_no_command_loads_what_only_some_need():
+  commands = [n for n in structure.modules() if _is_command(n)]
+  assert len(commands) > 12
+  assert not loaded(*commands) & HEAVY
+
+
+def _is_command(name: str) -> bool:
+  text = structure.modules()[name].read_text("utf-8")
+  return "cli.run(main)" in text
+
+
+def test_attention_loads_but_itself_and_masks():
+  names = {
+    n for n in loaded("antlm_jax.attention") if n.startswith("antlm_jax")
+  }
+  of_attention = {n for n in names if n.startswith("antlm_jax.attention")}
+  assert names - of_attention == {
+    "antlm_jax", "antlm_jax.hashing", "antlm_jax.masks",
+  }  # fmt: skip
