@@ -145,8 +145,8 @@ def fsdp_sizes(run: Run, tensor: int) -> list[int]:
 
 def microbatches(run: Run) -> list[int]:
   """Numbers of microbatches that divide every batch of a run."""
-  rows = [b.layout.shard_rows * b.layout.microbatches for b in run.batches]
-  common = math.gcd(*rows)
+  layouts = [part.layout for part in run.order.parts]
+  common = math.gcd(*(of.shard_rows * of.microbatches for of in layouts))
   return [n for n in range(1, common + 1) if common % n == 0]
 
 

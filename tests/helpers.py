@@ -6,7 +6,7 @@ import numpy as np
 import optax
 
 from antlm_jax import config, models
-from antlm_jax.data.order import Batches, Epochs
+from antlm_jax.data.order import Order, Part
 from antlm_jax.data.source import Source
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch, Layout
@@ -98,13 +98,13 @@ def source(
   rows = FakeRows() if rows is None else rows
   layout = layout or Layout(batch_size=8)
   objectives = OBJECTIVES | (objectives or {})
-  epochs = Epochs(len(rows), layout.batch_size, rounding, 0, shuffle)
-  batches = (Batches(0, epochs, layout),)
+  parts = (Part(0.0, layout),)
+  order = Order(len(rows), parts, rounding=rounding, shuffle=shuffle)
   parsed = curriculum.parse(
-    text, list(objectives), epochs.steps_per_epoch, steps
+    text, list(objectives), order.steps_per_epoch, steps
   )
   settings = {"vocabulary": vocabulary(), "seed": 0} | changes
-  return Source(rows, batches, parsed, objectives, **settings)
+  return Source(rows, order, parsed, objectives, **settings)
 
 
 def model(**changes) -> models.Model:

@@ -146,7 +146,7 @@ def main(argv):
     parts = run.build(config.load(spec, overrides))
     source, found = parts.source(), []
     for step in (0, 14, 15, 29):
-      layout = source.batches_at(step).layout
+      layout = source.order.at(step).layout
       shifts = [parts.objectives[n].shift for n in parts.curriculum.objectives]
       rows, targets = helpers.by_row(source[step], layout, shifts)
       found.append([sorted(rows.items()), sorted(targets.items())])
@@ -175,7 +175,7 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
   assert status == 0, out
 
   parts = run.build(config.load(runs.QUICK, of))
-  source, layout = parts.source(), parts.batches[0].layout
+  source, layout = parts.source(), parts.order.at(0).layout
   shifts = [parts.objectives[n].shift for n in parts.curriculum.objectives]
   made = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
   assert len(made) == count

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from antlm_jax import config, hashing
 from antlm_jax.data import source as source_lib
-from antlm_jax.data.order import ROUNDING, Epochs
+from antlm_jax.data.order import ROUNDING, Order, Part
 from antlm_jax.data.rows import Rows
 from antlm_jax.errors import UserError
-from antlm_jax.objectives import batch as examples
 from antlm_jax.objectives import curriculum
-from antlm_jax.objectives.batch import Layout
+from antlm_jax.objectives.batch import Layout, capacities
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
 from antlm_jax.training import run
 from tests import helpers
@@ -80,14 +79,15 @@ def test_bits_broadcast_as_single_draws():
   assert not np.array_equal(whole[:, :3], swapped.T)
 
 
-# Epochs
+# The order
 
 
-def rows_of(epochs, steps):
-  slots = np.arange(epochs.batch_size)
-  return np.concatenate(
-    [epochs.rows(step * epochs.batch_size + slots) for step in range(steps)]
-  )
+def order(size, batch, **options) -> Order:
+  return Order(size, (Part(0.0, Layout(batch)),), **options)
+
+
+def rows_of(order, steps):
+  return np.concatenate([order.rows(step)[:, 0] for step in range(steps)])
 
 
 @hypothesis.given(
@@ -98,7 +98,7 @@ def rows_of(epochs, steps):
 )
 @moderate
 def test_an_epoch_visits_rows_as_its_rounding_says(size, batch, rounding, mix):
-  epochs = Epochs(size, batch, rounding, 3, mix)
+  epochs = order(size, batch, rounding=rounding, seed=3, shuffle=mix)
   if rounding == "carry":  # exactly once each, whatever the batches
     assert epochs.steps_per_epoch == pytest.approx(size / batch)
     found = rows_of(epochs, -(-3 * size // batch))[: 3 * size]
@@ -122,9 +122,9 @@ def test_an_epoch_visits_rows_as_its_rounding_says(size, batch, rounding, mix):
 
 
 def test_shuffling_differs_by_epoch_and_can_be_left_out():
-  shuffled = rows_of(Epochs(50, 10), 10).reshape(2, 50)
+  shuffled = rows_of(order(50, 10), 10).reshape(2, 50)
   assert not np.array_equal(shuffled[0], shuffled[1])
-  plain = rows_of(Epochs(50, 10, shuffle=False), 10).reshape(2, 50)
+  plain = rows_of(order(50, 10, shuffle=False), 10).reshape(2, 50)
   assert np.array_equal(plain, [np.arange(50)] * 2)
 
 
@@ -165,13 +165,13 @@ LAYOUTS = {
 
 def laid_out(of, layout):
   """The same batches, laid out otherwise."""
-  batches = dataclasses.replace(of.batches[0], layout=layout)
-  return dataclasses.replace(of, batches=(batches,))
+  order = dataclasses.replace(of.order, parts=(Part(0.0, layout),))
+  return dataclasses.replace(of, order=order)
 
 
 def unfolded(of, step):
   shifts = [of.objectives[name].shift for name in of.curriculum.objectives]
-  return by_row(of[step], of.batches[0].layout, shifts)
+  return by_row(of[step], of.order.at(0).layout, shifts)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -198,7 +198,7 @@ def test_a_process_makes_its_shards_of_the_whole(local):
   mine = laid_out(whole, Layout(16, 2, 4, local))
   for step in range(8):
     a, b = unfolded(whole, step), unfolded(mine, step)
-    here = mine.batches[0].layout.rows.tolist()
+    here = mine.order.at(0).layout.rows.tolist()
     in_each = [row for s in local for row in (2 * s, 2 * s + 1)]
     assert here == in_each + [8 + row for row in in_each]
     assert b[0] == {row: a[0][row] for row in here}
@@ -209,7 +209,7 @@ def test_targets_are_the_tokens_of_their_rows():
   rows = FakeRows(packed=True)
   of = source(MIXED, rows, Layout(16, 2, 2))
   for step in range(8):
-    tokens = rows.tokens[of.batches[0].rows(step)[:, 0]]
+    tokens = rows.tokens[of.order.rows(step)[:, 0]]
     names = of.curriculum.objectives
     phase = of.curriculum.at(step)
     objective_ids = np.array(list(phase.shares))[phase.rows(step, 16)]
@@ -246,17 +246,17 @@ def test_no_target_is_dropped_when_a_list_overflows():
   rows.tokens |= 1  # odd: no token begins a word, so a row is one word
   words = dataclasses.replace(OBJECTIVES["M"], unit="word")
   of = source("M", rows, Layout(1), objectives={"M": words}, steps=40)
-  sizes = examples.capacities([(words, 1.0)], 1, 512)
+  sizes = capacities([(words, 1.0)], 1, 512)
   seen = collections.Counter()
   for step in range(40):
-    example = of[step]
-    assert example.targets.shape[-1] in sizes
-    count = int((example.weights > 0).sum())
+    batch = of[step]
+    assert batch.targets.shape[-1] in sizes
+    count = int((batch.weights > 0).sum())
     assert count in (0, 512)
     seen[count] += 1
     if count:
-      hidden = rows.tokens[of.batches[0].rows(step)[:, 0]]
-      assert np.array_equal(example.targets[0], hidden)
+      hidden = rows.tokens[of.order.rows(step)[:, 0]]
+      assert np.array_equal(batch.targets[0], hidden)
   assert len(sizes) > 1 and seen[0] > 20 and seen[512] > 2
 
 
@@ -269,7 +269,7 @@ def test_capacities_are_few_rise_and_end_with_everything(rows, length, r, mix):
   shares = [(objective, 1.0)]
   if mix:
     shares = [(objective, 0.9), (OBJECTIVES["C"], 0.1)]
-  sizes = examples.capacities(shares, rows, length)
+  sizes = capacities(shares, rows, length)
   assert sizes[-1] == rows * length
   assert list(sizes) == sorted(set(sizes)) and len(sizes) <= 16
   assert sizes[0] >= min(r * rows * length * 0.9, sizes[-1])
@@ -277,7 +277,7 @@ def test_capacities_are_few_rise_and_end_with_everything(rows, length, r, mix):
 
 def test_usual_batches_fit_the_first_capacity():
   of = source("M", FakeRows(64, 128), Layout(32, 2, 2), steps=20)
-  first = examples.capacities([(OBJECTIVES["M"], 1.0)], 8, 128)[0]
+  first = capacities([(OBJECTIVES["M"], 1.0)], 8, 128)[0]
   assert first < 8 * 128 / 2
   assert {of[step].targets.shape for step in range(20)} == {(2, 2, first)}
 
@@ -391,7 +391,7 @@ def built(prepared):
 def test_prepared_rows_become_steps(built, prepared):
   of = built.source()
   rows = Rows(prepared, "train")
-  tokens, starts = rows.read(of.batches[0].rows(4)[:, 0])
+  tokens, starts = rows.read(of.order.rows(4)[:, 0])
   found = unfolded(of, 4)[1]
   assert found and len(of) == 6
   for (row, at), (target, _, kind) in found.items():
@@ -409,7 +409,7 @@ def test_held_out_rows_are_each_predicted_once(built):
     (letter,) = of.objectives
     counts, total = collections.Counter(), 0
     for step in range(len(of)):
-      rows = of.batches[0].rows(step)[:, 0]
+      rows = of.order.rows(step)[:, 0]
       for row, at in unfolded(of, step)[1]:
         counts[int(rows[row]), at] += 1
         total += 1

@@ -1,6 +1,12 @@
-"""Which rows make the batch of a step: epochs, and batches that change size."""
+"""Which prepared rows make the batch of a step: a pure function of the step.
+
+Every epoch is a new permutation of the rows, and batches are cut from epochs
+that follow one another. Parts of a run may have batches of other sizes, and
+longer rows, joined of several prepared ones.
+"""
 
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 
@@ -15,100 +21,77 @@ ROUNDING = ("carry", "up", "down")
 
 
 @dataclasses.dataclass(frozen=True)
-class Epochs:
-  """The order of rows: every epoch a new permutation.
+class Part:
+  """A part of a run whose batches have one size.
 
   Attributes:
-    size: Rows in the data.
-    batch_size: Rows in a batch.
+    begin: Where in the run it begins, from 0 to 1.
+    layout: Its batches' size, and which slots this process fills.
+    joined: How many neighbouring prepared rows fill one slot.
+  """
+
+  begin: float
+  layout: Layout
+  joined: int = 1
+
+
+def parse(
+  schedule: Sequence[str], layout: Layout, seq_len: int
+) -> tuple[Part, ...]:
+  """Reads a batch schedule.
+
+  Args:
+    schedule: Each `ROWSxTOKENS@BEGIN`, such as `32x512@0.9`: batches of 32
+      rows of 512 tokens from nine tenths of the run on.
+    layout: Of the batches before the first of them.
+    seq_len: Tokens of a prepared row.
+
+  Raises:
+    UserError: A schedule cannot be read, does not ascend, or has batches that
+      cannot be laid out.
+  """
+  parts = [Part(0.0, layout)]
+  for text in schedule:
+    what = f"train.batch_schedule: {text!r}"
+    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)@(0?\.\d+)", text)
+    if not found:
+      raise UserError(
+        f"{what} is not ROWSxTOKENS@BEGIN, such as 32x512@0.9 (from nine"
+        " tenths of the run on)"
+      )
+    size, length, begin = int(found[1]), int(found[2]), float(found[3])
+    if length % seq_len:
+      raise UserError(
+        f"{what}: {length} is no multiple of the prepared rows' {seq_len}"
+      )
+    if begin <= parts[-1].begin:
+      raise UserError(f"{what} does not begin after the one before")
+    laid_out = dataclasses.replace(layout, batch_size=size)
+    parts.append(Part(begin, laid_out, length // seq_len))
+  return tuple(parts)
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+  """The order in which a run takes the prepared rows.
+
+  Attributes:
+    size: Number of prepared rows.
+    parts: The parts of the run, ascending; the first begins at 0.
+    steps: Length of the run; only several parts need it.
     rounding: What a batch does at the end of an epoch that it does not
       divide: `carry` goes on into the next epoch, `up` fills up with rows of
       the same epoch's beginning, `down` leaves the rest of the epoch out.
     seed: Chooses the permutations.
     shuffle: Whether to permute at all.
+
+  Raises:
+    UserError: The rows, the parts and the rounding do not fit together.
   """
 
   size: int
-  batch_size: int
-  rounding: str = "carry"
-  seed: int = 0
-  shuffle: bool = True
-
-  @property
-  def steps_per_epoch(self) -> float:
-    """Steps in an epoch; a fraction with `carry`."""
-    return self._rows_per_epoch / self.batch_size
-
-  @property
-  def _rows_per_epoch(self) -> int:
-    batches = {
-      "carry": self.size / self.batch_size,
-      "up": -(-self.size // self.batch_size),
-      # An epoch shorter than a batch is filled up all the same.
-      "down": max(1, self.size // self.batch_size),
-    }[self.rounding]
-    return round(batches * self.batch_size)
-
-  def rows(self, count: np.ndarray) -> np.ndarray:
-    """Returns the data's rows by their count from the run's beginning."""
-    epochs, place = np.divmod(count, self._rows_per_epoch)
-    place %= self.size
-    if not self.shuffle:
-      return place
-    out = np.empty_like(place)
-    for epoch in np.unique(epochs):
-      now = epochs == epoch
-      out[now] = hashing.permute(
-        place[now], self.size, self.seed, _ORDER, int(epoch)
-      )
-    return out
-
-
-@dataclasses.dataclass(frozen=True)
-class Batches:
-  """The batches from a step on, until the next of these.
-
-  Attributes:
-    start: Their first step.
-    epochs: The order of their rows.
-    layout: Where the rows go.
-    joined: How many prepared rows in a row make one of theirs.
-    before: Rows, of their length, that the steps before them took.
-  """
-
-  start: int
-  epochs: Epochs
-  layout: Layout
-  joined: int = 1
-  before: int = 0
-
-  def rows(self, step: int) -> np.ndarray:
-    """Returns the prepared rows of a step's batch, `[n, joined]`."""
-    done = self.before + (step - self.start) * self.layout.batch_size
-    groups = self.epochs.rows(done + self.layout.rows)
-    return groups[:, None] * self.joined + np.arange(self.joined)
-
-
-@dataclasses.dataclass(frozen=True)
-class Part:
-  """A part of a run with batches of one size.
-
-  Attributes:
-    begin: Where in the run it begins, from 0 to 1.
-    rows: Rows in a batch.
-    joined: How many prepared rows in a row make one of them.
-  """
-
-  begin: float
-  rows: int
-  joined: int = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Order:
-  """How a run goes through its prepared rows; see `Epochs`."""
-
-  size: int
+  parts: tuple[Part, ...]
+  steps: int = 0
   rounding: str = "carry"
   seed: int = 0
   shuffle: bool = True
@@ -118,95 +101,91 @@ class Order:
       raise UserError(
         f"data.rounding={self.rounding!r} is not one of {', '.join(ROUNDING)}"
       )
-
-  def epochs(self, part: Part) -> Epochs:
-    """Returns the epochs of a part's rows."""
-    if part.joined > self.size:
+    if len(self.parts) > 1 and self.rounding != "carry":
       raise UserError(
-        f"train.batch_schedule joins {part.joined} rows, but there are"
-        f" {self.size}"
+        f"train.batch_schedule needs data.rounding=carry, not {self.rounding}:"
+        " its epochs do not end with a batch"
       )
-    size = self.size // part.joined
-    return Epochs(size, part.rows, self.rounding, self.seed, self.shuffle)
-
-
-def plan(
-  schedule: Sequence[str], batch_size: int, seq_len: int
-) -> tuple[Part, ...]:
-  """Reads a batch schedule.
-
-  Args:
-    schedule: Each `ROWSxTOKENS@BEGIN`, such as `32x512@0.9`: batches of 32
-      rows of 512 tokens from nine tenths of the run on.
-    batch_size: Rows of a batch before the first of them.
-    seq_len: Tokens of a prepared row.
-
-  Raises:
-    UserError: for a schedule that cannot be read or does not ascend.
-  """
-  out = [Part(0.0, batch_size)]
-  for text in schedule:
-    what = f"train.batch_schedule: {text!r}"
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)@(0?\.\d+)", text)
-    if not found:
+    longest = max(part.joined for part in self.parts)
+    if longest > self.size:
       raise UserError(
-        f"{what} is not ROWSxTOKENS@BEGIN, such as 32x512@0.9 (from nine"
-        " tenths of the run on)"
+        f"train.batch_schedule joins {longest} rows, but there are {self.size}"
       )
-    rows, length, begin = int(found[1]), int(found[2]), float(found[3])
-    if length % seq_len:
-      raise UserError(
-        f"{what}: {length} is no multiple of the prepared rows' {seq_len}"
-      )
-    if begin <= out[-1].begin:
-      raise UserError(f"{what} does not begin after the one before")
-    out.append(Part(begin, rows, length // seq_len))
-  return tuple(out)
 
+  @property
+  def steps_per_epoch(self) -> float:
+    """Steps in an epoch; a fraction with `carry`.
 
-def steps_per_epoch(plan: Sequence[Part], order: Order) -> float:
-  """Returns the steps in an epoch, at the mean batch if they change.
-
-  Raises:
-    UserError: if they change and epochs are to end with a batch.
-  """
-  if len(plan) == 1:
-    return order.epochs(plan[0]).steps_per_epoch
-  if order.rounding != "carry":
-    raise UserError(
-      f"train.batch_schedule needs data.rounding=carry, not {order.rounding}:"
-      " its epochs do not end with a batch"
+    Where batches change size, an epoch is the rows over the mean batch.
+    """
+    if self.rounding != "carry":
+      (part,) = self.parts
+      return self._slots_per_epoch(part) / part.layout.batch_size
+    ends = [*(part.begin for part in self.parts[1:]), 1.0]
+    return self.size / sum(
+      (end - part.begin) * part.layout.batch_size * part.joined
+      for part, end in zip(self.parts, ends, strict=True)
     )
-  ends = [*(part.begin for part in plan[1:]), 1.0]
-  return order.size / sum(
-    (end - part.begin) * part.rows * part.joined
-    for part, end in zip(plan, ends, strict=True)
-  )
 
+  @property
+  def starts(self) -> list[int]:
+    """The first step of each part."""
+    return [round(part.begin * self.steps) for part in self.parts]
 
-def make(
-  plan: Sequence[Part],
-  order: Order,
-  steps: int,
-  microbatches: int = 1,
-  shards: int = 1,
-  local: tuple[int, ...] | None = None,
-) -> tuple[Batches, ...]:
-  """Makes the batches of a run.
+  def at(self, step: int) -> Part:
+    """Returns the part that a step is in."""
+    return self.parts[self._index(step)]
 
-  Args:
-    plan: From `plan`.
-    order: How the rows are gone through.
-    steps: Length of the run.
-    microbatches: Parts of a batch that are computed in turn.
-    shards: Data shards.
-    local: Those that this process makes; all by default.
-  """
-  starts = [round(part.begin * steps) for part in plan]
-  taken, out = 0, []  # prepared rows
-  for part, start, stop in zip(plan, starts, [*starts[1:], steps], strict=True):
-    layout = Layout(part.rows, microbatches, shards, local)
-    before = taken // part.joined
-    out.append(Batches(start, order.epochs(part), layout, part.joined, before))
-    taken += (stop - start) * part.rows * part.joined
-  return tuple(out)
+  def rows(self, step: int) -> np.ndarray:
+    """Returns the prepared rows of the slots that this process fills.
+
+    Returns:
+      int64 `[n, joined]`, in the layout's order of slots.
+    """
+    index = self._index(step)
+    part = self.parts[index]
+    # Slots are counted from the run's beginning, as if all parts had this
+    # one's batches: a part goes on in the epoch where the one before stopped.
+    done = self._rows_before[index] // part.joined
+    done += (step - self.starts[index]) * part.layout.batch_size
+    # What fills a slot moves as one, so that joined rows stay neighbours.
+    groups = self._permuted(done + part.layout.rows, part)
+    return groups[:, None] * part.joined + np.arange(part.joined)
+
+  def _index(self, step: int) -> int:
+    return max(i for i, start in enumerate(self.starts) if start <= step)
+
+  @functools.cached_property
+  def _rows_before(self) -> list[int]:
+    """How many prepared rows the parts before each part have taken."""
+    taken = [0]
+    for part, start, stop in zip(
+      self.parts, self.starts, self.starts[1:], strict=False
+    ):
+      rows = part.layout.batch_size * part.joined
+      taken.append(taken[-1] + (stop - start) * rows)
+    return taken
+
+  def _slots_per_epoch(self, part: Part) -> int:
+    groups, batch_size = self.size // part.joined, part.layout.batch_size
+    return {
+      "carry": groups,
+      "up": -(-groups // batch_size) * batch_size,
+      # An epoch shorter than a batch is filled up all the same.
+      "down": max(1, groups // batch_size) * batch_size,
+    }[self.rounding]
+
+  def _permuted(self, slots: np.ndarray, part: Part) -> np.ndarray:
+    """Returns the group of rows that fills each slot of the run, `[n]`."""
+    groups = self.size // part.joined
+    epochs, place = np.divmod(slots, self._slots_per_epoch(part))
+    place %= groups  # past the last group only where rounding fills up
+    if not self.shuffle:
+      return place
+    out = np.empty_like(place)
+    for epoch in np.unique(epochs):  # a batch may reach into the next one
+      now = epochs == epoch
+      out[now] = hashing.permute(
+        place[now], groups, self.seed, _ORDER, int(epoch)
+      )
+    return out

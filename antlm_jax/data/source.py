@@ -2,7 +2,11 @@
 
 `source[step]` reads this process's rows of that step in one call and corrupts
 them together. Order, objectives and corruption are pure functions of (seed,
-step, row), so resuming is asking for the next step.
+step, slot), so resuming is asking for the next step.
+
+A *row* is one of the prepared rows on disk; a *slot* is a place in the batch,
+from 0 to batch_size, and holds one row, or several that are joined. Random
+draws belong to slots: a row that comes again in another epoch is masked anew.
 """
 
 import dataclasses
@@ -13,10 +17,9 @@ import grain
 import numpy as np
 
 from antlm_jax import hashing
-from antlm_jax.data.order import Batches
+from antlm_jax.data.order import Order
 from antlm_jax.data.rows import Rows
-from antlm_jax.objectives import batch as examples
-from antlm_jax.objectives.batch import Batch
+from antlm_jax.objectives.batch import Batch, assemble
 from antlm_jax.objectives.corruption import (
   Corrupted,
   Draw,
@@ -33,23 +36,22 @@ _SHORT, _CUT = 0x0DE8, 0x0DE9
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """Steps of a run as examples; `grain` reads it at random access.
+  """The batches of a run; `grain` reads it at random access.
 
   Attributes:
     rows: The prepared rows.
-    batches: Which of them make a batch, ascending by their first steps; the
-      first begins at 0.
+    order: Which of them make the batch of a step, and in which slots.
     curriculum: The objectives of each step.
     objectives: The objectives by the curriculum's names.
     vocabulary: The tokenizer's special tokens and word starts.
     seed: Chooses what is masked.
-    short: Share of the rows that are cut off at a random place: what is after
-      it is neither seen nor predicted.
-    limit: Rows after this many, counted from step 0, are not predicted.
+    short: Share of the slots whose text is cut off at a random place: what is
+      after it is neither seen nor predicted.
+    limit: Slots after this many, counted from step 0, are not predicted.
   """
 
   rows: Rows
-  batches: Sequence[Batches]
+  order: Order
   curriculum: Curriculum
   objectives: Mapping[str, Objective]
   vocabulary: Vocabulary
@@ -61,26 +63,29 @@ class Source:
     return self.curriculum.steps
 
   def __getitem__(self, step: int) -> Batch:
-    phase, batches = self.curriculum.at(step), self.batches_at(step)
-    slots, layout = batches.layout.rows, batches.layout
-    tokens, starts = self._read(batches.rows(step))
-    length = self._cut(step, slots, tokens.shape[1])
-    if length is not None:
-      starts = np.zeros(tokens.shape, bool) if starts is None else starts
-      starts = starts | (np.arange(tokens.shape[1]) == length[:, None])
+    phase, layout = self.curriculum.at(step), self.order.at(step).layout
+    slots = layout.rows  # of the whole batch, those that this process fills
+    tokens, starts = self._read(step)
+    past_end = self._past_end(step, slots, tokens.shape[1])
+    if past_end is not None:
+      # What is cut off is a segment of its own: no token sees across.
+      cut = np.diff(past_end, axis=1, prepend=False)
+      starts = cut if starts is None else starts | cut
     segments = (
       Segments.whole(*tokens.shape) if starts is None else Segments.of(starts)
     )
+    # An objective's id is its place in the whole curriculum, not in the
+    # phase: ids mean the same in every step.
     names = self.curriculum.objectives
     in_phase = np.array([names.index(name) for name in phase.shares])
     objective_ids = in_phase[phase.rows(step, layout.batch_size)[slots]]
     corrupted = self._corrupt(step, slots, tokens, segments, objective_ids)
-    if length is not None:
-      corrupted.predicted[np.arange(tokens.shape[1]) >= length[:, None]] = False
+    if past_end is not None:
+      corrupted.predicted[past_end] = False
     if self.limit is not None:
-      valid = step * layout.batch_size + slots < self.limit
-      corrupted.predicted[~valid] = False
-    return examples.assemble(
+      beyond = step * layout.batch_size + slots >= self.limit
+      corrupted.predicted[beyond] = False
+    return assemble(
       tokens,
       corrupted,
       objective_ids,
@@ -90,55 +95,55 @@ class Source:
       segmented=starts is not None,
     )
 
-  def batches_at(self, step: int) -> Batches:
-    """Returns the batches that a step's is one of."""
-    return next(b for b in reversed(self.batches) if b.start <= step)
-
-  def _read(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Reads rows `[n, joined]` as tokens `[n, T]`, and starts if segmented."""
+  def _read(self, step: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Reads what fills the slots: tokens `[n, T]`, and starts if segmented."""
+    rows = self.order.rows(step)  # [n, joined]
     tokens, starts = self.rows.read(rows.reshape(-1))
-    shape = len(rows), -1
-    if starts is not None:
-      starts = starts.reshape(shape)
-    return tokens.reshape(shape), starts
+    shape = len(rows), -1  # joined rows stand one after the other
+    return tokens.reshape(shape), (
+      None if starts is None else starts.reshape(shape)
+    )
 
-  def _cut(self, step, slots, length: int) -> np.ndarray | None:
-    """Returns how much is left of each row, `[n]`; None where none is cut."""
+  def _past_end(self, step, slots, length: int) -> np.ndarray | None:
+    """Returns which tokens are cut off, bool `[n, T]`; None without cuts."""
     if not self.short:
       return None
     short = hashing.uniform(self.seed, _SHORT, step, slots) < self.short
     share = hashing.uniform(self.seed, _CUT, step, slots)
-    return np.where(short, 1 + (share * length).astype(np.int64), length)
+    left = np.where(short, 1 + (share * length).astype(np.int64), length)
+    return np.arange(length) >= left[:, None]
 
   @functools.cached_property
   def _objectives(self) -> Sequence[Objective]:
     return [self.objectives[name] for name in self.curriculum.objectives]
 
   def _corrupt(self, step, slots, tokens, segments, objective_ids) -> Corrupted:
-    """Corrupts the rows of each objective together."""
-    progress = step / max(1, len(self) - 1)
-    present = np.unique(objective_ids)
-    parts = []
-    for kind in present:
-      mine = slice(None) if len(present) == 1 else objective_ids == kind
-      parts.append((mine, corrupt(
-        self._objectives[kind],
+    """Corrupts the slots of each objective together, and merges the parts."""
+    progress = step / max(1, len(self) - 1)  # 1 at the last step
+    merged = None
+    for objective_id in np.unique(objective_ids):
+      mine = objective_ids == objective_id
+      part = corrupt(
+        self._objectives[objective_id],
         tokens[mine],
         Segments(segments.start[mine], segments.end[mine]),
         Draw(self.seed, step, slots[mine, None]),
         self.vocabulary,
         progress,
-      )))  # fmt: skip
-    if len(parts) == 1:
-      return parts[0][1]
-    merged = {}
-    for field in dataclasses.fields(Corrupted):
-      arrays = [(mine, getattr(part, field.name)) for mine, part in parts]
-      out = np.empty(tokens.shape, arrays[0][1].dtype)
-      for mine, array in arrays:
-        out[mine] = array
-      merged[field.name] = out
-    return Corrupted(**merged)
+      )
+      if mine.all():  # an objective alone: nothing to merge
+        return part
+      merged = merged or Corrupted(
+        *(np.empty(tokens.shape, array.dtype) for array in _arrays(part))
+      )
+      for whole, array in zip(_arrays(merged), _arrays(part), strict=True):
+        whole[mine] = array
+    return merged
+
+
+def _arrays(corrupted: Corrupted) -> list[np.ndarray]:
+  fields = dataclasses.fields(corrupted)
+  return [getattr(corrupted, field.name) for field in fields]
 
 
 def load(
@@ -150,7 +155,10 @@ def load(
     source: The steps.
     start: First step.
     threads: Threads that read and corrupt.
-    ahead: How many examples wait ready.
+    ahead: How many batches wait ready.
+
+  Raises:
+    UserError: A row cannot be read, as `Rows.read` raises it.
   """
   if start >= len(source):
     return iter(())

@@ -127,13 +127,10 @@ def programs(run: Run, evaluations: bool = True) -> list[Program]:
   """Returns the steps that a run compiles, each with a batch of its kind."""
   source, out = run.source(), {}
   starts = {p.start for p in run.curriculum.phases}
-  starts = sorted(starts | {b.start for b in run.batches})
+  starts = sorted(starts | {*run.order.starts})
   ends = [*starts[1:], run.curriculum.steps]
   for start, end in zip(starts, ends, strict=True):
-    name, joined = (
-      str(run.curriculum.at(start)),
-      source.batches_at(start).joined,
-    )
+    name, joined = str(run.curriculum.at(start)), run.order.at(start).joined
     if joined > 1:
       name += f" of {joined * run.train_rows.seq_len}"
     known = out.get(name) or Program(name, 0, source[start])

@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
 from antlm_jax import models
-from antlm_jax.data import order as batches_lib
-from antlm_jax.data.order import Batches, Epochs
+from antlm_jax.data import order as order_lib
+from antlm_jax.data.order import Order, Part
 from antlm_jax.data.rows import MANIFEST, Manifest, Rows, load_manifest
 from antlm_jax.data.source import Source
 from antlm_jax.data.tokenizer import Tokenizer
@@ -39,7 +39,7 @@ class Run:
     tokenizer: The tokenizer that both were made with.
     objectives: By name in the curriculum.
     curriculum: Which of them trains when.
-    batches: Which rows train in which step.
+    order: Which rows train in which step.
     mesh: The devices.
     step: The step functions.
   """
@@ -51,7 +51,7 @@ class Run:
   tokenizer: Tokenizer
   objectives: dict[str, Objective]
   curriculum: Curriculum
-  batches: tuple[Batches, ...]
+  order: Order
   mesh: jax.sharding.Mesh
   step: TrainStep
 
@@ -74,7 +74,7 @@ class Run:
     """Returns the training steps as batches."""
     return self._source(
       self.train_rows,
-      self.batches,
+      self.order,
       self.curriculum,
       short=self.config.data.short,
     )
@@ -92,13 +92,12 @@ class Run:
     size = min(rows, train.batch_size // train.microbatches)
     size = -(-size // shards) * shards
     # Shuffled, so that a part of them is a sample of the whole.
-    epochs = Epochs(len(self.dev_rows), size, rounding="up")
     layout = Layout(size, 1, shards, sharding.local_shards(self.mesh))
-    batches = (Batches(0, epochs, layout),)
+    order = Order(len(self.dev_rows), (Part(0.0, layout),), rounding="up")
     out = {}
     for name in self._evaluated():
       alone = curriculum_lib.parse(name, [name], 1, -(-rows // size))
-      source = self._source(self.dev_rows, batches, alone)
+      source = self._source(self.dev_rows, order, alone)
       # Masked as at the end of the run, where the share changes over it.
       objective = self.objectives[name]
       end = objective.mask_ratio_end
@@ -122,11 +121,11 @@ class Run:
       self.attention_of(source[0])  # raises
     source = self.source()
     starts = [phase.start for phase in self.curriculum.phases]
-    starts += [batches.start for batches in self.batches]
+    starts += self.order.starts
     out = {}
     for step in starts:
       name = ":".join(self.curriculum.at(step).shares)
-      joined = source.batches_at(step).joined
+      joined = self.order.at(step).joined
       if joined > 1:
         name += f" of {joined * self.train_rows.seq_len} tokens"
       if name not in out:
@@ -174,10 +173,10 @@ class Run:
       or not self.objectives[name].needs_mask_token
     ]
 
-  def _source(self, rows, batches, curriculum, **options) -> Source:
+  def _source(self, rows, order, curriculum, **options) -> Source:
     return Source(
       rows=rows,
-      batches=batches,
+      order=order,
       curriculum=curriculum,
       objectives=self.objectives,
       vocabulary=vocabulary(self.tokenizer),
@@ -245,23 +244,31 @@ def assemble(
   """
   model = models.build(config.model, tokenizer.vocab_size)
   mesh = sharding.make_mesh(config.mesh, devices)
-  plan = batches_lib.plan(
-    config.train.batch_schedule, config.train.batch_size, train_rows.seq_len
+  layout = Layout(
+    config.train.batch_size,
+    config.train.microbatches,
+    sharding.data_shards(mesh),
+    sharding.local_shards(mesh),
   )
-  longest = train_rows.seq_len * max(part.joined for part in plan)
+  parts = order_lib.parse(
+    config.train.batch_schedule, layout, train_rows.seq_len
+  )
+  longest = train_rows.seq_len * max(part.joined for part in parts)
   if longest > model.config.max_seq_len:
     raise UserError(
       f"the rows of {config.data.path or 'the data'} have {longest} tokens,"
       f" over model.max_seq_len={model.config.max_seq_len}: prepare shorter"
       " rows, or raise it"
     )
-  order = batches_lib.Order(
-    len(train_rows), config.data.rounding, config.seed, config.data.shuffle
+  order = Order(
+    size=len(train_rows),
+    parts=parts,
+    rounding=config.data.rounding,
+    seed=config.seed,
+    shuffle=config.data.shuffle,
   )
   objectives = config_lib.objectives(config)
-  curriculum = _curriculum(
-    config, objectives, batches_lib.steps_per_epoch(plan, order)
-  )
+  curriculum = _curriculum(config, objectives, order.steps_per_epoch)
   _check_mask_token(config, curriculum, objectives, tokenizer)
   return Run(
     config=config,
@@ -269,14 +276,7 @@ def assemble(
     tokenizer=tokenizer,
     objectives=objectives,
     curriculum=curriculum,
-    batches=batches_lib.make(
-      plan,
-      order,
-      curriculum.steps,
-      config.train.microbatches,
-      sharding.data_shards(mesh),
-      sharding.local_shards(mesh),
-    ),
+    order=dataclasses.replace(order, steps=curriculum.steps),
     mesh=mesh,
     step=_step(config, model, curriculum),
     **data,

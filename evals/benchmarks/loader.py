@@ -2,7 +2,7 @@
 
     python -m evals.benchmarks.loader --data=PREPARED
 
-Rows are read in shuffled order, corrupted and laid out as examples, as in
+Rows are read in shuffled order, corrupted and laid out as batches, as in
 training. The figures are of one pinned core: 1,000,000 a second is what a GPU
 eats at the size of BabyLlama.
 """
@@ -12,7 +12,7 @@ import time
 
 from antlm_jax import cli
 from antlm_jax.data import source as source_lib
-from antlm_jax.data.order import Batches, Epochs
+from antlm_jax.data.order import Order, Part
 from antlm_jax.data.rows import Rows
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.objectives import curriculum, objective
@@ -45,7 +45,7 @@ def measure(data: str, text: str, batch_size: int, seconds: float) -> float:
   rows = Rows(data, "train")
   source = source_lib.Source(
     rows=rows,
-    batches=(Batches(0, Epochs(len(rows), batch_size), Layout(batch_size)),),
+    order=Order(len(rows), (Part(0.0, Layout(batch_size)),)),
     curriculum=curriculum.parse(text, OBJECTIVES, 1, 10**6),
     objectives=OBJECTIVES,
     vocabulary=run.vocabulary(Tokenizer.load(f"{data}/tokenizer.json")),

@@ -1,4 +1,4 @@
-"""Batches: their order, and how they change size during a run."""
+"""The order of rows where batches change size during a run."""
 
 import dataclasses
 
@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antlm_jax.data import order as batches
-from antlm_jax.data.order import Order, Part
+from antlm_jax.data.order import Order, Part, parse
 from antlm_jax.errors import UserError
+from antlm_jax.objectives.batch import Layout
 from tests import helpers
 from tests.helpers import FakeRows, source
 
 moderate = hypothesis.settings(max_examples=60, deadline=None)
 
 
-def step_rows(made, step):
-  return next(b for b in reversed(made) if b.start <= step).rows(step)
+def part(begin, batch_size, joined=1) -> Part:
+  return Part(begin, Layout(batch_size), joined)
 
 
 def test_a_schedule_is_read():
-  plan = batches.plan(("64x128@.5", "32x512@0.9"), 96, 128)
-  assert plan == (Part(0.0, 96), Part(0.5, 64), Part(0.9, 32, 4))
+  parts = parse(("64x128@.5", "32x512@0.9"), Layout(96), 128)
+  assert parts == (part(0.0, 96), part(0.5, 64), part(0.9, 32, 4))
 
 
 @pytest.mark.parametrize(
@@ -37,17 +37,17 @@ def test_a_schedule_is_read():
 )
 def test_a_schedule_that_cannot_be_read_is_told(schedule, words):
   with pytest.raises(UserError, match=words):
-    batches.plan(schedule, 96, 128)
+    parse(schedule, Layout(96), 128)
 
 
 def test_what_does_not_go_with_a_schedule_is_told():
-  plan = (Part(0.0, 8), Part(0.5, 4, 4))
+  parts = (part(0.0, 8), part(0.5, 4, 4))
   with pytest.raises(UserError, match=r"needs data\.rounding=carry, not up"):
-    batches.steps_per_epoch(plan, Order(100, "up"))
+    Order(100, parts, rounding="up")
   with pytest.raises(UserError, match="joins 4 rows, but there are 3"):
-    batches.make(plan, Order(3), 10)
+    Order(3, parts, steps=10)
   with pytest.raises(UserError, match="batch_size=3 is not a positive mult"):
-    batches.make((Part(0.0, 8), Part(0.5, 3)), Order(100), 10, shards=2)
+    parse(("3x128@0.5",), Layout(8, shards=2), 128)
 
 
 @hypothesis.given(
@@ -61,13 +61,11 @@ def test_what_does_not_go_with_a_schedule_is_told():
 )
 @moderate
 def test_every_part_goes_on_where_the_one_before_stopped(size, parts, steps):
-  plan = [
-    Part(i / len(parts), rows, joined) for i, (rows, joined) in enumerate(parts)
-  ]
-  made = batches.make(plan, Order(size, shuffle=False), steps)
+  parts = [part(i / len(parts), *rows) for i, rows in enumerate(parts)]
+  order = Order(size, parts, steps, shuffle=False)
   taken = 0
   for step in range(steps):
-    found = step_rows(made, step)
+    found = order.rows(step)
     joined = found.shape[1]
     # Joined rows are neighbours, from a multiple of their number on.
     assert (found - found[:, :1] == np.arange(joined)).all()
@@ -80,16 +78,16 @@ def test_every_part_goes_on_where_the_one_before_stopped(size, parts, steps):
 
 
 def test_an_epoch_counts_as_steps_of_the_mean_batch():
-  plan = (Part(0.0, 8), Part(0.5, 4), Part(0.75, 4, 4))
+  parts = (part(0.0, 8), part(0.5, 4), part(0.75, 4, 4))
   # 8 x 1/2 + 4 x 1/4 + 16 x 1/4 prepared rows a step
-  assert batches.steps_per_epoch(plan, Order(900)) == pytest.approx(100)
+  assert Order(900, parts).steps_per_epoch == pytest.approx(100)
 
 
 def joined_source(short=0.0, packed=False, text="C+M"):
   rows = FakeRows(64, 16, packed, special=0.0)
-  made = batches.make((Part(0.0, 8), Part(0.5, 2, 4)), Order(64), 8)
+  order = Order(64, (part(0.0, 8), part(0.5, 2, 4)), steps=8)
   return dataclasses.replace(
-    source(text, rows, steps=8), batches=made, short=short
+    source(text, rows, steps=8), order=order, short=short
   )
 
 
@@ -97,14 +95,14 @@ def joined_source(short=0.0, packed=False, text="C+M"):
 def test_joined_rows_are_one_text(packed):
   of = joined_source(packed=packed)
   for step, shape in ((0, (1, 8, 16)), (7, (1, 2, 64))):
-    example = of[step]
-    assert example.inputs.shape == shape
-    tokens = of.rows.tokens[of.batches_at(step).rows(step)].reshape(shape[1:])
-    hidden = (example.inputs[0] == helpers.MASK).mean()
-    same = example.inputs[0] == tokens
+    batch = of[step]
+    assert batch.inputs.shape == shape
+    tokens = of.rows.tokens[of.order.rows(step)].reshape(shape[1:])
+    hidden = (batch.inputs[0] == helpers.MASK).mean()
+    same = batch.inputs[0] == tokens
     assert same.mean() > 0.7 and (step == 0 or hidden > 0)
   if not packed:  # one document from end to end
-    assert np.array_equal(example.positions[0, 0], np.arange(64))
+    assert np.array_equal(batch.positions[0, 0], np.arange(64))
 
 
 @pytest.mark.parametrize("text", ["C", "M"])
@@ -112,13 +110,13 @@ def test_short_rows_end_early(text):
   of = joined_source(short=0.5, text=text)
   lengths = []
   for step in range(8):
-    example = of[step]
-    length = example.inputs.shape[-1]
+    batch = of[step]
+    length = batch.inputs.shape[-1]
     # A token is seen by those of its own part of the row.
-    start, end = example.mask.bounds(length, length, np)
-    cut = example.mask.k_start[0].max(axis=1)
+    start, end = batch.mask.bounds(length, length, np)
+    cut = batch.mask.k_start[0].max(axis=1)
     lengths += list(np.where(cut, cut, length) / length)
-    places = example.target_positions[0, 0][example.weights[0, 0] > 0]
+    places = batch.target_positions[0, 0][batch.weights[0, 0] > 0]
     row, at = np.divmod(places, length)
     limit = np.where(cut, cut, length)[row]
     shift = 1 if text == "C" else 0
