@@ -6,8 +6,9 @@ import tempfile
 
 import pytest
 
-from antlm_jax import prepare
 from antlm_jax.data import toy_english
+from antlm_jax.data.preparation import prepare
+from antlm_jax.data.prepared import Settings
 
 
 def pytest_configure(config):
@@ -37,8 +38,8 @@ def english(tmp_path_factory):
 def prepared(english, tmp_path_factory):
   """The generated English, packed by documents to rows of 32."""
   folder = tmp_path_factory.mktemp("data") / "prepared"
-  prepare.prepare(
-    prepare.Settings(
+  prepare(
+    Settings(
       text=(str(english / "text"),),
       output=str(folder),
       vocab_size=400,

@@ -1,9 +1,13 @@
 """Data: text, documents, tokenizer, packing, rows, and the command."""
 
 import itertools
+import json
 import math
+import os
 import pathlib
 import pickle
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +20,9 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax import errors, prepare
-from antlm_jax.data import babylm, packing, rows, text, tokenizer
+from antlm_jax.data import packing, preparation, prepared, rows, text, tokenizer
+from antlm_jax.data.documents import Babylm, TextConfig, build
+from antlm_jax.data.prepared import Manifest, Prepared, Settings
 
 ROOT = pathlib.Path(__file__).parents[1]
 REAL = ROOT.parent / "shared/data/babylm_like_10M.tar.xz"
@@ -45,9 +51,9 @@ def command(*args, **kwargs) -> subprocess.CompletedProcess:
   )
 
 
-def small(corpus, output, **changes) -> prepare.Settings:
+def small(corpus, output, **changes) -> Settings:
   asked = {"vocab_size": 300, "seq_len": 32, **changes}
-  return prepare.Settings(text=(str(corpus),), output=str(output), **asked)
+  return Settings(text=(str(corpus),), output=str(output), **asked)
 
 
 # Text
@@ -65,6 +71,20 @@ def test_auto_ends_documents_at_blank_lines_and_headings(tmp_path):
     "= = = T = = =\nc",
     "= = = U = = =\nd",
   ]
+
+
+def test_old_mac_line_ends_are_line_ends(tmp_path):
+  content = b"a\rb\r\rc\r= = = T = = =\rd \xe2\x80\xa8 e\r"
+  found = documents(tmp_path, content, "auto")
+  assert found == ["a\nb", "c", "= = = T = = =\nd \u2028 e"]
+
+
+@pytest.mark.parametrize("word", ["猫在看狗", "word "])
+def test_one_line_makes_several_documents(tmp_path, word):
+  line = word * (200_000 // len(word))
+  found = documents(tmp_path, line.encode(), "auto")
+  assert len(found) >= 3 and max(map(len, found)) < 90_000
+  assert "".join(found) == line.strip() or " ".join(found) == line.strip()
 
 
 def test_auto_ends_a_long_document_at_a_line_end(tmp_path):
@@ -138,9 +158,9 @@ def test_the_held_out_share_is_spread_and_disjoint(tmp_path_factory, n, share):
 
 
 def test_dataset_keeps_order_across_shards(corpus, tmp_path, monkeypatch):
-  monkeypatch.setattr(babylm, "_SHARD_CHARACTERS", 1000)
-  config = babylm.TextConfig(name="text", paths=(str(corpus),))
-  builder = babylm.build(tmp_path / "out", config)
+  monkeypatch.setattr("antlm_jax.data.documents._SHARD_CHARACTERS", 1000)
+  config = TextConfig(name="text", paths=(str(corpus),))
+  builder = build(tmp_path / "out", config)
   assert builder.info.splits["train"].num_shards > 3
   for split in text.SPLITS:
     found = [e["text"].decode() for e in builder.as_data_source(split)]
@@ -149,7 +169,7 @@ def test_dataset_keeps_order_across_shards(corpus, tmp_path, monkeypatch):
 
 
 def test_babylm_configs_read_the_manual_folder(corpus, tmp_path):
-  builder = babylm.Babylm(
+  builder = Babylm(
     data_dir=tmp_path, config="strict_small", file_format="array_record"
   )
   import tensorflow_datasets as tfds
@@ -332,12 +352,8 @@ def test_rows_round_trip(tmp_path, vocab_size, segmented):
   dtype = rows.token_dtype(vocab_size)
   blocks = [(tokens[:30], starts[:30]), (tokens[30:], starts[30:])]
   assert rows.write(path, blocks, dtype, segmented) == 50
-  split = rows.Split(50, 1, 1, 1, 1, 0, 0, path.name, path.stat().st_size, "")
-  rows.Manifest({}, [], {}, 21, dtype, segmented, {"train": split}).save(
-    tmp_path
-  )
 
-  read = rows.Rows(tmp_path, "train")
+  read = rows.Rows(path, 50, 21, vocab_size, segmented)
   assert (len(read), read.seq_len, read.segmented) == (50, 21, segmented)
   for source in (read, pickle.loads(pickle.dumps(read))):
     found, found_starts = source.read([49, 0, 7])
@@ -350,8 +366,6 @@ def test_rows_round_trip(tmp_path, vocab_size, segmented):
   assert read.read([])[0].shape == (0, 21)
   with pytest.raises(IndexError):
     read.read([50])
-  with pytest.raises(errors.UserError, match="no split dev"):
-    rows.Rows(tmp_path, "dev")
 
 
 def test_unprepared_or_damaged_folders_are_refused(corpus, tmp_path, capsys):
@@ -359,27 +373,181 @@ def test_unprepared_or_damaged_folders_are_refused(corpus, tmp_path, capsys):
     with pytest.raises(
       errors.UserError, match=r"run python -m antlm_jax\.prepare"
     ):
-      rows.load_manifest(folder)
+      Manifest.load(folder)
   output = tmp_path / "out"
-  prepare.prepare(small(corpus, output))
+  preparation.prepare(small(corpus, output))
   with open(output / "train.array_record", "r+b") as file:
     file.truncate(100)
   with pytest.raises(errors.UserError, match="100 bytes, not the"):
-    rows.Rows(output, "train")
+    Prepared.open(output)
   (output / "manifest.json").write_text("{")
   with pytest.raises(errors.UserError, match="interrupted"):
-    rows.load_manifest(output)
+    Manifest.load(output)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> pathlib.Path:
+  """A prepared folder, to be damaged in copies of it."""
+  folder = tmp_path_factory.mktemp("whole")
+  (folder / "a.txt").write_text(make_text(2000), "utf-8")
+  preparation.prepare(small(folder / "a.txt", folder / "out"))
+  return folder / "out"
+
+
+@pytest.fixture
+def copy(whole, tmp_path) -> pathlib.Path:
+  return shutil.copytree(whole, tmp_path / "copy")
+
+
+def told(folder, message: str, begin=Prepared.open) -> str:
+  """The one line that opening a folder, or `begin`, fails with."""
+  with pytest.raises(errors.UserError, match=message) as error:
+    begin(folder)
+  assert "\n" not in str(error.value)
+  return str(error.value)
+
+
+FIELDS = [
+  ("version", 2, "version=2 is not one of 1"),
+  ("settings", [], "settings is not a dict"),
+  ("settings", {}, "settings.boundary is missing"),
+  ("settings.boundary", "both", "settings.boundary='both' is not one of"),
+  ("sources", {}, "sources is not a list"),
+  ("sources", [1], "sources does not have the fields"),
+  ("tokenizer", None, "tokenizer does not have the fields"),
+  ("tokenizer.vocab_size", 301, "not the manifest's 301 tokens"),
+  ("tokenizer.vocab_size", "many", "'many' is not of type int"),
+  ("tokenizer.vocab_size", 70_000, "dtype=<u2 is not that"),
+  ("tokenizer.sha256", "00", "not the tokenizer that the rows were made with"),
+  ("seq_len", 0, "seq_len=0 is not at least 2"),
+  ("seq_len", 33, "has 64 bytes in row 0, not 66"),
+  ("seq_len", True, "seq_len=True is not of type int"),
+  ("dtype", "f8", "dtype='f8' is not one of"),
+  ("segmented", True, "has 64 bytes in row 0, not 68"),
+  ("segmented", "no", "segmented='no' is not of type bool"),
+  ("splits", {}, "splits are not train and dev"),
+  ("splits.dev", None, "splits.dev does not have the fields"),
+  ("splits.train.rows", 1e400, "splits.train.rows=inf is not of type int"),
+  ("splits.train.rows", -1, "splits.train.rows=-1 is not at least 1"),
+  ("splits.train.rows", 100, "rows, not the 100 of its manifest"),
+  ("splits.train.bytes", 7, "bytes, not the 7 of its manifest"),
+  ("splits.train.file", 3, "splits.train.file=3 is not of type str"),
+  ("splits.train.more", 3, "splits.train does not have the fields"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), FIELDS)
+def test_a_manifest_with_wrong_fields_is_told(copy, name, value, message):
+  manifest = json.loads((copy / "manifest.json").read_text())
+  del manifest["checksum"]  # as those of earlier days
+  place, names = manifest, name.split(".")
+  for inner in names[:-1]:
+    place = place[inner]
+  place[names[-1]] = value
+  (copy / "manifest.json").write_text(json.dumps(manifest))
+  told(copy, re.escape(message))
+
+
+@pytest.mark.parametrize("file", ["../../etc/passwd", "/etc/passwd", "..", ""])
+def test_a_file_out_of_the_folder_is_not_to_be_deleted(copy, file):
+  manifest = json.loads((copy / "manifest.json").read_text())
+  del manifest["checksum"]
+  manifest["splits"]["train"]["file"] = file
+  (copy / "manifest.json").write_text(json.dumps(manifest))
+  line = told(copy, f"file='{file}' is not train.array_record")
+  assert "delete" not in line
+
+
+def test_a_changed_manifest_is_told(copy):
+  path = copy / "manifest.json"
+  written = path.read_text()
+  digest = json.loads(written)["splits"]["train"]["sha256"]
+  for old, new in (('"bos_eos"', '"eos"'), (digest, digest[::-1])):
+    path.write_text(written.replace(old, new))
+    told(copy, "manifest.json was changed after it was written; delete")
+  # One of earlier days cannot be told from what it was, but by reading all.
+  manifest = json.loads(path.read_text())
+  del manifest["checksum"]
+  path.write_text(json.dumps(manifest))
+  Prepared.open(copy)
+  told(copy, "is not as it was prepared", lambda f: Prepared.open(f).verify())
+
+
+@pytest.mark.parametrize("content", ["", "null", "[1]", "{", "{}", "[" * 10**5])
+def test_a_manifest_that_is_none_is_told(copy, content):
+  (copy / "manifest.json").write_text(content)
+  told(copy, "its preparation was interrupted")
+
+
+def test_another_tokenizer_is_refused(copy, tmp_path):
+  texts = make_text(300, seed=5).replace("c", "k").splitlines()
+  other = tokenizer.Tokenizer.train(texts, 300)
+  assert other.vocab_size == Prepared.open(copy).tokenizer.vocab_size
+  (copy / "tokenizer.json").write_text(other.to_json(), "utf-8")
+  told(copy, "is not the tokenizer that the rows were made with")
+  (copy / "tokenizer.json").unlink()
+  told(copy, "cannot read the tokenizer")
+
+
+def flip(path: pathlib.Path, at: int) -> None:
+  data = bytearray(path.read_bytes())
+  data[at] ^= 4
+  path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "zeroed", "grown", "missing"])
+def test_damaged_rows_are_told_on_opening(copy, damage):
+  path = copy / "train.array_record"
+  size = path.stat().st_size
+  if damage == "zeroed":
+    path.write_bytes(bytes(size))
+  elif damage == "missing":
+    path.unlink()
+  else:
+    os.truncate(path, size + (100 if damage == "grown" else -100))
+  assert "train.array_record has" in told(copy, "prepare it again")
+
+
+def test_a_flipped_bit_is_told_with_its_row(copy):
+  path, row = copy / "train.array_record", 7
+  rows = Prepared.open(copy).train
+  record = rows.read([row])[0].astype("<u2").tobytes()
+  at = path.read_bytes().index(record) + 9
+  flip(path, at)
+  told(
+    copy,
+    f"train.array_record has a bad row {row}: .*; delete",
+    lambda f: Prepared.open(f).verify(),
+  )
+  with pytest.raises(errors.UserError, match=f"bad row {row}"):
+    Prepared.open(copy).train.read([3, row, 1])
+  flip(path, at)
+  Prepared.open(copy).verify()
+  flip(path, 3)  # of what no row needs
+  told(copy, "not as it was prepared", lambda f: Prepared.open(f).verify())
+
+
+def test_tokens_past_the_vocabulary_are_told(tmp_path):
+  tokens = np.array([[1, 2], [3, 9], [4, 5]], np.int32)
+  path = tmp_path / "train.array_record"
+  rows.write(path, [(tokens, tokens > 9)], "<u2", False)
+  read = rows.Rows(path, 3, 2, 9, False)
+  with pytest.raises(errors.UserError, match="vocabulary of 9 in row 1"):
+    read.read([0, 1])
+  with pytest.raises(errors.UserError, match="has 3 rows, not the 4"):
+    rows.Rows(path, 4, 2, 9, False)
 
 
 # Prepare
 
 
-@pytest.mark.parametrize("pack", prepare.PACKINGS)
+@pytest.mark.parametrize("pack", packing.PACKINGS)
 def test_rows_hold_the_text(corpus, tmp_path, pack):
-  manifest = prepare.prepare(small(corpus, tmp_path / "out", packing=pack))
+  manifest = preparation.prepare(small(corpus, tmp_path / "out", packing=pack))
   vocabulary = tokenizer.Tokenizer.load(tmp_path / "out/tokenizer.json")
-  for name, split in manifest.splits.items():
-    source = rows.Rows(tmp_path / "out", name)
+  opened = Prepared.open(tmp_path / "out")
+  for name, source in (("train", opened.train), ("dev", opened.dev)):
+    split = manifest.splits[name]
     tokens, starts = source.read(range(len(source)))
     expected = (corpus / f"a.{name}").read_text("utf-8").split()
     assert split.words == len(expected)
@@ -392,7 +560,7 @@ def test_rows_hold_the_text(corpus, tmp_path, pack):
       assert found[:-1] == expected[: len(found) - 1]
 
 
-def test_command_prepares_once(corpus, tmp_path):
+def test_command_prepares_once(corpus, tmp_path, capsys):
   output = tmp_path / "out"
   args = ["--text", corpus, f"--output={output}", "--vocab_size=300"]
   first = command(*args, "--seq_len", 32)
@@ -401,9 +569,10 @@ def test_command_prepares_once(corpus, tmp_path):
   assert first.stderr == ""
   files = {p: p.stat().st_mtime_ns for p in output.rglob("*") if p.is_file()}
 
-  again = command(*args, "--seq_len", 32)
-  assert (again.returncode, again.stderr) == (0, "")
-  assert "already prepared" in again.stdout
+  prepare.main([*map(str, args), "--seq_len=32", "--verify"])
+  out, err = capsys.readouterr()
+  assert "already prepared" in out and "is as it was prepared" in out
+  assert err == ""
   assert files == {p: p.stat().st_mtime_ns for p in files}
 
   other = command(*args, "--seq_len", 64)
@@ -412,18 +581,18 @@ def test_command_prepares_once(corpus, tmp_path):
 
 
 def test_other_text_is_refused(corpus, tmp_path):
-  prepare.prepare(small(corpus, tmp_path / "out"))
+  preparation.prepare(small(corpus, tmp_path / "out"))
   (corpus / "a.train").write_text(make_text(301), "utf-8")
   with pytest.raises(errors.UserError, match="other text"):
-    prepare.prepare(small(corpus, tmp_path / "out"))
+    preparation.prepare(small(corpus, tmp_path / "out"))
 
 
 def test_preparing_again_gives_the_same_bytes(corpus, tmp_path):
   names = ["tokenizer.json", "train.array_record", "dev.array_record"]
   for folder in ("x", "y"):
-    prepare.prepare(small(corpus, tmp_path / folder, packing="chunks"))
+    preparation.prepare(small(corpus, tmp_path / folder, packing="chunks"))
   for name in names:
-    assert rows.sha256(tmp_path / "x" / name) == rows.sha256(
+    assert prepared.sha256(tmp_path / "x" / name) == prepared.sha256(
       tmp_path / "y" / name
     )
 
@@ -454,7 +623,7 @@ def test_interrupted_preparation_is_done_again(tmp_path, stop):
   again = command(*args)
   assert again.returncode == 0, again.stderr
   assert ("holds an interrupted" in again.stdout) == (stop == signal.SIGKILL)
-  assert len(rows.Rows(output, "train"))
+  assert len(Prepared.open(output).train)
 
 
 def test_two_preparations_do_not_mix(corpus, tmp_path):
@@ -465,7 +634,7 @@ def test_two_preparations_do_not_mix(corpus, tmp_path):
   with open(output / ".antlm_jax_prepare", "w") as marker:
     fcntl.flock(marker, fcntl.LOCK_EX)
     with pytest.raises(errors.UserError, match="another process"):
-      prepare.prepare(small(corpus, output))
+      preparation.prepare(small(corpus, output))
 
 
 BAD_SETTINGS = [
@@ -473,11 +642,11 @@ BAD_SETTINGS = [
   ({"vocab_size": 260, "kind": "wordpiece"}, "at least 261"),
   ({"packing": "chunks", "seq_len": 23}, "at least 24"),
   ({"seq_len": 100_000}, "train split has .* tokens, less than a row"),
-  ({"seq_len": 1}, "seq_len 1 is too small"),
+  ({"seq_len": 1}, "seq_len=1 is not at least 2"),
   ({"dev_share": 0.0}, "dev_share"),
-  ({"share": 0.0}, "share 0.0 must be above 0 and at most 1"),
-  ({"kind": "unigram"}, "kind 'unigram' must be one of bpe wordpiece"),
-  ({"packing": "tight"}, "packing 'tight' must be one of"),
+  ({"share": 0.0}, "share=0 is not over 0 and at most 1"),
+  ({"kind": "unigram"}, "kind='unigram' is not one of bpe, wordpiece"),
+  ({"packing": "tight"}, "packing='tight' is not one of"),
   ({"tokenizer": "nowhere.json"}, "cannot read the tokenizer"),
   ({"tokenizer": __file__}, "is not a tokenizer"),
 ]
@@ -486,7 +655,7 @@ BAD_SETTINGS = [
 @pytest.mark.parametrize(("changes", "message"), BAD_SETTINGS)
 def test_bad_settings(corpus, tmp_path, changes, message):
   with pytest.raises(errors.UserError, match=message) as error:
-    prepare.prepare(small(corpus, tmp_path / "out", **changes))
+    preparation.prepare(small(corpus, tmp_path / "out", **changes))
   assert "\n" not in str(error.value)
   assert not (tmp_path / "out").exists()
 
@@ -510,43 +679,64 @@ def test_bad_text(tmp_path, files, message):
   for name, content in (files or {}).items():
     (corpus / name).write_bytes(content)
   with pytest.raises(errors.UserError, match=message) as error:
-    prepare.prepare(small(corpus, tmp_path / "out"))
+    preparation.prepare(small(corpus, tmp_path / "out"))
   assert "\n" not in str(error.value)
   assert not (tmp_path / "out").exists()
 
 
 def test_bad_outputs(corpus, tmp_path):
   (tmp_path / "file").write_text("mine")
-  with pytest.raises(errors.UserError, match="is a file"):
-    prepare.prepare(small(corpus, tmp_path / "file"))
+  with pytest.raises(errors.UserError, match="is no folder"):
+    preparation.prepare(small(corpus, tmp_path / "file"))
   with pytest.raises(errors.UserError, match="is not empty"):
-    prepare.prepare(small(corpus, corpus))
+    preparation.prepare(small(corpus, corpus))
   assert sorted(f.name for f in corpus.iterdir()) == ["a.dev", "a.train"]
 
 
 def test_a_full_disk_is_told_before(corpus, tmp_path, monkeypatch):
   usage = type("Usage", (), {"free": 10})
-  monkeypatch.setattr(prepare.shutil, "disk_usage", lambda path: usage)
-  with pytest.raises(errors.UserError, match="MB free"):
-    prepare.prepare(small(corpus, tmp_path / "out"))
+  monkeypatch.setattr(preparation.shutil, "disk_usage", lambda path: usage)
+  with pytest.raises(errors.UserError, match="10 B free"):
+    preparation.prepare(small(corpus, tmp_path / "out"))
   assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-  "args",
+  "args, message",
   [
-    ["--text", "nowhere", "--output", "{out}"],
-    ["--text", "{corpus}", "--output", "{out}", "--seq_len=long"],
-    ["--text", "{corpus}"],
+    ("--text nowhere --output {out}", "nowhere does not exist"),
+    ("--text {corpus} --output {out} --seq_len=long", "seq_len=long: not int"),
+    ("--text {corpus}", "--output"),
+    ("--output {out}", "give --text, or --verify"),
+    ("--output {out} --verify", r"run python -m antlm_jax\.prepare"),
+    ("--text {corpus} --output {out} --vocab_size=1e30", "vocab_size="),
+    ("--text {corpus} --output {out} --seq_len=9999999999", "seq_len="),
+    ("--text {corpus} --output {out} --seed=99999999999999", "seed="),
+    ("--text {corpus} --output {out} --share=nan", "share=nan is not"),
+    ("--text {corpus} --output {out} --dev_share=inf", "dev_share=inf is not"),
+    ("--text {corpus} --output {out} --dev_share=0.6", "dev_share=0.6 is not"),
+    ("--text /dev/zero --output {out}", "/dev/zero is not a regular file"),
+    ("--text {corpus}/fifos --output {out}", "a.txt is not a regular file"),
+    ("--text {long} --output {out}", "does not exist"),
+    ("--text {corpus} --output {out}/{long}", "File name too long"),
+    ("--text {corpus} --output {out} --tokenizer={corpus}", "Is a directory"),
   ],
 )
-def test_bad_commands_exit_with_one_line(corpus, tmp_path, args):
+def test_bad_commands_are_told_in_one_line(corpus, tmp_path, args, message):
+  (corpus / "fifos").mkdir()
+  os.mkfifo(corpus / "fifos/a.txt")
   out = tmp_path / "out"
-  done = command(*(a.format(corpus=corpus, out=out) for a in args))
-  assert done.returncode == 2
-  assert done.stderr.startswith("error: ")
-  assert done.stderr.count("\n") == 1
+  words = args.format(corpus=corpus, out=out, long="x" * 5000).split()
+  with pytest.raises(errors.UserError, match=message) as error:
+    prepare.main(words)
+  assert "\n" not in str(error.value)
   assert not out.exists()
+
+
+def test_a_source_whose_name_is_no_text_is_refused(corpus, tmp_path):
+  os.rename(os.fsencode(corpus / "a.dev"), os.fsencode(corpus) + b"/\xff.dev")
+  with pytest.raises(errors.UserError, match="its name is not UTF-8"):
+    preparation.prepare(small(corpus, tmp_path / "out"))
 
 
 @pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not here")
@@ -559,10 +749,10 @@ def test_real_text(tmp_path):
         name = pathlib.PurePath(member.name).name
         (corpus / name).write_bytes(archive.extractfile(member).read())
   settings = small(corpus, tmp_path / "out", vocab_size=4000, seq_len=128)
-  manifest = prepare.prepare(settings)
+  manifest = preparation.prepare(settings)
   train = manifest.splits["train"]
   assert 2.5 < train.text_bytes / train.tokens < 5
-  source = rows.Rows(tmp_path / "out", "train")
+  source = Prepared.open(tmp_path / "out").train
   vocabulary = tokenizer.Tokenizer.load(tmp_path / "out/tokenizer.json")
   tokens, _ = source.read([0])
   start = vocabulary.decode(tokens[0])[:100]

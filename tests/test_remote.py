@@ -14,7 +14,7 @@ import pytest
 
 from antlm_jax import export_hf, generate, import_hf, prepare
 from antlm_jax.data import toy_english
-from antlm_jax.data.rows import MANIFEST
+from antlm_jax.data.prepared import MANIFEST
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import buckets, files
 from antlm_jax.training import checkpoint, metrics

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import shutil
 
 import hypothesis
 import jax
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from antlm_jax import config, hashing
 from antlm_jax.data import source as source_lib
 from antlm_jax.data.order import ROUNDING, Order, Part
-from antlm_jax.data.rows import Rows
+from antlm_jax.data.prepared import Prepared
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Layout, capacities
@@ -390,7 +391,7 @@ def built(prepared):
 
 def test_prepared_rows_become_steps(built, prepared):
   of = built.source()
-  rows = Rows(prepared, "train")
+  rows = Prepared.open(prepared).train
   tokens, starts = rows.read(of.order.rows(4)[:, 0])
   found = unfolded(of, 4)[1]
   assert found and len(of) == 6
@@ -402,6 +403,21 @@ def test_prepared_rows_become_steps(built, prepared):
     source_lib.load(of), map(of.__getitem__, range(6)), strict=True
   ):
     assert helpers.equal(a, b)
+
+
+def test_a_damaged_row_is_told_from_the_loaders_threads(
+  built, prepared, tmp_path
+):
+  folder = shutil.copytree(prepared, tmp_path / "copy")
+  path = folder / "train.array_record"
+  data = bytearray(path.read_bytes())
+  data[len(data) // 200] ^= 1
+  path.write_bytes(data)
+  rows = Prepared.open(folder).train
+  of = dataclasses.replace(built.source(), rows=rows)
+  order = dataclasses.replace(of.order, shuffle=False)
+  with pytest.raises(UserError, match=r"train\.array_record has a bad row \d"):
+    list(source_lib.load(dataclasses.replace(of, order=order)))
 
 
 def test_held_out_rows_are_each_predicted_once(built):

@@ -14,6 +14,9 @@ from antlm_jax import hashing
 
 Block = tuple[np.ndarray, np.ndarray]
 
+PACKINGS = ("stream", "documents", "chunks")
+BOUNDARIES = ("bos_eos", "eos", "none")  # tokens around a document
+
 # The shortest chunk of `chunks` (arXiv 2507.00994, footnote 6).
 SHORTEST_CHUNK = 12
 _WINDOW = 1 << 20

@@ -1,6 +1,5 @@
 """Text files, and the documents in them, streamed."""
 
-import codecs
 import dataclasses
 import math
 import os
@@ -8,7 +7,8 @@ import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from antlm_jax import errors
+from antlm_jax.errors import UserError
+from antlm_jax.settings import is_text
 
 # BabyLM names its splits by suffix; its 2026 release adds `.txt` to them.
 _SPLIT_SUFFIXES = {
@@ -18,8 +18,6 @@ _SPLIT_SUFFIXES = {
 SPLITS = tuple(_SPLIT_SUFFIXES)
 _PLAIN_SUFFIXES = (".txt", ".text", ".md")
 _HEADING = re.compile(r"\s*= = = .* = = =\s*")
-# A line longer than this, in bytes, is read as several.
-_LONGEST_LINE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,17 +26,21 @@ class Rule:
 
   Attributes:
     length: Characters after which the next line end ends the document.
+    longest_line: Characters at which a line is cut, between two words if it
+      has any.
     at_blank: Whether a blank line ends it.
     at_heading: Whether the next `= = = Title = = =` line ends it.
   """
 
   length: int
+  longest_line: int = 1 << 20
   at_blank: bool = False
   at_heading: bool = False
 
 
 RULES = {
-  "auto": Rule(1 << 16, at_blank=True, at_heading=True),
+  # A quarter more, so that a line cut at a space is still a document's length.
+  "auto": Rule(1 << 16, 5 << 14, at_blank=True, at_heading=True),
   "line": Rule(1),
   "file": Rule(1 << 20),
 }
@@ -64,7 +66,8 @@ def find(paths: Iterable[str | os.PathLike]) -> Sources:
   files are train. A file named by itself is train, unless it is `*.dev`.
 
   Raises:
-    UserError: A path is missing, or there is no text to train on.
+    UserError: A path is missing or no regular file, or there is no text to
+      train on.
   """
   found = [file for path in paths for file in _files(pathlib.Path(path))]
   found = list({file.resolve(): file for file in found}.values())
@@ -72,7 +75,7 @@ def find(paths: Iterable[str | os.PathLike]) -> Sources:
   train = tuple(file for file in found if file not in dev)
   if not train:
     names = " ".join(map(str, paths))
-    raise errors.UserError(
+    raise UserError(
       f"no text to train on in {names}: a folder needs *.train files, or "
       f"{' '.join('*' + suffix for suffix in _PLAIN_SUFFIXES)}"
     )
@@ -80,15 +83,25 @@ def find(paths: Iterable[str | os.PathLike]) -> Sources:
 
 
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
-  if not path.exists():
-    raise errors.UserError(f"{path} does not exist; give text files or folders")
+  # Not path.exists(), which raises for names that are too long to be.
+  if not os.path.exists(path):
+    raise UserError(f"{path} does not exist; give text files or folders")
   if not path.is_dir():
-    return [path]
-  inside = sorted(file for file in path.rglob("*") if file.is_file())
+    return [_checked(path)]
+  inside = sorted(file for file in path.rglob("*") if not file.is_dir())
   split = [f for f in inside if _is_split(f, "train") or _is_split(f, "dev")]
-  if any(_is_split(file, "train") for file in split):
-    return split
-  return [file for file in inside if file.suffix.lower() in _PLAIN_SUFFIXES]
+  if not any(_is_split(file, "train") for file in split):
+    split = [file for file in inside if file.suffix.lower() in _PLAIN_SUFFIXES]
+  return [_checked(file) for file in split]
+
+
+def _checked(file: pathlib.Path) -> pathlib.Path:
+  """Refuses a FIFO or a device, which cannot be read more than once."""
+  if not file.is_file():
+    raise UserError(f"{file} is not a regular file; give text files or folders")
+  if not is_text(str(file)):
+    raise UserError(f"{str(file)!a}: its name is not UTF-8; rename it")
+  return file
 
 
 def _is_split(file: pathlib.Path, split: str) -> bool:
@@ -130,14 +143,14 @@ def _spread(
 def documents(files: Sequence[pathlib.Path], rule: Rule) -> Iterator[str]:
   """Yields the nonblank documents of files, each stripped of outer space.
 
-  Memory is bounded by `rule.length` characters and one line, itself cut at
-  1 MiB.
+  Lines end as on any system: \\n, \\r\\n or \\r. Memory is bounded by
+  `rule.length` and `rule.longest_line` characters.
 
   Raises:
     UserError: A file cannot be read or is not UTF-8.
   """
   for file in files:
-    for document in _split(_lines(file), rule):
+    for document in _split(_lines(file, rule.longest_line), rule):
       if document := document.strip():
         yield document
 
@@ -156,45 +169,38 @@ def _split(lines: Iterable[str], rule: Rule) -> Iterator[str]:
   yield "".join(held)
 
 
-def _lines(path: pathlib.Path) -> Iterator[str]:
-  """Yields the lines of a file with their ends, long ones cut at a space."""
+def _lines(path: pathlib.Path, longest: int) -> Iterator[str]:
+  """Yields the lines of a file with their ends, long ones cut."""
   try:
-    with open(path, "rb") as file:
-      tail = ""
-      for line, cut_off in _decoded(path, file):
-        line, tail = _at_space(tail + line) if cut_off else (tail + line, "")
+    with open(path, encoding="utf-8-sig") as file:
+      begun = ""  # of the word that a cut would have divided
+      while line := file.readline(longest):
+        cut = len(line) == longest and not line.endswith("\n")
+        line, begun = begun + line, ""
+        if cut and " " in line:
+          words, space, begun = line.rpartition(" ")
+          line = words + space
         yield line
-      yield tail
+      yield begun
+  except UnicodeDecodeError as error:
+    raise UserError(
+      f"{path} is not UTF-8: {error.reason} at byte {_bad_byte(path)}; convert"
+      " it (iconv -t UTF-8)"
+    ) from error
   except OSError as error:
-    raise errors.UserError(
+    raise UserError(
       f"cannot read {path}: {error.strerror}; check the file"
     ) from error
 
 
-def _at_space(line: str) -> tuple[str, str]:
-  """Splits a line that was cut off into whole words and a begun one."""
-  words, space, begun = line.rpartition(" ")
-  return (words + space, begun) if space else (line, "")
-
-
-def _decoded(path: pathlib.Path, file) -> Iterator[tuple[str, bool]]:
-  """Yields decoded lines, and whether each was cut off at 1 MiB."""
-  decoder = codecs.getincrementaldecoder("utf-8")()
+def _bad_byte(path: pathlib.Path) -> int:
+  """Finds the first byte that is not UTF-8: text files know blocks only."""
   offset = 0
-  while True:
-    block = file.readline(_LONGEST_LINE)
-    carried = len(decoder.getstate()[0])
-    try:
-      line = decoder.decode(block, final=not block)
-    except UnicodeDecodeError as error:
-      raise errors.UserError(
-        f"{path} is not UTF-8: {error.reason} at byte "
-        f"{offset - carried + error.start}; convert it (iconv -t UTF-8)"
-      ) from error
-    if offset == 0:
-      line = line.removeprefix("\ufeff")
-    cut_off = len(block) == _LONGEST_LINE and not block.endswith(b"\n")
-    yield line.replace("\r\n", "\n"), cut_off
-    if not block:
-      return
-    offset += len(block)
+  with open(path, "rb") as file:
+    for line in file:
+      try:
+        line.decode("utf-8")
+      except UnicodeDecodeError as error:
+        return offset + error.start
+      offset += len(line)
+  return offset

@@ -3,13 +3,13 @@
 import functools
 import json
 import os
-import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import tokenizers
 
-from antlm_jax import errors
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import files
 
 # Names of each role in common vocabularies: ours come first, GPT-BERT's last.
 _ALIASES = {
@@ -87,14 +87,11 @@ class Tokenizer:
     Raises:
       UserError: It cannot be read, or is not a tokenizer.
     """
+    text = files.read_text(path, "the tokenizer")
     try:
-      return cls.from_json(pathlib.Path(path).read_text("utf-8"))
-    except OSError as error:
-      raise errors.UserError(
-        f"cannot read the tokenizer {path}: {error.strerror}"
-      ) from error
+      return cls.from_json(text)
     except ValueError as error:
-      raise errors.UserError(
+      raise UserError(
         f"{path} is not a tokenizer.json of the tokenizers library: "
         f"{str(error).splitlines()[0]}"
       ) from error
@@ -121,7 +118,7 @@ class Tokenizer:
     first = self.vocab_size
     for index, token in enumerate(tokens, start=first):
       if backend.token_to_id(token) != index:
-        raise errors.UserError(
+        raise UserError(
           f"{token} cannot be token {index}: it is there already, or there are"
           f" ids under {index} that no token has"
         )
@@ -211,7 +208,7 @@ def check_vocab_size(vocab_size: int, kind: str) -> None:
   """
   smallest = 256 + len(KINDS[kind])
   if vocab_size < smallest:
-    raise errors.UserError(
+    raise UserError(
       f"vocab_size {vocab_size} is too small: 256 bytes and "
       f"{len(KINDS[kind])} special tokens need at least {smallest}"
     )

@@ -12,7 +12,8 @@ from antlm_jax import config as config_lib
 from antlm_jax import models
 from antlm_jax.data import order as order_lib
 from antlm_jax.data.order import Order, Part
-from antlm_jax.data.rows import MANIFEST, Manifest, Rows, load_manifest
+from antlm_jax.data.prepared import MANIFEST, Manifest, Prepared
+from antlm_jax.data.rows import Rows
 from antlm_jax.data.source import Source
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
@@ -213,12 +214,12 @@ def read_data(config: ConfigDict) -> dict:
       "data.path is not set: give --config.data.path=DIR, a folder made by"
       " python -m antlm_jax.prepare"
     )
-  folder = buckets.local(config.data.path, MANIFEST)
+  prepared = Prepared.open(buckets.local(config.data.path, MANIFEST))
   return {
-    "manifest": load_manifest(folder),
-    "train_rows": Rows(folder, "train"),
-    "dev_rows": Rows(folder, "dev"),
-    "tokenizer": Tokenizer.load(folder / "tokenizer.json"),
+    "manifest": prepared.manifest,
+    "train_rows": prepared.train,
+    "dev_rows": prepared.dev,
+    "tokenizer": prepared.tokenizer,
   }
 
 

@@ -13,8 +13,7 @@ import time
 from antlm_jax import cli
 from antlm_jax.data import source as source_lib
 from antlm_jax.data.order import Order, Part
-from antlm_jax.data.rows import Rows
-from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.data.prepared import Prepared
 from antlm_jax.objectives import curriculum, objective
 from antlm_jax.objectives.batch import Layout
 from antlm_jax.training import run
@@ -42,13 +41,14 @@ OBJECTIVES = objective.OBJECTIVES | {
 
 def measure(data: str, text: str, batch_size: int, seconds: float) -> float:
   """Returns tokens per second of one curriculum."""
-  rows = Rows(data, "train")
+  prepared = Prepared.open(data)
+  rows = prepared.train
   source = source_lib.Source(
     rows=rows,
     order=Order(len(rows), (Part(0.0, Layout(batch_size)),)),
     curriculum=curriculum.parse(text, OBJECTIVES, 1, 10**6),
     objectives=OBJECTIVES,
-    vocabulary=run.vocabulary(Tokenizer.load(f"{data}/tokenizer.json")),
+    vocabulary=run.vocabulary(prepared.tokenizer),
     seed=0,
   )
   batches = source_lib.load(source, threads=1)

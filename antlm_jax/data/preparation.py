@@ -1,0 +1,373 @@
+"""Turns text into a prepared folder: documents, tokenizer, packed rows.
+
+The folder holds `manifest.json` (written last, so a folder without one is
+unfinished), `tokenizer.json`, `train.array_record`, `dev.array_record`, and
+the documents as a tensorflow-datasets dataset.
+"""
+
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+
+import tqdm
+
+from antlm_jax import settings as settings_lib
+from antlm_jax import units
+from antlm_jax.data import packing, prepared, rows, text
+from antlm_jax.data.prepared import (
+  MANIFEST,
+  TOKENIZER,
+  Manifest,
+  Prepared,
+  Settings,
+  SourceFile,
+  Split,
+  TokenizerFile,
+)
+from antlm_jax.data.tokenizer import Tokenizer, check_vocab_size
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import files
+
+_MARKER = ".antlm_jax_prepare"  # tells our unfinished folders from others
+_DOCUMENTS = "documents"
+# Text encoded at once; the tokenizers library needs about 100 bytes a token.
+_BATCH_CHARACTERS = 1 << 22
+# Documents read at once: one by one is ten times slower, and each may be 1 MiB.
+_READ = 64
+# Of the text's bytes, the disk that documents and rows take, at most.
+_DISK_PER_BYTE = 2
+
+
+def prepare(settings: Settings) -> Manifest:
+  """Prepares a folder, or finds it prepared already.
+
+  Raises:
+    UserError: The settings, the text or the folder will not do. Nothing
+      half-written is left.
+  """
+  _check(settings)
+  sources = text.find(settings.text)
+  asked, hashed = _asked(settings), _hashed(sources)
+  output = pathlib.Path(settings.output)
+  if os.path.exists(output / MANIFEST):  # False for names that cannot be
+    manifest = Prepared.open(output).manifest
+    _check_same(output, manifest, asked, hashed)
+    print(f"{output} is already prepared with these settings and this text")
+    return manifest
+  with _claimed(output, sum(file.bytes for file in hashed)):
+    return _write(settings, asked, hashed, output)
+
+
+# ----------------------------------------------------- the settings, the text
+
+
+def _check(settings: Settings) -> None:
+  settings_lib.check(settings)
+  smallest = 2 * packing.SHORTEST_CHUNK
+  if settings.packing == "chunks" and settings.seq_len < smallest:
+    raise UserError(
+      f"seq_len {settings.seq_len} is too small: chunks packing needs at least"
+      f" {smallest}"
+    )
+  if settings.tokenizer:
+    _check_roles(settings, Tokenizer.load(settings.tokenizer))
+  else:
+    check_vocab_size(settings.vocab_size, settings.kind)
+
+
+def _check_roles(settings: Settings, tokenizer: Tokenizer) -> None:
+  """Checks that a given tokenizer has the special tokens that packing puts."""
+  needed = {
+    "bos": settings.boundary == "bos_eos",
+    "eos": settings.boundary != "none",
+    "pad": settings.packing == "documents",
+  }
+  for role, used in needed.items():
+    if used and getattr(tokenizer, f"{role}_id") is None:
+      raise UserError(
+        f"{settings.tokenizer} has no {role} token, which boundary"
+        f" {settings.boundary} with {settings.packing} packing puts; choose"
+        " others, or another tokenizer"
+      )
+
+
+def _asked(settings: Settings) -> dict:
+  """Returns what the result depends on, as the manifest keeps it."""
+  asked = dataclasses.asdict(settings)
+  del asked["output"], asked["text"]
+  if settings.tokenizer:
+    asked["tokenizer"] = prepared.sha256(settings.tokenizer)
+    del asked["vocab_size"], asked["kind"]
+  return asked
+
+
+def _hashed(sources: text.Sources) -> list[SourceFile]:
+  return [
+    SourceFile(split, str(file), file.stat().st_size, prepared.sha256(file))
+    for split in text.SPLITS
+    for file in getattr(sources, split)
+  ]
+
+
+def _check_same(
+  output: pathlib.Path,
+  manifest: Manifest,
+  asked: dict,
+  hashed: list[SourceFile],
+) -> None:
+  there = manifest.settings
+  differ = [
+    f"{name} {there.get(name)} there, {asked.get(name)} asked"
+    for name in {**asked, **there}
+    if there.get(name) != asked.get(name)
+  ]
+  contents = [
+    [(source.split, source.sha256) for source in sources]
+    for sources in (manifest.sources, hashed)
+  ]
+  if contents[0] != contents[1]:  # other names of the same text are fine
+    differ.append("other text")
+  if differ:
+    raise UserError(
+      f"{output} is already prepared otherwise ({'; '.join(differ)}); choose"
+      " another --output"
+    )
+
+
+# ----------------------------------------------------------------- the folder
+
+
+@contextlib.contextmanager
+def _claimed(output: pathlib.Path, text_bytes: int) -> Iterator[None]:
+  """Holds a folder for one preparation, and clears it if that fails."""
+  _check_output(output, text_bytes)
+  marker, existed = output / _MARKER, output.exists()
+  with files.writing(output):
+    output.mkdir(parents=True, exist_ok=True)
+  interrupted = marker.exists()
+  with files.locked(marker):
+    if interrupted:  # its process was killed, or we would not have the lock
+      print(f"{output} holds an interrupted preparation: starting it again")
+      _clear(output)
+    try:
+      with files.writing(output):
+        yield
+    except BaseException:
+      _clear(output)
+      marker.unlink()
+      if not existed:
+        output.rmdir()
+      raise
+
+
+def _check_output(output: pathlib.Path, text_bytes: int) -> None:
+  files.check_writable(output, folder=True)
+  ours = (output / _MARKER).exists()
+  if output.is_dir() and any(output.iterdir()) and not ours:
+    raise UserError(
+      f"output {output} is not empty, and is no unfinished preparation; choose"
+      " another --output"
+    )
+  parent = next(p for p in output.absolute().parents if p.exists())
+  needed, free = _DISK_PER_BYTE * text_bytes, shutil.disk_usage(parent).free
+  if free < needed:
+    raise UserError(
+      f"{parent} has {units.quantity(free, 'B')} free and {output} may take"
+      f" {units.quantity(needed, 'B')}; free some, or choose another --output"
+    )
+
+
+def _clear(output: pathlib.Path) -> None:
+  """Deletes what a preparation writes, and nothing else."""
+  shutil.rmtree(output / _DOCUMENTS, ignore_errors=True)
+  for name in (TOKENIZER, MANIFEST, *map(prepared.rows_file, text.SPLITS)):
+    (output / name).unlink(missing_ok=True)
+
+
+# ----------------------------------------------------------------- the stages
+
+
+def _write(
+  settings: Settings,
+  asked: dict,
+  hashed: list[SourceFile],
+  output: pathlib.Path,
+) -> Manifest:
+  begin = time.monotonic()
+  number = f"{len(hashed)} {'file' if len(hashed) == 1 else 'files'}"
+  with _stage(f"documents of {number}"):
+    sources = _documents(settings, output)
+  with _stage("tokenizer"):
+    tokenizer = _tokenizer(settings, sources["train"])
+    (output / TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
+  splits = {}
+  for split in text.SPLITS:
+    with _stage(f"rows of {split}"):
+      splits[split] = _split(settings, tokenizer, sources[split], output, split)
+  manifest = Manifest(
+    settings=asked,
+    sources=hashed,
+    tokenizer=TokenizerFile(
+      prepared.sha256(output / TOKENIZER), tokenizer.vocab_size
+    ),
+    seq_len=settings.seq_len,
+    dtype=rows.token_dtype(tokenizer.vocab_size),
+    segmented=settings.packing != "stream",
+    splits=splits,
+  )
+  manifest.save(output)
+  print(_summary(manifest, output, time.monotonic() - begin))
+  return manifest
+
+
+@contextlib.contextmanager
+def _stage(name: str) -> Iterator[None]:
+  begin = time.monotonic()
+  yield
+  print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
+
+
+def _documents(settings: Settings, output: pathlib.Path) -> dict[str, Sequence]:
+  """Writes the documents, and opens each split of them."""
+  from antlm_jax.data import documents  # slow to import: not for --help
+
+  config = documents.TextConfig(
+    name="text",
+    paths=tuple(settings.text),
+    documents=settings.documents,
+    dev_share=settings.dev_share,
+    share=settings.share,
+  )
+  builder = documents.build(output / _DOCUMENTS, config)
+  counts = {
+    split: builder.info.splits[split].num_examples for split in text.SPLITS
+  }
+  where = " ".join(settings.text)
+  if not sum(counts.values()):
+    raise UserError(f"no words in {where}; give files with text")
+  for split, count in counts.items():
+    if not count:
+      raise UserError(
+        f"no document for {split} in {where}; give more text, or try"
+        " --documents=line"
+      )
+  return {split: builder.as_data_source(split) for split in text.SPLITS}
+
+
+def _tokenizer(settings: Settings, documents: Sequence) -> Tokenizer:
+  if settings.tokenizer:
+    return Tokenizer.load(settings.tokenizer)
+  texts = (document for batch in _batches(documents) for document in batch)
+  return Tokenizer.train(texts, settings.vocab_size, settings.kind)
+
+
+@dataclasses.dataclass
+class _Tally:
+  """Counts what passes on the way to the rows."""
+
+  documents: int = 0
+  words: int = 0
+  text_bytes: int = 0
+  tokens: int = 0
+
+  def encode(
+    self, batches: Iterable[list[str]], tokenizer: Tokenizer
+  ) -> Iterator:
+    for batch in batches:
+      self.documents += len(batch)
+      self.words += sum(len(document.split()) for document in batch)
+      self.text_bytes += sum(len(d.encode("utf-8")) for d in batch)
+      yield from tokenizer.encode_batch(batch)
+
+  def count(self, documents: Iterable) -> Iterator:
+    for document in documents:
+      self.tokens += len(document)
+      yield document
+
+
+def _split(
+  settings: Settings,
+  tokenizer: Tokenizer,
+  documents: Sequence,
+  output: pathlib.Path,
+  name: str,
+) -> Split:
+  """Encodes, packs and writes the documents of a split."""
+  tally = _Tally()
+  # Generators all the way: a block of rows is in memory at a time.
+  encoded = tally.encode(_batches(documents, name), tokenizer)
+  bos_id = tokenizer.bos_id if settings.boundary == "bos_eos" else None
+  eos_id = tokenizer.eos_id if settings.boundary != "none" else None
+  bounded = tally.count(packing.bound(encoded, bos_id, eos_id))
+  path = output / prepared.rows_file(name)
+  count = rows.write(
+    path,
+    _pack(settings, tokenizer, bounded),
+    rows.token_dtype(tokenizer.vocab_size),
+    settings.packing != "stream",
+  )
+  if not count:
+    raise UserError(
+      f"the {name} split has {tally.tokens} tokens, less than a row of"
+      f" {settings.seq_len}; give more text or a smaller --seq_len"
+    )
+  spare = count * settings.seq_len - tally.tokens
+  return Split(
+    rows=count,
+    **dataclasses.asdict(tally),
+    dropped=max(-spare, 0),
+    padding=max(spare, 0),
+    file=path.name,
+    bytes=path.stat().st_size,
+    sha256=prepared.sha256(path),
+  )
+
+
+def _pack(
+  settings: Settings, tokenizer: Tokenizer, documents: Iterable
+) -> Iterator[packing.Block]:
+  if settings.packing == "chunks":
+    return packing.chunks(documents, settings.seq_len, settings.seed)
+  if settings.packing == "documents":
+    return packing.documents(documents, settings.seq_len, tokenizer.pad_id)
+  return packing.stream(documents, settings.seq_len)
+
+
+def _batches(documents: Sequence, label: str = "") -> Iterator[list[str]]:
+  """Yields documents in lists of `_BATCH_CHARACTERS`, with a progress bar."""
+  batch, size = [], 0
+  # disable=None shows the bar on a terminal only.
+  bar = tqdm.tqdm(total=len(documents), desc=label, leave=False, disable=None)
+  with bar:
+    for first in range(0, len(documents), _READ):
+      indices = range(first, min(first + _READ, len(documents)))
+      read = documents.__getitems__(indices)
+      batch += [example["text"].decode("utf-8") for example in read]
+      size += sum(map(len, batch[-len(read) :]))
+      bar.update(len(read))
+      if size >= _BATCH_CHARACTERS:
+        yield batch
+        batch, size = [], 0
+  yield batch
+
+
+def _summary(manifest: Manifest, output: pathlib.Path, seconds: float) -> str:
+  """Says in a few lines what was prepared."""
+  lines = []
+  for name, split in manifest.splits.items():
+    padding = split.padding / (split.rows * manifest.seq_len)
+    lines.append(
+      f"{name}: {split.documents:,} documents, {split.words:,} words, "
+      f"{split.tokens:,} tokens ({split.tokens / split.words:.2f} per word, "
+      f"{split.text_bytes / split.tokens:.2f} bytes each), {split.rows:,} "
+      f"rows, {split.dropped:,} tokens dropped, {padding:.1%} padding"
+    )
+  lines.append(
+    f"vocabulary {manifest.tokenizer.vocab_size:,}, rows of "
+    f"{manifest.seq_len} tokens; {output} ready in {seconds:.0f} s"
+  )
+  return "\n".join(lines)
