@@ -10,81 +10,16 @@ Writes report.md, its pictures, and table.json (the same numbers, as shares).
 Intervals are bootstrapped, always with the same draws.
 """
 
-import dataclasses
-import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from antlm_jax import cli
-from antlm_jax.errors import UserError
-from antlm_jax.runtime import files
-from evals.reporting import compare as report_numbers
-from evals.reporting import markdown as report_text
-from evals.reporting import plots as report_plots
-from evals.reporting import runs as report_data
-from evals.reporting.compare import Delta, Mean, Numbers, Study
-from evals.reporting.runs import BENCHMARKS, READINGS
+from evals.reporting import antlm, render
+from evals.reporting import runs as runs_lib
+from evals.reporting.compare import Study
 from evals.zero_shot import scoring
 
 TABLE = pathlib.Path(__file__).parent.parent / "configs" / "antlm_table.py"
-
-
-def draw(numbers: Numbers, folder: pathlib.Path) -> list[str]:
-  """Draws every picture there is something for; returns their names."""
-  study, names = numbers.study, []
-  for family in study.families:
-    name = f"curves_{family.lower().replace('-', '_')}.png"
-    if report_plots.curves(study, family, folder / name):
-      names.append(name)
-  titles = {name: row.title for name, row in study.rows.items()}
-  for row, deltas in numbers.phenomena.items():
-    names.append(f"phenomena_{row}.png")
-    report_plots.phenomena(deltas, titles, folder / names[-1])
-  return names
-
-
-def table(numbers: Numbers) -> dict:
-  """Returns the numbers as JSON has them."""
-  study = numbers.study
-  return {
-    "rows": {name: _row(numbers, name) for name in study.runs},
-    "differences": _plain(numbers.deltas),
-    "phenomena": _plain(numbers.phenomena),
-    "switches": _plain(numbers.switches),
-    "fine_tuned": _plain(numbers.tunings),
-    "majority": _plain(study.majorities),
-    "published": _plain(report_text.PUBLISHED),
-  }
-
-
-def _row(numbers: Numbers, name: str) -> dict:
-  study = numbers.study
-  scores = {
-    reading: {b.name: study.score(name, b, reading) for b in BENCHMARKS}
-    | {"macro-average": numbers.macros.get((name, reading))}
-    for reading in READINGS
-  }
-  return {
-    "family": study.rows[name].family,
-    "title": study.rows[name].title,
-    "curriculum": study.runs[name][0].text,
-    "seeds": [run.seed for run in study.runs[name]],
-    "scores": _plain(scores),
-  }
-
-
-def _plain(value):
-  """Makes JSON's of dataclasses: their fields, and what follows from them."""
-  if dataclasses.is_dataclass(value):
-    fields = dataclasses.fields(value)
-    out = {field.name: _plain(getattr(value, field.name)) for field in fields}
-    derived = {Mean: ("mean", "std"), Delta: ("verdict",)}
-    return out | {n: getattr(value, n) for n in derived.get(type(value), ())}
-  if isinstance(value, Mapping):
-    return {key: _plain(part) for key, part in value.items()}
-  if isinstance(value, list | tuple):
-    return [_plain(part) for part in value]
-  return value
 
 
 def _parser() -> cli.Parser:
@@ -104,12 +39,11 @@ def _parser() -> cli.Parser:
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   args = _parser().parse_args(argv)
-  rows = report_data.read_rows(args.config)
-  runs = report_data.read_runs(args.runs, rows)
+  variants = runs_lib.read_variants(args.config)
+  runs = runs_lib.read_runs(args.runs, variants)
   print(f"{sum(map(len, runs.values()))} runs of {len(runs)} rows", flush=True)
-  pipelines = report_data.pipelines(runs)
+  pipelines = runs_lib.pipelines(runs)
   pipeline = args.pipeline or next(iter(pipelines), "ours")
-  study = Study(rows, runs, pipeline)
   absent = [
     f"pairs as `--pipeline={name}` scores them: ask for that"
     for name in pipelines
@@ -117,21 +51,11 @@ def main(argv: Sequence[str]) -> None:
   ]
   absent += [
     f"runs of `{name}`: no row of {args.config}"
-    for name in report_data.strangers(args.runs, rows)
+    for name in runs_lib.strangers(args.runs, variants)
   ]
   output = pathlib.Path(args.output or pathlib.Path(args.runs) / "report")
-  try:
-    output.mkdir(parents=True, exist_ok=True)
-    numbers = report_numbers.compute(study)
-    absent = report_text.missing(study) + absent
-    pictures = draw(numbers, output)
-    about = {"pipeline": pipeline, "missing": absent}
-    text = json.dumps(about | table(numbers), indent=2) + "\n"
-    files.write_text(output / "table.json", text)
-    text = report_text.markdown(numbers, pictures, absent)
-    files.write_text(output / "report.md", text)
-  except OSError as error:
-    raise UserError(f"cannot write to {output}: {error.strerror}") from error
+  study = Study(variants, runs, pipeline)
+  render.write(antlm.report(study, absent), output)
   print(f"written to {output / 'report.md'}")
 
 

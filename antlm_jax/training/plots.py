@@ -1,14 +1,15 @@
-"""The picture of a run: its learning curves over its curriculum."""
+"""The picture of a run: its learning curves over its curriculum.
+
+matplotlib is imported where something is drawn: it takes half a second, and
+most commands draw nothing.
+"""
 
 import itertools
 import pathlib
-from collections.abc import Sequence
-
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter
+from collections.abc import Mapping, Sequence
 
 from antlm_jax.objectives.curriculum import Curriculum
+from antlm_jax.runtime import files
 from antlm_jax.units import quantity
 
 # Colours by order of appearance; told apart in grey and by the colour-blind.
@@ -25,24 +26,22 @@ def curves(
   """Draws training and held-out losses, phases shaded, to a PNG.
 
   Args:
-    records: As `monitor.read_records` gives them.
+    records: As `metrics.read_records` gives them.
     curriculum: Its phases are shaded.
     names: The objectives' logged names, by name in the curriculum.
     unigram: Entropy of the held-out tokens in nats, drawn as a line.
     path: Where to write.
   """
-  figure = Figure(figsize=(9, 5.2), layout="constrained")
-  FigureCanvasAgg(figure)
+  figure = canvas(9, 5.2)
   loss, rate = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
   kinds = _kinds(records, curriculum, names)
   colours = dict(zip(kinds, COLOURS * len(kinds), strict=False))
-  _shade((loss, rate), curriculum, names, colours)
+  shade((loss, rate), curriculum, names, colours)
+  _label(loss, curriculum, names, colours)
   for kind in kinds:
     _line(loss, records, f"train/{kind}/loss", colours[kind], alpha=0.45, lw=1)
-    _line(
-      loss, records, f"eval/{kind}/loss", colours[kind],
-      lw=2, marker="o", ms=3.5, label=f"{kind}, held out",
-    )  # fmt: skip
+    style = {"lw": 2, "marker": "o", "ms": 3.5, "label": f"{kind}, held out"}
+    _line(loss, records, f"eval/{kind}/loss", colours[kind], **style)
   loss.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
   loss.set_ylabel("loss (nats per target)")
   loss.set_ylim(*_limits(records, kinds, unigram))
@@ -51,10 +50,9 @@ def curves(
   rate.set_ylabel("rate")
   rate.set_xlabel("step")
   rate.set_xlim(0, curriculum.steps)
-  rate.xaxis.set_major_formatter(FuncFormatter(lambda x, _: quantity(x)))
   for axes in (loss, rate):
-    axes.spines[["top", "right"]].set_visible(False)
-  figure.savefig(path, dpi=130)
+    step_axis(axes)
+  save(figure, path)
 
 
 def _kinds(records, curriculum, names) -> list[str]:
@@ -95,16 +93,64 @@ def _limits(records, kinds, unigram) -> tuple[float, float]:
   return min(values) - margin, max(values) + margin
 
 
-def _shade(all_axes, curriculum, names, colours) -> None:
+def _label(axes, curriculum: Curriculum, names, colours) -> None:
+  """Writes over each phase that is long enough what it trains."""
+  transform = axes.get_xaxis_transform()
   for phase in curriculum.phases:
-    main = max(phase.shares, key=phase.shares.get)
-    for axes in all_axes:
-      axes.axvspan(
-        phase.start, phase.stop, color=colours[names[main]], alpha=0.10, lw=0
-      )
     if phase.stop - phase.start > 0.04 * curriculum.steps:
-      all_axes[0].text(
-        (phase.start + phase.stop) / 2, 1.01, str(phase),
-        transform=all_axes[0].get_xaxis_transform(), ha="center",
-        color=colours[names[main]], weight="bold",
-      )  # fmt: skip
+      main = max(phase.shares, key=phase.shares.get)
+      style = {"ha": "center", "weight": "bold", "transform": transform}
+      middle = (phase.start + phase.stop) / 2
+      axes.text(middle, 1.01, str(phase), color=colours[names[main]], **style)
+
+
+# --------------------------------------------- what other pictures share with it
+
+
+def canvas(width: float, height: float):
+  """Returns an empty figure of this size in inches."""
+  from matplotlib.backends.backend_agg import FigureCanvasAgg
+  from matplotlib.figure import Figure
+
+  figure = Figure(figsize=(width, height), layout="constrained")
+  FigureCanvasAgg(figure)
+  return figure
+
+
+def step_axis(axes) -> None:
+  """Makes x the steps, and leaves out the frame's upper right half."""
+  from matplotlib.ticker import FuncFormatter
+
+  axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: quantity(x)))
+  axes.spines[["top", "right"]].set_visible(False)
+
+
+def shade(
+  panels: Sequence,
+  curriculum: Curriculum,
+  names: Mapping[str, str],
+  colours: Mapping[str, str],
+) -> None:
+  """Shades phases in the colours of what they train, in bands by its shares.
+
+  Args:
+    panels: matplotlib's axes.
+    curriculum: Whose phases.
+    names: The objectives' logged names, by name in the curriculum.
+    colours: By logged name.
+  """
+  for phase in curriculum.phases:
+    low = 0.0
+    for name, share in phase.shares.items():
+      colour, high = colours[names[name]], min(low + share, 1.0)
+      for axes in panels:
+        axes.axvspan(
+          phase.start, phase.stop, low, high, color=colour, alpha=0.12, lw=0
+        )
+      low = high
+
+
+def save(figure, path: pathlib.Path) -> None:
+  """Writes a figure as a PNG, whole or not at all."""
+  with files.replacing(path) as aside:
+    figure.savefig(aside, dpi=130, format="png")

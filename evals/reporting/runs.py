@@ -1,7 +1,7 @@
-"""What the report reads: the table's rows, training runs, and evaluations.
+"""What a report reads: its variants, trained runs, and their results.
 
-Every format that a run's folder has is read here and nowhere else in the
-report: those of `antlm_jax.train`, `evals.blimp` and `evals.finetune`.
+Every format of a run's folder is read here and nowhere else in the report:
+those of `antlm_jax.train`, `evals.blimp`, `evals.ewok` and `evals.finetune`.
 """
 
 import collections
@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import hashlib
 import itertools
-import json
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -20,10 +19,10 @@ from antlm_jax import config
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.curriculum import Curriculum, Phase
+from antlm_jax.runtime import files
 from antlm_jax.training import metrics
 
-CAUSAL, MASKED = "causal", "masked"
-READINGS = (CAUSAL, MASKED)
+CAUSAL = "causal"  # a mode, and an attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,9 +30,9 @@ class Benchmark:
   """A zero-shot benchmark.
 
   Attributes:
-    name: Its name in the report.
-    folder: That of its data, by which a run's results are called.
-    pairs: What it has in full, as BabyLM filters it.
+    name: Its name in the report, where it is a task.
+    folder: The name of its data's folder, which its results have too.
+    pairs: Its number of pairs as BabyLM filters it.
   """
 
   name: str
@@ -49,18 +48,15 @@ BENCHMARKS = (
 BLIMP = BENCHMARKS[0]
 
 
-# ------------------------------------------------------------------ the rows
-
-
 @dataclasses.dataclass(frozen=True)
-class Row:
-  """A row of the table that is to be.
+class Variant:
+  """One way of training, of which there are runs that differ in their seed.
 
   Attributes:
-    name: That of its folder.
-    family: The encoder.
-    title: What the report calls it.
-    masked: The mode of `evals.zero_shot.scoring` that is its masked reading.
+    name: The name of its folder.
+    family: Variants of a family are compared with each other.
+    title: Its name in the report.
+    masked: The mode in which it is scored when it is not scored causally.
   """
 
   name: str
@@ -68,12 +64,16 @@ class Row:
   title: str
   masked: str = "mlm"
 
-  def mode(self, reading: str) -> str:
-    """Returns the mode of `evals.zero_shot.scoring` of a reading."""
-    return self.masked if reading == MASKED else reading
+  @property
+  def modes(self) -> tuple[str, str]:
+    """The modes of `evals.zero_shot.scoring` in which it is scored."""
+    return CAUSAL, self.masked
+
+  def __str__(self) -> str:
+    return f"{self.family} {self.title}"
 
 
-def read_rows(path) -> dict[str, Row]:
+def read_variants(path) -> dict[str, Variant]:
   """Reads the `ROWS` of a config file, in order.
 
   Raises:
@@ -81,7 +81,7 @@ def read_rows(path) -> dict[str, Row]:
   """
   try:
     return {
-      name: Row(name, row.family, row.title, row.masked)
+      name: Variant(name, row.family, row.title, row.masked)
       for name, row in config.module(str(path)).ROWS.items()
     }
   except AttributeError as error:
@@ -91,15 +91,15 @@ def read_rows(path) -> dict[str, Row]:
     ) from error
 
 
-# ------------------------------------------------------------------ the runs
+# --------------------------------------------------------------- the results
 
 
 @dataclasses.dataclass(frozen=True)
 class Items:
-  """What a run got right.
+  """Which items of a benchmark a run got right.
 
   Attributes:
-    key: Digest of the items' names in order; runs with the same one compare.
+    key: Digest of the items' names in order; results with the same key compare.
     uids: The UIDs, in order of appearance.
     strata: Index of each item's UID, int `[n]`.
     correct: bool `[n]`.
@@ -112,89 +112,101 @@ class Items:
 
 
 @dataclasses.dataclass(frozen=True)
-class ZeroShot:
-  """Results of one benchmark in one mode.
+class Result:
+  """The score of a run on a task.
 
   Attributes:
-    folder: Where they are.
-    summary: What summary.json says.
+    step: The checkpoint's.
+    score: In [0, 1]; MCC in [-1, 1].
+    complete: Whether the task's data were there in full.
   """
 
+  step: int
+  score: float
+  complete: bool
+
+  @property
+  def items(self) -> Items | None:
+    """Which items it got right, or None if that is not known."""
+    return None
+
+
+@dataclasses.dataclass(frozen=True)
+class ZeroShot(Result):
+  """A benchmark scored in one mode: the unweighted mean over its UIDs.
+
+  Attributes:
+    pairs: How many were scored.
+    terms: The phenomenon of each UID, as far as the benchmark names one.
+    folder: Where the results are.
+  """
+
+  pairs: int
+  terms: Mapping[str, str]
   folder: pathlib.Path
-  summary: Mapping
-
-  @property
-  def score(self) -> float:
-    """The unweighted mean over UIDs, in [0, 1]."""
-    return self.summary["macro_accuracy"]
-
-  @property
-  def step(self) -> int:
-    """The checkpoint's."""
-    return self.summary["request"]["step"]
 
   @functools.cached_property
   def items(self) -> Items | None:
-    """The items, or None if their file is absent."""
     path = self.folder / "items.jsonl"
     if not path.is_file():
       return None
-    with _reading(path):
-      found = json.loads(f"[{','.join(path.read_text('utf-8').splitlines())}]")
-      names = [f"{item['uid']}\t{item['id']}" for item in found]
-      index = {uid: i for i, uid in enumerate(dict.fromkeys(
-        item["uid"] for item in found
-      ))}  # fmt: skip
+    found = files.read_jsonl(path, "the scored items")
+    with _understanding(path):
+      names = "\n".join(f"{item['uid']}\t{item['id']}" for item in found)
+      uids = tuple(dict.fromkeys(item["uid"] for item in found))
+      index = {uid: i for i, uid in enumerate(uids)}
       return Items(
-        hashlib.sha256("\n".join(names).encode()).hexdigest(),
-        tuple(index),
-        np.array([index[item["uid"]] for item in found]),
-        np.array([item["correct"] for item in found]),
+        key=hashlib.sha256(names.encode()).hexdigest(),
+        uids=uids,
+        strata=np.array([index[item["uid"]] for item in found]),
+        correct=np.array([item["correct"] for item in found]),
       )
 
 
 @dataclasses.dataclass(frozen=True)
-class Tuned:
-  """A fine-tuned task, at its best learning rate.
+class Tuned(Result):
+  """A fine-tuned task at its best learning rate, a mean over its seeds.
 
   Attributes:
-    step: Of the checkpoint.
-    metric: The main metric.
-    scores: By evaluation set, in [0, 1] (MCC: at most 1), means over seeds.
-    majority: What always answering one class gets, by evaluation set.
+    metric: The main metric, which `score` is.
+    majority: What always answering one class gets.
     collapsed: The runs at this rate that give nearly one answer.
-    full: Whether all of the training set was there to train on.
   """
 
-  step: int
   metric: str
-  scores: Mapping[str, float]
-  majority: Mapping[str, float]
+  majority: float
   collapsed: Sequence[str]
-  full: bool
+
+
+# ------------------------------------------------------------------ the runs
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-  """A seed of a row.
+class TrainedRun:
+  """One seed of a variant, as its folder tells.
 
   Attributes:
-    row: The row's name.
+    variant: The variant's name.
     seed: The folder's name.
     config: The resolved config.
-    summary: What it says of itself, or None if it is not at its end.
+    summary: What training wrote at its end, or None before.
     records: Its metrics by step.
-    zero_shot: By pipeline, benchmark (its folder's name) and mode.
-    tuned: By attention and task.
+    zero_shot: By pipeline, benchmark's name and mode.
+    tuned: By evaluation set and attention.
   """
 
-  row: str
+  variant: str
   seed: str
   config: Mapping
   summary: Mapping | None
   records: Sequence[Mapping]
   zero_shot: Mapping[tuple[str, str, str], ZeroShot]
   tuned: Mapping[tuple[str, str], Tuned]
+
+  def results(self, pipeline: str) -> dict[tuple[str, str], Result]:
+    """Returns all results by task and mode, or attention if fine-tuned."""
+    found = {k[1:]: r for k, r in self.zero_shot.items() if k[0] == pipeline}
+    return found | dict(self.tuned)
 
   @property
   def text(self) -> str:
@@ -214,12 +226,13 @@ class Run:
 
   @functools.cached_property
   def _shape(self) -> Curriculum:
-    # Phases in their proportions: an epoch's steps are not in the config.
+    # The config does not say how many steps an epoch has. With any number of
+    # them, the phases and their shares are the same; only lengths are not.
     return curriculum.parse(self.text, list(self.names), 1000.0, 1000)
 
   @functools.cached_property
   def curriculum(self) -> Curriculum | None:
-    """The phases in steps, those alike that follow one another as one."""
+    """The phases in steps, equal neighbours joined; None before its end."""
     if self.summary is None:
       return None
     shares = [self._shape.phases[0].shares]
@@ -233,20 +246,20 @@ class Run:
     )
     return Curriculum(self.text, tuple(phases))
 
-  @functools.cached_property
-  def reading(self) -> str:
-    """How its only or first objective sees the text."""
-    about = self.config["objectives"][self.objectives[0]]
-    return CAUSAL if about["attention"] == CAUSAL else MASKED
+  @property
+  def causal(self) -> bool:
+    """Whether its only or first objective has causal attention."""
+    first = self.config["objectives"][self.objectives[0]]
+    return first["attention"] == CAUSAL
 
-  def held_out(self, kind: str) -> list[tuple[int, float]]:
-    """Returns (step, loss in nats) of an objective, by its logged name."""
+  def held_out(self, kind: str) -> dict[int, float]:
+    """Returns an objective's losses in nats by step, by its logged name."""
     key = f"eval/{kind}/loss"
-    return [(r["step"], r[key]) for r in self.records if key in r]
+    return {r["step"]: r[key] for r in self.records if key in r}
 
 
-def read_runs(folder, rows: Mapping[str, Row]) -> dict[str, list[Run]]:
-  """Reads every run, `FOLDER/ROW/SEED/`, by row; rows without are left out.
+def read_runs(folder, variants: Mapping) -> dict[str, list[TrainedRun]]:
+  """Reads every run, `FOLDER/VARIANT/SEED/`; variants without are left out.
 
   Raises:
     UserError: if there is none, or one of their files cannot be read.
@@ -260,32 +273,28 @@ def read_runs(folder, rows: Mapping[str, Row]) -> dict[str, list[Run]]:
       for path in sorted((folder / name).glob("*"), key=_in_order)
       if (path / "config.json").is_file()
     ]
-    for name in rows
+    for name in variants
   }
   found = {name: runs for name, runs in found.items() if runs}
   if not found:
     raise UserError(
       f"--runs={folder} holds no run: they are expected in ROW/SEED/, such as"
-      f" {next(iter(rows), 'ROW')}/0/config.json"
+      f" {next(iter(variants), 'ROW')}/0/config.json"
     )
   return found
 
 
-def pipelines(runs: Mapping[str, Sequence[Run]]) -> list[str]:
-  """Names the pipelines that pairs were scored by, the most used first."""
+def pipelines(runs: Mapping[str, Sequence[TrainedRun]]) -> list[str]:
+  """Returns the pipelines that pairs were scored by, the most used first."""
   every = (run for those in runs.values() for run in those)
   counts = collections.Counter(key[0] for run in every for key in run.zero_shot)
   return [name for name, _ in counts.most_common()]
 
 
-def strangers(folder, rows: Mapping[str, Row]) -> list[str]:
-  """Names the folders that hold runs of rows that the table does not have."""
-  found = {path.parent.parent.name for path in _configs(folder)}
-  return sorted(found - set(rows))
-
-
-def _configs(folder) -> Iterator[pathlib.Path]:
-  return pathlib.Path(folder).glob("*/*/config.json")
+def strangers(folder, variants: Mapping) -> list[str]:
+  """Returns the folders that hold runs of no variant."""
+  configs = pathlib.Path(folder).glob("*/*/config.json")
+  return sorted({path.parent.parent.name for path in configs} - set(variants))
 
 
 def _in_order(path: pathlib.Path) -> tuple:
@@ -294,83 +303,93 @@ def _in_order(path: pathlib.Path) -> tuple:
   return not number, int(path.name) if number else 0, path.name
 
 
-def _read_run(row: str, path: pathlib.Path) -> Run:
-  evals = path / "evals"
-  run = Run(
-    row=row,
+def _read_run(variant: str, path: pathlib.Path) -> TrainedRun:
+  ended = (path / "summary.json").is_file()
+  run = TrainedRun(
+    variant=variant,
     seed=path.name,
-    config=_json(path / "config.json"),
-    summary=_json(path / "summary.json"),
+    config=files.read_json(path / "config.json", "the run's config"),
+    summary=_summary(path) if ended else None,
     records=metrics.read_records(path),
-    zero_shot=_zero_shot(evals),
-    tuned=_tuned(evals / "finetune"),
+    zero_shot=_latest(_zero_shot(path / "evals")),
+    tuned=_latest(_tuned(path / "evals" / "finetune")),
   )
-  with _reading(path / "config.json"):
+  with _understanding(path / "config.json"):
     _ = run.objectives
   return run
 
 
-def _zero_shot(evals: pathlib.Path) -> dict[tuple[str, str, str], ZeroShot]:
-  """Reads the results of the last step evaluated."""
+def _latest(results: Iterator[tuple[tuple, Result]]) -> dict:
+  """Keeps of each key the result of the last step evaluated."""
   found = {}
+  for key, result in results:
+    if key not in found or found[key].step < result.step:
+      found[key] = result
+  return found
+
+
+def _zero_shot(evals: pathlib.Path) -> Iterator[tuple[tuple, ZeroShot]]:
   for benchmark in BENCHMARKS:
-    for folder, summary in _summaries(evals / benchmark.folder, "*"):
-      with _reading(folder / "summary.json"):
-        about = summary["request"]
-        key = about["pipeline"], benchmark.folder, about["mode"]
-        before = found.get(key)
-        if before is None or before.step < about["step"]:
-          found[key] = ZeroShot(folder, summary)
-  return found
+    for path in sorted((evals / benchmark.folder).glob("*/summary.json")):
+      summary = _summary(path.parent)
+      with _understanding(path):
+        request, by_uid = summary["request"], summary["by_uid"]
+        yield (
+          (request["pipeline"], benchmark.name, request["mode"]),
+          ZeroShot(
+            step=request["step"],
+            score=summary["macro_accuracy"],
+            complete=summary["pairs"] == benchmark.pairs,
+            pairs=summary["pairs"],
+            terms={uid: about["term"] for uid, about in by_uid.items()},
+            folder=path.parent,
+          ),
+        )
 
 
-def _tuned(folder: pathlib.Path) -> dict[tuple[str, str], Tuned]:
-  found = {}
-  for path, summary in _summaries(folder, "*/*"):
-    with _reading(path / "summary.json"):
-      key = summary["request"]["attention"], summary["task"]
-      tuned = _at_best_lr(summary)
-    if key not in found or found[key].step < tuned.step:
-      found[key] = tuned
-  return found
+def _tuned(folder: pathlib.Path) -> Iterator[tuple[tuple, Tuned]]:
+  for path in sorted(folder.glob("*/*/summary.json")):
+    summary = _summary(path.parent)
+    with _understanding(path):
+      attention = summary["request"]["attention"]
+      yield from (
+        ((name, attention), tuned) for name, tuned in _at_best_lr(summary)
+      )
 
 
-def _at_best_lr(summary: Mapping) -> Tuned:
+def _at_best_lr(summary: Mapping) -> Iterator[tuple[str, Tuned]]:
+  """Yields each evaluation set of a task; the first has the collapses."""
   metric, lr = summary["main_metric"], summary["best_lr"]
   best = next(entry for entry in summary["by_lr"] if entry["lr"] == lr)
-  about = summary["evaluations"]
-  return Tuned(
-    step=summary["request"]["step"],
-    metric=metric,
-    scores={name: found["mean"] for name, found in best["scores"].items()},
-    majority={name: found["majority"][metric] for name, found in about.items()},
-    collapsed=[
-      f"seed {run['seed']} at rate {lr:g}"
-      for run in summary["runs"]
-      if run["lr"] == lr and run["collapsed"]
-    ],
-    full=not summary["request"]["limit"],
-  )
+  collapsed = [
+    f"seed {run['seed']} at rate {lr:g}"
+    for run in summary["runs"]
+    if run["lr"] == lr and run["collapsed"]
+  ]
+  for name, about in summary["evaluations"].items():
+    yield (
+      name,
+      Tuned(
+        step=summary["request"]["step"],
+        score=best["scores"][name]["mean"],
+        complete=not summary["request"]["limit"],
+        metric=metric,
+        majority=about["majority"][metric],
+        collapsed=collapsed if name == summary["task"] else (),
+      ),
+    )
 
 
-def _summaries(folder: pathlib.Path, depth: str) -> Iterator[tuple]:
-  for path in sorted(folder.glob(f"{depth}/summary.json")):
-    yield path.parent, _json(path)
-
-
-def _json(path: pathlib.Path) -> dict | None:
-  if not path.is_file():
-    return None
-  with _reading(path):
-    return json.loads(path.read_text(encoding="utf-8"))
+def _summary(folder: pathlib.Path) -> dict:
+  return files.read_json(folder / "summary.json", "the summary")
 
 
 @contextlib.contextmanager
-def _reading(path: pathlib.Path):
-  """Names the file that is not what it should be."""
+def _understanding(path: pathlib.Path):
+  """Names the file whose content is not what it should be."""
   try:
     yield
-  except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+  except (LookupError, TypeError, ValueError, StopIteration) as error:
     raise UserError(
       f"cannot read {path}: {error!r}: make it again, or remove it"
     ) from error
