@@ -14,7 +14,7 @@ from evals.finetuning import glue
 from evals.finetuning import task as tasks
 from evals.finetuning.loop import Outcome
 from evals.finetuning.loop import Run as TuningRun
-from evals.reporting import runs as report_data
+from evals.reporting import runs as runs_lib
 from evals.reporting import statistics
 from evals.zero_shot import pairs
 from tests import runs
@@ -244,6 +244,14 @@ def cells(text, title):
   return [cell.strip() for cell in line.strip("|").split("|")]
 
 
+def scores(numbers, row, mode):
+  """The scores of a row in a mode, by benchmark."""
+  (found,) = (
+    r for r in numbers["rows"] if (r["row"], r["mode"]) == (row, mode)
+  )
+  return found["scores"]
+
+
 def section(text, title):
   """The part of the report under a heading."""
   return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
@@ -263,26 +271,29 @@ def test_scores_are_means_over_uids_then_seeds(tmp_path, rows):
     score(run, "blimp_filtered", "causal", {"x": [True]}, pipeline="2024")
     score(run, "ewok", "mlm", {"a": answers(1, 4)})
   numbers, text = make(folder, rows)
-  found = numbers["rows"]["c"]["scores"]["causal"]["BLiMP"]
+  found = scores(numbers, "c", "causal")["BLiMP"]
   assert found["values"] == pytest.approx({"0": 0.55, "1": 0.65})
-  line = cells(section(text, "Scores"), "CLM")
-  assert line[:4] == ["CLM", "`4C`", "2", "60.0 ± 7.1"]
-  assert line[4:] == ["-", "-", "-", "-", "25.0 ± 0.0"]
+  there = section(text, "Scores")
+  line = cells(there, "CLM | `4C` | 2 | causal")
+  assert line[4:] == ["60.0 ± 7.1", "-", "-"]
+  line = cells(there, "CLM | `4C` | 2 | mlm")
+  assert line[4:] == ["-", "-", "25.0 ± 0.0"]
   other, _ = make(folder, rows, "--pipeline=2024")
-  found = other["rows"]["c"]["scores"]["causal"]["BLiMP"]
+  found = scores(other, "c", "causal")["BLiMP"]
   assert found["values"] == {"0": 1.0, "1": 1.0}
   assert numbers["pipeline"] == "ours"  # that of most results
   assert "- pairs as `--pipeline=2024` scores them: ask for that" in text
 
 
-def test_the_masked_reading_is_the_rows_own(tmp_path, rows):
+def test_the_masked_mode_is_the_rows_own(tmp_path, rows):
   folder = tmp_path / "runs"
   run = train(folder, "mntp", 0)
   score(run, "ewok", "mlm", {"a": answers(1, 4)})
   score(run, "ewok", "mntp", {"a": answers(3, 4)})
   numbers, text = make(folder, rows)
-  assert numbers["rows"]["mntp"]["scores"]["masked"]["EWoK"]["mean"] == 0.75
-  assert "LTG-BERT mixed: read one position before" in text
+  assert scores(numbers, "mntp", "mntp")["EWoK"]["mean"] == 0.75
+  assert cells(text, "mixed | `4C:N=1:1` | 1 | mntp")[-1] == "75.0"
+  assert "`mntp` likewise, but read one\nposition before" in text
   assert "mntp, trained only" not in text  # a legend is in the picture
 
 
@@ -314,37 +325,36 @@ def test_differences_are_paired_and_say_what_holds(tmp_path, rows):
   folder = tmp_path / "runs"
   three_rows(folder)
   numbers, text = make(folder, rows)
-  deltas = numbers["differences"]["BabyLlama"]
-  assert len(deltas) == 4  # two readings, two controls
-  sides = {(d["control"], d["control_reading"]) for d in deltas}
-  assert sides == {("c", "causal"), ("m", "masked")}
+  deltas = numbers["differences"]
+  assert len(deltas) == 4  # two modes, two controls
+  sides = {(d["pair"]["control"], d["pair"]["control_mode"]) for d in deltas}
+  assert sides == {("c", "causal"), ("m", "mlm")}
   for delta in deltas:
     assert delta["by_items"]["estimate"] == pytest.approx(0.1)
     # The same 30 are right in both: only the 4 of 40 more can vary.
     assert 0 < delta["by_items"]["low"] < 0.1 < delta["by_items"]["high"] < 0.2
     assert delta["by_seeds"] is None and delta["verdict"] == "above"
   shown = section(text, "What it shows")
-  assert (
-    "BLiMP, causal, against CLM: *above, by one seed*: AntLM +10.0" in shown
-  )
-  assert shown.count("AntLM +10.0") == 2  # once for each control
+  assert shown.count("\n| AntLM (") == 2  # once for each control
   assert "another seed may turn them" in text
-  line = cells(section(text, "Differences"), "AntLM (causal)")
-  assert line[1:4] == ["CLM (causal)", "1 and 1", "+10.0"]
-  assert line[5:] == ["-", "**above**"]
+  for there in (shown, section(text, "Differences")):
+    line = cells(there, "AntLM (causal)")
+    assert line[1:5] == ["CLM (causal)", "BLiMP", "1 and 1", "+10.0"]
+    assert line[6:] == ["-", "**above**, by one seed"]
 
 
 def test_an_interval_with_0_is_called_so(tmp_path, rows):
   folder = tmp_path / "runs"
   three_rows(folder, seeds=3, antlm=31, spread=3)
   numbers, text = make(folder, rows)
-  for delta in numbers["differences"]["BabyLlama"]:
+  for delta in numbers["differences"]:
     seeds, items = delta["by_seeds"], delta["by_items"]
     assert seeds["low"] < items["low"] < items["high"] < seeds["high"]
     assert seeds["low"] < 0 < seeds["high"]
     assert delta["verdict"] == "contains 0" and delta["seeds"] == [3, 3]
   shown = section(text, "What it shows")
-  assert "*interval contains 0*: AntLM +2.5" in shown
+  line = cells(shown, "AntLM (causal)")
+  assert line[3:5] == ["3 and 3", "+2.5"] and line[-1] == "contains 0"
   assert "above" not in shown
   again, _ = make(folder, rows)
   assert again == numbers
@@ -356,7 +366,7 @@ def test_other_items_are_not_compared(tmp_path, rows):
   run = train(folder, "antlm", 1)
   score(run, "blimp_filtered", "causal", {"island": answers(1, 40)})
   numbers, text = make(folder, rows)
-  delta = numbers["differences"]["BabyLlama"][0]
+  delta = numbers["differences"][0]
   assert delta["seeds"] == [1, 1]
   assert "BLiMP, causal: other items than most, so not compared:" in text
 
@@ -365,10 +375,11 @@ def test_phenomena_are_compared(tmp_path, rows):
   folder = tmp_path / "runs"
   three_rows(folder)
   numbers, text = make(folder, rows)
-  deltas = numbers["phenomena"]["antlm"]
-  assert [d["phenomenon"] for d in deltas] == 2 * sorted(UIDS.values())
+  deltas = numbers["phenomena"]
+  assert [d["part"] for d in deltas] == 2 * sorted(UIDS.values())
   for delta in deltas:
-    assert delta["reading"] == delta["control_reading"]
+    assert delta["pair"]["mode"] == delta["pair"]["control_mode"]
+    assert delta["pair"]["variant"] == "antlm"
     assert delta["by_items"]["estimate"] == pytest.approx(0.1)
   picture = folder / "report" / "phenomena_antlm.png"
   assert picture.read_bytes()[:4] == b"\x89PNG"
@@ -385,7 +396,7 @@ def test_what_a_switch_does(tmp_path, rows):
     mlm = {0: 6.5, 10: 6.9, 30: 3.0, 40: 3.1 + more}
     train(folder, "antlm", seed, {"clm": clm, "mlm": mlm})
   numbers, text = make(folder, rows)
-  switches = numbers["switches"]["BabyLlama"]
+  switches = numbers["switches"]
   clm, mlm = (s for s in switches if s["left"])
   assert switches[1]["kind"] == "mlm" and not switches[1]["left"]
   assert switches[1]["moments"]["0"]["best"] == 6.5  # before, not in, the phase
@@ -398,13 +409,9 @@ def test_what_a_switch_does(tmp_path, rows):
   assert mlm["phases"] == "M→C" and mlm["moments"]["0"]["again"] is None
   there = section(text, "At every switch")
   assert "| +0.600 | 3.400 |" in there and "| +0.200 | - |" in there
-  assert "AntLM: what it leaves is forgotten: its held-out loss is" in there
-  assert "4 of 4 times, over seeds and switches (+0.100 to +0.700 nats)" in (
-    there
-  )
-  assert "it is sometimes got back: at its best before or lower 1 of 2" in (
-    there
-  )
+  line = cells(there, "AntLM | yes: 4 of 4 times")
+  assert line[2] == "+0.100 to +0.700"
+  assert line[3:] == ["sometimes: 1 of 2 times", "-0.100 to +0.100"]
 
 
 def test_many_switches_are_cut_in_the_text_only(tmp_path, rows, monkeypatch):
@@ -414,10 +421,10 @@ def test_many_switches_are_cut_in_the_text_only(tmp_path, rows, monkeypatch):
   losses["mlm"] = {step: 4.0 - step / 40 for step in range(41)}
   train(tmp_path / "runs", "antlm", 0, losses)
   numbers, text = make(tmp_path / "runs", rows)
-  assert len(numbers["switches"]["BabyLlama"]) == 2 * 39
+  assert len(numbers["switches"]) == 2 * 39
   there = section(text, "At every switch")
-  assert there.count("\n| AntLM |") == 12 and "| ... |" in there
-  assert "AntLM: what it leaves is not forgotten:" in there
+  assert there.count("\n| AntLM |") == 12 + 1 and "| ... |" in there
+  assert "| AntLM | no: 0 of 39 times |" in there
 
 
 # ---------------------------------------------------------------- fine-tuning
@@ -431,7 +438,7 @@ def test_fine_tuning_by_task_with_majority_and_collapses(tmp_path, rows):
     if seed == 0:
       tune(run, "boolq", (0.9,), attention="causal")
   numbers, text = make(folder, rows)
-  (found,) = numbers["fine_tuned"]["BabyLlama"]
+  _, found = numbers["fine_tuned"]
   assert found["scores"]["rte"]["values"] == pytest.approx(
     {"0": 0.7, "1": 0.65}
   )
@@ -440,7 +447,7 @@ def test_fine_tuning_by_task_with_majority_and_collapses(tmp_path, rows):
   assert cells(there, "always one class")[2:] == ["50.0", "50.0"]
   assert cells(there, "CLM") == ["CLM", "causal", "90.0", "67.5 ± 3.5"]
   assert "- CLM (causal): rte, seed 1 at rate 0.0001 (run 1)" in there
-  line = cells(section(text, "Scores"), "CLM")
+  line = cells(section(text, "Scores"), "CLM | `4C` | 2 | causal")
   assert line[-1] == "67.5 ± 3.5 (of rte)"
   assert "not fine-tuned on boolq, cola," in section(text, "What is not there")
 
@@ -448,7 +455,7 @@ def test_fine_tuning_by_task_with_majority_and_collapses(tmp_path, rows):
 def whole(folder, row="antlm", limit=0):
   """A run that has everything in full, as its files say."""
   run = train(folder, row, 0)
-  for benchmark in report_data.BENCHMARKS:
+  for benchmark in runs_lib.BENCHMARKS:
     score(run, benchmark.folder, "causal", {"a": answers(3, 4)})
     path = run / "evals" / benchmark.folder / f"{STEPS}-causal/summary.json"
     summary = json.loads(path.read_text()) | {"pairs": benchmark.pairs}
@@ -461,20 +468,23 @@ def whole(folder, row="antlm", limit=0):
 def test_the_macro_average_stands_where_all_is_complete(tmp_path, rows):
   whole(tmp_path / "runs")
   numbers, text = make(tmp_path / "runs", rows)
-  scores = numbers["rows"]["antlm"]["scores"]
-  assert scores["causal"]["macro-average"]["mean"] == (3 * 0.75 + 1) / 4
-  assert scores["masked"]["macro-average"] is None
-  assert cells(section(text, "Scores"), "AntLM")[-2:] == ["100.0", "81.2"]
-  assert "No official macro-average" not in text
+  found = scores(numbers, "antlm", "causal")
+  assert found["macro-average"]["mean"] == (3 * 0.75 + 1) / 4
+  assert scores(numbers, "antlm", "mlm")["macro-average"] is None
+  there = section(text, "Scores").split("### Published")[0]
+  assert cells(there, "row")[-2:] == ["GLUE", "macro-average"]
+  line = cells(there, "AntLM | `1C+2M+1C` | 1 | causal")
+  assert line[-2:] == ["-", "81.2"]
+  line = cells(there, "AntLM | `1C+2M+1C` | 1 | mlm")
+  assert line[-2:] == ["100.0", "-"]
 
 
 def test_no_macro_average_of_less(tmp_path, rows):
   whole(tmp_path / "runs", limit=50)
   numbers, text = make(tmp_path / "runs", rows)
-  scores = numbers["rows"]["antlm"]["scores"]
-  assert scores["causal"]["macro-average"] is None
-  assert "No official macro-average is printed" in text
-  assert "macro-average, causal" not in text
+  assert scores(numbers, "antlm", "causal")["macro-average"] is None
+  there = section(text, "Scores").split("### Published")[0]
+  assert "| macro-average |" not in there
   assert "fine-tuned on a part of a training set (--limit): every run" in text
 
 
@@ -492,10 +502,9 @@ def test_what_is_missing_is_named(tmp_path, rows):
   lines = section(text, "What is not there").splitlines()
   for line in (
     "- training is not at its end: BabyLlama CLM (seed 0)",
-    "- EWoK, masked: not evaluated: BabyLlama CLM (seed 0)",
-    "- EWoK, masked: evaluated at step 20, before the end:"
-    " BabyLlama MLM (seed 0)",
-    "- EWoK, masked: 4 pairs of 7,618: BabyLlama MLM (seed 0)",
+    "- EWoK, mlm: not evaluated: BabyLlama CLM (seed 0)",
+    "- EWoK, mlm: evaluated at step 20, before the end: BabyLlama MLM (seed 0)",
+    "- EWoK, mlm: 4 pairs of 7,618: BabyLlama MLM (seed 0)",
     "- not trained: BabyLlama AntLM, LTG-BERT mixed",
     "- not fine-tuned on anything: every run",
     f"- runs of `other`: no row of {rows}",
@@ -510,8 +519,8 @@ def test_a_table_without_items_has_scores_and_no_interval(tmp_path, rows):
   for path in folder.glob("*/*/evals/*/*/items.jsonl"):
     path.unlink()
   numbers, text = make(folder, rows)
-  assert numbers["differences"]["BabyLlama"] == []
-  assert cells(section(text, "Scores"), "AntLM")[3] == "85.0"
+  assert numbers["differences"] == []
+  assert cells(section(text, "Scores"), "AntLM")[4] == "85.0"
   assert "BLiMP, causal: no items.jsonl, so no interval" in text
 
 
@@ -563,5 +572,5 @@ def test_command(tmp_path, rows):
 
 
 def test_the_table_of_the_project_has_rows_that_can_be_read():
-  rows = report_data.read_rows(report.TABLE)
+  rows = runs_lib.read_variants(report.TABLE)
   assert {"BabyLlama", "LTG-BERT"} <= {row.family for row in rows.values()}

@@ -104,7 +104,7 @@ def _label(axes, curriculum: Curriculum, names, colours) -> None:
       axes.text(middle, 1.01, str(phase), color=colours[names[main]], **style)
 
 
-# --------------------------------------------- what other pictures share with it
+# -------------------------------------------- shared with other pictures
 
 
 def canvas(width: float, height: float):

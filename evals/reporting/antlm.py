@@ -6,21 +6,20 @@ controls. A control is scored as it was trained: causally, or with masks.
 
 import collections
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from antlm_jax import units
 from evals.finetuning import glue
 from evals.finetuning.loop import ATTENTIONS
-from evals.reporting import compare, plots, switches
+from evals.reporting import compare, plots, render, switches
 from evals.reporting.compare import Delta, Mean, Pair, Study
-from evals.reporting.render import Figure, Report, Section, Table
-from evals.reporting.render import nats, percent, points
+from evals.reporting.render import Figure, Section, Table, nats, percent, points
 from evals.reporting.runs import BENCHMARKS, BLIMP, CAUSAL, TrainedRun
-from evals.reporting.switches import Switch
 
-MACRO = "macro-average"
-ONE_CLASS = "always one class"
+GLUE, MACRO = "GLUE", "macro-average"
+_PAIRS = [benchmark.name for benchmark in BENCHMARKS]
 _MOST_SWITCHES = 12  # of a variant, in the text; the JSON has all
 
 # Name; BLiMP, supplement, EWoK, GLUE, macro-average in percent; source.
@@ -43,10 +42,16 @@ _SHOWS = "Both sides scored alike; in points, with 95 % intervals."
 _NO_DIFFERENCE = """\
 No difference yet: that takes a row of several objectives and one of one, of the
 same encoder and scored on the same items."""
+_LIMITS = """\
+Fine-tuned scores have no interval, so no claim is made. Intervals are not
+corrected for their number: of 20 that stand here, one excludes 0 by chance if
+nothing differs. Where a side has one seed, they are of these very runs:
+another seed may turn them."""
 _SCORES = """\
 In percent, mean ± standard deviation over seeds. `causal` scores from left to
 right, `mlm` with one token masked at a time; `mntp` likewise, but read one
-position before."""
+position before. The macro-average is BabyLM 2024's, the unweighted mean of
+BLiMP, its supplement, EWoK and GLUE, where all of them are complete."""
 _DIFFERENCES = """\
 Rows of several objectives minus rows of one, in points. A row of one objective
 is scored as it was trained. Every difference is paired: both sides have the
@@ -56,47 +61,26 @@ are."""
 _SWITCHES = """\
 Held-out losses in nats, means over seeds. *Forgotten by* is what the phase
 after the switch adds to the loss of the objective that is left; *trained again*
-is its loss at the end of the next phase that trains it. Over seeds and
-switches, a row *forgets* where that loss is higher after the phase, and *gets
-back* what it forgot where it is trained again to its best before, or lower."""
+is its loss at the end of the next phase that trains it. Over seeds and switches
+a row *forgets* where that loss is higher after the phase, and *gets back* where
+it is trained again to its best before, or lower."""
 _TUNING = """\
 In percent (MCC times 100), each at its best learning rate, mean ± standard
 deviation over training seeds. BabyLM's validation sets are also its test sets:
 rate and epoch are chosen on what is reported."""
 
 
-class Tuning(NamedTuple):
-  """A variant's fine-tuning with one attention.
-
-  Attributes:
-    variant: The variant's name.
-    attention: With which it was fine-tuned.
-    scores: By evaluation set, in GLUE's order.
-    mean: Over the sets that all of the seeds have, which `tasks` names.
-    tasks: See there.
-    collapsed: The runs that give nearly one answer.
-  """
-
-  variant: str
-  attention: str
-  scores: Mapping[str, Mean]
-  mean: Mean | None = None
-  tasks: Sequence[str] = ()
-  collapsed: Sequence[str] = ()
-
-
 class Family(NamedTuple):
-  """What is said of a family's variants."""
+  """A family's variants that have runs, and what is computed of them."""
 
   name: str
-  rows: Sequence[Mapping]
+  variants: Sequence[str]
   deltas: Sequence[Delta]
-  phenomena: Sequence[Delta]
-  switches: Sequence[Switch]
-  tunings: Sequence[Tuning]
+  switches: Sequence[switches.Switch]
+  tasks: Sequence[str]  # of GLUE, that any of them is fine-tuned on
 
 
-def report(study: Study, absent: Sequence[str]) -> Report:
+def report(study: Study, absent: Sequence[str]) -> render.Report:
   """Returns the report; what `absent` says stands with what is missing."""
   families = [_family(study, *found) for found in study.families.items()]
   absent = [*missing(study), *absent]
@@ -104,52 +88,31 @@ def report(study: Study, absent: Sequence[str]) -> Report:
   def every(parts: Callable[[Study, Family], Iterator]) -> list:
     return [part for family in families for part in parts(study, family)]
 
-  return Report(
-    "The AntLM table",
-    [
-      Section("What it shows", every(_shows), _SHOWS, _NO_DIFFERENCE),
-      Section("What it does not show", [[*_limits(study, families)]]),
-      Section("Scores", [*every(_scores), _published()], _SCORES),
-      Section("Differences", every(_differences), _DIFFERENCES),
-      Section("Learning curves", every(_curves)),
-      Section("By phenomenon", every(_phenomena)),
-      Section(
-        "At every switch",
-        every(_at_switches),
-        _SWITCHES,
-        otherwise="No row with a switch is at its end yet.",
-      ),
-      Section("Fine-tuning", every(_tuned), _TUNING),
-      Section("What is not there", [absent], otherwise="Nothing."),
-    ],
-    {"pipeline": study.pipeline, "missing": absent},
-  )
-
-
-# --------------------------------------------------------------- the numbers
+  no_switch = "No row with a switch is at its end yet."
+  sections = [
+    Section("What it shows", every(_shows), _SHOWS, _NO_DIFFERENCE),
+    Section("What it does not show", [], _LIMITS, ""),
+    Section("Scores", [*every(_scores), _published(study)], _SCORES),
+    Section("Differences", every(_differences), _DIFFERENCES),
+    Section("Learning curves", every(_curves)),
+    Section("By phenomenon", every(_phenomena)),
+    Section("At every switch", every(_at_switches), _SWITCHES, no_switch),
+    Section("Fine-tuning", every(_tuned), _TUNING),
+    Section("What is not there", [absent], otherwise="Nothing."),
+  ]
+  about = {"pipeline": study.pipeline, "missing": absent}
+  return render.Report("The AntLM table", sections, about)
 
 
 def _family(study: Study, name: str, variants: Sequence[str]) -> Family:
   pairs = list(_pairs(study, variants))
+  tuned = {task for variant, task, _ in study.results if variant in variants}
   return Family(
     name=name,
-    rows=[_row(study, variant) for variant in variants],
-    deltas=[
-      delta
-      for benchmark in BENCHMARKS
-      if benchmark.name in study.common
-      for delta in study.common[benchmark.name].differences(pairs)
-    ],
-    phenomena=_by_phenomenon(study, pairs),
-    switches=[
-      switch for v in variants for switch in switches.read(study.runs[v])
-    ],
-    tunings=[
-      tuning
-      for variant in variants
-      for attention in ATTENTIONS
-      if (tuning := _tuning(study, variant, attention)).scores
-    ],
+    variants=variants,
+    deltas=[d for t in _PAIRS for d in study.differences(t, pairs)],
+    switches=[s for v in variants for s in switches.read(study.runs[v])],
+    tasks=[task for task in glue.SCORES if task in tuned],
   )
 
 
@@ -160,97 +123,15 @@ def _pairs(study: Study, variants: Sequence[str]) -> Iterator[Pair]:
   for name in (name for name in variants if name not in controls):
     for mode in study.variants[name].modes:
       for control in controls:
-        causal, masked = study.variants[control].modes
-        own = causal if first[control].causal else masked
+        own = study.variants[control].mode(first[control].attention)
         yield Pair(name, mode, control, own)
 
 
-def _by_phenomenon(study: Study, pairs: Sequence[Pair]) -> list[Delta]:
-  """Compares pairs that are scored alike on each phenomenon of BLiMP."""
-  common = study.common.get(BLIMP.name)
-  uids = collections.defaultdict(list)
-  for uid in common.uids if common else ():
-    if common.terms.get(uid):
-      uids[common.terms[uid]].append(uid)
-  alike = [pair for pair in pairs if pair.alike]
-  return [
-    delta
-    for pair in alike
-    for term, those in sorted(uids.items())
-    for delta in common.differences([pair], term, those)
-  ]
-
-
-def _row(study: Study, name: str) -> dict:
-  variant, runs = study.variants[name], study.runs[name]
-  return {
-    "variant": name,
-    "family": variant.family,
-    "title": variant.title,
-    "curriculum": runs[0].text,
-    "seeds": [run.seed for run in runs],
-    "at_end": sum(run.summary is not None for run in runs),
-    "scores": {
-      mode: {b.name: study.mean(name, [b.name], mode) for b in BENCHMARKS}
-      | {MACRO: _macro(study, name, mode)}
-      for mode in variant.modes
-    },
-  }
-
-
-def _macro(study: Study, variant: str, mode: str) -> Mean | None:
-  """Returns BabyLM 2024's average of the seeds that have all of it in full.
-
-  The unweighted mean of BLiMP, its supplement, EWoK and GLUE. GLUE is with the
-  mode's own attention, or with the other one where there is no other.
-  """
-  names = [benchmark.name for benchmark in BENCHMARKS]
-  pairs = study.mean(variant, names, mode, complete=True)
-  tuned = {}
-  own = CAUSAL if mode == CAUSAL else "bidirectional"
-  for attention in sorted(ATTENTIONS, key=lambda a: a == own):
-    found = study.mean(variant, glue.SCORES, attention, complete=True)
-    tuned |= found.values if found else {}
-  return compare.mean(
-    {
-      seed: (len(names) * score + tuned[seed]) / (len(names) + 1)
-      for seed, score in (pairs.values if pairs else {}).items()
-      if seed in tuned
-    }
-  )
-
-
-def _tuning(study: Study, variant: str, attention: str) -> Tuning:
-  found = {t: study.at(variant, t, attention) for t in glue.SCORES}
-  found = {task: by_seed for task, by_seed in found.items() if by_seed}
-  seeds = set().union(*found.values())
-  tasks = [t for t, by_seed in found.items() if len(by_seed) == len(seeds)]
-  return Tuning(
-    variant=variant,
-    attention=attention,
-    scores={task: study.mean(variant, [task], attention) for task in found},
-    mean=study.mean(variant, tasks, attention),
-    tasks=tasks,
-    collapsed=[
-      f"{task}, {which} (run {seed})"
-      for task, by_seed in found.items()
-      for seed, result in by_seed.items()
-      for which in result.collapsed
-    ],
-  )
-
-
-def _tasks(tunings: Sequence[Tuning]) -> list[str]:
-  there = {task for tuning in tunings for task in tuning.scores}
-  return [task for task in glue.SCORES if task in there]
-
-
-# -------------------------------------------------------------- the findings
-
-
 def _title(study: Study, name: str, how: str = "") -> str:
-  title = study.variants[name].title if name in study.variants else name
-  return f"{title} ({how})" if how else title
+  return study.variants[name].title + (f" ({how})" if how else "")
+
+
+# --------------------------------------------------------------- differences
 
 
 def _shows(study: Study, family: Family) -> Iterator[Table]:
@@ -259,17 +140,17 @@ def _shows(study: Study, family: Family) -> Iterator[Table]:
 
 
 def _differences(study: Study, family: Family) -> Iterator[Table]:
-  for benchmark in BENCHMARKS:
-    deltas = [d for d in family.deltas if d.task == benchmark.name]
-    title = f"{family.name}, {benchmark.name}"
-    yield Table("differences", deltas, _delta_columns(study), title)
+  for task in _PAIRS:
+    deltas = [delta for delta in family.deltas if delta.task == task]
+    columns, title = _delta_columns(study), f"{family.name}, {task}"
+    yield Table("differences", deltas, columns, title)
 
 
 def _delta_columns(study: Study) -> dict[str, Callable[[Delta], str]]:
   return {
     "row": lambda d: _title(study, d.pair.variant, d.pair.mode),
     "against": lambda d: _title(study, d.pair.control, d.pair.control_mode),
-    "task": lambda d: d.task,
+    "on": lambda d: d.task,
     "seeds": lambda d: f"{d.seeds[0]} and {d.seeds[1]}",
     "points": lambda d: points(d.by_items.estimate),
     "95 % by items": lambda d: points(d.by_items),
@@ -279,208 +160,234 @@ def _delta_columns(study: Study) -> dict[str, Callable[[Delta], str]]:
 
 
 def _verdict(delta: Delta) -> str:
-  shown = (
-    delta.verdict if delta.interval.contains_zero else f"**{delta.verdict}**"
-  )
-  return shown if delta.by_seeds else f"{shown}, by one seed"
+  decided = not delta.interval.contains_zero
+  verdict = f"**{delta.verdict}**" if decided else delta.verdict
+  return verdict if delta.by_seeds else f"{verdict}, by one seed"
 
 
-def _limits(study: Study, families: Sequence[Family]) -> Iterator[str]:
-  """Says what the numbers do not show."""
-  deltas = [delta for family in families for delta in family.deltas]
-  single = sum(delta.by_seeds is None for delta in deltas)
-  if deltas:
-    yield (
-      f"{len(deltas)} intervals of 95 % stand here, not corrected for their"
-      f" number: some {round(len(deltas) / 20)} exclude 0 by chance if nothing"
-      " differs."
-    )
-  if single:
-    yield (
-      f"In {single} of them a side has one seed: they are of these very runs,"
-      " and another seed may turn them."
-    )
-  rows = [row for family in families for row in family.rows]
-  if not any(scores[MACRO] for r in rows for scores in r["scores"].values()):
-    yield (
-      "No official macro-average is printed: no row has BLiMP, its supplement,"
-      " EWoK and GLUE's eleven scores, all of them in full."
-    )
-  yield (
-    f"Pairs are scored as `--pipeline={study.pipeline}`, published ones by the"
-    " pipelines of their years. Fine-tuned scores have no interval, so no claim"
-    " is made."
-  )
+def _phenomena(study: Study, family: Family) -> Iterator[Table | Figure]:
+  """Compares those that are scored alike on each phenomenon of BLiMP."""
+  pairs = [d.pair for d in family.deltas if d.task == BLIMP.name]
+  pairs = [pair for pair in pairs if pair.alike]
+  deltas = study.by_part(BLIMP.name, pairs)
+  yield Table("phenomena", deltas)
+  panels = collections.defaultdict(lambda: collections.defaultdict(list))
+  for d in deltas:
+    control = _title(study, d.pair.control, d.pair.control_mode)
+    panels[d.pair.variant][f"against {control}"].append(d)
+  for name, by_control in panels.items():
+    title = f"{_title(study, name)}: BLiMP by phenomenon"
+    draw = functools.partial(plots.differences, title, by_control)
+    yield Figure(f"phenomena_{name}.png", draw)
 
 
-# ---------------------------------------------------------------- the tables
+# -------------------------------------------------------------------- scores
 
 
 def _scores(study: Study, family: Family) -> Iterator[Table]:
-  modes = dict.fromkeys(mode for r in family.rows for mode in r["scores"])
-  tasks = _tasks(family.tunings)
+  records = [
+    _line(study, name, mode)
+    for name in family.variants
+    for mode in study.variants[name].modes
+  ]
   columns = {
     "row": lambda r: r["title"],
     "curriculum": lambda r: f"`{r['curriculum']}`",
     "seeds": lambda r: str(r["at_end"]),
+    "mode": lambda r: r["mode"],
   }
-  for task in [benchmark.name for benchmark in BENCHMARKS]:
-    columns |= {f"{task}, {m}": _score_in(task, m) for m in modes}
-  count = f" ({len(tasks)} of {len(glue.SCORES)})"
-  name = "GLUE" + (count if len(tasks) < len(glue.SCORES) else "")
-  for attention in dict.fromkeys(t.attention for t in family.tunings):
-    columns[f"{name}, {attention}"] = _glue_in(family.tunings, tasks, attention)
-  for mode in modes:
-    if any(r["scores"].get(mode, {}).get(MACRO) for r in family.rows):
-      columns[f"{MACRO}, {mode}"] = _score_in(MACRO, mode)
-  note = _sizes(r for row in family.rows for r in study.runs[row["variant"]])
-  note += f" GLUE: mean of {', '.join(tasks)}." if tasks else ""
-  yield Table("rows", family.rows, columns, family.name, note)
+  columns |= {task: _score_of(task) for task in _PAIRS}
+  if family.tasks:
+    columns[_glue_name(family)] = functools.partial(_glue, family)
+  if any(record["scores"][MACRO] for record in records):
+    columns[MACRO] = _score_of(MACRO)
+  note = _sizes([run for v in family.variants for run in study.runs[v]])
+  yield Table("rows", records, columns, family.name, note)
 
 
-def _score_in(task: str, mode: str) -> Callable[[Mapping], str | None]:
-  """Returns the column of a task's scores in a mode."""
-  return lambda row: percent(row["scores"].get(mode, {}).get(task))
+def _line(study: Study, name: str, mode: str) -> dict[str, Any]:
+  variant, runs = study.variants[name], study.runs[name]
+  own = CAUSAL if mode == CAUSAL else "bidirectional"
+  tasks = _tuned_on(study, name, own)
+  scores = {task: study.mean(name, [task], mode) for task in _PAIRS}
+  scores[GLUE] = study.mean(name, tasks, own)
+  scores[MACRO] = _macro(study, name, mode, own)
+  return {
+    "row": name,
+    "family": variant.family,
+    "title": variant.title,
+    "curriculum": runs[0].text,
+    "seeds": [run.seed for run in runs],
+    "at_end": sum(run.summary is not None for run in runs),
+    "mode": mode,
+    "scores": scores,
+    "glue_tasks": tasks,
+  }
 
 
-def _glue_in(tunings, tasks, attention) -> Callable[[Mapping], str | None]:
-  """Returns the column of GLUE's means with an attention."""
-  found = {t.variant: t for t in tunings if t.attention == attention}
-
-  def cell(row: Mapping) -> str | None:
-    tuning = found.get(row["variant"])
-    if tuning is None or tuning.mean is None:
-      return None
-    fewer = len(tuning.tasks) < len(tasks)
-    of = f" (of {', '.join(tuning.tasks)})" if fewer else ""
-    return f"{percent(tuning.mean)}{of}"
-
-  return cell
+def _score_of(task: str) -> Callable[[Mapping], str | None]:
+  """Returns the column of a task."""
+  return lambda record: percent(record["scores"].get(task))
 
 
-def _sizes(runs: Iterator[TrainedRun]) -> str:
+def _macro(study: Study, name: str, mode: str, own: str) -> Mean | None:
+  """Returns the macro-average of the seeds that have all of it in full.
+
+  GLUE is with the mode's own attention, or with the other one without it.
+  """
+  pairs = study.mean(name, _PAIRS, mode, complete=True)
+  tuned = {}
+  for attention in sorted(ATTENTIONS, key=lambda a: a == own):
+    found = study.mean(name, glue.SCORES, attention, complete=True)
+    tuned |= found.values if found else {}
+  count = len(_PAIRS)
+  return compare.mean(
+    {
+      seed: (count * score + tuned[seed]) / (count + 1)
+      for seed, score in (pairs.values if pairs else {}).items()
+      if seed in tuned
+    }
+  )
+
+
+def _sizes(runs: Sequence[TrainedRun]) -> str:
   sizes = dict.fromkeys(
     f"{units.quantity(run.summary['parameters'])} parameters,"
-    f" {run.summary['steps']:,} steps of {run.config['train']['batch_size']}"
-    " rows"
+    f" {run.summary['steps']:,} steps of"
+    f" {run.config['train']['batch_size']} rows"
     for run in runs
     if run.summary is not None
   )
   return "; ".join(sizes) + "." if sizes else "No run is at its end."
 
 
-def _published() -> Table:
-  def column(index: int) -> Callable[[Sequence], str | None]:
-    return lambda row: row[index] and f"{row[index]:.1f}"
+def _published(study: Study) -> Table:
+  def column(at: int) -> Callable[[Sequence], str | None]:
+    return lambda row: row[at] and f"{row[at]:.1f}"
 
-  numbers = [*(benchmark.name for benchmark in BENCHMARKS), "GLUE", MACRO]
+  names = [*_PAIRS, GLUE, MACRO]
   columns = {"published": lambda row: row[0]}
-  columns |= {name: column(i) for i, name in enumerate(numbers, start=1)}
+  columns |= {name: column(at) for at, name in enumerate(names, start=1)}
   columns["source"] = lambda row: row[-1]
-  return Table("published", PUBLISHED, columns, "Published", _PUBLISHED)
+  ours = f" Pairs above are scored as `--pipeline={study.pipeline}`."
+  note = _PUBLISHED + ours
+  return Table("published", PUBLISHED, columns, "Published", note)
 
 
-def _at_switches(study: Study, family: Family) -> Iterator[Table]:
-  yield Table(
-    "switches",
-    family.switches,
-    {
-      "row": lambda s: study.variants[s.variant].title,
-      "switch": lambda s: f"{s.phases} after {s.step:,}",
-      "loss of": lambda s: f"{s.kind}, {'left' if s.left else 'taken up'}",
-      "best before": lambda s: nats(s.mean("best")),
-      "at the switch": lambda s: nats(s.mean("at")),
-      "at the end of the phase": lambda s: nats(s.mean("end")),
-      "forgotten by": lambda s: nats(s.mean("change"), "+") if s.left else "",
-      "trained again": lambda s: nats(s.mean("again")) if s.left else "",
-    },
-    f"{family.name}, switches",
-    most=_MOST_SWITCHES,
-  )
-  yield Table(
-    "forgetting",
-    switches.forgetting(family.switches),
-    {
-      "row": lambda f: study.variants[f.variant].title,
-      "forgets": lambda f: _times(f.changes, lambda change: change > 0),
-      "by (nats)": lambda f: _range(f.changes),
-      "gets back": lambda f: _times(f.gaps, lambda gap: gap <= 0),
-      "over its best before (nats)": lambda f: _range(f.gaps),
-    },
-  )
+# --------------------------------------------------------------- fine-tuning
 
 
-def _times(values: Sequence[float], holds: Callable[[float], bool]) -> str:
-  count, of = sum(map(holds, values)), len(values)
-  verdict = {0: "no", of: "yes"}.get(count, "sometimes")
-  return f"{verdict}, {count} of {of} times" if of else None
+def _tuned_on(study: Study, name: str, attention: str) -> list[str]:
+  """Returns the tasks that all of a variant's fine-tuned seeds have."""
+  found = {task: study.at(name, task, attention) for task in glue.SCORES}
+  seeds = set().union(*found.values())
+  return [task for task in found if seeds and set(found[task]) == seeds]
 
 
-def _range(values: Sequence[float]) -> str | None:
-  if not values:
-    return None
-  ends = dict.fromkeys(nats(end, "+") for end in (min(values), max(values)))
-  return " to ".join(ends)
+def _glue_name(family: Family) -> str:
+  count, of = len(family.tasks), len(glue.SCORES)
+  return GLUE if count == of else f"{GLUE} ({count} of {of})"
 
 
-def _tuned(study: Study, family: Family) -> Iterator[Table | list[str]]:
-  if not family.tunings:
+def _glue(family: Family, record: Mapping) -> str | None:
+  """Writes the mean over tasks, and over which if others have more."""
+  shown, tasks = percent(record["scores"][GLUE]), record["glue_tasks"]
+  fewer = shown and len(tasks) < len(family.tasks)
+  return f"{shown} (of {', '.join(tasks)})" if fewer else shown
+
+
+def _tuned(study: Study, family: Family) -> Iterator[Table | str | list[str]]:
+  if not family.tasks:
     return
-  tasks = _tasks(family.tunings)
-  results = {
+  # A task's metric and majority are the same in all of its results.
+  any_of = {
     task: result
     for (_, task, _), by_seed in study.results.items()
     for result in by_seed.values()
   }
-  one = {task: Mean({}, results[task].majority, None) for task in tasks}
-  records = [Tuning(ONE_CLASS, "", one), *family.tunings]
-  columns = {
-    "row": lambda t: _title(study, t.variant),
-    "attention": lambda t: t.attention,
-  }
-  for task in tasks:
-    title = f"{task} ({results[task].metric})"
-    columns[title] = lambda t, task=task: percent(t.scores.get(task))
+  one = {task: Mean({}, any_of[task].majority, None) for task in family.tasks}
+  records = [{"title": "always one class", "attention": "", "scores": one}]
+  for name, attention in itertools.product(family.variants, ATTENTIONS):
+    records += _tuned_line(study, name, attention, family.tasks)
+  columns = {"row": lambda r: r["title"], "attention": lambda r: r["attention"]}
+  for task in family.tasks:
+    columns[f"{task} ({any_of[task].metric})"] = _score_of(task)
   yield Table("fine_tuned", records, columns, f"{family.name}, fine-tuned")
-  collapses = [
-    f"{_title(study, t.variant, t.attention)}: {run}"
-    for t in family.tunings
-    for run in t.collapsed
+  collapsed = [
+    f"{record['title']} ({record['attention']}): {run}"
+    for record in records[1:]
+    for run in record["collapsed"]
   ]
-  yield "Collapsed, all but one answer:" if collapses else "None collapsed."
-  yield collapses
+  yield "Collapsed, all but one answer:" if collapsed else "None collapsed."
+  yield collapsed
 
 
-# --------------------------------------------------------------- the pictures
+def _tuned_line(study, name, attention, tasks) -> Iterator[dict[str, Any]]:
+  """Yields the record of a variant's fine-tuning, if there was any."""
+  found = {task: study.at(name, task, attention) for task in tasks}
+  found = {task: by_seed for task, by_seed in found.items() if by_seed}
+  if found:
+    yield {
+      "row": name,
+      "title": _title(study, name),
+      "attention": attention,
+      "scores": {task: study.mean(name, [task], attention) for task in found},
+      "tasks": _tuned_on(study, name, attention),
+      "collapsed": [
+        f"{task}, {which} (run {seed})"
+        for task, by_seed in found.items()
+        for seed, result in by_seed.items()
+        for which in result.collapsed
+      ],
+    }
+
+
+# -------------------------------------------------------------------- curves
 
 
 def _curves(study: Study, family: Family) -> Iterator[Figure]:
   runs = {
-    study.variants[r["variant"]].title: switches.same_curriculum(
-      [run for run in study.runs[r["variant"]] if run.records]
-    )
-    for r in family.rows
+    _title(study, v): [r for r in switches.ended(study.runs[v]) if r.records]
+    for v in family.variants
   }
   runs = {title: found for title, found in runs.items() if found}
   name = family.name.lower().replace("-", "_")
   if runs:
-    yield Figure(
-      f"curves_{name}.png", lambda path: plots.curves(family.name, runs, path)
-    )
+    draw = functools.partial(plots.curves, family.name, runs)
+    yield Figure(f"curves_{name}.png", draw)
 
 
-def _phenomena(study: Study, family: Family) -> Iterator[Table | Figure]:
-  yield Table("phenomena", family.phenomena)
-  by_variant = collections.defaultdict(lambda: collections.defaultdict(list))
-  for d in family.phenomena:
-    against = _title(study, d.pair.control, d.pair.control_mode)
-    by_variant[d.pair.variant][f"against {against}"].append(d)
-  for name, deltas in by_variant.items():
-    title = f"{study.variants[name].title}: BLiMP by phenomenon"
-    yield Figure(
-      f"phenomena_{name}.png",
-      functools.partial(plots.differences, title, deltas),
-    )
+def _at_switches(study: Study, family: Family) -> Iterator[Table]:
+  columns = {
+    "row": lambda s: _title(study, s.variant),
+    "switch": lambda s: f"{s.phases} after {s.step:,}",
+    "loss of": lambda s: f"{s.kind}, {'left' if s.left else 'taken up'}",
+    "best before": lambda s: nats(s.mean("best")),
+    "at the switch": lambda s: nats(s.mean("at")),
+    "at the end of the phase": lambda s: nats(s.mean("end")),
+    "forgotten by": lambda s: nats(s.mean("change"), "+") if s.left else "",
+    "trained again": lambda s: nats(s.mean("again")) if s.left else "",
+  }
+  title, most = f"{family.name}, switches", _MOST_SWITCHES
+  yield Table("switches", family.switches, columns, title, most=most)
+  columns = {
+    "row": lambda f: _title(study, f.variant),
+    "forgets": lambda f: _how_often([x > 0 for x in f.changes]),
+    "by (nats)": lambda f: _range(f.changes),
+    "gets back": lambda f: _how_often([x <= 0 for x in f.gaps]),
+    "over its best before (nats)": lambda f: _range(f.gaps),
+  }
+  yield Table("forgetting", switches.forgetting(family.switches), columns)
+
+
+def _how_often(found: Sequence[bool]) -> str | None:
+  word = {0: "no", len(found): "yes"}.get(sum(found), "sometimes")
+  return f"{word}: {sum(found)} of {len(found)} times" if found else None
+
+
+def _range(values: Sequence[float]) -> str | None:
+  ends = (min(values), max(values)) if values else ()
+  return " to ".join(dict.fromkeys(nats(end, "+") for end in ends)) or None
 
 
 # ----------------------------------------------------------- what is not there
@@ -520,19 +427,15 @@ def _lacks(study: Study, run: TrainedRun) -> Iterator[str]:
     for mode in study.variants[run.variant].modes:
       for what in _lacks_pairs(study, run, benchmark, mode):
         yield f"{benchmark.name}, {mode}: {what}"
-  absent = [
-    task for task in glue.SCORES if task not in {t for t, _ in run.tuned}
-  ]
+  there = {task for task, _ in run.tuned}
+  absent = [task for task in glue.SCORES if task not in there]
   if absent:
-    some = len(absent) < len(glue.SCORES)
-    yield f"not fine-tuned on {', '.join(absent) if some else 'anything'}"
+    yield f"not fine-tuned on {', '.join(absent) if there else 'anything'}"
   if not all(tuned.complete for tuned in run.tuned.values()):
     yield "fine-tuned on a part of a training set (--limit)"
 
 
-def _lacks_pairs(
-  study: Study, run: TrainedRun, benchmark, mode
-) -> Iterator[str]:
+def _lacks_pairs(study, run: TrainedRun, benchmark, mode) -> Iterator[str]:
   found = study.at(run.variant, benchmark.name, mode).get(run.seed)
   if found is None:
     yield "not evaluated"

@@ -89,7 +89,7 @@ class Common:
   Attributes:
     task: The task.
     uids: The UIDs.
-    terms: The phenomenon of each UID that is of one.
+    parts: The part of the task that a UID is of, such as a phenomenon.
     column: Index of each (variant, mode, seed) among the runs of `resampled`.
     resampled: The runs on resampled items.
     others: (variant, mode, seed) that were scored on other items.
@@ -97,7 +97,7 @@ class Common:
 
   task: str
   uids: tuple[str, ...]
-  terms: Mapping[str, str]
+  parts: Mapping[str, str]
   column: Mapping[tuple[str, str, str], int]
   resampled: Resampled
   others: frozenset[tuple[str, str, str]]
@@ -198,6 +198,25 @@ class Study:
       }
     )
 
+  def differences(self, task: str, pairs: Iterable[Pair]) -> list[Delta]:
+    """Compares pairs on a task, as far as there are items."""
+    common = self.common.get(task)
+    return common.differences(pairs) if common else []
+
+  def by_part(self, task: str, pairs: Iterable[Pair]) -> list[Delta]:
+    """Compares pairs on each of a task's parts, by name; see `differences`."""
+    common = self.common.get(task)
+    uids = collections.defaultdict(list)
+    for uid in common.uids if common else ():
+      if common.parts.get(uid):
+        uids[common.parts[uid]].append(uid)
+    return [
+      delta
+      for pair in pairs
+      for part, those in sorted(uids.items())
+      for delta in common.differences([pair], part, those)
+    ]
+
   # Kept: every comparison of a task uses the same draws.
   @functools.cached_property
   def common(self) -> dict[str, Common]:
@@ -219,7 +238,7 @@ def _common(task: str, found: Mapping[tuple, Result]) -> Common:
   return Common(
     task=task,
     uids=first.items.uids,
-    terms=first.terms,
+    parts=first.parts,
     column={place: i for i, place in enumerate(same)},
     resampled=statistics.resample(correct, first.items.strata),
     others=frozenset(found) - frozenset(same),

@@ -8,14 +8,12 @@ record's cell is written: Markdown shows the cells, JSON has the records whole.
 import collections
 import dataclasses
 import itertools
-import json
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from antlm_jax import tables
-from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 from evals.reporting.compare import Mean
 from evals.reporting.statistics import Interval
@@ -26,7 +24,8 @@ class Table:
   """Records, and what is shown of them.
 
   Attributes:
-    name: What the JSON calls the records; tables of one name are one there.
+    name: What the JSON calls the records; tables of one name are one there,
+      and one without a name is not.
     records: NamedTuples, dataclasses or dicts, a line each.
     columns: How each column writes a record's cell, by heading; None is a
       dash. Without columns the table is in the JSON alone.
@@ -105,15 +104,10 @@ def write(report: Report, folder: pathlib.Path) -> None:
   Raises:
     UserError: if the folder cannot be written.
   """
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    for figure in report.parts(Figure):
-      figure.draw(folder / figure.name)
-    text = json.dumps(numbers(report), indent=2) + "\n"
-    files.write_text(folder / "table.json", text)
-    files.write_text(folder / "report.md", markdown(report))
-  except OSError as error:
-    raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+  for figure in report.parts(Figure):
+    figure.draw(folder / figure.name)
+  files.write_json(folder / "table.json", numbers(report))
+  files.write_text(folder / "report.md", markdown(report))
 
 
 # ---------------------------------------------------------------------- JSON
@@ -123,7 +117,8 @@ def numbers(report: Report) -> dict:
   """Returns the records of every table, as JSON has them."""
   out = collections.defaultdict(list)
   for table in report.parts(Table):
-    out[table.name] += _plain(table.records)
+    if table.name:
+      out[table.name] += _plain(table.records)
   return _plain(report.about) | out
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from antlm_jax import config
+from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.curriculum import Curriculum, Phase
@@ -69,6 +69,10 @@ class Variant:
     """The modes of `evals.zero_shot.scoring` in which it is scored."""
     return CAUSAL, self.masked
 
+  def mode(self, attention: str) -> str:
+    """Returns the mode that is like training with an attention."""
+    return CAUSAL if attention == CAUSAL else self.masked
+
   def __str__(self) -> str:
     return f"{self.family} {self.title}"
 
@@ -82,7 +86,7 @@ def read_variants(path) -> dict[str, Variant]:
   try:
     return {
       name: Variant(name, row.family, row.title, row.masked)
-      for name, row in config.module(str(path)).ROWS.items()
+      for name, row in config_lib.module(str(path)).ROWS.items()
     }
   except AttributeError as error:
     raise UserError(
@@ -137,12 +141,12 @@ class ZeroShot(Result):
 
   Attributes:
     pairs: How many were scored.
-    terms: The phenomenon of each UID, as far as the benchmark names one.
+    parts: The phenomenon of each UID, as far as the benchmark names one.
     folder: Where the results are.
   """
 
   pairs: int
-  terms: Mapping[str, str]
+  parts: Mapping[str, str]
   folder: pathlib.Path
 
   @functools.cached_property
@@ -150,8 +154,8 @@ class ZeroShot(Result):
     path = self.folder / "items.jsonl"
     if not path.is_file():
       return None
-    found = files.read_jsonl(path, "the scored items")
     with _understanding(path):
+      found = [item for _, item in files.read_jsonl(path, "the scored items")]
       names = "\n".join(f"{item['uid']}\t{item['id']}" for item in found)
       uids = tuple(dict.fromkeys(item["uid"] for item in found))
       index = {uid: i for i, uid in enumerate(uids)}
@@ -247,10 +251,9 @@ class TrainedRun:
     return Curriculum(self.text, tuple(phases))
 
   @property
-  def causal(self) -> bool:
-    """Whether its only or first objective has causal attention."""
-    first = self.config["objectives"][self.objectives[0]]
-    return first["attention"] == CAUSAL
+  def attention(self) -> str:
+    """That of its only or first objective."""
+    return self.config["objectives"][self.objectives[0]]["attention"]
 
   def held_out(self, kind: str) -> dict[int, float]:
     """Returns an objective's losses in nats by step, by its logged name."""
@@ -304,18 +307,21 @@ def _in_order(path: pathlib.Path) -> tuple:
 
 
 def _read_run(variant: str, path: pathlib.Path) -> TrainedRun:
-  ended = (path / "summary.json").is_file()
-  run = TrainedRun(
-    variant=variant,
-    seed=path.name,
-    config=files.read_json(path / "config.json", "the run's config"),
-    summary=_summary(path) if ended else None,
-    records=metrics.read_records(path),
-    zero_shot=_latest(_zero_shot(path / "evals")),
-    tuned=_latest(_tuned(path / "evals" / "finetune")),
-  )
-  with _understanding(path / "config.json"):
-    _ = run.objectives
+  summary = None
+  if (path / "summary.json").is_file():
+    with _json(path / "summary.json") as summary:
+      pass
+  with _json(path / "config.json") as settings:
+    run = TrainedRun(
+      variant=variant,
+      seed=path.name,
+      config=settings,
+      summary=summary,
+      records=metrics.read_records(path),
+      zero_shot=_latest(_zero_shot(path / "evals")),
+      tuned=_latest(_tuned(path / "evals" / "finetune")),
+    )
+    _ = run.attention  # parses the curriculum
   return run
 
 
@@ -331,65 +337,68 @@ def _latest(results: Iterator[tuple[tuple, Result]]) -> dict:
 def _zero_shot(evals: pathlib.Path) -> Iterator[tuple[tuple, ZeroShot]]:
   for benchmark in BENCHMARKS:
     for path in sorted((evals / benchmark.folder).glob("*/summary.json")):
-      summary = _summary(path.parent)
-      with _understanding(path):
+      with _json(path) as summary:
         request, by_uid = summary["request"], summary["by_uid"]
-        yield (
-          (request["pipeline"], benchmark.name, request["mode"]),
-          ZeroShot(
-            step=request["step"],
-            score=summary["macro_accuracy"],
-            complete=summary["pairs"] == benchmark.pairs,
-            pairs=summary["pairs"],
-            terms={uid: about["term"] for uid, about in by_uid.items()},
-            folder=path.parent,
-          ),
+        result = ZeroShot(
+          step=request["step"],
+          score=summary["macro_accuracy"],
+          complete=summary["pairs"] == benchmark.pairs,
+          pairs=summary["pairs"],
+          parts={uid: by_uid[uid]["term"] for uid in by_uid},
+          folder=path.parent,
         )
+        yield (request["pipeline"], benchmark.name, request["mode"]), result
 
 
 def _tuned(folder: pathlib.Path) -> Iterator[tuple[tuple, Tuned]]:
   for path in sorted(folder.glob("*/*/summary.json")):
-    summary = _summary(path.parent)
-    with _understanding(path):
+    with _json(path) as summary:
       attention = summary["request"]["attention"]
-      yield from (
-        ((name, attention), tuned) for name, tuned in _at_best_lr(summary)
-      )
+      for name, result in _at_best_lr(summary):
+        yield (name, attention), result
 
 
 def _at_best_lr(summary: Mapping) -> Iterator[tuple[str, Tuned]]:
-  """Yields each evaluation set of a task; the first has the collapses."""
+  """Yields each evaluation set of a task; the task's own has the collapses."""
   metric, lr = summary["main_metric"], summary["best_lr"]
-  best = next(entry for entry in summary["by_lr"] if entry["lr"] == lr)
+  (best,) = (entry for entry in summary["by_lr"] if entry["lr"] == lr)
   collapsed = [
     f"seed {run['seed']} at rate {lr:g}"
     for run in summary["runs"]
     if run["lr"] == lr and run["collapsed"]
   ]
   for name, about in summary["evaluations"].items():
-    yield (
-      name,
-      Tuned(
-        step=summary["request"]["step"],
-        score=best["scores"][name]["mean"],
-        complete=not summary["request"]["limit"],
-        metric=metric,
-        majority=about["majority"][metric],
-        collapsed=collapsed if name == summary["task"] else (),
-      ),
+    result = Tuned(
+      step=summary["request"]["step"],
+      score=best["scores"][name]["mean"],
+      complete=not summary["request"]["limit"],
+      metric=metric,
+      majority=about["majority"][metric],
+      collapsed=collapsed if name == summary["task"] else (),
     )
-
-
-def _summary(folder: pathlib.Path) -> dict:
-  return files.read_json(folder / "summary.json", "the summary")
+    yield name, result
 
 
 @contextlib.contextmanager
-def _understanding(path: pathlib.Path):
-  """Names the file whose content is not what it should be."""
+def _json(path: pathlib.Path) -> Iterator[dict]:
+  """Reads a file for a block, and names it where that finds it wrong."""
+  with _understanding(path):
+    yield files.read_json(path, "the file")
+
+
+@contextlib.contextmanager
+def _understanding(path: pathlib.Path) -> Iterator[None]:
+  """Names a file whose content is not what a block expects."""
   try:
     yield
-  except (LookupError, TypeError, ValueError, StopIteration) as error:
-    raise UserError(
-      f"cannot read {path}: {error!r}: make it again, or remove it"
-    ) from error
+  except (
+    UserError,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+  ) as error:
+    why = str(error) if isinstance(error, UserError) else repr(error)
+    where = "" if str(path) in why else f"cannot read {path}: "
+    advice = "make it again, or remove it"
+    raise UserError(f"{where}{why}: {advice}") from error

@@ -1,4 +1,4 @@
-"""What becomes of an objective's held-out loss where the curriculum switches."""
+"""What becomes of an objective's held-out loss where a curriculum switches."""
 
 import collections
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,7 +37,6 @@ class Switch(NamedTuple):
     variant: The variant's name.
     phases: Such as `C→M`.
     step: Steps done by then, in the first run.
-    steps: Length of that run.
     kind: The objective's logged name.
     left: Whether it is the one that is left; else it is taken up.
     moments: By seed.
@@ -46,7 +45,6 @@ class Switch(NamedTuple):
   variant: str
   phases: str
   step: int
-  steps: int
   kind: str
   left: bool
   moments: Mapping[str, Moment]
@@ -57,7 +55,7 @@ class Switch(NamedTuple):
     return None if None in values else float(np.mean(values))
 
 
-def same_curriculum(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
+def ended(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
   """Returns the runs at their end that have the first such one's curriculum."""
   runs = [run for run in runs if run.curriculum is not None]
   return [run for run in runs if run.text == runs[0].text]
@@ -65,7 +63,7 @@ def same_curriculum(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
 
 def read(runs: Sequence[TrainedRun]) -> Iterator[Switch]:
   """Yields every objective that a variant leaves or takes up, in order."""
-  runs = same_curriculum(runs)
+  runs = ended(runs)
   for index in range(len(runs[0].curriculum.phases) - 1 if runs else 0):
     before, after = runs[0].curriculum.phases[index : index + 2]
     for name, kind in runs[0].names.items():
@@ -76,7 +74,6 @@ def read(runs: Sequence[TrainedRun]) -> Iterator[Switch]:
           variant=runs[0].variant,
           phases=f"{before}→{after}",
           step=after.start,
-          steps=runs[0].curriculum.steps,
           kind=kind,
           left=name in before.shares,
           moments=moments,
