@@ -77,7 +77,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   except BrokenPipeError:  # the reader (head, less) has gone: not our error
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
-  except (UserError, OSError, KeyboardInterrupt) as error:
+  except BaseException as error:
     told = explain(error)
     if told is None:
       raise

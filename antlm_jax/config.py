@@ -8,15 +8,19 @@ import dataclasses
 import difflib
 import importlib.util
 import json
+import os
 import pathlib
-from collections.abc import Iterable
+import traceback
+from collections.abc import Callable, Iterable
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
-from antlm_jax import models
+from antlm_jax import models, settings
+from antlm_jax.data import order
 from antlm_jax.errors import UserError
-from antlm_jax.objectives import curriculum
+from antlm_jax.objectives import batch, curriculum
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
+from antlm_jax.settings import setting
 
 # What may differ when a run goes on: it changes no parameter.
 FREE = (
@@ -30,92 +34,182 @@ FREE = (
   "model.remat",
   "model.scan_layers",
 )
+_STEPS = "steps, or if under 1 a share of the run"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What belongs to no group."""
+
+  seed: int = setting(0, "of all that is random", most=2**32 - 1)
+  curriculum: str = setting(
+    "4C+16M+4C", "what trains when; see antlm_jax.objectives.curriculum"
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+  """The rows, and their order."""
+
+  path: str = setting("", "a folder made by antlm_jax.prepare")
+  rounding: str = setting("carry", "at an epoch's end", choices=order.ROUNDING)
+  shuffle: bool = setting(True, "every epoch in another order")
+  short: float = setting(
+    0.0, "share of the rows cut off at a random place", least=0, most=1
+  )
+  threads: int = setting(2, "that make batches", least=1, most=1024)
+
+
+@dataclasses.dataclass(frozen=True)
+class Train:
+  """Batches, and the run's length."""
+
+  batch_size: int = setting(
+    128, "rows in a step, over all devices", least=1, most=batch.MOST_ROWS
+  )
+  # ("64x128@0.5", "32x512@0.9") is 64 rows of 128 tokens from the run's half
+  # on, then 32 of 512.
+  batch_schedule: tuple[str, ...] = setting(
+    (), "other batches from parts of the run on"
+  )
+  microbatches: int = setting(
+    1, "parts of a batch that are computed in turn", least=1
+  )
+  epochs: float = setting(
+    0.0, "the run's length, if its curriculum has none", least=0, most=1e6
+  )
+  steps: int = setting(0, "the same in steps; at most one of the two", least=0)
+  loss_chunk: int = setting(
+    2048, "targets whose scores are in memory at once", least=1
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+  """How gradients become updates."""
+
+  name: str = setting("adamw", "the method", choices=("adamw", "lamb"))
+  b1: float = setting(0.9, "the gradients' decay", least=0, under=1)
+  b2: float = setting(0.95, "their squares' decay", least=0, under=1)
+  eps: float = setting(1e-8, "added to the squares' root", over=0)
+  weight_decay: float = setting(0.1, "times the learning rate", least=0)
+  decay_scope: str = setting(
+    "matrices", "what decays", choices=("all", "matrices", "hidden")
+  )
+  clip: float = setting(
+    1.0, "largest gradient norm; 0 for no clipping", least=0
+  )
+  ema: float = setting(
+    0.0, "decay of the parameters' average; 0 for none", least=0, under=1
+  )
+  reset_at_switch: bool = setting(False, "forget the moments at each switch")
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """The learning rate."""
+
+  name: str = setting("wsd", "its shape", choices=("wsd", "cosine"))
+  peak_lr: float = setting(1e-3, "highest rate", least=0)
+  warmup_steps: float = setting(0.02, _STEPS, least=0, most=settings.LARGEST)
+  decay_steps: float = setting(0.1, _STEPS, least=0, most=settings.LARGEST)
+  decay: str = setting(
+    "linear", "wsd's decay", choices=("linear", "cosine", "1-sqrt")
+  )
+  min_lr_ratio: float = setting(
+    0.0, "last rate, as a share of the peak", least=0, most=1
+  )
+  restart_at_switch: bool = setting(False, "a schedule for each phase")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+  """The devices; one size may be -1, for all that are left."""
+
+  data: int = setting(-1, "parts of the batch", least=-1)
+  fsdp: int = setting(1, "parts of batch and parameters", least=-1)
+  tensor: int = setting(1, "parts of heads and widths", least=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+  """What is measured while training."""
+
+  every: float = setting(0.05, _STEPS, least=0, most=settings.LARGEST)
+  rows: int = setting(512, "held-out rows, at most", least=0)
+  objectives: tuple[str, ...] = setting(("C", "M"), "whose losses")
+  pairs: str = setting("", "a folder of minimal pairs; none if empty")
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """What is saved, and kept."""
+
+  every: float = setting(0.1, _STEPS, least=0, most=settings.LARGEST)
+  keep_last: int = setting(2, "how many of the newest are kept", least=1)
+  keep_every: int = setting(
+    0, "steps whose multiples are kept; 0 for none", least=0
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Log:
+  """What is shown and recorded."""
+
+  every: int = setting(20, "steps", least=1)
+  tensorboard: bool = setting(True, "write TensorBoard's files")
+  trace: str = setting("", "profile steps FIRST:LAST, into WORKDIR/trace")
+
+
+@dataclasses.dataclass(frozen=True)
+class Init:
+  """Where a run begins."""
+
+  checkpoint: str = setting("", "start from this run or checkpoint")
+  optimizer: str = setting(
+    "keep", "its optimizer state", choices=("keep", "reset")
+  )
+  step: str = setting(
+    "keep", "its step: go on, or reset to 0", choices=("keep", "reset")
+  )
+
+
+GROUPS = {
+  "data": Data,
+  "train": Train,
+  "optimizer": Optimizer,
+  "schedule": Schedule,
+  "mesh": Mesh,
+  "eval": Eval,
+  "checkpoint": Checkpoint,
+  "log": Log,
+  "init": Init,
+}
 
 
 def default(encoder: str = "llama") -> ConfigDict:
-  """Returns every setting with its default; amounts in the unit named.
+  """Returns every setting with its default.
 
   Args:
     encoder: A key of `models.ENCODERS`, whose settings `model` has.
   """
-  return ConfigDict(
-    {
-      "seed": 0,
-      # What trains when; see antlm_jax.objectives.curriculum.
-      "curriculum": "4C+16M+4C",
-      "objectives": {
-        name: _objective_settings(objective)
-        for name, objective in OBJECTIVES.items()
-      },
-      "data": {
-        "path": "",  # a folder made by antlm_jax.prepare
-        "rounding": "carry",  # at an epoch's end: carry, up or down
-        "shuffle": True,
-        "short": 0.0,  # share of the rows cut off at a random place
-        "threads": 2,
-      },
-      "model": {"name": encoder, **models.defaults(encoder)},
-      "train": {
-        "batch_size": 128,  # rows in a step, over all devices
-        # Other batches from parts of the run on: ("64x128@0.5", "32x512@0.9")
-        # is 64 rows of 128 tokens from its half on, then 32 of 512.
-        "batch_schedule": (),
-        "microbatches": 1,  # parts of a batch that are computed in turn
-        "epochs": 0.0,  # length of the run, where the curriculum has
-        "steps": 0,  # none; at most one of the two
-        "loss_chunk": 2048,  # targets whose scores are in memory at once
-      },
-      "optimizer": {
-        "name": "adamw",  # or lamb
-        "b1": 0.9,
-        "b2": 0.95,
-        "eps": 1e-8,
-        "weight_decay": 0.1,
-        "decay_scope": "matrices",  # all, matrices or hidden
-        "clip": 1.0,  # largest gradient norm; 0 for no clipping
-        "ema": 0.0,  # decay of the parameters' average; 0 for none
-        "reset_at_switch": False,  # forget the moments at each switch
-      },
-      "schedule": {
-        "name": "wsd",  # or cosine
-        "peak_lr": 1e-3,
-        "warmup_steps": 0.02,  # steps, or if under 1 a share of the run
-        "decay_steps": 0.1,  # likewise
-        "decay": "linear",  # linear, cosine or 1-sqrt
-        "min_lr_ratio": 0.0,  # last rate, as a share of the peak
-        "restart_at_switch": False,  # a schedule for each phase
-      },
-      "mesh": {"data": -1, "fsdp": 1, "tensor": 1},
-      "eval": {
-        "every": 0.05,  # steps, or if under 1 a share of the run
-        "rows": 512,  # held-out rows, at most
-        "objectives": ("C", "M"),
-      },
-      "checkpoint": {
-        "every": 0.1,  # steps, or if under 1 a share of the run
-        "keep_last": 2,
-        "keep_every": 0,  # steps whose multiples are kept; 0 for none
-      },
-      "log": {
-        "every": 20,
-        "tensorboard": True,
-        "trace": "",  # profile steps FIRST:LAST, into WORKDIR/trace
-      },
-      "init": {
-        "checkpoint": "",  # start from this run or checkpoint
-        "optimizer": "keep",  # its optimizer state: keep or reset
-        "step": "keep",  # its step: keep (go on) or reset (to 0)
-      },
-    }
+  out = settings.to_config_dict(Run())
+  out.objectives = ConfigDict(
+    {name: settings.to_config_dict(o) for name, o in OBJECTIVES.items()}
   )
+  _encoder(encoder)
+  out.model = ConfigDict({"name": encoder, **models.defaults(encoder)})
+  for name, section in GROUPS.items():
+    out[name] = settings.to_config_dict(section())
+  return out
 
 
-def _objective_settings(objective: Objective) -> dict:
-  settings = dataclasses.asdict(objective)
-  settings["mask_ratio_end"] = config_dict.placeholder(float)
-  if objective.mask_ratio_end is not None:
-    settings["mask_ratio_end"] = objective.mask_ratio_end
-  return settings
+def _encoder(name: str) -> type:
+  if name not in models.ENCODERS:
+    raise UserError(
+      f"model.name={name!r} is not one of {', '.join(models.ENCODERS)}"
+    )
+  return models.ENCODERS[name][1]
 
 
 def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
@@ -126,50 +220,33 @@ def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
     overrides: Each `--config.key.key=value`.
 
   Returns:
-    The config, locked.
+    The config, checked and locked.
 
   Raises:
     UserError: for a file that is not a config, an unknown key (with the
-      nearest right one) or a value of another type.
+      nearest right one) or a value of another type or out of its bounds.
   """
   path, _, arg = spec.partition(":")
-  config = module(path).get_config(arg)
+  get_config = module(path).get_config
+  config = _told(path, lambda: get_config(arg))
+  _check_keys(path, config)
   for override in overrides:
     _override(config, override)
-  _check(config)
+  check(config)
   return config.lock()
 
 
-# The smallest value of each setting that has one.
-_AT_LEAST = {
-  "train.batch_size": 1,
-  "train.microbatches": 1,
-  "train.loss_chunk": 1,
-  "train.epochs": 0,
-  "train.steps": 0,
-  "data.threads": 1,
-  "eval.every": 0,
-  "eval.rows": 0,
-  "checkpoint.every": 0,
-  "checkpoint.keep_last": 1,
-  "checkpoint.keep_every": 0,
-  "log.every": 1,
-  "optimizer.clip": 0,
-  "optimizer.ema": 0,
-  "schedule.warmup_steps": 0,
-  "schedule.decay_steps": 0,
-}
+def check(config: ConfigDict) -> None:
+  """Checks every setting by itself, and those that exclude each other.
 
-
-def _check(config: ConfigDict) -> None:
-  settings = leaves(config)
-  for key, least in _AT_LEAST.items():
-    if not settings[key] >= least:
-      raise UserError(f"{key}={settings[key]} is not at least {least}")
-  if not 0 <= config.data.short <= 1:
-    raise UserError(f"data.short={config.data.short} is not in [0, 1]")
-  if config.optimizer.ema >= 1:
-    raise UserError(f"optimizer.ema={config.optimizer.ema} is not under 1")
+  Raises:
+    UserError: for the first that is wrong.
+  """
+  settings.check_values(Run, config)
+  for name, section in GROUPS.items():
+    settings.check_values(section, config[name], name)
+  settings.check_values(_encoder(config.model.name), config.model, "model")
+  objectives(config)
   if config.train.epochs and config.train.steps:
     raise UserError("train.epochs and train.steps are both set: choose one")
 
@@ -182,15 +259,47 @@ def module(path: str):
   if found is None:
     raise UserError(f"--config={path}: not a Python file")
   out = importlib.util.module_from_spec(found)
-  try:
-    found.loader.exec_module(out)
-  except SyntaxError as error:
-    raise UserError(
-      f"--config={path}, line {error.lineno}: {error.msg}"
-    ) from error
+  _told(path, lambda: found.loader.exec_module(out))
   if not hasattr(out, "get_config"):
     raise UserError(f"--config={path}: it defines no get_config(arg)")
   return out
+
+
+def _told(path: str, run: Callable):
+  """Runs a config file's code, whose errors are bad input like any other."""
+  try:
+    return run()
+  except UserError:
+    raise
+  except SyntaxError as error:
+    lines, told = [error.lineno], error.msg
+  except Exception as error:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = os.path.abspath(path)
+    lines = [f.lineno for f in frames if os.path.abspath(f.filename) == own]
+    told = f"{type(error).__name__}: {error}"
+  where = ", line ".join([path, *map(str, lines[-1:])])
+  raise UserError(f"--config={where}: {' '.join(told.split())}")
+
+
+def _check_keys(path: str, config) -> None:
+  """Checks that a config file made a config, with neither more nor less."""
+  what = f"--config={path}: get_config(arg)"
+  if not isinstance(config, ConfigDict):
+    raise UserError(
+      f"{what} returns {type(config).__name__}, not a ConfigDict: return"
+      " default() with changes"
+    )
+  found = leaves(config)
+  known = leaves(default(found.get("model.name", "llama")))
+  for key in sorted(found.keys() ^ known.keys()):
+    if key.startswith("objectives."):  # may be added; `objectives` checks them
+      continue
+    if key in known:
+      raise UserError(f"{what} returns no {key}: begin with default()")
+    raise UserError(
+      f"{what} sets {key}, which is unknown;{_nearest(key, known)}"
+    )
 
 
 def parse_arg(arg: str, **defaults):
@@ -207,9 +316,9 @@ def parse_arg(arg: str, **defaults):
   for part in filter(None, arg.split(",")):
     name, equals, value = part.partition("=")
     if name not in defaults:
-      raise UserError(
-        f"config argument {name!r} is unknown;{_nearest(name, defaults)}"
-      )
+      known = f" known: {', '.join(defaults)}"
+      near = _nearest(name, defaults, known)
+      raise UserError(f"config argument {name!r} is unknown;{near}")
     _set(parsed, name, value if equals else "True", f"config argument {part}")
   return parsed
 
@@ -229,40 +338,22 @@ def _override(config: ConfigDict, override: str) -> None:
   _set(node, rest[-1], value, f"--config.{key}={value}")
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def _nearest(
+  name: str,
+  known: Iterable[str],
+  otherwise: str = " antlm_jax/config.py has them all",
+) -> str:
   near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-  if near:
-    return f" did you mean {near[0]!r}?"
-  return f" known: {', '.join(sorted(known))}"
+  return f" did you mean {near[0]!r}?" if near else otherwise
 
 
 def _set(node: ConfigDict, name: str, text: str, what: str) -> None:
   """Sets `node.name` from text, read as the type that it has."""
   kind = node.get_type(name)
-  try:
-    node[name] = _read(text, kind)
-  except (ValueError, KeyError, TypeError) as error:
-    expected = getattr(kind, "__name__", str(kind))
-    if kind in (ConfigDict, dict):
-      expected = f"a group of settings ({', '.join(node[name])})"
-    raise UserError(f"{what}: not {expected}") from error
-
-
-_BOOLS = {"true": True, "1": True, "false": False, "0": False}
-
-
-def _read(text: str, kind: type):
-  if kind is str:
-    return text
-  if kind is bool:
-    return _BOOLS[text.lower()]
-  if kind is tuple:
-    return tuple(part for part in text.strip("()").split(",") if part)
-  if kind is float:
-    return float(text)
-  if kind is int and float(text).is_integer():  # 1e4 is a fine way to write it
-    return int(float(text))
-  raise ValueError(text)
+  if kind in (ConfigDict, dict):
+    names = ", ".join(node[name])
+    raise UserError(f"{what}: not a group of settings ({names})")
+  node[name] = settings.parse(text, kind, what)
 
 
 def leaves(config: ConfigDict, prefix: str = "") -> dict:
@@ -319,11 +410,23 @@ def to_json(config: ConfigDict) -> str:
 
 
 def from_json(text: str) -> ConfigDict:
-  """Reads `to_json`'s text."""
-  settings = json.loads(text)
-  config = default(settings["model"]["name"])
-  config.unlock()
-  config.update(settings)
+  """Reads `to_json`'s text, also of a version that had fewer settings.
+
+  Raises:
+    UserError: if it is not that of a config.
+  """
+  try:
+    stored = json.loads(text)
+    config = default(stored["model"]["name"])
+    config.update(stored)
+  except (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RecursionError,
+  ) as error:  # all that foreign JSON makes ConfigDict raise
+    raise UserError(f"not the JSON of a config: {error!r:.200}") from error
   return config.lock()
 
 
@@ -340,16 +443,22 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
 
 
 def objectives(config: ConfigDict) -> dict[str, Objective]:
-  """Makes the objectives of a config, by name in the curriculum."""
-  names = {field.name for field in dataclasses.fields(Objective)}
+  """Makes the objectives of a config, by name in the curriculum.
+
+  Raises:
+    UserError: for one that cannot be, and for two with one name.
+  """
+  known = {field.name for field in dataclasses.fields(Objective)}
   out = {}
-  for name, settings in config.objectives.items():
-    for key in set(settings) - names:
+  for name, group in config.objectives.items():
+    if not isinstance(group, ConfigDict):
+      raise UserError(f"config.objectives.{name}={group!r} is not a group")
+    for key in set(group) - known:
       raise UserError(
-        f"config.objectives.{name}.{key} is unknown;{_nearest(key, names)}"
+        f"config.objectives.{name}.{key} is unknown;{_nearest(key, known)}"
       )
-    out[name] = Objective(**settings)
-    same = [n for n in out if out[n].name == out[name].name]
+    out[name] = Objective(**group)
+    same = [other for other in out if out[other].name == out[name].name]
     if len(same) > 1:
       raise UserError(
         f"config.objectives {' and '.join(same)} are both named"

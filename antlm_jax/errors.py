@@ -1,11 +1,22 @@
-"""What every command shares: one-line errors, exit statuses, `--help`."""
+"""Errors that are a line rather than a traceback, and exit statuses."""
 
 import errno
+import os
+import traceback
 
 # What a machine refuses, rather than what a program did wrong.
-_TOLD = (errno.ENOSPC, errno.EACCES, errno.EPERM, errno.EROFS)
+_TOLD = (
+  errno.ENOSPC,
+  errno.EDQUOT,
+  errno.EACCES,
+  errno.EPERM,
+  errno.EROFS,
+  errno.ENAMETOOLONG,
+  errno.ENOTDIR,
+  errno.EISDIR,
+)
 
-
+CRASHED = 1
 BAD_INPUT = 2
 RUN_AGAIN = 75  # EX_TEMPFAIL of sysexits.h: saved, and told to make room
 INTERRUPTED = 130  # 128 + SIGINT, as a shell says it
@@ -39,7 +50,19 @@ def explain(error: BaseException) -> tuple[int, str] | None:
   if isinstance(error, OSError) and error.errno in _TOLD:
     where = f": {error.filename}" if error.filename else ""
     return BAD_INPUT, f"error: {error.strerror}{where}"
+  if isinstance(error, RuntimeError | AssertionError) and _of_platforms(error):
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    why = " ".join(str(error).split()) or "JAX has no such devices here"
+    # A device that is held by another process may come free: run again.
+    status = BAD_INPUT if "known backends" in why or not str(error) else CRASHED
+    return status, f"error: JAX_PLATFORMS={asked}: {why}"
   if isinstance(error, KeyboardInterrupt):
     status = getattr(error, "status", INTERRUPTED)
     return status, "run me again" if status == RUN_AGAIN else "interrupted"
   return None
+
+
+def _of_platforms(error: BaseException) -> bool:
+  """Whether JAX raised it looking for devices; a bare assertion for some."""
+  frames = traceback.extract_tb(error.__traceback__)
+  return bool(frames) and frames[-1].filename.endswith("xla_bridge.py")

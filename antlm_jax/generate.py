@@ -172,7 +172,11 @@ def _program(config, sampling: Sampling):
 
 
 def _parser() -> cli.Parser:
-  parser = cli.Parser(prog="python -m antlm_jax.generate", description=__doc__)
+  parser = cli.Parser(
+    prog="python -m antlm_jax.generate",
+    description=__doc__,
+    may_be_empty=("prompt",),
+  )
   add = parser.add_argument
   checkpoint.add_arguments(parser)
   add("--prompt", required=True, help="the text to continue")

@@ -34,6 +34,7 @@ _BOUNDS = {
   "most": ("at most", operator.le),
   "under": ("under", operator.lt),
 }
+_SCALARS = (str, bool, int, float)
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 
@@ -92,11 +93,16 @@ def check(section, prefix: str = "") -> None:
 
 
 def check_values(section_type: type, values: Mapping, prefix: str = "") -> None:
-  """Like `check`, for the values that a mapping has; others are left out."""
+  """Like `check`, for the values that a mapping has; others are left out.
+
+  Fields not made by `setting` are held to their type, if it is a plain one.
+  """
   dot = "." if prefix[-1:].isalnum() else ""
   for field, kind in _fields(section_type):
-    if field.name in values:
-      _check(f"{prefix}{dot}{field.name}", field, kind, values[field.name])
+    if field.name in values and _scalar(kind) in _SCALARS:
+      value = values[field.name]
+      name = f"{prefix}{dot}{field.name}"
+      _check(f"{name}={_shown(value)}", field, kind, value)
 
 
 def to_config_dict(section) -> ConfigDict:
@@ -115,7 +121,7 @@ def to_config_dict(section) -> ConfigDict:
 
 def add_arguments(parser: argparse.ArgumentParser, section_type: type) -> None:
   """Adds an argument `--name` for each setting of a section."""
-  for field, kind in _fields(section_type):
+  for field, kind in _settings(section_type):
     parser.add_argument(f"--{field.name}", **_argument(field, kind))
 
 
@@ -147,7 +153,7 @@ def from_args(section_type: type, args: argparse.Namespace):
     UserError: for a value that its field does not allow.
   """
   values = {}
-  for field, _ in _fields(section_type):
+  for field, _ in _settings(section_type):
     value = getattr(args, field.name)
     values[field.name] = tuple(value) if isinstance(value, list) else value
   check_values(section_type, values, "--")
@@ -163,7 +169,7 @@ def parse(text: str, kind: Any, what: str):
   try:
     return _parse(text, _without_none(kind))
   except (ValueError, KeyError) as error:
-    raise UserError(f"{what}: not {_name(kind)}") from error
+    raise UserError(f"{what}: not {_scalar(kind).__name__}") from error
 
 
 def _parse(text: str, kind: Any):
@@ -187,24 +193,28 @@ def _parse(text: str, kind: Any):
   raise ValueError(text)
 
 
+@functools.cache
 def _fields(section_type: type) -> list[tuple[dataclasses.Field, Any]]:
-  """Returns the settings of a section, each with its type."""
+  """Returns the fields of a section, each with its type."""
   kinds = typing.get_type_hints(section_type)
-  fields = dataclasses.fields(section_type)
-  return [(f, kinds[f.name]) for f in fields if "bounds" in f.metadata]
+  return [(f, kinds[f.name]) for f in dataclasses.fields(section_type)]
+
+
+def _settings(section_type: type) -> list[tuple[dataclasses.Field, Any]]:
+  """Returns those of the fields that `setting` made."""
+  return [(f, kind) for f, kind in _fields(section_type) if f.metadata]
 
 
 def _read(field: dataclasses.Field, kind: Any, text: str):
   """Reads and checks an argument's text."""
-  name = f"--{field.name}"
-  read = field.metadata["read"]
-  value = read(text) if read else parse(text, kind, f"{name}={text}")
+  what, read = f"--{field.name}={text}", field.metadata["read"]
+  value = read(text) if read else parse(text, kind, what)
   if field.metadata["choices"] is None or isinstance(value, tuple):
-    _check(name, field, kind, value)
+    _check(what, field, kind, value)
   return value  # argparse tells a wrong choice, and the choices
 
 
-def _check(name: str, field: dataclasses.Field, kind: Any, value) -> None:
+def _check(what: str, field: dataclasses.Field, kind: Any, value) -> None:
   plain = _without_none(kind)
   if value is None and plain is not kind:
     return
@@ -213,21 +223,22 @@ def _check(name: str, field: dataclasses.Field, kind: Any, value) -> None:
   elif isinstance(value, tuple | list):
     parts, plain = value, _part(plain)
   else:
-    raise UserError(f"{name}={_shown(value)} is not a tuple")
+    raise UserError(f"{what} is not a tuple")
   for part in parts:
-    expected = _expected(part, plain, field.metadata)
+    expected = _expected(part, plain, **field.metadata)
     if expected is not None:
-      raise UserError(f"{name}={_shown(value)} is not {expected}")
+      raise UserError(f"{what} is not {expected}")
 
 
-def _expected(value, kind: type, rules: Mapping) -> str | None:
+def _expected(
+  value, kind: type, bounds=types.MappingProxyType({}), choices=None, **_
+) -> str | None:
   """Says what a value should be and is not, if there is something."""
   # True is an int to Python, but no number of anything.
   if isinstance(value, bool) != (kind is bool) or not isinstance(
     value, (int, float) if kind is float else kind
   ):
     return f"of type {kind.__name__}"
-  choices = rules["choices"]
   if choices is not None and value not in choices:
     return f"one of {', '.join(map(str, choices))}"
   if kind is str:
@@ -235,7 +246,6 @@ def _expected(value, kind: type, rules: Mapping) -> str | None:
   # Not isfinite, which cannot take ints that are too large for a float.
   if kind is float and not abs(value) <= sys.float_info.max:
     return "finite"
-  bounds = rules["bounds"]
   if kind is int and abs(value) > LARGEST:
     bounds = {"least": -LARGEST, "most": LARGEST, **bounds}
   if all(_BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
@@ -255,8 +265,6 @@ def _shown(value) -> str:
   """A value in a message, which is one line of bearable length."""
   if isinstance(value, int) and abs(value) > 10**40:  # Python may refuse to
     return f"<an int of {value.bit_length()} bits>"
-  if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-    value = int(value)  # -1 as one writes it, rather than -1.0
   shown = ascii(value) if isinstance(value, str) else repr(value)
   return shown if len(shown) <= 200 else f"{shown[:200]}..."
 
@@ -277,6 +285,7 @@ def _without_none(kind: Any) -> Any:
   return kind
 
 
-def _name(kind: Any) -> str:
+def _scalar(kind: Any) -> Any:
+  """The type of a value, or of its parts if it is a tuple."""
   kind = _without_none(kind)
-  return _part(kind).__name__ if _is_tuple(kind) else kind.__name__
+  return _part(kind) if _is_tuple(kind) else kind

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from ml_collections import ConfigDict
 
 from antlm_jax import config, models
 from antlm_jax.data.order import Order, Part
@@ -137,7 +138,7 @@ def random_params(of: models.Model, seed: int = 0) -> models.Params:
   return out
 
 
-def settings(**groups) -> config.config_dict.ConfigDict:
+def settings(**groups) -> ConfigDict:
   """The default config with changes by group."""
   out = config.default()
   for name, changes in groups.items():

@@ -1,6 +1,7 @@
 """The configuration: files, overrides, and what may differ."""
 
 import dataclasses
+import json
 import pathlib
 
 import pytest
@@ -119,6 +120,57 @@ def test_bad_override_is_told(text, words):
   assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+  "text, words",
+  [
+    ("schedule.peak_lr=-1", "schedule.peak_lr=-1.0 is not at least 0"),
+    ("schedule.peak_lr=nan", "schedule.peak_lr=nan is not finite"),
+    ("schedule.min_lr_ratio=-1", "is not at least 0 and at most 1"),
+    ("schedule.warmup_steps=inf", "schedule.warmup_steps=inf is not finite"),
+    ("schedule.decay_steps=1e300", "at most 2147483647"),
+    ("schedule.name=step", "schedule.name='step' is not one of wsd, cosine"),
+    ("optimizer.b1=2", "optimizer.b1=2.0 is not at least 0 and under 1"),
+    ("optimizer.b2=1.5", "optimizer.b2=1.5 is not at least 0 and under 1"),
+    ("optimizer.eps=-1", "optimizer.eps=-1.0 is not over 0"),
+    ("optimizer.weight_decay=-1", "optimizer.weight_decay=-1.0 is not at"),
+    ("optimizer.clip=nan", "optimizer.clip=nan is not finite"),
+    ("optimizer.decay_scope=x", "is not one of all, matrices, hidden"),
+    ("data.rounding=x", "data.rounding='x' is not one of carry, up, down"),
+    ("data.threads=1000000", "data.threads=1000000 is not at least 1 and"),
+    ("train.epochs=inf", "train.epochs=inf is not finite"),
+    ("train.epochs=1e300", "train.epochs=1e+300 is not at least 0 and at"),
+    ("train.batch_size=1e30", "train.batch_size=1000000000000000019884624838"),
+    ("train.steps=99999999999", "train.steps=99999999999 is not at least 0"),
+    ("eval.every=inf", "eval.every=inf is not finite"),
+    ("checkpoint.every=-inf", "checkpoint.every=-inf is not finite"),
+    ("log.every=1e20", "log.every=100000000000000000000 is not at least 1"),
+    ("seed=1e30", "seed=1000000000000000019884624838656 is not at"),
+    ("mesh.fsdp=-2", "mesh.fsdp=-2 is not at least -1"),
+    ("init.step=stay", "init.step='stay' is not one of keep, reset"),
+    ("model.name=gpt", "model.name='gpt' is not one of llama, ltg_bert"),
+    ("model.norm_eps=inf", "model.norm_eps=inf is not finite"),
+    ("model.rope_theta=inf", "model.rope_theta=inf is not finite"),
+    ("model.init_std=nan", "model.init_std=nan is not finite"),
+    ("model.width=1e12", "model.width=1000000000000 is not at"),
+    ("objectives.M.weight=inf", "objective 'mlm': weight=inf is not"),
+    ("objectives.M.mask_ratio=nan", "objective 'mlm': mask_ratio=nan is not"),
+    ("objectives.M.span_length=1e12", "span_length=1000000000000 is not at"),
+  ],
+)
+def test_a_value_out_of_its_range_is_told_at_loading(text, words):
+  with pytest.raises(UserError) as caught:
+    load(text)
+  assert words in str(caught.value)
+  assert len(str(caught.value)) < 300 and "\n" not in str(caught.value)
+
+
+def test_an_unknown_keys_message_is_short():
+  with pytest.raises(UserError) as caught:
+    load("zzzzzzzzz=1")
+  assert "antlm_jax/config.py" in str(caught.value)
+  assert len(str(caught.value)) < 120
+
+
 def test_epochs_and_steps_exclude_each_other():
   assert load("train.steps=5").train.epochs == 0
   with pytest.raises(UserError, match=r"train.epochs and train.steps"):
@@ -202,14 +254,46 @@ def test_bad_file_or_argument_is_told(spec, words, monkeypatch):
   assert (words or "size=") in str(caught.value)
 
 
+MAKE = """from antlm_jax import config as config_lib
+def get_config(arg):
+  config = config_lib.default()
+  {}
+  return config
+"""
+
+
 @pytest.mark.parametrize(
   "content, words",
-  [("x = (", "line 1"), ("x = 1", "defines no get_config")],
+  [
+    ("x = (", "line 1"),
+    ("x = 1", "defines no get_config"),
+    ("import sys\nimport nonsense", "line 2: ModuleNotFoundError: No module"),
+    ("1 / 0\n", "line 1: ZeroDivisionError: division by zero"),
+    ("def get_config():\n  return 1", "get_config() takes 0 positional"),
+    ("get_config = 3", "TypeError: 'int' object is not callable"),
+    ("def get_config(a):\n  1 / 0", "line 2: ZeroDivisionError"),
+    ("def get_config(a):\n  pass", "returns NoneType, not a ConfigDict"),
+    ("def get_config(a):\n  return {}", "returns dict, not a ConfigDict"),
+    (MAKE.format("raise ValueError('a\\nb')"), "line 4: ValueError: a b"),
+    (MAKE.format("config.train.batch_size = 'x'"), "line 4: TypeError"),
+    (
+      MAKE.format("config.train.bacth_size = 3"),
+      "sets train.bacth_size, which is unknown; did you mean 'train.batch_siz",
+    ),
+    (MAKE.format("config.objectives.M.maks_ratio = 1.0"), "did you mean 'mask"),
+    (MAKE.format("config.objectives.X = 3"), "objectives.X=3 is not a group"),
+    (MAKE.format("del config.train.steps"), "returns no train.steps"),
+    (MAKE.format("config.model.name = 'gpt'"), "model.name='gpt' is not one"),
+    (MAKE.format("config.data.path = 'a\\0b'"), "is not valid text"),
+    (MAKE.format("config.seed = 10**9999"), "seed=<an int of 33216 bits> is"),
+  ],
 )
 def test_a_file_that_is_no_config_is_told(content, words, tmp_path):
   (tmp_path / "bad.py").write_text(content)
-  with pytest.raises(UserError, match=words):
+  with pytest.raises(UserError) as caught:
     config.load(str(tmp_path / "bad.py"))
+  assert words in str(caught.value) and "\n" not in str(caught.value)
+  assert len(str(caught.value)) < 400 + len(str(tmp_path))
   (tmp_path / "notes.txt").write_text("")
   with pytest.raises(UserError, match="not a Python file"):
     config.load(str(tmp_path / "notes.txt"))
@@ -237,6 +321,23 @@ def test_json_gives_the_config_back(path, required):
   assert {k: type(v) for k, v in config.leaves(again).items()} == kinds
   assert config.differences(loaded, again) == []
   assert config.objectives(again) == config.objectives(loaded)
+
+
+def test_a_config_of_fewer_settings_is_read():
+  loaded = load("seed=3")
+  stored = json.loads(config.to_json(loaded))
+  del stored["eval"]["pairs"], stored["init"]
+  again = config.from_json(json.dumps(stored))
+  assert config.leaves(again) == config.leaves(loaded)
+
+
+@pytest.mark.parametrize(
+  "text", ["", "{", "[]", "{}", '{"model": 3}', '{"model": {"name": "x"}}',
+           '{"model": {"name": "llama"}, "train": 3}', "[" * 100_000]
+)  # fmt: skip
+def test_what_is_no_configs_json_is_told(text):
+  with pytest.raises(UserError):
+    config.from_json(text)
 
 
 def test_differences_name_what_matters_and_leave_out_the_rest():

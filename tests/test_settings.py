@@ -93,7 +93,7 @@ def test_a_bad_argument_is_told_in_one_line(word, told):
   "values, told",
   [
     ({"rows": True}, "small.rows=True is not of type int"),
-    ({"rows": 2.0}, "small.rows=2 is not of type int"),
+    ({"rows": 2.0}, "small.rows=2.0 is not of type int"),
     ({"rows": 10**6000}, "bits> is not at least 1 and at most 2147483647"),
     ({"rate": "1"}, "small.rate='1' is not of type float"),
     ({"rate": -1}, "small.rate=-1 is not over 0"),
@@ -101,7 +101,7 @@ def test_a_bad_argument_is_told_in_one_line(word, told):
     ({"share": math.nan}, "small.share=nan is not finite"),
     ({"fast": 1}, "small.fast=1 is not of type bool"),
     ({"kind": "c"}, "small.kind='c' is not one of a, b"),
-    ({"lrs": 1.0}, "small.lrs=1 is not a tuple"),
+    ({"lrs": 1.0}, "small.lrs=1.0 is not a tuple"),
     ({"needed": None}, "small.needed=None is not of type str"),
     ({"needed": "\ud800"}, r"small.needed='\ud800' is not valid text"),
     ({"needed": "a\0b"}, "is not valid text"),

@@ -12,6 +12,7 @@ from antlm_jax.masks import AttentionMask
 from antlm_jax.objectives.corruption import Corrupted
 from antlm_jax.objectives.objective import Objective
 
+MOST_ROWS = 2**24  # of a batch: more are a slip, and more than memory holds
 Array = np.ndarray | jax.Array
 
 
@@ -77,7 +78,7 @@ class Layout:
 
   def __post_init__(self):
     parts = self.microbatches * self.shards
-    if self.batch_size < 1 or self.batch_size % parts:
+    if not 1 <= self.batch_size <= MOST_ROWS or self.batch_size % parts:
       raise UserError(
         f"batch_size={self.batch_size} is not a positive multiple of"
         f" microbatches x data shards = {self.microbatches} x {self.shards}"

@@ -9,11 +9,10 @@ step knows which one a batch has.
 import dataclasses
 
 from antlm_jax.errors import UserError
+from antlm_jax.settings import check, setting
 
 ATTENTION = ("causal", "bidirectional", "prefix")
-PREDICT = ("all", "masked", "suffix")
 UNITS = ("token", "word", "span")
-SPAN_LENGTHS = ("uniform", "geometric")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,49 +42,36 @@ class Objective:
     weight: Weight of each target in the loss.
   """
 
-  name: str
-  attention: str = "causal"
-  shift: int = 1
-  predict: str = "all"
-  mask_ratio: float = 0.0
-  mask_ratio_end: float | None = None
-  mask_token: float = 0.8
-  random_token: float = 0.1
-  unit: str = "token"
-  span_length: int = 3
-  span_lengths: str = "uniform"
-  weight: float = 1.0
+  name: str = setting()
+  attention: str = setting("causal", choices=ATTENTION)
+  shift: int = setting(1, choices=(0, 1))
+  predict: str = setting("all", choices=("all", "masked", "suffix"))
+  mask_ratio: float = setting(0.0, least=0, most=1)
+  mask_ratio_end: float | None = setting(None, least=0, most=1)
+  mask_token: float = setting(0.8, least=0, most=1)
+  random_token: float = setting(0.1, least=0, most=1)
+  unit: str = setting("token", choices=UNITS)
+  span_length: int = setting(3, least=1, most=2**16)
+  span_lengths: str = setting("uniform", choices=("uniform", "geometric"))
+  weight: float = setting(1.0, over=0)
 
   def __post_init__(self):
-    for field, choices in (
-      ("attention", ATTENTION),
-      ("predict", PREDICT),
-      ("unit", UNITS),
-      ("span_lengths", SPAN_LENGTHS),
-      ("shift", (0, 1)),
-    ):
-      if getattr(self, field) not in choices:
-        self._fail(field, f"one of {', '.join(map(str, choices))}")
-    for field in ("mask_ratio", "mask_ratio_end", "mask_token", "random_token"):
-      if not 0 <= (getattr(self, field) or 0) <= 1:
-        self._fail(field, "between 0 and 1")
+    check(self, f"objective {self.name!r}: ")
     if self.mask_token + self.random_token > 1 + 1e-6:
       self._fail("random_token", "at most 1 - mask_token")
-    if self.span_length < 1:
-      self._fail("span_length", "at least 1")
-    if self.predict == "masked" and self.max_mask_ratio == 0:
-      self._fail("mask_ratio", "over 0 where the masked tokens are predicted")
     if self.predict == "suffix" and self.attention != "prefix":
       self._fail("predict", "all or masked where there is no prefix")
-    if not self.max_mask_ratio and self.shift == 0:
+    if self.max_mask_ratio:
+      return
+    # Nothing is hidden by masks: the attention has to hide the targets.
+    if self.predict == "masked":
+      self._fail("mask_ratio", "over 0 where the masked tokens are predicted")
+    if self.shift == 0:
       self._fail("shift", "1: every token would be predicted from itself")
-    if not self.max_mask_ratio and self.attention == "bidirectional":
+    if self.attention == "bidirectional":
       self._fail("attention", "causal or prefix: every target would be seen")
-    seen = self.attention == "prefix" and self.predict != "suffix"
-    if not self.max_mask_ratio and seen:
+    if self.attention == "prefix" and self.predict != "suffix":
       self._fail("predict", "suffix: the prefix's targets would be seen")
-    if not 0 < self.weight < float("inf"):
-      self._fail("weight", "positive and finite")
 
   def _fail(self, field: str, expected: str):
     raise UserError(

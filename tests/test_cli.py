@@ -1,0 +1,74 @@
+"""What all commands do alike with arguments and errors."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from antlm_jax import cli, errors, export_hf, generate, prepare, train
+from antlm_jax.errors import UserError
+
+
+@pytest.mark.parametrize(
+  "main, words, told",
+  [
+    (train.main, ("--config=c.py", "--workdir="), "--workdir is empty"),
+    (train.main, ("--config=", "--workdir=w"), "--config is empty"),
+    (generate.main, ("--checkpoint=", "--prompt=x"), "--checkpoint is empty"),
+    (export_hf.main, ("--checkpoint=c", "--output="), "--output is empty"),
+    (prepare.main, ("--text", "", "--output=o"), "--text is empty"),
+    (prepare.main, ("--text=t", "--output="), "--output is empty"),
+    (train.main, ("--config=c.py", "--workdir=\udcff"), "is not valid text"),
+    (train.main, ("--config=c.py:\ud800", "--workdir=w"), "is not valid text"),
+    (generate.main, ("--checkpoint=c", "--prompt=\udcff"), "is not valid"),
+    (train.main, ("--config=c.py", "--workdir=a\0b"), "is not valid text"),
+  ],
+)
+def test_what_no_argument_can_be_is_refused(
+  main, words, told, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError) as caught:
+    main(list(words))
+  assert told in str(caught.value) and str(caught.value).isascii()
+  assert not list(tmp_path.iterdir())
+
+
+def test_an_empty_argument_may_be_allowed_and_be_the_default():
+  parser = cli.Parser(prog="it", may_be_empty=("prompt",))
+  parser.add_argument("--prompt")
+  parser.add_argument("--note", default="")
+  args = parser.parse_args(["--prompt=", "--note="])
+  assert args.prompt == "" == args.note
+
+
+@pytest.mark.parametrize(
+  "number, name", [(errno.ENAMETOOLONG, "a" * 5), (errno.ENOSPC, None)]
+)
+def test_what_the_machine_refuses_is_one_line(number, name):
+  status, line = errors.explain(OSError(number, os.strerror(number), name))
+  assert status == errors.BAD_INPUT and os.strerror(number) in line
+  assert line.endswith(f": {name}" if name else os.strerror(number))
+
+
+@pytest.mark.parametrize("platforms", ["nonsense", "cuda"])
+def test_a_platform_that_jax_lacks_is_one_line(platforms):
+  code = (
+    "import jax; from antlm_jax import cli; cli.run(lambda _: jax.devices())"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code],
+    env=os.environ | {"JAX_PLATFORMS": platforms},
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == errors.BAD_INPUT, done.stderr
+  assert done.stderr.count("\n") == 1
+  assert done.stderr.startswith(f"error: JAX_PLATFORMS={platforms}: ")
+
+
+def test_an_unforeseen_error_is_not_explained():
+  assert errors.explain(RuntimeError("Unable to initialize backend")) is None
+  assert errors.explain(AssertionError()) is None
