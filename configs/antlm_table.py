@@ -37,8 +37,9 @@ class Row:
     curriculum: At each scale.
     seeds: How many at each scale.
     settings: What else it changes of its family's config.
-    masked: How it is read with masks, a mode of `evals.zero_shot.scoring`.
-    tuned: How it reads while it is fine-tuned.
+    masked: The mode of `evals.zero_shot.scoring` in which it is scored with
+      masks, beside `causal`.
+    attention: The attention with which it is fine-tuned.
   """
 
   family: str
@@ -49,7 +50,7 @@ class Row:
   )
   settings: Mapping[str, bool] = dataclasses.field(default_factory=dict)
   masked: str = "mlm"
-  tuned: str = "bidirectional"
+  attention: str = "bidirectional"
 
 
 def _llama(title, tiny, paper, seeds=1, settings=None, **how) -> Row:
@@ -68,7 +69,7 @@ def _ltg(title, tiny, paper, **how) -> Row:
 
 
 ROWS = {
-  "babyllama_c": _llama("CLM", "6C", "24C", seeds=3, tuned="causal"),
+  "babyllama_c": _llama("CLM", "6C", "24C", seeds=3, attention="causal"),
   "babyllama_m": _llama("MLM", "6M", "24M", seeds=3),
   "babyllama_antlm": _llama("AntLM", "1C+4M+1C", "4C+16M+4C", seeds=3),
   "babyllama_mixed_1_1": _llama("mixed 1:1", "6C:M=1:1", "24C:M=1:1"),
@@ -87,7 +88,7 @@ ROWS = {
     settings={"optimizer.reset_at_switch": True},
   ),
   "ltg_bert_m": _ltg("MLM", "6M", "72M"),
-  "ltg_bert_c": _ltg("CLM", "6C", "72C", tuned="causal"),
+  "ltg_bert_c": _ltg("CLM", "6C", "72C", attention="causal"),
   "ltg_bert_antlm": _ltg("AntLM", "0.5C+5M+0.5C", "6C+60M+6C"),
   "ltg_bert_mixed_1_1": _ltg("mixed 1:1", "6C:M=1:1", "72C:M=1:1"),
   "ltg_bert_mntp_1_15": _ltg(

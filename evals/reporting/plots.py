@@ -126,11 +126,10 @@ def differences(
   panels = figure.subplots(1, len(deltas), sharex=True, squeeze=False)[0]
   for panel, (name, found) in zip(panels, deltas.items(), strict=True):
     panel.set_title(name, fontsize=10)
+    by = "items and seeds" if found[0].by_seeds else "items; one seed"
+    panel.set_xlabel(f"points, 95 % by {by}", fontsize=9.5)
     _forest(panel, sorted(found, key=lambda delta: delta.interval.estimate))
   figure.suptitle(title, fontsize=11)
-  several = next(iter(deltas.values()))[0].by_seeds
-  by = "items and seeds" if several else "items; one seed"
-  figure.supxlabel(f"difference in points, 95 % by {by}", fontsize=9.5)
   save(figure, path)
 
 
