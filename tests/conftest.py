@@ -9,6 +9,7 @@ import pytest
 from antlm_jax.data import toy_english
 from antlm_jax.data.preparation import prepare
 from antlm_jax.data.prepared import Settings
+from antlm_jax.runtime import files
 
 
 def pytest_configure(config):
@@ -27,25 +28,48 @@ def pytest_configure(config):
 
 
 @pytest.fixture(scope="session")
-def english(tmp_path_factory):
-  """A folder of generated English: text/ and pairs/."""
-  folder = tmp_path_factory.mktemp("english")
-  toy_english.write(folder, sentences=3000, pairs=20)
-  return folder
+def shared(tmp_path_factory, worker_id):
+  """Makes a folder once for all workers: `shared(name, make)`.
+
+  `make(folder)` fills it; tests read it and never write into it.
+  """
+  base = tmp_path_factory.getbasetemp()
+  root = base if worker_id == "master" else base.parent
+
+  def folder_of(name, make):
+    folder = root / f"shared_{name}"
+    with files.locked(root / f"{name}.lock", wait=True):
+      if not folder.exists():
+        with files.replacing(folder) as aside:
+          make(aside)
+    return folder
+
+  return folder_of
 
 
 @pytest.fixture(scope="session")
-def prepared(english, tmp_path_factory):
-  """The generated English, packed by documents to rows of 32."""
-  folder = tmp_path_factory.mktemp("data") / "prepared"
-  prepare(
-    Settings(
-      text=(str(english / "text"),),
-      output=str(folder),
-      vocab_size=400,
-      seq_len=32,
-      packing="documents",
-      documents="line",
-    )
+def english(shared):
+  """A folder of generated English: text/ and pairs/."""
+  return shared(
+    "english",
+    lambda folder: toy_english.write(folder, sentences=3000, pairs=20),
   )
-  return folder
+
+
+@pytest.fixture(scope="session")
+def prepared(english, shared):
+  """The generated English, packed by documents to rows of 32."""
+
+  def make(folder):
+    prepare(
+      Settings(
+        text=(str(english / "text"),),
+        output=str(folder),
+        vocab_size=400,
+        seq_len=32,
+        packing="documents",
+        documents="line",
+      )
+    )
+
+  return shared("prepared", make)

@@ -223,7 +223,7 @@ def cell_with(notebook, words: str):
   return cell
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_training_shows_a_bar_and_the_curves(executed):
   output = printed(cell_with(executed, "train.train("))
   assert "40/40" in output and "held out after step 40" in output
@@ -232,7 +232,7 @@ def test_training_shows_a_bar_and_the_curves(executed):
   assert png.startswith(b"\x89PNG") and len(png) > 20_000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_pairs_are_scored_in_both_modes(executed):
   lines = printed(cell_with(executed, "blimp.read")).splitlines()
   assert "left to right" in lines[0] and "masked" in lines[0]
@@ -245,7 +245,7 @@ def test_the_pairs_are_scored_in_both_modes(executed):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_transformers_says_the_same(executed):
   report = json.loads(printed(executed.cells[-1]))
   ours, theirs = report["ours"], report["theirs"]

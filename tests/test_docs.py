@@ -1,0 +1,91 @@
+"""The commands and code of README and docs/ run as written."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from antlm_jax.objectives import curriculum, objective
+from tests import runs
+
+README = runs.ROOT / "README.md"
+PAGES = sorted((runs.ROOT / "docs").glob("*.md"))
+
+
+def blocks(page: pathlib.Path, *languages: str) -> list[tuple[str, str]]:
+  """A page's fenced blocks of these languages, with their language."""
+  found = re.findall(r"^```(\w+)\n(.*?)^```", page.read_text(), re.M | re.S)
+  return [block for block in found if block[0] in languages]
+
+
+@pytest.fixture(scope="module")
+def readme(tmp_path_factory):
+  """A folder with what the README's commands leave, and what they print."""
+  folder = tmp_path_factory.mktemp("docs")
+  for name in ("configs", "launch", ".venv"):
+    (folder / name).symlink_to(runs.ROOT / name)
+  return folder, in_folder(README, folder)
+
+
+def in_folder(page: pathlib.Path, folder: pathlib.Path) -> str:
+  """Runs a page's blocks in turn; returns all that they print."""
+  path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
+  printed = []
+  for language, text in blocks(page, "bash", "python"):
+    code = folder / "code.py"
+    code.write_text(text)
+    script = text if language == "bash" else f"python {code}"
+    done = subprocess.run(
+      ["bash", "-euo", "pipefail", "-c", script],
+      cwd=folder,
+      env=os.environ | {"PATH": path, "PYTHONPATH": str(runs.ROOT)},
+      capture_output=True,
+      text=True,
+      timeout=600,
+    )
+    assert done.returncode == 0, (page.name, text, done.stdout, done.stderr)
+    printed.append(done.stdout)
+  return "".join(printed)
+
+
+def test_the_readmes_commands_by_hand_and_its_code(readme):
+  _, printed = readme
+  assert "the dogs near" in printed and "mean over UIDs" in printed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_commands_and_code_of_a_page(page, readme):
+  folder, _ = readme
+  assert in_folder(page, folder) or not blocks(page, "bash", "python")
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.stem)
+def test_every_file_and_command_that_a_page_names_exists(page):
+  text = page.read_text()
+  for name in re.findall(r"`((?:configs|antlm_jax|launch)/[\w/.]+)", text):
+    assert (runs.ROOT / name).exists(), name
+  for link in re.findall(r"\]\((?!http)([^)#]+)", text):
+    assert (page.parent / link).exists(), link
+  for module in re.findall(r"python -m ([\w.]+)", text):
+    path = runs.ROOT / module.replace(".", "/")
+    assert path.with_suffix(".py").exists(), module
+
+
+def test_every_page_is_in_the_readme():
+  for page in PAGES:
+    assert f"(docs/{page.name})" in README.read_text()
+
+
+@pytest.mark.parametrize(
+  ("page", "least"), [(README, 8), (runs.ROOT / "docs/curricula.md", 10)]
+)
+def test_every_curriculum_that_a_page_names_parses(page, least):
+  table = page.read_text().split("| curriculum |")[1].split("\n\n")[0]
+  strings = re.findall(r"`([^`]*[A-Z][^`]*)`", table.split("|---|---|")[1])
+  assert len(strings) >= least
+  for text in strings:
+    assert curriculum.parse(text, objective.OBJECTIVES, 100, 5000).steps > 0
