@@ -35,7 +35,7 @@ def in_folder(page: pathlib.Path, folder: pathlib.Path) -> str:
   path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
   printed = []
   for language, text in blocks(page, "bash", "python"):
-    code = folder / "code.py"
+    code = folder / "snippet.py"
     code.write_text(text)
     script = text if language == "bash" else f"python {code}"
     done = subprocess.run(
