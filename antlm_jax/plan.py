@@ -13,390 +13,147 @@ of `fsdp`, recomputation and microbatches are tried, in this order, until it
 does.
 """
 
-import contextlib
 import dataclasses
 import datetime
-import json
-import math
-import pathlib
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import jax
 
-from antlm_jax import cli, units
-from antlm_jax import config as config_lib
+from antlm_jax import cli, settings, tables
 from antlm_jax.errors import UserError
-from antlm_jax.planning import topology
-from antlm_jax.planning.estimate import (
-  Foreseen,
-  StandIn,
-  assemble,
-  foresee_all,
-  programs,
-)
-from antlm_jax.runtime import chips, files, progress, sharding
+from antlm_jax.planning import search, topology
+from antlm_jax.planning.estimate import Estimate, estimate_all, programs
+from antlm_jax.planning.search import Pod
+from antlm_jax.runtime import chips, files, sharding
+from antlm_jax.settings import setting
 from antlm_jax.training.run import Run
-
-_EPOCH = 1000  # steps in an epoch of data that is not there
-_MOST_FSDP = 64
-_MOST_TRIED = 8  # settings, until one fits
-
-
-# A plan, what to do where it does not fit, and which is the best.
+from antlm_jax.units import duration, gib, milliseconds, quantity
 
 
 @dataclasses.dataclass(frozen=True)
-class Pod:
-  """What a plan is for.
+class Settings:
+  """The command's arguments."""
 
-  Attributes:
-    spec: The config file and its argument.
-    overrides: `--config.key=value`.
-    devices: The devices.
-    vocab_size: Number of tokens, where there is no data.
-    seq_len: Tokens in a row, likewise; None for as many as the model takes.
-    pieces: Documents in a row, likewise.
-  """
-
-  spec: str
-  overrides: tuple[str, ...]
-  devices: Sequence[jax.Device]
-  vocab_size: int
-  seq_len: int | None = None
-  pieces: int = 1
-
-  def run(self, settings: Sequence[str] = ()) -> Run:
-    """Builds the run with further `key=value`."""
-    more = [f"--config.{setting}" for setting in settings]
-    config = config_lib.load(self.spec, [*self.overrides, *more])
-    length = self.seq_len or config.model.max_seq_len
-    size = _EPOCH * config.train.batch_size
-    stand_in = StandIn(self.vocab_size, length, self.pieces, size)
-    return assemble(config, self.devices, stand_in)
+  config: str = setting(help="a config file, FILE.py or FILE.py:ARG")
+  topology: str = setting(help="such as v5e:16x16 or v5p:4x4x8")
+  slices: int = setting(1, "how many of these, joined", least=1, most=2**10)
+  vocab_size: int = setting(
+    128_256, "without data.path: number of tokens", least=2, most=2**24
+  )
+  seq_len: int | None = setting(
+    None, "likewise: tokens in a row (default: model.max_seq_len)",
+    least=1, most=2**24,
+  )  # fmt: skip
+  pieces: int = setting(1, "likewise: documents in a row", least=1, most=2**10)
+  sweep: bool = setting(False, "rank meshes and microbatches")
+  budget: float = setting(3600.0, "seconds for the sweep")
+  output: str | None = setting(None, "a JSON file of all of it", read=cli.here)
 
 
-def advise(pod: Pod, run: Run, found: Sequence[Foreseen]):
-  """Tries settings until those programs that did not fit do.
-
-  Returns:
-    The settings `key=value` tried last, and what they make of the programs;
-    the last of them does not fit if none was enough.
-  """
-  failed = {f.name for f in found if not f.memory.fits}
-  over = max(f.memory.needed - f.memory.limit for f in found)
-  tried, seen = (), []
-  candidates = list(settings_that_save(run, over))[:_MOST_TRIED]
-  for tried in progress.track(candidates, "setting", "tried", 0):
-    other, seen = pod.run(tried), []
-    chosen = [p for p in programs(other) if p.name in failed]
-    for foreseen in foresee_all(other, chosen):
-      seen.append(foreseen)
-      if not foreseen.memory.fits:
-        break
-    else:
-      break
-  return tried, seen
+# ------------------------------------------------------------------- the tables
 
 
-def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
-  """Yields settings that take ever less memory, the cheapest first.
-
-  Args:
-    run: What does not fit.
-    over: By how many bytes.
-  """
-  kept, mesh = (), run.mesh.shape
-  state = 4 * run.model.size * (3 + bool(run.step.ema))
-  state //= mesh["fsdp"] * mesh["tensor"]
-  sizes = fsdp_sizes(run, mesh["tensor"])
-  wider = [n for n in sizes if n > mesh["fsdp"]]
-  enough = [n for n in wider if state * (1 - mesh["fsdp"] / n) > over]
-  for size in (enough or wider[-1:])[:1]:
-    kept = ("mesh.data=-1", f"mesh.fsdp={size}")
-    yield kept
-  for policy in {"none": ("dots", "block"), "dots": ("block",)}.get(
-    run.config.model.remat, ()
-  ):
-    yield (*kept, f"model.remat={policy}")
-  if run.config.model.remat != "block":
-    kept = (*kept, "model.remat=block")
-  for count in microbatches(run):
-    if count > run.config.train.microbatches:
-      yield (*kept, f"train.microbatches={count}")
+def table(found: Sequence[Estimate]) -> str:
+  """Writes programs side by side; times and bytes are a device's, per step."""
+  columns = {e.name: _cells(e) for e in found}
+  # The lines of all, in the order of the program that has most.
+  longest = max(columns.values(), key=len)
+  names = dict.fromkeys([*longest, *(n for c in columns.values() for n in c)])
+  rows = [[n, *(c.get(n) for c in columns.values())] for n in names]
+  return tables.text(rows, ["", *columns])
 
 
-def fsdp_sizes(run: Run, tensor: int) -> list[int]:
-  """Sizes of the mesh's fsdp that the devices allow and that divide the width.
-
-  Wider than 64 does not divide the published encoders.
-  """
-  width, out = run.model.config.width, []
-  for size in (2**i for i in range(_MOST_FSDP.bit_length())):
-    if width % size:
-      continue
-    sizes = {"data": -1, "fsdp": size, "tensor": tensor}
-    with contextlib.suppress(UserError):
-      sharding.make_mesh(sizes, list(run.mesh.devices.flat))
-      out.append(size)
-  return out
-
-
-def microbatches(run: Run) -> list[int]:
-  """Numbers of microbatches that divide every batch of a run."""
-  layouts = [part.layout for part in run.order.parts]
-  common = math.gcd(*(of.shard_rows * of.microbatches for of in layouts))
-  return [n for n in range(1, common + 1) if common % n == 0]
-
-
-def sweep(pod: Pod, run: Run, budget: float) -> list[dict]:
-  """Foresees the train steps on every mesh, the fastest first.
-
-  Of microbatches more are tried only until it fits: they cost time.
-
-  Args:
-    pod: What it is for.
-    run: The run as it was asked for.
-    budget: Seconds after which nothing further is compiled.
-  """
-  end, out = time.monotonic() + budget, []
-  meshes = list(_meshes(run))
-  for mesh in progress.track(meshes, "mesh", "sweep", 0):
-    for count in _microbatches_on(pod, mesh):
-      if time.monotonic() > end:
-        break
-      row = _of_sweep(pod.run((*mesh, f"train.microbatches={count}")))
-      out.append(row)
-      if row["fits"]:
-        break
-  return sorted(out, key=lambda row: row.get("seconds", math.inf))
-
-
-def _meshes(run: Run) -> Iterator[tuple[str, ...]]:
-  c = run.model.config
-  for tensor in (1, 2, 4):
-    if any(n % tensor for n in (c.heads, c.kv_heads, c.mlp_width)):
-      continue
-    for fsdp in fsdp_sizes(run, tensor):
-      yield "mesh.data=-1", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}"
-
-
-def _microbatches_on(pod: Pod, mesh: tuple[str, ...]) -> list[int]:
-  try:
-    return microbatches(pod.run((*mesh, "train.microbatches=1")))
-  except UserError:  # the batch is no multiple of the data shards
-    return []
-
-
-def _of_sweep(run: Run) -> dict:
-  """A line of the sweep: all train steps of a run."""
-  found = list(foresee_all(run, programs(run, evaluations=False)))
-  fits = all(f.memory.fits for f in found)
-  row = {
-    "mesh": dict(run.mesh.shape),
-    "microbatches": run.config.train.microbatches,
-    "needed": max(f.memory.needed for f in found),
-    "limit": found[0].memory.limit,
-    "fits": fits,
-  }
-  if fits:
-    steps = sum(f.steps for f in found)
-    seconds = sum(f.steps * f.step_seconds for f in found) / steps
-    work = sum(f.steps * f.work.total for f in found) / steps
-    row["seconds"] = seconds
-    row["bound"] = max(found, key=lambda f: f.steps).bound
-    row["mfu"] = work / (seconds * found[0].devices * found[0].peak)
-  return row
-
-
-# What is printed.
-
-
-def _unit(value: float, unit: str = "") -> str:
-  sizes = (1e18, 1e15, 1e12, 1e9, 1e6, 1e3)
-  for prefix, size in zip("EPTGMk", sizes, strict=True):
-    if value >= size:
-      return f"{value / size:.3g} {prefix}{unit}"
-  return f"{value:.3g} {unit}".strip()
-
-
-def _gib(size: float) -> str:
-  return f"{size / 2**30:.2f} GiB"
-
-
-def _ms(seconds: float) -> str:
-  return f"{1e3 * seconds:,.1f} ms"
-
-
-def _cells(f: Foreseen) -> dict[str, str]:
+def _cells(e: Estimate) -> dict[str, str]:
   """A column of the table, by its lines' names."""
-  memory, work = f.memory, f.work
-  share = f"({memory.needed / memory.limit:.0%})"
+  memory, work = e.memory, e.work
   out = {
-    "rows x tokens": f"{f.rows:,} x {f.seq_len:,}",
-    "attention by": f.attention,
-    "memory needed": f"{_gib(memory.needed)} {share}",
+    "rows x tokens": f"{e.rows:,} x {e.seq_len:,}",
+    "attention by": e.attention,
+    "memory needed": _share_of(memory.needed, memory.limit),
   }
   if memory.fits:
-    out["  arguments"] = _gib(memory.arguments)
-    out["  temporaries"] = _gib(memory.temporaries)
+    out["  arguments"] = gib(memory.arguments)
+    out["  temporaries"] = gib(memory.temporaries)
   else:
-    out["  too much by"] = _gib(memory.needed - memory.limit)
-  out["FLOPs per token"] = _unit(work.total / (f.rows * f.seq_len))
-  out["FLOPs per step"] = _unit(work.total)
+    out["  too much by"] = gib(memory.needed - memory.limit)
+  out["FLOPs per token"] = quantity(work.total / (e.rows * e.seq_len))
+  out["FLOPs per step"] = quantity(work.total)
   for name, part in dataclasses.asdict(work).items():
     name += " attention" * (name in ("causal", "bidirectional"))
-    out[f"  {name}"] = f"{_unit(part)} ({part / work.total:.0%})"
-  if f.seconds:
-    out |= _speed_cells(f)
-  out["compiled in"] = units.duration(f.compile_seconds)
-  return out
+    out[f"  {name}"] = f"{quantity(part)} ({part / work.total:.0%})"
+  if e.seconds:
+    out |= _speed_cells(e)
+  return out | {"compiled in": duration(e.compile_seconds)}
 
 
-def _speed_cells(f: Foreseen) -> dict[str, str]:
-  done = f.executed * f.devices
+def _speed_cells(e: Estimate) -> dict[str, str]:
+  done = e.executed * e.devices
+  times = {name: milliseconds(s) for name, s in e.seconds.items()}
   out = {
-    "  executed": f"{_unit(done)} ({done / f.work.total:.0%})",
-    "compute": f"{_unit(f.executed, 'FLOPs')}, {_ms(f.seconds['compute'])}",
-    "memory": f"{_unit(f.moved, 'B')}, {_ms(f.seconds['memory'])}",
-    "network": _ms(f.seconds["network"]),
+    "  executed": f"{quantity(done)} ({done / e.work.total:.0%})",
+    "compute": f"{quantity(e.executed, 'FLOPs')}, {times['compute']}",
+    "memory": f"{quantity(e.moved, 'B')}, {times['memory']}",
+    "network": times["network"],
   }
-  for c in f.collectives:
-    name = f"  {c['kind']} over {c['axes']}"
-    said = f"{_unit(c['sent'], 'B')}, {_ms(c['seconds'])}"
-    out[name] = f"{c['times']} x: {said}"
-  if f.unknown_loops:
-    out["loops counted once"] = str(f.unknown_loops)
-  out["bound"] = f.bound
-  out["best MFU"] = f"{f.mfu:.1%}"
-  out["most tokens/s"] = _unit(f.rows * f.seq_len / f.step_seconds)
+  for c in e.collectives:
+    sent = f"{quantity(c['sent'], 'B')}, {milliseconds(c['seconds'])}"
+    out[f"  {c['kind']} over {c['axes']}"] = f"{c['times']} x: {sent}"
+  if e.unknown_loops:
+    out["loops counted once"] = str(e.unknown_loops)
+  out["bound"] = e.bound
+  out["best MFU"] = f"{e.mfu:.1%}"
+  out["most tokens/s"] = quantity(e.rows * e.seq_len / e.step_seconds)
   return out
-
-
-def table(found: Sequence[Foreseen]) -> str:
-  """Writes programs side by side; times and bytes are a device's, per step."""
-  columns = {f.name: _cells(f) for f in found}
-  # The lines of all in the order of the one that has most.
-  names = max(columns.values(), key=len).keys()
-  names = list(
-    dict.fromkeys([*names, *(n for c in columns.values() for n in c)])
-  )
-  rows = [["", *columns]]
-  rows += [[n, *(c.get(n, "-") for c in columns.values())] for n in names]
-  return _aligned(rows)
 
 
 def sweep_table(rows: Sequence[dict]) -> str:
   """Writes the sweep's meshes, the fastest first."""
-  out = [["mesh", "microbatches", "memory", "step", "bound", "best MFU"]]
+  out = []
   for row in rows:
     mesh = " ".join(f"{axis}={size}" for axis, size in row["mesh"].items())
-    memory = f"{_gib(row['needed'])} ({row['needed'] / row['limit']:.0%})"
-    speed = ["does not fit", "-", "-"]
+    speed = ["does not fit", None, None]
     if row["fits"]:
-      speed = [_ms(row["seconds"]), row["bound"], f"{row['mfu']:.1%}"]
-    out.append([mesh, str(row["microbatches"]), memory, *speed])
-  return _aligned(out)
+      speed = [milliseconds(row["seconds"]), row["bound"], f"{row['mfu']:.1%}"]
+    memory = _share_of(row["needed"], row["limit"])
+    out.append([mesh, row["microbatches"], memory, *speed])
+  head = ("mesh", "microbatches", "memory", "step", "bound", "best MFU")
+  return tables.text(out, head)
 
 
-def _aligned(rows: Sequence[Sequence[str]]) -> str:
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = (
-    "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True))
-    for row in rows
-  )
-  return "\n".join(line.rstrip() for line in lines)
+def _share_of(needed: int, limit: int) -> str:
+  return f"{gib(needed)} ({needed / limit:.0%})"
 
 
-def _say_setup(args, pod: Pod, run: Run) -> None:
-  mesh = ", ".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
-  slices = f"{args.slices} x " if args.slices > 1 else ""
-  print(
-    f"{args.config} on {slices}{args.topology}, {len(pod.devices)} devices:"
-    f" {mesh}; {_unit(run.model.size)} parameters"
-  )
-  if run.config.data.path:
-    print(f"data: {run.config.data.path}")
-  else:
-    rows = run.train_rows
-    print(
-      f"no data.path: {rows.vocab_size:,} tokens, rows of {rows.seq_len:,} in"
-      f" {rows.pieces} (--vocab_size, --seq_len, --pieces)"
-    )
-  model = run.model
-  for line in sharding.undivided(run.mesh, model.axes, model.shapes):
-    print(line)
-
-
-def _plan(pod: Pod, run: Run) -> dict:
-  """Prints the plan; returns what its file says."""
-  found = list(foresee_all(run, programs(run)))
-  print(table(found), flush=True)
-  out = {"programs": [f.to_json() for f in found]}
-  if all(f.memory.fits for f in found):
-    seconds = sum(f.steps * f.step_seconds for f in found)
-    print(f"{run.curriculum.steps:,} steps: {units.duration(seconds)} at least")
-    return out
-  settings, seen = advise(pod, run, found)
-  fits = bool(seen) and all(f.memory.fits for f in seen)
-  flags = " ".join(f"--config.{setting}" for setting in settings)
-  if fits:
-    print(f"does not fit, but does with\n  {flags}")
-  else:
-    print(
-      f"does not fit, nor with any setting tried; the last: {flags or 'none'}"
-    )
-  if seen:
-    print(table(seen))
-  tried = [f.to_json() for f in seen]
-  return out | {
-    "advice": {"settings": settings, "fits": fits, "programs": tried}
-  }
+# ------------------------------------------------------------------ the command
 
 
 def main(argv: Sequence[str]) -> None:
-  """The command."""
+  """Runs the command."""
   parser = cli.Parser(
     prog="python -m antlm_jax.plan",
     description=__doc__,
     epilog="Any setting: --config.KEY=VALUE. All keys: antlm_jax/config.py.",
   )
-  add = parser.add_argument
-  add("--config", required=True, help="a config file, FILE.py or FILE.py:ARG")
-  add("--topology", required=True, help="such as v5e:16x16 or v5p:4x4x8")
-  add("--slices", type=int, default=1, help="how many of these, joined")
-  add("--vocab_size", type=int, default=128_256, help="without data.path")
-  add("--seq_len", type=int, help="likewise (default: model.max_seq_len)")
-  add("--pieces", type=int, default=1, help="likewise: documents in a row")
-  add("--sweep", action="store_true", help="rank meshes and microbatches")
-  add("--budget", type=float, default=3600, help="seconds for the sweep")
-  add("--output", type=cli.here, help="a JSON file of all of it")
+  settings.add_arguments(parser, Settings)
   args, rest = parser.parse_known_args(argv)
   for word in rest:
     if not word.startswith("--config."):
       parser.error(f"unknown argument {word!r}")
-  for name in ("slices", "vocab_size", "seq_len", "pieces"):
-    if getattr(args, name) is not None and getattr(args, name) < 1:
-      parser.error(f"--{name} is positive")
-  pod, run = _prepare(args, rest)
-  _say_setup(args, pod, run)
-  if args.sweep:
-    rows = sweep(pod, run, args.budget)
-    if not rows:
-      raise UserError(f"--budget={args.budget:g} ended before any was compiled")
-    print(sweep_table(rows))
-    out, fits = {"sweep": rows}, any(row["fits"] for row in rows)
-  else:
-    out = _plan(pod, run)
-    fits = "advice" not in out
+  args = settings.from_args(Settings, args)
   if args.output:
-    _write(args, rest, pod, run, out)
+    files.check_writable(args.output)
+  pod, run = _prepare(args, rest)
+  _say_setup(args, run)
+  found, fits = _sweep(args, pod, run) if args.sweep else _plan(pod, run)
+  if args.output:
+    files.write_json(args.output, _about(args, rest, run) | found, indent=1)
+    print(f"wrote {args.output}")
   if not fits:
     sys.exit(1)
 
 
-def _prepare(args, overrides) -> tuple[Pod, Run]:
+def _prepare(args: Settings, overrides: Sequence[str]) -> tuple[Pod, Run]:
   devices = topology.devices(args.topology, args.slices)
   chip = chips.of(devices[0])
   if chip is None:
@@ -419,13 +176,65 @@ def _prepare(args, overrides) -> tuple[Pod, Run]:
   return pod, pod.run()
 
 
-def _write(args, overrides, pod: Pod, run: Run, out: dict) -> None:
+def _say_setup(args: Settings, run: Run) -> None:
+  mesh = ", ".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
+  slices = f"{args.slices} x " if args.slices > 1 else ""
+  print(
+    f"{args.config} on {slices}{args.topology}, {run.mesh.size} devices:"
+    f" {mesh}; {quantity(run.model.size)} parameters"
+  )
+  if run.config.data.path:
+    print(f"data: {run.config.data.path}")
+  else:
+    rows = run.train_rows
+    print(
+      f"no data.path: {rows.vocab_size:,} tokens, rows of {rows.seq_len:,} in"
+      f" {rows.pieces} (--vocab_size, --seq_len, --pieces)"
+    )
+  for line in sharding.undivided(run.mesh, run.model.axes, run.model.shapes):
+    print(line)
+
+
+def _sweep(args: Settings, pod: Pod, run: Run) -> tuple[dict, bool]:
+  """Prints the sweep; returns what its file says, and whether any mesh fits."""
+  rows = search.sweep(pod, run, args.budget)
+  if not rows:
+    raise UserError(f"--budget={args.budget:g} ended before any was compiled")
+  print(sweep_table(rows))
+  return {"sweep": rows}, any(row["fits"] for row in rows)
+
+
+def _plan(pod: Pod, run: Run) -> tuple[dict, bool]:
+  """Prints the plan; returns what its file says, and whether the run fits."""
+  found = list(estimate_all(run, programs(run)))
+  print(table(found), flush=True)
+  out = {"programs": [e.to_json() for e in found]}
+  if all(e.memory.fits for e in found):
+    seconds = sum(e.steps * e.step_seconds for e in found)
+    print(f"{run.curriculum.steps:,} steps: {duration(seconds)} at least")
+    return out, True
+  changes, seen = search.advise(pod, run, found)
+  fits = bool(seen) and all(e.memory.fits for e in seen)
+  flags = " ".join(f"--config.{change}" for change in changes) or "none"
+  if fits:
+    print(f"does not fit, but does with\n  {flags}")
+  else:
+    print(f"does not fit, nor with any setting tried; the last: {flags}")
+  if seen:
+    print(table(seen))
+  tried = [e.to_json() for e in seen]
+  advice = {"settings": changes, "fits": fits, "programs": tried}
+  return out | {"advice": advice}, False
+
+
+def _about(args: Settings, overrides: Sequence[str], run: Run) -> dict:
+  """The beginning of the file: what the plan is of."""
   head = {
     "config": args.config,
     "overrides": overrides,
     "topology": args.topology,
     "slices": args.slices,
-    "devices": len(pod.devices),
+    "devices": run.mesh.size,
     "mesh": dict(run.mesh.shape),
     "parameters": run.model.size,
     "date": datetime.date.today().isoformat(),
@@ -434,10 +243,7 @@ def _write(args, overrides, pod: Pod, run: Run, out: dict) -> None:
   if not run.config.data.path:
     rows = run.train_rows
     head |= {"vocab_size": rows.vocab_size, "pieces": rows.pieces}
-  path = pathlib.Path(args.output)
-  path.parent.mkdir(parents=True, exist_ok=True)
-  files.write_text(path, json.dumps(head | out, indent=1) + "\n")
-  print(f"wrote {path}")
+  return head
 
 
 if __name__ == "__main__":

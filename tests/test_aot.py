@@ -228,7 +228,7 @@ def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
   )
   train_step = helpers.train_step(model, optimizer=optax.scale_by_adam())
   example = step_example(4, length, benchmark.make_mask(mode, 4, length))
-  compiled = topology.train_step(train_step, mesh, example).compile()
+  compiled = topology.lower(train_step, mesh, example).compile()
   # In the loop over layers; unless the block is recomputed, forward but once.
   assert kernels(compiled) == FUSED
   shapes = re.findall(r"\b[a-z]\w*\[([\d,]+)\]", compiled.as_text())

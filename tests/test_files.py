@@ -166,7 +166,7 @@ def test_writing_is_checked_before_the_work(tmp_path):
   for path, folder in (
     (tmp_path, False), ("/dev/null", False), (tmp_path / "file" / "x", False),
     (tmp_path / "file", True), (tmp_path / "file" / "x", True),
-    (tmp_path / "a\0b", False),
+    (tmp_path / "a\0b", False), ("/proc/x", False),
   ):  # fmt: skip
     with pytest.raises(UserError, match="cannot write"):
       files.check_writable(path, folder)

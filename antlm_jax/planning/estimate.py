@@ -1,11 +1,10 @@
 """What the steps of a run need, and what bounds their speed, before they run.
 
-A step is compiled for devices that are not there
-(`antlm_jax.planning.topology`); what it takes of memory the compiler says, and
-what it does is counted in its text
-(`antlm_jax.planning.hlo`). Times are a roofline's, from published peaks
-(`antlm_jax.runtime.chips`): products, memory and network are each thought to
-go on all the time, beside each other.
+A step is compiled for devices that are not there (`topology`); what it takes
+of memory the compiler says, and what it does is counted in its text (`hlo`).
+Times are a roofline's, from published peaks (`runtime.chips`, `network`):
+products, memory and network are each thought to go on all the time, beside
+each other.
 """
 
 import dataclasses
@@ -22,16 +21,17 @@ from antlm_jax import hashing, models
 from antlm_jax.attention.tpu import kernel, schedule
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import hlo, topology
+from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips, progress, sharding
 from antlm_jax.training import flops
 from antlm_jax.training import run as run_lib
 from antlm_jax.training.run import Run
 
 _CUTS = 0x9C07  # keeps the pieces' draws apart from the objectives'
-_SIZES = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_PREFIXES = " KMGTPE"  # each 2^10 times the one before
 
 
-# The data, or what stands in for it.
+# ------------------------------------------ the data, or what stands in for it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,7 @@ def assemble(
   return run_lib.assemble(config, devices, **data)
 
 
-# What is compiled.
+# ----------------------------------------------------------- what is compiled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,22 +115,23 @@ class Program:
   Attributes:
     name: The objectives of the batch.
     steps: How many of the run's steps are of it; 0 for an evaluation.
-    example: A batch, as the first process makes its part of it.
+    batch: A batch, as the first process makes its part of it.
   """
 
   name: str
   steps: int
-  example: Batch
+  batch: Batch
 
 
 def programs(run: Run, evaluations: bool = True) -> list[Program]:
   """Returns the steps that a run compiles, each with a batch of its kind."""
   source, out = run.source(), {}
-  starts = {p.start for p in run.curriculum.phases}
+  starts = {phase.start for phase in run.curriculum.phases}
   starts = sorted(starts | {*run.order.starts})
   ends = [*starts[1:], run.curriculum.steps]
   for start, end in zip(starts, ends, strict=True):
-    name, joined = str(run.curriculum.at(start)), run.order.at(start).joined
+    name = str(run.curriculum.at(start))
+    joined = run.order.at(start).joined
     if joined > 1:
       name += f" of {joined * run.train_rows.seq_len}"
     known = out.get(name) or Program(name, 0, source[start])
@@ -148,8 +149,8 @@ class Memory:
   Attributes:
     limit: What there is for programs.
     needed: What this one takes.
-    arguments: Of that, the state and the batch; None where it does not fit.
-    temporaries: What it takes beside them; likewise.
+    arguments: Of that, the state and the batch.
+    temporaries: What it takes beside them.
   """
 
   limit: int
@@ -164,7 +165,7 @@ class Memory:
 
 
 @dataclasses.dataclass(frozen=True)
-class Foreseen:
+class Estimate:
   """What is known of a program before it ever ran; of one device, per step.
 
   Attributes:
@@ -177,7 +178,7 @@ class Foreseen:
     attention: What computes attention.
     work: The operations that a step needs, over all devices.
     compile_seconds: What compiling it took here.
-    memory: What it needs.
+    memory: What it needs. Where that is too much, nothing below is known.
     executed: Operations of the matrix units, with recomputation and padding.
     moved: Bytes through the memory.
     collectives: Each kind along the same axes: how often, the arrays' bytes,
@@ -227,99 +228,113 @@ class Foreseen:
     return out
 
 
-def foresee(run: Run, program: Program) -> Foreseen:
+def estimate_all(run: Run, chosen: Sequence[Program]) -> Iterator[Estimate]:
+  """Yields the programs' estimates; equal ones are compiled once."""
+  done: dict = {}
+  for program in progress.track(chosen, "program", "compiled", 0):
+    shapes = sharding.abstract(run.mesh, program.batch)
+    leaves, tree = jax.tree.flatten(shapes)
+    key = tree, *leaves, program.steps > 0
+    if key not in done:
+      done[key] = estimate(run, program)
+    yield dataclasses.replace(done[key], name=program.name, steps=program.steps)
+
+
+def estimate(run: Run, program: Program) -> Estimate:
   """Compiles a program and reads off what it needs.
 
   Raises:
     UserError: if the attention that the config asks for cannot be.
   """
-  example, mesh = program.example, run.mesh
-  shapes = sharding.abstract(mesh, example)
-  model = run.model
+  batch, mesh, training = program.batch, run.mesh, program.steps > 0
+  shapes = sharding.abstract(mesh, batch)
   chip = chips.of(mesh.devices.flat[0])
-  lower = topology.train_step if program.steps else topology.eval_step
-  whole = shapes.inputs.size / example.inputs.size  # of the first process's
-  known = Foreseen(
+  whole = shapes.inputs.size / batch.inputs.size  # of the first process's
+  work = flops.forward(run.model, batch) * (3 if training else 1) * whole
+  attention = run.attention_of(batch)
+  begun, found = time.monotonic(), {}
+  lowered = topology.lower(run.step, mesh, shapes, training)
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as error:
+    arguments = topology.arguments(run.step, mesh, shapes, training)
+    memory = exceeded(str(error), _bytes(arguments))
+    if memory is None:
+      raise
+    spent = time.monotonic() - begun
+  else:
+    spent = time.monotonic() - begun
+    memory = _memory(compiled, chip)
+    found = _speed(run, batch, hlo.count(compiled.as_text()))
+  return Estimate(
     name=program.name,
     steps=program.steps,
     rows=math.prod(shapes.inputs.shape[:2]),
     seq_len=shapes.inputs.shape[2],
     devices=mesh.size,
     peak=chip.flops,
-    attention=run.attention_of(example),
-    work=flops.forward(model, example) * (3 if program.steps else 1) * whole,
-    compile_seconds=0.0,
-    memory=Memory(chip.memory, 0),
+    attention=attention,
+    work=work,
+    compile_seconds=spent,
+    memory=memory,
+    **found,
   )
-  begun = time.monotonic()
-  lowered = lower(run.step, mesh, shapes)
-  try:
-    compiled = lowered.compile()
-  except jax.errors.JaxRuntimeError as error:
-    memory = exceeded(str(error), _arguments(run, shapes, program.steps > 0))
-    if memory is None:
-      raise
-    spent = time.monotonic() - begun
-    return dataclasses.replace(known, memory=memory, compile_seconds=spent)
-  return dataclasses.replace(
-    known,
-    compile_seconds=time.monotonic() - begun,
-    memory=_memory(compiled, chip),
-    **_speed(run, example, hlo.count(compiled.as_text())),
-  )
+
+
+# ---------------------------------------------------------------- its memory
 
 
 def _memory(compiled, chip: chips.Chip) -> Memory:
+  """Reads how much a program needs that the compiler finds to fit."""
   of = compiled.memory_analysis()
-  beside = (
-    of.temp_size_in_bytes
-    + of.generated_code_size_in_bytes
-    + of.output_size_in_bytes
-    - of.alias_size_in_bytes
-  )
-  return Memory(
-    limit=chip.memory,
-    needed=of.argument_size_in_bytes + beside,
-    arguments=of.argument_size_in_bytes,
-    temporaries=beside,
-  )
+  arguments = of.argument_size_in_bytes
+  beside = of.temp_size_in_bytes + of.generated_code_size_in_bytes
+  # Results that lie where arguments did take no room of their own.
+  beside += of.output_size_in_bytes - of.alias_size_in_bytes
+  return Memory(chip.memory, arguments + beside, arguments, beside)
 
 
 def exceeded(message: str, arguments: int) -> Memory | None:
-  """Reads from the compiler's error how much memory would be needed."""
-  size = r"([\d.]+)([KMGT]?)"
-  if "RESOURCE_EXHAUSTED" not in message:
-    return None
-  found = re.search(rf"Used {size} of {size} hbm", message)
-  beside = 0
+  """Reads from the compiler's error how much memory would be needed.
+
+  Args:
+    message: The error's text.
+    arguments: Bytes of the program's arguments on a device.
+  """
+  size = r"([\d.]+)([KMGTPE]?)"
+  found, beside = re.search(rf"Used {size} of {size} hbm", message), 0
   if not found:  # temporaries are too much already, without the arguments
     pattern = rf"\({size}\) exceeds available HBM \({size}\)"
     found, beside = re.search(pattern, message), arguments
-  if not found:
+  if not found or "RESOURCE_EXHAUSTED" not in message:
     return None
-  used, unit, limit, limit_unit = found.groups()
-  needed = beside + int(float(used) * _SIZES[unit])
-  limit = int(float(limit) * _SIZES[limit_unit])
+  used, used_prefix, limit, limit_prefix = found.groups()
+  needed = beside + _of_prefix(used, used_prefix)
+  limit = _of_prefix(limit, limit_prefix)
   return Memory(limit, needed, arguments, needed - arguments)
 
 
-def _arguments(run: Run, shapes: Batch, training: bool) -> int:
-  """Bytes of a program's arguments on a device."""
-  _, state = topology.abstract_state(run.step, run.mesh)
-  of = (state if training else state.best_params), shapes
+def _of_prefix(number: str, prefix: str) -> int:
+  return int(float(number) * 2 ** (10 * _PREFIXES.index(prefix or " ")))
+
+
+def _bytes(shapes) -> int:
+  """Bytes of arrays' parts on a device."""
   return sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves(of)
+    for x in jax.tree.leaves(shapes)
   )
 
 
-def _speed(run: Run, example: Batch, counts: hlo.Counts) -> dict:
-  """The part of `Foreseen` that is about speed."""
+# ----------------------------------------------------------------- its speed
+
+
+def _speed(run: Run, batch: Batch, counts: hlo.Counts) -> dict:
+  """Returns the part of an `Estimate` that is about speed."""
   chip = chips.of(run.mesh.devices.flat[0])
-  kernels = sum(counts.kernel_flops.values())
-  if kernels:
-    kernels *= _visited(run.model, example)
-  executed = counts.flops + kernels
+  executed = counts.flops
+  if counts.kernel_flops:
+    executed += counts.kernel_flops * _visited(run.model, batch)
   collectives = _collectives(run.mesh, counts)
   return {
     "executed": executed,
@@ -334,16 +349,16 @@ def _speed(run: Run, example: Batch, counts: hlo.Counts) -> dict:
   }
 
 
-def _visited(model: models.Model, example: Batch) -> float:
+def _visited(model: models.Model, batch: Batch) -> float:
   """Scores that the kernel computes, of those that it says it does.
 
   It visits blocks, and of a mask with bounds it cannot know how many.
   """
-  c, length = model.config, example.inputs.shape[-1]
+  c, length = model.config, batch.inputs.shape[-1]
   group = c.heads // c.kv_heads
   blocks = kernel.cut(length, length, group, c.head_width, c.dtype)
-  mask = jax.tree.map(lambda x: x.reshape(-1, length), example.mask)
-  rows = math.prod(example.inputs.shape[:2])
+  mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
+  rows = math.prod(batch.inputs.shape[:2])
   by_query, _ = schedule.make(mask, rows, blocks)
   steps = math.prod(int(n) for n in by_query.grid(rows))
   said = rows * length**2 / (2 if mask.causal else 1)
@@ -352,30 +367,16 @@ def _visited(model: models.Model, example: Batch) -> float:
 
 def _collectives(mesh, counts: hlo.Counts) -> tuple[dict, ...]:
   """The collectives by kind and axes, the slowest first."""
-  network, out = chips.Network(mesh), {}
+  network, out = Network(mesh), {}
   for one, times in counts.collectives.items():
     axes = ", ".join(network.axes(one.group))
-    total = out.setdefault((one.kind, axes), {
-      "kind": one.kind, "axes": axes, "devices": len(one.group),
-      "times": 0, "bytes": 0, "sent": 0.0, "seconds": 0.0,
-    })  # fmt: skip
+    total = out.setdefault(
+      (one.kind, axes),
+      {"kind": one.kind, "axes": axes, "devices": len(one.group)}
+      | dict.fromkeys(("times", "bytes", "sent", "seconds"), 0),
+    )
     total["times"] += times
     total["bytes"] += times * one.bytes
     total["sent"] += times * one.sent
     total["seconds"] += times * network.seconds(one)
   return tuple(sorted(out.values(), key=lambda c: -c["seconds"]))
-
-
-def foresee_all(run: Run, chosen: Sequence[Program]) -> Iterator[Foreseen]:
-  """Foresees programs; those of the same shapes are compiled once."""
-  done: dict = {}
-  for program in progress.track(chosen, "program", "compiled", 0):
-    shapes = sharding.abstract(run.mesh, program.example)
-    key = (
-      jax.tree.structure(shapes),
-      *jax.tree.leaves(shapes),
-      not program.steps,
-    )
-    if key not in done:
-      done[key] = foresee(run, program)
-    yield dataclasses.replace(done[key], name=program.name, steps=program.steps)

@@ -1,8 +1,10 @@
 """What a compiled program does, counted from its text.
 
-XLA's cost analysis counts the body of a loop once. Here the text of a
-compiled and scheduled program (`jax.stages.Compiled.as_text`) is read, and
-what is in a body counts as often as it runs.
+XLA's own cost analysis counts the body of a loop once, and knows neither how
+often a collective happens nor between which devices, nor what stays out of the
+main memory. Here the text of a compiled and scheduled program
+(`jax.stages.Compiled.as_text`) is read, and what is in a body counts as often
+as it runs.
 """
 
 import collections
@@ -13,22 +15,28 @@ import re
 
 import numpy as np
 
-_ARRAY = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
+# A computation's first line; an instruction: whether its result is the
+# computation's, its name, shape, code, what is in parentheses, and the rest.
 _HEAD = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
-_LINE = re.compile(r"^\s+(ROOT )?%(\S+) = ")
+_LINE = re.compile(
+  r"^\s+(ROOT )?%(\S+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(?:$|, (.*))"
+)
+_ARRAY = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
+_NAME = re.compile(r"%([\w.\-]+)")
+# What an instruction runs, but for a loop's condition.
 _CALLED = re.compile(
-  r"(?:calls|to_apply|body|true_computation|false_computation)=%([\w.\-]+)"
+  r"(?:calls|to_apply|body|(?:true|false|branch)_computations?)="
+  r"\{?(%[\w.\-]+(?:, %[\w.\-]+)*)"
 )
 # What moves nothing, or whose parts are counted by themselves.
-_FREE = {
-  "after-all", "bitcast", "call", "conditional", "constant",
-  "get-tuple-element", "opt-barrier", "parameter", "partition-id",
-  "replica-id", "tuple", "while",
-}  # fmt: skip
-_COLLECTIVES = (
-  "all-gather", "all-reduce", "all-to-all", "collective-broadcast",
-  "collective-permute", "ragged-all-to-all", "reduce-scatter",
-)  # fmt: skip
+_FREE = re.compile(
+  "after-all|bitcast|call|conditional|constant|get-tuple-element|opt-barrier"
+  "|parameter|partition-id|replica-id|tuple|while|.*-start|.*-update"
+)
+_COLLECTIVE = re.compile(
+  "(all-gather|all-reduce|all-to-all|collective-broadcast|collective-permute"
+  "|ragged-all-to-all|reduce-scatter)(-start)?"
+)
 _SLICES = ("dynamic-slice", "gather", "slice")
 # Which operand holds what is written in place of a part of the first.
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
@@ -66,32 +74,30 @@ class Counts:
 
   Attributes:
     flops: Operations of matrix products, two per multiplication and addition.
-    kernel_flops: Those that the kernels say they do, by their names.
     bytes: Bytes read from and written to the main memory, each operand of an
       instruction once: what a kernel or a product loads again is not in it.
-    collectives: How often each collective happens.
+    kernel_flops: Operations that the kernels say they do.
     unknown_loops: Loops whose number of passes was not found; their bodies
       count once.
+    collectives: How often each collective happens.
   """
 
   flops: float = 0.0
-  kernel_flops: collections.Counter = dataclasses.field(
-    default_factory=collections.Counter
-  )
   bytes: float = 0.0
+  kernel_flops: float = 0.0
+  unknown_loops: int = 0
   collectives: collections.Counter = dataclasses.field(
     default_factory=collections.Counter
   )
-  unknown_loops: int = 0
 
   def add(self, other: "Counts", times: int = 1) -> None:
     """Adds what happens `times` times."""
     self.flops += times * other.flops
     self.bytes += times * other.bytes
+    self.kernel_flops += times * other.kernel_flops
     self.unknown_loops += other.unknown_loops
-    for name in ("kernel_flops", "collectives"):
-      for key, count in getattr(other, name).items():
-        getattr(self, name)[key] += times * count
+    for key, count in other.collectives.items():
+      self.collectives[key] += times * count
 
 
 def count(text: str) -> Counts:
@@ -100,67 +106,71 @@ def count(text: str) -> Counts:
   Args:
     text: The program after all of XLA's optimizations.
   """
-  return _Program(text).count()
+  return _parse(text).counts
+
+
+# ------------------------------------------------------------------- the text
 
 
 @dataclasses.dataclass(frozen=True)
 class _Array:
-  """An array's type, size and place; `near` if not in the main memory."""
+  """An array's sizes, bytes, and whether it is out of the main memory."""
 
   dims: tuple[int, ...]
   bytes: int
   near: bool
 
+  @classmethod
+  def parse(cls, kind: str, dims: str, layout: str) -> "_Array":
+    sizes = tuple(_numbers(dims))
+    bits = _numbers(kind) or [8 * (kind == "pred")]
+    return cls(sizes, math.prod(sizes) * bits[0] // 8, "S(" in layout)
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class _Op:
-  """An instruction.
+  """An instruction, and the computation that it is in."""
 
-  Attributes:
-    name: Its name.
-    code: What it does, such as fusion.
-    shape: Text of its result's shape.
-    inside: Text between the parentheses: operands, or a constant's value.
-    attributes: Text after them.
-  """
-
+  home: "_Computation"
   name: str
-  code: str
   shape: str
-  inside: str
+  code: str  # what it does, such as fusion
+  inside: str  # the parentheses: its operands, or a constant's value
   attributes: str
 
-  @classmethod
-  def parse(cls, line: str, begin: re.Match) -> "_Op":
-    shape_end = _closing(line, begin.end())
-    opening = line.index("(", shape_end)
-    end = _closing(line, opening)
-    return cls(
-      name=begin[2],
-      code=line[shape_end:opening].strip(),
-      shape=line[begin.end() : shape_end],
-      inside=line[opening + 1 : end - 1],
-      attributes=line[end:],
-    )
-
   @functools.cached_property
-  def operands(self) -> list[str]:
-    return re.findall(r"%([\w.\-]+)", self.inside)
+  def operands(self) -> list["_Op"]:
+    return [self.home.ops[name] for name in _NAME.findall(self.inside)]
 
   @functools.cached_property
   def arrays(self) -> list[_Array]:
-    return [_array(*found) for found in _ARRAY.findall(self.shape)]
+    return [_Array.parse(*found) for found in _ARRAY.findall(self.shape)]
 
   @property
   def bytes(self) -> int:
     return sum(array.bytes for array in self.arrays)
 
-  def called(self) -> list[str]:
-    """Names of the computations that it runs, but for a loop's condition."""
-    branches = re.search(r"branch_computations=\{([^}]*)\}", self.attributes)
-    if branches:
-      return re.findall(r"%([\w.\-]+)", branches[1])
-    return _CALLED.findall(self.attributes)
+  @property
+  def far(self) -> int:
+    """Bytes of its result that are in the main memory."""
+    return sum(array.bytes for array in self.arrays if not array.near)
+
+  @property
+  def called(self) -> list["_Computation"]:
+    """The computations that it runs, but for a loop's condition."""
+    names = " ".join(_CALLED.findall(self.attributes))
+    return [self.home.program[name] for name in _NAME.findall(names)]
+
+  @property
+  def users(self) -> list[tuple["_Op", int]]:
+    """The instructions that use it, and which operand of theirs it is."""
+    return self.home.users[self.name]
+
+  @property
+  def origin(self) -> "_Op":
+    """The instruction that made the value that this one may but pass on."""
+    passed_on = self.code in ("bitcast", "copy", "reshape")
+    return self.operands[0].origin if passed_on else self
 
   def get(self, pattern: str) -> str:
     """The first group of a pattern in the attributes; empty if not there."""
@@ -168,354 +178,226 @@ class _Op:
     return found[1] if found else ""
 
 
-def _closing(line: str, start: int) -> int:
-  """Where what begins at `start` ends: its parentheses, or its word."""
-  if line[start] != "(":
-    return line.index(" ", start)
-  depth = 0
-  for found in re.compile(r"[()]").finditer(line, start):
-    depth += 1 if found[0] == "(" else -1
-    if not depth:
-      return found.end()
-  raise ValueError(f"parentheses do not close: {line[:80]}")
-
-
-def _array(kind: str, dims: str, layout: str) -> _Array:
-  sizes = tuple(int(d) for d in dims.split(",") if d)
-  bits = re.search(r"\d+", kind)
-  bits = int(bits[0]) if bits else 8 * (kind == "pred")
-  near = "S(" in layout
-  return _Array(sizes, math.prod(sizes) * bits // 8, near)
-
-
 class _Computation:
-  """A list of instructions, and who uses each of them."""
+  """Instructions by name, those of the whole program among them."""
 
-  def __init__(self):
+  def __init__(self, program: dict[str, "_Computation"]):
+    self.program = program
     self.ops: dict[str, _Op] = {}
-    self.root = ""
-    self._users: dict[str, list[tuple[_Op, int]]] | None = None
+    self.root: _Op | None = None  # its result is the computation's
 
-  def users(self, name: str) -> list[tuple[_Op, int]]:
-    """The instructions that use one, and which operand of theirs it is."""
-    if self._users is None:
-      self._users = collections.defaultdict(list)
-      for op in self.ops.values():
-        for index, operand in enumerate(op.operands):
-          self._users[operand].append((op, index))
-    return self._users[name]
+  @functools.cached_property
+  def users(self) -> dict[str, list[tuple[_Op, int]]]:
+    out = collections.defaultdict(list)
+    for op in self.ops.values():
+      for index, operand in enumerate(op.operands):
+        out[operand.name].append((op, index))
+    return out
 
-  def parameter(self, index: int) -> str:
-    """The name of a parameter."""
+  @functools.cached_property
+  def counts(self) -> Counts:
+    """What happens when its instructions run one after another."""
+    out = Counts()
+    for op in self.ops.values():
+      _add(out, op)
+    return out
+
+  def parameter(self, index: int) -> _Op:
     return next(
-      op.name
+      op
       for op in self.ops.values()
       if op.code == "parameter" and op.inside == str(index)
     )
 
-  def origin(self, name: str) -> _Op:
-    """The instruction that made a value, before it was only passed on."""
-    op = self.ops[name]
-    while op.code in ("bitcast", "copy", "reshape"):
-      op = self.ops[op.operands[0]]
-    return op
+
+def _parse(text: str) -> _Computation:
+  """Reads a program; returns the computation that it begins with."""
+  program: dict[str, _Computation] = {}
+  current = entry = None
+  for line in text.splitlines():
+    if found := _LINE.match(line):
+      op = _Op(current, *found.groups(default="")[1:])
+      current.ops[op.name] = op
+      if found[1]:
+        current.root = op
+    elif head := _HEAD.match(line):
+      current = program[head[2]] = _Computation(program)
+      entry = current if head[1] else entry
+  return entry
 
 
-class _Program:
-  """A program's computations, and the counting of them."""
-
-  def __init__(self, text: str):
-    self.computations: dict[str, _Computation] = {}
-    self.entry = ""
-    self._done: dict[str, Counts] = {}
-    current = None
-    for line in text.splitlines():
-      if begin := _LINE.match(line):
-        op = _Op.parse(line, begin)
-        current.ops[op.name] = op
-        if begin[1]:
-          current.root = op.name
-      elif head := _HEAD.match(line):
-        current = self.computations[head[2]] = _Computation()
-        if head[1]:
-          self.entry = head[2]
-
-  def count(self) -> Counts:
-    return self._scheduled(self.entry)
-
-  def _scheduled(self, name: str) -> Counts:
-    """Counts a computation whose instructions run one after another."""
-    if name not in self._done:
-      out, computation = Counts(), self.computations[name]
-      for op in computation.ops.values():
-        self._add(out, computation, op)
-      self._done[name] = out
-    return self._done[name]
-
-  def _add(self, out: Counts, computation: _Computation, op: _Op) -> None:
-    out.bytes += self._moved(computation, op)
-    if op.code == "while":
-      passes = self._passes(computation, op)
-      out.unknown_loops += passes is None
-      (body,) = op.called()
-      out.add(self._scheduled(body), 1 if passes is None else passes)
-    elif op.code == "conditional":
-      branches = [self._scheduled(branch) for branch in op.called()]
-      out.add(max(branches, key=lambda b: (b.flops, b.bytes)))
-    elif op.code in ("call", "async-start"):
-      for callee in op.called():
-        out.add(self._scheduled(callee))
-    else:
-      self._work(out, computation, op)
-
-  # What is computed and sent.
-
-  def _work(self, out: Counts, computation: _Computation, op: _Op) -> None:
-    """Adds an instruction's products and collectives, also inside fusions."""
-    kind = op.code.removesuffix("-start")
-    if op.code == "fusion":
-      inner = self.computations[op.called()[0]]
-      for part in inner.ops.values():
-        self._work(out, inner, part)
-    elif op.code == "dot":
-      out.flops += _dot_flops(op, computation)
-    elif op.code == "convolution":
-      out.flops += _convolution_flops(op, computation)
-    elif kind in _COLLECTIVES and self._begins(computation, op):
-      out.collectives[self._collective(computation, op, kind)] += 1
-    elif op.code == "send" and "_xla_megascale_target" in op.attributes:
-      out.collectives[_between_slices(op)] += 1
-    elif 'custom_call_target="tpu_custom_call"' in op.attributes:
-      said = op.get(r'"cost_estimate":\{"flops":"(\d+)"')
-      name = re.sub(r"[.\d]+$", "", op.name)
-      out.kernel_flops[name] += float(said or 0)
-
-  def _begins(self, computation: _Computation, op: _Op) -> bool:
-    """Whether a collective begins here.
-
-    TPUs spread one over several fusions, each of which names it again.
-    """
-    if '"async_collective_fusion_config"' not in op.attributes:
-      return True
-    return any(
-      "AsyncCollectiveStart" in o.attributes for o in computation.ops.values()
-    )
-
-  def _collective(self, computation, op: _Op, kind: str) -> Collective:
-    given = sum(computation.ops[o].bytes for o in op.operands)
-    group = _group(op.attributes, kind)
-    if kind == "all-gather":
-      return Collective(kind, given * len(group), group)
-    if kind == "all-reduce" and _is_cut(computation, op):
-      kind = "reduce-scatter"
-    return Collective(kind, given, group)
-
-  # How often a loop runs.
-
-  def _passes(self, computation: _Computation, op: _Op) -> int | None:
-    known = op.get(r'"known_trip_count":\{"n":"(\d+)"')
-    if known:
-      return int(known)
-    test = self.computations[op.get(r"condition=%([\w.\-]+)")]
-    body = self.computations[op.get(r"body=%([\w.\-]+)")]
-    root = test.ops[test.root]
-    if root.code != "compare" or "direction=LT" not in root.attributes:
-      return None
-    first = computation.ops[op.operands[0]]
-
-    def at_first(name: str) -> int | None:  # a value of the test, on entry
-      value = test.origin(name)
-      index = value.get(r"index=(\d+)")
-      if value.code == "get-tuple-element" and first.code == "tuple":
-        return _constant(computation, first.operands[int(index)])
-      return _constant(test, name)
-
-    counter = test.origin(root.operands[0]).get(r"index=(\d+)")
-    begin, end = map(at_first, root.operands)
-    step = _step(body, int(counter)) if counter else None
-    if None in (begin, end, step) or step <= 0:
-      return None
-    return max(0, -(-(end - begin) // step))
-
-  # What goes through the main memory.
-
-  def _moved(self, computation: _Computation, op: _Op) -> int:
-    """Bytes that an instruction reads from and writes to the main memory."""
-    if op.code in _FREE or op.code.endswith(("-start", "-update")):
-      return 0
-    if "AllocateBuffer" in op.attributes:
-      return 0
-    if op.code.endswith("-done"):  # where all is known of a copy
-      return self._copied(computation, op)
-    reads = 0
-    for index, name in enumerate(op.operands):
-      operand = computation.ops[name]
-      far = sum(a.bytes for a in operand.arrays if not a.near)
-      reads += min(far, self._read(op, index, operand.bytes))
-    return reads + self._written(computation, op)
-
-  def _copied(self, computation: _Computation, op: _Op) -> int:
-    start = computation.ops[op.operands[0]]
-    sources = [computation.ops[name] for name in start.operands]
-    far = sum(a.bytes for o in sources for a in o.arrays if not a.near)
-    written = sum(a.bytes for a in op.arrays if not a.near)
-    return min(far, op.bytes) + written
-
-  def _read(self, op: _Op, index: int, whole: int) -> int:
-    """How much of an operand an instruction reads."""
-    if op.code == "fusion":
-      inner = self.computations[op.called()[0]]
-      return min(whole, self._used(inner, inner.parameter(index), whole))
-    if op.code in _SLICES and index == 0:
-      return op.bytes
-    if op.code in _UPDATES and index == 0:
-      return 0
-    return whole
-
-  def _used(self, inner: _Computation, name: str, whole: int) -> int:
-    """How much of a value is read by those that use it."""
-    total = 0
-    for user, index in inner.users(name):
-      if user.code == "bitcast":
-        total += self._used(inner, user.name, whole)
-      elif "AsyncCollective" in user.attributes:
-        pass  # what begins, goes on or ends here is the collective's to read
-      elif user.code in _COLLECTIVES:
-        total += whole if self._begins(inner, user) else 0
-      elif user.code != "tuple":
-        total += self._read(user, index, whole)
-    return total
-
-  def _written(self, computation: _Computation, op: _Op) -> int:
-    """Bytes of its result that an instruction writes."""
-    if op.code in _UPDATES:
-      return computation.ops[op.operands[_UPDATES[op.code]]].bytes
-    if op.code != "fusion":
-      return sum(a.bytes for a in op.arrays if not a.near)
-    inner = self.computations[op.called()[0]]
-    root = inner.ops[inner.root]
-    parts = root.operands if root.code == "tuple" else [root.name]
-    if len(parts) != len(op.arrays):
-      parts = [root.name] * len(op.arrays)
-    kept = _in_place(op)
-    return sum(
-      min(array.bytes, self._made(inner, part, i in kept))
-      for i, (array, part) in enumerate(zip(op.arrays, parts, strict=True))
-      if not array.near
-    )
-
-  def _made(self, inner: _Computation, name: str, in_place: bool) -> int:
-    """How much of one of a fusion's results is new."""
-    op = inner.origin(name)
-    if op.code in _UPDATES:
-      return inner.ops[op.operands[_UPDATES[op.code]]].bytes
-    return 0 if in_place else op.bytes
+def _numbers(text: str) -> list[int]:
+  return [int(n) for n in re.findall(r"-?\d+", text)]
 
 
-def _in_place(op: _Op) -> set[int]:
-  """Which of a fusion's results lie where an operand did."""
-  said = op.get(r"output_to_operand_aliasing=\{(.*?)\)\}")
-  return {int(i or 0) for i in re.findall(r"\{(\d*)\}: \(", said)}
+# --------------------------------------------- what is computed, and how often
 
 
-# Loops.
+def _add(out: Counts, op: _Op) -> None:
+  """Adds what an instruction does."""
+  out.bytes += _moved(op)
+  if op.code == "while":
+    passes = _passes(op)
+    out.unknown_loops += passes is None
+    (body,) = op.called
+    out.add(body.counts, 1 if passes is None else passes)
+  elif op.code == "conditional":  # the branch that does most
+    branches = [branch.counts for branch in op.called]
+    out.add(max(branches, key=lambda b: (b.flops, b.bytes)))
+  elif op.code in ("call", "async-start"):
+    for callee in op.called:
+      out.add(callee.counts)
+  else:
+    _work(out, op)
 
 
-def _constant(computation: _Computation, name: str) -> int | None:
-  """The value of an integer constant; None if it is not one."""
-  op = computation.origin(name)
-  found = op.code == "constant" and re.fullmatch(r"-?\d+", op.inside)
-  return int(op.inside) if found else None
+def _work(out: Counts, op: _Op) -> None:
+  """Adds an instruction's products and collectives, also inside fusions."""
+  if op.code == "fusion":
+    for part in op.called[0].ops.values():
+      _work(out, part)
+  elif op.code == "dot":
+    out.flops += _dot_flops(op)
+  elif op.code == "convolution":
+    out.flops += _convolution_flops(op)
+  elif (kind := _COLLECTIVE.fullmatch(op.code)) and _begins(op):
+    out.collectives[_collective(op, kind[1])] += 1
+  elif op.code == "send" and "_xla_megascale_target" in op.attributes:
+    out.collectives[_between_slices(op)] += 1
+  elif 'custom_call_target="tpu_custom_call"' in op.attributes:
+    said = op.get(r'"cost_estimate":\{"flops":"(\d+)"')
+    out.kernel_flops += float(said or 0)
 
 
-def _step(body: _Computation, index: int) -> int | None:
-  """By how much a loop's body raises an element of what it carries."""
-  root = body.ops[body.root]
-  if root.code != "tuple":
+def _passes(loop: _Op) -> int | None:
+  """How often a loop runs; None if that cannot be read.
+
+  On TPU no number is written. There a counter, which is among what the loop
+  carries, begins at a constant, grows by one, and is compared with another.
+  """
+  known = loop.get(r'"known_trip_count":\{"n":"(\d+)"')
+  if known:
+    return int(known)
+  (body,), (first,) = loop.called, loop.operands
+  test = loop.home.program[loop.get(r"condition=%([\w.\-]+)")].root
+  counter = test.operands[0].origin.get(r"index=(\d+)")
+  if test.code != "compare" or "direction=LT" not in test.attributes:
     return None
-  op = body.origin(root.operands[index])
-  if op.code != "add":
+  if not counter or {first.code, body.root.code} != {"tuple"}:
     return None
-  before = [body.origin(name).get(r"index=(\d+)") for name in op.operands]
-  values = [_constant(body, name) for name in op.operands]
-  return values[1 - before.index(str(index))] if str(index) in before else None
+  begin, end = (_value(side, first) for side in test.operands)
+  after = _value(body.root.operands[int(counter)], first)  # the first pass
+  if None in (begin, end, after) or after <= begin:
+    return None
+  return max(0, -(-(end - begin) // (after - begin)))
+
+
+def _value(op: _Op, first: _Op | None = None) -> int | None:
+  """An integer made of constants, and of those that a loop begins with."""
+  op = op.origin
+  if op.code == "constant" and re.fullmatch(r"-?\d+", op.inside):
+    return int(op.inside)
+  if op.code == "get-tuple-element" and first:
+    return _value(first.operands[int(op.get(r"index=(\d+)"))])
+  if op.code == "add":
+    parts = [_value(part, first) for part in op.operands]
+    return None if None in parts else sum(parts)
+  return None
 
 
 # Matrix products, as XLA's cost analysis counts them.
 
 
-def _dot_flops(op: _Op, computation: _Computation) -> float:
-  (out,), left = op.arrays, computation.ops[op.operands[0]].arrays[0]
-  contracted = op.get(r"lhs_contracting_dims=\{([\d,]*)\}")
-  ways = math.prod(left.dims[int(d)] for d in contracted.split(",") if d)
-  return 2.0 * math.prod(out.dims) * ways
+def _dot_flops(op: _Op) -> float:
+  left = op.operands[0].arrays[0].dims
+  contracted = _numbers(op.get(r"lhs_contracting_dims=\{([\d,]*)\}"))
+  ways = math.prod(left[d] for d in contracted)
+  return 2.0 * math.prod(op.arrays[0].dims) * ways
 
 
-def _convolution_flops(op: _Op, computation: _Computation) -> float:
+def _convolution_flops(op: _Op) -> float:
   """On a TPU every product is a convolution, at times with a padded window.
 
   What falls on padding is not computed.
   """
-  left, right = (computation.ops[name].arrays[0].dims for name in op.operands)
-  out = op.arrays[0].dims
-  labels = op.get(r"dim_labels=([\w>-]+)")
-  of_left, of_right, of_out = re.split("_|->", labels)
-  window = op.get(r"window=\{([^}]*)\}")
-  flops = 2.0 * right[of_right.index("i")]
-  flops *= out[of_out.index("b")] * out[of_out.index("f")]
-  for axis in range(len(of_out) - 2):
-    flops *= _pairs(
-      left[of_left.index(str(axis))],
-      right[of_right.index(str(axis))],
-      out[of_out.index(str(axis))],
-      lambda name, axis=axis: _window(window, name, axis),
-    )
+  labels = re.split("_|->", op.get(r"dim_labels=([\w>-]+)"))
+  left, right, out = (
+    dict(zip(names, of.arrays[0].dims, strict=True))
+    for names, of in zip(labels, (*op.operands, op), strict=True)
+  )
+  window = re.findall(r"(\w+)=(\S+)", op.get(r"window=\{([^}]*)\}"))
+  flops = 2.0 * right["i"] * out["b"] * out["f"]
+  for axis in sorted(out.keys() - set("bf")):
+    along = {n: _numbers(v.split("x")[int(axis)])[0] for n, v in window}
+    flops *= _pairs(left[axis], right[axis], out[axis], along)
   return flops
 
 
-def _window(window: str, name: str, axis: int) -> int:
-  """A window's setting along an axis; of a padding, the part in front."""
-  found = re.search(rf"\b{name}=(\S+)", window)
-  if not found:
-    return 0 if name == "pad" else 1
-  return int(found[1].split("x")[axis].split("_")[0])
-
-
-def _pairs(left: int, right: int, out: int, setting) -> int:
+def _pairs(left: int, right: int, out: int, window: dict[str, int]) -> int:
   """How many places of the window meet a place of the input, on one axis."""
-  first = np.arange(out)[:, None] * setting("stride") - setting("pad")
-  place = first + np.arange(right) * setting("rhs_dilate")
-  apart = setting("lhs_dilate")
+  first = np.arange(out)[:, None] * window.get("stride", 1)
+  place = first - window.get("pad", 0)  # of the paddings the one in front
+  place = place + np.arange(right) * window.get("rhs_dilate", 1)
+  apart = window.get("lhs_dilate", 1)
   inside = (place >= 0) & (place < left * apart) & (place % apart == 0)
   return int(inside.sum())
 
 
-# Which devices take part.
+# ---------------------------------------------------------------- collectives
+
+
+def _begins(op: _Op) -> bool:
+  """Whether a collective begins here.
+
+  TPUs spread one over several fusions, each of which names it again.
+  """
+  if '"async_collective_fusion_config"' not in op.attributes:
+    return True
+  beside = op.home.ops.values()
+  return any("AsyncCollectiveStart" in other.attributes for other in beside)
+
+
+def _collective(op: _Op, kind: str) -> Collective:
+  given = sum(operand.bytes for operand in op.operands)
+  group = _group(op.attributes, kind)
+  if kind == "all-gather":
+    return Collective(kind, given * len(group), group)
+  if kind == "all-reduce" and _is_cut(op):
+    kind = "reduce-scatter"
+  return Collective(kind, given, group)
+
+
+def _is_cut(op: _Op) -> bool:
+  """Whether each device keeps but a part of a sum: TPUs fuse the two."""
+  users = [user for user, _ in op.users]
+  while users and all(
+    user.code in ("get-tuple-element", "bitcast") for user in users
+  ):
+    users = [further for user in users for further, _ in user.users]
+  return bool(users) and all(user.code == "dynamic-slice" for user in users)
 
 
 def _between_slices(op: _Op) -> Collective:
   """What is handed to the host, to be exchanged between slices."""
   kind = op.get(r'_xla_megascale_transfer_type="(\w+)"')
-  target = op.get(r'_xla_megascale_target="\{([\d,:]+)\}')
   slices = 0
-  for part in target.split(","):  # 1,2 or 1:2
-    first, _, last = part.partition(":")
-    slices += int(last or first) - int(first) + 1
+  for part in op.get(r'_xla_megascale_target="\{([\d,:]+)\}').split(","):
+    first, *last = _numbers(part)  # of 1, or of 1:2
+    slices += max(last, default=first) - first + 1
   kind = kind.lower().replace("_", "-")
   return Collective(kind, op.arrays[0].bytes, slices=slices)
 
 
 def _group(attributes: str, kind: str) -> tuple[int, ...]:
-  """The first group of devices, however it is written."""
+  """The first group of devices, in any of four ways to write the groups."""
   if kind == "collective-permute":
-    pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", attributes)
-    return tuple(map(int, pairs.groups())) if pairs else (0,)
+    pairs = re.search(r"source_target_pairs=\{\{(\d+,\d+)\}", attributes)
+    return tuple(_numbers(pairs[1])) if pairs else (0,)
   text = attributes.partition("replica_groups=")[2]
   if listed := re.match(r"\{\{([\d,]+)\}", text):
-    return tuple(map(int, listed[1].split(",")))
-  if spread := re.match(r"\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", text):
-    ids = _iota(spread[2]).reshape(_numbers(spread[1]))
-    return tuple(map(int, ids[0]))
+    return tuple(_numbers(listed[1]))
+  if spread := re.match(r"\[\d+,(\d+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", text):
+    return tuple(_iota(spread[2])[: int(spread[1])].tolist())
   return _group_of_axes(text)
 
 
@@ -531,9 +413,8 @@ def _group_of_axes(text: str) -> tuple[int, ...]:
   if not found:
     raise ValueError(f"which devices take part cannot be read: {text[:80]}")
   axes = re.findall(r"'(\w+)'=(\d+)", found[1])
-  ids = np.arange(math.prod(int(size) for _, size in axes))
-  if found[2]:
-    ids = _iota(found[2])
+  ids = _iota(found[2] or f"[{math.prod(int(size) for _, size in axes)}]")
+  # Each axis in three, of which the middle one may be the group's.
   sizes, mine = [], []
   for name, size in axes:
     part = re.search(rf"'{name}'(?::\((\d+)\)(\d+))?", found[3])
@@ -542,27 +423,84 @@ def _group_of_axes(text: str) -> tuple[int, ...]:
       before, taken = int(part[1]), int(part[2])
     sizes += [before, taken, int(size) // (before * taken)]
     mine += [0, slice(None), 0]
-  return tuple(map(int, ids.reshape(sizes)[tuple(mine)].reshape(-1)))
+  return tuple(ids.reshape(sizes)[tuple(mine)].reshape(-1).tolist())
 
 
 def _iota(text: str) -> np.ndarray:
   """Numbers from 0 on in the order of `[4,2]T(1,0)`, or those listed."""
-  found = re.match(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text)
-  if not found:
+  if not text.startswith("["):
     return np.array(_numbers(text))
-  ids = np.arange(math.prod(_numbers(found[1]))).reshape(_numbers(found[1]))
-  return (ids.transpose(_numbers(found[2])) if found[2] else ids).reshape(-1)
+  sizes, _, order = text.partition("T")
+  ids = np.arange(math.prod(_numbers(sizes))).reshape(_numbers(sizes))
+  return (ids.transpose(_numbers(order)) if order else ids).reshape(-1)
 
 
-def _numbers(text: str) -> list[int]:
-  return [int(n) for n in text.split(",")]
+# ------------------------------------------- what goes through the main memory
 
 
-def _is_cut(computation: _Computation, op: _Op) -> bool:
-  """Whether each device keeps but a part of a sum: TPUs fuse the two."""
-  users = [user for user, _ in computation.users(op.name)]
-  while users and all(
-    u.code in ("get-tuple-element", "bitcast") for u in users
-  ):
-    users = [v for u in users for v, _ in computation.users(u.name)]
-  return bool(users) and all(u.code == "dynamic-slice" for u in users)
+def _moved(op: _Op) -> int:
+  """Bytes that an instruction reads from and writes to the main memory."""
+  if _FREE.fullmatch(op.code) or "AllocateBuffer" in op.attributes:
+    return 0
+  if op.code.endswith("-done"):  # where all is known of a copy
+    sources = op.operands[0].operands
+    return min(sum(o.far for o in sources), op.bytes) + op.far
+  reads = (
+    min(operand.far, _read(op, index, operand.bytes))
+    for index, operand in enumerate(op.operands)
+  )
+  return sum(reads) + _written(op)
+
+
+def _read(op: _Op, index: int, whole: int) -> int:
+  """How much of an operand an instruction reads."""
+  if op.code == "fusion":
+    return min(whole, _used(op.called[0].parameter(index), whole))
+  if index == 0 and op.code in _SLICES:
+    return op.bytes
+  if index == 0 and op.code in _UPDATES:
+    return 0
+  return whole
+
+
+def _used(value: _Op, whole: int) -> int:
+  """How much of a fusion's parameter is read by those that use it."""
+  total = 0
+  for user, index in value.users:
+    if user.code == "bitcast":
+      total += _used(user, whole)
+    elif "AsyncCollective" in user.attributes:
+      pass  # what begins, goes on or ends here is the collective's to read
+    elif _COLLECTIVE.fullmatch(user.code):
+      total += whole if _begins(user) else 0
+    elif user.code != "tuple":
+      total += _read(user, index, whole)
+  return total
+
+
+def _written(op: _Op) -> int:
+  """Bytes of its result that an instruction writes."""
+  if op.code in _UPDATES:
+    return op.operands[_UPDATES[op.code]].bytes
+  if op.code != "fusion":
+    return op.far
+  root = op.called[0].root
+  parts = root.operands if root.code == "tuple" else [root]
+  if len(parts) != len(op.arrays):
+    parts = [root] * len(op.arrays)
+  # Which of the results lie where an operand did.
+  said = op.get(r"output_to_operand_aliasing=\{(.*?)\)\}")
+  kept = {int(i or 0) for i in re.findall(r"\{(\d*)\}: \(", said)}
+  return sum(
+    min(array.bytes, _made(part, i in kept))
+    for i, (array, part) in enumerate(zip(op.arrays, parts, strict=True))
+    if not array.near
+  )
+
+
+def _made(result: _Op, in_place: bool) -> int:
+  """How much of one of a fusion's results is new."""
+  op = result.origin
+  if op.code in _UPDATES:
+    return op.operands[_UPDATES[op.code]].bytes
+  return 0 if in_place else op.bytes

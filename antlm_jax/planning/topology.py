@@ -32,7 +32,7 @@ _ENVIRONMENT = {
 }
 # Where launch/setup.sh puts libtpu: beside the packages, since in their midst
 # every command of a machine without a TPU would look for one.
-_BESIDE = pathlib.Path(__file__).parents[1] / ".venv/libtpu/libtpu/libtpu.so"
+_BESIDE = pathlib.Path(__file__).parents[2] / ".venv/libtpu/libtpu/libtpu.so"
 
 
 def libtpu() -> pathlib.Path | None:
@@ -73,42 +73,36 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
     raise UserError(f"{topology!r} is not a TPU topology: {reason}") from error
 
 
-def train_step(step: TrainStep, mesh: jax.sharding.Mesh, example: Batch):
-  """Lowers a run's train step for the devices of a mesh.
+def lower(
+  step: TrainStep, mesh: jax.sharding.Mesh, batch: Batch, training: bool = True
+) -> jax.stages.Lowered:
+  """Lowers a run's train step, or its evaluation of a batch, for a mesh.
 
   Args:
     step: The step functions.
     mesh: Its devices need not be there.
-    example: A batch, or the shapes and dtypes of one.
+    batch: A batch, or the shapes and dtypes of one.
+    training: Which of the two.
 
   Returns:
-    A `jax.stages.Lowered`, to compile.
+    What is to be compiled.
   """
-  shardings, state = abstract_state(step, mesh)
-  _, update = jitted(step, shardings)
+  if training:
+    _, function = jitted(step, state_shardings(step, mesh))
+  else:
+    function = jax.jit(step.evaluate, out_shardings=sharding.whole(mesh))
   with jax.set_mesh(mesh):
-    return update.lower(state, _placed(example, sharding.rows(mesh)))
+    return function.lower(*arguments(step, mesh, batch, training))
 
 
-def eval_step(step: TrainStep, mesh: jax.sharding.Mesh, example: Batch):
-  """Likewise a run's evaluation of a batch."""
-  _, state = abstract_state(step, mesh)
-  evaluate = jax.jit(step.evaluate, out_shardings=sharding.whole(mesh))
-  with jax.set_mesh(mesh):
-    return evaluate.lower(
-      state.best_params, _placed(example, sharding.rows(mesh))
-    )
-
-
-def abstract_state(step: TrainStep, mesh: jax.sharding.Mesh):
-  """Returns the shardings of a run's state, and its shapes that have them."""
-  shardings = state_shardings(step, mesh)
+def arguments(
+  step: TrainStep, mesh: jax.sharding.Mesh, batch: Batch, training: bool
+) -> tuple:
+  """Returns the shapes of what `lower`'s program takes, with shardings."""
   shapes = jax.eval_shape(step.init)
-  return shardings, jax.tree.map(_like, shapes, shardings)
-
-
-def _placed(tree, where):
-  return jax.tree.map(lambda x: _like(x, where), tree)
+  state = jax.tree.map(_like, shapes, state_shardings(step, mesh))
+  batch = jax.tree.map(lambda x: _like(x, sharding.rows(mesh)), batch)
+  return (state if training else state.best_params), batch
 
 
 def _like(x, where):

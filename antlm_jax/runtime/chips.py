@@ -7,12 +7,8 @@ exceeded. GPUs: NVIDIA's data sheets.
 """
 
 import dataclasses
-from collections.abc import Sequence
 
 import jax
-import numpy as np
-
-from antlm_jax.planning.hlo import Collective
 
 _GIB = 2**30
 
@@ -82,54 +78,3 @@ def peak(device: jax.Device) -> float | None:
   """Returns a device's peak in FLOP/s; None where it is not known."""
   chip = of(device)
   return chip and chip.flops
-
-
-class Network:
-  """How fast the devices of a mesh reach each other.
-
-  Each collective is thought to use all links along the sides of the slice
-  that its group spans, both ways where a side closes to a ring, and nothing
-  to contend with it.
-  """
-
-  def __init__(self, mesh: jax.sharding.Mesh):
-    self._devices = list(mesh.devices.flat)
-    self._shape = mesh.devices.shape
-    self._names = mesh.axis_names
-    self._chip = of(self._devices[0])
-    self._extent = [
-      len(set(side))
-      for side in zip(*(d.coords for d in self._devices), strict=True)
-    ]
-
-  def axes(self, group: Sequence[int]) -> tuple[str, ...]:
-    """Returns the mesh axes along which a group's devices differ."""
-    if not group:
-      return ("slices",)
-    places = np.array(np.unravel_index(group, self._shape))
-    return tuple(
-      name
-      for name, place in zip(self._names, places, strict=True)
-      if len(set(place)) > 1
-    )
-
-  def seconds(self, collective: Collective) -> float:
-    """Returns how long a collective takes."""
-    if collective.slices:
-      return collective.sent / self._chip.dcn
-    rate = self._rate(collective.group)
-    if collective.kind == "collective-permute":  # to one neighbour
-      rate = min(rate, self._chip.link)
-    return collective.sent / rate
-
-  def _rate(self, group: Sequence[int]) -> float:
-    """Bytes a second that each device of a slice can send to the others."""
-    rate = 0.0
-    sides = zip(*(self._devices[i].coords for i in group), strict=True)
-    for side, extent in zip(sides, self._extent, strict=True):
-      size, closes = len(set(side)), self._chip.closes
-      if size > 1:
-        ring = size == extent and size % closes == 0
-        rate += self._chip.link * (2 if ring else 1)
-    # The devices of one chip share its memory.
-    return rate or self._chip.bandwidth

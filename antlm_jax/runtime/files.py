@@ -18,6 +18,7 @@ import pathlib
 import shutil
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 
@@ -265,8 +266,7 @@ def check_writable(where: str | os.PathLike, folder: bool = False) -> None:
     nearest = next(p for p in (place, *place.parents) if p.exists())
     if not nearest.is_dir():
       raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is no folder")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-      raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    tempfile.TemporaryFile(dir=nearest).close()  # a right is not enough
 
 
 @contextlib.contextmanager

@@ -17,8 +17,10 @@ import sys
 
 import jax
 
-from antlm_jax import cli, plan
-from antlm_jax.planning.estimate import foresee, programs
+from antlm_jax import cli
+from antlm_jax.planning import topology
+from antlm_jax.planning.estimate import estimate, programs
+from antlm_jax.planning.search import Pod
 from antlm_jax.runtime import files
 
 SLICES = ("2x2x2", "2x4x4", "4x4x8", "8x8x8", "8x16x16")
@@ -27,20 +29,20 @@ _WIDEST = 64  # chips that share the state
 _SAME = 1.01  # the program itself differs by some megabytes
 
 
-def measure(config: str, topology: str, rows: int, widest: int) -> dict:
+def measure(config: str, shape: str, rows: int, widest: int) -> dict:
   """Plans the first train step of a config on a slice."""
-  devices = topology.devices(topology)
+  devices = topology.devices(shape)
   fsdp = min(len(devices), widest)
   settings = (
     f"mesh.fsdp={fsdp}",
     f"train.batch_size={rows * len(devices)}",
   )
-  pod = plan.Pod(config, (), devices, vocab_size=128_256, pieces=2)
+  pod = Pod(config, (), devices, vocab_size=128_256, pieces=2)
   run = pod.run(settings)
-  found = foresee(run, programs(run, evaluations=False)[0])
+  found = estimate(run, programs(run, evaluations=False)[0])
   sent = {f"{c['kind']} over {c['axes']}": c["sent"] for c in found.collectives}
   return {
-    "topology": topology,
+    "topology": shape,
     "chips": len(devices),
     "mesh": dict(run.mesh.shape),
     "sent_bytes": sum(sent.values()),
@@ -91,8 +93,8 @@ def main(argv) -> None:
     f"{'step':>11}{'MFU':>8}{'compiled':>10}"
   )
   for shape in args.slices.split(","):
-    topology = f"{args.generation}:{shape}"
-    row = measure(args.config, topology, args.rows, args.widest)
+    shape = f"{args.generation}:{shape}"
+    row = measure(args.config, shape, args.rows, args.widest)
     print(_say(row), flush=True)
     # After each slice: what was found stays, whatever comes next.
     result["rows"].append(row)
