@@ -15,15 +15,17 @@ Target2. The UID is the domain, of which there are eleven.
 """
 
 import collections
-import csv
+import dataclasses
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from antlm_jax import cli
 from antlm_jax.errors import UserError
-from evals.zero_shot import pairs
-from evals.zero_shot.pairs import Pair
+from antlm_jax.inference.pairs import Pair
+from antlm_jax.runtime import files
+from antlm_jax.settings import setting
+from evals.zero_shot import command
 
 FILE = "ewok_test.csv"
 _TEXTS = ("Context1", "Context2", "Target1", "Target2")
@@ -79,16 +81,12 @@ def _words(row: Mapping[str, str]) -> Iterator[str]:
 
 
 def _rows(path: pathlib.Path) -> list[dict[str, str]]:
-  try:
-    with path.open(encoding="utf-8", newline="") as file:
-      rows = list(csv.DictReader(file))
-  except (OSError, UnicodeDecodeError, csv.Error) as error:
-    raise UserError(f"cannot read {path}: {error}") from error
-  wanted = (*_TEXTS, *_GROUPS.values())
-  for number, row in enumerate(rows, start=1):
-    missing = [name for name in wanted if not row.get(name)]
+  rows = []
+  for line, row in files.read_csv(path, "EWoK"):
+    missing = [n for n in (*_TEXTS, *_GROUPS.values()) if not row.get(n)]
     if missing:
-      raise UserError(f"{path}, row {number}: no {', '.join(missing)}")
+      raise UserError(f"{path}, line {line}: no {', '.join(missing)}")
+    rows.append(row)
   return rows
 
 
@@ -99,10 +97,7 @@ def _vocabulary(folder: pathlib.Path) -> set[str]:
       f"--data={folder} holds {len(paths)} files vocab*.txt, not BabyLM's one"
       " word list: put it there, or use --unfiltered"
     )
-  try:
-    return set(paths[0].read_text(encoding="utf-8").split("\n"))
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f"cannot read {paths[0]}: {error}") from error
+  return set(files.read_text(paths[0], "the word list").split("\n"))
 
 
 def _pairs(row: Mapping[str, str], seen: collections.Counter) -> Iterator[Pair]:
@@ -119,19 +114,21 @@ def _pairs(row: Mapping[str, str], seen: collections.Counter) -> Iterator[Pair]:
     seen[groups["UID"]] += 1
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(command.Settings):
+  """The command's arguments."""
+
+  data: str = setting(help=f"folder with {FILE} and BabyLM's word list")
+  unfiltered: bool = setting(False, "keep words BabyLM's list lacks")
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  data = f"folder with {FILE} and BabyLM's word list"
-  parser = pairs.parser("evals.ewok", __doc__, data)
-  parser.add_argument(
-    "--unfiltered", action="store_true", help="keep words BabyLM's list lacks"
-  )
-  args = parser.parse_args(argv)
-  pairs.run(
-    args,
-    task=lambda _: "ewok",
-    read=lambda: read(args.data, args.limit, args.unfiltered),
-  )
+
+  def found(asked: Settings) -> list[Pair]:
+    return read(asked.data, asked.limit, asked.unfiltered)
+
+  command.run(argv, "evals.ewok", __doc__, Settings, found, lambda _: "ewok")
 
 
 if __name__ == "__main__":

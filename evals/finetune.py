@@ -27,7 +27,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from antlm_jax import cli, hashing
-from antlm_jax.runtime import progress
+from antlm_jax.runtime import files, progress
 from antlm_jax.training import checkpoint
 from evals import results as outputs
 from evals.finetuning import glue
@@ -364,7 +364,7 @@ def _jobs(args, loaded: checkpoint.Loaded, settings: Settings) -> list[Job]:
     "limit": args.limit,
     **dataclasses.asdict(settings),
   }
-  output = pathlib.Path(args.output or outputs.folder(loaded, "finetune"))
+  output = pathlib.Path(args.output or loaded.evals / "finetune")
   jobs = []
   for name, found in _found(args.data, args.task).items():
     task = glue.task(found, name, pool, args.dropout, args.head == "norms")
@@ -375,7 +375,7 @@ def _jobs(args, loaded: checkpoint.Loaded, settings: Settings) -> list[Job]:
     if args.save and not (folder / kept.FOLDER).is_dir():
       done = None
     jobs.append(Job(task, folder, request, done))
-    outputs.check_writable(folder)
+    files.check_writable(folder, folder=True)
   return jobs
 
 

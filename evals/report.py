@@ -17,7 +17,7 @@ from antlm_jax import cli
 from evals.reporting import antlm, render
 from evals.reporting import runs as runs_lib
 from evals.reporting.compare import Study
-from evals.zero_shot import scoring
+from evals.zero_shot.pipelines import PIPELINES
 
 TABLE = pathlib.Path(__file__).parent.parent / "configs" / "antlm_table.py"
 
@@ -30,7 +30,7 @@ def _parser() -> cli.Parser:
   add("--config", default=str(TABLE), help="config file that defines ROWS")
   add(
     "--pipeline",
-    choices=scoring.PIPELINES,
+    choices=PIPELINES,
     help="by which scores of pairs are; by default as most of the results",
   )
   return parser

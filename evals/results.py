@@ -5,8 +5,8 @@ the results depend on, the parameters and the data by their content: the same
 request again, on whatever machine, finds them; another one is told.
 """
 
+import contextlib
 import json
-import os
 import pathlib
 import zlib
 from collections.abc import Iterable, Mapping
@@ -19,11 +19,6 @@ from antlm_jax.runtime import files
 from antlm_jax.training import checkpoint
 
 SUMMARY = "summary.json"
-
-
-def folder(loaded: checkpoint.Loaded, *names: str) -> pathlib.Path:
-  """Returns RUN/evals/NAMES; here runs/RUN for a RUN that is in a bucket."""
-  return loaded.evals.joinpath(*names)
 
 
 def model_digest(loaded: checkpoint.Loaded) -> dict:
@@ -40,12 +35,13 @@ def data_digest(paths: Iterable[pathlib.Path]) -> dict[str, int]:
   Raises:
     UserError: if a file cannot be read.
   """
-  try:
-    return {path.name: zlib.crc32(path.read_bytes()) for path in paths}
-  except OSError as error:
-    raise UserError(
-      f"cannot read {error.filename}: {error.strerror}"
-    ) from error
+  digest = {}
+  for path in paths:
+    try:
+      digest[path.name] = zlib.crc32(path.read_bytes())
+    except OSError as error:
+      raise UserError(f"cannot read {path}: {error.strerror}") from error
+  return digest
 
 
 def finished(folder: pathlib.Path, request: dict) -> dict | None:
@@ -55,9 +51,11 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
     UserError: if the folder holds the results of another request.
   """
   try:
-    summary = json.loads((folder / SUMMARY).read_text("utf-8"))
-    before = summary["request"]
-  except (OSError, ValueError, KeyError, TypeError):
+    summary = files.read_json(folder / SUMMARY, "the summary")
+  except UserError:
+    return None
+  before = summary.get("request")
+  if not isinstance(before, dict):
     return None
   # As JSON gives it back: a tuple is a list there.
   wanted = json.loads(json.dumps(request))
@@ -70,28 +68,15 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
   return summary
 
 
-def check_writable(folder: pathlib.Path) -> None:
-  """Fails before the work is done rather than after.
-
-  Raises:
-    UserError: if the folder cannot be made or written.
-  """
-  parents = (folder, *folder.absolute().parents)
-  nearest = next(parent for parent in parents if parent.exists())
-  if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-    raise UserError(f"cannot write to --output={folder}")
-
-
 def write(folder: pathlib.Path, texts: Mapping[str, str], summary: dict):
-  """Writes files by name, each whole or not at all, the summary last.
+  """Writes files by name, all of them or none; the summary takes place last.
 
   Raises:
-    UserError: if the folder cannot be written.
+    UserError: if they cannot be written.
   """
   last = {SUMMARY: json.dumps(summary, indent=2) + "\n"}
-  try:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in {**texts, **last}.items():
-      files.write_text(folder / name, text)
-  except OSError as error:
-    raise UserError(f"cannot write to {folder}: {error.strerror}") from error
+  with contextlib.ExitStack() as stack:
+    # Left in reverse order: each is aside until all of them are written.
+    for name, text in (last | dict(texts)).items():
+      aside = stack.enter_context(files.replacing(folder / name))
+      aside.write_text(text, encoding="utf-8")

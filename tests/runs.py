@@ -1,5 +1,6 @@
 """Real commands on a little generated English, for the tests of journeys."""
 
+import importlib
 import os
 import pathlib
 import subprocess
@@ -31,6 +32,11 @@ def run(
     text=True,
     timeout=300,
   )
+
+
+def main(module: str, *args: str) -> None:
+  """Runs a command in this process, which raises its errors."""
+  importlib.import_module(module).main([str(arg) for arg in args])
 
 
 def train_args(workdir, data, *overrides: str) -> list[str]:

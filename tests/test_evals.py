@@ -10,14 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from antlm_jax import fill_mask, generate, score
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
-from antlm_jax.fill_mask import encode, fill_mask
-from antlm_jax.generate import Sampling, generate
-from antlm_jax.inference import framing
+from antlm_jax.inference import framing, scoring
+from antlm_jax.inference.filling import encode
+from antlm_jax.inference.generation import draw
 from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
-from evals.zero_shot import scoring
+from evals.zero_shot import pipelines
 from tests import random_models
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -129,9 +130,9 @@ def test_scores_equal_a_slow_loop(loaded, logits_of, sentences, mode, boundary):
   if boundary != "bos_eos":
     texts = texts[:3]
   expected = np.array([slow_score(loaded, logits_of, s, mode) for s in texts])
-  got = scoring.score(loaded, texts, mode)
+  got = score(loaded, texts, mode)
   np.testing.assert_allclose(got, expected[:, 0], rtol=2e-5, atol=2e-4)
-  mean = scoring.score(loaded, texts, mode, reduction="mean")
+  mean = score(loaded, texts, mode, reduction="mean")
   np.testing.assert_allclose(mean, got / expected[:, 1])
   assert np.ptp(got) > 2  # the model tells sentences apart
 
@@ -141,7 +142,7 @@ CONTEXTS = ("", "the hills near")
 
 @pytest.mark.parametrize(
   ("pipeline", "mode"),
-  [(p.name, mode) for p in scoring.PIPELINES.values() for mode in p.modes],
+  [(name, mode) for name, p in pipelines.PIPELINES.items() for mode in p.modes],
 )
 def test_scores_of_a_choice_in_a_context(loaded, logits_of, pipeline, mode):
   choices = ("Tom rested .", "rests")
@@ -153,10 +154,10 @@ def test_scores_of_a_choice_in_a_context(loaded, logits_of, pipeline, mode):
     ]
   )
   contexts, sentences = zip(*texts, strict=True)
-  options = {"contexts": contexts, "pipeline": scoring.PIPELINES[pipeline]}
-  sums = scoring.score(loaded, sentences, mode, reduction="sum", **options)
+  options = pipelines.options(pipeline, mode) | {"contexts": contexts}
+  sums = score(loaded, sentences, mode, **options | {"reduction": "sum"})
   np.testing.assert_allclose(sums, expected[:, 0], rtol=2e-5, atol=2e-4)
-  got = scoring.score(loaded, sentences, mode, **options)
+  got = score(loaded, sentences, mode, **options)
   mean = (pipeline, mode) == ("2024", "mlm")
   np.testing.assert_allclose(got, sums / expected[:, 1] if mean else sums)
   # The same text after another context is another choice.
@@ -171,13 +172,12 @@ def test_no_frame_and_no_context(loaded, logits_of, mode):
     slow_score(bare, logits_of, "Tom sat .", mode, context=c, pipeline="2024")
     for c in CONTEXTS
   ]
-  got = scoring.score(
+  got = score(
     bare,
     ["Tom sat ."] * 2,
     mode,
     contexts=CONTEXTS,
-    pipeline=scoring.PIPELINES["2024"],
-    reduction="sum",
+    text_format=pipelines.options("2024", mode)["text_format"],
   )
   np.testing.assert_allclose(got, [s for s, _ in expected], rtol=2e-5)
 
@@ -185,10 +185,8 @@ def test_no_frame_and_no_context(loaded, logits_of, mode):
 def test_a_context_and_its_choice_make_the_whole(loaded):
   """log P(context, choice) = log P(context) + log P(choice | context)."""
   context, choice = "the dogs near Tom", "often rested ."
-  whole, first = scoring.score(
-    loaded, [f"{context} {choice}", context], "causal"
-  )
-  (rest,) = scoring.score(loaded, [choice], "causal", contexts=[context])
+  whole, first = score(loaded, [f"{context} {choice}", context], "causal")
+  (rest,) = score(loaded, [choice], "causal", contexts=[context])
   assert whole == pytest.approx(first + rest, abs=1e-4)
   assert rest < -1
 
@@ -201,14 +199,14 @@ def test_fused_reads_masks_as_trained(loaded, logits_of, sentences):
     expected = [
       slow_score(trained, logits_of, s, "fused", shift=shift)[0] for s in texts
     ]
-    got = scoring.score(trained, texts, "fused")
+    got = score(trained, texts, "fused")
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-4)
 
 
 @pytest.mark.parametrize("mode", scoring.MODES)
 def test_batching_does_not_matter(loaded, sentences, mode):
-  whole = scoring.score(loaded, sentences, mode)
-  small = scoring.score(loaded, sentences[::-1], mode, batch_tokens=64)[::-1]
+  whole = score(loaded, sentences, mode)
+  small = score(loaded, sentences[::-1], mode, batch_tokens=64)[::-1]
   np.testing.assert_allclose(whole, small, rtol=1e-5, atol=1e-4)
 
 
@@ -216,8 +214,8 @@ def test_later_tokens_do_not_leak(loaded, sentences):
   """A causal score is the sum of scores that see no later token."""
   words = sentences[0].split()
   texts = [" ".join(words[:n]) for n in range(1, len(words) + 1)]
-  grown = scoring.score(loaded, texts, "causal")
-  changed = scoring.score(
+  grown = score(loaded, texts, "causal")
+  changed = score(
     loaded, [" ".join([*words[:-1], w]) for w in ("Tom", "hills")], "causal"
   )
   assert np.all(np.diff(grown) < 0)
@@ -233,7 +231,7 @@ def test_equal_sentences_are_scored_once(loaded, sentences):
     return batches
 
   doubled = [*sentences, *sentences]
-  scores = scoring.score(loaded, doubled, "causal", track=track)
+  scores = score(loaded, doubled, "causal", track=track)
   assert sorted(seen) == list(range(len(set(sentences))))
   np.testing.assert_array_equal(*np.split(scores, 2))
 
@@ -241,10 +239,10 @@ def test_equal_sentences_are_scored_once(loaded, sentences):
 def test_temperatures_in_one_pass(loaded, logits_of, sentences):
   temperatures = (1.0, 0.5, 2.0)
   texts = sentences[:4]
-  got = scoring.score(loaded, texts, "mlm", temperature=temperatures)
+  got = score(loaded, texts, "mlm", temperature=temperatures)
   assert got.shape == (4, 3)
   for k, t in enumerate(temperatures):
-    alone = scoring.score(loaded, texts, "mlm", temperature=t)
+    alone = score(loaded, texts, "mlm", temperature=t)
     np.testing.assert_allclose(got[:, k], alone, rtol=1e-6)
     expected = slow_score(loaded, logits_of, texts[0], "mlm", t)[0]
     np.testing.assert_allclose(got[0, k], expected, rtol=2e-5)
@@ -253,7 +251,7 @@ def test_temperatures_in_one_pass(loaded, logits_of, sentences):
 def test_scoring_refuses(loaded):
   def refused(match, texts=("Tom sat .",), mode="causal", **options):
     with pytest.raises(UserError, match=match):
-      scoring.score(loaded, texts, mode, **options)
+      score(loaded, texts, mode, **options)
 
   refused("mode 'left' is not one of causal", mode="left")
   refused("reduction 'max'", reduction="max")
@@ -262,22 +260,21 @@ def test_scoring_refuses(loaded):
   refused("max_seq_len=48", texts=["Tom " * 60])
   refused("no token to score", texts=[""])
   refused("no token to score", texts=[""], contexts=["Tom sat ."])
-  late = scoring.PIPELINES["2024"]
-  refused("'mntp' .* of the 2024 pipeline", mode="mntp", pipeline=late)
+  with pytest.raises(UserError, match=r"'mntp' .* of the 2024 pipeline"):
+    pipelines.options("2024", "mntp")
 
 
 def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
   monkeypatch.setattr(loaded.tokenizer, "mask_id", None)
   for mode in ("mlm", "mntp", "fused"):
     with pytest.raises(UserError, match="no <mask> token"):
-      scoring.score(loaded, ["Tom sat ."], mode)
-  scoring.score(loaded, ["Tom sat ."], "causal")
+      score(loaded, ["Tom sat ."], mode)
+  score(loaded, ["Tom sat ."], "causal")
   monkeypatch.setattr(loaded.tokenizer, "mask_id", 3)
   monkeypatch.setattr(loaded.tokenizer, "eos_id", None)
   bare = random_models.changed(loaded, boundary="none")
   with pytest.raises(UserError, match="no token to stand for an empty context"):
-    late = scoring.PIPELINES["2024"]
-    scoring.score(bare, ["Tom sat ."], "mlm", pipeline=late)
+    score(bare, ["Tom sat ."], "mlm", **pipelines.options("2024", "mlm"))
 
 
 # ------------------------------------------------------------------ commands
@@ -350,15 +347,15 @@ def test_special_tokens_are_never_sampled(loaded, monkeypatch):
 def test_top_k_and_top_p():
   logits = jnp.log(jnp.array([[0.1, 0.5, 0.15, 0.25]]))
   for sampling, allowed in (
-    (Sampling(1.0), {0, 1, 2, 3}),
-    (Sampling(1.0, top_k=2), {1, 3}),
-    (Sampling(1.0, top_p=0.7), {1, 3}),
-    (Sampling(1.0, top_p=0.01), {1}),
-    (Sampling(0.0), {1}),
+    ({"temperature": 1.0}, {0, 1, 2, 3}),
+    ({"temperature": 1.0, "top_k": 2}, {1, 3}),
+    ({"temperature": 1.0, "top_p": 0.7}, {1, 3}),
+    ({"temperature": 1.0, "top_p": 0.01}, {1}),
+    ({"temperature": 0.0}, {1}),
   ):
     keys = jax.random.split(jax.random.key(0), 200)
-    draw = jax.jit(jax.vmap(lambda key, s=sampling: s.draw(key, logits)))
-    assert set(np.asarray(draw(keys)).ravel().tolist()) == allowed
+    drawn = jax.jit(jax.vmap(lambda key, s=sampling: draw(key, logits, **s)))
+    assert set(np.asarray(drawn(keys)).ravel().tolist()) == allowed
 
 
 def test_generate_refuses(loaded):
@@ -368,8 +365,8 @@ def test_generate_refuses(loaded):
     (none, "", {}, "the prompt is empty"),
     (loaded, "Tom", {"tokens": 0}, "tokens=0"),
     (loaded, "Tom", {"count": 0}, "count=0"),
-    (loaded, "Tom", {"top_p": 0.0}, "top_p=0.0"),
-    (loaded, "Tom", {"temperature": -1.0}, "temperature=-1.0"),
+    (loaded, "Tom", {"top_p": 0.0}, "top_p=0"),
+    (loaded, "Tom", {"temperature": -1.0}, "temperature=-1"),
   ):
     with pytest.raises(UserError, match=message):
       generate(model, prompt, **options)

@@ -11,13 +11,14 @@ import safetensors
 import safetensors.numpy
 import tokenizers
 
-from antlm_jax import export_hf, fill_mask, import_hf, models
+from antlm_jax import export_hf, import_hf, models
 from antlm_jax.data import toy_english
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import mapping as names
 from antlm_jax.hf import tokenizer as hf_tokenizers
 from antlm_jax.hf import weights as folders
+from antlm_jax.inference import filling
 from antlm_jax.training import checkpoint
 from tests import helpers, random_models, runs
 
@@ -337,7 +338,7 @@ def test_a_mask_stands_in_a_text_as_in_ours(kind, llama):
     "Ann <mask><mask> the dog",
     "the <mask>",
   ):
-    expected = fill_mask.encode(loaded, text).tolist()
+    expected = filling.encode(loaded, text).tolist()
     assert theirs.encode(text).ids == expected, text
   for text in ("the dogs rest .", " the dogs", "a  b"):
     ids = theirs.encode(text, add_special_tokens=False).ids

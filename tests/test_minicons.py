@@ -14,8 +14,9 @@ import tokenizers
 from antlm_jax import export_hf
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.hf import mapping as names
+from antlm_jax.inference.scoring import score
 from antlm_jax.training import checkpoint
-from evals.zero_shot import scoring
+from evals.zero_shot import pipelines
 from tests import random_models, runs
 
 torch = pytest.importorskip("torch")
@@ -111,9 +112,9 @@ def equal(ours, theirs):
 
 def test_causal_sums(loaded, causal, sentences):
   theirs = causal.sequence_score(sentences, reduction=summed, bos_token=True)
-  equal(scoring.score(loaded, sentences, "causal"), theirs)
-  ours = scoring.score(
-    loaded, sentences, "causal", pipeline=scoring.PIPELINES["2024"]
+  equal(score(loaded, sentences, "causal"), theirs)
+  ours = score(
+    loaded, sentences, "causal", **pipelines.options("2024", "causal")
   )
   equal(ours, theirs)
 
@@ -121,29 +122,27 @@ def test_causal_sums(loaded, causal, sentences):
 def test_causal_sums_in_a_context(loaded, causal, sentences):
   contexts = [s for good in sentences[::2] for s in (good, good)][::-1]
   theirs = causal.conditional_score(contexts, sentences, reduction=summed)
-  ours = scoring.score(
+  ours = score(
     loaded,
     sentences,
     "causal",
     contexts=contexts,
-    pipeline=scoring.PIPELINES["2024"],
+    **pipelines.options("2024", "causal"),
   )
   equal(ours, theirs)
 
 
 def test_pseudo_log_likelihoods(loaded, masked, sentences):
   theirs = masked.sequence_score(sentences, reduction=summed)
-  equal(scoring.score(loaded, sentences, "mlm"), theirs)
+  equal(score(loaded, sentences, "mlm"), theirs)
 
 
 def test_means_as_the_2024_pipeline_asks_for_them(loaded, masked, sentences):
-  late = scoring.PIPELINES["2024"]
+  late = pipelines.options("2024", "mlm")
   choices = [f" {s}" for s in sentences]  # lm-eval's delimiter
   theirs = masked.conditional_score(["</s>"] * len(choices), choices)
-  equal(scoring.score(loaded, sentences, "mlm", pipeline=late), theirs)
+  equal(score(loaded, sentences, "mlm", **late), theirs)
   contexts = [s for good in sentences[::2] for s in (good, good)][::-1]
   theirs = masked.conditional_score(contexts, choices)
-  ours = scoring.score(
-    loaded, sentences, "mlm", contexts=contexts, pipeline=late
-  )
+  ours = score(loaded, sentences, "mlm", contexts=contexts, **late)
   equal(ours, theirs)

@@ -9,10 +9,13 @@ import pytest
 
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
+from antlm_jax.inference import scoring
+from antlm_jax.inference.pairs import Pair, minimal_pairs
 from antlm_jax.runtime import progress
 from antlm_jax.training import checkpoint
 from evals import blimp, ewok
-from evals.zero_shot import pairs, scoring
+from evals.zero_shot import pipelines
+from evals.zero_shot.accuracy import Results
 from tests import random_models, runs
 
 DATA = runs.ROOT / "../shared/data"
@@ -84,14 +87,14 @@ def test_a_log_shows_progress_in_lines(capsys):
 def results_of(*rows, temperatures=(1.0,)):
   """Results of rows (UID, score of the good choice, of the bad one)."""
   found = [
-    pairs.Pair("", f"good {i}", f"bad {i}", str(i), {"UID": uid})
+    Pair("", f"good {i}", f"bad {i}", str(i), {"UID": uid})
     for i, (uid, _, _) in enumerate(rows)
   ]
   good, bad = (
     np.array([np.broadcast_to(row[i], len(temperatures)) for row in rows])
     for i in (1, 2)
   )
-  return pairs.Results(found, good, bad, temperatures)
+  return Results(found, good, bad, temperatures)
 
 
 def test_ties_are_wrong_and_counted():
@@ -112,11 +115,9 @@ def test_the_best_temperature_is_found():
 def test_pairs_without_a_uid_take_the_file_name(tmp_path):
   line = '{"sentence_good": "a", "sentence_bad": "b"}\n'
   (tmp_path / "hypernym.jsonl").write_text(line + "\n" + line)
-  found = blimp.read(tmp_path)
+  found = minimal_pairs(tmp_path)
   assert [(p.uid, p.term) for p in found] == [("hypernym", "")] * 2
-  table = pairs.Results(
-    found, np.ones((2, 1)), np.zeros((2, 1)), (1.0,)
-  ).table()
+  table = Results(found, np.ones((2, 1)), np.zeros((2, 1)), (1.0,)).table()
   assert "hypernym" in table and "100.00" in table
 
 
@@ -139,14 +140,14 @@ def counts(found):
 
 
 def test_blimp_on_the_real_files(tmp_path):
-  sizes = counts(blimp.read(unpacked("blimp_filtered", tmp_path)))
+  sizes = counts(minimal_pairs(unpacked("blimp_filtered", tmp_path)))
   assert len(sizes) == 67 and sum(sizes.values()) == 59_875
   assert sizes["superlative_quantifiers_2"] == 986
   assert sizes["determiner_noun_agreement_irregular_1"] == 681
 
 
 def test_the_supplement_on_the_real_files(tmp_path):
-  found = blimp.read(unpacked("blimp_supplement_filtered", tmp_path))
+  found = minimal_pairs(unpacked("blimp_supplement_filtered", tmp_path))
   assert counts(found) == {
     "hypernym": 842,
     "qa_congruence_easy": 64,
@@ -214,7 +215,7 @@ def test_ewok_command(run, loaded, tmp_path, capsys):
     [item["good"] for item in items],
     "mlm",
     contexts=[item["context"] for item in items],
-    pipeline=scoring.PIPELINES["2024"],
+    **pipelines.options("2024", "mlm"),
   )
   np.testing.assert_allclose(
     [item["score_good"] for item in items], expected, atol=1e-3
@@ -235,8 +236,8 @@ def test_ewok_command(run, loaded, tmp_path, capsys):
   [
     ("", WORDS, "no row of ewok_test.csv is left"),
     (EWOK, "tom", "no row of ewok_test.csv is left"),
-    (EWOK.replace("a-b", ""), WORDS, "row 1: no Domain"),
-    (EWOK.replace("Target2", "X"), WORDS, "row 1: no Target2"),
+    (EWOK.replace("a-b", ""), WORDS, "line 2: no Domain"),
+    (EWOK.replace("Target2", "X"), WORDS, "line 2: no Target2"),
   ],
 )
 def test_ewok_refuses_data(tmp_path, text, vocabulary, message):
@@ -272,7 +273,7 @@ def test_predictions_of_the_2025_pipeline(run, tmp_path):
     f"### AVERAGE ACCURACY\n{max(shares.values()):.2f}\n\n"
   )
   chosen = json.loads((output / "predictions.json").read_text())
-  good = {pair.good for pair in blimp.read(data)}
+  good = {pair.good for pair in minimal_pairs(data)}
   right = [
     np.mean([p["pred"] in good for p in uid["predictions"]])
     for uid in chosen.values()

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from antlm_jax import export_hf, generate, import_hf, prepare
+from antlm_jax import export_hf, import_hf, prepare
 from antlm_jax.data import toy_english
 from antlm_jax.data.prepared import MANIFEST
 from antlm_jax.errors import UserError
@@ -128,7 +128,7 @@ def test_commands_read_a_run_in_a_bucket(
   english, finished, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.chdir(tmp_path)
-  generate.main([f"--checkpoint={finished}", "--prompt=the"])
+  runs.main("antlm_jax.generate", f"--checkpoint={finished}", "--prompt=the")
   assert capsys.readouterr().out.startswith("the")
   step = f"--checkpoint={finished}/checkpoints/20"
   pairs = f"--data={english / 'pairs'}"

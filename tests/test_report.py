@@ -7,6 +7,7 @@ import pytest
 
 from antlm_jax import config
 from antlm_jax.errors import UserError
+from antlm_jax.inference.pairs import Pair
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
 from evals import finetune, report
@@ -16,7 +17,8 @@ from evals.finetuning.loop import Outcome
 from evals.finetuning.loop import Run as TuningRun
 from evals.reporting import runs as runs_lib
 from evals.reporting import statistics
-from evals.zero_shot import pairs
+from evals.zero_shot import command
+from evals.zero_shot.accuracy import Results
 from tests import runs
 
 ROWS = """
@@ -158,13 +160,13 @@ def score(run, benchmark, mode, right, step=STEPS, **about):
       groups = {"UID": uid}
       if uid in UIDS:
         groups["linguistics_term"] = UIDS[uid]
-      found.append(pairs.Pair("", "good", "bad", str(i), groups))
+      found.append(Pair("", "good", "bad", str(i), groups))
       correct.append(answer)
   good = np.where(correct, 1.0, -1.0)[:, None]
-  results = pairs.Results(found, good, np.zeros_like(good), (1.0,))
+  results = Results(found, good, np.zeros_like(good), (1.0,))
   about = {"mode": mode, "pipeline": "ours", "step": step} | about
   name = f"{step}-{mode}-{about['pipeline']}".removesuffix("-ours")
-  pairs.write(run / "evals" / benchmark / name, results, about, {}, {})
+  command.write(run / "evals" / benchmark / name, results, about, {}, {})
 
 
 def tune(run, name, shares, attention="bidirectional", limit=0):

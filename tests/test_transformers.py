@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from antlm_jax import export_hf, fill_mask, generate, import_hf
+from antlm_jax import export_hf, fill_mask, generate, import_hf, score
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.hf import mapping as names
@@ -24,7 +24,6 @@ from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
 from evals.finetuning import saved as kept
 from evals.finetuning import task as tasks
-from evals.zero_shot import scoring
 from tests import random_models, runs
 
 torch = pytest.importorskip("torch")
@@ -164,7 +163,7 @@ def test_fill_mask_has_the_same_top_five(pair):
     "fill-mask", model=str(paths["bidirectional"])
   )
   for text in TEXTS:
-    ours = fill_mask.fill_mask(loaded, text, top=5)
+    ours = fill_mask(loaded, text, top=5)
     theirs = pipeline(text, top_k=5)
     for mine, yours in zip(
       ours, [theirs] if len(ours) == 1 else theirs, strict=True
@@ -182,7 +181,7 @@ def test_generation_goes_on_the_same(pair):
     "text-generation", model=str(paths["causal"])
   )
   for prompt in ("the dogs near", "Ann"):
-    ours = generate.generate(loaded, prompt, tokens=16, temperature=0)
+    ours = generate(loaded, prompt, tokens=16, temperature=0)
     theirs = pipeline(prompt, max_new_tokens=16, do_sample=False)
     assert ours == [found["generated_text"] for found in theirs]
 
@@ -295,7 +294,7 @@ def test_lm_eval_makes_the_same_choices(pair, tmp_path):
   theirs.sort(key=lambda sample: sample["doc_id"])
   pairs = [json.loads(line) for line in lines]
   sentences = [p[k] for p in pairs for k in ("sentence_good", "sentence_bad")]
-  ours = scoring.score(loaded, sentences, "causal").reshape(-1, 2)
+  ours = score(loaded, sentences, "causal").reshape(-1, 2)
   scores = np.array(
     [[float(choice[0]) for choice in s["filtered_resps"]] for s in theirs]
   )

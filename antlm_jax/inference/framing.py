@@ -1,17 +1,20 @@
-"""How a trained model is read: what frames a text, where masks are predicted.
+"""How a text stands before a model: its frame, and where masks are predicted.
 
-Scoring, generation and mask filling all ask the same two questions of a
-checkpoint; the answers are its data's and its curriculum's.
+Scoring, generation and mask filling all ask the same questions of a model; the
+answers are its data's and its curriculum's.
 """
+
+from typing import Protocol
 
 import numpy as np
 from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
+from antlm_jax import models
+from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import Objective
-from antlm_jax.training.checkpoint import Loaded
 
 # What stands before and after a text, by the boundary of the training data.
 # After `doc </s> doc </s>` a text begins where the document before it ended.
@@ -22,7 +25,28 @@ FRAMES = {
 }
 
 
-def frame(loaded: Loaded) -> tuple[np.ndarray, np.ndarray]:
+class TextModel(Protocol):
+  """A model with what leads from text to its tokens.
+
+  `checkpoint.Loaded` is one; so is whatever holds a run's live parameters,
+  which may be split over the mesh that is set.
+
+  Attributes:
+    model: The encoder.
+    params: Its parameters.
+    tokenizer: The tokenizer.
+    boundary: Which special tokens stood around the documents of its data.
+    config: The resolved config that it was trained with.
+  """
+
+  model: models.Model
+  params: models.Params
+  tokenizer: Tokenizer
+  boundary: str
+  config: ConfigDict
+
+
+def frame(loaded: TextModel) -> tuple[np.ndarray, np.ndarray]:
   """Returns the special tokens before and after a text, int32 `[0 or 1]`."""
   tokenizer = loaded.tokenizer
   ids = [name and getattr(tokenizer, name) for name in FRAMES[loaded.boundary]]
@@ -55,7 +79,7 @@ def mask_shift(config: ConfigDict) -> int:
   return 1 if shifts == {1} else 0
 
 
-def mask_id(loaded: Loaded) -> int:
+def mask_id(loaded: TextModel) -> int:
   """Returns the id of `<mask>`.
 
   Raises:
@@ -63,13 +87,13 @@ def mask_id(loaded: Loaded) -> int:
   """
   if loaded.tokenizer.mask_id is None:
     raise UserError(
-      f"the tokenizer of {loaded.path} has no <mask> token: the model can"
-      " only be read causally"
+      "the model's tokenizer has no <mask> token: only --mode=causal and"
+      " generation are for it"
     )
   return loaded.tokenizer.mask_id
 
 
-def check_length(loaded: Loaded, length: int, text: str) -> None:
+def check_length(loaded: TextModel, length: int, text: str) -> None:
   """Checks that a text fits the model.
 
   Args:
