@@ -7,9 +7,8 @@ every pair type occurs in both directions (singular and plural, he and she), so
 neither word frequency nor a trigram decides a pair, while a small transformer
 learns them all within minutes.
 
-A rule is a function from a `Speaker` to a list of words. Where the list holds
-a *slot* `(right, wrong)` instead of a word, the sentence is good with `right`
-and bad with `wrong`:
+A rule is a function from a `Speaker` to words, in lists. A `Slot` in them is a
+pair of forms: the sentence is good with the right one, bad with the other.
 
   no | every   king near the hill has   ever | already   rested .
 
@@ -19,6 +18,7 @@ made of the good sentences of the same rules, near dependencies included.
   python -m antlm_jax.data.toy_english --output=DIR
 """
 
+import dataclasses
 import json
 import random
 import textwrap
@@ -26,117 +26,130 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from antlm_jax import cli, errors
+from antlm_jax import cli, settings
+from antlm_jax.runtime import files
+from antlm_jax.settings import setting
 
-Slot = tuple[str, str]  # (right, wrong)
-Words = list[str | Slot]
-
-# ---------------------------------------------------------------- the lexicon
-
-# Every agreeing word is a tuple of forms, indexed by number; verbs have the
-# participle as a third form, and the plural form is also the bare one.
+# Words that agree have forms: singular and plural (of which a verb's is also
+# the bare form), then the participle.
 SINGULAR, PLURAL, PARTICIPLE = 0, 1, 2
 BARE = PLURAL
-MALE, FEMALE = 0, 1
+
+_LEXICON = """
+MEN           boy/boys king/kings father/fathers
+WOMEN         girl/girls queen/queens mother/mothers
+ANIMALS       dog/dogs cat/cats horse/horses bird/birds
+PLACES        hill/hills house/houses tree/trees river/rivers
+ANIMATE       MEN WOMEN ANIMALS
+NOUNS         ANIMATE PLACES
+INTRANSITIVE  walks/walk/walked jumps/jump/jumped rests/rest/rested \
+waits/wait/waited plays/play/played laughs/laugh/laughed
+TRANSITIVE    helps/help/helped pushes/push/pushed follows/follow/followed \
+visits/visit/visited greets/greet/greeted watches/watch/watched
+KNOWING       knows/know forgets/forget hears/hear
+MODALS        can will
+ADJECTIVES    big small young red kind good wild sad
+ADVERBS       often really soon still now again
+PREPOSITIONS  near behind beside below
+WEAK          one/two a/many
+STRONG        every/most each/all
+DETERMINERS   WEAK STRONG this/these
+SUBJECTS      no/every nobody/everybody
+MAN_NAMES     Tom Ben Max Sam
+WOMAN_NAMES   Anna Eva Mia Jane
+MAN_TITLES    king father
+WOMAN_TITLES  queen mother
+"""  # WEAK may follow "there will be", STRONG may not; both also agree
 
 
-def _forms(words: str) -> tuple[tuple[str, ...], ...]:
-  return tuple(tuple(word.split("/")) for word in words.split())
+def _tables(text: str) -> dict[str, list]:
+  """Reads the lexicon; a table may hold others, named before."""
+  tables = {}
+  for name, *words in map(str.split, text.strip().splitlines()):
+    tables[name] = []
+    for word in words:
+      forms = tuple(word.split("/")) if "/" in word else word
+      tables[name] += tables.get(word, [forms])
+  return tables
 
 
-NAMES = (("Tom", "Ben", "Max", "Sam"), ("Anna", "Eva", "Mia", "Jane"))
-TITLES = (("king", "father"), ("queen", "mother"))
-PEOPLE = (
-  _forms("boy/boys king/kings father/fathers"),
-  _forms("girl/girls queen/queens mother/mothers"),
-)
-ANIMALS = _forms("dog/dogs cat/cats horse/horses bird/birds")
-PLACES = _forms("hill/hills house/houses tree/trees river/rivers")
-ANIMATE = (*PEOPLE[MALE], *PEOPLE[FEMALE], *ANIMALS)
-NOUNS = (*ANIMATE, *PLACES)
-
-INTRANSITIVE = _forms(
-  "walks/walk/walked jumps/jump/jumped rests/rest/rested "
-  "waits/wait/waited plays/play/played laughs/laugh/laughed"
-)
-TRANSITIVE = _forms(
-  "helps/help/helped pushes/push/pushed follows/follow/followed "
-  "visits/visit/visited greets/greet/greeted watches/watch/watched"
-)
-KNOWING = _forms("knows/know forgets/forget hears/hear")
-HAVE = ("has", "have")
-MODALS = ("can", "will")
-
-ADJECTIVES = ("big", "small", "young", "red", "kind", "good", "wild", "sad")
-ADVERBS = ("often", "really", "soon", "still", "now", "again")
-PREPOSITIONS = ("near", "behind", "beside", "below")
-
+LEXICON = _tables(_LEXICON)
+# By gender: male, female.
+PEOPLE = ("MEN", "WOMEN")
+NAMES = ("MAN_NAMES", "WOMAN_NAMES")
+TITLES = ("MAN_TITLES", "WOMAN_TITLES")
 REFLEXIVES = ("himself", "herself")
-# What may follow "there will be", and what may not. Both kinds also serve as
-# determiners that agree, so that their words are about equally frequent.
-WEAK = (("one", "two"), ("a", "many"))
-STRONG = (("every", "most"), ("each", "all"))
-DETERMINERS = (*WEAK, *STRONG, ("this", "these"))
-# By polarity, negative first: the words that set it, those that need it.
-SUBJECTS = (("no", "every"), ("nobody", "everybody"))
-FREQUENCIES = ("never", "always")
-MOMENTS = ("ever", "already")
-AMOUNTS = ("any", "some")
+HAVE = ("has", "have")
+
+
+class Slot(NamedTuple):
+  """A place for one of two words."""
+
+  right: str
+  wrong: str
 
 
 def slot(forms: Sequence[str], right: int) -> Slot:
   """The form wanted of two, against the other one."""
-  return forms[right], forms[1 - right]
+  return Slot(forms[right], forms[1 - right])
 
 
-# ---------------------------------------------------------------- the phrases
+Words = list  # of str, Slot, and Words
+Phrase = Callable[[], Words]
 
 
 class Speaker:
   """Makes the random choices of one sentence, and its phrases.
 
-  Attributes:
-    far: whether optional material between the two ends of a dependency is
+  Args:
+    seed: Equal seeds say the same.
+    far: Whether optional material between the two ends of a dependency is
       always there, as in the test pairs, or by a coin's toss.
   """
 
-  def __init__(self, rng: random.Random, far: bool = False):
-    self._random = rng.random
-    self.far = far
+  def __init__(self, seed: str, far: bool = False):
+    self._random, self._far = random.Random(seed).random, far
 
-  def pick(self, options):
+  def choose(self, options: Sequence):
     return options[int(self._random() * len(options))]
+
+  def pick(self, table: str):
+    """A word of the lexicon: its forms, if it has several."""
+    return self.choose(LEXICON[table])
 
   def coin(self) -> int:
     """A number, a gender, a polarity: 0 or 1, equally often."""
     return int(self._random() < 0.5)
 
-  def between(self, phrase: Callable[[], Words]) -> Words:
+  def between(self, phrase: Phrase) -> Words:
     """A phrase that lengthens the dependency around it."""
-    return phrase() if self.far or self.coin() else []
+    return phrase() if self._far or self.coin() else []
 
-  def optional(self, phrase: Callable[[], Words]) -> Words:
+  def optional(self, phrase: Phrase) -> Words:
     return phrase() if self.coin() else []
 
   def adjective(self) -> Words:
-    return [self.pick(ADJECTIVES)]
+    return [self.pick("ADJECTIVES")]
 
   def adverb(self) -> Words:
-    return [self.pick(ADVERBS)]
+    return [self.pick("ADVERBS")]
 
-  def the(self, noun: Sequence[str], number: int) -> Words:
-    return ["the", *self.optional(self.adjective), noun[number]]
+  def the(self, table: str, number: int | None = None) -> Words:
+    """The red dogs; without a number, of any."""
+    noun = self.pick(table)
+    number = self.coin() if number is None else number
+    return ["the", self.optional(self.adjective), noun[number]]
 
   def name(self, gender: int) -> Words:
     """Tom, or king Tom: the titles tell which names are whose."""
     title = self.optional(lambda: [self.pick(TITLES[gender])])
-    return [*title, self.pick(NAMES[gender])]
+    return [title, self.pick(NAMES[gender])]
 
   def someone(self, number: int) -> Words:
     """An animate noun phrase: names are singular."""
     if number == SINGULAR and self.coin():
       return self.name(self.coin())
-    return self.the(self.pick(ANIMATE), number)
+    return self.the("ANIMATE", number)
 
   def anyone(self) -> Words:
     return self.someone(self.coin())
@@ -145,44 +158,37 @@ class Speaker:
     """One person, whose gender the word tells."""
     if self.coin():
       return self.name(gender)
-    return self.the(self.pick(PEOPLE[gender]), SINGULAR)
+    return self.the(PEOPLE[gender], SINGULAR)
 
   def where(self) -> Words:
     """A prepositional phrase; its noun is an attractor of agreement."""
-    preposition = self.pick(PREPOSITIONS)
-    if self.coin():
-      return [preposition, *self.anyone()]
-    return [preposition, *self.the(self.pick(PLACES), self.coin())]
+    preposition = self.pick("PREPOSITIONS")
+    return [preposition, self.anyone() if self.coin() else self.the("PLACES")]
 
   def action(self) -> tuple[Sequence[str], Words]:
     """A verb's forms and its object, if it takes one."""
     if self.coin():
-      return self.pick(INTRANSITIVE), []
-    return self.pick(TRANSITIVE), self.anyone()
+      return self.pick("INTRANSITIVE"), []
+    return self.pick("TRANSITIVE"), self.anyone()
 
   def predicate(self, number: int) -> Words:
     """A finite verb phrase, the slot in its agreeing verb."""
     verb, rest = self.action()
     if self.coin():
-      return [slot(verb, number), *rest]
-    return [slot(HAVE, number), verb[PARTICIPLE], *rest]
+      return [slot(verb, number), rest]
+    return [slot(HAVE, number), verb[PARTICIPLE], rest]
 
   def auxiliary(self, number: int) -> tuple[str, int]:
     """An auxiliary, and the form of the verb that it wants."""
     if self.coin():
       return HAVE[number], PARTICIPLE
-    return self.pick(MODALS), BARE
-
-
-# ------------------------------------------------------------------ the rules
-
-Rule = Callable[[Speaker], Words]
+    return self.pick("MODALS"), BARE
 
 
 class Phenomenon(NamedTuple):
   """A rule, what BLiMP would call it, and its share of the training text."""
 
-  rule: Rule
+  rule: Callable[[Speaker], Words]
   field: str
   term: str
   weight: int
@@ -194,7 +200,7 @@ PHENOMENA: dict[str, Phenomenon] = {}  # by UID: the name of the rule
 def phenomenon(field: str, term: str, weight: int = 2):
   """Enters the rule that it decorates in the table of phenomena."""
 
-  def enter(rule: Rule) -> Rule:
+  def enter(rule):
     PHENOMENA[rule.__name__] = Phenomenon(rule, field, term, weight)
     return rule
 
@@ -204,200 +210,128 @@ def phenomenon(field: str, term: str, weight: int = 2):
 @phenomenon("morphology", "subject_verb_agreement")
 def agreement_across_phrase(s: Speaker) -> Words:
   """The dogs near the red house often rest | rests."""
-  number = s.coin()
-  return [
-    *s.someone(number),
-    *s.between(s.where),
-    *s.optional(s.adverb),
-    *s.predicate(number),
-  ]
+  n = s.coin()
+  subject = [s.someone(n), s.between(s.where)]
+  return [subject, s.optional(s.adverb), s.predicate(n)]
 
 
 @phenomenon("morphology", "subject_verb_agreement")
 def agreement_across_clause(s: Speaker) -> Words:
   """The boy that the girls help rests | rest."""
-  number, other = s.coin(), s.coin()
-  verb = s.pick(TRANSITIVE)
+  n, other, verb = s.coin(), s.coin(), s.pick("TRANSITIVE")
   if s.coin():
-    clause = [verb[number], *s.someone(other)]
+    clause = [verb[n], s.someone(other)]
   else:
-    clause = [*s.someone(other), verb[other]]
-  noun = s.the(s.pick(ANIMATE), number)
-  return [*noun, "that", *clause, *s.predicate(number)]
+    clause = [s.someone(other), verb[other]]
+  return [s.the("ANIMATE", n), "that", clause, s.predicate(n)]
 
 
 @phenomenon("morphology", "subject_verb_agreement")
 def agreement_coordination(s: Speaker) -> Words:
   """Tom and | beside the boy near the hills wait | waits."""
-  number = s.coin()
-  return [
-    *s.someone(SINGULAR),
-    slot((s.pick(PREPOSITIONS), "and"), number),
-    *s.someone(SINGULAR),
-    *s.between(s.where),
-    *s.predicate(number),
-  ]
+  n = s.coin()
+  first = [s.someone(SINGULAR), slot((s.pick("PREPOSITIONS"), "and"), n)]
+  return [first, s.someone(SINGULAR), s.between(s.where), s.predicate(n)]
 
 
 @phenomenon("morphology", "determiner_noun_agreement")
 def determiner_noun(s: Speaker) -> Words:
   """Anna helps this | these big red dog | dogs."""
-  number = s.coin()
-  auxiliary, form = s.auxiliary(subject := s.coin())
-  return [
-    *s.someone(subject),
-    auxiliary,
-    s.pick(TRANSITIVE)[form],
-    slot(s.pick(DETERMINERS), number),
-    *s.between(s.adjective),
-    *s.between(s.adjective),
-    slot(s.pick(NOUNS), number),
-  ]
+  n, subject = s.coin(), s.coin()
+  auxiliary, form = s.auxiliary(subject)
+  verb = [s.someone(subject), auxiliary, s.pick("TRANSITIVE")[form]]
+  determiner = slot(s.pick("DETERMINERS"), n)
+  adjectives = [s.between(s.adjective), s.between(s.adjective)]
+  return [verb, determiner, adjectives, slot(s.pick("NOUNS"), n)]
 
 
 @phenomenon("morphology", "anaphor_agreement", weight=3)
 def anaphor_gender(s: Speaker) -> Words:
   """The queen near Tom has often helped herself | himself."""
-  gender = s.coin()
-  auxiliary, form = s.auxiliary(SINGULAR)
-  verb = s.pick(TRANSITIVE)
-  distant = s.between(lambda: [auxiliary, *s.adverb(), verb[form]])
-  return [
-    *s.person(gender),
-    *s.between(s.where),
-    *(distant or [verb[SINGULAR]]),
-    slot(REFLEXIVES, gender),
-  ]
+  gender, (auxiliary, form) = s.coin(), s.auxiliary(SINGULAR)
+  verb = s.pick("TRANSITIVE")
+  distant = s.between(lambda: [auxiliary, s.adverb(), verb[form]])
+  subject = [s.person(gender), s.between(s.where)]
+  return [subject, distant or verb[SINGULAR], slot(REFLEXIVES, gender)]
 
 
 @phenomenon("morphology", "anaphor_agreement")
 def anaphor_number(s: Speaker) -> Words:
   """The queens near Tom will often help themselves | herself."""
-  gender, number = s.coin(), s.coin()
-  auxiliary, form = s.auxiliary(number)
-  return [
-    *s.the(s.pick(PEOPLE[gender]), number),
-    *s.between(s.where),
-    auxiliary,
-    *s.between(s.adverb),
-    s.pick(TRANSITIVE)[form],
-    slot((REFLEXIVES[gender], "themselves"), number),
-  ]
+  gender, n = s.coin(), s.coin()
+  auxiliary, form = s.auxiliary(n)
+  subject = [s.the(PEOPLE[gender], n), s.between(s.where), auxiliary]
+  verb = [s.between(s.adverb), s.pick("TRANSITIVE")[form]]
+  return [subject, verb, slot((REFLEXIVES[gender], "themselves"), n)]
 
 
 @phenomenon("semantics", "npi_licensing")
 def npi_subject(s: Speaker) -> Words:
   """No | every king near the hill has ever | already rested."""
-  polarity = s.coin()
-  subject = s.pick(SUBJECTS)
-  noun = [] if "nobody" in subject else [s.pick(ANIMATE)[SINGULAR]]
+  polarity, subject = s.coin(), s.pick("SUBJECTS")
+  noun = [] if "nobody" in subject else s.pick("ANIMATE")[SINGULAR]
   verb, rest = s.action()
-  return [
-    slot(subject, polarity),
-    *noun,
-    *s.between(s.where),
-    HAVE[SINGULAR],
-    slot(MOMENTS, polarity),
-    verb[PARTICIPLE],
-    *rest,
-  ]
+  said = [slot(subject, polarity), noun, s.between(s.where), HAVE[SINGULAR]]
+  return [said, slot(("ever", "already"), polarity), verb[PARTICIPLE], rest]
 
 
 @phenomenon("semantics", "npi_licensing", weight=1)
 def npi_adverb(s: Speaker) -> Words:
   """The girl has never | always really helped any | some dogs."""
-  polarity, number = s.coin(), s.coin()
-  return [
-    *s.someone(number),
-    HAVE[number],
-    slot(FREQUENCIES, polarity),
-    *s.between(s.adverb),
-    s.pick(TRANSITIVE)[PARTICIPLE],
-    slot(AMOUNTS, polarity),
-    *s.optional(s.adjective),
-    s.pick(NOUNS)[PLURAL],
-  ]
+  polarity, n = s.coin(), s.coin()
+  subject = [s.someone(n), HAVE[n], slot(("never", "always"), polarity)]
+  verb = [s.between(s.adverb), s.pick("TRANSITIVE")[PARTICIPLE]]
+  amount = [slot(("any", "some"), polarity), s.optional(s.adjective)]
+  return [subject, verb, amount, s.pick("NOUNS")[PLURAL]]
 
 
 @phenomenon("syntax", "filler_gap_dependency")
 def filler_gap(s: Speaker) -> Words:
   """Tom knows who | that the dogs near Eva help; that they help Ben."""
-  number, gap = s.coin(), s.coin()
-  auxiliary, form = s.auxiliary(subject := s.coin())
-  return [
-    *s.someone(number),
-    s.pick(KNOWING)[number],
-    slot(("that", "who"), gap),
-    *s.the(s.pick(ANIMATE), subject),
-    *s.optional(s.where),
-    auxiliary,
-    s.pick(TRANSITIVE)[form],
-    *([] if gap else s.anyone()),
-  ]
+  n, gap, subject = s.coin(), s.coin(), s.coin()
+  auxiliary, form = s.auxiliary(subject)
+  knows = [s.someone(n), s.pick("KNOWING")[n], slot(("that", "who"), gap)]
+  inner = [s.the("ANIMATE", subject), s.optional(s.where), auxiliary]
+  verb = s.pick("TRANSITIVE")[form]
+  return [knows, inner, verb, [] if gap else s.anyone()]
 
 
 @phenomenon("syntax", "argument_structure")
 def argument_structure(s: Speaker) -> Words:
   """Tom knows who the dog can now help | walk near the hill."""
-  number, gap = s.coin(), s.coin()
-  auxiliary, form = s.auxiliary(subject := s.coin())
-  verbs = s.pick(INTRANSITIVE)[form], s.pick(TRANSITIVE)[form]
-  return [
-    *s.someone(number),
-    s.pick(KNOWING)[number],
-    ("that", "who")[gap],
-    *s.the(s.pick(ANIMATE), subject),
-    auxiliary,
-    *s.between(s.adverb),
-    slot(verbs, gap),
-    *s.where(),
-  ]
+  n, gap, subject = s.coin(), s.coin(), s.coin()
+  auxiliary, form = s.auxiliary(subject)
+  verbs = s.pick("INTRANSITIVE")[form], s.pick("TRANSITIVE")[form]
+  knows = [s.someone(n), s.pick("KNOWING")[n], ("that", "who")[gap]]
+  inner = [s.the("ANIMATE", subject), auxiliary, s.between(s.adverb)]
+  return [knows, inner, slot(verbs, gap), s.where()]
 
 
 @phenomenon("morphology", "auxiliary_selection", weight=1)
 def auxiliary_form(s: Speaker) -> Words:
   """The girls have often really helped | help the boys."""
-  number = s.coin()
-  auxiliary, form = s.auxiliary(number)
+  n = s.coin()
+  auxiliary, form = s.auxiliary(n)
   verb, rest = s.action()
-  return [
-    *s.someone(number),
-    auxiliary,
-    *s.between(s.adverb),
-    *s.between(s.adverb),
-    (verb[form], verb[BARE + PARTICIPLE - form]),
-    *rest,
-  ]
+  subject = [s.someone(n), auxiliary, s.between(s.adverb), s.between(s.adverb)]
+  return [subject, Slot(verb[form], verb[BARE + PARTICIPLE - form]), rest]
 
 
 @phenomenon("semantics", "quantifiers")
 def existential_quantifier(s: Speaker) -> Words:
   """There will soon be many | all dogs; here | there will be all dogs."""
-  number = s.coin()
-  strong = s.pick(STRONG)[number]
+  n = s.coin()
+  opening, quantifier = Slot("here", "there"), s.pick("STRONG")[n]
   if s.coin():
-    opening, quantifier = "there", (s.pick(WEAK)[number], strong)
-  else:
-    opening, quantifier = ("here", "there"), strong
-  return [
-    opening,
-    s.pick(MODALS),
-    *s.between(s.adverb),
-    "be",
-    quantifier,
-    *s.optional(s.adjective),
-    s.pick(ANIMATE)[number],
-    *s.optional(s.where),
-  ]
+    opening, quantifier = "there", Slot(s.pick("WEAK")[n], quantifier)
+  verb = [opening, s.pick("MODALS"), s.between(s.adverb), "be"]
+  noun = [quantifier, s.optional(s.adjective), s.pick("ANIMATE")[n]]
+  return [verb, noun, s.optional(s.where)]
 
 
-# -------------------------------------------------------- sentences and pairs
-
-# What the quickstart trains on and tests with.
-SENTENCES, PAIRS = 160_000, 150
+RULES = [p.rule for p in PHENOMENA.values() for _ in range(p.weight)]
 # Below what every rule can make, so that looking for new pairs must end.
 MOST_PAIRS = 2000
-RULES = tuple(p.rule for p in PHENOMENA.values() for _ in range(p.weight))
 
 
 def sentences(
@@ -408,9 +342,9 @@ def sentences(
   Words and the full stop stand apart, by spaces; short sentences recur, as in
   any text.
   """
-  speaker = Speaker(random.Random(f"sentences {seed}"))
+  speaker = Speaker(f"sentences {seed}")
   while count > 0:
-    line = _line(speaker.pick(RULES)(speaker))
+    line = _line(_flat(speaker.choose(RULES)(speaker)))
     if line not in exclude:
       yield line
       count -= 1
@@ -422,161 +356,113 @@ def minimal_pairs(
   """Makes distinct minimal pairs in BLiMP's form, equally many of each UID.
 
   Args:
-    seed: equal seeds make equal pairs.
-    per_phenomenon: the number of pairs of each UID, at most `MOST_PAIRS`.
-    exclude: sentences that no pair may contain.
+    seed: Equal seeds make equal pairs.
+    per_phenomenon: The number of pairs of each UID, at most `MOST_PAIRS`.
+    exclude: Sentences that no pair may contain.
   """
-  if not 0 < per_phenomenon <= MOST_PAIRS:
-    raise errors.UserError(
-      f"{per_phenomenon} pairs of a phenomenon: choose 1 to {MOST_PAIRS}"
-    )
-  return {
-    uid: _rows(uid, _pairs(f"{uid} {seed}", rule, per_phenomenon, exclude))
-    for uid, (rule, *_) in PHENOMENA.items()
-  }
+  made = {}
+  for uid, (rule, field, term, _) in PHENOMENA.items():
+    about = {"field": field, "linguistics_term": term, "UID": uid}
+    speaker, used = Speaker(f"pairs {uid} {seed}", far=True), set(exclude)
+    pairs = made[uid] = []
+    while len(pairs) < per_phenomenon:
+      good, bad = _pair(_flat(rule(speaker)), speaker)
+      if used.isdisjoint((good, bad)):
+        sides = {"sentence_good": good, "sentence_bad": bad}
+        pairs.append({**sides, **about, "pair_id": str(len(pairs))})
+        used.update((good, bad))
+  return made
 
 
-def _rows(uid: str, pairs: list[tuple[str, str]]) -> list[dict]:
-  """The pairs of one UID as BLiMP writes them."""
-  _, field, term, _ = PHENOMENA[uid]
-  return [
-    {
-      "sentence_good": good,
-      "sentence_bad": bad,
-      "field": field,
-      "linguistics_term": term,
-      "UID": uid,
-      "pair_id": str(number),
-    }
-    for number, (good, bad) in enumerate(pairs)
-  ]
-
-
-def _pairs(
-  seed: str, rule: Rule, count: int, exclude: Collection[str]
-) -> list[tuple[str, str]]:
-  """`count` pairs of a rule, no two of which share a sentence."""
-  speaker = Speaker(random.Random(f"pairs {seed}"), far=True)
-  used, pairs = set(exclude), []
-  while len(pairs) < count:
-    pair = _pair(rule(speaker), speaker)
-    if used.isdisjoint(pair):
-      pairs.append(pair)
-      used.update(pair)
-  return pairs
-
-
-def _pair(words: Words, speaker: Speaker) -> tuple[str, str]:
+def _pair(words: list, speaker: Speaker) -> tuple[str, str]:
   """The sentence with all slots right, and with one of them wrong."""
-  slots = [i for i, word in enumerate(words) if isinstance(word, tuple)]
-  tested = speaker.pick(slots)
-  _, wrong = words[tested]
+  slots = [i for i, word in enumerate(words) if isinstance(word, Slot)]
+  tested = speaker.choose(slots)
+  wrong = words[tested].wrong
   return _line(words), _line([*words[:tested], wrong, *words[tested + 1 :]])
 
 
-def _line(words: Words) -> str:
+def _line(words: list) -> str:
   """The sentence as text, all its slots right."""
-  right = (word if isinstance(word, str) else word[0] for word in words)
+  right = (word if isinstance(word, str) else word.right for word in words)
   return " ".join([*right, "."])
 
 
-# ------------------------------------------------------------------ the files
+def _flat(words: Words) -> list[str | Slot]:
+  flat = []
+  for word in words:
+    flat += _flat(word) if isinstance(word, list) else [word]
+  return flat
 
 
-def write(
-  folder: str | Path,
-  seed: int = 0,
-  sentences: int = SENTENCES,
-  pairs: int = PAIRS,
-) -> None:
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What to write: the quickstart's, by default."""
+
+  output: str = setting(help="folder to write to", read=cli.here)
+  sentences: int = setting(
+    160_000, "how many sentences of training text", least=1, most=10**7
+  )
+  pairs: int = setting(
+    150, "how many minimal pairs of each phenomenon", least=1, most=MOST_PAIRS
+  )
+  seed: int = setting(0, "what the random choices start from")
+
+
+def write(folder: str | Path, **changes: int) -> str:
   """Writes text/toy.train, text/toy.dev and pairs/UID.jsonl under `folder`.
 
-  One sentence a line. No sentence is in two of the three: the pairs come
-  first, their good and bad sentences are left out of the held-out text, and
-  both are left out of the training text.
+  One sentence a line; the held-out text has a twentieth of the training text's.
+  No sentence is in two of the three: the pairs come first, their good and bad
+  sentences are left out of the held-out text, and both out of the training
+  text.
 
   Args:
-    folder: made if it is missing; files of these names are replaced.
-    seed: equal arguments write equal files.
-    sentences: of the training text; the held-out text has a twentieth.
-    pairs: of each phenomenon.
+    folder: Made if it is missing; files of these names are replaced.
+    **changes: `Settings` that are not the default; equal ones write equal
+      files.
+
+  Returns:
+    What it wrote, in a paragraph and a sample.
   """
-  if sentences < 1:
-    raise errors.UserError(f"{sentences} sentences: choose 1 or more")
-  made = minimal_pairs(seed, pairs)
-  held_out = {
-    pair[side]
-    for group in made.values()
-    for pair in group
-    for side in ("sentence_good", "sentence_bad")
-  }
-  dev = _text(f"dev {seed}", -(-sentences // 20), held_out)
-  train = _text(f"train {seed}", sentences, held_out.union(dev))
-  files = {"text/toy.train": train, "text/toy.dev": dev}
-  for uid, group in made.items():
-    files[f"pairs/{uid}.jsonl"] = [json.dumps(pair) for pair in group]
-  for name, lines in files.items():
-    _write_lines(Path(folder) / name, lines)
-
-
-def _text(seed: str, count: int, exclude: Collection[str]) -> list[str]:
-  """`sentences`, for `write`, whose parameter hides that name."""
-  return list(sentences(seed, count, exclude))
-
-
-def _write_lines(path: Path, lines: list[str]) -> None:
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
-  except OSError as error:
-    raise errors.UserError(f"cannot write {path}: {error.strerror}") from None
-
-
-# ---------------------------------------------------------------- the command
+  asked = Settings(str(folder), **changes)
+  settings.check(asked)
+  pairs = minimal_pairs(asked.seed, asked.pairs)
+  tested = [pair for group in pairs.values() for pair in group]
+  taken = {p[f"sentence_{side}"] for p in tested for side in ("good", "bad")}
+  count = -(-asked.sentences // 20)
+  dev = list(sentences(f"dev {asked.seed}", count, taken))
+  taken.update(dev)
+  train = list(sentences(f"train {asked.seed}", asked.sentences, taken))
+  made = {"text/toy.train": train, "text/toy.dev": dev}
+  for uid, group in pairs.items():
+    made[f"pairs/{uid}.jsonl"] = map(json.dumps, group)
+  for name, lines in made.items():
+    files.write_text(Path(folder, name), "".join(f"{x}\n" for x in lines))
+  paragraph = (
+    f"Wrote {len(train)} sentences of training text and {len(dev)} of held-out"
+    f" text to {folder}/text, and {asked.pairs} minimal pairs of each of"
+    f" {len(pairs)} phenomena to {folder}/pairs. No sentence is in two of the"
+    " three. A sample, its bad sentences starred:"
+  )
+  sample = [f"  {line}" for line in train[:3]]
+  for first, *_ in pairs.values():
+    sample += ["", f"  {first['sentence_good']}", f"* {first['sentence_bad']}"]
+  return "\n".join([textwrap.fill(paragraph, 80), "", *sample])
 
 
 def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
   parser = cli.Parser(
     prog="python -m antlm_jax.data.toy_english",
     description="Write the toy English: text/toy.train, text/toy.dev, "
     "pairs/*.jsonl.",
   )
-  parser.add_argument(
-    "--output", type=cli.here, required=True, help="folder to write to"
+  settings.add_arguments(parser, Settings)
+  asked = dataclasses.asdict(
+    settings.from_args(Settings, parser.parse_args(argv))
   )
-  for option, default, meaning in (
-    ("--sentences", SENTENCES, "how many sentences of training text"),
-    ("--pairs", PAIRS, "how many minimal pairs of each phenomenon"),
-    ("--seed", 0, "what the random choices start from"),
-  ):
-    parser.add_argument(option, type=int, default=default, help=meaning)
-  args = parser.parse_args(argv)
-  write(args.output, args.seed, args.sentences, args.pairs)
-  print(_summary(Path(args.output)))
-
-
-def _summary(folder: Path) -> str:
-  """What `write` left in a folder, in a paragraph and a sample."""
-  train, dev = (
-    (folder / f"text/toy.{split}").read_text("utf-8").splitlines()
-    for split in ("train", "dev")
-  )
-  words = [word for line in train for word in line.split()]
-  pairs = [
-    [json.loads(line) for line in path.read_text("utf-8").splitlines()]
-    for path in (folder / f"pairs/{uid}.jsonl" for uid in PHENOMENA)
-  ]
-  paragraph = (
-    f"Wrote {len(train)} sentences of training text ({len(words)} words of "
-    f"{len(set(words))} forms) and {len(dev)} of held-out text to "
-    f"{folder / 'text'}, and {len(pairs[0])} minimal pairs of each of "
-    f"{len(pairs)} phenomena to {folder / 'pairs'}. No sentence is in two of "
-    "the three. A sample, its bad sentences starred:"
-  )
-  sample = [f"  {line}" for line in train[:3]]
-  for first, *_ in pairs:
-    sample += ["", f"  {first['sentence_good']}", f"* {first['sentence_bad']}"]
-  return "\n".join([textwrap.fill(paragraph, 80), "", *sample])
+  print(write(asked.pop("output"), **asked))
 
 
 if __name__ == "__main__":
