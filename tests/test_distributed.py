@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from antlm_jax import config
+from antlm_jax import config, errors
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import processes
 from antlm_jax.training import checkpoint, run
@@ -315,6 +315,10 @@ def test_told_to_end_before_the_first_step_it_is_to_be_run_again(
   assert not list(tmp_path.glob("run/checkpoints/[0-9]*"))
 
 
+def addresses(*values: str) -> dict[str, str]:
+  return dict(zip(processes.EXPLICIT, values, strict=False))
+
+
 JOIN = """
 from antlm_jax import cli
 from antlm_jax.runtime import processes
@@ -349,6 +353,36 @@ def test_a_port_that_is_taken_is_told():
   assert "cannot listen there: Address already in use" in runs.error_of(done)
 
 
+JOINING = """
+import jax
+from antlm_jax import cli
+from antlm_jax.runtime import processes
+initialize = jax.distributed.initialize
+def shown(**options):
+  print("now", flush=True)
+  initialize(**options)
+jax.distributed.initialize = shown
+cli.run(lambda argv: processes.initialize())
+"""
+
+
+def test_a_signal_ends_a_process_that_waits_for_its_peers():
+  with socket.create_server(("", 0)) as server:
+    port = server.getsockname()[1]
+  values = (f"127.0.0.1:{port}", "2", "1")
+  waiting = subprocess.Popen(
+    [sys.executable, "-c", JOINING], cwd=runs.ROOT, text=True,
+    env=os.environ | addresses(*values),
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+  )  # fmt: skip
+  with waiting:
+    assert waiting.stdout.readline() == "now\n"
+    waiting.send_signal(signal.SIGTERM)
+    _, said = waiting.communicate(timeout=60)
+  assert waiting.returncode == errors.RUN_AGAIN
+  assert said.splitlines()[-1] == "run me again"
+
+
 # How processes find one another.
 
 
@@ -364,10 +398,6 @@ def joined(monkeypatch):
     if name.startswith(("JAX_", "SLURM_")):
       monkeypatch.delenv(name)
   return calls
-
-
-def addresses(*values: str) -> dict[str, str]:
-  return dict(zip(processes.EXPLICIT, values, strict=False))
 
 
 SLURM = {
@@ -432,5 +462,14 @@ def test_addresses_that_are_not_whole_are_told(
   for name, value in addresses(*values).items():
     monkeypatch.setenv(name, value)
   with pytest.raises(UserError, match=why):
+    processes.initialize()
+  assert not joined
+
+
+@pytest.mark.parametrize("count", ["abc", "", "-1", "1.5"])
+def test_a_number_of_tasks_that_is_none_is_told(count, joined, monkeypatch):
+  for name, value in (SLURM | {"SLURM_NTASKS": count}).items():
+    monkeypatch.setenv(name, value)
+  with pytest.raises(UserError, match=f"SLURM_NTASKS={count} is no number"):
     processes.initialize()
   assert not joined

@@ -8,6 +8,7 @@ import contextlib
 import glob
 import importlib.util
 import os
+import signal
 import socket
 import sys
 import threading
@@ -41,48 +42,97 @@ def initialize() -> None:
   (a task for each process), or on TPU hosts by what the pod says of itself.
 
   A process that the others do not join within `JOIN` seconds ends with status
-  1: a crash, to be run again, as they may be on their way.
+  1: a crash, to be run again, as they may be on their way. A signal ends it at
+  once, as it would a run that has nothing to save.
 
   Raises:
     UserError: if the addresses are not whole, or taken.
   """
-  options = {
-    "heartbeat_timeout_seconds": _HEARTBEAT,
-    "initialization_timeout": 10 * JOIN,  # after which JAX aborts
-  }
-  if any(name in os.environ for name in EXPLICIT[1:]):
-    options |= _explicit()
-    if options["num_processes"] == 1:
-      return
-  elif all(name in os.environ for name in _SLURM):
-    if int(os.environ.get("SLURM_NTASKS", "1")) == 1:
-      return
-  elif not _on_tpu():
-    if EXPLICIT[0] in os.environ:
-      _explicit()  # says what is missing
+  options = _found()
+  if options is None:
     return
   # Its handler would take SIGTERM from ours, which ends all alike.
   jax.config.update("jax_enable_preemption_service", False)
-  address = options.get("coordinator_address", "the address of the first")
-  late = threading.Timer(JOIN, _end_unjoined, (address,))
-  late.daemon = True
-  late.start()
+  options |= {
+    "heartbeat_timeout_seconds": _HEARTBEAT,
+    "initialization_timeout": 10 * JOIN,  # after which JAX aborts
+  }
   try:
-    jax.distributed.initialize(**options)
+    with _ended_by_signals():
+      _join(options)
   except ValueError as error:
     if "process_id" in options or not _on_tpu():
       raise UserError(f"these processes cannot be joined: {error}") from error
     # A TPU host that is not part of a pod.
+
+
+def _found() -> dict | None:
+  """What is known of where the processes are; None if this is the only one."""
+  if any(name in os.environ for name in EXPLICIT[1:]):
+    options = _explicit()
+    return options if options["num_processes"] > 1 else None
+  if all(name in os.environ for name in _SLURM):
+    count = os.environ.get("SLURM_NTASKS", "1")
+    if not count.isdecimal():
+      raise UserError(f"SLURM_NTASKS={count} is no number of tasks")
+    return {} if int(count) > 1 else None
+  if _on_tpu():
+    return {}
+  if EXPLICIT[0] in os.environ:
+    _explicit()  # says what is missing
+  return None
+
+
+def _join(options: dict) -> None:
+  """Waits for all in a thread: Python hears no signal while JAX itself waits.
+
+  Raises:
+    ValueError: if JAX cannot make out who they are.
+  """
+  failed = []
+
+  def join():
+    try:
+      jax.distributed.initialize(**options)
+    except BaseException as error:
+      failed.append(error)
+
+  thread = threading.Thread(target=join, daemon=True)
+  thread.start()
+  thread.join(JOIN)
+  if thread.is_alive():
+    where = options.get("coordinator_address", "the address of the first")
+    _say(
+      f"the processes of this run did not all come together at {where} within"
+      f" {JOIN} s: is each of them running, and given the same address?"
+    )
+    _end(1)
+  for error in failed:
+    raise error
+
+
+@contextlib.contextmanager
+def _ended_by_signals() -> Iterator[None]:
+  """Ends the process at a signal in its block: nothing can be lost there."""
+
+  def end(number, frame):
+    status, line = errors.explain(errors.Stopped(statuses[number]))
+    print(line, file=sys.stderr)
+    _end(status)
+
+  statuses = {
+    signal.SIGTERM: errors.RUN_AGAIN, signal.SIGINT: errors.INTERRUPTED
+  }  # fmt: skip
+  before = {
+    number: signal.signal(number, end)
+    for number in statuses
+    if signal.getsignal(number) is not signal.SIG_IGN
+  }
+  try:
+    yield
   finally:
-    late.cancel()
-
-
-def _end_unjoined(address: str) -> None:
-  _say(
-    f"the processes of this run did not all come together at {address} within"
-    f" {JOIN} s: is each of them running, and given the same address?"
-  )
-  _end(1)
+    for number, handler in before.items():
+      signal.signal(number, handler)
 
 
 def _explicit() -> dict:
