@@ -34,7 +34,12 @@ FREE = (
   "model.remat",
   "model.scan_layers",
 )
-_STEPS = "steps, or if under 1 a share of the run"
+
+
+def _amount(default: float):
+  """A number of steps, or a share of the run's; see `curriculum.amount`."""
+  text = "steps, or if under 1 a share of the run"
+  return setting(default, text, least=0, most=settings.LARGEST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,9 +59,7 @@ class Data:
   path: str = setting("", "a folder made by antlm_jax.prepare")
   rounding: str = setting("carry", "at an epoch's end", choices=order.ROUNDING)
   shuffle: bool = setting(True, "every epoch in another order")
-  short: float = setting(
-    0.0, "share of the rows cut off at a random place", least=0, most=1
-  )
+  short: float = setting(0.0, "share of the rows cut short", least=0, most=1)
   threads: int = setting(2, "that make batches", least=1, most=1024)
 
 
@@ -70,15 +73,12 @@ class Train:
   # ("64x128@0.5", "32x512@0.9") is 64 rows of 128 tokens from the run's half
   # on, then 32 of 512.
   batch_schedule: tuple[str, ...] = setting(
-    (), "other batches from parts of the run on"
+    (), "other batches, each ROWSxTOKENS@BEGIN, from a part of the run on"
   )
-  microbatches: int = setting(
-    1, "parts of a batch that are computed in turn", least=1
-  )
-  epochs: float = setting(
-    0.0, "the run's length, if its curriculum has none", least=0, most=1e6
-  )
-  steps: int = setting(0, "the same in steps; at most one of the two", least=0)
+  microbatches: int = setting(1, "parts of a batch, one by one", least=1)
+  # The run's length, where the curriculum has none: at most one of the two.
+  epochs: float = setting(0.0, "length of the run", least=0, most=1e6)
+  steps: int = setting(0, "length of the run", least=0)
   loss_chunk: int = setting(
     2048, "targets whose scores are in memory at once", least=1
   )
@@ -89,16 +89,14 @@ class Optimizer:
   """How gradients become updates."""
 
   name: str = setting("adamw", "the method", choices=("adamw", "lamb"))
-  b1: float = setting(0.9, "the gradients' decay", least=0, under=1)
-  b2: float = setting(0.95, "their squares' decay", least=0, under=1)
+  b1: float = setting(0.9, "decay of the gradients' mean", least=0, under=1)
+  b2: float = setting(0.95, "decay of their squares'", least=0, under=1)
   eps: float = setting(1e-8, "added to the squares' root", over=0)
-  weight_decay: float = setting(0.1, "times the learning rate", least=0)
+  weight_decay: float = setting(0.1, "times the rate, each step", least=0)
   decay_scope: str = setting(
     "matrices", "what decays", choices=("all", "matrices", "hidden")
   )
-  clip: float = setting(
-    1.0, "largest gradient norm; 0 for no clipping", least=0
-  )
+  clip: float = setting(1.0, "largest gradient norm; 0: no clipping", least=0)
   ema: float = setting(
     0.0, "decay of the parameters' average; 0 for none", least=0, under=1
   )
@@ -111,14 +109,12 @@ class Schedule:
 
   name: str = setting("wsd", "its shape", choices=("wsd", "cosine"))
   peak_lr: float = setting(1e-3, "highest rate", least=0)
-  warmup_steps: float = setting(0.02, _STEPS, least=0, most=settings.LARGEST)
-  decay_steps: float = setting(0.1, _STEPS, least=0, most=settings.LARGEST)
+  warmup_steps: float = _amount(0.02)
+  decay_steps: float = _amount(0.1)
   decay: str = setting(
-    "linear", "wsd's decay", choices=("linear", "cosine", "1-sqrt")
+    "linear", "of wsd", choices=("linear", "cosine", "1-sqrt")
   )
-  min_lr_ratio: float = setting(
-    0.0, "last rate, as a share of the peak", least=0, most=1
-  )
+  min_lr_ratio: float = setting(0.0, "last rate / peak", least=0, most=1)
   restart_at_switch: bool = setting(False, "a schedule for each phase")
 
 
@@ -127,7 +123,7 @@ class Mesh:
   """The devices; one size may be -1, for all that are left."""
 
   data: int = setting(-1, "parts of the batch", least=-1)
-  fsdp: int = setting(1, "parts of batch and parameters", least=-1)
+  fsdp: int = setting(1, "parts of the batch and the parameters", least=-1)
   tensor: int = setting(1, "parts of heads and widths", least=-1)
 
 
@@ -135,21 +131,19 @@ class Mesh:
 class Eval:
   """What is measured while training."""
 
-  every: float = setting(0.05, _STEPS, least=0, most=settings.LARGEST)
+  every: float = _amount(0.05)
   rows: int = setting(512, "held-out rows, at most", least=0)
   objectives: tuple[str, ...] = setting(("C", "M"), "whose losses")
-  pairs: str = setting("", "a folder of minimal pairs; none if empty")
+  pairs: str = setting("", "a folder of minimal pairs to score; none if empty")
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
   """What is saved, and kept."""
 
-  every: float = setting(0.1, _STEPS, least=0, most=settings.LARGEST)
-  keep_last: int = setting(2, "how many of the newest are kept", least=1)
-  keep_every: int = setting(
-    0, "steps whose multiples are kept; 0 for none", least=0
-  )
+  every: float = _amount(0.1)
+  keep_last: int = setting(2, "how many of the newest stay", least=1)
+  keep_every: int = setting(0, "steps whose multiples stay; 0: none", least=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +151,7 @@ class Log:
   """What is shown and recorded."""
 
   every: int = setting(20, "steps", least=1)
-  tensorboard: bool = setting(True, "write TensorBoard's files")
+  tensorboard: bool = setting(True, "write its files")
   trace: str = setting("", "profile steps FIRST:LAST, into WORKDIR/trace")
 
 
@@ -166,12 +160,8 @@ class Init:
   """Where a run begins."""
 
   checkpoint: str = setting("", "start from this run or checkpoint")
-  optimizer: str = setting(
-    "keep", "its optimizer state", choices=("keep", "reset")
-  )
-  step: str = setting(
-    "keep", "its step: go on, or reset to 0", choices=("keep", "reset")
-  )
+  optimizer: str = setting("keep", "its state", choices=("keep", "reset"))
+  step: str = setting("keep", "reset: from 0 on", choices=("keep", "reset"))
 
 
 GROUPS = {
@@ -202,6 +192,19 @@ def default(encoder: str = "llama") -> ConfigDict:
   for name, section in GROUPS.items():
     out[name] = settings.to_config_dict(section())
   return out
+
+
+def described() -> str:
+  """Returns a line for each setting: its key, default, and what it is."""
+  out = []
+  for group, section in {"": Run, **GROUPS}.items():
+    for field in dataclasses.fields(section):
+      key = ".".join(filter(None, (group, field.name)))
+      choices = field.metadata["choices"]
+      one_of = f" ({', '.join(choices)})" if choices else ""
+      setting = f"{key}={settings.written(field.default)}"
+      out.append(f"  {setting:33} {field.metadata['help']}{one_of}")
+  return "\n".join(out)
 
 
 def _encoder(name: str) -> type:
@@ -341,7 +344,7 @@ def _override(config: ConfigDict, override: str) -> None:
 def _nearest(
   name: str,
   known: Iterable[str],
-  otherwise: str = " antlm_jax/config.py has them all",
+  otherwise: str = " antlm_jax.train --help lists them",
 ) -> str:
   near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
   return f" did you mean {near[0]!r}?" if near else otherwise

@@ -131,10 +131,8 @@ def _argument(field: dataclasses.Field, kind: Any) -> dict[str, Any]:
   out = {"help": field.metadata["help"].replace("%", "%%")}
   if default is dataclasses.MISSING:
     out["required"] = True
-  elif _is_tuple(kind) and "nargs" not in own:  # as one would write it
-    out["default"] = ",".join(map(str, default))
   else:
-    out["default"] = default
+    out["default"] = default if "nargs" in own else written(default)
   if kind is bool:
     off = argparse.BooleanOptionalAction
     return {**out, "action": off if default else "store_true", **own}
@@ -158,6 +156,11 @@ def from_args(section_type: type, args: argparse.Namespace):
     values[field.name] = tuple(value) if isinstance(value, list) else value
   check_values(section_type, values, "--")
   return section_type(**values)
+
+
+def written(value) -> Any:
+  """Returns a tuple as `parse` reads it, with commas; all else as it is."""
+  return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def parse(text: str, kind: Any, what: str):

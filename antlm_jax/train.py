@@ -20,7 +20,8 @@ def main(argv: Sequence[str]) -> None:
   parser = cli.Parser(
     prog="python -m antlm_jax.train",
     description="Trains a model; the same command again goes on.",
-    epilog="Any setting: --config.KEY=VALUE. All keys: antlm_jax/config.py.",
+    epilog=f"settings, each --config.KEY=VALUE:\n{config_lib.described()}\n"
+    "  and model.KEY, objectives.NAME.KEY: antlm_jax.models, .objectives",
   )
   parser.add_argument(
     "--config", required=True, help="a config file, FILE.py or FILE.py:ARG"

@@ -168,24 +168,24 @@ def begin(of: TrainStep) -> TrainState:
   )
 
 
-def by_row(example: Batch, layout: Layout, shifts) -> tuple:
-  """Puts an example back in the order of the batch's rows.
+def by_row(batch: Batch, layout: Layout, shifts) -> tuple:
+  """Puts a batch back in the order of the batch's rows.
 
   Returns:
     Its inputs `[rows, T]` and, by row and token, (target, weight, kind).
   """
-  length = example.inputs.shape[-1]
-  inputs = example.inputs.reshape(-1, length)
+  length = batch.inputs.shape[-1]
+  inputs = batch.inputs.reshape(-1, length)
   rows = layout.rows.reshape(layout.microbatches, len(layout.local), -1)
   found = {}
-  for index in zip(*np.nonzero(example.weights), strict=True):
-    row, at = divmod(int(example.target_positions[index]), length)
-    kind = int(example.objective_ids[index])
+  for index in zip(*np.nonzero(batch.weights), strict=True):
+    row, at = divmod(int(batch.target_positions[index]), length)
+    kind = int(batch.objective_ids[index])
     key = int(rows[index[:2]][row]), at + shifts[kind]
     assert key not in found
     found[key] = (
-      int(example.targets[index]),
-      float(example.weights[index]),
+      int(batch.targets[index]),
+      float(batch.weights[index]),
       kind,
     )
   return dict(zip(layout.rows.tolist(), inputs.tolist(), strict=True)), found

@@ -167,7 +167,7 @@ def test_a_value_out_of_its_range_is_told_at_loading(text, words):
 def test_an_unknown_keys_message_is_short():
   with pytest.raises(UserError) as caught:
     load("zzzzzzzzz=1")
-  assert "antlm_jax/config.py" in str(caught.value)
+  assert "--help" in str(caught.value)
   assert len(str(caught.value)) < 120
 
 

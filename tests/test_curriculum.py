@@ -252,6 +252,8 @@ def test_almost_right_text_parses_or_is_a_user_error(text):
     "C:M=" + "9" * 400 + ":1",
     "2*(" * 2000 + "C" + ")" * 2000,
     "9*(" * 30 + "C" + ")" * 30,
+    "99999999999C",
+    "300000000C epochs",
   ],
   ids=lambda text: text[:8],
 )

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax.errors import UserError
-from antlm_jax.objectives import batch as examples
+from antlm_jax.objectives.batch import Layout, assemble
 from antlm_jax.objectives.corruption import Draw, corrupt
 from antlm_jax.objectives.objective import OBJECTIVES, UNITS, Objective
 from tests import helpers
@@ -330,9 +330,9 @@ def test_an_isolated_span_has_one_fate():
 
 
 def assembled(case, found):
-  layout = examples.Layout(len(case.tokens))
+  layout = Layout(len(case.tokens))
   objective_ids = np.zeros(len(case.tokens), np.int64)
-  return examples.assemble(
+  return assemble(
     case.tokens,
     found,
     objective_ids,
@@ -353,28 +353,28 @@ def test_no_target_can_be_copied_from_what_its_position_sees(case, keep):
     )
   objective, length = case.objective, case.tokens.shape[1]
   found = case.corrupt()
-  example = assembled(case, found)
-  mask = type(example.mask)(
-    example.mask.causal,
+  batch = assembled(case, found)
+  mask = type(batch.mask)(
+    batch.mask.causal,
     *(
       None if bound is None else bound[0]
-      for bound in (example.mask.k_start, example.mask.k_end)
+      for bound in (batch.mask.k_start, batch.mask.k_end)
     ),
   )
   visible = np.asarray(mask.dense(length, length))
-  real = example.weights[0, 0] > 0
+  real = batch.weights[0, 0] > 0
   assert real.sum() == found.predicted.sum()
-  rows, predictor = np.divmod(example.target_positions[0, 0][real], length)
+  rows, predictor = np.divmod(batch.target_positions[0, 0][real], length)
   at = predictor + objective.shift
-  assert np.array_equal(example.targets[0, 0][real], case.tokens[rows, at])
+  assert np.array_equal(batch.targets[0, 0][real], case.tokens[rows, at])
   assert found.predicted[rows, at].all()
   assert len(set(zip(rows, at, strict=True))) == len(rows)
   start = case.segments.start
   assert np.array_equal(start[rows, predictor], start[rows, at])
   seen = visible[rows, predictor, at]
-  inputs = example.inputs[0][rows, at]
+  inputs = batch.inputs[0][rows, at]
   if objective.predict == "masked":
-    kept = inputs == example.targets[0, 0][real]
+    kept = inputs == batch.targets[0, 0][real]
     if not keep:
       assert (inputs[seen] == MASK).all()
     assert kept.sum() <= max(6, 0.6 * len(kept))

@@ -1,4 +1,4 @@
-"""The example: a batch as the train step takes it, whatever its objectives."""
+"""The batch: what a train step takes, whatever its objectives."""
 
 import dataclasses
 import math
@@ -55,11 +55,18 @@ class Batch:
     more = capacity - self.capacity
     if not more:
       return self
-    names = ("target_positions", "targets", "weights", "objective_ids")
     pad = [(0, 0), (0, 0), (0, more)]
-    return dataclasses.replace(
-      self, **{name: np.pad(getattr(self, name), pad) for name in names}
-    )
+    lists = {name: np.pad(getattr(self, name), pad) for name in _LISTS}
+    return dataclasses.replace(self, **lists)
+
+
+# The fields that are lists of targets, and their types.
+_LISTS = {
+  "target_positions": np.int32,
+  "targets": np.int32,
+  "weights": np.float32,
+  "objective_ids": np.int32,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +142,7 @@ def assemble(
   shares: Mapping[int, float],
   segmented: bool,
 ) -> Batch:
-  """Lays corrupted rows out as an `Batch` of NumPy arrays.
+  """Lays corrupted rows out as a `Batch` of NumPy arrays.
 
   Args:
     tokens: The rows as they were, int32 `[n, T]`, in `layout.rows` order.
@@ -158,9 +165,11 @@ def assemble(
   targets = _flat_targets(
     tokens, corrupted, row_objectives, objectives, layout, sizes
   )
-  used = [objectives[k].attention for k in shares]
-  causal = all(a == "causal" for a in used)
-  full = all(a == "bidirectional" for a in used) and not segmented
+  # Only what some row needs is in the mask: plain causal and full attention
+  # are cheaper than bounds that say the same.
+  used = {objectives[k].attention for k in shares}
+  causal = used == {"causal"}
+  full = used == {"bidirectional"} and not segmented
   mask = AttentionMask(
     causal=causal,
     k_start=corrupted.k_start.reshape(shape) if segmented else None,
@@ -184,20 +193,16 @@ def _flat_targets(tokens, corrupted, row_objectives, objectives, layout, sizes):
   found = [np.flatnonzero(p) for p in corrupted.predicted.reshape(parts, -1)]
   needed = max(len(f) for f in found)
   size = next(s for s in sizes if s >= needed)
-  out = {
-    "target_positions": np.zeros((parts, size), np.int32),
-    "targets": np.zeros((parts, size), np.int32),
-    "weights": np.zeros((parts, size), np.float32),
-    "objective_ids": np.zeros((parts, size), np.int32),
-  }
+  out = {name: np.zeros((parts, size), kind) for name, kind in _LISTS.items()}
   tokens = tokens.reshape(parts, -1)
-  objective_ids = row_objectives.reshape(parts, -1)
+  row_objectives = row_objectives.reshape(parts, -1)
   for part, where in enumerate(found):
-    kind = objective_ids[part][where // length]
+    objective = row_objectives[part][where // length]
     n = len(where)
-    out["target_positions"][part, :n] = where - shift[kind]
+    # A token is predicted from `shift` places before it.
+    out["target_positions"][part, :n] = where - shift[objective]
     out["targets"][part, :n] = tokens[part][where]
-    out["weights"][part, :n] = weight[kind]
-    out["objective_ids"][part, :n] = kind
+    out["weights"][part, :n] = weight[objective]
+    out["objective_ids"][part, :n] = objective
   shape = (layout.microbatches, len(layout.local), size)
   return {name: array.reshape(shape) for name, array in out.items()}

@@ -1,9 +1,7 @@
-"""Objectives as values: what is hidden, what is seen, what is predicted.
+"""Corruption: rows of tokens as an objective shows them to the model.
 
-An objective turns rows of tokens into inputs, an attention mask and targets.
-All of them are rows of one small table, `OBJECTIVES`; a new one is a new value
-(in the table, or in `config.objectives`), and neither the model nor the train
-step knows which one a batch has.
+Every draw is a hash of (seed, purpose, step, row, position): any process makes
+any row by itself, and what one setting changes leaves all other draws alone.
 """
 
 import dataclasses
@@ -124,17 +122,15 @@ def corrupt(
   """
   at = np.arange(tokens.shape[1], dtype=np.int32)
   k_end, suffix = _attention_end(objective, segments, draw, at)
-  inputs, chosen = tokens, None
+  inputs, chosen = tokens, np.zeros(tokens.shape, bool)
   ratio = objective.ratio_at(progress)
   if ratio > 0:
     chosen, unit = _choose(objective, ratio, tokens, draw, vocabulary)
     inputs = _replace(objective, tokens, chosen, unit, draw, vocabulary)
-  if objective.predict == "masked":  # a share of 0 chooses none
-    predicted = np.zeros(tokens.shape, bool) if chosen is None else chosen
-  elif objective.predict == "suffix":
-    predicted = suffix
-  else:
-    predicted = np.ones(tokens.shape, bool)
+  everything = np.ones(tokens.shape, bool)
+  predicted = {"all": everything, "masked": chosen, "suffix": suffix}[
+    objective.predict
+  ]
   if vocabulary.pad_id is not None:
     predicted = predicted & (tokens != vocabulary.pad_id)
   if objective.shift:  # a segment's first token has nothing before it
@@ -149,6 +145,7 @@ def _attention_end(objective, segments, draw, at):
   own_end = np.broadcast_to(at + 1, segments.end.shape)
   if objective.attention == "causal":
     return own_end, None
+  # One draw for a segment, that of its first token.
   share = np.take_along_axis(draw.uniform("prefix", at), segments.start, axis=1)
   length = (share * (segments.end - segments.start)).astype(np.int32)
   prefix_end = segments.start + length
@@ -185,16 +182,19 @@ def _spans(objective: Objective, ratio: float, draw: Draw, length: int):
   be chosen as any other.
   """
   law = objective.span_lengths, objective.span_length
-  lead = objective.span_length - 1
+  lead = objective.span_length - 1  # places before the row
   at = np.arange(length + lead)
+  # Independent coins: how far apart spans begin is geometric.
   begins = draw.uniform("choose", at) < _span_rate(ratio, *law)
   # A span is longer than k with the k-th of these probabilities.
   longer = 1 - np.cumsum(_span_shares(*law)[:-1])
   u = 1 - draw.uniform("span", at)
   lengths = 1 + np.searchsorted(-longer, -u, side="left")
+  # The last begin up to each place, and how far that span reaches.
   begin = np.maximum.accumulate(np.where(begins, at, -1), axis=1)
   reach = np.take_along_axis(lengths, np.maximum(begin, 0), axis=1)
   chosen = (begin >= 0) & (at - begin < reach)
+  # A span is one unit: its fate is drawn at its begin.
   return chosen[:, lead:], np.maximum(begin, 0)[:, lead:]
 
 
@@ -217,7 +217,7 @@ def _span_rate(ratio: float, law: str, longest: int) -> float:
   shares = _span_shares(law, longest)
   longer = np.cumsum(shares[::-1])[::-1]
   low, high = 0.0, 1.0
-  for _ in range(60):
+  for _ in range(60):  # bisection, down to the last bits of a float
     p = (low + high) / 2
     covered = np.sum(p * (1 - p) ** k * longer)
     low, high = (p, high) if covered < ratio else (low, p)
@@ -228,7 +228,8 @@ def _replace(objective, tokens, chosen, unit, draw, vocabulary):
   """Gives each chosen token its fate: `<mask>`, a random token, or itself."""
   if objective.mask_token >= 1:
     return np.where(chosen, np.int32(vocabulary.mask_id), tokens)
-  # The draws are few, so they are made for the chosen ones alone.
+  # The draws are few, so they are made for the chosen ones alone. A unit's
+  # tokens share their fate, but each has a replacement of its own.
   row, at = np.nonzero(chosen)
   rows = draw.rows[row, 0]
   source = at if unit is None else unit[row, at]

@@ -11,7 +11,7 @@ Written as a string of phases:
     2C+20C:M=1:7+2C      a mixed phase between two pure ones
     12*(1C+1M)           the phases in brackets, twelve times
 
-The letters are objectives (`antlm_jax.objectives`, `config.objectives`).
+The letters name objectives: `objective.OBJECTIVES`, or `config.objectives`.
 """
 
 import bisect
@@ -23,6 +23,7 @@ from collections.abc import Collection, Mapping
 import numpy as np
 
 from antlm_jax.errors import UserError
+from antlm_jax.settings import LARGEST
 
 UNITS = ("epochs", "steps")
 # What nobody means, but a slip of the keyboard makes.
@@ -66,7 +67,9 @@ class Phase:
     counts = _counts(
       np.array([done, done + batch_size]), list(self.shares.values())
     )
-    spread = (np.arange(batch_size) * 0x9E3779B9) % 2**32  # a Weyl sequence
+    # Sorting a Weyl sequence deals the places out as evenly as cards: any
+    # microbatch or shard, a run of neighbours, gets its part of each objective.
+    spread = (np.arange(batch_size) * 0x9E3779B9) % 2**32
     out = np.empty(batch_size, np.int64)
     out[np.argsort(spread, kind="stable")] = np.repeat(
       np.arange(len(counts)), counts
@@ -147,11 +150,14 @@ def parse(
     run_steps: The run's length, for shares; None if only the string says.
 
   Raises:
-    UserError: pointing at the character that cannot be read.
+    UserError: for a string that cannot be read, pointing at the character,
+      and for phases that do not fit the run.
   """
   parts, unit = _Parser(text, objectives).parse()
   lengths = _lengths(text, parts, unit, steps_per_epoch, run_steps)
   ends = [round(end) for end in np.cumsum(lengths)]
+  if ends[-1] > LARGEST:  # the step is an int32 on the devices
+    raise UserError(f"curriculum {text!r} is over {LARGEST} steps long")
   phases, start = [], 0
   for part, stop in zip(parts, ends, strict=True):
     if stop == start:
@@ -204,7 +210,12 @@ def _error(text: str, position: int, message: str) -> UserError:
 
 
 class _Parser:
-  """Recursive descent over the string."""
+  """Recursive descent over the string.
+
+  curriculum = sum [unit]                 sum = term {"+" term}
+  term = phase | times "*" "(" sum ")"    phase = [count ["%"]] mix
+  mix = name {":" name} ["=" number {":" number}]
+  """
 
   def __init__(self, text: str, objectives: Collection[str]):
     self.text, self.objectives = text, objectives
@@ -233,6 +244,7 @@ class _Parser:
     times = float(repeat[:-1])
     if times == 0:
       self._fail_before("repeat at least once")
+    # Deeper than this, Python's own recursion would end.
     if self.text.count("(", 0, self.at) >= _MOST_BRACKETS:
       self._fail_before(f"over {_MOST_BRACKETS} brackets")
     begin = self.begin
@@ -247,30 +259,31 @@ class _Parser:
 
   def _phase(self) -> _Part:
     position = self.at
-    count = self._take(r"\d+(\.\d*)?|\.\d+")
-    if count is not None and float(count) == 0:
+    count = self._number()
+    if count == 0:
       self._fail_before("a phase of length 0")
-    if count is not None and float(count) > _LONGEST:
+    if count is not None and count > _LONGEST:
       self._fail_before(f"a phase longer than {_LONGEST:g}")
     unit = "%" if count is not None and self._take("%") else ""
+    return _Part(count, unit, self._mix(), position)
+
+  def _mix(self) -> dict[str, float]:
     names = [self._name()]
     while self._take(":"):
       names.append(self._name())
     weights = self._ratio(len(names))
     shares: dict[str, float] = {}
     for name, weight in zip(names, weights, strict=True):
-      if weight > 0:
+      if weight > 0:  # C:M:C=1:2:1 names C twice
         shares[name] = shares.get(name, 0) + weight / sum(weights)
-    return _Part(
-      None if count is None else float(count), unit, shares, position
-    )
+    return shares
 
   def _name(self) -> str:
     name = self._take(r"[A-Z][A-Za-z0-9_]*")
+    known = ", ".join(self.objectives)
     if name is None:
-      self._fail(f"expected an objective ({', '.join(self.objectives)})")
+      self._fail(f"expected an objective ({known})")
     if name not in self.objectives:
-      known = ", ".join(self.objectives)
       self._fail_before(f"unknown objective {name!r} (known: {known})")
     return name
 
@@ -280,14 +293,17 @@ class _Parser:
       return [1.0] * length
     numbers = []
     while not numbers or self._take(":"):
-      number = self._take(r"\d+(\.\d*)?|\.\d+")
-      if number is None:
+      numbers.append(self._number())
+      if numbers[-1] is None:
         self._fail("expected a number")
-      numbers.append(float(number))
     if len(numbers) != length or not 0 < sum(numbers) <= _LONGEST:
       self.at = start
       self._fail(f"expected {length} proportions, not all zero")
     return numbers
+
+  def _number(self) -> float | None:
+    text = self._take(r"\d+(\.\d*)?|\.\d+")
+    return None if text is None else float(text)
 
   def _take(self, pattern: str) -> str | None:
     """Takes what matches here, and the blanks after it."""
