@@ -246,12 +246,11 @@ def cells(text, title):
   return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def scores(numbers, row, mode):
+def scores(numbers, row, mode, family="BabyLlama"):
   """The scores of a row in a mode, by benchmark."""
-  (found,) = (
-    r for r in numbers["rows"] if (r["row"], r["mode"]) == (row, mode)
-  )
-  return found["scores"]
+  rows = numbers["scores"][family]
+  (found,) = (r for r in rows if (r["row"], r["mode"]) == (row, mode))
+  return found
 
 
 def section(text, title):
@@ -273,7 +272,7 @@ def test_scores_are_means_over_uids_then_seeds(tmp_path, rows):
     score(run, "blimp_filtered", "causal", {"x": [True]}, pipeline="2024")
     score(run, "ewok", "mlm", {"a": answers(1, 4)})
   numbers, text = make(folder, rows)
-  found = scores(numbers, "c", "causal")["BLiMP"]
+  found = scores(numbers, "CLM", "causal")["BLiMP"]
   assert found["values"] == pytest.approx({"0": 0.55, "1": 0.65})
   there = section(text, "Scores")
   line = cells(there, "CLM | `4C` | 2 | causal")
@@ -281,7 +280,7 @@ def test_scores_are_means_over_uids_then_seeds(tmp_path, rows):
   line = cells(there, "CLM | `4C` | 2 | mlm")
   assert line[4:] == ["-", "-", "25.0 ± 0.0"]
   other, _ = make(folder, rows, "--pipeline=2024")
-  found = scores(other, "c", "causal")["BLiMP"]
+  found = scores(other, "CLM", "causal")["BLiMP"]
   assert found["values"] == {"0": 1.0, "1": 1.0}
   assert numbers["pipeline"] == "ours"  # that of most results
   assert "- pairs as `--pipeline=2024` scores them: ask for that" in text
@@ -293,7 +292,7 @@ def test_the_masked_mode_is_the_rows_own(tmp_path, rows):
   score(run, "ewok", "mlm", {"a": answers(1, 4)})
   score(run, "ewok", "mntp", {"a": answers(3, 4)})
   numbers, text = make(folder, rows)
-  assert scores(numbers, "mntp", "mntp")["EWoK"]["mean"] == 0.75
+  assert scores(numbers, "mixed", "mntp", "LTG-BERT")["EWoK"]["mean"] == 0.75
   assert cells(text, "mixed | `4C:N=1:1` | 1 | mntp")[-1] == "75.0"
   assert "`mntp` likewise, but read one\nposition before" in text
   assert "mntp, trained only" not in text  # a legend is in the picture
@@ -327,15 +326,16 @@ def test_differences_are_paired_and_say_what_holds(tmp_path, rows):
   folder = tmp_path / "runs"
   three_rows(folder)
   numbers, text = make(folder, rows)
-  deltas = numbers["differences"]
+  deltas = numbers["differences"]["BabyLlama, BLiMP"]
   assert len(deltas) == 4  # two modes, two controls
-  sides = {(d["pair"]["control"], d["pair"]["control_mode"]) for d in deltas}
-  assert sides == {("c", "causal"), ("m", "mlm")}
+  assert {d["against"] for d in deltas} == {"CLM (causal)", "MLM (mlm)"}
   for delta in deltas:
-    assert delta["by_items"]["estimate"] == pytest.approx(0.1)
+    items = delta["95 % by items"]
+    assert items["estimate"] == pytest.approx(0.1)
     # The same 30 are right in both: only the 4 of 40 more can vary.
-    assert 0 < delta["by_items"]["low"] < 0.1 < delta["by_items"]["high"] < 0.2
-    assert delta["by_seeds"] is None and delta["verdict"] == "above"
+    assert 0 < items["low"] < 0.1 < items["high"] < 0.2
+    assert delta["95 % by items and seeds"] is None
+    assert delta["interval"] == "above"
   shown = section(text, "What it shows")
   assert shown.count("\n| AntLM (") == 2  # once for each control
   assert "another seed may turn them" in text
@@ -349,11 +349,11 @@ def test_an_interval_with_0_is_called_so(tmp_path, rows):
   folder = tmp_path / "runs"
   three_rows(folder, seeds=3, antlm=31, spread=3)
   numbers, text = make(folder, rows)
-  for delta in numbers["differences"]:
-    seeds, items = delta["by_seeds"], delta["by_items"]
+  for delta in numbers["differences"]["BabyLlama, BLiMP"]:
+    seeds, items = delta["95 % by items and seeds"], delta["95 % by items"]
     assert seeds["low"] < items["low"] < items["high"] < seeds["high"]
     assert seeds["low"] < 0 < seeds["high"]
-    assert delta["verdict"] == "contains 0" and delta["seeds"] == [3, 3]
+    assert delta["interval"] == "contains 0" and delta["seeds"] == [3, 3]
   shown = section(text, "What it shows")
   line = cells(shown, "AntLM (causal)")
   assert line[3:5] == ["3 and 3", "+2.5"] and line[-1] == "contains 0"
@@ -368,7 +368,7 @@ def test_other_items_are_not_compared(tmp_path, rows):
   run = train(folder, "antlm", 1)
   score(run, "blimp_filtered", "causal", {"island": answers(1, 40)})
   numbers, text = make(folder, rows)
-  delta = numbers["differences"][0]
+  delta = numbers["differences"]["BabyLlama, BLiMP"][0]
   assert delta["seeds"] == [1, 1]
   assert "BLiMP, causal: other items than most, so not compared:" in text
 
@@ -377,12 +377,15 @@ def test_phenomena_are_compared(tmp_path, rows):
   folder = tmp_path / "runs"
   three_rows(folder)
   numbers, text = make(folder, rows)
-  deltas = numbers["phenomena"]
-  assert [d["part"] for d in deltas] == 2 * sorted(UIDS.values())
+  deltas = numbers["phenomena"]["BabyLlama"]
+  assert [d["on"] for d in deltas] == 2 * sorted(UIDS.values())
   for delta in deltas:
-    assert delta["pair"]["mode"] == delta["pair"]["control_mode"]
-    assert delta["pair"]["variant"] == "antlm"
-    assert delta["by_items"]["estimate"] == pytest.approx(0.1)
+    sides = delta["row"], delta["against"]
+    assert sides in {
+      ("AntLM (causal)", "CLM (causal)"),
+      ("AntLM (mlm)", "MLM (mlm)"),
+    }
+    assert delta["points"] == pytest.approx(0.1)
   picture = folder / "report" / "phenomena_antlm.png"
   assert picture.read_bytes()[:4] == b"\x89PNG"
   assert f"({picture.name})" in section(text, "By phenomenon")
@@ -398,17 +401,21 @@ def test_what_a_switch_does(tmp_path, rows):
     mlm = {0: 6.5, 10: 6.9, 30: 3.0, 40: 3.1 + more}
     train(folder, "antlm", seed, {"clm": clm, "mlm": mlm})
   numbers, text = make(folder, rows)
-  switches = numbers["switches"]
-  clm, mlm = (s for s in switches if s["left"])
-  assert switches[1]["kind"] == "mlm" and not switches[1]["left"]
-  assert switches[1]["moments"]["0"]["best"] == 6.5  # before, not in, the phase
-  assert (clm["phases"], clm["kind"], clm["step"]) == ("C→M", "clm", 10)
-  first = {"best": 3.4, "at": 3.5, "end": 4.0, "again": 3.3}
-  assert clm["moments"]["0"] == first
-  assert clm["moments"]["1"] == pytest.approx(
-    first | {"end": 4.2, "again": 3.5}
-  )
-  assert mlm["phases"] == "M→C" and mlm["moments"]["0"]["again"] is None
+  switches = numbers["switches"]["BabyLlama, switches"]
+  first, taken = switches[:2]
+  assert taken["loss of"] == "mlm, taken up"
+  assert taken["best before"]["values"]["0"] == 6.5  # before, not in, the phase
+  assert (first["switch"], first["loss of"]) == ("C→M after 10", "clm, left")
+  for name, values in (
+    ("best before", [3.4, 3.4]),
+    ("at the switch", [3.5, 3.5]),
+    ("at the end of the phase", [4.0, 4.2]),
+    ("trained again", [3.3, 3.5]),
+  ):
+    assert [*first[name]["values"].values()] == pytest.approx(values)
+  last = switches[3]
+  assert (last["switch"], last["loss of"]) == ("M→C after 30", "mlm, left")
+  assert last["trained again"] is None
   there = section(text, "At every switch")
   assert "| +0.600 | 3.400 |" in there and "| +0.200 | - |" in there
   line = cells(there, "AntLM | yes: 4 of 4 times")
@@ -423,7 +430,7 @@ def test_many_switches_are_cut_in_the_text_only(tmp_path, rows, monkeypatch):
   losses["mlm"] = {step: 4.0 - step / 40 for step in range(41)}
   train(tmp_path / "runs", "antlm", 0, losses)
   numbers, text = make(tmp_path / "runs", rows)
-  assert len(numbers["switches"]) == 2 * 39
+  assert len(numbers["switches"]["BabyLlama, switches"]) == 2 * 39
   there = section(text, "At every switch")
   assert there.count("\n| AntLM |") == 12 + 1 and "| ... |" in there
   assert "| AntLM | no: 0 of 39 times |" in there
@@ -440,17 +447,17 @@ def test_fine_tuning_by_task_with_majority_and_collapses(tmp_path, rows):
     if seed == 0:
       tune(run, "boolq", (0.9,), attention="causal")
   numbers, text = make(folder, rows)
-  _, found = numbers["fine_tuned"]
-  assert found["scores"]["rte"]["values"] == pytest.approx(
-    {"0": 0.7, "1": 0.65}
-  )
-  assert found["tasks"] == ["rte"]  # boolq is not there for both seeds
+  _, found = numbers["fine_tuned"]["BabyLlama, fine-tuned"]
+  values = {"0": 0.7, "1": 0.65}
+  assert found["rte (accuracy)"]["values"] == pytest.approx(values)
+  assert found["mean"]["values"] == pytest.approx(values)
   there = section(text, "Fine-tuning")
-  assert cells(there, "always one class")[2:] == ["50.0", "50.0"]
-  assert cells(there, "CLM") == ["CLM", "causal", "90.0", "67.5 ± 3.5"]
+  assert cells(there, "always one class")[3:] == ["50.0", "50.0"]
+  line = cells(there, "CLM")
+  assert line[:2] == ["CLM", "causal"]
+  assert line[2] == "67.5 ± 3.5 (of rte)"  # boolq: not for both seeds
+  assert line[3:] == ["90.0", "67.5 ± 3.5"]
   assert "- CLM (causal): rte, seed 1 at rate 0.0001 (run 1)" in there
-  line = cells(section(text, "Scores"), "CLM | `4C` | 2 | causal")
-  assert line[-1] == "67.5 ± 3.5 (of rte)"
   assert "not fine-tuned on boolq, cola," in section(text, "What is not there")
 
 
@@ -470,21 +477,20 @@ def whole(folder, row="antlm", limit=0):
 def test_the_macro_average_stands_where_all_is_complete(tmp_path, rows):
   whole(tmp_path / "runs")
   numbers, text = make(tmp_path / "runs", rows)
-  found = scores(numbers, "antlm", "causal")
+  found = scores(numbers, "AntLM", "causal")
   assert found["macro-average"]["mean"] == (3 * 0.75 + 1) / 4
-  assert scores(numbers, "antlm", "mlm")["macro-average"] is None
+  assert scores(numbers, "AntLM", "mlm")["macro-average"] is None
   there = section(text, "Scores").split("### Published")[0]
-  assert cells(there, "row")[-2:] == ["GLUE", "macro-average"]
-  line = cells(there, "AntLM | `1C+2M+1C` | 1 | causal")
-  assert line[-2:] == ["-", "81.2"]
-  line = cells(there, "AntLM | `1C+2M+1C` | 1 | mlm")
-  assert line[-2:] == ["100.0", "-"]
+  assert cells(there, "row")[-1] == "macro-average"
+  assert cells(there, "AntLM | `1C+2M+1C` | 1 | causal")[-1] == "81.2"
+  assert cells(there, "AntLM | `1C+2M+1C` | 1 | mlm")[-1] == "-"
+  assert cells(section(text, "Fine-tuning"), "AntLM")[2] == "100.0"
 
 
 def test_no_macro_average_of_less(tmp_path, rows):
   whole(tmp_path / "runs", limit=50)
   numbers, text = make(tmp_path / "runs", rows)
-  assert scores(numbers, "antlm", "causal")["macro-average"] is None
+  assert "macro-average" not in scores(numbers, "AntLM", "causal")
   there = section(text, "Scores").split("### Published")[0]
   assert "| macro-average |" not in there
   assert "fine-tuned on a part of a training set (--limit): every run" in text
@@ -521,7 +527,7 @@ def test_a_table_without_items_has_scores_and_no_interval(tmp_path, rows):
   for path in folder.glob("*/*/evals/*/*/items.jsonl"):
     path.unlink()
   numbers, text = make(folder, rows)
-  assert numbers["differences"] == []
+  assert not any(numbers["differences"].values())
   assert cells(section(text, "Scores"), "AntLM")[4] == "85.0"
   assert "BLiMP, causal: no items.jsonl, so no interval" in text
 

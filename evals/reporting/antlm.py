@@ -8,17 +8,25 @@ import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from antlm_jax import units
 from evals.finetuning import glue
 from evals.finetuning.loop import ATTENTIONS
 from evals.reporting import compare, plots, render, switches
 from evals.reporting.compare import Delta, Mean, Pair, Study
-from evals.reporting.render import Figure, Section, Table, nats, percent, points
+from evals.reporting.render import (
+  Cell,
+  Figure,
+  Section,
+  Table,
+  nats,
+  percent,
+  points,
+)
 from evals.reporting.runs import BENCHMARKS, BLIMP, CAUSAL, TrainedRun
 
-GLUE, MACRO = "GLUE", "macro-average"
+MACRO = "macro-average"
 _PAIRS = [benchmark.name for benchmark in BENCHMARKS]
 _MOST_SWITCHES = 12  # of a variant, in the text; the JSON has all
 
@@ -71,18 +79,20 @@ rate and epoch are chosen on what is reported."""
 
 
 class Family(NamedTuple):
-  """A family's variants that have runs, and what is computed of them."""
+  """A family's variants that have runs, and how they differ."""
 
   name: str
   variants: Sequence[str]
   deltas: Sequence[Delta]
-  switches: Sequence[switches.Switch]
-  tasks: Sequence[str]  # of GLUE, that any of them is fine-tuned on
 
 
 def report(study: Study, absent: Sequence[str]) -> render.Report:
   """Returns the report; what `absent` says stands with what is missing."""
-  families = [_family(study, *found) for found in study.families.items()]
+  families = []
+  for name, variants in study.families.items():
+    pairs = list(_pairs(study, variants))
+    deltas = [d for task in _PAIRS for d in study.differences(task, pairs)]
+    families.append(Family(name, variants, deltas))
   absent = [*missing(study), *absent]
 
   def every(parts: Callable[[Study, Family], Iterator]) -> list:
@@ -104,18 +114,6 @@ def report(study: Study, absent: Sequence[str]) -> render.Report:
   return render.Report("The AntLM table", sections, about)
 
 
-def _family(study: Study, name: str, variants: Sequence[str]) -> Family:
-  pairs = list(_pairs(study, variants))
-  tuned = {task for variant, task, _ in study.results if variant in variants}
-  return Family(
-    name=name,
-    variants=variants,
-    deltas=[d for t in _PAIRS for d in study.differences(t, pairs)],
-    switches=[s for v in variants for s in switches.read(study.runs[v])],
-    tasks=[task for task in glue.SCORES if task in tuned],
-  )
-
-
 def _pairs(study: Study, variants: Sequence[str]) -> Iterator[Pair]:
   """Yields each mixed variant, in both modes, with every control."""
   first = {name: study.runs[name][0] for name in variants}
@@ -127,56 +125,51 @@ def _pairs(study: Study, variants: Sequence[str]) -> Iterator[Pair]:
         yield Pair(name, mode, control, own)
 
 
-def _title(study: Study, name: str, how: str = "") -> str:
-  return study.variants[name].title + (f" ({how})" if how else "")
-
-
 # --------------------------------------------------------------- differences
 
 
 def _shows(study: Study, family: Family) -> Iterator[Table]:
   alike = [delta for delta in family.deltas if delta.pair.alike]
-  yield Table("", alike, _delta_columns(study), family.name)
+  yield Table("alike", [_difference(study, d) for d in alike], family.name)
 
 
 def _differences(study: Study, family: Family) -> Iterator[Table]:
   for task in _PAIRS:
-    deltas = [delta for delta in family.deltas if delta.task == task]
-    columns, title = _delta_columns(study), f"{family.name}, {task}"
-    yield Table("differences", deltas, columns, title)
+    rows = [_difference(study, d) for d in family.deltas if d.task == task]
+    yield Table("differences", rows, f"{family.name}, {task}")
 
 
-def _delta_columns(study: Study) -> dict[str, Callable[[Delta], str]]:
+def _difference(study: Study, delta: Delta) -> dict[str, Cell | str]:
+  verdict = delta.verdict
+  shown = verdict if delta.interval.contains_zero else f"**{verdict}**"
+  shown += "" if delta.by_seeds else ", by one seed"
+  seeds = "{} and {}".format(*delta.seeds)
+  row, against = (study.title(*side) for side in delta.pair.sides)
   return {
-    "row": lambda d: _title(study, d.pair.variant, d.pair.mode),
-    "against": lambda d: _title(study, d.pair.control, d.pair.control_mode),
-    "on": lambda d: d.task,
-    "seeds": lambda d: f"{d.seeds[0]} and {d.seeds[1]}",
-    "points": lambda d: points(d.by_items.estimate),
-    "95 % by items": lambda d: points(d.by_items),
-    "95 % by items and seeds": lambda d: points(d.by_seeds),
-    "interval": _verdict,
+    "row": row,
+    "against": against,
+    "on": delta.part or delta.task,
+    "seeds": Cell(delta.seeds, seeds),
+    "points": points(delta.by_items.estimate),
+    "95 % by items": points(delta.by_items),
+    "95 % by items and seeds": points(delta.by_seeds),
+    "interval": Cell(verdict, shown),
   }
-
-
-def _verdict(delta: Delta) -> str:
-  decided = not delta.interval.contains_zero
-  verdict = f"**{delta.verdict}**" if decided else delta.verdict
-  return verdict if delta.by_seeds else f"{verdict}, by one seed"
 
 
 def _phenomena(study: Study, family: Family) -> Iterator[Table | Figure]:
   """Compares those that are scored alike on each phenomenon of BLiMP."""
   pairs = [d.pair for d in family.deltas if d.task == BLIMP.name]
-  pairs = [pair for pair in pairs if pair.alike]
-  deltas = study.by_part(BLIMP.name, pairs)
-  yield Table("phenomena", deltas)
+  alike = [pair for pair in pairs if pair.alike]
+  deltas = study.differences(BLIMP.name, alike, by_part=True)
+  rows = [_difference(study, delta) for delta in deltas]
+  yield Table("phenomena", rows, family.name, most=0)
   panels = collections.defaultdict(lambda: collections.defaultdict(list))
-  for d in deltas:
-    control = _title(study, d.pair.control, d.pair.control_mode)
-    panels[d.pair.variant][f"against {control}"].append(d)
+  for delta in deltas:
+    against = f"against {study.title(*delta.pair.sides[1])}"
+    panels[delta.pair.variant][against].append(delta)
   for name, by_control in panels.items():
-    title = f"{_title(study, name)}: BLiMP by phenomenon"
+    title = f"{study.title(name)}: BLiMP by phenomenon"
     draw = functools.partial(plots.differences, title, by_control)
     yield Figure(f"phenomena_{name}.png", draw)
 
@@ -185,62 +178,42 @@ def _phenomena(study: Study, family: Family) -> Iterator[Table | Figure]:
 
 
 def _scores(study: Study, family: Family) -> Iterator[Table]:
-  records = [
-    _line(study, name, mode)
+  runs = [run for name in family.variants for run in study.runs[name]]
+  rows = [
+    _scored(study, name, mode)
     for name in family.variants
     for mode in study.variants[name].modes
   ]
-  columns = {
-    "row": lambda r: r["title"],
-    "curriculum": lambda r: f"`{r['curriculum']}`",
-    "seeds": lambda r: str(r["at_end"]),
-    "mode": lambda r: r["mode"],
-  }
-  columns |= {task: _score_of(task) for task in _PAIRS}
-  if family.tasks:
-    columns[_glue_name(family)] = functools.partial(_glue, family)
-  if any(record["scores"][MACRO] for record in records):
-    columns[MACRO] = _score_of(MACRO)
-  note = _sizes([run for v in family.variants for run in study.runs[v]])
-  yield Table("rows", records, columns, family.name, note)
+  if not any(row[MACRO].value for row in rows):
+    rows = [{k: v for k, v in row.items() if k != MACRO} for row in rows]
+  yield Table("scores", rows, family.name, _sizes(runs))
 
 
-def _line(study: Study, name: str, mode: str) -> dict[str, Any]:
-  variant, runs = study.variants[name], study.runs[name]
-  own = CAUSAL if mode == CAUSAL else "bidirectional"
-  tasks = _tuned_on(study, name, own)
-  scores = {task: study.mean(name, [task], mode) for task in _PAIRS}
-  scores[GLUE] = study.mean(name, tasks, own)
-  scores[MACRO] = _macro(study, name, mode, own)
+def _scored(study: Study, name: str, mode: str) -> dict[str, Cell | str]:
+  runs = study.runs[name]
+  ended = [run.seed for run in runs if run.summary is not None]
   return {
-    "row": name,
-    "family": variant.family,
-    "title": variant.title,
-    "curriculum": runs[0].text,
-    "seeds": [run.seed for run in runs],
-    "at_end": sum(run.summary is not None for run in runs),
+    "row": study.title(name),
+    "curriculum": Cell(runs[0].text, f"`{runs[0].text}`"),
+    "seeds": Cell(ended, str(len(ended))),
     "mode": mode,
-    "scores": scores,
-    "glue_tasks": tasks,
+    **{task: percent(study.mean(name, [task], mode)) for task in _PAIRS},
+    MACRO: percent(_macro(study, name, mode)),
   }
 
 
-def _score_of(task: str) -> Callable[[Mapping], str | None]:
-  """Returns the column of a task."""
-  return lambda record: percent(record["scores"].get(task))
-
-
-def _macro(study: Study, name: str, mode: str, own: str) -> Mean | None:
+def _macro(study: Study, name: str, mode: str) -> Mean | None:
   """Returns the macro-average of the seeds that have all of it in full.
 
   GLUE is with the mode's own attention, or with the other one without it.
   """
   pairs = study.mean(name, _PAIRS, mode, complete=True)
-  tuned = {}
-  for attention in sorted(ATTENTIONS, key=lambda a: a == own):
+  tuned, count = {}, len(_PAIRS)
+  for attention in sorted(
+    ATTENTIONS, key=lambda a: (a == CAUSAL) == (mode == CAUSAL)
+  ):
     found = study.mean(name, glue.SCORES, attention, complete=True)
     tuned |= found.values if found else {}
-  count = len(_PAIRS)
   return compare.mean(
     {
       seed: (count * score + tuned[seed]) / (count + 1)
@@ -262,84 +235,69 @@ def _sizes(runs: Sequence[TrainedRun]) -> str:
 
 
 def _published(study: Study) -> Table:
-  def column(at: int) -> Callable[[Sequence], str | None]:
-    return lambda row: row[at] and f"{row[at]:.1f}"
-
-  names = [*_PAIRS, GLUE, MACRO]
-  columns = {"published": lambda row: row[0]}
-  columns |= {name: column(at) for at, name in enumerate(names, start=1)}
-  columns["source"] = lambda row: row[-1]
+  names = [*_PAIRS, "GLUE", MACRO]
+  rows = [
+    {
+      "published": model,
+      **{
+        name: Cell(number, number and f"{number:.1f}")
+        for name, number in zip(names, found, strict=True)
+      },
+      "source": source,
+    }
+    for model, *found, source in PUBLISHED
+  ]
   ours = f" Pairs above are scored as `--pipeline={study.pipeline}`."
-  note = _PUBLISHED + ours
-  return Table("published", PUBLISHED, columns, "Published", note)
+  return Table("published", rows, "Published", _PUBLISHED + ours)
 
 
 # --------------------------------------------------------------- fine-tuning
 
 
-def _tuned_on(study: Study, name: str, attention: str) -> list[str]:
-  """Returns the tasks that all of a variant's fine-tuned seeds have."""
-  found = {task: study.at(name, task, attention) for task in glue.SCORES}
-  seeds = set().union(*found.values())
-  return [task for task in found if seeds and set(found[task]) == seeds]
-
-
-def _glue_name(family: Family) -> str:
-  count, of = len(family.tasks), len(glue.SCORES)
-  return GLUE if count == of else f"{GLUE} ({count} of {of})"
-
-
-def _glue(family: Family, record: Mapping) -> str | None:
-  """Writes the mean over tasks, and over which if others have more."""
-  shown, tasks = percent(record["scores"][GLUE]), record["glue_tasks"]
-  fewer = shown and len(tasks) < len(family.tasks)
-  return f"{shown} (of {', '.join(tasks)})" if fewer else shown
-
-
 def _tuned(study: Study, family: Family) -> Iterator[Table | str | list[str]]:
-  if not family.tasks:
-    return
-  # A task's metric and majority are the same in all of its results.
-  any_of = {
-    task: result
-    for (_, task, _), by_seed in study.results.items()
-    for result in by_seed.values()
+  found = {  # a task's metric and majority are the same in all of its results
+    task: next(iter(by_seed.values()))
+    for (name, task, _), by_seed in study.results.items()
+    if name in family.variants and task in glue.SCORES
   }
-  one = {task: Mean({}, any_of[task].majority, None) for task in family.tasks}
-  records = [{"title": "always one class", "attention": "", "scores": one}]
-  for name, attention in itertools.product(family.variants, ATTENTIONS):
-    records += _tuned_line(study, name, attention, family.tasks)
-  columns = {"row": lambda r: r["title"], "attention": lambda r: r["attention"]}
-  for task in family.tasks:
-    columns[f"{task} ({any_of[task].metric})"] = _score_of(task)
-  yield Table("fine_tuned", records, columns, f"{family.name}, fine-tuned")
+  tasks = [task for task in glue.SCORES if task in found]
+  if not tasks:
+    return
+  heads = {f"{task} ({found[task].metric})": task for task in tasks}
+  ways = [
+    (name, attention)
+    for name, attention in itertools.product(family.variants, ATTENTIONS)
+    if any(study.at(name, task, attention) for task in tasks)
+  ]
+  one = {head: Mean({}, found[t].majority, None) for head, t in heads.items()}
+  rows = [{"row": "always one class", "attention": "", "mean": ""}]
+  rows[0] |= {head: percent(majority) for head, majority in one.items()}
+  rows += [_tuned_row(study, *way, heads) for way in ways]
+  yield Table("fine_tuned", rows, f"{family.name}, fine-tuned")
   collapsed = [
-    f"{record['title']} ({record['attention']}): {run}"
-    for record in records[1:]
-    for run in record["collapsed"]
+    f"{study.title(*way)}: {task}, {which} (run {seed})"
+    for way in ways
+    for task in tasks
+    for seed, result in study.at(way[0], task, way[1]).items()
+    for which in result.collapsed
   ]
   yield "Collapsed, all but one answer:" if collapsed else "None collapsed."
   yield collapsed
 
 
-def _tuned_line(study, name, attention, tasks) -> Iterator[dict[str, Any]]:
-  """Yields the record of a variant's fine-tuning, if there was any."""
-  found = {task: study.at(name, task, attention) for task in tasks}
-  found = {task: by_seed for task, by_seed in found.items() if by_seed}
-  if found:
-    yield {
-      "row": name,
-      "title": _title(study, name),
-      "attention": attention,
-      "scores": {task: study.mean(name, [task], attention) for task in found},
-      "tasks": _tuned_on(study, name, attention),
-      "collapsed": [
-        f"{task}, {which} (run {seed})"
-        for task, by_seed in found.items()
-        for seed, result in by_seed.items()
-        for which in result.collapsed
-      ],
-    }
+def _tuned_row(study: Study, name: str, attention: str, heads) -> dict:
+  by_task = {t: study.at(name, t, attention) for t in heads.values()}
+  # The mean is over the tasks that all of the seeds have.
+  seeds = set().union(*by_task.values())
+  common = [task for task, found in by_task.items() if found.keys() == seeds]
+  note = f" (of {', '.join(common)})" if len(common) < len(heads) else ""
+  means = {h: study.mean(name, [t], attention) for h, t in heads.items()}
+  return {
+    "row": study.title(name),
+    "attention": attention,
+    "mean": percent(study.mean(name, common, attention), note),
+    **{head: percent(mean) for head, mean in means.items()},
+  }
 
 
 # -------------------------------------------------------------------- curves
@@ -347,7 +305,7 @@ def _tuned_line(study, name, attention, tasks) -> Iterator[dict[str, Any]]:
 
 def _curves(study: Study, family: Family) -> Iterator[Figure]:
   runs = {
-    _title(study, v): [r for r in switches.ended(study.runs[v]) if r.records]
+    study.title(v): [r for r in switches.ended(study.runs[v]) if r.records]
     for v in family.variants
   }
   runs = {title: found for title, found in runs.items() if found}
@@ -358,26 +316,41 @@ def _curves(study: Study, family: Family) -> Iterator[Figure]:
 
 
 def _at_switches(study: Study, family: Family) -> Iterator[Table]:
-  columns = {
-    "row": lambda s: _title(study, s.variant),
-    "switch": lambda s: f"{s.phases} after {s.step:,}",
-    "loss of": lambda s: f"{s.kind}, {'left' if s.left else 'taken up'}",
-    "best before": lambda s: nats(s.mean("best")),
-    "at the switch": lambda s: nats(s.mean("at")),
-    "at the end of the phase": lambda s: nats(s.mean("end")),
-    "forgotten by": lambda s: nats(s.mean("change"), "+") if s.left else "",
-    "trained again": lambda s: nats(s.mean("again")) if s.left else "",
-  }
-  title, most = f"{family.name}, switches", _MOST_SWITCHES
-  yield Table("switches", family.switches, columns, title, most=most)
-  columns = {
-    "row": lambda f: _title(study, f.variant),
-    "forgets": lambda f: _how_often([x > 0 for x in f.changes]),
-    "by (nats)": lambda f: _range(f.changes),
-    "gets back": lambda f: _how_often([x <= 0 for x in f.gaps]),
-    "over its best before (nats)": lambda f: _range(f.gaps),
-  }
-  yield Table("forgetting", switches.forgetting(family.switches), columns)
+  found = {name: [*switches.read(study.runs[name])] for name in family.variants}
+  rows = [
+    {
+      "row": study.title(name),
+      "switch": f"{switch.phases} after {switch.step:,}",
+      "loss of": f"{switch.kind}, {'left' if switch.left else 'taken up'}",
+      "best before": nats(switch.mean("best")),
+      "at the switch": nats(switch.mean("at")),
+      "at the end of the phase": nats(switch.mean("end")),
+      "forgotten by": nats(switch.mean("end", "at"), "+")
+      if switch.left
+      else "",
+      "trained again": nats(switch.mean("again")) if switch.left else "",
+    }
+    for name, its in found.items()
+    for switch in its
+  ]
+  title = f"{family.name}, switches"
+  yield Table("switches", rows, title, most=_MOST_SWITCHES)
+  rows = []
+  for name, its in found.items():
+    moments = [m for s in its if s.left for m in s.moments.values()]
+    changes = [m.end - m.at for m in moments]
+    gaps = [m.again - m.best for m in moments if m.again is not None]
+    if moments:
+      rows.append(
+        {
+          "row": study.title(name),
+          "forgets": _how_often([change > 0 for change in changes]),
+          "by (nats)": _range(changes),
+          "gets back": _how_often([gap <= 0 for gap in gaps]),
+          "over its best before (nats)": _range(gaps),
+        }
+      )
+  yield Table("forgetting", rows, f"{family.name}, forgetting")
 
 
 def _how_often(found: Sequence[bool]) -> str | None:
@@ -385,9 +358,10 @@ def _how_often(found: Sequence[bool]) -> str | None:
   return f"{word}: {sum(found)} of {len(found)} times" if found else None
 
 
-def _range(values: Sequence[float]) -> str | None:
+def _range(values: Sequence[float]) -> Cell:
   ends = (min(values), max(values)) if values else ()
-  return " to ".join(dict.fromkeys(nats(end, "+") for end in ends)) or None
+  shown = dict.fromkeys(f"{end:+.3f}" for end in ends)
+  return Cell(values, " to ".join(shown) or None)
 
 
 # ----------------------------------------------------------- what is not there

@@ -8,7 +8,7 @@ is fine-tuned is its attention.
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -50,6 +50,11 @@ class Pair(NamedTuple):
   control_mode: str
 
   @property
+  def sides(self) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Both as (variant, mode)."""
+    return self[:2], self[2:]
+
+  @property
   def alike(self) -> bool:
     """Whether both are scored causally, or neither is."""
     return (self.mode == CAUSAL) == (self.control_mode == CAUSAL)
@@ -65,7 +70,6 @@ class Delta(NamedTuple):
     seeds: Number of runs of the variant, and of the control.
     by_items: The interval for these very runs.
     by_seeds: The one for other seeds, too; None if a side has only one.
-    verdict: What the wider one says: above, below, contains 0.
   """
 
   task: str
@@ -74,68 +78,34 @@ class Delta(NamedTuple):
   seeds: tuple[int, int]
   by_items: Interval
   by_seeds: Interval | None
-  verdict: str
 
   @property
   def interval(self) -> Interval:
     """The one that says more: by seeds, where there are several."""
     return self.by_seeds or self.by_items
 
+  @property
+  def verdict(self) -> str:
+    """What may be said of it: above, below, or that the interval contains 0."""
+    if self.interval.contains_zero:
+      return "contains 0"
+    return "above" if self.interval.estimate > 0 else "below"
 
-@dataclasses.dataclass(frozen=True)
-class Common:
+
+class Common(NamedTuple):
   """A task's items on which runs compare.
 
   Attributes:
-    task: The task.
-    uids: The UIDs.
-    parts: The part of the task that a UID is of, such as a phenomenon.
-    column: Index of each (variant, mode, seed) among the runs of `resampled`.
+    parts: Indices of the UIDs of each part, such as a phenomenon, by name.
+    runs: The indices among `resampled`'s runs of a (variant, mode), by seed.
     resampled: The runs on resampled items.
     others: (variant, mode, seed) that were scored on other items.
   """
 
-  task: str
-  uids: tuple[str, ...]
-  parts: Mapping[str, str]
-  column: Mapping[tuple[str, str, str], int]
+  parts: Mapping[str, Sequence[int]]
+  runs: Mapping[tuple[str, str], Mapping[str, int]]
   resampled: Resampled
-  others: frozenset[tuple[str, str, str]]
-
-  def differences(
-    self, pairs: Iterable[Pair], part: str = "", uids=None
-  ) -> list[Delta]:
-    """Compares pairs, as far as both sides have runs on these items.
-
-    Args:
-      pairs: The pairs.
-      part: What `uids` are of the task.
-      uids: The UIDs on which to compare; all of them by default.
-    """
-    strata = None if uids is None else [self.uids.index(uid) for uid in uids]
-    out = []
-    for pair in pairs:
-      runs = self._runs(*pair[:2]), self._runs(*pair[2:])
-      if all(runs):
-        sides = [self.resampled.scores(side, strata) for side in runs]
-        out.append(_delta(self.task, part, pair, sides))
-    return out
-
-  def _runs(self, variant: str, mode: str) -> list[int]:
-    side = variant, mode
-    return [i for place, i in self.column.items() if place[:2] == side]
-
-
-def _delta(task, part, pair, sides: Sequence[statistics.Scores]) -> Delta:
-  seeds = tuple(len(side.observed) for side in sides)
-  by_items, by_seeds = statistics.difference(*sides), None
-  if min(seeds) > 1:
-    by_seeds = statistics.difference(*sides, by_seeds=True)
-  decisive = by_seeds or by_items
-  verdict = "above" if decisive.estimate > 0 else "below"
-  if decisive.contains_zero:
-    verdict = "contains 0"
-  return Delta(task, part, pair, seeds, by_items, by_seeds, verdict)
+  others: Collection[tuple[str, str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +129,10 @@ class Study:
     for name in self.runs:
       out[self.variants[name].family].append(name)
     return out
+
+  def title(self, name: str, how: str = "") -> str:
+    """Returns a variant's title, with the mode or attention that is told."""
+    return self.variants[name].title + (f" ({how})" if how else "")
 
   @functools.cached_property
   def results(self) -> dict[tuple[str, str, str], dict[str, Result]]:
@@ -198,23 +172,24 @@ class Study:
       }
     )
 
-  def differences(self, task: str, pairs: Iterable[Pair]) -> list[Delta]:
-    """Compares pairs on a task, as far as there are items."""
-    common = self.common.get(task)
-    return common.differences(pairs) if common else []
+  def differences(
+    self, task: str, pairs: Iterable[Pair], by_part: bool = False
+  ) -> list[Delta]:
+    """Compares pairs, as far as both sides have runs on the same items.
 
-  def by_part(self, task: str, pairs: Iterable[Pair]) -> list[Delta]:
-    """Compares pairs on each of a task's parts, by name; see `differences`."""
-    common = self.common.get(task)
-    uids = collections.defaultdict(list)
-    for uid in common.uids if common else ():
-      if common.parts.get(uid):
-        uids[common.parts[uid]].append(uid)
+    Args:
+      task: The task.
+      pairs: The pairs.
+      by_part: Whether on each part of the task rather than on all of it.
+    """
+    common, parts = self.common.get(task), {"": None}
+    if common and by_part:
+      parts = dict(sorted(common.parts.items()))
     return [
-      delta
+      _delta(task, part, pair, [common.resampled.scores(r, uids) for r in runs])
       for pair in pairs
-      for part, those in sorted(uids.items())
-      for delta in common.differences([pair], part, those)
+      for part, uids in parts.items()
+      if common and all(runs := [_columns(common, s) for s in pair.sides])
     ]
 
   # Kept: every comparison of a task uses the same draws.
@@ -226,20 +201,32 @@ class Study:
       for seed, result in by_seed.items():
         if result.items is not None:
           out[task][variant, mode, seed] = result
-    return {task: _common(task, found) for task, found in out.items()}
+    return {task: _common(found) for task, found in out.items()}
 
 
-def _common(task: str, found: Mapping[tuple, Result]) -> Common:
+def _common(found: Mapping[tuple[str, str, str], Result]) -> Common:
   keys = collections.Counter(result.items.key for result in found.values())
   most = keys.most_common(1)[0][0]
   same = {place: r for place, r in found.items() if r.items.key == most}
   first = next(iter(same.values()))
+  runs, parts = collections.defaultdict(dict), collections.defaultdict(list)
+  for i, (variant, mode, seed) in enumerate(same):
+    runs[variant, mode][seed] = i
+  for i, uid in enumerate(first.items.uids):
+    if first.parts.get(uid):
+      parts[first.parts[uid]].append(i)
   correct = np.stack([result.items.correct for result in same.values()])
-  return Common(
-    task=task,
-    uids=first.items.uids,
-    parts=first.parts,
-    column={place: i for i, place in enumerate(same)},
-    resampled=statistics.resample(correct, first.items.strata),
-    others=frozenset(found) - frozenset(same),
-  )
+  resampled = statistics.resample(correct, first.items.strata)
+  return Common(parts, runs, resampled, found.keys() - same.keys())
+
+
+def _columns(common: Common, side: tuple[str, str]) -> list[int]:
+  return [*common.runs.get(side, {}).values()]
+
+
+def _delta(task, part, pair, sides: Sequence[statistics.Scores]) -> Delta:
+  seeds = tuple(len(side.observed) for side in sides)
+  by_items, by_seeds = statistics.difference(*sides), None
+  if min(seeds) > 1:
+    by_seeds = statistics.difference(*sides, by_seeds=True)
+  return Delta(task, part, pair, seeds, by_items, by_seeds)

@@ -1,17 +1,16 @@
 """A report as a value, and what makes Markdown, JSON and pictures of it.
 
-A report is a list of sections; a section is a list of notes (strings), lists
-of lines, tables and figures. A table is records, and columns that say how a
-record's cell is written: Markdown shows the cells, JSON has the records whole.
+A report is a list of sections, a section a list of notes (strings), lists of
+lines, tables and figures. A table is rows of cells by heading. A cell is a
+number with its text, or a text alone: Markdown has the texts, JSON the numbers.
 """
 
 import collections
 import dataclasses
 import itertools
-import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from antlm_jax import tables
 from antlm_jax.runtime import files
@@ -19,57 +18,40 @@ from evals.reporting.compare import Mean
 from evals.reporting.statistics import Interval
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-  """Records, and what is shown of them.
+class Cell(NamedTuple):
+  """A number, and how it is written; None is a dash."""
+
+  value: Any
+  text: str | None
+
+
+class Table(NamedTuple):
+  """Rows of cells.
 
   Attributes:
-    name: What the JSON calls the records; tables of one name are one there,
-      and one without a name is not.
-    records: NamedTuples, dataclasses or dicts, a line each.
-    columns: How each column writes a record's cell, by heading; None is a
-      dash. Without columns the table is in the JSON alone.
+    name: The kind of table: the JSON has rows by name and title.
+    rows: The cells by heading.
     title: Stands above it.
-    note: Stands between the title and the table.
-    most: How many lines with the same first cell are shown at most; the
-      middle ones are left out.
+    note: Stands between the title and the rows.
+    most: How many rows with the same first cell the Markdown has at most; the
+      middle ones are left out. With 0 the table is in the JSON alone.
   """
 
   name: str
-  records: Sequence[Any]
-  columns: Mapping[str, Callable[[Any], str | None]] = dataclasses.field(
-    default_factory=dict
-  )
+  rows: Sequence[Mapping[str, Cell | str | None]]
   title: str = ""
   note: str = ""
-  most: float = math.inf
-
-  def lines(self) -> Iterator[list[str | None]]:
-    """Yields the cells of each line that is shown."""
-    every = [[cell(r) for cell in self.columns.values()] for r in self.records]
-    for _, group in itertools.groupby(every, key=lambda cells: cells[0]):
-      shown = list(group)
-      if len(shown) > self.most:
-        half = int(self.most) // 2
-        shown[half:-half] = [["...", *[""] * (len(self.columns) - 1)]]
-      yield from shown
+  most: int = 1000
 
 
-@dataclasses.dataclass(frozen=True)
-class Figure:
-  """A picture beside the report.
-
-  Attributes:
-    name: Its file's name.
-    draw: Writes it to a path.
-  """
+class Figure(NamedTuple):
+  """A picture beside the report: its file's name, and what writes it."""
 
   name: str
   draw: Callable[[pathlib.Path], None]
 
 
-@dataclasses.dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
   """A part of a report.
 
   Attributes:
@@ -80,13 +62,12 @@ class Section:
   """
 
   title: str
-  parts: Sequence[str | Sequence[str] | Table | Figure]
+  parts: Sequence[str | list[str] | Table | Figure]
   note: str = ""
   otherwise: str = "None yet."
 
 
-@dataclasses.dataclass(frozen=True)
-class Report:
+class Report(NamedTuple):
   """Sections, and what the JSON says beside their tables."""
 
   title: str
@@ -113,20 +94,21 @@ def write(report: Report, folder: pathlib.Path) -> None:
 # ---------------------------------------------------------------------- JSON
 
 
-def numbers(report: Report) -> dict:
-  """Returns the records of every table, as JSON has them."""
-  out = collections.defaultdict(list)
+def numbers(report: Report) -> dict[str, Any]:
+  """Returns the rows of every table by its name and title, as JSON has them."""
+  out = collections.defaultdict(dict)
   for table in report.parts(Table):
-    if table.name:
-      out[table.name] += _plain(table.records)
-  return _plain(report.about) | out
+    out[table.name][table.title] = _plain(table.rows)
+  return {**_plain(report.about), **out}
 
 
 def _plain(value):
+  if isinstance(value, Cell):
+    return _plain(value.value)
   if hasattr(value, "_asdict"):
-    value = value._asdict()
+    return _plain(value._asdict())
   if dataclasses.is_dataclass(value):
-    value = vars(value)
+    return _plain(vars(value))
   if isinstance(value, Mapping):
     return {key: _plain(part) for key, part in value.items()}
   if isinstance(value, list | tuple):
@@ -147,38 +129,52 @@ def markdown(report: Report) -> str:
   return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _part(part) -> str:
+def _part(part: str | list[str] | Table | Figure) -> str:
   if isinstance(part, str):
     return part
   if isinstance(part, Figure):
     return f"![{part.name}]({part.name})"
-  if not isinstance(part, Table):
+  if isinstance(part, list):
     return "\n".join(f"- {line}" for line in part)
-  if not part.records or not part.columns:
+  if not part.rows or not part.most:
     return ""
+  head = list(dict.fromkeys(name for row in part.rows for name in row))
   title = f"### {part.title}" if part.title else ""
-  table = tables.markdown(part.lines(), list(part.columns))
-  return "\n\n".join(filter(None, (title, part.note, table)))
+  rows = tables.markdown(_lines(part, head), head)
+  return "\n\n".join(filter(None, (title, part.note, rows)))
+
+
+def _lines(table: Table, head: Sequence[str]) -> Iterator[list[str | None]]:
+  """Yields the texts of each row that is shown."""
+  cells = [[row.get(name) for name in head] for row in table.rows]
+  texts = [[c.text if isinstance(c, Cell) else c for c in r] for r in cells]
+  for _, group in itertools.groupby(texts, key=lambda row: row[0]):
+    shown, half = list(group), table.most // 2
+    if len(shown) > table.most:
+      shown[half:-half] = [["...", *[""] * (len(head) - 1)]]
+    yield from shown
 
 
 # --------------------------------------------------------------------- cells
 
 
-def percent(found: Mean | None) -> str | None:
-  """Writes a share: its mean over seeds, and their standard deviation."""
+def percent(found: Mean | None, note: str = "") -> Cell:
+  """Shows shares: their mean over seeds, and their standard deviation."""
   if found is None:
-    return None
+    return Cell(None, None)
   spread = "" if found.std is None else f" ± {100 * found.std:.1f}"
-  return f"{100 * found.mean:.1f}{spread}"
+  return Cell(found, f"{100 * found.mean:.1f}{spread}{note}")
 
 
-def points(found: float | Interval | None) -> str | None:
-  """Writes a difference of shares in points, or the ends of its interval."""
-  if isinstance(found, Interval):
-    return f"{points(found.low)} to {points(found.high)}"
-  return None if found is None else f"{100 * found:+.1f}"
+def points(found: float | Interval | None) -> Cell:
+  """Shows a difference of shares, or the ends of its interval, in points."""
+  if found is None:
+    return Cell(None, None)
+  interval = isinstance(found, Interval)
+  ends = (found.low, found.high) if interval else (found,)
+  return Cell(found, " to ".join(f"{100 * end:+.1f}" for end in ends))
 
 
-def nats(loss: float | None, sign: str = "") -> str | None:
-  """Writes a loss; a difference with `sign="+"`."""
-  return None if loss is None else f"{loss:{sign}.3f}"
+def nats(found: Mean | None, sign: str = "") -> Cell:
+  """Shows losses by their mean over seeds; differences with `sign="+"`."""
+  return Cell(found or None, f"{found.mean:{sign}.3f}" if found else None)

@@ -11,7 +11,8 @@ import functools
 import hashlib
 import itertools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,14 +26,9 @@ from antlm_jax.training import metrics
 CAUSAL = "causal"  # a mode, and an attention
 
 
-@dataclasses.dataclass(frozen=True)
-class Benchmark:
-  """A zero-shot benchmark.
-
-  Attributes:
-    name: Its name in the report, where it is a task.
-    folder: The name of its data's folder, which its results have too.
-    pairs: Its number of pairs as BabyLM filters it.
+class Benchmark(NamedTuple):
+  """A zero-shot benchmark: its name in the report, that of its data's folder,
+  and how many pairs it has in full, as BabyLM filters it.
   """
 
   name: str
@@ -154,8 +150,8 @@ class ZeroShot(Result):
     path = self.folder / "items.jsonl"
     if not path.is_file():
       return None
-    with _understanding(path):
-      found = [item for _, item in files.read_jsonl(path, "the scored items")]
+    with _reading(path, files.read_jsonl) as lines:
+      found = [item for _, item in lines]
       names = "\n".join(f"{item['uid']}\t{item['id']}" for item in found)
       uids = tuple(dict.fromkeys(item["uid"] for item in found))
       index = {uid: i for i, uid in enumerate(uids)}
@@ -302,16 +298,15 @@ def strangers(folder, variants: Mapping) -> list[str]:
 
 def _in_order(path: pathlib.Path) -> tuple:
   """0, 1, ..., 10, then names."""
-  number = path.name.isdecimal()
-  return not number, int(path.name) if number else 0, path.name
+  return not path.name.isdecimal(), len(path.name), path.name
 
 
 def _read_run(variant: str, path: pathlib.Path) -> TrainedRun:
   summary = None
   if (path / "summary.json").is_file():
-    with _json(path / "summary.json") as summary:
+    with _reading(path / "summary.json") as summary:
       pass
-  with _json(path / "config.json") as settings:
+  with _reading(path / "config.json") as settings:
     run = TrainedRun(
       variant=variant,
       seed=path.name,
@@ -337,7 +332,7 @@ def _latest(results: Iterator[tuple[tuple, Result]]) -> dict:
 def _zero_shot(evals: pathlib.Path) -> Iterator[tuple[tuple, ZeroShot]]:
   for benchmark in BENCHMARKS:
     for path in sorted((evals / benchmark.folder).glob("*/summary.json")):
-      with _json(path) as summary:
+      with _reading(path) as summary:
         request, by_uid = summary["request"], summary["by_uid"]
         result = ZeroShot(
           step=request["step"],
@@ -352,7 +347,7 @@ def _zero_shot(evals: pathlib.Path) -> Iterator[tuple[tuple, ZeroShot]]:
 
 def _tuned(folder: pathlib.Path) -> Iterator[tuple[tuple, Tuned]]:
   for path in sorted(folder.glob("*/*/summary.json")):
-    with _json(path) as summary:
+    with _reading(path) as summary:
       attention = summary["request"]["attention"]
       for name, result in _at_best_lr(summary):
         yield (name, attention), result
@@ -380,24 +375,11 @@ def _at_best_lr(summary: Mapping) -> Iterator[tuple[str, Tuned]]:
 
 
 @contextlib.contextmanager
-def _json(path: pathlib.Path) -> Iterator[dict]:
-  """Reads a file for a block, and names it where that finds it wrong."""
-  with _understanding(path):
-    yield files.read_json(path, "the file")
-
-
-@contextlib.contextmanager
-def _understanding(path: pathlib.Path) -> Iterator[None]:
-  """Names a file whose content is not what a block expects."""
+def _reading(path: pathlib.Path, read: Callable = files.read_json) -> Iterator:
+  """Reads a file for a block, and names it where the block finds it wrong."""
   try:
-    yield
-  except (
-    UserError,
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-  ) as error:
+    yield read(path, "the file")
+  except (UserError, LookupError, TypeError, ValueError) as error:
     why = str(error) if isinstance(error, UserError) else repr(error)
     where = "" if str(path) in why else f"cannot read {path}: "
     advice = "make it again, or remove it"

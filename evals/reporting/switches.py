@@ -1,11 +1,9 @@
 """What becomes of an objective's held-out loss where a curriculum switches."""
 
-import collections
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
+from evals.reporting.compare import Mean, mean
 from evals.reporting.runs import TrainedRun
 
 
@@ -24,17 +22,11 @@ class Moment(NamedTuple):
   end: float
   again: float | None
 
-  @property
-  def change(self) -> float:
-    """What the phase after the switch adds."""
-    return self.end - self.at
-
 
 class Switch(NamedTuple):
   """What becomes of an objective at a switch.
 
   Attributes:
-    variant: The variant's name.
     phases: Such as `C→M`.
     step: Steps done by then, in the first run.
     kind: The objective's logged name.
@@ -42,17 +34,25 @@ class Switch(NamedTuple):
     moments: By seed.
   """
 
-  variant: str
   phases: str
   step: int
   kind: str
   left: bool
   moments: Mapping[str, Moment]
 
-  def mean(self, what: str) -> float | None:
-    """Returns the mean over seeds of a Moment's attribute."""
-    values = [getattr(moment, what) for moment in self.moments.values()]
-    return None if None in values else float(np.mean(values))
+  def mean(self, what: str, minus: str = "") -> Mean | None:
+    """Returns the mean over seeds of an attribute of a Moment.
+
+    Args:
+      what: The attribute; where it is None, so is the mean.
+      minus: Another one, to be subtracted.
+    """
+    found = {seed: getattr(m, what) for seed, m in self.moments.items()}
+    if None in found.values():
+      return None
+    if minus:
+      found = {s: x - getattr(self.moments[s], minus) for s, x in found.items()}
+    return mean(found)
 
 
 def ended(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
@@ -70,14 +70,8 @@ def read(runs: Sequence[TrainedRun]) -> Iterator[Switch]:
       moments = {run.seed: _moment(run, name, index) for run in runs}
       moments = {seed: found for seed, found in moments.items() if found}
       if moments and (name in before.shares) != (name in after.shares):
-        yield Switch(
-          variant=runs[0].variant,
-          phases=f"{before}→{after}",
-          step=after.start,
-          kind=kind,
-          left=name in before.shares,
-          moments=moments,
-        )
+        left = name in before.shares
+        yield Switch(f"{before}→{after}", after.start, kind, left, moments)
 
 
 def _moment(run: TrainedRun, name: str, index: int) -> Moment | None:
@@ -93,33 +87,3 @@ def _moment(run: TrainedRun, name: str, index: int) -> Moment | None:
     end=losses[after.stop],
     again=losses.get(again),
   )
-
-
-class Forgetting(NamedTuple):
-  """Whether a variant forgets what it leaves, over seeds and switches.
-
-  Attributes:
-    variant: The variant's name.
-    changes: What each phase adds to the loss of what was left, in nats.
-    gaps: What is left of that over the best before, once it is trained again.
-  """
-
-  variant: str
-  changes: Sequence[float]
-  gaps: Sequence[float]
-
-
-def forgetting(switches: Sequence[Switch]) -> list[Forgetting]:
-  """Returns what becomes of all that each variant leaves."""
-  left = collections.defaultdict(list)
-  for switch in switches:
-    if switch.left:
-      left[switch.variant] += switch.moments.values()
-  return [
-    Forgetting(
-      variant=variant,
-      changes=[moment.change for moment in moments],
-      gaps=[m.again - m.best for m in moments if m.again is not None],
-    )
-    for variant, moments in left.items()
-  ]
