@@ -6,7 +6,6 @@ import math
 import os
 import pathlib
 import pickle
-import re
 import shutil
 import signal
 import subprocess
@@ -407,75 +406,51 @@ def told(folder, message: str, begin=Prepared.open) -> str:
   return str(error.value)
 
 
+GONE = object()
 FIELDS = [
-  ("version", 2, "version=2 is not one of 1"),
-  ("settings", [], "settings is not a dict"),
-  ("settings", {}, "settings.boundary is missing"),
-  ("settings.boundary", "both", "settings.boundary='both' is not one of"),
-  ("sources", {}, "sources is not a list"),
-  ("sources", [1], "sources does not have the fields"),
-  ("tokenizer", None, "tokenizer does not have the fields"),
-  ("tokenizer.vocab_size", 301, "not the manifest's 301 tokens"),
-  ("tokenizer.vocab_size", "many", "'many' is not of type int"),
-  ("tokenizer.vocab_size", 70_000, "dtype=<u2 is not that"),
-  ("tokenizer.sha256", "00", "not the tokenizer that the rows were made with"),
-  ("seq_len", 0, "seq_len=0 is not at least 2"),
-  ("seq_len", 33, "has 64 bytes in row 0, not 66"),
-  ("seq_len", True, "seq_len=True is not of type int"),
-  ("dtype", "f8", "dtype='f8' is not one of"),
-  ("segmented", True, "has 64 bytes in row 0, not 68"),
-  ("segmented", "no", "segmented='no' is not of type bool"),
-  ("splits", {}, "splits are not train and dev"),
-  ("splits.dev", None, "splits.dev does not have the fields"),
-  ("splits.train.rows", 1e400, "splits.train.rows=inf is not of type int"),
-  ("splits.train.rows", -1, "splits.train.rows=-1 is not at least 1"),
-  ("splits.train.rows", 100, "rows, not the 100 of its manifest"),
-  ("splits.train.bytes", 7, "bytes, not the 7 of its manifest"),
-  ("splits.train.file", 3, "splits.train.file=3 is not of type str"),
-  ("splits.train.more", 3, "splits.train does not have the fields"),
+  ("version", 2),
+  ("checksum", GONE),  # as in those of earlier versions
+  ("checksum", [1]),
+  ("settings", []),
+  ("settings.boundary", "eos"),
+  ("sources", {}),
+  ("tokenizer", None),
+  ("tokenizer.vocab_size", 301),
+  ("tokenizer.sha256", "00"),
+  ("seq_len", True),
+  ("seq_len", GONE),
+  ("splits", {}),
+  ("splits.dev", None),
+  ("splits.train.rows", 1e400),
+  ("splits.train.rows", "1"),
+  ("splits.train.sha256", "0" * 64),
+  ("splits.train.file", "../../etc/passwd"),
+  ("splits.train.file", "/etc/passwd"),
+  ("splits.train.more", 3),
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "message"), FIELDS)
-def test_a_manifest_with_wrong_fields_is_told(copy, name, value, message):
+@pytest.mark.parametrize(("name", "value"), FIELDS)
+def test_a_changed_manifest_is_told_and_nothing_to_be_deleted(
+  copy, name, value
+):
   manifest = json.loads((copy / "manifest.json").read_text())
-  del manifest["checksum"]  # as those of earlier days
   place, names = manifest, name.split(".")
   for inner in names[:-1]:
     place = place[inner]
   place[names[-1]] = value
+  if value is GONE:
+    del place[names[-1]]
   (copy / "manifest.json").write_text(json.dumps(manifest))
-  told(copy, re.escape(message))
+  line = told(copy, r"manifest\.json was changed after it was written")
+  assert "another --output" in line and "delete" not in line
 
 
-@pytest.mark.parametrize("file", ["../../etc/passwd", "/etc/passwd", "..", ""])
-def test_a_file_out_of_the_folder_is_not_to_be_deleted(copy, file):
-  manifest = json.loads((copy / "manifest.json").read_text())
-  del manifest["checksum"]
-  manifest["splits"]["train"]["file"] = file
-  (copy / "manifest.json").write_text(json.dumps(manifest))
-  line = told(copy, f"file='{file}' is not train.array_record")
-  assert "delete" not in line
-
-
-def test_a_changed_manifest_is_told(copy):
-  path = copy / "manifest.json"
-  written = path.read_text()
-  digest = json.loads(written)["splits"]["train"]["sha256"]
-  for old, new in (('"bos_eos"', '"eos"'), (digest, digest[::-1])):
-    path.write_text(written.replace(old, new))
-    told(copy, "manifest.json was changed after it was written; delete")
-  # One of earlier days cannot be told from what it was, but by reading all.
-  manifest = json.loads(path.read_text())
-  del manifest["checksum"]
-  path.write_text(json.dumps(manifest))
-  Prepared.open(copy)
-  told(copy, "is not as it was prepared", lambda f: Prepared.open(f).verify())
-
-
-@pytest.mark.parametrize("content", ["", "null", "[1]", "{", "{}", "[" * 10**5])
+@pytest.mark.parametrize(
+  "content", [b"", b"null", b"[1]", b"{", b"[" * 10**5, b"\xff"]
+)
 def test_a_manifest_that_is_none_is_told(copy, content):
-  (copy / "manifest.json").write_text(content)
+  (copy / "manifest.json").write_bytes(content)
   told(copy, "its preparation was interrupted")
 
 
@@ -644,7 +619,7 @@ BAD_SETTINGS = [
   ({"seq_len": 100_000}, "train split has .* tokens, less than a row"),
   ({"seq_len": 1}, "seq_len=1 is not at least 2"),
   ({"dev_share": 0.0}, "dev_share"),
-  ({"share": 0.0}, "share=0 is not over 0 and at most 1"),
+  ({"share": 0.0}, "share=0.* is not over 0 and at most 1"),
   ({"kind": "unigram"}, "kind='unigram' is not one of bpe, wordpiece"),
   ({"packing": "tight"}, "packing='tight' is not one of"),
   ({"tokenizer": "nowhere.json"}, "cannot read the tokenizer"),

@@ -104,12 +104,15 @@ def _shards(
   They share one stream of documents, and the last takes what is left: their
   number must be known before the text is read, so it is an estimate.
   """
+  # Without files of its own, dev is a share of train's.
   files = getattr(sources, split) or sources.train
   share = config.dev_share if files != getattr(sources, split) else 1.0
   if split == "train":
     share *= config.share
   size = share * sum(file.stat().st_size for file in files)
   rule = text.RULES[config.documents]
+  # One stream under all shards: tensorflow-datasets runs them in order, and
+  # each takes up where the one before stopped.
   examples = (
     (index, {"text": document})
     for index, document in enumerate(

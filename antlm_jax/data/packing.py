@@ -40,6 +40,7 @@ def stream(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[Block]:
   """
   left = np.zeros(0, np.int32)
   for window in _windows(sequences):
+    # The rest of a window begins the next one's first row.
     joined = np.concatenate([left, *window])
     whole = len(joined) // seq_len * seq_len
     tokens, left = joined[:whole].reshape(-1, seq_len), joined[whole:]
@@ -60,6 +61,7 @@ def chunks(
   row = 0
   for tokens, starts in stream(sequences, seq_len):
     rows = np.arange(row, row + len(tokens))
+    # Of the row's number, not of the block: windows do not change the cuts.
     draw = hashing.uniform(seed, _CHUNK_PURPOSE, rows)
     cut = SHORTEST_CHUNK + (draw * span).astype(np.int64)
     starts[np.arange(len(tokens)), cut] = True
@@ -86,6 +88,8 @@ def documents(
 
 
 def _place(pieces: list[np.ndarray], seq_len: int, pad_id: int) -> Block:
+  # All pieces are copied at once, by the flat index of each token: a loop over
+  # millions of them would take longer than the tokenizer.
   lengths = np.array([len(piece) for piece in pieces], np.int64)
   rows, offsets = _best_fit(lengths, seq_len)
   used = np.bincount(rows, lengths).astype(np.int64)
@@ -98,6 +102,7 @@ def _place(pieces: list[np.ndarray], seq_len: int, pad_id: int) -> Block:
   )
   tokens.flat[np.repeat(begins, lengths) + inside] = np.concatenate(pieces)
   starts.flat[begins] = True
+  # Padding is a segment of its own, so that no token sees it.
   padded = np.flatnonzero(used < seq_len)
   starts[padded, used[padded]] = True
   return tokens, starts
@@ -116,6 +121,8 @@ def _best_fit(
     The row of each piece and its offset there, int64 `[n]` each.
   """
   rows, offsets = np.zeros_like(lengths), np.zeros_like(lengths)
+  # The fullest row that still takes a piece is the lowest set bit at or above
+  # its length: one shift of a long int, rather than a search over rows.
   with_room = [[] for _ in range(seq_len + 1)]
   rooms = 0  # bit r is set where a row has room for exactly r more tokens
   count = 0
@@ -129,6 +136,7 @@ def _best_fit(
     else:
       room, row, count = seq_len, count, count + 1
     rows[piece], offsets[piece] = row, seq_len - room
+    # Now it has less room; full rows (bit 0) are never asked for again.
     with_room[room - length].append(row)
     rooms |= 1 << (room - length)
   return rows, offsets
@@ -136,6 +144,7 @@ def _best_fit(
 
 def _windows(sequences: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
   """Groups documents until each group holds `_WINDOW` tokens."""
+  # Packing sees no further than a window, which bounds its memory.
   window, size = [], 0
   for sequence in sequences:
     window.append(sequence)

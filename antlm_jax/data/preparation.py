@@ -5,6 +5,7 @@ unfinished), `tokenizer.json`, `train.array_record`, `dev.array_record`, and
 the documents as a tensorflow-datasets dataset.
 """
 
+import collections
 import contextlib
 import dataclasses
 import os
@@ -13,6 +14,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import tqdm
 
 from antlm_jax import settings as settings_lib
@@ -24,9 +26,7 @@ from antlm_jax.data.prepared import (
   Manifest,
   Prepared,
   Settings,
-  SourceFile,
   Split,
-  TokenizerFile,
 )
 from antlm_jax.data.tokenizer import Tokenizer, check_vocab_size
 from antlm_jax.errors import UserError
@@ -49,6 +49,7 @@ def prepare(settings: Settings) -> Manifest:
     UserError: The settings, the text or the folder will not do. Nothing
       half-written is left.
   """
+  # All that can be refused is, before anything is written.
   _check(settings)
   sources = text.find(settings.text)
   asked, hashed = _asked(settings), _hashed(sources)
@@ -58,7 +59,7 @@ def prepare(settings: Settings) -> Manifest:
     _check_same(output, manifest, asked, hashed)
     print(f"{output} is already prepared with these settings and this text")
     return manifest
-  with _claimed(output, sum(file.bytes for file in hashed)):
+  with _claimed(output, sum(file["bytes"] for file in hashed)):
     return _write(settings, asked, hashed, output)
 
 
@@ -97,6 +98,7 @@ def _check_roles(settings: Settings, tokenizer: Tokenizer) -> None:
 
 def _asked(settings: Settings) -> dict:
   """Returns what the result depends on, as the manifest keeps it."""
+  # Where things lie does not matter; a given tokenizer counts by its content.
   asked = dataclasses.asdict(settings)
   del asked["output"], asked["text"]
   if settings.tokenizer:
@@ -105,9 +107,14 @@ def _asked(settings: Settings) -> dict:
   return asked
 
 
-def _hashed(sources: text.Sources) -> list[SourceFile]:
+def _hashed(sources: text.Sources) -> list[dict]:
   return [
-    SourceFile(split, str(file), file.stat().st_size, prepared.sha256(file))
+    {
+      "split": split,
+      "path": str(file),
+      "bytes": file.stat().st_size,
+      "sha256": prepared.sha256(file),
+    }
     for split in text.SPLITS
     for file in getattr(sources, split)
   ]
@@ -117,7 +124,7 @@ def _check_same(
   output: pathlib.Path,
   manifest: Manifest,
   asked: dict,
-  hashed: list[SourceFile],
+  hashed: list[dict],
 ) -> None:
   there = manifest.settings
   differ = [
@@ -126,7 +133,7 @@ def _check_same(
     if there.get(name) != asked.get(name)
   ]
   contents = [
-    [(source.split, source.sha256) for source in sources]
+    [(source["split"], source["sha256"]) for source in sources]
     for sources in (manifest.sources, hashed)
   ]
   if contents[0] != contents[1]:  # other names of the same text are fine
@@ -156,7 +163,7 @@ def _claimed(output: pathlib.Path, text_bytes: int) -> Iterator[None]:
     try:
       with files.writing(output):
         yield
-    except BaseException:
+    except BaseException:  # Ctrl-C as well
       _clear(output)
       marker.unlink()
       if not existed:
@@ -194,7 +201,7 @@ def _clear(output: pathlib.Path) -> None:
 def _write(
   settings: Settings,
   asked: dict,
-  hashed: list[SourceFile],
+  hashed: list[dict],
   output: pathlib.Path,
 ) -> Manifest:
   begin = time.monotonic()
@@ -211,15 +218,16 @@ def _write(
   manifest = Manifest(
     settings=asked,
     sources=hashed,
-    tokenizer=TokenizerFile(
-      prepared.sha256(output / TOKENIZER), tokenizer.vocab_size
-    ),
+    tokenizer={
+      "sha256": prepared.sha256(output / TOKENIZER),
+      "vocab_size": tokenizer.vocab_size,
+    },
     seq_len=settings.seq_len,
     dtype=rows.token_dtype(tokenizer.vocab_size),
     segmented=settings.packing != "stream",
     splits=splits,
   )
-  manifest.save(output)
+  manifest.save(output)  # last: from now on the folder is whole
   print(_summary(manifest, output, time.monotonic() - begin))
   return manifest
 
@@ -265,30 +273,6 @@ def _tokenizer(settings: Settings, documents: Sequence) -> Tokenizer:
   return Tokenizer.train(texts, settings.vocab_size, settings.kind)
 
 
-@dataclasses.dataclass
-class _Tally:
-  """Counts what passes on the way to the rows."""
-
-  documents: int = 0
-  words: int = 0
-  text_bytes: int = 0
-  tokens: int = 0
-
-  def encode(
-    self, batches: Iterable[list[str]], tokenizer: Tokenizer
-  ) -> Iterator:
-    for batch in batches:
-      self.documents += len(batch)
-      self.words += sum(len(document.split()) for document in batch)
-      self.text_bytes += sum(len(d.encode("utf-8")) for d in batch)
-      yield from tokenizer.encode_batch(batch)
-
-  def count(self, documents: Iterable) -> Iterator:
-    for document in documents:
-      self.tokens += len(document)
-      yield document
-
-
 def _split(
   settings: Settings,
   tokenizer: Tokenizer,
@@ -297,34 +281,51 @@ def _split(
   name: str,
 ) -> Split:
   """Encodes, packs and writes the documents of a split."""
-  tally = _Tally()
-  # Generators all the way: a block of rows is in memory at a time.
-  encoded = tally.encode(_batches(documents, name), tokenizer)
-  bos_id = tokenizer.bos_id if settings.boundary == "bos_eos" else None
-  eos_id = tokenizer.eos_id if settings.boundary != "none" else None
-  bounded = tally.count(packing.bound(encoded, bos_id, eos_id))
+  tally = collections.Counter()
+  # Generators all the way: no more than a block of rows is in memory.
+  encoded = _encoded(settings, tokenizer, _batches(documents, name), tally)
   path = output / prepared.rows_file(name)
   count = rows.write(
     path,
-    _pack(settings, tokenizer, bounded),
+    _pack(settings, tokenizer, encoded),
     rows.token_dtype(tokenizer.vocab_size),
     settings.packing != "stream",
   )
   if not count:
     raise UserError(
-      f"the {name} split has {tally.tokens} tokens, less than a row of"
+      f"the {name} split has {tally['tokens']} tokens, less than a row of"
       f" {settings.seq_len}; give more text or a smaller --seq_len"
     )
-  spare = count * settings.seq_len - tally.tokens
+  # Packing either drops the last tokens or pads: one of the two is 0.
+  spare = count * settings.seq_len - tally["tokens"]
   return Split(
     rows=count,
-    **dataclasses.asdict(tally),
+    **tally,
     dropped=max(-spare, 0),
     padding=max(spare, 0),
     file=path.name,
     bytes=path.stat().st_size,
     sha256=prepared.sha256(path),
   )
+
+
+def _encoded(
+  settings: Settings,
+  tokenizer: Tokenizer,
+  batches: Iterable[list[str]],
+  tally: collections.Counter,
+) -> Iterator[np.ndarray]:
+  """Yields the tokens of documents, boundaries included, and counts them."""
+  bos_id = tokenizer.bos_id if settings.boundary == "bos_eos" else None
+  eos_id = tokenizer.eos_id if settings.boundary != "none" else None
+  for batch in batches:
+    tally["documents"] += len(batch)
+    tally["words"] += sum(len(document.split()) for document in batch)
+    tally["text_bytes"] += sum(len(d.encode("utf-8")) for d in batch)
+    encoded = tokenizer.encode_batch(batch)
+    for tokens in packing.bound(encoded, bos_id, eos_id):
+      tally["tokens"] += len(tokens)
+      yield tokens
 
 
 def _pack(
@@ -357,17 +358,15 @@ def _batches(documents: Sequence, label: str = "") -> Iterator[list[str]]:
 
 def _summary(manifest: Manifest, output: pathlib.Path, seconds: float) -> str:
   """Says in a few lines what was prepared."""
-  lines = []
-  for name, split in manifest.splits.items():
-    padding = split.padding / (split.rows * manifest.seq_len)
-    lines.append(
-      f"{name}: {split.documents:,} documents, {split.words:,} words, "
-      f"{split.tokens:,} tokens ({split.tokens / split.words:.2f} per word, "
-      f"{split.text_bytes / split.tokens:.2f} bytes each), {split.rows:,} "
-      f"rows, {split.dropped:,} tokens dropped, {padding:.1%} padding"
-    )
+  lines = [
+    f"{name}: {s.documents:,} documents, {s.words:,} words, {s.tokens:,} tokens"
+    f" ({s.tokens / s.words:.2f} per word, {s.text_bytes / s.tokens:.2f} bytes"
+    f" each), {s.rows:,} rows, {s.dropped:,} tokens dropped,"
+    f" {s.padding / (s.rows * manifest.seq_len):.1%} padding"
+    for name, s in manifest.splits.items()
+  ]
   lines.append(
-    f"vocabulary {manifest.tokenizer.vocab_size:,}, rows of "
-    f"{manifest.seq_len} tokens; {output} ready in {seconds:.0f} s"
+    f"vocabulary {manifest.tokenizer['vocab_size']:,}, rows of"
+    f" {manifest.seq_len} tokens; {output} ready in {seconds:.0f} s"
   )
   return "\n".join(lines)

@@ -36,6 +36,7 @@ def write(
   Returns:
     How many rows were written.
   """
+  # A record of its own for each row: reading one reads no other.
   writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
   count = 0
   for tokens, starts in blocks:
@@ -84,6 +85,7 @@ class Rows:
     found = self._reader.num_records() or count  # 0: its index is damaged
     if found != count:
       raise self._damaged(f"has {found} rows, not the {count} of its manifest")
+    # What is cut off, zeroed or of another width shows at the ends.
     self.read([0, count - 1])
 
   def __len__(self) -> int:
@@ -109,6 +111,7 @@ class Rows:
       raise IndexError(f"rows must be in [0, {len(self)}), got {indices}")
     split = self.seq_len * self._dtype.itemsize
     width = split + -(-self.seq_len // 8) * self.segmented
+    # One call for all of them: the reader's own threads fetch in parallel.
     data = self._records(indices.tolist(), width)
     tokens = np.ascontiguousarray(data[:, :split]).view(self._dtype)
     tokens = tokens.astype(np.int32)
@@ -126,6 +129,7 @@ class Rows:
 
   def _records(self, indices: list[int], width: int) -> np.ndarray:
     """Reads records as uint8 `[n, width]`."""
+    # ArrayRecord hashes each record: a flipped bit raises, and is not read.
     try:
       records = self._reader.read(indices) if indices else []
     except RuntimeError as error:  # for all of them: which one is it?

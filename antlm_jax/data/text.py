@@ -53,10 +53,6 @@ class Sources:
   train: tuple[pathlib.Path, ...]
   dev: tuple[pathlib.Path, ...]
 
-  @property
-  def files(self) -> tuple[pathlib.Path, ...]:
-    return self.train + self.dev
-
 
 def find(paths: Iterable[str | os.PathLike]) -> Sources:
   """Finds text files.
@@ -127,6 +123,7 @@ def split_documents(
   else:
     held_out = split == "dev"
     found = (d for d, dev in _spread(found, dev_share) if dev == held_out)
+  # Of what is left to train on, so that dev does not depend on the share.
   if split == "train":
     found = (d for d, taken in _spread(found, share) if taken)
   yield from found
@@ -136,6 +133,7 @@ def _spread(
   documents: Iterable[str], share: float
 ) -> Iterator[tuple[str, bool]]:
   """Says of each whether it is of an evenly spread share, as the first is."""
+  # Taken where the sum of shares steps over a whole number.
   for index, document in enumerate(documents):
     yield document, math.ceil(share * (index + 1)) > math.ceil(share * index)
 
@@ -156,8 +154,9 @@ def documents(files: Sequence[pathlib.Path], rule: Rule) -> Iterator[str]:
 
 
 def _split(lines: Iterable[str], rule: Rule) -> Iterator[str]:
-  held, length = [], 0
+  held, length = [], 0  # the document so far, blank ones included
   for line in lines:
+    # A heading begins a document, a blank line or the length ends one.
     if rule.at_heading and _HEADING.fullmatch(line):
       yield "".join(held)
       held, length = [], 0

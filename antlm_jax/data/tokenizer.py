@@ -40,6 +40,7 @@ class Tokenizer:
 
   def __init__(self, backend: tokenizers.Tokenizer):
     self._backend = backend
+    # Files from elsewhere may say to pad and to truncate.
     self._backend.no_padding()
     self._backend.no_truncation()
     self._backend.encode_special_tokens = True  # "</s>" in a text is text
@@ -113,6 +114,7 @@ class Tokenizer:
     Raises:
       UserError: If it has one of them already, or ids that nothing has.
     """
+    # A copy: the library's tokenizers change in place.
     backend = tokenizers.Tokenizer.from_str(self.to_json())
     backend.add_special_tokens(list(tokens))
     first = self.vocab_size
@@ -163,6 +165,7 @@ class Tokenizer:
   @property
   def vocab_size(self) -> int:
     """Number of ids: one more than the highest."""
+    # Not their number: ids may have gaps, and logits are by id.
     return 1 + max(self._vocab.values())
 
   @functools.cached_property
@@ -170,6 +173,7 @@ class Tokenizer:
     """Whether each token begins a word, or is special, bool `[V]`."""
     model = self._backend.model
     inside = getattr(model, "continuing_subword_prefix", None)  # WordPiece: ##
+    # Either pieces inside words are marked (##), or those that begin them.
     begins = self.special.copy()
     for token, index in self._vocab.items():
       if inside:
@@ -216,6 +220,7 @@ def check_vocab_size(vocab_size: int, kind: str) -> None:
 
 def _untrained(kind: str):
   """Returns an untrained tokenizer and its trainer."""
+  # With a space before the first word, it is the token that it is elsewhere.
   to_bytes = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
   if kind == "bpe":
     backend = tokenizers.Tokenizer(tokenizers.models.BPE())
