@@ -564,6 +564,15 @@ def test_a_broken_file_is_named(tmp_path, rows, name):
   assert not (folder / "report" / "report.md").exists()
 
 
+def test_a_summary_that_does_not_fit_is_named(tmp_path, rows):
+  path = train(tmp_path / "runs", "antlm", 0) / "summary.json"
+  whole = json.loads(path.read_text())
+  for wrong in ({}, whole | {"switches": [10]}, whole | {"switches": None}):
+    path.write_text(json.dumps(wrong))
+    with pytest.raises(UserError, match=f"cannot read {path}: .*make it again"):
+      make(tmp_path / "runs", rows)
+
+
 def test_command(tmp_path, rows):
   folder, out = tmp_path / "runs", tmp_path / "out"
   three_rows(folder)

@@ -255,7 +255,7 @@ def _published(study: Study) -> Table:
 
 
 def _tuned(study: Study, family: Family) -> Iterator[Table | str | list[str]]:
-  found = {  # a task's metric and majority are the same in all of its results
+  found = {  # a task's metric and baseline are the same in all of its results
     task: next(iter(by_seed.values()))
     for (name, task, _), by_seed in study.results.items()
     if name in family.variants and task in glue.SCORES
@@ -269,9 +269,9 @@ def _tuned(study: Study, family: Family) -> Iterator[Table | str | list[str]]:
     for name, attention in itertools.product(family.variants, ATTENTIONS)
     if any(study.at(name, task, attention) for task in tasks)
   ]
-  one = {head: Mean({}, found[t].majority, None) for head, t in heads.items()}
+  one = {head: Mean({}, found[t].baseline, None) for head, t in heads.items()}
   rows = [{"row": "always one class", "attention": "", "mean": ""}]
-  rows[0] |= {head: percent(majority) for head, majority in one.items()}
+  rows[0] |= {head: percent(score) for head, score in one.items()}
   rows += [_tuned_row(study, *way, heads) for way in ways]
   yield Table("fine_tuned", rows, f"{family.name}, fine-tuned")
   collapsed = [

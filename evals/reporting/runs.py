@@ -169,12 +169,12 @@ class Tuned(Result):
 
   Attributes:
     metric: The main metric, which `score` is.
-    majority: What always answering one class gets.
+    baseline: What the best answer gets that is always the same.
     collapsed: The runs at this rate that give nearly one answer.
   """
 
   metric: str
-  majority: float
+  baseline: float
   collapsed: Sequence[str]
 
 
@@ -302,21 +302,22 @@ def _in_order(path: pathlib.Path) -> tuple:
 
 
 def _read_run(variant: str, path: pathlib.Path) -> TrainedRun:
-  summary = None
-  if (path / "summary.json").is_file():
-    with _reading(path / "summary.json") as summary:
-      pass
   with _reading(path / "config.json") as settings:
     run = TrainedRun(
       variant=variant,
       seed=path.name,
       config=settings,
-      summary=summary,
+      summary=None,
       records=metrics.read_records(path),
       zero_shot=_latest(_zero_shot(path / "evals")),
       tuned=_latest(_tuned(path / "evals" / "finetune")),
     )
     _ = run.attention  # parses the curriculum
+  if (path / "summary.json").is_file():
+    with _reading(path / "summary.json") as summary:
+      run = dataclasses.replace(run, summary=summary)
+      # What will be asked of it: what is wrong with it is to be told here.
+      _ = run.curriculum, summary["parameters"], summary["unigram_entropy"]
   return run
 
 
@@ -368,7 +369,7 @@ def _at_best_lr(summary: Mapping) -> Iterator[tuple[str, Tuned]]:
       score=best["scores"][name]["mean"],
       complete=not summary["request"]["limit"],
       metric=metric,
-      majority=about["majority"][metric],
+      baseline=about["majority"][metric],
       collapsed=collapsed if name == summary["task"] else (),
     )
     yield name, result
