@@ -11,7 +11,9 @@ import time
 import numpy as np
 import pytest
 
+from antlm_jax import train
 from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.errors import UserError
 from antlm_jax.training import checkpoint, metrics
 from tests import runs
 
@@ -226,15 +228,29 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("log.every=0", ("log.every=0", "at least 1")),
     ("log.trace=5", ("log.trace='5'", "FIRST:LAST")),
     ("objectives.E.name=mlm", ("E and M", "'mlm'")),
+    ("schedule.peak_lr=-1", ("schedule.peak_lr=-1", "at least 0")),
+    ("model.norm_eps=inf", ("model.norm_eps=inf", "finite")),
+    ("curriculum=1e9C", ("curriculum",)),
+    ("train.batch_schedule=99999999999x32@0.5", ("batch_size=99999999999",)),
   ],
 )
 def test_bad_settings_are_told_in_one_line(prepared, tmp_path, override, words):
   args = runs.train_args(tmp_path / "run", prepared, override)
-  line = runs.error_of(runs.run("antlm_jax.train", *args))
+  with pytest.raises(UserError) as caught:
+    train.main(args)
+  line = str(caught.value)
+  assert "\n" not in line
   for word in words:
     assert word in line
   # The corrected command is then welcome in the same folder.
   assert not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_bad_setting_ends_the_command_with_one_line(prepared, tmp_path):
+  args = runs.train_args(tmp_path / "run", prepared, "train.microbatches=3")
+  line = runs.error_of(runs.run("antlm_jax.train", *args))
+  assert "batch_size=4" in line
+  assert not (tmp_path / "run").exists()
 
 
 def test_a_tokenizer_without_a_mask_trains_causally_alone(english, tmp_path):
