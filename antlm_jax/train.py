@@ -10,9 +10,7 @@ processes (`antlm_jax.runtime.processes`), they train one model together.
 from collections.abc import Sequence
 
 from antlm_jax import cli
-from antlm_jax import config as config_lib
-from antlm_jax.runtime import processes
-from antlm_jax.training.loop import train
+from antlm_jax.runtime import signals
 
 
 def main(argv: Sequence[str]) -> None:
@@ -33,8 +31,14 @@ def main(argv: Sequence[str]) -> None:
   for word in rest:
     if not word.startswith("--config."):
       parser.error(f"unknown argument {word!r}")
-  with processes.together():
-    train(config_lib.load(args.config, rest), args.workdir)
+  # The imports below take seconds, in which a signal is to be heeded as well.
+  with signals.listening():
+    from antlm_jax import config
+    from antlm_jax.runtime import processes
+    from antlm_jax.training import loop
+
+    with processes.together():
+      loop.train(config.load(args.config, rest), args.workdir)
 
 
 if __name__ == "__main__":

@@ -345,7 +345,7 @@ def _listed(found: list[int]) -> str:
 
 def read_meta(path: pathlib.Path) -> Meta:
   """Reads what a checkpoint says of itself."""
-  with _readable(path):
+  with readable(path):
     return Meta.from_json(_read_fields(path))
 
 
@@ -391,7 +391,7 @@ def read(path: pathlib.Path, wanted: Mapping[str, Any]):
     Unreadable: if it does not hold that structure.
     UserError: if the optimizer's state is wanted, and it has none.
   """
-  with _readable(path):
+  with readable(path):
     fields = _read_fields(path)
     if "optimizer" in wanted and "optimizer" not in fields["sums"]:
       raise UserError(
@@ -422,7 +422,7 @@ def load(path, step: int | None = None) -> Loaded:
     UserError: if there is no such checkpoint, or it cannot be read.
   """
   path = find(path, step)
-  with _readable(path):
+  with readable(path):
     fields = _read_fields(path)
     meta = Meta.from_json(fields)
     item = "ema" if "ema" in fields["sums"] else "params"
@@ -433,7 +433,7 @@ def load(path, step: int | None = None) -> Loaded:
   }
   task = fields.get("task")
   if task is not None:
-    with _readable(path):
+    with readable(path):
       wanted["head"] = _here(_head_shapes(path))
   found, fields = read(path, wanted)
   check_sums(path, found, fields)
@@ -482,7 +482,8 @@ def _here(shapes):
 
 
 @contextlib.contextmanager
-def _readable(path: pathlib.Path):
+def readable(path: pathlib.Path):
+  """Makes an error in its block one that names the checkpoint."""
   try:
     yield
   except (UserError, jax.errors.JaxRuntimeError):

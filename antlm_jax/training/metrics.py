@@ -1,17 +1,16 @@
-"""What a run shows and records: progress, metrics, and where time went."""
+"""What a run records: metrics by step, and where its time went."""
 
 import contextlib
 import json
 import pathlib
-import re
 import time
 from collections.abc import Mapping, Sequence
 
 import jax
-import tensorboardX
+import numpy as np
 
-from antlm_jax.errors import UserError
 from antlm_jax.runtime import chips, files, processes
+from antlm_jax.training import events
 from antlm_jax.units import duration
 
 METRICS = "metrics.jsonl"
@@ -29,76 +28,43 @@ class Records:
     self._file = self._board = None
     if not processes.is_first():
       return
-    path = workdir / METRICS
+    self._path = workdir / METRICS
     kept = [r for r in read_records(workdir) if r["step"] <= start]
-    files.write_text(path, "".join(json.dumps(r) + "\n" for r in kept))
-    self._file = path.open("a")
+    files.write_text(self._path, "".join(json.dumps(r) + "\n" for r in kept))
+    self._file = self._path.open("a")
     if tensorboard:
-      self._board = tensorboardX.SummaryWriter(
-        str(workdir / "tensorboard"), purge_step=start + 1
-      )
+      self._board = events.Board(workdir / "tensorboard", purge=start + 1)
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Records `values`, named such as `train/clm/loss`, after `step` steps."""
-    if self._file is not None:
+    """Records `values`, named such as `train/clm/loss`, after `step` steps.
+
+    Raises:
+      UserError: if they cannot be written.
+    """
+    if self._file is None:
+      return
+    with files.writing(self._path):
       self._file.write(json.dumps({"step": step, **values}) + "\n")
       self._file.flush()
-    if self._board is not None:
-      for name, value in values.items():
-        self._board.add_scalar(name, value, step)
+      if self._board is not None:
+        self._board.write(step, values)
 
   def close(self) -> None:
-    """Flushes and closes."""
-    if self._file is not None:
-      self._file.close()
-    if self._board is not None:
-      self._board.close()
+    """Closes what is open."""
+    for opened in (self._file, self._board):
+      # What a full disk has kept in a buffer was told by `write`.
+      with contextlib.suppress(OSError):
+        if opened is not None:
+          opened.close()
 
 
 def read_records(workdir: pathlib.Path) -> list[dict]:
-  """Reads the metrics of a run; a line cut off by a kill is left out."""
+  """Reads the metrics of a run; lines that are none are left out."""
   path = files.path(workdir) / METRICS
-  records = []
-  if path.exists():
-    for line in path.read_text().splitlines():
-      with contextlib.suppress(json.JSONDecodeError):
-        records.append(json.loads(line))
-  return records
-
-
-class Trace:
-  """A profile of some steps, for TensorBoard's profiler or xprof.
-
-  Of several processes the first is profiled.
-
-  Args:
-    steps: `FIRST:LAST`, the steps from FIRST up to LAST; empty for none.
-    folder: Receives it.
-
-  Raises:
-    UserError: for steps that cannot be read.
-  """
-
-  def __init__(self, steps: str, folder: pathlib.Path):
-    self._folder, self._running = folder, False
-    found = re.fullmatch(r"(\d+):(\d+)", steps)
-    if steps and not (found and int(found[1]) < int(found[2])):
-      raise UserError(
-        f"log.trace={steps!r} is not FIRST:LAST, such as 100:105 for five steps"
-      )
-    self.first, self.last = map(int, found.groups()) if found else (-1, -1)
-
-  def begin(self) -> None:
-    """Begins; the computations before must have ended."""
-    if processes.is_first():
-      jax.profiler.start_trace(str(self._folder))
-      self._running = True
-
-  def end(self) -> None:
-    """Ends, and writes what was seen; nothing where none was begun."""
-    if self._running:
-      jax.profiler.stop_trace()
-      self._running = False
+  if not path.exists():
+    return []
+  lines = files.read_jsonl(path, "the metrics", lenient=True)
+  return [r for _, r in lines if isinstance(r.get("step"), int)]
 
 
 class Ledger:
@@ -149,7 +115,7 @@ class Window:
     self._clear()
 
   def _clear(self) -> None:
-    self._nats = self._count = 0.0  # both become [K]
+    self._nats = self._count = np.zeros((), np.float32)  # both become [K]
     self._tokens = self._work = 0.0
     self._begun = self._spent()
 
@@ -158,7 +124,7 @@ class Window:
     seconds = self._ledger.seconds
     return seconds.get("data", 0.0) + seconds.get("steps", 0.0)
 
-  def add(self, metrics: Mapping, tokens: int, work: float) -> None:
+  def add(self, metrics: Mapping, tokens: float, work: float) -> None:
     """Counts a step.
 
     Args:
@@ -166,8 +132,8 @@ class Window:
       tokens: Its tokens; 0 if its time is not to count for the speed.
       work: Its floating-point operations; likewise.
     """
-    self._nats += metrics["nats"]
-    self._count += metrics["count"]
+    self._nats = self._nats + metrics["nats"]
+    self._count = self._count + metrics["count"]
     self._tokens += tokens
     self._work += work
 
@@ -191,3 +157,19 @@ class Window:
         values["train/mfu"] = self._work / seconds / self._peak
     self._clear()
     return values
+
+  def sums(self) -> dict[str, list[float]]:
+    """Returns the losses' sums so far, for a checkpoint to hold.
+
+    A run that goes on in the middle of a window then logs the mean of all its
+    steps, as it would have without the end.
+    """
+    if self._nats.ndim == 0:
+      return {}
+    return {"nats": self._nats.tolist(), "count": self._count.tolist()}
+
+  def restore(self, sums: Mapping[str, Sequence[float]]) -> None:
+    """Goes on from `sums`."""
+    if sums:
+      self._nats = np.asarray(sums["nats"], np.float32)
+      self._count = np.asarray(sums["count"], np.float32)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import files
+from antlm_jax.training.summary import PAIRS
 from antlm_jax.units import quantity
 
 # Colours by order of appearance; told apart in grey and by the colour-blind.
@@ -25,6 +26,8 @@ def curves(
 ) -> None:
   """Draws training and held-out losses, phases shaded, to a PNG.
 
+  Accuracies on minimal pairs, if there are any, have a panel of their own.
+
   Args:
     records: As `metrics.read_records` gives them.
     curriculum: Its phases are shaded.
@@ -32,27 +35,45 @@ def curves(
     unigram: Entropy of the held-out tokens in nats, drawn as a line.
     path: Where to write.
   """
-  figure = canvas(9, 5.2)
-  loss, rate = figure.subplots(2, 1, sharex=True, height_ratios=(5, 1))
+  pairs = sorted({k for r in records for k in r if k.startswith(PAIRS)})
+  heights = (5, 2, 1) if pairs else (5, 1)
+  figure = canvas(9, 5.2 + bool(pairs))
+  panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
   kinds = _kinds(records, curriculum, names)
   colours = dict(zip(kinds, COLOURS * len(kinds), strict=False))
-  shade((loss, rate), curriculum, names, colours)
-  _label(loss, curriculum, names, colours)
-  for kind in kinds:
-    _line(loss, records, f"train/{kind}/loss", colours[kind], alpha=0.45, lw=1)
-    style = {"lw": 2, "marker": "o", "ms": 3.5, "label": f"{kind}, held out"}
-    _line(loss, records, f"eval/{kind}/loss", colours[kind], **style)
-  loss.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
-  loss.set_ylabel("loss (nats per target)")
-  loss.set_ylim(*_limits(records, kinds, unigram))
-  loss.legend(loc="best", frameon=True, title="thin: in training")
+  shade(panels, curriculum, names, colours)
+  _label(panels[0], curriculum, names, colours)
+  _draw_losses(panels[0], records, colours, unigram)
+  if pairs:
+    _draw_pairs(panels[1], records, pairs)
+  rate = panels[-1]
   _line(rate, records, "train/learning_rate", "0.2", lw=1.2)
   rate.set_ylabel("rate")
   rate.set_xlabel("step")
   rate.set_xlim(0, curriculum.steps)
-  for axes in (loss, rate):
+  for axes in panels:
     step_axis(axes)
   save(figure, path)
+
+
+def _draw_losses(axes, records, colours, unigram) -> None:
+  for kind, colour in colours.items():
+    _line(axes, records, f"train/{kind}/loss", colour, alpha=0.45, lw=1)
+    style = {"lw": 2, "marker": "o", "ms": 3.5, "label": f"{kind}, held out"}
+    _line(axes, records, f"eval/{kind}/loss", colour, **style)
+  axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
+  axes.set_ylabel("loss (nats per target)")
+  axes.set_ylim(*_limits(records, list(colours), unigram))
+  axes.legend(loc="best", frameon=True, title="thin: in training")
+
+
+def _draw_pairs(axes, records, keys) -> None:
+  for key, colour in zip(keys, COLOURS, strict=False):
+    mode = key.removeprefix(PAIRS)
+    _line(axes, records, key, colour, lw=2, marker="o", ms=3.5, label=mode)
+  axes.axhline(0.5, color="0.4", lw=1, ls=":")  # by chance
+  axes.set_ylabel("pairs right")
+  axes.legend(loc="best", frameon=True)
 
 
 def _kinds(records, curriculum, names) -> list[str]:
@@ -61,7 +82,7 @@ def _kinds(records, curriculum, names) -> list[str]:
   for record in records:
     for key in record:
       part = key.split("/")
-      if len(part) == 3 and part[1] not in kinds:
+      if part[2:] == ["loss"] and part[1] not in kinds:
         kinds.append(part[1])
   return kinds
 

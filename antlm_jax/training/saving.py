@@ -1,21 +1,202 @@
-"""The checkpoints of a run in training: saved, kept, and gone on from.
+"""Whose a workdir is, and the checkpoints in it: saved, and gone on from.
 
-What one of them is, `antlm_jax.training.checkpoint` says.
+What a checkpoint is, `antlm_jax.training.checkpoint` says.
 """
 
 import contextlib
-from collections.abc import Mapping
+import dataclasses
+import pathlib
+import zlib
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
 
+from antlm_jax import config as config_lib
+from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import Meta, Unreadable
+from antlm_jax.training.run import Run
 from antlm_jax.training.step import TrainState
 
+CONFIG = "config.json"
+LOCK = ".lock"
 _PATIENCE = 600  # seconds that a process waits for the others' part of a save
+
+
+# ----------------------------------------------------------- whose a workdir is
+
+
+@contextlib.contextmanager
+def locked(workdir: pathlib.Path) -> Iterator[None]:
+  """Keeps other runs out of a workdir for the time of its block.
+
+  The first process holds the lock for all of its run; the system frees it when
+  that process ends, however that is. Where the block fails before the config is
+  written, nothing is left behind. A bucket has no locks: two runs on one
+  workdir there are not told from one, and their user has to see to it.
+
+  Raises:
+    UserError: if another run holds it, which is named, or if it is another
+      folder for this process than for the first.
+  """
+  if files.is_remote(workdir):
+    yield
+    return
+  lock, made = workdir / LOCK, not workdir.exists()
+  with contextlib.ExitStack() as held:
+    if processes.is_first():
+      with files.writing(f"--workdir={workdir}"):
+        workdir.mkdir(parents=True, exist_ok=True)
+      held.enter_context(files.locked(lock))
+    try:
+      _check_shared(lock)
+      yield
+    finally:
+      if processes.is_first() and not (workdir / CONFIG).exists():
+        lock.unlink(missing_ok=True)
+        if made:
+          with contextlib.suppress(OSError):  # somebody else's files
+            workdir.rmdir()
+
+
+def _check_shared(lock: pathlib.Path) -> None:
+  """Checks that the first process's lock is this process's as well."""
+  with contextlib.suppress(OSError):
+    found = zlib.crc32(lock.read_bytes()) >> 1  # an int32
+    if processes.agreed(found if processes.is_first() else 0) == found:
+      return
+  raise UserError(
+    f"--workdir={lock.parent} is another folder for process"
+    f" {jax.process_index()} than for the first: give one that all share"
+  )
+
+
+def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
+  """Writes the config into the workdir, once all else has been checked."""
+  if processes.is_first():
+    files.write_text(workdir / CONFIG, config_lib.to_json(config))
+
+
+# --------------------------------------------------------------- where to begin
+
+
+@dataclasses.dataclass(frozen=True)
+class Begun:
+  """What a run begins with.
+
+  Attributes:
+    state: The state.
+    resumed: Whether it is from a checkpoint of its own.
+    notes: What to say of it.
+    window: The sums since its last log line, as `metrics.Window.sums` gives
+      them.
+  """
+
+  state: TrainState
+  resumed: bool
+  notes: list[str]
+  window: Mapping = dataclasses.field(default_factory=dict)
+
+
+def begin(
+  run: Run,
+  checkpoints: "Checkpoints",
+  init: Callable[[], TrainState],
+  shardings: TrainState,
+) -> Begun:
+  """Begins at the run's newest checkpoint, another run's, or from scratch.
+
+  Args:
+    run: The run.
+    checkpoints: Its checkpoints.
+    init: Makes the first state.
+    shardings: Those of the state.
+
+  Raises:
+    UserError: if the workdir is another run's, or what it is to begin with
+      does not fit.
+  """
+  _check_config(checkpoints.workdir, run.config)
+  like = jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+    jax.eval_shape(run.step.init),
+    shardings,
+  )
+  own = checkpoints.read_newest(like)
+  if own is not None:
+    state, fields, notes = own
+    if Meta.from_json(fields).data != run.meta.data:
+      raise UserError(
+        f"{checkpoints.workdir} was trained on other rows than those of"
+        f" {run.config.data.path}: give those, or another --workdir"
+      )
+    notes = [*notes, f"going on from step {int(state.step)}"]
+    return Begun(state, True, notes, fields.get("window", {}))
+  if run.config.init.checkpoint:
+    return _branch(run, init())
+  return Begun(init(), False, ["starting from scratch"])
+
+
+def _check_config(workdir: pathlib.Path, config: ConfigDict) -> None:
+  """Checks that a workdir with checkpoints is this config's.
+
+  The checkpoints say whose they are; config.json is for people to read.
+  """
+  for _, path in sorted(checkpoint.steps(workdir).items(), reverse=True):
+    try:
+      saved = checkpoint.read_meta(path).config
+    except Unreadable:
+      continue
+    if changed := config_lib.differences(saved, config):
+      raise UserError(
+        f"{workdir} is the run of another config: {'; '.join(changed)}. Give"
+        " another --workdir (config.init.checkpoint starts from this one)"
+      )
+    return
+
+
+def _branch(run: Run, state: TrainState) -> Begun:
+  """Starts from another run's checkpoint."""
+  init = run.config.init
+  path = checkpoint.find(init.checkpoint)
+  _check_same_model(path, checkpoint.read_meta(path), run)
+  loaded = checkpoint.restore(
+    path, state, with_optimizer=init.optimizer == "keep"
+  )
+  if init.step == "reset":
+    loaded = dataclasses.replace(loaded, step=state.step)
+  if int(loaded.step) >= run.curriculum.steps:
+    raise UserError(
+      f"{path} is at step {int(loaded.step)}, past the end of curriculum"
+      f" {run.config.curriculum!r} ({run.curriculum.steps} steps):"
+      " lengthen it, or set init.step=reset"
+    )
+  note = f"starting from {path} (optimizer: {init.optimizer})"
+  return Begun(loaded, False, [note])
+
+
+def _check_same_model(path: pathlib.Path, meta: Meta, run: Run) -> None:
+  if meta.tokenizer.to_json() != run.tokenizer.to_json():
+    raise UserError(
+      f"{path} was trained with another tokenizer than that of"
+      f" {run.config.data.path}: prepare the data with the checkpoint's"
+    )
+  with checkpoint.readable(path):
+    shapes = models.build(meta.config.model, meta.tokenizer.vocab_size).shapes
+  if shapes != run.model.shapes:
+    changed = config_lib.differences(meta.config, run.config)
+    of_model = [line for line in changed if line.startswith("model.")]
+    raise UserError(
+      f"init.checkpoint={path} is of another model: {'; '.join(of_model)}: set"
+      " model as it was there"
+    )
+
+
+# ------------------------------------------------------------------ checkpoints
 
 
 class Checkpoints:
@@ -31,42 +212,52 @@ class Checkpoints:
   def __init__(
     self, workdir, meta: Meta, keep_last: int = 2, keep_every: int = 0
   ):
-    self._folder = files.path(workdir) / checkpoint.FOLDER
+    self.workdir = files.path(workdir)
+    self._folder = self.workdir / checkpoint.FOLDER
     self._meta = meta.to_json()
-    self._saving: int | None = None
-    self._last_good: int | None = None
-    self._manager = ocp.CheckpointManager(
-      self._folder,
-      options=ocp.CheckpointManagerOptions(
-        max_to_keep=keep_last,
-        keep_period=keep_every or None,
-        enable_async_checkpointing=True,
-        async_options=ocp.AsyncOptions(timeout_secs=_PATIENCE),
-      ),
+    self._options = ocp.CheckpointManagerOptions(
+      max_to_keep=keep_last,
+      keep_period=keep_every or None,
+      enable_async_checkpointing=True,
+      async_options=ocp.AsyncOptions(timeout_secs=_PATIENCE),
     )
-    self._last_good = self._manager.latest_step()
+    # Made with the first save: it makes the folder, and sees what is in it.
+    self._manager: ocp.CheckpointManager | None = None
+    self._saving: int | None = None
+    self._last_good: int | None = max(checkpoint.steps(workdir), default=None)
 
   def latest(self) -> int | None:
     """Returns the newest whole step, or None."""
     return self._last_good
 
-  def save(self, step: int, state: TrainState) -> None:
+  def save(
+    self, step: int, state: TrainState, window: Mapping | None = None
+  ) -> None:
     """Begins to save; waits for the save before it.
+
+    Args:
+      step: Number of steps done.
+      state: The state after them.
+      window: What the next log line sums up so far.
 
     Raises:
       UserError: if either cannot be written, with the newest step that is.
     """
     with self._told(step):
       self.wait()
+      if self._manager is None:
+        self._manager = ocp.CheckpointManager(
+          self._folder, options=self._options
+        )
       checkpoint.check_space(self._folder, state)
-      items = checkpoint.to_items(state)
-      args = checkpoint.save_args(items, self._meta)
+      fields = {**self._meta, "window": window or {}}
+      args = checkpoint.save_args(checkpoint.to_items(state), fields)
       self._manager.save(step, args=args, force=True)
       self._saving = step
 
   def read_newest(
     self, like: TrainState
-  ) -> tuple[TrainState, Meta, list[str]] | None:
+  ) -> tuple[TrainState, Mapping, list[str]] | None:
     """Reads the newest step that can be read, on all processes the same.
 
     Newer ones are set aside, under a name that says so.
@@ -93,8 +284,7 @@ class Checkpoints:
       if not processes.agreed(not readable):
         try:
           checkpoint.check_sums(path, found, fields)
-          state, meta = checkpoint.complete(like, found), Meta.from_json(fields)
-          return state, meta, self._set_aside(bad)
+          return checkpoint.complete(like, found), fields, self._set_aside(bad)
         except Unreadable as error:  # the same for all
           reason = str(error)
       bad[step] = reason
@@ -107,17 +297,12 @@ class Checkpoints:
 
   def _newest_but(self, bad: Mapping[int, str]) -> int | None:
     """Returns the newest step that a process has, whole or not."""
+    there: set[int] = set()
     if files.is_remote(self._folder):  # there, a save cut off has its name
       there = set(checkpoint.steps(self._folder))
     elif self._folder.is_dir():
       names = (entry.name for entry in self._folder.iterdir())
       there = {int(name) for name in names if name.isdigit()}
-    else:  # though the first process has just made it
-      raise UserError(
-        f"{self._folder.parent} is another folder for process"
-        f" {jax.process_index()} than for the first: give a --workdir that all"
-        " share"
-      )
     newest = processes.agreed(max(there - set(bad), default=-1))
     return None if newest < 0 else newest
 
@@ -132,21 +317,22 @@ class Checkpoints:
         (self._folder / str(step)).rename(self._folder / name)
     if bad:
       processes.agreed(0)  # waits for the first process
-      self._manager.reload()
-      self._last_good = self._manager.latest_step()
+      self._last_good = max(checkpoint.steps(self._folder), default=None)
     return notes
 
   def wait(self) -> None:
     """Waits until what was begun is whole."""
-    with self._told(self._saving):
-      self._manager.wait_until_finished()
-      self._manager.check_for_errors()
-    self._last_good = self._manager.latest_step()
+    if self._manager is not None:
+      with self._told(self._saving):
+        self._manager.wait_until_finished()
+        self._manager.check_for_errors()
+      self._last_good = self._manager.latest_step()
 
   def close(self) -> None:
     """Waits, and ends the background threads."""
     self.wait()
-    self._manager.close()
+    if self._manager is not None:
+      self._manager.close()
 
   @contextlib.contextmanager
   def _told(self, step: int | None):

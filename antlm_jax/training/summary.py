@@ -7,8 +7,10 @@ import jax
 
 from antlm_jax import units
 from antlm_jax.objectives.curriculum import Curriculum
+from antlm_jax.runtime import sharding
 from antlm_jax.training.run import Run
 
+PAIRS = "eval/pairs/"  # accuracies on minimal pairs, by mode
 _ROWS = 12  # of the table: the beginning and the end tell it; the file has all
 
 
@@ -30,6 +32,7 @@ def of_run(run: Run) -> Iterator[str]:
   else:
     parts = (f"{name} ({', '.join(b)})" for name, b in by_name.items())
     yield f"attention: {', '.join(parts)}"
+  yield from sharding.undivided(run.mesh, run.model.axes, run.model.shapes)
 
 
 def of_evaluation(values: Mapping[str, float]) -> str:
@@ -52,8 +55,8 @@ def held_out(records: Sequence[dict], curriculum: Curriculum) -> list[dict]:
   rows = {}
   for record in records:
     values = {k: v for k, v in record.items() if k.startswith("eval/")}
-    if values:
-      rows[record["step"]] = {"step": record["step"], **values}
+    if values:  # each evaluator has a record of its own
+      rows.setdefault(record["step"], {"step": record["step"]}).update(values)
   wanted = {min(rows, default=0), *curriculum.switches, curriculum.steps}
   return [row for step, row in rows.items() if step in wanted]
 
@@ -64,15 +67,25 @@ def table(
   curriculum: Curriculum,
   objectives: Sequence[str],
 ) -> list[str]:
-  """Returns `held_out`'s rows as a table, a column for each objective."""
+  """Returns `held_out`'s rows as a table.
+
+  It has a column for each objective, and one for each mode in which minimal
+  pairs were scored.
+  """
+  modes = sorted({key for row in rows for key in row if key.startswith(PAIRS)})
+  columns = [f"eval/{name}/loss" for name in objectives] + modes
+  names = [*objectives, *(f"pairs {key.removeprefix(PAIRS)}" for key in modes)]
   lines = []
   for row in rows:
-    losses = [row.get(f"eval/{name}/loss", math.nan) for name in objectives]
-    moment = _moment(row["step"], curriculum)
-    lines.append(f"{moment:<26}" + "".join(f"{loss:>10.3f}" for loss in losses))
+    values = (row.get(key, math.nan) for key in columns)
+    cells = "".join(
+      f"{value:>{max(10, len(name) + 2)}.3f}"
+      for value, name in zip(values, names, strict=True)
+    )
+    lines.append(f"{_moment(row['step'], curriculum):<26}{cells}")
   if len(lines) > _ROWS:
     lines[5:-6] = ["..."]
-  head = "".join(f"{name:>10}" for name in objectives)
+  head = "".join(f"{name:>{max(10, len(name) + 2)}}" for name in names)
   return [
     f"{'held out, loss in nats':<26}{head}",
     *lines,

@@ -1,0 +1,324 @@
+"""What is done around the steps of a run: logging, evaluating, saving.
+
+A hook is one place for one such thing; `of_run` is the list. Others are given
+to `loop.train`: an evaluator, for instance, is
+
+    class Norm(hooks.Evaluator):
+      prefixes = ("eval/norm",)
+
+      def measure(self, trainer):
+        return {"eval/norm": float(optax.tree.norm(trainer.state.params))}
+
+`trainer` is the `loop.Trainer` throughout, which imports this module.
+"""
+
+import dataclasses
+import math
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from antlm_jax import units
+from antlm_jax.data.source import Source
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum
+from antlm_jax.objectives.batch import Batch
+from antlm_jax.runtime import processes, sharding
+from antlm_jax.training import flops, metrics, summary
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+  """A step that was taken.
+
+  Attributes:
+    step: Number of steps done with it.
+    batch: What it took; of several processes, this one's part.
+    metrics: What the train step returned; in hooks, NumPy arrays.
+    timed: Whether its time tells the speed: nothing was compiled for it.
+  """
+
+  step: int
+  batch: Batch
+  metrics: Mapping[str, np.ndarray]
+  timed: bool
+
+  def here(self) -> "Taken":
+    """Waits for the results, and fetches them from the device."""
+    return dataclasses.replace(self, metrics=jax.device_get(self.metrics))
+
+
+class Hook:
+  """Something that is done around the steps; by default nothing.
+
+  All processes of a run have the same hooks, called in the same order.
+
+  Attributes:
+    spent_on: What the time of `run` counts as, in the summary.
+  """
+
+  spent_on = "hooks"
+
+  def start(self, trainer) -> None:
+    """Called before the first step."""
+
+  def after_step(self, trainer, taken: Taken) -> None:
+    """Called after every step, once its results are here.
+
+    The device computes the next step meanwhile, unless a hook is due: the
+    state may be a step ahead of `taken`.
+    """
+
+  def due(self, trainer) -> bool:
+    """Whether to call `run` now, after `trainer.step` steps."""
+    return False
+
+  def run(self, trainer) -> None:
+    """Called where due; `trainer.state` is that after `trainer.step` steps."""
+
+  def stop(self, trainer) -> None:
+    """Called where a signal ends the run, after `trainer.step` steps."""
+
+  def end(self) -> None:
+    """Called at the end of the run, well or not."""
+
+
+def of_run(
+  config: ConfigDict, folder: pathlib.Path, given: Sequence[Hook]
+) -> list[Hook]:
+  """Returns a run's hooks, in their order.
+
+  Saving comes after all that records: what a checkpoint's run goes on from
+  has then been recorded.
+
+  Args:
+    config: The run's config.
+    folder: Receives the files that grow.
+    given: Further ones.
+  """
+  return [
+    Log(),
+    HeldOut(),
+    *given,
+    Save(),
+    Trace(config.log.trace, folder / "trace"),
+  ]
+
+
+def is_time(trainer, every: float) -> bool:
+  """Whether it is time for what is done `every` so often, and at the end.
+
+  Args:
+    trainer: What trains.
+    every: Steps, or if under 1 a share of the run; 0 for the end alone.
+  """
+  steps = curriculum.amount(every, trainer.total)
+  at_end = trainer.step == trainer.total
+  return at_end or (steps > 0 and trainer.step % steps == 0)
+
+
+class Evaluator(Hook):
+  """Measures the state at the start, as often as `eval.every`, at switches.
+
+  Attributes:
+    prefixes: What the names of its values begin with.
+  """
+
+  spent_on = "evaluation"
+  prefixes: tuple[str, ...] = ()
+
+  def measure(self, trainer) -> dict[str, float]:
+    """Returns values by their names, such as `eval/clm/loss`."""
+    raise NotImplementedError
+
+  def say(self, trainer, values: Mapping[str, float]) -> str:
+    """Puts values into a line."""
+    shown = (f"{name} {value:.4g}" for name, value in values.items())
+    return f"after step {trainer.step}: {' · '.join(shown)}"
+
+  def start(self, trainer) -> None:
+    """Measures what a run begins with, or what an end came before."""
+    if not trainer.resumed or (self.due(trainer) and not self._done(trainer)):
+      with trainer.ledger.time(self.spent_on):
+        self.run(trainer)
+
+  def due(self, trainer) -> bool:
+    """As often as the config says, and where the objective changes."""
+    at_switch = trainer.step in trainer.run.curriculum.switches
+    return at_switch or is_time(trainer, trainer.config.eval.every)
+
+  def run(self, trainer) -> None:
+    """Measures, and records it."""
+    values = self.measure(trainer)
+    if values:
+      trainer.record(trainer.step, values)
+      trainer.say(self.say(trainer, values))
+
+  def _done(self, trainer) -> bool:
+    """Whether the start was measured, before the run was told to end."""
+    recorded = processes.is_first() and any(
+      record["step"] == trainer.step
+      and any(name.startswith(self.prefixes) for name in record)
+      for record in metrics.read_records(trainer.folder)
+    )
+    return bool(processes.agreed(recorded))
+
+
+class HeldOut(Evaluator):
+  """Measures every objective of `eval.objectives` on held-out text."""
+
+  def start(self, trainer) -> None:
+    self._sources = trainer.run.eval_sources()
+    self.prefixes = tuple(f"eval/{name}/" for name in self._sources)
+    self._evaluate = jax.jit(
+      trainer.run.step.evaluate, out_shardings=sharding.whole(trainer.run.mesh)
+    )
+    super().start(trainer)
+
+  def measure(self, trainer) -> dict[str, float]:
+    return {
+      f"eval/{name}/{metric}": value
+      for name, source in self._sources.items()
+      for metric, value in self._measure(trainer, source).items()
+    }
+
+  def _measure(self, trainer, source: Source) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for batch in trainer.in_step(source):
+      placed = sharding.place(trainer.run.mesh, batch)
+      found = self._evaluate(trainer.state.best_params, placed)
+      for name, value in jax.device_get(found).items():
+        sums[name] = sums.get(name, 0.0) + float(value.sum())
+    count = max(sums["count"], 1)
+    loss = sums["nats"] / count
+    return {
+      "loss": loss,
+      "perplexity": math.exp(min(loss, 700)),
+      "accuracy": sums["correct"] / count,
+    }
+
+  def say(self, trainer, values: Mapping[str, float]) -> str:
+    shown = summary.of_evaluation(values)
+    return f"held out after step {trainer.step}: {shown}"
+
+
+class Save(Hook):
+  """Saves as often as `checkpoint.every`, and where a signal ends the run."""
+
+  spent_on = "checkpoint"
+
+  def start(self, trainer) -> None:
+    self._saved = trainer.step
+
+  def due(self, trainer) -> bool:
+    return is_time(trainer, trainer.config.checkpoint.every)
+
+  def run(self, trainer) -> None:
+    if trainer.step != self._saved:
+      trainer.save()
+      self._saved = trainer.step
+
+  def stop(self, trainer) -> None:
+    self.run(trainer)
+    trainer.checkpoints.wait()
+
+
+class Log(Hook):
+  """Records losses, speed and every scalar of the step, and shows progress."""
+
+  def after_step(self, trainer, taken: Taken) -> None:
+    trainer.progress.step()
+    trainer.window.add(taken.metrics, *self._work(trainer, taken))
+    if taken.step % trainer.config.log.every == 0 or (
+      taken.step == trainer.total
+    ):
+      self._log(trainer, taken)
+
+  def _work(self, trainer, taken: Taken) -> tuple[float, float]:
+    """Returns a step's tokens and operations, if they tell the speed."""
+    if not taken.timed:
+      return 0.0, 0.0
+    inputs = taken.batch.inputs
+    whole = sharding.abstract(trainer.run.mesh, inputs)
+    # An objective's work in the other processes' rows is about that in ours.
+    work = flops.train_step(trainer.run.model, taken.batch)
+    return whole.size, work * whole.size / inputs.size
+
+  def _log(self, trainer, taken: Taken) -> None:
+    run = trainer.run
+    names = [run.objectives[n].name for n in run.curriculum.objectives]
+    values = trainer.window.take(names)
+    shown = _losses(values, names) + self._speed(trainer, values, taken.step)
+    values |= {
+      f"train/{name}": float(value)
+      for name, value in taken.metrics.items()
+      if np.ndim(value) == 0
+    }
+    trainer.record(taken.step, values)
+    trainer.progress.show(taken.step, " · ".join(shown))
+
+  def _speed(self, trainer, values, step: int) -> list[str]:
+    rate = values.get("train/tokens_per_second")
+    if not rate:
+      return []
+    shown = [f"{units.quantity(rate)} tokens/s"]
+    if jax.device_count() > 1:
+      each = values["train/tokens_per_second_per_device"]
+      shown.append(f"{units.quantity(each)} on each device")
+    if mfu := values.get("train/mfu"):
+      shown.append(f"MFU {mfu:.1%}")
+    tokens = trainer.config.train.batch_size * trainer.run.train_rows.seq_len
+    left = (trainer.total - step) * tokens / rate
+    return [*shown, f"{units.duration(left)} left"]
+
+
+def _losses(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
+  losses = ((name, values.get(f"train/{name}/loss")) for name in names)
+  return [f"{name} {loss:.3f}" for name, loss in losses if loss is not None]
+
+
+class Trace(Hook):
+  """Profiles some steps, for TensorBoard's profiler or xprof.
+
+  Of several processes the first is profiled.
+
+  Args:
+    steps: `FIRST:LAST`, the steps from FIRST up to LAST; empty for none.
+    folder: Receives it.
+
+  Raises:
+    UserError: for steps that cannot be read.
+  """
+
+  def __init__(self, steps: str, folder: pathlib.Path):
+    self._folder, self._running = folder, False
+    found = re.fullmatch(r"(\d+):(\d+)", steps)
+    if steps and not (found and int(found[1]) < int(found[2])):
+      raise UserError(
+        f"log.trace={steps!r} is not FIRST:LAST, such as 100:105 for five steps"
+      )
+    self._first, self._last = map(int, found.groups()) if found else (-1, -1)
+
+  def start(self, trainer) -> None:
+    if self.due(trainer):
+      self.run(trainer)
+
+  def due(self, trainer) -> bool:
+    return trainer.step in (self._first, self._last)
+
+  def run(self, trainer) -> None:
+    """Begins or ends, while nothing is being computed."""
+    self.end()
+    if trainer.step == self._first and processes.is_first():
+      jax.profiler.start_trace(str(self._folder))
+      self._running = True
+
+  def end(self) -> None:
+    """Ends, and writes what was seen; nothing where none was begun."""
+    if self._running:
+      jax.profiler.stop_trace()
+      self._running = False
