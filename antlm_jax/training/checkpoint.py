@@ -11,10 +11,12 @@ sums of its arrays' bits, saved with it, tell whether it still is.
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
 import shutil
+import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -36,6 +38,9 @@ from antlm_jax.training.step import TrainState
 FOLDER = "checkpoints"
 _FULL = "No space left on device"
 _SPARE = 1 << 20  # bytes for what orbax writes beside the arrays
+# Of errors that orbax and tensorstore raise for files that are not as written;
+# most go on for hundreds of lines.
+_DAMAGED = ("TensorStore", "DATA_LOSS", "does not exist", "not found")
 _COMMITTED = "commit_success.txt"  # what orbax writes last, in a bucket
 
 
@@ -241,6 +246,8 @@ def check_space(folder: pathlib.Path, arrays) -> None:
 def reason_of(error: Exception) -> str:
   """Returns why nothing could be written, in a line."""
   reason = (str(error) or type(error).__name__).splitlines()[0]
+  if isinstance(error, KeyError):
+    reason = f"it has no {reason}"
   if _FULL in str(error) and not reason.startswith(_FULL):
     reason = _FULL  # at the end of a long story of tensorstore's
   return reason[:200]
@@ -345,7 +352,7 @@ def _listed(found: list[int]) -> str:
 
 def read_meta(path: pathlib.Path) -> Meta:
   """Reads what a checkpoint says of itself."""
-  with readable(path):
+  with readable(path / "meta"):
     return Meta.from_json(_read_fields(path))
 
 
@@ -355,8 +362,8 @@ def _read_fields(path: pathlib.Path) -> dict[str, Any]:
   handler = ocp.JsonCheckpointHandler()
   args = ocp.args.JsonRestore()
   fields = handler.restore(epath.Path(path / "meta"), args)
-  if fields.pop("crc32") != _crc32(fields):
-    raise ValueError("meta is not what was saved")
+  if fields.pop("crc32", None) != _crc32(fields):
+    raise ValueError("it is not what was saved")
   return fields
 
 
@@ -391,18 +398,23 @@ def read(path: pathlib.Path, wanted: Mapping[str, Any]):
     Unreadable: if it does not hold that structure.
     UserError: if the optimizer's state is wanted, and it has none.
   """
-  with readable(path):
+  with readable(path / "meta"):
     fields = _read_fields(path)
-    if "optimizer" in wanted and "optimizer" not in fields["sums"]:
-      raise UserError(
-        f"{path} has no optimizer's state: start another run from it, with"
-        " init.checkpoint and init.optimizer=reset"
+  there, found = fields["sums"], {}
+  if "optimizer" in wanted and "optimizer" not in there:
+    raise UserError(
+      f"{path} has no optimizer's state: start another run from it, with"
+      " init.checkpoint and init.optimizer=reset"
+    )
+  for name in wanted.keys() & there.keys():
+    # Orbax would name all arrays of both, over many lines.
+    if other := sorted(wanted[name].keys() ^ there[name].keys()):
+      has = "has" if other[0] in there[name] else "has no"
+      raise Unreadable(
+        f"{path} is of another model or optimizer: it {has} {name}/{other[0]}"
       )
-    found = {
-      name: _read_item(path, name, arrays)
-      for name, arrays in wanted.items()
-      if name in fields["sums"]
-    }
+    with readable(path / name):
+      found[name] = _read_item(path, name, wanted[name])
   return found, fields
 
 
@@ -422,7 +434,7 @@ def load(path, step: int | None = None) -> Loaded:
     UserError: if there is no such checkpoint, or it cannot be read.
   """
   path = find(path, step)
-  with readable(path):
+  with readable(path / "meta"):
     fields = _read_fields(path)
     meta = Meta.from_json(fields)
     item = "ema" if "ema" in fields["sums"] else "params"
@@ -433,7 +445,7 @@ def load(path, step: int | None = None) -> Loaded:
   }
   task = fields.get("task")
   if task is not None:
-    with readable(path):
+    with readable(path / "head"):
       wanted["head"] = _here(_head_shapes(path))
   found, fields = read(path, wanted)
   check_sums(path, found, fields)
@@ -469,7 +481,7 @@ def check_sums(path: pathlib.Path, found, fields) -> None:
       if fields["sums"][name].get(key) != total:
         raise Unreadable(
           f"cannot read the checkpoint {path}: {name}/{key} is not what was"
-          " saved"
+          " saved: its file is damaged"
         )
 
 
@@ -482,15 +494,37 @@ def _here(shapes):
 
 
 @contextlib.contextmanager
-def readable(path: pathlib.Path):
-  """Makes an error in its block one that names the checkpoint."""
+def readable(part: pathlib.Path):
+  """Makes an error in its block one that names a checkpoint's part."""
+  _hush()
   try:
     yield
   except (UserError, jax.errors.JaxRuntimeError):
     raise
   except Exception as error:  # orbax raises it bare for a cut file
     # A checkpoint that is out of reach now must not be passed over.
-    kind = UserError if files.out_of_reach(error) else Unreadable
-    raise kind(
-      f"cannot read the checkpoint {path}: {reason_of(error)}"
+    away, why = files.out_of_reach(error), reason_of(error)
+    if not away and any(word in str(error) for word in _DAMAGED):
+      why = "its files are damaged, or not all there"
+    raise (UserError if away else Unreadable)(
+      f"cannot read the checkpoint {part.parent}: {part.name}: {why}"
     ) from error
+
+
+@functools.cache
+def _hush() -> None:
+  """Leaves out what Python would print beside the error of a failed read.
+
+  Where one array cannot be read, orbax gives up on the others in the middle:
+  their coroutines are dropped, and tensorstore's threads, which come to their
+  end later, find the event loop closed.
+  """
+  before = sys.unraisablehook
+
+  def hook(found) -> None:
+    name = getattr(found.object, "__qualname__", "")
+    closed = str(found.exc_value) == "Event loop is closed"
+    if not closed and "_read_array_index" not in name:
+      before(found)
+
+  sys.unraisablehook = hook

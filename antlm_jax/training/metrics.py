@@ -14,6 +14,7 @@ from antlm_jax.training import events
 from antlm_jax.units import duration
 
 METRICS = "metrics.jsonl"
+PAIRS = "eval/pairs/"  # accuracies on minimal pairs, by mode
 
 
 class Records:

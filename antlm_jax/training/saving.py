@@ -185,7 +185,7 @@ def _check_same_model(path: pathlib.Path, meta: Meta, run: Run) -> None:
       f"{path} was trained with another tokenizer than that of"
       f" {run.config.data.path}: prepare the data with the checkpoint's"
     )
-  with checkpoint.readable(path):
+  with checkpoint.readable(path / "meta"):
     shapes = models.build(meta.config.model, meta.tokenizer.vocab_size).shapes
   if shapes != run.model.shapes:
     changed = config_lib.differences(meta.config, run.config)

@@ -8,9 +8,9 @@ import jax
 from antlm_jax import units
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import sharding
+from antlm_jax.training.metrics import PAIRS
 from antlm_jax.training.run import Run
 
-PAIRS = "eval/pairs/"  # accuracies on minimal pairs, by mode
 _ROWS = 12  # of the table: the beginning and the end tell it; the file has all
 
 

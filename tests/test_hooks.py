@@ -1,0 +1,158 @@
+"""Hooks and step metrics, each added in one place: here."""
+
+import json
+import os
+import signal
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from antlm_jax import config
+from antlm_jax.errors import Stopped
+from antlm_jax.training import hooks, loop, metrics
+from antlm_jax.training.step import TrainStep
+from tests import runs
+
+# One program for all: the objective stays, and so do the lists' lengths.
+SMALL = (
+  "curriculum=12C steps",
+  "model.layers=1",
+  "log.every=5",
+  "eval.objectives=C",
+  "eval.every=4",
+  "checkpoint.every=4",
+  "log.tensorboard=false",
+)
+
+
+@pytest.fixture(scope="module")
+def train(prepared):
+  """Trains in this process."""
+
+  def go(workdir, *given, overrides=()):
+    words = runs.train_args(workdir, prepared, *SMALL, *overrides)
+    spec, _, *rest = words
+    loaded = config.load(spec.removeprefix("--config="), rest)
+    return loop.train(loaded, workdir, given)
+
+  return go
+
+
+class Largest(hooks.Evaluator):
+  """An evaluator."""
+
+  prefixes = ("eval/largest",)
+
+  def measure(self, trainer):
+    leaves = trainer.state.params.values()
+    return {"eval/largest": max(float(abs(leaf).max()) for leaf in leaves)}
+
+
+class Seen(hooks.Hook):
+  """Remembers what it is called with, and has SIGTERM sent after a step."""
+
+  def __init__(self, ends_after=-1):
+    self.ends_after, self.calls = ends_after, []
+
+  def start(self, trainer):
+    self.calls.append(("start", trainer.step))
+
+  def after_step(self, trainer, taken):
+    assert isinstance(taken.metrics["total_loss"], np.generic | np.ndarray)
+    self.calls.append(("after", taken.step))
+    if taken.step == self.ends_after:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  def due(self, trainer):
+    return trainer.step % 5 == 0
+
+  def run(self, trainer):
+    assert int(trainer.state.step) == trainer.step
+    self.calls.append(("run", trainer.step))
+
+  def stop(self, trainer):
+    self.calls.append(("stop", trainer.step))
+
+  def end(self):
+    self.calls.append(("end",))
+
+
+@pytest.fixture(scope="module")
+def whole(train, tmp_path_factory):
+  """A run with a hook, an evaluator and a metric, and what the hook saw."""
+  workdir, seen = tmp_path_factory.mktemp("whole") / "run", Seen()
+  update = TrainStep.update
+
+  def with_metric(self, state, batch):
+    after, found = update(self, state, batch)
+    moved = jnp.abs(after.params["norm/scale"] - state.params["norm/scale"])
+    return after, found | {"moved": moved.max()}
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(TrainStep, "update", with_metric)
+    train(workdir, seen, Largest())
+  return workdir, seen.calls
+
+
+def test_a_hook_is_called_around_the_steps(whole):
+  _, calls = whole
+  assert calls[0] == ("start", 0) and calls[-1] == ("end",)
+  assert [c[1] for c in calls if c[0] == "after"] == list(range(1, 13))
+  assert [c[1] for c in calls if c[0] == "run"] == [5, 10]
+  # Where it is due, the results of the step before are known.
+  for step in (5, 10):
+    assert calls.index(("run", step)) == calls.index(("after", step)) + 1
+
+
+def test_an_evaluator_is_recorded_shown_and_summed_up(whole):
+  workdir, _ = whole
+  records = metrics.read_records(workdir)
+  found = {r["step"]: r["eval/largest"] for r in records if "eval/largest" in r}
+  assert list(found) == [0, 4, 8, 12] and len(set(found.values())) == 4
+  rows = json.loads((workdir / "summary.json").read_text())["held_out"]
+  assert [row["eval/largest"] for row in rows] == [found[0], found[12]]
+  assert all("eval/clm/loss" in row for row in rows)
+
+
+def test_every_scalar_of_the_step_is_recorded(whole):
+  workdir, _ = whole
+  logged = [r for r in metrics.read_records(workdir) if "train/moved" in r]
+  assert [r["step"] for r in logged] == [5, 10, 12]
+  names = ("clm/loss", "total_loss", "grad_norm", "param_norm", "learning_rate")
+  for record in logged:
+    assert record["train/moved"] >= 0
+    assert all(f"train/{name}" in record for name in names)
+
+
+def of_training(workdir) -> dict:
+  """The mean losses in a run's log, by step."""
+  records = metrics.read_records(workdir)
+  key = "train/clm/loss"
+  return {r["step"]: r[key] for r in records if key in r}
+
+
+def test_a_log_line_after_an_end_is_the_mean_of_all_its_steps(
+  whole, train, tmp_path
+):
+  ended = Seen(ends_after=7)
+  with pytest.raises(Stopped) as stopped:
+    train(tmp_path / "run", ended)
+  assert stopped.value.saved and stopped.value.status == 75
+  (step,) = (call[1] for call in ended.calls if call[0] == "stop")
+  assert step in (8, 9)  # the device was a step ahead of what was looked at
+  assert list(of_training(tmp_path / "run")) == [5]
+  train(tmp_path / "run")
+  assert of_training(tmp_path / "run") == of_training(whole[0])
+  assert runs.same_params(tmp_path / "run", whole[0])
+
+
+def test_a_hook_that_fails_ends_the_run_and_the_other_hooks(train, tmp_path):
+  class Broken(hooks.Hook):
+    def after_step(self, trainer, taken):
+      raise ArithmeticError
+
+  seen = Seen()
+  with pytest.raises(ArithmeticError):
+    train(tmp_path / "run", seen, Broken())
+  assert seen.calls[-1] == ("end",)
