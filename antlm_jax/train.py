@@ -33,12 +33,16 @@ def main(argv: Sequence[str]) -> None:
       parser.error(f"unknown argument {word!r}")
   # The imports below take seconds, in which a signal is to be heeded as well.
   with signals.listening():
-    from antlm_jax import config
-    from antlm_jax.runtime import processes
+    from antlm_jax import config as config_lib
+    from antlm_jax.inference.while_training import Pairs
+    from antlm_jax.runtime import compilation, processes
     from antlm_jax.training import loop
 
+    compilation.keep_programs()
     with processes.together():
-      loop.train(config.load(args.config, rest), args.workdir)
+      config = config_lib.load(args.config, rest)
+      hooks = [Pairs(config.eval.pairs)] if config.eval.pairs else []
+      loop.train(config, args.workdir, hooks)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ import subprocess
 import sys
 
 import numpy as np
+import pytest
 
+from antlm_jax.errors import UserError
 from antlm_jax.training import checkpoint
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -37,6 +39,15 @@ def run(
 def main(module: str, *args: str) -> None:
   """Runs a command in this process, which raises its errors."""
   importlib.import_module(module).main([str(arg) for arg in args])
+
+
+def refused(module: str, *args: str) -> str:
+  """The one line that a command, run in this process, says of bad input."""
+  with pytest.raises(UserError) as told:
+    main(module, *args)
+  line = str(told.value)
+  assert "\n" not in line, line
+  return line
 
 
 def train_args(workdir, data, *overrides: str) -> list[str]:

@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from antlm_jax import config
-from antlm_jax.errors import Stopped
-from antlm_jax.training import hooks, loop, metrics
+from antlm_jax import train as command
+from antlm_jax.errors import Stopped, UserError
+from antlm_jax.inference import pairs
+from antlm_jax.inference.pairs import minimal_pairs
+from antlm_jax.training import checkpoint, hooks, loop, metrics
 from antlm_jax.training.step import TrainStep
 from tests import runs
 
@@ -156,3 +159,34 @@ def test_a_hook_that_fails_ends_the_run_and_the_other_hooks(train, tmp_path):
   with pytest.raises(ArithmeticError):
     train(tmp_path / "run", seen, Broken())
   assert seen.calls[-1] == ("end",)
+
+
+def test_pairs_are_scored_while_training(english, prepared, tmp_path, capsys):
+  workdir = tmp_path / "run"
+  settings = (f"eval.pairs={english / 'pairs'}", "curriculum=4C+4M steps")
+  command.main(runs.train_args(workdir, prepared, *SMALL, *settings))
+  found = {
+    record["step"]: record
+    for record in metrics.read_records(workdir)
+    if any(name.startswith(metrics.PAIRS) for name in record)
+  }
+  assert list(found) == [0, 4, 8]
+  for record in found.values():
+    assert 0 <= record["eval/pairs/causal"] <= 1
+    assert 0 <= record["eval/pairs/mlm"] <= 1
+  # As of the checkpoint that was saved after the same step.
+  loaded, read = checkpoint.load(workdir), minimal_pairs(english / "pairs")
+  for mode in ("causal", "mlm"):
+    expected = pairs.accuracy(loaded, read, mode)
+    assert found[8][f"eval/pairs/{mode}"] == pytest.approx(expected)
+  row = json.loads((workdir / "summary.json").read_text())["held_out"][-1]
+  assert row["eval/pairs/mlm"] == found[8]["eval/pairs/mlm"]
+  out = capsys.readouterr().out
+  assert "pairs after step 8: causal" in out and "pairs mlm" in out
+
+
+def test_pairs_that_are_not_there_are_told_at_once(prepared, tmp_path):
+  words = runs.train_args(tmp_path / "run", prepared, "eval.pairs=/nowhere")
+  with pytest.raises(UserError, match="no such folder of pairs: /nowhere"):
+    command.main(words)
+  assert not (tmp_path / "run").exists()

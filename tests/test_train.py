@@ -1,20 +1,24 @@
 """The training command as a user runs it: journeys, resuming, bad input."""
 
+import gc
 import json
 import os
 import random
 import shutil
 import signal
+import struct
 import subprocess
+import sys
 import time
 
+import jax
 import numpy as np
 import pytest
 
-from antlm_jax import train
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.training import checkpoint, metrics
+from antlm_jax.training import checkpoint, events, metrics, saving
+from antlm_jax.training import run as run_lib
 from tests import runs
 
 # Crosses a change of objective at 20 and 40, and ends in the decay.
@@ -59,6 +63,12 @@ def test_a_finished_run_run_again_changes_nothing(whole, prepared):
   assert "going on from step 60" in done.stdout
   after = {p: p.stat().st_mtime_ns for p in (whole / "checkpoints").iterdir()}
   assert after == before
+
+
+def run_lib_of(workdir):
+  """The step functions of a run."""
+  config = checkpoint.read_meta(checkpoint.find(workdir)).config
+  return run_lib.build(config).step
 
 
 def losses(workdir) -> list[float]:
@@ -236,14 +246,10 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
 )
 def test_bad_settings_are_told_in_one_line(prepared, tmp_path, override, words):
   args = runs.train_args(tmp_path / "run", prepared, override)
-  with pytest.raises(UserError) as caught:
-    train.main(args)
-  line = str(caught.value)
-  assert "\n" not in line
+  line = runs.refused("antlm_jax.train", *args)
   for word in words:
     assert word in line
-  # The corrected command is then welcome in the same folder.
-  assert not (tmp_path / "run" / "config.json").exists()
+  assert not (tmp_path / "run").exists()
 
 
 def test_a_bad_setting_ends_the_command_with_one_line(prepared, tmp_path):
@@ -267,7 +273,7 @@ def test_a_tokenizer_without_a_mask_trains_causally_alone(english, tmp_path):
   )  # fmt: skip
   assert made.returncode == 0, made.stderr
   args = runs.train_args(tmp_path / "both", data)
-  line = runs.error_of(runs.run("antlm_jax.train", *args))
+  line = runs.refused("antlm_jax.train", *args)
   assert "no <mask> token" in line and "M (mlm)" in line
   done = runs.train(tmp_path / "causal", data, "curriculum=4C steps")
   assert "clm" in done.stdout and "mlm" not in done.stdout
@@ -291,7 +297,7 @@ def test_what_is_evaluated_may_change_when_a_run_goes_on(
 
 def test_a_workdir_of_another_config_is_refused(whole, prepared):
   args = runs.train_args(whole, prepared, *LONG, "schedule.peak_lr=0.5")
-  line = runs.error_of(runs.run("antlm_jax.train", *args))
+  line = runs.refused("antlm_jax.train", *args)
   assert "schedule.peak_lr was 0.003, is 0.5" in line
   kept = json.loads((whole / "config.json").read_text())
   assert kept["schedule"]["peak_lr"] == 0.003
@@ -306,8 +312,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_any_save(
     "schedule.warmup_steps=0",
     "optimizer.clip=0",
   )
-  line = runs.error_of(
-    runs.run("antlm_jax.train", *runs.train_args(tmp_path, prepared, *args))
+  line = runs.refused(
+    "antlm_jax.train", *runs.train_args(tmp_path, prepared, *args)
   )
   assert "stopped before saving" in line and "at step" in line
   assert "last good checkpoint there is none" in line
@@ -316,12 +322,105 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_any_save(
   runs.train(tmp_path, prepared, "curriculum=4C steps")
 
 
+def snapshot(folder) -> dict:
+  """The files of a folder, and when each was changed."""
+  return {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+
+
+def test_a_second_training_on_a_workdir_is_refused(whole, prepared, tmp_path):
+  args = runs.train_args(whole, prepared, *LONG)
+  with saving.locked(whole):
+    before = snapshot(whole)
+    line = runs.refused("antlm_jax.train", *args)
+    assert snapshot(whole) == before
+  for word in (f"{whole} is in use by process", str(os.getpid()), "since 20"):
+    assert word in line
+  with pytest.raises(UserError, match="in use"), saving.locked(tmp_path / "a"):
+    saving.locked(tmp_path / "a").__enter__()
+  assert not (tmp_path / "a").exists()  # it had not begun anything
+
+
+def test_a_model_of_another_width_is_told(whole, prepared, tmp_path):
+  args = runs.train_args(
+    tmp_path / "run", prepared,
+    f"init.checkpoint={whole}", "model.width=48", "model.dropout=0.1",
+  )  # fmt: skip
+  line = runs.refused("antlm_jax.train", *args)
+  assert f"{whole / 'checkpoints' / '60'} is of another model" in line
+  assert "model.width was 32, is 48" in line
+  assert not (tmp_path / "run").exists()
+
+
+def test_arrays_of_another_model_are_named(whole):
+  step = checkpoint.steps(whole)[60]
+  with pytest.raises(checkpoint.Unreadable) as told:
+    checkpoint.read(step, {"counters": {"step": None, "other": None}})
+  assert str(told.value) == (
+    f"{step} is of another model or optimizer: it has no counters/other"
+  )
+
+
+def test_a_damaged_config_and_junk_in_the_metrics_do_not_matter(
+  whole, prepared, tmp_path
+):
+  run = tmp_path / "run"
+  shutil.copytree(whole, run)
+  shutil.rmtree(run / "checkpoints" / "60")
+  (run / "config.json").write_text('{"model": ')
+  with (run / "metrics.jsonl").open("a") as file:
+    file.write('\0\0\n[1]\n{"steps": 3}\n{"step": "x"}\nnull\n{"step": 5')
+  runs.main("antlm_jax.train", *runs.train_args(run, prepared, *LONG))
+  assert runs.same_params(run, whole)
+  assert losses(run) == losses(whole)
+  assert json.loads((run / "config.json").read_text())["seed"] == 0
+
+
+def largest(folder):
+  """The largest file in a folder."""
+  found = (path for path in folder.rglob("*") if path.is_file())
+  return max(found, key=lambda path: path.stat().st_size)
+
+
+DAMAGES = {
+  "params: its files are damaged": lambda step: os.truncate(
+    largest(step / "params"), 100
+  ),
+  "optimizer: its files are damaged, or not all there": lambda step: (
+    shutil.rmtree(step / "optimizer")
+  ),
+  "meta: Expecting value": lambda step: os.truncate(largest(step / "meta"), 0),
+  "meta: it is not what was saved": lambda step: largest(
+    step / "meta"
+  ).write_text("{}"),
+}
+
+
+@pytest.mark.parametrize("why", DAMAGES)
+def test_a_damaged_checkpoint_is_told_in_a_line(why, whole, tmp_path, capfd):
+  run = tmp_path / "run"
+  shutil.copytree(whole, run)
+  newest, step = run / "checkpoints" / "60", run_lib_of(whole)
+  DAMAGES[why](newest)
+  like = jax.eval_shape(step.init)
+  here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  like = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like
+  )
+  meta = checkpoint.read_meta(run / "checkpoints" / "56")
+  found = saving.Checkpoints(run, meta).read_newest(like)
+  state, _, (note,) = found
+  assert int(state.step) == 56
+  assert f"{newest}: {why}" in note and "kept as 60.unreadable" in note
+  gc.collect()
+  assert "Traceback" not in capfd.readouterr().err
+
+
 def test_the_last_good_checkpoint_is_named(prepared, tmp_path):
   late = ("curriculum=8C steps", "schedule.warmup_steps=0", "optimizer.clip=0")
   trunk = runs.train_args(
     tmp_path, prepared, *late, "checkpoint.every=1", "schedule.peak_lr=1e9"
   )
-  line = runs.error_of(runs.run("antlm_jax.train", *trunk))
+  line = runs.refused("antlm_jax.train", *trunk)
   last = max(checkpoint.steps(tmp_path), default=None)
   told = "there is none" if last is None else f"is step {last}"
   assert told in line
@@ -335,9 +434,8 @@ def test_a_full_disk_is_told_and_costs_no_checkpoint(prepared, tmp_path):
     pytest.skip("mounting a small tmpfs is not allowed here")
   try:
     args = runs.train_args(
-      disk / "run", prepared, *LONG,
-      "checkpoint.keep_last=20", "log.tensorboard=false",
-    )  # fmt: skip
+      disk / "run", prepared, *LONG, "checkpoint.keep_last=20"
+    )
     line = runs.error_of(runs.run("antlm_jax.train", *args))
     assert "No space left" in line and "last good checkpoint is step" in line
     good = line.rpartition("step ")[2]
@@ -348,3 +446,72 @@ def test_a_full_disk_is_told_and_costs_no_checkpoint(prepared, tmp_path):
     assert (disk / "run" / "checkpoints" / good).is_dir()
   finally:
     subprocess.run(["umount", str(disk)], check=True)
+
+
+IMPORTING = """
+import os, signal, sys
+from antlm_jax import cli, train
+
+class Signalled:
+  def find_spec(self, name, *rest):
+    if name == "antlm_jax.training.loop":
+      os.kill(os.getpid(), signal.SIGTERM)
+
+sys.meta_path.insert(0, Signalled())
+cli.run(train.main)
+"""
+
+
+def test_told_to_end_during_imports_it_is_to_be_run_again(prepared, tmp_path):
+  args = runs.train_args(tmp_path / "run", prepared)
+  done = subprocess.run(
+    [sys.executable, "-W", "error", "-c", IMPORTING, *args],
+    cwd=runs.ROOT, capture_output=True, text=True, timeout=100,
+  )  # fmt: skip
+  assert done.returncode == 75, done.stderr
+  assert done.stderr == "run me again\n"
+  assert not (tmp_path / "run").exists()
+
+
+def test_programs_are_kept_and_the_run_is_the_same(
+  prepared, tmp_path, monkeypatch
+):
+  monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+  short = ("curriculum=4C steps", "model.layers=1", "eval.objectives=C")
+  out = [runs.train(tmp_path / n, prepared, *short).stdout for n in "ab"]
+  kept = tmp_path / "cache" / "antlm_jax" / "compiled"
+  assert all(f"compiled programs are kept in {kept}" in text for text in out)
+  assert any(path.name.startswith("jit_update") for path in kept.rglob("*"))
+  assert losses(tmp_path / "a") == losses(tmp_path / "b")
+  assert runs.same_params(tmp_path / "a", tmp_path / "b")
+
+
+def test_event_files_are_tensorboards(tmp_path):
+  from tensorboardX.proto.event_pb2 import Event, SessionLog
+  from tensorboardX.record_writer import masked_crc32c
+
+  board = events.Board(tmp_path / "tensorboard", purge=8)
+  board.write(8, {"train/clm/loss": 1.5, "é": -2.0})
+  board.write(300, {"train/clm/loss": 0.25})
+  board.close()
+  (path,) = (tmp_path / "tensorboard").glob("events.out.tfevents.*")
+  data, found = path.read_bytes(), []
+  while data:
+    size, of_size = struct.unpack("<QI", data[:12])
+    event, rest = data[12 : 12 + size], data[12 + size :]
+    assert of_size == masked_crc32c(data[:8])
+    assert struct.unpack("<I", rest[:4])[0] == masked_crc32c(event)
+    found.append(Event.FromString(event))
+    data = rest[4:]
+  assert found[0].file_version == "brain.Event:2"
+  assert found[1].step == 8 and found[1].session_log.status == SessionLog.START
+  values = [
+    (event.step, {v.tag: v.simple_value for v in event.summary.value})
+    for event in found[2:]
+  ]
+  assert values == [
+    (8, {"train/clm/loss": 1.5, "é": -2.0}),
+    (300, {"train/clm/loss": 0.25}),
+  ]
+  assert abs(found[-1].wall_time - time.time()) < 60

@@ -7,7 +7,7 @@ import jax
 
 from antlm_jax import units
 from antlm_jax.objectives.curriculum import Curriculum
-from antlm_jax.runtime import sharding
+from antlm_jax.runtime import compilation, sharding
 from antlm_jax.training.metrics import PAIRS
 from antlm_jax.training.run import Run
 
@@ -32,6 +32,8 @@ def of_run(run: Run) -> Iterator[str]:
   else:
     parts = (f"{name} ({', '.join(b)})" for name, b in by_name.items())
     yield f"attention: {', '.join(parts)}"
+  if kept := compilation.folder():
+    yield f"compiled programs are kept in {kept}"
   yield from sharding.undivided(run.mesh, run.model.axes, run.model.shapes)
 
 

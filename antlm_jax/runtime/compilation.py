@@ -1,0 +1,43 @@
+"""Compiled programs are kept on disk, so that the next run has them at once."""
+
+import os
+import pathlib
+import platform
+import zlib
+
+import jax
+
+_LEAST = 0.1  # seconds that a program took to compile, to be kept
+
+
+def keep_programs() -> None:
+  """Has JAX keep what it compiles, in the user's cache.
+
+  JAX's own settings go first: JAX_COMPILATION_CACHE_DIR is another folder, or
+  none if it is empty; JAX_ENABLE_COMPILATION_CACHE=false keeps nothing.
+  """
+  if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+    return
+  base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  folder = pathlib.Path(base, "antlm_jax", "compiled", _machine())
+  jax.config.update("jax_compilation_cache_dir", str(folder))
+  if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST)
+
+
+def _machine() -> str:
+  """Names what a CPU can do: programs for another one might not run here."""
+  known = platform.machine()
+  try:
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+  except OSError:
+    return known
+  # Not all lines: its frequency is among them.
+  able = [x for x in lines if x.startswith(("flags", "Features", "model name"))]
+  return f"{known}-{zlib.crc32(str(sorted(set(able))).encode()):08x}"
+
+
+def folder() -> str | None:
+  """Returns where programs are kept, or None."""
+  kept = jax.config.jax_enable_compilation_cache
+  return (kept and jax.config.jax_compilation_cache_dir) or None
