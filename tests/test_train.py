@@ -108,7 +108,7 @@ def killed(workdir, prepared, moment) -> bool:
   return False
 
 
-def saving(workdir) -> bool:
+def is_saving(workdir) -> bool:
   """Whether a checkpoint is being written now."""
   try:
     names = os.listdir(workdir / "checkpoints")
@@ -148,7 +148,7 @@ def test_killed_five_times_once_in_a_save_is_bit_exact(
 ):
   rng = random.Random(0)
   moments = [after_step(tmp_path, rng.randint(3, 18))]
-  moments += [lambda: saving(tmp_path)]
+  moments += [lambda: is_saving(tmp_path)]
   moments += [after_step(tmp_path, s) for s in (rng.randint(22, 38), 43, 55)]
   kills = sum(killed(tmp_path, prepared, moment) for moment in moments)
   assert kills == 5
