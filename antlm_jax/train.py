@@ -15,10 +15,27 @@ from antlm_jax.runtime import signals
 
 def main(argv: Sequence[str]) -> None:
   """The command."""
+  with signals.listening():
+    # Here, since they take seconds, in which a signal is to be heeded as well.
+    from antlm_jax import config as config_lib
+    from antlm_jax.inference.while_training import Pairs
+    from antlm_jax.runtime import compilation, processes
+    from antlm_jax.training import loop
+
+    args, overrides = _parse(argv, config_lib.described())
+    compilation.keep_programs()
+    with processes.together():
+      config = config_lib.load(args.config, overrides)
+      hooks = [Pairs(config.eval.pairs)] if config.eval.pairs else []
+      loop.train(config, args.workdir, hooks)
+
+
+def _parse(argv: Sequence[str], settings: str):
+  """Returns the arguments, and those that override the config."""
   parser = cli.Parser(
     prog="python -m antlm_jax.train",
     description="Trains a model; the same command again goes on.",
-    epilog=f"settings, each --config.KEY=VALUE:\n{config_lib.described()}\n"
+    epilog=f"settings, each --config.KEY=VALUE:\n{settings}\n"
     "  and model.KEY, objectives.NAME.KEY: antlm_jax.models, .objectives",
   )
   parser.add_argument(
@@ -31,18 +48,7 @@ def main(argv: Sequence[str]) -> None:
   for word in rest:
     if not word.startswith("--config."):
       parser.error(f"unknown argument {word!r}")
-  # The imports below take seconds, in which a signal is to be heeded as well.
-  with signals.listening():
-    from antlm_jax import config as config_lib
-    from antlm_jax.inference.while_training import Pairs
-    from antlm_jax.runtime import compilation, processes
-    from antlm_jax.training import loop
-
-    compilation.keep_programs()
-    with processes.together():
-      config = config_lib.load(args.config, rest)
-      hooks = [Pairs(config.eval.pairs)] if config.eval.pairs else []
-      loop.train(config, args.workdir, hooks)
+  return args, rest
 
 
 if __name__ == "__main__":
