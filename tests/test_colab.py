@@ -234,7 +234,7 @@ def test_training_shows_a_bar_and_the_curves(executed):
 
 @pytest.mark.nightly
 def test_the_pairs_are_scored_in_both_modes(executed):
-  lines = printed(cell_with(executed, "blimp.read")).splitlines()
+  lines = printed(cell_with(executed, "minimal_pairs")).splitlines()
   assert "left to right" in lines[0] and "masked" in lines[0]
   rows = {line.split()[0]: line.split()[1:] for line in lines[1:]}
   report = json.loads(printed(executed.cells[-1]))["accuracy"]
