@@ -1,14 +1,18 @@
 """What all commands do alike with arguments and errors."""
 
 import errno
+import importlib
 import os
 import subprocess
 import sys
 
 import pytest
 
-from antlm_jax import cli, errors, export_hf, generate, prepare, train
+from antlm_jax import cli, errors, export_hf, prepare, train
 from antlm_jax.errors import UserError
+
+# The package's attribute of this name is the function.
+generate = importlib.import_module("antlm_jax.generate")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,5 @@
 """Scoring, generation and mask filling, on random models."""
 
-import os
-import pathlib
-import subprocess
-import sys
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,9 +14,7 @@ from antlm_jax.inference.generation import draw
 from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
 from evals.zero_shot import pipelines
-from tests import random_models
-
-ROOT = pathlib.Path(__file__).parent.parent
+from tests import random_models, runs
 
 
 @pytest.fixture(scope="module")
@@ -280,31 +273,63 @@ def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
 # ------------------------------------------------------------------ commands
 
 
-def command(module, *args):
-  """Runs `python -m module` and returns what ended."""
-  return subprocess.run(
-    [sys.executable, "-W", "error", "-m", module, *map(str, args)],
-    capture_output=True,
-    text=True,
-    cwd=ROOT,
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
-  )
+NAMED = "--checkpoint=nowhere"
+PROMPT = (NAMED, "--prompt=Tom")
+PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
 
 
 @pytest.mark.parametrize(
-  ("module", "args"),
+  ("name", "args", "told"),
   [
-    ("evals.blimp", ["--data=nowhere", "--mode=mlm"]),
-    ("evals.ewok", ["--data=nowhere", "--mode=mlm"]),
-    ("antlm_jax.generate", ["--prompt=Tom"]),
-    ("antlm_jax.fill_mask", ["--text=<mask>"]),
+    ("generate", PROMPT, "nowhere holds no checkpoint"),
+    ("generate", (NAMED,), "required: --prompt"),
+    ("generate", ("--checkpoint=", "--prompt=Tom"), "--checkpoint is empty"),
+    ("generate", (*PROMPT, "--step=x"), "--step"),
+    ("generate", (*PROMPT, "--tokens=0"), "--tokens=0 is not at least 1"),
+    ("generate", (*PROMPT, "--temperature=nan"), "=nan is not finite"),
+    ("generate", (*PROMPT, "--temperature=inf"), "=inf is not finite"),
+    ("generate", (*PROMPT, "--temperature=-1"), "=-1 is not at least 0"),
+    ("generate", (*PROMPT, f"--top_k={10**30}"), "at most 2147483647"),
+    ("generate", (*PROMPT, "--top_p=1.5"), "--top_p=1.5 is not over 0"),
+    ("generate", (*PROMPT, f"--seed={10**30}"), "at most 2147483647"),
+    ("generate", (*PROMPT, "--count=1000000000"), "at most 4096"),
+    ("generate", (NAMED, "--prompt=\udcff"), "not valid text"),
+    ("fill_mask", (NAMED, "--text=<mask>"), "nowhere holds no checkpoint"),
+    ("fill_mask", (NAMED, "--text="), "--text is empty"),
+    ("fill_mask", (NAMED, "--text=\udcff<mask>"), "not valid text"),
+    ("fill_mask", (NAMED, "--text=<mask>", "--top=0"), "--top=0 is not at"),
+    ("blimp", PAIRS, "no such folder of pairs: nowhere"),
+    ("blimp", (*PAIRS, f"--data={'a' * 5000}"), "File name too long"),
+    ("ewok", PAIRS, "cannot read EWoK nowhere/ewok_test.csv"),
+    ("ewok", (*PAIRS, "--temperature=,"), "--temperature is empty"),
+    ("ewok", (*PAIRS, "--temperature=1,nan"), "is not finite"),
+    ("ewok", (*PAIRS, "--pipeline=2024", "--mode=mntp"), "the 2024 pipeline"),
   ],
 )
-def test_errors_are_one_line(module, args):
-  done = command(module, "--checkpoint=nowhere", *args)
-  assert done.returncode == 2
-  assert done.stderr.startswith("error: ")
-  assert done.stderr.count("\n") == 1 and not done.stdout
+def test_bad_input_is_told(name, args, told):
+  package = "evals" if name in ("blimp", "ewok") else "antlm_jax"
+  with pytest.raises(UserError) as caught:
+    runs.main(f"{package}.{name}", *args)
+  assert told in str(caught.value)
+  assert "\n" not in str(caught.value) and str(caught.value).isascii()
+
+
+@pytest.mark.parametrize(
+  "module",
+  ["antlm_jax.generate", "antlm_jax.fill_mask", "evals.blimp", "evals.ewok"],
+)
+def test_help_names_the_arguments(module, capsys):
+  with pytest.raises(SystemExit) as ended:
+    runs.main(module, "--help")
+  assert ended.value.code == 0
+  shown = capsys.readouterr().out
+  assert f"python -m {module}" in shown and "--checkpoint" in shown
+  assert "{pipelines}" not in shown
+
+
+def test_an_error_of_a_process_is_one_line():
+  done = runs.run("evals.ewok", *PAIRS)
+  assert "nowhere/ewok_test.csv" in runs.error_of(done) and not done.stdout
 
 
 # ---------------------------------------------------------------- generation
@@ -373,7 +398,7 @@ def test_generate_refuses(loaded):
 
 
 def test_generate_command(run):
-  done = command(
+  done = runs.run(
     "antlm_jax.generate",
     *(f"--checkpoint={run}", "--prompt=Tom sat", "--tokens=99"),
   )
@@ -434,7 +459,7 @@ def test_fill_mask_refuses(loaded):
 
 
 def test_fill_mask_command(run):
-  done = command(
+  done = runs.run(
     "antlm_jax.fill_mask",
     *(f"--checkpoint={run}", "--text=<mask> and <mask>", "--top=3"),
   )

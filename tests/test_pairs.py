@@ -1,8 +1,12 @@
 """The commands that score minimal pairs, on a random model."""
 
 import collections
+import errno
 import json
+import os
+import pathlib
 import tarfile
+import types
 
 import numpy as np
 import pytest
@@ -10,10 +14,10 @@ import pytest
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.inference import scoring
-from antlm_jax.inference.pairs import Pair, minimal_pairs
+from antlm_jax.inference.pairs import Pair, accuracy, minimal_pairs, scores
 from antlm_jax.runtime import progress
 from antlm_jax.training import checkpoint
-from evals import blimp, ewok
+from evals import blimp, ewok, results
 from evals.zero_shot import pipelines
 from evals.zero_shot.accuracy import Results
 from tests import random_models, runs
@@ -327,23 +331,88 @@ GOOD = '{"sentence_good": "Tom sat .", "sentence_bad": "Tom hills ."}'
 @pytest.mark.parametrize(
   ("text", "message"),
   [
-    (None, "no such folder"),
     ("", "holds no pairs"),
     (GOOD + "\n{", r"x.jsonl, line 2: not JSON"),
     (GOOD + '\n{"sentence_good": "a"}', "line 2: no text 'sentence_bad'"),
-    ("[1]", "line 1: no text 'sentence_good'"),
-    (GOOD.replace("Tom sat", "Tom " * 160), "max_seq_len=128"),
+    ("[1]", "line 1: not a JSON object"),
+    (GOOD.replace('"Tom sat ."', "7"), "line 1: no text 'sentence_good'"),
+    (GOOD.replace('"Tom sat ."', "null"), "line 1: no text 'sentence_good'"),
+    ("[" * 100_000, "line 1: nested too deeply"),
+    (GOOD.replace("Tom sat", "\\ud800"), "line 1: not JSON"),
+    (b"\xff", "line 1: not UTF-8"),
   ],
 )
-def test_blimp_refuses_data(run, tmp_path, text, message):
-  data, output = tmp_path / "data", tmp_path / "out"
-  if text is not None:
-    data.mkdir()
-    (data / "x.jsonl").write_text(text)
+def test_damaged_pairs_are_told(tmp_path, text, message):
+  data = text if isinstance(text, bytes) else text.encode()
+  (tmp_path / "x.jsonl").write_bytes(data)
   with pytest.raises(UserError, match=message):
+    minimal_pairs(tmp_path)
+
+
+def test_what_is_no_file_of_pairs_is_told(tmp_path):
+  with pytest.raises(UserError, match="no such folder"):
+    minimal_pairs(tmp_path / "absent")
+  os.mkfifo(tmp_path / "x.jsonl")  # reading it would wait for ever
+  with pytest.raises(UserError, match=r"x\.jsonl: not a regular file"):
+    minimal_pairs(tmp_path)
+
+
+def test_a_line_of_pairs_may_hold_any_character(tmp_path):
+  text = GOOD.replace("Tom sat", "Tom\u2028sat")
+  (tmp_path / "x.jsonl").write_text(f"{text}\n{GOOD}\n", encoding="utf-8")
+  first, second = minimal_pairs(tmp_path)
+  assert first.good == "Tom\u2028sat ." and second.good == "Tom sat ."
+
+
+def test_a_sentence_too_long_leaves_nothing(run, tmp_path):
+  data, output = tmp_path / "data", tmp_path / "out"
+  data.mkdir()
+  (data / "x.jsonl").write_text(GOOD.replace("Tom sat", "Tom " * 160))
+  with pytest.raises(UserError, match="max_seq_len=128"):
     args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
     blimp.main([*args, "--mode=mlm"])
   assert not output.exists()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_full_disk_leaves_all_or_nothing(tmp_path, monkeypatch, before):
+  """Nothing of a first writing; all of the one before at a second."""
+  folder = tmp_path / "out"
+  if before:
+    results.write(folder, {"a": "old", "b": "old"}, {"request": {"n": 1}})
+  write_text = pathlib.Path.write_text
+
+  def full(path, *args, **options):
+    if path.name.startswith(".b"):
+      raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    return write_text(path, *args, **options)
+
+  monkeypatch.setattr(pathlib.Path, "write_text", full)
+  with pytest.raises(UserError, match=r"out/b: No space left on device"):
+    results.write(folder, {"a": "new", "b": "new"}, {"request": {"n": 2}})
+  found = {path.name: path.read_text() for path in folder.glob("*")}
+  assert sorted(found) == ["a", "b", "summary.json"] * before
+  assert set(found.values()) & {"old", "new"} == ({"old"} if before else set())
+  assert bool(results.finished(folder, {"n": 1})) == before
+
+
+@pytest.mark.parametrize(
+  "text", ["", "{", "[]", '{"request": 1}', "{}", "\udcff", "[" * 100_000]
+)
+def test_a_damaged_summary_is_none(tmp_path, text):
+  (tmp_path / "summary.json").write_text(text, errors="surrogateescape")
+  assert results.finished(tmp_path, {"n": 1}) is None
+
+
+def test_accuracy_needs_no_checkpoint(loaded, tmp_path):
+  """A model in memory is enough, as of a run that is training."""
+  write_pairs(tmp_path / "pairs", "a.jsonl", "b.jsonl")
+  found = minimal_pairs(tmp_path / "pairs", limit=6)
+  names = ("model", "params", "tokenizer", "boundary", "config")
+  live = types.SimpleNamespace(**{n: getattr(loaded, n) for n in names})
+  good, bad = scores(loaded, found, "causal")
+  macro = Results(found, good[:, None], bad[:, None], (1.0,)).macro
+  assert accuracy(live, found, "causal") == macro[0]
 
 
 def test_blimp_refuses_arguments(run, tmp_path):
@@ -353,10 +422,10 @@ def test_blimp_refuses_arguments(run, tmp_path):
     ("--checkpoint=nowhere", "holds no checkpoint"),
     ("--step=5", "has no step 5"),
     ("--mode=both", "invalid choice: 'both'"),
-    ("--temperature=0", "not all positive"),
-    ("--temperature=a", "invalid"),
-    ("--limit=-1", "negative"),
-    (f"--output={data / 'a.jsonl'}", "cannot write to --output"),
+    ("--temperature=0", "is not over 0"),
+    ("--temperature=a", "not float"),
+    ("--limit=-1", "--limit=-1 is not at least 0"),
+    (f"--output={data / 'a.jsonl'}", "cannot write .*a.jsonl"),
     ("--pipeline=2023", "invalid choice: '2023'"),
   ):
     with pytest.raises(UserError, match=message):

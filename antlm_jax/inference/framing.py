@@ -30,20 +30,13 @@ class TextModel(Protocol):
 
   `checkpoint.Loaded` is one; so is whatever holds a run's live parameters,
   which may be split over the mesh that is set.
-
-  Attributes:
-    model: The encoder.
-    params: Its parameters.
-    tokenizer: The tokenizer.
-    boundary: Which special tokens stood around the documents of its data.
-    config: The resolved config that it was trained with.
   """
 
   model: models.Model
   params: models.Params
   tokenizer: Tokenizer
-  boundary: str
-  config: ConfigDict
+  boundary: str  # which special tokens stood around the documents of its data
+  config: ConfigDict  # what it was trained with
 
 
 def frame(loaded: TextModel) -> tuple[np.ndarray, np.ndarray]:

@@ -70,7 +70,7 @@ def generate(loaded: TextModel, prompt: str, **sampling) -> list[str]:
   if eos is not None:
     banned[eos] = False
   drawn = how.temperature, how.top_k, how.top_p
-  rows, ends = programs.compiled(_continue, config, *drawn)(
+  rows, ends = programs.compiled(_continue, config, drawn)(
     loaded.params,
     rows,
     len(start),
@@ -126,18 +126,8 @@ def draw(
 
 
 def _continue(
-  model: models.Model,
-  temperature: float,
-  top_k: int,
-  top_p: float,
-  params: models.Params,
-  rows: jax.Array,
-  start: jax.Array,
-  stop: jax.Array,
-  banned: jax.Array,
-  eos: jax.Array,
-  key: jax.Array,
-) -> tuple[jax.Array, jax.Array]:
+  model: models.Model, drawn, params, rows, start, stop, banned, eos, key
+):
   """Continues rows `[B, T]` of `start` tokens up to `stop`.
 
   Every token is computed from the whole row, without a cache of keys and
@@ -160,7 +150,7 @@ def _continue(
     logits = jnp.where(banned, -jnp.inf, logits)
     # Keys by position, so that a text does not depend on where others end.
     step_key = jax.random.fold_in(key, at)
-    token = draw(step_key, logits, temperature, top_k, top_p)
+    token = draw(step_key, logits, *drawn)
     ends = jnp.where((ends == stop) & (token == eos), at, ends)
     return rows.at[:, at].set(token), ends, at + 1
 

@@ -1,4 +1,4 @@
-"""Minimal pairs in BLiMP's form (arXiv 1912.00582), and accuracy on them.
+"""Minimal pairs, and accuracy on them.
 
 A folder's *.jsonl hold one pair a line: `sentence_good` and `sentence_bad`,
 and, if known, `UID`, `linguistics_term`, `field` and `pair_id`. BabyLM's
@@ -96,13 +96,7 @@ def _pairs(path: pathlib.Path) -> Iterator[Pair]:
 def scores(
   loaded: TextModel, pairs: Sequence[Pair], mode: str, **options
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Scores pairs.
-
-  Args:
-    loaded: The model.
-    pairs: n pairs.
-    mode: `causal`, `mlm`, `mntp` or `fused`; see `scoring`.
-    options: Of `scoring.score`.
+  """Scores n pairs; `options` are those of `scoring.score`.
 
   Returns:
     Scores of the good choices and of the bad ones, float64 `[n]` each, or

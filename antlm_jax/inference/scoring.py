@@ -164,8 +164,11 @@ def _encode(
     head = before if context else alone
     tokens = np.concatenate([head, ids, after])
     framing.check_length(loaded, len(tokens), joined)
-    start = len(head) + _tokens_inside(loaded, joined, len(context))
-    start, stop = max(start, earliest), len(head) + len(ids)
+    start, stop = len(head), len(head) + len(ids)
+    if context:  # a token across its end is the text's
+      _, spans = loaded.tokenizer.encode_offsets(joined)
+      start += sum(end <= len(context) for _, end in spans)
+    start = max(start, earliest)
     if stop <= start or not text.strip():
       raise UserError(f"the sentence {text!r} holds no token to score")
     out.append(_Text(tokens, start, stop))
@@ -185,14 +188,6 @@ def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
       " pipeline needs: leave --pipeline out"
     )
   return found[:1]
-
-
-def _tokens_inside(loaded: TextModel, text: str, stop: int) -> int:
-  """Counts the tokens that end within the first `stop` characters."""
-  if not stop:
-    return 0
-  _, spans = loaded.tokenizer.encode_offsets(text)
-  return sum(end <= stop for _, end in spans)
 
 
 # ------------------------------------------------------------------- batching

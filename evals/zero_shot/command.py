@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 import jax
 
 from antlm_jax import cli, settings
+from antlm_jax.errors import UserError
 from antlm_jax.inference import pairs as pairs_lib
 from antlm_jax.inference.pairs import Pair
 from antlm_jax.inference.scoring import BATCH_TOKENS, MODES, REDUCTIONS
@@ -60,6 +61,10 @@ class Settings:
   overwrite: bool = setting(False, "score what is scored already")
   batch_tokens: int = setting(BATCH_TOKENS, "tokens encoded at once", least=1)
 
+  def __post_init__(self):
+    if not self.temperature:
+      raise UserError("--temperature is empty")
+
 
 def run(
   argv: Sequence[str],
@@ -82,13 +87,7 @@ def run(
   Raises:
     UserError: for anything wrong with the checkpoint, data or output.
   """
-  shared = __doc__.format(pipelines=pipelines.__doc__.split("\n\n", 1)[1])
-  parser = cli.Parser(
-    prog=f"python -m {module}", description=f"{description}\n{shared}"
-  )
-  checkpoint.add_arguments(parser)
-  settings.add_arguments(parser, settings_type)
-  args = parser.parse_args(argv)
+  args = _parser(module, description, settings_type).parse_args(argv)
   asked = settings.from_args(settings_type, args)
   options = pipelines.options(asked.pipeline, asked.mode)
   if asked.reduction:
@@ -97,13 +96,32 @@ def run(
   loaded = checkpoint.load(args.checkpoint, args.step)
   request = _request(asked, loaded, options["reduction"])
   output = pathlib.Path(asked.output or _default_output(loaded, asked))
-  done = None if asked.overwrite else results_lib.finished(output, request)
-  if done:
+  if not asked.overwrite and (done := results_lib.finished(output, request)):
     share = f"{100 * done['macro_accuracy']:.2f} %"
     print(f"already scored: {output} ({share}; --overwrite scores again)")
     return
   files.check_writable(output, folder=True)
   print(f"{len(pairs):,} pairs of {asked.data}, {asked.mode}", flush=True)
+  results, cost = _score(loaded, pairs, asked, options)
+  own = pipelines.PIPELINES[asked.pipeline].files(task(pairs), results)
+  write(output, results, request, cost, own)
+  print(results.table())
+  print(f"written to {output}")
+
+
+def _parser(module: str, description: str, settings_type) -> cli.Parser:
+  _, about_pipelines = pipelines.__doc__.split("\n\n", 1)
+  shared = __doc__.format(pipelines=about_pipelines)
+  parser = cli.Parser(
+    prog=f"python -m {module}", description=f"{description}\n{shared}"
+  )
+  checkpoint.add_arguments(parser)
+  settings.add_arguments(parser, settings_type)
+  return parser
+
+
+def _score(loaded, pairs, asked: Settings, options) -> tuple[Results, dict]:
+  """Scores pairs and says what it cost, compilation included."""
   began = time.monotonic()
   good, bad = pairs_lib.scores(
     loaded,
@@ -114,15 +132,9 @@ def run(
     track=functools.partial(progress.track, unit="batch"),
     **options,
   )
-  cost = {
-    "seconds": time.monotonic() - began,  # compilation included
-    "peak_memory_mib": _peak_memory(),
-  }
-  results = Results(pairs, good, bad, asked.temperature)
-  own = pipelines.PIPELINES[asked.pipeline].files(task(pairs), results)
-  write(output, results, request, cost, own)
-  print(results.table())
-  print(f"written to {output}")
+  seconds = time.monotonic() - began
+  cost = {"seconds": seconds, "peak_memory_mib": _peak_memory()}
+  return Results(pairs, good, bad, asked.temperature), cost
 
 
 def _request(asked: Settings, loaded, reduction: str) -> dict:
