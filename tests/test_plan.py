@@ -466,6 +466,8 @@ def test_the_compilers_errors_are_read():
     "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required"
     " for HLO temporaries (22.00G) exceeds available HBM (15.75G)."
   )
+  huge = used.replace("20.50G", "20.50P")
+  assert estimate.exceeded(huge, 0).needed == 20.5 * 2**50
   memory = estimate.exceeded(temporaries, arguments=2**30)
   assert memory.needed == 23 * 2**30 and not memory.fits
   assert estimate.exceeded("INTERNAL: it broke", 0) is None
@@ -597,9 +599,35 @@ def test_a_sweep_ranks_the_meshes(small, tmp_path, capsys):
     (["--topology=v5e:2x2", "--slices=0"], "--slices=0 is not at least 1"),
     (["--topology=v5e:2x2", "--mesh=4"], "unknown argument '--mesh=4'"),
     (["--topology=v4:2x2x1", "--slices=2"], "is not published"),
+    (["--topology=v5e:2x2", "--output=."], r"cannot write \.: Is a directory"),
+    (["--topology=v5e:2x2", "--output=/dev/null"], "not a regular file"),
+    (["--topology=v5e:2x2", "--output=/proc/x/y"], "cannot write /proc/x/y"),
+    (
+      ["--topology=v5e:2x2", "--vocab_size=1"],
+      "--vocab_size=1 is not at least",
+    ),
+    (["--topology=v5e:2x2", "--vocab_size=999999999999"], "is not at least 2"),
+    (["--topology=v5e:2x2", "--pieces=100000"], "--pieces=100000 is not at"),
+    (["--topology=v5e:2x2", "--slices=1000000"], "--slices=1000000 is not at"),
+    (["--topology=v5e:2x2", "--budget=nan"], "--budget=nan is not finite"),
+    (
+      ["--topology=v5e:2x2", "--config.mesh.fsdp=999999999"],
+      "does not fit 4 devices",
+    ),
+    (
+      ["--topology=v5e:2x2", "--config.train.batch_size=10000000"],
+      "rows of 256 tokens are too many to plan",
+    ),
+    (
+      ["--topology=v5e:2x2", "--config.model.max_seq_len=1000000000"],
+      "rows of 1000000000 tokens are too many to plan",
+    ),
   ],
 )
-def test_bad_input_is_told(small, words, said):
+def test_bad_input_is_told_before_anything_is_compiled(
+  small, words, said, monkeypatch
+):
+  monkeypatch.setattr(topology, "lower", None)
   with pytest.raises(UserError, match=said):
     plan.main([f"--config={small}", *words])
 

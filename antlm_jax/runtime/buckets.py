@@ -7,17 +7,16 @@ Checkpoints are written to and read from a bucket directly. Files that grow
 
 import concurrent.futures
 import contextlib
-import fcntl
 import hashlib
 import os
 import pathlib
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator
 
 import fsspec
 
+from antlm_jax import units
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes, progress
 
@@ -158,7 +157,7 @@ def local(folder: str | os.PathLike, stamp: str) -> pathlib.Path:
     content = (source / stamp).read_bytes()
     key = hashlib.sha256(f"{source}\n".encode() + content).hexdigest()[:16]
     copy = _cache() / key
-    with _locked(copy.with_suffix(".lock")):
+    with files.locked(copy.with_suffix(".lock"), wait=True):
       if not copy.is_dir():
         _fetch(source, copy)
   except FileNotFoundError as error:
@@ -175,14 +174,6 @@ def _cache() -> pathlib.Path:
   return folder
 
 
-@contextlib.contextmanager
-def _locked(path: pathlib.Path) -> Iterator[None]:
-  """Holds a lock for the time of its block; the system frees a dead one's."""
-  with path.open("w") as file:
-    fcntl.flock(file, fcntl.LOCK_EX)
-    yield
-
-
 def _fetch(source, copy: pathlib.Path) -> None:
   """Copies a bucket's folder, whole or not at all."""
   system = fsspec.filesystem("gcs")
@@ -191,9 +182,9 @@ def _fetch(source, copy: pathlib.Path) -> None:
   needed, free = sum(sizes.values()), shutil.disk_usage(copy.parent).free
   if free < needed:
     raise UserError(
-      f"the copy of {source} needs {needed / 1e9:.1f} GB, {copy.parent} has"
-      f" {free / 1e9:.1f} free: set XDG_CACHE_HOME to a larger disk, or mount"
-      " the bucket (gcsfuse) and give that path"
+      f"the copy of {source} needs {units.quantity(needed, 'B')},"
+      f" {copy.parent} has {units.quantity(free, 'B')} free: set XDG_CACHE_HOME"
+      " to a larger disk, or mount the bucket (gcsfuse) and give that path"
     )
   aside = copy.with_suffix(".part")
   shutil.rmtree(aside, ignore_errors=True)

@@ -22,9 +22,8 @@ position terms (`--shapes="ltg 128,ltg 512,no terms"`) are for XLA and us alone.
 """
 
 import dataclasses
-import datetime
 import functools
-import json
+import itertools
 import os
 import pathlib
 import re
@@ -38,13 +37,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from antlm_jax import attention, cli, errors
+from antlm_jax import attention, cli, settings
 from antlm_jax.attention.tpu import kernel, schedule
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import layers
-from antlm_jax.runtime import files, sharding
-
-RESULTS = pathlib.Path(__file__).parent / "results"
+from antlm_jax.planning import topology
+from antlm_jax.runtime import sharding
+from antlm_jax.settings import setting
+from evals.benchmarks.common import RESULTS, Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,8 +123,9 @@ def make_mask(name: str, rows: int, length: int) -> AttentionMask:
   }[name]
 
 
-# What is compared: each is a function of (shape, mask name) that returns
-# `attend(q, k, v, mask)`, or None where it cannot do this mask.
+# ----------------------------------------------------------- what is compared
+# Each is a function of (shape, mask name) that returns `attend(q, k, v, mask)`,
+# or None where it cannot do this mask.
 
 
 def ours(implementation):
@@ -187,51 +188,39 @@ def splash(shape: Shape, name: str, fused: bool = False):
     )
 
   def attend(q, k, v, mask):
-    segments = None
-    if name.startswith("packed"):
-      ids = splash_kernel.SegmentIds(mask.k_start, mask.k_start)
-      segments = ids
-    q = q * shape.width**-0.5
-    q, k, v = (x.transpose(0, 2, 1, 3) for x in (q, k, v))
-    if segments is None:
-      out = jax.vmap(run)(q, k, v)
-    else:
-      out = jax.vmap(run)(q, k, v, segments)
-    return out.transpose(0, 2, 1, 3)
+    args = [x.transpose(0, 2, 1, 3) for x in (q * shape.width**-0.5, k, v)]
+    if name.startswith("packed"):  # a document is known by where it begins
+      args.append(splash_kernel.SegmentIds(mask.k_start, mask.k_start))
+    return jax.vmap(run)(*args).transpose(0, 2, 1, 3)
 
   return attend
 
 
-def cudnn_dense(shape: Shape, name: str):
-  """What is done with cuDNN where a mask is not causal or full."""
-  if name in ("causal", "full") or shape.buckets:
-    return None
+def dense(implementation: str):
+  """Returns JAX's own attention, with a dense mask.
 
-  def attend(q, k, v, mask):
-    dense = mask.dense(shape.length, shape.length)[:, None]
-    return jax.nn.dot_product_attention(
-      q, k, v, mask=dense, implementation="cudnn"
-    )
-
-  return attend
-
-
-def xla_dense(shape: Shape, name: str):
-  """JAX's own attention in plain XLA, with a dense mask.
-
-  It takes no position terms: with those it is our reference.
+  It takes no position terms: with those, plain XLA is our reference. cuDNN is
+  for masks that are neither causal nor full: those it has in `ours`.
   """
-  if shape.buckets:
-    return ours("reference")(shape, name)
 
-  def attend(q, k, v, mask):
-    dense = mask.dense(shape.length, shape.length)
-    dense = None if dense is None else dense[:, None]
-    return jax.nn.dot_product_attention(
-      q, k, v, mask=dense, implementation="xla"
-    )
+  def make(shape: Shape, name: str):
+    if implementation == "cudnn" and (
+      shape.buckets or name in ("causal", "full")
+    ):
+      return None
+    if shape.buckets:
+      return ours("reference")(shape, name)
 
-  return attend
+    def attend(q, k, v, mask):
+      square = mask.dense(shape.length, shape.length)
+      square = None if square is None else square[:, None]
+      return jax.nn.dot_product_attention(
+        q, k, v, mask=square, implementation=implementation
+      )
+
+    return attend
+
+  return make
 
 
 PEERS = {
@@ -240,13 +229,13 @@ PEERS = {
     "splash": splash,
     "splash, fused": functools.partial(splash, fused=True),
     "chunked": ours("chunked"),
-    "XLA, dense": xla_dense,
+    "XLA, dense": dense("xla"),
   },
   "gpu": {
     "ours": ours("auto"),
     "chunked": ours("chunked"),
-    "cuDNN, dense": cudnn_dense,
-    "XLA, dense": xla_dense,
+    "cuDNN, dense": dense("cudnn"),
+    "XLA, dense": dense("xla"),
   },
 }
 
@@ -261,7 +250,7 @@ def with_gradients(attend):
   return run
 
 
-# Without a device.
+# ------------------------------------------------------------ without a device
 
 
 def compile_for(device, attend, shape: Shape, mask: AttentionMask):
@@ -276,9 +265,11 @@ def compile_layer(device, attend, shape: Shape, mask: AttentionMask):
   kv_width = shape.kv_heads * shape.width
 
   def layer(x, kernels, positions, mask):
-    heads = lambda y: y.reshape(*y.shape[:2], -1, shape.width)  # noqa: E731
     rope = layers.rotary(positions, shape.width, 1e4)
-    q, k, v = (heads(layers.matmul(x, kernel)) for kernel in kernels[:3])
+    q, k, v = (
+      layers.matmul(x, kernel).reshape(*x.shape[:2], -1, shape.width)
+      for kernel in kernels[:3]
+    )
     out = attend(layers.rotate(q, *rope), layers.rotate(k, *rope), v, mask)
     return layers.matmul(out.reshape(x.shape), kernels[3])
 
@@ -296,18 +287,20 @@ def compile_layer(device, attend, shape: Shape, mask: AttentionMask):
 
 
 def _compile(device, run, *args):
-  mesh = jax.make_mesh(
-    (1, 1, 1),
-    sharding.MESH_AXES,
-    devices=[device],
-    axis_types=(jax.sharding.AxisType.Auto,) * 3,
-  )
-  where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  mesh = sharding.make_mesh(dict.fromkeys(sharding.MESH_AXES, 1), [device])
+  where = sharding.whole(mesh)
   args = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), args
   )
   with jax.set_mesh(mesh):
     return jax.jit(run).lower(*args).compile()
+
+
+def cut(shape: Shape):
+  """Returns the blocks that the kernel cuts the scores into."""
+  group = shape.heads // shape.kv_heads
+  length = shape.length
+  return kernel.cut(length, length, group, shape.width, jnp.bfloat16)
 
 
 def count_blocks(shape: Shape, mask: AttentionMask) -> tuple[int, int]:
@@ -316,92 +309,85 @@ def count_blocks(shape: Shape, mask: AttentionMask) -> tuple[int, int]:
   Needed is counted from the dense mask, row by row; visited by going through
   the kernels' schedules, the longer of the two.
   """
-  group = shape.heads // shape.kv_heads
-  blocks = kernel.cut(
-    shape.length, shape.length, group, shape.width, jnp.bfloat16
-  )
-  needed = 0
-  edges_q = np.arange(0, shape.length, blocks.q_size)
-  edges_k = np.arange(0, shape.length, blocks.k_size)
-  for row in range(shape.rows):
-    one = jax.tree.map(lambda x: x[row : row + 1], mask)  # noqa: B023
-    dense = one.dense(shape.length, shape.length)
-    if dense is None:
-      needed += blocks.q_count * blocks.k_count
-      continue
-    dense = np.logical_or.reduceat(np.asarray(dense[0]), edges_q, axis=0)
-    needed += int(np.logical_or.reduceat(dense, edges_k, axis=1).sum())
-  visited = []
-  for order in schedule.make(mask, shape.rows, blocks):  # forward, backward
-    grid = [int(n) for n in order.grid(shape.rows)]
-    ids = jnp.indices(grid).reshape(len(grid), -1)
-    work = jax.vmap(lambda *ids: order.at(ids, order.scalars).work)(*ids)  # noqa: B023
-    visited.append(int(jnp.sum(work)))
-  return needed, max(visited)
+  blocks = cut(shape)
+  orders = schedule.make(mask, shape.rows, blocks)  # forward, backward
+  needed = (_needed(shape, mask, blocks, row) for row in range(shape.rows))
+  return sum(needed), max(_visited(order, shape.rows) for order in orders)
 
 
-def foresee(topology: str, shapes, masks, bundles: bool) -> Iterator[dict]:
-  """Compiles every case for a TPU; prints a line and yields a row for each."""
-  device = topology.devices(topology)[0]
-  heading = "shape mask needed visited peer temp_MB moved_MB compile_s"
-  if bundles:
-    heading += " bundles"
-  print(_line(heading.split()))
-  for shape in shapes:
-    for name in masks:
-      mask = make_mask(name, shape.rows, shape.length)
-      needed, visited = count_blocks(shape, mask)
-      for peer, make in PEERS["tpu"].items():
-        attend = make(shape, name)
-        if attend is None:
-          continue
-        row = {"shape": str(shape), "mask": name, "needed": needed}
-        row["visited"] = visited if peer == "pallas" else "-"
-        row["peer"] = peer
-        row |= _foresee_one(device, attend, shape, mask)
-        if bundles and peer not in ("chunked", "XLA, dense"):
-          row["bundles"] = count_bundles(topology, shape, name, peer)
-        print(_line(row.values()), flush=True)
-        yield row
+def _needed(shape: Shape, mask: AttentionMask, blocks, row: int) -> int:
+  one = jax.tree.map(lambda x: x[row : row + 1], mask)
+  seen = one.dense(shape.length, shape.length)
+  if seen is None:
+    return blocks.q_count * blocks.k_count
+  out = np.asarray(seen[0])
+  for axis, size in enumerate((blocks.q_size, blocks.k_size)):
+    edges = np.arange(0, shape.length, size)
+    out = np.logical_or.reduceat(out, edges, axis=axis)
+  return int(out.sum())
 
 
-def _foresee_one(device, attend, shape, mask) -> dict:
+def _visited(order, rows: int) -> int:
+  grid = [int(n) for n in order.grid(rows)]
+  ids = jnp.indices(grid).reshape(len(grid), -1)
+  work = jax.vmap(lambda *ids: order.at(ids, order.scalars).work)(*ids)
+  return int(jnp.sum(work))
+
+
+_COMPILED = {
+  "shape": 18, "mask": 13, "needed": 6, "visited": 7, "peer": 13,
+  "temp_MB": 13, "moved_MB": 8, "compile_s": 9, "bundles": 0,
+}  # fmt: skip
+
+
+def compiled(name: str, shapes, masks, bundles: bool) -> Iterator[dict]:
+  """Compiles every case for a TPU; yields a row for each."""
+  device = topology.devices(name)[0]
+  for shape, mask_name in itertools.product(shapes, masks):
+    mask = make_mask(mask_name, shape.rows, shape.length)
+    needed, visited = count_blocks(shape, mask)
+    for peer, make in PEERS["tpu"].items():
+      attend = make(shape, mask_name)
+      if attend is None:
+        continue
+      row = {"shape": str(shape), "mask": mask_name, "needed": needed}
+      row["visited"] = visited if peer == "pallas" else "-"
+      row["peer"] = peer
+      row |= _of_layer(device, attend, shape, mask)
+      if bundles and peer not in ("chunked", "XLA, dense"):
+        row["bundles"] = count_bundles(name, shape, mask_name, peer)
+      yield row
+
+
+def _of_layer(device, attend, shape: Shape, mask: AttentionMask) -> dict:
   begun = time.monotonic()
   try:
-    compiled = compile_layer(device, attend, shape, mask)
+    done = compile_layer(device, attend, shape, mask)
   except jax.errors.JaxRuntimeError as error:
     if "memory" not in str(error).lower():
       raise
     return {"temp_MB": "out of memory"}
-  cost = compiled.cost_analysis()
+  temp = done.memory_analysis().temp_size_in_bytes
   return {
-    "temp_MB": round(compiled.memory_analysis().temp_size_in_bytes / 1e6, 1),
-    "moved_MB": round(cost["bytes accessed"] / 1e6),
+    "temp_MB": round(temp / 1e6, 1),
+    "moved_MB": round(done.cost_analysis()["bytes accessed"] / 1e6),
     "compile_s": round(time.monotonic() - begun, 1),
   }
 
 
-def _line(values) -> str:
-  widths = (20, 14, 8, 8, 15, 14, 9, 10)
-  cells = [str(value) for value in values]
-  return "".join(
-    cell.ljust(width) for cell, width in zip(cells, (*widths, 0), strict=False)
-  ).rstrip()
-
-
-# What the compiler makes of a block.
-
+# What the compiler makes of a block. It writes its listings when it is loaded
+# with these settings, so that each needs a process of its own.
 _BUNDLES = """
 import sys
 from evals.benchmarks import attention as b
-topology, shape, name, peer = sys.argv[1:]
+where, shape, name, peer = sys.argv[1:]
 shape = b.Shape.of(shape)
-b.compile_for(b.aot.devices(topology)[0], b.PEERS["tpu"][peer](shape, name),
+b.compile_for(b.topology.devices(where)[0], b.PEERS["tpu"][peer](shape, name),
               shape, b.make_mask(name, shape.rows, shape.length))
 """
 
 
-def count_bundles(topology: str, shape: Shape, name: str, peer: str) -> str:
+def count_bundles(where: str, shape: Shape, name: str, peer: str) -> str:
   """Returns the bundles for 512 x 512 scores: forward and backward.
 
   The compiler's listing of each kernel is cut at its branches; the block that
@@ -411,7 +397,7 @@ def count_bundles(topology: str, shape: Shape, name: str, peer: str) -> str:
   with tempfile.TemporaryDirectory() as folder:
     dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
     subprocess.run(
-      [sys.executable, "-c", _BUNDLES, topology, str(shape), name, peer],
+      [sys.executable, "-c", _BUNDLES, where, str(shape), name, peer],
       env=os.environ | {"LIBTPU_INIT_ARGS": dump, "JAX_PLATFORMS": "cpu"},
       check=True,
       capture_output=True,
@@ -425,10 +411,7 @@ def count_bundles(topology: str, shape: Shape, name: str, peer: str) -> str:
         found["forward" if forward else "backward"] += parts[-1]
   scores = min(512, shape.length) ** 2
   if peer == "pallas":
-    group = shape.heads // shape.kv_heads
-    blocks = kernel.cut(
-      shape.length, shape.length, group, shape.width, jnp.bfloat16
-    )
+    group, blocks = shape.heads // shape.kv_heads, cut(shape)
     heads = kernel.heads_of_a_step(
       shape.kv_heads, group, shape.width, blocks, jnp.bfloat16
     )
@@ -444,44 +427,40 @@ def _longest_parts(listing: str) -> list[int]:
   return [int(part) for part in parts if part > 0.8 * parts.max()]
 
 
-# With a device.
+# --------------------------------------------------------------- with a device
+
+_TIMED = {"shape": 18, "mask": 13, "peer": 12, "ms": 9, "to ours": 7}
 
 
-def measure(shapes, masks, seconds: float) -> Iterator[dict]:
-  """Times every case in turn; prints a line and yields a row for each."""
+def timed(shapes, masks, seconds: float) -> Iterator[dict]:
+  """Times every case in turn; yields a row for each."""
   peers = PEERS[jax.default_backend()]
-  print(f"{'shape':<20}{'mask':<15}{'peer':<14}{'ms':>9}{'to ours':>9}")
-  for shape in shapes:
-    for name in masks:
-      times = _time_in_turn(peers, shape, name, seconds)
-      first = next(iter(times.values()))
-      for peer, spent in times.items():
-        row = {"shape": str(shape), "mask": name, "peer": peer, "ms": spent}
-        said = f"{spent:9.3f}" if isinstance(spent, float) else f"  {spent}"
-        if isinstance(spent, float) and isinstance(first, float):
-          row["to ours"] = round(spent / first, 2)
-          said += f"{row['to ours']:9.2f}"
-        print(f"{shape!s:<20}{name:<15}{peer:<14}{said}", flush=True)
-        yield row
+  for shape, name in itertools.product(shapes, masks):
+    times = _time_in_turn(peers, shape, name, seconds)
+    first = next(iter(times.values()))
+    for peer, spent in times.items():
+      row = {"shape": str(shape), "mask": name, "peer": peer, "ms": spent}
+      if isinstance(spent, float) and isinstance(first, float):
+        row["to ours"] = round(spent / first, 2)
+      yield row
 
 
 def _time_in_turn(peers, shape: Shape, name: str, seconds: float) -> dict:
-  """Milliseconds of each peer: medians of calls that take turns."""
+  """Milliseconds of each peer, or why there are none; medians of calls that
+  take turns."""
   key = jax.random.key(0)
   args = shape.arrays(lambda s: jax.random.normal(key, s, jnp.bfloat16))
   mask = jax.tree.map(jnp.asarray, make_mask(name, shape.rows, shape.length))
-  runs, spent = {}, {}
+  runs, failed = {}, {}
   for peer, make in peers.items():
-    attend = make(shape, name)
-    if attend is None:
-      continue
-    run = jax.jit(with_gradients(attend))
-    try:
-      jax.block_until_ready(run(*args, mask))
-    except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as e:
-      spent[peer] = str(e).splitlines()[0][:60]
-      continue
-    runs[peer], spent[peer] = run, []
+    if attend := make(shape, name):
+      run = jax.jit(with_gradients(attend))
+      try:
+        jax.block_until_ready(run(*args, mask))
+        runs[peer] = run
+      except (jax.errors.JaxRuntimeError, NotImplementedError, ValueError) as e:
+        failed[peer] = str(e).splitlines()[0][:60]
+  spent = {peer: [] for peer in runs}
   end = time.monotonic() + seconds
   while time.monotonic() < end:
     for peer, run in runs.items():
@@ -490,10 +469,25 @@ def _time_in_turn(peers, shape: Shape, name: str, seconds: float) -> dict:
       out = [run(*args, mask) for _ in range(5)]
       jax.block_until_ready(out)
       spent[peer].append((time.perf_counter() - begun) / 5 * 1e3)
-  return {
-    peer: float(np.median(x)) if isinstance(x, list) else x
-    for peer, x in spent.items()
-  }
+  medians = {peer: float(np.median(x)) for peer, x in spent.items()}
+  return {p: (medians | failed)[p] for p in peers if p in medians | failed}
+
+
+# ----------------------------------------------------------------- the command
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The command's arguments."""
+
+  shapes: tuple[str, ...] = setting(
+    ("97M", "210M", "610M", "8k"), f"of {', '.join(SHAPES)}", choices=SHAPES
+  )
+  masks: tuple[str, ...] = setting(MASKS, "which masks", choices=MASKS)
+  topology: str = setting("v5e:2x2", "TPU to compile for, without one")
+  bundles: bool = setting(False, "count a block's instructions")
+  seconds: float = setting(2.0, "per case, with a device", over=0)
+  output: str = setting(str(RESULTS), "folder of the JSON file", read=cli.here)
 
 
 def main(argv) -> None:
@@ -501,44 +495,20 @@ def main(argv) -> None:
   parser = cli.Parser(
     prog="python -m evals.benchmarks.attention", description=__doc__
   )
-  add = parser.add_argument
-  add("--shapes", default="97M,210M,610M,8k", help=f"of {', '.join(SHAPES)}")
-  add("--masks", default=",".join(MASKS), help="which masks")
-  add("--topology", default="v5e:2x2", help="TPU to compile for, without one")
-  add("--bundles", action="store_true", help="count a block's instructions")
-  add("--seconds", type=float, default=2.0, help="per case, with a device")
-  add("--output", default=str(RESULTS), help="folder of the JSON file")
-  args = parser.parse_args(argv)
-  shapes = [SHAPES[name] for name in _known(args.shapes, SHAPES)]
-  masks = _known(args.masks, MASKS)
+  settings.add_arguments(parser, Settings)
+  args = settings.from_args(Settings, parser.parse_args(argv))
+  shapes = [SHAPES[name] for name in args.shapes]
   if jax.default_backend() == "cpu":
     machine = args.topology.partition(":")[0] + "-compiled"
-    rows = foresee(args.topology, shapes, masks, args.bundles)
+    rows = compiled(args.topology, shapes, args.masks, args.bundles)
+    columns = _COMPILED
   else:
-    machine = jax.devices()[0].device_kind
-    rows = measure(shapes, masks, args.seconds)
-  name = re.sub(r"\W+", "-", machine.lower()).strip("-")
-  path = pathlib.Path(args.output) / f"attention-{name}.json"
-  path.parent.mkdir(parents=True, exist_ok=True)
-  result = {
-    "machine": machine,
-    "date": datetime.date.today().isoformat(),
-    "jax": jax.__version__,
-    "rows": [],
-  }
+    machine, columns = jax.devices()[0].device_kind, _TIMED
+    rows = timed(shapes, args.masks, args.seconds)
+  report = Report(args.output, f"attention {machine}", columns, machine=machine)
   for row in rows:
-    # After each case: what was measured stays, whatever comes next.
-    result["rows"].append(row)
-    files.write_text(path, json.dumps(result, indent=1) + "\n")
-  print(f"wrote {path}")
-
-
-def _known(text: str, known) -> list[str]:
-  names = [name.strip() for name in text.split(",")]
-  for name in names:
-    if name not in known:
-      raise errors.UserError(f"{name!r} is not one of {', '.join(known)}")
-  return names
+    report.add(row)
+  report.close()
 
 
 if __name__ == "__main__":

@@ -7,15 +7,17 @@ training. The figures are of one pinned core: 1,000,000 a second is what a GPU
 eats at the size of BabyLlama.
 """
 
+import dataclasses
 import os
 import time
 
-from antlm_jax import cli
+from antlm_jax import cli, settings, units
 from antlm_jax.data import source as source_lib
 from antlm_jax.data.order import Order, Part
 from antlm_jax.data.prepared import Prepared
 from antlm_jax.objectives import curriculum, objective
 from antlm_jax.objectives.batch import Layout
+from antlm_jax.settings import setting
 from antlm_jax.training import run
 
 CASES = {
@@ -61,17 +63,26 @@ def measure(data: str, text: str, batch_size: int, seconds: float) -> float:
   return steps * batch_size * rows.seq_len / (time.monotonic() - begun)
 
 
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The command's arguments."""
+
+  data: str = setting(help="a prepared folder")
+  batch_size: int = setting(256, "rows", least=1)
+  seconds: float = setting(3.0, "per case", over=0)
+
+
 def main(argv) -> None:
   """Prints a line per case."""
-  parser = cli.Parser(prog="loader", description=__doc__.splitlines()[0])
-  parser.add_argument("--data", required=True, help="a prepared folder")
-  parser.add_argument("--batch_size", type=int, default=256, help="rows")
-  parser.add_argument("--seconds", type=float, default=3.0, help="per case")
-  args = parser.parse_args(argv)
+  parser = cli.Parser(
+    prog="python -m evals.benchmarks.loader", description=__doc__
+  )
+  settings.add_arguments(parser, Settings)
+  args = settings.from_args(Settings, parser.parse_args(argv))
   os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
   for name, text in CASES.items():
     rate = measure(args.data, text, args.batch_size, args.seconds)
-    print(f"{name:<18}{rate / 1e6:8.2f} M tokens/s", flush=True)
+    print(f"{name:<18}{units.quantity(rate)} tokens/s", flush=True)
 
 
 if __name__ == "__main__":

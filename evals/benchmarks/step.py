@@ -19,12 +19,7 @@ process's peak so far.
 It needs of antlm_jax's dependencies only jax, flax, optax and orbax.
 """
 
-import argparse
 import dataclasses
-import datetime
-import json
-import pathlib
-import re
 import sys
 import time
 import types
@@ -34,7 +29,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-from antlm_jax import cli, errors, models
+from antlm_jax import cli, models, settings, units
 from antlm_jax.models.llama import SHAPES, LlamaConfig
 from antlm_jax.objectives.batch import Batch, Layout, assemble
 from antlm_jax.objectives.corruption import (
@@ -45,9 +40,11 @@ from antlm_jax.objectives.corruption import (
   corrupt,
 )
 from antlm_jax.objectives.objective import OBJECTIVES
-from antlm_jax.runtime import chips, files, sharding
+from antlm_jax.runtime import chips, sharding
+from antlm_jax.settings import setting
 from antlm_jax.training import flops, optim
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
+from evals.benchmarks.common import RESULTS, Report
 
 BATCHES = {  # the objectives of rows, in turn, and whether rows are packed
   "clm": ("C", False),
@@ -238,47 +235,51 @@ def measure(train_step, init, step, mesh, example: Batch, seconds: float):
   return out
 
 
-_TITLES = ("size", "batch", "rows", "attention", "step", "tokens/s", "MFU",
-           "needs", "peak")  # fmt: skip
+_COLUMNS = {
+  "size": 5, "batch": 6, "rows": 10, "attention": 10, "step": 9,
+  "tokens/s": 10, "MFU": 6, "needs": 9, "peak": 9,
+}  # fmt: skip
 
 
-def _line(*cells: str) -> str:
-  forms = "<6", "<8", "<12", "<11", ">10", ">12", ">8", ">10", ">10"
-  return "".join(map(format, cells, forms))
-
-
-def _say(row: dict) -> str:
+def _cells(row: dict) -> list:
   """One result as a line of the table."""
-
-  def known(name, form, scale=1.0):
-    return "-" if row[name] is None else form.format(row[name] * scale)
-
-  return _line(
+  forms = {
+    "seconds": lambda x: f"{1e3 * x:.1f} ms",
+    "tokens_per_second": lambda x: f"{x:,.0f}",
+    "mfu": lambda x: f"{x:.1%}",
+    "needed_bytes": units.gib,
+    "peak_bytes": units.gib,
+  }
+  return [
     row["size"],
     row["batch"],
     f"{row['rows']} x {row['seq_len']}",
-    row["attention"] or "-",
-    known("seconds", "{:.1f} ms", 1e3),
-    known("tokens_per_second", "{:,.0f}"),
-    known("mfu", "{:.1f} %", 100),
-    known("needed_bytes", "{:.1f} GiB", 2**-30),
-    known("peak_bytes", "{:.1f} GiB", 2**-30),
-  ) + (f"  {row['error']}" if row["error"] else "")
+    row["attention"],
+    *(None if row[n] is None else form(row[n]) for n, form in forms.items()),
+    row["error"] or "",
+  ]
 
 
-def _names(known):
-  """Returns an argument type: names of `known`, separated by commas."""
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The command's arguments."""
 
-  def parse(text: str) -> list[str]:
-    names = text.split(",")
-    unknown = [name for name in names if name not in known]
-    if unknown:
-      raise argparse.ArgumentTypeError(
-        f"{unknown[0]!r} is not one of {', '.join(known)}"
-      )
-    return names
-
-  return parse
+  sizes: tuple[str, ...] = setting(
+    tuple(SIZES), f"of {', '.join(SIZES)}", choices=SIZES
+  )
+  batches: tuple[str, ...] = setting(
+    tuple(BATCHES), "kinds of batches", choices=BATCHES
+  )
+  seq_len: int | None = setting(
+    None, "tokens in a row (default: 128 or 2048)", least=1
+  )
+  rows: int | None = setting(
+    None, "rows on a device (default: 256, 32 or 16)", least=1
+  )
+  attention: str = setting("auto", "as model.attention of a config")
+  seconds: float = setting(3.0, "per case", over=0)
+  output: str = setting(str(RESULTS), "a folder", read=cli.here)
+  shrink: bool = setting(False, "the first size, but tiny, to try the command")
 
 
 def main(argv) -> None:
@@ -286,66 +287,32 @@ def main(argv) -> None:
   parser = cli.Parser(
     prog="python -m evals.benchmarks.step", description=__doc__
   )
-  parser.add_argument(
-    "--sizes",
-    type=_names(SIZES),
-    help=f"of {','.join(SIZES)} (default: all; with --shrink the first)",
-  )
-  parser.add_argument(
-    "--batches", type=_names(BATCHES), default=",".join(BATCHES), help="kinds"
-  )
-  parser.add_argument(
-    "--seq_len", type=int, help="tokens in a row (default: 128 or 2048)"
-  )
-  parser.add_argument(
-    "--rows", type=int, help="rows on a device (default: 256, 32 or 16)"
-  )
-  parser.add_argument(
-    "--attention", default="auto", help="as model.attention of a config"
-  )
-  parser.add_argument("--seconds", type=float, default=3.0, help="per case")
-  parser.add_argument(
-    "--output", default="evals/benchmarks/results", help="a folder"
-  )
-  parser.add_argument(
-    "--shrink", action="store_true", help="tiny encoders, to try the script"
-  )
-  args = parser.parse_args(argv)
+  settings.add_arguments(parser, Settings)
+  args = settings.from_args(Settings, parser.parse_args(argv))
   changes = {"seq_len": args.seq_len, "rows": args.rows}
   changes = {name: n for name, n in changes.items() if n is not None}
-  if any(n < 1 for n in changes.values()):
-    raise errors.UserError("--seq_len and --rows are positive")
   changes = (_SHRUNK if args.shrink else {}) | changes
-  # Shrunk, they hardly differ, and each takes a while to compile.
-  names = args.sizes or (["97M"] if args.shrink else list(SIZES))
   mesh = sharding.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})
   device = mesh.devices.flat[0].device_kind
-  results = {
-    "date": datetime.date.today().isoformat(),
-    "jax": jax.__version__,
-    "jaxlib": jaxlib.__version__,
-    "device": device,
-    "devices": mesh.size,
-    "rows": [],
-  }
-  name = re.sub("[^a-z0-9]+", "-", device.lower()).strip("-")
-  name = f"step-{name}{'-shrunk' if args.shrink else ''}.json"
-  path = pathlib.Path(args.output) / name
-  path.parent.mkdir(parents=True, exist_ok=True)
-  print(_line(*_TITLES), flush=True)
-  for name in names:
+  report = Report(
+    args.output,
+    f"step {device}{' shrunk' if args.shrink else ''}",
+    _COLUMNS,
+    "<<<<>",
+    jaxlib=jaxlib.__version__,
+    device=device,
+    devices=mesh.size,
+  )
+  for name in args.sizes[: 1 if args.shrink else None]:
     size = dataclasses.replace(SIZES[name], **changes)
     with jax.set_mesh(mesh):
       for row in measure_size(
         size, args.batches, args.attention, mesh, args.seconds
       ):
         row = {"size": name} | row
-        print(_say(row), flush=True)
-        # After each case: what was measured stays, whatever comes next.
-        results["rows"].append(row)
-        files.write_text(path, json.dumps(results, indent=2) + "\n")
-  print(f"wrote {path}")
-  if any(row["error"] not in (None, _NO_MEMORY) for row in results["rows"]):
+        report.add(row, _cells(row))
+  report.close()
+  if any(row["error"] not in (None, _NO_MEMORY) for row in report.rows):
     sys.exit(1)
 
 

@@ -10,22 +10,17 @@ are printed. No chip is at hand: all of it is what TPU's compiler makes of the
 step.
 """
 
-import datetime
-import json
-import pathlib
+import dataclasses
 import sys
 
-import jax
-
-from antlm_jax import cli
+from antlm_jax import cli, settings, units
 from antlm_jax.planning import topology
 from antlm_jax.planning.estimate import estimate, programs
 from antlm_jax.planning.search import Pod
-from antlm_jax.runtime import files
+from antlm_jax.settings import setting
+from evals.benchmarks.common import RESULTS, Report
 
 SLICES = ("2x2x2", "2x4x4", "4x4x8", "8x8x8", "8x16x16")
-_ROWS = 9  # of a chip
-_WIDEST = 64  # chips that share the state
 _SAME = 1.01  # the program itself differs by some megabytes
 
 
@@ -51,20 +46,39 @@ def measure(config: str, shape: str, rows: int, widest: int) -> dict:
   }
 
 
-def _say(row: dict) -> str:
+_COLUMNS = {
+  "slice": 12, "mesh": 28, "arguments": 9, "needed": 9, "sent": 8,
+  "network": 8, "step": 9, "MFU": 6, "compiled": 8,
+}  # fmt: skip
+
+
+def _cells(row: dict) -> list[str]:
+  """One slice as a line of the table."""
   if not row["memory"]["fits"]:
-    return f"{row['topology']}: does not fit"
-  mesh = ", ".join(f"{axis}={size}" for axis, size in row["mesh"].items())
-  return (
-    f"{row['topology']:<14}{mesh:<30}"
-    f"{row['memory']['arguments'] / 2**30:9.2f} GiB"
-    f"{row['memory']['needed'] / 2**30:9.2f} GiB"
-    f"{row['sent_bytes'] / 1e9:9.2f} GB"
-    f"{row['seconds']['network'] * 1e3:8.1f} ms"
-    f"{row['step_seconds'] * 1e3:8.1f} ms"
-    f"{row['mfu']:8.1%}"
-    f"{row['compile_seconds']:8.0f} s"
-  )
+    return [row["topology"], "does not fit"]
+  return [
+    row["topology"],
+    ", ".join(f"{axis}={size}" for axis, size in row["mesh"].items()),
+    units.gib(row["memory"]["arguments"]),
+    units.gib(row["memory"]["needed"]),
+    units.quantity(row["sent_bytes"], "B"),
+    units.milliseconds(row["seconds"]["network"]),
+    units.milliseconds(row["step_seconds"]),
+    f"{row['mfu']:.1%}",
+    units.duration(row["compile_seconds"]),
+  ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The command's arguments."""
+
+  config: str = setting("configs/encoders.py:size=1B", "which model")
+  generation: str = setting("v5p", "the chips")
+  slices: tuple[str, ...] = setting(SLICES, "their shapes")
+  rows: int = setting(9, "rows of a chip", least=1)
+  widest: int = setting(64, "chips to share the state", least=1)
+  output: str = setting(str(RESULTS), "a folder", read=cli.here)
 
 
 def main(argv) -> None:
@@ -72,35 +86,21 @@ def main(argv) -> None:
   parser = cli.Parser(
     prog="python -m evals.benchmarks.weak_scaling", description=__doc__
   )
-  add = parser.add_argument
-  add("--config", default="configs/encoders.py:size=1B", help="which model")
-  add("--generation", default="v5p", help="the chips")
-  add("--slices", default=",".join(SLICES), help="their shapes")
-  add("--rows", type=int, default=_ROWS, help="rows of a chip")
-  add("--widest", type=int, default=_WIDEST, help="chips to share the state")
-  add("--output", default="evals/benchmarks/results", help="a folder")
-  args = parser.parse_args(argv)
-  path = pathlib.Path(args.output) / f"weak-scaling-{args.generation}.json"
-  path.parent.mkdir(parents=True, exist_ok=True)
-  result = {
-    "config": args.config,
-    "date": datetime.date.today().isoformat(),
-    "jax": jax.__version__,
-    "rows": [],
-  }
-  print(
-    f"{'slice':<44}{'arguments':>13}{'needed':>13}{'sent':>12}{'network':>11}"
-    f"{'step':>11}{'MFU':>8}{'compiled':>10}"
+  settings.add_arguments(parser, Settings)
+  args = settings.from_args(Settings, parser.parse_args(argv))
+  report = Report(
+    args.output,
+    f"weak scaling {args.generation}",
+    _COLUMNS,
+    "<<>",
+    config=args.config,
   )
-  for shape in args.slices.split(","):
+  for shape in args.slices:
     shape = f"{args.generation}:{shape}"
     row = measure(args.config, shape, args.rows, args.widest)
-    print(_say(row), flush=True)
-    # After each slice: what was found stays, whatever comes next.
-    result["rows"].append(row)
-    files.write_text(path, json.dumps(result, indent=1) + "\n")
-  print(f"wrote {path}")
-  needed = [row["memory"]["needed"] for row in result["rows"]]
+    report.add(row, _cells(row))
+  report.close()
+  needed = [row["memory"]["needed"] for row in report.rows]
   if max(needed) > _SAME * needed[0]:
     print("the memory of a chip grows with their number", file=sys.stderr)
     sys.exit(1)

@@ -1,0 +1,57 @@
+"""What the benchmarks share: a table, and its JSON file, that grow by rows."""
+
+import datetime
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+import jax
+
+from antlm_jax import tables
+from antlm_jax.runtime import files
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+class Report:
+  """Rows that are printed and written at once: they stay, whatever comes next.
+
+  Args:
+    folder: Where the JSON file is written.
+    name: What it is called, in words.
+    columns: The table's columns, and how wide they are.
+    align: As for `tables.text`.
+    **about: What the file says beside the rows.
+
+  Raises:
+    UserError: if the file cannot be written.
+  """
+
+  def __init__(
+    self, folder: str, name: str, columns: Mapping[str, int], align="<", **about
+  ):
+    name = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+    self.path = pathlib.Path(folder) / f"{name}.json"
+    files.check_writable(self.path)
+    self._columns, self._align = columns, align
+    self._about = {
+      "date": datetime.date.today().isoformat(),
+      "jax": jax.__version__,
+    } | about
+    self.rows: list[dict] = []
+    self._print(list(columns))
+
+  def add(self, row: dict, cells: Sequence | None = None) -> None:
+    """Prints and writes a row, in the table as its cells or by its columns."""
+    self._print(cells or [row.get(column) for column in self._columns])
+    self.rows.append(row)
+    files.write_json(self.path, self._about | {"rows": self.rows}, indent=1)
+
+  def _print(self, cells: Sequence) -> None:
+    cells = [f"{c:.6g}" if isinstance(c, float) else c for c in cells]
+    widths = [*self._columns.values(), 0]
+    print(tables.line(cells, widths, self._align), flush=True)
+
+  def close(self) -> None:
+    """Says where the rows are."""
+    print(f"wrote {self.path}")
