@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from antlm_jax import cli
 from antlm_jax.errors import UserError
-from antlm_jax.hf import card
+from antlm_jax.hf import card, heads
 from antlm_jax.hf import config as configs
 from antlm_jax.hf import mapping as names
 from antlm_jax.hf import tokenizer as tokenizers
@@ -30,7 +30,6 @@ from antlm_jax.training.checkpoint import Loaded
 
 NATIVE = "antlm_jax.json"  # what import needs to give back the same checkpoint
 _CODE = pathlib.Path(__file__).parent / "hf" / "remote"
-_POOLS = {"first": "bos", "mean": "mean"}  # ours, and EuroBERT's
 
 
 def export(
@@ -68,7 +67,8 @@ def export(
   texts = {form: _texts(loaded, form, dtype, sentences) for form in forms}
   weights = folder.tensors(loaded.params, architecture.weights, dtype)
   if loaded.task:
-    head = folder.tensors(loaded.task.params, architecture.head, dtype)
+    places = heads.place(loaded.task).weights
+    head = folder.tensors(loaded.task.params, places, dtype)
     weights = {n: w for n, w in weights.items() if "lm_head" not in n} | head
   inside = list(forms) if len(forms) > 1 else ["."]
   with folder.new(output) as aside:
@@ -116,7 +116,7 @@ def _texts(
   if architecture.code:
     config["mask_shift"] = framing.mask_shift(loaded.config)
   if loaded.task:
-    config |= _task(loaded, chosen)
+    config |= heads.config(loaded, chosen)
   files = {
     configs.CONFIG: config,
     **tokenizers.files(
@@ -137,35 +137,6 @@ def _texts(
     for path, value in files.items()
   }
   return texts | {"README.md": card.card(loaded, form, chosen.classes)}
-
-
-def _task(loaded: Loaded, form: names.Form) -> dict:
-  """Returns what config.json says of a fine-tuned head."""
-  task = loaded.task
-  auto = "AutoModelForSequenceClassification"
-  if auto not in form.classes:
-    raise UserError(
-      f"{loaded.path} was fine-tuned reading causally, and transformers has no"
-      " such classifier: fine-tune with --attention=bidirectional"
-    )
-  out = {
-    "architectures": [form.classes[auto]],
-    "problem_type": "single_label_classification",
-    "id2label": {str(i): label for i, label in enumerate(task.labels)},
-    "label2id": {label: i for i, label in enumerate(task.labels)},
-  }
-  if form.model_type == "ltg_bert":
-    return out | {
-      "classifier_pooling": task.pool,
-      "classifier_norms": task.norms,
-      "classifier_dropout": task.dropout,
-    }
-  if task.norms or task.pool not in _POOLS:
-    raise UserError(
-      f"{loaded.path} has a head that transformers' EuroBERT has not:"
-      " fine-tune with --head=plain and --pool=mean or first"
-    )
-  return out | {"classifier_pooling": _POOLS[task.pool]}
 
 
 def _sentences(config) -> dict[str, object]:

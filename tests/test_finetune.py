@@ -14,11 +14,11 @@ from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
 from evals import finetune
-from evals.finetuning import glue
-from evals.finetuning import loop as tuning
-from evals.finetuning import task as tasks
+from evals.finetuning import classification, glue, loop, summary
+from evals.finetuning import rows as rows_lib
+from evals.finetuning.classification import Classifier, Options
 from evals.finetuning.loop import Run, Settings
-from evals.finetuning.task import Example
+from evals.finetuning.rows import Example
 from tests import random_models, runs
 from tests.test_glue import line
 
@@ -71,15 +71,14 @@ def write_cola(folder, train=96, valid=40, **fields):
 
 def toy(loaded, folder, settings=QUICK, pool="first", dropout=0.1):
   """The easy task, and its rows."""
-  task = glue.task(glue.find(write_cola(folder), "cola"), "cola", pool, dropout)
-  rows = {
-    name: tuning.encode(loaded, task.load(name), settings.max_length)
-    for name in ("train", "cola")
-  }
-  return task, tuning.Data(rows["train"], {"cola": rows["cola"]})
+  options = Options(pool, dropout=dropout)
+  task = glue.make(write_cola(folder), "cola", options, settings.attention)
+  return task, loop.read(loaded, task, settings.max_length)
 
 
 # ---------------------------------------------------------------------- rows
+
+HEAD = Classifier(("0", "1"), "first")
 
 
 @pytest.mark.parametrize("boundary", ["bos_eos", "eos", "none"])
@@ -96,7 +95,7 @@ def test_framing(loaded, boundary):
     Example(("the dogs", "Tom sat near"), 1, "0"),
     Example(("the dogs",), 0, "1"),
   ]
-  rows = tuning.encode(loaded, examples, 48)
+  rows = HEAD.encode(loaded, examples, 48)
   pair = [*bos, *a, *eos, *b, *eos]
   alone = [*bos, *a, *eos]
   assert rows.lengths.tolist() == [len(pair), len(alone)]
@@ -109,13 +108,13 @@ def test_long_pairs_lose_the_end_of_the_longer_text(loaded):
   t = loaded.tokenizer
   long, short = "Tom sat near the hills " * 9, "the dogs"
   for limit in (12, 20, 1000):  # 48, the model's own, at most
-    rows = tuning.encode(loaded, [Example((long, short), 0, "0")], limit)
+    rows = HEAD.encode(loaded, [Example((long, short), 0, "0")], limit)
     cut = min(limit, 48) - 3 - len(t.encode(short))
     expected = [t.bos_id, *t.encode(long)[:cut], t.eos_id]
     expected += [*t.encode(short), t.eos_id]
     assert rows.tokens[0].tolist() == expected
   for lengths, budget in (((9, 2), 7), ((9, 8), 7), ((3, 3), 9), ((5,), 2)):
-    kept = tuning.truncated(lengths, budget)
+    kept = rows_lib.truncated(lengths, budget)
     assert sum(kept) == min(budget, sum(lengths))
     cut = [k for k, n in zip(kept, lengths, strict=True) if k < n]
     whole = [k for k, n in zip(kept, lengths, strict=True) if k == n]
@@ -127,20 +126,20 @@ def make_rows(n=203, longest=100):
   draw = np.random.default_rng(0)
   lengths = draw.integers(1, longest + 1, n).astype(np.int32)
   tokens = np.tile(np.arange(longest, dtype=np.int32), (n, 1))
-  return tuning.Rows(tokens, lengths, np.arange(n))
+  return rows_lib.Rows(tokens, lengths, np.arange(n))
 
 
 def test_every_row_is_in_one_batch():
   rows = make_rows()
   for key in ({}, {"seed": 3, "epoch": 1}):
-    made = tuning.batches(rows, 16, **key)
+    made = rows_lib.batches(rows, 16, **key)
     real = np.concatenate([s.rows[s.weights > 0] for s in made])
     assert sorted(real) == list(range(203))
     assert sum((s.weights == 0).any() for s in made) == 1
     assert {s.length for s in made} <= {16, 32, 64, 100}
     assert all(rows.lengths[s.rows].max() <= s.length for s in made)
     assert all(len(s.rows) == len(s.weights) == 16 for s in made)
-  few = tuning.batches(make_rows(5), 16, seed=0)
+  few = rows_lib.batches(make_rows(5), 16, seed=0)
   assert len(few) == 1 and few[0].weights.sum() == 5
 
 
@@ -148,7 +147,7 @@ def test_order_is_a_function_of_seed_and_epoch():
   rows = make_rows()
 
   def order(seed, epoch):
-    made = tuning.batches(rows, 16, seed, epoch)
+    made = rows_lib.batches(rows, 16, seed, epoch)
     return [s.length for s in made], [s.rows.tolist() for s in made]
 
   assert order(0, 0) == order(0, 0)
@@ -160,35 +159,31 @@ def test_order_is_a_function_of_seed_and_epoch():
 # ------------------------------------------------------------------ training
 
 
-def any_task(head, decode=tasks.likeliest):
-  """A task of no files."""
-  metrics = {"accuracy": tasks.accuracy}
-  loss = tasks.cross_entropy
-  return tasks.Task("any", list, (), head, loss, decode, metrics, "accuracy")
-
-
-class EveryPool(tasks.Classifier):
+class EveryPool(Classifier):
   """The logits by each pool, `[B, C, 3]`."""
 
   def __call__(self, params, hidden, lengths, dropout_key=None):
     return jnp.stack(
       [
-        tasks.Classifier(self.classes, pool)(params, hidden, lengths)
-        for pool in tasks.POOLS
+        Classifier(self.labels, pool)(params, hidden, lengths)
+        for pool in classification.POOLS
       ],
       axis=-1,
     )
 
+  def reduce(self, outputs):
+    return outputs
 
-@pytest.mark.parametrize("attention", tuning.ATTENTIONS)
+
+@pytest.mark.parametrize("attention", loop.ATTENTIONS)
 def test_padding_and_other_rows_change_no_logit(loaded, attention):
   lengths = np.array([5, 16, 9], np.int32)
   draw = np.random.default_rng(0)
   tokens = draw.integers(4, 400, (3, 40)).astype(np.int32)
   inside = np.arange(40) < lengths[:, None]
-  made = tuning.programs(
+  made = loop.programs(
     loaded.model.config,
-    any_task(EveryPool(2, "first"), decode=lambda logits: logits),
+    EveryPool(("0", "1"), "first"),
     dataclasses.replace(QUICK, attention=attention),
   )
   frozen = {n: p for n, p in loaded.params.items() if n not in made.trained}
@@ -208,16 +203,16 @@ def test_padding_and_other_rows_change_no_logit(loaded, attention):
   # Reading causally, the first token sees no other; all else sees more.
   changed = np.where((np.arange(40) > 0) & inside, 7, tokens)
   moved = np.abs(logits(changed) - long).max(axis=(0, 1, 2))
-  for pool, by in zip(tasks.POOLS, moved, strict=True):
+  for pool, by in zip(classification.POOLS, moved, strict=True):
     blind = pool == "first" and attention == "causal"
     assert (by < 1e-5) if blind else (by > 1e-2)
 
 
 def test_a_step_is_adamw(loaded):
   settings = dataclasses.replace(QUICK, weight_decay=0.1, clip=0.5)
-  head = tasks.Classifier(2, "last", dropout=0.0)
+  head = Classifier(("0", "1"), "last", dropout=0.0)
   model = loaded.model
-  made = tuning.programs(model.config, any_task(head), settings)
+  made = loop.programs(model.config, head, settings)
   assert set(loaded.params) - made.trained == {"head/kernel"}  # the untied one
   frozen = {"head/kernel": loaded.params["head/kernel"]}
   encoder = {n: p for n, p in loaded.params.items() if n in made.trained}
@@ -253,7 +248,7 @@ def test_a_step_is_adamw(loaded):
     return value, optax.apply_updates(params, updates)
 
   value, expected = reference(first)
-  batch = tuning.Batch(
+  batch = rows_lib.TaskBatch(
     tokens[None], lengths[None], labels[None], np.array([[1.0, 1.0, 1.0, 0.0]])
   )
   rates, seeds = np.array([1e-3], np.float32), np.array([4], np.uint32)
@@ -267,14 +262,14 @@ def test_a_step_is_adamw(loaded):
     assert np.abs(got - first[name]).max() > 1e-4, name
 
 
-@pytest.mark.parametrize("decay", tuning.DECAYS)
+@pytest.mark.parametrize("decay", loop.DECAYS)
 def test_rates_rise_and_fall(decay):
-  share = tuning.shares(Settings(warmup=0.2, decay=decay), 100)
+  share = loop.shares(Settings(warmup=0.2, decay=decay), 100)
   assert share.shape == (100,)
   assert share[[0, 9, 19]] == pytest.approx([0.05, 0.5, 1.0])
   assert share[59] == pytest.approx(0.5)
   assert share[99] == pytest.approx(0.0, abs=1e-6)
-  plain = tuning.shares(Settings(), 100)  # the 2024 pipeline's: no warmup
+  plain = loop.shares(Settings(), 100)  # the 2024 pipeline's: no warmup
   np.testing.assert_allclose(plain, np.arange(99, -1, -1) / 100, atol=1e-6)
 
 
@@ -287,14 +282,14 @@ def toy_fit(loaded, tmp_path_factory):
   settings = dataclasses.replace(QUICK, epochs=6, patience=2)
   task, data = toy(loaded, tmp_path_factory.mktemp("toy"), settings)
   lines = []
-  outcomes = tuning.fit(loaded, task, data, settings, GRID, tell=lines.append)
+  outcomes = loop.fit(loaded, task, data, settings, GRID, tell=lines.append)
   return task, data, settings, outcomes, lines
 
 
 def test_runs_together_are_runs_alone(loaded, toy_fit):
   task, data, settings, together, _ = toy_fit
   for one in together[1:]:
-    (alone,) = tuning.fit(loaded, task, data, settings, [one.run])
+    (alone,) = loop.fit(loaded, task, data, settings, [one.run])
     assert alone.best_epoch == one.best_epoch
     losses = [[e["train_loss"] for e in o.epochs] for o in (alone, one)]
     np.testing.assert_allclose(*losses, rtol=1e-4)
@@ -305,19 +300,18 @@ def test_runs_together_are_runs_alone(loaded, toy_fit):
 
 def test_it_learns_what_can_be_learnt(toy_fit):
   task, data, settings, outcomes, lines = toy_fit
-  summary = finetune.summarise(
-    task, {"cola": data.evaluations["cola"].labels}, outcomes
-  )
-  assert summary["best_lr"] == 3e-3
+  examples = {"cola": data.evaluations["cola"].examples}
+  about = summary.summarise(task, examples, outcomes)
+  assert about["best_lr"] == 3e-3
   assert outcomes[0].best["cola"]["mcc"] > 0.9
-  assert summary["evaluations"]["cola"]["majority"]["mcc"] == 0
+  assert about["evaluations"]["cola"]["baseline"]["mcc"] == 0
   # A rate of nothing gets no better and is stopped; the others go on.
   assert len(outcomes[2].epochs) == outcomes[2].best_epoch + settings.patience
   assert "of 3 runs stopped" in lines[-1] and "epoch 1" in lines[0]
   for outcome in outcomes:
     scores = [e["cola"]["mcc"] for e in outcome.epochs]
     assert outcome.best_epoch == 1 + int(np.argmax(scores))
-    mcc = tasks.mcc(
+    mcc = classification.mcc(
       outcome.predictions["cola"], data.evaluations["cola"].labels
     )
     assert mcc == scores[outcome.best_epoch - 1]
@@ -329,7 +323,7 @@ def test_seeds_draw_everything(loaded, toy_fit):
   task, data, settings, *_ = toy_fit
   settings = dataclasses.replace(settings, epochs=1)
   grid = [Run(1e-9, 5), Run(2e-9, 5), Run(1e-9, 6)]
-  outcomes = tuning.fit(loaded, task, data, settings, grid)
+  outcomes = loop.fit(loaded, task, data, settings, grid)
   losses = [o.epochs[0]["train_loss"] for o in outcomes]
   assert losses[0] == pytest.approx(losses[1], rel=1e-5)
   assert abs(losses[0] - losses[2]) > 1e-3
@@ -338,21 +332,21 @@ def test_seeds_draw_everything(loaded, toy_fit):
 # --------------------------------------------------------- results and tables
 
 
+LABELS = [1, 1, 1, 0]
+EXAMPLES = {"mrpc": [Example(("a", "b"), label) for label in LABELS]}
+
+
 def outcome(lr, seed, found, metrics):
-  predictions = {"mrpc": np.array(found)}
-  labels = {"mrpc": np.array([1, 1, 1, 0])}
-  scores = {m: f(predictions["mrpc"], labels["mrpc"])
-            for m, f in metrics.items()}  # fmt: skip
-  return tuning.Outcome(
-    Run(lr, seed), ({"train_loss": 0.5, "mrpc": scores},), 1, predictions
-  )
+  scores = {name: metric(found, LABELS) for name, metric in metrics.items()}
+  epoch = {"train_loss": 0.5, "mrpc": scores}
+  return loop.Outcome(Run(lr, seed), (epoch,), 1, {"mrpc": found})
 
 
 @pytest.fixture
 def mrpc(tmp_path):
   for split in ("train", "valid"):
     (tmp_path / f"mrpc.{split}.jsonl").write_text(line("mrpc", 1))
-  return glue.task(glue.find(tmp_path, "mrpc"), "mrpc", "first", 0.1)
+  return glue.make(tmp_path, "mrpc", Options(), "bidirectional")
 
 
 def test_summary(mrpc):
@@ -362,44 +356,38 @@ def test_summary(mrpc):
     outcome(1e-4, 0, [1, 1, 1, 0], mrpc.metrics),
     outcome(1e-4, 1, [0, 1, 1, 0], mrpc.metrics),
   ]
-  labels = np.array([1, 1, 1, 0])
-  summary = finetune.summarise(mrpc, {"mrpc": labels}, outcomes)
-  majority = summary["evaluations"]["mrpc"]["majority"]
-  assert majority == pytest.approx({"accuracy": 0.75, "f1": 6 / 7, "mcc": 0.0})
-  assert summary["best_lr"] == 1e-4 and summary["best_run"] == 2
-  assert summary["by_lr"][1]["scores"]["mrpc"]["mean"] == pytest.approx(0.9)
+  about = summary.summarise(mrpc, EXAMPLES, outcomes)
+  baseline = about["evaluations"]["mrpc"]["baseline"]
+  assert baseline == pytest.approx({"accuracy": 0.75, "f1": 6 / 7, "mcc": 0.0})
+  assert about["best_lr"] == 1e-4 and about["best_run"] == 2
+  assert about["by_lr"][1]["scores"]["mrpc"]["mean"] == pytest.approx(0.9)
   std = math.sqrt(2 * 0.1**2)  # of 1.0 and 0.8
-  assert summary["by_lr"][1]["scores"]["mrpc"]["std"] == pytest.approx(std)
-  assert [run["collapsed"] for run in summary["runs"]] == [True] * 2 + [
-    False
-  ] * 2
-  shares = [run["most_frequent_prediction"]["mrpc"] for run in summary["runs"]]
+  assert about["by_lr"][1]["scores"]["mrpc"]["std"] == pytest.approx(std)
+  assert [run["collapsed"] for run in about["runs"]] == [True] * 2 + [False] * 2
+  shares = [run["most_frequent_prediction"]["mrpc"] for run in about["runs"]]
   assert shares == [1, 1, 0.75, 0.5]
-  said = list(finetune.collapses(summary))
+  said = list(summary.collapses(about))
   assert len(said) == 1 and "2 of 2 runs at lr 1e-05" in said[0]
-  text = finetune.table([summary])
+  text = summary.table([about], finetune.SUITES)
   assert "90.0 ± 14.1" in text and "85.7" in text
   assert "mean of these 1 of 11 scores, not comparable with GLUE's" in text
-  alone = finetune.summarise(mrpc, {"mrpc": labels}, outcomes[:1])
+  alone = summary.summarise(mrpc, EXAMPLES, outcomes[:1])
   assert alone["by_lr"][0]["scores"]["mrpc"]["std"] is None
-  assert "1 of 1 collapsed" in finetune.table([alone])
+  assert "1 of 1 collapsed" in summary.table([alone], finetune.SUITES)
 
 
 def test_the_mean_over_all_is_glue(mrpc):
-  one = finetune.summarise(
-    mrpc,
-    {"mrpc": np.array([1, 1, 1, 0])},
-    [outcome(1e-4, 0, [1, 1, 1, 0], mrpc.metrics)],
-  )
+  outcomes = [outcome(1e-4, 0, LABELS, mrpc.metrics)]
+  one = summary.summarise(mrpc, EXAMPLES, outcomes)
   text = json.dumps(one)
   everything = [
     json.loads(text.replace('"mrpc"', f'"{name}"')) for name in glue.SCORES
   ]
-  for i, summary in enumerate(everything):
-    summary["by_lr"][0]["scores"][summary["task"]]["mean"] = i / 10
-  table = finetune.table(everything)
+  for i, about in enumerate(everything):
+    about["by_lr"][0]["scores"][about["task"]]["mean"] = i / 10
+  table = summary.table(everything, finetune.SUITES)
   assert "GLUE, unweighted mean of all 11: 50.0" in table
-  assert "10 of 11 scores" in finetune.table(everything[1:])
+  assert "10 of 11 scores" in summary.table(everything[1:], finetune.SUITES)
 
 
 # ------------------------------------------------------------------ command
@@ -416,7 +404,7 @@ def test_command(run, tmp_path):
   done = runs.run("evals.finetune", *args)
   assert done.returncode == 0, done.stderr
   absent = "boolq, mnli, mrpc, multirc, qnli, qqp, rte, sst2"
-  assert f"left out, without training set in {data}: {absent}" in done.stdout
+  assert f"left out, not in {data}: {absent}" in done.stdout
   assert "cola epoch 2" in done.stderr
   assert "wsc collapsed: 2 of 2 runs at lr 0.003" in done.stdout
   assert "mean of these 2 of 11" in done.stdout
@@ -430,14 +418,14 @@ def test_command(run, tmp_path):
     (1e-9, 0),
     (1e-9, 1),
   ]
-  assert summary["request"]["pool"] == "last"
+  assert summary["request"]["head"]["pool"] == "last"
   text = (folder / "items.jsonl").read_text()
   items = [json.loads(item) for item in text.splitlines()]
   labels = np.array([item["label"] for item in items])
   assert labels.tolist() == sentences(40, 1)[1]
   found = np.array([item["predictions"] for item in items])
   for i, r in enumerate(summary["runs"]):
-    mcc = tasks.mcc(found[:, i], labels)
+    mcc = classification.mcc(found[:, i], labels)
     assert r["scores"]["cola"]["mcc"] == pytest.approx(mcc)
     right = [item["correct"][i] for item in items]
     assert right == (found[:, i] == labels).tolist()
@@ -460,7 +448,7 @@ def test_what_is_done_is_not_done_again(run, tmp_path, capsys):
   summary = tmp_path / f"out/cola/{STEP}-bidirectional/summary.json"
   first = in_process(capsys, *args)
   text, when = summary.read_text(), summary.stat().st_mtime_ns
-  assert json.loads(text)["request"]["pool"] == "first"
+  assert json.loads(text)["request"]["head"]["pool"] == "first"
   again = in_process(capsys, *args)
   assert "cola is already done" in again and when == summary.stat().st_mtime_ns
   assert first.splitlines()[1:] == again.splitlines()[1:]  # the same table
@@ -495,19 +483,21 @@ def test_bad_arguments(run, tmp_path):
   args = [f"--checkpoint={run}", f"--data={data}", "--task=cola"]
   for extra, message in (
     ("--checkpoint=nowhere", "holds no checkpoint"),
+    ("--checkpoint=", "--checkpoint is empty"),
+    ("--eps=inf", "is not finite"),
     ("--step=5", "has no step 5"),
     ("--data=nowhere", "no such folder"),
     ("--task=wnli", "'wnli' is not all or of"),
     ("--task=rte", "rte.train.jsonl is absent"),
-    ("--lrs=0", "not all positive"),
-    ("--lrs=a", "invalid"),
-    ("--seeds=-1", "not all in"),
+    ("--lrs=0", "is not over 0"),
+    ("--lrs=a", "not float"),
+    ("--seeds=-1", "is not at least 0 and at most 4294967295"),
     ("--epochs=0", "0 is not at least 1"),
     ("--warmup=1", "1 is not at least 0 and under 1"),
     ("--pool=max", "invalid choice"),
     ("--head=two", "invalid choice"),
     ("--attention=left", "invalid choice"),
-    (f"--output={data / 'cola.train.jsonl'}", "cannot write "),
+    (f"--output={data / 'cola.train.jsonl'}", "cannot write"),
   ):
     with pytest.raises(UserError, match=message) as error:
       finetune.main([*args, extra])

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from evals.finetuning import glue
-from evals.finetuning import task as tasks
-from evals.finetuning.task import Example
+from evals import finetune
+from evals.finetuning import classification, glue
+from evals.finetuning.classification import Classifier, Options
+from evals.finetuning.rows import Example
+from evals.finetuning.task import named
 
 ROOT = pathlib.Path(__file__).parent.parent
 GLUE = ROOT / "../shared/data/glue.tar.xz"
@@ -29,22 +31,26 @@ def test_metrics_are_their_definitions():
     tp, tn = (x & y).sum(), (~x & ~y).sum()
     fp, fn = (x & ~y).sum(), (~x & y).sum()
     x, y = x.astype(np.int32), y.astype(np.int64)
-    assert tasks.accuracy(x, y) == pytest.approx((tp + tn) / 50)
+    assert classification.accuracy(x, y) == pytest.approx((tp + tn) / 50)
     if tp:
       precision, recall = tp / (tp + fp), tp / (tp + fn)
       harmonic = 2 / (1 / precision + 1 / recall)
-      assert tasks.f1(x, y) == pytest.approx(harmonic)
+      assert classification.f1(x, y) == pytest.approx(harmonic)
     sides = math.prod(map(float, (tp + fp, tp + fn, tn + fp, tn + fn)))
     if sides:
       expected = (float(tp) * tn - float(fp) * fn) / math.sqrt(sides)
-      assert tasks.mcc(x, y) == pytest.approx(expected)
+      assert classification.mcc(x, y) == pytest.approx(expected)
 
 
 def test_metrics_of_constant_predictions():
   y = np.array([0, 0, 1])
-  assert tasks.mcc(np.ones(3, int), y) == tasks.mcc(np.zeros(3, int), y) == 0
-  assert tasks.f1(np.ones(3, int), y) == pytest.approx(0.5)
-  assert tasks.f1(np.zeros(3, int), np.zeros(3, int)) == 0
+  assert (
+    classification.mcc(np.ones(3, int), y)
+    == classification.mcc(np.zeros(3, int), y)
+    == 0
+  )
+  assert classification.f1(np.ones(3, int), y) == pytest.approx(0.5)
+  assert classification.f1(np.zeros(3, int), np.zeros(3, int)) == 0
 
 
 # ------------------------------------------------------------------ the head
@@ -58,14 +64,16 @@ def test_pools_skip_padding():
     expected = {"first": hidden[b, 0], "last": hidden[b, n - 1]}
     expected["mean"] = hidden[b, :n].mean(axis=0)
     for pool, vector in expected.items():
-      got = tasks.pooled(jnp.asarray(hidden), jnp.asarray(lengths), pool)[b]
+      got = classification.pooled(
+        jnp.asarray(hidden), jnp.asarray(lengths), pool
+      )[b]
       np.testing.assert_allclose(got, vector, rtol=1e-6)
 
 
 def test_the_head_is_what_it_says():
-  head = tasks.Classifier(3, "first", dropout=0.5)
+  head = Classifier(("a", "b", "c"), "first", dropout=0.5)
   params = head.init(jax.random.key(0), 64)
-  assert params.keys() == head.axes.keys()
+  assert params.keys() == head.parameters(64).keys()
   assert np.std(params["dense/kernel"]) == pytest.approx(
     0.88 * math.sqrt(2 / (5 * 64)), rel=0.05
   )  # a normal cut at two deviations has 0.88 of its deviation
@@ -83,12 +91,12 @@ def test_the_head_is_what_it_says():
 
 def test_the_plain_head_is_two_linears_and_an_exact_gelu():
   draw = np.random.default_rng(0)
-  head = tasks.Classifier(3, "mean", dropout=0.5, norms=False)
+  head = Classifier(("a", "b", "c"), "mean", dropout=0.5, norms=False)
   params = {
     name: draw.normal(size=value.shape).astype(np.float32)
     for name, value in head.init(jax.random.key(0), 16).items()
   }
-  assert params.keys() == head.axes.keys()
+  assert params.keys() == head.parameters(64).keys()
   hidden = draw.normal(size=(5, 4, 16)).astype(np.float32)
   lengths = np.array([4, 1, 3, 2, 4], np.int32)
   wide = {name: value.astype(np.float64) for name, value in params.items()}
@@ -108,7 +116,7 @@ def test_the_plain_head_is_two_linears_and_an_exact_gelu():
 def test_empty_places_weigh_nothing():
   logits = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)))
   labels, weights = jnp.array([0, 2, 1, 1]), jnp.array([1.0, 1.0, 1.0, 0.0])
-  got = tasks.cross_entropy(logits, labels, weights)
+  got = classification.cross_entropy(logits, labels, weights)
   p = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
   expected = -np.log(p[[0, 1, 2], [0, 2, 1]]).mean()
   assert got == pytest.approx(expected, rel=1e-5)
@@ -141,6 +149,14 @@ def line(name, label):
   return json.dumps(LINES[name][0] | {"label": label, "idx": 9}) + "\n"
 
 
+def every(folder):
+  """All tasks of a folder, as the command finds them."""
+  args = finetune._parser().parse_args(
+    [f"--data={folder}", "--task=all", "--checkpoint=none"]
+  )
+  return finetune._tasks(args)
+
+
 def test_all_tasks_load_in_the_official_form(tmp_path):
   folder = tmp_path / "glue_filtered"
   folder.mkdir()
@@ -150,13 +166,12 @@ def test_all_tasks_load_in_the_official_form(tmp_path):
       (folder / f"{name}.{split}.jsonl").write_text(text)
   (folder / "mnli-mm.valid.jsonl").write_text(line("mnli", 2))
   for place in (tmp_path, folder):
-    assert list(glue.find_all(place)) == list(glue.FORMS) == list(LINES)
+    assert [task.name for task in every(place)] == list(LINES)
   scores = []
-  for name, files in glue.find_all(tmp_path).items():
-    task = glue.task(files, name, "first", 0.1)
-    assert task.head.classes == (3 if name == "mnli" else 2)
+  for task in every(tmp_path):
+    name = task.name
     words = ("entailment", "neutral", "contradiction")
-    assert task.labels == (words if name == "mnli" else ("0", "1"))
+    assert task.head.labels == (words if name == "mnli" else ("0", "1"))
     for split in ("train", name):
       assert task.load(split) == [
         Example(LINES[name][1], label, f"{split}_{label}") for label in (0, 1)
@@ -166,17 +181,21 @@ def test_all_tasks_load_in_the_official_form(tmp_path):
       assert task.load("mnli-mm") == [mismatched]
     scores += task.evaluations
   assert tuple(scores) == glue.SCORES and len(scores) == 11
-  main = {name: form.metric for name, form in glue.FORMS.items()}
+  main = {task.name: task.main_metric for task in every(tmp_path)}
   assert main.pop("cola") == "mcc"
   assert main.pop("mrpc") == main.pop("qqp") == "f1"
   assert set(main.values()) == {"accuracy"}
 
 
 def test_names():
-  assert glue.names("all") == tuple(glue.FORMS)
-  assert glue.names("mnli-mm,rte,mnli") == ("mnli", "rte")
+  every = [(glue.SUITE, name) for name in glue.FORMATS]
+  assert named([glue.SUITE], "all") == every
+  assert named([glue.SUITE], "mnli-mm,rte,mnli") == [
+    (glue.SUITE, "mnli"),
+    (glue.SUITE, "rte"),
+  ]
   with pytest.raises(UserError, match="'wnli' is not all or of boolq, cola"):
-    glue.names("cola,wnli")
+    named([glue.SUITE], "cola,wnli")
 
 
 def test_other_forms_of_training_sets(tmp_path):
@@ -192,15 +211,13 @@ def test_other_forms_of_training_sets(tmp_path):
     path = tmp_path / f"mnli_en_babylm_eval/mnli_en.{split}.jsonl"
     path.write_text(line("mnli", "contradiction"))
   (tmp_path / "glue_filtered/mnli-mm.valid.jsonl").write_text(line("mnli", 0))
-  found = glue.find_all(tmp_path)
-  assert list(found) == ["mnli", "sst2"]
-  sst2 = glue.task(found["sst2"], "sst2", "first", 0.1)
+  mnli, sst2 = every(tmp_path)
+  assert (mnli.name, sst2.name) == ("mnli", "sst2")
   assert sst2.load("train") == [
     Example(('a "quoted ',), 1, "train_0"),
     Example(("\u2028b",), 0, "train_1"),
   ]
   assert sst2.load("sst2") == [Example(("c",), 1, "sst2_0")]
-  mnli = glue.task(found["mnli"], "mnli", "first", 0.1)
   assert mnli.evaluations == ("mnli",)  # that train set has seen mnli-mm
   assert mnli.load("mnli")[0].label == 2
 
@@ -211,12 +228,11 @@ def test_the_real_files(tmp_path):
   with tarfile.open(GLUE) as archive:
     archive.extractall(tmp_path, filter="data")
   sizes = {}
-  for name, files in glue.find_all(tmp_path).items():
-    task = glue.task(files, name, "first", 0.1)
+  for task in every(tmp_path):
     train = task.load("train")
-    sizes[name] = len(train), len(task.load(name))
+    sizes[task.name] = len(train), len(task.load(task.name))
     labels = {example.label for example in train}
-    assert labels == set(range(task.head.classes))
+    assert labels == set(range(len(task.head.labels)))
     assert all(text for example in train[:50] for text in example.texts)
   assert sizes == {
     "cola": (8551, 522),
@@ -238,7 +254,15 @@ GOOD = '{"sentence": "a", "label": 1}'
   [
     ("", r"cola.train.jsonl holds no examples"),
     (GOOD + "\n{", r"cola.train.jsonl, line 2: not JSON"),
-    ("\n[1]", "line 2: not an object with fields"),
+    ("\n[1]", "line 2: not a JSON object"),
+    (GOOD.replace('"a"', "null"), "line 1: the field 'sentence' is not text"),
+    (GOOD.replace('"a"', "5"), "line 1: the field 'sentence' is not text"),
+    (GOOD.replace("1", "0.7"), "line 1: the label 0.7 is not one of 0, 1"),
+    (GOOD.replace("1", "NaN"), "line 1: the label nan is not one of 0, 1"),
+    (GOOD.replace("1", "1e999"), "line 1: the label inf is not one of 0, 1"),
+    (GOOD.replace("1", "[1]"), r"line 1: the label \[1\] is not one of 0, 1"),
+    (GOOD.replace("a", "\\ud800"), "line 1: not JSON: .*surrogates"),
+    ("[" * 100_000, "line 1: nested too deeply"),
     ('{"sentence": "a"}', "line 1: no field 'label'"),
     ('{"label": 1}', "line 1: no field 'sentence'"),
     (GOOD.replace("1", "2"), "line 1: the label 2 is not one of 0, 1"),
@@ -249,9 +273,9 @@ GOOD = '{"sentence": "a", "label": 1}'
 def test_bad_files(tmp_path, text, message):
   for split, content in (("train", text), ("valid", GOOD)):
     (tmp_path / f"cola.{split}.jsonl").write_text(content)
-  files = glue.find(tmp_path, "cola")
+  cola = glue.make(tmp_path, "cola", Options(), "bidirectional")
   with pytest.raises(UserError, match=message):
-    glue.task(files, "cola", "first", 0.1).load("train")
+    cola.load("train")
 
 
 def test_absent_files(tmp_path):

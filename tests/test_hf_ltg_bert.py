@@ -16,11 +16,12 @@ import tokenizers
 
 from antlm_jax import attention
 from antlm_jax.hf import config as configs
+from antlm_jax.hf import heads
 from antlm_jax.hf import mapping as names
 from antlm_jax.hf import weights as folder
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.ltg_bert import LtgBertConfig
-from evals.finetuning import task as tasks
+from evals.finetuning import classification
 from tests import helpers
 from tests.helpers import BOS, EOS, MASK, PAD, VOCAB
 
@@ -507,14 +508,14 @@ def drawn_head(model, classes):
     for name, shape in shapes.items()
   }
   for name, value in folder.tensors(
-    params, names.LTG_BERT.head, "float32"
+    params, heads.HEADS["classifier"].weights, "float32"
   ).items():
     model.get_parameter(name).data.copy_(torch.tensor(value))
   return params
 
 
 @pytest.mark.parametrize("norms", [True, False])
-@pytest.mark.parametrize("pool", tasks.POOLS)
+@pytest.mark.parametrize("pool", classification.POOLS)
 @pytest.mark.parametrize("form", AUTO)
 def test_classified_texts(gpt_bert, form, pool, norms):
   model = gpt_bert.open(
@@ -528,7 +529,7 @@ def test_classified_texts(gpt_bert, form, pool, norms):
   tokens, lengths = helpers.tokens(2, T), np.array(LENGTHS)
   ends = np.broadcast_to(lengths[:, None], (2, T)).astype(np.int32)
   hidden = gpt_bert.hidden(tokens, AttentionMask(form == "causal", k_end=ends))
-  head = tasks.Classifier(3, pool, norms=norms)
+  head = classification.Classifier(("a", "b", "c"), pool, norms=norms)
   expected = np.asarray(head(params, hidden, jnp.asarray(lengths)))
   real = (np.arange(T) < lengths[:, None]).astype(np.int64)
   close(run(model, tokens, tensor(real)), expected)

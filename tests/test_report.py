@@ -10,11 +10,12 @@ from antlm_jax.errors import UserError
 from antlm_jax.inference.pairs import Pair
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
-from evals import finetune, report
-from evals.finetuning import glue
-from evals.finetuning import task as tasks
+from evals import report
+from evals.finetuning import classification, glue
+from evals.finetuning import summary as summaries
 from evals.finetuning.loop import Outcome
 from evals.finetuning.loop import Run as TuningRun
+from evals.finetuning.rows import Example
 from evals.reporting import runs as runs_lib
 from evals.reporting import statistics
 from evals.zero_shot import command
@@ -182,14 +183,10 @@ def tune(run, name, shares, attention="bidirectional", limit=0):
       predictions[:] = 1
     else:
       predictions[: round(100 * (1 - share))] ^= 1
-    names = (name, *glue.FORMS[name].evaluations)
+    names, predictions = glue.SCORES_OF[name], predictions.tolist()
     metrics = {
-      m: f(predictions, labels)
-      for m, f in (
-        ("accuracy", tasks.accuracy),
-        ("f1", tasks.f1),
-        ("mcc", tasks.mcc),
-      )
+      metric: function(predictions, labels)
+      for metric, function in classification.BINARY.items()
     }
     epoch = {"train_loss": 0.5} | dict.fromkeys(names, metrics)
     outcomes.append(
@@ -197,26 +194,19 @@ def tune(run, name, shares, attention="bidirectional", limit=0):
         TuningRun(1e-4, seed), (epoch,), 1, dict.fromkeys(names, predictions)
       )
     )
-  task = tasks.Task(
-    name=name,
-    load=None,
-    evaluations=names,
-    head=None,
-    loss=None,
-    decode=None,
-    metrics={"accuracy": tasks.accuracy, "f1": tasks.f1, "mcc": tasks.mcc},
-    main_metric=glue.FORMS[name].metric,
-  )
+  head = classification.Classifier(("0", "1"), "first")
+  metric = glue.FORMATS[name].metric
+  task = classification.task(name, None, names, head, metric)
   folder = run / "evals" / "finetune" / name / f"{STEPS}-{attention}"
   folder.mkdir(parents=True)
   request = {"step": STEPS, "attention": attention, "limit": limit}
-  by_name = dict.fromkeys(names, labels)
-  summary = {"request": request} | finetune.summarise(task, by_name, outcomes)
   examples = {
-    n: [tasks.Example(("a",), int(y), f"{n}_{i}") for i, y in enumerate(labels)]
+    n: [Example(("a",), int(y), f"{n}_{i}") for i, y in enumerate(labels)]
     for n in names
   }
-  finetune.write(folder, summary, outcomes, examples)
+  summary = summaries.summarise(task, examples, outcomes)
+  summary = {"request": request} | summary
+  summaries.write(folder, task, summary, outcomes, examples)
 
 
 def answers(right, of, seed=0):
@@ -469,7 +459,7 @@ def whole(folder, row="antlm", limit=0):
     path = run / "evals" / benchmark.folder / f"{STEPS}-causal/summary.json"
     summary = json.loads(path.read_text()) | {"pairs": benchmark.pairs}
     path.write_text(json.dumps(summary))
-  for name in glue.FORMS:
+  for name in glue.FORMATS:
     tune(run, name, (1.0,), limit=limit if name == "wsc" else 0)
   return run
 

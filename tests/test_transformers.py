@@ -22,8 +22,8 @@ from antlm_jax.errors import UserError
 from antlm_jax.hf import mapping as names
 from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
-from evals.finetuning import saved as kept
-from evals.finetuning import task as tasks
+from evals.finetuning import saved
+from evals.finetuning.classification import Classifier
 from tests import random_models, runs
 
 torch = pytest.importorskip("torch")
@@ -317,14 +317,13 @@ def test_a_fine_tuned_head_comes_along(
 ):
   random_models.save(tmp_path / "run", tokenizer, encoder)
   base = checkpoint.load(tmp_path / "run")
-  head = tasks.Classifier(3, pool, norms=norms)
+  labels = ("entailment", "neutral", "contradiction")
+  head = Classifier(labels, pool, norms=norms)
   task = checkpoint.FineTuned(
     name="mnli",
     attention=attention,
-    pool=pool,
-    norms=norms,
-    dropout=0.1,
-    labels=("entailment", "neutral", "contradiction"),
+    kind=head.kind,
+    settings=head.settings,
     params=head.init(jax.random.key(0), base.model.config.width),
   )
   path = checkpoint.write(
@@ -342,15 +341,16 @@ def test_a_fine_tuned_head_comes_along(
   )
   with torch.no_grad():
     theirs = model(**inputs).logits.numpy()
-  largest(f"{encoder}, {pool}", kept.logits(loaded, texts), theirs)
+  largest(f"{encoder}, {pool}", saved.outputs(loaded, texts), theirs)
   assert model.config.id2label[2] == "contradiction"
   assert "text-classification" in (folder / "README.md").read_text()
 
 
 def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
   loaded, _ = pair
+  head = Classifier(("0", "1"), "mean")
   task = checkpoint.FineTuned(
-    *("rte", "bidirectional", "mean", True, 0.1, ("0", "1"), {})
+    "rte", "bidirectional", head.kind, head.settings, {}
   )
   tuned = dataclasses.replace(loaded, task=task)
   with pytest.raises(UserError, match="--head=plain"):
@@ -360,6 +360,10 @@ def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
   causal = dataclasses.replace(task, attention="causal")
   with pytest.raises(UserError, match="--attention=bidirectional"):
     export_hf.export(dataclasses.replace(loaded, task=causal), tmp_path / "hf")
+  towers = dataclasses.replace(task, name="nfcorpus", kind="towers")
+  with pytest.raises(UserError, match=r"no head like that of nfcorpus \(tow"):
+    export_hf.export(dataclasses.replace(loaded, task=towers), tmp_path / "hf")
+  assert not list(tmp_path.iterdir())
 
 
 # -------------------------------------------------------------------- and back

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 
 from antlm_jax import units
+from antlm_jax.hf import heads
 from antlm_jax.inference import framing
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
@@ -42,7 +43,7 @@ def card(loaded: Loaded, form: str, classes: Mapping[str, str]) -> str:
 
 def _tag(loaded: Loaded, form: str) -> str:
   if loaded.task:
-    return "text-classification"
+    return heads.place(loaded.task).tag
   return "text-generation" if form == "causal" else "fill-mask"
 
 

@@ -34,14 +34,12 @@ class Architecture:
   Attributes:
     settings: Our settings and those of its config.json.
     weights: Our parameters and its tensors.
-    head: Our parameters of a fine-tuned head, and its tensors.
     forms: By name, one of `FORMS`.
     code: Python files that its folder brings along, in `antlm_jax/hf/remote`.
   """
 
   settings: Mapping[str, str]
   weights: Mapping[str, str]
-  head: Mapping[str, str]
   forms: Mapping[str, Form]
   code: tuple[str, ...] = ()
 
@@ -60,13 +58,6 @@ LLAMA_COMPUTES = {
   "hidden_act": "silu",
   "attention_bias": False,
   "mlp_bias": False,
-}
-# dense, GELU, linear on one vector; or a linear layer alone on every token's.
-_HEAD = {
-  "dense/kernel": "dense.weight",
-  "dense/bias": "dense.bias",
-  "classes/kernel": "classifier.weight",
-  "classes/bias": "classifier.bias",
 }
 
 LLAMA = Architecture(
@@ -93,7 +84,6 @@ LLAMA = Architecture(
     "norm/scale": "model.norm.weight",
     "head/kernel": "lm_head.weight",
   },
-  head=_HEAD,
   forms={
     "causal": Form(
       "llama",
@@ -174,7 +164,6 @@ LTG_BERT = Architecture(
     "head/linear/bias": "lm_head.dense.bias",
     "head/bias": "lm_head.bias",
   },
-  head=_HEAD,
   forms={
     "causal": Form(
       "ltg_bert", _LTG_BERT_CLASSES, _LTG_BERT_SETTINGS | {"is_decoder": True}

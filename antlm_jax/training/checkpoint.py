@@ -89,33 +89,27 @@ class Meta:
 class FineTuned:
   """What a fine-tuned checkpoint has beside its encoder: a task's head.
 
+  What the settings and the parameters mean is known to who trained the head
+  (`evals.finetuning.saved`) and to who exports its kind (`antlm_jax.hf.heads`).
+
   Attributes:
     name: The task's name.
     attention: How rows are read: bidirectional or causal.
-    pool: Which vector is classified: first, last or mean.
-    norms: Whether the head has norms.
-    dropout: Share that the head drops in training.
-    labels: The classes' names, in their order.
-    params: The head's parameters, `{path: array}`.
+    kind: The head's kind.
+    settings: The head's settings, as plain JSON.
+    params: The head's parameters, `{path: array}`; may be none.
   """
 
   name: str
   attention: str
-  pool: str
-  norms: bool
-  dropout: float
-  labels: tuple[str, ...]
+  kind: str
+  settings: Mapping[str, Any]
   params: Mapping[str, Any]
 
   def to_json(self) -> dict[str, Any]:
     """Returns all but the parameters, for orbax to write."""
     names = (field.name for field in dataclasses.fields(self))
     return {name: getattr(self, name) for name in names if name != "params"}
-
-  @classmethod
-  def from_json(cls, fields: dict[str, Any], params) -> "FineTuned":
-    """Puts `to_json`'s fields and the parameters together again."""
-    return cls(**fields | {"labels": tuple(fields["labels"])}, params=params)
 
 
 def to_items(state: TrainState) -> dict[str, dict[str, Any]]:
@@ -201,8 +195,9 @@ def write(
   items = {"params": dict(params), "counters": counters}
   fields: dict[str, Any] = meta.to_json()
   if task is not None:
-    items["head"] = dict(task.params)
     fields["task"] = task.to_json()
+    if task.params:
+      items["head"] = dict(task.params)
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     check_space(path.parent, items)
@@ -443,14 +438,14 @@ def load(path, step: int | None = None) -> Loaded:
     item: _here(model.shapes),
     "counters": _here({"step": jax.ShapeDtypeStruct((), np.int32)}),
   }
-  task = fields.get("task")
-  if task is not None:
+  if "head" in fields["sums"]:
     with readable(path / "head"):
       wanted["head"] = _here(_head_shapes(path))
   found, fields = read(path, wanted)
   check_sums(path, found, fields)
+  task = fields.get("task")
   if task is not None:
-    task = FineTuned.from_json(task, found["head"])
+    task = FineTuned(**task, params=found.get("head", {}))
   step = int(found["counters"]["step"])
   return Loaded(path, step, model, found[item], meta, task)
 

@@ -12,19 +12,22 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
+from string import Formatter
 from typing import NamedTuple
 
 from antlm_jax.errors import UserError
-from evals.finetuning import task as tasks
-from evals.finetuning.task import Example, Task
+from antlm_jax.runtime import files as io
+from evals.finetuning import classification
+from evals.finetuning.classification import Options
+from evals.finetuning.rows import Example
+from evals.finetuning.task import Suite, Task
 
-_BINARY = {"accuracy": tasks.accuracy, "f1": tasks.f1, "mcc": tasks.mcc}
 _NLI = {"entailment": 0, "neutral": 1, "contradiction": 2}
 
 
 @dataclasses.dataclass(frozen=True)
-class Form:
+class Format:
   """How a task is written in its files, and measured.
 
   Attributes:
@@ -42,6 +45,12 @@ class Form:
   evaluations: tuple[str, ...] = ()
 
   @property
+  def fields(self) -> list[str]:
+    """The fields of a line that its texts are made of."""
+    parts = (part for text in self.texts for part in Formatter().parse(text))
+    return [field for _, field, _, _ in parts if field]
+
+  @property
   def names(self) -> tuple[str, ...]:
     """The classes' names: words where the files have words, or numbers."""
     words = {number: word for word, number in self.labels.items()}
@@ -50,26 +59,27 @@ class Form:
 
 # The question comes first or last as in SuperGLUE's own fields. WSC's spans
 # are asked for in words: BabyLM's files mark them by position alone.
-FORMS = {
-  "boolq": Form(("{question}", "{passage}")),
-  "cola": Form(("{sentence}",), metric="mcc"),
-  "mnli": Form(
+FORMATS = {
+  "boolq": Format(("{question}", "{passage}")),
+  "cola": Format(("{sentence}",), metric="mcc"),
+  "mnli": Format(
     ("{premise}", "{hypothesis}"),
     classes=3,
     labels=_NLI,
     evaluations=("mnli-mm",),
   ),
-  "mrpc": Form(("{sentence1}", "{sentence2}"), metric="f1"),
-  "multirc": Form(("{paragraph}", "{question} {answer}")),
-  "qnli": Form(("{question}", "{sentence}")),
-  "qqp": Form(("{question1}", "{question2}"), metric="f1"),
-  "rte": Form(("{sentence1}", "{sentence2}")),
-  "sst2": Form(("{sentence}",)),
-  "wsc": Form(("{text}", "{span2_text} refers to {span1_text}")),
+  "mrpc": Format(("{sentence1}", "{sentence2}"), metric="f1"),
+  "multirc": Format(("{paragraph}", "{question} {answer}")),
+  "qnli": Format(("{question}", "{sentence}")),
+  "qqp": Format(("{question1}", "{question2}"), metric="f1"),
+  "rte": Format(("{sentence1}", "{sentence2}")),
+  "sst2": Format(("{sentence}",)),
+  "wsc": Format(("{text}", "{span2_text} refers to {span1_text}")),
 }
-SCORES = tuple(
-  name for task, form in FORMS.items() for name in (task, *form.evaluations)
-)
+SCORES_OF = {
+  name: (name, *format.evaluations) for name, format in FORMATS.items()
+}
+SCORES = tuple(name for those in SCORES_OF.values() for name in those)
 
 
 class Files(NamedTuple):
@@ -98,23 +108,6 @@ _OTHERS = {
 }
 
 
-def names(wanted: str) -> tuple[str, ...]:
-  """Reads a list of tasks, such as `cola,mrpc`; `mnli-mm` is MNLI's.
-
-  Raises:
-    UserError: for a name that is none.
-  """
-  if wanted == "all":
-    return tuple(FORMS)
-  owner = {s: t for t, f in FORMS.items() for s in (t, *f.evaluations)}
-  unknown = [name for name in wanted.split(",") if name not in owner]
-  if unknown:
-    raise UserError(
-      f"--task={unknown[0]!r} is not all or of {', '.join(SCORES)}"
-    )
-  return tuple(dict.fromkeys(owner[name] for name in wanted.split(",")))
-
-
 def find(folder, name: str) -> Files:
   """Finds the files of a task.
 
@@ -134,26 +127,9 @@ def find(folder, name: str) -> Files:
   )
 
 
-def find_all(folder) -> dict[str, Files]:
-  """Finds the files of every task that can be trained, by name.
-
-  Raises:
-    UserError: if there is none.
-  """
-  found = {}
-  for name in FORMS:
-    try:
-      found[name] = find(folder, name)
-    except UserError as error:
-      missing = error
-  if not found:
-    raise missing
-  return found
-
-
 def _sources(folder: pathlib.Path, name: str) -> Iterator[Files]:
   for inside in (folder, folder / "glue_filtered"):
-    evaluations = (name, *FORMS[name].evaluations)
+    evaluations = (name, *FORMATS[name].evaluations)
     yield Files(
       inside / f"{name}.train.jsonl",
       {e: inside / f"{e}.valid.jsonl" for e in evaluations},
@@ -173,34 +149,61 @@ def _with_evaluations(files: Files, name: str) -> Files:
   return Files(files.train, there)
 
 
-def task(
-  files: Files, name: str, pool: str, dropout: float, norms: bool = True
-) -> Task:
+def task(files: Files, name: str, options: Options, attention: str) -> Task:
   """Makes the value of a task.
 
   Args:
     files: What `find` found.
-    name: A key of `FORMS`.
-    pool: Which vector is classified, one of `tasks.POOLS`.
-    dropout: The head's.
-    norms: Whether the head has norms.
+    name: A key of `FORMATS`.
+    options: Of its head.
+    attention: How rows are read.
   """
-  form = FORMS[name]
-  binary = form.classes == 2
-  return Task(
-    name=name,
-    load=functools.partial(load, files, form),
-    evaluations=tuple(files.evaluations),
-    head=tasks.Classifier(form.classes, pool, dropout, norms),
-    loss=tasks.cross_entropy,
-    decode=tasks.likeliest,
-    metrics=_BINARY if binary else {"accuracy": tasks.accuracy},
-    main_metric=form.metric,
-    labels=form.names,
+  format = FORMATS[name]
+  return classification.task(
+    name,
+    functools.partial(load, files, format),
+    tuple(files.evaluations),
+    options.classifier(format.names, attention),
+    format.metric,
+    texts=predictions,
+    files=(files.train, *files.evaluations.values()),
   )
 
 
-def load(files: Files, form: Form, split: str) -> list[Example]:
+def make(folder, name: str, options: Options, attention: str) -> Task:
+  """Makes a task of what is found in a folder.
+
+  Raises:
+    UserError: if there is no training set, or none to evaluate on.
+  """
+  return task(find(folder, name), name, options, attention)
+
+
+SUITE = Suite("GLUE", SCORES_OF, Options, make)
+
+
+def predictions(found: Mapping[str, tuple]) -> dict[str, str]:
+  """Returns predictions.json, in the form of BabyLM's 2024 pipeline.
+
+  Args:
+    found: By evaluation set its examples, and their predictions.
+  """
+  sets = {
+    name: {
+      "predictions": [
+        {"id": example.id, "pred": prediction}
+        for example, prediction in zip(*those, strict=True)
+      ]
+    }
+    for name, those in found.items()
+  }
+  return {"predictions.json": json.dumps({"glue": sets}) + "\n"}
+
+
+# --------------------------------------------------------------------- reading
+
+
+def load(files: Files, format: Format, split: str) -> list[Example]:
   """Reads the examples of `train`, or of an evaluation set by its name.
 
   Raises:
@@ -208,7 +211,7 @@ def load(files: Files, form: Form, split: str) -> list[Example]:
   """
   path = files.train if split == "train" else files.evaluations[split]
   examples = [
-    _example(fields, form, f"{split}_{i}", f"{path}, line {number}")
+    _example(fields, format, f"{split}_{i}", f"{path}, line {number}")
     for i, (number, fields) in enumerate(_records(path))
   ]
   if not examples:
@@ -218,43 +221,28 @@ def load(files: Files, form: Form, split: str) -> list[Example]:
 
 def _records(path: pathlib.Path) -> Iterator[tuple[int, dict]]:
   """Yields the fields of each line, and its number in the file."""
-  try:
-    text = path.read_text(encoding="utf-8")
-  except (OSError, UnicodeDecodeError) as error:
-    raise UserError(f"cannot read {path}: {error}") from error
-  lines = text.split("\n")  # not splitlines: U+2028 is no line's end here
   if path.suffix == ".tsv":
-    rows = csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE)
-    yield from enumerate(rows, start=2)
-    return
-  for number, line in enumerate(lines, start=1):
-    if line.strip():
-      yield number, _fields(line, f"{path}, line {number}")
+    plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    return io.read_csv(path, "examples", **plain)
+  return io.read_jsonl(path, "examples")
 
 
-def _fields(line: str, where: str) -> dict:
-  try:
-    fields = json.loads(line)
-  except json.JSONDecodeError as error:
-    raise UserError(f"{where}: not JSON: {error}") from error
-  if not isinstance(fields, dict):
-    raise UserError(f"{where}: not an object with fields")
-  return fields
+def _example(fields: dict, format: Format, name: str, where: str) -> Example:
+  for needed in (*format.fields, "label"):
+    if needed not in fields:
+      raise UserError(f"{where}: no field {needed!r}")
+    if needed != "label" and not isinstance(fields[needed], str):
+      raise UserError(f"{where}: the field {needed!r} is not text")
+  texts = tuple(text.format_map(fields) for text in format.texts)
+  return Example(texts, _class(fields["label"], format, where), name)
 
 
-def _example(fields: dict, form: Form, name: str, where: str) -> Example:
-  try:
-    texts = tuple(text.format_map(fields) for text in form.texts)
-    label = fields["label"]
-  except KeyError as error:
-    raise UserError(f"{where}: no field {error}") from error
-  try:
-    label = form.labels[label] if label in form.labels else int(label)
-  except (TypeError, ValueError):
-    label = None
-  if label not in range(form.classes):
-    raise UserError(
-      f"{where}: the label {fields['label']!r} is not one of"
-      f" {', '.join(map(str, (*range(form.classes), *form.labels)))}"
-    )
-  return Example(texts, label, name)
+def _class(label, format: Format, where: str) -> int:
+  """Returns a label's class: it is a word, or a number, also in quotes."""
+  known = dict(format.labels)
+  for number in range(format.classes):
+    known |= {number: number, str(number): number}
+  if isinstance(label, Hashable) and label in known:
+    return known[label]
+  among = ", ".join(map(str, (*range(format.classes), *format.labels)))
+  raise UserError(f"{where}: the label {label!r:.60} is not one of {among}")

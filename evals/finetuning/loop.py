@@ -3,14 +3,11 @@
 A run is a learning rate and a seed. All runs are one state with a leading axis
 `[runs]` and one compiled program: `vmap` over the step of one run. What a run
 does depends on its rate and its seed alone, not on which others are beside it.
-
-Rows are grouped by length, so that short ones are not padded to the longest,
-and only a handful of shapes is compiled. Which lengths follow one another is
-the same for all seeds, which rows they hold is not.
 """
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,50 +17,53 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from antlm_jax import hashing, models
-from antlm_jax.inference import framing
 from antlm_jax.masks import AttentionMask
 from antlm_jax.objectives import curriculum
+from antlm_jax.settings import setting
 from antlm_jax.training import optim
 from antlm_jax.training.checkpoint import Loaded
-from evals.finetuning.task import Example, Head, Task
+from evals.finetuning import rows as rows_lib
+from evals.finetuning.rows import Rows
+from evals.finetuning.task import Head, Predictions, Task
 
 ATTENTIONS = ("bidirectional", "causal")
 DECAYS = ("linear", "cosine")
-_SHORTEST = 16  # tokens; longer rows are padded to it doubled, and so on
 _HEAD = "task_head/"  # stands before the names of the head's parameters
-_ROWS, _BATCHES = 0, 1  # what a permutation is of
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How runs are trained; the defaults are those of BabyLM's 2024 pipeline.
+  """How runs are trained; the defaults are those of BabyLM's 2024 pipeline."""
 
-  Attributes:
-    batch_size: Examples B in a step.
-    epochs: At most so many.
-    patience: Epochs without a better score after which a run stops; 0 for
-      none.
-    max_length: Tokens T of a row, at most.
-    attention: Whether rows are read bidirectional or causal.
-    warmup: Share of the steps in which the rate rises, in [0, 1).
-    decay: How it falls to 0 over the rest, linear or cosine.
-    b1, b2, eps: AdamW's.
-    weight_decay: AdamW's, of all but norms and biases.
-    clip: Largest gradient norm; 0 for no clipping.
-  """
+  batch_size: int = setting(64, "examples in a step", least=1)
+  epochs: int = setting(10, "epochs, at most", least=1)
+  patience: int = setting(
+    3, "epochs without a better score; 0 for all epochs", least=0
+  )
+  max_length: int = setting(128, "tokens of a row, at most", least=8)
+  attention: str = setting(
+    "bidirectional", "which tokens of its row a token sees", choices=ATTENTIONS
+  )
+  warmup: float = setting(
+    0.0, "share of the steps in which the rate rises", least=0, under=1
+  )
+  decay: str = setting(
+    "linear", "how it falls to 0 over the rest", choices=DECAYS
+  )
+  b1: float = setting(0.9, "AdamW's", least=0, under=1)
+  b2: float = setting(0.999, "AdamW's", least=0, under=1)
+  eps: float = setting(1e-8, "AdamW's", least=0)
+  weight_decay: float = setting(
+    0.0, "AdamW's, of all but norms and biases", least=0
+  )
+  clip: float = setting(
+    1.0, "largest gradient norm; 0 for no clipping", least=0
+  )
 
-  batch_size: int = 64
-  epochs: int = 10
-  patience: int = 3
-  max_length: int = 128
-  attention: str = "bidirectional"
-  warmup: float = 0.0
-  decay: str = "linear"
-  b1: float = 0.9
-  b2: float = 0.999
-  eps: float = 1e-8
-  weight_decay: float = 0.0
-  clip: float = 1.0
+  @property
+  def causal(self) -> bool:
+    """Whether a token sees those before it alone."""
+    return self.attention == "causal"
 
 
 class Run(NamedTuple):
@@ -86,171 +86,18 @@ class Outcome:
     run: The run.
     epochs: By epoch: `train_loss` in nats and the metrics by evaluation set.
     best_epoch: The epoch, from 1, of the best main metric; the first if tied.
-    predictions: Those of that epoch, `[n]`, by evaluation set.
+    predictions: Those of that epoch, of every example, by evaluation set.
   """
 
   run: Run
   epochs: tuple[dict[str, Any], ...]
   best_epoch: int
-  predictions: dict[str, np.ndarray]
+  predictions: dict[str, Predictions]
 
   @property
   def best(self) -> dict[str, Any]:
     """What was measured at the best epoch."""
     return self.epochs[self.best_epoch - 1]
-
-
-# ---------------------------------------------------------------------- rows
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-  """Examples as rows of tokens.
-
-  Attributes:
-    tokens: int32 `[n, T]`, padded at the right.
-    lengths: Tokens of each row, int32 `[n]`.
-    labels: `[n, ...]`.
-  """
-
-  tokens: np.ndarray
-  lengths: np.ndarray
-  labels: np.ndarray
-
-  @functools.cached_property
-  def groups(self) -> dict[int, np.ndarray]:
-    """The rows of each padded length, shortest first."""
-    longest = self.tokens.shape[1]
-    doublings = np.ceil(np.log2(np.maximum(self.lengths / _SHORTEST, 1)))
-    padded = np.minimum(_SHORTEST * 2 ** doublings.astype(int), longest)
-    return {int(t): np.flatnonzero(padded == t) for t in np.unique(padded)}
-
-
-def encode(
-  loaded: Loaded, examples: Sequence[Example], max_length: int
-) -> Rows:
-  """Makes rows: `<s> A </s> B </s>`, as the training data frames a text.
-
-  Where a text is framed by `</s>` alone or by nothing, so are these. What is
-  too long loses tokens at the end of its longest text.
-
-  Args:
-    loaded: The model.
-    examples: n examples.
-    max_length: Tokens of a row, at most; the model's own limit holds too.
-  """
-  before, after = framing.frame(loaded)
-  texts = [text for example in examples for text in example.texts]
-  ids = iter(loaded.tokenizer.encode_batch(texts))
-  limit = min(max_length, loaded.model.config.max_seq_len)
-  tokens = np.zeros((len(examples), limit), np.int32)
-  lengths = np.zeros(len(examples), np.int32)
-  for i, example in enumerate(examples):
-    parts = [next(ids) for _ in example.texts]
-    budget = limit - len(before) - len(parts) * len(after)
-    kept = truncated([len(part) for part in parts], budget)
-    framed = [before]
-    for part, length in zip(parts, kept, strict=True):
-      framed += [part[:length], after]
-    row = np.concatenate(framed)
-    lengths[i] = len(row)
-    tokens[i, : len(row)] = row
-  longest = max(1, lengths.max())
-  labels = np.array([example.label for example in examples])
-  return Rows(tokens[:, :longest], np.maximum(lengths, 1), labels)
-
-
-def truncated(lengths: Sequence[int], budget: int) -> list[int]:
-  """Shortens the longest, again and again, until the sum fits the budget."""
-  kept = list(lengths)
-  while sum(kept) > max(budget, 0):
-    kept[kept.index(max(kept))] -= 1
-  return kept
-
-
-class Slots(NamedTuple):
-  """Which rows make a batch.
-
-  Attributes:
-    length: Tokens T that the batch is padded to.
-    rows: int `[B]`; a place that is empty repeats the first row.
-    weights: float32 `[B]`, 0 where a place is empty.
-  """
-
-  length: int
-  rows: np.ndarray
-  weights: np.ndarray
-
-
-def batches(
-  rows: Rows, size: int, seed: int | None = None, epoch: int = 0
-) -> list[Slots]:
-  """Cuts rows into batches of like length; every row is in one.
-
-  What is left of a length that does not fill a batch goes with the next
-  length, so at most one batch, of the longest, is incomplete.
-
-  Args:
-    rows: The rows.
-    size: Rows of a batch B.
-    seed: With the epoch, permutes the rows of a length; None to leave rows and
-      batches in order.
-    epoch: By itself, permutes the batches.
-  """
-  out, left = [], np.array([], int)
-  for length, members in rows.groups.items():
-    if seed is not None:
-      key = (seed, epoch, _ROWS, length)
-      members = members[_permutation(len(members), *key)]
-    pool = np.concatenate([left, members])
-    full = len(pool) // size * size
-    for chosen in pool[:full].reshape(-1, size):
-      out.append(Slots(length, chosen, np.ones(size, np.float32)))
-    left = pool[full:]
-  if len(left):
-    out.append(_incomplete(length, left, size))
-  if seed is None:
-    return out
-  return [out[i] for i in _permutation(len(out), epoch, _BATCHES)]
-
-
-def _permutation(size: int, *key: int) -> np.ndarray:
-  return hashing.permute(np.arange(size), size, *key)
-
-
-def _incomplete(length: int, rows: np.ndarray, size: int) -> Slots:
-  full = np.full(size, rows[0])
-  full[: len(rows)] = rows
-  return Slots(length, full, (np.arange(size) < len(rows)).astype(np.float32))
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Batch:
-  """What a step of one run reads; in training with an axis `[runs]` before.
-
-  Attributes:
-    tokens: int32 `[B, T]`.
-    lengths: int32 `[B]`.
-    labels: `[B, ...]`.
-    weights: float32 `[B]`; 0 for padding.
-  """
-
-  tokens: Any
-  lengths: Any
-  labels: Any
-  weights: Any
-
-
-def gather(rows: Rows, slots: Sequence[Slots]) -> Batch:
-  """Reads batches of the same length, one a run, into `[runs, B, ...]`."""
-  which = np.stack([s.rows for s in slots])
-  return Batch(
-    tokens=rows.tokens[which, : slots[0].length],
-    lengths=rows.lengths[which],
-    labels=rows.labels[which],
-    weights=np.stack([s.weights for s in slots]),
-  )
 
 
 # ------------------------------------------------------------------ programs
@@ -264,14 +111,15 @@ class State(NamedTuple):
 
 
 class Programs(NamedTuple):
-  """The compiled functions of a task and a model.
+  """The compiled functions of a head and a model.
 
   Attributes:
     init: (encoder parameters, seeds `[runs]`) to a State.
-    step: (State, frozen, Batch `[runs, ...]`, rates `[runs]`, seeds `[runs]`,
-      step) to a State and the losses `[runs]`. The State given is used up.
-    predict: (State's parameters, frozen, tokens, lengths) to predictions
-      `[runs, B]`.
+    step: (State, frozen, TaskBatch `[runs, ...]`, rates `[runs]`, seeds
+      `[runs]`, step) to a State and the losses `[runs]`. The State given is
+      used up.
+    predict: (State's parameters, frozen, tokens, lengths) to what the head
+      decodes, `[runs, B, ...]`.
     trained: Names of the encoder's parameters that are trained: those that its
       hidden states depend on. The others are `frozen`: they are not copied.
   """
@@ -282,28 +130,27 @@ class Programs(NamedTuple):
   trained: frozenset[str]
 
 
-def programs(config, task: Task, settings: Settings) -> Programs:
-  """Returns a task's functions of many runs.
-
-  Tasks of the same head, loss and predictions share them.
+def programs(config, head: Head, settings: Settings) -> Programs:
+  """Returns the functions of many runs; tasks of equal heads share them.
 
   Args:
     config: The encoder's.
-    task: The task.
+    head: What stands on it.
     settings: How to train.
   """
-  causal = settings.attention == "causal"
-  return _programs(
-    config, task.head, task.loss, task.decode, causal, _adamw(settings)
-  )
+  return _programs(config, head, settings.causal, _adamw(settings))
 
 
 @functools.lru_cache(maxsize=4)
-def _programs(config, head: Head, loss, decode, causal: bool, adamw: tuple):
+def _programs(config, head: Head, causal: bool, adamw: tuple) -> Programs:
   """Makes the functions of one run, and maps them over runs."""
   model = models.from_config(config)
   trained = _trained(model)
-  axes = joined({name: model.axes[name] for name in trained}, head.axes)
+  declared = head.parameters(config.width).items()
+  axes = joined(
+    {name: model.axes[name] for name in trained},
+    {name: param.axes for name, param in declared},
+  )
   optimizer = optim.make(ConfigDict(dict(adamw)), axes)
   compute = outputs(model, head, causal)
 
@@ -317,7 +164,7 @@ def _programs(config, head: Head, loss, decode, causal: bool, adamw: tuple):
 
     def loss_of(params):
       out = compute(params, frozen, batch.tokens, batch.lengths, key)
-      return loss(out, batch.labels, batch.weights)
+      return head.loss(out, batch.labels, batch.weights)
 
     value, grads = jax.value_and_grad(loss_of)(state.params)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -325,8 +172,9 @@ def _programs(config, head: Head, loss, decode, causal: bool, adamw: tuple):
     return State(params, opt_state), value
 
   def predict(params, frozen, tokens, lengths):
-    return decode(compute(params, frozen, tokens, lengths))
+    return head.reduce(compute(params, frozen, tokens, lengths))
 
+  # What all runs share has no axis: frozen parameters, step, evaluation rows.
   return Programs(
     jax.jit(jax.vmap(init, in_axes=(None, 0))),
     jax.jit(jax.vmap(step, in_axes=(0, None, 0, 0, 0, None)), donate_argnums=0),
@@ -343,11 +191,15 @@ def outputs(model: models.Model, head: Head, causal: bool) -> Callable:
     keys = (None, None)
     if dropout_key is not None:
       keys = jax.random.split(dropout_key)
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    # Texts that are encoded apart, [B, S, T], are rows of their own so far.
+    apart, length = tokens.shape[:-1], tokens.shape[-1]
+    tokens, lengths = tokens.reshape(-1, length), lengths.reshape(-1)
+    positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
     end = jnp.broadcast_to(lengths[:, None], tokens.shape)
     mask = AttentionMask(causal, k_end=end)
     hidden = model.encode(frozen | encoder, tokens, positions, mask, keys[0])
-    return head(own, hidden, lengths, keys[1])
+    out = head(own, hidden, lengths, keys[1])
+    return jax.tree.map(lambda x: x.reshape(*apart, *x.shape[1:]), out)
 
   return compute
 
@@ -366,8 +218,11 @@ def joined(encoder: Mapping[str, Any], head: Mapping[str, Any]) -> dict:
 
 def _trained(model: models.Model) -> frozenset[str]:
   """Finds what hidden states depend on: not an untied head, for one."""
+
+  def encode(params, x):
+    return model.encode(params, x, x, AttentionMask())
+
   one = jax.ShapeDtypeStruct((1, 1), jnp.int32)
-  encode = lambda params, x: model.encode(params, x, x, AttentionMask())  # noqa: E731
   jaxpr = jax.make_jaxpr(encode)(model.shapes, one).jaxpr
   used = {id(var) for equation in jaxpr.eqns for var in equation.invars}
   names = sorted(model.shapes)  # the order in which a dict is flattened
@@ -413,6 +268,25 @@ class Data(NamedTuple):
   evaluations: dict[str, Rows]
 
 
+def read(loaded: Loaded, task: Task, max_length: int, limit: int = 0) -> Data:
+  """Reads a task's examples and makes rows of them.
+
+  Args:
+    loaded: The model.
+    task: The task.
+    max_length: Tokens of a row, at most.
+    limit: Training examples, at most, a random part; 0 for all.
+  """
+  train = task.load("train")
+  if 0 < limit < len(train):
+    chosen = hashing.permute(np.arange(limit), len(train), 0)
+    train = [train[i] for i in np.sort(chosen)]
+  encode = functools.partial(task.head.encode, loaded, max_length=max_length)
+  return Data(
+    encode(train), {name: encode(task.load(name)) for name in task.evaluations}
+  )
+
+
 def fit(
   loaded: Loaded,
   task: Task,
@@ -439,15 +313,14 @@ def fit(
   Returns:
     What became of each run, in their order.
   """
-  made = programs(loaded.model.config, task, settings)
+  made = programs(loaded.model.config, task.head, settings)
   encoder = {n: p for n, p in loaded.params.items() if n in made.trained}
   frozen = {n: p for n, p in loaded.params.items() if n not in made.trained}
   rates = np.array([run.lr for run in runs], np.float32)
   seeds = np.array([run.seed for run in runs], np.uint32)
   state = made.init(encoder, seeds)
-  watch = _Watch(task, runs, settings.patience)
-  labels = {name: rows.labels for name, rows in data.evaluations.items()}
-  per_epoch = -(-len(data.train.labels) // settings.batch_size)
+  watch = _Watch(task, data.evaluations, runs, settings.patience)
+  per_epoch = -(-len(data.train) // settings.batch_size)
   share = shares(settings, per_epoch * settings.epochs)
   step = 0
   for epoch in range(settings.epochs):
@@ -458,11 +331,11 @@ def fit(
       losses.append(loss)
       step += 1
     call = functools.partial(made.predict, state.params, frozen)
-    predictions = {
-      name: predict(call, rows, settings.batch_size)
+    found = {
+      name: rows_lib.predict(call, rows, settings.batch_size)
       for name, rows in data.evaluations.items()
     }
-    watch.add(np.mean(jax.device_get(losses), axis=0), predictions, labels)
+    watch.add(np.mean(jax.device_get(losses), axis=0), found)
     tell(watch.line())
     run, best_epoch, score = watch.leader
     if keep and best_epoch == epoch + 1:
@@ -475,9 +348,9 @@ def fit(
 def _epoch(rows: Rows, size: int, runs: Sequence[Run], epoch: int) -> list:
   """Returns an epoch's batches `[runs, ...]`, each made when it is called."""
   seeds = dict.fromkeys(run.seed for run in runs)
-  by_seed = {seed: batches(rows, size, seed, epoch) for seed in seeds}
+  by_seed = {seed: rows_lib.batches(rows, size, seed, epoch) for seed in seeds}
   steps = zip(*(by_seed[run.seed] for run in runs), strict=True)
-  return [functools.partial(gather, rows, slots) for slots in steps]
+  return [functools.partial(rows_lib.gather, rows, slots) for slots in steps]
 
 
 def _one(params, run: int) -> dict[str, np.ndarray]:
@@ -486,32 +359,13 @@ def _one(params, run: int) -> dict[str, np.ndarray]:
   return {name: np.asarray(pick(p, run)) for name, p in params.items()}
 
 
-def predict(call: Callable, rows: Rows, size: int) -> np.ndarray:
-  """Calls a function on all rows, in batches of like length.
-
-  Args:
-    call: Tokens int32 `[B, T]` and lengths `[B]` to `[runs, B, ...]`.
-    rows: n rows; the result is `[runs, n, ...]`.
-    size: Rows of a batch B.
-  """
-  found, which = [], []
-  for slots in batches(rows, size):
-    tokens = rows.tokens[slots.rows, : slots.length]
-    lengths = rows.lengths[slots.rows]
-    found.append(call(tokens, lengths))
-    which.append(slots)
-  real = np.concatenate([slots.weights for slots in which]) > 0
-  order = np.concatenate([slots.rows for slots in which])[real]
-  found = np.concatenate(jax.device_get(found), axis=1)[:, real]
-  return found[:, np.argsort(order)]
-
-
 @dataclasses.dataclass
 class _Watch:
   """Follows the runs of a group: their scores, and which of them go on.
 
   Attributes:
     task: The task.
+    rows: Those that are predicted, by evaluation set.
     runs: The runs.
     patience: Epochs without a better score after which a run stops.
     epochs: By run, what each epoch measured.
@@ -520,6 +374,7 @@ class _Watch:
   """
 
   task: Task
+  rows: Mapping[str, Rows]
   runs: Sequence[Run]
   patience: int
   epochs: list[list[dict]] = dataclasses.field(init=False)
@@ -531,16 +386,20 @@ class _Watch:
     self.best = [0] * len(self.runs)
     self.predictions = [{} for _ in self.runs]
 
-  def add(self, losses, predictions, labels) -> None:
-    """Takes an epoch: losses `[runs]`, predictions `[runs, n]` by set."""
+  def add(self, losses, found: Mapping[str, Any]) -> None:
+    """Takes an epoch: losses `[runs]`, and what to decode `[runs, n, ...]`."""
     for run in [r for r in range(len(self.runs)) if not self._stopped(r)]:
-      mine = {name: p[run] for name, p in predictions.items()}
-      scores = measure(self.task, mine, labels)
+      mine = {
+        name: self.task.head.decode(
+          jax.tree.map(operator.itemgetter(run), arrays), self.rows[name]
+        )
+        for name, arrays in found.items()
+      }
+      scores = measure(self.task, mine, self.rows)
       self.epochs[run].append({"train_loss": float(losses[run])} | scores)
       count = len(self.epochs[run])
-      if count == 1 or self._score(run, count) > self._score(
-        run, self.best[run]
-      ):
+      before = self.best[run]
+      if not before or self._score(run, count) > self._score(run, before):
         self.best[run], self.predictions[run] = count, mine
 
   @property
@@ -593,9 +452,12 @@ def _span(values: Iterable[float], digits: int) -> str:
   return low if low == high else f"{low} to {high}"
 
 
-def measure(task: Task, predictions, labels) -> dict[str, dict[str, float]]:
+def measure(
+  task: Task, predictions: Mapping[str, Predictions], rows: Mapping[str, Rows]
+) -> dict[str, dict[str, float]]:
   """Returns every metric of every evaluation set."""
+  labels = {n: [e.label for e in rows[n].examples] for n in predictions}
   return {
-    name: {m: f(found, labels[name]) for m, f in task.metrics.items()}
+    name: {m: metric(found, labels[name]) for m, metric in task.metrics.items()}
     for name, found in predictions.items()
   }

@@ -1,12 +1,12 @@
-"""Fine-tuned models that are kept: an encoder with a task's head on it.
+"""Fine-tuned models that are saved: an encoder with a task's head on it.
 
   from antlm_jax.training import checkpoint
-  from evals.finetuning import saved as kept
+  from evals.finetuning import saved
 
   model = checkpoint.load("RUN/evals/finetune/rte/60-bidirectional/model")
-  logits = kept.logits(model, [("Tom sat near the hills.", "Tom sat.")])
+  classes = saved.predict(model, [("Tom sat near the hills.", "Tom sat.")])
 
-is what `python -m evals.finetune --save` keeps, and how it is read.
+is what `python -m evals.finetune --save` saves, and how it is used.
 """
 
 import functools
@@ -14,6 +14,7 @@ import math
 import pathlib
 import shutil
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,11 +23,17 @@ from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FineTuned, Loaded
-from evals.finetuning import loop as tuning
+from evals.finetuning import loop
+from evals.finetuning import rows as rows_lib
+from evals.finetuning.classification import Classifier
 from evals.finetuning.loop import Run, Settings
-from evals.finetuning.task import Classifier, Example, Task
+from evals.finetuning.rows import Example, Rows
+from evals.finetuning.task import Head, Predictions, Task
 
 FOLDER = "model"  # in the folder of a task's results
+HEADS: dict[str, type[Head]] = {  # by the kind that a checkpoint names
+  Classifier.kind: Classifier,
+}
 
 
 class Best:
@@ -72,23 +79,15 @@ def save(
   Raises:
     UserError: if it cannot be written.
   """
-  encoder, own = tuning.split(params)
+  encoder, own = loop.split(params)
   head = task.head
-  tuned = FineTuned(
-    name=task.name,
-    attention=attention,
-    pool=head.pool,
-    norms=head.norms,
-    dropout=head.dropout,
-    labels=task.labels,
-    params=own,
-  )
+  tuned = FineTuned(task.name, attention, head.kind, head.settings, own)
   all_params = {**loaded.params, **encoder}
   checkpoint.write(folder / FOLDER, loaded.step, all_params, loaded.meta, tuned)
 
 
 def remove(folder: pathlib.Path) -> None:
-  """Removes the model kept in a folder: aside first, so never a part of it."""
+  """Removes the model saved in a folder: aside first, so never a part of it."""
   model, aside = folder / FOLDER, folder / f"{FOLDER}.old"
   shutil.rmtree(aside, ignore_errors=True)
   if model.exists():
@@ -96,49 +95,87 @@ def remove(folder: pathlib.Path) -> None:
     shutil.rmtree(aside)
 
 
-def head(task: FineTuned) -> Classifier:
-  """Returns the head that a kept model has."""
-  return Classifier(len(task.labels), task.pool, task.dropout, task.norms)
-
-
-def logits(
-  loaded: Loaded,
-  texts: Sequence[Sequence[str]],
-  max_length: int = Settings.max_length,
-  batch_size: int = Settings.batch_size,
-) -> np.ndarray:
-  """Returns what a kept model says of examples, float32 `[n, C]`.
-
-  Args:
-    loaded: The model.
-    texts: Of each of n examples its text, or texts that are read together, as
-      the task has them.
-    max_length: Tokens of an example, at most; see `tuning.encode`.
-    batch_size: Examples that are computed together.
+def head(loaded: Loaded) -> Head:
+  """Returns the head of a saved model.
 
   Raises:
-    UserError: if the checkpoint has no head.
+    UserError: if it has none, or one of a kind that is not known here.
   """
-  if loaded.task is None:
+  task = loaded.task
+  if task is None:
     raise UserError(
       f"{loaded.path} is not fine-tuned: python -m evals.finetune --save"
     )
-  rows = tuning.encode(
-    loaded, [Example(tuple(those), 0, "") for those in texts], max_length
-  )
+  if task.kind not in HEADS:
+    raise UserError(
+      f"{loaded.path} has a head of the kind {task.kind!r}, which is not one of"
+      f" {', '.join(HEADS)}"
+    )
+  lists = {k: tuple(v) for k, v in task.settings.items() if isinstance(v, list)}
+  try:
+    return HEADS[task.kind](**{**task.settings, **lists})
+  except TypeError as error:
+    raise UserError(
+      f"{loaded.path} has a head ({task.kind}) of another version: {error}"
+    ) from error
+
+
+def predict(
+  loaded: Loaded,
+  examples: Sequence[Sequence[str] | Example],
+  max_length: int = Settings.max_length,
+  batch_size: int = Settings.batch_size,
+) -> Predictions:
+  """Returns what a saved model predicts of examples.
+
+  Args:
+    loaded: The model.
+    examples: Examples as its task has them, or their texts alone.
+    max_length: Tokens of a row, at most.
+    batch_size: Rows that are computed together.
+
+  Raises:
+    UserError: if the checkpoint has no head that is known here.
+  """
+  own = head(loaded)
+  rows = own.encode(loaded, _named(examples), max_length)
+  return own.decode(_compute(loaded, rows, batch_size, reduced=True), rows)
+
+
+def outputs(
+  loaded: Loaded,
+  examples: Sequence[Sequence[str] | Example],
+  max_length: int = Settings.max_length,
+  batch_size: int = Settings.batch_size,
+) -> Any:
+  """Like `predict`, but the head's outputs for each row, such as logits."""
+  rows = head(loaded).encode(loaded, _named(examples), max_length)
+  return _compute(loaded, rows, batch_size, reduced=False)
+
+
+def _named(examples: Sequence[Sequence[str] | Example]) -> list[Example]:
+  return [
+    those if isinstance(those, Example) else Example(tuple(those))
+    for those in examples
+  ]
+
+
+def _compute(loaded: Loaded, rows: Rows, batch_size: int, reduced: bool) -> Any:
   causal = loaded.task.attention == "causal"
-  program = _program(loaded.model.config, head(loaded.task), causal)
-  params = tuning.joined(loaded.params, loaded.task.params)
+  program = _program(loaded.model.config, head(loaded), causal, reduced)
+  params = loop.joined(loaded.params, loaded.task.params)
   call = functools.partial(program, params)
-  return tuning.predict(call, rows, batch_size)[0]
+  found = rows_lib.predict(call, rows, batch_size)
+  return jax.tree.map(lambda x: x[0], found)
 
 
 @functools.lru_cache(maxsize=4)
-def _program(config, head: Classifier, causal: bool) -> Callable:
-  """Compiles (parameters, tokens, lengths) to logits `[1, B, C]`."""
-  compute = tuning.outputs(models.from_config(config), head, causal)
+def _program(config, head: Head, causal: bool, reduced: bool) -> Callable:
+  """Compiles (parameters, tokens, lengths) to arrays `[1, B, ...]`."""
+  compute = loop.outputs(models.from_config(config), head, causal)
 
-  def logits(params, tokens, lengths):
-    return compute(params, {}, tokens, lengths)[None]
+  def one_run(params, tokens, lengths):
+    out = compute(params, {}, tokens, lengths)
+    return jax.tree.map(lambda x: x[None], head.reduce(out) if reduced else out)
 
-  return jax.jit(logits)
+  return jax.jit(one_run)

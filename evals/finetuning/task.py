@@ -1,209 +1,203 @@
-"""A fine-tuning task is a value: examples, a head, a loss, metrics.
+"""A fine-tuning task is a value: examples, a head on the encoder, metrics.
 
-A head turns hidden states into outputs, the loss compares outputs with labels,
-`decode` makes predictions of them, and metrics compare those with labels.
-Nothing else of fine-tuning (`evals.finetuning.loop`) knows what the task is.
+A `Head` is the model's side of it: how examples become rows, what stands on
+the encoder, the loss, and how outputs become predictions. It is what a saved
+model needs, and is saved with it. A `Task` is the data's side: where examples
+come from, what their predictions are worth, and how they are written. Nothing
+else of fine-tuning knows whether it classifies, tags, or retrieves; a new kind
+of task is a file like `classification`, and a row of `saved.HEADS`.
 """
 
+import abc
+import collections
 import dataclasses
+import json
+import operator
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-Array = np.ndarray | jax.Array
+from antlm_jax.errors import UserError
+from antlm_jax.training.checkpoint import Loaded
+from evals.finetuning.rows import Example, Rows
+
 Params = dict[str, jax.Array]
-Metric = Callable[[np.ndarray, np.ndarray], float]
-POOLS = ("first", "last", "mean")
-_NORM_EPS = 1e-5
+Predictions = Sequence[Any]  # of m examples, as plain JSON has them
+Metric = Callable[[Predictions, Sequence[Any]], float]
 
 
-class Example(NamedTuple):
-  """An example of a task.
+class Param(NamedTuple):
+  """A parameter of a head, as it is declared.
 
   Attributes:
-    texts: One text, or several that are read together, in this order.
-    label: What is to be predicted.
-    id: Its name in the predictions.
+    shape: Its shape.
+    axes: Logical axes, one a dimension, which weight decay goes by.
+    std: Deviation of the normal that it is drawn from, cut at two of them; 0
+      for zeros.
   """
 
-  texts: tuple[str, ...]
-  label: Any
-  id: str
+  shape: tuple[int, ...]
+  axes: tuple[str | None, ...]
+  std: float = 0.0
 
 
-class Head(Protocol):
-  """What a task puts on the encoder; hashable, so that programs are shared."""
+class Head(abc.ABC):
+  """The model's side of a task; a frozen dataclass of plain JSON values.
 
-  def init(self, key: jax.Array, width: int) -> Params:
-    """Draws its parameters, for hidden states of a width D."""
+  Heads that are equal share their compiled programs.
 
-  @property
-  def axes(self) -> Mapping[str, tuple[str | None, ...]]:
-    """Logical axes of each parameter, for weight decay."""
+  Attributes:
+    kind: Its name in checkpoints, a key of `saved.HEADS`.
+  """
 
+  kind: ClassVar[str]
+
+  @abc.abstractmethod
+  def parameters(self, width: int) -> dict[str, Param]:
+    """Declares its parameters, for hidden states of a width D."""
+
+  @abc.abstractmethod
   def __call__(
     self,
     params: Params,
     hidden: jax.Array,
     lengths: jax.Array,
-    dropout_key: jax.Array | None,
+    dropout_key: jax.Array | None = None,
   ) -> Any:
-    """Hidden states `[B, T, D]` of rows of `[B]` tokens to outputs."""
+    """Hidden states `[B, T, D]` of rows of `[B]` tokens to outputs `[B, ...]`.
+
+    Each row by itself: only the loss sees a whole batch. Texts that are
+    encoded apart are rows here; the loss and `decode` get `[B, S, ...]`.
+    """
+
+  @abc.abstractmethod
+  def loss(
+    self, outputs: Any, labels: jax.Array, weights: jax.Array
+  ) -> jax.Array:
+    """Returns the loss of a batch, float32 `[]`; rows of weight 0 are padding.
+
+    Labels are those of the rows that `encode` made.
+    """
+
+  @abc.abstractmethod
+  def encode(
+    self, loaded: Loaded, examples: Sequence[Example], max_length: int
+  ) -> Rows:
+    """Makes rows of at most so many tokens, to learn from or to predict."""
+
+  def reduce(self, outputs: Any) -> Any:
+    """Returns what `decode` needs of outputs, on the device: by default all."""
+    return outputs
+
+  @abc.abstractmethod
+  def decode(self, reduced: Any, rows: Rows) -> Predictions:
+    """Makes predictions of all rows' arrays `[n, ...]`, on the host.
+
+    Returns:
+      One for each of `rows.examples`, as plain JSON has them.
+    """
+
+  @property
+  def settings(self) -> dict[str, Any]:
+    """Its fields, as plain JSON; the class makes the same head of them."""
+    return dataclasses.asdict(self)
+
+  def init(self, key: jax.Array, width: int) -> Params:
+    """Draws its parameters, for hidden states of a width D."""
+    declared = self.parameters(width)
+    drawn = [name for name, param in declared.items() if param.std]
+    keys = dict(zip(drawn, jax.random.split(key, len(drawn)), strict=True))
+
+    def value(name: str, param: Param) -> jax.Array:
+      if name not in keys:
+        return jnp.zeros(param.shape)
+      cut = jax.random.truncated_normal(keys[name], -2.0, 2.0, param.shape)
+      return param.std * cut
+
+    return {name: value(name, param) for name, param in declared.items()}
+
+
+def share_of_one(predictions: Predictions) -> float:
+  """Returns the share of the most frequent prediction."""
+  counts = collections.Counter(map(json.dumps, predictions))
+  return max(counts.values()) / len(predictions)
 
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A task.
+  """The data's side of a task.
 
   Attributes:
     name: Its name on the command line.
     load: Reads the examples of `train`, or of an evaluation set by its name.
     evaluations: Names of the evaluation sets. The first one chooses the epoch.
-    head: What is put on the encoder.
-    loss: `(outputs, labels, weights)` to a float32 `[]`; examples of weight 0
-      are padding.
-    decode: Outputs to predictions `[B]`.
-    metrics: By name, functions of predictions `[n]` and labels `[n]`.
-    main_metric: The one that is reported, the higher the better.
-    labels: Names of the classes, if there are classes, in their order.
+    head: The model's side.
+    metrics: By name, functions of predictions and labels, the higher the
+      better.
+    main_metric: The one that is reported.
+    baseline: What the best of the trivial answers is called.
+    trivial: Examples to answers that need no model, each a list of predictions.
+    right: Whether a prediction is right, given it and the label.
+    collapse: Predictions to the share that are one and the same answer.
+    texts: Predictions in the form in which others take them: by evaluation set
+      the examples and their predictions to texts by file name.
+    files: What it is read from.
   """
 
   name: str
   load: Callable[[str], Sequence[Example]]
   evaluations: tuple[str, ...]
   head: Head
-  loss: Callable[[Any, jax.Array, jax.Array], jax.Array]
-  decode: Callable[[Any], jax.Array]
   metrics: Mapping[str, Metric]
   main_metric: str
-  labels: tuple[str, ...] = ()
+  baseline: str
+  trivial: Callable[[Sequence[Example]], Sequence[Predictions]]
+  right: Callable[[Any, Any], bool] = operator.eq
+  collapse: Callable[[Predictions], float] = share_of_one
+  texts: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
+  files: tuple[pathlib.Path, ...] = ()
 
 
-# ------------------------------------------------------------ classification
-
-
-@dataclasses.dataclass(frozen=True)
-class Classifier:
-  """Norm, linear, GELU, norm, dropout, linear, on one vector of the row.
-
-  The head of BabyLM's 2025 pipeline; its norms have no parameters and its GELU
-  is the tanh approximation. Without norms it is EuroBERT's head for sequences
-  (transformers' EuroBertForSequenceClassification): linear, exact GELU, linear.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Suite:
+  """Tasks that are asked for by name, and found in a folder of data.
 
   Attributes:
-    classes: Number of classes C.
-    pool: The vector: of the `first` token, of the `last`, or their `mean`.
-    dropout: Share that is dropped before the last linear layer in training.
-    norms: Whether it has norms.
+    name: What the mean over all its scores is called.
+    scores: Names of the evaluation sets, by task.
+    Options: The section of settings that its heads have.
+    make: (folder, task's name, options, attention) to the Task.
   """
 
-  classes: int
-  pool: str
-  dropout: float = 0.1
-  norms: bool = True
+  name: str
+  scores: Mapping[str, tuple[str, ...]]
+  Options: type
+  make: Callable[[str, str, Any, str], Task]
 
   @property
-  def axes(self) -> dict[str, tuple[str | None, ...]]:
-    """Biases count as norms do: weight decay leaves both out."""
-    return {
-      "dense/kernel": ("embed", "embed"),
-      "dense/bias": ("norm",),
-      "classes/kernel": ("embed", None),
-      "classes/bias": ("norm",),
-    }
-
-  def init(self, key: jax.Array, width: int) -> Params:
-    """Kernels from N(0, 2 / 5D) cut at two deviations, as LTG-BERT's."""
-    std = (2 / (5 * width)) ** 0.5
-    dense, classes = jax.random.split(key)
-
-    def kernel(key, columns):
-      shape = (width, columns)
-      return std * jax.random.truncated_normal(key, -2.0, 2.0, shape)
-
-    return {
-      "dense/kernel": kernel(dense, width),
-      "dense/bias": jnp.zeros(width),
-      "classes/kernel": kernel(classes, self.classes),
-      "classes/bias": jnp.zeros(self.classes),
-    }
-
-  def __call__(self, params, hidden, lengths, dropout_key=None) -> jax.Array:
-    """Returns logits, float32 `[B, C]`."""
-    norm = _norm if self.norms else lambda x: x
-    x = norm(pooled(hidden, lengths, self.pool).astype(jnp.float32))
-    x = x @ params["dense/kernel"] + params["dense/bias"]
-    x = norm(jax.nn.gelu(x, approximate=self.norms))
-    if dropout_key is not None and self.dropout:
-      keep = jax.random.bernoulli(dropout_key, 1 - self.dropout, x.shape)
-      x = jnp.where(keep, x / (1 - self.dropout), 0.0)
-    return x @ params["classes/kernel"] + params["classes/bias"]
+  def all_scores(self) -> tuple[str, ...]:
+    """The names of all evaluation sets, in order."""
+    return tuple(name for those in self.scores.values() for name in those)
 
 
-def pooled(hidden: jax.Array, lengths: jax.Array, pool: str) -> jax.Array:
-  """Returns one vector a row, `[B, D]`, of hidden states `[B, T, D]`.
+def named(suites: Sequence[Suite], wanted: str) -> list[tuple[Suite, str]]:
+  """Reads a list of tasks or scores, such as `cola,mnli-mm`, or `all`.
 
-  Args:
-    hidden: Hidden states, padded at the right.
-    lengths: Tokens of each row, int32 `[B]`.
-    pool: One of `POOLS`.
+  Returns:
+    Suites and names of tasks, each once.
+
+  Raises:
+    UserError: for a name that is none.
   """
-  if pool == "first":
-    return hidden[:, 0]
-  if pool == "last":
-    at = (lengths - 1)[:, None, None]
-    return jnp.take_along_axis(hidden, at, axis=1)[:, 0]
-  real = jnp.arange(hidden.shape[1]) < lengths[:, None]
-  total = jnp.where(real[..., None], hidden.astype(jnp.float32), 0).sum(axis=1)
-  return total / lengths[:, None]
-
-
-def _norm(x: jax.Array) -> jax.Array:
-  x = x - x.mean(axis=-1, keepdims=True)
-  return x * jax.lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + _NORM_EPS)
-
-
-def cross_entropy(
-  logits: jax.Array, labels: jax.Array, weights: jax.Array
-) -> jax.Array:
-  """Returns the mean in nats over a batch, weighted, `[]`.
-
-  Args:
-    logits: float32 `[B, C]`.
-    labels: int32 `[B]`.
-    weights: float32 `[B]`.
-  """
-  at_label = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-  nats = jax.nn.logsumexp(logits, axis=-1) - at_label
-  return (weights * nats).sum() / weights.sum()
-
-
-def likeliest(logits: jax.Array) -> jax.Array:
-  """Returns the class of the highest logit, int32 `[B]`."""
-  return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-
-
-# ------------------------------------------------------------------- metrics
-
-
-def accuracy(predictions: np.ndarray, labels: np.ndarray) -> float:
-  """Share of predictions that are right."""
-  return float(np.mean(predictions == labels))
-
-
-def f1(predictions: np.ndarray, labels: np.ndarray) -> float:
-  """F1 of class 1; 0 where it is neither predicted nor there."""
-  found = np.sum((predictions == 1) & (labels == 1))
-  called = np.sum(predictions == 1) + np.sum(labels == 1)
-  return float(2 * found / called) if called else 0.0
-
-
-def mcc(predictions: np.ndarray, labels: np.ndarray) -> float:
-  """Matthews correlation of two classes; 0 where one side is constant."""
-  x, y = (np.asarray(v == 1, np.float64) for v in (predictions, labels))
-  if np.ptp(x) == 0 or np.ptp(y) == 0:
-    return 0.0
-  return float(np.corrcoef(x, y)[0, 1])
+  every = [(suite, task) for suite in suites for task in suite.scores]
+  if wanted == "all":
+    return every
+  owner = {score: (s, task) for s, task in every for score in s.scores[task]}
+  for name in wanted.split(","):
+    if name not in owner:
+      known = ", ".join(owner)
+      raise UserError(f"--task={name!r} is not all or of {known}")
+  return list(dict.fromkeys(owner[name] for name in wanted.split(",")))

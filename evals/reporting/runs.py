@@ -369,7 +369,7 @@ def _at_best_lr(summary: Mapping) -> Iterator[tuple[str, Tuned]]:
       score=best["scores"][name]["mean"],
       complete=not summary["request"]["limit"],
       metric=metric,
-      baseline=about["majority"][metric],
+      baseline=about["baseline"][metric],
       collapsed=collapsed if name == summary["task"] else (),
     )
     yield name, result

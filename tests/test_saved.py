@@ -17,11 +17,10 @@ from antlm_jax.errors import UserError
 from antlm_jax.training import checkpoint
 from antlm_jax.training.step import TrainState
 from evals import finetune
-from evals.finetuning import glue
-from evals.finetuning import loop as tuning
-from evals.finetuning import saved as kept
-from evals.finetuning import task as tasks
+from evals.finetuning import glue, loop, saved
+from evals.finetuning.classification import Options
 from evals.finetuning.loop import Run
+from evals.finetuning.task import Task
 from tests import random_models, runs
 from tests.helpers import equal
 from tests.test_finetune import QUICK, SHORT, STEP, sentences, toy, write_cola
@@ -115,9 +114,11 @@ def recomputed(folder) -> checkpoint.Loaded:
   written = json.loads((folder / "predictions.json").read_text())
   written = written["glue"]["cola"]["predictions"]
   texts = sentences(len(written), 1)[0]
-  logits = kept.logits(model, [(text,) for text in texts])
+  logits = saved.outputs(model, [(text,) for text in texts])
   assert logits.shape == (len(written), 2)
   assert logits.argmax(axis=1).tolist() == [one["pred"] for one in written]
+  classes = saved.predict(model, [(text,) for text in texts])
+  assert classes == [one["pred"] for one in written]
   return model
 
 
@@ -132,10 +133,13 @@ def test_the_best_model_is_kept(run, loaded, tmp_path):
   assert dataclasses.replace(task, params={}) == checkpoint.FineTuned(
     name="cola",
     attention="causal",
-    pool="mean",
-    norms=False,
-    dropout=0.2,
-    labels=("0", "1"),
+    kind="classifier",
+    settings={
+      "labels": ["0", "1"],
+      "pool": "mean",
+      "dropout": 0.2,
+      "norms": False,
+    },
     params={},
   )
   shapes = {name: value.shape for name, value in task.params.items()}
@@ -156,40 +160,52 @@ def test_the_best_model_is_kept(run, loaded, tmp_path):
   meta, before = (checkpoint.read_meta(m.path) for m in (model, loaded))
   assert meta.data == before.data
   request = json.loads((folder / "summary.json").read_text())["request"]
-  assert request["head"] == "plain" and "save" not in request
+  assert request["head"]["norms"] is False and "save" not in request
 
 
 def test_pairs_and_words_for_classes(loaded, tmp_path):
   (tmp_path / "mnli.train.jsonl").write_text(line("mnli", 0))
   (tmp_path / "mnli.valid.jsonl").write_text(line("mnli", 0))
-  task = glue.task(glue.find(tmp_path, "mnli"), "mnli", "last", 0.1, False)
+  options = Options("last", "plain")
+  task = glue.make(tmp_path, "mnli", options, "bidirectional")
   head = task.head.init(jax.random.key(0), loaded.model.config.width)
-  params = tuning.joined(loaded.params, head)
-  kept.save(tmp_path, loaded, task, "bidirectional", params)
+  params = loop.joined(loaded.params, head)
+  saved.save(tmp_path, loaded, task, "bidirectional", params)
   model = checkpoint.load(tmp_path / "model")
-  assert model.task.labels == ("entailment", "neutral", "contradiction")
+  assert saved.head(model) == task.head
+  assert task.head.labels == ("entailment", "neutral", "contradiction")
   assert equal(model.params, loaded.params) and equal(model.task.params, head)
   pairs = [("p", "h"), ("Tom sat", "the dogs rest near the hills")]
-  both = kept.logits(model, pairs)
+  both = saved.outputs(model, pairs)
   assert both.shape == (2, 3)
-  alone = [kept.logits(model, [pair])[0] for pair in pairs]
+  alone = [saved.outputs(model, [pair])[0] for pair in pairs]
   np.testing.assert_allclose(both, alone, rtol=1e-4, atol=1e-5)
-  swapped = kept.logits(model, [pair[::-1] for pair in pairs])
+  swapped = saved.outputs(model, [pair[::-1] for pair in pairs])
   assert np.abs(swapped - both).max() > 1e-3
 
 
-def test_only_what_has_a_head_has_logits(loaded):
+def test_only_a_known_head_has_outputs(loaded):
   with pytest.raises(UserError, match="is not fine-tuned") as error:
-    kept.logits(loaded, [("the dogs",)])
+    saved.outputs(loaded, [("the dogs",)])
   assert str(loaded.path) in str(error.value)
+  for kind, settings, message in (
+    ("spans", {}, "a head of the kind 'spans', which is not one of classifier"),
+    ("classifier", {"size": 2}, "of another version: .*'size'"),
+  ):
+    task = checkpoint.FineTuned("a", "causal", kind, settings, {})
+    with pytest.raises(UserError, match=message):
+      saved.predict(dataclasses.replace(loaded, task=task), [("the dogs",)])
 
 
 # ------------------------------------------------------------ which parameters
 
 
-def backwards(task: tasks.Task) -> tasks.Task:
+def backwards(task: Task) -> Task:
   """A task that is the better done the worse."""
-  errors = lambda found, labels: float(np.mean(found != labels))  # noqa: E731
+
+  def errors(found, labels):
+    return float(np.mean(np.asarray(found) != np.asarray(labels)))
+
   return dataclasses.replace(
     task, metrics={"errors": errors}, main_metric="errors"
   )
@@ -199,23 +215,23 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   settings = dataclasses.replace(QUICK, epochs=8)
   task, data = toy(loaded, tmp_path / "data", settings)
   task, grid = backwards(task), [Run(2e-4, seed) for seed in range(3)]
-  best = kept.Best(grid)
+  best = saved.Best(grid)
   copies = []
 
   def keep(run, score, copy):
     copies.append((run, score))
     best(run, score, copy)
 
-  outcomes = tuning.fit(loaded, task, data, settings, grid, keep=keep)
+  outcomes = loop.fit(loaded, task, data, settings, grid, keep=keep)
   scores = [o.best["cola"]["errors"] for o in outcomes]
   leader = outcomes[int(np.argmax(scores))]
   assert leader.best_epoch < settings.epochs
   assert leader.epochs[-1]["cola"]["errors"] < max(scores) - 0.1
   assert copies[-1] == (leader.run, max(scores))
   assert len(copies) <= leader.best_epoch  # not after it
-  kept.save(tmp_path, loaded, task, "bidirectional", best.params)
+  saved.save(tmp_path, loaded, task, "bidirectional", best.params)
   model = checkpoint.load(tmp_path / "model")
-  logits = kept.logits(model, [(text,) for text in sentences(40, 1)[0]])
+  logits = saved.outputs(model, [(text,) for text in sentences(40, 1)[0]])
   np.testing.assert_array_equal(
     logits.argmax(axis=1), leader.predictions["cola"]
   )
@@ -237,7 +253,7 @@ def test_the_best_of_all_groups_is_kept(run, tmp_path, group):
 def test_the_first_of_equals_is_the_best():
   grid = [Run(lr, 0) for lr in (1.0, 2.0, 3.0)]
   offers = [(1, 0.5), (2, 0.5), (1, 0.5), (0, 0.5), (2, 0.4), (2, 0.6)]
-  best, taken = kept.Best(grid), []
+  best, taken = saved.Best(grid), []
   for run, score in offers:
     best(grid[run], score, lambda run=run: taken.append(run) or {"run": run})
   assert taken == [1, 0, 2] and best.params == {"run": 2}

@@ -1,0 +1,99 @@
+"""Fine-tuned heads in transformers: a table by the kind of head.
+
+A head whose kind has no row here has no place in transformers.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from antlm_jax.errors import UserError
+from antlm_jax.hf.mapping import Form
+from antlm_jax.training.checkpoint import FineTuned, Loaded
+
+_POOLS = {"first": "bos", "mean": "mean"}  # ours, and EuroBERT's
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """A kind of head in transformers.
+
+  Attributes:
+    auto: The auto class that opens it.
+    tag: What the Hub calls what it does.
+    weights: Our parameters and its tensors.
+    config: What config.json says of it, by the checkpoint and the model_type.
+  """
+
+  auto: str
+  tag: str
+  weights: Mapping[str, str]
+  config: Callable[[Loaded, str], dict[str, Any]]
+
+
+def _classifier(loaded: Loaded, model_type: str) -> dict[str, Any]:
+  head = loaded.task.settings
+  labels = list(enumerate(head["labels"]))
+  out = {
+    "problem_type": "single_label_classification",
+    "id2label": {str(i): label for i, label in labels},
+    "label2id": {label: i for i, label in labels},
+  }
+  if model_type == "ltg_bert":
+    return out | {
+      "classifier_pooling": head["pool"],
+      "classifier_norms": head["norms"],
+      "classifier_dropout": head["dropout"],
+    }
+  if head["norms"] or head["pool"] not in _POOLS:
+    raise UserError(
+      f"{loaded.path} has a head that transformers' EuroBERT has not:"
+      " fine-tune with --head=plain and --pool=mean or first"
+    )
+  return out | {"classifier_pooling": _POOLS[head["pool"]]}
+
+
+HEADS = {  # by `FineTuned.kind`
+  "classifier": Place(
+    auto="AutoModelForSequenceClassification",
+    tag="text-classification",
+    weights={
+      "dense/kernel": "dense.weight",
+      "dense/bias": "dense.bias",
+      "classes/kernel": "classifier.weight",
+      "classes/bias": "classifier.bias",
+    },
+    config=_classifier,
+  ),
+}
+
+
+def place(task: FineTuned) -> Place:
+  """Returns where a task's head stands in transformers.
+
+  Raises:
+    UserError: if it has no place there.
+  """
+  if task.kind not in HEADS:
+    raise UserError(
+      f"transformers has no head like that of {task.name} ({task.kind}): only"
+      f" {', '.join(HEADS)} can be exported"
+    )
+  return HEADS[task.kind]
+
+
+def config(loaded: Loaded, form: Form) -> dict[str, Any]:
+  """Returns what config.json says of a fine-tuned head.
+
+  Raises:
+    UserError: if transformers has no such head on such an encoder.
+  """
+  found = place(loaded.task)
+  if found.auto not in form.classes:
+    raise UserError(
+      f"{loaded.path} was fine-tuned reading {loaded.task.attention}ly, and"
+      f" transformers has no {found.auto} for that: fine-tune with"
+      " --attention=bidirectional"
+    )
+  about = found.config(loaded, form.model_type)
+  return {"architectures": [form.classes[found.auto]], **about}

@@ -1,0 +1,252 @@
+"""Examples as rows of tokens, and the batches that are cut of them.
+
+Rows are grouped by length, so that short ones are not padded to the longest,
+and only a handful of shapes is compiled. Which lengths follow one another is
+the same for all seeds, which rows they hold is not.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from antlm_jax import hashing
+from antlm_jax.inference import framing
+from antlm_jax.training.checkpoint import Loaded
+
+_SHORTEST = 16  # tokens; longer rows are padded to it doubled, and so on
+_ROWS, _BATCHES = 0, 1  # what a permutation is of
+
+
+class Example(NamedTuple):
+  """An example of a task.
+
+  Attributes:
+    texts: Its texts, such as a sentence, a pair, or words; what they are is
+      the task's.
+    label: What is to be predicted, as plain JSON has it; None if unknown.
+    id: Its name in the predictions.
+  """
+
+  texts: tuple[str, ...]
+  label: Any = None
+  id: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+  """Examples as rows of tokens; an example may make several rows.
+
+  Attributes:
+    tokens: int32 `[n, T]`, padded at the right; `[n, S, T]` if a row is S
+      texts that are encoded apart and learnt from together.
+    lengths: Tokens of each, int32 `[n]` or `[n, S]`.
+    labels: What the loss compares outputs with, `[n, ...]`.
+    per_token: Whether the last axis of the labels is T, cut as the tokens are.
+    examples: What is predicted, m examples; often one a row, and in order.
+    about: What else decoding needs, such as the example of each row.
+  """
+
+  tokens: np.ndarray
+  lengths: np.ndarray
+  labels: np.ndarray
+  per_token: bool = False
+  examples: Sequence[Example] = ()
+  about: Any = None
+
+  def __len__(self) -> int:
+    return len(self.tokens)
+
+  @functools.cached_property
+  def groups(self) -> dict[int, np.ndarray]:
+    """The rows of each padded length, shortest first."""
+    longest = self.tokens.shape[-1]
+    lengths = self.lengths.reshape(len(self), -1).max(axis=1, initial=1)
+    doublings = np.ceil(np.log2(np.maximum(lengths / _SHORTEST, 1)))
+    padded = np.minimum(_SHORTEST * 2 ** doublings.astype(int), longest)
+    return {int(t): np.flatnonzero(padded == t) for t in np.unique(padded)}
+
+
+# -------------------------------------------------------------------- encoding
+
+
+def longest(loaded: Loaded, max_length: int) -> int:
+  """Returns the tokens of a row, at most: the model has a limit, too."""
+  return min(max_length, loaded.model.config.max_seq_len)
+
+
+def framed(
+  loaded: Loaded, texts: Sequence[Sequence[str]], max_length: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Makes rows `<s> A </s> B </s>`, as the training data frames a text.
+
+  Where a text is framed by `</s>` alone or by nothing, so are these. What is
+  too long loses tokens at the end of its longest text.
+
+  Args:
+    loaded: The model.
+    texts: Of each of n rows one text, or several that are read together.
+    max_length: Tokens of a row, at most; the model's own limit holds too.
+
+  Returns:
+    tokens int32 `[n, T]` and lengths int32 `[n]`.
+  """
+  before, after = framing.frame(loaded)
+  flat = [text for those in texts for text in those]
+  ids = iter(loaded.tokenizer.encode_batch(flat))
+  limit = longest(loaded, max_length)
+  rows = []
+  for those in texts:
+    parts = [next(ids) for _ in those]
+    budget = limit - len(before) - len(parts) * len(after)
+    kept = truncated([len(part) for part in parts], budget)
+    row = [before]
+    for part, length in zip(parts, kept, strict=True):
+      row += [part[:length], after]
+    rows.append(np.concatenate(row))
+  return padded(rows)
+
+
+def truncated(lengths: Sequence[int], budget: int) -> list[int]:
+  """Shortens the longest, again and again, until the sum fits the budget."""
+  kept = list(lengths)
+  while sum(kept) > max(budget, 0):
+    kept[kept.index(max(kept))] -= 1
+  return kept
+
+
+def padded(
+  rows: Sequence[Sequence[int]], fill: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+  """Pads rows at the right to int32 `[n, T]`; their lengths are at least 1."""
+  lengths = np.array([max(1, len(row)) for row in rows], np.int32)
+  out = np.full((len(rows), lengths.max(initial=1)), fill, np.int32)
+  for i, row in enumerate(rows):
+    out[i, : len(row)] = row
+  return out, lengths
+
+
+# --------------------------------------------------------------------- batches
+
+
+class Slots(NamedTuple):
+  """Which rows make a batch.
+
+  Attributes:
+    length: Tokens T that the batch is padded to.
+    rows: int `[B]`; a place that is empty repeats the first row.
+    weights: float32 `[B]`, 0 where a place is empty.
+  """
+
+  length: int
+  rows: np.ndarray
+  weights: np.ndarray
+
+
+def batches(
+  rows: Rows, size: int, seed: int | None = None, epoch: int = 0
+) -> list[Slots]:
+  """Cuts rows into batches of like length; every row is in one.
+
+  What is left of a length that does not fill a batch goes with the next
+  length, so at most one batch, of the longest, is incomplete.
+
+  Args:
+    rows: The rows.
+    size: Rows of a batch B.
+    seed: With the epoch, permutes the rows of a length; None to leave rows and
+      batches in order.
+    epoch: By itself, permutes the batches.
+  """
+  out, left = [], np.array([], int)
+  for length, members in rows.groups.items():
+    if seed is not None:
+      key = (seed, epoch, _ROWS, length)
+      members = members[_permutation(len(members), *key)]
+    pool = np.concatenate([left, members])
+    full = len(pool) // size * size
+    for chosen in pool[:full].reshape(-1, size):
+      out.append(Slots(length, chosen, np.ones(size, np.float32)))
+    left = pool[full:]
+  if len(left):
+    out.append(_incomplete(length, left, size))
+  if seed is None:
+    return out
+  # Without the seed: runs that train together take the same lengths.
+  return [out[i] for i in _permutation(len(out), epoch, _BATCHES)]
+
+
+def _permutation(size: int, *key: int) -> np.ndarray:
+  return hashing.permute(np.arange(size), size, *key)
+
+
+def _incomplete(length: int, rows: np.ndarray, size: int) -> Slots:
+  full = np.full(size, rows[0])
+  full[: len(rows)] = rows
+  return Slots(length, full, (np.arange(size) < len(rows)).astype(np.float32))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TaskBatch:
+  """What a step of one run reads; in training with an axis `[runs]` before.
+
+  Attributes:
+    tokens: int32 `[B, T]` or `[B, S, T]`.
+    lengths: int32 `[B]` or `[B, S]`.
+    labels: `[B, ...]`.
+    weights: float32 `[B]`; 0 for padding.
+  """
+
+  tokens: Any
+  lengths: Any
+  labels: Any
+  weights: Any
+
+
+def gather(rows: Rows, slots: Sequence[Slots]) -> TaskBatch:
+  """Reads batches of the same length, one a run, into `[runs, B, ...]`."""
+  which, length = np.stack([s.rows for s in slots]), slots[0].length
+  labels = rows.labels[which]
+  return TaskBatch(
+    tokens=rows.tokens[which][..., :length],
+    lengths=rows.lengths[which],
+    labels=labels[..., :length] if rows.per_token else labels,
+    weights=np.stack([s.weights for s in slots]),
+  )
+
+
+def predict(call: Callable, rows: Rows, size: int) -> Any:
+  """Calls a function on all rows, in batches of like length.
+
+  Args:
+    call: Tokens int32 `[B, T]` and lengths `[B]` to arrays `[runs, B, ...]`.
+    rows: n rows.
+    size: Rows of a batch B.
+
+  Returns:
+    The arrays `[runs, n, ...]`; an axis that is longer for longer rows is
+    padded with zeros.
+  """
+  made = batches(rows, size)
+  # All calls are under way before the first result is waited for.
+  found = [
+    call(rows.tokens[s.rows][..., : s.length], rows.lengths[s.rows])
+    for s in made
+  ]
+  put = functools.partial(_put_together, made, len(rows))
+  return jax.tree.map(lambda *parts: put(parts), *jax.device_get(found))
+
+
+def _put_together(made: Sequence[Slots], n: int, parts: Sequence[np.ndarray]):
+  """Puts batches' results `[runs, B, ...]` in the order of the rows."""
+  runs, _, *rest = np.max([part.shape for part in parts], axis=0)
+  out = np.zeros((runs, n, *rest), parts[0].dtype)
+  for slots, part in zip(made, parts, strict=True):
+    real = slots.weights > 0
+    within = map(slice, part.shape[2:])
+    out[:, slots.rows[real], *within] = part[:, real]
+  return out

@@ -1,0 +1,206 @@
+"""What is to be known of a task's runs, as files and as a table."""
+
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from antlm_jax import tables
+from evals import results
+from evals.finetuning.loop import Outcome
+from evals.finetuning.rows import Example
+from evals.finetuning.task import Suite, Task
+
+COLLAPSED = 0.95  # share of one answer from which on a run counts as collapsed
+
+
+def summarise(
+  task: Task,
+  examples: Mapping[str, Sequence[Example]],
+  outcomes: Sequence[Outcome],
+) -> dict:
+  """Returns what is to be known of a task's runs.
+
+  `baseline` is the score of the best trivial answer. The standard deviation
+  over seeds is the sample's, null of one seed.
+
+  Args:
+    task: The task.
+    examples: Those that are predicted, by evaluation set.
+    outcomes: What became of each run.
+  """
+  runs = [_run(task, outcome) for outcome in outcomes]
+  by_lr = [
+    _by_lr(task, lr, [run for run in runs if run["lr"] == lr])
+    for lr in dict.fromkeys(run["lr"] for run in runs)
+  ]
+  first = task.evaluations[0]
+  scores = [run["scores"][first][task.main_metric] for run in runs]
+  means = [entry["scores"][first]["mean"] for entry in by_lr]
+  return {
+    "task": task.name,
+    "main_metric": task.main_metric,
+    "baseline": task.baseline,
+    "evaluations": {
+      name: {"examples": len(those), "baseline": _baseline(task, those)}
+      for name, those in examples.items()
+    },
+    "best_lr": by_lr[int(np.argmax(means))]["lr"],
+    "best_run": int(np.argmax(scores)),
+    "by_lr": by_lr,
+    "runs": runs,
+  }
+
+
+def _run(task: Task, outcome: Outcome) -> dict:
+  shares = {
+    name: task.collapse(found) for name, found in outcome.predictions.items()
+  }
+  return {
+    "lr": outcome.run.lr,
+    "seed": outcome.run.seed,
+    "best_epoch": outcome.best_epoch,
+    "scores": {name: outcome.best[name] for name in task.evaluations},
+    "most_frequent_prediction": shares,
+    "collapsed": shares[task.evaluations[0]] >= COLLAPSED,
+    "epochs": [_finite(epoch) for epoch in outcome.epochs],
+  }
+
+
+def _finite(epoch: dict) -> dict:
+  """JSON has no NaN: the loss of a run that diverged is null."""
+  loss = epoch["train_loss"]
+  return epoch | {"train_loss": loss if math.isfinite(loss) else None}
+
+
+def _by_lr(task: Task, lr: float, runs: Sequence[dict]) -> dict:
+  scores = {
+    name: [run["scores"][name][task.main_metric] for run in runs]
+    for name in task.evaluations
+  }
+  return {
+    "lr": lr,
+    "seeds": len(runs),
+    "collapsed": sum(run["collapsed"] for run in runs),
+    "scores": {
+      name: {
+        "mean": float(np.mean(values)),
+        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
+      }
+      for name, values in scores.items()
+    },
+  }
+
+
+def _baseline(task: Task, examples: Sequence[Example]) -> dict[str, float]:
+  labels = [example.label for example in examples]
+  answers = list(task.trivial(examples))
+  return {
+    name: max(metric(answer, labels) for answer in answers)
+    for name, metric in task.metrics.items()
+  }
+
+
+# ----------------------------------------------------------------------- files
+
+
+def items(
+  task: Task,
+  examples: Mapping[str, Sequence[Example]],
+  outcomes: Sequence[Outcome],
+) -> Iterator[dict]:
+  """Yields every example with each run's prediction, in the runs' order."""
+  for name, those in examples.items():
+    for i, example in enumerate(those):
+      found = [outcome.predictions[name][i] for outcome in outcomes]
+      yield {
+        "evaluation": name,
+        "id": example.id,
+        "label": example.label,
+        "predictions": found,
+        "correct": [task.right(one, example.label) for one in found],
+      }
+
+
+def write(
+  folder: pathlib.Path,
+  task: Task,
+  summary: dict,
+  outcomes: Sequence[Outcome],
+  examples: Mapping[str, Sequence[Example]],
+) -> None:
+  """Writes a task's files, all or none, the summary last.
+
+  Raises:
+    UserError: if they cannot be written.
+  """
+  lines = [json.dumps(item) + "\n" for item in items(task, examples, outcomes)]
+  texts = {"items.jsonl": "".join(lines)}
+  if task.texts:
+    best = outcomes[summary["best_run"]].predictions
+    texts |= task.texts({n: (e, best[n]) for n, e in examples.items()})
+  results.write(folder, texts, summary)
+
+
+# ----------------------------------------------------------------------- table
+
+_HEAD = ("", "metric", "lr", "seeds", "score (%)", "baseline (%)", "")
+
+
+def table(summaries: Sequence[dict], suites: Sequence[Suite]) -> str:
+  """Lays out every score at its best learning rate, and their means."""
+  rows = [row for summary in summaries for row in _rows(summary)]
+  means = {
+    name: found["mean"]
+    for summary in summaries
+    for name, found in _best(summary)["scores"].items()
+  }
+  lines = (_average(suite, means) for suite in suites)
+  return "\n".join([tables.text(rows, _HEAD, "<<>>>><"), *filter(None, lines)])
+
+
+def _best(summary: Mapping) -> dict:
+  return next(e for e in summary["by_lr"] if e["lr"] == summary["best_lr"])
+
+
+def _rows(summary: Mapping) -> Iterator[tuple]:
+  metric, best = summary["main_metric"], _best(summary)
+  for name, about in summary["evaluations"].items():
+    mean, std = best["scores"][name]["mean"], best["scores"][name]["std"]
+    score = f"{100 * mean:.1f}" + ("" if std is None else f" ± {100 * std:.1f}")
+    trivial = about["baseline"][metric]
+    remark = f"no better than {summary['baseline']}" if mean <= trivial else ""
+    if best["collapsed"]:
+      remark = f"{best['collapsed']} of {best['seeds']} collapsed"
+    yield (
+      *(name, metric, f"{best['lr']:g}", best["seeds"]),
+      *(score, f"{100 * trivial:.1f}", remark),
+    )
+
+
+def _average(suite: Suite, means: Mapping[str, float]) -> str | None:
+  """Says the mean of a suite's scores, and whether they are all of it."""
+  values = [means[name] for name in suite.all_scores if name in means]
+  if not values:
+    return None
+  count, every = len(values), len(suite.all_scores)
+  what = f"{suite.name}, unweighted mean of all {count}"
+  if count < every:
+    what = (
+      f"mean of these {count} of {every} scores, not comparable with"
+      f" {suite.name}'s"
+    )
+  return f"{what}: {100 * np.mean(values):.1f}"
+
+
+def collapses(summary: Mapping) -> Iterator[str]:
+  """Says which learning rates ended in one and the same answer."""
+  for entry in summary["by_lr"]:
+    if entry["collapsed"]:
+      yield (
+        f"{summary['task']} collapsed: {entry['collapsed']} of"
+        f" {entry['seeds']} runs at lr {entry['lr']:g} give (nearly) every"
+        " example the same answer"
+      )

@@ -1,0 +1,155 @@
+"""A task of another kind, finding documents, in this file alone.
+
+Queries and documents are encoded apart; a query is to be nearer to its own
+document than to the others of the batch. Predictions are documents, ranked.
+"""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from antlm_jax.training import checkpoint
+from evals.finetuning import loop, saved, summary
+from evals.finetuning import rows as rows_lib
+from evals.finetuning.classification import pooled
+from evals.finetuning.loop import Run, Settings
+from evals.finetuning.rows import Example, Rows
+from evals.finetuning.task import Head, Task
+from tests import random_models
+
+TOP = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Towers(Head):
+  """The mean over the tokens, of length 1, without parameters of its own.
+
+  An example is a query and its document, to learn from, or one of them: a
+  query has a label, the documents that it asks for, and a document has none.
+  """
+
+  temperature: float
+  kind: ClassVar[str] = "toy_towers"
+
+  def parameters(self, width):
+    return {}
+
+  def __call__(self, params, hidden, lengths, dropout_key=None):
+    mean = pooled(hidden, lengths, "mean")
+    return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
+
+  def loss(self, outputs, labels, weights):
+    """Each document against all others of the batch, but the empty places."""
+    query, document = outputs[:, 0], outputs[:, 1]
+    scores = query @ document.T / self.temperature
+    scores = jnp.where(weights > 0, scores, -jnp.inf)
+    nats = -jnp.diagonal(jax.nn.log_softmax(scores, axis=-1))
+    return jnp.where(weights > 0, nats, 0).sum() / weights.sum()
+
+  def encode(self, loaded, examples, max_length):
+    apart = len(examples[0].texts)
+    texts = [(text,) for example in examples for text in example.texts]
+    tokens, lengths = rows_lib.framed(loaded, texts, max_length)
+    if apart > 1:
+      tokens = tokens.reshape(len(examples), apart, -1)
+      lengths = lengths.reshape(len(examples), apart)
+    queries = [e for e in examples if e.label is not None]
+    empty = np.zeros(len(tokens), np.int32)
+    return Rows(
+      tokens, lengths, empty, examples=queries or examples, about=examples
+    )
+
+  def decode(self, reduced, rows):
+    asked = np.array([e.label is not None for e in rows.about])
+    names = np.array([e.id for e in rows.about])[~asked]
+    order = np.argsort(-reduced[asked] @ reduced[~asked].T, axis=-1)
+    return names[order[:, :TOP]].tolist()
+
+
+TOPICS = (
+  *(("Tom", "sat", "often"), ("dogs", "rest", "hills"), ("house", "near", "a")),
+  *(("cat", "Ann", "the"), ("they", "river", "old"), ("small", "door", "tree")),
+)
+
+
+def load(split):
+  """Two words of a topic, and a text of all three."""
+  draw = np.random.default_rng(split == "train")
+  say = lambda words, n: " ".join(draw.choice(words, n))  # noqa: E731
+  if split == "train":
+    pairs = [(say(t, 2), say(t, 6)) for t in TOPICS for _ in range(16)]
+    return [Example(pair) for pair in pairs]
+  queries = [
+    Example((say(words, 2),), [f"d{topic}"], f"q{topic}.{i}")
+    for topic, words in enumerate(TOPICS)
+    for i in range(4)
+  ]
+  documents = [
+    Example((say(words, 6),), None, f"d{topic}")
+    for topic, words in enumerate(TOPICS)
+  ]
+  return queries + documents
+
+
+def mrr(predictions, labels):
+  """Mean reciprocal rank of the first document that was asked for."""
+  ranks = [
+    [name in right for name in found]
+    for found, right in zip(predictions, labels, strict=True)
+  ]
+  return float(np.mean([1 / (1 + r.index(True)) if any(r) else 0
+                        for r in ranks]))  # fmt: skip
+
+
+TASK = Task(
+  name="toy",
+  load=load,
+  evaluations=("toy",),
+  head=Towers(0.05),
+  metrics={"mrr": mrr},
+  main_metric="mrr",
+  baseline="the first documents",
+  trivial=lambda examples: [[["d0", "d1", "d2"]] * len(examples)],
+  right=lambda found, right: found[0] in right,
+)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+  folder, tokenizer = tmp_path_factory.mktemp("run"), random_models.tokenizer()
+  return checkpoint.load(random_models.save(folder, tokenizer, layers=1))
+
+
+def test_it_trains_and_is_saved(loaded, tmp_path, monkeypatch):
+  settings = Settings(batch_size=20, epochs=8, max_length=16)
+  data = loop.read(loaded, TASK, settings.max_length)
+  assert data.train.tokens.shape[:2] == (96, 2)
+  runs = [Run(3e-3, 0), Run(1e-9, 0)]
+  best = saved.Best(runs)
+  outcomes = loop.fit(loaded, TASK, data, settings, runs, keep=best)
+  examples = {name: rows.examples for name, rows in data.evaluations.items()}
+  assert len(examples["toy"]) == 24
+  about = summary.summarise(TASK, examples, outcomes)
+  baseline = about["evaluations"]["toy"]["baseline"]["mrr"]
+  learnt, untrained = (o.best["toy"]["mrr"] for o in outcomes)
+  assert learnt > 0.9 and learnt > max(baseline, untrained)
+  summary.write(tmp_path, TASK, about, outcomes, examples)
+  saved.save(tmp_path, loaded, TASK, "bidirectional", best.params)
+  model = checkpoint.load(tmp_path / "model")
+  assert model.task.params == {}
+  monkeypatch.setitem(saved.HEADS, Towers.kind, Towers)
+  assert saved.head(model) == TASK.head
+  assert saved.predict(model, load("toy"), 16) == outcomes[0].predictions["toy"]
+
+
+def test_empty_places_are_no_negatives():
+  draw = np.random.default_rng(0)
+  outputs = jnp.asarray(draw.normal(size=(4, 2, 8)), jnp.float32)
+  labels, weights = jnp.zeros(4), jnp.array([1.0, 1.0, 1.0, 0.0])
+  alone = TASK.head.loss(outputs[:3], labels[:3], weights[:3])
+  together = TASK.head.loss(outputs, labels, weights)
+  assert together == pytest.approx(float(alone), rel=1e-6)
