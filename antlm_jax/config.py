@@ -4,6 +4,7 @@ A config file is Python: `get_config(arg)` returns `default()` with changes.
 `--config=FILE.py:ARG` loads it, `--config.key=value` changes one setting.
 """
 
+import contextlib
 import dataclasses
 import difflib
 import importlib.util
@@ -11,7 +12,7 @@ import json
 import os
 import pathlib
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
 
 from ml_collections import ConfigDict
 
@@ -231,7 +232,8 @@ def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
   """
   path, _, arg = spec.partition(":")
   get_config = module(path).get_config
-  config = _told(path, lambda: get_config(arg))
+  with _told(path):
+    config = get_config(arg)
   _check_keys(path, config)
   for override in overrides:
     _override(config, override)
@@ -262,16 +264,18 @@ def module(path: str):
   if found is None:
     raise UserError(f"--config={path}: not a Python file")
   out = importlib.util.module_from_spec(found)
-  _told(path, lambda: found.loader.exec_module(out))
+  with _told(path):
+    found.loader.exec_module(out)
   if not hasattr(out, "get_config"):
     raise UserError(f"--config={path}: it defines no get_config(arg)")
   return out
 
 
-def _told(path: str, run: Callable):
-  """Runs a config file's code, whose errors are bad input like any other."""
+@contextlib.contextmanager
+def _told(path: str) -> Iterator[None]:
+  """Tells errors of a config file's code, which is input like any other."""
   try:
-    return run()
+    yield
   except UserError:
     raise
   except SyntaxError as error:
@@ -301,28 +305,29 @@ def _check_keys(path: str, config) -> None:
     if key in known:
       raise UserError(f"{what} returns no {key}: begin with default()")
     raise UserError(
-      f"{what} sets {key}, which is unknown;{_nearest(key, known)}"
+      f"{what} sets {key}, which is unknown; {_nearest(key, known)}"
     )
 
 
-def parse_arg(arg: str, **defaults):
+def parse_arg(arg: str, **defaults) -> ConfigDict:
   """Parses a config's argument, such as `shrink,curriculum=24M`.
 
   Args:
     arg: Comma-separated `name` (for True) or `name=value`.
-    **defaults: The names that may appear, with what they are without it.
-
-  Returns:
-    A ConfigDict of them all.
+    **defaults: The names that may appear, with what they are without it; a
+      tuple of all that one may be, its default first.
   """
-  parsed = ConfigDict(defaults)
+  choices = {k: v for k, v in defaults.items() if isinstance(v, tuple)}
+  parsed = ConfigDict(defaults | {k: v[0] for k, v in choices.items()})
   for part in filter(None, arg.split(",")):
     name, equals, value = part.partition("=")
     if name not in defaults:
-      known = f" known: {', '.join(defaults)}"
-      near = _nearest(name, defaults, known)
-      raise UserError(f"config argument {name!r} is unknown;{near}")
+      near = _nearest(name, defaults, f"known: {', '.join(defaults)}")
+      raise UserError(f"config argument {name!r} is unknown; {near}")
     _set(parsed, name, value if equals else "True", f"config argument {part}")
+    if parsed[name] not in choices.get(name, (parsed[name],)):
+      known = ", ".join(choices[name])
+      raise UserError(f"config argument {name}={value!r} is not one of {known}")
   return parsed
 
 
@@ -335,19 +340,19 @@ def _override(config: ConfigDict, override: str) -> None:
   for depth, part in enumerate(rest):
     if not isinstance(node, ConfigDict) or part not in node:
       known = leaves(config)
-      raise UserError(f"unknown config key {key!r};{_nearest(key, known)}")
+      raise UserError(f"unknown config key {key!r}; {_nearest(key, known)}")
     if depth < len(rest) - 1:
       node = node[part]
-  _set(node, rest[-1], value, f"--config.{key}={value}")
+  _set(node, rest[-1], value, f"--config.{key}={value:.100}")
 
 
 def _nearest(
   name: str,
   known: Iterable[str],
-  otherwise: str = " antlm_jax.train --help lists them",
+  otherwise: str = "antlm_jax.train --help lists them",
 ) -> str:
   near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-  return f" did you mean {near[0]!r}?" if near else otherwise
+  return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def _set(node: ConfigDict, name: str, text: str, what: str) -> None:
@@ -380,12 +385,12 @@ def shrink(config: ConfigDict, steps: int = 12) -> None:
   parsed = curriculum.parse(
     config.curriculum, list(config.objectives), 1000, 1000
   )
-  lengths = [phase.stop - phase.start for phase in parsed.phases]
-  scale = steps / sum(lengths)
-  config.curriculum = "+".join(
-    f"{max(1, round(length * scale))}{_mix(phase)}"
-    for length, phase in zip(lengths, parsed.phases, strict=True)
-  ) + " steps"  # fmt: skip
+  scale = steps / parsed.steps
+  phases = [
+    f"{max(1, round((phase.stop - phase.start) * scale))}{_mix(phase)}"
+    for phase in parsed.phases
+  ]
+  config.curriculum = f"{'+'.join(phases)} steps"
   config.train.update(
     batch_size=4, microbatches=1, batch_schedule=(), epochs=0.0, steps=0
   )
@@ -458,7 +463,7 @@ def objectives(config: ConfigDict) -> dict[str, Objective]:
       raise UserError(f"config.objectives.{name}={group!r} is not a group")
     for key in set(group) - known:
       raise UserError(
-        f"config.objectives.{name}.{key} is unknown;{_nearest(key, known)}"
+        f"config.objectives.{name}.{key} is unknown; {_nearest(key, known)}"
       )
     out[name] = Objective(**group)
     same = [other for other in out if out[other].name == out[name].name]

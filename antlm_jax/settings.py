@@ -106,16 +106,13 @@ def check_values(section_type: type, values: Mapping, prefix: str = "") -> None:
 
 
 def to_config_dict(section) -> ConfigDict:
-  """Returns a section, and the sections in it, as a ConfigDict."""
+  """Returns a section as a group of the config, which checks types itself."""
   out = ConfigDict()
-  for field in dataclasses.fields(section):
+  for field, kind in _fields(type(section)):
     value = getattr(section, field.name)
-    if dataclasses.is_dataclass(value):
-      value = to_config_dict(value)
-    elif value is None:  # ConfigDict checks types: it is to know this one's
-      kind = typing.get_type_hints(type(section))[field.name]
-      value = config_dict.placeholder(_without_none(kind))
-    out[field.name] = value
+    # None says nothing of the type that the setting may have.
+    unset = value is None
+    out[field.name] = config_dict.placeholder(_scalar(kind)) if unset else value
   return out
 
 
@@ -210,7 +207,7 @@ def _settings(section_type: type) -> list[tuple[dataclasses.Field, Any]]:
 
 def _read(field: dataclasses.Field, kind: Any, text: str):
   """Reads and checks an argument's text."""
-  what, read = f"--{field.name}={text}", field.metadata["read"]
+  what, read = f"--{field.name}={text:.100}", field.metadata["read"]
   value = read(text) if read else parse(text, kind, what)
   if field.metadata["choices"] is None or isinstance(value, tuple):
     _check(what, field, kind, value)

@@ -24,7 +24,6 @@ Where each setting is from:
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.errors import UserError
 from antlm_jax.models import ltg_bert
 
 SIZES = ("base", "small", "xs")
@@ -33,10 +32,8 @@ SIZES = ("base", "small", "xs")
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(
-    arg, shrink=False, size="base", curriculum="6C+60M+6C"
+    arg, shrink=False, size=SIZES, curriculum="6C+60M+6C"
   )
-  if arg.size not in SIZES:
-    raise UserError(f"size={arg.size!r} is not one of {', '.join(SIZES)}")
   config = config_lib.default("ltg_bert")
   config.curriculum = arg.curriculum
   config.objectives.M.update(

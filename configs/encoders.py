@@ -21,7 +21,6 @@ printed 0.2.
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.errors import UserError
 from antlm_jax.models import llama
 
 SIZES = ("210M", "610M", "1B")
@@ -30,10 +29,8 @@ SIZES = ("210M", "610M", "1B")
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(
-    arg, shrink=False, size="210M", curriculum="42000M", mask_ratio=0.4
+    arg, shrink=False, size=SIZES, curriculum="42000M", mask_ratio=0.4
   )
-  if arg.size not in SIZES:
-    raise UserError(f"size={arg.size!r} is not one of {', '.join(SIZES)}")
   config = config_lib.default()
   config.curriculum = arg.curriculum
   config.objectives.M.update(

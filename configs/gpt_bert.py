@@ -18,7 +18,6 @@ Where each setting is from:
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.errors import UserError
 from antlm_jax.models import ltg_bert
 
 # Steps and peak rate.
@@ -28,10 +27,8 @@ RUNS = {"small": (7_812, 1.41e-2), "base": (15_625, 1e-2)}
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(
-    arg, shrink=False, size="small", curriculum="C:N=1:15"
+    arg, shrink=False, size=tuple(RUNS), curriculum="C:N=1:15"
   )
-  if arg.size not in RUNS:
-    raise UserError(f"size={arg.size!r} is not one of {', '.join(RUNS)}")
   steps, peak_lr = RUNS[arg.size]
   config = config_lib.default("ltg_bert")
   config.curriculum = arg.curriculum

@@ -26,14 +26,6 @@ class Small:
   hidden: int = 7  # a plain field is no setting
 
 
-@dataclasses.dataclass(frozen=True)
-class Whole:
-  """A section in a section."""
-
-  small: Small
-  seed: int = setting(0)
-
-
 def arguments(*words):
   parser = cli.Parser(prog="small")
   settings.add_arguments(parser, Small)
@@ -42,12 +34,10 @@ def arguments(*words):
 
 def test_arguments_have_the_fields_defaults_and_types():
   assert arguments() == Small("x")
-  assert arguments(
-    "--rows=1e3", "--rate=2", "--kind=b", "--fast", "--lrs=1,2", "--seed=3",
-    "--files", "a", "b,c",
-  ) == Small(
+  words = "--rows=1e3 --rate=2 --kind=b --fast --lrs=1,2 --seed=3 --files a b,c"
+  assert arguments(*words.split()) == Small(
     "x", 1000, 2.0, 0.1, "b", True, (1.0, 2.0), 3, ("a", "b,c")
-  )  # fmt: skip
+  )
 
 
 def test_help_has_every_argument_its_default_and_choices(capsys):
@@ -85,7 +75,7 @@ def test_help_has_every_argument_its_default_and_choices(capsys):
 def test_a_bad_argument_is_told_in_one_line(word, told):
   with pytest.raises(UserError) as caught:
     arguments(word)
-  assert told in str(caught.value) and len(str(caught.value)) < 6000
+  assert told in str(caught.value) and len(str(caught.value)) < 200
   assert "\n" not in str(caught.value)
 
 
@@ -119,9 +109,9 @@ def test_good_values_pass():
   settings.check_values(Small, {"rows": 1})
 
 
-def test_a_config_dict_has_sections_in_sections_and_types():
-  config = settings.to_config_dict(Whole(Small("x")))
-  assert config.to_dict() == {"small": vars(Small("x")), "seed": 0}
-  config.small.seed = 3
+def test_a_config_dict_has_a_sections_values_and_types():
+  config = settings.to_config_dict(Small("x"))
+  assert config.to_dict() == vars(Small("x"))
+  config.seed = 3
   with pytest.raises(TypeError):
-    config.small.seed = "three"
+    config.seed = "three"
