@@ -276,6 +276,7 @@ def _told(path: str) -> Iterator[None]:
   """Tells errors of a config file's code, which is input like any other."""
   try:
     yield
+    return
   except UserError:
     raise
   except SyntaxError as error:
