@@ -2,15 +2,15 @@
 
 from antlm_jax.attention.api import (
   IMPLEMENTATIONS,
-  SAVED,
-  Dropout,
   Prepared,
-  Relative,
   attend,
   choose,
-  log_edges,
   prepare,
 )
+from antlm_jax.attention.dropout import Dropout
+from antlm_jax.attention.relative import Relative, log_edges
+from antlm_jax.attention.split import Split, device
+from antlm_jax.attention.tpu.kernel import SAVED
 
 __all__ = [
   "IMPLEMENTATIONS",
@@ -18,8 +18,10 @@ __all__ = [
   "Dropout",
   "Prepared",
   "Relative",
+  "Split",
   "attend",
   "choose",
+  "device",
   "log_edges",
   "prepare",
 ]

@@ -22,26 +22,28 @@ from jax.sharding import PartitionSpec
 
 from antlm_jax.attention.dropout import Dropout
 from antlm_jax.attention.reference import chunked, reference
-from antlm_jax.attention.relative import Relative, log_edges
+from antlm_jax.attention.relative import Relative
+from antlm_jax.attention.split import WHOLE, Split, device, on_shards, parts
 from antlm_jax.attention.tpu import kernel, schedule
-from antlm_jax.attention.tpu.kernel import SAVED
 from antlm_jax.masks import AttentionMask
-from antlm_jax.runtime import sharding
-
-__all__ = [
-  "IMPLEMENTATIONS",
-  "SAVED",
-  "Dropout",
-  "Prepared",
-  "Relative",
-  "attend",
-  "choose",
-  "log_edges",
-  "prepare",
-]
 
 _CPU_LONG = 1024  # keys of a row from which on chunks cost no time on CPU
 _MOST_SCALARS = 150_000  # 600 kB of the 1 MB of scalar memory
+# Compute capabilities of GPUs by what their kind contains, to compile for
+# those that are not there; JAX tells that of the others.
+_CAPABILITIES = {
+  "B200": 10.0,
+  "B300": 10.3,
+  "H100": 9.0,
+  "H200": 9.0,
+  "GH200": 9.0,
+  "L4": 8.9,
+  "A10": 8.6,
+  "A100": 8.0,
+  "T4": 7.5,
+  "V100": 7.0,
+  "P100": 6.0,
+}
 
 
 @jax.tree_util.register_dataclass
@@ -54,12 +56,14 @@ class Prepared:
     implementation: A name of `IMPLEMENTATIONS`.
     fits: What it was made for: the shapes of q and k, their dtype, whether
       attention weights may be dropped, and the position terms' buckets.
+    split: Which mesh axes split rows and heads.
     schedules: The kernel's, one after another of each data shard.
   """
 
   mask: AttentionMask
   implementation: str = dataclasses.field(metadata={"static": True})
   fits: tuple = dataclasses.field(metadata={"static": True})
+  split: Split = dataclasses.field(metadata={"static": True})
   schedules: tuple[schedule.Schedule, ...] | None = None
 
 
@@ -73,6 +77,7 @@ def attend(
   dropout: Dropout | None = None,
   relative: Relative | None = None,
   implementation: str = "auto",
+  split: Split = WHOLE,
 ) -> jax.Array:
   """Scaled dot-product attention with grouped queries.
 
@@ -92,6 +97,8 @@ def attend(
     relative: What relative positions add to the scores, before the scale, in
       q's dtype.
     implementation: A name of `IMPLEMENTATIONS`, or auto.
+    split: Which axes of the mesh, if there is one, split rows and heads; by
+      default each device computes everything. A prepared mask has its own.
 
   Returns:
     `[B, T, N, H]`, of q's dtype.
@@ -100,14 +107,17 @@ def attend(
     ValueError: for shapes, dtypes and bounds that do not fit, and for an
       implementation that cannot compute this.
   """
-  _check(q, k, v, dropout, relative)
-  if dropout is not None and not dropout.rate:
-    dropout = None
-  needs = {"dropout": dropout is not None, "buckets": _buckets(relative)}
+  _refuse(_misfit(q, k, v))
+  if dropout is not None:
+    _refuse(_misfit_of_dropout(q, dropout))
+    dropout = dropout if dropout.rate else None
+  if relative is not None:
+    _refuse(_misfit_of_terms(q, k, relative))
+  needs = dropout is not None, _buckets(relative)
   if isinstance(mask, AttentionMask):
-    mask = prepare(mask, q, k, implementation, **needs)
+    mask = prepare(mask, q, k, implementation, *needs, split)
   else:
-    _check_prepared(mask, q, k, implementation, **needs)
+    _refuse(_misfit_of_prepared(mask, q, k, implementation, *needs))
   if scale is None:
     scale = q.shape[-1] ** -0.5
   run = IMPLEMENTATIONS[mask.implementation]
@@ -121,6 +131,7 @@ def prepare(
   implementation: str = "auto",
   dropout: bool = False,
   buckets: int = 0,
+  split: Split = WHOLE,
 ) -> Prepared:
   """Makes ready once what `attend` needs of a mask in every layer.
 
@@ -131,23 +142,22 @@ def prepare(
     implementation: A name of `IMPLEMENTATIONS`, or auto.
     dropout: Whether attention weights will be dropped.
     buckets: How many the position terms to come have; 0 without any.
+    split: As in `attend`.
 
   Raises:
     ValueError: as `attend` does.
   """
-  _check_bounds(mask, q.shape, k.shape)
-  name = choose(mask, q, k, implementation, dropout, buckets)
+  _refuse(_misfit_of_bounds(mask, q.shape, k.shape))
+  split = split.here(k.shape[0], k.shape[2])
+  name = choose(mask, q, k, implementation, dropout, buckets, split)
   fits = _fits(q, k, dropout, buckets)
   if name != "pallas":
-    return Prepared(mask, name, fits)
-  rows, _ = sharding.batch_and_heads(k.shape)
-  blocks, local = _blocks(q, k), q.shape[0] // sharding.ways(rows)
-  make = sharding.on_shards(
-    lambda mask: schedule.make(mask, local, blocks),
-    in_specs=PartitionSpec(rows),
-    out_specs=PartitionSpec(rows),
-  )
-  return Prepared(mask, name, fits, make(mask))
+    return Prepared(mask, name, fits, split)
+  blocks, local = _blocks(q, k), q.shape[0] // parts(split.rows)
+  # Each data shard lists the blocks of its own rows.
+  spec = PartitionSpec(split.rows)
+  make = on_shards(lambda m: schedule.make(m, local, blocks), spec, spec)
+  return Prepared(mask, name, fits, split, make(mask))
 
 
 def choose(
@@ -157,53 +167,51 @@ def choose(
   implementation: str = "auto",
   dropout: bool = False,
   buckets: int = 0,
+  split: Split = WHOLE,
 ) -> str:
   """Returns the name of the implementation that `prepare` takes.
 
   Raises:
     ValueError: if there is no such implementation, or it cannot compute this.
   """
+  wanted = mask, q, k, dropout, buckets, split
   if implementation == "auto":
-    platform = sharding.device().platform
+    platform = device().platform
     if platform == "cpu":
       return "chunked" if k.shape[1] >= _CPU_LONG else "reference"
     best = "pallas" if platform == "tpu" else "cudnn"
-    obstacle = _obstacle(best, mask, q, k, dropout, buckets)
-    return "chunked" if obstacle else best
+    return "chunked" if _OBSTACLES[best](*wanted) else best
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
       f"attention={implementation!r} is not one of auto,"
       f" {', '.join(IMPLEMENTATIONS)}"
     )
-  obstacle = _obstacle(implementation, mask, q, k, dropout, buckets)
+  obstacle = _OBSTACLES.get(implementation, lambda *_: None)(*wanted)
   if obstacle:
     raise ValueError(f"attention={implementation!r} needs {obstacle}")
   return implementation
 
 
-def _obstacle(name: str, mask, q, k, dropout: bool, buckets: int) -> str | None:
-  """Returns what an implementation needs and does not find."""
-  if name == "pallas":
-    rows, heads = sharding.batch_and_heads(k.shape)
-    scalars = schedule.table_size(mask, q.shape[0], _blocks(q, k))
-    if dropout:
-      scalars += q.shape[0] * q.shape[2] // sharding.ways(heads)
-    scalars //= sharding.ways(rows)
-    if scalars > _MOST_SCALARS:
-      return f"smaller batches: {scalars} numbers for {_MOST_SCALARS} places"
-    return kernel.obstacle(q, k.shape[2], buckets)
-  if name == "cudnn":
-    return _cudnn_obstacle(mask, q, dropout, buckets)
-  return None
+# What an implementation needs and does not find; None if nothing is missing.
 
 
-def _cudnn_obstacle(mask, q, dropout: bool, buckets: int) -> str | None:
-  if sharding.device().platform != "gpu":
+def _pallas_obstacle(mask, q, k, dropout, buckets, split) -> str | None:
+  # All tables and seeds of a shard are in scalar memory at once.
+  scalars = schedule.table_size(mask, q.shape[0], _blocks(q, k))
+  if dropout:
+    scalars += q.shape[0] * q.shape[2] // parts(split.heads)
+  scalars //= parts(split.rows)
+  if scalars > _MOST_SCALARS:
+    return f"smaller batches: {scalars} numbers for {_MOST_SCALARS} places"
+  return kernel.obstacle(q, k.shape[2], buckets)
+
+
+def _cudnn_obstacle(mask, q, k, dropout, buckets, split) -> str | None:
+  if device().platform != "gpu":
     return "a GPU"
-  try:
-    capability = float(jax.devices("gpu")[0].compute_capability)
-  except ValueError:  # gfx942, say
-    return "a GPU by NVIDIA"
+  capability = _capability(device().device_kind)
+  if capability is None:
+    return f"a GPU by NVIDIA that is known, not {device().device_kind}"
   # A T4 (7.5) has no such kernel, and JAX asks only while it compiles.
   widest = 256 if capability >= 9 else 128
   if capability < 8:
@@ -219,6 +227,24 @@ def _cudnn_obstacle(mask, q, dropout: bool, buckets: int) -> str | None:
   return "no attention dropout" if dropout else None
 
 
+_OBSTACLES = {"pallas": _pallas_obstacle, "cudnn": _cudnn_obstacle}
+
+
+def _capability(kind: str) -> float | None:
+  """Compute capability of a kind of GPU, which need not be there."""
+  try:
+    here = {
+      gpu.device_kind: gpu.compute_capability for gpu in jax.devices("gpu")
+    }
+  except RuntimeError:  # there is none
+    here = {}
+  named = (c for name, c in _CAPABILITIES.items() if name in kind)
+  try:
+    return float(here.get(kind, next(named, "")))
+  except ValueError:  # unknown, or gfx942, say
+    return None
+
+
 # What each implementation is called by: `(q, k, v, prepared, scale, dropout,
 # relative)`.
 
@@ -230,26 +256,25 @@ def _plain(run):
 
 
 def _cudnn(q, k, v, prepared, scale, dropout, relative):
-  rows, heads = sharding.batch_and_heads(k.shape)
-  spec = PartitionSpec(rows, None, heads, None)
+  spec = PartitionSpec(prepared.split.rows, None, prepared.split.heads, None)
   run = functools.partial(
     jax.nn.dot_product_attention,
     scale=scale,
     is_causal=prepared.mask.causal,
     implementation="cudnn",
   )
-  return sharding.on_shards(run, (spec,) * 3, spec)(q, k, v)
+  return on_shards(run, (spec,) * 3, spec)(q, k, v)
 
 
 def _pallas(q, k, v, prepared, scale, dropout, relative):
   mask, kv_heads = prepared.mask, k.shape[2]
-  settings = kernel.Settings(
+  settings = kernel.KernelSettings(
     blocks=_blocks(q, k),
     causal=mask.causal,
     scale=scale,
     rate=dropout.rate if dropout else 0.0,
     edges=relative.edges if relative else None,
-    interpret=sharding.device().platform != "tpu",
+    interpret=device().platform != "tpu",
   )
   bounds = {"start": mask.k_start, "end": mask.k_end}
   bounds = {n: jnp.asarray(b) for n, b in bounds.items() if b is not None}
@@ -261,30 +286,24 @@ def _pallas(q, k, v, prepared, scale, dropout, relative):
     terms = {"of_query": relative.query, "of_key": relative.key}
 
   def run(q, k, v, terms, bounds, seeds, schedules):
+    # To the kernel's order, in which positions are along the lanes: each
+    # transpose moves an array once, and the kernel then reads whole tiles.
     batch, queries, heads, width = q.shape
     q = q.reshape(batch, queries, k.shape[2], -1, width)
     terms = {name: x.transpose(0, 2, 3, 1) for name, x in terms.items()}
     if terms:
       terms["of_query"] = terms["of_query"][:, :, None]
-    out = kernel.flash(
-      settings,
-      q.transpose(0, 2, 3, 4, 1),
-      k.transpose(0, 2, 3, 1),
-      v.transpose(0, 2, 3, 1),
-      terms,
-      bounds,
-      seeds,
-      schedules,
-    )
+    q = q.transpose(0, 2, 3, 4, 1)
+    k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
+    out = kernel.flash(settings, q, k, v, terms, bounds, seeds, schedules)
     out = out.transpose(0, 4, 1, 2, 3)
     return out.reshape(batch, queries, heads, width)
 
-  rows, heads = sharding.batch_and_heads(k.shape)
-  rows, heads = PartitionSpec(rows), PartitionSpec(rows, heads)
-  arrays = PartitionSpec(*rows, None, *heads[1:], None)
-  run = sharding.on_shards(
-    run, (arrays, arrays, arrays, arrays, rows, heads, rows), arrays
-  )
+  rows, heads = prepared.split
+  arrays = PartitionSpec(rows, None, heads, None)
+  of_rows, of_heads = PartitionSpec(rows), PartitionSpec(rows, heads)
+  specs = (arrays, arrays, arrays, arrays, of_rows, of_heads, of_rows)
+  run = on_shards(run, specs, arrays)
   return run(q, k, v, terms, bounds, seeds, prepared.schedules)
 
 
@@ -301,58 +320,97 @@ def _blocks(q, k) -> schedule.Blocks:
   return kernel.cut(q.shape[1], k.shape[1], group, q.shape[3], q.dtype)
 
 
-# What can be known to be wrong while tracing.
+# What can be known to be wrong while tracing: each returns it, or None.
 
 
-def _check(q, k, v, dropout: Dropout | None, relative) -> None:
+def _refuse(misfit: str | None) -> None:
+  if misfit is not None:
+    raise ValueError(misfit)
+
+
+def _misfit(q, k, v) -> str | None:
   shapes = f"q {_say(q)}, k {_say(k)}, v {_say(v)}"
   if not q.ndim == k.ndim == v.ndim == 4:
-    raise ValueError(
-      f"attention takes q [B, T, N, H], k and v [B, S, K, H], not {shapes}"
-    )
+    return f"attention takes q [B, T, N, H], k and v [B, S, K, H], not {shapes}"
   if k.shape != v.shape:
-    raise ValueError(f"k and v differ in shape: {shapes}")
+    return f"k and v differ in shape: {shapes}"
   if 0 in (*q.shape, *k.shape):
-    raise ValueError(f"there is nothing to attend to: {shapes}")
+    return f"there is nothing to attend to: {shapes}"
   if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
-    raise ValueError(f"q and k differ in rows or head width: {shapes}")
+    return f"q and k differ in rows or head width: {shapes}"
   if q.shape[2] % k.shape[2]:
-    raise ValueError(
+    return (
       f"{q.shape[2]} query heads over {k.shape[2]} key/value heads: {shapes}"
     )
-  if not q.dtype == k.dtype == v.dtype or q.dtype not in (
-    jnp.float32,
-    jnp.bfloat16,
-  ):
-    raise ValueError(f"attention is all float32 or all bfloat16, not {shapes}")
-  if dropout is not None:
-    _check_dropout(q, dropout)
-  if relative is not None:
-    _check_relative(q, k, relative)
+  if q.dtype in (jnp.float32, jnp.bfloat16) and q.dtype == k.dtype == v.dtype:
+    return None
+  return f"attention is all float32 or all bfloat16, not {shapes}"
 
 
-def _check_dropout(q, dropout: Dropout) -> None:
-  if not 0.0 <= dropout.rate < 1.0:
-    raise ValueError(f"attention dropout of {dropout.rate} is not in [0, 1)")
+def _misfit_of_dropout(q, dropout: Dropout) -> str | None:
   keys = dropout.row_keys
+  if not 0.0 <= dropout.rate < 1.0:
+    return f"attention dropout of {dropout.rate} is not in [0, 1)"
   if keys.shape != q.shape[:1] or keys.dtype != jnp.uint32:
-    raise ValueError(
-      f"dropout.row_keys is {_say(keys)}, not uint32[{q.shape[0]}], one a row"
-    )
+    return f"dropout.row_keys is {_say(keys)}, not uint32[{len(q)}], one a row"
+  return None
 
 
-def _check_relative(q, k, relative: Relative) -> None:
+def _misfit_of_terms(q, k, relative: Relative) -> str | None:
   if tuple(relative.edges) != tuple(sorted(set(relative.edges))):
-    raise ValueError(f"relative.edges {relative.edges} do not ascend")
+    return f"relative.edges {relative.edges} do not ascend"
   for name, rows in (("query", q), ("key", k)):
     terms = getattr(relative, name)
-    shape = (*rows.shape[:2], q.shape[2], _buckets(relative))
-    if terms.shape != shape or terms.dtype != q.dtype:
-      wanted = jax.ShapeDtypeStruct(shape, q.dtype)
-      raise ValueError(
-        f"relative.{name} is {_say(terms)}, not {_say(wanted)}, as many as"
-        " there are buckets"
+    wanted = (*rows.shape[:2], q.shape[2], _buckets(relative))
+    if terms.shape != wanted or terms.dtype != q.dtype:
+      return (
+        f"relative.{name} is {_say(terms)}, not {q.dtype.name}{list(wanted)},"
+        " as many as there are buckets"
       )
+  return None
+
+
+def _misfit_of_prepared(
+  made: Prepared, q, k, implementation: str, dropout: bool, buckets: int
+) -> str | None:
+  if implementation not in ("auto", made.implementation):
+    return (
+      f"the mask is prepared for attention={made.implementation!r}, not"
+      f" {implementation!r}"
+    )
+  # What may drop weights need not.
+  if _fits(q, k, dropout or made.fits[3], buckets) == made.fits:
+    return None
+  return (
+    "the mask is prepared for (q, k, dtype, dropout, buckets) of"
+    f" {made.fits}, not {_fits(q, k, dropout, buckets)}"
+  )
+
+
+def _misfit_of_bounds(mask: AttentionMask, q_shape, k_shape) -> str | None:
+  bounds = {"k_start": mask.k_start, "k_end": mask.k_end}
+  known = {}
+  for name, bound in bounds.items():
+    if bound is None:
+      continue
+    if bound.shape != tuple(q_shape[:2]) or bound.dtype != jnp.int32:
+      return (
+        f"{name} is {_say(bound)}, not int32{list(q_shape[:2])}, one a query"
+      )
+    # Of NumPy's arrays, and JAX's outside of a trace, the values are known.
+    concrete = isinstance(bound, np.ndarray | jax.Array)
+    if concrete and not isinstance(bound, jax.core.Tracer):
+      known[name] = bound = np.asarray(bound)
+      least, most = bound.min(initial=0), bound.max(initial=0)
+      if least < 0 or most > k_shape[1]:
+        return f"{name} goes from {least} to {most}, outside [0, {k_shape[1]}]"
+  if len(known) == 2 and (known["k_start"] > known["k_end"]).any():
+    row, query = np.argwhere(known["k_start"] > known["k_end"])[0]
+    return (
+      f"k_start > k_end at row {row}, query {query}: make them equal where"
+      " nothing is seen"
+    )
+  return None
 
 
 def _buckets(relative: Relative | None) -> int:
@@ -364,50 +422,5 @@ def _fits(q, k, dropout: bool, buckets: int) -> tuple:
   return tuple(q.shape), tuple(k.shape), dtype, dropout, buckets
 
 
-def _check_prepared(
-  made: Prepared, q, k, implementation: str, dropout: bool, buckets: int
-) -> None:
-  if implementation not in ("auto", made.implementation):
-    raise ValueError(
-      f"the mask is prepared for attention={made.implementation!r}, not"
-      f" {implementation!r}"
-    )
-  # What may drop weights need not.
-  if _fits(q, k, dropout or made.fits[3], buckets) != made.fits:
-    raise ValueError(
-      "the mask is prepared for (q, k, dtype, dropout, buckets) of"
-      f" {made.fits}, not {_fits(q, k, dropout, buckets)}"
-    )
-
-
 def _say(x) -> str:
   return f"{jnp.dtype(x.dtype).name}{list(x.shape)}"
-
-
-def _check_bounds(mask: AttentionMask, q_shape, k_shape) -> None:
-  bounds = {"k_start": mask.k_start, "k_end": mask.k_end}
-  bounds = {name: b for name, b in bounds.items() if b is not None}
-  for name, bound in bounds.items():
-    if bound.shape != tuple(q_shape[:2]) or bound.dtype != jnp.int32:
-      raise ValueError(
-        f"{name} is {_say(bound)}, not int32{list(q_shape[:2])}, one a query"
-      )
-  # What is known already: NumPy's arrays, and JAX's outside of a trace.
-  known = {
-    name: np.asarray(bound)
-    for name, bound in bounds.items()
-    if isinstance(bound, np.ndarray | jax.Array)
-    and not isinstance(bound, jax.core.Tracer)
-  }
-  for name, bound in known.items():
-    if bound.size and (bound.min() < 0 or bound.max() > k_shape[1]):
-      raise ValueError(
-        f"{name} goes from {bound.min()} to {bound.max()}, outside"
-        f" [0, {k_shape[1]}]"
-      )
-  if len(known) == 2 and (known["k_start"] > known["k_end"]).any():
-    row, query = np.argwhere(known["k_start"] > known["k_end"])[0]
-    raise ValueError(
-      f"k_start > k_end at row {row}, query {query}: make them equal where"
-      " nothing is seen"
-    )

@@ -1,5 +1,7 @@
 """The encoders, behind one functional interface."""
 
+from antlm_jax.models.encoder import Encoder, EncoderConfig
+from antlm_jax.models.layers import At
 from antlm_jax.models.model import (
   ENCODERS,
   Model,
@@ -9,4 +11,14 @@ from antlm_jax.models.model import (
   from_config,
 )
 
-__all__ = ["ENCODERS", "Model", "Params", "build", "defaults", "from_config"]
+__all__ = [
+  "ENCODERS",
+  "At",
+  "Encoder",
+  "EncoderConfig",
+  "Model",
+  "Params",
+  "build",
+  "defaults",
+  "from_config",
+]

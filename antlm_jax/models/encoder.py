@@ -1,4 +1,10 @@
-"""What the encoders share: common settings, and how stacked blocks run."""
+"""An encoder: its contract, and what all of them share.
+
+A new encoder is one file and one row of `antlm_jax.models.model.ENCODERS`: a
+subclass of `EncoderConfig` and one of `Encoder`. Nothing else asks which
+encoder it has: losses, sharding, checkpoints and scoring go by the parameters'
+paths and logical axes and by the settings here.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,11 +13,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from antlm_jax import attention
+from antlm_jax import attention, settings
 from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import layers
 from antlm_jax.runtime import sharding
+from antlm_jax.settings import setting
 
 REMAT_POLICIES = {
   "none": None,
@@ -21,100 +28,130 @@ REMAT_POLICIES = {
     jax.checkpoint_policies.save_only_these_names(attention.SAVED),
   ),
 }
+_MOST_WIDTH = 2**20  # of any kind: more is a slip
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-  """The settings that every encoder has.
+  """The settings that every encoder has; a subclass adds its own.
 
-  Attributes:
-    vocab_size: Number of tokens V.
-    layers: Number of blocks L.
-    width: Hidden width D.
-    heads: Query heads N.
-    mlp_width: Inner width F of the gated MLP.
-    max_seq_len: Longest row the model is made for, in tokens.
-    norm_eps: Added to the mean square in norms.
-    dropout: Share of embeddings and of sublayer outputs dropped in training.
-    attention_dropout: Share of attention weights dropped in training.
-    attention: What computes attention: auto, or a name of
-      `antlm_jax.attention.IMPLEMENTATIONS`.
-    dtype: What is computed in; parameters, softmax and loss stay float32.
-    scan_layers: Run the blocks as a loop (compiles fast): yes, no (unrolled),
-      or auto: no on CPU, where a loop costs speed, yes elsewhere.
-    remat: none, dots or block: what the backward pass recomputes.
+  It may also turn `kv_heads`, `head_width` and `buckets` into settings, or
+  compute them: flops, plans and attention ask for them.
   """
 
-  vocab_size: int
-  layers: int = 12
-  width: int = 768
-  heads: int = 12
-  mlp_width: int = 2048
-  max_seq_len: int = 2048
-  norm_eps: float = 1e-5
-  dropout: float = 0.0
-  attention_dropout: float = 0.0
-  attention: str = "auto"
-  dtype: str = "float32"
-  scan_layers: str = "auto"
-  remat: str = "none"
+  vocab_size: int = setting(help="number of tokens V", least=1)
+  layers: int = setting(12, "number of blocks L", least=1, most=1000)
+  width: int = setting(768, "hidden width D", least=1, most=_MOST_WIDTH)
+  heads: int = setting(12, "query heads N", least=1, most=_MOST_WIDTH)
+  mlp_width: int = setting(
+    2048, "inner width F of the MLP", least=1, most=_MOST_WIDTH
+  )
+  max_seq_len: int = setting(
+    2048, "longest row the model is made for, in tokens", least=1
+  )
+  norm_eps: float = setting(
+    1e-5, "added to the mean square in norms", least=0, most=1
+  )
+  dropout: float = setting(
+    0.0,
+    "share of embeddings and of sublayer outputs dropped in training",
+    least=0,
+    under=1,
+  )
+  attention_dropout: float = setting(
+    0.0, "share of attention weights dropped in training", least=0, under=1
+  )
+  attention: str = setting(
+    "auto",
+    "what computes attention",
+    choices=("auto", *attention.IMPLEMENTATIONS),
+  )
+  dtype: str = setting(
+    "float32",
+    "what is computed in; parameters, softmax and loss stay float32",
+    choices=("float32", "bfloat16"),
+  )
+  scan_layers: str = setting(
+    "auto",
+    "run the blocks as a loop, which compiles fast; auto: but on CPU, where a"
+    " loop costs speed",
+    choices=("auto", "yes", "no"),
+  )
+  remat: str = setting(
+    "none", "what the backward pass recomputes", choices=tuple(REMAT_POLICIES)
+  )
 
   buckets = 0  # of the scores' position terms; none
 
   def __post_init__(self):
-    for name in ("layers", "width", "heads", "kv_heads", "mlp_width"):
-      if getattr(self, name) < 1:
-        raise UserError(f"model.{name}={getattr(self, name)} is not positive")
-    for name in ("dropout", "attention_dropout"):
-      if not 0 <= getattr(self, name) < 1:
-        raise UserError(f"model.{name}={getattr(self, name)} is not in [0, 1)")
-    for name, choices in (
-      ("remat", REMAT_POLICIES),
-      ("scan_layers", ("auto", "yes", "no")),
-      ("attention", ("auto", *attention.IMPLEMENTATIONS)),
-      ("dtype", ("float32", "bfloat16")),
-    ):
-      if getattr(self, name) not in choices:
-        raise UserError(
-          f"model.{name}={getattr(self, name)!r} is not one of"
-          f" {', '.join(choices)}"
-        )
+    settings.check(self, "model")
+    if not vars(self).get("head_width") and self.width % self.heads:
+      more = "; set model.head_width" if "head_width" in vars(self) else ""
+      raise UserError(
+        f"model.width={self.width} is not a multiple of"
+        f" model.heads={self.heads}{more}"
+      )
 
+  @property
+  def kv_heads(self) -> int:
+    """Key/value heads K: by default every query head has its own."""
+    return self.heads
 
-def prepare_mask(
-  config: EncoderConfig,
-  mask: AttentionMask,
-  rows: int,
-  length: int,
-  *,
-  training: bool,
-) -> attention.Prepared:
-  """Makes a mask ready, once, for the attention of all layers.
-
-  Args:
-    config: The encoder's.
-    mask: The mask.
-    rows: Rows of the batch B.
-    length: Tokens of a row T.
-    training: Whether attention weights may be dropped.
-  """
-
-  def like(heads):
-    shape = (rows, length, heads, config.head_width)
-    return jax.ShapeDtypeStruct(shape, config.dtype)
-
-  return attention.prepare(
-    mask,
-    like(config.heads),
-    like(config.kv_heads),
-    config.attention,
-    dropout=training and config.attention_dropout > 0,
-    buckets=config.buckets,
-  )
+  @property
+  def head_width(self) -> int:
+    """Width H of a head."""
+    return self.width // self.heads
 
 
 # Hidden states `[..., D]`, and in training where they stand, to `[..., V]`.
 LogitsOf = Callable[[jax.Array, layers.At | None], jax.Array]
+
+
+class Encoder(nnx.Module):
+  """What an encoder does, for a subclass to do.
+
+  Parameters are declared where they are made, by `nnx.Param(values,
+  axes=...)`, as in `antlm_jax.models.layers`. Those of blocks that are alike
+  are stacked by `stack`. An axis is named by what it counts: one of
+  `sharding.RULES` may be split over the mesh, any other is whole on every
+  device. What has an axis "norm" or "bias" is not decayed
+  (`antlm_jax.training.optim`).
+
+  Args:
+    rngs: Where first values are drawn from, under `jax.eval_shape` too.
+    config: Its configuration.
+  """
+
+  def __init__(self, rngs: nnx.Rngs, config: EncoderConfig):
+    raise NotImplementedError
+
+  def __call__(
+    self,
+    tokens: jax.Array,
+    positions: jax.Array,
+    mask: AttentionMask,
+    dropout_key: jax.Array | None = None,
+  ) -> jax.Array:
+    """Encodes tokens.
+
+    The mask alone says which keys a position sees, so that the same weights
+    run causal or bidirectional: it is to reach attention as it is, and
+    nothing else may mix positions.
+
+    Args:
+      tokens: int32 `[B, T]`.
+      positions: Place of each token in its document, int32 `[B, T]`.
+      mask: Which keys each position sees.
+      dropout_key: Given in training; without it nothing is dropped.
+
+    Returns:
+      Hidden states `[B, T, D]` of the compute dtype.
+    """
+    raise NotImplementedError
+
+  def logits_of(self) -> LogitsOf:
+    """Returns what scores every token; see `Model.logits`."""
+    raise NotImplementedError
 
 
 def table(embedding: nnx.Param) -> jax.Array:
@@ -124,6 +161,13 @@ def table(embedding: nnx.Param) -> jax.Array:
   token, and of many chunks, are then added up in float32.
   """
   return sharding.gathered(embedding[...], "vocab", "embed")
+
+
+def scores(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Multiplies `[..., D]` by `[D, V]` of any dtype; float32 `[..., V]`."""
+  return jnp.matmul(
+    hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32
+  )
 
 
 def begin(
@@ -150,7 +194,36 @@ def begin(
     x = layers.dropout(x, config.dropout, first)
     keys = jax.random.split(rest, config.layers)
   ready = prepare_mask(config, mask, *x.shape[:2], training=keys is not None)
-  return sharding.constrain(x, "batch", "seq", "embed_act"), ready, keys
+  return sharding.constrain(x, "batch", None, None), ready, keys
+
+
+def prepare_mask(
+  config: EncoderConfig,
+  mask: AttentionMask,
+  rows: int,
+  length: int,
+  *,
+  training: bool,
+) -> attention.Prepared:
+  """Makes the mask of B rows of T tokens ready, once for all layers.
+
+  In training attention weights may be dropped.
+  """
+
+  def like(heads):
+    shape = (rows, length, heads, config.head_width)
+    return jax.ShapeDtypeStruct(shape, config.dtype)
+
+  k = like(config.kv_heads)
+  return attention.prepare(
+    mask,
+    like(config.heads),
+    k,
+    config.attention,
+    dropout=training and config.attention_dropout > 0,
+    buckets=config.buckets,
+    split=attention.Split(*sharding.batch_and_heads(k.shape)),
+  )
 
 
 def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
@@ -161,27 +234,35 @@ def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
     rngs: Where their parameters are drawn from.
     count: Number of blocks.
   """
-  keys = jax.random.split(rngs.params(), count)
-  make = lambda key, i: make_block(nnx.Rngs(params=key), i)  # noqa: E731
-  return jax.vmap(make)(keys, jnp.arange(count))
+
+  @jax.vmap
+  def make(key, index):
+    return make_block(nnx.Rngs(params=key), index)
+
+  return make(jax.random.split(rngs.params(), count), jnp.arange(count))
 
 
-def run_blocks(config: EncoderConfig, blocks, step, x: jax.Array, keys):
-  """Runs `x = step(block, x, key)` over stacked blocks.
+def run_blocks(config: EncoderConfig, blocks, x: jax.Array, keys, *shared):
+  """Runs `x = block(x, *shared, key)` over stacked blocks.
 
   Args:
     config: The encoder's: scan_layers and remat say how they run.
     blocks: A module from `stack`.
-    step: The function of one block.
     x: The first block's input.
     keys: Dropout keys `[L]`, or None.
+    *shared: What every block gets.
   """
-  step = rematerialized(config, step)
+
+  def run(block, x, key):
+    return sharding.constrain(block(x, *shared, key), "batch", None, None)
+
+  step = rematerialized(config, run)
   if config.scan_layers == "yes" or (
-    config.scan_layers == "auto" and sharding.device().platform != "cpu"
+    config.scan_layers == "auto" and attention.device().platform != "cpu"
   ):
-    body = lambda x, layer: (step(layer[0], x, layer[1]), None)  # noqa: E731
-    return jax.lax.scan(body, x, (blocks, keys))[0]
+    return jax.lax.scan(
+      lambda x, layer: (step(layer[0], x, layer[1]), None), x, (blocks, keys)
+    )[0]
   for layer, key in unstack((blocks, keys)):
     x = step(layer, x, key)
   return x

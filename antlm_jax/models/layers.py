@@ -154,6 +154,11 @@ def attention_dropout(
   return attention.Dropout(rate, jax.random.bits(key, (rows,), jnp.uint32))
 
 
+def split_heads(x: jax.Array, width: int) -> jax.Array:
+  """`[..., N * H]` to `[..., N, H]`."""
+  return x.reshape(*x.shape[:-1], -1, width)
+
+
 def rotary(positions: jax.Array, width: int, theta: float):
   """Returns RoPE's cosines and sines, each float32 `[B, T, 1, H/2]`."""
   frequencies = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)

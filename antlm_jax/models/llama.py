@@ -1,41 +1,37 @@
 """The llama encoder: RMSNorm, SwiGLU, RoPE, grouped queries.
 
 BabyLlama (arXiv 2308.02019) and the 210M, 610M and 1B encoders of arXiv
-2507.00994 (Table 1) are this one model. Which keys a position sees is the
-mask's business alone, so the same weights run causal or bidirectional.
+2507.00994 (Table 1) are this one model.
 """
 
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from antlm_jax import attention
 from antlm_jax.errors import UserError
-from antlm_jax.masks import AttentionMask
 from antlm_jax.models import encoder, layers
 from antlm_jax.models.encoder import EncoderConfig
 from antlm_jax.runtime import sharding
+from antlm_jax.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
 class LlamaConfig(EncoderConfig):
-  """The llama encoder's shape, beside the settings of every encoder.
+  """The llama encoder's shape, beside the settings of every encoder."""
 
-  Attributes:
-    kv_heads: Key/value heads K, which divide the query heads.
-    head_width: Width H of a head; 0 means width / heads.
-    rope_theta: RoPE's base.
-    init_std: Standard deviation of the initial weights.
-    tied: Whether the head is the transposed embedding.
-  """
-
-  kv_heads: int = 12
-  head_width: int = 0
-  rope_theta: float = 10_000.0
-  init_std: float = 0.02
-  tied: bool = True
+  kv_heads: int = setting(
+    12, "key/value heads K, which divide the query heads", least=1
+  )
+  head_width: int = setting(
+    0, "width H of a head; 0 means width / heads", least=0, most=2**20
+  )
+  rope_theta: float = setting(10_000.0, "RoPE's base", over=0)
+  init_std: float = setting(
+    0.02, "standard deviation of the initial weights", least=0, most=100
+  )
+  tied: bool = setting(True, "whether the head is the transposed embedding")
 
   def __post_init__(self):
     super().__post_init__()
@@ -44,15 +40,10 @@ class LlamaConfig(EncoderConfig):
         f"model.heads={self.heads} is not a multiple of"
         f" model.kv_heads={self.kv_heads}"
       )
-    if not self.head_width and self.width % self.heads:
-      raise UserError(
-        f"model.width={self.width} is not a multiple of"
-        f" model.heads={self.heads}; set model.head_width"
-      )
     object.__setattr__(
       self, "head_width", self.head_width or self.width // self.heads
     )
-    if self.head_width < 0 or self.head_width % 2:
+    if self.head_width % 2:
       raise UserError(
         f"model.head_width={self.head_width} is not even, as RoPE needs: set"
         " it, or change model.width or model.heads"
@@ -61,16 +52,20 @@ class LlamaConfig(EncoderConfig):
 
 # Published encoders: BabyLlama's llama-97M, and those of arXiv 2507.00994
 # (Table 1), by the sizes that their papers call them by.
+_COLUMNS = ("layers", "width", "mlp_width", "heads", "kv_heads")
 SHAPES = {
-  "97M": {"layers": 12, "width": 768, "mlp_width": 2048,
-          "heads": 12, "kv_heads": 12},
-  "210M": {"layers": 12, "width": 768, "mlp_width": 3072,
-           "heads": 12, "kv_heads": 12},
-  "610M": {"layers": 26, "width": 1152, "mlp_width": 4096,
-           "heads": 18, "kv_heads": 6},
-  "1B": {"layers": 28, "width": 1728, "mlp_width": 5120,
-         "heads": 18, "kv_heads": 6},
-}  # fmt: skip
+  size: dict(zip(_COLUMNS, row, strict=True))
+  for size, row in {
+    "97M": (12, 768, 2048, 12, 12),
+    "210M": (12, 768, 3072, 12, 12),
+    "610M": (26, 1152, 4096, 18, 6),
+    "1B": (28, 1728, 5120, 18, 6),
+  }.items()
+}
+
+
+def _linear(rngs: nnx.Rngs, config: LlamaConfig, shape, axes) -> layers.Linear:
+  return layers.Linear(layers.normal(rngs, shape, axes, config.init_std))
 
 
 class Attention(nnx.Module):
@@ -78,24 +73,21 @@ class Attention(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
     c = self.config = config
-    q_width, kv_width = c.heads * c.head_width, c.kv_heads * c.head_width
-
-    def linear(i, o, axes):
-      return layers.Linear(layers.normal(rngs, (i, o), axes, c.init_std))
-
-    self.q = linear(c.width, q_width, ("embed", "heads"))
-    self.k = linear(c.width, kv_width, ("embed", "kv_heads"))
-    self.v = linear(c.width, kv_width, ("embed", "kv_heads"))
-    self.out = linear(q_width, c.width, ("heads", "embed"))
+    q = (c.width, c.heads * c.head_width), ("embed", "heads")
+    kv = (c.width, c.kv_heads * c.head_width), ("embed", "kv_heads")
+    self.q = _linear(rngs, c, *q)
+    self.k = _linear(rngs, c, *kv)
+    self.v = _linear(rngs, c, *kv)
+    self.out = _linear(rngs, c, *(x[::-1] for x in q))
 
   def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
-    heads = lambda y: y.reshape(*y.shape[:2], -1, self.config.head_width)  # noqa: E731
-    q = layers.rotate(heads(self.q(x)), *rope)
-    k = layers.rotate(heads(self.k(x)), *rope)
-    dropped = layers.attention_dropout(
-      self.config.attention_dropout, key, len(x)
+    c = self.config
+    q, k, v = (
+      layers.split_heads(f(x), c.head_width) for f in (self.q, self.k, self.v)
     )
-    y = attention.attend(q, k, heads(self.v(x)), mask, dropout=dropped)
+    q, k = layers.rotate(q, *rope), layers.rotate(k, *rope)
+    dropped = layers.attention_dropout(c.attention_dropout, key, len(x))
+    y = attention.attend(q, k, v, mask, dropout=dropped)
     return self.out(y.reshape(*y.shape[:2], -1))
 
 
@@ -104,13 +96,9 @@ class SwiGLU(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
     shape, axes = (config.width, config.mlp_width), ("embed", "mlp")
-
-    def linear(shape, axes):
-      return layers.Linear(layers.normal(rngs, shape, axes, config.init_std))
-
-    self.gate = linear(shape, axes)
-    self.up = linear(shape, axes)
-    self.down = linear(shape[::-1], axes[::-1])
+    self.gate = _linear(rngs, config, shape, axes)
+    self.up = _linear(rngs, config, shape, axes)
+    self.down = _linear(rngs, config, shape[::-1], axes[::-1])
 
   def __call__(self, x: jax.Array) -> jax.Array:
     return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
@@ -134,8 +122,8 @@ class Block(nnx.Module):
     return x + layers.dropout(y, self.dropout, keys[2])
 
 
-class Llama(nnx.Module):
-  """The encoder: tokens in, hidden states out."""
+class Llama(encoder.Encoder):
+  """The encoder; hidden states are those after the last norm."""
 
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
     c = self.config = config
@@ -146,50 +134,18 @@ class Llama(nnx.Module):
     self.norm = layers.RMSNorm(c.width, c.norm_eps)
     if not c.tied:
       shape = c.width, c.vocab_size
-      self.head = layers.Linear(
-        layers.normal(rngs, shape, ("embed", "vocab"), c.init_std)
-      )
+      self.head = _linear(rngs, c, shape, ("embed", "vocab"))
 
-  def __call__(
-    self,
-    tokens: jax.Array,
-    positions: jax.Array,
-    mask: AttentionMask,
-    dropout_key: jax.Array | None = None,
-  ) -> jax.Array:
-    """Encodes tokens.
-
-    Args:
-      tokens: int32 `[B, T]`.
-      positions: Place of each token in its document, int32 `[B, T]`.
-      mask: Which keys each position sees.
-      dropout_key: Given in training; without it nothing is dropped.
-
-    Returns:
-      Hidden states `[B, T, D]` of the compute dtype, after the last norm.
-    """
+  def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     c = self.config
     x = encoder.table(self.embedding)[tokens].astype(c.dtype)
     x, mask, keys = encoder.begin(c, x, mask, dropout_key)
     rope = layers.rotary(positions, c.head_width, c.rope_theta)
-
-    def step(block, x, key):
-      return sharding.constrain(
-        block(x, rope, mask, key), "batch", "seq", "embed_act"
-      )
-
-    return self.norm(encoder.run_blocks(c, self.blocks, step, x, keys))
+    return self.norm(encoder.run_blocks(c, self.blocks, x, keys, rope, mask))
 
   def logits_of(self) -> encoder.LogitsOf:
-    """Returns what scores every token; see `Model.logits`."""
     if self.config.tied:
       kernel = encoder.table(self.embedding).T
     else:
       kernel = sharding.gathered(self.head.kernel[...], *self.head.axes)
-
-    def logits(hidden, at=None):
-      return jnp.matmul(
-        hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32
-      )
-
-    return logits
+    return lambda hidden, at=None: encoder.scores(hidden, kernel)

@@ -3,9 +3,7 @@
 LTG-BERT (arXiv 2303.09859) has no absolute positions: each attention score
 adds what the query and the key have for the bucket of their distance (DeBERTa,
 arXiv 2006.03654). Every sublayer is normed before and after (NormFormer, arXiv
-2110.09456). Which keys a position sees is the mask's business alone, so the
-same weights run causal or bidirectional.
-
+2XX
 GPT-BERT (arXiv 2410.24159) is the same with a gate on attention's output and
 each sublayer reading a weighted sum of all before it: two settings.
 """
@@ -20,61 +18,49 @@ from flax import nnx
 
 from antlm_jax import attention
 from antlm_jax.errors import UserError
-from antlm_jax.masks import AttentionMask
 from antlm_jax.models import encoder, layers
 from antlm_jax.models.encoder import EncoderConfig
 from antlm_jax.runtime import sharding
+from antlm_jax.settings import setting
 
 
 @dataclasses.dataclass(frozen=True)
 class LtgBertConfig(EncoderConfig):
   """The LTG-BERT encoder's shape, beside the settings of every encoder.
 
-  Attributes:
-    position_buckets: Buckets of distances in each direction, the 0 in each.
-    longest_distance: Distances from here on share the last bucket.
-    attention_gate: Multiply attention's output by a gate, and norm it before
-      the output projection rather than after it (GPT-BERT).
-    depth_weights: Give each sublayer a learnt weighted sum of all outputs
-      before it (GPT-BERT, after DenseFormer, arXiv 2402.02622).
+  `attention_gate` norms attention's output before the output projection rather
+  than after it, and `depth_weights` are those of DenseFormer (arXiv
+  2402.02622): both together are GPT-BERT's.
   """
 
-  max_seq_len: int = 512
-  norm_eps: float = 1e-7
-  dropout: float = 0.1
-  attention_dropout: float = 0.1
-  position_buckets: int = 32
-  longest_distance: int = 512
-  attention_gate: bool = False
-  depth_weights: bool = False
+  max_seq_len: int = setting(512, "longest row, in tokens", least=1)
+  norm_eps: float = setting(1e-7, "added to variances", least=0, most=1)
+  dropout: float = setting(0.1, "share of states dropped", least=0, under=1)
+  attention_dropout: float = setting(
+    0.1, "share of attention weights dropped", least=0, under=1
+  )
+  position_buckets: int = setting(
+    32, "buckets of distances in each direction, 0 in both", least=4
+  )
+  longest_distance: int = setting(
+    512, "distances from here on share the last bucket"
+  )
+  attention_gate: bool = setting(False, "multiply attention's output by a gate")
+  depth_weights: bool = setting(
+    False, "each sublayer reads a learnt weighted sum of all before it"
+  )
 
   def __post_init__(self):
     super().__post_init__()
-    if self.width % self.heads:
+    if self.position_buckets % 2:
       raise UserError(
-        f"model.width={self.width} is not a multiple of"
-        f" model.heads={self.heads}"
-      )
-    if self.position_buckets < 4 or self.position_buckets % 2:
-      raise UserError(
-        f"model.position_buckets={self.position_buckets} is not even and at"
-        " least 4"
+        f"model.position_buckets={self.position_buckets} is not even"
       )
     if self.longest_distance <= self.position_buckets:
       raise UserError(
         f"model.longest_distance={self.longest_distance} is not over"
         f" model.position_buckets={self.position_buckets}"
       )
-
-  @property
-  def kv_heads(self) -> int:
-    """Every query head has its own keys."""
-    return self.heads
-
-  @property
-  def head_width(self) -> int:
-    """Width H of a head."""
-    return self.width // self.heads
 
   @property
   def init_std(self) -> float:
@@ -93,17 +79,14 @@ class LtgBertConfig(EncoderConfig):
 
 
 # Published encoders: LTG-BERT's, and GPT-BERT's of BabyLM 2024's two tracks.
+_GPT_BERT = {"norm_eps": 1e-5, "attention_gate": True, "depth_weights": True}
 SHAPES = {
   "xs": {"width": 192, "heads": 3, "mlp_width": 512},
   "small": {"width": 384, "heads": 6, "mlp_width": 1024},
   "base": {"width": 768, "heads": 12, "mlp_width": 2048},
-  "gpt_bert_small": {"width": 384, "heads": 6, "mlp_width": 1280,
-                     "norm_eps": 1e-5,
-                     "attention_gate": True, "depth_weights": True},
-  "gpt_bert_base": {"width": 768, "heads": 12, "mlp_width": 2560,
-                    "norm_eps": 1e-5,
-                    "attention_gate": True, "depth_weights": True},
-}  # fmt: skip
+  "gpt_bert_small": {"width": 384, "heads": 6, "mlp_width": 1280} | _GPT_BERT,
+  "gpt_bert_base": {"width": 768, "heads": 12, "mlp_width": 2560} | _GPT_BERT,
+}
 
 
 def _linear(rngs, c: LtgBertConfig, shape, axes, bias=True, scale=1.0):
@@ -129,17 +112,10 @@ class Attention(nnx.Module):
     )
 
   def __call__(self, x, relative, mask: attention.Prepared, key) -> jax.Array:
-    """Attends.
-
-    Args:
-      x: `[B, T, D]`.
-      relative: The buckets' embeddings, `[C, D]`.
-      mask: The mask, made ready.
-      key: For dropout, or None.
-    """
+    """Attends, from x `[B, T, D]` and the buckets' embeddings `[C, D]`."""
     c = self.config
     keys = (None,) * 3 if key is None else jax.random.split(key, 3)
-    heads = lambda y: y.reshape(*y.shape[:-1], c.heads, c.head_width)  # noqa: E731
+    heads = functools.partial(layers.split_heads, width=c.head_width)
     relative = layers.dropout(relative, c.dropout, keys[0])
     x = self.norm(x)
     q, k, v = (heads(f(x)) for f in (self.q, self.k, self.v))
@@ -209,7 +185,7 @@ class Block(nnx.Module):
     return x
 
 
-class Head(nnx.Module):
+class TokenHead(nnx.Module):
   """What makes hidden states ready to meet the embeddings."""
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
@@ -224,8 +200,8 @@ class Head(nnx.Module):
     return layers.dropout_at(self.out_norm(x), self.config.dropout, at)
 
 
-class LtgBert(nnx.Module):
-  """The encoder: tokens in, hidden states out."""
+class LtgBert(encoder.Encoder):
+  """The encoder; hidden states lack a last norm: the head begins with one."""
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
     c = self.config = config
@@ -239,44 +215,20 @@ class LtgBert(nnx.Module):
       # At first each sublayer reads the output before it, and no other.
       weights = [jnp.eye(n)[-1] for n in range(2, 2 * c.layers + 2)]
       self.depth_weights = layers.vector(jnp.concatenate(weights), "depth")
-    self.head = Head(rngs, c)
+    self.head = TokenHead(rngs, c)
 
-  def __call__(
-    self,
-    tokens: jax.Array,
-    positions: jax.Array,
-    mask: AttentionMask,
-    dropout_key: jax.Array | None = None,
-  ) -> jax.Array:
-    """Encodes tokens.
-
-    Args:
-      tokens: int32 `[B, T]`.
-      positions: Not used: distances are all that counts.
-      mask: Which keys each position sees.
-      dropout_key: Given in training; without it nothing is dropped.
-
-    Returns:
-      Hidden states `[B, T, D]` of the compute dtype, without a last norm:
-      the head begins with one.
-    """
+  def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
+    # `positions` are not used: distances are all that counts.
     c = self.config
     x = encoder.table(self.embedding)[tokens].astype(c.dtype)
     x = self.embedding_norm(x)
     x, mask, keys = encoder.begin(c, x, mask, dropout_key)
     relative = self.relative_norm(self.relative[...]).astype(c.dtype)
-    run = self._run_by_depth if c.depth_weights else self._run
-    return run(x, relative, mask, keys)
+    if c.depth_weights:
+      return self._run_by_depth(x, keys, relative, mask)
+    return encoder.run_blocks(c, self.blocks, x, keys, relative, mask)
 
-  def _run(self, x, relative, mask: attention.Prepared, keys) -> jax.Array:
-    def step(block, x, key):
-      return sharding.constrain(
-        block(x, relative, mask, key), "batch", "seq", "embed_act"
-      )
-
-    return encoder.run_blocks(self.config, self.blocks, step, x, keys)
-
-  def _run_by_depth(self, x, relative, mask, keys) -> jax.Array:
+  def _run_by_depth(self, x, keys, relative, mask) -> jax.Array:
     """Runs the blocks where each reads all before it, so not as a loop."""
     outputs, begin = [x], 0
     for block, key in encoder.unstack((self.blocks, keys)):
@@ -284,7 +236,8 @@ class LtgBert(nnx.Module):
         step = encoder.rematerialized(
           self.config, lambda x, f=sublayer: x + f(x)
         )
-        outputs.append(sharding.constrain(step(x), "batch", "seq", "embed_act"))
+        outputs.append(sharding.constrain(step(x), "batch", None, None))
+        # The sublayer's own part of the weights, one for each output so far.
         weights = self.depth_weights[begin : begin + len(outputs)]
         begin += len(outputs)
         weights = weights.astype(x.dtype)
@@ -292,15 +245,9 @@ class LtgBert(nnx.Module):
     return x
 
   def logits_of(self) -> encoder.LogitsOf:
-    """Returns what scores every token; see `Model.logits`."""
-    embedding = encoder.table(self.embedding)
+    kernel = encoder.table(self.embedding).T
 
     def logits(hidden, at=None):
-      scores = jnp.matmul(
-        self.head(hidden, at),
-        embedding.astype(hidden.dtype).T,
-        preferred_element_type=jnp.float32,
-      )
-      return scores + self.head.bias[...]
+      return encoder.scores(self.head(hidden, at), kernel) + self.head.bias[...]
 
     return logits

@@ -10,13 +10,13 @@ from flax import nnx
 from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import encoder, llama, ltg_bert
-from antlm_jax.models.encoder import EncoderConfig
+from antlm_jax.models.encoder import Encoder, EncoderConfig
 from antlm_jax.models.layers import At
-from antlm_jax.objectives.batch import Batch
 
 Params = dict[str, jax.Array]  # {"blocks/mlp/up/kernel": array}, layers stacked
 
-ENCODERS = {
+# Each encoder and its configuration, by the name that `model.name` has.
+ENCODERS: dict[str, tuple[type[Encoder], type[EncoderConfig]]] = {
   "llama": (llama.Llama, llama.LlamaConfig),
   "ltg_bert": (ltg_bert.LtgBert, ltg_bert.LtgBertConfig),
 }
@@ -40,9 +40,8 @@ class Model:
 
   def init(self, seed: int) -> Params:
     """Draws the parameters; the same for every mesh. Call it under jit."""
-    encoder_type = type(_abstract(self.config))
-    rngs = nnx.Rngs(params=jax.random.key(seed))
-    return _params(encoder_type(rngs, self.config))
+    variables = _variables(_module(self.config, seed))
+    return {path: v.get_value() for path, v in variables.items()}
 
   def encode(
     self,
@@ -68,23 +67,27 @@ class Model:
     """Returns `logits` for these parameters, brought together once for all."""
     return self.bind(params).logits_of()
 
-  def attention_of(self, example: Batch) -> str:
-    """Returns what computes a batch's attention in training.
+  def attention_of(self, inputs, mask: AttentionMask) -> str:
+    """Returns what computes attention in training.
+
+    Args:
+      inputs: The tokens of M microbatches, or their shape `[M, B, T]`.
+      mask: Their mask; its bounds, if any, have that shape too.
 
     Raises:
       ValueError: if what the configuration asks for cannot.
     """
-    _, rows, length = example.inputs.shape
 
     def prepare(mask):
       first = jax.tree.map(lambda bound: bound[0], mask)
+      rows, length = inputs.shape[1:]
       return encoder.prepare_mask(
         self.config, first, rows, length, training=True
       )
 
-    return jax.eval_shape(prepare, example.mask).implementation
+    return jax.eval_shape(prepare, mask).implementation
 
-  def bind(self, params: Params) -> nnx.Module:
+  def bind(self, params: Params) -> Encoder:
     """Returns the encoder module holding `params`."""
     flat = {tuple(path.split("/")): nnx.Param(p) for path, p in params.items()}
     with nnx.set_graph_mode(False):
@@ -130,30 +133,24 @@ def defaults(name: str) -> dict[str, Any]:
 def from_config(config: EncoderConfig) -> Model:
   """Builds the encoder of its configuration."""
   with nnx.set_graph_mode(False):
-    graph, _ = nnx.split(_abstract(config))
-    variables = dict(nnx.to_flat_state(nnx.state(_abstract(config))))
-  shapes = {"/".join(path): v.get_value() for path, v in variables.items()}
-  axes = {
-    "/".join(path): _stacked(v.get_metadata("axes"), v.get_value().ndim)
-    for path, v in variables.items()
-  }
+    module = nnx.eval_shape(lambda: _module(config, 0))
+    graph, _ = nnx.split(module)
+  shapes, axes = {}, {}
+  for path, variable in _variables(module).items():
+    shape, names = variable.get_value(), variable.get_metadata("axes")
+    # In front of what a block declared stands the layer axis of `stack`.
+    stacked = (None,) * (shape.ndim - len(names))
+    shapes[path], axes[path] = shape, (*stacked, *names)
   return Model(config, graph, shapes, axes)
 
 
-def _abstract(config: EncoderConfig) -> nnx.Module:
-  encoder_type = next(e for e, c in ENCODERS.values() if isinstance(config, c))
-  with nnx.set_graph_mode(False):
-    return nnx.eval_shape(
-      lambda: encoder_type(nnx.Rngs(params=jax.random.key(0)), config)
-    )
+def _module(config: EncoderConfig, seed: int) -> Encoder:
+  encoder_type = next(e for e, c in ENCODERS.values() if type(config) is c)
+  return encoder_type(nnx.Rngs(params=jax.random.key(seed)), config)
 
 
-def _params(module: nnx.Module) -> Params:
+def _variables(module: Encoder) -> dict[str, nnx.Variable]:
+  """A module's parameters, by path."""
   with nnx.set_graph_mode(False):
     flat = nnx.to_flat_state(nnx.state(module))
-  return {"/".join(path): v.get_value() for path, v in flat}
-
-
-def _stacked(axes: tuple[str, ...], ndim: int) -> tuple[str | None, ...]:
-  """Adds the layer axis that stacking put in front."""
-  return (None,) * (ndim - len(axes)) + tuple(axes)
+  return {"/".join(path): variable for path, variable in flat}

@@ -13,20 +13,15 @@ MESH_AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")  # rows are split over both
 _AUTO = (jax.sharding.AxisType.Auto,) * len(MESH_AXES)
 
-# Logical axis to mesh axes, the first that divides it; otherwise replicated.
+# Logical axis to mesh axes, the first that divides it. Axes without a rule are
+# whole on every device, so that an encoder may name its own.
 RULES: dict[str, tuple[str | tuple[str, ...], ...]] = {
   "batch": (BATCH,),
-  "seq": (),
-  "embed_act": (),
   "vocab": ("tensor", "fsdp"),
   "embed": ("fsdp",),
   "mlp": ("tensor",),
   "heads": ("tensor",),
   "kv_heads": ("tensor",),
-  "norm": (),
-  "bias": (),
-  "relative": (),
-  "depth": (),
 }
 
 
@@ -96,9 +91,9 @@ def spec(
 
 def _mesh_axes(mesh, axis: str | None, size: int, used: set[str]):
   """The first rule of `axis` that is free and divides `size`, or None."""
-  for rule in RULES[axis] if axis else ():
+  for rule in RULES.get(axis, ()):
     names = (rule,) if isinstance(rule, str) else rule
-    ways = math.prod(mesh.shape[name] for name in names)
+    ways = math.prod(mesh.shape.get(name, 0) for name in names)
     if ways > 1 and size % ways == 0 and not used & set(names):
       used.update(names)
       return rule
@@ -118,7 +113,7 @@ def undivided(mesh, axes: Mapping, shapes: Mapping) -> list[str]:
     shape = shapes[path].shape
     split = spec(mesh, names, shape)
     for axis, size, entry in zip(names, shape, split, strict=True):
-      ways = [r for r in RULES[axis] if mesh.shape[r] > 1] if axis else []
+      ways = [r for r in RULES.get(axis, ()) if mesh.shape[r] > 1]
       if entry is None and not set(ways) <= set(split) and ways:
         over = " or ".join(f"{r}={mesh.shape[r]}" for r in ways)
         said[f"{axis} of {size} is not split over {over}: replicated"] = True
@@ -142,22 +137,10 @@ def gathered(x: jax.Array, *axes: str | None) -> jax.Array:
   return constrain(x, *axes, but=("fsdp",))
 
 
-def device():
-  """Returns a device of the mesh, or the default one: its platform counts.
-
-  While compiling for a machine that is not there, the mesh knows of it.
-  """
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty or mesh.abstract_device is None:
-    return jax.devices()[0]
-  return mesh.abstract_device
-
-
 def batch_and_heads(kv_shape: Sequence[int]):
-  """Returns the mesh axes that keys `[B, S, K, H]` are split over.
+  """Returns the mesh axes that rows and heads of keys `[B, S, K, H]` are over.
 
-  Returns:
-    Those of the rows and those of the heads; None where they are whole.
+  None stands for what is whole on every device.
   """
   mesh = _mesh_to_split_over()
   if mesh is None:
@@ -170,22 +153,6 @@ def _mesh_to_split_over():
   """The mesh; None without one, or where we are on one shard of it already."""
   mesh = jax.sharding.get_abstract_mesh()
   return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
-
-
-def ways(axes: str | tuple[str, ...] | None) -> int:
-  """Returns the number of parts that mesh axes split something into."""
-  mesh = jax.sharding.get_abstract_mesh()
-  names = (axes,) if isinstance(axes, str) else axes or ()
-  return math.prod(mesh.shape[name] for name in names)
-
-
-def on_shards(f, in_specs, out_specs):
-  """Runs f on each device's part of its arguments; as it is without a mesh."""
-  if _mesh_to_split_over() is None:
-    return f
-  return jax.shard_map(
-    f, in_specs=in_specs, out_specs=out_specs, check_vma=False
-  )
 
 
 def named(mesh, axes: Sequence[str | None], shape: Sequence[int]):
@@ -209,7 +176,7 @@ def local_shards(mesh) -> tuple[int, ...]:
   )
 
 
-def abstract(mesh, example):
+def abstract(mesh, batch):
   """Returns the shapes of `place`'s arrays."""
   shards, local = data_shards(mesh), len(local_shards(mesh))
 
@@ -217,17 +184,17 @@ def abstract(mesh, example):
     shape = x.shape[0], x.shape[1] // local * shards, *x.shape[2:]
     return jax.ShapeDtypeStruct(shape, x.dtype, sharding=rows(mesh))
 
-  return jax.tree.map(shape_of, example)
+  return jax.tree.map(shape_of, batch)
 
 
-def place(mesh, example):
+def place(mesh, batch):
   """Puts this process's rows of a batch onto its devices.
 
-  Every array of an `Example` has its rows, or its data shards, on axis 1: here
-  those of `local_shards`, in their order; in the result those of all.
+  Every array of a batch has its rows, or its data shards, on axis 1: here those
+  of `local_shards`, in their order; in the result those of all.
   """
   if not mesh.is_multi_process:
-    return jax.device_put(example, rows(mesh))
+    return jax.device_put(batch, rows(mesh))
   shards, local = data_shards(mesh), local_shards(mesh)
 
   def global_array(x):
@@ -239,11 +206,11 @@ def place(mesh, example):
       lambda index: part[(index[1].start or 0) // size],
     )
 
-  return jax.tree.map(global_array, example)
+  return jax.tree.map(global_array, batch)
 
 
 def rows(mesh) -> NamedSharding:
-  """Returns the sharding of every array of an `Example`."""
+  """Returns the sharding of every array of a batch."""
   return NamedSharding(mesh, PartitionSpec(None, BATCH))
 
 

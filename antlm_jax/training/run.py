@@ -141,7 +141,8 @@ class Run:
     """
     try:
       with jax.set_mesh(self.mesh):
-        return self.model.attention_of(sharding.abstract(self.mesh, batch))
+        shapes = sharding.abstract(self.mesh, batch)
+        return self.model.attention_of(shapes.inputs, shapes.mask)
     except ValueError as error:
       raise UserError(f"model.{error}") from error
 

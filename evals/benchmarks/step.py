@@ -208,7 +208,8 @@ def measure(train_step, init, step, mesh, example: Batch, seconds: float):
      "needed_bytes", "peak_bytes", "compile_seconds", "error")
   )  # fmt: skip
   try:
-    out["attention"] = train_step.model.attention_of(example)
+    model = train_step.model
+    out["attention"] = model.attention_of(example.inputs, example.mask)
     placed, state = sharding.place(mesh, example), init()
     begun = time.perf_counter()
     compiled = step.lower(state, placed).compile()

@@ -3,12 +3,13 @@
 The scores lie with keys along the sublanes and queries along the lanes. What
 belongs to a query (its bounds, its maximum, its sum) is then a row, as it lies
 in memory, and a head narrower than the 128 lanes wastes none of them. The
-queries of all heads that share a key head lie side by side.
+queries of all heads that share a key head lie side by side, so that keys and
+values are loaded once for the group.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ _LOG2E = math.log2(math.e)
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class KernelSettings:
   """What a compiled kernel depends on beside its arguments' shapes.
 
   Attributes:
@@ -44,7 +45,7 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class ScoreBlock:
   """The block of scores at a step, of some key heads and all their queries.
 
   Attributes:
@@ -56,24 +57,22 @@ class Block:
     group: Query heads per key head G.
   """
 
-  settings: Settings
+  settings: KernelSettings
   step: Step
   refs: dict
   seed: Callable
   heads: int
   group: int
 
-  def visit(self, add: Callable[["Head"], None]) -> None:
-    """Calls `add` for each head.
-
-    There are two programs: a block that all its queries see whole goes
-    without the mask's arithmetic.
-    """
+  def visit(self, add: Callable[["HeadScores"], None]) -> None:
+    """Calls `add` for each head."""
 
     def run(masked: bool):
       for h in range(self.heads):
-        add(Head(self, h, masked))
+        add(HeadScores(self, h, masked))
 
+    # Two programs: a block that all its queries see whole, as most are in long
+    # rows, goes without the mask's compares and selects.
     if self.step.masked is False:
       return run(False)
     work, masked = self.step.work, self.step.masked
@@ -114,7 +113,7 @@ class Block:
 
 
 @dataclasses.dataclass(frozen=True)
-class Head:
+class HeadScores:
   """A block's scores `[keys, lanes]` of one key head.
 
   The lanes are the queries, those of the group's heads side by side.
@@ -125,7 +124,7 @@ class Head:
     masked: Whether some key may be hidden from some query.
   """
 
-  block: Block
+  block: ScoreBlock
   h: int
   masked: bool
 
@@ -138,37 +137,47 @@ class Head:
       refs, (of_query, of_key) = self.block.refs, self.block.diagonals
       scores += of_query.scores(refs["of_query"][0, self.h, 0])
       scores += of_key.scores(refs["of_key"][0, self.h]).T
+    # e^x is 2^(x log2 e): in base 2 one multiplication does for both constants.
     return scores * (settings.scale * _LOG2E)
 
   def weights_and_gradient(self) -> tuple[jax.Array, jax.Array]:
     """The weights after dropout, and the gradient of the scores.
 
-    The weights lack dropout's scale, the gradient that of the scores.
+    The weights lack dropout's scale, the gradient that of the scores: both
+    are multiplied in once, when a sum is written out.
     """
     rate = self.block.settings.rate
+    # The forward pass left the log-sum-exp, so this is the softmax at once.
+    # A hidden score's weight may be anything, infinite too, until it is hidden.
     weights = jnp.exp2(self.scores() - self.row("lse"))
     weights = self.hide(weights, 0.0)
     gradient = dot(self.keys("v"), self.queries("do"), 0, 0)
     gradient = self.drop(gradient / (1.0 - rate) if rate else gradient)
+    # The softmax's gradient, p (dp - sum of p dp). That sum over all keys is
+    # `delta`, the product of the output and its gradient: a number per query.
     gradient = weights * (gradient - self.row("delta"))
     if self.block.settings.blocks.ragged_q:
       gradient = self.hide(gradient, 0.0)  # delta is anything over the end
     return self.drop(weights), gradient
 
-  def query_gradients(self, gradient) -> Iterator[tuple[str, jax.Array]]:
-    """What the scores' gradient makes of those of the queries, `[_, lanes]`."""
-    k = self.keys("k")
-    yield "q", dot(k, gradient.astype(k.dtype), 1, 0)
-    if self.block.diagonals:
-      yield "of_query", self.block.diagonals[0].gradient(gradient)
+  def gradient_of(self, name: str, weights, of_scores) -> jax.Array:
+    """A block's part of the gradient of an input, `[_, lanes]` or `[_, keys]`.
 
-  def key_gradients(self, weights, gradient) -> Iterator[tuple[str, jax.Array]]:
-    """Likewise of those of the keys, `[_, keys]`."""
-    q, do = self.queries("q"), self.queries("do")
-    yield "v", dot(do, weights.astype(do.dtype), 1, 1)
-    yield "k", dot(q, gradient.astype(q.dtype), 1, 1)
-    if self.block.diagonals:
-      yield "of_key", self.block.diagonals[1].gradient(gradient.T)
+    The arguments are those that `weights_and_gradient` returns.
+    """
+    if name == "v":
+      do = self.queries("do")
+      return dot(do, weights.astype(do.dtype), 1, 1)
+    if name == "k":
+      q = self.queries("q")
+      return dot(q, of_scores.astype(q.dtype), 1, 1)
+    if name == "q":
+      k = self.keys("k")
+      return dot(k, of_scores.astype(k.dtype), 1, 0)
+    of_query, of_key = self.block.diagonals
+    if name == "of_query":
+      return of_query.gradient(of_scores)
+    return of_key.gradient(of_scores.T)
 
   def hide(self, x: jax.Array, fill: float) -> jax.Array:
     """Puts `fill` where a query does not see a key."""
@@ -176,6 +185,8 @@ class Head:
       return x
     block = self.block
     blocks, i, j = block.settings.blocks, block.queries(), self.key_index(0)
+    # All conditions on a key are one interval per query: rows `[1, lanes]` are
+    # reduced first, and the whole block is compared once or twice.
     end = jnp.full_like(i, blocks.keys)
     if block.settings.causal:
       end = jnp.minimum(end, i + 1)
@@ -193,6 +204,7 @@ class Head:
     block = self.block
     if not block.settings.rate:
       return x
+    # A hash of the place: every pass over a block draws the same bits again.
     size = block.settings.blocks.q_size
     seeds = [
       jnp.full((1, size), block.seed(self.h, g)) for g in range(block.group)

@@ -30,9 +30,12 @@ def one_hots(edges: tuple[int, ...], blocks: Blocks, dtype) -> jax.Array:
   Returns:
     `[offsets, 2, q_size + k_size, C]`.
   """
+  # An offset is the distance, query minus key, of a block's first of each.
   step, first = _offsets(blocks)
   last = (blocks.q_count - 1) * blocks.q_size
   offset = jnp.arange(first, last + 1, step)[:, None]
+  # R queries and R' keys meet in R + R' - 1 diagonals; one more makes the
+  # number a multiple of 128, and is cut off as soon as it is in its place.
   diagonal = jnp.arange(blocks.q_size + blocks.k_size)
   falling = offset + blocks.q_size - diagonal
   rising = offset - blocks.k_size + diagonal
@@ -42,6 +45,7 @@ def one_hots(edges: tuple[int, ...], blocks: Blocks, dtype) -> jax.Array:
 
 def offset(step: Step, blocks: Blocks) -> jax.Array:
   """Returns which of the `one_hots` are a block's."""
+  # (q * q_size - k * k_size - first) / unit, without a division at run time.
   unit, _ = _offsets(blocks)
   q, k = blocks.q_size // unit, blocks.k_size // unit
   return step.q * q + (blocks.k_count - 1 - step.k) * k
@@ -69,6 +73,9 @@ def dot(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
 class Diagonals:
   """A block's diagonals as R queries or keys meet them, to R' of the others.
 
+  It goes by `LANES` of the R at a time: each column of such a part meets R'
+  diagonals, and all of them together R' + LANES, whatever R is.
+
   Attributes:
     one_hot: The buckets, a reference to `[R + R', C]`.
   """
@@ -79,7 +86,10 @@ class Diagonals:
     """Returns float32 `[R', R]` of the terms `[C, R]`."""
     size, parts = terms.shape[1], []
     for at in range(0, size, LANES):
+      # [R' + LANES, LANES]: what each of the part would add on each diagonal.
       met = dot(self._met(size, at), terms[:, at : at + LANES], 1, 0)
+      # Column c moves down by c, and what it meets begins at row LANES; above
+      # it are the diagonals that only its neighbours meet.
       parts.append(_shear(met, 1)[LANES:])
     return _join(parts)
 
@@ -87,6 +97,8 @@ class Diagonals:
     """Returns the terms' gradient, float32 `[C, R]`, from that of scores."""
     size, parts = scores.shape[1], []
     for at in range(0, size, LANES):
+      # `scores` backwards: padded where it cuts, sheared the other way, and
+      # multiplied by the same ones, which adds up each bucket.
       met = self._met(size, at)
       part = jnp.pad(scores[:, at : at + LANES], ((LANES, 0), (0, 0)))
       parts.append(dot(met, _shear(part, -1).astype(met.dtype), 0, 0))
@@ -99,16 +111,16 @@ class Diagonals:
 
 
 def _shear(x: jax.Array, sign: int) -> jax.Array:
-  """Returns y[r + sign * c, c] = x[r, c], of x `[R, LANES]`, r modulo R.
-
-  By whole registers for the bits of c from 8 on; the rest is a permutation of
-  the 8 sublanes of each register.
-  """
+  """Returns y[r + sign * c, c] = x[r, c], of x `[R, LANES]`, r modulo R."""
+  # Column c moves by the sum of c's bits: 64, 32, 16 and 8 are rolls of whole
+  # registers of 8 sublanes, kept by the columns that have the bit.
   lane = jax.lax.broadcasted_iota(jnp.int32, (1, LANES), 1)
   bit = LANES // 2
   while bit >= _SUBLANES:
     x = jnp.where((lane & bit) != 0, _roll(x, sign * bit), x)
     bit //= 2
+  # What is left of c is under 8: a permutation of the sublanes within each
+  # register, and for what leaves its register, within the neighbour.
   tiles = x.reshape(-1, _SUBLANES, LANES)
   sublane = jax.lax.broadcasted_iota(jnp.int32, tiles.shape, 1)
   source = sublane - sign * (lane & (_SUBLANES - 1))

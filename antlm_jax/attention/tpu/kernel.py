@@ -1,13 +1,18 @@
 """Fused attention in Pallas for TPU, forward and backward, for every mask.
 
-The scores exist one block at a time, keys along the sublanes and queries along
-the lanes. What belongs to a query (its bounds, its maximum, its sum) is then a
-row, as it lies in memory, and a head narrower than the 128 lanes wastes none
-of them. The queries of all heads that share a key head lie side by side, so
-that keys and values are loaded once for the group.
+The scores exist one block at a time, in vector memory (`block` says how they
+lie there), so that memory is linear in the rows' length. The online softmax
+and its gradient are those of FlashAttention-2 (arXiv 2307.08691). Which blocks
+are visited: `antlm_jax.attention.tpu.schedule`.
 
-The online softmax and its gradient are those of FlashAttention-2 (arXiv
-2307.08691). Which blocks are visited: `antlm_jax.attention.tpu.schedule`.
+In short, of a row's block of queries, over the blocks of keys that it needs:
+
+    forward    m, l, acc  the maximum, sum and weighted values so far
+               out = acc / l,  lse = m + log2 l
+    backward   delta = sum(out * dout)           a number per query
+               p  = exp2(s - lse)                the weights, computed again
+               ds = p * (dout v - delta)         gradient of the scores
+               dv += p dout,  dk += ds q,  dq += ds k
 """
 
 import functools
@@ -19,15 +24,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from antlm_jax.attention.split import device
 from antlm_jax.attention.tpu import diagonals
-from antlm_jax.attention.tpu.block import Block, Head, Settings
+from antlm_jax.attention.tpu.block import HeadScores, KernelSettings, ScoreBlock
 from antlm_jax.attention.tpu.diagonals import dot
 from antlm_jax.attention.tpu.schedule import LANES, Blocks, Schedule
-from antlm_jax.runtime import sharding
 
 SAVED = "attention"  # `jax.checkpoint` may keep the residuals by this name
 
 _OF_KEYS = ("k", "v", "of_key")  # the others are cut by queries
+_ROW = "_row"  # ends the name of an output that is not cut, but a whole row
 _HIDDEN = -1e38  # score of a hidden key
 _FLOOR = -1e37  # the first maximum: so far over _HIDDEN that exp2 gives 0
 _BLOCK = 512  # largest side of a block
@@ -50,7 +56,7 @@ def obstacle(q, kv_heads: int, buckets: int = 0) -> str | None:
     return f"position terms of at most {LANES} buckets, not {buckets}"
   if buckets and group > 1:
     return f"as many key as query heads with position terms, not {kv_heads}"
-  if buckets and "v4" in sharding.device().device_kind.lower():
+  if buckets and "v4" in device().device_kind.lower():
     return "a TPU of generation 5 or later with position terms"
   # The smallest block of a group's queries still is one of all its heads.
   most = 2 * _most_scores(q.shape[3], q.dtype) // LANES**2
@@ -78,7 +84,7 @@ def _most_scores(width: int, dtype) -> int:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def flash(
-  settings: Settings, q, k, v, terms, bounds, seeds, schedules
+  settings: KernelSettings, q, k, v, terms, bounds, seeds, schedules
 ) -> jax.Array:
   """Runs the kernel.
 
@@ -103,6 +109,7 @@ def _flash_forward(settings, q, k, v, terms, bounds, seeds, schedules):
   lanes = q.shape[2] * settings.blocks.q_size
   out, lse = _call(
     _output,
+    "attention_output",
     settings=settings,
     schedule=schedules[0],
     arrays={"q": q, "k": k, "v": v} | terms | bounds,
@@ -111,6 +118,8 @@ def _flash_forward(settings, q, k, v, terms, bounds, seeds, schedules):
     scratch=((q.shape[3], lanes), (1, lanes), (1, lanes)),
     products=2,
   )
+  # Of the scores the backward pass needs only `lse`, from which it computes
+  # them again; remat that keeps these two by name never runs this twice.
   out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
   return out, (q, k, v, terms, bounds, seeds, schedules, out, lse)
 
@@ -119,45 +128,50 @@ def _flash_backward(settings, residuals, grad):
   q, k, v, terms, bounds, seeds, (by_query, by_key), out, lse = residuals
   delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
   arrays = {"q": q, "k": k, "v": v, "do": grad, "lse": lse, "delta": delta}
-  call = functools.partial(
-    _call, settings=settings, arrays=arrays | terms | bounds, seeds=seeds
-  )
   wanted = {"q": q, "k": k, "v": v} | terms
-  keys = {n: x for n, x in wanted.items() if n in _OF_KEYS}
-  queries = {n: x for n, x in wanted.items() if n not in _OF_KEYS}
-  blocks = settings.blocks
-  lanes = q.shape[2] * blocks.q_size
-  query_sums = [(x.shape[3], lanes) for x in queries.values()]
-  key_sums = [(x.shape[2], blocks.k_size) for x in keys.values()]
-  if _row_bytes(settings, *queries.values()) <= _ROW_BYTES:
-    grads = call(
-      _gradients,
-      schedule=by_key,
-      outputs={f"{n}_row": x for n, x in queries.items()} | keys,
-      scratch=[(blocks.q_count, *s) for s in query_sums] + key_sums,
-      products=5,
-    )
+  of_keys = {n: x for n, x in wanted.items() if n in _OF_KEYS}
+  of_queries = {n: x for n, x in wanted.items() if n not in _OF_KEYS}
+  # dQ adds up over blocks of keys, dK and dV over blocks of queries: in either
+  # order of the blocks, one of them is unfinished from block to block. Going
+  # by keys, all of a row's dQ waits in vector memory, if it fits: then every
+  # score is computed again but once. If not, there is a pass for each order.
+  if _row_bytes(settings, *of_queries.values()) <= _ROW_BYTES:
+    of_rows = {f"{n}{_ROW}": x for n, x in of_queries.items()}
+    passes = [("attention_gradients", by_key, of_rows | of_keys, 5)]
   else:
-    grads = call(
-      _query_gradient,
-      schedule=by_query,
-      outputs=queries,
-      scratch=query_sums,
-      products=3,
+    passes = [
+      ("attention_query_gradient", by_query, of_queries, 3),
+      ("attention_key_gradients", by_key, of_keys, 4),
+    ]
+  grads = {}
+  for name, schedule, outputs, products in passes:
+    made = _call(
+      _gradients,
+      name,
+      settings=settings,
+      schedule=schedule,
+      arrays=arrays | terms | bounds,
+      seeds=seeds,
+      outputs=outputs,
+      scratch=[_sum_shape(n, x, settings) for n, x in outputs.items()],
+      products=products,
     )
-    grads += call(
-      _key_gradients,
-      schedule=by_key,
-      outputs=keys,
-      scratch=key_sums,
-      products=4,
-    )
-  grads = dict(zip([*queries, *keys], grads, strict=True))
+    names = (n.removesuffix(_ROW) for n in outputs)
+    grads |= dict(zip(names, made, strict=True))
   dq, dk, dv = (grads.pop(n) for n in "qkv")
   return dq, dk, dv, grads, None, None, None
 
 
-def _row_bytes(settings: Settings, q, *of_query) -> int:
+def _sum_shape(name: str, x, settings: KernelSettings) -> tuple[int, ...]:
+  """The shape in which a head's gradient adds up."""
+  blocks = settings.blocks
+  if name in _OF_KEYS:
+    return x.shape[2], blocks.k_size
+  count = blocks.q_count if name.endswith(_ROW) else 1
+  return count, x.shape[3], x.shape[2] * blocks.q_size
+
+
+def _row_bytes(settings: KernelSettings, q, *of_query) -> int:
   """Vector memory for dQ of a step's heads and all their queries."""
   heads = heads_of_a_step(*q.shape[1:4], settings.blocks, q.dtype)
   queries = settings.blocks.q_count * settings.blocks.q_size
@@ -178,8 +192,11 @@ flash.defvjp(_flash_forward, _flash_backward)
 # The kernels: what is done with each block of scores.
 
 
-def _output(b: Block, outs, acc, top, total):
-  """Attention's output, and the base-2 log-sum-exp of each query's scores."""
+def _output(b: ScoreBlock, outs, acc, top, total):
+  """Attention's output, and the base-2 log-sum-exp of each query's scores.
+
+  Accumulated are `acc`, `[H, lanes]`, and a row of `top` and of `total`.
+  """
 
   @pl.when(b.step.first)
   def _begin():
@@ -188,12 +205,15 @@ def _output(b: Block, outs, acc, top, total):
     total[...] = jnp.zeros_like(total)
 
   @b.visit
-  def _add(p: Head):
+  def _add(p: HeadScores):
     scores = p.hide(p.scores(), _HIDDEN)
     highest = jnp.maximum(top[p.h], scores.max(axis=0, keepdims=True))
     weights = jnp.exp2(scores - highest)
+    # What was added up relative to the old maximum is brought to the new one.
+    # A row `[1, lanes]` scales `[H, lanes]` without leaving its lanes.
     shrink = jnp.exp2(top[p.h] - highest)
     top[p.h] = highest
+    # The softmax is over all keys; dropout comes after it.
     total[p.h] = total[p.h] * shrink + weights.sum(axis=0, keepdims=True)
     v, weights = p.keys("v"), p.drop(weights)
     acc[p.h] = acc[p.h] * shrink + dot(v, weights.astype(v.dtype), 1, 0)
@@ -208,83 +228,50 @@ def _output(b: Block, outs, acc, top, total):
       b.store_row(outs["lse"], h, lse)
 
 
-def _gradients(b: Block, outs, *sums):
-  """All gradients at once, where a row's dQ fits into the vector memory.
+def _gradients(b: ScoreBlock, outs, *sums):
+  """The gradients that `outs` has, by name; those of a whole row end in _ROW.
 
-  The scores are computed again once for all of them, not for each kernel.
+  Accumulated are `[H, k_size]` of keys, and of queries a `[H, lanes]` for the
+  block at hand, or for each of the row's.
   """
   sums = dict(zip(outs, sums, strict=True))
-  of_rows = {n: x for n, x in sums.items() if n.endswith("_row")}
+  of_rows = {n: x for n, x in sums.items() if n.endswith(_ROW)}
+  of_blocks = {n: x for n, x in sums.items() if n not in of_rows}
 
-  @pl.when(b.step.row_first)
-  def _begin():
-    _clear(of_rows)
+  def begin(sums):
+    for x in sums.values():
+      x[...] = jnp.zeros_like(x)
 
-  def add(p: Head, gradient):
-    for name, x in p.query_gradients(gradient):
-      of_rows[f"{name}_row"][p.h, b.step.q] += x
-
-  _add_key_gradients(b, outs, sums, add)
-
-  @pl.when(b.step.row_last)
-  def _end():
-    for name, x in of_rows.items():
+  def end(sums):
+    for name, x in sums.items():
+      out = outs[name]
+      if name in _OF_KEYS:
+        # What `weights_and_gradient` left out.
+        kept = 1.0 - b.settings.rate
+        scale = 1.0 / kept if name == "v" else b.settings.scale
+        out[0] = (x[...] * scale).astype(out.dtype)
+        continue
       for h in range(b.heads):
-        for q in range(b.settings.blocks.q_count):
-          b.store_queries(outs[name], h, x[h, q] * b.settings.scale, q)
+        for q in range(x.shape[1]):
+          b.store_queries(out, h, x[h, q] * b.settings.scale, q)
 
-
-def _query_gradient(b: Block, outs, *sums):
-  sums = dict(zip(outs, sums, strict=True))
-
-  @pl.when(b.step.first)
-  def _begin():
-    _clear(sums)
+  if of_rows:
+    pl.when(b.step.row_first)(lambda: begin(of_rows))
+  pl.when(b.step.first)(lambda: begin(of_blocks))
 
   @b.visit
-  def _add(p: Head):
-    _, gradient = p.weights_and_gradient()
-    for name, x in p.query_gradients(gradient):
-      sums[name][p.h] += x
-
-  @pl.when(b.step.last)
-  def _end():
+  def _add(p: HeadScores):
+    weights, of_scores = p.weights_and_gradient()
     for name, x in sums.items():
-      for h in range(b.heads):
-        b.store_queries(outs[name], h, x[h] * b.settings.scale)
+      part = p.gradient_of(name.removesuffix(_ROW), weights, of_scores)
+      if name in _OF_KEYS:
+        x[p.h] += part
+      else:
+        x[p.h, b.step.q if name in of_rows else 0] += part
 
-
-def _key_gradients(b: Block, outs, *sums):
-  sums = dict(zip(outs, sums, strict=True))
-  _add_key_gradients(b, outs, sums, lambda p, gradient: None)
-
-
-def _add_key_gradients(b: Block, outs, sums, add):
-  """Gradients of the keys and values; `add` gets the scores' gradient too."""
-  sums = {n: x for n, x in sums.items() if n in _OF_KEYS}
-
-  @pl.when(b.step.first)
-  def _begin():
-    _clear(sums)
-
-  @b.visit
-  def _add(p: Head):
-    weights, gradient = p.weights_and_gradient()
-    for name, x in p.key_gradients(weights, gradient):
-      sums[name][p.h] += x
-    add(p, gradient)
-
-  @pl.when(b.step.last)
-  def _end():
-    kept = 1.0 - b.settings.rate
-    for name, x in sums.items():
-      scale = 1.0 / kept if name == "v" else b.settings.scale
-      outs[name][0] = (x[...] * scale).astype(outs[name].dtype)
-
-
-def _clear(sums) -> None:
-  for x in sums.values():
-    x[...] = jnp.zeros_like(x)
+  pl.when(b.step.last)(lambda: end(of_blocks))
+  if of_rows:
+    pl.when(b.step.row_last)(lambda: end(of_rows))
 
 
 # The call: which part of each array a step sees.
@@ -292,6 +279,7 @@ def _clear(sums) -> None:
 
 def _call(
   body,
+  name: str,
   *,
   settings,
   schedule: Schedule,
@@ -345,7 +333,7 @@ def _call(
       at = (step.row * kv_heads + head * heads + h) * group + g
       return prefetched[-1][at]
 
-    block = Block(settings, step, ins, seed, heads, group)
+    block = ScoreBlock(settings, step, ins, seed, heads, group)
     body(block, outs, *refs[len(outputs) :])
 
   return pl.pallas_call(
@@ -365,7 +353,7 @@ def _call(
     ),
     cost_estimate=_cost(settings, arrays, outputs, products),
     interpret=settings.interpret,
-    name="attention" + body.__name__,
+    name=name,
   )(*scalars, *arrays.values())
 
 
@@ -378,7 +366,7 @@ def _part(name: str, shape, heads: int, blocks: Blocks) -> tuple:
     return (1, 1, blocks.q_size), lambda h, step: (step.row, 0, step.q)
   if name in _OF_KEYS:
     size, at = blocks.k_size, lambda step: step.k
-  elif name.endswith("_row"):
+  elif name.endswith(_ROW):
     size, at = blocks.queries, lambda step: 0
   else:
     size, at = blocks.q_size, lambda step: step.q

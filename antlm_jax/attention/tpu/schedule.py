@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from antlm_jax.masks import AttentionMask
 
 LANES = 128
+# What a table's code says of a step beside its place: the last six fields of
+# `Step`, in their order, one bit each.
 _FIRST, _LAST, _ROW_FIRST, _ROW_LAST, _WORK, _MASKED = (
   1 << bit for bit in range(6)
 )
@@ -24,6 +26,11 @@ _FLAG_BITS = 6
 
 class Step(NamedTuple):
   """What the kernel does at one point of its grid.
+
+  An output block is accumulated in scratch memory over consecutive steps:
+  `first` is where it is cleared, `last` where it is written out. The gradient
+  of a whole row's queries is accumulated likewise from `row_first` to
+  `row_last`.
 
   Attributes:
     row: Row of the batch.
@@ -101,19 +108,31 @@ class Blocks:
 
 
 def _size(length: int, largest: int) -> int:
+  # 640 in blocks of at most 512 are two of 384, not one of 512 and a rest: the
+  # last block then computes the least beyond the end.
   count = -(-length // largest)
   return -(-length // (count * LANES)) * LANES
 
 
-@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Full:
-  """Every block, for a mask that hides nothing."""
+class _Base:
+  """What all schedules have.
+
+  Attributes:
+    blocks: The blocks.
+    by_key: Whether an output block is one of keys, not of queries: the other
+      loop, of the inner blocks, is then over queries.
+  """
 
   blocks: Blocks = dataclasses.field(metadata={"static": True})
   by_key: bool = dataclasses.field(metadata={"static": True})
 
-  scalars = ()
+  scalars = ()  # what the kernel gets by scalar prefetch
+
+
+@jax.tree_util.register_dataclass
+class Full(_Base):
+  """Every block, for a mask that hides nothing."""
 
   def grid(self, rows: int) -> tuple[int, ...]:
     """Returns the sizes of the grid."""
@@ -132,21 +151,17 @@ class Full:
 
 
 @jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Triangle:
+class Triangle(_Base):
   """The blocks on and below the diagonal, for a causal square mask.
 
   The triangle's rows of 1, 2, ..., n blocks are folded into a rectangle: a
   short row and a long one fill each of its rows, so that no step is idle.
   """
 
-  blocks: Blocks = dataclasses.field(metadata={"static": True})
-  by_key: bool = dataclasses.field(metadata={"static": True})
-
-  scalars = ()
-
   def grid(self, rows: int) -> tuple[int, ...]:
     """Returns the sizes of the grid."""
+    # n even: n / 2 pairs of n + 1 blocks. n odd: the longest row is alone,
+    # and the others pair up to its length n.
     count = self.blocks.q_count
     return (rows, (count + 1) // 2, count + 1 - count % 2)
 
@@ -167,35 +182,37 @@ class Triangle:
       (pair == 0) & (place == 0),
       (pair == pairs - 1) & (place == places - 1),
     )
+    # Below the diagonal every query sees every key.
     masked = (q == k) | self.blocks.over_the_end(q, k)
     return Step(row, q, k, inner == 0, inner == outer, *ends, True, masked)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Table:
+class Table(_Base):
   """A list of blocks, for a mask with bounds.
 
   Attributes:
-    blocks: The blocks.
-    by_key: Whether an output block is one of keys.
     codes: The steps, int32 `[steps at most]`: row, outer block, inner block
       and flags in bit fields, since the scalar core divides slowly.
     total: Number of steps, int32 `[1]`: the size of the grid.
   """
 
-  blocks: Blocks = dataclasses.field(metadata={"static": True})
-  by_key: bool = dataclasses.field(metadata={"static": True})
   codes: jax.Array
   total: jax.Array
 
   @property
   def scalars(self):
-    """What the kernel gets by scalar prefetch."""
+    """What the kernel gets by scalar prefetch.
+
+    It is in scalar memory before the grid begins, so that a step's block is
+    known, and on its way from HBM, while the step before is computed.
+    """
     return (self.codes,)
 
   def grid(self, rows: int) -> tuple[jax.Array, ...]:
     """Returns the sizes of the grid."""
+    # Known only when it runs: blocks that no query needs are not even steps.
     return (self.total[0],)
 
   def at(self, ids, scalars) -> Step:
@@ -234,8 +251,8 @@ def make(
     return kind(blocks, False), kind(blocks, True)
   needed, whole = _block_visibility(mask, rows, blocks)
   by_query = _list(needed, whole, *_bits(blocks, False))
-  flip = lambda x: x.swapaxes(1, 2)  # noqa: E731
-  by_key = _list(flip(needed), flip(whole), *_bits(blocks, True))
+  needed, whole = needed.swapaxes(1, 2), whole.swapaxes(1, 2)
+  by_key = _list(needed, whole, *_bits(blocks, True))
   return Table(blocks, False, *by_query), Table(blocks, True, *by_key)
 
 
@@ -253,16 +270,21 @@ def _is_plain(mask: AttentionMask, blocks: Blocks) -> bool:
 
 
 def _block_visibility(mask: AttentionMask, rows: int, blocks: Blocks):
-  """Returns whether any, and whether every, query of a block sees any, or
-  every, key of another: two bool `[B, query blocks, key blocks]`."""
+  """Which blocks have a visible score, and which have no hidden one.
+
+  Both are bool `[B, query blocks, key blocks]`.
+  """
   start, end = mask.bounds(blocks.queries, blocks.keys)
   pad = (0, blocks.q_count * blocks.q_size - blocks.queries)
 
   def by_block(bound):  # [B, query blocks, queries of a block, 1]
     bound = jnp.broadcast_to(bound, (rows, blocks.queries))
-    bound = jnp.pad(bound, ((0, 0), pad))  # empty intervals over the end
+    # Over the end intervals are empty: they need no block, and no block that
+    # reaches there counts as whole.
+    bound = jnp.pad(bound, ((0, 0), pad))
     return bound.reshape(rows, blocks.q_count, blocks.q_size, 1)
 
+  # Each query's interval against each block's keys: [B, q, queries, k].
   start, end = by_block(start), by_block(end)
   k_start = blocks.k_size * jnp.arange(blocks.k_count)
   k_end = k_start + blocks.k_size
@@ -272,20 +294,12 @@ def _block_visibility(mask: AttentionMask, rows: int, blocks: Blocks):
 
 
 def _list(needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int):
-  """Lists the needed blocks, or one to zero an output that needs none.
-
-  Args:
-    needed: bool `[B, outer blocks, inner blocks]`.
-    whole: Whether nothing of a block is hidden, of the same shape.
-    outer_bits: Bits of an outer block's index.
-    inner_bits: Bits of an inner block's index.
-
-  Returns:
-    `Table.codes` and `Table.total`.
-  """
+  """Lists what is needed, bool `[B, outer, inner]`: `Table.codes`, `.total`."""
   row, outer, inner = (jnp.arange(n) for n in needed.shape)
+  # An output that needs no block still has to be zeroed: it gets one idle step.
   idle = ~needed.any(axis=-1, keepdims=True) & (inner == 0)
   visited = needed | idle
+  # argmax is the first True: the first and the last inner block visited.
   first = inner == jnp.argmax(visited, axis=-1, keepdims=True)
   end = len(inner) - jnp.argmax(visited[..., ::-1], axis=-1, keepdims=True)
   last, outer = inner + 1 == end, outer[:, None]
@@ -295,6 +309,8 @@ def _list(needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int):
   flags |= needed * _WORK | (needed & ~whole) * _MASKED
   codes = (row[:, None, None] << outer_bits) | outer
   codes = (((codes << inner_bits) | inner) << _FLAG_BITS) | flags
+  # Shapes are static: the visited ones move to the front, in their order, and
+  # the rest of the table is never reached, since the grid ends at `total`.
   (order,) = jnp.nonzero(visited.reshape(-1), size=visited.size, fill_value=0)
   total = visited.sum(dtype=jnp.int32)[None]
   return codes.reshape(-1)[order].astype(jnp.int32), total

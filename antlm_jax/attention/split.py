@@ -1,0 +1,78 @@
+"""Where attention runs: on which device, and over which axes of its mesh."""
+
+import math
+from typing import NamedTuple
+
+import jax
+
+Axes = str | tuple[str, ...] | None
+
+
+class Split(NamedTuple):
+  """Which axes of the mesh rows and heads are split over.
+
+  Attributes:
+    rows: An axis of the mesh, or several; None where each device has all rows.
+    heads: Likewise for the key/value heads, and for the query heads that go
+      with them.
+  """
+
+  rows: Axes = None
+  heads: Axes = None
+
+  def here(self, rows: int, kv_heads: int) -> "Split":
+    """Returns the split at this place of a program: none on a single shard.
+
+    Raises:
+      ValueError: if the mesh lacks an axis, or the axes do not divide a size.
+    """
+    mesh = _mesh()
+    if mesh is None:
+      return WHOLE
+    for name, axes, size in zip(
+      self._fields, self, (rows, kv_heads), strict=True
+    ):
+      if not set(_names(axes)) <= set(mesh.axis_names):
+        raise ValueError(f"split.{name}={axes!r} is no axis of {mesh.shape}")
+      if size % parts(axes):
+        raise ValueError(f"split.{name}={axes!r} does not divide {size} {name}")
+    return self
+
+
+WHOLE = Split()
+
+
+def parts(axes: Axes) -> int:
+  """Returns the number of parts that mesh axes split something into."""
+  return math.prod(_mesh().shape[name] for name in _names(axes))
+
+
+def on_shards(f, in_specs, out_specs):
+  """Runs f on each device's part of its arguments; as it is without a mesh."""
+  if _mesh() is None:
+    return f
+  return jax.shard_map(
+    f, in_specs=in_specs, out_specs=out_specs, check_vma=False
+  )
+
+
+def device():
+  """Returns a device of the mesh, or the default one.
+
+  It may be one that is only compiled for: what is known of it is its platform
+  and its kind.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.abstract_device is None:
+    return jax.devices()[0]
+  return mesh.abstract_device
+
+
+def _mesh():
+  """The mesh; None without one, or where we are on one shard of it already."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
+
+
+def _names(axes: Axes) -> tuple[str, ...]:
+  return (axes,) if isinstance(axes, str) else axes or ()

@@ -1,0 +1,232 @@
+"""A new encoder is one file and one row: a minimal GPT, written here."""
+
+import dataclasses
+import functools
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from antlm_jax import attention, config, models, train
+from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
+from antlm_jax.models import encoder, layers
+from antlm_jax.objectives.batch import Layout
+from antlm_jax.runtime import sharding
+from antlm_jax.training import checkpoint, metrics, optim
+from antlm_jax.training.step import jitted, state_shardings
+from tests import helpers, reference
+
+ROOT = pathlib.Path(__file__).parent.parent
+T = 12
+
+# The encoder: learned positions, LayerNorm, as many key as query heads.
+
+
+@dataclasses.dataclass(frozen=True)
+class GptConfig(models.EncoderConfig):
+  """No settings but those of every encoder."""
+
+
+def linear(rngs, i, o, axes):
+  return layers.Linear(layers.normal(rngs, (i, o), axes, 0.02), bias=True)
+
+
+class Block(nnx.Module):
+  def __init__(self, rngs, c):
+    self.config = c
+    norm = functools.partial(layers.LayerNorm, c.width, c.norm_eps, affine=True)
+    self.norm, self.mlp_norm = norm(), norm()
+    self.q, self.k, self.v = (
+      linear(rngs, c.width, c.width, ("embed", "heads")) for _ in range(3)
+    )
+    self.out = linear(rngs, c.width, c.width, ("heads", "embed"))
+    self.up = linear(rngs, c.width, c.mlp_width, ("embed", "mlp"))
+    self.down = linear(rngs, c.mlp_width, c.width, ("mlp", "embed"))
+
+  def __call__(self, x, mask, key):
+    keys = (None,) * 2 if key is None else jax.random.split(key)
+    y = self.norm(x)
+    q, k, v = (
+      layers.split_heads(f(y), self.config.head_width)
+      for f in (self.q, self.k, self.v)
+    )
+    y = attention.attend(q, k, v, mask).reshape(x.shape)
+    x = x + layers.dropout(self.out(y), self.config.dropout, keys[0])
+    y = self.down(jax.nn.gelu(self.up(self.mlp_norm(x))))
+    return x + layers.dropout(y, self.config.dropout, keys[1])
+
+
+class Gpt(models.Encoder):
+  def __init__(self, rngs, config):
+    c = self.config = config
+    draw = functools.partial(layers.normal, rngs, std=0.02)
+    self.embedding = draw((c.vocab_size, c.width), ("vocab", "embed"))
+    # An axis that no table of the library knows.
+    self.places = draw((c.max_seq_len, c.width), ("seq_table", "embed"))
+    self.blocks = encoder.stack(lambda r, _: Block(r, c), rngs, c.layers)
+    self.norm = layers.LayerNorm(c.width, c.norm_eps, affine=True)
+
+  def __call__(self, tokens, positions, mask, dropout_key=None):
+    c = self.config
+    x = encoder.table(self.embedding)[tokens] + self.places[...][positions]
+    x, mask, keys = encoder.begin(c, x.astype(c.dtype), mask, dropout_key)
+    return self.norm(encoder.run_blocks(c, self.blocks, x, keys, mask))
+
+  def logits_of(self):
+    kernel = encoder.table(self.embedding).T
+    return lambda hidden, at=None: encoder.scores(hidden, kernel)
+
+
+ROW = Gpt, GptConfig
+SMALL = {
+  "name": "toy_gpt",
+  "layers": 2,
+  "width": 32,
+  "heads": 4,
+  "mlp_width": 48,
+  "max_seq_len": 64,
+}
+
+
+@pytest.fixture(autouse=True)
+def row(monkeypatch):
+  monkeypatch.setitem(models.ENCODERS, "toy_gpt", ROW)
+
+
+# What it is held to, as the others are
+
+
+MASKS = {
+  "causal": CAUSAL,
+  "bidirectional": BIDIRECTIONAL,
+  "packed": AttentionMask(
+    False,
+    np.repeat([[0, 5]], [5, T - 5], 1).astype(np.int32).repeat(2, 0),
+    np.repeat([[5, T]], [5, T - 5], 1).astype(np.int32).repeat(2, 0),
+  ),
+}
+
+
+@pytest.mark.parametrize("implementation", ["reference", "pallas"])
+def test_only_what_is_seen_changes_a_logit(implementation):
+  changes = {"attention": implementation, "layers": 1}
+  of = models.build(SMALL | changes, helpers.VOCAB)
+  params, tokens = helpers.random_params(of), helpers.tokens(2, T, special=0)
+  positions = np.arange(T, dtype=np.int32)[None].repeat(2, 0)
+
+  @jax.jit
+  def run(tokens, mask):
+    return of.logits(params, of.encode(params, tokens, positions, mask))
+
+  for name, mask in MASKS.items():
+    seen = reference.visible(mask, 2, T, T)[0]
+    before = np.asarray(run(tokens, mask))
+    for at in (0, 4, 5, T - 1):
+      other = tokens.copy()
+      other[0, at] = helpers.SPECIAL + (other[0, at] + 7) % 60
+      changed = (before != np.asarray(run(other, mask))).any(axis=2)
+      assert not changed[1].any(), name
+      assert (changed[0] == seen[:, at]).all(), name
+
+
+CONFIG = """
+from antlm_jax import config
+
+def get_config(arg):
+  out = config.default("toy_gpt")
+  out.curriculum = "C+M+C:M=1:1"
+  out.model.dropout = 0.1
+  config.shrink(out)
+  out.schedule.peak_lr = 1e-2
+  out.log.tensorboard = False
+  return out
+"""
+
+
+def test_a_run_trains_it(tmp_path, prepared):
+  (tmp_path / "config.py").write_text(CONFIG)
+  train.main(
+    [
+      f"--config={tmp_path / 'config.py'}",
+      f"--workdir={tmp_path / 'run'}",
+      f"--config.data.path={prepared}",
+    ]
+  )
+  loaded = checkpoint.load(tmp_path / "run")
+  assert loaded.config.model.name == "toy_gpt"
+  assert loaded.params["places"].shape == (2048, 32)
+  found = [r["C/loss"] for r in metrics.read_records(tmp_path / "run")
+           if "C/loss" in r]  # fmt: skip
+  assert len(found) > 2 and found[-1] < found[0]
+
+
+# Two devices
+
+
+def steps(**shape) -> dict:
+  """Trains four steps on a mesh; returns losses and how parameters lie."""
+  shape = {"data": 1, "fsdp": 1, "tensor": 1} | shape
+  mesh = sharding.make_mesh(shape, jax.devices()[: max(shape.values())])
+  layout = Layout(8, 2, sharding.data_shards(mesh))
+  of = helpers.source("C:M=1:1", helpers.FakeRows(packed=True), layout)
+  model = models.build(SMALL | {"layers": 1, "dropout": 0.1}, helpers.VOCAB)
+  adam = optim.make(config.default().optimizer, model.axes)
+  of_step = helpers.train_step(model, optimizer=adam)
+  losses = []
+  with jax.set_mesh(mesh):
+    init, step = jitted(of_step, state_shardings(of_step, mesh))
+    state = init()
+    for s in range(4):
+      state, found = step(state, sharding.place(mesh, of[s]))
+      losses.append(float(found["total_loss"]))
+  parts = {
+    path: x.size // np.prod(x.sharding.shard_shape(x.shape)).item()
+    for path, x in state.params.items()
+  }
+  return {"losses": losses, "parts": parts}
+
+
+def test_two_devices_train_it_as_one_and_hold_their_shares():
+  code = (
+    "import json\n"
+    "from antlm_jax import models\n"
+    "from tests import test_toy_encoder as toy\n"
+    "models.ENCODERS['toy_gpt'] = toy.ROW\n"
+    "print(json.dumps([toy.steps(), toy.steps(fsdp=2), toy.steps(tensor=2)]))"
+  )
+  flags = "--xla_force_host_platform_device_count=2"
+  done = subprocess.run(
+    [sys.executable, "-W", "error", "-c", code],
+    cwd=ROOT,
+    env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr
+  one, fsdp, tensor = json.loads(done.stdout.splitlines()[-1])
+  assert one["losses"][0] != one["losses"][-1]
+  for other in (fsdp, tensor):
+    assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)
+  small = {path for path in one["parts"] if "norm" in path or "bias" in path}
+  for path, parts in fsdp["parts"].items():
+    assert parts == (1 if path in small else 2), path
+  for path, parts in tensor["parts"].items():
+    # Its own axis has no rule: the table of positions is whole.
+    assert parts == (1 if path in {*small, "places"} else 2), path
+
+
+def test_its_settings_are_those_of_every_encoder():
+  of = models.build(SMALL, helpers.VOCAB)
+  assert of.config.kv_heads == 4 and of.config.head_width == 8
+  assert jnp.dtype(of.config.dtype) == jnp.float32
+  assert of.axes["places"] == ("seq_table", "embed")
+  assert of.axes["blocks/up/kernel"] == (None, "embed", "mlp")
+  assert of.attention_of(np.zeros((1, 2, T)), CAUSAL) == "reference"
