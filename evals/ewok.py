@@ -103,6 +103,7 @@ def _vocabulary(folder: pathlib.Path) -> set[str]:
 def _pairs(row: Mapping[str, str], seen: collections.Counter) -> Iterator[Pair]:
   """Yields a row's two pairs, numbered within their domain."""
   groups = {name: row[column] for name, column in _GROUPS.items()}
+  # Each target fits one of the contexts, and is the bad choice in the other.
   for good, bad in (("1", "2"), ("2", "1")):
     yield Pair(
       context=row[f"Context{good}"],

@@ -23,6 +23,7 @@ SUMMARY = "summary.json"
 
 def model_digest(loaded: checkpoint.Loaded) -> dict:
   """Returns a request's part that says which model it is of."""
+  # By content: the same weights copied elsewhere are the same model.
   crc, params = 0, jax.device_get(loaded.params)
   for name in sorted(params):
     crc = zlib.crc32(np.ascontiguousarray(params[name]), crc)

@@ -101,6 +101,7 @@ def _probabilities(loaded: TextModel, tokens: np.ndarray) -> np.ndarray:
   """Probabilities at every position of a row, float32 `[n, V]`."""
   config = loaded.model.config
   length = framing.round_up(len(tokens), _LENGTH_STEP, config.max_seq_len)
+  # Zeros fill it up: bidirectional attention must be told to end before them.
   row = np.zeros((1, length), np.int32)
   row[0, : len(tokens)] = tokens
   program = programs.compiled(_softmax, config)

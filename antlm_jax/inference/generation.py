@@ -70,13 +70,14 @@ def generate(loaded: TextModel, prompt: str, **sampling) -> list[str]:
   if eos is not None:
     banned[eos] = False
   drawn = how.temperature, how.top_k, how.top_p
+  # A row is filled up in place; its unused end is never decoded.
   rows, ends = programs.compiled(_continue, config, drawn)(
     loaded.params,
     rows,
     len(start),
     stop,
     banned,
-    -1 if eos is None else eos,
+    -1 if eos is None else eos,  # no token: nothing ends a text early
     jax.random.key(how.seed),
   )
   return [

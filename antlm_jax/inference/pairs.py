@@ -102,6 +102,7 @@ def scores(
     Scores of the good choices and of the bad ones, float64 `[n]` each, or
     `[n, K]` for K temperatures.
   """
+  # All choices in one call, good and bad in turn: they are batched by length.
   found = scoring.score(
     loaded,
     [choice for pair in pairs for choice in (pair.good, pair.bad)],

@@ -135,6 +135,7 @@ def score(
     raise UserError(f"temperature {temperature} is not positive")
   contexts = [""] * len(texts) if contexts is None else contexts
   pairs = list(zip(contexts, texts, strict=True))
+  # Benchmarks repeat sentences: each is scored once, and looked up below.
   unique = list(dict.fromkeys(pairs))
   encoded = _encode(loaded, unique, text_format, max(p.shift for p in wanted))
   totals = _totals(loaded, encoded, wanted, temperatures, batch_tokens, track)
@@ -152,7 +153,10 @@ def _encode(
   before, after = framing.frame(loaded)
   if not text_format.framed:
     before = after = before[:0]
+  # What stands before a text without a context: with one, the frame alone.
   alone = np.append(before, _stand_in(loaded, text_format)).astype(np.int32)
+  # A context and its text are encoded together, as they would stand in a
+  # document: tokens may differ from those of each by itself.
   lead = text_format.separator
   whole = [
     context + lead * bool(context or text_format.no_context) + text
@@ -165,10 +169,10 @@ def _encode(
     tokens = np.concatenate([head, ids, after])
     framing.check_length(loaded, len(tokens), joined)
     start, stop = len(head), len(head) + len(ids)
-    if context:  # a token across its end is the text's
+    if context:  # those of its tokens that end within it are not scored
       _, spans = loaded.tokenizer.encode_offsets(joined)
       start += sum(end <= len(context) for _, end in spans)
-    start = max(start, earliest)
+    start = max(start, earliest)  # nothing stands before to predict the first
     if stop <= start or not text.strip():
       raise UserError(f"the sentence {text!r} holds no token to score")
     out.append(_Text(tokens, start, stop))
@@ -209,6 +213,8 @@ def _totals(
   totals = np.zeros((len(texts), len(temperatures)))
   groups = list(_groups(loaded, texts, masked, batch_tokens))
   for members, shape in track(groups):
+    # Float32 on the device, as it is trained; sums in float64 here, so that
+    # they do not depend on how the texts were grouped.
     arrays = _assemble([texts[i] for i in members], *shape)
     logprobs = program(loaded.params, *arrays, temperatures, mask_id)
     owner = np.repeat(members, [texts[i].targets for i in members])
@@ -319,6 +325,8 @@ def _logprobs(
   """
   at = jnp.arange(tokens.shape[1])
 
+  # A row of [T, V] logits would be the largest array by far: only the hidden
+  # states of the targets, [R, D], go on to the vocabulary, and in chunks.
   def hidden(where: Pass) -> jax.Array:  # what predicts each target, [R, D]
     rows, mask, row = tokens, CAUSAL, owner
     if where.masked:

@@ -97,6 +97,7 @@ class Results:
     """Lays the accuracies out in percent, by phenomenon where there are any."""
     terms = {pair.uid: pair.term for pair in self.pairs}
     by_uid, rows = self.by_uid, []
+    # Of each phenomenon its own line, the mean over its paradigms, comes first.
     for term in sorted(set(terms.values())):
       uids = sorted(uid for uid in by_uid if terms[uid] == term)
       if term:

@@ -92,6 +92,7 @@ def run(
   options = pipelines.options(asked.pipeline, asked.mode)
   if asked.reduction:
     options = options | {"reduction": asked.reduction}
+  # What is cheap is checked first: arguments, then the data, then the model.
   pairs = read(asked)
   loaded = checkpoint.load(args.checkpoint, args.step)
   request = _request(asked, loaded, options["reduction"])
@@ -100,7 +101,7 @@ def run(
     share = f"{100 * done['macro_accuracy']:.2f} %"
     print(f"already scored: {output} ({share}; --overwrite scores again)")
     return
-  files.check_writable(output, folder=True)
+  files.check_writable(output, folder=True)  # before minutes of scoring
   print(f"{len(pairs):,} pairs of {asked.data}, {asked.mode}", flush=True)
   results, cost = _score(loaded, pairs, asked, options)
   own = pipelines.PIPELINES[asked.pipeline].files(task(pairs), results)
@@ -139,6 +140,7 @@ def _score(loaded, pairs, asked: Settings, options) -> tuple[Results, dict]:
 
 def _request(asked: Settings, loaded, reduction: str) -> dict:
   """Returns all that the results depend on."""
+  # Where the data lies does not matter, only what is in it.
   apart = "data", "output", "overwrite", "batch_tokens"
   paths = sorted(p for p in pathlib.Path(asked.data).glob("*") if p.is_file())
   return {k: v for k, v in vars(asked).items() if k not in apart} | {

@@ -61,6 +61,7 @@ def _predictions(results: Results, which: int, leads: Sequence[str]) -> dict:
   ):
     chosen = out[pair.uid]["predictions"]
     text = lead + (pair.good if correct else pair.bad)
+    # Numbered anew: their ids are places in the file, not the data's names.
     chosen.append({"id": f"{pair.uid}_{len(chosen)}", "pred": text})
   return out
 
@@ -105,6 +106,7 @@ class Pipeline(NamedTuple):
   files: Callable[[str, Results], dict[str, str]]
 
 
+# 2025 scores as we do, and so by the same options.
 _SUMS = {"text_format": Format(), "reduction": "sum"}
 _2024 = {
   "causal": _SUMS | {"text_format": Format(framed=False, no_context="bos")},
