@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax.errors import UserError
-from antlm_jax.objectives.curriculum import Curriculum, Phase, parse
+from antlm_jax.objectives.curriculum import Curriculum, Phase, names, parse
 
 NAMES = ("C", "M", "N", "Xy_2")
 
@@ -60,6 +60,7 @@ FORMS = {
 @pytest.mark.parametrize("text", FORMS)
 def test_form(text):
   assert phases(text, 10, 400) == FORMS[text]
+  assert names(text, NAMES) == parse(text, NAMES, 10, 400).objectives
 
 
 def test_the_documented_repetition_is_twelve_cycles():

@@ -50,10 +50,7 @@ def frame(loaded: TextModel) -> tuple[np.ndarray, np.ndarray]:
 def trained(config: ConfigDict) -> list[Objective]:
   """Returns the objectives of a run's curriculum."""
   objectives = config_lib.objectives(config)
-  # Only the names matter, so any length that leaves no phase empty will do.
-  names = curriculum.parse(
-    config.curriculum, objectives, steps_per_epoch=1e9, run_steps=10**9
-  ).objectives
+  names = curriculum.names(config.curriculum, objectives)
   return [objectives[name] for name in names]
 
 

@@ -132,6 +132,16 @@ class _Part:
   position: int
 
 
+def names(text: str, objectives: Collection[str]) -> tuple[str, ...]:
+  """Returns a curriculum's objectives as they first appear, for any length.
+
+  Raises:
+    UserError: for a string that cannot be read.
+  """
+  parts, _ = _Parser(text, objectives).parse()
+  return tuple(dict.fromkeys(name for part in parts for name in part.shares))
+
+
 def parse(
   text: str,
   objectives: Collection[str],
