@@ -367,7 +367,7 @@ def test_phenomena_are_compared(tmp_path, rows):
   folder = tmp_path / "runs"
   three_rows(folder)
   numbers, text = make(folder, rows)
-  deltas = numbers["phenomena"]["BabyLlama"]
+  deltas = numbers["parts"]["BabyLlama"]
   assert [d["on"] for d in deltas] == 2 * sorted(UIDS.values())
   for delta in deltas:
     sides = delta["row"], delta["against"]

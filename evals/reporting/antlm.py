@@ -6,29 +6,23 @@ controls. A control is scored as it was trained: causally, or with masks.
 
 import collections
 import functools
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
-from antlm_jax import units
 from evals.finetuning import glue
 from evals.finetuning.loop import ATTENTIONS
-from evals.reporting import compare, plots, render, switches
-from evals.reporting.compare import Delta, Mean, Pair, Study
+from evals.reporting import compare, render, sections
+from evals.reporting.compare import Mean, Pair, Study
 from evals.reporting.render import (
   Cell,
-  Figure,
   Section,
   Table,
-  nats,
   percent,
-  points,
 )
 from evals.reporting.runs import BENCHMARKS, BLIMP, CAUSAL, TrainedRun
+from evals.reporting.sections import Family, difference
 
 MACRO = "macro-average"
 _PAIRS = [benchmark.name for benchmark in BENCHMARKS]
-_MOST_SWITCHES = 12  # of a variant, in the text; the JSON has all
 
 # Name; BLiMP, supplement, EWoK, GLUE, macro-average in percent; source.
 PUBLISHED = (
@@ -78,14 +72,6 @@ deviation over training seeds. BabyLM's validation sets are also its test sets:
 rate and epoch are chosen on what is reported."""
 
 
-class Family(NamedTuple):
-  """A family's variants that have runs, and how they differ."""
-
-  name: str
-  variants: Sequence[str]
-  deltas: Sequence[Delta]
-
-
 def report(study: Study, absent: Sequence[str]) -> render.Report:
   """Returns the report; what `absent` says stands with what is missing."""
   families = []
@@ -98,20 +84,24 @@ def report(study: Study, absent: Sequence[str]) -> render.Report:
   def every(parts: Callable[[Study, Family], Iterator]) -> list:
     return [part for family in families for part in parts(study, family)]
 
+  phenomena = functools.partial(sections.by_part, task=BLIMP.name)
+  tuned = functools.partial(sections.tuned, tasks=glue.SCORES)
   no_switch = "No row with a switch is at its end yet."
-  sections = [
+  parts = [
     Section("What it shows", every(_shows), _SHOWS, _NO_DIFFERENCE),
     Section("What it does not show", [], _LIMITS, ""),
     Section("Scores", [*every(_scores), _published(study)], _SCORES),
     Section("Differences", every(_differences), _DIFFERENCES),
-    Section("Learning curves", every(_curves)),
-    Section("By phenomenon", every(_phenomena)),
-    Section("At every switch", every(_at_switches), _SWITCHES, no_switch),
-    Section("Fine-tuning", every(_tuned), _TUNING),
+    Section("Learning curves", every(sections.curves)),
+    Section("By phenomenon", every(phenomena)),
+    Section(
+      "At every switch", every(sections.at_switches), _SWITCHES, no_switch
+    ),
+    Section("Fine-tuning", every(tuned), _TUNING),
     Section("What is not there", [absent], otherwise="Nothing."),
   ]
   about = {"pipeline": study.pipeline, "missing": absent}
-  return render.Report("The AntLM table", sections, about)
+  return render.Report("The AntLM table", parts, about)
 
 
 def _pairs(study: Study, variants: Sequence[str]) -> Iterator[Pair]:
@@ -130,55 +120,19 @@ def _pairs(study: Study, variants: Sequence[str]) -> Iterator[Pair]:
 
 def _shows(study: Study, family: Family) -> Iterator[Table]:
   alike = [delta for delta in family.deltas if delta.pair.alike]
-  yield Table("alike", [_difference(study, d) for d in alike], family.name)
+  yield Table("alike", [difference(study, d) for d in alike], family.name)
 
 
 def _differences(study: Study, family: Family) -> Iterator[Table]:
   for task in _PAIRS:
-    rows = [_difference(study, d) for d in family.deltas if d.task == task]
+    rows = [difference(study, d) for d in family.deltas if d.task == task]
     yield Table("differences", rows, f"{family.name}, {task}")
-
-
-def _difference(study: Study, delta: Delta) -> dict[str, Cell | str]:
-  verdict = delta.verdict
-  shown = verdict if delta.interval.contains_zero else f"**{verdict}**"
-  shown += "" if delta.by_seeds else ", by one seed"
-  seeds = "{} and {}".format(*delta.seeds)
-  row, against = (study.title(*side) for side in delta.pair.sides)
-  return {
-    "row": row,
-    "against": against,
-    "on": delta.part or delta.task,
-    "seeds": Cell(delta.seeds, seeds),
-    "points": points(delta.by_items.estimate),
-    "95 % by items": points(delta.by_items),
-    "95 % by items and seeds": points(delta.by_seeds),
-    "interval": Cell(verdict, shown),
-  }
-
-
-def _phenomena(study: Study, family: Family) -> Iterator[Table | Figure]:
-  """Compares those that are scored alike on each phenomenon of BLiMP."""
-  pairs = [d.pair for d in family.deltas if d.task == BLIMP.name]
-  alike = [pair for pair in pairs if pair.alike]
-  deltas = study.differences(BLIMP.name, alike, by_part=True)
-  rows = [_difference(study, delta) for delta in deltas]
-  yield Table("phenomena", rows, family.name, most=0)
-  panels = collections.defaultdict(lambda: collections.defaultdict(list))
-  for delta in deltas:
-    against = f"against {study.title(*delta.pair.sides[1])}"
-    panels[delta.pair.variant][against].append(delta)
-  for name, by_control in panels.items():
-    title = f"{study.title(name)}: BLiMP by phenomenon"
-    draw = functools.partial(plots.differences, title, by_control)
-    yield Figure(f"phenomena_{name}.png", draw)
 
 
 # -------------------------------------------------------------------- scores
 
 
 def _scores(study: Study, family: Family) -> Iterator[Table]:
-  runs = [run for name in family.variants for run in study.runs[name]]
   rows = [
     _scored(study, name, mode)
     for name in family.variants
@@ -186,7 +140,8 @@ def _scores(study: Study, family: Family) -> Iterator[Table]:
   ]
   if not any(row[MACRO].value for row in rows):
     rows = [{k: v for k, v in row.items() if k != MACRO} for row in rows]
-  yield Table("scores", rows, family.name, _sizes(runs))
+  note = sections.sizes(study, family)
+  yield Table("scores", rows, family.name, note)
 
 
 def _scored(study: Study, name: str, mode: str) -> dict[str, Cell | str]:
@@ -223,17 +178,6 @@ def _macro(study: Study, name: str, mode: str) -> Mean | None:
   )
 
 
-def _sizes(runs: Sequence[TrainedRun]) -> str:
-  sizes = dict.fromkeys(
-    f"{units.quantity(run.summary['parameters'])} parameters,"
-    f" {run.summary['steps']:,} steps of"
-    f" {run.config['train']['batch_size']} rows"
-    for run in runs
-    if run.summary is not None
-  )
-  return "; ".join(sizes) + "." if sizes else "No run is at its end."
-
-
 def _published(study: Study) -> Table:
   names = [*_PAIRS, "GLUE", MACRO]
   rows = [
@@ -249,119 +193,6 @@ def _published(study: Study) -> Table:
   ]
   ours = f" Pairs above are scored as `--pipeline={study.pipeline}`."
   return Table("published", rows, "Published", _PUBLISHED + ours)
-
-
-# --------------------------------------------------------------- fine-tuning
-
-
-def _tuned(study: Study, family: Family) -> Iterator[Table | str | list[str]]:
-  found = {  # a task's metric and baseline are the same in all of its results
-    task: next(iter(by_seed.values()))
-    for (name, task, _), by_seed in study.results.items()
-    if name in family.variants and task in glue.SCORES
-  }
-  tasks = [task for task in glue.SCORES if task in found]
-  if not tasks:
-    return
-  heads = {f"{task} ({found[task].metric})": task for task in tasks}
-  ways = [
-    (name, attention)
-    for name, attention in itertools.product(family.variants, ATTENTIONS)
-    if any(study.at(name, task, attention) for task in tasks)
-  ]
-  one = {head: Mean({}, found[t].baseline, None) for head, t in heads.items()}
-  rows = [{"row": "always one class", "attention": "", "mean": ""}]
-  rows[0] |= {head: percent(score) for head, score in one.items()}
-  rows += [_tuned_row(study, *way, heads) for way in ways]
-  yield Table("fine_tuned", rows, f"{family.name}, fine-tuned")
-  collapsed = [
-    f"{study.title(*way)}: {task}, {which} (run {seed})"
-    for way in ways
-    for task in tasks
-    for seed, result in study.at(way[0], task, way[1]).items()
-    for which in result.collapsed
-  ]
-  yield "Collapsed, all but one answer:" if collapsed else "None collapsed."
-  yield collapsed
-
-
-def _tuned_row(study: Study, name: str, attention: str, heads) -> dict:
-  by_task = {t: study.at(name, t, attention) for t in heads.values()}
-  # The mean is over the tasks that all of the seeds have.
-  seeds = set().union(*by_task.values())
-  common = [task for task, found in by_task.items() if found.keys() == seeds]
-  note = f" (of {', '.join(common)})" if len(common) < len(heads) else ""
-  means = {h: study.mean(name, [t], attention) for h, t in heads.items()}
-  return {
-    "row": study.title(name),
-    "attention": attention,
-    "mean": percent(study.mean(name, common, attention), note),
-    **{head: percent(mean) for head, mean in means.items()},
-  }
-
-
-# -------------------------------------------------------------------- curves
-
-
-def _curves(study: Study, family: Family) -> Iterator[Figure]:
-  runs = {
-    study.title(v): [r for r in switches.ended(study.runs[v]) if r.records]
-    for v in family.variants
-  }
-  runs = {title: found for title, found in runs.items() if found}
-  name = family.name.lower().replace("-", "_")
-  if runs:
-    draw = functools.partial(plots.curves, family.name, runs)
-    yield Figure(f"curves_{name}.png", draw)
-
-
-def _at_switches(study: Study, family: Family) -> Iterator[Table]:
-  found = {name: [*switches.read(study.runs[name])] for name in family.variants}
-  rows = [
-    {
-      "row": study.title(name),
-      "switch": f"{switch.phases} after {switch.step:,}",
-      "loss of": f"{switch.kind}, {'left' if switch.left else 'taken up'}",
-      "best before": nats(switch.mean("best")),
-      "at the switch": nats(switch.mean("at")),
-      "at the end of the phase": nats(switch.mean("end")),
-      "forgotten by": nats(switch.mean("end", "at"), "+")
-      if switch.left
-      else "",
-      "trained again": nats(switch.mean("again")) if switch.left else "",
-    }
-    for name, its in found.items()
-    for switch in its
-  ]
-  title = f"{family.name}, switches"
-  yield Table("switches", rows, title, most=_MOST_SWITCHES)
-  rows = []
-  for name, its in found.items():
-    moments = [m for s in its if s.left for m in s.moments.values()]
-    changes = [m.end - m.at for m in moments]
-    gaps = [m.again - m.best for m in moments if m.again is not None]
-    if moments:
-      rows.append(
-        {
-          "row": study.title(name),
-          "forgets": _how_often([change > 0 for change in changes]),
-          "by (nats)": _range(changes),
-          "gets back": _how_often([gap <= 0 for gap in gaps]),
-          "over its best before (nats)": _range(gaps),
-        }
-      )
-  yield Table("forgetting", rows, f"{family.name}, forgetting")
-
-
-def _how_often(found: Sequence[bool]) -> str | None:
-  word = {0: "no", len(found): "yes"}.get(sum(found), "sometimes")
-  return f"{word}: {sum(found)} of {len(found)} times" if found else None
-
-
-def _range(values: Sequence[float]) -> Cell:
-  ends = (min(values), max(values)) if values else ()
-  shown = dict.fromkeys(f"{end:+.3f}" for end in ends)
-  return Cell(values, " to ".join(shown) or None)
 
 
 # ----------------------------------------------------------- what is not there

@@ -1,0 +1,198 @@
+"""Parts of a report that any study may have: tables and figures of its runs.
+
+Each takes a study and a family of its variants, and yields what a section
+shows of them.
+"""
+
+import collections
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from antlm_jax import units
+from evals.finetuning.loop import ATTENTIONS
+from evals.reporting import plots, switches
+from evals.reporting.compare import Delta, Mean, Study
+from evals.reporting.render import Cell, Figure, Table, nats, percent, points
+from evals.reporting.switches import Switch
+
+_MOST_SWITCHES = 12  # of a variant, in the text; the JSON has all
+
+
+class Family(NamedTuple):
+  """Variants that have runs, and how they differ."""
+
+  name: str
+  variants: Sequence[str]
+  deltas: Sequence[Delta]
+
+
+# --------------------------------------------------------------- differences
+
+
+def difference(study: Study, delta: Delta) -> dict[str, Cell | str]:
+  """Returns a table's row that says how two sides differ."""
+  verdict = delta.verdict
+  shown = verdict if delta.interval.contains_zero else f"**{verdict}**"
+  shown += "" if delta.by_seeds else ", by one seed"
+  seeds = "{} and {}".format(*delta.seeds)
+  row, against = (study.title(*side) for side in delta.pair.sides)
+  return {
+    "row": row,
+    "against": against,
+    "on": delta.part or delta.task,
+    "seeds": Cell(delta.seeds, seeds),
+    "points": points(delta.by_items.estimate),
+    "95 % by items": points(delta.by_items),
+    "95 % by items and seeds": points(delta.by_seeds),
+    "interval": Cell(verdict, shown),
+  }
+
+
+def by_part(
+  study: Study, family: Family, task: str
+) -> Iterator[Table | Figure]:
+  """Compares those scored alike on each part of a task, a figure for each."""
+  pairs = [d.pair for d in family.deltas if d.task == task and d.pair.alike]
+  deltas = study.differences(task, pairs, by_part=True)
+  rows = [difference(study, delta) for delta in deltas]
+  yield Table("parts", rows, family.name, most=0)
+  panels = collections.defaultdict(lambda: collections.defaultdict(list))
+  for delta in deltas:
+    against = f"against {study.title(*delta.pair.sides[1])}"
+    panels[delta.pair.variant][against].append(delta)
+  for name, by_control in panels.items():
+    title = f"{study.title(name)}: {task} by phenomenon"
+    draw = functools.partial(plots.differences, title, by_control)
+    yield Figure(f"phenomena_{name}.png", draw)
+
+
+# -------------------------------------------------------------------- scores
+
+
+def sizes(study: Study, family: Family) -> str:
+  """Says how large the models are, and how long they were trained."""
+  found = dict.fromkeys(
+    f"{units.quantity(run.summary['parameters'])} parameters,"
+    f" {run.summary['steps']:,} steps of"
+    f" {run.config['train']['batch_size']} rows"
+    for name in family.variants
+    for run in study.runs[name]
+    if run.summary is not None
+  )
+  return "; ".join(found) + "." if found else "No run is at its end."
+
+
+def tuned(
+  study: Study, family: Family, tasks: Sequence[str]
+) -> Iterator[Table | str | list[str]]:
+  """Shows fine-tuned scores beside their baseline, and which runs collapsed."""
+  found = {  # a task's metric and baseline are the same in all of its results
+    task: next(iter(by_seed.values()))
+    for (name, task, _), by_seed in study.results.items()
+    if name in family.variants and task in tasks
+  }
+  tasks = [task for task in tasks if task in found]
+  if not tasks:
+    return
+  heads = {f"{task} ({found[task].metric})": task for task in tasks}
+  ways = [
+    (name, attention)
+    for name, attention in itertools.product(family.variants, ATTENTIONS)
+    if any(study.at(name, task, attention) for task in tasks)
+  ]
+  one = {head: Mean({}, found[t].baseline, None) for head, t in heads.items()}
+  rows = [{"row": "always one class", "attention": "", "mean": ""}]
+  rows[0] |= {head: percent(score) for head, score in one.items()}
+  rows += [_tuned_row(study, *way, heads) for way in ways]
+  yield Table("fine_tuned", rows, f"{family.name}, fine-tuned")
+  collapsed = [
+    f"{study.title(*way)}: {task}, {which} (run {seed})"
+    for way in ways
+    for task in tasks
+    for seed, result in study.at(way[0], task, way[1]).items()
+    for which in result.collapsed
+  ]
+  yield "Collapsed, all but one answer:" if collapsed else "None collapsed."
+  yield collapsed
+
+
+def _tuned_row(study: Study, name: str, attention: str, heads) -> dict:
+  by_task = {t: study.at(name, t, attention) for t in heads.values()}
+  # The mean is over the tasks that all of the seeds have.
+  seeds = set().union(*by_task.values())
+  common = [task for task, found in by_task.items() if found.keys() == seeds]
+  note = f" (of {', '.join(common)})" if len(common) < len(heads) else ""
+  means = {h: study.mean(name, [t], attention) for h, t in heads.items()}
+  return {
+    "row": study.title(name),
+    "attention": attention,
+    "mean": percent(study.mean(name, common, attention), note),
+    **{head: percent(mean) for head, mean in means.items()},
+  }
+
+
+# -------------------------------------------------------------------- curves
+
+
+def curves(study: Study, family: Family) -> Iterator[Figure]:
+  """Draws the held-out losses of variants whose runs are at their end."""
+  runs = {
+    study.title(v): [r for r in switches.ended(study.runs[v]) if r.records]
+    for v in family.variants
+  }
+  runs = {title: found for title, found in runs.items() if found}
+  name = family.name.lower().replace("-", "_")
+  if runs:
+    draw = functools.partial(plots.curves, family.name, runs)
+    yield Figure(f"curves_{name}.png", draw)
+
+
+def at_switches(study: Study, family: Family) -> Iterator[Table]:
+  """Shows what becomes of objectives at switches, and what is forgotten."""
+  found = {v: [*switches.read(study.runs[v])] for v in family.variants}
+  rows = [_switch(study, v, switch) for v in found for switch in found[v]]
+  yield Table("switches", rows, f"{family.name}, switches", most=_MOST_SWITCHES)
+  rows = [_forgetting(study, v, found[v]) for v in found]
+  rows = [row for row in rows if row["by (nats)"].value]
+  yield Table("forgetting", rows, f"{family.name}, forgetting")
+
+
+def _switch(study: Study, name: str, switch: Switch) -> dict[str, Cell | str]:
+  forgotten = switch.left and switch.mean("end", "at")
+  again = switch.left and switch.mean("again")
+  return {
+    "row": study.title(name),
+    "switch": f"{switch.phases} after {switch.step:,}",
+    "loss of": f"{switch.kind}, {'left' if switch.left else 'taken up'}",
+    "best before": nats(switch.mean("best")),
+    "at the switch": nats(switch.mean("at")),
+    "at the end of the phase": nats(switch.mean("end")),
+    "forgotten by": nats(forgotten or None, "+"),
+    "trained again": nats(again or None),
+  }
+
+
+def _forgetting(study: Study, name: str, found: Sequence[Switch]) -> dict:
+  moments = [m for s in found if s.left for m in s.moments.values()]
+  changes = [m.end - m.at for m in moments]
+  gaps = [m.again - m.best for m in moments if m.again is not None]
+  return {
+    "row": study.title(name),
+    "forgets": _how_often([change > 0 for change in changes]),
+    "by (nats)": _range(changes),
+    "gets back": _how_often([gap <= 0 for gap in gaps]),
+    "over its best before (nats)": _range(gaps),
+  }
+
+
+def _how_often(found: Sequence[bool]) -> str | None:
+  word = {0: "no", len(found): "yes"}.get(sum(found), "sometimes")
+  return f"{word}: {sum(found)} of {len(found)} times" if found else None
+
+
+def _range(values: Sequence[float]) -> Cell:
+  ends = (min(values), max(values)) if values else ()
+  shown = dict.fromkeys(f"{end:+.3f}" for end in ends)
+  return Cell(values, " to ".join(shown) or None)
