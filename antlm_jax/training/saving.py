@@ -53,6 +53,7 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
         workdir.mkdir(parents=True, exist_ok=True)
       held.enter_context(files.locked(lock))
     try:
+      processes.agreed(0)  # waits for the first process
       _check_shared(lock)
       yield
     finally:
