@@ -17,7 +17,7 @@ import pytest
 
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.training import checkpoint, events, metrics, saving
+from antlm_jax.training import checkpoint, events, failures, metrics, saving
 from antlm_jax.training import run as run_lib
 from tests import runs
 
@@ -353,7 +353,7 @@ def test_a_model_of_another_width_is_told(whole, prepared, tmp_path):
 
 def test_arrays_of_another_model_are_named(whole):
   step = checkpoint.steps(whole)[60]
-  with pytest.raises(checkpoint.Unreadable) as told:
+  with pytest.raises(failures.Unreadable) as told:
     checkpoint.read(step, {"counters": {"step": None, "other": None}})
   assert str(told.value) == (
     f"{step} is of another model or optimizer: it has no counters/other"

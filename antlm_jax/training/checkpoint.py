@@ -9,14 +9,9 @@ sums of its arrays' bits, saved with it, tell whether it still is.
 """
 
 import argparse
-import contextlib
 import dataclasses
-import functools
 import json
-import os
 import pathlib
-import shutil
-import sys
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -33,19 +28,11 @@ from antlm_jax import models
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
+from antlm_jax.training import failures
 from antlm_jax.training.step import TrainState
 
 FOLDER = "checkpoints"
-_FULL = "No space left on device"
-_SPARE = 1 << 20  # bytes for what orbax writes beside the arrays
-# Of errors that orbax and tensorstore raise for files that are not as written;
-# most go on for hundreds of lines.
-_DAMAGED = ("TensorStore", "DATA_LOSS", "does not exist", "not found")
 _COMMITTED = "commit_success.txt"  # what orbax writes last, in a bucket
-
-
-class Unreadable(UserError):
-  """A checkpoint is there, but cannot be read, or is not what was saved."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,11 +187,13 @@ def write(
       items["head"] = dict(task.params)
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
-    check_space(path.parent, items)
+    failures.check_space(path.parent, items)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
       saver.save(path, save_args(items, fields))
   except files.failures() as error:
-    raise UserError(f"writing {path} failed: {reason_of(error)}") from error
+    raise UserError(
+      f"writing {path} failed: {failures.reason_of(error)}"
+    ) from error
   return path
 
 
@@ -217,35 +206,6 @@ def save_args(items, fields: Mapping[str, Any]) -> ocp.args.Composite:
   fields["crc32"] = _crc32(fields)
   saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
   return ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
-
-
-def check_space(folder: pathlib.Path, arrays) -> None:
-  """Fails before anything is written rather than in the middle.
-
-  Raises:
-    OSError: if the folder cannot be written, or the arrays do not fit.
-  """
-  if files.is_remote(folder):
-    return
-  needed = sum(array.nbytes for array in jax.tree.leaves(arrays)) + _SPARE
-  # A process that failed later would be waited for by the others, for long.
-  if not os.access(folder, os.W_OK):
-    raise OSError("it cannot be written")
-  free = shutil.disk_usage(folder).free
-  if free < needed:
-    raise OSError(
-      f"{_FULL} ({needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free)"
-    )
-
-
-def reason_of(error: Exception) -> str:
-  """Returns why nothing could be written, in a line."""
-  reason = (str(error) or type(error).__name__).splitlines()[0]
-  if isinstance(error, KeyError):
-    reason = f"it has no {reason}"
-  if _FULL in str(error) and not reason.startswith(_FULL):
-    reason = _FULL  # at the end of a long story of tensorstore's
-  return reason[:200]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -347,7 +307,7 @@ def _listed(found: list[int]) -> str:
 
 def read_meta(path: pathlib.Path) -> Meta:
   """Reads what a checkpoint says of itself."""
-  with readable(path / "meta"):
+  with failures.readable(path / "meta"):
     return Meta.from_json(_read_fields(path))
 
 
@@ -393,7 +353,7 @@ def read(path: pathlib.Path, wanted: Mapping[str, Any]):
     Unreadable: if it does not hold that structure.
     UserError: if the optimizer's state is wanted, and it has none.
   """
-  with readable(path / "meta"):
+  with failures.readable(path / "meta"):
     fields = _read_fields(path)
   there, found = fields["sums"], {}
   if "optimizer" in wanted and "optimizer" not in there:
@@ -405,10 +365,10 @@ def read(path: pathlib.Path, wanted: Mapping[str, Any]):
     # Orbax would name all arrays of both, over many lines.
     if other := sorted(wanted[name].keys() ^ there[name].keys()):
       has = "has" if other[0] in there[name] else "has no"
-      raise Unreadable(
+      raise failures.Unreadable(
         f"{path} is of another model or optimizer: it {has} {name}/{other[0]}"
       )
-    with readable(path / name):
+    with failures.readable(path / name):
       found[name] = _read_item(path, name, wanted[name])
   return found, fields
 
@@ -429,7 +389,7 @@ def load(path, step: int | None = None) -> Loaded:
     UserError: if there is no such checkpoint, or it cannot be read.
   """
   path = find(path, step)
-  with readable(path / "meta"):
+  with failures.readable(path / "meta"):
     fields = _read_fields(path)
     meta = Meta.from_json(fields)
     item = "ema" if "ema" in fields["sums"] else "params"
@@ -439,7 +399,7 @@ def load(path, step: int | None = None) -> Loaded:
     "counters": _here({"step": jax.ShapeDtypeStruct((), np.int32)}),
   }
   if "head" in fields["sums"]:
-    with readable(path / "head"):
+    with failures.readable(path / "head"):
       wanted["head"] = _here(_head_shapes(path))
   found, fields = read(path, wanted)
   check_sums(path, found, fields)
@@ -474,7 +434,7 @@ def check_sums(path: pathlib.Path, found, fields) -> None:
   for name, sums in _as_json(_sums(found)).items():
     for key, total in sums.items():
       if fields["sums"][name].get(key) != total:
-        raise Unreadable(
+        raise failures.Unreadable(
           f"cannot read the checkpoint {path}: {name}/{key} is not what was"
           " saved: its file is damaged"
         )
@@ -486,40 +446,3 @@ def _here(shapes):
   return jax.tree.map(
     lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=one), shapes
   )
-
-
-@contextlib.contextmanager
-def readable(part: pathlib.Path):
-  """Makes an error in its block one that names a checkpoint's part."""
-  _hush()
-  try:
-    yield
-  except (UserError, jax.errors.JaxRuntimeError):
-    raise
-  except Exception as error:  # orbax raises it bare for a cut file
-    # A checkpoint that is out of reach now must not be passed over.
-    away, why = files.out_of_reach(error), reason_of(error)
-    if not away and any(word in str(error) for word in _DAMAGED):
-      why = "its files are damaged, or not all there"
-    raise (UserError if away else Unreadable)(
-      f"cannot read the checkpoint {part.parent}: {part.name}: {why}"
-    ) from error
-
-
-@functools.cache
-def _hush() -> None:
-  """Leaves out what Python would print beside the error of a failed read.
-
-  Where one array cannot be read, orbax gives up on the others in the middle:
-  their coroutines are dropped, and tensorstore's threads, which come to their
-  end later, find the event loop closed.
-  """
-  before = sys.unraisablehook
-
-  def hook(found) -> None:
-    name = getattr(found.object, "__qualname__", "")
-    closed = str(found.exc_value) == "Event loop is closed"
-    if not closed and "_read_array_index" not in name:
-      before(found)
-
-  sys.unraisablehook = hook

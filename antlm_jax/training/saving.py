@@ -18,7 +18,13 @@ from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes
 from antlm_jax.training import checkpoint
-from antlm_jax.training.checkpoint import Meta, Unreadable
+from antlm_jax.training.checkpoint import Meta
+from antlm_jax.training.failures import (
+  Unreadable,
+  check_space,
+  readable,
+  reason_of,
+)
 from antlm_jax.training.run import Run
 from antlm_jax.training.step import TrainState
 
@@ -186,7 +192,7 @@ def _check_same_model(path: pathlib.Path, meta: Meta, run: Run) -> None:
       f"{path} was trained with another tokenizer than that of"
       f" {run.config.data.path}: prepare the data with the checkpoint's"
     )
-  with checkpoint.readable(path / "meta"):
+  with readable(path / "meta"):
     shapes = models.build(meta.config.model, meta.tokenizer.vocab_size).shapes
   if shapes != run.model.shapes:
     changed = config_lib.differences(meta.config, run.config)
@@ -250,7 +256,7 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(
           self._folder, options=self._options
         )
-      checkpoint.check_space(self._folder, state)
+      check_space(self._folder, state)
       fields = {**self._meta, "window": window or {}}
       args = checkpoint.save_args(checkpoint.to_items(state), fields)
       self._manager.save(step, args=args, force=True)
@@ -345,5 +351,5 @@ class Checkpoints:
       last = "none" if self._last_good is None else f"step {self._last_good}"
       raise UserError(
         f"saving step {step} under {self._folder} failed:"
-        f" {checkpoint.reason_of(error)}; the last good checkpoint is {last}"
+        f" {reason_of(error)}; the last good checkpoint is {last}"
       ) from error
