@@ -21,9 +21,10 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from ml_collections import ConfigDict, config_dict
-
 from antlm_jax.errors import UserError
+
+if typing.TYPE_CHECKING:
+  from ml_collections import ConfigDict
 
 # What an int may be at most where its field says nothing: larger ones are
 # slips, which NumPy and JAX would tell as overflows or as lack of memory.
@@ -105,8 +106,10 @@ def check_values(section_type: type, values: Mapping, prefix: str = "") -> None:
       _check(f"{name}={_shown(value)}", field, kind, value)
 
 
-def to_config_dict(section) -> ConfigDict:
+def to_config_dict(section) -> "ConfigDict":
   """Returns a section as a group of the config, which checks types itself."""
+  from ml_collections import ConfigDict, config_dict  # not for gpu_check.sh
+
   out = ConfigDict()
   for field, kind in _fields(type(section)):
     value = getattr(section, field.name)

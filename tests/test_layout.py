@@ -87,6 +87,16 @@ def _is_command(name: str) -> bool:
   return "cli.run(main)" in text
 
 
+def test_the_gpus_check_needs_few_packages():
+  """They are those that launch/gpu_check.sh asks for."""
+  modules = ("tests.test_gpu", "evals.benchmarks.attention")
+  beside = {
+    "array_record", "grain", "ml_collections", "safetensors",
+    "tensorflow_datasets", "tokenizers", "tqdm",
+  }  # fmt: skip
+  assert not loaded(*modules) & (beside | HEAVY)
+
+
 def test_attention_loads_but_itself_and_masks():
   names = {
     n for n in loaded("antlm_jax.attention") if n.startswith("antlm_jax")
