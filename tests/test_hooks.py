@@ -190,3 +190,30 @@ def test_pairs_that_are_not_there_are_told_at_once(prepared, tmp_path):
   with pytest.raises(UserError, match="no such folder of pairs: /nowhere"):
     command.main(words)
   assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+  "step, name, advice",
+  [
+    (1, "total_loss", "from the first step: no learning rate did it"),
+    (1, "param_norm", "Try a lower schedule.peak_lr"),
+    (3, "grad_norm", "Try a lower schedule.peak_lr"),
+  ],
+)
+def test_the_advice_fits_what_blew_up(
+  step, name, advice, train, tmp_path, monkeypatch
+):
+  here = hooks.Taken.here
+
+  def blown_up(self):
+    found = here(self)
+    if found.step == step:
+      found.metrics[name] = np.float32(np.nan)
+    return found
+
+  monkeypatch.setattr(hooks.Taken, "here", blown_up)
+  with pytest.raises(UserError) as told:
+    train(tmp_path / "run")
+  line = str(told.value)
+  assert f"{name} is nan at step {step}: stopped before saving" in line
+  assert "the last good checkpoint there is none" in line and advice in line

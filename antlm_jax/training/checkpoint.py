@@ -111,6 +111,7 @@ def to_items(state: TrainState) -> dict[str, dict[str, Any]]:
 
 def from_items(like: TrainState, items: dict[str, dict[str, Any]]):
   """Puts `to_items`'s groups back into a state of the structure of `like`."""
+  # The structure is the optimizer's of today, and the names find its leaves.
   treedef = jax.tree.structure(like.opt_state)
   opt_state = [items["optimizer"][name] for name in _flatten(like.opt_state)]
   return TrainState(
@@ -129,6 +130,7 @@ def _sums(items) -> dict[str, dict[str, jax.Array]]:
   """
 
   def total(x):
+    # Bits, since sums of floats depend on the order, and a NaN has no equal.
     kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
     bits = jax.lax.bitcast_convert_type(x, kind)
     return jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
@@ -146,6 +148,7 @@ def _as_json(sums) -> dict[str, dict[str, int]]:
 
 def _flatten(tree) -> dict[str, Any]:
   """Names each leaf by its path, such as `1/mu/blocks/mlp/up/kernel`."""
+  # Paths, not positions: optax may reorder a state without our notice.
   leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
   return {
     jax.tree_util.keystr(path, simple=True, separator="/"): leaf
@@ -202,6 +205,7 @@ def save_args(items, fields: Mapping[str, Any]) -> ocp.args.Composite:
 
   Sums of both, which tell whether they are still what was saved, are added.
   """
+  # The arrays' sums are among what the CRC is of, so it covers everything.
   fields = {**fields, "sums": _as_json(_sums(items))}
   fields["crc32"] = _crc32(fields)
   saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
@@ -296,6 +300,8 @@ def steps(path) -> dict[int, pathlib.Path]:
   """Finds the whole checkpoints of a workdir, or of a folder of steps."""
   path = files.path(path)
   folder = path / FOLDER if (path / FOLDER).is_dir() else path
+  # On a disk, orbax renames a step when it is whole; an object store cannot
+  # rename a folder, so there a file says it.
   mark = _COMMITTED if files.is_remote(path) else "meta"
   whole = sorted(entry.parent for entry in folder.glob(f"*/{mark}"))
   return {int(step.name): step for step in whole if step.name.isdigit()}

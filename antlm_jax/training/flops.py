@@ -49,6 +49,8 @@ def train_step(model: Model, batch: Batch) -> float:
 def forward(model: Model, batch: Batch) -> Work:
   """Counts the multiplications and additions of a batch's evaluation."""
   c = model.config
+  # Norms and biases are vectors per layer; matrices have a third axis, that
+  # of the layers.
   blocks = sum(
     shape.size
     for path, shape in model.shapes.items()
@@ -75,6 +77,7 @@ def visible_pairs(mask: AttentionMask, shape: Sequence[int]) -> tuple[int, int]:
   Returns:
     Those of rows where no query sees a later key, and those of the others.
   """
+  # A query sees an interval of keys, so its length is the number of pairs.
   start, end = mask.bounds(shape[-1], shape[-1], np)
   start, end = np.broadcast_to(start, shape), np.broadcast_to(end, shape)
   pairs = np.maximum(end - start, 0).sum(axis=-1)

@@ -100,6 +100,7 @@ def of_run(
     folder: Receives the files that grow.
     given: Further ones.
   """
+  # Log is first: it counts a step before others record what came after it.
   return [
     Log(),
     HeldOut(),
@@ -193,6 +194,7 @@ class HeldOut(Evaluator):
       found = self._evaluate(trainer.state.best_params, placed)
       for name, value in jax.device_get(found).items():
         sums[name] = sums.get(name, 0.0) + float(value.sum())
+    # Divided once, over all batches: every target counts the same.
     count = max(sums["count"], 1)
     loss = sums["nats"] / count
     return {

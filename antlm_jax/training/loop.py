@@ -141,11 +141,14 @@ class Trainer:
     )
     for hook in self.hooks:
       hook.start(self)
+    # From here on a signal is looked at between steps, by all processes.
     self._stop.waits = True
     while self.step < self.total:
       with self.ledger.time("data"):
         batch = next(batches)
       self._take(batch)
+      # Hooks that are due take the device's lead away: they need the state,
+      # and its loss is to be known to be good before it is saved.
       due = [hook for hook in self.hooks if hook.due(self)]
       if due:
         self._settle()
@@ -169,6 +172,7 @@ class Trainer:
     if self.config.optimizer.reset_at_switch and self.step in switches:
       self.state = self._reset(self.state)
     placed = sharding.place(self.run.mesh, batch)
+    # A step that compiles takes minutes; it is no part of the speed.
     compiled = self._update._cache_size()
     begun = time.monotonic()
     self.state, results = self._update(self.state, placed)

@@ -47,6 +47,8 @@ def cross_entropy(
       "nats": nats * real,
       "correct": correct,
     }
+    # A product with a table of zeros and ones: a scatter by objective would be
+    # slow on a TPU.
     by_kind = jax.nn.one_hot(objective_ids, num_objectives, dtype=jnp.float32)
     return {k: jnp.einsum("sc,sck->k", v, by_kind) for k, v in each.items()}
 
@@ -56,12 +58,16 @@ def cross_entropy(
   if chunks == 1:
     return sums(*arrays)
 
+  # Every chunk has the same size, so that one program does them all; targets
+  # that fill up the last one have weight 0 and count for nothing.
   def split(x):  # [S, C, ...] to [chunks, S, chunk, ...], padded with zeros
     size = -(-capacity // chunks)
     pad = [(0, 0), (0, chunks * size - capacity)] + [(0, 0)] * (x.ndim - 2)
     x = jnp.pad(x, pad).reshape(x.shape[0], chunks, size, *x.shape[2:])
     return jnp.moveaxis(x, 1, 0)
 
+  # Scores are computed again in the backward pass: kept, those of all chunks
+  # would be in memory together after all.
   def body(total, part):
     return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*part)), None
 

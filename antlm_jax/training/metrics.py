@@ -30,6 +30,7 @@ class Records:
     if not processes.is_first():
       return
     self._path = workdir / METRICS
+    # Those after it are about to be recorded again.
     kept = [r for r in read_records(workdir) if r["step"] <= start]
     files.write_text(self._path, "".join(json.dumps(r) + "\n" for r in kept))
     self._file = self._path.open("a")

@@ -21,6 +21,7 @@ def decays(axes: Mapping[str, Sequence[str | None]], scope: str):
     scope: `all` (as arXiv 2507.00994's code), `matrices` (neither norms
       nor biases), or `hidden` (nor embeddings, as LTG-BERT).
   """
+  # The axes that a parameter may not have, to decay.
   left_out = {
     "all": (),
     "matrices": ("norm", "bias"),
@@ -71,6 +72,7 @@ def _scale_by_trust_ratio(axes) -> optax.GradientTransformation:
   """
 
   def scale(path, update, param):
+    # An axis without a name is that of the layers: they lie in one array.
     stacked = axes[path[-1].key][0] is None
     within = tuple(range(int(stacked), param.ndim))
     p, u = (
@@ -132,6 +134,8 @@ def _one(config, steps: int) -> Schedule:
     )
 
   def rate(step):
+    # The first step is one part of the peak, not zero, and the last step is
+    # at the floor: the rate at step s is that after s + 1 parts.
     up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
     t = jnp.clip((step + 1 - (steps - decay)) / max(decay, 1), 0.0, 1.0)
     down = config.min_lr_ratio + (1 - config.min_lr_ratio) * _DECAYS[shape](t)

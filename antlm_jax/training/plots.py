@@ -109,7 +109,7 @@ def _limits(records, kinds, unigram) -> tuple[float, float]:
     for kind in kinds
     if f"eval/{kind}/loss" in r and r["step"] > 0
   ]
-  values.append(unigram)
+  values.append(unigram)  # its line is to be seen
   margin = 0.08 * (max(values) - min(values)) + 0.05
   return min(values) - margin, max(values) + margin
 

@@ -90,6 +90,8 @@ class Run:
     rows = min(self.config.eval.rows, len(self.dev_rows))
     if not rows:
       return {}
+    # As large as what a step computes at once, which fits in memory, and in
+    # parts for all data shards.
     size = min(rows, train.batch_size // train.microbatches)
     size = -(-size // shards) * shards
     # Shuffled, so that a part of them is a sample of the whole.
@@ -118,6 +120,8 @@ class Run:
     Raises:
       UserError: if what model.attention asks for cannot.
     """
+    # A batch of every kind is made: that tells before the first step what an
+    # implementation does not do, rather than at step 10,000.
     for source in self.eval_sources().values():
       self.attention_of(source[0])  # raises
     source = self.source()
@@ -156,6 +160,7 @@ class Run:
       stop = min(start + 4096, len(self.dev_rows))
       tokens, _ = self.dev_rows.read(np.arange(start, stop))
       counts += np.bincount(tokens.reshape(-1), minlength=len(counts))
+    # They stand where packing puts them, and nothing predicts them.
     counts[self.tokenizer.special] = 0
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log(shares)).sum())

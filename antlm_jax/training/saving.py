@@ -59,10 +59,12 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
         workdir.mkdir(parents=True, exist_ok=True)
       held.enter_context(files.locked(lock))
     try:
-      processes.agreed(0)  # waits for the first process
+      # An older lock may lie there: wait until the first process wrote its own.
+      processes.agreed(0)
       _check_shared(lock)
       yield
     finally:
+      # Unlinked while it is held: who comes now makes a lock of its own.
       if processes.is_first() and not (workdir / CONFIG).exists():
         lock.unlink(missing_ok=True)
         if made:
@@ -128,6 +130,7 @@ def begin(
       does not fit.
   """
   _check_config(checkpoints.workdir, run.config)
+  # Shapes alone: the first state is made only where nothing is to be read.
   like = jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
     jax.eval_shape(run.step.init),
@@ -194,6 +197,7 @@ def _check_same_model(path: pathlib.Path, meta: Meta, run: Run) -> None:
     )
   with readable(path / "meta"):
     shapes = models.build(meta.config.model, meta.tokenizer.vocab_size).shapes
+  # Settings may differ where shapes do not, such as dropout or attention.
   if shapes != run.model.shapes:
     changed = config_lib.differences(meta.config, run.config)
     of_model = [line for line in changed if line.startswith("model.")]
@@ -251,7 +255,7 @@ class Checkpoints:
       UserError: if either cannot be written, with the newest step that is.
     """
     with self._told(step):
-      self.wait()
+      self.wait()  # one at a time: memory holds a copy of each
       if self._manager is None:
         self._manager = ocp.CheckpointManager(
           self._folder, options=self._options

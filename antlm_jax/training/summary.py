@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from antlm_jax import units
+from antlm_jax import tables, units
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import compilation, sharding
 from antlm_jax.training.metrics import PAIRS
@@ -77,22 +77,16 @@ def table(
   modes = sorted({key for row in rows for key in row if key.startswith(PAIRS)})
   columns = [f"eval/{name}/loss" for name in objectives] + modes
   names = [*objectives, *(f"pairs {key.removeprefix(PAIRS)}" for key in modes)]
-  lines = []
-  for row in rows:
-    values = (row.get(key, math.nan) for key in columns)
-    cells = "".join(
-      f"{value:>{max(10, len(name) + 2)}.3f}"
-      for value, name in zip(values, names, strict=True)
-    )
-    lines.append(f"{_moment(row['step'], curriculum):<26}{cells}")
-  if len(lines) > _ROWS:
-    lines[5:-6] = ["..."]
-  head = "".join(f"{name:>{max(10, len(name) + 2)}}" for name in names)
-  return [
-    f"{'held out, loss in nats':<26}{head}",
-    *lines,
-    f"{'unigram entropy':<26}{unigram_entropy:>10.3f}",
+  lines = [
+    [_moment(row["step"], curriculum)]
+    + [f"{row.get(key, math.nan):.3f}" for key in columns]
+    for row in rows
   ]
+  if len(lines) > _ROWS:
+    lines[5:-6] = [["..."]]
+  lines.append(["unigram entropy", f"{unigram_entropy:.3f}"])
+  head = ["held out, loss in nats", *names]
+  return tables.text(lines, head, "<>").splitlines()
 
 
 def _moment(step: int, curriculum: Curriculum) -> str:
