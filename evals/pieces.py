@@ -68,6 +68,7 @@ def run(
     ledger = folder / DONE
     done = files.read_json(ledger, "what is done") if ledger.exists() else {}
     for number, piece in enumerate(todo, start=1):
+      # Done is what ran with the very same arguments.
       command = " ".join([piece.module, *piece.arguments])
       if command in done and piece.result.exists():
         continue
@@ -87,7 +88,8 @@ def call(
   command = [sys.executable, "-m", piece.module, *piece.arguments]
   # Pieces often share their programs: each is compiled once.
   cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
-  environment = {**_ENVIRONMENT, **cache, **os.environ}
+  environment = {**_ENVIRONMENT, **cache, **os.environ}  # the user's counts
+  # By default SIGTERM would end this process and leave the piece alone.
   before = signal.signal(signal.SIGTERM, _terminated)
   try:
     process = subprocess.Popen(command, cwd=ROOT, env=environment)

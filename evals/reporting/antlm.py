@@ -12,12 +12,7 @@ from evals.finetuning import glue
 from evals.finetuning.loop import ATTENTIONS
 from evals.reporting import compare, render, sections
 from evals.reporting.compare import Mean, Pair, Study
-from evals.reporting.render import (
-  Cell,
-  Section,
-  Table,
-  percent,
-)
+from evals.reporting.render import Cell, Section, Table, percent
 from evals.reporting.runs import BENCHMARKS, BLIMP, CAUSAL, TrainedRun
 from evals.reporting.sections import Family, difference
 
@@ -106,6 +101,7 @@ def report(study: Study, absent: Sequence[str]) -> render.Report:
 
 def _pairs(study: Study, variants: Sequence[str]) -> Iterator[Pair]:
   """Yields each mixed variant, in both modes, with every control."""
+  # All runs of a variant have one curriculum.
   first = {name: study.runs[name][0] for name in variants}
   controls = [v for v, run in first.items() if len(run.objectives) == 1]
   for name in (name for name in variants if name not in controls):
@@ -138,6 +134,7 @@ def _scores(study: Study, family: Family) -> Iterator[Table]:
     for name in family.variants
     for mode in study.variants[name].modes
   ]
+  # An official number that nobody has is not even a column.
   if not any(row[MACRO].value for row in rows):
     rows = [{k: v for k, v in row.items() if k != MACRO} for row in rows]
   note = sections.sizes(study, family)
@@ -164,6 +161,7 @@ def _macro(study: Study, name: str, mode: str) -> Mean | None:
   """
   pairs = study.mean(name, _PAIRS, mode, complete=True)
   tuned, count = {}, len(_PAIRS)
+  # Its own comes last, and so takes the other one's place.
   for attention in sorted(
     ATTENTIONS, key=lambda a: (a == CAUSAL) == (mode == CAUSAL)
   ):
@@ -207,6 +205,7 @@ def missing(study: Study) -> list[str]:
     for run in study.runs.get(name, ()):
       for what in _lacks(study, run):
         lacking[what][str(variant)].append(run.seed)
+  # What all runs lack is said once, not run by run.
   every = {
     str(study.variants[name]): [run.seed for run in runs]
     for name, runs in study.runs.items()

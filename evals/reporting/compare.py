@@ -168,7 +168,7 @@ class Study:
       {
         seed: float(np.mean(found))
         for seed, found in scores.items()
-        if len(found) == len(tasks)
+        if len(found) == len(tasks)  # a mean over fewer is of something else
       }
     )
 
@@ -205,11 +205,14 @@ class Study:
 
 
 def _common(found: Mapping[tuple[str, str, str], Result]) -> Common:
+  # A run that was scored on other items (another --limit, say) cannot be
+  # paired: the items of most runs count, and the report names the others.
   keys = collections.Counter(result.items.key for result in found.values())
   most = keys.most_common(1)[0][0]
   same = {place: r for place, r in found.items() if r.items.key == most}
   first = next(iter(same.values()))
   runs, parts = collections.defaultdict(dict), collections.defaultdict(list)
+  # One matrix of all runs, resampled once: that is what pairs the differences.
   for i, (variant, mode, seed) in enumerate(same):
     runs[variant, mode][seed] = i
   for i, uid in enumerate(first.items.uids):
@@ -226,6 +229,7 @@ def _columns(common: Common, side: tuple[str, str]) -> list[int]:
 
 def _delta(task, part, pair, sides: Sequence[statistics.Scores]) -> Delta:
   seeds = tuple(len(side.observed) for side in sides)
+  # One run says nothing about how much others of its kind would differ.
   by_items, by_seeds = statistics.difference(*sides), None
   if min(seeds) > 1:
     by_seeds = statistics.difference(*sides, by_seeds=True)

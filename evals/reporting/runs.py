@@ -152,6 +152,7 @@ class ZeroShot(Result):
       return None
     with _reading(path, files.read_jsonl) as lines:
       found = [item for _, item in lines]
+      # The same names in the same order are the same items.
       names = "\n".join(f"{item['uid']}\t{item['id']}" for item in found)
       uids = tuple(dict.fromkeys(item["uid"] for item in found))
       index = {uid: i for i, uid in enumerate(uids)}
@@ -222,7 +223,7 @@ class TrainedRun:
   @functools.cached_property
   def objectives(self) -> tuple[str, ...]:
     """The objectives that the curriculum has, in order."""
-    return self._shape.objectives
+    return curriculum.names(self.text, list(self.names))
 
   @functools.cached_property
   def _shape(self) -> Curriculum:
@@ -237,6 +238,7 @@ class TrainedRun:
       return None
     shares = [self._shape.phases[0].shares]
     shares += [self._shape.at(s).shares for s in self._shape.switches]
+    # In which steps phases end is known at the run's end alone: it says so.
     bounds = [0, *self.summary["switches"], self.summary["steps"]]
     phases = (
       Phase(start, stop, part)

@@ -155,6 +155,7 @@ def at_switches(study: Study, family: Family) -> Iterator[Table]:
   rows = [_switch(study, v, switch) for v in found for switch in found[v]]
   yield Table("switches", rows, f"{family.name}, switches", most=_MOST_SWITCHES)
   rows = [_forgetting(study, v, found[v]) for v in found]
+  # A variant that leaves nothing has nothing to forget.
   rows = [row for row in rows if row["by (nats)"].value]
   yield Table("forgetting", rows, f"{family.name}, forgetting")
 

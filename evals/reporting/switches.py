@@ -78,6 +78,7 @@ def _moment(run: TrainedRun, name: str, index: int) -> Moment | None:
   """Reads a run's losses, or None if they were not measured there."""
   losses = run.held_out(run.names[name])
   _, after, *later = run.curriculum.phases[index:]
+  # Held-out losses are measured at every switch, and so at the phases' ends.
   again = next((p.stop for p in later if name in p.shares), None)
   if after.start not in losses or after.stop not in losses:
     return None
