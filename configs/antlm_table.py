@@ -37,7 +37,7 @@ class Row:
     curriculum: At each scale.
     seeds: How many at each scale.
     settings: What else it changes of its family's config.
-    masked: The mode of `evals.zero_shot.scoring` in which it is scored with
+    masked: The mode of `antlm_jax.inference.scoring` in which it is scored with
       masks, beside `causal`.
     attention: The attention with which it is fine-tuned.
   """

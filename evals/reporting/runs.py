@@ -62,7 +62,7 @@ class Variant:
 
   @property
   def modes(self) -> tuple[str, str]:
-    """The modes of `evals.zero_shot.scoring` in which it is scored."""
+    """The modes of `antlm_jax.inference.scoring` in which it is scored."""
     return CAUSAL, self.masked
 
   def mode(self, attention: str) -> str:
