@@ -15,9 +15,11 @@ from antlm_jax import export_hf, import_hf, models
 from antlm_jax.data import toy_english
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.hf import mapping as names
+from antlm_jax.hf import export, import_
 from antlm_jax.hf import tokenizer as hf_tokenizers
 from antlm_jax.hf import weights as folders
+from antlm_jax.hf.architecture import ATTENTIONS, NATIVE
+from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import filling
 from antlm_jax.training import checkpoint
 from tests import helpers, random_models, runs
@@ -53,7 +55,7 @@ def llama(tokenizer, tmp_path_factory):
   run = tmp_path_factory.mktemp("run")
   random_models.save(run, tokenizer, tied=False)
   loaded = checkpoint.load(run)
-  (path,) = export_hf.export(loaded, run / "hf", ["causal"])
+  (path,) = export.export(loaded, run / "hf", ["causal"])
   return loaded, path
 
 
@@ -62,7 +64,7 @@ def foreign(llama, tmp_path):
   """The folder as others write it: nothing of ours beside the model."""
   path = tmp_path / "foreign"
   shutil.copytree(llama[1], path)
-  (path / export_hf.NATIVE).unlink()
+  (path / NATIVE).unlink()
   return path
 
 
@@ -102,7 +104,7 @@ def rewrite(path, edit):
 )
 def test_every_parameter_has_one_name(model):
   """And each name one parameter, of the shape that the other layout has."""
-  table = names.ARCHITECTURES[
+  table = ARCHITECTURES[
     next(n for n, (_, c) in models.ENCODERS.items()
          if isinstance(model.config, c))
   ].weights  # fmt: skip
@@ -118,28 +120,28 @@ def test_every_parameter_has_one_name(model):
 
 
 def test_export_import_export_is_bit_for_bit(loaded, tmp_path):
-  export_hf.export(loaded, tmp_path / "hf", names.FORMS)
-  for form in names.FORMS:
-    imported = import_hf.read(tmp_path / "hf" / form)
-    path = import_hf.write(imported, tmp_path / form)
+  export.export(loaded, tmp_path / "hf", ATTENTIONS)
+  for form in ATTENTIONS:
+    imported = import_.read(tmp_path / "hf" / form)
+    path = import_.write(imported, tmp_path / form)
     again = checkpoint.load(path)
     assert helpers.equal(again.params, loaded.params)
     assert again.step == loaded.step == random_models.STEP
     assert again.config.to_dict() == loaded.config.to_dict()
     assert again.tokenizer.to_json() == loaded.tokenizer.to_json()
-    export_hf.export(again, tmp_path / f"again-{form}", names.FORMS)
+    export.export(again, tmp_path / f"again-{form}", ATTENTIONS)
     assert contents(tmp_path / f"again-{form}") == contents(tmp_path / "hf")
 
 
 def test_both_forms_are_the_same_file(loaded, tmp_path):
-  paths = export_hf.export(loaded, tmp_path / "hf", names.FORMS)
+  paths = export.export(loaded, tmp_path / "hf", ATTENTIONS)
   inodes = {(path / folders.SINGLE).stat().st_ino for path in paths}
   assert len(inodes) == 1
 
 
 def test_shards_hold_the_same(llama, tmp_path):
   loaded, whole = llama
-  (path,) = export_hf.export(
+  (path,) = export.export(
     loaded, tmp_path / "hf", ["causal"], shard_bytes=50_000
   )
   files = sorted(path.glob("*.safetensors"))
@@ -150,23 +152,21 @@ def test_shards_hold_the_same(llama, tmp_path):
     f.stat().st_size < 60_000 or len(safetensors.numpy.load_file(f)) == 1
     for f in files
   )
-  assert helpers.equal(
-    import_hf.read(path).params, import_hf.read(whole).params
-  )
+  assert helpers.equal(import_.read(path).params, import_.read(whole).params)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_a_narrow_dtype_rounds_once(llama, dtype, tmp_path):
   loaded, whole = llama
-  (path,) = export_hf.export(loaded, tmp_path / "a", ["causal"], dtype)
+  (path,) = export.export(loaded, tmp_path / "a", ["causal"], dtype)
   assert json.loads((path / "config.json").read_text())["dtype"] == dtype
-  imported = import_hf.read(path)
-  exact = import_hf.read(whole).params
+  imported = import_.read(path)
+  exact = import_.read(whole).params
   step = 2.0 ** (-8 if dtype == "bfloat16" else -11)
   for name, value in imported.params.items():
     np.testing.assert_allclose(value, exact[name], rtol=step, atol=1e-7)
-  again = checkpoint.load(import_hf.write(imported, tmp_path / "run"))
-  (path_again,) = export_hf.export(again, tmp_path / "b", ["causal"], dtype)
+  again = checkpoint.load(import_.write(imported, tmp_path / "run"))
+  (path_again,) = export.export(again, tmp_path / "b", ["causal"], dtype)
   assert contents(path_again) == contents(path)
 
 
@@ -176,11 +176,11 @@ def test_a_narrow_dtype_rounds_once(llama, dtype, tmp_path):
 def test_the_form_is_the_one_it_was_trained_in(llama):
   def forms(curriculum):
     changed = random_models.with_curriculum(llama[0], curriculum)
-    return export_hf.trained_forms(changed)
+    return export.trained_attentions(changed)
 
   assert forms("24C") == ("causal",)
   assert forms("24M") == forms("24N") == ("bidirectional",)
-  assert forms("4C+16M+4C") == forms("C:N=1:15") == names.FORMS
+  assert forms("4C+16M+4C") == forms("C:N=1:15") == ATTENTIONS
   assert forms("2P") == ("causal",)
 
 
@@ -205,7 +205,7 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
     "pairs": 1000,
   }
   (pairs / "summary.json").write_text(json.dumps(summary))
-  paths = export_hf.export(checkpoint.load(run), tmp_path / "hf")
+  paths = export.export(checkpoint.load(run), tmp_path / "hf")
   for path in paths:
     text = (path / "README.md").read_text()
     assert "`4C+16M+4C` (clm, mlm)" in text
@@ -217,7 +217,7 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
 
 def test_a_model_of_mntp_says_how_it_is_read(llama, tmp_path):
   shifted = random_models.with_curriculum(llama[0], "24N")
-  (path,) = export_hf.export(shifted, tmp_path / "hf")
+  (path,) = export.export(shifted, tmp_path / "hf")
   assert "`logits[:, p - 1]`" in (path / "README.md").read_text()
 
 
@@ -227,7 +227,7 @@ def test_a_failure_leaves_nothing(llama, tmp_path, monkeypatch):
 
   monkeypatch.setattr(safetensors.numpy, "save_file", fail)
   with pytest.raises(UserError, match="No space left"):
-    export_hf.export(llama[0], tmp_path / "hf")
+    export.export(llama[0], tmp_path / "hf")
   assert not list(tmp_path.iterdir())
 
 
@@ -259,7 +259,7 @@ def test_pushing_a_step_is_a_revision(llama, tmp_path, monkeypatch):
   export_hf.main(
     [*words, f"--output={tmp_path / 'a'}", "--repo=it", "--step", step]
   )
-  for form in names.FORMS:
+  for form in ATTENTIONS:
     name = f"me/it-{form}"
     assert ("repo", f"it-{form}") in FakeHub.calls
     assert ("branch", name, f"step-{step}") in FakeHub.calls
@@ -365,35 +365,35 @@ def test_a_foreign_folder_is_read(llama, foreign, tmp_path):
     del config[name]
   config |= {"rope_scaling": None, "rope_theta": 10000.0}
   (foreign / "config.json").write_text(json.dumps(config))
-  imported = import_hf.read(foreign)
+  imported = import_.read(foreign)
   assert helpers.equal(
     {k: np.asarray(v) for k, v in imported.params.items()},
     {k: np.asarray(v) for k, v in llama[0].params.items()},
   )
   assert (imported.step, imported.meta.boundary) == (0, "bos_eos")
-  assert import_hf.read(foreign, boundary="eos").meta.boundary == "eos"
+  assert import_.read(foreign, boundary="eos").meta.boundary == "eos"
   settings = imported.meta.config.model
   assert settings.rope_theta == 10000.0
   assert not settings.tied
 
 
-@pytest.mark.parametrize("form", names.FORMS)
+@pytest.mark.parametrize("form", ATTENTIONS)
 def test_without_our_file_the_names_alone_give_it_back(loaded, form, tmp_path):
-  export_hf.export(loaded, tmp_path / "hf", [form])
-  (tmp_path / "hf" / export_hf.NATIVE).unlink()
-  imported = import_hf.read(tmp_path / "hf")
+  export.export(loaded, tmp_path / "hf", [form])
+  (tmp_path / "hf" / NATIVE).unlink()
+  imported = import_.read(tmp_path / "hf")
   assert helpers.equal(
     {k: np.asarray(v) for k, v in imported.params.items()},
     {k: np.asarray(v) for k, v in loaded.params.items()},
   )
   own = imported.meta.config.model
-  for name in names.ARCHITECTURES[own.name].settings:
+  for name in ARCHITECTURES[own.name].settings:
     if name in own and name != "head_width":
       assert own[name] == loaded.config.model[name], name
   expected = {"causal": "1C", "bidirectional": "1M"}[form]
   assert imported.meta.config.curriculum == expected
-  again = import_hf.write(imported, tmp_path / "run")
-  export_hf.export(checkpoint.load(again), tmp_path / "b", [form])
+  again = import_.write(imported, tmp_path / "run")
+  export.export(checkpoint.load(again), tmp_path / "b", [form])
   assert "trained elsewhere" in (tmp_path / "b/README.md").read_text()
 
 
@@ -402,8 +402,8 @@ def test_our_file_and_their_config_must_agree(llama, tmp_path):
   shutil.copytree(llama[1], path)
   change(path, rms_norm_eps=1e-3)
   with pytest.raises(UserError, match="disagree on norm_eps"):
-    import_hf.read(path)
-  assert import_hf.read(llama[1], boundary="eos").meta.boundary == "eos"
+    import_.read(path)
+  assert import_.read(llama[1], boundary="eos").meta.boundary == "eos"
 
 
 def test_a_tokenizer_without_a_mask_gets_one(llama, foreign):
@@ -416,7 +416,7 @@ def test_a_tokenizer_without_a_mask_gets_one(llama, foreign):
   vocabulary = spec["model"]["vocab"]
   vocabulary["masked"] = vocabulary.pop("<mask>")
   path.write_text(json.dumps(spec))
-  imported = import_hf.read(foreign)
+  imported = import_.read(foreign)
   size = loaded.tokenizer.vocab_size
   assert imported.meta.tokenizer.mask_id == size
   assert imported.meta.tokenizer.vocab_size == size + 1
@@ -437,7 +437,7 @@ def test_rows_without_a_token_get_one(llama, foreign):
   rewrite(foreign, widen)
   size = llama[0].tokenizer.vocab_size
   change(foreign, vocab_size=size + 7)
-  imported = import_hf.read(foreign)
+  imported = import_.read(foreign)
   assert imported.meta.tokenizer.vocab_size == size + 7
   assert imported.meta.tokenizer.special[size:].all()
   assert (
@@ -465,12 +465,16 @@ def test_rows_without_a_token_get_one(llama, foreign):
     ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5 is not of type int"),
     ({"rms_norm_eps": "1e-5"}, "rms_norm_eps='1e-5' is not of type float"),
     ({"tie_word_embeddings": 1}, "tie_word_embeddings=1 is not of type bool"),
-    ({"num_attention_heads": 0}, "config.json: model.heads=0 is not positive"),
+    (
+      {"num_attention_heads": 0},
+      "config.json: model.heads=0 is not at least 1",
+    ),
     ({"model_type": ["llama"]}, "model_type=['llama'] is not one of"),
     ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
     ({"layer_types": 3}, "layer_types is 3"),
     ({"eos_token_id": 400, "vocab_size": 410}, "eos_token_id=400"),
     ({"vocab_size": 399}, "has 400 tokens, but"),
+    ({"num_hidden_layers": 2**30}, "model.layers=1073741824 is not"),
     ({"num_hidden_layers": 3}, "weights are missing: model.layers.2."),
     ({"num_hidden_layers": 1}, "no place for model.layers.1."),
     ({"intermediate_size": 50}, "mlp.down_proj.weight [32, 48], not [32, 50]"),
@@ -479,7 +483,7 @@ def test_rows_without_a_token_get_one(llama, foreign):
 def test_what_we_would_compute_differently_is_refused(foreign, fields, said):
   change(foreign, **fields)
   with pytest.raises(UserError) as error:
-    import_hf.read(foreign)
+    import_.read(foreign)
   assert said in str(error.value)
 
 
@@ -495,24 +499,34 @@ def quantized(tensors):
   tensors["model.norm.weight"] = np.ones(32, np.int8)
 
 
+def not_a_number(tensors):
+  tensors["model.norm.weight"] = np.full(32, np.nan, np.float32)
+
+
+def too_large(tensors):
+  tensors["model.norm.weight"] = np.full(32, 1e300)
+
+
 @pytest.mark.parametrize(
   ("edit", "said"),
   [
     (missing, "weights are missing: model.norm.weight"),
     (extra, "no place for model.layers.0.self_attn.q_proj.bias"),
     (quantized, "quantized weights are not read: model.norm.weight"),
+    (not_a_number, "model.norm.weight holds NaN"),
+    (too_large, "model.norm.weight holds NaN, infinity or numbers too large"),
   ],
 )
 def test_weights_that_do_not_fit_are_named(foreign, edit, said):
   rewrite(foreign, edit)
   with pytest.raises(UserError, match=said):
-    import_hf.read(foreign)
+    import_.read(foreign)
 
 
 def test_a_tied_head_that_differs_is_refused(foreign):
   change(foreign, tie_word_embeddings=True)
   with pytest.raises(UserError, match=r"lm_head.weight differs"):
-    import_hf.read(foreign)
+    import_.read(foreign)
 
 
 def test_a_tied_head_that_is_there_twice_is_fine(foreign):
@@ -521,14 +535,15 @@ def test_a_tied_head_that_is_there_twice_is_fine(foreign):
 
   rewrite(foreign, same)
   change(foreign, tie_word_embeddings=True)
-  assert "head/kernel" not in import_hf.read(foreign).params
+  assert "head/kernel" not in import_.read(foreign).params
 
 
 @pytest.mark.parametrize(
   ("file", "content", "said"),
   [
     ("config.json", None, "not a folder of a transformers model"),
-    ("config.json", "{", "is not JSON"),
+    ("config.json", "{", "config.json, line 1: not JSON"),
+    ("config.json", '{"a":' * 100_000, "nested too deeply"),
     ("tokenizer.json", None, "cannot read the tokenizer"),
     ("tokenizer.json", "{}", "is not a tokenizer.json"),
     ("model.safetensors", None, "holds no model.safetensors"),
@@ -540,13 +555,48 @@ def test_folders_that_are_not_whole(foreign, file, content, said):
   if content is not None:
     (foreign / file).write_text(content)
   with pytest.raises(UserError, match=said):
-    import_hf.read(foreign)
+    import_.read(foreign)
+
+
+@pytest.mark.parametrize(
+  "name", ["../other.safetensors", "/etc/passwd", "sub/a.safetensors"]
+)
+def test_an_index_stays_in_its_folder(foreign, name):
+  (foreign / folders.SINGLE).rename(foreign.parent / "other.safetensors")
+  index = {"weight_map": {"model.norm.weight": name}}
+  (foreign / folders.INDEX).write_text(json.dumps(index))
+  with pytest.raises(UserError, match="which is not in its folder"):
+    import_.read(foreign)
+
+
+def test_an_unknown_boundary_is_told(llama, tmp_path):
+  path = tmp_path / "own"
+  shutil.copytree(llama[1], path)
+  fields = json.loads((path / NATIVE).read_text())
+  (path / NATIVE).write_text(json.dumps(fields | {"boundary": "both"}))
+  with pytest.raises(UserError, match="boundary 'both' is unknown"):
+    import_.read(path)
+
+
+def test_a_full_disk_leaves_room_for_the_same_command(
+  foreign, tmp_path, monkeypatch
+):
+  def full(where, text):
+    raise UserError(f"cannot write {where}: No space left on device")
+
+  words = [f"--model={foreign}", f"--workdir={tmp_path / 'run'}"]
+  with monkeypatch.context() as patched:
+    patched.setattr(import_.files, "write_text", full)
+    with pytest.raises(UserError, match="No space left"):
+      import_hf.main(words)
+  import_hf.main(words)
+  assert checkpoint.load(tmp_path / "run").step == 0
 
 
 def test_pickles_are_not_opened(foreign):
   (foreign / folders.SINGLE).rename(foreign / "pytorch_model.bin")
   with pytest.raises(UserError, match=r"pytorch_model.bin may run code"):
-    import_hf.read(foreign)
+    import_.read(foreign)
 
 
 def test_a_vocabulary_over_the_rows_is_refused(llama, foreign):
@@ -554,7 +604,7 @@ def test_a_vocabulary_over_the_rows_is_refused(llama, foreign):
   spec["model"]["vocab"]["more"] = llama[0].tokenizer.vocab_size
   (foreign / "tokenizer.json").write_text(json.dumps(spec))
   with pytest.raises(UserError, match=r"401 tokens, but config.json says"):
-    import_hf.read(foreign)
+    import_.read(foreign)
 
 
 # --------------------------------------------------------------- the commands
@@ -591,11 +641,11 @@ def test_the_commands(llama, tmp_path):
 def test_an_imported_model_is_continued(tmp_path, tokenizer):
   """The study's "start from an existing CLM model", from end to end."""
   random_models.save(tmp_path / "old", tokenizer)
-  (path,) = export_hf.export(
+  (path,) = export.export(
     checkpoint.load(tmp_path / "old"), tmp_path / "hf", ["causal"]
   )
-  (path / export_hf.NATIVE).unlink()
-  import_hf.write(import_hf.read(path), tmp_path / "run")
+  (path / NATIVE).unlink()
+  import_.write(import_.read(path), tmp_path / "run")
   text = tmp_path / "text"
   made = runs.run(
     "antlm_jax.data.toy_english", "--output", text, "--sentences=2000"

@@ -17,8 +17,8 @@ import tokenizers
 from antlm_jax import attention
 from antlm_jax.hf import config as configs
 from antlm_jax.hf import heads
-from antlm_jax.hf import mapping as names
 from antlm_jax.hf import weights as folder
+from antlm_jax.hf.ltg_bert import LTG_BERT
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.ltg_bert import LtgBertConfig
 from evals.finetuning import classification
@@ -30,7 +30,7 @@ transformers = pytest.importorskip("transformers")
 
 pytestmark = pytest.mark.slow  # about a minute
 
-CODE = pathlib.Path(names.__file__).parent / "remote"
+CODE = pathlib.Path(configs.__file__).parent / "remote"
 VARIANTS = {
   "ltg_bert": {},
   "gpt_bert": {
@@ -76,20 +76,20 @@ class Exported:
     self.model = helpers.ltg_bert(**changes)
     self.params = helpers.random_params(self.model)
     tokenizer = types.SimpleNamespace(**IDS)
-    form = names.LTG_BERT.forms["bidirectional"]
+    form = LTG_BERT.targets["bidirectional"]
     path.mkdir()
     self.config = configs.config(
-      self.model, tokenizer, names.LTG_BERT, form, "float32"
+      self.model, tokenizer, LTG_BERT, form, "float32"
     )
     (path / "config.json").write_text(json.dumps(self.config))
-    for code in names.LTG_BERT.code:
+    for code in LTG_BERT.code:
       shutil.copyfile(CODE / code, path / code)
     self.tensors = self.of_torch(self.params)
     folder.write(path, self.tensors, 10**9)
 
   def of_torch(self, tree):
     """Parameters or their gradients, as transformers calls them."""
-    return folder.tensors(tree, names.LTG_BERT.weights, "float32")
+    return folder.tensors(tree, LTG_BERT.weights, "float32")
 
   def open(self, auto, **settings):
     found = getattr(transformers, auto).from_pretrained(
@@ -159,7 +159,7 @@ def close(found, expected, limit=1e-4):
 
 
 def test_the_files_stand_alone():
-  for name in names.LTG_BERT.code:
+  for name in LTG_BERT.code:
     text = (CODE / name).read_text()
     assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n")
     assert "antlm" not in text
@@ -178,7 +178,7 @@ def test_the_defaults_are_ours(gpt_bert):
   config_type = type(gpt_bert.open("AutoModel").config)
   found = config_type()
   ours = LtgBertConfig(vocab_size=found.vocab_size)
-  for name, theirs in names.LTG_BERT.settings.items():
+  for name, theirs in LTG_BERT.settings.items():
     assert getattr(found, theirs) == getattr(ours, name), name
   assert found.mask_token_id is None
   # Every field of a folder's config is one that the class declares.
@@ -473,7 +473,7 @@ def test_saved_again(exported, auto, tmp_path):
   assert set(tensors) == set(expected)
   for name, value in tensors.items():
     assert np.array_equal(value.numpy(), expected[name]), name
-  for name in names.LTG_BERT.code:
+  for name in LTG_BERT.code:
     assert (tmp_path / "again" / name).read_text() == (CODE / name).read_text()
   config = json.loads((tmp_path / "again" / "config.json").read_text())
   assert config["auto_map"] == exported.config["auto_map"]

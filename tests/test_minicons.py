@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import tokenizers
 
-from antlm_jax import export_hf
 from antlm_jax.data.tokenizer import Tokenizer
-from antlm_jax.hf import mapping as names
+from antlm_jax.hf import export
+from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference.scoring import score
 from antlm_jax.training import checkpoint
 from evals.zero_shot import pipelines
@@ -56,8 +56,8 @@ def loaded(sentences, tmp_path_factory):
 def exported(loaded, tmp_path_factory):
   """The folders of the model in transformers, by how they read it."""
   folder = tmp_path_factory.mktemp("exported") / "hf"
-  paths = export_hf.export(loaded, folder, names.FORMS)
-  return dict(zip(names.FORMS, paths, strict=True))
+  paths = export.export(loaded, folder, ATTENTIONS)
+  return dict(zip(ATTENTIONS, paths, strict=True))
 
 
 class PreTrainedTokenizer(transformers.PreTrainedTokenizerFast):

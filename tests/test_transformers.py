@@ -16,10 +16,11 @@ import jax
 import numpy as np
 import pytest
 
-from antlm_jax import export_hf, fill_mask, generate, import_hf, score
+from antlm_jax import fill_mask, generate, score
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
-from antlm_jax.hf import mapping as names
+from antlm_jax.hf import export, import_
+from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
 from evals.finetuning import saved
@@ -65,7 +66,7 @@ def pair(request, tokenizer, tmp_path_factory):
   folder = tmp_path_factory.mktemp(request.param)
   random_models.save(folder / "run", tokenizer, **VARIANTS[request.param])
   loaded = checkpoint.load(folder / "run")
-  causal, bidirectional = export_hf.export(loaded, folder / "hf", names.FORMS)
+  causal, bidirectional = export.export(loaded, folder / "hf", ATTENTIONS)
   return loaded, {"causal": causal, "bidirectional": bidirectional}
 
 
@@ -107,7 +108,7 @@ def largest(what, ours, theirs):
 # --------------------------------------------------------------------- logits
 
 
-@pytest.mark.parametrize("form", names.FORMS)
+@pytest.mark.parametrize("form", ATTENTIONS)
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_logits_are_ours(pair, form, attention):
   loaded, paths = pair
@@ -149,7 +150,7 @@ def test_logits_are_ours(pair, form, attention):
 
 def test_bfloat16_opens_as_bfloat16(pair, tmp_path):
   loaded, _ = pair
-  (path,) = export_hf.export(loaded, tmp_path / "hf", ["causal"], "bfloat16")
+  (path,) = export.export(loaded, tmp_path / "hf", ["causal"], "bfloat16")
   model = opened(path, "causal")
   assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
@@ -229,7 +230,7 @@ def test_a_trainer_trains_it(pair, tmp_path):
 def test_sentence_transformers_encodes(pair, tmp_path):
   library = pytest.importorskip("sentence_transformers")
   loaded, _ = pair
-  (path,) = export_hf.export(
+  (path,) = export.export(
     loaded, tmp_path / "hf", ["bidirectional"], sentences=True
   )
   model = library.SentenceTransformer(str(path), device="cpu")
@@ -330,7 +331,7 @@ def test_a_fine_tuned_head_comes_along(
     tmp_path / "model", base.step, base.params, base.meta, task
   )
   loaded = checkpoint.load(path)
-  (folder,) = export_hf.export(loaded, tmp_path / "hf")
+  (folder,) = export.export(loaded, tmp_path / "hf")
   auto = transformers.AutoModelForSequenceClassification
   trusted = {"trust_remote_code": True}
   model = auto.from_pretrained(folder, **trusted).eval()
@@ -354,15 +355,15 @@ def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
   )
   tuned = dataclasses.replace(loaded, task=task)
   with pytest.raises(UserError, match="--head=plain"):
-    export_hf.export(tuned, tmp_path / "hf")
+    export.export(tuned, tmp_path / "hf")
   with pytest.raises(UserError, match="was fine-tuned reading bidirectionally"):
-    export_hf.export(tuned, tmp_path / "hf", ["causal"])
+    export.export(tuned, tmp_path / "hf", ["causal"])
   causal = dataclasses.replace(task, attention="causal")
   with pytest.raises(UserError, match="--attention=bidirectional"):
-    export_hf.export(dataclasses.replace(loaded, task=causal), tmp_path / "hf")
+    export.export(dataclasses.replace(loaded, task=causal), tmp_path / "hf")
   towers = dataclasses.replace(task, name="nfcorpus", kind="towers")
   with pytest.raises(UserError, match=r"no head like that of nfcorpus \(tow"):
-    export_hf.export(dataclasses.replace(loaded, task=towers), tmp_path / "hf")
+    export.export(dataclasses.replace(loaded, task=towers), tmp_path / "hf")
   assert not list(tmp_path.iterdir())
 
 
@@ -401,7 +402,7 @@ def test_their_models_are_read(kind, tied, tokenizer, tmp_path):
   model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
   assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
   (tmp_path / "hf/tokenizer.json").write_text(tokenizer.to_json())
-  path = import_hf.write(import_hf.read(tmp_path / "hf"), tmp_path / "run")
+  path = import_.write(import_.read(tmp_path / "hf"), tmp_path / "run")
   loaded = checkpoint.load(path)
   ids = tokens(tokenizer.vocab_size)
   form = "bidirectional" if kind == "EuroBert" else "causal"
@@ -430,7 +431,7 @@ def smol(tmp_path_factory):
   transformers.AutoTokenizer.from_pretrained(
     file.parent, gguf_file=file.name
   ).save_pretrained(folder / "hf")
-  import_hf.write(import_hf.read(folder / "hf"), folder / "run")
+  import_.write(import_.read(folder / "hf"), folder / "run")
   return model.eval(), folder
 
 

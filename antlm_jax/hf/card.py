@@ -6,34 +6,30 @@ from collections.abc import Iterator, Mapping
 
 from antlm_jax import units
 from antlm_jax.hf import heads
+from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
 from antlm_jax.training.checkpoint import Loaded
 
-_PAPERS = {
-  "llama": "https://arxiv.org/abs/2307.09288",
-  "ltg_bert": "https://arxiv.org/abs/2303.09859",
-}
 
-
-def card(loaded: Loaded, form: str, classes: Mapping[str, str]) -> str:
+def card(loaded: Loaded, attention: str, classes: Mapping[str, str]) -> str:
   """Returns README.md of a model folder.
 
   Args:
     loaded: The model.
-    form: How the folder reads it, causal or bidirectional.
+    attention: Its attention there, causal or bidirectional.
     classes: Of transformers, by auto class; the first is shown.
   """
   name = loaded.config.model.name
   front = [
     *("---", "library_name: transformers"),
-    f"pipeline_tag: {_tag(loaded, form)}",
+    f"pipeline_tag: {_tag(loaded, attention)}",
     *("tags:", "- antlm_jax", f"- {name}", "---", "", ""),
   ]
   sections = [
-    _what(loaded, form),
-    _use(loaded, form, next(iter(classes))),
+    _what(loaded, attention),
+    _use(loaded, attention, next(iter(classes))),
     _training(loaded),
     _figures(loaded),
     _sources(name),
@@ -41,10 +37,10 @@ def card(loaded: Loaded, form: str, classes: Mapping[str, str]) -> str:
   return "\n".join(front) + "\n\n".join(filter(None, sections)) + "\n"
 
 
-def _tag(loaded: Loaded, form: str) -> str:
+def _tag(loaded: Loaded, attention: str) -> str:
   if loaded.task:
     return heads.place(loaded.task).tag
-  return "text-generation" if form == "causal" else "fill-mask"
+  return "text-generation" if attention == "causal" else "fill-mask"
 
 
 def _trained_here(loaded: Loaded) -> bool:
@@ -52,9 +48,11 @@ def _trained_here(loaded: Loaded) -> bool:
   return bool(loaded.meta.data)
 
 
-def _what(loaded: Loaded, form: str) -> str:
+def _what(loaded: Loaded, attention: str) -> str:
   size = units.quantity(loaded.model.size)
-  title = f"# {loaded.config.model.name} of {size} parameters, read {form}ly"
+  title = (
+    f"# {loaded.config.model.name} of {size} parameters, read {attention}ly"
+  )
   if not _trained_here(loaded):
     return f"{title}\n\nIts weights were trained elsewhere, and are unchanged."
   return (
@@ -65,9 +63,8 @@ def _what(loaded: Loaded, form: str) -> str:
   )
 
 
-def _use(loaded: Loaded, form: str, auto: str) -> str:
-  remote = loaded.config.model.name != "llama"
-  call = '"FOLDER", trust_remote_code=True' if remote else '"FOLDER"'
+def _use(loaded: Loaded, attention: str, auto: str) -> str:
+  call = '"FOLDER", trust_remote_code=True' if _code(loaded) else '"FOLDER"'
   lines = [
     "## Use",
     "",
@@ -78,7 +75,7 @@ def _use(loaded: Loaded, form: str, auto: str) -> str:
     f"model = {auto}.from_pretrained({call})",
     "```",
   ]
-  if form == "bidirectional" and not loaded.task:
+  if attention == "bidirectional" and not loaded.task:
     lines += ["", *_masked(loaded)]
   return "\n".join(lines)
 
@@ -86,7 +83,7 @@ def _use(loaded: Loaded, form: str, auto: str) -> str:
 def _masked(loaded: Loaded) -> Iterator[str]:
   if not framing.mask_shift(loaded.config):
     yield "A masked token is predicted where it stands."
-  elif loaded.config.model.name == "llama":
+  elif needs_shift(loaded):
     yield MNTP
   else:
     yield (
@@ -94,6 +91,18 @@ def _masked(loaded: Loaded) -> Iterator[str]:
       " its code moves the scores by one position, so that they stand where the"
       " masked token does."
     )
+
+
+def needs_shift(loaded: Loaded) -> bool:
+  """Whether whoever reads the exported model's masks has to look before them.
+
+  The code that a model brings along looks there by itself.
+  """
+  return bool(framing.mask_shift(loaded.config)) and not _code(loaded)
+
+
+def _code(loaded: Loaded) -> tuple[str, ...]:
+  return ARCHITECTURES[loaded.config.model.name].code
 
 
 MNTP = (
@@ -180,5 +189,5 @@ def _sources(name: str) -> str:
     " https://arxiv.org/abs/2412.03275\n"
     "- Should we still pretrain encoders with masked language modeling?"
     " https://arxiv.org/abs/2507.00994\n"
-    f"- the architecture: {_PAPERS[name]}"
+    f"- the architecture: {ARCHITECTURES[name].paper}"
   )

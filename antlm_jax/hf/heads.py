@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from antlm_jax.errors import UserError
-from antlm_jax.hf.mapping import Form
+from antlm_jax.hf.architecture import Target
 from antlm_jax.training.checkpoint import FineTuned, Loaded
 
 _POOLS = {"first": "bos", "mean": "mean"}  # ours, and EuroBERT's
@@ -82,18 +82,18 @@ def place(task: FineTuned) -> Place:
   return HEADS[task.kind]
 
 
-def config(loaded: Loaded, form: Form) -> dict[str, Any]:
+def config(loaded: Loaded, target: Target) -> dict[str, Any]:
   """Returns what config.json says of a fine-tuned head.
 
   Raises:
     UserError: if transformers has no such head on such an encoder.
   """
   found = place(loaded.task)
-  if found.auto not in form.classes:
+  if found.auto not in target.classes:
     raise UserError(
       f"{loaded.path} was fine-tuned reading {loaded.task.attention}ly, and"
       f" transformers has no {found.auto} for that: fine-tune with"
       " --attention=bidirectional"
     )
-  about = found.config(loaded, form.model_type)
-  return {"architectures": [form.classes[found.auto]], **about}
+  about = found.config(loaded, target.model_type)
+  return {"architectures": [target.classes[found.auto]], **about}

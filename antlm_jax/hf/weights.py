@@ -1,11 +1,7 @@
 """Weights in safetensors files, in shards if they are large."""
 
 import contextlib
-import json
-import os
 import pathlib
-import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 
 import jax.numpy as jnp
@@ -14,8 +10,7 @@ import safetensors
 import safetensors.numpy
 
 from antlm_jax.errors import UserError
-from antlm_jax.hf.config import read_json
-from antlm_jax.hf.mapping import Architecture
+from antlm_jax.hf.architecture import Architecture
 from antlm_jax.models import Params
 from antlm_jax.runtime import files
 
@@ -28,42 +23,6 @@ _FOLLOWS = "rotary_emb.inv_freq"
 
 
 # ------------------------------------------------------------------- writing
-
-
-def check_new(path: pathlib.Path) -> None:
-  """Fails where there is something already, before any work is done.
-
-  Raises:
-    UserError: if the path exists.
-  """
-  if os.path.lexists(path):
-    raise UserError(f"{path} exists: give another folder, or remove it")
-
-
-@contextlib.contextmanager
-def new(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Gives a folder to write in, which gets its name when all went well.
-
-  Raises:
-    UserError: if the folder exists, or cannot be written.
-  """
-  check_new(path)
-  aside = None
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = pathlib.Path(
-      tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent)
-    )
-    whole = aside / path.name
-    whole.mkdir()  # with the usual permissions, which the other has not
-    yield whole
-    whole.rename(path)
-  except (OSError, safetensors.SafetensorError) as error:
-    reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-    raise UserError(f"cannot write {path}: {reason}") from error
-  finally:
-    if aside:
-      shutil.rmtree(aside, ignore_errors=True)
 
 
 def tensors(
@@ -106,7 +65,7 @@ def write(
     size = sum(value.nbytes for value in tensors.values())
     where = {n: p for p, s in zip(paths, shards, strict=True) for n in s}
     index = {"metadata": {"total_size": size}, "weight_map": where}
-    files.write_text(folder / INDEX, json.dumps(index, indent=2) + "\n")
+    files.write_json(folder / INDEX, index)
 
 
 # ------------------------------------------------------------------- reading
@@ -130,12 +89,9 @@ class Weights:
     elif (folder / INDEX).is_file():
       paths = [folder / name for name in _shards(folder / INDEX)]
     else:
-      pickled = sorted(p.name for p in folder.glob("*.bin"))
-      raise UserError(
-        f"{folder} holds no {SINGLE}"
-        + (f": {pickled[0]} may run code when read, and is not" if pickled
-           else "")
-      )  # fmt: skip
+      pickled = next((p.name for p in folder.glob("*.bin")), None)
+      why = f": {pickled} may run code when read, and is not" if pickled else ""
+      raise UserError(f"{folder} holds no {SINGLE}{why}")
     for path in paths:
       with _readable(path):
         file = safetensors.safe_open(path, framework="np")
@@ -155,16 +111,32 @@ class Weights:
     return self._files[name].get_slice(name).get_dtype()
 
   def __getitem__(self, name: str) -> np.ndarray:
-    """Reads a tensor, as float32."""
-    return self._files[name].get_tensor(name).astype(np.float32)
+    """Reads a tensor, as float32.
+
+    Raises:
+      UserError: if it holds what is no number, or is too large for float32.
+    """
+    with np.errstate(over="ignore"):
+      value = self._files[name].get_tensor(name).astype(np.float32)
+    if not np.isfinite(value).all():
+      raise UserError(
+        f"{self.folder}: {name} holds NaN, infinity or numbers too large for"
+        " float32: the weights are damaged"
+      )
+    return value
 
 
 def _shards(path: pathlib.Path) -> list[str]:
-  index = read_json(path, "incomplete").get("weight_map")
+  index = files.read_json(path, "the weights' index").get("weight_map")
   if not isinstance(index, dict) or not all(
     isinstance(name, str) for name in index.values()
   ):
     raise UserError(f"{path} has no weight_map of names to files")
+  for name in index.values():
+    if pathlib.PurePath(name).name != name:  # such as ../../other
+      raise UserError(f"{path} names {name!r}, which is not in its folder")
+    if (path.parent / name).exists() and not (path.parent / name).is_file():
+      raise UserError(f"{path} names {name!r}, which is not a regular file")
   return sorted(set(index.values()))
 
 

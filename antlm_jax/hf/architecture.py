@@ -1,0 +1,72 @@
+"""What an encoder of ours is in transformers: one value, both directions.
+
+An `Architecture` pairs the settings and parameters of an encoder of ours with
+those of a model there. Export reads it from left to right, import from right to
+left. A name with `{}` is numbered by layer: there the layers' parameters stand
+one by one, here stacked. Kernels are `[in, out]` here and `[out, in]` there.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+ATTENTIONS = ("causal", "bidirectional")
+NATIVE = "antlm_jax.json"  # what import needs to give back the same checkpoint
+# The settings that all encoders have, by the names that most models there use.
+SETTINGS = {
+  "vocab_size": "vocab_size",
+  "width": "hidden_size",
+  "layers": "num_hidden_layers",
+  "heads": "num_attention_heads",
+  "mlp_width": "intermediate_size",
+  "max_seq_len": "max_position_embeddings",
+  "init_std": "initializer_range",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """A model of transformers that reads the same weights with one attention.
+
+  Attributes:
+    model_type: Its config's.
+    classes: What opens it, by auto class; the first one is its own.
+    settings: What else its config says.
+    defaults: What transformers takes where a config.json does not say.
+  """
+
+  model_type: str
+  classes: Mapping[str, str]
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Architecture:
+  """An encoder of ours in transformers.
+
+  Attributes:
+    paper: Where it is described.
+    settings: Our settings and those of its config.json.
+    weights: Our parameters and its tensors.
+    targets: What it becomes, by its attention, one of `ATTENTIONS`.
+    causal_field: The field of a config.json that says whether it reads
+      causally.
+    code: Python files that its folder brings along, in `antlm_jax/hf/remote`.
+      They move the scores of masks predicted one position before to their
+      places; without them, whoever reads the scores has to.
+    extra: The encoder's configuration to further fields of config.json.
+      Raises UserError where transformers has no such model.
+    complete: The fields of a config.json, and the target of its model_type, to
+      fields with nothing left out. Raises ValueError, which says what our
+      encoder would compute differently.
+  """
+
+  paper: str
+  settings: Mapping[str, str]
+  weights: Mapping[str, str]
+  targets: Mapping[str, Target]
+  causal_field: str
+  code: tuple[str, ...] = ()
+  extra: Callable[[Any], Mapping[str, Any]] = lambda config: {}
+  complete: Callable[[Mapping, Target], Mapping] = lambda fields, target: fields

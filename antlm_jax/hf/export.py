@@ -1,0 +1,202 @@
+"""A trained model, written as a folder of transformers, and pushed."""
+
+import json
+import os
+import pathlib
+import shutil
+from collections.abc import Sequence
+
+from antlm_jax.errors import UserError
+from antlm_jax.hf import card, heads, tokenizer, weights
+from antlm_jax.hf import config as hf_config
+from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.hf.mapping import ARCHITECTURES
+from antlm_jax.inference import framing
+from antlm_jax.runtime import files
+from antlm_jax.training.checkpoint import Loaded
+
+_CODE = pathlib.Path(__file__).parent / "remote"
+
+
+def export(
+  loaded: Loaded,
+  output: str | os.PathLike,
+  attentions: Sequence[str] = (),
+  dtype: str = "float32",
+  shard_bytes: int = 5 * 10**9,
+  sentences: bool = False,
+) -> list[pathlib.Path]:
+  """Writes a model as one folder or, for two attentions, two folders in one.
+
+  Args:
+    loaded: The model; of a fine-tuned one its head comes along.
+    output: The folder, which must not exist.
+    attentions: Of `ATTENTIONS`; what it was trained with by default.
+    dtype: Of the weights, one of `weights.DTYPES`.
+    shard_bytes: Of one file of weights, at most.
+    sentences: Also as a sentence-transformers model, the mean over tokens.
+
+  Returns:
+    The folders that transformers opens.
+
+  Raises:
+    UserError: if the output exists, or transformers has no such model.
+  """
+  output = pathlib.Path(output).absolute()
+  check_new(output)
+  attentions = tuple(attentions) or trained_attentions(loaded)
+  if loaded.task and attentions != trained_attentions(loaded):
+    raise UserError(
+      f"{loaded.path} was fine-tuned reading {loaded.task.attention}ly, and is"
+      " exported so: leave --as out"
+    )
+  architecture = ARCHITECTURES[loaded.config.model.name]
+  texts = {a: _texts(loaded, a, dtype, sentences) for a in attentions}
+  tensors = weights.tensors(loaded.params, architecture.weights, dtype)
+  if loaded.task:
+    places = heads.place(loaded.task).weights
+    head = weights.tensors(loaded.task.params, places, dtype)
+    tensors = {n: w for n, w in tensors.items() if "lm_head" not in n} | head
+  inside = attentions if len(attentions) > 1 else (".",)
+  with files.replacing(output) as aside:
+    for name, attention in zip(inside, attentions, strict=True):
+      (aside / name).mkdir(parents=True, exist_ok=True)
+      for path, text in texts[attention].items():
+        (aside / name / path).parent.mkdir(exist_ok=True)
+        (aside / name / path).write_text(text, "utf-8")
+      for code in architecture.code:
+        shutil.copyfile(_CODE / code, aside / name / code)
+      if name == inside[0]:
+        weights.write(aside / name, tensors, shard_bytes)
+      else:
+        _share(aside / inside[0], aside / name)
+  return [output / name for name in inside]
+
+
+def check_new(output: str | os.PathLike) -> None:
+  """Fails where there is something already, before any work is done.
+
+  Raises:
+    UserError: if the path exists.
+  """
+  if os.path.lexists(output):
+    raise UserError(f"{output} exists: give another folder, or remove it")
+
+
+def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
+  """Returns the attentions that a model was trained with, or fine-tuned."""
+  if loaded.task:
+    return (loaded.task.attention,)
+  trained = {o.attention for o in framing.trained(loaded.config)}
+  # A prefix is read both ways, and what follows it causally.
+  causal = ("causal",) if trained != {"bidirectional"} else ()
+  return causal + (("bidirectional",) if "bidirectional" in trained else ())
+
+
+def _texts(
+  loaded: Loaded, attention: str, dtype: str, sentences: bool
+) -> dict[str, str]:
+  """Returns the text files of a folder, by path in it."""
+  architecture = ARCHITECTURES[loaded.config.model.name]
+  target = architecture.targets[attention]
+  if attention == "bidirectional" and loaded.tokenizer.mask_id is None:
+    raise UserError(
+      f"the tokenizer of {loaded.path} has no <mask> token: only --as=causal"
+      " makes sense of this model"
+    )
+  before, after = (ids.tolist() for ids in framing.frame(loaded))
+  # What is generated comes after the text, so nothing else may.
+  after = after if attention == "bidirectional" or loaded.task else []
+  config = hf_config.config(
+    loaded.model, loaded.tokenizer, architecture, target, dtype
+  )
+  if architecture.code:
+    config["mask_shift"] = framing.mask_shift(loaded.config)
+  if loaded.task:
+    config |= heads.config(loaded, target)
+  values = {
+    hf_config.CONFIG: config,
+    **tokenizer.files(
+      loaded.tokenizer,
+      *(before[0] if before else None, after[0] if after else None),
+      loaded.model.config.max_seq_len,
+    ),
+    NATIVE: loaded.meta.to_json() | {"step": loaded.step},
+  }
+  if attention == "causal" and not loaded.task:
+    generation = hf_config.generation_config(loaded.tokenizer)
+    values["generation_config.json"] = generation
+  if sentences:
+    values |= _sentences(loaded.model.config)
+  texts = {
+    path: json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    for path, value in values.items()
+  }
+  return texts | {"README.md": card.card(loaded, attention, target.classes)}
+
+
+def _sentences(config) -> dict[str, object]:
+  """Returns what sentence-transformers reads: the mean of all tokens."""
+  package = "sentence_transformers.models"
+  modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+  return {
+    "modules.json": [
+      {"idx": i, "name": str(i), "path": path, "type": f"{package}.{kind}"}
+      for i, (path, kind) in enumerate(modules)
+    ],
+    "sentence_bert_config.json": {
+      "max_seq_length": config.max_seq_len,
+      "do_lower_case": False,
+    },
+    "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
+    "1_Pooling/config.json": {
+      "word_embedding_dimension": config.width,
+      "pooling_mode_cls_token": False,
+      "pooling_mode_mean_tokens": True,
+      "pooling_mode_max_tokens": False,
+      "include_prompt": True,
+    },
+  }
+
+
+def _share(whole: pathlib.Path, other: pathlib.Path) -> None:
+  """Puts the same weights into another folder: linked, where that works."""
+  for path in whole.glob("model*.safetensors*"):
+    try:
+      os.link(path, other / path.name)
+    except OSError:
+      shutil.copyfile(path, other / path.name)
+
+
+def push(folders: Sequence[pathlib.Path], repo: str, step: int | None) -> None:
+  """Uploads folders to the Hub, a step as a revision of its own.
+
+  Several folders go to REPO-causal and REPO-bidirectional. Log in before
+  (`hf auth login`).
+
+  Raises:
+    UserError: if the Hub refuses.
+  """
+  import huggingface_hub  # only here does anything go over the network
+
+  api = huggingface_hub.HfApi()
+  revision = None if step is None else f"step-{step}"
+  for path in folders:
+    name = f"{repo}-{path.name}" if len(folders) > 1 else repo
+    try:
+      name = api.create_repo(name, exist_ok=True).repo_id
+      if revision:
+        api.create_branch(name, branch=revision, exist_ok=True)
+      api.upload_folder(
+        repo_id=name,
+        folder_path=path,
+        revision=revision,
+        # Weights in other shards would be read instead of the new ones.
+        delete_patterns=["*.safetensors*"],
+      )
+    except Exception as error:  # what a network can do has no common base
+      reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+      raise UserError(
+        f"pushing to {name} failed: {reason}; {path} is written"
+      ) from error
+    print(f"pushed to {name}" + (f", revision {revision}" if revision else ""))

@@ -1,0 +1,217 @@
+"""A folder of transformers, read as a checkpoint of ours."""
+
+import dataclasses
+import os
+import pathlib
+import shutil
+
+import numpy as np
+
+from antlm_jax import config as config_lib
+from antlm_jax import models
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.errors import UserError
+from antlm_jax.hf import config as hf_config
+from antlm_jax.hf import weights
+from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.hf.mapping import ARCHITECTURES
+from antlm_jax.inference import framing
+from antlm_jax.models import Params
+from antlm_jax.runtime import files
+from antlm_jax.training import checkpoint
+from antlm_jax.training.checkpoint import Meta
+
+MASK = "<mask>"
+TOKENIZER = "tokenizer.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Imported:
+  """A model of transformers as a checkpoint of ours.
+
+  Attributes:
+    params: Its parameters, float32.
+    meta: What a checkpoint says beside its arrays.
+    step: Its step; 0 of a foreign one.
+    notes: What a person should know.
+  """
+
+  params: Params
+  meta: Meta
+  step: int
+  notes: tuple[str, ...]
+
+
+def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
+  """Reads a model folder.
+
+  Args:
+    path: Holds config.json, tokenizer.json and safetensors.
+    boundary: Which special tokens stood around documents in training (see
+      `antlm_jax.data.packing`); guessed from the tokenizer by default.
+
+  Raises:
+    UserError: if it is no such folder, or not a model that we compute.
+  """
+  path = pathlib.Path(path)
+  described = hf_config.read(path)
+  settings = dict(described.settings)
+  rows = settings.pop("vocab_size")
+  try:
+    model = models.build({"name": described.encoder, **settings}, rows)
+  except UserError as error:
+    raise UserError(f"{path / hf_config.CONFIG}: {error}") from error
+  tokenizer = Tokenizer.load(path / TOKENIZER)
+  _check_tokenizer(path, tokenizer, rows, described.special)
+  architecture = ARCHITECTURES[described.encoder]
+  params = weights.params(weights.Weights(path), architecture, model.shapes)
+  if (path / NATIVE).exists():
+    return _native(path, params, model, boundary)
+  tokenizer, params, notes = _with_mask(path, tokenizer, params, rows)
+  config = config_lib.default(described.encoder)
+  config.model.update(settings)
+  # What the weights were trained for, as far as their form tells.
+  config.curriculum = f"1{described.objective}"
+  if boundary is None:
+    boundary = _boundary(tokenizer)
+    notes.append(f"texts are framed as with --boundary={boundary}, by a guess")
+  end = described.special.get("eos")
+  if end not in (None, tokenizer.eos_id):
+    notes.append(
+      f"the end of a text is token {tokenizer.eos_id}, not {end} as config.json"
+      " says"
+    )
+  meta = Meta(config.lock(), tokenizer, boundary, data="")
+  return Imported(params, meta, 0, tuple(notes))
+
+
+def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
+  """Refuses a tokenizer that is not the model's."""
+  size = tokenizer.vocab_size
+  if size > rows:
+    raise UserError(
+      f"{path}: tokenizer.json has {size:,} tokens, but config.json says"
+      f" vocab_size={rows:,}"
+    )
+  # Defaults of transformers that were written out may be of no token at all.
+  for role in ("bos", "eos"):
+    if size <= special.get(role, 0) < rows:
+      raise UserError(
+        f"{path}: config.json says {role}_token_id={special[role]}, which"
+        f" tokenizer.json has not: it ends at {size - 1}"
+      )
+  mask = special.get("mask", rows)
+  if mask < size and tokenizer.special[mask] and tokenizer.mask_id is None:
+    raise UserError(
+      f"{path}: the mask is token {mask}, by a name that is not known here:"
+      f" call it {MASK} in tokenizer.json"
+    )
+
+
+def _native(
+  path: pathlib.Path, params: Params, model: models.Model, boundary: str | None
+) -> Imported:
+  """Gives back the checkpoint that export_hf wrote."""
+  fields = files.read_json(path / NATIVE, "what export_hf wrote of the run:")
+  try:
+    meta = Meta.from_json(fields)
+    step = int(fields["step"])
+    if meta.boundary not in framing.FRAMES:
+      raise ValueError(f"boundary {meta.boundary!r} is unknown")
+  except (KeyError, ValueError, TypeError, AttributeError) as error:
+    raise UserError(f"{path / NATIVE} is not whole: {error}") from error
+  own = models.build(meta.config.model, meta.tokenizer.vocab_size).config
+  shared = ARCHITECTURES[meta.config.model.name].settings
+  changed = [n for n in shared if getattr(own, n) != getattr(model.config, n)]
+  if changed:
+    raise UserError(
+      f"{path}: {NATIVE} and config.json disagree on {', '.join(changed)}:"
+      f" remove {NATIVE} to go by config.json"
+    )
+  if boundary:
+    meta = dataclasses.replace(meta, boundary=boundary)
+  return Imported(params, meta, step, ())
+
+
+def _with_mask(
+  path: pathlib.Path, tokenizer: Tokenizer, params: Params, rows: int
+) -> tuple[Tokenizer, Params, list[str]]:
+  """Gives every row a token, and the tokenizer a mask.
+
+  The mask's row is the mean of the others: its logit is then at most the
+  logarithm of the mean of theirs' exponentials, so no loss in nats changes by
+  more than log(1 + 1/V).
+
+  Returns:
+    Tokenizer, parameters and what to say.
+  """
+  known, notes, added, params = tokenizer.vocab_size, [], [], dict(params)
+  if tokenizer.mask_id is None:
+    added.append(MASK)
+    notes.append(
+      f"the tokenizer had no mask: {MASK} is token {known}, its embedding the"
+      " mean of the others"
+    )
+    for name, axis in (("embedding", 0), ("head/kernel", 1), ("head/bias", 0)):
+      if name in params:
+        params[name] = _with_mean(params[name], axis, known)
+  spare = rows - known - len(added)
+  if spare > 0:
+    notes.append(
+      f"{spare} rows of the embedding have no token: <no_token_{rows - 1}>, ..."
+    )
+    added += [f"<no_token_{i}>" for i in range(rows - spare, rows)]
+  try:
+    return tokenizer.extended(added), params, notes
+  except UserError as error:
+    raise UserError(f"{path / TOKENIZER}: {error}") from error
+
+
+def _with_mean(value: np.ndarray, axis: int, at: int) -> np.ndarray:
+  """Puts the mean of the first rows after them, in place of the next or new."""
+  value = np.moveaxis(value, axis, 0)
+  mean = value[:at].mean(axis=0, keepdims=True, dtype=np.float64)
+  value = np.concatenate([value[:at], mean.astype(np.float32), value[at + 1 :]])
+  return np.moveaxis(value, 0, axis)
+
+
+def _boundary(tokenizer: Tokenizer) -> str:
+  if tokenizer.bos_id is not None and tokenizer.eos_id is not None:
+    return "bos_eos"
+  return "none" if tokenizer.eos_id is None else "eos"
+
+
+def write(imported: Imported, workdir: str | os.PathLike) -> pathlib.Path:
+  """Writes a run of one checkpoint, and its tokenizer beside it.
+
+  Returns:
+    The checkpoint's folder.
+
+  Raises:
+    UserError: if the workdir holds a run already, or cannot be written.
+  """
+  workdir = pathlib.Path(workdir).absolute()
+  check_workdir(workdir)
+  path = workdir / checkpoint.FOLDER / str(imported.step)
+  checkpoint.write(path, imported.step, imported.params, imported.meta)
+  try:
+    files.write_text(workdir / TOKENIZER, imported.meta.tokenizer.to_json())
+  except BaseException:  # the same command is to work when there is room again
+    shutil.rmtree(path)
+    raise
+  return path
+
+
+def check_workdir(workdir: str | os.PathLike) -> None:
+  """Fails where a run or a model is, before any work is done.
+
+  Raises:
+    UserError: if the workdir is not free.
+  """
+  workdir = pathlib.Path(workdir)
+  if checkpoint.steps(workdir):
+    raise UserError(f"{workdir} holds a run: give another --workdir")
+  if (workdir / TOKENIZER).exists():
+    raise UserError(
+      f"{workdir} holds a {TOKENIZER}: give another --workdir, or remove it"
+    )

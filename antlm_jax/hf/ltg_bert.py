@@ -1,0 +1,71 @@
+"""Our LTG-BERT in transformers: a model that brings its own code along."""
+
+from antlm_jax.hf.architecture import SETTINGS, Architecture, Target
+
+_CLASSES = {
+  "AutoModelForCausalLM": "LtgBertForCausalLM",
+  "AutoModelForMaskedLM": "LtgBertForMaskedLM",
+  "AutoModelForSequenceClassification": "LtgBertForSequenceClassification",
+  "AutoModelForTokenClassification": "LtgBertForTokenClassification",
+  "AutoModel": "LtgBertModel",
+}
+_SETTINGS = {
+  "tie_word_embeddings": True,
+  "auto_map": {
+    "AutoConfig": "configuration_ltg_bert.LtgBertConfig",
+    **{a: f"modeling_ltg_bert.{c}" for a, c in _CLASSES.items()},
+  },
+}
+
+LTG_BERT = Architecture(
+  paper="https://arxiv.org/abs/2303.09859",
+  settings={
+    **SETTINGS,
+    "norm_eps": "layer_norm_eps",
+    "dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "position_buckets": "position_buckets",
+    "longest_distance": "longest_distance",
+    "attention_gate": "attention_gate",
+    "depth_weights": "depth_weights",
+  },
+  weights={
+    "embedding": "model.embed_tokens.weight",
+    "relative": "model.relative_embedding.weight",
+    "relative_norm/scale": "model.relative_norm.weight",
+    "relative_norm/bias": "model.relative_norm.bias",
+    **{
+      f"blocks/attention/{ours}/{part}": (
+        f"model.layers.{{}}.self_attn.{theirs}_proj.{of_torch}"
+      )
+      for ours, theirs in (
+        *(("q", "q"), ("k", "k"), ("v", "v")),
+        *(("gate", "g"), ("out", "o")),
+      )
+      for part, of_torch in (("kernel", "weight"), ("bias", "bias"))
+    },
+    "blocks/attention/out_norm/scale": (
+      "model.layers.{}.self_attn.out_norm.weight"
+    ),
+    "blocks/attention/out_norm/bias": (
+      "model.layers.{}.self_attn.out_norm.bias"
+    ),
+    "blocks/mlp/gate/kernel": "model.layers.{}.mlp.gate_proj.weight",
+    "blocks/mlp/up/kernel": "model.layers.{}.mlp.up_proj.weight",
+    "blocks/mlp/down/kernel": "model.layers.{}.mlp.down_proj.weight",
+    "depth_weights": "model.depth_weights",
+    "head/linear/kernel": "lm_head.dense.weight",
+    "head/linear/bias": "lm_head.dense.bias",
+    "head/bias": "lm_head.bias",
+  },
+  targets={
+    "causal": Target("ltg_bert", _CLASSES, _SETTINGS | {"is_decoder": True}),
+    "bidirectional": Target(
+      "ltg_bert",
+      {"AutoModelForMaskedLM": "LtgBertForMaskedLM", **_CLASSES},
+      _SETTINGS | {"is_decoder": False},
+    ),
+  },
+  causal_field="is_decoder",
+  code=("configuration_ltg_bert.py", "modeling_ltg_bert.py"),
+)
