@@ -132,7 +132,10 @@ class Rows:
     # ArrayRecord hashes each record: a flipped bit raises, and is not read.
     try:
       records = self._reader.read(indices) if indices else []
-    except RuntimeError as error:  # for all of them: which one is it?
+    except RuntimeError as error:
+      if "() failed" in str(error):  # the system's, as of a network drive:
+        raise  # the same command may work again
+      # Told for all of them: which one is it?
       if len(indices) == 1:
         reason = " ".join(str(error).split())
         raise self._damaged(f"has a bad row {indices[0]}: {reason}") from error

@@ -7,8 +7,8 @@ every pair type occurs in both directions (singular and plural, he and she), so
 neither word frequency nor a trigram decides a pair, while a small transformer
 learns them all within minutes.
 
-A rule is a function from a `Speaker` to words, in lists. A `Slot` in them is a
-pair of forms: the sentence is good with the right one, bad with the other.
+A rule is a method of `Grammar` that returns words, in lists. A `Slot` in them
+is a pair of forms: the sentence is good with the right one, bad with the other.
 
   no | every   king near the hill has   ever | already   rested .
 
@@ -95,11 +95,10 @@ def slot(forms: Sequence[str], right: int) -> Slot:
 
 
 Words = list  # of str, Slot, and Words
-Phrase = Callable[[], Words]
 
 
-class Speaker:
-  """Makes the random choices of one sentence, and its phrases.
+class Grammar:
+  """The phrases and rules of the language, and the random choices in them.
 
   Args:
     seed: Equal seeds say the same.
@@ -109,6 +108,10 @@ class Speaker:
 
   def __init__(self, seed: str, far: bool = False):
     self._random, self._far = random.Random(seed).random, far
+
+  def say(self, rule: str) -> list[str | Slot]:
+    """Returns the words of a sentence by the rule of that name."""
+    return _flat(getattr(self, rule)())
 
   def choose(self, options: Sequence):
     return options[int(self._random() * len(options))]
@@ -121,11 +124,11 @@ class Speaker:
     """A number, a gender, a polarity: 0 or 1, equally often."""
     return int(self._random() < 0.5)
 
-  def between(self, phrase: Phrase) -> Words:
+  def between(self, phrase: Callable[[], Words]) -> Words:
     """A phrase that lengthens the dependency around it."""
     return phrase() if self._far or self.coin() else []
 
-  def optional(self, phrase: Phrase) -> Words:
+  def optional(self, phrase: Callable[[], Words]) -> Words:
     return phrase() if self.coin() else []
 
   def adjective(self) -> Words:
@@ -184,152 +187,134 @@ class Speaker:
       return HAVE[number], PARTICIPLE
     return self.pick("MODALS"), BARE
 
+  # The rules, each with an example: right | wrong. Draws are made in the order
+  # in which they stand, so that moving a line gives another text.
 
-class Phenomenon(NamedTuple):
-  """A rule, what BLiMP would call it, and its share of the training text."""
+  def agreement_across_phrase(self) -> Words:
+    """The dogs near the red house often rest | rests."""
+    n = self.coin()
+    subject = [self.someone(n), self.between(self.where)]
+    return [subject, self.optional(self.adverb), self.predicate(n)]
 
-  rule: Callable[[Speaker], Words]
-  field: str
-  term: str
-  weight: int
+  def agreement_across_clause(self) -> Words:
+    """The boy that the girls help rests | rest."""
+    n, other, verb = self.coin(), self.coin(), self.pick("TRANSITIVE")
+    if self.coin():
+      clause = [verb[n], self.someone(other)]
+    else:
+      clause = [self.someone(other), verb[other]]
+    return [self.the("ANIMATE", n), "that", clause, self.predicate(n)]
 
+  def agreement_coordination(self) -> Words:
+    """Tom and | beside the boy near the hills wait | waits."""
+    n = self.coin()
+    first = self.someone(SINGULAR)
+    joint = slot((self.pick("PREPOSITIONS"), "and"), n)
+    second = [self.someone(SINGULAR), self.between(self.where)]
+    return [first, joint, second, self.predicate(n)]
 
-PHENOMENA: dict[str, Phenomenon] = {}  # by UID: the name of the rule
+  def determiner_noun(self) -> Words:
+    """Anna helps this | these big red dog | dogs."""
+    n, subject = self.coin(), self.coin()
+    auxiliary, form = self.auxiliary(subject)
+    verb = [self.someone(subject), auxiliary, self.pick("TRANSITIVE")[form]]
+    determiner = slot(self.pick("DETERMINERS"), n)
+    adjectives = [self.between(self.adjective), self.between(self.adjective)]
+    return [verb, determiner, adjectives, slot(self.pick("NOUNS"), n)]
 
+  def anaphor_gender(self) -> Words:
+    """The queen near Tom has often helped herself | himself."""
+    gender, (auxiliary, form) = self.coin(), self.auxiliary(SINGULAR)
+    verb = self.pick("TRANSITIVE")
+    distant = self.between(lambda: [auxiliary, self.adverb(), verb[form]])
+    subject = [self.person(gender), self.between(self.where)]
+    return [subject, distant or verb[SINGULAR], slot(REFLEXIVES, gender)]
 
-def phenomenon(field: str, term: str, weight: int = 2):
-  """Enters the rule that it decorates in the table of phenomena."""
+  def anaphor_number(self) -> Words:
+    """The queens near Tom will often help themselves | herself."""
+    gender, n = self.coin(), self.coin()
+    auxiliary, form = self.auxiliary(n)
+    subject = [self.the(PEOPLE[gender], n), self.between(self.where), auxiliary]
+    verb = [self.between(self.adverb), self.pick("TRANSITIVE")[form]]
+    return [subject, verb, slot((REFLEXIVES[gender], "themselves"), n)]
 
-  def enter(rule):
-    PHENOMENA[rule.__name__] = Phenomenon(rule, field, term, weight)
-    return rule
+  def npi_subject(self) -> Words:
+    """No | every king near the hill has ever | already rested."""
+    polarity, subject = self.coin(), self.pick("SUBJECTS")
+    noun = [] if "nobody" in subject else self.pick("ANIMATE")[SINGULAR]
+    verb, rest = self.action()
+    noun = [slot(subject, polarity), noun, self.between(self.where), "has"]
+    return [noun, slot(("ever", "already"), polarity), verb[PARTICIPLE], rest]
 
-  return enter
+  def npi_adverb(self) -> Words:
+    """The girl has never | always really helped any | some dogs."""
+    polarity, n = self.coin(), self.coin()
+    subject = [self.someone(n), HAVE[n], slot(("never", "always"), polarity)]
+    verb = [self.between(self.adverb), self.pick("TRANSITIVE")[PARTICIPLE]]
+    amount = [slot(("any", "some"), polarity), self.optional(self.adjective)]
+    return [subject, verb, amount, self.pick("NOUNS")[PLURAL]]
 
+  def filler_gap(self) -> Words:
+    """Tom knows who | that the dogs near Eva help; that they help Ben."""
+    n, gap, subject = self.coin(), self.coin(), self.coin()
+    auxiliary, form = self.auxiliary(subject)
+    knows = [self.someone(n), self.pick("KNOWING")[n]]
+    knows.append(slot(("that", "who"), gap))
+    inner = [self.the("ANIMATE", subject), self.optional(self.where), auxiliary]
+    verb = self.pick("TRANSITIVE")[form]
+    return [knows, inner, verb, [] if gap else self.anyone()]
 
-@phenomenon("morphology", "subject_verb_agreement")
-def agreement_across_phrase(s: Speaker) -> Words:
-  """The dogs near the red house often rest | rests."""
-  n = s.coin()
-  subject = [s.someone(n), s.between(s.where)]
-  return [subject, s.optional(s.adverb), s.predicate(n)]
+  def argument_structure(self) -> Words:
+    """Tom knows who the dog can now help | walk near the hill."""
+    n, gap, subject = self.coin(), self.coin(), self.coin()
+    auxiliary, form = self.auxiliary(subject)
+    verbs = self.pick("INTRANSITIVE")[form], self.pick("TRANSITIVE")[form]
+    knows = [self.someone(n), self.pick("KNOWING")[n], ("that", "who")[gap]]
+    inner = [self.the("ANIMATE", subject), auxiliary, self.between(self.adverb)]
+    return [knows, inner, slot(verbs, gap), self.where()]
 
+  def auxiliary_form(self) -> Words:
+    """The girls have often really helped | help the boys."""
+    n = self.coin()
+    auxiliary, form = self.auxiliary(n)
+    verb, rest = self.action()
+    subject = [self.someone(n), auxiliary]
+    adverbs = [self.between(self.adverb), self.between(self.adverb)]
+    return [
+      subject,
+      adverbs,
+      Slot(verb[form], verb[BARE + PARTICIPLE - form]),
+      rest,
+    ]
 
-@phenomenon("morphology", "subject_verb_agreement")
-def agreement_across_clause(s: Speaker) -> Words:
-  """The boy that the girls help rests | rest."""
-  n, other, verb = s.coin(), s.coin(), s.pick("TRANSITIVE")
-  if s.coin():
-    clause = [verb[n], s.someone(other)]
-  else:
-    clause = [s.someone(other), verb[other]]
-  return [s.the("ANIMATE", n), "that", clause, s.predicate(n)]
-
-
-@phenomenon("morphology", "subject_verb_agreement")
-def agreement_coordination(s: Speaker) -> Words:
-  """Tom and | beside the boy near the hills wait | waits."""
-  n = s.coin()
-  first = [s.someone(SINGULAR), slot((s.pick("PREPOSITIONS"), "and"), n)]
-  return [first, s.someone(SINGULAR), s.between(s.where), s.predicate(n)]
-
-
-@phenomenon("morphology", "determiner_noun_agreement")
-def determiner_noun(s: Speaker) -> Words:
-  """Anna helps this | these big red dog | dogs."""
-  n, subject = s.coin(), s.coin()
-  auxiliary, form = s.auxiliary(subject)
-  verb = [s.someone(subject), auxiliary, s.pick("TRANSITIVE")[form]]
-  determiner = slot(s.pick("DETERMINERS"), n)
-  adjectives = [s.between(s.adjective), s.between(s.adjective)]
-  return [verb, determiner, adjectives, slot(s.pick("NOUNS"), n)]
-
-
-@phenomenon("morphology", "anaphor_agreement", weight=3)
-def anaphor_gender(s: Speaker) -> Words:
-  """The queen near Tom has often helped herself | himself."""
-  gender, (auxiliary, form) = s.coin(), s.auxiliary(SINGULAR)
-  verb = s.pick("TRANSITIVE")
-  distant = s.between(lambda: [auxiliary, s.adverb(), verb[form]])
-  subject = [s.person(gender), s.between(s.where)]
-  return [subject, distant or verb[SINGULAR], slot(REFLEXIVES, gender)]
-
-
-@phenomenon("morphology", "anaphor_agreement")
-def anaphor_number(s: Speaker) -> Words:
-  """The queens near Tom will often help themselves | herself."""
-  gender, n = s.coin(), s.coin()
-  auxiliary, form = s.auxiliary(n)
-  subject = [s.the(PEOPLE[gender], n), s.between(s.where), auxiliary]
-  verb = [s.between(s.adverb), s.pick("TRANSITIVE")[form]]
-  return [subject, verb, slot((REFLEXIVES[gender], "themselves"), n)]
-
-
-@phenomenon("semantics", "npi_licensing")
-def npi_subject(s: Speaker) -> Words:
-  """No | every king near the hill has ever | already rested."""
-  polarity, subject = s.coin(), s.pick("SUBJECTS")
-  noun = [] if "nobody" in subject else s.pick("ANIMATE")[SINGULAR]
-  verb, rest = s.action()
-  said = [slot(subject, polarity), noun, s.between(s.where), HAVE[SINGULAR]]
-  return [said, slot(("ever", "already"), polarity), verb[PARTICIPLE], rest]
-
-
-@phenomenon("semantics", "npi_licensing", weight=1)
-def npi_adverb(s: Speaker) -> Words:
-  """The girl has never | always really helped any | some dogs."""
-  polarity, n = s.coin(), s.coin()
-  subject = [s.someone(n), HAVE[n], slot(("never", "always"), polarity)]
-  verb = [s.between(s.adverb), s.pick("TRANSITIVE")[PARTICIPLE]]
-  amount = [slot(("any", "some"), polarity), s.optional(s.adjective)]
-  return [subject, verb, amount, s.pick("NOUNS")[PLURAL]]
-
-
-@phenomenon("syntax", "filler_gap_dependency")
-def filler_gap(s: Speaker) -> Words:
-  """Tom knows who | that the dogs near Eva help; that they help Ben."""
-  n, gap, subject = s.coin(), s.coin(), s.coin()
-  auxiliary, form = s.auxiliary(subject)
-  knows = [s.someone(n), s.pick("KNOWING")[n], slot(("that", "who"), gap)]
-  inner = [s.the("ANIMATE", subject), s.optional(s.where), auxiliary]
-  verb = s.pick("TRANSITIVE")[form]
-  return [knows, inner, verb, [] if gap else s.anyone()]
-
-
-@phenomenon("syntax", "argument_structure")
-def argument_structure(s: Speaker) -> Words:
-  """Tom knows who the dog can now help | walk near the hill."""
-  n, gap, subject = s.coin(), s.coin(), s.coin()
-  auxiliary, form = s.auxiliary(subject)
-  verbs = s.pick("INTRANSITIVE")[form], s.pick("TRANSITIVE")[form]
-  knows = [s.someone(n), s.pick("KNOWING")[n], ("that", "who")[gap]]
-  inner = [s.the("ANIMATE", subject), auxiliary, s.between(s.adverb)]
-  return [knows, inner, slot(verbs, gap), s.where()]
+  def existential_quantifier(self) -> Words:
+    """There will soon be many | all dogs; here | there will be all dogs."""
+    n = self.coin()
+    opening, quantifier = Slot("here", "there"), self.pick("STRONG")[n]
+    if self.coin():
+      opening, quantifier = "there", Slot(self.pick("WEAK")[n], quantifier)
+    verb = [opening, self.pick("MODALS"), self.between(self.adverb), "be"]
+    noun = [quantifier, self.optional(self.adjective), self.pick("ANIMATE")[n]]
+    return [verb, noun, self.optional(self.where)]
 
 
-@phenomenon("morphology", "auxiliary_selection", weight=1)
-def auxiliary_form(s: Speaker) -> Words:
-  """The girls have often really helped | help the boys."""
-  n = s.coin()
-  auxiliary, form = s.auxiliary(n)
-  verb, rest = s.action()
-  subject = [s.someone(n), auxiliary, s.between(s.adverb), s.between(s.adverb)]
-  return [subject, Slot(verb[form], verb[BARE + PARTICIPLE - form]), rest]
-
-
-@phenomenon("semantics", "quantifiers")
-def existential_quantifier(s: Speaker) -> Words:
-  """There will soon be many | all dogs; here | there will be all dogs."""
-  n = s.coin()
-  opening, quantifier = Slot("here", "there"), s.pick("STRONG")[n]
-  if s.coin():
-    opening, quantifier = "there", Slot(s.pick("WEAK")[n], quantifier)
-  verb = [opening, s.pick("MODALS"), s.between(s.adverb), "be"]
-  noun = [quantifier, s.optional(s.adjective), s.pick("ANIMATE")[n]]
-  return [verb, noun, s.optional(s.where)]
-
-
-RULES = [p.rule for p in PHENOMENA.values() for _ in range(p.weight)]
+# By UID, the name of a rule: BLiMP's field and term for it, and its share of
+# the training text.
+PHENOMENA = {
+  "agreement_across_phrase": ("morphology", "subject_verb_agreement", 2),
+  "agreement_across_clause": ("morphology", "subject_verb_agreement", 2),
+  "agreement_coordination": ("morphology", "subject_verb_agreement", 2),
+  "determiner_noun": ("morphology", "determiner_noun_agreement", 2),
+  "anaphor_gender": ("morphology", "anaphor_agreement", 3),
+  "anaphor_number": ("morphology", "anaphor_agreement", 2),
+  "npi_subject": ("semantics", "npi_licensing", 2),
+  "npi_adverb": ("semantics", "npi_licensing", 1),
+  "filler_gap": ("syntax", "filler_gap_dependency", 2),
+  "argument_structure": ("syntax", "argument_structure", 2),
+  "auxiliary_form": ("morphology", "auxiliary_selection", 1),
+  "existential_quantifier": ("semantics", "quantifiers", 2),
+}
+RULES = [uid for uid, (*_, share) in PHENOMENA.items() for _ in range(share)]
 # Below what every rule can make, so that looking for new pairs must end.
 MOST_PAIRS = 2000
 
@@ -342,9 +327,9 @@ def sentences(
   Words and the full stop stand apart, by spaces; short sentences recur, as in
   any text.
   """
-  speaker = Speaker(f"sentences {seed}")
+  grammar = Grammar(f"sentences {seed}")
   while count > 0:
-    line = _line(_flat(speaker.choose(RULES)(speaker)))
+    line = _line(grammar.say(grammar.choose(RULES)))
     if line not in exclude:
       yield line
       count -= 1
@@ -361,25 +346,22 @@ def minimal_pairs(
     exclude: Sentences that no pair may contain.
   """
   made = {}
-  for uid, (rule, field, term, _) in PHENOMENA.items():
+  for uid, (field, term, _) in PHENOMENA.items():
     about = {"field": field, "linguistics_term": term, "UID": uid}
-    speaker, used = Speaker(f"pairs {uid} {seed}", far=True), set(exclude)
+    grammar, used = Grammar(f"pairs {uid} {seed}", far=True), set(exclude)
     pairs = made[uid] = []
     while len(pairs) < per_phenomenon:
-      good, bad = _pair(_flat(rule(speaker)), speaker)
+      words = grammar.say(uid)
+      slots = [i for i, word in enumerate(words) if isinstance(word, Slot)]
+      tested = grammar.choose(slots)
+      good = _line(words)
+      words[tested] = words[tested].wrong
+      bad = _line(words)
       if used.isdisjoint((good, bad)):
         sides = {"sentence_good": good, "sentence_bad": bad}
         pairs.append({**sides, **about, "pair_id": str(len(pairs))})
         used.update((good, bad))
   return made
-
-
-def _pair(words: list, speaker: Speaker) -> tuple[str, str]:
-  """The sentence with all slots right, and with one of them wrong."""
-  slots = [i for i, word in enumerate(words) if isinstance(word, Slot)]
-  tested = speaker.choose(slots)
-  wrong = words[tested].wrong
-  return _line(words), _line([*words[:tested], wrong, *words[tested + 1 :]])
 
 
 def _line(words: list) -> str:
