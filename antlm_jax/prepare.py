@@ -7,8 +7,8 @@ python -m antlm_jax.prepare --verify --output prepared/
 from collections.abc import Sequence
 
 from antlm_jax import cli, settings
-from antlm_jax.data.preparation import prepare
-from antlm_jax.data.prepared import Prepared, Settings
+from antlm_jax.data.preparation import Settings, prepare
+from antlm_jax.data.prepared import Prepared
 
 
 def main(argv: Sequence[str]) -> None:

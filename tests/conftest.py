@@ -7,8 +7,7 @@ import tempfile
 import pytest
 
 from antlm_jax.data import toy_english
-from antlm_jax.data.preparation import prepare
-from antlm_jax.data.prepared import Settings
+from antlm_jax.data.preparation import Settings, prepare
 from antlm_jax.runtime import files
 
 

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from antlm_jax import errors, prepare
 from antlm_jax.data import packing, preparation, prepared, rows, text, tokenizer
 from antlm_jax.data.documents import Babylm, TextConfig, build
-from antlm_jax.data.prepared import Manifest, Prepared, Settings
+from antlm_jax.data.preparation import Settings
+from antlm_jax.data.prepared import Manifest, Prepared
 
 ROOT = pathlib.Path(__file__).parents[1]
 REAL = ROOT.parent / "shared/data/babylm_like_10M.tar.xz"

@@ -17,20 +17,22 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import tqdm
 
+from antlm_jax import cli, units
 from antlm_jax import settings as settings_lib
-from antlm_jax import units
 from antlm_jax.data import packing, prepared, rows, text
+from antlm_jax.data.packing import BOUNDARIES, PACKINGS
 from antlm_jax.data.prepared import (
   MANIFEST,
   TOKENIZER,
   Manifest,
   Prepared,
-  Settings,
   Split,
 )
-from antlm_jax.data.tokenizer import Tokenizer, check_vocab_size
+from antlm_jax.data.text import RULES
+from antlm_jax.data.tokenizer import KINDS, Tokenizer, check_vocab_size
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
+from antlm_jax.settings import setting
 
 _MARKER = ".antlm_jax_prepare"  # tells our unfinished folders from others
 _DOCUMENTS = "documents"
@@ -40,6 +42,54 @@ _BATCH_CHARACTERS = 1 << 22
 _READ = 64
 # Of the text's bytes, the disk that documents and rows take, at most.
 _DISK_PER_BYTE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What to prepare, and how: the arguments of `antlm_jax.prepare`."""
+
+  text: tuple[str, ...] = setting(
+    help="text files or folders: BabyLM's *.train and *.dev, or *.txt",
+    nargs="+",
+    action="extend",
+    required=False,
+    metavar="PATH",
+  )
+  output: str = setting(help="folder to prepare", read=cli.here)
+  tokenizer: str | None = setting(
+    None, "a tokenizer.json; without, one is trained"
+  )
+  vocab_size: int = setting(
+    16_000, "vocabulary of the trained tokenizer", least=260, most=1 << 20
+  )
+  kind: str = setting("bpe", "of the trained tokenizer", choices=tuple(KINDS))
+  seq_len: int = setting(128, "tokens in a row", least=2, most=1 << 20)
+  packing: str = setting(
+    "stream",
+    "documents one after the other; each in a segment of its own; or the"
+    " stream in random chunks, two a row (arXiv 2507.00994)",
+    choices=PACKINGS,
+  )
+  documents: str = setting(
+    "auto",
+    "what ends one: blank lines, headings or 64 KiB; each line; or each file",
+    choices=tuple(RULES),
+  )
+  boundary: str = setting(
+    "bos_eos",
+    "tokens around a document: <s> and </s>, </s> after, or none",
+    choices=BOUNDARIES,
+  )
+  dev_share: float = setting(
+    0.02,
+    "share of the documents held out if there are no dev files",
+    over=0,
+    most=0.5,
+  )
+  share: float = setting(
+    1.0, "share of the train documents to take, evenly spread", over=0, most=1
+  )
+  seed: int = setting(0, "of the chunks' lengths")
 
 
 def prepare(settings: Settings) -> Manifest:

@@ -12,67 +12,16 @@ import json
 import os
 import pathlib
 
-from antlm_jax import cli
-from antlm_jax.data.packing import BOUNDARIES, PACKINGS
 from antlm_jax.data.rows import Rows, damaged
-from antlm_jax.data.text import RULES, SPLITS
-from antlm_jax.data.tokenizer import KINDS, Tokenizer
+from antlm_jax.data.text import SPLITS
+from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
-from antlm_jax.settings import setting
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 _VERSION = 1
 _BLOCK = 4096  # rows that are verified at once
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """What to prepare, and how: the arguments of `antlm_jax.prepare`."""
-
-  text: tuple[str, ...] = setting(
-    help="text files or folders: BabyLM's *.train and *.dev, or *.txt",
-    nargs="+",
-    action="extend",
-    required=False,
-    metavar="PATH",
-  )
-  output: str = setting(help="folder to prepare", read=cli.here)
-  tokenizer: str | None = setting(
-    None, "a tokenizer.json; without, one is trained"
-  )
-  vocab_size: int = setting(
-    16_000, "vocabulary of the trained tokenizer", least=260, most=1 << 20
-  )
-  kind: str = setting("bpe", "of the trained tokenizer", choices=tuple(KINDS))
-  seq_len: int = setting(128, "tokens in a row", least=2, most=1 << 20)
-  packing: str = setting(
-    "stream",
-    "documents one after the other; each in a segment of its own; or the"
-    " stream in random chunks, two a row (arXiv 2507.00994)",
-    choices=PACKINGS,
-  )
-  documents: str = setting(
-    "auto",
-    "what ends one: blank lines, headings or 64 KiB; each line; or each file",
-    choices=tuple(RULES),
-  )
-  boundary: str = setting(
-    "bos_eos",
-    "tokens around a document: <s> and </s>, </s> after, or none",
-    choices=BOUNDARIES,
-  )
-  dev_share: float = setting(
-    0.02,
-    "share of the documents held out if there are no dev files",
-    over=0,
-    most=0.5,
-  )
-  share: float = setting(
-    1.0, "share of the train documents to take, evenly spread", over=0, most=1
-  )
-  seed: int = setting(0, "of the chunks' lengths")
 
 
 @dataclasses.dataclass(frozen=True)
