@@ -15,7 +15,6 @@ import argparse
 import dataclasses
 import functools
 import operator
-import sys
 import types
 import typing
 from collections.abc import Callable, Collection, Mapping
@@ -29,6 +28,7 @@ if typing.TYPE_CHECKING:
 # What an int may be at most where its field says nothing: larger ones are
 # slips, which NumPy and JAX would tell as overflows or as lack of memory.
 LARGEST = 2**31 - 1
+_LARGEST_FLOAT = 3.4e38  # more is infinite where it is computed with
 _BOUNDS = {
   "least": ("at least", operator.ge),
   "over": ("over", operator.gt),
@@ -247,8 +247,8 @@ def _expected(
   if kind is str:
     return None if is_text(value) else "valid text"
   # Not isfinite, which cannot take ints that are too large for a float.
-  if kind is float and not abs(value) <= sys.float_info.max:
-    return "finite"
+  if kind is float and not abs(value) <= _LARGEST_FLOAT:
+    return "finite in float32"
   if kind is int and abs(value) > LARGEST:
     bounds = {"least": -LARGEST, "most": LARGEST, **bounds}
   if all(_BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
