@@ -37,6 +37,7 @@ class Parser(argparse.ArgumentParser):
   def parse_known_args(self, args=None, namespace=None):
     """Parses, and refuses what no argument can be: surrogates, nothing."""
     args = sys.argv[1:] if args is None else args
+    # Bytes that are no UTF-8 come as lone surrogates, which nothing can write.
     for word in args:
       if not is_text(word):
         self.error(f"{word!a} is not valid text")

@@ -92,8 +92,10 @@ class Optimizer:
   name: str = setting("adamw", "the method", choices=("adamw", "lamb"))
   b1: float = setting(0.9, "decay of the gradients' mean", least=0, under=1)
   b2: float = setting(0.95, "decay of their squares'", least=0, under=1)
+  # Not 0: the moments of a token that never stood would be 0 / 0.
   eps: float = setting(1e-8, "added to the squares' root", over=0)
   weight_decay: float = setting(0.1, "times the rate, each step", least=0)
+  # matrices: neither norms nor biases; hidden: nor embeddings.
   decay_scope: str = setting(
     "matrices", "what decays", choices=("all", "matrices", "hidden")
   )
@@ -165,6 +167,8 @@ class Init:
   step: str = setting("keep", "reset: from 0 on", choices=("keep", "reset"))
 
 
+# By the name that a group has in the config, beside `model`, which is its
+# encoder's own section, and `objectives`, which has as many as one likes.
 GROUPS = {
   "data": Data,
   "train": Train,
@@ -188,7 +192,6 @@ def default(encoder: str = "llama") -> ConfigDict:
   out.objectives = ConfigDict(
     {name: settings.to_config_dict(o) for name, o in OBJECTIVES.items()}
   )
-  _encoder(encoder)
   out.model = ConfigDict({"name": encoder, **models.defaults(encoder)})
   for name, section in GROUPS.items():
     out[name] = settings.to_config_dict(section())
@@ -197,23 +200,18 @@ def default(encoder: str = "llama") -> ConfigDict:
 
 def described() -> str:
   """Returns a line for each setting: its key, default, and what it is."""
-  out = []
-  for group, section in {"": Run, **GROUPS}.items():
+  encoders = [("model", models.config_type(name)) for name in models.ENCODERS]
+  lines = {}
+  for group, section in [("", Run), *GROUPS.items(), *encoders]:
     for field in dataclasses.fields(section):
       key = ".".join(filter(None, (group, field.name)))
       choices = field.metadata["choices"]
       one_of = f" ({', '.join(choices)})" if choices else ""
-      setting = f"{key}={settings.written(field.default)}"
-      out.append(f"  {setting:33} {field.metadata['help']}{one_of}")
-  return "\n".join(out)
-
-
-def _encoder(name: str) -> type:
-  if name not in models.ENCODERS:
-    raise UserError(
-      f"model.name={name!r} is not one of {', '.join(models.ENCODERS)}"
-    )
-  return models.ENCODERS[name][1]
+      pair = f"{key}={settings.written(field.default)}"
+      line = f"  {pair:33} {field.metadata['help']}{one_of}"
+      lines.setdefault(key, line)  # the first encoder's, of what all have
+  del lines["model.vocab_size"]  # the data's
+  return "\n".join(lines.values())
 
 
 def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
@@ -234,6 +232,7 @@ def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
   get_config = module(path).get_config
   with _told(path):
     config = get_config(arg)
+  # Before the overrides: what is wrong here is the file's fault.
   _check_keys(path, config)
   for override in overrides:
     _override(config, override)
@@ -250,7 +249,8 @@ def check(config: ConfigDict) -> None:
   settings.check_values(Run, config)
   for name, section in GROUPS.items():
     settings.check_values(section, config[name], name)
-  settings.check_values(_encoder(config.model.name), config.model, "model")
+  encoder_config = models.config_type(config.model.name)
+  settings.check_values(encoder_config, config.model, "model")
   objectives(config)
   if config.train.epochs and config.train.steps:
     raise UserError("train.epochs and train.steps are both set: choose one")
@@ -282,6 +282,7 @@ def _told(path: str) -> Iterator[None]:
   except SyntaxError as error:
     lines, told = [error.lineno], error.msg
   except Exception as error:
+    # The last line of this file that ran; what it called is not its writer's.
     frames = traceback.extract_tb(error.__traceback__)
     own = os.path.abspath(path)
     lines = [f.lineno for f in frames if os.path.abspath(f.filename) == own]
@@ -298,6 +299,7 @@ def _check_keys(path: str, config) -> None:
       f"{what} returns {type(config).__name__}, not a ConfigDict: return"
       " default() with changes"
     )
+  # A ConfigDict takes any new key, so a slip would train with the default.
   found = leaves(config)
   known = leaves(default(found.get("model.name", "llama")))
   for key in sorted(found.keys() ^ known.keys()):
@@ -358,7 +360,7 @@ def _nearest(
 
 def _set(node: ConfigDict, name: str, text: str, what: str) -> None:
   """Sets `node.name` from text, read as the type that it has."""
-  kind = node.get_type(name)
+  kind = node.get_type(name)  # also of a placeholder, which has no value
   if kind in (ConfigDict, dict):
     names = ", ".join(node[name])
     raise UserError(f"{what}: not a group of settings ({names})")
@@ -426,6 +428,7 @@ def from_json(text: str) -> ConfigDict:
   """
   try:
     stored = json.loads(text)
+    # Settings that came later have their defaults.
     config = default(stored["model"]["name"])
     config.update(stored)
   except (
@@ -446,6 +449,7 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
   for key in sorted(before.keys() | after.keys()):
     if any(key == free or key.startswith(free + ".") for free in FREE):
       continue
+    # A setting that only one of them has is a difference, too.
     if before.get(key) != after.get(key):
       out.append(f"{key} was {before.get(key)!r}, is {after.get(key)!r}")
   return out

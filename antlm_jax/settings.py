@@ -98,6 +98,7 @@ def check_values(section_type: type, values: Mapping, prefix: str = "") -> None:
 
   Fields not made by `setting` are held to their type, if it is a plain one.
   """
+  # config.key, but --key, and `objective 'mlm': key`.
   dot = "." if prefix[-1:].isalnum() else ""
   for field, kind in _fields(section_type):
     if field.name in values and _scalar(kind) in _SCALARS:
@@ -191,7 +192,7 @@ def _parse(text: str, kind: Any):
         return int(number)
       raise
   if _is_tuple(kind):
-    parts = text.strip("()").split(",")
+    parts = text.strip("()").split(",")  # "()" and "" are both empty
     return tuple(_parse(part, _part(kind)) for part in parts if part)
   raise ValueError(text)
 
@@ -212,9 +213,10 @@ def _read(field: dataclasses.Field, kind: Any, text: str):
   """Reads and checks an argument's text."""
   what, read = f"--{field.name}={text:.100}", field.metadata["read"]
   value = read(text) if read else parse(text, kind, what)
+  # argparse compares a single value with the choices, and lists them.
   if field.metadata["choices"] is None or isinstance(value, tuple):
     _check(what, field, kind, value)
-  return value  # argparse tells a wrong choice, and the choices
+  return value
 
 
 def _check(what: str, field: dataclasses.Field, kind: Any, value) -> None:

@@ -36,7 +36,7 @@ def _parse(argv: Sequence[str], settings: str):
     prog="python -m antlm_jax.train",
     description="Trains a model; the same command again goes on.",
     epilog=f"settings, each --config.KEY=VALUE:\n{settings}\n"
-    "  and model.KEY, objectives.NAME.KEY: antlm_jax.models, .objectives",
+    "  objectives.NAME.KEY: see antlm_jax/objectives/objective.py",
   )
   parser.add_argument(
     "--config", required=True, help="a config file, FILE.py or FILE.py:ARG"

@@ -7,6 +7,7 @@ from antlm_jax.models.model import (
   Model,
   Params,
   build,
+  config_type,
   defaults,
   from_config,
 )
@@ -19,6 +20,7 @@ __all__ = [
   "Model",
   "Params",
   "build",
+  "config_type",
   "defaults",
   "from_config",
 ]

@@ -111,22 +111,31 @@ def build(config: Mapping[str, Any], vocab_size: int) -> Model:
   """
   settings = dict(config)
   name = settings.pop("name")
-  if name not in ENCODERS:
-    raise UserError(
-      f"model.name={name!r} is not one of {', '.join(sorted(ENCODERS))}"
-    )
-  config_type = ENCODERS[name][1]
+  section = config_type(name)
   if unknown := set(settings) - set(defaults(name)):
     raise UserError(
       f"model.{', model.'.join(sorted(unknown))}: no setting of {name}; a"
       f" config file chooses the encoder by default({name!r})"
     )
-  return from_config(config_type(vocab_size=vocab_size, **settings))
+  return from_config(section(vocab_size=vocab_size, **settings))
+
+
+def config_type(name: str) -> type[EncoderConfig]:
+  """Returns what an encoder's settings are, by its name in `ENCODERS`.
+
+  Raises:
+    UserError: if there is none.
+  """
+  if name not in ENCODERS:
+    raise UserError(
+      f"model.name={name!r} is not one of {', '.join(sorted(ENCODERS))}"
+    )
+  return ENCODERS[name][1]
 
 
 def defaults(name: str) -> dict[str, Any]:
   """Returns an encoder's settings but for its vocabulary, which is data's."""
-  fields = dataclasses.fields(ENCODERS[name][1])
+  fields = dataclasses.fields(config_type(name))
   return {f.name: f.default for f in fields if f.name != "vocab_size"}
 
 
