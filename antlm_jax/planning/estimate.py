@@ -126,6 +126,7 @@ class Program:
 def programs(run: Run, evaluations: bool = True) -> list[Program]:
   """Returns the steps that a run compiles, each with a batch of its kind."""
   source, out = run.source(), {}
+  # The kind of batch changes where the curriculum or the rows' layout does.
   starts = {phase.start for phase in run.curriculum.phases}
   starts = sorted(starts | {*run.order.starts})
   ends = [*starts[1:], run.curriculum.steps]
@@ -134,6 +135,7 @@ def programs(run: Run, evaluations: bool = True) -> list[Program]:
     joined = run.order.at(start).joined
     if joined > 1:
       name += f" of {joined * run.train_rows.seq_len}"
+    # Objectives that come again are one program, which trains more steps.
     known = out.get(name) or Program(name, 0, source[start])
     out[name] = dataclasses.replace(known, steps=known.steps + end - start)
   if evaluations:
@@ -233,6 +235,7 @@ def estimate_all(run: Run, chosen: Sequence[Program]) -> Iterator[Estimate]:
   done: dict = {}
   for program in progress.track(chosen, "program", "compiled", 0):
     shapes = sharding.abstract(run.mesh, program.batch)
+    # Batches of other objectives may well be the same to the compiler.
     leaves, tree = jax.tree.flatten(shapes)
     key = tree, *leaves, program.steps > 0
     if key not in done:
@@ -250,6 +253,7 @@ def estimate(run: Run, program: Program) -> Estimate:
   shapes = sharding.abstract(mesh, batch)
   chip = chips.of(mesh.devices.flat[0])
   whole = shapes.inputs.size / batch.inputs.size  # of the first process's
+  # Backward a product is two: by its input and by its weights.
   work = flops.forward(run.model, batch) * (3 if training else 1) * whole
   attention = run.attention_of(batch)
   begun, found = time.monotonic(), {}
@@ -333,7 +337,7 @@ def _speed(run: Run, batch: Batch, counts: hlo.Counts) -> dict:
   """Returns the part of an `Estimate` that is about speed."""
   chip = chips.of(run.mesh.devices.flat[0])
   executed = counts.flops
-  if counts.kernel_flops:
+  if counts.kernel_flops:  # said of the whole square, or of half of it
     executed += counts.kernel_flops * _visited(run.model, batch)
   collectives = _collectives(run.mesh, counts)
   return {

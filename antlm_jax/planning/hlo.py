@@ -65,6 +65,8 @@ class Collective:
     n = len(self.group) or self.slices
     if self.kind in ("collective-permute", "collective-broadcast"):
       return self.bytes
+    # Round a ring each device passes on the parts of the n - 1 others; a sum
+    # goes round twice: once to be added up, once to be handed out.
     return self.bytes * (n - 1) / n * (2 if self.kind == "all-reduce" else 1)
 
 
@@ -95,7 +97,7 @@ class Counts:
     self.flops += times * other.flops
     self.bytes += times * other.bytes
     self.kernel_flops += times * other.kernel_flops
-    self.unknown_loops += other.unknown_loops
+    self.unknown_loops += other.unknown_loops  # of the program's text
     for key, count in other.collectives.items():
       self.collectives[key] += times * count
 
@@ -123,7 +125,9 @@ class _Array:
   @classmethod
   def parse(cls, kind: str, dims: str, layout: str) -> "_Array":
     sizes = tuple(_numbers(dims))
+    # The first number of bf16, s32 or f8e4m3fn; a token has no size.
     bits = _numbers(kind) or [8 * (kind == "pred")]
+    # {1,0:T(8,128)S(1)} is in memory space 1; the main memory is not named.
     return cls(sizes, math.prod(sizes) * bits[0] // 8, "S(" in layout)
 
 
@@ -235,6 +239,7 @@ def _numbers(text: str) -> list[int]:
 
 def _add(out: Counts, op: _Op) -> None:
   """Adds what an instruction does."""
+  # A fusion is one instruction to the memory, and several to the units below.
   out.bytes += _moved(op)
   if op.code == "while":
     passes = _passes(op)
@@ -263,6 +268,7 @@ def _work(out: Counts, op: _Op) -> None:
   elif (kind := _COLLECTIVE.fullmatch(op.code)) and _begins(op):
     out.collectives[_collective(op, kind[1])] += 1
   elif op.code == "send" and "_xla_megascale_target" in op.attributes:
+    # Between slices the host carries it: no collective of the program's.
     out.collectives[_between_slices(op)] += 1
   elif 'custom_call_target="tpu_custom_call"' in op.attributes:
     said = op.get(r'"cost_estimate":\{"flops":"(\d+)"')
@@ -285,8 +291,9 @@ def _passes(loop: _Op) -> int | None:
     return None
   if not counter or {first.code, body.root.code} != {"tuple"}:
     return None
+  # Evaluated as the loop begins, and the counter again after one pass.
   begin, end = (_value(side, first) for side in test.operands)
-  after = _value(body.root.operands[int(counter)], first)  # the first pass
+  after = _value(body.root.operands[int(counter)], first)
   if None in (begin, end, after) or after <= begin:
     return None
   return max(0, -(-(end - begin) // (after - begin)))
@@ -358,6 +365,7 @@ def _begins(op: _Op) -> bool:
 
 
 def _collective(op: _Op, kind: str) -> Collective:
+  # A device gives its part of what is gathered, and all of what is summed.
   given = sum(operand.bytes for operand in op.operands)
   group = _group(op.attributes, kind)
   if kind == "all-gather":
@@ -445,6 +453,7 @@ def _moved(op: _Op) -> int:
   if op.code.endswith("-done"):  # where all is known of a copy
     sources = op.operands[0].operands
     return min(sum(o.far for o in sources), op.bytes) + op.far
+  # What the compiler has put near the units costs the main memory nothing.
   reads = (
     min(operand.far, _read(op, index, operand.bytes))
     for index, operand in enumerate(op.operands)
@@ -484,6 +493,7 @@ def _written(op: _Op) -> int:
     return op.operands[_UPDATES[op.code]].bytes
   if op.code != "fusion":
     return op.far
+  # A fusion's results, and what within it makes each of them.
   root = op.called[0].root
   parts = root.operands if root.code == "tuple" else [root]
   if len(parts) != len(op.arrays):

@@ -106,10 +106,12 @@ def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
   state = 4 * run.model.size * (3 + bool(run.step.ema))
   state //= mesh["fsdp"] * mesh["tensor"]
   wider = [n for n in fsdp_sizes(run, mesh["tensor"]) if n > mesh["fsdp"]]
+  # The narrowest that spares enough: wider ones only send more.
   enough = [n for n in wider if state * (1 - mesh["fsdp"] / n) > over]
   for size in (enough or wider[-1:])[:1]:
     kept = ("mesh.data=-1", f"mesh.fsdp={size}")
     yield kept
+  # Then recomputing, which costs time, and last smaller parts of a batch.
   for policy in {"none": ("dots", "block"), "dots": ("block",)}.get(remat, ()):
     yield (*kept, f"model.remat={policy}")
   if remat != "block":
@@ -125,7 +127,7 @@ def fsdp_sizes(run: Run, tensor: int) -> list[int]:
   while size <= _MOST_FSDP:
     sizes = {"data": -1, "fsdp": size, "tensor": tensor}
     if run.model.config.width % size == 0:
-      with contextlib.suppress(UserError):
+      with contextlib.suppress(UserError):  # the devices do not allow it
         sharding.make_mesh(sizes, list(run.mesh.devices.flat))
         out.append(size)
     size *= 2
@@ -153,14 +155,14 @@ def sweep(pod: Pod, run: Run, budget: float) -> list[dict]:
     budget: Seconds after which nothing further is compiled.
   """
   end, out = time.monotonic() + budget, []
-  meshes = list(_meshes(run))
+  meshes = list(_meshes(run))  # to be counted
   for mesh in progress.track(meshes, "mesh", "sweep", 0):
     for count in _microbatches_on(pod, mesh):
       if time.monotonic() > end:
         break
       row = _of_sweep(pod.run((*mesh, f"train.microbatches={count}")))
       out.append(row)
-      if row["fits"]:
+      if row["fits"]:  # more microbatches would but be slower
         break
   return sorted(out, key=lambda row: row.get("seconds", math.inf))
 

@@ -54,6 +54,7 @@ class Mirror:
     if self._copies:
       _check(self.workdir)
     self.folder = pathlib.Path(tempfile.mkdtemp(prefix="antlm_jax_"))
+    # One thread: copies of the same file are not to overtake each other.
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
     self._copying: concurrent.futures.Future | None = None
     self._begun = 0.0
@@ -96,11 +97,11 @@ class Mirror:
   def _copy(self) -> None:
     try:
       for path in sorted(self.folder.rglob("*")):
-        if path.is_file() and path.suffix != ".tmp":
+        if path.is_file() and path.suffix != ".tmp":  # half written
           self._copy_file(path)
       self._failed = ""
     except files.failures() as error:
-      if not self._failed:
+      if not self._failed:  # told once; the next push tries again
         self._failed = files.reason(error)
         print(
           f"metrics cannot be copied to {self.workdir} now: {self._failed}",
@@ -155,6 +156,7 @@ def local(folder: str | os.PathLike, stamp: str) -> pathlib.Path:
   source = files.path(folder)
   try:
     content = (source / stamp).read_bytes()
+    # Other content has another name: an older copy is never taken for it.
     key = hashlib.sha256(f"{source}\n".encode() + content).hexdigest()[:16]
     copy = _cache() / key
     with files.locked(copy.with_suffix(".lock"), wait=True):
@@ -189,7 +191,7 @@ def _fetch(source, copy: pathlib.Path) -> None:
   aside = copy.with_suffix(".part")
   shutil.rmtree(aside, ignore_errors=True)
   aside.mkdir()
-  for name in sizes:
+  for name in sizes:  # the parts are written into them, in any order
     (aside / pathlib.PurePosixPath(name).name).touch()
   with concurrent.futures.ThreadPoolExecutor(_REQUESTS) as pool:
     parts = [

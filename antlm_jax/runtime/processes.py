@@ -68,6 +68,7 @@ def initialize() -> None:
 
 def _found() -> dict | None:
   """What is known of where the processes are; None if this is the only one."""
+  # JAX_COORDINATOR_ADDRESS alone may be left over from something else.
   if any(name in os.environ for name in EXPLICIT[1:]):
     options = _explicit()
     return options if options["num_processes"] > 1 else None
@@ -197,6 +198,8 @@ def largest(values: Callable[[], Sequence[int]]) -> Callable[[], np.ndarray]:
   """
   if jax.process_count() == 1:
     return lambda: np.asarray(values(), np.int32)
+  # On the devices, in the order of all else that they compute: a message
+  # beside it would make the host wait for them at every step.
   mesh = jax.sharding.Mesh(jax.devices(), ("all",))
   mine = np.asarray(values(), np.int32)[None]
   everyone = jax.make_array_from_callback(
@@ -223,6 +226,7 @@ def agreed(value: int) -> int:
 def same(text: str) -> bool:
   """Whether all processes say the same; waits for all of them."""
   number = zlib.crc32(text.encode()) >> 1  # an int32
+  # The largest and, as the largest of the negated, the smallest.
   high, low = largest(lambda: [number, -number])()
   return bool(high == -low)
 
@@ -278,6 +282,7 @@ class _Peers:
     """Says what happened, to the others as well, and ends the process."""
     me = jax.process_index()
     told = errors.explain(error)
+    # What is told first counts: the process at fault is to be the one named.
     if is_of_a_computation(error):
       time.sleep(2 * _STAY)  # mostly a peer's end, who may be about to say why
       told = (
@@ -303,6 +308,7 @@ class _Peers:
       try:
         said = self._store.key_value_dir_get(_FAILED)
       except jax.errors.JaxRuntimeError as error:
+        # The store goes with process 0, which may have ended well just now.
         if self._left.wait(_STAY):
           return
         _say(
