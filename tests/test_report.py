@@ -563,6 +563,16 @@ def test_a_summary_that_does_not_fit_is_named(tmp_path, rows):
       make(tmp_path / "runs", rows)
 
 
+def test_results_that_do_not_fit_are_named_once(tmp_path, rows):
+  run = train(tmp_path / "runs", "antlm", 0)
+  score(run, "ewok", "mlm", {"a": answers(1, 4)})
+  path = run / "evals/ewok" / f"{STEPS}-mlm/summary.json"
+  path.write_text("{}")
+  words = rf"^cannot read {path}: KeyError\('request'\): make it again[^:]*$"
+  with pytest.raises(UserError, match=words):
+    make(tmp_path / "runs", rows)
+
+
 def test_command(tmp_path, rows):
   folder, out = tmp_path / "runs", tmp_path / "out"
   three_rows(folder)

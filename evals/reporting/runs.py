@@ -304,6 +304,8 @@ def _in_order(path: pathlib.Path) -> tuple:
 
 
 def _read_run(variant: str, path: pathlib.Path) -> TrainedRun:
+  zero_shot = _latest(_zero_shot(path / "evals"))
+  tuned = _latest(_tuned(path / "evals" / "finetune"))
   with _reading(path / "config.json") as settings:
     run = TrainedRun(
       variant=variant,
@@ -311,8 +313,8 @@ def _read_run(variant: str, path: pathlib.Path) -> TrainedRun:
       config=settings,
       summary=None,
       records=metrics.read_records(path),
-      zero_shot=_latest(_zero_shot(path / "evals")),
-      tuned=_latest(_tuned(path / "evals" / "finetune")),
+      zero_shot=zero_shot,
+      tuned=tuned,
     )
     _ = run.attention  # parses the curriculum
   if (path / "summary.json").is_file():
