@@ -392,6 +392,26 @@ def test_the_choice_on_cpu_is_by_length():
     attention.choose(CAUSAL, q, q, "pallas", dropout=True)
 
 
+@pytest.mark.parametrize(
+  "kind, choice",
+  [
+    ("NVIDIA H100 80GB HBM3", "cudnn"),
+    ("NVIDIA A100-SXM4-40GB", "cudnn"),
+    ("Tesla T4", "chunked"),
+    ("AMD Instinct MI300X", "chunked"),
+  ],
+)
+def test_the_choice_for_a_gpu_that_is_not_there_is_by_its_kind(kind, choice):
+  gpu = jax.sharding.AbstractDevice(kind, None, "gpu")
+  mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=gpu)
+  q = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16)
+  bound = AttentionMask(True, jnp.zeros((2, 128), jnp.int32))
+  with jax.sharding.use_abstract_mesh(mesh):
+    assert attention.choose(CAUSAL, q, q) == choice
+    assert attention.choose(bound, q, q) == "chunked"
+    assert attention.choose(CAUSAL, q, q, dropout=True) == "chunked"
+
+
 BAD = {
   "not four axes": ({"q": (2, 8, 4)}, {}, r"takes q \[B, T, N, H\]"),
   "k and v": ({"v": (2, 9, 2, 4)}, {}, "k and v differ in shape"),

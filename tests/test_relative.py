@@ -2,6 +2,7 @@
 
 import fractions
 import functools
+import math
 import os
 import pathlib
 import subprocess
@@ -33,7 +34,17 @@ LTG_BERTS = attention.log_edges(32, 512)
 
 
 def attend(
-  q, k, v, mask, g, terms, implementation, edges=EDGES, dropout=None, scale=0.3
+  q,
+  k,
+  v,
+  mask,
+  g,
+  terms,
+  implementation,
+  edges=EDGES,
+  dropout=None,
+  scale=0.3,
+  **options,
 ):
   """Returns the output and the gradients by q, k, v and both terms."""
 
@@ -47,6 +58,7 @@ def attend(
       dropout=dropout,
       relative=relative,
       implementation=implementation,
+      **options,
     )
 
   out, pull = jax.vjp(run, q, k, v, *terms)
@@ -258,34 +270,39 @@ def test_what_the_kernel_does_not_do_with_terms_is_told():
     )
 
 
-ON_FOUR_DEVICES = """
-import jax
-import numpy as np
-from antlm_jax.runtime import sharding
-from antlm_jax.masks import CAUSAL
-from tests import test_relative
-from tests.attention_cases import inputs
-from tests.helpers import closest
+def on_four_devices():
+  """Compares the kernel on meshes with the reference, in a process of four."""
+  shape = (4, 9, 9, 4, 4, 8)
+  arrays = q, k, v, g = inputs(shape)
+  terms, mask = position_terms(shape), make_mask("bounds", *shape[:3])
+  dropout = attention.Dropout(0.2, jnp.arange(4, dtype=jnp.uint32))
+  exact = expected(shape, mask, arrays, terms, dropout=dropout)
+  auto = (jax.sharding.AxisType.Auto,) * 2
+  mesh = jax.make_mesh((2, 2), ("x", "y"), axis_types=auto)
+  with jax.set_mesh(mesh):
+    for split in (("x", "y"), (("y", "x"), None), (None, None)):
+      split = attention.Split(*split)
+      run = functools.partial(
+        attend, implementation="pallas", dropout=dropout, split=split
+      )
+      found = jax.jit(run)(q, k, v, mask, g, terms)
+      assert len(found[0].sharding.device_set) == 4
+      rows = 4 // math.prod(mesh.shape[a] for a in split.rows or ())
+      assert found[0].sharding.shard_shape(q.shape)[0] == rows, split
+      check_errors(found, exact, 1e-6)
+    with pytest.raises(ValueError, match=r"split.rows='data' is no axis of"):
+      attention.prepare(mask, q, k, split=attention.Split("data"))
+    with pytest.raises(ValueError, match=r"split.heads='y' does not divide 3"):
+      attention.prepare(
+        mask, q[:, :, :3], k[:, :, :3], split=attention.Split(None, "y")
+      )
 
-shape = (2, 9, 9, 2, 2, 8)
-args = [*inputs(shape)[:3], CAUSAL, inputs(shape)[3]]
-terms = test_relative.position_terms(shape)
-run = lambda: jax.jit(lambda *a: test_relative.attend(*a, "pallas"))(
-    *args, terms)
-one = run()
-mesh = sharding.make_mesh({"data": 2, "fsdp": 1, "tensor": 2})
-with jax.set_mesh(mesh):
-  four = run()
-assert len(four[0].sharding.device_set) == 4
-print(closest(four, jax.device_get(one)))
-"""
 
-
-@pytest.mark.slow
-def test_four_devices_share_out_rows_and_heads():
+def test_on_any_mesh_attention_is_the_reference():
   flags = "--xla_force_host_platform_device_count=4"
+  code = "from tests import test_relative; test_relative.on_four_devices()"
   done = subprocess.run(
-    [sys.executable, "-W", "error", "-c", ON_FOUR_DEVICES],
+    [sys.executable, "-W", "error", "-c", code],
     cwd=pathlib.Path(__file__).parent.parent,
     env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
     capture_output=True,
@@ -293,4 +310,3 @@ def test_four_devices_share_out_rows_and_heads():
     timeout=300,
   )
   assert done.returncode == 0, done.stderr
-  assert float(done.stdout) < 1e-6

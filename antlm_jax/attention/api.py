@@ -249,12 +249,6 @@ def _capability(kind: str) -> float | None:
 # relative)`.
 
 
-def _plain(run):
-  return lambda q, k, v, prepared, scale, dropout, relative: run(
-    q, k, v, prepared.mask, scale, dropout, relative
-  )
-
-
 def _cudnn(q, k, v, prepared, scale, dropout, relative):
   spec = PartitionSpec(prepared.split.rows, None, prepared.split.heads, None)
   run = functools.partial(
@@ -278,10 +272,9 @@ def _pallas(q, k, v, prepared, scale, dropout, relative):
   )
   bounds = {"start": mask.k_start, "end": mask.k_end}
   bounds = {n: jnp.asarray(b) for n, b in bounds.items() if b is not None}
-  seeds = None
+  seeds, terms = None, {}
   if dropout:
     seeds = dropout.seeds(q.shape[2]).reshape(len(q), kv_heads, -1)
-  terms = {}
   if relative:
     terms = {"of_query": relative.query, "of_key": relative.key}
 
@@ -310,8 +303,8 @@ def _pallas(q, k, v, prepared, scale, dropout, relative):
 IMPLEMENTATIONS = {
   "pallas": _pallas,
   "cudnn": _cudnn,
-  "chunked": _plain(chunked),
-  "reference": _plain(reference),
+  "chunked": lambda q, k, v, p, *rest: chunked(q, k, v, p.mask, *rest),
+  "reference": lambda q, k, v, p, *rest: reference(q, k, v, p.mask, *rest),
 }
 
 
@@ -401,7 +394,7 @@ def _misfit_of_bounds(mask: AttentionMask, q_shape, k_shape) -> str | None:
     concrete = isinstance(bound, np.ndarray | jax.Array)
     if concrete and not isinstance(bound, jax.core.Tracer):
       known[name] = bound = np.asarray(bound)
-      least, most = bound.min(initial=0), bound.max(initial=0)
+      least, most = (bound.min(), bound.max()) if bound.size else (0, 0)
       if least < 0 or most > k_shape[1]:
         return f"{name} goes from {least} to {most}, outside [0, {k_shape[1]}]"
   if len(known) == 2 and (known["k_start"] > known["k_end"]).any():

@@ -20,18 +20,8 @@ def reference(
 ) -> jax.Array:
   """Attention with all scores in memory at once.
 
-  Args:
-    q: Queries `[B, T, N, H]`.
-    k: Keys `[B, S, K, H]`.
-    v: Values `[B, S, K, H]`.
-    mask: Which keys each query sees.
-    scale: Multiplies the scores.
-    dropout: What is dropped of the attention weights, if anything.
-    relative: What positions add to the scores before `scale`, if anything.
-    first: Index in its row of the first query.
-
-  Returns:
-    `[B, T, N, H]`, of q's dtype.
+  The arguments are those of `attention.attend`, and `first` is the index in
+  its row of the first query: they may be some of the row's.
   """
   batch, queries, heads, width = q.shape
   keys, kv_heads = k.shape[1:3]

@@ -28,7 +28,7 @@ REMAT_POLICIES = {
     jax.checkpoint_policies.save_only_these_names(attention.SAVED),
   ),
 }
-_MOST_WIDTH = 2**20  # of any kind: more is a slip
+_WIDEST = 2**20  # of any kind: more is a slip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,41 +41,26 @@ class EncoderConfig:
 
   vocab_size: int = setting(help="number of tokens V", least=1)
   layers: int = setting(12, "number of blocks L", least=1, most=1000)
-  width: int = setting(768, "hidden width D", least=1, most=_MOST_WIDTH)
-  heads: int = setting(12, "query heads N", least=1, most=_MOST_WIDTH)
-  mlp_width: int = setting(
-    2048, "inner width F of the MLP", least=1, most=_MOST_WIDTH
-  )
-  max_seq_len: int = setting(
-    2048, "longest row the model is made for, in tokens", least=1
-  )
-  norm_eps: float = setting(
-    1e-5, "added to the mean square in norms", least=0, most=1
-  )
-  dropout: float = setting(
-    0.0,
-    "share of embeddings and of sublayer outputs dropped in training",
-    least=0,
-    under=1,
-  )
+  width: int = setting(768, "hidden width D", least=1, most=_WIDEST)
+  heads: int = setting(12, "query heads N", least=1, most=_WIDEST)
+  mlp_width: int = setting(2048, "MLP's inner width F", least=1, most=_WIDEST)
+  max_seq_len: int = setting(2048, "longest row, in tokens", least=1)
+  norm_eps: float = setting(1e-5, "added to variances", least=0, most=1)
+  # In training: of embeddings and sublayers' outputs, of attention weights.
+  dropout: float = setting(0.0, "share of states dropped", least=0, under=1)
   attention_dropout: float = setting(
-    0.0, "share of attention weights dropped in training", least=0, under=1
+    0.0, "share of attention weights dropped", least=0, under=1
   )
   attention: str = setting(
-    "auto",
-    "what computes attention",
-    choices=("auto", *attention.IMPLEMENTATIONS),
+    "auto", "what computes it", choices=("auto", *attention.IMPLEMENTATIONS)
   )
+  # Parameters, softmax and loss stay float32.
   dtype: str = setting(
-    "float32",
-    "what is computed in; parameters, softmax and loss stay float32",
-    choices=("float32", "bfloat16"),
+    "float32", "what is computed in", choices=("float32", "bfloat16")
   )
+  # A loop compiles fast; on CPU it costs speed, and auto unrolls it there.
   scan_layers: str = setting(
-    "auto",
-    "run the blocks as a loop, which compiles fast; auto: but on CPU, where a"
-    " loop costs speed",
-    choices=("auto", "yes", "no"),
+    "auto", "run the blocks as a loop", choices=("auto", "yes", "no")
   )
   remat: str = setting(
     "none", "what the backward pass recomputes", choices=tuple(REMAT_POLICIES)
@@ -176,17 +161,11 @@ def begin(
   mask: AttentionMask,
   dropout_key: jax.Array | None,
 ):
-  """Makes the first block's input, and what all blocks share.
-
-  Args:
-    config: The encoder's.
-    x: Embeddings `[B, T, D]`.
-    mask: Which keys each position sees.
-    dropout_key: Given in training, or None.
+  """Makes the first block's input of embeddings `[B, T, D]`.
 
   Returns:
-    x after dropout, the mask made ready, and a dropout key for each block
-    `[L]`, or None where nothing is dropped.
+    x after dropout, the mask made ready for all layers, and a dropout key for
+    each block `[L]`, or None where nothing is dropped.
   """
   keys = None
   if dropout_key is not None and (config.dropout or config.attention_dropout):
@@ -227,13 +206,7 @@ def prepare_mask(
 
 
 def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
-  """Makes blocks as one, each parameter with a leading layer axis.
-
-  Args:
-    make_block: Makes one, of `(rngs, index)`.
-    rngs: Where their parameters are drawn from.
-    count: Number of blocks.
-  """
+  """Makes blocks by `make_block(rngs, index)`, as one with a layer axis."""
 
   @jax.vmap
   def make(key, index):
@@ -245,12 +218,8 @@ def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
 def run_blocks(config: EncoderConfig, blocks, x: jax.Array, keys, *shared):
   """Runs `x = block(x, *shared, key)` over stacked blocks.
 
-  Args:
-    config: The encoder's: scan_layers and remat say how they run.
-    blocks: A module from `stack`.
-    x: The first block's input.
-    keys: Dropout keys `[L]`, or None.
-    *shared: What every block gets.
+  `scan_layers` and `remat` say how. The blocks are those of `stack`, and the
+  keys dropout's, `[L]`, or None.
   """
 
   def run(block, x, key):

@@ -24,45 +24,26 @@ _LOG2E = math.log2(math.e)
 
 @dataclasses.dataclass(frozen=True)
 class KernelSettings:
-  """What a compiled kernel depends on beside its arguments' shapes.
+  """What a compiled kernel depends on beside its arguments' shapes."""
 
-  Attributes:
-    blocks: How queries and keys are cut.
-    causal: Whether no query sees a later key.
-    scale: Multiplies the scores.
-    rate: Share of the attention weights that is dropped.
-    edges: Edges of the position terms' buckets, as `relative.Relative` has
-      them; None without terms.
-    interpret: Whether to run on any device, slowly.
-  """
-
-  blocks: Blocks
-  causal: bool
-  scale: float
-  rate: float = 0.0
-  edges: tuple[int, ...] | None = None
-  interpret: bool = False
+  blocks: Blocks  # how queries and keys are cut
+  causal: bool  # whether no query sees a later key
+  scale: float  # multiplies the scores
+  rate: float = 0.0  # share of the attention weights that is dropped
+  edges: tuple[int, ...] | None = None  # of position terms, as in `Relative`
+  interpret: bool = False  # run on any device, slowly
 
 
 @dataclasses.dataclass(frozen=True)
 class ScoreBlock:
-  """The block of scores at a step, of some key heads and all their queries.
-
-  Attributes:
-    settings: What is static.
-    step: Where the block stands.
-    refs: The step's part of the inputs, by name.
-    seed: `seed(h, g)` gives the dropout's seed of a head.
-    heads: Number of key heads.
-    group: Query heads per key head G.
-  """
+  """The block of scores at a step, of some key heads and all their queries."""
 
   settings: KernelSettings
-  step: Step
-  refs: dict
-  seed: Callable
-  heads: int
-  group: int
+  step: Step  # where the block stands
+  refs: dict  # the step's part of the inputs, by name
+  seed: Callable  # `seed(h, g)` gives the dropout's seed of a head
+  heads: int  # number of key heads
+  group: int  # query heads per key head G
 
   def visit(self, add: Callable[["HeadScores"], None]) -> None:
     """Calls `add` for each head."""
@@ -117,16 +98,11 @@ class HeadScores:
   """A block's scores `[keys, lanes]` of one key head.
 
   The lanes are the queries, those of the group's heads side by side.
-
-  Attributes:
-    block: The block.
-    h: The head, within the block.
-    masked: Whether some key may be hidden from some query.
   """
 
   block: ScoreBlock
-  h: int
-  masked: bool
+  h: int  # the head, within the block
+  masked: bool  # whether some key may be hidden from some query
 
   def scores(self) -> jax.Array:
     """The scores in base 2, float32 `[keys, lanes]`, hidden ones too."""

@@ -289,19 +289,7 @@ def _call(
   scratch,
   products,
 ):
-  """Runs a kernel over a schedule.
-
-  Args:
-    body: The kernel, `(block, outs, *scratch)`.
-    settings: What is static.
-    schedule: The blocks to visit.
-    arrays: The inputs by name; their shapes are in `flash`, lse and delta are
-      `[B, K, G, T]`.
-    seeds: As in `flash`.
-    outputs: Arrays or shapes of what is made, by the name whose parts it has.
-    scratch: Shapes of what a head adds up from step to step, in float32.
-    products: Matrix products per block, for the cost estimate.
-  """
+  """Runs a kernel over a schedule; scratch is per head, and float32."""
   rows, kv_heads, group, width, _ = arrays["q"].shape
   blocks = settings.blocks
   heads = heads_of_a_step(kv_heads, group, width, blocks, arrays["q"].dtype)
@@ -309,6 +297,8 @@ def _call(
   if settings.edges is not None:
     dtype = arrays["of_query"].dtype
     arrays["one_hots"] = diagonals.one_hots(settings.edges, blocks, dtype)
+  # Scalars are in scalar memory before the grid begins: a table's steps and
+  # the dropout's seeds, which the kernel and its index maps read by program id.
   grid, scalars = schedule.grid(rows), schedule.scalars
   if seeds is not None:
     scalars += (jax.lax.bitcast_convert_type(seeds, jnp.int32).reshape(-1),)
@@ -349,6 +339,7 @@ def _call(
       scratch_shapes=[pltpu.VMEM((heads, *s), jnp.float32) for s in scratch],
     ),
     compiler_params=pltpu.CompilerParams(
+      # Heads may go to two cores; steps must not: sums wait in scratch.
       dimension_semantics=("parallel", *["arbitrary"] * len(grid))
     ),
     cost_estimate=_cost(settings, arrays, outputs, products),

@@ -31,46 +31,27 @@ class Step(NamedTuple):
   `first` is where it is cleared, `last` where it is written out. The gradient
   of a whole row's queries is accumulated likewise from `row_first` to
   `row_last`.
-
-  Attributes:
-    row: Row of the batch.
-    q: Block of queries.
-    k: Block of keys.
-    first: Whether the output block begins here.
-    last: Whether it ends here.
-    row_first: Whether the row begins here.
-    row_last: Whether it ends here.
-    work: Whether there is anything to compute; False where an output block is
-      only to be zeroed.
-    masked: Whether some query does not see some key of the block.
   """
 
-  row: jax.Array
-  q: jax.Array
-  k: jax.Array
-  first: jax.Array
-  last: jax.Array
-  row_first: jax.Array
-  row_last: jax.Array
-  work: jax.Array | bool
-  masked: jax.Array | bool
+  row: jax.Array  # of the batch
+  q: jax.Array  # block of queries
+  k: jax.Array  # block of keys
+  first: jax.Array  # whether the output block begins here
+  last: jax.Array  # whether it ends here
+  row_first: jax.Array  # whether the row begins here
+  row_last: jax.Array  # whether it ends here
+  work: jax.Array | bool  # False where an output block is only to be zeroed
+  masked: jax.Array | bool  # whether some query does not see some key
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """How T queries and S keys are cut into blocks.
+  """How T queries and S keys are cut into blocks."""
 
-  Attributes:
-    queries: Number of queries T.
-    keys: Number of keys S.
-    q_size: Queries of a block.
-    k_size: Keys of a block.
-  """
-
-  queries: int
-  keys: int
-  q_size: int
-  k_size: int
+  queries: int  # T
+  keys: int  # S
+  q_size: int  # queries of a block
+  k_size: int  # keys of a block
 
   @classmethod
   def of(cls, queries: int, keys: int, largest: int) -> "Blocks":
@@ -118,10 +99,8 @@ def _size(length: int, largest: int) -> int:
 class _Base:
   """What all schedules have.
 
-  Attributes:
-    blocks: The blocks.
-    by_key: Whether an output block is one of keys, not of queries: the other
-      loop, of the inner blocks, is then over queries.
+  An output block is one of queries, or if `by_key` one of keys: the loop over
+  the inner blocks is then over queries.
   """
 
   blocks: Blocks = dataclasses.field(metadata={"static": True})
@@ -190,16 +169,12 @@ class Triangle(_Base):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Table(_Base):
-  """A list of blocks, for a mask with bounds.
+  """A list of blocks, for a mask with bounds."""
 
-  Attributes:
-    codes: The steps, int32 `[steps at most]`: row, outer block, inner block
-      and flags in bit fields, since the scalar core divides slowly.
-    total: Number of steps, int32 `[1]`: the size of the grid.
-  """
-
+  # The steps, int32 `[steps at most]`: row, outer block, inner block and flags
+  # in bit fields, since the scalar core divides slowly.
   codes: jax.Array
-  total: jax.Array
+  total: jax.Array  # number of steps, int32 `[1]`: the size of the grid
 
   @property
   def scalars(self):
