@@ -29,20 +29,12 @@ from antlm_jax.masks import AttentionMask
 
 _CPU_LONG = 1024  # keys of a row from which on chunks cost no time on CPU
 _MOST_SCALARS = 150_000  # 600 kB of the 1 MB of scalar memory
-# Compute capabilities of GPUs by what their kind contains, to compile for
-# those that are not there; JAX tells that of the others.
+# The least compute capability of GPUs, by a part of their kind: for those
+# that are only compiled for. JAX tells that of the others.
 _CAPABILITIES = {
-  "B200": 10.0,
-  "B300": 10.3,
-  "H100": 9.0,
-  "H200": 9.0,
-  "GH200": 9.0,
-  "L4": 8.9,
-  "A10": 8.6,
-  "A100": 8.0,
-  "T4": 7.5,
-  "V100": 7.0,
-  "P100": 6.0,
+  9.0: ("H100", "H200", "B200", "B300"),
+  8.0: ("A100", "A10", "L4"),
+  7.0: ("T4", "V100"),
 }
 
 
@@ -238,7 +230,7 @@ def _capability(kind: str) -> float | None:
     }
   except RuntimeError:  # there is none
     here = {}
-  named = (c for name, c in _CAPABILITIES.items() if name in kind)
+  named = (c for c, n in _CAPABILITIES.items() if any(x in kind for x in n))
   try:
     return float(here.get(kind, next(named, "")))
   except ValueError:  # unknown, or gfx942, say
