@@ -52,7 +52,9 @@ class EncoderConfig:
     0.0, "share of attention weights dropped", least=0, under=1
   )
   attention: str = setting(
-    "auto", "what computes it", choices=("auto", *attention.IMPLEMENTATIONS)
+    "auto",
+    "what computes attention",
+    choices=("auto", *attention.IMPLEMENTATIONS),
   )
   # Parameters, softmax and loss stay float32.
   dtype: str = setting(
