@@ -50,6 +50,7 @@ def parse(
     UserError: A schedule cannot be read, does not ascend, or has batches that
       cannot be laid out.
   """
+  # Microbatches and shards are the run's: only the size changes.
   parts = [Part(0.0, layout)]
   for text in schedule:
     what = f"train.batch_schedule: {text!r}"
@@ -121,6 +122,7 @@ class Order:
     if self.rounding != "carry":
       (part,) = self.parts
       return self._slots_per_epoch(part) / part.layout.batch_size
+    # By fractions, not by steps: their number is known only after this.
     ends = [*(part.begin for part in self.parts[1:]), 1.0]
     return self.size / sum(
       (end - part.begin) * part.layout.batch_size * part.joined
@@ -158,6 +160,7 @@ class Order:
   @functools.cached_property
   def _rows_before(self) -> list[int]:
     """How many prepared rows the parts before each part have taken."""
+    # Rows, since slots of two parts may hold different numbers of them.
     taken = [0]
     for part, start, stop in zip(
       self.parts, self.starts, self.starts[1:], strict=False

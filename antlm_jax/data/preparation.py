@@ -202,6 +202,8 @@ def _check_same(
 def _claimed(output: pathlib.Path, text_bytes: int) -> Iterator[None]:
   """Holds a folder for one preparation, and clears it if that fails."""
   _check_output(output, text_bytes)
+  # The marker makes an unfinished folder ours, to be cleared and made again;
+  # the lock on it tells whether its process still lives.
   marker, existed = output / _MARKER, output.exists()
   with files.writing(output):
     output.mkdir(parents=True, exist_ok=True)
@@ -258,6 +260,7 @@ def _write(
   number = f"{len(hashed)} {'file' if len(hashed) == 1 else 'files'}"
   with _stage(f"documents of {number}"):
     sources = _documents(settings, output)
+  # On the train split alone: what is held out stays unseen.
   with _stage("tokenizer"):
     tokenizer = _tokenizer(settings, sources["train"])
     (output / TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
@@ -390,6 +393,7 @@ def _pack(
 
 def _batches(documents: Sequence, label: str = "") -> Iterator[list[str]]:
   """Yields documents in lists of `_BATCH_CHARACTERS`, with a progress bar."""
+  # By characters, not by documents, which may have five of them or a million.
   batch, size = [], 0
   # disable=None shows the bar on a terminal only.
   bar = tqdm.tqdm(total=len(documents), desc=label, leave=False, disable=None)

@@ -155,6 +155,7 @@ class Prepared:
       UserError: A file is not as it was prepared.
     """
     for name, rows in zip(SPLITS, (self.train, self.dev), strict=True):
+      # Rows first: their error names the row, the hash's only the file.
       for start in range(0, len(rows), _BLOCK):
         rows.read(range(start, min(start + _BLOCK, len(rows))))
       path = self.folder / rows_file(name)
@@ -163,6 +164,7 @@ class Prepared:
 
 
 def _open_tokenizer(path: pathlib.Path, expected: str) -> Tokenizer:
+  # Ids mean nothing under another tokenizer, even one of the same size.
   content = files.read_text(path, "the tokenizer")
   if hashlib.sha256(content.encode()).hexdigest() != expected:
     raise damaged(path, "is not the tokenizer that the rows were made with")
@@ -171,6 +173,7 @@ def _open_tokenizer(path: pathlib.Path, expected: str) -> Tokenizer:
 
 def _open_rows(folder: pathlib.Path, manifest: Manifest, name: str) -> Rows:
   path, split = folder / rows_file(name), manifest.splits[name]
+  # The file's name is ours, not the manifest's, which could lead elsewhere.
   found = path.stat().st_size if path.is_file() else 0
   if found != split.bytes:
     raise damaged(

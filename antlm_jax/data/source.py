@@ -71,6 +71,7 @@ class Source:
       # What is cut off is a segment of its own: no token sees across.
       cut = np.diff(past_end, axis=1, prepend=False)
       starts = cut if starts is None else starts | cut
+    # Rows that hold one document need no starts: their mask stays static.
     segments = (
       Segments.whole(*tokens.shape) if starts is None else Segments.of(starts)
     )
@@ -82,6 +83,7 @@ class Source:
     corrupted = self._corrupt(step, slots, tokens, segments, objective_ids)
     if past_end is not None:
       corrupted.predicted[past_end] = False
+    # Only of evaluations: the last batch is filled up, each row counts once.
     if self.limit is not None:
       beyond = step * layout.batch_size + slots >= self.limit
       corrupted.predicted[beyond] = False
@@ -108,6 +110,7 @@ class Source:
     """Returns which tokens are cut off, bool `[n, T]`; None without cuts."""
     if not self.short:
       return None
+    # Whether and where are two draws: the share of one cannot bias the other.
     short = hashing.uniform(self.seed, _SHORT, step, slots) < self.short
     share = hashing.uniform(self.seed, _CUT, step, slots)
     left = np.where(short, 1 + (share * length).astype(np.int64), length)
@@ -121,6 +124,8 @@ class Source:
     """Corrupts the slots of each objective together, and merges the parts."""
     progress = step / max(1, len(self) - 1)  # 1 at the last step
     merged = None
+    # What is drawn depends on the slot alone, so that it is the same whichever
+    # slots are corrupted together, and on whichever process.
     for objective_id in np.unique(objective_ids):
       mine = objective_ids == objective_id
       part = corrupt(

@@ -66,6 +66,7 @@ def find(paths: Iterable[str | os.PathLike]) -> Sources:
       train on.
   """
   found = [file for path in paths for file in _files(pathlib.Path(path))]
+  # A file that is named twice, or through a link, is read once.
   found = list({file.resolve(): file for file in found}.values())
   dev = tuple(file for file in found if _is_split(file, "dev"))
   train = tuple(file for file in found if file not in dev)
@@ -171,6 +172,7 @@ def _split(lines: Iterable[str], rule: Rule) -> Iterator[str]:
 def _lines(path: pathlib.Path, longest: int) -> Iterator[str]:
   """Yields the lines of a file with their ends, long ones cut."""
   try:
+    # -sig leaves a byte order mark out; \r and \r\n are read as \n.
     with open(path, encoding="utf-8-sig") as file:
       begun = ""  # of the word that a cut would have divided
       while line := file.readline(longest):

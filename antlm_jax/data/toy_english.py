@@ -150,6 +150,7 @@ class Grammar:
 
   def someone(self, number: int) -> Words:
     """An animate noun phrase: names are singular."""
+    # No coin for a plural: names have none.
     if number == SINGULAR and self.coin():
       return self.name(self.coin())
     return self.the("ANIMATE", number)
@@ -226,6 +227,7 @@ class Grammar:
     """The queen near Tom has often helped herself | himself."""
     gender, (auxiliary, form) = self.coin(), self.auxiliary(SINGULAR)
     verb = self.pick("TRANSITIVE")
+    # The auxiliary, which shows no gender, keeps the two apart.
     distant = self.between(lambda: [auxiliary, self.adverb(), verb[form]])
     subject = [self.person(gender), self.between(self.where)]
     return [subject, distant or verb[SINGULAR], slot(REFLEXIVES, gender)]
@@ -241,6 +243,7 @@ class Grammar:
   def npi_subject(self) -> Words:
     """No | every king near the hill has ever | already rested."""
     polarity, subject = self.coin(), self.pick("SUBJECTS")
+    # "Nobody" is a subject by itself; "no" wants a noun.
     noun = [] if "nobody" in subject else self.pick("ANIMATE")[SINGULAR]
     verb, rest = self.action()
     noun = [slot(subject, polarity), noun, self.between(self.where), "has"]
@@ -290,6 +293,8 @@ class Grammar:
   def existential_quantifier(self) -> Words:
     """There will soon be many | all dogs; here | there will be all dogs."""
     n = self.coin()
+    # Both the opening and the quantifier are tested, each where the other is
+    # of a kind that occurs in either sentence.
     opening, quantifier = Slot("here", "there"), self.pick("STRONG")[n]
     if self.coin():
       opening, quantifier = "there", Slot(self.pick("WEAK")[n], quantifier)
@@ -357,6 +362,7 @@ def minimal_pairs(
       good = _line(words)
       words[tested] = words[tested].wrong
       bad = _line(words)
+      # Nor may a bad sentence be another pair's good one.
       if used.isdisjoint((good, bad)):
         sides = {"sentence_good": good, "sentence_bad": bad}
         pairs.append({**sides, **about, "pair_id": str(len(pairs))})
@@ -409,6 +415,7 @@ def write(folder: str | Path, **changes: int) -> str:
   """
   asked = Settings(str(folder), **changes)
   settings.check(asked)
+  # Each leaves out what was made before it, the rarest first.
   pairs = minimal_pairs(asked.seed, asked.pairs)
   tested = [pair for group in pairs.values() for pair in group]
   taken = {p[f"sentence_{side}"] for p in tested for side in ("good", "bad")}
