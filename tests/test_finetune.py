@@ -395,19 +395,19 @@ def test_the_mean_over_all_is_glue(mrpc):
 SHORT = ("--batch_size=16", "--epochs=2")
 
 
-def test_command(run, tmp_path):
+def test_command(run, tmp_path, capsys):
   data = write_cola(tmp_path / "data")
   for split in ("train", "valid"):
     (data / f"wsc.{split}.jsonl").write_text(line("wsc", 1) * 3)
   args = [f"--checkpoint={run}", f"--data={data}", "--task=all", *SHORT]
   args += ["--attention=causal", "--lrs=3e-3,1e-9", "--seeds=0,1"]
-  done = runs.run("evals.finetune", *args)
-  assert done.returncode == 0, done.stderr
+  finetune.main(args)
+  said = capsys.readouterr()
   absent = "boolq, mnli, mrpc, multirc, qnli, qqp, rte, sst2"
-  assert f"left out, not in {data}: {absent}" in done.stdout
-  assert "cola epoch 2" in done.stderr
-  assert "wsc collapsed: 2 of 2 runs at lr 0.003" in done.stdout
-  assert "mean of these 2 of 11" in done.stdout
+  assert f"left out, not in {data}: {absent}" in said.out
+  assert "cola epoch 2" in said.err
+  assert "wsc collapsed: 2 of 2 runs at lr 0.003" in said.out
+  assert "mean of these 2 of 11" in said.out
   folder = run / f"evals/finetune/cola/{STEP}-causal"
   names = ["items.jsonl", "predictions.json", "summary.json"]
   assert sorted(path.name for path in folder.iterdir()) == names

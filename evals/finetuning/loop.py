@@ -160,6 +160,7 @@ def _programs(config, head: Head, causal: bool, adamw: tuple) -> Programs:
     return State(params, optimizer.init(params))
 
   def step(state, frozen, batch, rate, seed, count):
+    # Of the seed and the step alone: no run knows which others are beside it.
     key = jax.random.fold_in(jax.random.key(seed), count)
 
     def loss_of(params):
@@ -224,6 +225,7 @@ def _trained(model: models.Model) -> frozenset[str]:
 
   one = jax.ShapeDtypeStruct((1, 1), jnp.int32)
   jaxpr = jax.make_jaxpr(encode)(model.shapes, one).jaxpr
+  # What no equation reads, the hidden states do not depend on.
   used = {id(var) for equation in jaxpr.eqns for var in equation.invars}
   names = sorted(model.shapes)  # the order in which a dict is flattened
   pairs = zip(names, jaxpr.invars[: len(names)], strict=True)
@@ -320,6 +322,7 @@ def fit(
   seeds = np.array([run.seed for run in runs], np.uint32)
   state = made.init(encoder, seeds)
   watch = _Watch(task, data.evaluations, runs, settings.patience)
+  # The rate falls over all epochs, although a run may stop before.
   per_epoch = -(-len(data.train) // settings.batch_size)
   share = shares(settings, per_epoch * settings.epochs)
   step = 0
@@ -338,6 +341,7 @@ def fit(
     watch.add(np.mean(jax.device_get(losses), axis=0), found)
     tell(watch.line())
     run, best_epoch, score = watch.leader
+    # The leader's parameters are those of now only if it leads by this epoch.
     if keep and best_epoch == epoch + 1:
       keep(runs[run], score, functools.partial(_one, state.params, run))
     if watch.over:
@@ -388,6 +392,7 @@ class _Watch:
 
   def add(self, losses, found: Mapping[str, Any]) -> None:
     """Takes an epoch: losses `[runs]`, and what to decode `[runs, n, ...]`."""
+    # A run that has stopped trains on beside the others, and is not looked at.
     for run in [r for r in range(len(self.runs)) if not self._stopped(r)]:
       mine = {
         name: self.task.head.decode(

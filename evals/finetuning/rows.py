@@ -161,6 +161,7 @@ def batches(
       batches in order.
     epoch: By itself, permutes the batches.
   """
+  # `left` is what did not fill a batch of the shorter lengths.
   out, left = [], np.array([], int)
   for length, members in rows.groups.items():
     if seed is not None:
@@ -243,6 +244,7 @@ def predict(call: Callable, rows: Rows, size: int) -> Any:
 
 def _put_together(made: Sequence[Slots], n: int, parts: Sequence[np.ndarray]):
   """Puts batches' results `[runs, B, ...]` in the order of the rows."""
+  # Axes after [runs, B] may differ: a batch of short rows has fewer tokens.
   runs, _, *rest = np.max([part.shape for part in parts], axis=0)
   out = np.zeros((runs, n, *rest), parts[0].dtype)
   for slots, part in zip(made, parts, strict=True):

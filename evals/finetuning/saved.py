@@ -111,6 +111,7 @@ def head(loaded: Loaded) -> Head:
       f"{loaded.path} has a head of the kind {task.kind!r}, which is not one of"
       f" {', '.join(HEADS)}"
     )
+  # JSON has lists for tuples, which a head needs to be hashable.
   lists = {k: tuple(v) for k, v in task.settings.items() if isinstance(v, list)}
   try:
     return HEADS[task.kind](**{**task.settings, **lists})

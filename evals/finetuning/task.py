@@ -69,8 +69,9 @@ class Head(abc.ABC):
   ) -> Any:
     """Hidden states `[B, T, D]` of rows of `[B]` tokens to outputs `[B, ...]`.
 
-    Each row by itself: only the loss sees a whole batch. Texts that are
-    encoded apart are rows here; the loss and `decode` get `[B, S, ...]`.
+    Each row by itself: only the loss sees a whole batch, so that it may compare
+    rows with each other. Texts that are encoded apart are rows here; the loss
+    and `decode` get `[B, S, ...]`.
     """
 
   @abc.abstractmethod
@@ -108,6 +109,7 @@ class Head(abc.ABC):
   def init(self, key: jax.Array, width: int) -> Params:
     """Draws its parameters, for hidden states of a width D."""
     declared = self.parameters(width)
+    # One key for each that is drawn: those of zeros change no other's draw.
     drawn = [name for name, param in declared.items() if param.std]
     keys = dict(zip(drawn, jax.random.split(key, len(drawn)), strict=True))
 
