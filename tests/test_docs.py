@@ -66,7 +66,8 @@ def test_the_commands_and_code_of_a_page(page, readme):
 @pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.stem)
 def test_every_file_and_command_that_a_page_names_exists(page):
   text = page.read_text()
-  for name in re.findall(r"`((?:configs|antlm_jax|launch)/[\w/.]+)", text):
+  ours = "configs|antlm_jax|launch|tests"
+  for name in re.findall(rf"`((?:{ours})/[\w/.]+)", text):
     assert (runs.ROOT / name).exists(), name
   for link in re.findall(r"\]\((?!http)([^)#]+)", text):
     assert (page.parent / link).exists(), link
