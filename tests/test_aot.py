@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax._src import compilation_cache
 
 from antlm_jax import attention, models
 from antlm_jax.errors import UserError
@@ -127,7 +128,8 @@ def test_dropout_and_large_steps_compile_for_every_generation(generation):
     q = like((rows, length, heads, width), dtype)
     k = like((rows, length, kv_heads, width), dtype)
     with jax.set_mesh(mesh):
-      compiled = run.lower(q, k, like((rows,), jnp.uint32)).compile()
+      lowered = run.lower(q, k, like((rows,), jnp.uint32))
+      compiled = topology.compile_lowered(lowered)
     # The choice on TPU, without being asked.
     assert kernels(compiled) in (FUSED, IN_TWO)
 
@@ -252,7 +254,8 @@ def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
   )
   train_step = helpers.train_step(model, optimizer=optax.scale_by_adam())
   example = step_example(4, length, benchmark.make_mask(mode, 4, length))
-  compiled = topology.lower(train_step, mesh, example).compile()
+  lowered = topology.lower(train_step, mesh, example)
+  compiled = topology.compile_lowered(lowered)
   # In the loop over layers; unless the block is recomputed, forward but once.
   assert kernels(compiled) == FUSED
   shapes = re.findall(r"\b[a-z]\w*\[([\d,]+)\]", compiled.as_text())
@@ -271,3 +274,16 @@ def test_without_libtpu_it_is_said_how_to_get_it(monkeypatch):
 def test_a_topology_that_there_is_not_is_told():
   with pytest.raises(UserError, match="'v5e:3x7' is not a TPU topology"):
     topology.devices("v5e:3x7")
+
+
+@needs_libtpu
+def test_a_program_for_an_absent_device_is_not_kept(monkeypatch):
+  """What is kept of it can be read on the device alone, and is warned of."""
+  monkeypatch.setattr(compilation_cache, "put_executable_and_time", None)
+  device = topology.devices(topology.GENERATIONS["v5e"])[0]
+  mesh = jax.sharding.Mesh([device], ("x",))
+  x = jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=sharding.whole(mesh))
+  lowered = jax.jit(lambda x: x @ x).lower(x)
+  kept = jax.config.jax_persistent_cache_min_compile_time_secs
+  assert topology.compile_lowered(lowered).cost_analysis()
+  assert jax.config.jax_persistent_cache_min_compile_time_secs == kept

@@ -429,7 +429,8 @@ def test_products_are_those_of_the_cost_analysis_without_loops(small):
   ]  # fmt: skip
   run = pod(small, vocab_size=8192).run(settings)
   shapes = sharding.abstract(run.mesh, estimate.programs(run)[0].batch)
-  compiled = topology.lower(run.step, run.mesh, shapes).compile()
+  lowered = topology.lower(run.step, run.mesh, shapes)
+  compiled = topology.compile_lowered(lowered)
   text = compiled.as_text()
   counts, said = hlo.count(text), compiled.cost_analysis()
   assert "while(" not in text

@@ -259,7 +259,7 @@ def estimate(run: Run, program: Program) -> Estimate:
   begun, found = time.monotonic(), {}
   lowered = topology.lower(run.step, mesh, shapes, training)
   try:
-    compiled = lowered.compile()
+    compiled = topology.compile_lowered(lowered)
   except jax.errors.JaxRuntimeError as error:
     arguments = topology.arguments(run.step, mesh, shapes, training)
     memory = exceeded(str(error), _bytes(arguments))

@@ -293,7 +293,7 @@ def _compile(device, run, *args):
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), args
   )
   with jax.set_mesh(mesh):
-    return jax.jit(run).lower(*args).compile()
+    return topology.compile_lowered(jax.jit(run).lower(*args))
 
 
 def cut(shape: Shape):
