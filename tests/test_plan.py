@@ -512,8 +512,8 @@ def test_what_was_tried_is_told_where_nothing_fits(small, monkeypatch, capsys):
 def test_what_does_not_fit_fits_with_what_is_advised(small, capsys):
   command = [
     f"--config={small}", "--topology=v5e:2x2", "--vocab_size=1024",
-    "--config.curriculum=10C steps", "--config.model.layers=8",
-    "--config.model.width=1024", "--config.model.mlp_width=65536",
+    "--config.curriculum=10C steps",
+    "--config.model.width=1024", "--config.model.mlp_width=262144",
   ]  # fmt: skip
   with pytest.raises(SystemExit) as end:
     plan.main(command)
