@@ -42,9 +42,11 @@ class Settings:
     128_256, "without data.path: number of tokens", least=2, most=2**24
   )
   seq_len: int | None = setting(
-    None, "likewise: tokens in a row (default: model.max_seq_len)",
-    least=1, most=2**24,
-  )  # fmt: skip
+    None,
+    "likewise: tokens in a row (default: model.max_seq_len)",
+    least=1,
+    most=2**24,
+  )
   pieces: int = setting(1, "likewise: documents in a row", least=1, most=2**10)
   sweep: bool = setting(False, "rank meshes and microbatches")
   budget: float = setting(3600.0, "seconds for the sweep")

@@ -12,9 +12,13 @@ TRAINING = ("--", "--config=configs/a.py:size=1B,x=2", "--workdir=gs://b/a run")
 def start(*words, env=None, **kwargs) -> subprocess.Popen:
   """Starts a command with both outputs piped, as text."""
   return subprocess.Popen(
-    list(map(str, words)), env=os.environ | (env or {}), text=True,
-    stdout=subprocess.PIPE, stderr=subprocess.PIPE, **kwargs,
-  )  # fmt: skip
+    list(map(str, words)),
+    env=os.environ | (env or {}),
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    **kwargs,
+  )
 
 
 def run(*words, **kwargs) -> subprocess.CompletedProcess:

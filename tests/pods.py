@@ -54,9 +54,17 @@ class Training:
     for i in range(count):
       self._pid_file(i).unlink(missing_ok=True)
     words = [
-      LAUNCH / "local.sh", count, f"--devices={devices}", "--grace=60", "--",
-      "bash", "-c", f'{TELL}; {own}; exec "$@"', self._pids, *command,
-    ]  # fmt: skip
+      LAUNCH / "local.sh",
+      count,
+      f"--devices={devices}",
+      "--grace=60",
+      "--",
+      "bash",
+      "-c",
+      f'{TELL}; {own}; exec "$@"',
+      self._pids,
+      *command,
+    ]
     self._process = subprocess.Popen(
       list(map(str, words)),
       cwd=runs.ROOT,

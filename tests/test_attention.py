@@ -236,9 +236,9 @@ def test_nothing_leaks_from_block_to_block(
 
 
 def test_dropout_is_a_hash_of_row_head_query_and_key():
-  mix = lambda state, counter: _mix32(  # noqa: E731
-    (state + 0x9E3779B9) % 2**32 ^ counter * 0x9E3779B9 % 2**32
-  )
+  def mix(state, counter):
+    return _mix32((state + 0x9E3779B9) % 2**32 ^ counter * 0x9E3779B9 % 2**32)
+
   dropout = attention.Dropout(0.25, jnp.array([5, 2**32 - 1], jnp.uint32))
   found = dropout.kept(3, np.array([0, 7, 4000]), np.array([1, 9]))
   assert found.shape == (2, 3, 3, 2)

@@ -68,9 +68,12 @@ def ended(workdir, data, moment) -> tuple[int, str, str]:
   """Starts a run, ends it by SIGTERM when `moment()` says so."""
   args = runs.train_args(workdir, data, *ARGS)
   process = subprocess.Popen(
-    runs.command("antlm_jax.train", *args), cwd=runs.ROOT, text=True,
-    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-  )  # fmt: skip
+    runs.command("antlm_jax.train", *args),
+    cwd=runs.ROOT,
+    text=True,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
   while process.poll() is None and not moment():
     time.sleep(0.01)
   process.send_signal(signal.SIGTERM)

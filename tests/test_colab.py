@@ -44,23 +44,47 @@ CUDA12 = ("jax-cuda12-plugin", "jax-cuda12-pjrt")
   ("python", "installed", "device", "wanted", "why"),
   [
     # Colab of June 2026 with a T4, then as if its jax were newer.
-    ((3, 12), jax("0.7.2", *CUDA12, flax="0.11.2"), "cuda12",
-     ["jax[cuda12]"], "changing jax 0.7.2 together with jaxlib and jax-cuda12"),
-    ((3, 12), jax("0.12.0", *CUDA12, flax="0.12.10"), "cuda12",
-     ["jax==0.12.0", "jax-cuda12-pjrt==0.12.0", "jax-cuda12-plugin==0.12.0",
-      "jaxlib==0.12.0"], "keeping jax 0.12.0; "),
+    (
+      (3, 12),
+      jax("0.7.2", *CUDA12, flax="0.11.2"),
+      "cuda12",
+      ["jax[cuda12]"],
+      "changing jax 0.7.2 together with jaxlib and jax-cuda12",
+    ),
+    (
+      (3, 12),
+      jax("0.12.0", *CUDA12, flax="0.12.10"),
+      "cuda12",
+      [
+        "jax==0.12.0",
+        "jax-cuda12-pjrt==0.12.0",
+        "jax-cuda12-plugin==0.12.0",
+        "jaxlib==0.12.0",
+      ],
+      "keeping jax 0.12.0; ",
+    ),
     # A newer driver is no reason to leave CUDA 12.
     ((3, 12), jax("0.7.2", *CUDA12), "cuda13", ["jax[cuda12]"], "changing"),
     # Its plugin moves along even where there is no GPU.
     ((3, 12), jax("0.7.2", *CUDA12), "cpu", ["jax[cuda12]"], "changing"),
     # What Python 3.11 takes, 3.12 does not, and the other way round.
-    ((3, 11), jax("0.10.2"), "cpu", ["jax==0.10.2", "jaxlib==0.10.2"],
-     "keeping jax 0.10.2; "),
+    (
+      (3, 11),
+      jax("0.10.2"),
+      "cpu",
+      ["jax==0.10.2", "jaxlib==0.10.2"],
+      "keeping jax 0.10.2; ",
+    ),
     ((3, 12), jax("0.10.2"), "cpu", ["jax"], "changing jax 0.10.2"),
     ((3, 11), jax("0.12.0"), "cpu", ["jax"], "changing jax 0.12.0"),
     # flax alone does not fit: jax stays.
-    ((3, 13), jax("0.12.0", flax="0.12.8"), "cpu",
-     ["jax==0.12.0", "jaxlib==0.12.0"], "(here is 0.12.8, which is changed)"),
+    (
+      (3, 13),
+      jax("0.12.0", flax="0.12.8"),
+      "cpu",
+      ["jax==0.12.0", "jaxlib==0.12.0"],
+      "(here is 0.12.8, which is changed)",
+    ),
     # No jax, and parts of one.
     ((3, 12), {}, "cpu", ["jax"], "installing jax together with jaxlib; "),
     ((3, 12), {}, "cuda13", ["jax[cuda13]"], "jaxlib and jax-cuda13-plugin"),
@@ -68,13 +92,22 @@ CUDA12 = ("jax-cuda12-plugin", "jax-cuda12-pjrt")
     ((3, 12), jax("0.12.0") | {"jaxlib": "0.7.2"}, "cpu", ["jax"], "changing"),
     # A TPU with an old jax, a new one, and a new one that lacks its library.
     ((3, 13), jax("0.7.2", libtpu="0.0.21"), "tpu", ["jax[tpu]"], "libtpu"),
-    ((3, 13), jax("0.12.0", libtpu="0.0.50"), "tpu",
-     ["jax==0.12.0", "jaxlib==0.12.0"], "keeping jax 0.12.0; "),
-    ((3, 13), jax("0.12.0"), "tpu",
-     ["jax==0.12.0", "jaxlib==0.12.0", "jax[tpu]==0.12.0"],
-     "keeping jax 0.12.0, adding libtpu; "),
+    (
+      (3, 13),
+      jax("0.12.0", libtpu="0.0.50"),
+      "tpu",
+      ["jax==0.12.0", "jaxlib==0.12.0"],
+      "keeping jax 0.12.0; ",
+    ),
+    (
+      (3, 13),
+      jax("0.12.0"),
+      "tpu",
+      ["jax==0.12.0", "jaxlib==0.12.0", "jax[tpu]==0.12.0"],
+      "keeping jax 0.12.0, adding libtpu; ",
+    ),
   ],
-)  # fmt: skip
+)
 def test_a_jax_that_fits_is_kept_and_another_changes_whole(
   python, installed, device, wanted, why, tmp_path
 ):
@@ -284,8 +317,10 @@ def test_pip_leaves_a_kept_jax_alone():
   options = "--dry-run", "--no-index", "--no-build-isolation"
   done = subprocess.run(
     [sys.executable, "-m", "pip", *plan.arguments, *options],
-    capture_output=True, text=True, timeout=300,
-  )  # fmt: skip
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
   assert done.returncode == 0, done.stderr
   (changed,) = re.findall("Would install (.*)", done.stdout)
   assert re.fullmatch(r"antlm[-_]jax-[\d.]+", changed)

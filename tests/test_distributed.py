@@ -284,9 +284,14 @@ def test_a_workdir_that_one_cannot_write_ends_all(prepared, cache, tmp_path):
 def test_a_killed_process_ends_the_others_soon(dead, prepared, cache, tmp_path):
   count, sizes = MESHES[FAST]
   working = pods.training(
-    tmp_path / "run", prepared, "curriculum=3000C steps", *sizes,
-    count=count, devices=2, cache=cache,
-  )  # fmt: skip
+    tmp_path / "run",
+    prepared,
+    "curriculum=3000C steps",
+    *sizes,
+    count=count,
+    devices=2,
+    cache=cache,
+  )
   while working.running() and not pods.losses(tmp_path / "run"):
     time.sleep(0.05)
   working.send(signal.SIGKILL, dead)
@@ -332,9 +337,13 @@ def join(address, process=1, **environment) -> subprocess.CompletedProcess:
   values = (address, "2", process)
   named = zip(processes.EXPLICIT, map(str, values), strict=True)
   return subprocess.run(
-    [sys.executable, "-W", "error", "-c", JOIN], cwd=runs.ROOT,
-    env=os.environ | dict(named), capture_output=True, text=True, timeout=60,
-  )  # fmt: skip
+    [sys.executable, "-W", "error", "-c", JOIN],
+    cwd=runs.ROOT,
+    env=os.environ | dict(named),
+    capture_output=True,
+    text=True,
+    timeout=60,
+  )
 
 
 @pytest.mark.parametrize("process", [0, 1])
@@ -371,10 +380,13 @@ def test_a_signal_ends_a_process_that_waits_for_its_peers():
     port = server.getsockname()[1]
   values = (f"127.0.0.1:{port}", "2", "1")
   waiting = subprocess.Popen(
-    [sys.executable, "-c", JOINING], cwd=runs.ROOT, text=True,
+    [sys.executable, "-c", JOINING],
+    cwd=runs.ROOT,
+    text=True,
     env=os.environ | addresses(*values),
-    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-  )  # fmt: skip
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+  )
   with waiting:
     assert waiting.stdout.readline() == "now\n"
     waiting.send_signal(signal.SIGTERM)

@@ -164,10 +164,14 @@ def test_writing_is_checked_before_the_work(tmp_path):
   files.check_writable(tmp_path / "a" / "b")
   files.check_writable(tmp_path, folder=True)
   for path, folder in (
-    (tmp_path, False), ("/dev/null", False), (tmp_path / "file" / "x", False),
-    (tmp_path / "file", True), (tmp_path / "file" / "x", True),
-    (tmp_path / "a\0b", False), ("/proc/x", False),
-  ):  # fmt: skip
+    (tmp_path, False),
+    ("/dev/null", False),
+    (tmp_path / "file" / "x", False),
+    (tmp_path / "file", True),
+    (tmp_path / "file" / "x", True),
+    (tmp_path / "a\0b", False),
+    ("/proc/x", False),
+  ):
     with pytest.raises(UserError, match="cannot write"):
       files.check_writable(path, folder)
 
@@ -224,10 +228,16 @@ def test_a_table_in_markdown():
 @pytest.mark.parametrize(
   ("number", "shown"),
   [
-    (0, "0"), (12.34, "12.3"), (950, "950"), (999.7, "1k"), (12_345, "12.3k"),
-    (999_999, "1M"), (4.56e6, "4.56M"), (1.5e12, "1.5T"),
+    (0, "0"),
+    (12.34, "12.3"),
+    (950, "950"),
+    (999.7, "1k"),
+    (12_345, "12.3k"),
+    (999_999, "1M"),
+    (4.56e6, "4.56M"),
+    (1.5e12, "1.5T"),
   ],
-)  # fmt: skip
+)
 def test_quantities(number, shown):
   assert units.quantity(number) == shown
   assert units.quantity(number * 1000, "B").endswith("B")
@@ -239,5 +249,7 @@ def test_bytes_durations_and_milliseconds():
   assert units.gib(3 * 2**29) == "1.50 GiB"
   assert units.milliseconds(1.2345) == "1,234.5 ms"
   assert [units.duration(s) for s in (9.99, 245, 12_000)] == [
-    "10.0s", "4m05s", "3h20m",
-  ]  # fmt: skip
+    "10.0s",
+    "4m05s",
+    "3h20m",
+  ]

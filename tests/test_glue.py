@@ -78,7 +78,10 @@ def test_the_head_is_what_it_says():
     0.88 * math.sqrt(2 / (5 * 64)), rel=0.05
   )  # a normal cut at two deviations has 0.88 of its deviation
   hidden = np.random.default_rng(0).normal(2, 3, (5, 1, 64)).astype(np.float32)
-  norm = lambda x: (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)  # noqa: E731
+
+  def norm(x):
+    return (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
+
   x = norm(hidden[:, 0]) @ np.asarray(params["dense/kernel"])
   x = norm(0.5 * x * (1 + np.tanh(0.7978846 * (x + 0.044715 * x**3))))
   expected = x @ np.asarray(params["classes/kernel"])

@@ -65,8 +65,9 @@ def inputs(dtype, width: int = WIDTH):
   """Returns q, k, v and a gradient of the output."""
   draw = np.random.default_rng(0)
   heads = HEADS, KV_HEADS, KV_HEADS, HEADS
-  return [jnp.asarray(draw.normal(size=(*SHAPE, n, width)), dtype)
-          for n in heads]  # fmt: skip
+  return [
+    jnp.asarray(draw.normal(size=(*SHAPE, n, width)), dtype) for n in heads
+  ]
 
 
 @jax.jit(static_argnames="implementation")
@@ -153,8 +154,11 @@ def test_the_choice_is_cudnn_where_it_can_and_chunks_elsewhere():
   q, k = inputs(jnp.bfloat16)[:2]
   for mask in (CAUSAL, BIDIRECTIONAL):
     assert attention.choose(mask, q, k, dropout=True) == "chunked"
-    for odd in (inputs(jnp.float32), inputs(jnp.bfloat16, 12),
-                inputs(jnp.bfloat16, 512)):  # fmt: skip
+    for odd in (
+      inputs(jnp.float32),
+      inputs(jnp.bfloat16, 12),
+      inputs(jnp.bfloat16, 512),
+    ):
       assert attention.choose(mask, *odd[:2]) == "chunked"
   for mask in (packed(True), packed(False), mixed()):
     assert attention.choose(mask, q, k) == "chunked"

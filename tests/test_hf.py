@@ -3,6 +3,7 @@
 import json
 import shutil
 import types
+from typing import ClassVar
 
 import huggingface_hub
 import numpy as np
@@ -105,9 +106,10 @@ def rewrite(path, edit):
 def test_every_parameter_has_one_name(model):
   """And each name one parameter, of the shape that the other layout has."""
   table = ARCHITECTURES[
-    next(n for n, (_, c) in models.ENCODERS.items()
-         if isinstance(model.config, c))
-  ].weights  # fmt: skip
+    next(
+      n for n, (_, c) in models.ENCODERS.items() if isinstance(model.config, c)
+    )
+  ].weights
   params = helpers.random_params(model)
   assert set(params) <= set(table)
   tensors = folders.tensors(params, table, "float32")
@@ -188,8 +190,10 @@ def test_generation_draws_no_special_token_but_the_end(llama):
   config = json.loads((llama[1] / "generation_config.json").read_text())
   tokenizer = llama[0].tokenizer
   assert set(config["suppress_tokens"]) == {
-    tokenizer.pad_id, tokenizer.bos_id, tokenizer.mask_id
-  }  # fmt: skip
+    tokenizer.pad_id,
+    tokenizer.bos_id,
+    tokenizer.mask_id,
+  }
   assert config["eos_token_id"] == tokenizer.eos_id
 
 
@@ -234,7 +238,7 @@ def test_a_failure_leaves_nothing(llama, tmp_path, monkeypatch):
 class FakeHub:
   """Remembers what is asked of the Hub; refuses where there is no token."""
 
-  calls: list = []  # noqa: RUF012
+  calls: ClassVar[list] = []
   refuses = False
 
   def create_repo(self, name, exist_ok):

@@ -265,8 +265,10 @@ def test_padding_changes_nothing(exported, form):
 @pytest.mark.parametrize("form", AUTO)
 def test_packed_documents(exported, form, dtype):
   tokens, cut = helpers.tokens(2, T), 9
-  bounds = [np.repeat([ends], [cut, T - cut], 1).astype(np.int32).repeat(2, 0)
-            for ends in ([0, cut], [cut, T])]  # fmt: skip
+  bounds = [
+    np.repeat([ends], [cut, T - cut], 1).astype(np.int32).repeat(2, 0)
+    for ends in ([0, cut], [cut, T])
+  ]
   mask = AttentionMask(form == "causal", *bounds)
   ready = tensor(mask.dense(T, T))[:, None].bool()
   if dtype == "float32":

@@ -236,9 +236,16 @@ def test_local_within_rerun_is_run_again_until_it_is_done(tmp_path):
     'echo "$JAX_PROCESS_ID" >> "$0"; [ "$(wc -l < "$0")" -ge 4 ] || exit 75'
   )
   done = launch(
-    "rerun", "--pause=0", LAUNCH / "local.sh", "2", "--",
-    "bash", "-c", script, tmp_path / "runs",
-  )  # fmt: skip
+    "rerun",
+    "--pause=0",
+    LAUNCH / "local.sh",
+    "2",
+    "--",
+    "bash",
+    "-c",
+    script,
+    tmp_path / "runs",
+  )
   assert done.returncode == 0, done.stderr
   assert runs(tmp_path) >= 4
 
@@ -357,9 +364,13 @@ def cloud(checkout, tmp_path):
   def call(command, *words, task="true"):
     count = 'mkdir "$CLOUD/1" 2> /dev/null || mkdir "$CLOUD/2"; '
     return run(
-      checkout / "launch/tpu_vm.sh", command, "a", "--poll=0", *words,
+      checkout / "launch/tpu_vm.sh",
+      command,
+      "a",
+      "--poll=0",
+      *words,
       env=env | {"TASK": count + task},
-    )  # fmt: skip
+    )
 
   call.folder = folder
   yield call

@@ -91,9 +91,14 @@ def test_the_gpus_check_needs_few_packages():
   """They are those that launch/gpu_check.sh asks for."""
   modules = ("tests.test_gpu", "evals.benchmarks.attention")
   beside = {
-    "array_record", "grain", "ml_collections", "safetensors",
-    "tensorflow_datasets", "tokenizers", "tqdm",
-  }  # fmt: skip
+    "array_record",
+    "grain",
+    "ml_collections",
+    "safetensors",
+    "tensorflow_datasets",
+    "tokenizers",
+    "tqdm",
+  }
   assert not loaded(*modules) & (beside | HEAVY)
 
 
@@ -103,5 +108,7 @@ def test_attention_loads_but_itself_and_masks():
   }
   of_attention = {n for n in names if n.startswith("antlm_jax.attention")}
   assert names - of_attention == {
-    "antlm_jax", "antlm_jax.hashing", "antlm_jax.masks",
-  }  # fmt: skip
+    "antlm_jax",
+    "antlm_jax.hashing",
+    "antlm_jax.masks",
+  }

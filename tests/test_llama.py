@@ -166,7 +166,9 @@ def reference(c, params, tokens, positions, visible):
     return np.concatenate([turned.real, turned.imag], -1)
 
   def attention(x, w):
-    split = lambda y: y.reshape(*y.shape[:2], -1, c.head_width)  # noqa: E731
+    def split(y):
+      return y.reshape(*y.shape[:2], -1, c.head_width)
+
     q, k = (rope(split(x @ w(f"attention/{n}/kernel"))) for n in "qk")
     v = split(x @ w("attention/v/kernel"))
     heads = []
@@ -184,7 +186,10 @@ def reference(c, params, tokens, positions, visible):
 
   x = p["embedding"][tokens]
   for layer in range(c.layers):
-    w = lambda name, layer=layer: p["blocks/" + name][layer]  # noqa: E731
+
+    def w(name, layer=layer):
+      return p["blocks/" + name][layer]
+
     x = x + attention(norm(x, w("attention_norm/scale")), w)
     x = x + mlp(norm(x, w("mlp_norm/scale")), w)
   hidden = norm(x, p["norm/scale"])
@@ -262,9 +267,15 @@ def way(scan, remat, rate=0.0):
 
 
 @pytest.mark.parametrize(
-  "scan, remat", [("yes", "none"), ("no", "block"), ("yes", "block"),
-                  ("yes", "dots"), ("auto", "none")]
-)  # fmt: skip
+  "scan, remat",
+  [
+    ("yes", "none"),
+    ("no", "block"),
+    ("yes", "block"),
+    ("yes", "dots"),
+    ("auto", "none"),
+  ],
+)
 def test_ways_to_run_give_the_same_values_and_gradients(scan, remat):
   hidden, grads = way("no", "none")
   again, grads_again = way(scan, remat)

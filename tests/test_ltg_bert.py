@@ -118,7 +118,10 @@ def bucket(distance, size, longest):
 
 def attention(x, p, c, relative, seen):
   x = norm(x, c.norm_eps)
-  project = lambda y, name: y @ p[f"{name}/kernel"] + p[f"{name}/bias"]  # noqa: E731
+
+  def project(y, name):
+    return y @ p[f"{name}/kernel"] + p[f"{name}/bias"]
+
   q, k, v = (project(x, name) for name in "qkv")
   pos_q, pos_k = project(relative, "q"), project(relative, "k")
   at = [
@@ -295,7 +298,10 @@ def test_the_heads_dropout_is_by_place():
   params = helpers.random_params(of)
   hidden = jnp.asarray(np.random.default_rng(0).normal(size=(6, 32)))
   seed = jnp.uint32(7)
-  at = lambda places: models.At(seed, jnp.asarray(places))  # noqa: E731
+
+  def at(places):
+    return models.At(seed, jnp.asarray(places))
+
   together = of.logits(params, hidden, at(range(6)))
   parts = [
     of.logits(params, hidden[3:], at(range(3, 6))),

@@ -275,8 +275,12 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
   )
   named = [(p.name, p.steps) for p in estimate.programs(run)]
   assert named == [
-    ("C", 20), ("C 0.5:M 0.5", 20), ("M", 10), ("eval clm", 0), ("eval mlm", 0)
-  ]  # fmt: skip
+    ("C", 20),
+    ("C 0.5:M 0.5", 20),
+    ("M", 10),
+    ("eval clm", 0),
+    ("eval mlm", 0),
+  ]
 
 
 # The chips.
@@ -375,10 +379,16 @@ def test_a_loop_of_layers_counts_as_much_as_layers_one_by_one(small):
 @needs_libtpu
 def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
   output = tmp_path / "plans/plan.json"
-  plan.main([
-    f"--config={small}", "--topology=v5e:2x2", "--vocab_size=1024",
-    "--pieces=2", f"--output={output}", "--config.mesh.fsdp=4",
-  ])  # fmt: skip
+  plan.main(
+    [
+      f"--config={small}",
+      "--topology=v5e:2x2",
+      "--vocab_size=1024",
+      "--pieces=2",
+      f"--output={output}",
+      "--config.mesh.fsdp=4",
+    ]
+  )
   printed = capsys.readouterr().out
   for said in (
     "4 devices: data=1, fsdp=4, tensor=1",
@@ -424,9 +434,13 @@ def test_counts_are_linear_in_the_layers(small):
 @needs_libtpu
 def test_products_are_those_of_the_cost_analysis_without_loops(small):
   settings = [
-    "curriculum=10C steps", "model.scan_layers=no", "train.loss_chunk=4096",
-    "model.width=1024", "model.mlp_width=4096", "model.max_seq_len=1024",
-  ]  # fmt: skip
+    "curriculum=10C steps",
+    "model.scan_layers=no",
+    "train.loss_chunk=4096",
+    "model.width=1024",
+    "model.mlp_width=4096",
+    "model.max_seq_len=1024",
+  ]
   run = pod(small, vocab_size=8192).run(settings)
   shapes = sharding.abstract(run.mesh, estimate.programs(run)[0].batch)
   lowered = topology.lower(run.step, run.mesh, shapes)
@@ -511,10 +525,13 @@ def test_what_was_tried_is_told_where_nothing_fits(small, monkeypatch, capsys):
 @needs_libtpu
 def test_what_does_not_fit_fits_with_what_is_advised(small, capsys):
   command = [
-    f"--config={small}", "--topology=v5e:2x2", "--vocab_size=1024",
+    f"--config={small}",
+    "--topology=v5e:2x2",
+    "--vocab_size=1024",
     "--config.curriculum=10C steps",
-    "--config.model.width=1024", "--config.model.mlp_width=262144",
-  ]  # fmt: skip
+    "--config.model.width=1024",
+    "--config.model.mlp_width=262144",
+  ]
   with pytest.raises(SystemExit) as end:
     plan.main(command)
   assert end.value.code == 1
@@ -532,10 +549,18 @@ def canned(run, chosen):
   needed = 2**36 // (mesh["fsdp"] * mesh["tensor"] * count)
   for program in chosen:
     yield estimate.Estimate(
-      program.name, program.steps, 16, 256, run.mesh.size, 1e14, "pallas",
-      flops.Work(1e12, 0, 0, 0), 1.0, estimate.Memory(2**34, needed, 0, needed),
+      program.name,
+      program.steps,
+      16,
+      256,
+      run.mesh.size,
+      1e14,
+      "pallas",
+      flops.Work(1e12, 0, 0, 0),
+      1.0,
+      estimate.Memory(2**34, needed, 0, needed),
       seconds={"compute": 1e-2 * count, "network": 1e-2 * mesh["tensor"]},
-    )  # fmt: skip
+    )
 
 
 @needs_libtpu
@@ -544,9 +569,16 @@ def test_of_microbatches_a_sweep_takes_the_fewest_that_fit(small, monkeypatch):
   asked = pod(small)
   rows = search.sweep(asked, asked.run(), budget=60)
   assert [(*row["mesh"].values(), row["microbatches"]) for row in rows] == [
-    (1, 4, 1, 1), (2, 2, 1, 2), (2, 1, 2, 2), (1, 2, 2, 1), (4, 1, 1, 4),
-    (4, 1, 1, 1), (4, 1, 1, 2), (2, 2, 1, 1), (2, 1, 2, 1),
-  ]  # fmt: skip
+    (1, 4, 1, 1),
+    (2, 2, 1, 2),
+    (2, 1, 2, 2),
+    (1, 2, 2, 1),
+    (4, 1, 1, 4),
+    (4, 1, 1, 1),
+    (4, 1, 1, 2),
+    (2, 2, 1, 1),
+    (2, 1, 2, 1),
+  ]
   assert [row["fits"] for row in rows] == [True] * 5 + [False] * 4
   assert np.isclose(rows[0]["mfu"], 1e12 / (4 * 1e14 * 1e-2))
   table = plan.sweep_table(rows).splitlines()
@@ -559,10 +591,16 @@ def test_of_microbatches_a_sweep_takes_the_fewest_that_fit(small, monkeypatch):
 @needs_libtpu
 def test_a_sweep_ranks_the_meshes(small, tmp_path, capsys):
   output = tmp_path / "sweep.json"
-  plan.main([
-    f"--config={small}", "--topology=v5e:2x2", "--vocab_size=1024", "--sweep",
-    "--config.curriculum=10C steps", f"--output={output}",
-  ])  # fmt: skip
+  plan.main(
+    [
+      f"--config={small}",
+      "--topology=v5e:2x2",
+      "--vocab_size=1024",
+      "--sweep",
+      "--config.curriculum=10C steps",
+      f"--output={output}",
+    ]
+  )
   rows = json.loads(output.read_text())["sweep"]
   meshes = [tuple(row["mesh"].values()) for row in rows]
   # kv_heads=2 is not split over 4.

@@ -15,9 +15,12 @@ def quickstart(tmp_path_factory):
   folder = tmp_path_factory.mktemp("runs")
   done = subprocess.run(
     ["./launch/quickstart.sh"],
-    cwd=runs.ROOT, env=os.environ | {"RUNS": str(folder)},
-    capture_output=True, text=True, timeout=1800,
-  )  # fmt: skip
+    cwd=runs.ROOT,
+    env=os.environ | {"RUNS": str(folder)},
+    capture_output=True,
+    text=True,
+    timeout=1800,
+  )
   assert done.returncode == 0, done.stdout + done.stderr
   return folder / "quickstart", done.stdout
 
@@ -46,9 +49,12 @@ def test_a_second_time_it_finds_all_done(quickstart):
   before = (folder / "train" / "metrics.jsonl").read_bytes()
   done = subprocess.run(
     ["./launch/quickstart.sh"],
-    cwd=runs.ROOT, env=os.environ | {"RUNS": str(folder.parent)},
-    capture_output=True, text=True, timeout=600,
-  )  # fmt: skip
+    cwd=runs.ROOT,
+    env=os.environ | {"RUNS": str(folder.parent)},
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
   assert done.returncode == 0, done.stderr
   assert "already prepared" in done.stdout
   assert (folder / "train" / "metrics.jsonl").read_bytes() == before
@@ -63,8 +69,11 @@ def test_it_takes_a_folder_of_text(tmp_path):
   shrunk = {"RUNS": str(tmp_path), "CONFIG": "configs/babylm_small.py:shrink"}
   done = subprocess.run(
     ["./launch/quickstart.sh", str(text)],
-    cwd=runs.ROOT, env=os.environ | shrunk,
-    capture_output=True, text=True, timeout=600,
-  )  # fmt: skip
+    cwd=runs.ROOT,
+    env=os.environ | shrunk,
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
   assert done.returncode == 0, done.stdout + done.stderr
   assert (tmp_path / "quickstart-mine/train/curves.png").exists()

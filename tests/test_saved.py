@@ -90,9 +90,9 @@ def test_nothing_is_written_over_or_halfway(foreign, tmp_path, monkeypatch):
   assert "\n" not in str(error.value)
   assert equal(checkpoint.load(path).params, before)
   with monkeypatch.context() as patch:
-    patch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(
-      10, 9, 1
-    ))  # fmt: skip
+    patch.setattr(
+      shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1)
+    )
     with pytest.raises(UserError, match="No space left on device"):
       checkpoint.write(tmp_path / "full", 5, params, meta)
   assert not list(tmp_path.iterdir())

@@ -53,8 +53,9 @@ def loss_inputs():
 def loss_reference(hidden, targets, weights, objective_ids, kernel):
   """The sums, and gradients of the loss by hidden and kernel, in float64."""
   hidden, kernel = hidden.astype(np.float64), kernel.astype(np.float64)
-  sums = {n: np.zeros(KINDS) for n in ("loss", "weight", "count", "nats",
-                                       "correct")}  # fmt: skip
+  sums = {
+    n: np.zeros(KINDS) for n in ("loss", "weight", "count", "nats", "correct")
+  }
   d_hidden, d_kernel = np.zeros_like(hidden), np.zeros_like(kernel)
   for s, c in np.ndindex(targets.shape):
     scores = hidden[s, c] @ kernel
@@ -208,8 +209,10 @@ def test_the_average_follows_the_parameters():
   step = jax.jit(train_step.update)
   for s in range(3):
     state, _ = step(state, of[s])
-    expected = {k: 0.9 * v + 0.1 * np.asarray(state.params[k], np.float64)
-                for k, v in expected.items()}  # fmt: skip
+    expected = {
+      k: 0.9 * v + 0.1 * np.asarray(state.params[k], np.float64)
+      for k, v in expected.items()
+    }
   assert helpers.closest(state.ema, expected) < 1e-6
   assert helpers.closest(state.ema, state.params) > 1e-4
   assert state.best_params is state.ema
@@ -430,9 +433,15 @@ def test_decay_scopes(scope):
 def test_adamw_is_adamw(scope, clip):
   b1, b2, eps, decay, rate = 0.8, 0.95, 1e-3, 0.1, 0.05
   config = settings(
-    optimizer={"b1": b1, "b2": b2, "eps": eps, "weight_decay": decay,
-               "decay_scope": scope, "clip": clip}
-  ).optimizer  # fmt: skip
+    optimizer={
+      "b1": b1,
+      "b2": b2,
+      "eps": eps,
+      "weight_decay": decay,
+      "decay_scope": scope,
+      "clip": clip,
+    }
+  ).optimizer
   optimizer = optim.make(config, AXES)
   start, *grads = trees(6)
   params = single(start)

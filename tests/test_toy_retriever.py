@@ -79,7 +79,10 @@ TOPICS = (
 def load(split):
   """Two words of a topic, and a text of all three."""
   draw = np.random.default_rng(split == "train")
-  say = lambda words, n: " ".join(draw.choice(words, n))  # noqa: E731
+
+  def say(words, n):
+    return " ".join(draw.choice(words, n))
+
   if split == "train":
     pairs = [(say(t, 2), say(t, 6)) for t in TOPICS for _ in range(16)]
     return [Example(pair) for pair in pairs]
@@ -101,8 +104,9 @@ def mrr(predictions, labels):
     [name in right for name in found]
     for found, right in zip(predictions, labels, strict=True)
   ]
-  return float(np.mean([1 / (1 + r.index(True)) if any(r) else 0
-                        for r in ranks]))  # fmt: skip
+  return float(
+    np.mean([1 / (1 + r.index(True)) if any(r) else 0 for r in ranks])
+  )
 
 
 TASK = Task(

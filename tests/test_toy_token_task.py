@@ -99,8 +99,11 @@ def load(split):
 
 
 def accuracy(predictions, labels):
-  pairs = [pair for p in zip(predictions, labels, strict=True)
-           for pair in zip(*p, strict=True)]  # fmt: skip
+  pairs = [
+    pair
+    for p in zip(predictions, labels, strict=True)
+    for pair in zip(*p, strict=True)
+  ]
   return float(np.mean([a == b for a, b in pairs]))
 
 

@@ -161,8 +161,11 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
     runs.command(
       "antlm_jax.train", *runs.train_args(tmp_path, prepared, *LONG)
     ),
-    cwd=runs.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-  )  # fmt: skip
+    cwd=runs.ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
   while process.poll() is None and steps_done(tmp_path) < 5:
     time.sleep(0.01)
   process.send_signal(signal.SIGINT)
@@ -268,9 +271,12 @@ def test_a_tokenizer_without_a_mask_trains_causally_alone(english, tmp_path):
   (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
   data = tmp_path / "data"
   made = runs.run(
-    "antlm_jax.prepare", f"--text={english / 'text'}", f"--output={data}",
-    f"--tokenizer={tmp_path / 'tokenizer.json'}", "--seq_len=32",
-  )  # fmt: skip
+    "antlm_jax.prepare",
+    f"--text={english / 'text'}",
+    f"--output={data}",
+    f"--tokenizer={tmp_path / 'tokenizer.json'}",
+    "--seq_len=32",
+  )
   assert made.returncode == 0, made.stderr
   args = runs.train_args(tmp_path / "both", data)
   line = runs.refused("antlm_jax.train", *args)
@@ -342,9 +348,12 @@ def test_a_second_training_on_a_workdir_is_refused(whole, prepared, tmp_path):
 
 def test_a_model_of_another_width_is_told(whole, prepared, tmp_path):
   args = runs.train_args(
-    tmp_path / "run", prepared,
-    f"init.checkpoint={whole}", "model.width=48", "model.dropout=0.1",
-  )  # fmt: skip
+    tmp_path / "run",
+    prepared,
+    f"init.checkpoint={whole}",
+    "model.width=48",
+    "model.dropout=0.1",
+  )
   line = runs.refused("antlm_jax.train", *args)
   assert f"{whole / 'checkpoints' / '60'} is of another model" in line
   assert "model.width was 32, is 48" in line
@@ -466,8 +475,11 @@ def test_told_to_end_during_imports_it_is_to_be_run_again(prepared, tmp_path):
   args = runs.train_args(tmp_path / "run", prepared)
   done = subprocess.run(
     [sys.executable, "-W", "error", "-c", IMPORTING, *args],
-    cwd=runs.ROOT, capture_output=True, text=True, timeout=100,
-  )  # fmt: skip
+    cwd=runs.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=100,
+  )
   assert done.returncode == 75, done.stderr
   assert done.stderr == "run me again\n"
   assert not (tmp_path / "run").exists()

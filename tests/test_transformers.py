@@ -93,8 +93,9 @@ def our_logits(loaded, ids, mask, positions=None):
 
 def their_logits(model, ids, **inputs):
   with torch.no_grad():
-    out = model(torch.tensor(ids), **{k: torch.tensor(v)
-                                      for k, v in inputs.items()})  # fmt: skip
+    out = model(
+      torch.tensor(ids), **{k: torch.tensor(v) for k, v in inputs.items()}
+    )
   return out.logits.float().numpy()
 
 

@@ -122,8 +122,9 @@ def _ended_by_signals() -> Iterator[None]:
     _end(status)
 
   statuses = {
-    signal.SIGTERM: errors.RUN_AGAIN, signal.SIGINT: errors.INTERRUPTED
-  }  # fmt: skip
+    signal.SIGTERM: errors.RUN_AGAIN,
+    signal.SIGINT: errors.INTERRUPTED,
+  }
   before = {
     number: signal.signal(number, end)
     for number in statuses

@@ -32,8 +32,10 @@ class Board:
     """Writes scalars by their names."""
     if self._file is None:
       self._open()
-    each = [_field(1, name) + b"\x15" + struct.pack("<f", value)
-            for name, value in values.items()]  # fmt: skip
+    each = [
+      _field(1, name) + b"\x15" + struct.pack("<f", value)
+      for name, value in values.items()
+    ]
     summary = b"".join(_field(1, value) for value in each)
     self._event(step, _field(5, summary))
 

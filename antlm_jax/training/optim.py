@@ -124,9 +124,11 @@ def _one(config, steps: int) -> Schedule:
       f" the name is wsd or cosine, the decay one of {', '.join(_DECAYS)}"
     )
   warmup = amount(config.warmup_steps, steps)
-  decay = steps - warmup if config.name == "cosine" else (
-    amount(config.decay_steps, steps)
-  )  # fmt: skip
+  decay = (
+    steps - warmup
+    if config.name == "cosine"
+    else (amount(config.decay_steps, steps))
+  )
   if decay < 0 or warmup + decay > steps:
     raise UserError(
       f"schedule.warmup_steps ({warmup} steps) and schedule.decay_steps"

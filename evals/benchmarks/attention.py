@@ -335,9 +335,16 @@ def _visited(order, rows: int) -> int:
 
 
 _COMPILED = {
-  "shape": 18, "mask": 13, "needed": 6, "visited": 7, "peer": 13,
-  "temp_MB": 13, "moved_MB": 8, "compile_s": 9, "bundles": 0,
-}  # fmt: skip
+  "shape": 18,
+  "mask": 13,
+  "needed": 6,
+  "visited": 7,
+  "peer": 13,
+  "temp_MB": 13,
+  "moved_MB": 8,
+  "compile_s": 9,
+  "bundles": 0,
+}
 
 
 def compiled(name: str, shapes, masks, bundles: bool) -> Iterator[dict]:

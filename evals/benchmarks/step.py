@@ -85,12 +85,17 @@ SIZES = {
   "610M": Size(SHAPES["610M"], 2048, 16, 128_256, False, "dots"),
 }
 _SHRUNK = {
-  "shape": {"layers": 2, "width": 32, "mlp_width": 64, "heads": 4,
-            "kv_heads": 2},
+  "shape": {
+    "layers": 2,
+    "width": 32,
+    "mlp_width": 64,
+    "heads": 4,
+    "kv_heads": 2,
+  },
   "seq_len": 64,
   "rows": 4,
   "vocab_size": 512,
-}  # fmt: skip
+}
 
 
 def make_example(
@@ -204,9 +209,18 @@ def measure(train_step, init, step, mesh, example: Batch, seconds: float):
   """
   _, rows, length = example.inputs.shape
   out = dict.fromkeys(
-    ("attention", "seconds", "steps", "tokens_per_second", "mfu",
-     "needed_bytes", "peak_bytes", "compile_seconds", "error")
-  )  # fmt: skip
+    (
+      "attention",
+      "seconds",
+      "steps",
+      "tokens_per_second",
+      "mfu",
+      "needed_bytes",
+      "peak_bytes",
+      "compile_seconds",
+      "error",
+    )
+  )
   try:
     model = train_step.model
     out["attention"] = model.attention_of(example.inputs, example.mask)
@@ -237,9 +251,16 @@ def measure(train_step, init, step, mesh, example: Batch, seconds: float):
 
 
 _COLUMNS = {
-  "size": 5, "batch": 6, "rows": 10, "attention": 10, "step": 9,
-  "tokens/s": 10, "MFU": 6, "needs": 9, "peak": 9,
-}  # fmt: skip
+  "size": 5,
+  "batch": 6,
+  "rows": 10,
+  "attention": 10,
+  "step": 9,
+  "tokens/s": 10,
+  "MFU": 6,
+  "needs": 9,
+  "peak": 9,
+}
 
 
 def _cells(row: dict) -> list:

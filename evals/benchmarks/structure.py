@@ -193,9 +193,15 @@ class Measured:
     lengths = self.functions or [0]
     median, most = (f"{np.quantile(lengths, q):.0f}" for q in (0.5, 0.9))
     return (
-      self.files, f"{self.lines:,}", self.longest, share or None,
-      len(self.functions), median, most, max(lengths),
-    )  # fmt: skip
+      self.files,
+      f"{self.lines:,}",
+      self.longest,
+      share or None,
+      len(self.functions),
+      median,
+      most,
+      max(lengths),
+    )
 
 
 def _comments(text: str) -> int:
@@ -228,8 +234,17 @@ def main(argv) -> None:
   cli.Parser(
     prog="python -m evals.benchmarks.structure", description=__doc__
   ).parse_args(argv)
-  head = ("", "files", "lines", "longest", "comments", "functions", "median",
-          "90 %", "longest")  # fmt: skip
+  head = (
+    "",
+    "files",
+    "lines",
+    "longest",
+    "comments",
+    "functions",
+    "median",
+    "90 %",
+    "longest",
+  )
   found = measure()
   rows = [(name, *found[name].cells()) for name in sorted(found)]
   print(tables.text(rows, head, "<>"))

@@ -47,9 +47,16 @@ def measure(config: str, shape: str, rows: int, widest: int) -> dict:
 
 
 _COLUMNS = {
-  "slice": 12, "mesh": 28, "arguments": 9, "needed": 9, "sent": 8,
-  "network": 8, "step": 9, "MFU": 6, "compiled": 8,
-}  # fmt: skip
+  "slice": 12,
+  "mesh": 28,
+  "arguments": 9,
+  "needed": 9,
+  "sent": 8,
+  "network": 8,
+  "step": 9,
+  "MFU": 6,
+  "compiled": 8,
+}
 
 
 def _cells(row: dict) -> list[str]:
