@@ -190,6 +190,7 @@ def check_kernel(case):
   check_errors(found, expected, 1e-5 if dtype == "float32" else 1e-2)
 
 
+@pytest.mark.slow
 @hypothesis.given(kernel_cases())
 @hypothesis.settings(max_examples=12, deadline=None, derandomize=True)
 def test_the_kernel_and_its_gradients_are_exact(case):

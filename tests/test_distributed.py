@@ -70,7 +70,8 @@ MESHES = {
   "4 processes, data": (4, mesh(data=8)),
   "4 processes, mixed": (4, mesh(data=2, fsdp=2, tensor=2)),
 }
-FAST = "2 processes, mixed"
+# Every axis at once; the axes alone are tried nightly.
+MIXED = ("2 processes, mixed", "4 processes, mixed")
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +91,11 @@ def trained(prepared, cache, tmp_path_factory):
   return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name",
   [
-    name if name == FAST else pytest.param(name, marks=pytest.mark.slow)
+    name if name in MIXED else pytest.param(name, marks=pytest.mark.nightly)
     for name in MESHES
   ],
 )
@@ -110,9 +112,15 @@ def test_processes_train_the_run_of_one(name, trained, whole):
   "before, step, after",
   [
     ("4 processes, mixed", 10, None),
-    ("4 processes, mixed", 20, "2 processes, data"),
     (None, 10, "4 processes, mixed"),
-    ("2 processes, tensor", 20, "4 processes, data"),
+    pytest.param(
+      *("4 processes, mixed", 20, "2 processes, data"),
+      marks=pytest.mark.nightly,
+    ),
+    pytest.param(
+      *("2 processes, tensor", 20, "4 processes, data"),
+      marks=pytest.mark.nightly,
+    ),
   ],
 )
 def test_a_checkpoint_goes_on_with_other_processes(
@@ -282,7 +290,7 @@ def test_a_workdir_that_one_cannot_write_ends_all(prepared, cache, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("dead", [0, 1])
 def test_a_killed_process_ends_the_others_soon(dead, prepared, cache, tmp_path):
-  count, sizes = MESHES[FAST]
+  count, sizes = MESHES[MIXED[0]]
   working = pods.training(
     tmp_path / "run",
     prepared,

@@ -51,6 +51,7 @@ def in_folder(page: pathlib.Path, folder: pathlib.Path) -> str:
   return "".join(printed)
 
 
+@pytest.mark.slow
 def test_the_readmes_commands_by_hand_and_its_code(readme):
   _, printed = readme
   assert "the dogs near" in printed and "mean over UIDs" in printed

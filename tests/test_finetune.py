@@ -208,6 +208,7 @@ def test_padding_and_other_rows_change_no_logit(loaded, attention):
     assert (by < 1e-5) if blind else (by > 1e-2)
 
 
+@pytest.mark.slow
 def test_a_step_is_adamw(loaded):
   settings = dataclasses.replace(QUICK, weight_decay=0.1, clip=0.5)
   head = Classifier(("0", "1"), "last", dropout=0.0)
@@ -395,6 +396,7 @@ def test_the_mean_over_all_is_glue(mrpc):
 SHORT = ("--batch_size=16", "--epochs=2")
 
 
+@pytest.mark.slow
 def test_command(run, tmp_path, capsys):
   data = write_cola(tmp_path / "data")
   for split in ("train", "valid"):

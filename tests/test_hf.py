@@ -621,6 +621,7 @@ def test_a_workdir_that_is_a_model_stays_as_it_is(foreign):
   assert contents(foreign) == before
 
 
+@pytest.mark.slow
 def test_the_commands(llama, tmp_path):
   run = llama[0].path
   made = runs.run(
@@ -642,6 +643,7 @@ def test_the_commands(llama, tmp_path):
   assert "holds a run" in runs.error_of(again)
 
 
+@pytest.mark.slow
 def test_an_imported_model_is_continued(tmp_path, tokenizer):
   """The study's "start from an existing CLM model", from end to end."""
   random_models.save(tmp_path / "old", tokenizer)

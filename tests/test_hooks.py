@@ -161,6 +161,7 @@ def test_a_hook_that_fails_ends_the_run_and_the_other_hooks(train, tmp_path):
   assert seen.calls[-1] == ("end",)
 
 
+@pytest.mark.slow
 def test_pairs_are_scored_while_training(english, prepared, tmp_path, capsys):
   workdir = tmp_path / "run"
   settings = (f"eval.pairs={english / 'pairs'}", "curriculum=4C+4M steps")

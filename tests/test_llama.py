@@ -304,6 +304,7 @@ def test_remat_dots_computes_no_product_with_weights_again():
   assert counts["block"] == counts["none"] + 2 + 6
 
 
+@pytest.mark.slow
 def test_a_loop_and_rematerialising_drop_the_same_units():
   hidden, grads = way("no", "none", 0.3)
   again, grads_again = way("yes", "block", 0.3)

@@ -235,6 +235,7 @@ def test_the_gradients_are_its_equations(variant, mask):
 # How it runs changes nothing.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "changes",
   [

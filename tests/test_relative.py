@@ -175,6 +175,7 @@ def check_kernel(case):
   check_errors(found, exact, 1e-5 if dtype == "float32" else 1e-2)
 
 
+@pytest.mark.slow
 @hypothesis.given(relative_cases())
 @hypothesis.settings(max_examples=5, deadline=None, derandomize=True)
 def test_the_kernels_terms_and_gradients_are_exact(case):
@@ -188,6 +189,7 @@ def test_the_kernels_terms_and_gradients_are_exact_at_length(case):
   check_kernel(case)
 
 
+@pytest.mark.slow
 def test_blocks_of_several_heads_have_terms():
   shape = (2, 40, 40, 4, 4, 8)
   blocks = kernel.cut(40, 40, 1, 8, jnp.float32)
@@ -208,6 +210,7 @@ def test_hidden_keys_have_no_influence_at_all():
     assert np.array_equal(x, y)
 
 
+@pytest.mark.slow
 def test_a_query_that_sees_nothing_has_no_gradients_of_its_terms():
   shape = batch, queries, keys, *_ = (2, 5, 7, 2, 2, 4)
   q, k, v, g = inputs(shape)
@@ -296,6 +299,7 @@ def on_four_devices():
       )
 
 
+@pytest.mark.slow
 def test_on_any_mesh_attention_is_the_reference():
   flags = "--xla_force_host_platform_device_count=4"
   code = "from tests import test_relative; test_relative.on_four_devices()"

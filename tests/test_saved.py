@@ -71,6 +71,7 @@ def test_weights_alone_are_a_checkpoint(foreign):
   assert state.step == 5 and equal(state.opt_state, like.opt_state)
 
 
+@pytest.mark.slow
 def test_a_run_cannot_keep_an_optimizer_that_is_not_there(
   foreign, prepared, tmp_path
 ):
@@ -122,6 +123,7 @@ def recomputed(folder) -> checkpoint.Loaded:
   return model
 
 
+@pytest.mark.slow
 def test_the_best_model_is_kept(run, loaded, tmp_path):
   data = write_cola(tmp_path / "data")
   args = [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT]

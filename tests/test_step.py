@@ -140,6 +140,7 @@ def after_one_step(microbatches):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatches", [2, 4])
 def test_microbatches_change_nothing(microbatches):
   _, state, metrics = after_one_step(1)
@@ -176,6 +177,7 @@ def test_a_batch_without_targets_leaves_the_parameters():
   assert float(metrics["total_loss"]) == 0
 
 
+@pytest.mark.slow
 def test_dropout_is_on_in_training_by_step_and_off_in_evaluation():
   of = source("C")
   model = helpers.model(layers=1, dropout=0.3)
@@ -200,6 +202,7 @@ def test_evaluation_sums_are_those_of_training():
     assert helpers.closest(value, metrics[name]) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_average_follows_the_parameters():
   of = source("C")
   train_step = helpers.train_step(num_objectives=1, rate=0.5, ema=0.9)
@@ -238,6 +241,7 @@ def test_the_loss_of_an_easy_task_falls_to_a_fraction(text, share):
   assert np.mean(found[-5:]) < share * math.log(60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", ["reference", "pallas"])
 def test_a_program_for_each_mask_and_capacity_and_no_more(attention):
   words = dataclasses.replace(
@@ -271,6 +275,7 @@ def test_a_program_for_each_mask_and_capacity_and_no_more(attention):
   assert len(programs) == 4  # causal, mixed, bidirectional in two capacities
 
 
+@pytest.mark.slow
 def test_the_kernel_trains_as_the_reference_does():
   of = source("C+M+C:M=1:1", FakeRows(packed=True), steps=9)
   found = []
@@ -340,6 +345,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoder", ["llama", "ltg_bert"])
 def test_two_devices_train_as_one_and_hold_their_shares(encoder):
   flags = "--xla_force_host_platform_device_count=2"

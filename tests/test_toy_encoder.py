@@ -150,6 +150,7 @@ def get_config(arg):
 """
 
 
+@pytest.mark.slow
 def test_a_run_trains_it(tmp_path, prepared):
   (tmp_path / "config.py").write_text(CONFIG)
   train.main(
@@ -194,6 +195,7 @@ def steps(**shape) -> dict:
   return {"losses": losses, "parts": parts}
 
 
+@pytest.mark.slow
 def test_two_devices_train_it_as_one_and_hold_their_shares():
   code = (
     "import json\n"

@@ -81,6 +81,7 @@ def losses(workdir) -> list[float]:
   ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", ["data=2", "fsdp=2", "tensor=2"])
 def test_two_devices_train_the_same_run(whole, prepared, tmp_path, mesh):
   sizes = ("mesh.data=1", f"mesh.{mesh}")
@@ -177,6 +178,7 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
   assert runs.same_params(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_branching_with_the_optimizer_kept_is_the_longer_run(
   prepared, tmp_path
 ):
@@ -198,6 +200,7 @@ def test_branching_with_the_optimizer_kept_is_the_longer_run(
   assert not runs.same_params(tmp_path / "reset", tmp_path / "both")
 
 
+@pytest.mark.slow
 def test_branching_from_step_0_trains_the_whole_curriculum(
   whole, prepared, tmp_path
 ):
@@ -209,6 +212,7 @@ def test_branching_from_step_0_trains_the_whole_curriculum(
   assert first["eval/mlm/loss"] == pytest.approx(last["eval/mlm/loss"])
 
 
+@pytest.mark.slow
 def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
   reset = ("optimizer.reset_at_switch=true", "schedule.restart_at_switch=true")
   runs.train(tmp_path, prepared, *LONG, *reset)
@@ -262,6 +266,7 @@ def test_a_bad_setting_ends_the_command_with_one_line(prepared, tmp_path):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_tokenizer_without_a_mask_trains_causally_alone(english, tmp_path):
   backend = json.loads(Tokenizer.train(["the dogs rest ."], 300).to_json())
   backend["added_tokens"] = [
@@ -291,6 +296,7 @@ def test_a_copied_checkpoint_is_all_that_a_command_needs(whole, tmp_path):
   assert loaded.step == 60 and loaded.tokenizer.mask_id is not None
 
 
+@pytest.mark.slow
 def test_what_is_evaluated_may_change_when_a_run_goes_on(
   whole, prepared, tmp_path
 ):
@@ -309,6 +315,7 @@ def test_a_workdir_of_another_config_is_refused(whole, prepared):
   assert kept["schedule"]["peak_lr"] == 0.003
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_ends_the_run_before_any_save(
   prepared, tmp_path
 ):
@@ -424,6 +431,7 @@ def test_a_damaged_checkpoint_is_told_in_a_line(why, whole, tmp_path, capfd):
   assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_last_good_checkpoint_is_named(prepared, tmp_path):
   late = ("curriculum=8C steps", "schedule.warmup_steps=0", "optimizer.clip=0")
   trunk = runs.train_args(
@@ -435,6 +443,7 @@ def test_the_last_good_checkpoint_is_named(prepared, tmp_path):
   assert told in line
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_costs_no_checkpoint(prepared, tmp_path):
   disk = tmp_path / "disk"
   disk.mkdir()
@@ -485,6 +494,7 @@ def test_told_to_end_during_imports_it_is_to_be_run_again(prepared, tmp_path):
   assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_programs_are_kept_and_the_run_is_the_same(
   prepared, tmp_path, monkeypatch
 ):
