@@ -218,3 +218,13 @@ def test_the_advice_fits_what_blew_up(
   line = str(told.value)
   assert f"{name} is nan at step {step}: stopped before saving" in line
   assert "the last good checkpoint there is none" in line and advice in line
+
+
+def test_a_config_that_no_command_has_loaded_is_checked(prepared, tmp_path):
+  words = runs.train_args(tmp_path / "run", prepared, *SMALL)
+  made = config.load(words[0].removeprefix("--config="), words[2:])
+  with made.unlocked():
+    made.optimizer.b1 = 2.0
+  with pytest.raises(UserError, match=r"optimizer\.b1=2"):
+    loop.train(made, tmp_path / "run")
+  assert not (tmp_path / "run").exists()

@@ -208,6 +208,7 @@ def build(config: ConfigDict) -> Run:
   Raises:
     UserError: for settings, data and devices that do not fit together.
   """
+  config_lib.check(config)  # it may be made in Python, not loaded from a file
   run = assemble(config, **read_data(config))
   _ = run.attention  # raises now what is wrong with the batches
   return run

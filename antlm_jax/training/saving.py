@@ -147,7 +147,7 @@ def begin(
     notes = [*notes, f"going on from step {int(state.step)}"]
     return Begun(state, True, notes, fields.get("window", {}))
   if run.config.init.checkpoint:
-    return _branch(run, init())
+    return _branch(run, init)
   return Begun(init(), False, ["starting from scratch"])
 
 
@@ -169,11 +169,12 @@ def _check_config(workdir: pathlib.Path, config: ConfigDict) -> None:
     return
 
 
-def _branch(run: Run, state: TrainState) -> Begun:
+def _branch(run: Run, make: Callable[[], TrainState]) -> Begun:
   """Starts from another run's checkpoint."""
   init = run.config.init
   path = checkpoint.find(init.checkpoint)
   _check_same_model(path, checkpoint.read_meta(path), run)
+  state = make()  # compiles: after all that can be wrong with the checkpoint
   loaded = checkpoint.restore(
     path, state, with_optimizer=init.optimizer == "keep"
   )
