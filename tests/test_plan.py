@@ -430,6 +430,7 @@ def test_counts_are_linear_in_the_layers(small):
   assert np.isclose(eight - four, 2 * (four - two), rtol=0.25)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @needs_libtpu
 def test_products_are_those_of_the_cost_analysis_without_loops(small):
@@ -521,6 +522,7 @@ def test_what_was_tried_is_told_where_nothing_fits(small, monkeypatch, capsys):
   assert "--config.train.microbatches=4" in printed
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @needs_libtpu
 def test_what_does_not_fit_fits_with_what_is_advised(small, capsys):
