@@ -26,14 +26,14 @@ class Records:
   """
 
   def __init__(self, workdir: pathlib.Path, start: int, tensorboard: bool):
+    self._writes = processes.is_first()
     self._file = self._board = None
-    if not processes.is_first():
+    if not self._writes:
       return
     self._path = workdir / METRICS
     # Those after it are about to be recorded again.
     kept = [r for r in read_records(workdir) if r["step"] <= start]
     files.write_text(self._path, "".join(json.dumps(r) + "\n" for r in kept))
-    self._file = self._path.open("a")
     if tensorboard:
       self._board = events.Board(workdir / "tensorboard", purge=start + 1)
 
@@ -43,9 +43,11 @@ class Records:
     Raises:
       UserError: if they cannot be written.
     """
-    if self._file is None:
+    if not self._writes:
       return
     with files.writing(self._path):
+      # Not before: a signal may end the run while it is being set up.
+      self._file = self._file or self._path.open("a")
       self._file.write(json.dumps({"step": step, **values}) + "\n")
       self._file.flush()
       if self._board is not None:
