@@ -19,8 +19,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from antlm_jax import models
 from antlm_jax.errors import UserError
+from antlm_jax.inference import programs
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FineTuned, Loaded
 from evals.finetuning import loop
@@ -163,20 +163,18 @@ def _named(examples: Sequence[Sequence[str] | Example]) -> list[Example]:
 
 def _compute(loaded: Loaded, rows: Rows, batch_size: int, reduced: bool) -> Any:
   causal = loaded.task.attention == "causal"
-  program = _program(loaded.model.config, head(loaded), causal, reduced)
+  program = programs.compiled(
+    _one_run, loaded.model.config, head(loaded), causal, reduced
+  )
   params = loop.joined(loaded.params, loaded.task.params)
   call = functools.partial(program, params)
   found = rows_lib.predict(call, rows, batch_size)
   return jax.tree.map(lambda x: x[0], found)
 
 
-@functools.lru_cache(maxsize=4)
-def _program(config, head: Head, causal: bool, reduced: bool) -> Callable:
-  """Compiles (parameters, tokens, lengths) to arrays `[1, B, ...]`."""
-  compute = loop.outputs(models.from_config(config), head, causal)
-
-  def one_run(params, tokens, lengths):
-    out = compute(params, {}, tokens, lengths)
-    return jax.tree.map(lambda x: x[None], head.reduce(out) if reduced else out)
-
-  return jax.jit(one_run)
+def _one_run(
+  model, head: Head, causal: bool, reduced: bool, params, tokens, lengths
+):
+  """Returns a head's outputs, or what it reduces them to, `[1, B, ...]`."""
+  out = loop.outputs(model, head, causal)(params, {}, tokens, lengths)
+  return jax.tree.map(lambda x: x[None], head.reduce(out) if reduced else out)
