@@ -50,6 +50,14 @@ class Parser(argparse.ArgumentParser):
         self.error(f"--{name} is empty")
     return parsed, rest
 
+  def parse_with_overrides(self, argv: Sequence[str]):
+    """Returns the arguments, and the words that override a config."""
+    args, rest = self.parse_known_args(argv)
+    for word in rest:
+      if not word.startswith("--config."):
+        self.error(f"unknown argument {word!r}")
+    return args, rest
+
 
 def here(path: str) -> str:
   """The type of an argument that names a place on this machine.

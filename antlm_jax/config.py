@@ -14,6 +14,7 @@ import pathlib
 import traceback
 from collections.abc import Iterable, Iterator
 
+from flax import traverse_util
 from ml_collections import ConfigDict
 
 from antlm_jax import models, settings
@@ -35,6 +36,9 @@ FREE = (
   "model.remat",
   "model.scan_layers",
 )
+
+
+LOSS_AVERAGES = ("targets", "objectives")
 
 
 def _amount(default: float):
@@ -61,6 +65,10 @@ class Data:
   rounding: str = setting("carry", "at an epoch's end", choices=order.ROUNDING)
   shuffle: bool = setting(True, "every epoch in another order")
   short: float = setting(0.0, "share of the rows cut short", least=0, most=1)
+  random_offset: bool = setting(
+    False, "cut a stream's rows elsewhere at each visit"
+  )
+  framed: bool = setting(False, "begin and end a stream's rows as documents")
   threads: int = setting(2, "that make batches", least=1, most=1024)
 
 
@@ -76,10 +84,18 @@ class Train:
   batch_schedule: tuple[str, ...] = setting(
     (), "other batches, each ROWSxTOKENS@BEGIN, from a part of the run on"
   )
+  batch_start: float = setting(
+    1.0, "part of a batch that is filled at first; grows", over=0, most=1
+  )
   microbatches: int = setting(1, "parts of a batch, one by one", least=1)
   # The run's length, where the curriculum has none: at most one of the two.
   epochs: float = setting(0.0, "length of the run", least=0, most=1e6)
   steps: int = setting(0, "length of the run", least=0)
+  # objectives: each one's mean, by its weight and its part of the rows.
+  loss_average: str = setting(
+    "targets", "what the loss is the mean of", choices=LOSS_AVERAGES
+  )
+  z_loss: float = setting(0.0, "weight of the log-partition's square", least=0)
   loss_chunk: int = setting(
     2048, "targets whose scores are in memory at once", least=1
   )
@@ -118,6 +134,7 @@ class Schedule:
     "linear", "of wsd", choices=("linear", "cosine", "1-sqrt")
   )
   min_lr_ratio: float = setting(0.0, "last rate / peak", least=0, most=1)
+  cooldown_steps: float = _amount(0.0)  # at the end, from the floor to zero
   restart_at_switch: bool = setting(False, "a schedule for each phase")
 
 
@@ -183,11 +200,7 @@ GROUPS = {
 
 
 def default(encoder: str = "llama") -> ConfigDict:
-  """Returns every setting with its default.
-
-  Args:
-    encoder: A key of `models.ENCODERS`, whose settings `model` has.
-  """
+  """Returns every setting with its default, for a key of `models.ENCODERS`."""
   out = settings.to_config_dict(Run())
   out.objectives = ConfigDict(
     {name: settings.to_config_dict(o) for name, o in OBJECTIVES.items()}
@@ -215,14 +228,9 @@ def described() -> str:
 
 
 def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
-  """Loads `FILE.py` or `FILE.py:ARG` and applies overrides.
+  """Loads `FILE.py` or `FILE.py:ARG`, ARG being what `get_config` is given.
 
-  Args:
-    spec: The config file, and the argument of its `get_config`.
-    overrides: Each `--config.key.key=value`.
-
-  Returns:
-    The config, checked and locked.
+  The config is overridden (each `--config.key.key=value`), checked and locked.
 
   Raises:
     UserError: for a file that is not a config, an unknown key (with the
@@ -367,42 +375,40 @@ def _set(node: ConfigDict, name: str, text: str, what: str) -> None:
   node[name] = settings.parse(text, kind, what)
 
 
-def leaves(config: ConfigDict, prefix: str = "") -> dict:
+def leaves(config: ConfigDict) -> dict:
   """Returns all settings as `{"group.key": value}`."""
-  out = {}
-  for key in config:
-    value = config[key]
-    if isinstance(value, ConfigDict):
-      out |= leaves(value, f"{prefix}{key}.")
-    else:
-      out[prefix + key] = value
-  return out
+  return traverse_util.flatten_dict(config.to_dict(), sep=".")
 
 
-def shrink(config: ConfigDict, steps: int = 12) -> None:
+def shrink(config: ConfigDict) -> None:
   """Makes any config run in seconds, on the same kind of data.
 
-  The curriculum keeps its phases and their proportions, over `steps` steps.
+  The curriculum keeps its phases and their proportions, over 12 steps.
   """
   # A thousand, so that no phase is under a step before it is scaled.
   parsed = curriculum.parse(
     config.curriculum, list(config.objectives), 1000, 1000
   )
-  scale = steps / parsed.steps
+  scale = 12 / parsed.steps
   phases = [
     f"{max(1, round((phase.stop - phase.start) * scale))}{_mix(phase)}"
     for phase in parsed.phases
   ]
   config.curriculum = f"{'+'.join(phases)} steps"
   config.train.update(
-    batch_size=4, microbatches=1, batch_schedule=(), epochs=0.0, steps=0
+    batch_size=4,
+    batch_schedule=(),
+    batch_start=1.0,
+    microbatches=1,
+    epochs=0.0,
+    steps=0,
   )
   config.model.update(
     layers=2, width=32, heads=4, mlp_width=64, dtype="float32"
   )
   if "kv_heads" in config.model:
     config.model.kv_heads = 2
-  config.schedule.update(warmup_steps=0.1, decay_steps=0.2)
+  config.schedule.update(warmup_steps=0.1, decay_steps=0.2, cooldown_steps=0.0)
   config.eval.update(every=0.5, rows=8)
   config.checkpoint.update(every=0.5, keep_every=0)
   config.log.every = 1

@@ -4,7 +4,8 @@
 
 A llama encoder needs no code of ours there: read causally it is a Llama
 (AutoModelForCausalLM), bidirectionally a EuroBERT (AutoModelForMaskedLM,
-AutoModel, ...). LTG-BERT brings its code along (trust_remote_code=True).
+AutoModel, ...). LTG-BERT, and a EuroBERT that predicts masked tokens one
+position before them, bring their code along (trust_remote_code=True).
 --as=both writes FOLDER/causal and FOLDER/bidirectional, the weights once.
 
 Nothing goes over the network without --repo.
@@ -14,9 +15,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from antlm_jax import cli, settings
-from antlm_jax.hf import card, export, weights
+from antlm_jax.hf import export, weights
 from antlm_jax.hf.architecture import ATTENTIONS
-from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> None:
   args = _parser().parse_args(argv)
   wanted = settings.from_args(Settings, args)
   export.check_new(wanted.output)  # before minutes of reading
-  loaded = checkpoint.load(args.checkpoint, args.step)
+  loaded = checkpoint.from_args(args)
   chosen = ATTENTIONS if args.attention == "both" else (args.attention,)
   if args.attention is None:
     chosen = export.trained_attentions(loaded)
@@ -64,12 +64,9 @@ def main(argv: Sequence[str]) -> None:
     round(wanted.shard_gb * 10**9),
     wanted.sentence_transformers,
   )
-  targets = ARCHITECTURES[loaded.config.model.name].targets
   for path, attention in zip(folders, chosen, strict=True):
-    opens = ", ".join(targets[attention].classes)
+    opens = ", ".join(export.target_of(loaded, attention).classes)
     print(f"{path}: {attention}, opens by {opens}")
-  if "bidirectional" in chosen and card.needs_shift(loaded):
-    print(f"note: {card.MNTP}")
   if wanted.repo:
     export.push(folders, wanted.repo, args.step)
 

@@ -17,7 +17,7 @@ def main(argv: Sequence[str]) -> None:
   settings.add_arguments(parser, Filling)
   args = parser.parse_args(argv)
   filling = settings.from_args(Filling, args)
-  loaded = checkpoint.load(args.checkpoint, args.step)
+  loaded = checkpoint.from_args(args)
   filled = fill_mask(loaded, filling.text, filling.top)
   for number, candidates in enumerate(filled, start=1):
     if len(filled) > 1:

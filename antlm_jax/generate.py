@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> None:
   settings.add_arguments(parser, generation.Sampling)
   args = parser.parse_args(argv)
   sampling = settings.from_args(generation.Sampling, args)
-  loaded = checkpoint.load(args.checkpoint, args.step)
+  loaded = checkpoint.from_args(args)
   texts = generation.generate(loaded, args.prompt, **vars(sampling))
   longest = loaded.model.config.max_seq_len
   start = generation.encode(loaded, args.prompt)

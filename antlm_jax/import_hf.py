@@ -2,9 +2,9 @@
 
   python -m antlm_jax.import_hf --model=FOLDER --workdir=RUN
 
-Reads the safetensors of a Llama, a EuroBERT or our LTG-BERT. RUN is then a run
-like any other: evaluate it, generate with it, or continue it with any
-curriculum, on data prepared with its tokenizer:
+Reads a Llama, a EuroBERT, our LTG-BERT, or the LTG-BERT and GPT-BERT that their
+authors published. RUN is then a run like any other: evaluate it, generate with
+it, or continue it with any curriculum, on data prepared with its tokenizer:
 
   python -m antlm_jax.prepare --tokenizer=RUN/tokenizer.json ...
   python -m antlm_jax.train --config=configs/continued.py:checkpoint=RUN ...
@@ -17,22 +17,18 @@ from antlm_jax.hf import import_
 from antlm_jax.inference import framing
 
 
-def _parser() -> cli.Parser:
+def main(argv: Sequence[str]) -> None:
+  """The command."""
   parser = cli.Parser(prog="python -m antlm_jax.import_hf", description=__doc__)
   add = parser.add_argument
-  add("--model", required=True, help="config.json, tokenizer.json, safetensors")
+  add("--model", required=True, help="config.json, tokenizer.json, weights")
   add("--workdir", type=cli.here, required=True, help="receives the checkpoint")
   add(
     "--boundary",
     choices=tuple(framing.FRAMES),
     help="special tokens around a text; guessed from the tokenizer by default",
   )
-  return parser
-
-
-def main(argv: Sequence[str]) -> None:
-  """The command."""
-  args = _parser().parse_args(argv)
+  args = parser.parse_args(argv)
   import_.check_workdir(args.workdir)
   imported = import_.read(args.model, args.boundary)
   path = import_.write(imported, args.workdir)

@@ -23,7 +23,7 @@ import jax
 from antlm_jax import cli, settings, tables
 from antlm_jax.errors import UserError
 from antlm_jax.planning import search, topology
-from antlm_jax.planning.estimate import Estimate, estimate_all, programs
+from antlm_jax.planning.estimate import Estimate, estimate_all
 from antlm_jax.planning.search import Pod
 from antlm_jax.runtime import chips, files, sharding
 from antlm_jax.settings import setting
@@ -138,10 +138,7 @@ def main(argv: Sequence[str]) -> None:
     epilog="Any setting: --config.KEY=VALUE. All keys: antlm_jax/config.py.",
   )
   settings.add_arguments(parser, Settings)
-  args, rest = parser.parse_known_args(argv)
-  for word in rest:
-    if not word.startswith("--config."):
-      parser.error(f"unknown argument {word!r}")
+  args, rest = parser.parse_with_overrides(argv)
   args = settings.from_args(Settings, args)
   if args.output:
     files.check_writable(args.output)
@@ -208,7 +205,7 @@ def _sweep(args: Settings, pod: Pod, run: Run) -> tuple[dict, bool]:
 
 def _plan(pod: Pod, run: Run) -> tuple[dict, bool]:
   """Prints the plan; returns what its file says, and whether the run fits."""
-  found = list(estimate_all(run, programs(run)))
+  found = list(estimate_all(run, run.programs()))
   print(table(found), flush=True)
   out = {"programs": [e.to_json() for e in found]}
   if all(e.memory.fits for e in found):

@@ -60,10 +60,8 @@ def setting(
   Args:
     default: Its default; without one, the argument is required.
     help: What it is, and in which unit.
-    least: Smallest value.
-    most: Largest value.
-    over: What the value is above.
-    under: What the value is below.
+    least: Smallest value; `over`, what it is above.
+    most: Largest value; `under`, what it is below.
     choices: All values that it may have.
     read: Makes the value from an argument's text, such as `cli.here`.
     **argument: Further keywords of argparse's `add_argument`.
@@ -82,10 +80,8 @@ def setting(
 def check(section, prefix: str = "") -> None:
   """Checks the values of a section, a dataclass with `setting` fields.
 
-  Args:
-    section: The section.
-    prefix: What stands before a setting's name in messages: `schedule` gives
-      `schedule.peak_lr=-1`, `--` gives `--limit=-1`.
+  In messages the prefix stands before a setting's name: `schedule` gives
+  `schedule.peak_lr=-1`, `--` gives `--limit=-1`.
 
   Raises:
     UserError: for the first value that its field does not allow.
@@ -146,16 +142,11 @@ def _argument(field: dataclasses.Field, kind: Any) -> dict[str, Any]:
 
 
 def from_args(section_type: type, args: argparse.Namespace):
-  """Builds and checks a section from arguments of `add_arguments`.
-
-  Raises:
-    UserError: for a value that its field does not allow.
-  """
+  """Builds a section from arguments of `add_arguments`, which are checked."""
   values = {}
   for field, _ in _settings(section_type):
     value = getattr(args, field.name)
     values[field.name] = tuple(value) if isinstance(value, list) else value
-  check_values(section_type, values, "--")
   return section_type(**values)
 
 

@@ -33,12 +33,9 @@ def line(cells: Sequence, widths: Sequence[int], align: str = "<") -> str:
   return _GAP.join(padded).rstrip()
 
 
-def markdown(
-  rows: Iterable[Sequence], head: Sequence[str], align: str = "<>"
-) -> str:
-  """Lays out rows as a Markdown table; `align` is as for `text`."""
-  sides = (align + align[-1] * len(head))[: len(head)]
-  rule = ["---:" if side == ">" else "---" for side in sides]
+def markdown(rows: Iterable[Sequence], head: Sequence[str]) -> str:
+  """Lays out rows as a Markdown table, all but the first to the right."""
+  rule = ["---", *["---:"] * (len(head) - 1)]
   escaped = ([c.replace("|", "\\|") for c in _cells(row)] for row in rows)
   return "\n".join(f"| {' | '.join(r)} |" for r in (head, rule, *escaped))
 

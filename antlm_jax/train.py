@@ -44,11 +44,7 @@ def _parse(argv: Sequence[str], settings: str):
   parser.add_argument(
     "--workdir", required=True, help="the run's folder; may be gs://BUCKET/RUN"
   )
-  args, rest = parser.parse_known_args(argv)
-  for word in rest:
-    if not word.startswith("--config."):
-      parser.error(f"unknown argument {word!r}")
-  return args, rest
+  return parser.parse_with_overrides(argv)
 
 
 if __name__ == "__main__":

@@ -15,12 +15,13 @@ Where each setting is from:
   full text could not be read: the curriculum is remembered, and in no source
   that could be.
 - LTG-BERT's code (arXiv 2303.09859): the shape, dropout, initial weights, rows
-  of 128 and at the end of 512 in batches of as many tokens, a tenth of the rows
-  short, spans of 15 % masks with one 80/10/10 draw each, LAMB at 1e-2 with its
-  decay, warmup and cosine to a tenth, clipping at 2.
+  of 128 and at the end of 512 in batches of as many tokens, each between <s>
+  and </s>, a tenth of them short, spans of masks with one 80/10/10 draw each,
+  LAMB at 1e-2 with its decay, warmup and cosine to a tenth, clipping at 2. Its
+  last span passes the count drawn for 15 %: 16.1 % are met.
 - Ours: batches of 1,024 rows (LTG-BERT's are 32,768: an epoch of 10M words has
-  three), the share of masks met on average rather than in each row, one
-  schedule over the run, the optimizer's state kept at a switch.
+  three), rows filled up with further texts, one schedule over the run, the
+  optimizer's state kept at a switch.
 """
 
 from antlm_jax import config as config_lib
@@ -37,9 +38,13 @@ def get_config(arg: str = ""):
   config = config_lib.default("ltg_bert")
   config.curriculum = arg.curriculum
   config.objectives.M.update(
-    unit="span", span_length=9, span_lengths="geometric"
+    unit="span",
+    span_length=9,
+    span_lengths="geometric",
+    choice="binomial",
+    mask_ratio=0.161,
   )
-  config.data.short = 0.1
+  config.data.update(short=0.1, framed=True)
   config.model.update(**ltg_bert.SHAPES[arg.size], dtype="bfloat16")
   config.train.update(batch_size=1024, batch_schedule=("256x512@0.9",))
   config.optimizer.update(

@@ -118,7 +118,10 @@ def get_config(arg: str = ""):
   config.objectives.N.update(
     {
       name: masked[name]
-      for name in ("unit", "span_length", "span_lengths", "mask_ratio")
+      for name in (
+        *("unit", "choice", "span_length", "span_lengths"),
+        *("mask_ratio",),
+      )
     }
   )
   if row.masked == "mntp":

@@ -1,7 +1,7 @@
 """GPT-BERT (arXiv 2410.24159): one causal row to fifteen masked ones.
 
     python -m antlm_jax.prepare --text=BABYLM_FOLDER --output=data/babylm \\
-      --vocab_size=8192 --seq_len=128
+      --vocab_size=8192 --seq_len=128 --boundary=bos
     python -m antlm_jax.train --config=configs/gpt_bert.py \\
       --workdir=runs/gpt_bert --config.data.path=data/babylm
 
@@ -10,11 +10,15 @@ The argument takes `size`: `small` (30M parameters, strict-small) or `base`
 
 Where each setting is from:
 - The paper (section 2, Table 3) and its code: the shape, masked next-token
-  prediction, spans of 1 to 3 tokens with masks from 30 % to 15 %, 7,812 steps
-  (15,625 for `base`), rows of 128, then 256 and 512, batches growing from one
-  to four million tokens, LAMB with 1.41e-2 (1e-2) to a tenth, weights averaged.
-- Ours: the batches grow in five steps, and the rate has no cooldown after its
-  cosine; no z-loss; all text from one corpus (theirs is a third BabyLM).
+  prediction, spans of 1 to 3 tokens with masks from 30 % to 15 % in each row,
+  tokens masked least so far first, each objective's mean weighing as its part
+  of the rows, 7,812 steps (15,625 for `base`), rows of 128, then 256 and 512,
+  each piece of a text after <s>, batches growing linearly from one to four
+  million tokens, LAMB with 1.41e-2 (1e-2) to a tenth and then to zero, z-loss,
+  weights averaged.
+- Ours: a text's tokens take turns in being masked rather than being counted;
+  rows are cut from a stream, at another place at every visit; all text from one
+  corpus (theirs is a third BabyLM).
 """
 
 from antlm_jax import config as config_lib
@@ -34,22 +38,24 @@ def get_config(arg: str = ""):
   config.curriculum = arg.curriculum
   for name in ("M", "N"):
     config.objectives[name].update(
-      unit="span", span_length=3, mask_ratio=0.3, mask_ratio_end=0.15
+      unit="span",
+      choice="covering",
+      span_length=3,
+      mask_ratio=0.3,
+      mask_ratio_end=0.15,
     )
   config.model.update(
     **ltg_bert.SHAPES[f"gpt_bert_{arg.size}"], dtype="bfloat16"
   )
+  config.data.update(random_offset=True, framed=True)
   config.train.update(
     steps=steps,
-    batch_size=8_192,
-    batch_schedule=(
-      "12288x128@0.2",
-      "16384x128@0.35",
-      "20480x128@0.5",
-      "12288x256@0.7",
-      "7168x512@0.9",
-    ),
-    microbatches=16,
+    batch_size=32_768,
+    batch_start=0.25,
+    batch_schedule=("16384x256@0.7", "8192x512@0.9"),
+    microbatches=32,
+    loss_average="objectives",
+    z_loss=1e-4,
   )
   config.optimizer.update(
     name="lamb",
@@ -62,9 +68,13 @@ def get_config(arg: str = ""):
     ema=0.999,
   )
   config.schedule.update(
-    name="cosine", peak_lr=peak_lr, warmup_steps=0.016, min_lr_ratio=0.1
+    name="cosine",
+    peak_lr=peak_lr,
+    warmup_steps=int(0.016 * steps),
+    cooldown_steps=int(0.016 * steps),
+    min_lr_ratio=0.1,
   )
-  config.eval.update(every=0.05, rows=2048)
+  config.eval.update(every=0.05, rows=2048, objectives=("C", "N"))
   if arg.shrink:
     config_lib.shrink(config)
   return config

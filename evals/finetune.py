@@ -3,15 +3,18 @@
   python -m evals.finetune --checkpoint=RUN --data=FOLDER --task=cola,mrpc
 
 Trains one run for every learning rate and seed, all of them at once, and
-evaluates each epoch. A run stops by itself when it gets no better; the epoch
-with the best main metric counts. BabyLM's validation set is also its test
-set, so that epoch is chosen on what is reported. The defaults are those of
-BabyLM's 2024 pipeline.
+evaluates each epoch. A run stops by itself when it gets no better; its best
+epoch counts. BabyLM's validation set is also its test set, so that epoch is
+chosen on what is reported.
 
-Writes for each task summary.json, predictions.json (the best run's, in the
-pipeline's form) and items.jsonl (what every run says of every example); with
---save also the best run's model, a checkpoint with the task's head. A task
-that was done before with the same arguments is not done again.
+--preset=2024 and 2025 are BabyLM's pipelines of these years: tasks, settings,
+what chooses the epoch, files. An argument that is given stands above them; the
+defaults below are those of 2024.
+
+Writes for each task summary.json, items.jsonl (what every run says of every
+example) and the best run's predictions.json and more, as the pipeline does;
+with --save also its model, a checkpoint with the task's head. A task that was
+done before with the same arguments is not done again.
 """
 
 import argparse
@@ -20,7 +23,7 @@ import functools
 import pathlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
@@ -28,11 +31,27 @@ from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint
 from evals import results
-from evals.finetuning import glue, loop, saved, summary
+from evals.finetuning import (
+  answering,
+  classification,
+  glue,
+  loop,
+  retrieval,
+  saved,
+  study,
+  summary,
+  tagging,
+)
 from evals.finetuning.loop import Run, Settings
-from evals.finetuning.task import Suite, Task, named
+from evals.finetuning.task import Suite, Task
 
-SUITES: tuple[Suite, ...] = (glue.SUITE,)
+PRESETS: Mapping[str, Suite] = {
+  **glue.SUITES,
+  "tagging": tagging.SUITE,
+  "answering": answering.SUITE,
+  "retrieval": retrieval.SUITE,
+  "study": study.SUITE,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,19 +82,28 @@ class Grid:
     return (runs[i : i + size] for i in range(0, len(runs), size))
 
 
-def _parser() -> cli.Parser:
+@dataclasses.dataclass(frozen=True)
+class Heads(classification.Options, answering.Options, retrieval.Options):
+  """The settings of all heads."""
+
+
+def _parser(**defaults) -> cli.Parser:
+  """Makes the parser, with other defaults than the settings' own."""
   parser = cli.Parser(prog="python -m evals.finetune", description=__doc__)
   add = parser.add_argument
   checkpoint.add_arguments(parser)
-  names = [name for suite in SUITES for name in suite.all_scores]
+  suites = PRESETS.values()
+  names = dict.fromkeys(name for suite in suites for name in suite.all_scores)
   add("--data", required=True, help="a folder that holds the tasks' files")
   add("--task", required=True, help=f"all, or of {','.join(names)}")
-  for section in (Grid, Settings, *{s.Options: None for s in SUITES}):
+  add("--preset", default="2024", choices=PRESETS, help="see above")
+  for section in (Grid, Settings, Heads):
     settings.add_arguments(parser, section)
+  folders = " or ".join(suite.folder for suite in suites)
   add(
     "--output",
     type=cli.here,
-    help="holds TASK/STEP-ATTENTION; RUN/evals/finetune if unset",
+    help=f"holds TASK/STEP-ATTENTION; in RUN/evals if unset: {folders}",
   )
   add(
     "--save",
@@ -83,86 +111,80 @@ def _parser() -> cli.Parser:
     help=f"save the best run's model, in TASK/STEP-ATTENTION/{saved.FOLDER}",
   )
   add("--overwrite", action="store_true", help="do again what was done")
+  parser.set_defaults(**defaults)
   return parser
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A task that was asked for.
-
-  Attributes:
-    task: The task.
-    folder: Where its results go.
-    request: All that they depend on, as JSON has it.
-    done: The summary of the same request, if it is there, with its model if
-      that is to be saved.
-  """
+  """A task that was asked for."""
 
   task: Task
-  folder: pathlib.Path
-  request: dict
+  grid: Grid
+  how: Settings
+  folder: pathlib.Path  # where its results go
+  request: dict  # all that they depend on, as JSON has it
+  # The summary of the same request, if it is there, and its model, if wanted.
   done: dict | None
 
 
-def _jobs(
-  args, loaded: checkpoint.Loaded, grid: Grid, how: Settings
-) -> list[Job]:
+def _jobs(argv: Sequence[str], loaded: checkpoint.Loaded) -> list[Job]:
   """Checks everything before anything is trained."""
-  common = {
-    **results.model_digest(loaded),
+  digest = results.model_digest(loaded)
+  return [_job(args, task, loaded, digest) for args, task in _tasks(argv)]
+
+
+def _job(args, task: Task, loaded: checkpoint.Loaded, digest: dict) -> Job:
+  grid = settings.from_args(Grid, args)
+  how = settings.from_args(Settings, args)
+  output = args.output or loaded.evals / PRESETS[args.preset].folder
+  name = f"{loaded.step}-{how.attention}"
+  folder = pathlib.Path(output) / task.name / name
+  request = {
+    "preset": args.preset,
+    "task": task.name,
+    "data": results.data_digest(task.files),
+    "head": {"kind": task.head.kind, **task.head.settings},
+    **digest,
     **{name: getattr(grid, name) for name in ("lrs", "seeds", "limit")},
     **dataclasses.asdict(how),
   }
-  output = pathlib.Path(args.output or loaded.evals / "finetune")
-  jobs = []
-  for task in _tasks(args):
-    folder = output / task.name / f"{loaded.step}-{how.attention}"
-    head = {"kind": task.head.kind, **task.head.settings}
-    data = results.data_digest(task.files)
-    request = {"task": task.name, "data": data, "head": head, **common}
-    done = None if args.overwrite else results.finished(folder, request)
-    if args.save and not (folder / saved.FOLDER).is_dir():
-      done = None
-    jobs.append(Job(task, folder, request, done))
-    files.check_writable(folder, folder=True)
-  return jobs
+  done = None if args.overwrite else results.finished(folder, request)
+  if args.save and not (folder / saved.FOLDER).is_dir():
+    done = None
+  files.check_writable(folder, folder=True)
+  return Job(task, grid, how, folder, request, done)
 
 
-def _tasks(args: argparse.Namespace) -> list[Task]:
-  """Makes the tasks that are asked for; of all, says which ones are absent."""
-  found, absent = [], {}
-  for suite, name in named(SUITES, args.task):
-    options = settings.from_args(suite.Options, args)
+def _tasks(argv: Sequence[str]) -> list[tuple[argparse.Namespace, Task]]:
+  """Makes the tasks that are asked for, with each one's arguments.
+
+  Of all, says which ones are absent.
+  """
+  asked = _parser().parse_args(argv)
+  suite, found, absent = PRESETS[asked.preset], [], {}
+  for name in suite.named(asked.task):
+    # What is not given is as the preset has it for this task.
+    args = _parser(**suite.defaults.get(name, {})).parse_args(argv)
+    options = settings.from_args(Heads, args)
     try:
-      found.append(suite.make(args.data, name, options, args.attention))
+      task = suite.make(args.data, name, options, args.attention)
     except UserError as error:
       if args.task != "all":
         raise
       absent[name] = error
+    else:
+      found.append((args, task))
   if not found:
     raise absent.popitem()[1]
   if absent:
-    print(f"left out, not in {args.data}: {', '.join(absent)}")
+    print(f"left out, not in {asked.data}: {', '.join(absent)}")
   return found
 
 
-def perform(
-  job: Job,
-  loaded: checkpoint.Loaded,
-  grid: Grid,
-  how: Settings,
-  save: bool = False,
-) -> dict:
-  """Trains a task's runs, writes its results and returns the summary.
-
-  Args:
-    job: The task.
-    loaded: The model that runs start from.
-    grid: The runs.
-    how: How to train.
-    save: Whether to save the best run's model.
-  """
-  begun, task = time.monotonic(), job.task
+def perform(job: Job, loaded: checkpoint.Loaded, save: bool) -> dict:
+  """Trains a task's runs, writes its results and returns the summary."""
+  begun, task, grid, how = time.monotonic(), job.task, job.grid, job.how
   data = loop.read(loaded, task, how.max_length, grid.limit)
   best = saved.Best(grid.runs) if save else None
   outcomes = [
@@ -175,7 +197,7 @@ def perform(
       how,
       runs,
       track=functools.partial(progress.track, unit="step", name=task.name),
-      tell=_tell,
+      tell=functools.partial(print, file=sys.stderr, flush=True),
       keep=best,
     )
   ]
@@ -191,27 +213,22 @@ def perform(
   return about
 
 
-def _tell(line: str) -> None:
-  print(line, file=sys.stderr, flush=True)
-
-
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   args = _parser().parse_args(argv)
-  named(SUITES, args.task)  # before minutes of reading
-  grid = settings.from_args(Grid, args)
-  how = settings.from_args(Settings, args)
-  loaded = checkpoint.load(args.checkpoint, args.step)
+  suite = PRESETS[args.preset]
+  suite.named(args.task)  # before minutes of reading
+  loaded = checkpoint.from_args(args)
   done = []
-  for job in _jobs(args, loaded, grid, how):
+  for job in _jobs(argv, loaded):
     about = job.done
     if about:
       print(f"{job.task.name} is already done: {job.folder}")
     else:
-      about = perform(job, loaded, grid, how, args.save)
+      about = perform(job, loaded, args.save)
       print(f"{job.task.name} is written to {job.folder}", flush=True)
     done.append(about)
-  print(summary.table(done, SUITES))
+  print(summary.table(done, suite))
   for line in (line for about in done for line in summary.collapses(about)):
     print(line)
 

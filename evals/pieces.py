@@ -25,25 +25,17 @@ _ENVIRONMENT = {
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296"
     ":glibc.malloc.trim_threshold=8589934592"
   ),
-  "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
 }
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-  """A command.
-
-  Attributes:
-    about: What to say of it.
-    module: The command.
-    arguments: Its arguments.
-    result: A folder that it leaves: without it, the piece is not done.
-  """
+  """A command, and what to say of it."""
 
   about: str
   module: str
   arguments: tuple[str, ...]
-  result: pathlib.Path
+  result: pathlib.Path  # a folder that it leaves: without it, it is not done
 
 
 def run(
@@ -74,21 +66,17 @@ def run(
         continue
       print(f"\n[{number}/{len(todo)}] {piece.about}", flush=True)
       at = time.monotonic()
-      call(piece, folder, seconds and begun + seconds - at)
+      call(piece, seconds and begun + seconds - at)
       done[command] = time.monotonic() - at
       files.write_json(ledger, done)
   spent = duration(time.monotonic() - begun)
   print(f"\nall done: {spent}, of {duration(sum(done.values()))} in all")
 
 
-def call(
-  piece: Piece, folder: pathlib.Path, seconds: float | None = None
-) -> None:
+def call(piece: Piece, seconds: float | None = None) -> None:
   """Runs one piece, done or not; arguments and errors are as of `run`."""
   command = [sys.executable, "-m", piece.module, *piece.arguments]
-  # Pieces often share their programs: each is compiled once.
-  cache = {"JAX_COMPILATION_CACHE_DIR": str(folder / "compiled")}
-  environment = {**_ENVIRONMENT, **cache, **os.environ}  # the user's counts
+  environment = {**_ENVIRONMENT, **os.environ}  # the user's counts
   # By default SIGTERM would end this process and leave the piece alone.
   before = signal.signal(signal.SIGTERM, _terminated)
   try:

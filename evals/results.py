@@ -58,9 +58,12 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
   before = summary.get("request")
   if not isinstance(before, dict):
     return None
-  # As JSON gives it back: a tuple is a list there.
+  # As JSON gives it back: a tuple is a list there. What is newer than the
+  # results is off or None if it is not asked for.
   wanted = json.loads(json.dumps(request))
-  changed = [key for key in wanted if before.get(key) != wanted[key]]
+  changed = [
+    k for k in wanted if (before.get(k) or None) != (wanted[k] or None)
+  ]
   if changed:
     raise UserError(
       f"{folder / SUMMARY} is of another request ({', '.join(changed)}"

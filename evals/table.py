@@ -24,6 +24,7 @@ from antlm_jax.settings import setting
 from evals.pieces import ROOT, Piece, call, run
 
 CONFIG = ROOT / "configs" / "antlm_table.py"
+_TUNED_SEEDS = 1  # how many seeds of a row are fine-tuned
 _PAIRS = {
   "blimp_filtered": "evals.blimp",
   "blimp_supplement_filtered": "evals.blimp",
@@ -33,23 +34,13 @@ _PAIRS = {
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-  """What a scale of the table takes.
+  """What a scale of the table takes, as options of the commands."""
 
-  Attributes:
-    size: The config's `scale`.
-    prepare: Options of `antlm_jax.prepare`, by family.
-    pairs: Options of the minimal pairs.
-    tune: Options of fine-tuning.
-    shrink: Whether the config is shrunk.
-    tuned_seeds: How many seeds of a row are fine-tuned.
-  """
-
-  size: str
-  prepare: Mapping[str, tuple[str, ...]]
+  size: str  # the config's `scale`
+  prepare: Mapping[str, tuple[str, ...]]  # by family
   pairs: tuple[str, ...]
   tune: tuple[str, ...]
-  shrink: bool = False
-  tuned_seeds: int = 1
+  shrink: bool = False  # whether the config is shrunk
 
 
 def _both(*options: str) -> dict[str, tuple[str, ...]]:
@@ -110,10 +101,7 @@ def pieces(
 ) -> Iterator[Piece]:
   """Yields the commands that make the table, in order.
 
-  Args:
-    settings: The arguments.
-    runs: Where everything goes.
-    overrides: Further arguments of every training.
+  `overrides` are further arguments of every training.
   """
   scale, rows = SCALES[settings.scale], _chosen(settings.rows)
   data = {f: runs / "data" / f.lower() for f in scale.prepare}
@@ -157,7 +145,7 @@ def _evaluations(settings, row, seed: int, run: pathlib.Path):
       options = checkpoint, f"--data={data}/{name}", f"--mode={mode}"
       what = f"{about}: {name}, {mode}"
       yield Piece(what, module, (*options, *scale.pairs), run)
-  if seed < scale.tuned_seeds:
+  if seed < _TUNED_SEEDS:
     options = checkpoint, f"--data={data}", f"--attention={row.attention}"
     what = f"{about}: fine-tuning"
     yield Piece(what, "evals.finetune", (*options, *scale.tune), run)
@@ -176,11 +164,8 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command; --config.KEY=VALUE goes to every training."""
   parser = cli.Parser(prog="./launch/antlm_table.sh", description=__doc__)
   settings_lib.add_arguments(parser, Settings)
-  args, overrides = parser.parse_known_args(argv)
+  args, overrides = parser.parse_with_overrides(argv)
   settings = settings_lib.from_args(Settings, args)
-  for word in overrides:
-    if not word.startswith("--config."):
-      raise UserError(f"unknown argument {word!r} (see --help)")
   for name in _PAIRS:
     if not (pathlib.Path(settings.data) / name).is_dir():
       raise UserError(
@@ -192,7 +177,7 @@ def main(argv: Sequence[str]) -> None:
   todo = list(pieces(settings, runs, overrides))
   run(todo, runs, settings.minutes and 60 * settings.minutes)
   options = f"--runs={runs}", f"--output={runs}/report"
-  call(Piece("the report", "evals.report", options, runs), runs)
+  call(Piece("the report", "evals.report", options, runs))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import collections
 import os
 import signal
 import tempfile
@@ -24,6 +25,24 @@ def pytest_configure(config):
   # Begun in the background, we would have all that the tests start ignore it.
   if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+  """Leaves `sample(k)` cases of a test in the fast ones; the others are slow.
+
+  They are spread over the cases so that those of each parameter differ.
+  """
+  cases = collections.defaultdict(list)
+  for item in items:
+    if marker := item.get_closest_marker("sample"):
+      cases[item.path, item.originalname, *marker.args].append(item)
+  for (*_, kept), found in cases.items():
+    size = len(found)
+    fast = {int(i * 0.618034 * size) % size for i in range(kept)}
+    for i, item in enumerate(found):
+      if i not in fast:
+        item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -17,18 +17,12 @@ from antlm_jax.training.step import TrainState
 STEP = 7
 
 
-def changed(loaded: checkpoint.Loaded, **meta) -> checkpoint.Loaded:
-  """The same model, but for what its checkpoint says of itself."""
-  meta = dataclasses.replace(loaded.meta, **meta)
-  return dataclasses.replace(loaded, meta=meta)
-
-
 def with_curriculum(loaded: checkpoint.Loaded, text) -> checkpoint.Loaded:
   """The same model, as if trained by another curriculum."""
   settings = config.from_json(config.to_json(loaded.config))
   with settings.unlocked():
     settings.curriculum = text
-  return changed(loaded, config=settings)
+  return dataclasses.replace(loaded, config=settings)
 
 
 def tokenizer(vocab_size: int = 400, kind: str = "bpe") -> Tokenizer:
@@ -60,6 +54,6 @@ def save(
   )
   meta = checkpoint.Meta(settings, tokenizer, "bos_eos", "hash")
   saver = Checkpoints(folder, meta)
-  saver.save(STEP, state)
+  saver.save(STEP, state, {})
   saver.close()
   return folder

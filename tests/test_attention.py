@@ -46,6 +46,7 @@ def attend_with_gradients(
 # Small rows, every implementation
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", CASES)
 def test_the_reference_and_its_gradients_are_exact(case, mode):
@@ -57,6 +58,7 @@ def test_the_reference_and_its_gradients_are_exact(case, mode):
   check_errors(found, reference.attention(q, k, v, visible, g), 1e-6)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("chunk", [1, 4, 16])
 def test_chunks_change_nothing(chunk, mode):
@@ -197,6 +199,7 @@ def test_the_kernel_and_its_gradients_are_exact(case):
   check_kernel(case)
 
 
+@pytest.mark.slow
 def test_several_key_heads_in_a_step_but_not_all():
   shape = (2, 40, 40, 48, 24, 8)
   blocks = kernel.cut(40, 40, 2, 8, jnp.float32)
@@ -204,6 +207,7 @@ def test_several_key_heads_in_a_step_but_not_all():
   check_kernel((shape, CAUSAL, {}, 0.3, "float32", 0))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @hypothesis.given(kernel_cases())
 @hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
@@ -330,6 +334,7 @@ def needed_blocks(mask, batch, length, blocks):
   return seen
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("length, block", [(512, 128), (640, 128), (2048, 512)])
 @pytest.mark.parametrize(
   "mode", ["causal", "full", "packed", "mixed", "window", "prefix"]
@@ -467,6 +472,7 @@ def test_bad_dropout_is_told():
       attention.attend(q, q, q, CAUSAL, dropout=dropout)
 
 
+@pytest.mark.slow
 def test_prepared_masks_are_used_as_they_are(monkeypatch):
   q, k, v, _ = inputs(CASES["grouped"])
   mask = make_mask("bounds", 3, 7, 7)

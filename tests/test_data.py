@@ -5,7 +5,6 @@ import json
 import math
 import os
 import pathlib
-import pickle
 import shutil
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from hypothesis import strategies as st
 
 from antlm_jax import errors, prepare
 from antlm_jax.data import packing, preparation, prepared, rows, text, tokenizer
-from antlm_jax.data.documents import Babylm, TextConfig, build
+from antlm_jax.data.documents import TextConfig, build
 from antlm_jax.data.preparation import Settings
 from antlm_jax.data.prepared import Manifest, Prepared
 
@@ -159,28 +158,13 @@ def test_the_held_out_share_is_spread_and_disjoint(tmp_path_factory, n, share):
 
 def test_dataset_keeps_order_across_shards(corpus, tmp_path, monkeypatch):
   monkeypatch.setattr("antlm_jax.data.documents._SHARD_CHARACTERS", 1000)
-  config = TextConfig(name="text", paths=(str(corpus),))
+  config = TextConfig(name="text", sources=text.find([corpus]))
   builder = build(tmp_path / "out", config)
   assert builder.info.splits["train"].num_shards > 3
   for split in text.SPLITS:
     found = [e["text"].decode() for e in builder.as_data_source(split)]
     files = [corpus / f"a.{split}"]
     assert found == list(text.documents(files, text.RULES["auto"]))
-
-
-def test_babylm_configs_read_the_manual_folder(corpus, tmp_path):
-  builder = Babylm(
-    data_dir=tmp_path, config="strict_small", file_format="array_record"
-  )
-  import tensorflow_datasets as tfds
-
-  builder.download_and_prepare(
-    download_config=tfds.download.DownloadConfig(
-      manual_dir=corpus, try_download_gcs=False
-    )
-  )
-  assert builder.info.splits["train"].num_examples == 300
-  assert builder.info.splits["dev"].num_examples == 60
   assert "tensorflow" not in sys.modules
 
 
@@ -355,14 +339,13 @@ def test_rows_round_trip(tmp_path, vocab_size, segmented):
 
   read = rows.Rows(path, 50, 21, vocab_size, segmented)
   assert (len(read), read.seq_len, read.segmented) == (50, 21, segmented)
-  for source in (read, pickle.loads(pickle.dumps(read))):
-    found, found_starts = source.read([49, 0, 7])
-    np.testing.assert_array_equal(found, tokens[[49, 0, 7]])
-    assert found.dtype == np.int32
-    if segmented:
-      np.testing.assert_array_equal(found_starts, starts[[49, 0, 7]])
-    else:
-      assert found_starts is None
+  found, found_starts = read.read([49, 0, 7])
+  np.testing.assert_array_equal(found, tokens[[49, 0, 7]])
+  assert found.dtype == np.int32
+  if segmented:
+    np.testing.assert_array_equal(found_starts, starts[[49, 0, 7]])
+  else:
+    assert found_starts is None
   assert read.read([])[0].shape == (0, 21)
   with pytest.raises(IndexError):
     read.read([50])
@@ -642,6 +625,7 @@ BAD_TEXTS = [
   ({"a.csv": b"x"}, "no text to train on"),
   ({"a.txt": b" \n\n"}, "no words"),
   ({"a.txt": b"one document"}, "no document for train"),
+  ({"a.txt": b"x" * 60_000}, "no document for train.*divide it by blank"),
   ({"a.txt": b"fine\n\nfine\n\n" * 9 + b"\xff"}, r"byte 108;"),
   ({"a.train": b"a b c\n\n" * 99, "a.dev": b"x"}, "the dev split has"),
 ]
@@ -667,14 +651,6 @@ def test_bad_outputs(corpus, tmp_path):
   with pytest.raises(errors.UserError, match="is not empty"):
     preparation.prepare(small(corpus, corpus))
   assert sorted(f.name for f in corpus.iterdir()) == ["a.dev", "a.train"]
-
-
-def test_a_full_disk_is_told_before(corpus, tmp_path, monkeypatch):
-  usage = type("Usage", (), {"free": 10})
-  monkeypatch.setattr(preparation.shutil, "disk_usage", lambda path: usage)
-  with pytest.raises(errors.UserError, match="10 B free"):
-    preparation.prepare(small(corpus, tmp_path / "out"))
-  assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Scoring, generation and mask filling, on random models."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,10 +117,11 @@ def slow_score(
   return total, count
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("boundary", ["bos_eos", "eos", "none"])
 @pytest.mark.parametrize("mode", scoring.MODES)
 def test_scores_equal_a_slow_loop(loaded, logits_of, sentences, mode, boundary):
-  loaded = random_models.changed(loaded, boundary=boundary)
+  loaded = dataclasses.replace(loaded, boundary=boundary)
   texts = [s for s in sentences if len(loaded.tokenizer.encode(s)) > 1]
   if boundary != "bos_eos":
     texts = texts[:3]
@@ -133,6 +136,7 @@ def test_scores_equal_a_slow_loop(loaded, logits_of, sentences, mode, boundary):
 CONTEXTS = ("", "the hills near")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
   ("pipeline", "mode"),
   [(name, mode) for name, p in pipelines.PIPELINES.items() for mode in p.modes],
@@ -160,7 +164,7 @@ def test_scores_of_a_choice_in_a_context(loaded, logits_of, pipeline, mode):
 @pytest.mark.parametrize("mode", ["causal", "mlm"])
 def test_no_frame_and_no_context(loaded, logits_of, mode):
   """Where the rows held no special tokens, the 2024 pipeline adds its own."""
-  bare = random_models.changed(loaded, boundary="none")
+  bare = dataclasses.replace(loaded, boundary="none")
   expected = [
     slow_score(bare, logits_of, "Tom sat .", mode, context=c, pipeline="2024")
     for c in CONTEXTS
@@ -196,6 +200,7 @@ def test_fused_reads_masks_as_trained(loaded, logits_of, sentences):
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-4)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("mode", scoring.MODES)
 def test_batching_does_not_matter(loaded, sentences, mode):
   whole = score(loaded, sentences, mode)
@@ -265,7 +270,7 @@ def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
   score(loaded, ["Tom sat ."], "causal")
   monkeypatch.setattr(loaded.tokenizer, "mask_id", 3)
   monkeypatch.setattr(loaded.tokenizer, "eos_id", None)
-  bare = random_models.changed(loaded, boundary="none")
+  bare = dataclasses.replace(loaded, boundary="none")
   with pytest.raises(UserError, match="no token to stand for an empty context"):
     score(bare, ["Tom sat ."], "mlm", **pipelines.options("2024", "mlm"))
 
@@ -316,7 +321,10 @@ def test_bad_input_is_told(name, args, told):
 
 @pytest.mark.parametrize(
   "module",
-  ["antlm_jax.generate", "antlm_jax.fill_mask", "evals.blimp", "evals.ewok"],
+  [
+    *("antlm_jax.generate", "antlm_jax.fill_mask"),
+    *("evals.blimp", "evals.ewok", "evals.score"),
+  ],
 )
 def test_help_names_the_arguments(module, capsys):
   with pytest.raises(SystemExit) as ended:
@@ -384,7 +392,7 @@ def test_top_k_and_top_p():
 
 
 def test_generate_refuses(loaded):
-  none = random_models.changed(loaded, boundary="none")
+  none = dataclasses.replace(loaded, boundary="none")
   for model, prompt, options, message in (
     (loaded, "Tom " * 60, {}, "max_seq_len=48"),
     (none, "", {}, "the prompt is empty"),
@@ -446,7 +454,7 @@ def test_masks_stand_like_words(loaded):
 
 
 def test_fill_mask_refuses(loaded):
-  bare = random_models.changed(
+  bare = dataclasses.replace(
     random_models.with_curriculum(loaded, "1N"), boundary="none"
   )
   for model, text, message in (

@@ -83,7 +83,7 @@ HEAD = Classifier(("0", "1"), "first")
 
 @pytest.mark.parametrize("boundary", ["bos_eos", "eos", "none"])
 def test_framing(loaded, boundary):
-  loaded = random_models.changed(loaded, boundary=boundary)
+  loaded = dataclasses.replace(loaded, boundary=boundary)
   t = loaded.tokenizer
   bos, eos = {
     "bos_eos": ([t.bos_id], [t.eos_id]),
@@ -113,13 +113,25 @@ def test_long_pairs_lose_the_end_of_the_longer_text(loaded):
     expected = [t.bos_id, *t.encode(long)[:cut], t.eos_id]
     expected += [*t.encode(short), t.eos_id]
     assert rows.tokens[0].tolist() == expected
-  for lengths, budget in (((9, 2), 7), ((9, 8), 7), ((3, 3), 9), ((5,), 2)):
-    kept = rows_lib.truncated(lengths, budget)
-    assert sum(kept) == min(budget, sum(lengths))
-    cut = [k for k, n in zip(kept, lengths, strict=True) if k < n]
-    whole = [k for k, n in zip(kept, lengths, strict=True) if k == n]
-    assert not cut or max(kept) - min(cut) <= 1
-    assert all(w <= min(cut, default=w) for w in whole)
+
+
+@pytest.mark.parametrize(
+  ("lengths", "budget", "kept"),
+  [
+    ((5,), 2, [2]),
+    ((5,), -1, [0]),
+    # What Hugging Face's tokenizers keep, at most so many tokens.
+    ((9, 2), 7, [5, 2]),
+    ((9, 8), 7, [4, 3]),
+    ((8, 9), 7, [3, 4]),
+    ((8, 8), 7, [3, 4]),
+    ((3, 3), 9, [3, 3]),
+    ((10, 4), 9, [5, 4]),
+    ((9, 1), 4, [3, 1]),
+  ],
+)
+def test_what_is_kept_of_a_pair(lengths, budget, kept):
+  assert rows_lib.truncated(lengths, budget) == kept
 
 
 def make_rows(n=203, longest=100):
@@ -141,6 +153,25 @@ def test_every_row_is_in_one_batch():
     assert all(len(s.rows) == len(s.weights) == 16 for s in made)
   few = rows_lib.batches(make_rows(5), 16, seed=0)
   assert len(few) == 1 and few[0].weights.sum() == 5
+
+
+def test_what_does_not_fill_a_batch_is_left_out_at_random():
+  rows, left = make_rows(), []
+  every = set(range(203))
+  for epoch in range(60):
+    out = []
+    for seed in (3, 4):
+      made = rows_lib.batches(rows, 16, seed, epoch, drop_last=True)
+      assert len(made) == 203 // 16 and all(s.weights.all() for s in made)
+      kept = np.concatenate([s.rows for s in made])
+      assert len(kept) == len(set(kept)) == 192
+      out.append(every - set(kept.tolist()))
+    assert out[0] == out[1]  # so that runs side by side have the same shapes
+    left += out[0]
+  # Long rows no more often than short ones, and nearly each of them once.
+  assert abs(rows.lengths[left].mean() - rows.lengths.mean()) < 5
+  assert len(set(left)) > 180
+  assert not rows_lib.batches(make_rows(5), 16, 0, drop_last=True)
 
 
 def test_order_is_a_function_of_seed_and_epoch():
@@ -208,9 +239,32 @@ def test_padding_and_other_rows_change_no_logit(loaded, attention):
     assert (by < 1e-5) if blind else (by > 1e-2)
 
 
+def adamw(params, grads, rate, decayed, clip):
+  """The first step of AdamW with decay 0.1 as in torch, from zero moments."""
+  norm = math.sqrt(sum((g**2).sum() for g in grads.values()))
+  scale = min(1, clip / norm) if clip else 1
+  out = {}
+  for name, p in params.items():
+    g = scale * grads[name]
+    m, v = 0.1 * g, 0.001 * g**2
+    p = p * (1 - rate * 0.1) if decayed(name) else p
+    step = (m / (1 - 0.9)) / (np.sqrt(v / (1 - 0.999)) + 1e-8)
+    out[name] = p - rate * step
+  return out
+
+
 @pytest.mark.slow
-def test_a_step_is_adamw(loaded):
-  settings = dataclasses.replace(QUICK, weight_decay=0.1, clip=0.5)
+@pytest.mark.parametrize(
+  ("scope", "clip", "decayed"),
+  [
+    ("matrices", 0.5, lambda name: "norm" not in name and "bias" not in name),
+    ("all", 0.0, lambda name: True),
+  ],
+)
+def test_a_step_is_adamw(loaded, scope, clip, decayed):
+  settings = dataclasses.replace(
+    QUICK, weight_decay=0.1, decay_scope=scope, clip=clip
+  )
   head = Classifier(("0", "1"), "last", dropout=0.0)
   model = loaded.model
   made = loop.programs(model.config, head, settings)
@@ -235,20 +289,13 @@ def test_a_step_is_adamw(loaded):
       logits[:3], labels[:3]
     ).mean()
 
-  decayed = {n: "norm" not in n and "bias" not in n for n in first}
-  assert sum(not d for d in decayed.values()) == 5  # three norms, two biases
-  optimizer = optax.chain(
-    optax.clip_by_global_norm(0.5),
-    optax.adamw(1e-3, weight_decay=0.1, mask=decayed),
-  )
-
-  @jax.jit
-  def reference(params):
-    value, grads = jax.value_and_grad(loss)(params)
-    updates, _ = optimizer.update(grads, optimizer.init(params), params)
-    return value, optax.apply_updates(params, updates)
-
-  value, expected = reference(first)
+  # Three norms and two biases do not.
+  assert sum(not decayed(n) for n in first) == (0 if scope == "all" else 5)
+  value, grads = jax.jit(jax.value_and_grad(loss))(first)
+  wide = [
+    {n: np.asarray(x, np.float64) for n, x in t.items()} for t in (first, grads)
+  ]
+  expected = adamw(*wide, 1e-3, decayed, clip)
   batch = rows_lib.TaskBatch(
     tokens[None], lengths[None], labels[None], np.array([[1.0, 1.0, 1.0, 0.0]])
   )
@@ -263,15 +310,73 @@ def test_a_step_is_adamw(loaded):
     assert np.abs(got - first[name]).max() > 1e-4, name
 
 
-@pytest.mark.parametrize("decay", loop.DECAYS)
-def test_rates_rise_and_fall(decay):
-  share = loop.shares(Settings(warmup=0.2, decay=decay), 100)
-  assert share.shape == (100,)
-  assert share[[0, 9, 19]] == pytest.approx([0.05, 0.5, 1.0])
-  assert share[59] == pytest.approx(0.5)
-  assert share[99] == pytest.approx(0.0, abs=1e-6)
-  plain = loop.shares(Settings(), 100)  # the 2024 pipeline's: no warmup
-  np.testing.assert_allclose(plain, np.arange(99, -1, -1) / 100, atol=1e-6)
+@pytest.mark.parametrize("steps", [1, 7, 83, 100])
+def test_rates_rise_and_fall(steps):
+  of_2024 = [(steps - s) / steps for s in range(steps)]
+  np.testing.assert_allclose(loop.shares(Settings(), steps), of_2024, rtol=1e-6)
+  warmup, of_2025 = int(0.06 * steps), []
+  for s in range(steps):
+    t = (s - warmup) / max(1, steps - warmup)
+    cosine = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * t))
+    of_2025.append(s / max(1, warmup) if s < warmup else cosine)
+  how = Settings(warmup=0.06, decay="cosine", floor=0.1)
+  np.testing.assert_allclose(loop.shares(how, steps), of_2025, rtol=1e-6)
+  if steps == 100:  # nothing at first, all of it, half way, and the last
+    share = loop.shares(how, steps)[[0, 3, 6, 53, 99]]
+    assert share == pytest.approx([0, 0.5, 1, 0.55, 0.100251], abs=1e-6)
+
+
+def stopping_epoch(scores, patience, threshold):
+  """The epoch after which a run stops, as transformers' callback counts."""
+  best, waited = None, 0
+  for epoch, score in enumerate(scores, start=1):
+    better = best is None or (score > best and abs(score - best) > threshold)
+    waited = 0 if better else waited + 1
+    if waited >= patience:
+      return epoch
+    best = score if best is None or score > best else best
+  return None
+
+
+class Scored(Classifier):
+  """Its predictions are themselves the scores."""
+
+  def decode(self, reduced, rows):
+    return reduced
+
+
+def scored():
+  """A task that chooses by another metric than it reports."""
+  head = Scored(("0", "1"), "first")
+  task = classification.task("a", None, ["set", "other"], head, best_by="f1")
+  metrics = {"accuracy": lambda p, y: 1 - p, "f1": lambda p, y: p}
+  return dataclasses.replace(task, metrics=metrics)
+
+
+@pytest.mark.parametrize(
+  "scores",
+  [
+    (0.5, 0.5009, 0.5018, 0.5027, 0.9),  # small steps are the best and no gain
+    (0.5, 0.4, 0.5011, 0.2, 0.5011, 0.1, 0.9),
+    (0.5, 0.6, 0.6, 0.6, 0.61, 0.2, 0.3, 0.4),
+    (0.0, 0.0, 0.0, 0.0),
+    (0.1, 0.2, 0.3, 0.2),
+  ],
+)
+@pytest.mark.parametrize("settings", [{}, {"patience": 0}])
+def test_the_best_epoch_and_where_a_run_stops(scores, settings):
+  rows = {name: rows_lib.Rows([], [], []) for name in ("set", "other")}
+  watch = loop._Watch(scored(), rows, [Run(1, 0)], Settings(**settings))
+  for score in scores:
+    if not watch.stopped:
+      watch.add([0.0], {"set": np.array([score]), "other": np.array([1.0])})
+  stop = stopping_epoch(scores, 3, 0.001) if not settings else None
+  seen = scores[:stop]
+  (outcome,) = watch.outcomes
+  assert len(outcome.epochs) == len(seen)
+  assert outcome.best_epoch == 1 + seen.index(max(seen))
+  assert outcome.predictions["set"] == max(seen)
+  assert outcome.best["set"] == {"accuracy": 1 - max(seen), "f1": max(seen)}
 
 
 GRID = [Run(3e-3, 0), Run(3e-3, 1), Run(1e-9, 0)]
@@ -287,6 +392,7 @@ def toy_fit(loaded, tmp_path_factory):
   return task, data, settings, outcomes, lines
 
 
+@pytest.mark.slow
 def test_runs_together_are_runs_alone(loaded, toy_fit):
   task, data, settings, together, _ = toy_fit
   for one in together[1:]:
@@ -350,6 +456,9 @@ def mrpc(tmp_path):
   return glue.make(tmp_path, "mrpc", Options(), "bidirectional")
 
 
+GLUE = glue.SUITES["2024"]
+
+
 def test_summary(mrpc):
   outcomes = [
     outcome(1e-5, 0, [1, 1, 1, 1], mrpc.metrics),
@@ -369,12 +478,12 @@ def test_summary(mrpc):
   assert shares == [1, 1, 0.75, 0.5]
   said = list(summary.collapses(about))
   assert len(said) == 1 and "2 of 2 runs at lr 1e-05" in said[0]
-  text = summary.table([about], finetune.SUITES)
+  text = summary.table([about], GLUE)
   assert "90.0 ± 14.1" in text and "85.7" in text
   assert "mean of these 1 of 11 scores, not comparable with GLUE's" in text
   alone = summary.summarise(mrpc, EXAMPLES, outcomes[:1])
   assert alone["by_lr"][0]["scores"]["mrpc"]["std"] is None
-  assert "1 of 1 collapsed" in summary.table([alone], finetune.SUITES)
+  assert "1 of 1 collapsed" in summary.table([alone], GLUE)
 
 
 def test_the_mean_over_all_is_glue(mrpc):
@@ -386,9 +495,9 @@ def test_the_mean_over_all_is_glue(mrpc):
   ]
   for i, about in enumerate(everything):
     about["by_lr"][0]["scores"][about["task"]]["mean"] = i / 10
-  table = summary.table(everything, finetune.SUITES)
+  table = summary.table(everything, GLUE)
   assert "GLUE, unweighted mean of all 11: 50.0" in table
-  assert "10 of 11 scores" in summary.table(everything[1:], finetune.SUITES)
+  assert "10 of 11 scores" in summary.table(everything[1:], GLUE)
 
 
 # ------------------------------------------------------------------ command
@@ -411,7 +520,7 @@ def test_command(run, tmp_path, capsys):
   assert "wsc collapsed: 2 of 2 runs at lr 0.003" in said.out
   assert "mean of these 2 of 11" in said.out
   folder = run / f"evals/finetune/cola/{STEP}-causal"
-  names = ["items.jsonl", "predictions.json", "summary.json"]
+  names = ["cola", "items.jsonl", "predictions.json", "summary.json"]
   assert sorted(path.name for path in folder.iterdir()) == names
   summary = json.loads((folder / "summary.json").read_text())
   assert [(r["lr"], r["seed"]) for r in summary["runs"]] == [
@@ -436,6 +545,34 @@ def test_command(run, tmp_path, capsys):
     {"id": f"cola_{i}", "pred": int(p)}
     for i, p in enumerate(found[:, summary["best_run"]])
   ]
+
+
+@pytest.mark.slow
+def test_command_in_2025s_way(run, tmp_path, capsys):
+  for split in ("train", "valid"):
+    text = "".join(line("rte", label) for label in (0, 1, 1) * 8)
+    (tmp_path / f"rte.{split}.jsonl").write_text(text)
+  args = [f"--checkpoint={run}", f"--data={tmp_path}", "--preset=2025"]
+  args += ["--task=rte", "--epochs=2"]
+  with pytest.raises(UserError, match=r"rte: its 24 .* fill a batch of 32,"):
+    finetune.main(args)
+  said = in_process(capsys, *args, "--batch_size=16")
+  assert (
+    "mean of these 1 of 7 scores, not comparable with GLUE of 2025's" in said
+  )
+  folder = run / f"evals/finetune-2025/rte/{STEP}-bidirectional"
+  text = (folder / "summary.json").read_text()
+  (one,) = json.loads(text)["runs"]
+  assert (one["lr"], one["seed"], len(one["epochs"])) == (3e-5, 42, 2)
+  lines = (folder / "results.txt").read_text().splitlines()
+  scores = [line.split(": ") for line in lines]
+  assert {name: float(value) for name, value in scores} == one["scores"]["rte"]
+  found = json.loads((folder / "predictions.json").read_text())
+  assert list(found) == ["rte"] and len(found["rte"]["predictions"]) == 24
+  with pytest.raises(UserError, match=r"another request \(preset, lrs, seeds"):
+    finetune.main(
+      [*args, "--preset=2024", f"--output={run / 'evals/finetune-2025'}"]
+    )
 
 
 def in_process(capsys, *args):
@@ -498,6 +635,8 @@ def test_bad_arguments(run, tmp_path):
     ("--warmup=1", "1 is not at least 0 and under 1"),
     ("--pool=max", "invalid choice"),
     ("--head=two", "invalid choice"),
+    ("--preset=2023", "invalid choice"),
+    ("--preset=2025", "'cola' is not all or of boolq, mnli, mrpc"),
     ("--attention=left", "invalid choice"),
     (f"--output={data / 'cola.train.jsonl'}", "cannot write"),
   ):

@@ -1,5 +1,6 @@
 """Tasks: their metrics, their head, and GLUE's files."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -13,9 +14,9 @@ import pytest
 from antlm_jax.errors import UserError
 from evals import finetune
 from evals.finetuning import classification, glue
-from evals.finetuning.classification import Classifier, Options
+from evals.finetuning.classification import Classifier, Linear, Options
 from evals.finetuning.rows import Example
-from evals.finetuning.task import named
+from evals.finetuning.task import Predicted
 
 ROOT = pathlib.Path(__file__).parent.parent
 GLUE = ROOT / "../shared/data/glue.tar.xz"
@@ -70,50 +71,62 @@ def test_pools_skip_padding():
       np.testing.assert_allclose(got, vector, rtol=1e-6)
 
 
-def test_the_head_is_what_it_says():
-  head = Classifier(("a", "b", "c"), "first", dropout=0.5)
-  params = head.init(jax.random.key(0), 64)
-  assert params.keys() == head.parameters(64).keys()
-  assert np.std(params["dense/kernel"]) == pytest.approx(
-    0.88 * math.sqrt(2 / (5 * 64)), rel=0.05
-  )  # a normal cut at two deviations has 0.88 of its deviation
-  hidden = np.random.default_rng(0).normal(2, 3, (5, 1, 64)).astype(np.float32)
-
+def with_norms(x, p):
   def norm(x):
-    return (x - x.mean(-1, keepdims=True)) / x.std(-1, keepdims=True)
+    x = x - x.mean(-1, keepdims=True)
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
 
-  x = norm(hidden[:, 0]) @ np.asarray(params["dense/kernel"])
-  x = norm(0.5 * x * (1 + np.tanh(0.7978846 * (x + 0.044715 * x**3))))
-  expected = x @ np.asarray(params["classes/kernel"])
-  lengths = jnp.ones(5, jnp.int32)
-  got = head(params, jnp.asarray(hidden), lengths)
-  np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
-  dropped = head(params, jnp.asarray(hidden), lengths, jax.random.key(0))
-  assert np.abs(dropped - got).max() > 0.1
+  x = norm(gelu(norm(x) @ p["dense/kernel"] + p["dense/bias"]))
+  return x @ p["classes/kernel"] + p["classes/bias"]
 
 
-def test_the_plain_head_is_two_linears_and_an_exact_gelu():
+def plain(x, p):
+  x = gelu(x @ p["dense/kernel"] + p["dense/bias"])
+  return x @ p["classes/kernel"] + p["classes/bias"]
+
+
+def gelu(x):
+  return x * np.vectorize(lambda v: 0.5 * (1 + math.erf(v / math.sqrt(2))))(x)
+
+
+@pytest.mark.parametrize(
+  ("head", "reference"),
+  [
+    (Classifier(("a", "b", "c"), "last", dropout=0.5), with_norms),
+    (Classifier(("a", "b", "c"), "last", dropout=0.5, norms=False), plain),
+    (Linear(("a", "b", "c"), "last"), lambda x, p: x @ p["classes/kernel"]),
+  ],
+)
+def test_heads_are_what_they_say(head, reference):
   draw = np.random.default_rng(0)
-  head = Classifier(("a", "b", "c"), "mean", dropout=0.5, norms=False)
   params = {
     name: draw.normal(size=value.shape).astype(np.float32)
     for name, value in head.init(jax.random.key(0), 16).items()
   }
   assert params.keys() == head.parameters(64).keys()
-  hidden = draw.normal(size=(5, 4, 16)).astype(np.float32)
+  hidden = draw.normal(2, 3, (5, 4, 16)).astype(np.float32)
   lengths = np.array([4, 1, 3, 2, 4], np.int32)
   wide = {name: value.astype(np.float64) for name, value in params.items()}
-  x = np.stack(
-    [h[:n].mean(0, np.float64) for h, n in zip(hidden, lengths, strict=True)]
-  )
-  x = x @ wide["dense/kernel"] + wide["dense/bias"]
-  x *= np.vectorize(lambda v: 0.5 * (1 + math.erf(v / math.sqrt(2))))(x)
-  expected = x @ wide["classes/kernel"] + wide["classes/bias"]
+  x = np.stack([h[n - 1] for h, n in zip(hidden, lengths, strict=True)])
   got = head(params, jnp.asarray(hidden), jnp.asarray(lengths))
-  np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+  np.testing.assert_allclose(
+    got, reference(x.astype(np.float64), wide), rtol=1e-4, atol=1e-4
+  )
   key = jax.random.key(0)
   dropped = head(params, jnp.asarray(hidden), jnp.asarray(lengths), key)
-  assert np.abs(dropped - got).max() > 0.1
+  assert (np.abs(dropped - got).max() > 0.1) == (head.kind == "classifier")
+
+
+@pytest.mark.parametrize(
+  ("head", "std"), [(Classifier, math.sqrt(2 / (5 * 64))), (Linear, 0.02)]
+)
+def test_a_heads_first_values(head, std):
+  labels = tuple(map(str, range(64)))
+  params = head(labels, "first").init(jax.random.key(0), 64)
+  for name, value in params.items():
+    # A normal cut at two deviations has 0.88 of its deviation.
+    expected = 0.88 * std if "kernel" in name else 0
+    assert np.std(value) == pytest.approx(expected, rel=0.05)
 
 
 def test_empty_places_weigh_nothing():
@@ -134,7 +147,7 @@ LINES = {  # fields of a line, and the texts that they make
   "mrpc": ({"sentence1": "a", "sentence2": "b"}, ("a", "b")),
   "multirc": (
     {"paragraph": "p", "question": "q", "answer": "a"},
-    ("p", "q a"),
+    ("Question: q Answer: a", "p"),
   ),
   "qnli": ({"question": "q", "sentence": "s"}, ("q", "s")),
   "qqp": ({"question1": "a", "question2": "b"}, ("a", "b")),
@@ -142,7 +155,7 @@ LINES = {  # fields of a line, and the texts that they make
   "sst2": ({"sentence": "s"}, ("s",)),
   "wsc": (
     {"text": "t", "span1_text": "Tom", "span2_text": "he"},
-    ("t", "he refers to Tom"),
+    ('Does "he" refer to "Tom" in this passage?', "t"),
   ),
 }
 
@@ -152,22 +165,29 @@ def line(name, label):
   return json.dumps(LINES[name][0] | {"label": label, "idx": 9}) + "\n"
 
 
-def every(folder):
-  """All tasks of a folder, as the command finds them."""
-  args = finetune._parser().parse_args(
-    [f"--data={folder}", "--task=all", "--checkpoint=none"]
-  )
+def asked(folder, *more):
+  """All tasks of a folder with their arguments, as the command finds them."""
+  args = [f"--data={folder}", "--task=all", "--checkpoint=none", *more]
   return finetune._tasks(args)
 
 
-def test_all_tasks_load_in_the_official_form(tmp_path):
-  folder = tmp_path / "glue_filtered"
+def every(folder, *more):
+  return [task for _, task in asked(folder, *more)]
+
+
+def write_all(folder):
+  """Writes two examples of each task."""
   folder.mkdir()
   for name in LINES:
     for split in ("train", "valid"):
       text = line(name, 0) + line(name, 1)
       (folder / f"{name}.{split}.jsonl").write_text(text)
   (folder / "mnli-mm.valid.jsonl").write_text(line("mnli", 2))
+
+
+def test_all_tasks_load_in_the_official_form(tmp_path):
+  folder = tmp_path / "glue_filtered"
+  write_all(folder)
   for place in (tmp_path, folder):
     assert [task.name for task in every(place)] == list(LINES)
   scores = []
@@ -191,14 +211,101 @@ def test_all_tasks_load_in_the_official_form(tmp_path):
 
 
 def test_names():
-  every = [(glue.SUITE, name) for name in glue.FORMATS]
-  assert named([glue.SUITE], "all") == every
-  assert named([glue.SUITE], "mnli-mm,rte,mnli") == [
-    (glue.SUITE, "mnli"),
-    (glue.SUITE, "rte"),
-  ]
+  suite = glue.SUITES["2024"]
+  assert suite.named("all") == list(glue.FORMATS)
+  assert suite.named("mnli-mm,rte,mnli") == ["mnli", "rte"]
   with pytest.raises(UserError, match="'wnli' is not all or of boolq, cola"):
-    named([glue.SUITE], "cola,wnli")
+    suite.named("cola,wnli")
+  with pytest.raises(UserError, match="'cola' is not all or of boolq, mnli, m"):
+    glue.SUITES["2025"].named("cola")
+
+
+# --------------------------------------------------------------------- presets
+
+IN_2024 = {
+  **{"lrs": (5e-5,), "seeds": (12,), "limit": 0, "batch_size": 64},
+  **{"epochs": 10, "patience": 3, "threshold": 0.001, "drop_last": False},
+  **{"max_length": 128, "warmup": 0, "decay": "linear", "floor": 0},
+  **{"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0, "clip": 1},
+  "dropout": 0.1,
+}
+IN_2025 = {
+  **{"lrs": (3e-5,), "seeds": (42,), "limit": 0, "batch_size": 32},
+  **{"epochs": 10, "patience": 0, "drop_last": True, "max_length": 512},
+  **{"warmup": 0.06, "decay": "cosine", "floor": 0.1, "b1": 0.9, "b2": 0.999},
+  **{"eps": 1e-8, "weight_decay": 0.01, "decay_scope": "all", "clip": 0},
+  "dropout": 0.1,
+}
+OWN = {  # what 2025 has of its own for a task, and what chooses the epoch
+  "boolq": ({"batch_size": 16}, "accuracy"),
+  "mnli": ({"limit": 10_000}, "accuracy"),
+  "mrpc": ({}, "f1"),
+  "multirc": ({"batch_size": 16}, "accuracy"),
+  "qqp": ({"limit": 10_000}, "f1"),
+  "rte": ({}, "accuracy"),
+  "wsc": ({"epochs": 30}, "accuracy"),
+}
+
+
+@pytest.mark.parametrize("attention", ["bidirectional", "causal"])
+def test_what_presets_set(tmp_path, attention):
+  write_all(tmp_path / "glue_filtered")
+  labels, pool = ("0", "1"), "last" if attention == "causal" else "first"
+  with_norms = Classifier(labels, pool)
+  by_attention = Linear(labels, pool) if pool == "last" else with_norms
+  words = ("entailment", "neutral", "contradiction")
+  found = asked(tmp_path, f"--attention={attention}")
+  for args, task in found:
+    assert vars(args).items() >= IN_2024.items()
+    chooser = "accuracy" if task.name == "mnli" else "f1"
+    assert task.chooser == chooser
+    if task.name != "mnli":
+      assert task.head == by_attention
+  assert len(found) == 10
+  found = asked(tmp_path, "--preset=2025", f"--attention={attention}")
+  for args, task in found:
+    own, chooser = OWN[task.name]
+    assert vars(args).items() >= (IN_2025 | own).items()
+    assert (task.chooser, task.evaluations) == (chooser, (task.name,))
+    assert [path.name for path in task.files] == [
+      f"{task.name}.{split}.jsonl" for split in ("train", "valid")
+    ]
+    assert task.head.labels == (words if task.name == "mnli" else labels)
+    assert dataclasses.replace(task.head, labels=labels) == with_norms
+  assert [task.name for _, task in found] == list(OWN)
+  given = ("--limit=5", "--epochs=2", "--no-drop_last", "--batch_size=7")
+  for args, _ in asked(tmp_path, "--preset=2025", *given):
+    assert (args.limit, args.epochs, args.batch_size) == (5, 2, 7)
+    assert args.drop_last is False and args.lrs == (3e-5,)
+
+
+def test_prediction_files_of_both_years():
+  examples = {"mnli": [Example((), 1, "mnli_0"), Example((), 2, "mnli_1")]}
+  examples["mnli-mm"] = [Example((), 0, "mnli-mm_0")]
+  scores = {"accuracy": 0.5, "f1": 2 / 3, "mcc": 0.0}
+  found = {
+    "mnli": Predicted(examples["mnli"], [1, 0], scores),
+    "mnli-mm": Predicted(examples["mnli-mm"], [2], scores),
+  }
+  matched = [{"id": "mnli_0", "pred": 1}, {"id": "mnli_1", "pred": 0}]
+  texts = glue.texts_2024(found)
+  assert json.loads(texts.pop("predictions.json")) == {
+    "glue": {
+      "mnli": {"predictions": matched},
+      "mnli-mm": {"predictions": [{"id": "mnli-mm_0", "pred": 2}]},
+    }
+  }
+  assert texts == {
+    "mnli/predictions.txt": "index\tprediction\n0\t1\n1\t0\n",
+    "mnli-mm/predictions.txt": "index\tprediction\n0\t2\n",
+  }
+  del found["mnli-mm"]
+  texts = glue.texts_2025(found)
+  assert texts == {
+    "predictions.json": '{"mnli": {"predictions": [{"id": "mnli_0", "pred": 1},'
+    ' {"id": "mnli_1", "pred": 0}]}}',
+    "results.txt": "accuracy: 0.5\nf1: 0.6666666666666666\nmcc: 0.0",
+  }
 
 
 def test_other_forms_of_training_sets(tmp_path):

@@ -1,7 +1,9 @@
 """Export and import of transformers folders, without PyTorch."""
 
+import dataclasses
 import json
 import shutil
+import sys
 import types
 from typing import ClassVar
 
@@ -21,7 +23,7 @@ from antlm_jax.hf import tokenizer as hf_tokenizers
 from antlm_jax.hf import weights as folders
 from antlm_jax.hf.architecture import ATTENTIONS, NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
-from antlm_jax.inference import filling
+from antlm_jax.inference import filling, framing
 from antlm_jax.training import checkpoint
 from tests import helpers, random_models, runs
 
@@ -35,6 +37,7 @@ VARIANTS = {
   "untied": {"tied": False, "kv_heads": 2, "rope_theta": 5e3},
   "ltg_bert": LTG_BERT,
   "gpt_bert": LTG_BERT | {"attention_gate": True, "depth_weights": True},
+  "mntp": {},
 }
 
 
@@ -47,7 +50,10 @@ def tokenizer():
 def loaded(request, tokenizer, tmp_path_factory):
   folder = tmp_path_factory.mktemp(request.param)
   random_models.save(folder, tokenizer, **VARIANTS[request.param])
-  return checkpoint.load(folder)
+  loaded = checkpoint.load(folder)
+  if request.param == "mntp":
+    return random_models.with_curriculum(loaded, "24N")
+  return loaded
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +127,7 @@ def test_every_parameter_has_one_name(model):
 # ----------------------------------------------------------------- round trip
 
 
+@pytest.mark.sample(4)
 def test_export_import_export_is_bit_for_bit(loaded, tmp_path):
   export.export(loaded, tmp_path / "hf", ATTENTIONS)
   for form in ATTENTIONS:
@@ -222,7 +229,10 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
 def test_a_model_of_mntp_says_how_it_is_read(llama, tmp_path):
   shifted = random_models.with_curriculum(llama[0], "24N")
   (path,) = export.export(shifted, tmp_path / "hf")
-  assert "`logits[:, p - 1]`" in (path / "README.md").read_text()
+  text = (path / "README.md").read_text()
+  assert "gives the logits of the position before" in text
+  assert "EuroBertMntp" not in text and "trust_remote_code=True" in text
+  assert (path / "modeling_eurobert_mntp.py").exists()
 
 
 def test_a_failure_leaves_nothing(llama, tmp_path, monkeypatch):
@@ -331,7 +341,7 @@ TOKENIZERS = {
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_a_mask_stands_in_a_text_as_in_ours(kind, llama):
   tokenizer = Tokenizer(TOKENIZERS[kind]())
-  loaded = random_models.changed(llama[0], tokenizer=tokenizer)
+  loaded = dataclasses.replace(llama[0], tokenizer=tokenizer)
   t = tokenizer
   made = hf_tokenizers.files(tokenizer, t.bos_id, t.eos_id, 48)
   theirs = tokenizers.Tokenizer.from_str(json.dumps(made["tokenizer.json"]))
@@ -394,7 +404,8 @@ def test_without_our_file_the_names_alone_give_it_back(loaded, form, tmp_path):
   for name in ARCHITECTURES[own.name].settings:
     if name in own and name != "head_width":
       assert own[name] == loaded.config.model[name], name
-  expected = {"causal": "1C", "bidirectional": "1M"}[form]
+  masks = "1N" if framing.mask_shift(loaded.config) else "1M"
+  expected = {"causal": "1C", "bidirectional": masks}[form]
   assert imported.meta.config.curriculum == expected
   again = import_.write(imported, tmp_path / "run")
   export.export(checkpoint.load(again), tmp_path / "b", [form])
@@ -597,9 +608,38 @@ def test_a_full_disk_leaves_room_for_the_same_command(
   assert checkpoint.load(tmp_path / "run").step == 0
 
 
-def test_pickles_are_not_opened(foreign):
-  (foreign / folders.SINGLE).rename(foreign / "pytorch_model.bin")
-  with pytest.raises(UserError, match=r"pytorch_model.bin may run code"):
+class Runs:
+  """What runs when it is unpickled."""
+
+  def __reduce__(self):
+    return print, ("it ran",)
+
+
+def test_pickles_are_read_as_weights_alone(llama, foreign, capsys, monkeypatch):
+  torch = pytest.importorskip("torch")
+  tensors = safetensors.numpy.load_file(foreign / folders.SINGLE)
+  (foreign / folders.SINGLE).unlink()
+  path = foreign / "pytorch_model.bin"
+  path.write_bytes(b"not whole")
+  with pytest.raises(UserError, match=r"model.bin cannot be read as weights"):
+    import_.read(foreign)
+  state = {name: torch.tensor(value) for name, value in tensors.items()}
+  torch.save(state | {"more": Runs()}, path)
+  with pytest.raises(UserError, match=r"alone: Unsupported .*print was not"):
+    import_.read(foreign)
+  assert "it ran" not in capsys.readouterr().out
+  torch.save(state, path)
+  imported = import_.read(foreign).params
+  assert imported.keys() == llama[0].params.keys()
+  for name, value in imported.items():
+    assert np.array_equal(value, llama[0].params[name]), name
+  path.rename(foreign / "a.bin")
+  shutil.copyfile(foreign / "a.bin", foreign / "b.bin")
+  with pytest.raises(UserError, match=r"a.bin, b.bin may each be meant"):
+    import_.read(foreign)
+  (foreign / "b.bin").unlink()
+  monkeypatch.setitem(sys.modules, "torch", None)
+  with pytest.raises(UserError, match=r"install torch to read it, or convert"):
     import_.read(foreign)
 
 

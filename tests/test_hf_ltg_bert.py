@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-import tokenizers
 
 from antlm_jax import attention
 from antlm_jax.hf import config as configs
@@ -82,7 +81,7 @@ class Exported:
       self.model, tokenizer, LTG_BERT, form, "float32"
     )
     (path / "config.json").write_text(json.dumps(self.config))
-    for code in LTG_BERT.code:
+    for code in form.code:
       shutil.copyfile(CODE / code, path / code)
     self.tensors = self.of_torch(self.params)
     folder.write(path, self.tensors, 10**9)
@@ -159,8 +158,8 @@ def close(found, expected, limit=1e-4):
 
 
 def test_the_files_stand_alone():
-  for name in LTG_BERT.code:
-    text = (CODE / name).read_text()
+  for path in CODE.glob("*.py"):
+    text = path.read_text()
     assert text.startswith("# SPDX-License-Identifier: Apache-2.0\n")
     assert "antlm" not in text
     modules = set()
@@ -370,49 +369,6 @@ def test_training(exported, auto):
   assert model.eval()(inputs, labels=labels).loss.item() < before - 0.1
 
 
-def test_masks_predicted_one_position_before(exported):
-  tokens = helpers.tokens(2, T)
-  labels = np.where(np.arange(T) % 4 == 0, tokens, -100)
-  model = exported.open("AutoModelForMaskedLM", mask_shift=1)
-  with torch.no_grad():
-    out = model(tensor(tokens), labels=tensor(labels))
-  expected = exported.logits(tokens, BIDIRECTIONAL)
-  close(out.logits[:, 1:].numpy(), expected[:, :-1])
-  assert not out.logits[:, 0].any()
-  at = np.arange(4, T, 4)  # the label of 0 is not counted
-  log = np.asarray(jax.nn.log_softmax(expected))[:, at - 1]
-  nats = -np.take_along_axis(log, tokens[:, at, None], axis=-1).mean()
-  assert abs(out.loss.item() - nats) < 1e-4
-  plain = exported.open("AutoModelForMaskedLM")
-  close(run(plain, tokens), expected)
-
-
-def tokenizer():
-  words = {f"<{i}>": i for i in range(VOCAB)}
-  backend = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<9>"))
-  backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-  return transformers.PreTrainedTokenizerFast(
-    tokenizer_object=backend,
-    **{name.replace("id", "token"): f"<{i}>" for name, i in IDS.items()},
-    unk_token="<9>",
-    model_input_names=["input_ids", "attention_mask"],
-  )
-
-
-@pytest.mark.parametrize("shift", [0, 1])
-def test_a_fill_mask_pipeline(exported, shift):
-  model = exported.open("AutoModelForMaskedLM", mask_shift=shift)
-  pipe = transformers.pipeline("fill-mask", model, tokenizer=tokenizer())
-  text = [1, 8, 30, MASK, 17, 40]
-  found = pipe(" ".join(f"<{i}>" for i in text), top_k=3)
-  logits = exported.logits([text], BIDIRECTIONAL)[0, 3 - shift]
-  probabilities = np.asarray(jax.nn.softmax(logits))
-  best = np.argsort(-probabilities)[:3]
-  assert [candidate["token"] for candidate in found] == best.tolist()
-  scores = [candidate["score"] for candidate in found]
-  np.testing.assert_allclose(scores, probabilities[best], atol=1e-4)
-
-
 # Generation
 
 
@@ -469,13 +425,13 @@ def test_saved_again(exported, auto, tmp_path):
     expected = {n: t for n, t in exported.tensors.items() if "lm_head" not in n}
   else:
     tensors, expected = after, exported.tensors
-    written = folder.Weights(tmp_path / "again")
+    written = folder.read(tmp_path / "again")
     assert set(written) == set(expected)
   assert set(before) == set(after)
   assert set(tensors) == set(expected)
   for name, value in tensors.items():
     assert np.array_equal(value.numpy(), expected[name]), name
-  for name in LTG_BERT.code:
+  for name in LTG_BERT.targets["causal"].code:
     assert (tmp_path / "again" / name).read_text() == (CODE / name).read_text()
   config = json.loads((tmp_path / "again" / "config.json").read_text())
   assert config["auto_map"] == exported.config["auto_map"]

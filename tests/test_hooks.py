@@ -135,6 +135,7 @@ def of_training(workdir) -> dict:
   return {r["step"]: r[key] for r in records if key in r}
 
 
+@pytest.mark.slow
 def test_a_log_line_after_an_end_is_the_mean_of_all_its_steps(
   whole, train, tmp_path
 ):
@@ -150,6 +151,7 @@ def test_a_log_line_after_an_end_is_the_mean_of_all_its_steps(
   assert runs.same_params(tmp_path / "run", whole[0])
 
 
+@pytest.mark.slow
 def test_a_hook_that_fails_ends_the_run_and_the_other_hooks(train, tmp_path):
   class Broken(hooks.Hook):
     def after_step(self, trainer, taken):

@@ -105,6 +105,7 @@ def packed(lengths, causal):
   return at - found.start, AttentionMask(causal, found.start, end)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -133,6 +134,7 @@ def test_a_packed_document_is_as_if_alone(causal):
     assert helpers.closest(together[:, start:stop], alone) < 1e-5
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("attention", ATTENTION)
 def test_a_mixed_batch_is_each_kind_alone(attention):
   run, tokens = scores("float32", attention), helpers.tokens(4, T)
@@ -228,6 +230,7 @@ def test_bfloat16_computes_near_float32_and_scores_in_float32():
   assert 1e-4 < helpers.closest(b, a) < 0.1
 
 
+@pytest.mark.slow
 def test_in_bfloat16_the_gradient_of_a_frequent_token_is_added_up_in_float32():
   model = helpers.model(dtype="bfloat16")
   upstream = np.random.default_rng(0).random((64, 1)).astype(np.float32)
@@ -266,6 +269,7 @@ def way(scan, remat, rate=0.0):
   return hidden, grads
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
   "scan, remat",
   [

@@ -67,6 +67,7 @@ def test_settings_that_do_not_fit_are_told(changes, words):
     model(**changes)
 
 
+@pytest.mark.slow
 def test_the_first_weights():
   """Truncated at two deviations, and the MLPs' smaller with depth."""
   of = model(layers=6, width=128, mlp_width=256)
@@ -184,6 +185,7 @@ def in_float64(params):
   return {path: np.asarray(x, np.float64) for path, x in params.items()}
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_the_encoder_is_its_equations(variant, mask):
@@ -199,6 +201,7 @@ def test_the_encoder_is_its_equations(variant, mask):
     assert helpers.closest(found[row], expected) < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", ["causal", "packed"])
 @pytest.mark.parametrize("variant", ["ltg_bert", "gpt_bert"])
 def test_the_gradients_are_its_equations(variant, mask):
@@ -276,6 +279,7 @@ def scores(variant, dtype):
   return lambda *args: np.asarray(run(*args))
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("variant", ["ltg_bert", "gpt_bert"])
@@ -294,6 +298,7 @@ def test_only_what_is_seen_changes_a_logit(variant, dtype, mask):
 # Dropout
 
 
+@pytest.mark.slow
 def test_the_heads_dropout_is_by_place():
   of = model(dropout=0.5)
   params = helpers.random_params(of)

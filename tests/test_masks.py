@@ -25,7 +25,7 @@ def masks(draw):
 
 
 @hypothesis.given(masks())
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=20, deadline=None)
 def test_dense_is_the_definition(case):
   mask, batch, queries, keys = case
   expected = reference.visible(mask, batch, queries, keys)
@@ -43,7 +43,7 @@ def test_constants_are_causal_and_bidirectional():
 
 
 @hypothesis.given(masks())
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=20, deadline=None)
 def test_bounds_say_the_same_and_stay_inside(case):
   mask, batch, queries, keys = case
   start, end = mask.bounds(queries, keys)
@@ -54,7 +54,7 @@ def test_bounds_say_the_same_and_stay_inside(case):
 
 
 @hypothesis.given(masks())
-@hypothesis.settings(max_examples=40, deadline=None)
+@hypothesis.settings(max_examples=20, deadline=None)
 def test_pairs_are_counted(case):
   mask, batch, length, _ = case
   expected = reference.visible(mask, batch, length, length).sum()

@@ -74,7 +74,6 @@ def tokenizer_of(path, framed):
     tokenizer.backend_tokenizer.post_processor = (
       tokenizers.processors.TemplateProcessing(single="$A", special_tokens=[])
     )
-  tokenizer.cls_token, tokenizer.sep_token = "<s>", "</s>"
   return tokenizer
 
 

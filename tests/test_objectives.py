@@ -11,7 +11,12 @@ from hypothesis import strategies as st
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Layout, assemble
 from antlm_jax.objectives.corruption import Draw, corrupt
-from antlm_jax.objectives.objective import OBJECTIVES, UNITS, Objective
+from antlm_jax.objectives.objective import (
+  CHOICES,
+  OBJECTIVES,
+  UNITS,
+  Objective,
+)
 from tests import helpers
 from tests.helpers import MASK, PAD, SPECIAL, VOCAB
 
@@ -34,6 +39,10 @@ VARIANTS["M long spans"] = Objective(
 VARIANTS["prefix spans"] = Objective(
   "ul2ish", attention="prefix", predict="suffix", mask_ratio=0.3, unit="span"
 )
+VARIANTS |= {
+  f"N {unit} {choice}": replace(OBJECTIVES["N"], unit=unit, choice=choice)
+  for unit, choice in itertools.product(UNITS, CHOICES[1:])
+}
 MASKED = {n: o for n, o in VARIANTS.items() if o.max_mask_ratio}
 MLM = OBJECTIVES["M"]
 VOCABULARY = helpers.vocabulary()
@@ -167,9 +176,8 @@ def test_a_row_is_the_same_alone_and_in_any_batch(case, data):
     type(case.segments)(case.segments.start[some], case.segments.end[some]),
     Draw(case.draw.seed, case.draw.step, case.draw.rows[some]),
   ).corrupt()
-  for field in dataclasses.fields(whole):
-    a, b = getattr(whole, field.name)[some], getattr(part, field.name)
-    assert np.array_equal(a, b)
+  for a, b in zip(whole, part, strict=True):
+    assert np.array_equal(a[some], b)
 
 
 @pytest.mark.parametrize("name", MASKED)
@@ -215,6 +223,51 @@ def test_the_ratio_moves_linearly_to_its_end(unit):
   for progress, ratio in ((0.0, 0.4), (0.5, 0.25), (1.0, 0.1)):
     found = hidden_share(objective, progress)
     assert found == pytest.approx(ratio, abs=0.006)
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_rows_count_is_a_coins_for_each_token(unit):
+  objective = replace(MLM, unit=unit, choice="binomial")
+  case = make(objective, 6000, 128, special=0.0)
+  counts = case.corrupt(mask_token=1.0, random_token=0.0).inputs == MASK
+  counts = counts.sum(axis=1)
+  assert counts.mean() == pytest.approx(0.15 * 128, rel=0.02)
+  if unit != "word":  # a unit at either end of the arc adds to it
+    assert counts.var() == pytest.approx(128 * 0.15 * 0.85, rel=0.12)
+
+
+@pytest.mark.parametrize("choice", ["exact", "covering"])
+@pytest.mark.parametrize("unit", UNITS)
+def test_the_ratio_is_met_in_each_row(unit, choice):
+  objective = replace(MLM, unit=unit, choice=choice)
+  case = make(objective, 4000, 128, special=0.1)
+  chosen = case.corrupt(mask_token=1.0, random_token=0.0).inputs == MASK
+  ordinary = (case.tokens >= SPECIAL).sum(axis=1)
+  shares = chosen.sum(axis=1) / ordinary
+  longest = {"token": 1, "word": 20, "span": 3}[unit]
+  assert shares.mean() == pytest.approx(0.15, abs=0.002)
+  # A unit at either end of the arc; a coin each has a deviation of 0.03.
+  assert np.abs(shares - 0.15).max() <= 1.01 * longest / ordinary.min()
+  if unit != "word":
+    assert shares.std() < 0.011
+
+
+@pytest.mark.parametrize("unit", ["token", "span"])
+def test_a_texts_tokens_take_turns(unit):
+  objective = replace(MLM, unit=unit, choice="covering")
+  rows = np.arange(300)[:, None]
+  counts = np.zeros((300, 128), int)
+  tokens = helpers.tokens(300, 128, 0, 0.0)
+  for visit in range(24):
+    draw = Draw(0, 7 * visit, rows, np.concatenate([rows, 0 * rows + visit], 1))
+    case = Case(objective, tokens, helpers.segments(300, 128, 0), draw)
+    counts += case.corrupt().predicted
+    if visit == 7:  # GPT-BERT's code reaches .988, coins .73
+      assert (counts > 0).mean() > 0.985
+      assert counts.max() <= 2
+  # Coins would have a variance of 24 x .15 x .85 = 3.1.
+  assert counts.mean() == pytest.approx(24 * 0.15, rel=0.01)
+  assert counts.var() < 0.8
 
 
 def test_a_ratio_of_nothing_predicts_nothing():

@@ -42,7 +42,7 @@ def test_a_schedule_that_cannot_be_read_is_told(schedule, words):
 
 def test_what_does_not_go_with_a_schedule_is_told():
   parts = (part(0.0, 8), part(0.5, 4, 4))
-  with pytest.raises(UserError, match=r"needs data\.rounding=carry, not up"):
+  with pytest.raises(UserError, match=r"need data\.rounding=carry, not up"):
     Order(100, parts, rounding="up")
   with pytest.raises(UserError, match="joins 4 rows, but there are 3"):
     Order(3, parts, steps=10)

@@ -14,12 +14,13 @@ import pytest
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.inference import scoring
-from antlm_jax.inference.pairs import Pair, accuracy, minimal_pairs, scores
+from antlm_jax.inference.pairs import accuracy, minimal_pairs, pair, scores
 from antlm_jax.runtime import progress
 from antlm_jax.training import checkpoint
-from evals import blimp, ewok, results
-from evals.zero_shot import pipelines
-from evals.zero_shot.accuracy import Results
+from evals import blimp, results
+from evals import ewok as ewok_command
+from evals.zero_shot import ewok, pipelines
+from evals.zero_shot.choices import Results
 from tests import random_models, runs
 
 DATA = runs.ROOT / "../shared/data"
@@ -65,9 +66,8 @@ def test_blimp_command(run, loaded, tmp_path):
   assert len(items) == 40
   summary = json.loads((output / "summary.json").read_text())
   for item in items[:3]:
-    both = [item["good"], item["bad"]]
-    good, bad = scoring.score(loaded, both, "causal")
-    assert item["score_good"] == pytest.approx(good, abs=1e-3)
+    good, bad = scoring.score(loaded, item["choices"], "causal")
+    assert item["scores"] == pytest.approx([good, bad], abs=1e-3)
     assert item["correct"] == (good > bad)
   by_uid = {}
   for item in items:
@@ -91,14 +91,13 @@ def test_a_log_shows_progress_in_lines(capsys):
 def results_of(*rows, temperatures=(1.0,)):
   """Results of rows (UID, score of the good choice, of the bad one)."""
   found = [
-    Pair("", f"good {i}", f"bad {i}", str(i), {"UID": uid})
+    pair("", f"good {i}", f"bad {i}", str(i), {"UID": uid})
     for i, (uid, _, _) in enumerate(rows)
   ]
-  good, bad = (
-    np.array([np.broadcast_to(row[i], len(temperatures)) for row in rows])
-    for i in (1, 2)
-  )
-  return Results(found, good, bad, temperatures)
+  both = [
+    [np.broadcast_to(row[i], len(temperatures)) for row in rows] for i in (1, 2)
+  ]
+  return Results(found, np.array(both), temperatures)
 
 
 def test_ties_are_wrong_and_counted():
@@ -121,7 +120,8 @@ def test_pairs_without_a_uid_take_the_file_name(tmp_path):
   (tmp_path / "hypernym.jsonl").write_text(line + "\n" + line)
   found = minimal_pairs(tmp_path)
   assert [(p.uid, p.term) for p in found] == [("hypernym", "")] * 2
-  table = Results(found, np.ones((2, 1)), np.zeros((2, 1)), (1.0,)).table()
+  both = np.stack([np.ones((2, 1)), np.zeros((2, 1))])
+  table = Results(found, both, (1.0,)).table()
   assert "hypernym" in table and "100.00" in table
 
 
@@ -197,39 +197,40 @@ def write_ewok(folder, text=EWOK, vocabulary=WORDS):
 
 def test_ewok_makes_two_pairs_of_a_row(tmp_path):
   first, second = ewok.read(write_ewok(tmp_path / "ewok"))
-  assert (first.context, first.good) == ("Tom can't sit.", "Dog's here.")
-  assert (second.context, second.good) == ("Tom cannot rest.", "No, it sat.")
-  assert (first.good, first.bad) == (second.bad, second.good)
-  assert [p.pair_id for p in (first, second)] == ["0", "1"]
+  assert first.choices[0] == ("Tom can't sit.", "Dog's here.")
+  assert second.choices[0] == ("Tom cannot rest.", "No, it sat.")
+  assert first.choices[1] == ("Tom can't sit.", "No, it sat.")
+  assert [p.item_id for p in (first, second)] == ["0", "1"]
   assert {p.uid for p in (first, second)} == {"a-b"}  # "zeppelin" is not known
   assert len(ewok.read(tmp_path / "ewok", unfiltered=True)) == 4
   assert len(ewok.read(tmp_path / "ewok", limit=1, unfiltered=True)) == 2
 
 
+@pytest.mark.slow
 def test_ewok_command(run, loaded, tmp_path, capsys):
   data, output = write_ewok(tmp_path / "ewok"), tmp_path / "out"
   args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
-  ewok.main([*args, "--mode=mlm", "--pipeline=2024", "--unfiltered"])
-  assert "4 pairs" in capsys.readouterr().out
+  ewok_command.main([*args, "--mode=mlm", "--pipeline=2024", "--unfiltered"])
+  assert "4 items" in capsys.readouterr().out
   lines = (output / "items.jsonl").read_text().splitlines()
   items = [json.loads(line) for line in lines]
   assert [item["uid"] for item in items] == ["a-b", "a-b", "c-d", "c-d"]
   expected = scoring.score(
     loaded,
-    [item["good"] for item in items],
+    [item["choices"][0] for item in items],
     "mlm",
-    contexts=[item["context"] for item in items],
+    contexts=[item["contexts"][0] for item in items],
     **pipelines.options("2024", "mlm"),
   )
   np.testing.assert_allclose(
-    [item["score_good"] for item in items], expected, atol=1e-3
+    [item["scores"][0] for item in items], expected, atol=1e-3
   )
   summary = json.loads((output / "summary.json").read_text())
   request = summary["request"]
   assert request["reduction"] == "mean" and request["unfiltered"]
   chosen = json.loads((output / "predictions.json").read_text())["ewok"]
   assert [p["id"] for p in chosen["c-d"]["predictions"]] == ["c-d_0", "c-d_1"]
-  texts = [item["good" if item["correct"] else "bad"] for item in items]
+  texts = [item["choices"][0 if item["correct"] else 1] for item in items]
   assert [p["pred"] for ps in chosen.values() for p in ps["predictions"]] == [
     f" {text}" for text in texts
   ]
@@ -240,8 +241,8 @@ def test_ewok_command(run, loaded, tmp_path, capsys):
   [
     ("", WORDS, "no row of ewok_test.csv is left"),
     (EWOK, "tom", "no row of ewok_test.csv is left"),
-    (EWOK.replace("a-b", ""), WORDS, "line 2: no Domain"),
-    (EWOK.replace("Target2", "X"), WORDS, "line 2: no Target2"),
+    (EWOK.replace("a-b", ""), WORDS, "line 2: no text 'Domain'"),
+    (EWOK.replace("Target2", "X"), WORDS, "line 2: no text 'Target2'"),
   ],
 )
 def test_ewok_refuses_data(tmp_path, text, vocabulary, message):
@@ -277,7 +278,7 @@ def test_predictions_of_the_2025_pipeline(run, tmp_path):
     f"### AVERAGE ACCURACY\n{max(shares.values()):.2f}\n\n"
   )
   chosen = json.loads((output / "predictions.json").read_text())
-  good = {pair.good for pair in minimal_pairs(data)}
+  good = {item.choices[0].text for item in minimal_pairs(data)}
   right = [
     np.mean([p["pred"] in good for p in uid["predictions"]])
     for uid in chosen.values()
@@ -285,6 +286,7 @@ def test_predictions_of_the_2025_pipeline(run, tmp_path):
   assert 100 * np.mean(right) == pytest.approx(shares[best])
 
 
+@pytest.mark.slow
 def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
   data, output = write_pairs(tmp_path / "pairs", "a.jsonl"), tmp_path / "out"
   scored = []
@@ -361,7 +363,8 @@ def test_a_line_of_pairs_may_hold_any_character(tmp_path):
   text = GOOD.replace("Tom sat", "Tom\u2028sat")
   (tmp_path / "x.jsonl").write_text(f"{text}\n{GOOD}\n", encoding="utf-8")
   first, second = minimal_pairs(tmp_path)
-  assert first.good == "Tom\u2028sat ." and second.good == "Tom sat ."
+  assert first.choices[0].text == "Tom\u2028sat ."
+  assert second.choices[0].text == "Tom sat ."
 
 
 def test_a_sentence_too_long_leaves_nothing(run, tmp_path):
@@ -410,8 +413,8 @@ def test_accuracy_needs_no_checkpoint(loaded, tmp_path):
   found = minimal_pairs(tmp_path / "pairs", limit=6)
   names = ("model", "params", "tokenizer", "boundary", "config")
   live = types.SimpleNamespace(**{n: getattr(loaded, n) for n in names})
-  good, bad = scores(loaded, found, "causal")
-  macro = Results(found, good[:, None], bad[:, None], (1.0,)).macro
+  found_scores = scores(loaded, found, "causal")[:, :, None]
+  macro = Results(found, found_scores, (1.0,)).macro
   assert accuracy(live, found, "causal") == macro[0]
 
 

@@ -18,7 +18,7 @@ from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips, sharding
 from antlm_jax.training import flops
 from tests import helpers
-from tests.test_aot import needs_libtpu
+from tests.test_aot import GENERATIONS, needs_libtpu
 
 # A program as TPU's compiler writes one, shortened: a loop of three passes in
 # one of two, a product with a padded window, a sum that is cut, one gathering
@@ -246,14 +246,14 @@ def pod(small, slices=1, **changes) -> search.Pod:
 
 
 def estimate_first(run):
-  return estimate.estimate(run, estimate.programs(run)[0])
+  return estimate.estimate(run, run.programs()[0])
 
 
 @needs_libtpu
 def test_prepared_data_says_its_vocabulary_and_length(small, prepared):
   run = pod(small).run([f"data.path={prepared}"])
   assert run.model.config.vocab_size == 400
-  programs = estimate.programs(run)
+  programs = run.programs()
   assert [(p.name, p.steps) for p in programs] == [("C", 30), ("M", 70)]
   assert programs[0].batch.inputs.shape == (1, 16, 32)
   assert programs[0].batch.mask.k_start is not None  # packed by documents
@@ -273,7 +273,7 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
   run = pod(small).run(
     ["curriculum=10C+20C:M=1:1+10C+10M steps", "eval.rows=8"]
   )
-  named = [(p.name, p.steps) for p in estimate.programs(run)]
+  named = [(p.name, p.steps) for p in run.programs()]
   assert named == [
     ("C", 20),
     ("C 0.5:M 0.5", 20),
@@ -287,9 +287,9 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
 
 
 @needs_libtpu
-@pytest.mark.parametrize("generation", topology.GENERATIONS)
+@pytest.mark.parametrize("generation", GENERATIONS)
 def test_every_generation_is_known(generation):
-  devices = topology.devices(topology.GENERATIONS[generation])
+  devices = topology.devices(GENERATIONS[generation])
   chip = chips.of(devices[0])
   shown = [d for d in devices if d.coords == devices[0].coords]
   assert len(shown) == chip.devices
@@ -415,6 +415,7 @@ def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
     assert 4 * program["executed"] > needed
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @needs_libtpu
 def test_counts_are_linear_in_the_layers(small):
@@ -443,7 +444,7 @@ def test_products_are_those_of_the_cost_analysis_without_loops(small):
     "model.max_seq_len=1024",
   ]
   run = pod(small, vocab_size=8192).run(settings)
-  shapes = sharding.abstract(run.mesh, estimate.programs(run)[0].batch)
+  shapes = sharding.abstract(run.mesh, run.programs()[0].batch)
   lowered = topology.lower(run.step, run.mesh, shapes)
   compiled = topology.compile_lowered(lowered)
   text = compiled.as_text()
@@ -589,6 +590,7 @@ def test_of_microbatches_a_sweep_takes_the_fewest_that_fit(small, monkeypatch):
   assert not search.sweep(asked, asked.run(), budget=-1)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @needs_libtpu
 def test_a_sweep_ranks_the_meshes(small, tmp_path, capsys):

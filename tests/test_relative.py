@@ -96,6 +96,7 @@ def expected(shape, mask, arrays, terms, edges=EDGES, dropout=None, scale=0.3):
   )
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("mode", ["causal", "full", "bounds"])
 @pytest.mark.parametrize("implementation", ["reference", 4, 16])
 @pytest.mark.parametrize("case", ["square", "more keys", "one token"])
@@ -182,6 +183,7 @@ def test_the_kernels_terms_and_gradients_are_exact(case):
   check_kernel(case)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @hypothesis.given(relative_cases())
 @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
@@ -225,6 +227,7 @@ def test_a_query_that_sees_nothing_has_no_gradients_of_its_terms():
   assert of_query[0, 1].any() and of_key[0].any() and not of_key[1].any()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("implementation", ["chunked", "pallas"])
 @pytest.mark.parametrize("mode", ["causal", "packed"])

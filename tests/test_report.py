@@ -7,7 +7,7 @@ import pytest
 
 from antlm_jax import config
 from antlm_jax.errors import UserError
-from antlm_jax.inference.pairs import Pair
+from antlm_jax.inference.pairs import pair
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
 from evals import report
@@ -19,7 +19,7 @@ from evals.finetuning.rows import Example
 from evals.reporting import runs as runs_lib
 from evals.reporting import statistics
 from evals.zero_shot import command
-from evals.zero_shot.accuracy import Results
+from evals.zero_shot.choices import Results
 from tests import runs
 
 ROWS = """
@@ -161,10 +161,11 @@ def score(run, benchmark, mode, right, step=STEPS, **about):
       groups = {"UID": uid}
       if uid in UIDS:
         groups["linguistics_term"] = UIDS[uid]
-      found.append(Pair("", "good", "bad", str(i), groups))
+      found.append(pair("", "good", "bad", str(i), groups))
       correct.append(answer)
   good = np.where(correct, 1.0, -1.0)[:, None]
-  results = Results(found, good, np.zeros_like(good), (1.0,))
+  both = np.stack([good, np.zeros_like(good)])
+  results = Results(found, both, (1.0,))
   about = {"mode": mode, "pipeline": "ours", "step": step} | about
   name = f"{step}-{mode}-{about['pipeline']}".removesuffix("-ours")
   command.write(run / "evals" / benchmark / name, results, about, {}, {})

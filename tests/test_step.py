@@ -223,6 +223,7 @@ def test_the_average_follows_the_parameters():
   assert without.ema is None and without.best_params is without.params
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("text, share", [("C", 0.5), ("M", 0.85)])
 def test_the_loss_of_an_easy_task_falls_to_a_fraction(text, share):
   of = source(text, helpers.CountingRows(), steps=60)
@@ -346,7 +347,9 @@ print(json.dumps(found))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("encoder", ["llama", "ltg_bert"])
+@pytest.mark.parametrize(
+  "encoder", ["llama", pytest.param("ltg_bert", marks=pytest.mark.nightly)]
+)
 def test_two_devices_train_as_one_and_hold_their_shares(encoder):
   flags = "--xla_force_host_platform_device_count=2"
   done = subprocess.run(
@@ -510,18 +513,6 @@ def test_resetting_forgets_the_moments_and_nothing_else():
   assert helpers.equal(reset.params, state.params) and int(reset.step) == 1
 
 
-@pytest.mark.parametrize(
-  "changes, words",
-  [
-    ({"name": "sgd"}, "optimizer.name='sgd'"),
-    ({"decay_scope": "some"}, "optimizer.decay_scope='some'"),
-  ],
-)
-def test_bad_optimizer_is_named(changes, words):
-  with pytest.raises(UserError, match=words):
-    optim.make(settings(optimizer=changes).optimizer, AXES)
-
-
 # Schedules
 
 
@@ -597,8 +588,6 @@ def test_after_the_end_the_rate_stays_at_the_floor():
 @pytest.mark.parametrize(
   "changes, words",
   [
-    ({"name": "step"}, "schedule.name='step'"),
-    ({"decay": "exp"}, "schedule.decay='exp'"),
     (
       {"warmup_steps": 90, "decay_steps": 20},
       r"schedule.warmup_steps \(90 steps\)",
@@ -606,6 +595,6 @@ def test_after_the_end_the_rate_stays_at_the_floor():
     ({"name": "cosine", "warmup_steps": 101}, "schedule.warmup_steps"),
   ],
 )
-def test_bad_schedule_is_named(changes, words):
+def test_a_schedule_that_does_not_fit_is_refused(changes, words):
   with pytest.raises(UserError, match=words):
     rates(100, **changes)

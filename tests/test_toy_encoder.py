@@ -114,6 +114,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("implementation", ["reference", "pallas"])
 def test_only_what_is_seen_changes_a_logit(implementation):
   changes = {"attention": implementation, "layers": 1}
@@ -195,6 +196,7 @@ def steps(**shape) -> dict:
   return {"losses": losses, "parts": parts}
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_devices_train_it_as_one_and_hold_their_shares():
   code = (

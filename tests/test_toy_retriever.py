@@ -128,6 +128,7 @@ def loaded(tmp_path_factory):
   return checkpoint.load(random_models.save(folder, tokenizer, layers=1))
 
 
+@pytest.mark.slow
 def test_it_trains_and_is_saved(loaded, tmp_path, monkeypatch):
   settings = Settings(batch_size=20, epochs=8, max_length=16)
   data = loop.read(loaded, TASK, settings.max_length)

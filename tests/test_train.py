@@ -26,11 +26,16 @@ LONG = ("curriculum=20C+20M+20C:M=1:1 steps", "checkpoint.every=7")
 
 
 @pytest.fixture(scope="module")
-def whole(prepared, tmp_path_factory):
+def whole(prepared, shared):
   """A run that nothing interrupted."""
-  workdir = tmp_path_factory.mktemp("whole")
-  runs.train(workdir, prepared, *LONG, "log.trace=30:33")
-  return workdir
+  options = (prepared, *LONG, "log.trace=30:33")
+  return shared("whole", lambda workdir: runs.train(workdir, *options))
+
+
+@pytest.fixture
+def copy(whole, tmp_path):
+  """A copy of it, to be trained on."""
+  return shutil.copytree(whole, tmp_path / "copy")
 
 
 def test_a_run_leaves_all_that_it_promises(whole):
@@ -57,12 +62,14 @@ def test_metrics_hold_each_step_once_and_each_objective_in_its_phase(whole):
       assert ("train/mlm/loss" in record) == (step > 20)
 
 
-def test_a_finished_run_run_again_changes_nothing(whole, prepared):
-  before = {p: p.stat().st_mtime_ns for p in (whole / "checkpoints").iterdir()}
-  done = runs.train(whole, prepared, *LONG)
+def test_a_finished_run_run_again_changes_nothing(copy, prepared):
+  before = {p: p.stat().st_mtime_ns for p in (copy / "checkpoints").iterdir()}
+  summary = (copy / "summary.json").read_text()
+  done = runs.train(copy, prepared, *LONG)
   assert "going on from step 60" in done.stdout
-  after = {p: p.stat().st_mtime_ns for p in (whole / "checkpoints").iterdir()}
+  after = {p: p.stat().st_mtime_ns for p in (copy / "checkpoints").iterdir()}
   assert after == before
+  assert (copy / "summary.json").read_text() == summary
 
 
 def run_lib_of(workdir):
@@ -82,7 +89,14 @@ def losses(workdir) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mesh", ["data=2", "fsdp=2", "tensor=2"])
+@pytest.mark.parametrize(
+  "mesh",
+  [
+    pytest.param("data=2", marks=pytest.mark.nightly),
+    "fsdp=2",
+    pytest.param("tensor=2", marks=pytest.mark.nightly),
+  ],
+)
 def test_two_devices_train_the_same_run(whole, prepared, tmp_path, mesh):
   sizes = ("mesh.data=1", f"mesh.{mesh}")
   runs.train(tmp_path, prepared, *LONG, *sizes, devices=2)
@@ -157,6 +171,7 @@ def test_killed_five_times_once_in_a_save_is_bit_exact(
   assert runs.same_params(tmp_path, whole)
 
 
+@pytest.mark.slow
 def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
   process = subprocess.Popen(
     runs.command(
@@ -178,6 +193,7 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
   assert runs.same_params(tmp_path, whole)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_branching_with_the_optimizer_kept_is_the_longer_run(
   prepared, tmp_path
@@ -307,11 +323,11 @@ def test_what_is_evaluated_may_change_when_a_run_goes_on(
   runs.train(tmp_path / "none", prepared, "eval.rows=0")
 
 
-def test_a_workdir_of_another_config_is_refused(whole, prepared):
-  args = runs.train_args(whole, prepared, *LONG, "schedule.peak_lr=0.5")
+def test_a_workdir_of_another_config_is_refused(copy, prepared):
+  args = runs.train_args(copy, prepared, *LONG, "schedule.peak_lr=0.5")
   line = runs.refused("antlm_jax.train", *args)
   assert "schedule.peak_lr was 0.003, is 0.5" in line
-  kept = json.loads((whole / "config.json").read_text())
+  kept = json.loads((copy / "config.json").read_text())
   assert kept["schedule"]["peak_lr"] == 0.003
 
 
@@ -340,13 +356,13 @@ def snapshot(folder) -> dict:
   return {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
 
 
-def test_a_second_training_on_a_workdir_is_refused(whole, prepared, tmp_path):
-  args = runs.train_args(whole, prepared, *LONG)
-  with saving.locked(whole):
-    before = snapshot(whole)
+def test_a_second_training_on_a_workdir_is_refused(copy, prepared, tmp_path):
+  args = runs.train_args(copy, prepared, *LONG)
+  with saving.locked(copy):
+    before = snapshot(copy)
     line = runs.refused("antlm_jax.train", *args)
-    assert snapshot(whole) == before
-  for word in (f"{whole} is in use by process", str(os.getpid()), "since 20"):
+    assert snapshot(copy) == before
+  for word in (f"{copy} is in use by process", str(os.getpid()), "since 20"):
     assert word in line
   with pytest.raises(UserError, match="in use"), saving.locked(tmp_path / "a"):
     saving.locked(tmp_path / "a").__enter__()

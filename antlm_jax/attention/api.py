@@ -41,21 +41,17 @@ _CAPABILITIES = {
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-  """A mask made ready for an implementation; takes a mask's place.
-
-  Attributes:
-    mask: The mask.
-    implementation: A name of `IMPLEMENTATIONS`.
-    fits: What it was made for: the shapes of q and k, their dtype, whether
-      attention weights may be dropped, and the position terms' buckets.
-    split: Which mesh axes split rows and heads.
-    schedules: The kernel's, one after another of each data shard.
-  """
+  """A mask made ready for an implementation; takes a mask's place."""
 
   mask: AttentionMask
+  # A name of `IMPLEMENTATIONS`.
   implementation: str = dataclasses.field(metadata={"static": True})
+  # What it was made for: the shapes of q and k, their dtype, whether attention
+  # weights may be dropped, and the position terms' buckets.
   fits: tuple = dataclasses.field(metadata={"static": True})
+  # Which mesh axes split rows and heads.
   split: Split = dataclasses.field(metadata={"static": True})
+  # The kernel's, one after another of each data shard.
   schedules: tuple[schedule.Schedule, ...] | None = None
 
 
@@ -99,17 +95,17 @@ def attend(
     ValueError: for shapes, dtypes and bounds that do not fit, and for an
       implementation that cannot compute this.
   """
-  _refuse(_misfit(q, k, v))
+  _check_arrays(q, k, v)
   if dropout is not None:
-    _refuse(_misfit_of_dropout(q, dropout))
+    _check_dropout(q, dropout)
     dropout = dropout if dropout.rate else None
   if relative is not None:
-    _refuse(_misfit_of_terms(q, k, relative))
+    _check_terms(q, k, relative)
   needs = dropout is not None, _buckets(relative)
   if isinstance(mask, AttentionMask):
     mask = prepare(mask, q, k, implementation, *needs, split)
   else:
-    _refuse(_misfit_of_prepared(mask, q, k, implementation, *needs))
+    _check_prepared(mask, q, k, implementation, *needs)
   if scale is None:
     scale = q.shape[-1] ** -0.5
   run = IMPLEMENTATIONS[mask.implementation]
@@ -139,7 +135,7 @@ def prepare(
   Raises:
     ValueError: as `attend` does.
   """
-  _refuse(_misfit_of_bounds(mask, q.shape, k.shape))
+  _check_bounds(mask, q.shape, k.shape)
   split = split.here(k.shape[0], k.shape[2])
   name = choose(mask, q, k, implementation, dropout, buckets, split)
   fits = _fits(q, k, dropout, buckets)
@@ -305,81 +301,77 @@ def _blocks(q, k) -> schedule.Blocks:
   return kernel.cut(q.shape[1], k.shape[1], group, q.shape[3], q.dtype)
 
 
-# What can be known to be wrong while tracing: each returns it, or None.
+# What can be known to be wrong while tracing.
 
 
-def _refuse(misfit: str | None) -> None:
-  if misfit is not None:
-    raise ValueError(misfit)
-
-
-def _misfit(q, k, v) -> str | None:
+def _check_arrays(q, k, v) -> None:
   shapes = f"q {_say(q)}, k {_say(k)}, v {_say(v)}"
   if not q.ndim == k.ndim == v.ndim == 4:
-    return f"attention takes q [B, T, N, H], k and v [B, S, K, H], not {shapes}"
+    raise ValueError(
+      f"attention takes q [B, T, N, H], k and v [B, S, K, H], not {shapes}"
+    )
   if k.shape != v.shape:
-    return f"k and v differ in shape: {shapes}"
+    raise ValueError(f"k and v differ in shape: {shapes}")
   if 0 in (*q.shape, *k.shape):
-    return f"there is nothing to attend to: {shapes}"
+    raise ValueError(f"there is nothing to attend to: {shapes}")
   if (q.shape[0], q.shape[3]) != (k.shape[0], k.shape[3]):
-    return f"q and k differ in rows or head width: {shapes}"
+    raise ValueError(f"q and k differ in rows or head width: {shapes}")
   if q.shape[2] % k.shape[2]:
-    return (
+    raise ValueError(
       f"{q.shape[2]} query heads over {k.shape[2]} key/value heads: {shapes}"
     )
-  if q.dtype in (jnp.float32, jnp.bfloat16) and q.dtype == k.dtype == v.dtype:
-    return None
-  return f"attention is all float32 or all bfloat16, not {shapes}"
+  known = q.dtype in (jnp.float32, jnp.bfloat16)
+  if not known or not q.dtype == k.dtype == v.dtype:
+    raise ValueError(f"attention is all float32 or all bfloat16, not {shapes}")
 
 
-def _misfit_of_dropout(q, dropout: Dropout) -> str | None:
+def _check_dropout(q, dropout: Dropout) -> None:
   keys = dropout.row_keys
   if not 0.0 <= dropout.rate < 1.0:
-    return f"attention dropout of {dropout.rate} is not in [0, 1)"
+    raise ValueError(f"attention dropout of {dropout.rate} is not in [0, 1)")
   if keys.shape != q.shape[:1] or keys.dtype != jnp.uint32:
-    return f"dropout.row_keys is {_say(keys)}, not uint32[{len(q)}], one a row"
-  return None
+    raise ValueError(
+      f"dropout.row_keys is {_say(keys)}, not uint32[{len(q)}], one a row"
+    )
 
 
-def _misfit_of_terms(q, k, relative: Relative) -> str | None:
+def _check_terms(q, k, relative: Relative) -> None:
   if tuple(relative.edges) != tuple(sorted(set(relative.edges))):
-    return f"relative.edges {relative.edges} do not ascend"
+    raise ValueError(f"relative.edges {relative.edges} do not ascend")
   for name, rows in (("query", q), ("key", k)):
     terms = getattr(relative, name)
     wanted = (*rows.shape[:2], q.shape[2], _buckets(relative))
     if terms.shape != wanted or terms.dtype != q.dtype:
-      return (
+      raise ValueError(
         f"relative.{name} is {_say(terms)}, not {q.dtype.name}{list(wanted)},"
         " as many as there are buckets"
       )
-  return None
 
 
-def _misfit_of_prepared(
+def _check_prepared(
   made: Prepared, q, k, implementation: str, dropout: bool, buckets: int
-) -> str | None:
+) -> None:
   if implementation not in ("auto", made.implementation):
-    return (
+    raise ValueError(
       f"the mask is prepared for attention={made.implementation!r}, not"
       f" {implementation!r}"
     )
   # What may drop weights need not.
-  if _fits(q, k, dropout or made.fits[3], buckets) == made.fits:
-    return None
-  return (
-    "the mask is prepared for (q, k, dtype, dropout, buckets) of"
-    f" {made.fits}, not {_fits(q, k, dropout, buckets)}"
-  )
+  if _fits(q, k, dropout or made.fits[3], buckets) != made.fits:
+    raise ValueError(
+      "the mask is prepared for (q, k, dtype, dropout, buckets) of"
+      f" {made.fits}, not {_fits(q, k, dropout, buckets)}"
+    )
 
 
-def _misfit_of_bounds(mask: AttentionMask, q_shape, k_shape) -> str | None:
-  bounds = {"k_start": mask.k_start, "k_end": mask.k_end}
+def _check_bounds(mask: AttentionMask, q_shape, k_shape) -> None:
   known = {}
-  for name, bound in bounds.items():
+  for name in ("k_start", "k_end"):
+    bound = getattr(mask, name)
     if bound is None:
       continue
     if bound.shape != tuple(q_shape[:2]) or bound.dtype != jnp.int32:
-      return (
+      raise ValueError(
         f"{name} is {_say(bound)}, not int32{list(q_shape[:2])}, one a query"
       )
     # Of NumPy's arrays, and JAX's outside of a trace, the values are known.
@@ -388,14 +380,15 @@ def _misfit_of_bounds(mask: AttentionMask, q_shape, k_shape) -> str | None:
       known[name] = bound = np.asarray(bound)
       least, most = (bound.min(), bound.max()) if bound.size else (0, 0)
       if least < 0 or most > k_shape[1]:
-        return f"{name} goes from {least} to {most}, outside [0, {k_shape[1]}]"
+        raise ValueError(
+          f"{name} goes from {least} to {most}, outside [0, {k_shape[1]}]"
+        )
   if len(known) == 2 and (known["k_start"] > known["k_end"]).any():
     row, query = np.argwhere(known["k_start"] > known["k_end"])[0]
-    return (
+    raise ValueError(
       f"k_start > k_end at row {row}, query {query}: make them equal where"
       " nothing is seen"
     )
-  return None
 
 
 def _buckets(relative: Relative | None) -> int:

@@ -45,11 +45,8 @@ class Dropout:
 def keep(rate: float, seed, queries, keys) -> jax.Array:
   """Decides one weight each; the arguments are broadcast together.
 
-  Args:
-    rate: Share that is dropped.
-    seed: uint32, of the row and head.
-    queries: Index of the query in its row.
-    keys: Index of the key in its row.
+  A share `rate` is dropped. The seed is uint32, of the row and head; queries
+  and keys are indices in their row.
   """
   state = hashing.mix(seed, queries.astype(jnp.uint32))
   state = hashing.mix(state, keys.astype(jnp.uint32))

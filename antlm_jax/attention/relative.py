@@ -16,17 +16,12 @@ import numpy as np
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Relative:
-  """The position terms of queries and keys, by bucket.
+  """The position terms of queries and keys, by bucket."""
 
-  Attributes:
-    query: What each query adds in each of C buckets, `[B, T, N, C]`.
-    key: What each key adds, `[B, S, N, C]`.
-    edges: C - 1 ascending distances: the bucket of i - j is the number of
-      edges up to it. Static.
-  """
-
-  query: jax.Array
-  key: jax.Array
+  query: jax.Array  # what each query adds in each of C buckets, `[B, T, N, C]`
+  key: jax.Array  # what each key adds, `[B, S, N, C]`
+  # C - 1 ascending distances: the bucket of i - j is the number of edges up to
+  # it.
   edges: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
   def scores(self, first: jax.Array | int = 0) -> jax.Array:
@@ -57,13 +52,9 @@ def log_edges(size: int, longest: int) -> tuple[int, ...]:
   bucket = np.where(
     distance <= middle, distance, middle + np.ceil(scaled * (middle - 1))
   )
-  return edges_of(np.concatenate([-bucket[:0:-1], bucket]), 1 - longest)
-
-
-def edges_of(buckets: np.ndarray, first: int) -> tuple[int, ...]:
-  """Returns the edges of ascending buckets of distances from `first` on."""
-  rises = np.flatnonzero(np.diff(buckets))
-  return tuple(int(first + 1 + at) for at in rises)
+  # Of all distances, from 1 - longest on: an edge is where the bucket rises.
+  rises = np.flatnonzero(np.diff(np.concatenate([-bucket[:0:-1], bucket])))
+  return tuple(int(2 - longest + at) for at in rises)
 
 
 def bucket_of(distance, edges: tuple[int, ...]):

@@ -11,14 +11,11 @@ Axes = str | tuple[str, ...] | None
 class Split(NamedTuple):
   """Which axes of the mesh rows and heads are split over.
 
-  Attributes:
-    rows: An axis of the mesh, or several; None where each device has all rows.
-    heads: Likewise for the key/value heads, and for the query heads that go
-      with them.
+  None where each device has all of them.
   """
 
   rows: Axes = None
-  heads: Axes = None
+  heads: Axes = None  # key/value heads, and the query heads that go with them
 
   def here(self, rows: int, kv_heads: int) -> "Split":
     """Returns the split at this place of a program: none on a single shard.

@@ -19,17 +19,10 @@ _SHARD_CHARACTERS = 32 << 20
 
 @dataclasses.dataclass(eq=False, kw_only=True)
 class TextConfig(tfds.core.BuilderConfig):
-  """What to read, and what a document is.
+  """What to read, and what a document is: see `text.split_documents`."""
 
-  Attributes:
-    paths: Text files and folders; without any, the manual folder.
-    documents: A rule of `text.RULES`, by name.
-    dev_share: Share of the documents held out where there are no dev files.
-    share: Share of the train documents to take, evenly spread.
-  """
-
-  paths: tuple[str, ...] = ()
-  documents: str = "auto"
+  sources: text.Sources
+  documents: str = "auto"  # a name in `text.RULES`
   dev_share: float = 0.02
   share: float = 1.0
 
@@ -42,14 +35,6 @@ class Babylm(tfds.core.ShardBasedBuilder):
   """
 
   VERSION = tfds.core.Version("1.0.0")
-  BUILDER_CONFIGS = (
-    TextConfig(name="strict_small", description="BabyLM, 10M words."),
-    TextConfig(name="strict", description="BabyLM, 100M words."),
-  )
-  MANUAL_DOWNLOAD_INSTRUCTIONS = (
-    "Unpack BabyLM's *.train and *.dev files (https://babylm.github.io) "
-    "into the manual folder."
-  )
 
   def _info(self) -> tfds.core.DatasetInfo:
     return tfds.core.DatasetInfo(
@@ -61,11 +46,7 @@ class Babylm(tfds.core.ShardBasedBuilder):
     )
 
   def _shard_iterators_per_split(self, dl_manager):
-    config = self.builder_config
-    sources = text.find(config.paths or [dl_manager.manual_dir])
-    return {
-      split: _shards(sources, split, config) for split in ("train", "dev")
-    }
+    return {split: _shards(self.builder_config, split) for split in text.SPLITS}
 
 
 def build(folder: str | os.PathLike, config: TextConfig) -> Babylm:
@@ -75,7 +56,7 @@ def build(folder: str | os.PathLike, config: TextConfig) -> Babylm:
     The builder: `build(...).as_data_source("train")[0]["text"]` is bytes.
 
   Raises:
-    UserError: As `text.find` and `text.documents`.
+    UserError: As `text.documents`.
   """
   options = tfds.download.DownloadConfig(try_download_gcs=False)
   with _quiet():
@@ -96,29 +77,28 @@ def _quiet() -> Iterator[None]:
     logging.set_verbosity(verbosity)
 
 
-def _shards(
-  sources: text.Sources, split: str, config: TextConfig
-) -> list[Callable[[], Iterator]]:
+def _shards(config: TextConfig, split: str) -> list[Callable[[], Iterator]]:
   """Makes the generators of a split's shards, to be called in order.
 
   They share one stream of documents, and the last takes what is left: their
   number must be known before the text is read, so it is an estimate.
   """
   # Without files of its own, dev is a share of train's.
-  files = getattr(sources, split) or sources.train
-  share = config.dev_share if files != getattr(sources, split) else 1.0
+  own = getattr(config.sources, split)
+  share = 1.0 if own else config.dev_share
   if split == "train":
     share *= config.share
-  size = share * sum(file.stat().st_size for file in files)
-  rule = text.RULES[config.documents]
+  size = share * sum(f.stat().st_size for f in own or config.sources.train)
+  found = text.split_documents(
+    config.sources,
+    split,
+    text.RULES[config.documents],
+    config.dev_share,
+    config.share,
+  )
   # One stream under all shards: tensorflow-datasets runs them in order, and
   # each takes up where the one before stopped.
-  examples = (
-    (index, {"text": document})
-    for index, document in enumerate(
-      text.split_documents(sources, split, rule, config.dev_share, config.share)
-    )
-  )
+  examples = ((i, {"text": document}) for i, document in enumerate(found))
   count = math.ceil(size / _SHARD_CHARACTERS) or 1
   limits = [_SHARD_CHARACTERS] * (count - 1) + [math.inf]
   return [functools.partial(_take, examples, limit) for limit in limits]

@@ -22,17 +22,11 @@ ROUNDING = ("carry", "up", "down")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """A part of a run whose batches have one size.
+  """A part of a run whose batches have one size."""
 
-  Attributes:
-    begin: Where in the run it begins, from 0 to 1.
-    layout: Its batches' size, and which slots this process fills.
-    joined: How many neighbouring prepared rows fill one slot.
-  """
-
-  begin: float
-  layout: Layout
-  joined: int = 1
+  begin: float  # where in the run, from 0 to 1
+  layout: Layout  # its batches' size, and which slots this process fills
+  joined: int = 1  # how many neighbouring prepared rows fill one slot
 
 
 def parse(
@@ -40,11 +34,9 @@ def parse(
 ) -> tuple[Part, ...]:
   """Reads a batch schedule.
 
-  Args:
-    schedule: Each `ROWSxTOKENS@BEGIN`, such as `32x512@0.9`: batches of 32
-      rows of 512 tokens from nine tenths of the run on.
-    layout: Of the batches before the first of them.
-    seq_len: Tokens of a prepared row.
+  Each part is `ROWSxTOKENS@BEGIN`, such as `32x512@0.9`: batches of 32 rows of
+  512 tokens from nine tenths of the run on. Before the first of them batches
+  are of `layout`; a prepared row has `seq_len` tokens.
 
   Raises:
     UserError: A schedule cannot be read, does not ascend, or has batches that
@@ -76,36 +68,29 @@ def parse(
 class Order:
   """The order in which a run takes the prepared rows.
 
-  Attributes:
-    size: Number of prepared rows.
-    parts: The parts of the run, ascending; the first begins at 0.
-    steps: Length of the run; only several parts need it.
-    rounding: What a batch does at the end of an epoch that it does not
-      divide: `carry` goes on into the next epoch, `up` fills up with rows of
-      the same epoch's beginning, `down` leaves the rest of the epoch out.
-    seed: Chooses the permutations.
-    shuffle: Whether to permute at all.
-
   Raises:
     UserError: The rows, the parts and the rounding do not fit together.
   """
 
-  size: int
-  parts: tuple[Part, ...]
-  steps: int = 0
+  size: int  # number of prepared rows
+  parts: tuple[Part, ...]  # ascending; the first begins at 0
+  steps: int = 0  # length of the run; only several parts, or a growth, need it
+  # The share of a part's batch that the first step has, if it had this part:
+  # batches grow from there, linearly with the run's steps. 1: all are whole.
+  growth: float = 1.0
+  # One of `ROUNDING`: what a batch does at the end of an epoch that it does
+  # not divide: `carry` goes on into the next epoch, `up` fills up with rows of
+  # the same epoch's beginning, `down` leaves the rest of the epoch out.
   rounding: str = "carry"
-  seed: int = 0
-  shuffle: bool = True
+  seed: int = 0  # chooses the permutations
+  shuffle: bool = True  # whether to permute at all
 
   def __post_init__(self):
-    if self.rounding not in ROUNDING:
+    changing = len(self.parts) > 1 or self.growth < 1
+    if changing and self.rounding != "carry":
       raise UserError(
-        f"data.rounding={self.rounding!r} is not one of {', '.join(ROUNDING)}"
-      )
-    if len(self.parts) > 1 and self.rounding != "carry":
-      raise UserError(
-        f"train.batch_schedule needs data.rounding=carry, not {self.rounding}:"
-        " its epochs do not end with a batch"
+        "train.batch_schedule and train.batch_start need data.rounding=carry,"
+        f" not {self.rounding}: their epochs do not end with a batch"
       )
     longest = max(part.joined for part in self.parts)
     if longest > self.size:
@@ -125,9 +110,17 @@ class Order:
     # By fractions, not by steps: their number is known only after this.
     ends = [*(part.begin for part in self.parts[1:]), 1.0]
     return self.size / sum(
-      (end - part.begin) * part.layout.batch_size * part.joined
+      self._grown(part.begin, end) * part.layout.batch_size * part.joined
       for part, end in zip(self.parts, ends, strict=True)
     )
+
+  def _grown(self, begin: float, end: float) -> float:
+    """Returns the integral of the batches' share from `begin` to `end`.
+
+    Both are parts of the run, from 0 to 1.
+    """
+    more = (1 - self.growth) * (end**2 - begin**2) / 2
+    return self.growth * (end - begin) + more
 
   @property
   def starts(self) -> list[int]:
@@ -144,15 +137,40 @@ class Order:
     Returns:
       int64 `[n, joined]`, in the layout's order of slots.
     """
+    part = self.at(step)
+    # What fills a slot moves as one, so that joined rows stay neighbours.
+    groups = self._permuted(self._slots(step), part)
+    return groups[:, None] * part.joined + np.arange(part.joined)
+
+  def visits(self, step: int) -> np.ndarray:
+    """Returns how often the rows of each slot came before, int64 `[n]`."""
+    return self._slots(step) // self._slots_per_epoch(self.at(step))
+
+  def _slots(self, step: int) -> np.ndarray:
+    """Returns which slots of the run this process fills in a step, `[n]`."""
     index = self._index(step)
     part = self.parts[index]
     # Slots are counted from the run's beginning, as if all parts had this
     # one's batches: a part goes on in the epoch where the one before stopped.
     done = self._rows_before[index] // part.joined
-    done += (step - self.starts[index]) * part.layout.batch_size
-    # What fills a slot moves as one, so that joined rows stay neighbours.
-    groups = self._permuted(done + part.layout.rows, part)
-    return groups[:, None] * part.joined + np.arange(part.joined)
+    done += self._filled(part, self.starts[index], step)
+    return done + part.layout.rows
+
+  def batch_size(self, step: int) -> int:
+    """Returns how many of a step's slots are filled: the first ones."""
+    return self._filled(self.at(step), step, step + 1)
+
+  def _filled(self, part: Part, start: int, stop: int) -> int:
+    """Counts the slots that a part's steps from `start` to `stop` fill."""
+    size = part.layout.batch_size
+    if self.growth == 1:
+      return (stop - start) * size
+    # Rounded sums from the run's beginning on, so that they add up.
+    first, last = (
+      round(self._grown(0.0, step / self.steps) * self.steps * size)
+      for step in (start, stop)
+    )
+    return last - first
 
   def _index(self, step: int) -> int:
     return max(i for i, start in enumerate(self.starts) if start <= step)
@@ -165,8 +183,8 @@ class Order:
     for part, start, stop in zip(
       self.parts, self.starts, self.starts[1:], strict=False
     ):
-      rows = part.layout.batch_size * part.joined
-      taken.append(taken[-1] + (stop - start) * rows)
+      slots = self._filled(part, start, stop)
+      taken.append(taken[-1] + slots * part.joined)
     return taken
 
   def _slots_per_epoch(self, part: Part) -> int:

@@ -15,7 +15,13 @@ from antlm_jax import hashing
 Block = tuple[np.ndarray, np.ndarray]
 
 PACKINGS = ("stream", "documents", "chunks")
-BOUNDARIES = ("bos_eos", "eos", "none")  # tokens around a document
+# Which of a tokenizer's tokens stand before and after a document.
+BOUNDARIES = {
+  "bos_eos": ("bos_id", "eos_id"),
+  "bos": ("bos_id", None),
+  "eos": (None, "eos_id"),
+  "none": (None, None),
+}
 
 # The shortest chunk of `chunks` (arXiv 2507.00994, footnote 6).
 SHORTEST_CHUNK = 12
@@ -108,17 +114,11 @@ def _place(pieces: list[np.ndarray], seq_len: int, pad_id: int) -> Block:
   return tokens, starts
 
 
-def _best_fit(
-  lengths: np.ndarray, seq_len: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """Places pieces by best-fit decreasing.
-
-  Args:
-    lengths: int64 `[n]`, each in [1, seq_len].
-    seq_len: Size of a row.
+def _best_fit(lengths: np.ndarray, seq_len: int):
+  """Places pieces of 1 to `seq_len` tokens by best-fit decreasing.
 
   Returns:
-    The row of each piece and its offset there, int64 `[n]` each.
+    The row of each piece and its offset there, int64 `[n]` as the lengths.
   """
   rows, offsets = np.zeros_like(lengths), np.zeros_like(lengths)
   # The fullest row that still takes a piece is the lowest set bit at or above

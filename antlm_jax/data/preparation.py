@@ -17,19 +17,12 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 import tqdm
 
-from antlm_jax import cli, units
+from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.data import packing, prepared, rows, text
 from antlm_jax.data.packing import BOUNDARIES, PACKINGS
-from antlm_jax.data.prepared import (
-  MANIFEST,
-  TOKENIZER,
-  Manifest,
-  Prepared,
-  Split,
-)
 from antlm_jax.data.text import RULES
-from antlm_jax.data.tokenizer import KINDS, Tokenizer, check_vocab_size
+from antlm_jax.data.tokenizer import KINDS, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
@@ -40,8 +33,6 @@ _DOCUMENTS = "documents"
 _BATCH_CHARACTERS = 1 << 22
 # Documents read at once: one by one is ten times slower, and each may be 1 MiB.
 _READ = 64
-# Of the text's bytes, the disk that documents and rows take, at most.
-_DISK_PER_BYTE = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +68,8 @@ class Settings:
   )
   boundary: str = setting(
     "bos_eos",
-    "tokens around a document: <s> and </s>, </s> after, or none",
-    choices=BOUNDARIES,
+    "tokens around a document: <s> and </s>, <s> before, </s> after, or none",
+    choices=tuple(BOUNDARIES),
   )
   dev_share: float = setting(
     0.02,
@@ -92,7 +83,7 @@ class Settings:
   seed: int = setting(0, "of the chunks' lengths")
 
 
-def prepare(settings: Settings) -> Manifest:
+def prepare(settings: Settings) -> prepared.Manifest:
   """Prepares a folder, or finds it prepared already.
 
   Raises:
@@ -104,13 +95,15 @@ def prepare(settings: Settings) -> Manifest:
   sources = text.find(settings.text)
   asked, hashed = _asked(settings), _hashed(sources)
   output = pathlib.Path(settings.output)
-  if os.path.exists(output / MANIFEST):  # False for names that cannot be
-    manifest = Prepared.open(output).manifest
+  if os.path.exists(
+    output / prepared.MANIFEST
+  ):  # False for names that cannot be
+    manifest = prepared.Prepared.open(output).manifest
     _check_same(output, manifest, asked, hashed)
     print(f"{output} is already prepared with these settings and this text")
     return manifest
-  with _claimed(output, sum(file["bytes"] for file in hashed)):
-    return _write(settings, asked, hashed, output)
+  with _claimed(output):
+    return _write(settings, sources, asked, hashed, output)
 
 
 # ----------------------------------------------------- the settings, the text
@@ -126,15 +119,20 @@ def _check(settings: Settings) -> None:
     )
   if settings.tokenizer:
     _check_roles(settings, Tokenizer.load(settings.tokenizer))
-  else:
-    check_vocab_size(settings.vocab_size, settings.kind)
+    return
+  smallest = 256 + len(KINDS[settings.kind])
+  if settings.vocab_size < smallest:
+    raise UserError(
+      f"vocab_size {settings.vocab_size} is too small: 256 bytes and"
+      f" {smallest - 256} special tokens need at least {smallest}"
+    )
 
 
 def _check_roles(settings: Settings, tokenizer: Tokenizer) -> None:
   """Checks that a given tokenizer has the special tokens that packing puts."""
   needed = {
-    "bos": settings.boundary == "bos_eos",
-    "eos": settings.boundary != "none",
+    "bos": "bos_id" in BOUNDARIES[settings.boundary],
+    "eos": "eos_id" in BOUNDARIES[settings.boundary],
     "pad": settings.packing == "documents",
   }
   for role, used in needed.items():
@@ -172,7 +170,7 @@ def _hashed(sources: text.Sources) -> list[dict]:
 
 def _check_same(
   output: pathlib.Path,
-  manifest: Manifest,
+  manifest: prepared.Manifest,
   asked: dict,
   hashed: list[dict],
 ) -> None:
@@ -199,15 +197,20 @@ def _check_same(
 
 
 @contextlib.contextmanager
-def _claimed(output: pathlib.Path, text_bytes: int) -> Iterator[None]:
+def _claimed(output: pathlib.Path) -> Iterator[None]:
   """Holds a folder for one preparation, and clears it if that fails."""
-  _check_output(output, text_bytes)
+  files.check_writable(output, folder=True)
   # The marker makes an unfinished folder ours, to be cleared and made again;
   # the lock on it tells whether its process still lives.
   marker, existed = output / _MARKER, output.exists()
+  interrupted = marker.exists()
+  if existed and any(output.iterdir()) and not interrupted:
+    raise UserError(
+      f"output {output} is not empty, and is no unfinished preparation; choose"
+      " another --output"
+    )
   with files.writing(output):
     output.mkdir(parents=True, exist_ok=True)
-  interrupted = marker.exists()
   with files.locked(marker):
     if interrupted:  # its process was killed, or we would not have the lock
       print(f"{output} holds an interrupted preparation: starting it again")
@@ -223,27 +226,14 @@ def _claimed(output: pathlib.Path, text_bytes: int) -> Iterator[None]:
       raise
 
 
-def _check_output(output: pathlib.Path, text_bytes: int) -> None:
-  files.check_writable(output, folder=True)
-  ours = (output / _MARKER).exists()
-  if output.is_dir() and any(output.iterdir()) and not ours:
-    raise UserError(
-      f"output {output} is not empty, and is no unfinished preparation; choose"
-      " another --output"
-    )
-  parent = next(p for p in output.absolute().parents if p.exists())
-  needed, free = _DISK_PER_BYTE * text_bytes, shutil.disk_usage(parent).free
-  if free < needed:
-    raise UserError(
-      f"{parent} has {units.quantity(free, 'B')} free and {output} may take"
-      f" {units.quantity(needed, 'B')}; free some, or choose another --output"
-    )
-
-
 def _clear(output: pathlib.Path) -> None:
   """Deletes what a preparation writes, and nothing else."""
   shutil.rmtree(output / _DOCUMENTS, ignore_errors=True)
-  for name in (TOKENIZER, MANIFEST, *map(prepared.rows_file, text.SPLITS)):
+  for name in (
+    prepared.TOKENIZER,
+    prepared.MANIFEST,
+    *map(prepared.rows_file, text.SPLITS),
+  ):
     (output / name).unlink(missing_ok=True)
 
 
@@ -252,27 +242,30 @@ def _clear(output: pathlib.Path) -> None:
 
 def _write(
   settings: Settings,
+  sources: text.Sources,
   asked: dict,
   hashed: list[dict],
   output: pathlib.Path,
-) -> Manifest:
+) -> prepared.Manifest:
   begin = time.monotonic()
   number = f"{len(hashed)} {'file' if len(hashed) == 1 else 'files'}"
   with _stage(f"documents of {number}"):
-    sources = _documents(settings, output)
+    documents = _documents(settings, sources, output)
   # On the train split alone: what is held out stays unseen.
   with _stage("tokenizer"):
-    tokenizer = _tokenizer(settings, sources["train"])
-    (output / TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
+    tokenizer = _tokenizer(settings, documents["train"])
+    (output / prepared.TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
   splits = {}
   for split in text.SPLITS:
     with _stage(f"rows of {split}"):
-      splits[split] = _split(settings, tokenizer, sources[split], output, split)
-  manifest = Manifest(
+      splits[split] = _split(
+        settings, tokenizer, documents[split], output, split
+      )
+  manifest = prepared.Manifest(
     settings=asked,
     sources=hashed,
     tokenizer={
-      "sha256": prepared.sha256(output / TOKENIZER),
+      "sha256": prepared.sha256(output / prepared.TOKENIZER),
       "vocab_size": tokenizer.vocab_size,
     },
     seq_len=settings.seq_len,
@@ -292,29 +285,31 @@ def _stage(name: str) -> Iterator[None]:
   print(f"{name}: {time.monotonic() - begin:.1f} s", flush=True)
 
 
-def _documents(settings: Settings, output: pathlib.Path) -> dict[str, Sequence]:
+def _documents(
+  settings: Settings, sources: text.Sources, output: pathlib.Path
+) -> dict[str, Sequence]:
   """Writes the documents, and opens each split of them."""
   from antlm_jax.data import documents  # slow to import: not for --help
 
   config = documents.TextConfig(
     name="text",
-    paths=tuple(settings.text),
+    sources=sources,
     documents=settings.documents,
     dev_share=settings.dev_share,
     share=settings.share,
   )
   builder = documents.build(output / _DOCUMENTS, config)
   counts = {
-    split: builder.info.splits[split].num_examples for split in text.SPLITS
+    name: info.num_examples for name, info in builder.info.splits.items()
   }
   where = " ".join(settings.text)
-  if not sum(counts.values()):
+  if not any(counts.values()):
     raise UserError(f"no words in {where}; give files with text")
   for split, count in counts.items():
     if not count:
       raise UserError(
-        f"no document for {split} in {where}; give more text, or try"
-        " --documents=line"
+        f"no document for {split} in {where}; give more text, or divide it by"
+        " blank lines, or by any line ends and --documents=line"
       )
   return {split: builder.as_data_source(split) for split in text.SPLITS}
 
@@ -332,7 +327,7 @@ def _split(
   documents: Sequence,
   output: pathlib.Path,
   name: str,
-) -> Split:
+) -> prepared.Split:
   """Encodes, packs and writes the documents of a split."""
   tally = collections.Counter()
   # Generators all the way: no more than a block of rows is in memory.
@@ -351,7 +346,7 @@ def _split(
     )
   # Packing either drops the last tokens or pads: one of the two is 0.
   spare = count * settings.seq_len - tally["tokens"]
-  return Split(
+  return prepared.Split(
     rows=count,
     **tally,
     dropped=max(-spare, 0),
@@ -369,8 +364,9 @@ def _encoded(
   tally: collections.Counter,
 ) -> Iterator[np.ndarray]:
   """Yields the tokens of documents, boundaries included, and counts them."""
-  bos_id = tokenizer.bos_id if settings.boundary == "bos_eos" else None
-  eos_id = tokenizer.eos_id if settings.boundary != "none" else None
+  bos_id, eos_id = (
+    name and getattr(tokenizer, name) for name in BOUNDARIES[settings.boundary]
+  )
   for batch in batches:
     tally["documents"] += len(batch)
     tally["words"] += sum(len(document.split()) for document in batch)
@@ -410,7 +406,9 @@ def _batches(documents: Sequence, label: str = "") -> Iterator[list[str]]:
   yield batch
 
 
-def _summary(manifest: Manifest, output: pathlib.Path, seconds: float) -> str:
+def _summary(
+  manifest: prepared.Manifest, output: pathlib.Path, seconds: float
+) -> str:
   """Says in a few lines what was prepared."""
   lines = [
     f"{name}: {s.documents:,} documents, {s.words:,} words, {s.tokens:,} tokens"

@@ -26,56 +26,32 @@ _BLOCK = 4096  # rows that are verified at once
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """What a split holds.
-
-  Attributes:
-    rows: Number of rows.
-    documents: Number of documents.
-    words: Words, as spaces divide them.
-    text_bytes: Bytes of UTF-8.
-    tokens: Tokens of all documents, boundaries included.
-    dropped: Tokens that filled no row.
-    padding: Padding tokens.
-    file: Name of the file of rows.
-    bytes: Its size.
-    sha256: Its hash.
-  """
+  """What a split holds."""
 
   rows: int
   documents: int
-  words: int
-  text_bytes: int
-  tokens: int
-  dropped: int
-  padding: int
-  file: str
-  bytes: int
-  sha256: str
+  words: int  # as spaces divide them
+  text_bytes: int  # of UTF-8
+  tokens: int  # of all documents, boundaries included
+  dropped: int  # tokens that filled no row
+  padding: int  # tokens
+  file: str  # name of the file of rows
+  bytes: int  # its size
+  sha256: str  # its hash
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What a prepared folder holds, and how it came to be.
+  """What a prepared folder holds, and how it came to be."""
 
-  Attributes:
-    settings: What was asked, by name; without places, which may change.
-    sources: Per text file its split, path, bytes and sha256.
-    tokenizer: sha256 of its file, and its vocab_size.
-    seq_len: Tokens in a row, T.
-    dtype: Of the tokens on disk.
-    segmented: Whether rows are divided into segments.
-    splits: train and dev.
-    version: Of this format.
-  """
-
-  settings: dict
-  sources: list[dict]
-  tokenizer: dict
-  seq_len: int
-  dtype: str
-  segmented: bool
-  splits: dict[str, Split]
-  version: int = _VERSION
+  settings: dict  # what was asked, by name; without places, which may change
+  sources: list[dict]  # per text file its split, path, bytes and sha256
+  tokenizer: dict  # sha256 of its file, and its vocab_size
+  seq_len: int  # tokens in a row, T
+  dtype: str  # of the tokens on disk
+  segmented: bool  # whether rows are divided into segments
+  splits: dict[str, Split]  # train and dev
+  version: int = _VERSION  # of this format
 
   def save(self, folder: str | os.PathLike) -> None:
     """Writes the manifest, and its own hash in it, at once or not at all."""
@@ -117,21 +93,13 @@ def _checksum(fields: dict) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Prepared:
-  """A prepared folder.
-
-  Attributes:
-    folder: The folder.
-    manifest: What it says of itself.
-    tokenizer: The tokenizer that its rows were made with.
-    train: The rows to train on.
-    dev: The held-out rows.
-  """
+  """A prepared folder."""
 
   folder: pathlib.Path
-  manifest: Manifest
-  tokenizer: Tokenizer
+  manifest: Manifest  # what it says of itself
+  tokenizer: Tokenizer  # the one that its rows were made with
   train: Rows
-  dev: Rows
+  dev: Rows  # held out
 
   @classmethod
   def open(cls, folder: str | os.PathLike) -> "Prepared":

@@ -4,7 +4,6 @@ A record is a row's tokens, little-endian uint16 (uint32 for vocabularies
 beyond 65,536), then, if the rows are segmented, the bits of its starts.
 """
 
-import functools
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -66,14 +65,9 @@ class Rows:
     vocab_size: int,
     segmented: bool,
   ):
-    """Opens a file of rows, and reads its first and its last.
+    """Opens a file of `count` rows, and reads its first and its last.
 
-    Args:
-      path: The file.
-      count: Number of rows in it.
-      seq_len: Tokens in a row.
-      vocab_size: What all tokens are under.
-      segmented: Whether rows are divided into segments.
+    All their tokens are under `vocab_size`.
 
     Raises:
       UserError: It cannot be read, or has another number of rows.
@@ -82,9 +76,14 @@ class Rows:
     self._path, self._count = pathlib.Path(path), count
     self._vocab_size = vocab_size
     self._dtype = np.dtype(token_dtype(vocab_size))
+    self._reader = array_record_module.ArrayRecordReader(
+      str(path), _READER_OPTIONS
+    )
     found = self._reader.num_records() or count  # 0: its index is damaged
     if found != count:
-      raise self._damaged(f"has {found} rows, not the {count} of its manifest")
+      raise damaged(
+        self._path, f"has {found} rows, not the {count} of its manifest"
+      )
     # What is cut off, zeroed or of another width shows at the ends.
     self.read([0, count - 1])
 
@@ -118,9 +117,10 @@ class Rows:
     # uint32 beyond int32 is negative by now.
     wrong = ((tokens < 0) | (tokens >= self._vocab_size)).any(axis=1)
     if wrong.any():
-      raise self._damaged(
+      raise damaged(
+        self._path,
         f"has tokens past its vocabulary of {self._vocab_size} in row"
-        f" {indices[wrong.argmax()]}"
+        f" {indices[wrong.argmax()]}",
       )
     if not self.segmented:
       return tokens, None
@@ -138,27 +138,16 @@ class Rows:
       # Told for all of them: which one is it?
       if len(indices) == 1:
         reason = " ".join(str(error).split())
-        raise self._damaged(f"has a bad row {indices[0]}: {reason}") from error
+        raise damaged(
+          self._path, f"has a bad row {indices[0]}: {reason}"
+        ) from error
       records = [self._records([index], width).tobytes() for index in indices]
     for index, record in zip(indices, records, strict=True):
       if len(record) != width:
-        raise self._damaged(
-          f"has {len(record)} bytes in row {index}, not {width}"
+        raise damaged(
+          self._path, f"has {len(record)} bytes in row {index}, not {width}"
         )
     return np.frombuffer(b"".join(records), np.uint8).reshape(-1, width)
-
-  def _damaged(self, what: str) -> UserError:
-    return damaged(self._path, what)
-
-  @functools.cached_property
-  def _reader(self):
-    return array_record_module.ArrayRecordReader(
-      str(self._path), _READER_OPTIONS
-    )
-
-  def __getstate__(self) -> dict:
-    """Leaves the reader out: a worker process opens its own."""
-    return {k: v for k, v in self.__dict__.items() if k != "_reader"}
 
 
 def damaged(path: pathlib.Path, what: str) -> UserError:

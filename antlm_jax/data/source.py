@@ -31,32 +31,34 @@ from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.objectives.objective import Objective
 
 # Keep these draws apart from the objectives' and the order's.
-_SHORT, _CUT = 0x0DE8, 0x0DE9
+_SHORT, _CUT, _OFFSET = 0x0DE8, 0x0DE9, 0x0DEA
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The batches of a run; `grain` reads it at random access.
+  """The batches of a run; `grain` reads it at random access."""
 
-  Attributes:
-    rows: The prepared rows.
-    order: Which of them make the batch of a step, and in which slots.
-    curriculum: The objectives of each step.
-    objectives: The objectives by the curriculum's names.
-    vocabulary: The tokenizer's special tokens and word starts.
-    seed: Chooses what is masked.
-    short: Share of the slots whose text is cut off at a random place: what is
-      after it is neither seen nor predicted.
-    limit: Slots after this many, counted from step 0, are not predicted.
-  """
-
-  rows: Rows
-  order: Order
-  curriculum: Curriculum
-  objectives: Mapping[str, Objective]
-  vocabulary: Vocabulary
-  seed: int
+  rows: Rows  # the prepared ones
+  order: Order  # which of them make the batch of a step, and in which slots
+  curriculum: Curriculum  # the objectives of each step
+  objectives: Mapping[str, Objective]  # by the curriculum's names
+  vocabulary: Vocabulary  # the tokenizer's special tokens and word starts
+  seed: int  # chooses what is masked
+  # Share of the slots whose text is cut off at a random place: what is after
+  # it is neither seen nor predicted.
   short: float = 0.0
+  # As `training.step.TrainStep` has it: with `objectives` a target's weight has
+  # its objective's part of the batch in it.
+  loss_average: str = "targets"
+  # Whether a slot's text begins at a random place of its row and goes on into
+  # the next one, for rows cut from one stream (BabyLlama's code): no epoch then
+  # has the same cuts.
+  random_offset: bool = False
+  # The ids that stand before and after a document, of which there may be no
+  # second one. If given, rows of a stream are framed by them, at the cost of
+  # their last tokens, and their documents are segments (LTG-BERT, GPT-BERT).
+  frame: tuple[int, int | None] | None = None
+  # Slots after this many, counted from step 0, are not predicted.
   limit: int | None = None
 
   def __len__(self) -> int:
@@ -65,7 +67,13 @@ class Source:
   def __getitem__(self, step: int) -> Batch:
     phase, layout = self.curriculum.at(step), self.order.at(step).layout
     slots = layout.rows  # of the whole batch, those that this process fills
-    tokens, starts = self._read(step)
+    rows = self.order.rows(step)  # [n, joined]
+    tokens, starts = self._read(rows)
+    if self.random_offset:
+      tokens = self._moved(step, slots, rows, tokens)
+    if self.frame:
+      tokens = self._framed(tokens)
+      starts = tokens == self.frame[0]
     past_end = self._past_end(step, slots, tokens.shape[1])
     if past_end is not None:
       # What is cut off is a segment of its own: no token sees across.
@@ -80,9 +88,14 @@ class Source:
     names = self.curriculum.objectives
     in_phase = np.array([names.index(name) for name in phase.shares])
     objective_ids = in_phase[phase.rows(step, layout.batch_size)[slots]]
-    corrupted = self._corrupt(step, slots, tokens, segments, objective_ids)
+    texts = np.stack([rows[:, 0], self.order.visits(step)], axis=1)
+    draw = Draw(self.seed, step, slots[:, None], texts)
+    corrupted = self._corrupt(draw, tokens, segments, objective_ids)
     if past_end is not None:
       corrupted.predicted[past_end] = False
+    shares = {names.index(name): s for name, s in phase.shares.items()}
+    # A batch that is still growing has slots that count for nothing.
+    corrupted.predicted[slots >= self.order.batch_size(step)] = False
     # Only of evaluations: the last batch is filled up, each row counts once.
     if self.limit is not None:
       beyond = step * layout.batch_size + slots >= self.limit
@@ -91,20 +104,40 @@ class Source:
       tokens,
       corrupted,
       objective_ids,
-      self._objectives,
+      self._weighted(shares),
       layout,
-      {names.index(name): share for name, share in phase.shares.items()},
+      shares,
       segmented=starts is not None,
     )
 
-  def _read(self, step: int) -> tuple[np.ndarray, np.ndarray | None]:
+  def _read(self, rows) -> tuple[np.ndarray, np.ndarray | None]:
     """Reads what fills the slots: tokens `[n, T]`, and starts if segmented."""
-    rows = self.order.rows(step)  # [n, joined]
     tokens, starts = self.rows.read(rows.reshape(-1))
     shape = len(rows), -1  # joined rows stand one after the other
     return tokens.reshape(shape), (
       None if starts is None else starts.reshape(shape)
     )
+
+  def _moved(self, step: int, slots, rows, tokens) -> np.ndarray:
+    """Moves each slot's text up to a row's length on, int32 `[n, T]`."""
+    following = rows[:, -1] + 1
+    last = following == len(self.rows)  # nothing follows: it stays
+    more, _ = self.rows.read(np.where(last, 0, following))
+    share = hashing.uniform(self.seed, _OFFSET, step, slots)
+    offset = np.where(last, 0, (share * self.rows.seq_len).astype(np.int64))
+    at = offset[:, None] + np.arange(tokens.shape[1])
+    whole = np.concatenate([tokens, more], axis=1)
+    return np.take_along_axis(whole, at, axis=1)
+
+  def _framed(self, tokens: np.ndarray) -> np.ndarray:
+    """Puts the frame around rows that begin or end within a document."""
+    before, after = self.frame
+    moved = np.roll(tokens, 1, axis=1)
+    moved[:, 0] = before
+    tokens = np.where(tokens[:, :1] == before, tokens, moved)
+    if after is not None:
+      tokens[:, -1] = after
+    return tokens
 
   def _past_end(self, step, slots, length: int) -> np.ndarray | None:
     """Returns which tokens are cut off, bool `[n, T]`; None without cuts."""
@@ -120,9 +153,17 @@ class Source:
   def _objectives(self) -> Sequence[Objective]:
     return [self.objectives[name] for name in self.curriculum.objectives]
 
-  def _corrupt(self, step, slots, tokens, segments, objective_ids) -> Corrupted:
+  def _weighted(self, shares: Mapping[int, float]) -> Sequence[Objective]:
+    if self.loss_average == "targets":
+      return self._objectives
+    return [
+      dataclasses.replace(o, weight=o.weight * shares.get(k, 1.0))
+      for k, o in enumerate(self._objectives)
+    ]
+
+  def _corrupt(self, draw, tokens, segments, objective_ids) -> Corrupted:
     """Corrupts the slots of each objective together, and merges the parts."""
-    progress = step / max(1, len(self) - 1)  # 1 at the last step
+    progress = draw.step / max(1, len(self) - 1)  # 1 at the last step
     merged = None
     # What is drawn depends on the slot alone, so that it is the same whichever
     # slots are corrupted together, and on whichever process.
@@ -132,23 +173,18 @@ class Source:
         self._objectives[objective_id],
         tokens[mine],
         Segments(segments.start[mine], segments.end[mine]),
-        Draw(self.seed, step, slots[mine, None]),
+        draw.of(mine),
         self.vocabulary,
         progress,
       )
       if mine.all():  # an objective alone: nothing to merge
         return part
       merged = merged or Corrupted(
-        *(np.empty(tokens.shape, array.dtype) for array in _arrays(part))
+        *(np.empty(tokens.shape, array.dtype) for array in part)
       )
-      for whole, array in zip(_arrays(merged), _arrays(part), strict=True):
+      for whole, array in zip(merged, part, strict=True):
         whole[mine] = array
     return merged
-
-
-def _arrays(corrupted: Corrupted) -> list[np.ndarray]:
-  fields = dataclasses.fields(corrupted)
-  return [getattr(corrupted, field.name) for field in fields]
 
 
 def load(
@@ -156,11 +192,7 @@ def load(
 ) -> Iterator[Batch]:
   """Yields `source[start]`, `source[start + 1]`, ..., prefetched by grain.
 
-  Args:
-    source: The steps.
-    start: First step.
-    threads: Threads that read and corrupt.
-    ahead: How many batches wait ready.
+  Its threads read and corrupt, and `ahead` batches wait ready.
 
   Raises:
     UserError: A row cannot be read, as `Rows.read` raises it.

@@ -22,20 +22,13 @@ _HEADING = re.compile(r"\s*= = = .* = = =\s*")
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """Where a document ends.
+  """Where a document ends."""
 
-  Attributes:
-    length: Characters after which the next line end ends the document.
-    longest_line: Characters at which a line is cut, between two words if it
-      has any.
-    at_blank: Whether a blank line ends it.
-    at_heading: Whether the next `= = = Title = = =` line ends it.
-  """
-
-  length: int
+  length: int  # characters after which the next line end ends it
+  # Characters at which a line is cut, between two words if it has any.
   longest_line: int = 1 << 20
-  at_blank: bool = False
-  at_heading: bool = False
+  at_blank: bool = False  # whether a blank line ends it
+  at_heading: bool = False  # whether the next `= = = Title = = =` line does
 
 
 RULES = {
@@ -110,13 +103,9 @@ def split_documents(
 ) -> Iterator[str]:
   """Yields the documents of a split, `train` or `dev`, in order.
 
-  Args:
-    sources: The files.
-    split: `train` or `dev`.
-    rule: Where a document ends.
-    dev_share: Share of the documents held out as dev, evenly spread and
-      beginning with the first; used only where there are no dev files.
-    share: Share of the train documents to take, evenly spread.
+  Without dev files `dev_share` of the documents are held out, evenly spread
+  and beginning with the first. Of the train documents `share` are taken,
+  evenly spread.
   """
   found = documents(sources.train, rule)
   if sources.dev:

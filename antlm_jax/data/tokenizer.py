@@ -11,13 +11,6 @@ import tokenizers
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 
-# Names of each role in common vocabularies: ours come first, GPT-BERT's last.
-_ALIASES = {
-  "pad": ("<pad>", "[PAD]", "<|pad|>", "␢"),
-  "bos": ("<s>", "[CLS]", "<bos>", "<|begin_of_text|>", "␂"),
-  "eos": ("</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>", "␃"),
-  "mask": ("<mask>", "[MASK]", "<|mask|>", "␥"),
-}
 _SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<mask>")
 # Special tokens by kind; WordPiece needs one for words over 100 bytes.
 KINDS = {
@@ -44,11 +37,13 @@ class Tokenizer:
     self._backend.no_padding()
     self._backend.no_truncation()
     self._backend.encode_special_tokens = True  # "</s>" in a text is text
-    ids = {role: self._find(names) for role, names in _ALIASES.items()}
-    self.pad_id = ids["pad"]
-    self.bos_id = ids["bos"]
-    self.eos_id = ids["eos"]
-    self.mask_id = ids["mask"]
+    # Names in common vocabularies: ours come first, GPT-BERT's last.
+    self.pad_id = self._find("<pad>", "[PAD]", "<|pad|>", "␢")
+    self.bos_id = self._find("<s>", "[CLS]", "<bos>", "<|begin_of_text|>", "␂")
+    self.eos_id = self._find(
+      "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>", "␃"
+    )
+    self.mask_id = self._find("<mask>", "[MASK]", "<|mask|>", "␥")
 
   @classmethod
   def train(
@@ -63,15 +58,12 @@ class Tokenizer:
 
     Args:
       texts: Documents.
-      vocab_size: At most this many tokens; little text gives fewer.
+      vocab_size: At most this many tokens; little text gives fewer. The bytes
+        and the special tokens are in it in any case.
       kind: `bpe`, merging in order (BabyLlama: pairs seen at least twice), or
         `wordpiece`, the longest piece first, digits one by one, with `<unk>`
         (LTG-BERT: pairs seen at least ten times).
-
-    Raises:
-      UserError: `vocab_size` is too small for the bytes.
     """
-    check_vocab_size(vocab_size, kind)
     backend, trainer = _untrained(kind)
     backend.normalizer = tokenizers.normalizers.NFC()
     backend.decoder = tokenizers.decoders.ByteLevel()
@@ -199,23 +191,9 @@ class Tokenizer:
     pre_tokenizer = json.loads(self.to_json())["pre_tokenizer"]
     return '"add_prefix_space": true' in json.dumps(pre_tokenizer)
 
-  def _find(self, names: Sequence[str]) -> int | None:
+  def _find(self, *names: str) -> int | None:
     ids = map(self._backend.token_to_id, names)
     return next((index for index in ids if index is not None), None)
-
-
-def check_vocab_size(vocab_size: int, kind: str) -> None:
-  """Checks that a vocabulary can hold what a kind of tokenizer must.
-
-  Raises:
-    UserError: It is too small for the bytes.
-  """
-  smallest = 256 + len(KINDS[kind])
-  if vocab_size < smallest:
-    raise UserError(
-      f"vocab_size {vocab_size} is too small: 256 bytes and "
-      f"{len(KINDS[kind])} special tokens need at least {smallest}"
-    )
 
 
 def _untrained(kind: str):

@@ -345,10 +345,8 @@ def minimal_pairs(
 ) -> dict[str, list[dict]]:
   """Makes distinct minimal pairs in BLiMP's form, equally many of each UID.
 
-  Args:
-    seed: Equal seeds make equal pairs.
-    per_phenomenon: The number of pairs of each UID, at most `MOST_PAIRS`.
-    exclude: Sentences that no pair may contain.
+  At most `MOST_PAIRS` of each; equal seeds make equal pairs, and none contains
+  a sentence of `exclude`.
   """
   made = {}
   for uid, (field, term, _) in PHENOMENA.items():
@@ -405,13 +403,9 @@ def write(folder: str | Path, **changes: int) -> str:
   sentences are left out of the held-out text, and both out of the training
   text.
 
-  Args:
-    folder: Made if it is missing; files of these names are replaced.
-    **changes: `Settings` that are not the default; equal ones write equal
-      files.
-
-  Returns:
-    What it wrote, in a paragraph and a sample.
+  The folder is made if it is missing, and files of these names are replaced.
+  `changes` are `Settings` that are not the default; equal ones write equal
+  files. Returns what it wrote, in a paragraph and a sample.
   """
   asked = Settings(str(folder), **changes)
   settings.check(asked)

@@ -26,19 +26,16 @@ SETTINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """A model of transformers that reads the same weights with one attention.
+  """A model of transformers that reads the same weights with one attention."""
 
-  Attributes:
-    model_type: Its config's.
-    classes: What opens it, by auto class; the first one is its own.
-    settings: What else its config says.
-    defaults: What transformers takes where a config.json does not say.
-  """
-
-  model_type: str
-  classes: Mapping[str, str]
+  model_type: str  # its config's
+  classes: Mapping[str, str]  # what opens it, by auto class; first its own
+  # What else its config says.
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # What transformers takes where a config.json does not say.
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # Python files that its folder brings along, in `antlm_jax/hf/remote`.
+  code: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,12 +46,11 @@ class Architecture:
     paper: Where it is described.
     settings: Our settings and those of its config.json.
     weights: Our parameters and its tensors.
-    targets: What it becomes, by its attention, one of `ATTENTIONS`.
+    targets: What it becomes, by its attention, one of `ATTENTIONS`; as `mntp`,
+      what it becomes if it predicts masks one position before, where the one
+      that reads bidirectionally does not do both.
     causal_field: The field of a config.json that says whether it reads
       causally.
-    code: Python files that its folder brings along, in `antlm_jax/hf/remote`.
-      They move the scores of masks predicted one position before to their
-      places; without them, whoever reads the scores has to.
     extra: The encoder's configuration to further fields of config.json.
       Raises UserError where transformers has no such model.
     complete: The fields of a config.json, and the target of its model_type, to
@@ -67,6 +63,11 @@ class Architecture:
   weights: Mapping[str, str]
   targets: Mapping[str, Target]
   causal_field: str
-  code: tuple[str, ...] = ()
   extra: Callable[[Any], Mapping[str, Any]] = lambda config: {}
   complete: Callable[[Mapping, Target], Mapping] = lambda fields, target: fields
+
+  def target(self, attention: str, mask_shift: int) -> Target:
+    """Returns what it becomes, by how it reads and where it predicts masks."""
+    own = self.targets[attention]
+    shifted = mask_shift and attention == "bidirectional"
+    return self.targets.get("mntp", own) if shifted else own

@@ -1,40 +1,74 @@
 """The model card: what a stranger needs to know of an exported model."""
 
 import json
-import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 
 from antlm_jax import units
 from antlm_jax.hf import heads
+from antlm_jax.hf.architecture import Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
 from antlm_jax.training.checkpoint import Loaded
 
+_FRONT = """\
+---
+library_name: transformers
+pipeline_tag: {tag}
+tags:
+- antlm_jax
+- {name}
+---
 
-def card(loaded: Loaded, attention: str, classes: Mapping[str, str]) -> str:
-  """Returns README.md of a model folder.
+"""
+_USE = """\
+## Use
 
-  Args:
-    loaded: The model.
-    attention: Its attention there, causal or bidirectional.
-    classes: Of transformers, by auto class; the first is shown.
+```python
+from transformers import AutoTokenizer, {auto}
+
+tokenizer = AutoTokenizer.from_pretrained({call})
+model = {auto}.from_pretrained({call})
+```"""
+_SOURCES = """\
+## Sources
+
+- AntLM, bridging causal and masked language models: https://arxiv.org/abs/2412.03275
+- Should we still pretrain encoders with masked language modeling? https://arxiv.org/abs/2507.00994
+- the architecture: {paper}"""
+_MNTP = (
+  "It was trained with masked next-token prediction (arXiv 2410.24159): where"
+  " the mask stands its code gives the logits of the position before, which"
+  " predict it, and everywhere else the position's own. So one mask at a time"
+  " is read where it stands (fill-mask, BabyLM's backend `mlm`) or one position"
+  " before (`mntp`), and several adjacent ones where they stand."
+)
+
+
+def card(loaded: Loaded, attention: str, target: Target) -> str:
+  """Returns README.md of a model folder, read causally or bidirectionally.
+
+  Of the target's classes, by auto class, the first is shown.
   """
   name = loaded.config.model.name
-  front = [
-    *("---", "library_name: transformers"),
-    f"pipeline_tag: {_tag(loaded, attention)}",
-    *("tags:", "- antlm_jax", f"- {name}", "---", "", ""),
-  ]
+  front = _FRONT.format(tag=_tag(loaded, attention), name=name)
+  figures = [*_held_out(loaded), *_evaluated(loaded)]
   sections = [
     _what(loaded, attention),
-    _use(loaded, attention, next(iter(classes))),
-    _training(loaded),
-    _figures(loaded),
-    _sources(name),
+    _use(loaded, attention, target),
+    _table("Training", _training(loaded)),
+    _table("Evaluation", figures),
+    _SOURCES.format(paper=ARCHITECTURES[name].paper),
   ]
-  return "\n".join(front) + "\n\n".join(filter(None, sections)) + "\n"
+  return front + "\n\n".join(filter(None, sections)) + "\n"
+
+
+def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
+  """Returns a section that is a table, or nothing without rows."""
+  lines = [f"| {name} | {value} |" for name, value in rows]
+  head = [f"## {title}", "", "| | |", "|---|---|"]
+  return "\n".join(head + lines) if lines else ""
 
 
 def _tag(loaded: Loaded, attention: str) -> str:
@@ -45,7 +79,7 @@ def _tag(loaded: Loaded, attention: str) -> str:
 
 def _trained_here(loaded: Loaded) -> bool:
   """Whether these weights were trained here, not only brought here."""
-  return bool(loaded.meta.data)
+  return bool(loaded.data)
 
 
 def _what(loaded: Loaded, attention: str) -> str:
@@ -63,58 +97,19 @@ def _what(loaded: Loaded, attention: str) -> str:
   )
 
 
-def _use(loaded: Loaded, attention: str, auto: str) -> str:
-  call = '"FOLDER", trust_remote_code=True' if _code(loaded) else '"FOLDER"'
-  lines = [
-    "## Use",
-    "",
-    "```python",
-    f"from transformers import AutoTokenizer, {auto}",
-    "",
-    f"tokenizer = AutoTokenizer.from_pretrained({call})",
-    f"model = {auto}.from_pretrained({call})",
-    "```",
-  ]
-  if attention == "bidirectional" and not loaded.task:
-    lines += ["", *_masked(loaded)]
-  return "\n".join(lines)
+def _use(loaded: Loaded, attention: str, target: Target) -> str:
+  call = '"FOLDER", trust_remote_code=True' if target.code else '"FOLDER"'
+  text = _USE.format(auto=next(iter(target.classes)), call=call)
+  if attention == "causal" or loaded.task:
+    return text
+  shift = framing.mask_shift(loaded.config)
+  rule = _MNTP if shift else "A masked token is predicted where it stands."
+  return f"{text}\n\n{rule}"
 
 
-def _masked(loaded: Loaded) -> Iterator[str]:
-  if not framing.mask_shift(loaded.config):
-    yield "A masked token is predicted where it stands."
-  elif needs_shift(loaded):
-    yield MNTP
-  else:
-    yield (
-      "It was trained with masked next-token prediction (arXiv 2410.24159):"
-      " its code moves the scores by one position, so that they stand where the"
-      " masked token does."
-    )
-
-
-def needs_shift(loaded: Loaded) -> bool:
-  """Whether whoever reads the exported model's masks has to look before them.
-
-  The code that a model brings along looks there by itself.
-  """
-  return bool(framing.mask_shift(loaded.config)) and not _code(loaded)
-
-
-def _code(loaded: Loaded) -> tuple[str, ...]:
-  return ARCHITECTURES[loaded.config.model.name].code
-
-
-MNTP = (
-  "It was trained with masked next-token prediction (arXiv 2410.24159): the"
-  " scores of a masked token at position p are `logits[:, p - 1]`, so a"
-  " fill-mask pipeline, which reads `logits[:, p]`, is not for it."
-)
-
-
-def _training(loaded: Loaded) -> str:
+def _training(loaded: Loaded) -> list[tuple[str, str]]:
   if not _trained_here(loaded):
-    return ""
+    return []
   config = loaded.config
   trained = ", ".join(objective.name for objective in framing.trained(config))
   rows = {
@@ -128,37 +123,24 @@ def _training(loaded: Loaded) -> str:
     "longest row": f"{config.model.max_seq_len:,} tokens",
     "vocabulary": f"{loaded.tokenizer.vocab_size:,}",
     "data": f"`{config.data.path}`",
-    "data, SHA-256 of the rows": f"`{loaded.meta.data}`",
+    "data, SHA-256 of the rows": f"`{loaded.data}`",
   }
   if config.init.checkpoint:
     rows = {"began from": f"`{config.init.checkpoint}`"} | rows
-  lines = ["## Training", "", "| | |", "|---|---|"]
-  return "\n".join(lines + [f"| {k} | {v} |" for k, v in rows.items()])
-
-
-def _figures(loaded: Loaded) -> str:
-  if loaded.task:
-    rows = list(_evaluated(loaded, loaded.run))
-  else:
-    rows = [*_held_out(loaded), *_evaluated(loaded, loaded.evals)]
-  if not rows:
-    return ""
-  lines = ["## Evaluation", "", "| | |", "|---|---|"]
-  return "\n".join(lines + [f"| {name} | {value} |" for name, value in rows])
+  return list(rows.items())
 
 
 def _held_out(loaded: Loaded) -> Iterator[tuple[str, str]]:
   for record in metrics.read_records(loaded.run):
-    if record.get("step") == loaded.step:
+    if record.get("step") == loaded.step and not loaded.task:
       for key, value in record.items():
         if key.startswith("eval/") and key.endswith("/loss"):
           yield f"held-out loss, {key.split('/')[1]}", f"{value:.3f} nats"
 
 
-def _evaluated(
-  loaded: Loaded, folder: pathlib.Path
-) -> Iterator[tuple[str, str]]:
-  """What evaluations of this step left under a folder on this machine."""
+def _evaluated(loaded: Loaded) -> Iterator[tuple[str, str]]:
+  """What evaluations of this step left on this machine."""
+  folder = loaded.run if loaded.task else loaded.evals
   if files.is_remote(folder):
     return
   for path in sorted(folder.rglob("summary.json")):
@@ -180,14 +162,3 @@ def _evaluated(
       for name, scores in best["scores"].items():
         tuned = f"{name} fine-tuned{part}, {metric}"
         yield tuned, f"{100 * scores[metric]:.1f}"
-
-
-def _sources(name: str) -> str:
-  return (
-    "## Sources\n\n"
-    "- AntLM, bridging causal and masked language models:"
-    " https://arxiv.org/abs/2412.03275\n"
-    "- Should we still pretrain encoders with masked language modeling?"
-    " https://arxiv.org/abs/2507.00994\n"
-    f"- the architecture: {ARCHITECTURES[name].paper}"
-  )

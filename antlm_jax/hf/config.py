@@ -61,33 +61,34 @@ def generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 class Described(NamedTuple):
-  """What a config.json says.
+  """What a config.json says."""
 
-  Attributes:
-    encoder: The name of our encoder.
-    settings: Its settings, with `vocab_size`.
-    objective: The curriculum's letter for what it was made to do.
-    special: Token ids by role: pad, bos, eos, mask; where it says them.
-  """
-
-  encoder: str
-  settings: dict[str, Any]
-  objective: str
-  special: dict[str, int]
+  encoder: str  # the name of ours
+  settings: dict[str, Any]  # the encoder's, with `vocab_size`
+  objective: str  # the curriculum's letter for what it was made to do
+  special: dict[str, int]  # token ids by role, one of `ROLES`, as far as said
 
 
-def read(folder: pathlib.Path) -> Described:
+def fields(folder: pathlib.Path) -> dict[str, Any]:
   """Reads a model folder's config.json.
 
   Raises:
-    UserError: if it is no model folder, or not a model of ours.
+    UserError: if there is none.
   """
   path = folder / CONFIG
   if not path.exists():
     raise UserError(
       f"{folder} is not a folder of a transformers model: it has no {CONFIG}"
     )
-  fields = files.read_json(path, "the model's")
+  return files.read_json(path, "the model's")
+
+
+def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
+  """Says what the fields of a config.json mean.
+
+  Raises:
+    UserError: if it is not a model of ours, naming the file by its path.
+  """
   try:
     encoder, architecture, target = mapping.of_model_type(
       fields.get("model_type")

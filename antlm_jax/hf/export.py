@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from antlm_jax.errors import UserError
 from antlm_jax.hf import card, heads, tokenizer, weights
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.hf.architecture import NATIVE, Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.runtime import files
@@ -64,7 +64,7 @@ def export(
       for path, text in texts[attention].items():
         (aside / name / path).parent.mkdir(exist_ok=True)
         (aside / name / path).write_text(text, "utf-8")
-      for code in architecture.code:
+      for code in target_of(loaded, attention).code:
         shutil.copyfile(_CODE / code, aside / name / code)
       if name == inside[0]:
         weights.write(aside / name, tensors, shard_bytes)
@@ -93,12 +93,19 @@ def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
   return causal + (("bidirectional",) if "bidirectional" in trained else ())
 
 
+def target_of(loaded: Loaded, attention: str) -> Target:
+  """Returns what a model becomes in transformers, read with an attention."""
+  # A fine-tuned head reads the states themselves, wherever masks are predicted.
+  shift = 0 if loaded.task else framing.mask_shift(loaded.config)
+  return ARCHITECTURES[loaded.config.model.name].target(attention, shift)
+
+
 def _texts(
   loaded: Loaded, attention: str, dtype: str, sentences: bool
 ) -> dict[str, str]:
   """Returns the text files of a folder, by path in it."""
   architecture = ARCHITECTURES[loaded.config.model.name]
-  target = architecture.targets[attention]
+  target = target_of(loaded, attention)
   if attention == "bidirectional" and loaded.tokenizer.mask_id is None:
     raise UserError(
       f"the tokenizer of {loaded.path} has no <mask> token: only --as=causal"
@@ -110,7 +117,7 @@ def _texts(
   config = hf_config.config(
     loaded.model, loaded.tokenizer, architecture, target, dtype
   )
-  if architecture.code:
+  if target.code:
     config["mask_shift"] = framing.mask_shift(loaded.config)
   if loaded.task:
     config |= heads.config(loaded, target)
@@ -121,7 +128,7 @@ def _texts(
       *(before[0] if before else None, after[0] if after else None),
       loaded.model.config.max_seq_len,
     ),
-    NATIVE: loaded.meta.to_json() | {"step": loaded.step},
+    NATIVE: loaded.to_json() | {"step": loaded.step},
   }
   if attention == "causal" and not loaded.task:
     generation = hf_config.generation_config(loaded.tokenizer)
@@ -132,7 +139,7 @@ def _texts(
     path: json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     for path, value in values.items()
   }
-  return texts | {"README.md": card.card(loaded, attention, target.classes)}
+  return texts | {"README.md": card.card(loaded, attention, target)}
 
 
 def _sentences(config) -> dict[str, object]:

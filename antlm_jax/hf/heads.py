@@ -16,28 +16,28 @@ _POOLS = {"first": "bos", "mean": "mean"}  # ours, and EuroBERT's
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-  """A kind of head in transformers.
+  """A kind of head in transformers."""
 
-  Attributes:
-    auto: The auto class that opens it.
-    tag: What the Hub calls what it does.
-    weights: Our parameters and its tensors.
-    config: What config.json says of it, by the checkpoint and the model_type.
-  """
-
-  auto: str
-  tag: str
-  weights: Mapping[str, str]
+  auto: str  # the auto class that opens it
+  tag: str  # what the Hub calls what it does
+  weights: Mapping[str, str]  # our parameters and its tensors
+  # What config.json says of it, by the checkpoint and the model_type.
   config: Callable[[Loaded, str], dict[str, Any]]
+
+
+def _labels(loaded: Loaded, model_type: str) -> dict[str, Any]:
+  labels = list(enumerate(loaded.task.settings["labels"]))
+  return {
+    "id2label": {str(i): label for i, label in labels},
+    "label2id": {label: i for i, label in labels},
+  }
 
 
 def _classifier(loaded: Loaded, model_type: str) -> dict[str, Any]:
   head = loaded.task.settings
-  labels = list(enumerate(head["labels"]))
   out = {
     "problem_type": "single_label_classification",
-    "id2label": {str(i): label for i, label in labels},
-    "label2id": {label: i for i, label in labels},
+    **_labels(loaded, model_type),
   }
   if model_type == "ltg_bert":
     return out | {
@@ -64,6 +64,15 @@ HEADS = {  # by `FineTuned.kind`
       "classes/bias": "classifier.bias",
     },
     config=_classifier,
+  ),
+  "tagger": Place(
+    auto="AutoModelForTokenClassification",
+    tag="token-classification",
+    weights={
+      "classes/kernel": "classifier.weight",
+      "classes/bias": "classifier.bias",
+    },
+    config=_labels,
   ),
 }
 

@@ -12,7 +12,7 @@ from antlm_jax import models
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf import weights
+from antlm_jax.hf import published, weights
 from antlm_jax.hf.architecture import NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
@@ -27,26 +27,19 @@ TOKENIZER = "tokenizer.json"
 
 @dataclasses.dataclass(frozen=True)
 class Imported:
-  """A model of transformers as a checkpoint of ours.
+  """A model of transformers as a checkpoint of ours."""
 
-  Attributes:
-    params: Its parameters, float32.
-    meta: What a checkpoint says beside its arrays.
-    step: Its step; 0 of a foreign one.
-    notes: What a person should know.
-  """
-
-  params: Params
-  meta: Meta
-  step: int
-  notes: tuple[str, ...]
+  params: Params  # float32
+  meta: Meta  # what a checkpoint says beside its arrays
+  step: int  # 0 of a foreign one
+  notes: tuple[str, ...]  # what a person should know
 
 
 def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   """Reads a model folder.
 
   Args:
-    path: Holds config.json, tokenizer.json and safetensors.
+    path: Holds config.json, tokenizer.json and weights.
     boundary: Which special tokens stood around documents in training (see
       `antlm_jax.data.packing`); guessed from the tokenizer by default.
 
@@ -54,7 +47,12 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
     UserError: if it is no such folder, or not a model that we compute.
   """
   path = pathlib.Path(path)
-  described = hf_config.read(path)
+  fields, tensors = hf_config.fields(path), weights.read(path)
+  layout = published.layout(tensors)
+  tensors = layout.tensors_of(tensors)
+  described = hf_config.describe(
+    path / hf_config.CONFIG, layout.fields_of(fields)
+  )
   settings = dict(described.settings)
   rows = settings.pop("vocab_size")
   try:
@@ -64,15 +62,17 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   tokenizer = Tokenizer.load(path / TOKENIZER)
   _check_tokenizer(path, tokenizer, rows, described.special)
   architecture = ARCHITECTURES[described.encoder]
-  params = weights.params(weights.Weights(path), architecture, model.shapes)
+  params = weights.params(tensors, architecture, model.shapes)
   if (path / NATIVE).exists():
     return _native(path, params, model, boundary)
   tokenizer, params, notes = _with_mask(path, tokenizer, params, rows)
   config = config_lib.default(described.encoder)
   config.model.update(settings)
   # What the weights were trained for, as far as their form tells.
-  config.curriculum = f"1{described.objective}"
-  if boundary is None:
+  config.curriculum = layout.curriculum or f"1{described.objective}"
+  notes += layout.notes
+  boundary = boundary or layout.boundary
+  if not boundary:
     boundary = _boundary(tokenizer)
     notes.append(f"texts are framed as with --boundary={boundary}, by a guess")
   end = described.special.get("eos")
@@ -140,10 +140,7 @@ def _with_mask(
 
   The mask's row is the mean of the others: its logit is then at most the
   logarithm of the mean of theirs' exponentials, so no loss in nats changes by
-  more than log(1 + 1/V).
-
-  Returns:
-    Tokenizer, parameters and what to say.
+  more than log(1 + 1/V). Notes say what was done.
   """
   known, notes, added, params = tokenizer.vocab_size, [], [], dict(params)
   if tokenizer.mask_id is None:

@@ -26,6 +26,27 @@ _DEFAULTS = {
   "initializer_range": 0.02,
   "tie_word_embeddings": False,
 }
+_EUROBERT = {
+  "AutoModelForMaskedLM": "EuroBertForMaskedLM",
+  "AutoModelForSequenceClassification": "EuroBertForSequenceClassification",
+  "AutoModelForTokenClassification": "EuroBertForTokenClassification",
+  "AutoModel": "EuroBertModel",
+}
+_MNTP = {
+  auto: name.replace("EuroBert", "EuroBertMntp")
+  for auto, name in _EUROBERT.items()
+}
+_MNTP_CODE = {
+  auto: f"modeling_eurobert_mntp.{name}"
+  for auto, name in {"AutoConfig": "EuroBertMntpConfig", **_MNTP}.items()
+}
+_EUROBERT_SETTINGS = _COMPUTES | {"classifier_pooling": "mean"}
+_EUROBERT_DEFAULTS = {
+  "rms_norm_eps": 1e-5,
+  "max_position_embeddings": 8192,
+  "rope_theta": 250_000.0,
+  "is_causal": False,
+}
 _ROPES = ("rope_scaling", "rope_parameters")  # of transformers 4 and 5
 
 
@@ -119,22 +140,16 @@ LLAMA = Architecture(
     ),
     # Llama with bidirectional attention, under the same names of everything.
     "bidirectional": Target(
-      "eurobert",
-      {
-        "AutoModelForMaskedLM": "EuroBertForMaskedLM",
-        "AutoModelForSequenceClassification": (
-          "EuroBertForSequenceClassification"
-        ),
-        "AutoModelForTokenClassification": "EuroBertForTokenClassification",
-        "AutoModel": "EuroBertModel",
-      },
-      _COMPUTES | {"classifier_pooling": "mean"},
-      {
-        "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 8192,
-        "rope_theta": 250_000.0,
-        "is_causal": False,
-      },
+      "eurobert", _EUROBERT, _EUROBERT_SETTINGS, _EUROBERT_DEFAULTS
+    ),
+    # A type of its own: without the code that moves the masks' scores nothing
+    # opens it, rather than transformers' EuroBERT with other scores.
+    "mntp": Target(
+      "eurobert_mntp",
+      _MNTP,
+      _EUROBERT_SETTINGS | {"auto_map": _MNTP_CODE},
+      _EUROBERT_DEFAULTS,
+      code=("modeling_eurobert_mntp.py",),
     ),
   },
   causal_field="is_causal",

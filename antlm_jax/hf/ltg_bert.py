@@ -16,6 +16,7 @@ _SETTINGS = {
     **{a: f"modeling_ltg_bert.{c}" for a, c in _CLASSES.items()},
   },
 }
+_CODE = ("configuration_ltg_bert.py", "modeling_ltg_bert.py")
 
 LTG_BERT = Architecture(
   paper="https://arxiv.org/abs/2303.09859",
@@ -57,15 +58,19 @@ LTG_BERT = Architecture(
     "head/linear/kernel": "lm_head.dense.weight",
     "head/linear/bias": "lm_head.dense.bias",
     "head/bias": "lm_head.bias",
+    # Tied, so that no file of ours has it; others may.
+    "head/kernel": "lm_head.weight",
   },
   targets={
-    "causal": Target("ltg_bert", _CLASSES, _SETTINGS | {"is_decoder": True}),
+    "causal": Target(
+      "ltg_bert", _CLASSES, _SETTINGS | {"is_decoder": True}, code=_CODE
+    ),
     "bidirectional": Target(
       "ltg_bert",
       {"AutoModelForMaskedLM": "LtgBertForMaskedLM", **_CLASSES},
       _SETTINGS | {"is_decoder": False},
+      code=_CODE,
     ),
   },
   causal_field="is_decoder",
-  code=("configuration_ltg_bert.py", "modeling_ltg_bert.py"),
 )

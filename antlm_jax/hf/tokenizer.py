@@ -34,11 +34,8 @@ def files(
 ) -> dict[str, dict[str, Any]]:
   """Returns tokenizer.json and tokenizer_config.json.
 
-  Args:
-    tokenizer: The tokenizer.
-    before: The special token put before a text, if any.
-    after: That put after it, if any.
-    longest: Tokens of a row, at most.
+  `before` and `after` are the special tokens put around a text, if any;
+  `longest` is how many tokens a row has at most.
   """
   spec = json.loads(tokenizer.to_json())
   ids = special_ids(tokenizer)
@@ -50,13 +47,15 @@ def files(
   if tokenizer.mask_id is not None:
     _mask_like_a_word(spec, added[tokenizer.mask_id])
   spec["post_processor"] = _frame(name, before, after)
+  # Who takes the frame by these names does not score it as words.
+  roles = ids | {"cls": before, "sep": after}
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": longest,
     "clean_up_tokenization_spaces": False,
     # Some of our encoders have no token types, and no position needs them.
     "model_input_names": ["input_ids", "attention_mask"],
-    **{f"{r}_token": name(i) for r, i in ids.items() if i is not None},
+    **{f"{r}_token": name(i) for r, i in roles.items() if i is not None},
   }
   if tokenizer.mask_id is not None:
     fields = {k: v for k, v in added[tokenizer.mask_id].items() if k != "id"}

@@ -1,8 +1,12 @@
 """Weights in safetensors files, in shards if they are large."""
 
+import argparse
 import contextlib
+import dataclasses
+import functools
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -16,10 +20,11 @@ from antlm_jax.runtime import files
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+PICKLE = ".bin"
 DTYPES = ("float32", "bfloat16", "float16")
 _FLOATS = ("F64", "F32", "F16", "BF16")
-# Buffers that old Llama files hold, and that follow from the config.
-_FOLLOWS = "rotary_emb.inv_freq"
+# Buffers of old Llama files and of LTG-BERT's, which follow from the config.
+_FOLLOW = ("rotary_emb.inv_freq", ".position_indices")
 
 
 # ------------------------------------------------------------------- writing
@@ -71,44 +76,23 @@ def write(
 # ------------------------------------------------------------------- reading
 
 
+class Tensor(NamedTuple):
+  """A tensor of a file, which is read when it is asked for."""
+
+  shape: tuple[int, ...]
+  dtype: str  # as safetensors calls it, such as BF16
+  read: Callable[[], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
 class Weights:
-  """The tensors of a folder, read one by one.
+  """The tensors of a folder, by name, read one by one."""
 
-  Args:
-    folder: Holds model.safetensors, or shards and their index.
-
-  Raises:
-    UserError: if it does not.
-  """
-
-  def __init__(self, folder: pathlib.Path):
-    self.folder = folder
-    self._files = {}
-    if (folder / SINGLE).is_file():
-      paths = [folder / SINGLE]
-    elif (folder / INDEX).is_file():
-      paths = [folder / name for name in _shards(folder / INDEX)]
-    else:
-      pickled = next((p.name for p in folder.glob("*.bin")), None)
-      why = f": {pickled} may run code when read, and is not" if pickled else ""
-      raise UserError(f"{folder} holds no {SINGLE}{why}")
-    for path in paths:
-      with _readable(path):
-        file = safetensors.safe_open(path, framework="np")
-        self._files |= dict.fromkeys(file.keys(), file)
-    self._files = {
-      n: f for n, f in self._files.items() if not n.endswith(_FOLLOWS)
-    }
+  folder: pathlib.Path
+  tensors: Mapping[str, Tensor]
 
   def __iter__(self) -> Iterator[str]:
-    return iter(self._files)
-
-  def shape(self, name: str) -> tuple[int, ...]:
-    return tuple(self._files[name].get_slice(name).get_shape())
-
-  def dtype(self, name: str) -> str:
-    """Its dtype as safetensors calls it, such as BF16."""
-    return self._files[name].get_slice(name).get_dtype()
+    return iter(self.tensors)
 
   def __getitem__(self, name: str) -> np.ndarray:
     """Reads a tensor, as float32.
@@ -117,13 +101,98 @@ class Weights:
       UserError: if it holds what is no number, or is too large for float32.
     """
     with np.errstate(over="ignore"):
-      value = self._files[name].get_tensor(name).astype(np.float32)
+      value = self.tensors[name].read().astype(np.float32)
     if not np.isfinite(value).all():
       raise UserError(
         f"{self.folder}: {name} holds NaN, infinity or numbers too large for"
         " float32: the weights are damaged"
       )
     return value
+
+
+def read(folder: pathlib.Path) -> Weights:
+  """Opens a folder's weights: safetensors, or else PyTorch's pickles.
+
+  Raises:
+    UserError: if there are none, or they are not weights alone.
+  """
+  tensors = {}
+  for path in _paths(folder):
+    tensors |= _pickled(path) if path.suffix == PICKLE else _opened(path)
+  kept = {n: t for n, t in tensors.items() if not n.endswith(_FOLLOW)}
+  return Weights(folder, kept)
+
+
+def _paths(folder: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files that hold a folder's weights."""
+  for single in (SINGLE, "pytorch_model.bin"):
+    index = folder / f"{single}.index.json"
+    if (folder / single).is_file():
+      return [folder / single]
+    if index.is_file():
+      return [folder / name for name in _shards(index)]
+  pickles = sorted(folder.glob(f"*{PICKLE}"))  # of a training loop, any name
+  if len(pickles) == 1:
+    return pickles
+  several = ", ".join(path.name for path in pickles)
+  which = f", and {several} may each be meant: leave one" if pickles else ""
+  raise UserError(f"{folder} holds no {SINGLE}{which}")
+
+
+def _opened(path: pathlib.Path) -> dict[str, Tensor]:
+  with _readable(path):
+    file = safetensors.safe_open(path, framework="np")
+    views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+  return {
+    name: Tensor(
+      tuple(view.get_shape()),
+      view.get_dtype(),
+      functools.partial(file.get_tensor, name),
+    )
+    for name, view in views.items()
+  }
+
+
+def _pickled(path: pathlib.Path) -> dict[str, Tensor]:
+  """Opens a pickle; of what a training loop saved, the model alone."""
+  found = _unpickled(path)
+  found = found if isinstance(found, dict) else {}
+  model = found.get("model")
+  state = model if isinstance(model, dict) else found
+  return {
+    str(name): Tensor(
+      tuple(value.shape),
+      "F32" if value.is_floating_point() else str(value.dtype),
+      functools.partial(_array, value),
+    )
+    for name, value in state.items()
+    if hasattr(value, "is_floating_point")
+  }
+
+
+def _unpickled(path: pathlib.Path) -> Any:
+  """Unpickles by PyTorch, which takes tensors and nothing that runs."""
+  try:
+    import torch
+  except ImportError as error:
+    raise UserError(
+      f"{path} is pickled: install torch to read it, or convert it to"
+      " safetensors where there is one"
+    ) from error
+  try:
+    # The command's arguments, which LTG-BERT's training keeps with the model.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+      return torch.load(path, map_location="cpu", weights_only=True)
+  except Exception as error:  # what is not whole fails in many ways
+    said = str(error).split("WeightsUnpickler error:")[-1].strip()
+    reason = said.splitlines()[0].split(". ")[0] if said else repr(error)
+    raise UserError(
+      f"{path} cannot be read as weights alone: {reason}"
+    ) from error
+
+
+def _array(tensor) -> np.ndarray:
+  return tensor.detach().float().numpy()
 
 
 def _shards(path: pathlib.Path) -> list[str]:
@@ -155,12 +224,7 @@ def _readable(path: pathlib.Path):
 def params(
   weights: Weights, architecture: Architecture, shapes: Mapping
 ) -> dict[str, np.ndarray]:
-  """Reads all parameters of an encoder.
-
-  Args:
-    weights: The tensors.
-    architecture: Their names.
-    shapes: By path, arrays of the shapes that are wanted.
+  """Reads all parameters of an encoder; by path, `shapes` are those wanted.
 
   Raises:
     UserError: naming the tensors that are missing, unknown or of another shape.
@@ -195,25 +259,24 @@ def _problems(
   tied = architecture.weights.get("head/kernel")
   embedding = architecture.weights["embedding"]
   if tied in extra and embedding in there:  # some files hold it twice
-    if np.array_equal(weights[tied], weights[embedding]):
-      extra.discard(tied)
-    else:
+    extra.discard(tied)
+    if not np.array_equal(weights[tied], weights[embedding]):
       yield (
         f"{tied} differs from {embedding}, although tie_word_embeddings is true"
       )
-      extra.discard(tied)
   if extra:
     yield (
       f"the encoder has no place for {_listed(sorted(extra))} (a task's head is"
       " not read)"
     )
   both = sorted(expected.keys() & there)
-  if other := [n for n in both if weights.shape(n) != expected[n]]:
+  if other := [n for n in both if weights.tensors[n].shape != expected[n]]:
     shapes = (
-      f"{n} {list(weights.shape(n))}, not {list(expected[n])}" for n in other
+      f"{n} {list(weights.tensors[n].shape)}, not {list(expected[n])}"
+      for n in other
     )
     yield f"of other shapes than config.json says: {_listed(list(shapes))}"
-  if other := [n for n in both if weights.dtype(n) not in _FLOATS]:
+  if other := [n for n in both if weights.tensors[n].dtype not in _FLOATS]:
     yield f"quantized weights are not read: {_listed(other)}"
 
 

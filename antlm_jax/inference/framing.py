@@ -4,7 +4,7 @@ Scoring, generation and mask filling all ask the same questions of a model; the
 answers are its data's and its curriculum's.
 """
 
-from typing import Protocol
+import dataclasses
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -20,16 +20,18 @@ from antlm_jax.objectives.objective import Objective
 # After `doc </s> doc </s>` a text begins where the document before it ended.
 FRAMES = {
   "bos_eos": ("bos_id", "eos_id"),
+  "bos": ("bos_id", None),
   "eos": ("eos_id", "eos_id"),
   "none": (None, None),
 }
 
 
-class TextModel(Protocol):
+@dataclasses.dataclass(frozen=True)
+class TextModel:
   """A model with what leads from text to its tokens.
 
-  `checkpoint.Loaded` is one; so is whatever holds a run's live parameters,
-  which may be split over the mesh that is set.
+  `checkpoint.Loaded` has the same attributes, and takes its place. Parameters
+  may be split over the mesh that is set.
   """
 
   model: models.Model
@@ -57,9 +59,8 @@ def trained(config: ConfigDict) -> list[Objective]:
 def mask_shift(config: ConfigDict) -> int:
   """Returns how far before a masked token the output that predicts it stands.
 
-  Returns:
-    1 if the run trained masked next-token prediction (arXiv 2410.24159) and
-    not prediction in place, else 0.
+  That is 1 if the run trained masked next-token prediction (arXiv 2410.24159)
+  and not prediction in place, else 0.
   """
   shifts = {
     objective.shift
@@ -84,12 +85,7 @@ def mask_id(loaded: TextModel) -> int:
 
 
 def check_length(loaded: TextModel, length: int, text: str) -> None:
-  """Checks that a text fits the model.
-
-  Args:
-    loaded: The model.
-    length: Tokens of the text, with its frame.
-    text: What the error quotes.
+  """Checks that a text of `length` tokens, with its frame, fits the model.
 
   Raises:
     UserError: if it is longer than the model's rows.

@@ -1,9 +1,10 @@
-"""Minimal pairs, and accuracy on them.
+"""Minimal pairs and other choices, and accuracy on them.
 
-A folder's *.jsonl hold one pair a line: `sentence_good` and `sentence_bad`,
-and, if known, `UID`, `linguistics_term`, `field` and `pair_id`. BabyLM's
-filtered BLiMP and its supplement are such folders. The UID is the file's name
-where a line names none, as in the supplement.
+A folder's *.jsonl hold one item a line. Of a minimal pair that is
+`sentence_good` and `sentence_bad`, and, if known, `UID`, `linguistics_term`,
+`field` and `pair_id`. BabyLM's filtered BLiMP and its supplement are such
+folders. The UID is the file's name where a line names none, as in the
+supplement.
 """
 
 import collections
@@ -11,7 +12,8 @@ import dataclasses
 import itertools
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,24 +25,29 @@ from antlm_jax.runtime import files
 _GROUPS = ("field", "UID", "linguistics_term")
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
-  """A minimal pair.
-
-  Attributes:
-    context: What both choices follow, or "".
-    good: The acceptable choice.
-    bad: The unacceptable one.
-    pair_id: Its name among those of its UID.
-    groups: What accuracies are taken by, name to value, as the data names
-      them: always `UID`, the paradigm or domain.
-  """
+class Choice(NamedTuple):
+  """A text that is scored, and what it follows, or ""."""
 
   context: str
-  good: str
-  bad: str
-  pair_id: str
+  text: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+  """What a model decides between: choices, of which the first one is right.
+
+  Attributes:
+    choices: Two of them for a minimal pair.
+    item_id: Its name among those of its UID.
+    groups: What accuracies are taken by, name to value, as the data names
+      them: always `UID`, the paradigm or domain.
+    rating: How people judge the first choice, where they were asked.
+  """
+
+  choices: tuple[Choice, ...]
+  item_id: str
   groups: Mapping[str, str]
+  rating: float | None = None
 
   @property
   def uid(self) -> str:
@@ -53,88 +60,152 @@ class Pair:
     return self.groups.get("linguistics_term", "")
 
 
-def minimal_pairs(folder, limit: int = 0) -> list[Pair]:
-  """Reads the pairs of a folder.
+def pair(
+  context: str, good: str, bad: str, item_id: str, groups: Mapping[str, str]
+) -> Item:
+  """Returns the item of a good and a bad choice after the same context."""
+  choices = Choice(context, good), Choice(context, bad)
+  return Item(choices, item_id, groups)
+
+
+# ------------------------------------------------------------------- reading
+
+
+class Line(NamedTuple):
+  """A line of a file of items."""
+
+  path: pathlib.Path
+  number: int
+  fields: Mapping[str, Any]
+
+  def text(self, name: str) -> str:
+    """Returns a field that is a text.
+
+    Raises:
+      UserError: if there is none, or an empty one.
+    """
+    found = self.fields.get(name)
+    if not isinstance(found, str) or not found:
+      raise self.error(f"no text {name!r}")
+    return found
+
+  def error(self, why: str) -> UserError:
+    """Returns the error that says what is wrong with the line."""
+    return UserError(f"{self.path}, line {self.number}: {why}")
+
+
+def read(
+  folder, parse: Callable[[Line], Item], limit: int = 0, what: str = "items"
+) -> list[Item]:
+  """Reads the items of a folder.
 
   Args:
     folder: Holds *.jsonl files.
-    limit: At most so many pairs of each file; 0 for all.
+    parse: Makes an item of a line.
+    limit: At most so many items of each file; 0 for all.
+    what: What they are, for errors.
 
   Raises:
-    UserError: if there are none, or a line is not a pair.
+    UserError: if there are none, or a line is not an item.
   """
   folder = pathlib.Path(folder)
   try:
     names = sorted(os.listdir(folder))
   except OSError as error:
     why = error.strerror
-    raise UserError(f"no such folder of pairs: {folder} ({why})") from error
+    raise UserError(f"no such folder of {what}: {folder} ({why})") from error
   found = []
   for name in names:
     if name.endswith(".jsonl") and not name.startswith("."):
-      found += itertools.islice(_pairs(folder / name), limit or None)
+      lines = files.read_jsonl(folder / name, what)
+      items = (parse(Line(folder / name, n, fields)) for n, fields in lines)
+      found += itertools.islice(items, limit or None)
   if not found:
-    raise UserError(f"{folder} holds no pairs in *.jsonl files")
+    raise UserError(f"{folder} holds no {what} in *.jsonl files")
   return found
 
 
-def _pairs(path: pathlib.Path) -> Iterator[Pair]:
-  for number, fields in files.read_jsonl(path, "minimal pairs"):
-    for name in ("sentence_good", "sentence_bad"):
-      if not isinstance(fields.get(name), str):
-        raise UserError(f"{path}, line {number}: no text {name!r}")
-    fields.setdefault("UID", path.stem)
-    yield Pair(
-      context="",
-      good=fields["sentence_good"],
-      bad=fields["sentence_bad"],
-      pair_id=str(fields.get("pair_id", number - 1)),
-      groups={name: str(fields[name]) for name in _GROUPS if name in fields},
-    )
+def minimal_pair(line: Line) -> Item:
+  """Makes the item of a minimal pair's line."""
+  fields = {"UID": line.path.stem} | dict(line.fields)
+  return pair(
+    context="",
+    good=line.text("sentence_good"),
+    bad=line.text("sentence_bad"),
+    item_id=str(fields.get("pair_id", line.number - 1)),
+    groups={name: str(fields[name]) for name in _GROUPS if name in fields},
+  )
+
+
+def minimal_pairs(folder, limit: int = 0) -> list[Item]:
+  """Reads the minimal pairs of a folder, as `read` does."""
+  return read(folder, minimal_pair, limit, "pairs")
+
+
+# ------------------------------------------------------------------- scoring
 
 
 def scores(
-  loaded: TextModel, pairs: Sequence[Pair], mode: str, **options
-) -> tuple[np.ndarray, np.ndarray]:
-  """Scores n pairs; `options` are those of `scoring.score`.
+  loaded: TextModel, items: Sequence[Item], mode: str, **options
+) -> np.ndarray:
+  """Scores the choices of n items; `options` are those of `scoring.score`.
 
   Returns:
-    Scores of the good choices and of the bad ones, float64 `[n]` each, or
-    `[n, K]` for K temperatures.
+    float64 `[C, n]`, or `[C, n, K]` for K temperatures, for at most C choices
+    of an item: what is missing is -inf, so that nothing chooses it.
   """
-  # All choices in one call, good and bad in turn: they are batched by length.
+  # All choices in one call, item by item: they are batched by length.
+  choices = [choice for item in items for choice in item.choices]
   found = scoring.score(
     loaded,
-    [choice for pair in pairs for choice in (pair.good, pair.bad)],
+    [choice.text for choice in choices],
     mode,
-    contexts=[pair.context for pair in pairs for _ in range(2)],
+    contexts=[choice.context for choice in choices],
     **options,
   )
-  return found[::2], found[1::2]
+  counts = np.array([len(item.choices) for item in items])
+  there = np.arange(counts.max()) < counts[:, None]  # [n, C]
+  out = np.full((*there.shape, *found.shape[1:]), -np.inf)
+  out[there] = found
+  return out.swapaxes(0, 1)
+
+
+def correct(scores: np.ndarray) -> np.ndarray:
+  """Returns which items are right, bool `[n, ...]`, of scores `[C, n, ...]`.
+
+  One is when its first choice's score is higher than those of all others.
+  """
+  return scores[0] > scores[1:].max(axis=0)
+
+
+def rows_by(group: str, items: Sequence[Item]) -> dict[str, list[int]]:
+  """Returns by a group's values which items have them.
+
+  `group` is one of the names in `Item.groups`; items without it are left out.
+  """
+  rows = collections.defaultdict(list)
+  for row, item in enumerate(items):
+    if group in item.groups:
+      rows[item.groups[group]].append(row)
+  return dict(rows)
 
 
 def accuracy_by(
-  group: str, pairs: Sequence[Pair], correct: np.ndarray
+  group: str, items: Sequence[Item], correct: np.ndarray
 ) -> dict[str, tuple[int, np.ndarray]]:
-  """Returns by a group's values the number of pairs and accuracy `[...]`.
+  """Returns by a group's values the number of items and accuracy `[...]`.
 
   Args:
-    group: One of the names in `Pair.groups`; pairs without it are left out.
-    pairs: n pairs.
+    group: As for `rows_by`.
+    items: n items.
     correct: Which ones are right, bool `[n, ...]`.
   """
-  rows = collections.defaultdict(list)
-  for row, pair in enumerate(pairs):
-    if group in pair.groups:
-      rows[pair.groups[group]].append(row)
+  rows = rows_by(group, items)
   return {n: (len(r), correct[r].mean(axis=0)) for n, r in rows.items()}
 
 
-def accuracy(loaded: TextModel, pairs: Sequence[Pair], mode: str) -> float:
-  """Returns the share of right pairs, the mean over UIDs: BabyLM's number.
-
-  A pair is right when the good choice's score is the higher one.
-  """
-  good, bad = scores(loaded, pairs, mode)
-  by_uid = accuracy_by("UID", pairs, good > bad)
+def accuracy(loaded: TextModel, items: Sequence[Item], mode: str) -> float:
+  """Returns the share of right items, the mean over UIDs: BabyLM's number."""
+  found = correct(scores(loaded, items, mode))
+  by_uid = accuracy_by("UID", items, found)
   return float(np.mean([share for _, share in by_uid.values()]))

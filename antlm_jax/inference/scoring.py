@@ -31,34 +31,26 @@ _LOGIT_ROWS = 256  # targets whose logits are in memory at once
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-  """What stands around a scored text.
+  """What stands around a scored text."""
 
-  Attributes:
-    framed: Whether the special tokens of training stand around it all.
-    separator: Stands between a context and the text.
-    no_context: The special token that takes the place of a context that is
-      empty, the separator after it: `bos` (or else `eos`) or `eos`; with ""
-      such a text stands alone.
-  """
-
-  framed: bool = True
-  separator: str = " "
+  framed: bool = (
+    True  # whether the special tokens of training are around it all
+  )
+  separator: str = " "  # stands between a context and the text
+  # The special token that takes the place of a context that is empty, the
+  # separator after it: `bos` (or else `eos`) or `eos`; with "" such a text
+  # stands alone.
   no_context: str = ""
 
 
 class Pass(NamedTuple):
-  """A pass over a text, and where in it a token is predicted.
+  """A pass over a text, and where in it a token is predicted."""
 
-  Attributes:
-    masked: Whether it is bidirectional, with the token masked; else causal.
-    shift: How many positions before the token its prediction stands.
-  """
-
-  masked: bool
-  shift: int
+  masked: bool  # whether it is bidirectional, with the token masked, or causal
+  shift: int  # how many positions before the token its prediction stands
 
 
-class _Text(NamedTuple):
+class Text(NamedTuple):
   """Tokens int32 `[n]` with what stands around them; which are scored."""
 
   tokens: np.ndarray
@@ -138,17 +130,17 @@ def score(
   # Benchmarks repeat sentences: each is scored once, and looked up below.
   unique = list(dict.fromkeys(pairs))
   encoded = _encode(loaded, unique, text_format, max(p.shift for p in wanted))
-  totals = _totals(loaded, encoded, wanted, temperatures, batch_tokens, track)
+  found = totals(loaded, encoded, wanted, temperatures, batch_tokens, track)
   if reduction == "mean":
-    totals /= np.array([text.targets for text in encoded])[:, None]
+    found /= np.array([text.targets for text in encoded])[:, None]
   index = {pair: i for i, pair in enumerate(unique)}
-  scores = totals[[index[pair] for pair in pairs]]
+  scores = found[[index[pair] for pair in pairs]]
   return scores.reshape(len(pairs), *np.shape(temperature))
 
 
 def _encode(
   loaded, pairs: Sequence[tuple[str, str]], text_format: Format, earliest: int
-) -> list[_Text]:
+) -> list[Text]:
   """Encodes and checks (context, text)s; none is scored before `earliest`."""
   before, after = framing.frame(loaded)
   if not text_format.framed:
@@ -175,7 +167,7 @@ def _encode(
     start = max(start, earliest)  # nothing stands before to predict the first
     if stop <= start or not text.strip():
       raise UserError(f"the sentence {text!r} holds no token to score")
-    out.append(_Text(tokens, start, stop))
+    out.append(Text(tokens, start, stop))
   return out
 
 
@@ -203,14 +195,23 @@ def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
 # computed at the targets alone, in both.
 
 
-def _totals(
-  loaded, texts: list[_Text], wanted, temperatures, batch_tokens, track
+def totals(
+  loaded: TextModel,
+  texts: Sequence[Text],
+  wanted: tuple[Pass, ...],
+  temperatures: Sequence[float] = (1.0,),
+  batch_tokens: int = BATCH_TOKENS,
+  track: Callable[[Sequence], Iterable] = iter,
 ) -> np.ndarray:
-  """Sums the log-probabilities of every text, float64 `[n, K]`."""
+  """Sums the log-probabilities of n encoded texts, float64 `[n, K]`.
+
+  `wanted` is of `passes`, the rest as for `score`.
+  """
   masked = any(p.masked for p in wanted)
   mask_id = framing.mask_id(loaded) if masked else 0
   program = programs.compiled(_logprobs, loaded.model.config, wanted)
-  totals = np.zeros((len(texts), len(temperatures)))
+  temperatures = np.asarray(temperatures, np.float32)
+  out = np.zeros((len(texts), len(temperatures)))
   groups = list(_groups(loaded, texts, masked, batch_tokens))
   for members, shape in track(groups):
     # Float32 on the device, as it is trained; sums in float64 here, so that
@@ -219,12 +220,12 @@ def _totals(
     logprobs = program(loaded.params, *arrays, temperatures, mask_id)
     owner = np.repeat(members, [texts[i].targets for i in members])
     # What fills the list of targets up stands behind the real ones.
-    np.add.at(totals, owner, np.asarray(logprobs, np.float64)[: len(owner)])
-  return totals
+    np.add.at(out, owner, np.asarray(logprobs, np.float64)[: len(owner)])
+  return out
 
 
 def _groups(
-  loaded, texts: list[_Text], masked: bool, batch_tokens: int
+  loaded, texts: list[Text], masked: bool, batch_tokens: int
 ) -> Iterator[tuple[list[int], tuple[int, int, int]]]:
   """Yields the indices of texts that make a group, and its (S, R, T)."""
   buckets: dict[int, list[int]] = {}
@@ -251,11 +252,8 @@ def _shape(
 ) -> tuple[int, int]:
   """Returns how many texts S and targets R a group of a bucket holds.
 
-  Args:
-    length: Tokens of a row.
-    counts: Targets of each text of the bucket.
-    masked: Whether every target is a row, or every text.
-    batch_tokens: Tokens of all rows, about.
+  The bucket's texts have `counts` targets each, and its rows `length` tokens;
+  if `masked`, every target is a row of the group, or else every text.
   """
   typical = max(1, round(sum(counts) / len(counts)))
   rows = max(1, batch_tokens // length)
@@ -274,7 +272,7 @@ def _power_of_two(n: int) -> int:
 
 
 def _assemble(
-  group: Sequence[_Text], texts: int, targets: int, length: int
+  group: Sequence[Text], texts: int, targets: int, length: int
 ) -> tuple[np.ndarray, ...]:
   """Lays a group out as `_logprobs` takes it.
 
@@ -301,28 +299,16 @@ def _assemble(
 
 def _logprobs(
   model: models.Model,
-  wanted: tuple[Pass, ...],
+  wanted: tuple[Pass, ...],  # the passes whose logits are added
   params: models.Params,
-  tokens: jax.Array,
-  lengths: jax.Array,
-  owner: jax.Array,
-  position: jax.Array,
-  temperatures: jax.Array,
+  tokens: jax.Array,  # the texts, int32 `[S, T]`, padded at the right
+  lengths: jax.Array,  # tokens of each text, int32 `[S]`
+  owner: jax.Array,  # which text each target is of, int32 `[R]`
+  position: jax.Array,  # the target's place in it, int32 `[R]`
+  temperatures: jax.Array,  # float32 `[K]`
   mask_id: jax.Array,
 ) -> jax.Array:
-  """Computes the log-probabilities of a group's targets, float32 `[R, K]`.
-
-  Args:
-    model: The encoder.
-    wanted: The passes whose logits are added.
-    params: Its parameters.
-    tokens: The texts, int32 `[S, T]`, padded at the right.
-    lengths: Tokens of each text, int32 `[S]`.
-    owner: Which text each target is of, int32 `[R]`.
-    position: The target's place in it, int32 `[R]`.
-    temperatures: float32 `[K]`.
-    mask_id: The id of `<mask>`.
-  """
+  """Computes the log-probabilities of a group's targets, float32 `[R, K]`."""
   at = jnp.arange(tokens.shape[1])
 
   # A row of [T, V] logits would be the largest array by far: only the hidden

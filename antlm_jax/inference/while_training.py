@@ -1,29 +1,15 @@
 """Minimal pairs scored while a model trains: a hook for `loop.train`."""
 
-import dataclasses
 import os
 from collections.abc import Mapping
 
 from ml_collections import ConfigDict
 
-from antlm_jax import models
-from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.inference import framing, pairs
 from antlm_jax.training import hooks
 from antlm_jax.training.metrics import PAIRS
 
 PER_FILE = 100  # pairs of a file, so that BLiMP's 67,000 do not hold up a run
-
-
-@dataclasses.dataclass(frozen=True)
-class _Live:
-  """A `framing.TextModel` of a run's parameters at this moment."""
-
-  model: models.Model
-  params: models.Params
-  tokenizer: Tokenizer
-  boundary: str
-  config: ConfigDict
 
 
 class Pairs(hooks.Evaluator):
@@ -47,7 +33,7 @@ class Pairs(hooks.Evaluator):
   def measure(self, trainer) -> dict[str, float]:
     """Scores the pairs with the parameters that would be saved now."""
     run = trainer.run
-    live = _Live(
+    live = framing.TextModel(
       run.model,
       trainer.state.best_params,
       run.tokenizer,

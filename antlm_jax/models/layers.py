@@ -28,18 +28,13 @@ def truncated(rngs: nnx.Rngs, shape, axes, std) -> nnx.Param:
   return nnx.Param(std * draws, axes=axes)
 
 
-def vector(values: jax.Array, axis: str) -> nnx.Param:
+def vector(values: jax.Array, axis: str, **metadata) -> nnx.Param:
   """Declares a parameter of one axis by its initial values."""
-  return nnx.Param(values, axes=(axis,))
+  return nnx.Param(values, axes=(axis,), **metadata)
 
 
 class Linear(nnx.Module):
-  """`[..., i]` to `[..., o]`, with or without a bias.
-
-  Args:
-    kernel: What the bias is added to, `[i, o]`.
-    bias: Whether there is one.
-  """
+  """`[..., i]` to `[..., o]` by a kernel `[i, o]`, with or without a bias."""
 
   def __init__(self, kernel: nnx.Param, bias: bool = False):
     self.kernel, self.axes = kernel, kernel.get_metadata("axes")
@@ -50,6 +45,17 @@ class Linear(nnx.Module):
     kernel = self.kernel[...].astype(x.dtype)
     y = matmul(x, sharding.gathered(kernel, *self.axes))
     return y + self.bias[...].astype(x.dtype) if hasattr(self, "bias") else y
+
+
+def published_as(tensor: str, *linears: Linear) -> None:
+  """Says that layers' kernels, and biases, are one tensor in published code.
+
+  It changes what LAMB takes the norm of, and nothing else.
+  """
+  for linear in linears:
+    linear.kernel.set_metadata("tensor", f"{tensor}/kernel")
+    if hasattr(linear, "bias"):
+      linear.bias.set_metadata("tensor", f"{tensor}/bias")
 
 
 @jax.custom_vjp
@@ -125,15 +131,11 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 class At(NamedTuple):
-  """Where hidden states stand, for a dropout that depends on nothing else.
+  """Where hidden states stand, for a dropout that depends on nothing else."""
 
-  Attributes:
-    seed: uint32 `[]`.
-    places: An index of each state among all of its microbatch's, int32
-      `[...]`, for states `[..., D]`.
-  """
-
-  seed: jax.Array
+  seed: jax.Array  # uint32 `[]`
+  # An index of each state among all of its microbatch's, int32 `[...]`, for
+  # states `[..., D]`.
   places: jax.Array
 
 

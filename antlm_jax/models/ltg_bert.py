@@ -3,7 +3,8 @@
 LTG-BERT (arXiv 2303.09859) has no absolute positions: each attention score
 adds what the query and the key have for the bucket of their distance (DeBERTa,
 arXiv 2006.03654). Every sublayer is normed before and after (NormFormer, arXiv
-2XX
+2110.09456).
+
 GPT-BERT (arXiv 2410.24159) is the same with a gate on attention's output and
 each sublayer reading a weighted sum of all before it: two settings.
 """
@@ -106,6 +107,8 @@ class Attention(nnx.Module):
     self.v = _linear(rngs, c, shape, axes)
     if c.attention_gate:
       self.gate = _linear(rngs, c, shape, axes)
+      layers.published_as("v_gate", self.v, self.gate)
+    layers.published_as("q_k", self.q, self.k)
     self.out = _linear(rngs, c, shape, axes[::-1])
     self.out_norm = layers.LayerNorm(
       c.width, c.norm_eps, affine=not c.attention_gate
@@ -154,6 +157,7 @@ class GEGLU(nnx.Module):
     self.norm = layers.LayerNorm(c.width, c.norm_eps)
     self.up = linear(shape, axes)
     self.gate = linear(shape, axes)
+    layers.published_as("up_gate", self.up, self.gate)
     self.inner_norm = layers.LayerNorm(c.mlp_width, c.norm_eps)
     self.down = linear(shape[::-1], axes[::-1])
 
@@ -213,8 +217,9 @@ class LtgBert(encoder.Encoder):
     self.blocks = encoder.stack(lambda r, i: Block(r, c, i), rngs, c.layers)
     if c.depth_weights:
       # At first each sublayer reads the output before it, and no other.
-      weights = [jnp.eye(n)[-1] for n in range(2, 2 * c.layers + 2)]
-      self.depth_weights = layers.vector(jnp.concatenate(weights), "depth")
+      sizes = tuple(range(2, 2 * c.layers + 2))
+      weights = jnp.concatenate([jnp.eye(n)[-1] for n in sizes])
+      self.depth_weights = layers.vector(weights, "depth", parts=sizes)
     self.head = TokenHead(rngs, c)
 
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:

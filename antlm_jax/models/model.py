@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -22,21 +22,27 @@ ENCODERS: dict[str, tuple[type[Encoder], type[EncoderConfig]]] = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Model:
-  """An encoder as pure functions of its parameters.
+class Tensor(NamedTuple):
+  """What a parameter is in published code, of each layer.
 
   Attributes:
-    config: The encoder's configuration.
-    graph: The encoder's structure, without parameters.
-    shapes: Shape and dtype of each parameter, by path.
-    axes: Logical axes of each parameter, by path; None for the layer axis.
+    name: The tensor; parameters of one name are one there.
+    parts: Sizes of the tensors that a vector is there; empty for one.
   """
 
+  name: str
+  parts: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+  """An encoder as pure functions of its parameters."""
+
   config: EncoderConfig
-  graph: Any
-  shapes: dict[str, jax.ShapeDtypeStruct]
-  axes: dict[str, tuple[str | None, ...]]
+  graph: Any  # the encoder's structure, without parameters
+  shapes: dict[str, jax.ShapeDtypeStruct]  # of each parameter, by path
+  axes: dict[str, tuple[str | None, ...]]  # logical; None for the layer axis
+  tensors: dict[str, Tensor]  # which each is in published code, by path
 
   def init(self, seed: int) -> Params:
     """Draws the parameters; the same for every mesh. Call it under jit."""
@@ -70,9 +76,8 @@ class Model:
   def attention_of(self, inputs, mask: AttentionMask) -> str:
     """Returns what computes attention in training.
 
-    Args:
-      inputs: The tokens of M microbatches, or their shape `[M, B, T]`.
-      mask: Their mask; its bounds, if any, have that shape too.
+    The inputs are the tokens of M microbatches, or their shape `[M, B, T]`;
+    the mask's bounds, if any, have that shape too.
 
     Raises:
       ValueError: if what the configuration asks for cannot.
@@ -100,11 +105,7 @@ class Model:
 
 
 def build(config: Mapping[str, Any], vocab_size: int) -> Model:
-  """Builds an encoder from a `model` config section.
-
-  Args:
-    config: `name`, a key of `ENCODERS`, and that encoder's settings.
-    vocab_size: Number of tokens V.
+  """Builds an encoder from a `model` config section: its name and settings.
 
   Raises:
     UserError: for an unknown name or settings that do not fit together.
@@ -144,13 +145,19 @@ def from_config(config: EncoderConfig) -> Model:
   with nnx.set_graph_mode(False):
     module = nnx.eval_shape(lambda: _module(config, 0))
     graph, _ = nnx.split(module)
-  shapes, axes = {}, {}
+  shapes, axes, tensors = {}, {}, {}
   for path, variable in _variables(module).items():
     shape, names = variable.get_value(), variable.get_metadata("axes")
     # In front of what a block declared stands the layer axis of `stack`.
     stacked = (None,) * (shape.ndim - len(names))
     shapes[path], axes[path] = shape, (*stacked, *names)
-  return Model(config, graph, shapes, axes)
+    # A tensor's name is under the module that holds the layers.
+    metadata = variable.get_metadata()
+    name = path
+    if "tensor" in metadata:
+      name = f"{path.rsplit('/', 2)[0]}/{metadata['tensor']}"
+    tensors[path] = Tensor(name, metadata.get("parts", ()))
+  return Model(config, graph, shapes, axes, tensors)
 
 
 def _module(config: EncoderConfig, seed: int) -> Encoder:

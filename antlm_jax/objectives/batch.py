@@ -24,25 +24,19 @@ class Batch:
   Targets are a flat list per microbatch and data shard, padded with weight 0
   to a capacity C out of a few fixed sizes (`capacities`): together with the
   mask's static part they are all that can cause another compilation.
-
-  Attributes:
-    inputs: Tokens that the model sees, int32 `[M, B, T]`.
-    positions: Place of each token in its document, int32 `[M, B, T]`.
-    mask: What each position sees; bounds `[M, B, T]`, if any.
-    target_positions: Where each target is predicted, as an index into the
-      B / D * T positions of its shard, int32 `[M, D, C]`.
-    targets: The tokens to predict, int32 `[M, D, C]`.
-    weights: Their weights in the loss, float32 `[M, D, C]`; 0 for padding.
-    objective_ids: The objective of each, as an index into the curriculum's
-      objectives, int32 `[M, D, C]`.
   """
 
-  inputs: Array
-  positions: Array
-  mask: AttentionMask
+  inputs: Array  # tokens that the model sees, int32 `[M, B, T]`
+  positions: Array  # place of each token in its document, int32 `[M, B, T]`
+  mask: AttentionMask  # what each position sees; bounds `[M, B, T]`, if any
+  # Where each target is predicted, as an index into the B / D * T positions of
+  # its shard, int32 `[M, D, C]`.
   target_positions: Array
-  targets: Array
+  targets: Array  # the tokens to predict, int32 `[M, D, C]`
+  # Their weights in the loss, float32 `[M, D, C]`; 0 for padding.
   weights: Array
+  # The objective of each, as an index into the curriculum's objectives, int32
+  # `[M, D, C]`.
   objective_ids: Array
 
   @property
@@ -116,8 +110,7 @@ def capacities(
 
   Args:
     shares: The objectives of the batch and their parts of it.
-    rows: Rows of one data shard in one microbatch.
-    length: Tokens in a row.
+    rows: Rows of one data shard in one microbatch, of `length` tokens.
   """
   everything = rows * length
   expected = 0.0
@@ -147,8 +140,8 @@ def assemble(
   Args:
     tokens: The rows as they were, int32 `[n, T]`, in `layout.rows` order.
     corrupted: The rows as their objectives show them.
-    row_objectives: Index of each row's objective, `[n]`.
-    objectives: The curriculum's objectives.
+    row_objectives: Of each row the index in `objectives`, the curriculum's,
+      `[n]`.
     layout: Where each row goes.
     shares: Part of the batch of each objective in it, by its index. They
       choose the mask's static part, not the rows at hand, so that every

@@ -6,6 +6,7 @@ any row by itself, and what one setting changes leaves all other draws alone.
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,19 +16,12 @@ from antlm_jax.objectives.objective import Objective
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-  """What an objective needs to know of a tokenizer.
+  """What an objective needs to know of a tokenizer."""
 
-  Attributes:
-    mask_id: The id of `<mask>`, or None.
-    pad_id: The id of `<pad>`, or None.
-    special: Which tokens are special, bool `[V]`; never masked.
-    word_start: Which tokens begin a word, bool `[V]`.
-  """
-
-  mask_id: int | None
-  pad_id: int | None
-  special: np.ndarray
-  word_start: np.ndarray
+  mask_id: int | None  # of `<mask>`
+  pad_id: int | None  # of `<pad>`
+  special: np.ndarray  # which tokens are special, bool `[V]`; never masked
+  word_start: np.ndarray  # which tokens begin a word, bool `[V]`
 
   @functools.cached_property
   def ordinary(self) -> np.ndarray:
@@ -37,17 +31,19 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-  """The counters behind the randomness of some rows of one step.
+  """The counters behind the randomness of some rows of one step."""
 
-  Attributes:
-    seed: The run's seed.
-    step: The step.
-    rows: Place of each row in the step's batch, int64 `[n, 1]`.
-  """
-
-  seed: int
+  seed: int  # the run's
   step: int
-  rows: np.ndarray
+  rows: np.ndarray  # place of each row in the step's batch, int64 `[n, 1]`
+  # Which of the prepared rows each is, and how often that one came before,
+  # int64 `[n, 2]`; by default the place, for the first time.
+  texts: np.ndarray | None = None
+
+  def of(self, some: np.ndarray) -> "Draw":
+    """Returns those of some of the rows, by their indices or a mask."""
+    texts = None if self.texts is None else self.texts[some]
+    return Draw(self.seed, self.step, self.rows[some], texts)
 
   def uniform(self, purpose: str, positions: np.ndarray) -> np.ndarray:
     """Returns float64 in [0, 1), `[n, len(positions)]`."""
@@ -55,25 +51,37 @@ class Draw:
       self.seed, _PURPOSES.index(purpose), self.step, self.rows, positions
     )
 
+  def of_texts(self) -> tuple["Draw", np.ndarray]:
+    """Returns draws that stay for `CYCLE` visits, and which visit it is."""
+    texts = self.texts
+    if texts is None:
+      texts = np.concatenate([self.rows, np.zeros_like(self.rows)], axis=1)
+    cycle, visit = np.divmod(texts[:, 1:], CYCLE)
+    return Draw(self.seed, cycle, texts[:, :1]), visit
 
-_PURPOSES = ("choose", "fate", "replacement", "span", "prefix")
+
+# Visits after which a text's tokens take turns in another order.
+CYCLE = 8
+_TURN = (5**0.5 - 1) / 2  # the golden ratio's inverse
+_PURPOSES = (
+  "choose",
+  "fate",
+  "replacement",
+  "span",
+  "prefix",
+  "turn",
+  "order",
+  "tile",
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class Corrupted:
-  """Rows as an objective shows them to the model.
+class Corrupted(NamedTuple):
+  """Rows as an objective shows them to the model."""
 
-  Attributes:
-    inputs: int32 `[n, T]`.
-    k_start: First key that each position sees, int32 `[n, T]`.
-    k_end: One past the last, int32 `[n, T]`.
-    predicted: Whether each token is a target, bool `[n, T]`.
-  """
-
-  inputs: np.ndarray
-  k_start: np.ndarray
-  k_end: np.ndarray
-  predicted: np.ndarray
+  inputs: np.ndarray  # int32 `[n, T]`
+  k_start: np.ndarray  # first key that each position sees, int32 `[n, T]`
+  k_end: np.ndarray  # one past the last, int32 `[n, T]`
+  predicted: np.ndarray  # whether each token is a target, bool `[n, T]`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +120,8 @@ def corrupt(
 ) -> Corrupted:
   """Shows rows as `objective` does; a pure function of its arguments.
 
-  Args:
-    objective: What to do.
-    tokens: int32 `[n, T]`.
-    segments: The documents or chunks of each row.
-    draw: The counters of these rows.
-    vocabulary: Special tokens and word starts.
-    progress: Part of the run that is done, 0 to 1.
+  The rows `tokens` are int32 `[n, T]`, `segments` are their documents or
+  chunks, and `progress` is the part of the run that is done, 0 to 1.
   """
   at = np.arange(tokens.shape[1], dtype=np.int32)
   k_end, suffix = _attention_end(objective, segments, draw, at)
@@ -161,18 +164,78 @@ def _choose(objective, ratio, tokens, draw, vocabulary):
   """
   at = np.arange(tokens.shape[1])
   ordinary = ~vocabulary.special[tokens]
+  if objective.choice != "coin":
+    return _in_turn(objective, ratio, tokens, ordinary, draw, vocabulary)
   if objective.unit == "span":
     chosen, unit = _spans(objective, ratio, draw, len(at))
     return chosen & ordinary, unit
   u = draw.uniform("choose", at)
   unit = None
   if objective.unit == "word":
-    # A special token ends the word before it.
-    begins = vocabulary.word_start[tokens] | ~ordinary
-    begins[:, 1:] |= ~ordinary[:, :-1]
-    unit = np.maximum.accumulate(np.where(begins, at, 0), axis=1)
+    unit = _words(tokens, ordinary, vocabulary)
     u = np.take_along_axis(u, unit, axis=1)
   return (u < ratio) & ordinary, unit
+
+
+def _words(tokens, ordinary, vocabulary) -> np.ndarray:
+  """Returns where the word of each token begins, int `[n, T]`."""
+  # A special token ends the word before it.
+  begins = vocabulary.word_start[tokens] | ~ordinary
+  begins[:, 1:] |= ~ordinary[:, :-1]
+  return _latest(begins)
+
+
+def _latest(begins: np.ndarray) -> np.ndarray:
+  """Returns the last begin up to each place; places before it have 0."""
+  at = np.arange(begins.shape[1])
+  return np.maximum.accumulate(np.where(begins, at, 0), axis=1)
+
+
+def _in_turn(objective, ratio, tokens, ordinary, draw, vocabulary):
+  """Chooses units around a circle; see `Objective.choice` and `_choose`.
+
+  A row's units stand in a random order, on a circle as long as its ordinary
+  tokens; those are chosen that begin in an arc of the share. A text keeps its
+  order for `CYCLE` visits, and each visit's arc begins a golden section of the
+  circle after the one before: such points lie evenly however many they are,
+  so all are chosen about as often, whatever the ratio is and how it changes.
+  """
+  at = np.arange(tokens.shape[1])
+  visit = 0
+  if objective.choice == "covering":
+    draw, visit = draw.of_texts()
+  unit = np.broadcast_to(at, tokens.shape)
+  if objective.unit == "word":
+    unit = _words(tokens, ordinary, vocabulary)
+  elif objective.unit == "span":
+    unit = _tiles(objective, draw, len(at))
+  key = np.take_along_axis(draw.uniform("order", at), unit, axis=1)
+  order = np.argsort(key, axis=1, kind="stable")
+  # How many ordinary tokens stand before each one's unit on the circle.
+  before = np.empty(tokens.shape, np.int64)
+  counted = np.take_along_axis(ordinary, order, axis=1)
+  np.put_along_axis(before, order, np.cumsum(counted, axis=1) - counted, axis=1)
+  begin = np.take_along_axis(before, unit, axis=1)
+  around = np.maximum(ordinary.sum(axis=1, keepdims=True), 1)
+  turn = (draw.uniform("turn", at[:1]) + visit * _TURN) % 1
+  arc = ratio * around
+  if objective.choice == "binomial":
+    coins = draw.uniform("choose", at) < ratio
+    arc = (coins & ordinary).sum(axis=1, keepdims=True)
+  chosen = (begin - turn * around) % around < arc
+  return chosen & ordinary, unit
+
+
+def _tiles(objective: Objective, draw: Draw, length: int) -> np.ndarray:
+  """Cuts rows into spans; returns where that of each token begins."""
+  law = _span_shares(objective.span_lengths, objective.span_length)
+  u = draw.uniform("tile", np.arange(length))
+  sizes = 1 + np.searchsorted(np.cumsum(law)[:-1], u, side="right")
+  begins = np.cumsum(sizes, axis=1) - sizes
+  row, span = np.nonzero(begins < length)
+  is_begin = np.zeros((len(draw.rows), length), bool)
+  is_begin[row, begins[row, span]] = True
+  return _latest(is_begin)
 
 
 def _spans(objective: Objective, ratio: float, draw: Draw, length: int):

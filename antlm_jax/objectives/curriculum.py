@@ -34,17 +34,11 @@ _MOST_BRACKETS = 100
 
 @dataclasses.dataclass(frozen=True)
 class Phase:
-  """Steps [start, stop), each batch split among objectives by `shares`.
-
-  Attributes:
-    start: First step.
-    stop: One past the last step.
-    shares: Part of each batch's rows by objective, adding up to 1.
-  """
+  """Steps [start, stop), each batch split among objectives by `shares`."""
 
   start: int
   stop: int
-  shares: Mapping[str, float]
+  shares: Mapping[str, float]  # part of a batch's rows by objective; adds to 1
 
   def __str__(self) -> str:
     total = sum(self.shares.values())
@@ -97,7 +91,6 @@ def _counts(rows: np.ndarray, shares: list[float]) -> list[int]:
 class Curriculum:
   """The phases of a run, in order and without gaps."""
 
-  text: str
   phases: tuple[Phase, ...]
 
   @property
@@ -174,7 +167,7 @@ def parse(
       raise _error(text, part.position, "this phase is shorter than one step")
     phases.append(Phase(start, stop, part.shares))
     start = stop
-  return Curriculum(text, tuple(phases))
+  return Curriculum(tuple(phases))
 
 
 def _lengths(text, parts, unit, steps_per_epoch, run_steps) -> list[float]:
@@ -236,7 +229,7 @@ class _Parser:
     parts = self._sum()
     unit = self._take(r"[a-z]+")
     if unit is not None and unit not in UNITS:
-      self._fail_before("the unit is 'epochs' or 'steps'")
+      self._fail("the unit is 'epochs' or 'steps'", self.begin)
     if self.at < len(self.text):
       self._fail("expected '+' and another phase, or the end")
     return parts, unit
@@ -253,10 +246,10 @@ class _Parser:
       return [self._phase()]
     times = float(repeat[:-1])
     if times == 0:
-      self._fail_before("repeat at least once")
+      self._fail("repeat at least once", self.begin)
     # Deeper than this, Python's own recursion would end.
     if self.text.count("(", 0, self.at) >= _MOST_BRACKETS:
-      self._fail_before(f"over {_MOST_BRACKETS} brackets")
+      self._fail(f"over {_MOST_BRACKETS} brackets", self.begin)
     begin = self.begin
     if not self._take(r"\("):
       self._fail("expected '(' and the phases to repeat")
@@ -264,16 +257,16 @@ class _Parser:
     if not self._take(r"\)"):
       self._fail("expected ')'")
     if len(parts) * times > _MOST_PHASES:
-      raise _error(self.text, begin, f"over {_MOST_PHASES} phases")
+      self._fail(f"over {_MOST_PHASES} phases", begin)
     return parts * int(times)
 
   def _phase(self) -> _Part:
     position = self.at
     count = self._number()
     if count == 0:
-      self._fail_before("a phase of length 0")
+      self._fail("a phase of length 0", self.begin)
     if count is not None and count > _LONGEST:
-      self._fail_before(f"a phase longer than {_LONGEST:g}")
+      self._fail(f"a phase longer than {_LONGEST:g}", self.begin)
     unit = "%" if count is not None and self._take("%") else ""
     return _Part(count, unit, self._mix(), position)
 
@@ -294,7 +287,7 @@ class _Parser:
     if name is None:
       self._fail(f"expected an objective ({known})")
     if name not in self.objectives:
-      self._fail_before(f"unknown objective {name!r} (known: {known})")
+      self._fail(f"unknown objective {name!r} (known: {known})", self.begin)
     return name
 
   def _ratio(self, length: int) -> list[float]:
@@ -307,8 +300,7 @@ class _Parser:
       if numbers[-1] is None:
         self._fail("expected a number")
     if len(numbers) != length or not 0 < sum(numbers) <= _LONGEST:
-      self.at = start
-      self._fail(f"expected {length} proportions, not all zero")
+      self._fail(f"expected {length} proportions, not all zero", start)
     return numbers
 
   def _number(self) -> float | None:
@@ -323,12 +315,8 @@ class _Parser:
     self.begin, self.at = self.at, match.end()
     return match[1]
 
-  def _fail(self, message: str):
-    raise _error(self.text, self.at, message)
-
-  def _fail_before(self, message: str):
-    """Points at what was taken last."""
-    raise _error(self.text, self.begin, message)
+  def _fail(self, message: str, at: int | None = None):
+    raise _error(self.text, self.at if at is None else at, message)
 
 
 def amount(value: float, steps: int) -> int:

@@ -13,6 +13,7 @@ from antlm_jax.settings import check, setting
 
 ATTENTION = ("causal", "bidirectional", "prefix")
 UNITS = ("token", "word", "span")
+CHOICES = ("coin", "binomial", "exact", "covering")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +36,12 @@ class Objective:
       is left of 1 stays as it is.
     unit: What is chosen at once, with one draw for its fate: a `token`, a
       whole `word`, or a `span` of 1 to `span_length` tokens.
+    choice: How units are chosen: by a `coin` each; so many as a coin for each
+      token says (`binomial`, LTG-BERT's); so that the ratio is met in each row
+      (`exact`); or so that a row's tokens take turns as well (`covering`):
+      within eight visits of a row all are chosen about as often. GPT-BERT's
+      code counts how often each was, and begins with the least; this needs no
+      counts.
     span_length: Longest span.
     span_lengths: How often a span has each length: `uniform` (GPT-BERT's, up
       to 3), or `geometric`, each two thirds as often as the one before
@@ -51,6 +58,7 @@ class Objective:
   mask_token: float = setting(0.8, least=0, most=1)
   random_token: float = setting(0.1, least=0, most=1)
   unit: str = setting("token", choices=UNITS)
+  choice: str = setting("coin", choices=CHOICES)
   span_length: int = setting(3, least=1, most=2**16)
   span_lengths: str = setting("uniform", choices=("uniform", "geometric"))
   weight: float = setting(1.0, over=0)

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from antlm_jax import hashing, models
 from antlm_jax.attention.tpu import kernel, schedule
@@ -24,8 +23,7 @@ from antlm_jax.planning import hlo, topology
 from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips, progress, sharding
 from antlm_jax.training import flops
-from antlm_jax.training import run as run_lib
-from antlm_jax.training.run import Run
+from antlm_jax.training.run import Program, Run
 
 _CUTS = 0x9C07  # keeps the pieces' draws apart from the objectives'
 _PREFIXES = " KMGTPE"  # each 2^10 times the one before
@@ -36,21 +34,14 @@ _PREFIXES = " KMGTPE"  # each 2^10 times the one before
 
 @dataclasses.dataclass(frozen=True)
 class StandIn:
-  """Rows and tokenizer of data that is not there.
+  """Rows and tokenizer of data that is not there."""
 
-  Attributes:
-    vocab_size: Number of tokens V.
-    seq_len: Tokens in a row T.
-    pieces: Documents in a row, cut at random.
-    size: Number of rows, which make an epoch.
-  """
+  vocab_size: int  # number of tokens V
+  seq_len: int  # tokens in a row T
+  pieces: int  # documents in a row, cut at random
+  size: int  # number of rows, which make an epoch
 
-  vocab_size: int
-  seq_len: int
-  pieces: int
-  size: int
-
-  mask_id, pad_id = 0, None
+  mask_id, pad_id, bos_id = 0, None, 1
 
   @property
   def special(self) -> np.ndarray:
@@ -85,80 +76,14 @@ class StandIn:
     return tokens, starts
 
 
-def assemble(
-  config: ConfigDict, devices: Sequence[jax.Device], stand_in: StandIn
-) -> Run:
-  """Builds a run as `run.build` does, but on devices that need not be there.
-
-  Args:
-    config: Its config. The data of `data.path` is read, if it is set.
-    devices: The devices.
-    stand_in: What stands in for the data otherwise.
-
-  Raises:
-    UserError: for settings and devices that do not fit together.
-  """
-  data = dict.fromkeys(("train_rows", "dev_rows", "tokenizer"), stand_in)
-  data["manifest"] = None
-  if config.data.path:
-    data = run_lib.read_data(config)
-  return run_lib.assemble(config, devices, **data)
-
-
-# ----------------------------------------------------------- what is compiled
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-  """A step that a run compiles, for one kind of batch.
-
-  Attributes:
-    name: The objectives of the batch.
-    steps: How many of the run's steps are of it; 0 for an evaluation.
-    batch: A batch, as the first process makes its part of it.
-  """
-
-  name: str
-  steps: int
-  batch: Batch
-
-
-def programs(run: Run, evaluations: bool = True) -> list[Program]:
-  """Returns the steps that a run compiles, each with a batch of its kind."""
-  source, out = run.source(), {}
-  # The kind of batch changes where the curriculum or the rows' layout does.
-  starts = {phase.start for phase in run.curriculum.phases}
-  starts = sorted(starts | {*run.order.starts})
-  ends = [*starts[1:], run.curriculum.steps]
-  for start, end in zip(starts, ends, strict=True):
-    name = str(run.curriculum.at(start))
-    joined = run.order.at(start).joined
-    if joined > 1:
-      name += f" of {joined * run.train_rows.seq_len}"
-    # Objectives that come again are one program, which trains more steps.
-    known = out.get(name) or Program(name, 0, source[start])
-    out[name] = dataclasses.replace(known, steps=known.steps + end - start)
-  if evaluations:
-    for name, of in run.eval_sources().items():
-      out[f"eval {name}"] = Program(f"eval {name}", 0, of[0])
-  return list(out.values())
-
-
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """Bytes of a device's memory.
+  """Bytes of a device's memory."""
 
-  Attributes:
-    limit: What there is for programs.
-    needed: What this one takes.
-    arguments: Of that, the state and the batch.
-    temporaries: What it takes beside them.
-  """
-
-  limit: int
-  needed: int
-  arguments: int | None = None
-  temporaries: int | None = None
+  limit: int  # what there is for programs
+  needed: int  # what this one takes
+  arguments: int  # of that, the state and the batch
+  temporaries: int  # what it takes beside them
 
   @property
   def fits(self) -> bool:
@@ -168,42 +93,27 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """What is known of a program before it ever ran; of one device, per step.
+  """What is known of a program before it ever ran; of one device, per step."""
 
-  Attributes:
-    name: The program's.
-    steps: How many of the run's steps are of it.
-    rows: Rows of a batch, over all devices.
-    seq_len: Tokens in a row.
-    devices: How many.
-    peak: FLOP/s of one.
-    attention: What computes attention.
-    work: The operations that a step needs, over all devices.
-    compile_seconds: What compiling it took here.
-    memory: What it needs. Where that is too much, nothing below is known.
-    executed: Operations of the matrix units, with recomputation and padding.
-    moved: Bytes through the memory.
-    collectives: Each kind along the same axes: how often, the arrays' bytes,
-      the bytes that a device sends, and the seconds that it takes.
-    seconds: The time of products, memory and network, if nothing waits.
-    unknown_loops: Loops of unknown length, counted as one pass.
-  """
-
-  name: str
-  steps: int
-  rows: int
-  seq_len: int
-  devices: int
-  peak: float
-  attention: str
-  work: flops.Work
-  compile_seconds: float
-  memory: Memory
+  name: str  # the program's
+  steps: int  # how many of the run's steps are of it
+  rows: int  # of a batch, over all devices
+  seq_len: int  # tokens in a row
+  devices: int  # how many
+  peak: float  # FLOP/s of one
+  attention: str  # what computes it
+  work: flops.Work  # the operations that a step needs, over all devices
+  compile_seconds: float  # what compiling it took here
+  memory: Memory  # where it needs too much, nothing below is known
+  # Operations of the matrix units, with recomputation and padding.
   executed: float = 0.0
-  moved: float = 0.0
+  moved: float = 0.0  # bytes through the memory
+  # Each kind along the same axes: how often, the arrays' bytes, the bytes that
+  # a device sends, and the seconds that it takes.
   collectives: tuple[dict, ...] = ()
+  # The time of products, memory and network, if nothing waits.
   seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-  unknown_loops: int = 0
+  unknown_loops: int = 0  # loops of unknown length, counted as one pass
 
   @property
   def bound(self) -> str:
@@ -257,12 +167,18 @@ def estimate(run: Run, program: Program) -> Estimate:
   work = flops.forward(run.model, batch) * (3 if training else 1) * whole
   attention = run.attention_of(batch)
   begun, found = time.monotonic(), {}
-  lowered = topology.lower(run.step, mesh, shapes, training)
+  # A whole batch: a program does not tell how much of a growing one is filled.
+  step = dataclasses.replace(run.step, growing=False)
+  lowered = topology.lower(step, mesh, shapes, training)
   try:
     compiled = topology.compile_lowered(lowered)
   except jax.errors.JaxRuntimeError as error:
-    arguments = topology.arguments(run.step, mesh, shapes, training)
-    memory = exceeded(str(error), _bytes(arguments))
+    arguments = topology.arguments(step, mesh, shapes, training)
+    on_a_device = (
+      math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+      for x in jax.tree.leaves(arguments)
+    )
+    memory = exceeded(str(error), sum(on_a_device))
     if memory is None:
       raise
     spent = time.monotonic() - begun
@@ -301,9 +217,7 @@ def _memory(compiled, chip: chips.Chip) -> Memory:
 def exceeded(message: str, arguments: int) -> Memory | None:
   """Reads from the compiler's error how much memory would be needed.
 
-  Args:
-    message: The error's text.
-    arguments: Bytes of the program's arguments on a device.
+  `arguments` are the bytes of the program's arguments on a device.
   """
   size = r"([\d.]+)([KMGTPE]?)"
   found, beside = re.search(rf"Used {size} of {size} hbm", message), 0
@@ -312,22 +226,12 @@ def exceeded(message: str, arguments: int) -> Memory | None:
     found, beside = re.search(pattern, message), arguments
   if not found or "RESOURCE_EXHAUSTED" not in message:
     return None
-  used, used_prefix, limit, limit_prefix = found.groups()
-  needed = beside + _of_prefix(used, used_prefix)
-  limit = _of_prefix(limit, limit_prefix)
-  return Memory(limit, needed, arguments, needed - arguments)
-
-
-def _of_prefix(number: str, prefix: str) -> int:
-  return int(float(number) * 2 ** (10 * _PREFIXES.index(prefix or " ")))
-
-
-def _bytes(shapes) -> int:
-  """Bytes of arrays' parts on a device."""
-  return sum(
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    for x in jax.tree.leaves(shapes)
+  used, limit = (
+    int(float(number) * 2 ** (10 * _PREFIXES.index(prefix or " ")))
+    for number, prefix in (found.group(1, 2), found.group(3, 4))
   )
+  needed = beside + used
+  return Memory(limit, needed, arguments, needed - arguments)
 
 
 # ----------------------------------------------------------------- its speed
@@ -340,16 +244,17 @@ def _speed(run: Run, batch: Batch, counts: hlo.Counts) -> dict:
   if counts.kernel_flops:  # said of the whole square, or of half of it
     executed += counts.kernel_flops * _visited(run.model, batch)
   collectives = _collectives(run.mesh, counts)
+  seconds = {
+    "compute": executed / chip.flops,
+    "memory": counts.bytes / chip.bandwidth,
+    "network": sum(c["seconds"] for c in collectives),
+  }
   return {
     "executed": executed,
     "moved": counts.bytes,
     "collectives": collectives,
     "unknown_loops": counts.unknown_loops,
-    "seconds": {
-      "compute": executed / chip.flops,
-      "memory": counts.bytes / chip.bandwidth,
-      "network": sum(c["seconds"] for c in collectives),
-    },
+    "seconds": seconds,
   }
 
 

@@ -44,18 +44,12 @@ _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-  """A collective operation, seen from one device.
+  """A collective operation, seen from one device."""
 
-  Attributes:
-    kind: What it is, such as all-gather.
-    bytes: Size of the array that is gathered, reduced or sent.
-    group: The devices that take part, by their place in the mesh; the first
-      of the groups. Without any, it is between slices.
-    slices: The number of slices that it is between.
-  """
-
-  kind: str
-  bytes: int
+  kind: str  # such as all-gather
+  bytes: int  # of the array that is gathered, reduced or sent
+  # The devices that take part, by their place in the mesh; the first of the
+  # groups. Without any, it is between so many slices.
   group: tuple[int, ...] = ()
   slices: int = 0
 
@@ -88,7 +82,7 @@ class Counts:
   bytes: float = 0.0
   kernel_flops: float = 0.0
   unknown_loops: int = 0
-  collectives: collections.Counter = dataclasses.field(
+  collectives: collections.Counter[Collective] = dataclasses.field(
     default_factory=collections.Counter
   )
 
@@ -103,11 +97,7 @@ class Counts:
 
 
 def count(text: str) -> Counts:
-  """Counts what a compiled program does.
-
-  Args:
-    text: The program after all of XLA's optimizations.
-  """
+  """Counts what a program does, given after all of XLA's optimizations."""
   return _parse(text).counts
 
 

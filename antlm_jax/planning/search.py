@@ -10,14 +10,9 @@ import jax
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from antlm_jax.planning.estimate import (
-  Estimate,
-  StandIn,
-  assemble,
-  estimate_all,
-  programs,
-)
+from antlm_jax.planning.estimate import Estimate, StandIn, estimate_all
 from antlm_jax.runtime import progress, sharding
+from antlm_jax.training import run as run_lib
 from antlm_jax.training.run import Run
 
 _EPOCH = 1000  # steps in an epoch of data that is not there
@@ -28,26 +23,21 @@ _MOST_TRIED = 8  # settings, until one fits
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-  """What a plan is for.
+  """What a plan is for."""
 
-  Attributes:
-    spec: The config file and its argument.
-    overrides: `--config.key=value`.
-    devices: The devices.
-    vocab_size: Number of tokens, where there is no data.
-    seq_len: Tokens in a row, likewise; None for as many as the model takes.
-    pieces: Documents in a row, likewise.
-  """
-
-  spec: str
-  overrides: tuple[str, ...]
+  spec: str  # the config file and its argument
+  overrides: tuple[str, ...]  # `--config.key=value`
   devices: Sequence[jax.Device]
+  # Where there is no data: the number of tokens, those in a row, None for as
+  # many as the model takes, and the documents in a row.
   vocab_size: int
   seq_len: int | None = None
   pieces: int = 1
 
   def run(self, settings: Sequence[str] = ()) -> Run:
-    """Builds the run with further `key=value`.
+    """Builds the run with further `key=value`; the devices need not be there.
+
+    The data of `data.path` is read, if that is set.
 
     Raises:
       UserError: for settings that do not fit the devices or each other.
@@ -62,7 +52,11 @@ class Pod:
         f" at most {_MOST_TOKENS:,} tokens"
       )
     stand_in = StandIn(self.vocab_size, length, self.pieces, _EPOCH * rows)
-    return assemble(config, self.devices, stand_in)
+    data = dict.fromkeys(("train_rows", "dev_rows", "tokenizer"), stand_in)
+    data["manifest"] = None
+    if config.data.path:
+      data = run_lib.read_data(config)
+    return run_lib.assemble(config, self.devices, **data)
 
 
 # ------------------------------------------------------- where it does not fit
@@ -84,7 +78,7 @@ def advise(
   for tried in progress.track(candidates, "setting", "tried", 0):
     other, seen = pod.run(tried), []
     for e in estimate_all(
-      other, [p for p in programs(other) if p.name in failed]
+      other, [p for p in other.programs() if p.name in failed]
     ):
       seen.append(e)
       if not e.memory.fits:
@@ -97,9 +91,7 @@ def advise(
 def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
   """Yields settings that take ever less memory, the cheapest first.
 
-  Args:
-    run: What does not fit.
-    over: By how many bytes.
+  The run does not fit by so many bytes.
   """
   kept, mesh, remat = (), run.mesh.shape, run.config.model.remat
   # In float32: the parameters, their two moments, and perhaps their average.
@@ -147,12 +139,8 @@ def microbatches(run: Run) -> list[int]:
 def sweep(pod: Pod, run: Run, budget: float) -> list[dict]:
   """Estimates the train steps on every mesh, the fastest first.
 
-  Of microbatches more are tried only until it fits: they cost time.
-
-  Args:
-    pod: What it is for.
-    run: The run as it was asked for.
-    budget: Seconds after which nothing further is compiled.
+  Of microbatches more are tried only until it fits: they cost time. After the
+  budget, in seconds, nothing further is compiled.
   """
   end, out = time.monotonic() + budget, []
   meshes = list(_meshes(run))  # to be counted
@@ -184,7 +172,7 @@ def _microbatches_on(pod: Pod, mesh: tuple[str, ...]) -> list[int]:
 
 def _of_sweep(run: Run) -> dict:
   """A line of the sweep: all train steps of a run."""
-  found = list(estimate_all(run, programs(run, evaluations=False)))
+  found = list(estimate_all(run, run.programs(evaluations=False)))
   fits = all(e.memory.fits for e in found)
   row = {
     "mesh": dict(run.mesh.shape),

@@ -15,14 +15,6 @@ from antlm_jax.objectives.batch import Batch
 from antlm_jax.runtime import sharding
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
-# One small slice of each generation.
-GENERATIONS = {
-  "v4": "v4:2x2x1",
-  "v5e": "v5e:2x2",
-  "v5p": "v5p:2x2x1",
-  "v6e": "v6e:2x2",
-  "tpu7x": "tpu7x:2x2x1",
-}
 # Libtpu is not to look for a TPU, nor to complain of its absence.
 _ENVIRONMENT = {
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
@@ -48,9 +40,8 @@ def libtpu() -> pathlib.Path | None:
 def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   """Returns devices to compile for, which cannot run anything.
 
-  Args:
-    topology: The generation and its shape, such as v5e:2x4 or v5p:4x4x8.
-    slices: How many of these, joined by the data centre's network.
+  A topology is a generation and its shape, such as v5e:2x4 or v5p:4x4x8;
+  several slices of it are joined by the data centre's network.
 
   Raises:
     UserError: if libtpu is not installed, or knows no such topology.
@@ -80,14 +71,7 @@ def lower(
 ) -> jax.stages.Lowered:
   """Lowers a run's train step, or its evaluation of a batch, for a mesh.
 
-  Args:
-    step: The step functions.
-    mesh: Its devices need not be there.
-    batch: A batch, or the shapes and dtypes of one.
-    training: Which of the two.
-
-  Returns:
-    What is to be compiled.
+  The mesh's devices need not be there; shapes and dtypes will do for a batch.
   """
   if training:
     _, function = jitted(step, state_shardings(step, mesh))

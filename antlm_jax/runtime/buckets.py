@@ -31,11 +31,8 @@ class Mirror:
 
   For a run on this machine that is its own. For one in a bucket it is a new
   one, and the first process copies what has changed there to the bucket. It
-  ends with its block, unless its last copy failed.
-
-  Args:
-    workdir: The run's folder.
-    fetched: The names of files that are to be there to be gone on with.
+  ends with its block, unless its last copy failed. The files `fetched` are to
+  be there to be gone on with.
 
   Attributes:
     workdir: The run's folder, as `files.path` gives it.
@@ -81,9 +78,8 @@ class Mirror:
   def push(self, wait: float = 0.0) -> None:
     """Begins to copy to the bucket what has changed.
 
-    Args:
-      wait: Seconds to wait until it is there; 0 to leave it where something
-        was copied a moment ago.
+    Waits so many seconds until it is there; with 0, does nothing where
+    something was copied a moment ago.
     """
     if not self._copies:
       return
@@ -142,11 +138,7 @@ def local(folder: str | os.PathLike, stamp: str) -> pathlib.Path:
 
   A copy is of the files in it, not of its subfolders, and is kept in the
   user's cache. Processes that need the same at once wait for the one that
-  makes it.
-
-  Args:
-    folder: The folder.
-    stamp: The file that is another one when the folder's content is.
+  makes it. `stamp` is the file that is another one when the content is.
 
   Raises:
     UserError: if there is no stamp, no room, or no way to read it.
@@ -158,7 +150,8 @@ def local(folder: str | os.PathLike, stamp: str) -> pathlib.Path:
     content = (source / stamp).read_bytes()
     # Other content has another name: an older copy is never taken for it.
     key = hashlib.sha256(f"{source}\n".encode() + content).hexdigest()[:16]
-    copy = _cache() / key
+    copy = files.cache() / key
+    copy.parent.mkdir(parents=True, exist_ok=True)
     with files.locked(copy.with_suffix(".lock"), wait=True):
       if not copy.is_dir():
         _fetch(source, copy)
@@ -167,13 +160,6 @@ def local(folder: str | os.PathLike, stamp: str) -> pathlib.Path:
   except files.failures() as error:
     raise UserError(f"cannot copy {folder}: {files.reason(error)}") from error
   return copy
-
-
-def _cache() -> pathlib.Path:
-  base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-  folder = pathlib.Path(base, "antlm_jax")
-  folder.mkdir(parents=True, exist_ok=True)
-  return folder
 
 
 def _fetch(source, copy: pathlib.Path) -> None:

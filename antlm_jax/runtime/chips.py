@@ -17,26 +17,17 @@ _GIB = 2**30
 class Chip:
   """A chip; or a device, where JAX shows one chip as several.
 
-  Attributes:
-    flops: Dense bfloat16 operations a second.
-    memory: Bytes of main memory that programs may use; 0 where not known, as
-      everything below.
-    bandwidth: Bytes a second to and from it.
-    links: Links to other chips.
-    link: Bytes a second over one of them, each way.
-    dcn: Bytes a second over the data centre's network.
-    closes: A slice's side closes to a ring if this divides it.
-    devices: How many devices JAX shows it as.
+  What is not known is 0.
   """
 
-  flops: float
-  memory: int = 0
-  bandwidth: float = 0.0
-  links: int = 0
-  link: float = 0.0
-  dcn: float = 0.0
-  closes: int = 0
-  devices: int = 1
+  flops: float  # dense bfloat16 operations a second
+  memory: int = 0  # bytes of main memory that programs may use
+  bandwidth: float = 0.0  # bytes a second to and from it
+  links: int = 0  # to other chips
+  link: float = 0.0  # bytes a second over one of them, each way
+  dcn: float = 0.0  # bytes a second over the data centre's network
+  closes: int = 0  # a slice's side closes to a ring if this divides it
+  devices: int = 1  # how many JAX shows it as
 
 
 # By the beginning of jax.Device.device_kind. The longest that fits counts.
@@ -72,9 +63,3 @@ def of(device: jax.Device) -> Chip | None:
   }
   memory = chip.memory // chip.devices
   return dataclasses.replace(chip, memory=memory, **share)
-
-
-def peak(device: jax.Device) -> float | None:
-  """Returns a device's peak in FLOP/s; None where it is not known."""
-  chip = of(device)
-  return chip and chip.flops

@@ -7,6 +7,8 @@ import zlib
 
 import jax
 
+from antlm_jax.runtime import files
+
 _LEAST = 0.1  # seconds that a program took to compile, to be kept
 
 
@@ -18,8 +20,7 @@ def keep_programs() -> None:
   """
   if "JAX_COMPILATION_CACHE_DIR" in os.environ:
     return
-  base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-  folder = pathlib.Path(base, "antlm_jax", "compiled", _machine())
+  folder = files.cache() / "compiled" / _machine()
   jax.config.update("jax_compilation_cache_dir", str(folder))
   if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST)

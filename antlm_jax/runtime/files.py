@@ -30,6 +30,7 @@ from antlm_jax.errors import UserError
 _BUCKETS = "gs://"
 # How tensorstore names what is no fault of the files.
 _OUT_OF_REACH = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED")
+FULL = os.strerror(errno.ENOSPC)
 
 
 def is_remote(path: str | os.PathLike) -> bool:
@@ -47,6 +48,12 @@ def path(where: str | os.PathLike) -> pathlib.Path | epath.Path:
     return pathlib.Path(where).absolute()
   _set_up_buckets()
   return epath.Path(where)
+
+
+def cache() -> pathlib.Path:
+  """Returns this library's folder in the user's cache; it may not be there."""
+  base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  return pathlib.Path(base, "antlm_jax")
 
 
 @functools.cache
@@ -115,11 +122,8 @@ def read_jsonl(
 ) -> Iterator[tuple[int, dict]]:
   """Yields each JSON object of a file of one a line, and the line's number.
 
-  Args:
-    where: The file.
-    what: What it is, for the error.
-    lenient: Whether lines that are anything else are left out, such as one
-      that a kill has cut off.
+  `lenient` leaves out lines that are anything else, such as one that a kill
+  has cut off.
 
   Raises:
     UserError: as `read_text`, or if a line is anything else, and not empty.
@@ -140,10 +144,7 @@ def read_csv(
 ) -> Iterator[tuple[int, dict[str, str]]]:
   """Yields each row of a CSV file by its columns, and its line's number.
 
-  Args:
-    where: The file; its first row names the columns.
-    what: What it is, for the error.
-    **dialect: As for `csv.reader`.
+  The first row names the columns; `dialect` is as for `csv.reader`.
 
   Raises:
     UserError: as `read_text`, or if it is not CSV.
@@ -190,14 +191,10 @@ def writing(where: str | os.PathLike) -> Iterator[None]:
   except (UserError, BrokenPipeError):
     raise
   except Exception as error:
-    full, text = os.strerror(errno.ENOSPC), str(error)
-    if isinstance(error, (OSError, *_clients_failures())):
-      why = _why(error)
-    elif full in text or "null byte" in text:
-      why = full if full in text else text
-    else:
+    ours = isinstance(error, (OSError, *_clients_failures()))
+    if not ours and not any(w in str(error) for w in (FULL, "null byte")):
       raise
-    raise UserError(f"cannot write {where}: {why}") from error
+    raise UserError(f"cannot write {where}: {_why(error)}") from error
 
 
 @contextlib.contextmanager
@@ -250,12 +247,8 @@ def write_json(where: str | os.PathLike, value, indent: int = 2) -> None:
 def check_writable(where: str | os.PathLike, folder: bool = False) -> None:
   """Fails before the work is done rather than after.
 
-  Args:
-    where: The file that is going to be written, or the folder.
-    folder: Which of the two.
-
   Raises:
-    UserError: if it cannot be.
+    UserError: if the file, or the folder, could not be written.
   """
   target = pathlib.Path(where).absolute()
   place = target if folder else target.parent
@@ -276,12 +269,9 @@ def locked(where: str | os.PathLike, wait: bool = False) -> Iterator[None]:
   The system frees it when its holder ends, however that is. The file stays:
   it says who holds it. A bucket has no locks: there none is held.
 
-  Args:
-    where: A file, made if there is none.
-    wait: Whether to wait for another holder.
-
   Raises:
-    UserError: if another process holds it, which it names.
+    UserError: if another process holds it, which it names, and this one is not
+      to `wait` for it.
   """
   if is_remote(where):
     yield
@@ -339,6 +329,10 @@ def reason(error: Exception) -> str:
   text = " ".join(str(error).split())
   if getattr(error, "strerror", None):
     text = f"{error.strerror}: {error.filename}"
+  elif isinstance(error, KeyError):
+    text = f"it has no {text}"
+  elif FULL in text and not text.startswith(FULL):
+    text = FULL  # at the end of a long story of tensorstore's
   if "nonymous" in text:
     return "you are not logged in: gcloud auth application-default login"
   return (text or type(error).__name__)[:300]

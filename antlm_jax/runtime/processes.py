@@ -8,7 +8,6 @@ import contextlib
 import glob
 import importlib.util
 import os
-import signal
 import socket
 import sys
 import threading
@@ -24,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from antlm_jax import errors
 from antlm_jax.errors import UserError
+from antlm_jax.runtime import signals
 
 # Given by launch/local.sh, or by whoever knows the addresses.
 EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -43,7 +43,7 @@ def initialize() -> None:
 
   A process that the others do not join within `JOIN` seconds ends with status
   1: a crash, to be run again, as they may be on their way. A signal ends it at
-  once, as it would a run that has nothing to save.
+  once: nothing can be lost there.
 
   Raises:
     UserError: if the addresses are not whole, or taken.
@@ -58,8 +58,12 @@ def initialize() -> None:
     "initialization_timeout": 10 * JOIN,  # after which JAX aborts
   }
   try:
-    with _ended_by_signals():
+    with signals.listening():
       _join(options)
+  except KeyboardInterrupt as error:
+    status, line = errors.explain(error)
+    print(line, file=sys.stderr)
+    _end(status)
   except ValueError as error:
     if "process_id" in options or not _on_tpu():
       raise UserError(f"these processes cannot be joined: {error}") from error
@@ -110,31 +114,6 @@ def _join(options: dict) -> None:
     _end(1)
   for error in failed:
     raise error
-
-
-@contextlib.contextmanager
-def _ended_by_signals() -> Iterator[None]:
-  """Ends the process at a signal in its block: nothing can be lost there."""
-
-  def end(number, frame):
-    status, line = errors.explain(errors.Stopped(statuses[number]))
-    print(line, file=sys.stderr)
-    _end(status)
-
-  statuses = {
-    signal.SIGTERM: errors.RUN_AGAIN,
-    signal.SIGINT: errors.INTERRUPTED,
-  }
-  before = {
-    number: signal.signal(number, end)
-    for number in statuses
-    if signal.getsignal(number) is not signal.SIG_IGN
-  }
-  try:
-    yield
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
 
 
 def _explicit() -> dict:
@@ -286,16 +265,14 @@ class _Peers:
     # What is told first counts: the process at fault is to be the one named.
     if is_of_a_computation(error):
       time.sleep(2 * _STAY)  # mostly a peer's end, who may be about to say why
-      told = (
-        1,
-        (
-          f"error: process {me}: a computation failed, as it does when another"
-          f" process ends: {_line(error)}"
-        ),
+      line = (
+        f"error: process {me}: a computation failed, as it does when another"
+        f" process ends: {_line(error)}"
       )
+      told = errors.CRASHED, line
     elif told is None:
       traceback.print_exception(error)
-      told = 1, f"{type(error).__name__}: {_line(error)}"
+      told = errors.CRASHED, f"{type(error).__name__}: {_line(error)}"
     self._left.set()
     status, line = told
     print(line, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""What a run shows and records: progress, metrics, and where time went."""
+"""Progress: a bar on a terminal or in a notebook, lines in a log."""
 
 import contextlib
 import sys
@@ -26,11 +26,8 @@ def track(
 ) -> Iterator:
   """Goes through items showing progress: a bar, or lines in a log.
 
-  Args:
-    items: The items.
-    unit: What one is called.
-    name: What is being done with them.
-    every: Seconds from one line to the next, at least.
+  There are at least `every` seconds from one line to the next; `unit` is what
+  an item is called, `name` what is being done.
   """
   shown = bar(total=len(items), unit=unit, desc=name or None, leave=False)
   last = time.monotonic()

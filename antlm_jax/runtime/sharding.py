@@ -76,11 +76,7 @@ def spec(
 ):
   """Returns the PartitionSpec of an array with these logical axes.
 
-  Args:
-    mesh: The mesh.
-    axes: The logical axes.
-    shape: The array's shape.
-    but: Mesh axes that it is not split over.
+  It is not split over the mesh axes in `but`.
   """
   used: set[str] = set(but)
   entries = []
@@ -103,10 +99,7 @@ def _mesh_axes(mesh, axis: str | None, size: int, used: set[str]):
 def undivided(mesh, axes: Mapping, shapes: Mapping) -> list[str]:
   """Says which logical axes stay whole because no rule of theirs divides them.
 
-  Args:
-    mesh: The mesh.
-    axes: Logical axes of each parameter, by path.
-    shapes: Their shapes, by path.
+  Axes and shapes are those of each parameter, by path.
   """
   said = {}
   for path, names in axes.items():
@@ -153,11 +146,6 @@ def _mesh_to_split_over():
   """The mesh; None without one, or where we are on one shard of it already."""
   mesh = jax.sharding.get_abstract_mesh()
   return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
-
-
-def named(mesh, axes: Sequence[str | None], shape: Sequence[int]):
-  """Returns the NamedSharding of an array with these logical axes."""
-  return NamedSharding(mesh, spec(mesh, axes, shape))
 
 
 def data_shards(mesh) -> int:

@@ -13,15 +13,10 @@ ENDS = {signal.SIGINT: errors.INTERRUPTED, signal.SIGTERM: errors.RUN_AGAIN}
 
 @dataclasses.dataclass
 class Stop:
-  """What a signal asked for.
+  """What a signal asked for."""
 
-  Attributes:
-    status: One of ENDS; 0 if there was none.
-    waits: Whether the run looks at it itself; before, a signal ends it.
-  """
-
-  status: int = 0
-  waits: bool = False
+  status: int = 0  # one of ENDS; 0 if there was none
+  waits: bool = False  # the run looks at it itself; before, a signal ends it
 
   def __call__(self, number: int, frame) -> None:
     """Handles a signal."""

@@ -27,7 +27,7 @@ from antlm_jax import config as config_lib
 from antlm_jax import models
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import files
+from antlm_jax.runtime import compilation, files
 from antlm_jax.training import failures
 from antlm_jax.training.step import TrainState
 
@@ -37,20 +37,12 @@ _COMMITTED = "commit_success.txt"  # what orbax writes last, in a bucket
 
 @dataclasses.dataclass(frozen=True)
 class Meta:
-  """What a checkpoint says beside its arrays.
+  """What a checkpoint says beside its arrays."""
 
-  Attributes:
-    config: The run's resolved config.
-    tokenizer: The tokenizer.
-    boundary: Which special tokens stood around documents; see
-      `antlm_jax.data.packing`.
-    data: Hash of the rows that it was trained on.
-  """
-
-  config: ConfigDict
+  config: ConfigDict  # the run's, resolved
   tokenizer: Tokenizer
-  boundary: str
-  data: str
+  boundary: str  # special tokens around documents: `antlm_jax.data.packing`
+  data: str  # hash of the rows that it was trained on
 
   def to_json(self) -> dict[str, str]:
     """Returns plain strings, for orbax to write."""
@@ -78,20 +70,13 @@ class FineTuned:
 
   What the settings and the parameters mean is known to who trained the head
   (`evals.finetuning.saved`) and to who exports its kind (`antlm_jax.hf.heads`).
-
-  Attributes:
-    name: The task's name.
-    attention: How rows are read: bidirectional or causal.
-    kind: The head's kind.
-    settings: The head's settings, as plain JSON.
-    params: The head's parameters, `{path: array}`; may be none.
   """
 
-  name: str
-  attention: str
-  kind: str
-  settings: Mapping[str, Any]
-  params: Mapping[str, Any]
+  name: str  # the task's
+  attention: str  # how rows are read: bidirectional or causal
+  kind: str  # the head's, as what follows
+  settings: Mapping[str, Any]  # plain JSON
+  params: Mapping[str, Any]  # {path: array}; may be none
 
   def to_json(self) -> dict[str, Any]:
     """Returns all but the parameters, for orbax to write."""
@@ -107,19 +92,6 @@ def to_items(state: TrainState) -> dict[str, dict[str, Any]]:
     "counters": {"step": state.step},
   }
   return items if state.ema is None else items | {"ema": state.ema}
-
-
-def from_items(like: TrainState, items: dict[str, dict[str, Any]]):
-  """Puts `to_items`'s groups back into a state of the structure of `like`."""
-  # The structure is the optimizer's of today, and the names find its leaves.
-  treedef = jax.tree.structure(like.opt_state)
-  opt_state = [items["optimizer"][name] for name in _flatten(like.opt_state)]
-  return TrainState(
-    step=items["counters"]["step"],
-    params=items["params"],
-    opt_state=treedef.unflatten(opt_state),
-    ema=items.get("ema"),
-  )
 
 
 @jax.jit
@@ -149,10 +121,9 @@ def _as_json(sums) -> dict[str, dict[str, int]]:
 def _flatten(tree) -> dict[str, Any]:
   """Names each leaf by its path, such as `1/mu/blocks/mlp/up/kernel`."""
   # Paths, not positions: optax may reorder a state without our notice.
-  leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
   return {
     jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-    for path, leaf in leaves
+    for path, leaf in jax.tree.leaves_with_path(tree)
   }
 
 
@@ -194,9 +165,7 @@ def write(
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
       saver.save(path, save_args(items, fields))
   except files.failures() as error:
-    raise UserError(
-      f"writing {path} failed: {failures.reason_of(error)}"
-    ) from error
+    raise UserError(f"writing {path} failed: {files.reason(error)}") from error
   return path
 
 
@@ -213,15 +182,14 @@ def save_args(items, fields: Mapping[str, Any]) -> ocp.args.Composite:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
+class Loaded(Meta):
   """A trained model: what every command but training starts from.
 
-  Attributes:
+  Attributes, beside those of `Meta`:
     path: The checkpoint's folder.
     step: Its step.
     model: The encoder.
     params: Its parameters: the average where there is one.
-    meta: What its checkpoint says beside its arrays.
     task: What it was fine-tuned for, and the head; None if it was not.
   """
 
@@ -229,7 +197,6 @@ class Loaded:
   step: int
   model: models.Model
   params: models.Params
-  meta: Meta
   task: FineTuned | None = None
 
   @property
@@ -246,36 +213,29 @@ class Loaded:
       run = pathlib.Path("runs", run.name)
     return run / "evals"
 
-  @property
-  def config(self) -> ConfigDict:
-    """The resolved config it was trained with."""
-    return self.meta.config
-
-  @property
-  def tokenizer(self) -> Tokenizer:
-    """Its tokenizer."""
-    return self.meta.tokenizer
-
-  @property
-  def boundary(self) -> str:
-    """Which special tokens stood around the documents of its data."""
-    return self.meta.boundary
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Adds --checkpoint and --step, which `load` takes, to a command."""
+  """Adds --checkpoint and --step, which `from_args` takes, to a command."""
   add = parser.add_argument
   add("--checkpoint", required=True, help="a run or a step; may be gs://...")
   add("--step", type=int, help="which step of the run; the newest by default")
 
 
-def find(path, step: int | None = None) -> pathlib.Path:
-  """Returns the step folder that `path` means.
+def from_args(args: argparse.Namespace) -> Loaded:
+  """Loads what a command was given; what it compiles from here on is kept.
 
-  Args:
-    path: A step folder, a folder of steps, or a run's workdir; may be in a
-      bucket.
-    step: Which one; the newest by default.
+  Raises:
+    UserError: as `load`.
+  """
+  compilation.keep_programs()
+  return load(args.checkpoint, args.step)
+
+
+def find(path, step: int | None = None) -> pathlib.Path:
+  """Returns the step folder that `path` means, by default the newest.
+
+  It may be a step folder, a folder of steps, or a run's workdir, also in a
+  bucket.
 
   Raises:
     UserError: if there is no such checkpoint.
@@ -292,7 +252,8 @@ def find(path, step: int | None = None) -> pathlib.Path:
       f" {FOLDER}/STEP folders"
     )
   if step is not None and step not in there:
-    raise UserError(f"{path} has no step {step}, but {_listed(list(there))}")
+    steps_there = ", ".join(map(str, sorted(there)))
+    raise UserError(f"{path} has no step {step}, but steps {steps_there}")
   return there[max(there) if step is None else step]
 
 
@@ -305,10 +266,6 @@ def steps(path) -> dict[int, pathlib.Path]:
   mark = _COMMITTED if files.is_remote(path) else "meta"
   whole = sorted(entry.parent for entry in folder.glob(f"*/{mark}"))
   return {int(step.name): step for step in whole if step.name.isdigit()}
-
-
-def _listed(found: list[int]) -> str:
-  return "steps " + ", ".join(map(str, sorted(found)))
 
 
 def read_meta(path: pathlib.Path) -> Meta:
@@ -333,10 +290,8 @@ def restore(
 ) -> TrainState:
   """Reads a checkpoint's state into the structure and shardings of `like`.
 
-  Args:
-    path: A step folder.
-    like: A state; what the checkpoint does not hold stays as it is there.
-    with_optimizer: Whether to read the optimizer's state.
+  What the checkpoint does not hold stays as it is in `like`; so does the
+  optimizer's state, if it is not asked for.
 
   Raises:
     Unreadable: if it does not hold that structure, or not what was saved.
@@ -375,7 +330,9 @@ def read(path: pathlib.Path, wanted: Mapping[str, Any]):
         f"{path} is of another model or optimizer: it {has} {name}/{other[0]}"
       )
     with failures.readable(path / name):
-      found[name] = _read_item(path, name, wanted[name])
+      found[name] = ocp.StandardCheckpointHandler().restore(
+        epath.Path(path / name), args=ocp.args.StandardRestore(wanted[name])
+      )
   return found, fields
 
 
@@ -385,7 +342,15 @@ def complete(like: TrainState, found: Mapping[str, Any]) -> TrainState:
   if "ema" in items and "ema" not in found:
     # A run without an average can start one with an average.
     items["ema"] = jax.tree.map(jnp.copy, items["params"])
-  return from_items(like, items)
+  # The structure is the optimizer's of today, and the names find its leaves.
+  treedef = jax.tree.structure(like.opt_state)
+  opt_state = [items["optimizer"][name] for name in _flatten(like.opt_state)]
+  return TrainState(
+    step=items["counters"]["step"],
+    params=items["params"],
+    opt_state=treedef.unflatten(opt_state),
+    ema=items.get("ema"),
+  )
 
 
 def load(path, step: int | None = None) -> Loaded:
@@ -405,29 +370,21 @@ def load(path, step: int | None = None) -> Loaded:
     "counters": _here({"step": jax.ShapeDtypeStruct((), np.int32)}),
   }
   if "head" in fields["sums"]:
-    with failures.readable(path / "head"):
-      wanted["head"] = _here(_head_shapes(path))
+    with failures.readable(path / "head"):  # only what is there knows them
+      handler = ocp.StandardCheckpointHandler()
+      wanted["head"] = _here(handler.metadata(epath.Path(path / "head")))
   found, fields = read(path, wanted)
   check_sums(path, found, fields)
   task = fields.get("task")
   if task is not None:
     task = FineTuned(**task, params=found.get("head", {}))
-  step = int(found["counters"]["step"])
-  return Loaded(path, step, model, found[item], meta, task)
-
-
-def _head_shapes(path: pathlib.Path):
-  """Returns shapes that are known to what is written alone."""
-  about = ocp.StandardCheckpointHandler().metadata(epath.Path(path / "head"))
-  return {
-    name: jax.ShapeDtypeStruct(array.shape, array.dtype)
-    for name, array in about.items()
-  }
-
-
-def _read_item(path: pathlib.Path, name: str, shapes):
-  return ocp.StandardCheckpointHandler().restore(
-    epath.Path(path / name), args=ocp.args.StandardRestore(shapes)
+  return Loaded(
+    **vars(meta),
+    path=path,
+    step=int(found["counters"]["step"]),
+    model=model,
+    params=found[item],
+    task=task,
   )
 
 
@@ -449,6 +406,7 @@ def check_sums(path: pathlib.Path, found, fields) -> None:
 def _here(shapes):
   """Asks for one device, whatever devices the checkpoint was saved from."""
   one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  return jax.tree.map(
-    lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=one), shapes
-  )
+  return {
+    name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=one)
+    for name, array in shapes.items()
+  }

@@ -12,7 +12,6 @@ import jax
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 
-_FULL = "No space left on device"
 _SPARE = 1 << 20  # bytes for what orbax writes beside the arrays
 # Of errors that orbax and tensorstore raise for files that are not as written;
 # most go on for hundreds of lines.
@@ -33,7 +32,7 @@ def readable(part: pathlib.Path):
     raise
   except Exception as error:  # orbax raises it bare for a cut file
     # A checkpoint that is out of reach now must not be passed over.
-    away, why = files.out_of_reach(error), reason_of(error)
+    away, why = files.out_of_reach(error), files.reason(error)
     if not away and any(word in str(error) for word in _DAMAGED):
       why = "its files are damaged, or not all there"
     raise (UserError if away else Unreadable)(
@@ -75,15 +74,5 @@ def check_space(folder: pathlib.Path, arrays) -> None:
   free = shutil.disk_usage(folder).free
   if free < needed:
     raise OSError(
-      f"{_FULL} ({needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free)"
+      f"{files.FULL} ({needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free)"
     )
-
-
-def reason_of(error: Exception) -> str:
-  """Returns why nothing could be written, in a line."""
-  reason = (str(error) or type(error).__name__).splitlines()[0]
-  if isinstance(error, KeyError):
-    reason = f"it has no {reason}"
-  if _FULL in str(error) and not reason.startswith(_FULL):
-    reason = _FULL  # at the end of a long story of tensorstore's
-  return reason[:200]

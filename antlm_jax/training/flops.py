@@ -12,18 +12,12 @@ from antlm_jax.objectives.batch import Batch
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Multiplications and additions by what they are for, each counted as two.
+  """Multiplications and additions by what they are for, each counted as two."""
 
-  Attributes:
-    blocks: The blocks' matrices, on every token.
-    head: The head, on every target.
-    causal: The two products of attention for every pair of a query and a key
-      that it sees, in rows where none sees a later one.
-    bidirectional: Likewise in all other rows.
-  """
-
-  blocks: float
-  head: float
+  blocks: float  # the blocks' matrices, on every token
+  head: float  # on every target
+  # The two products of attention for every pair of a query and a key that it
+  # sees: in rows where none sees a later one, and in all others.
   causal: float
   bidirectional: float
 
@@ -68,11 +62,9 @@ def forward(model: Model, batch: Batch) -> Work:
 
 
 def visible_pairs(mask: AttentionMask, shape: Sequence[int]) -> tuple[int, int]:
-  """Counts the queries and keys that see each other.
+  """Counts the queries and keys that see each other, in rows `[..., T]`.
 
-  Args:
-    mask: Its bounds, if any, have this shape.
-    shape: `[..., T]`: rows of T queries and as many keys.
+  The mask's bounds, if any, have this shape.
 
   Returns:
     Those of rows where no query sees a later key, and those of the others.

@@ -33,19 +33,12 @@ from antlm_jax.training import flops, metrics, summary
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-  """A step that was taken.
+  """A step that was taken."""
 
-  Attributes:
-    step: Number of steps done with it.
-    batch: What it took; of several processes, this one's part.
-    metrics: What the train step returned; in hooks, NumPy arrays.
-    timed: Whether its time tells the speed: nothing was compiled for it.
-  """
-
-  step: int
-  batch: Batch
-  metrics: Mapping[str, np.ndarray]
-  timed: bool
+  step: int  # number of steps done with it
+  batch: Batch  # what it took; of several processes, this one's part
+  metrics: Mapping[str, np.ndarray]  # the train step's; in hooks, NumPy arrays
+  timed: bool  # its time tells the speed: nothing was compiled for it
 
   def here(self) -> "Taken":
     """Waits for the results, and fetches them from the device."""
@@ -56,12 +49,9 @@ class Hook:
   """Something that is done around the steps; by default nothing.
 
   All processes of a run have the same hooks, called in the same order.
-
-  Attributes:
-    spent_on: What the time of `run` counts as, in the summary.
   """
 
-  spent_on = "hooks"
+  spent_on = "hooks"  # what the time of `run` counts as, in the summary
 
   def start(self, trainer) -> None:
     """Called before the first step."""
@@ -93,12 +83,7 @@ def of_run(
   """Returns a run's hooks, in their order.
 
   Saving comes after all that records: what a checkpoint's run goes on from
-  has then been recorded.
-
-  Args:
-    config: The run's config.
-    folder: Receives the files that grow.
-    given: Further ones.
+  has then been recorded. Files that grow are written into `folder`.
   """
   # Log is first: it counts a step before others record what came after it.
   return [
@@ -113,9 +98,7 @@ def of_run(
 def is_time(trainer, every: float) -> bool:
   """Whether it is time for what is done `every` so often, and at the end.
 
-  Args:
-    trainer: What trains.
-    every: Steps, or if under 1 a share of the run; 0 for the end alone.
+  `every` is in steps, or if under 1 a share of the run; 0 is the end alone.
   """
   steps = curriculum.amount(every, trainer.total)
   at_end = trainer.step == trainer.total
@@ -123,14 +106,10 @@ def is_time(trainer, every: float) -> bool:
 
 
 class Evaluator(Hook):
-  """Measures the state at the start, as often as `eval.every`, at switches.
-
-  Attributes:
-    prefixes: What the names of its values begin with.
-  """
+  """Measures the state at the start, as often as `eval.every`, at switches."""
 
   spent_on = "evaluation"
-  prefixes: tuple[str, ...] = ()
+  prefixes: tuple[str, ...] = ()  # what the names of its values begin with
 
   def measure(self, trainer) -> dict[str, float]:
     """Returns values by their names, such as `eval/clm/loss`."""
@@ -248,13 +227,17 @@ class Log(Hook):
     whole = sharding.abstract(trainer.run.mesh, inputs)
     # An objective's work in the other processes' rows is about that in ours.
     work = flops.train_step(trainer.run.model, taken.batch)
-    return whole.size, work * whole.size / inputs.size
+    order, step = trainer.run.order, taken.step - 1
+    filled = order.batch_size(step) / order.at(step).layout.batch_size
+    return whole.size * filled, work * whole.size / inputs.size * filled
 
   def _log(self, trainer, taken: Taken) -> None:
     run = trainer.run
     names = [run.objectives[n].name for n in run.curriculum.objectives]
     values = trainer.window.take(names)
-    shown = _losses(values, names) + self._speed(trainer, values, taken.step)
+    losses = ((name, values.get(f"train/{name}/loss")) for name in names)
+    shown = [f"{name} {loss:.3f}" for name, loss in losses if loss is not None]
+    shown += self._speed(trainer, values, taken.step)
     values |= {
       f"train/{name}": float(value)
       for name, value in taken.metrics.items()
@@ -278,19 +261,11 @@ class Log(Hook):
     return [*shown, f"{units.duration(left)} left"]
 
 
-def _losses(values: Mapping[str, float], names: Sequence[str]) -> list[str]:
-  losses = ((name, values.get(f"train/{name}/loss")) for name in names)
-  return [f"{name} {loss:.3f}" for name, loss in losses if loss is not None]
-
-
 class Trace(Hook):
   """Profiles some steps, for TensorBoard's profiler or xprof.
 
-  Of several processes the first is profiled.
-
-  Args:
-    steps: `FIRST:LAST`, the steps from FIRST up to LAST; empty for none.
-    folder: Receives it.
+  Those are `FIRST:LAST`, from FIRST up to LAST; empty for none. Of several
+  processes the first is profiled.
 
   Raises:
     UserError: for steps that cannot be read.

@@ -4,7 +4,6 @@ The same run again goes on from its last checkpoint.
 """
 
 import contextlib
-import json
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -111,7 +110,11 @@ class Trainer:
       self.state, self.resumed = begun.state, begun.resumed
       self.step = self._begun = int(self.state.step)
       self.window.restore(begun.window)
-    saving.claim(self.workdir, run.config)
+    # Only now, once all else has been checked: then the workdir is this run's.
+    if processes.is_first():
+      files.write_text(
+        self.workdir / saving.CONFIG, config_lib.to_json(run.config)
+      )
     # What was recorded before a first checkpoint is recorded again.
     self._records = metrics.Records(
       self.folder, self.step if self.resumed else -1, run.config.log.tensorboard
@@ -202,7 +205,7 @@ class Trainer:
     if not wrong:
       return
     self.checkpoints.wait()
-    last = self.checkpoints.latest()
+    last = self.checkpoints.last_good
     where = "there is none" if last is None else f"is step {last}"
     # A step's loss and gradient are those of the parameters before it.
     advice = "Try a lower schedule.peak_lr, or a longer schedule.warmup_steps"
@@ -221,21 +224,30 @@ class Trainer:
   def in_step(
     self, source: Source, start: int = 0, threads: int = 1
   ) -> Iterator[Batch]:
-    """Yields the batches of all processes in step.
+    """Yields the batches of all processes in step, read by so many threads.
 
-    Where a signal has asked one of them to end, all save and end before the
-    next batch.
-
-    Args:
-      source: The batches.
-      start: The first one.
-      threads: Threads that read and corrupt.
+    Every process then has target lists of the same length, the longest that
+    one of them needs. Where a signal has asked one of them to end, all save and
+    end before the next batch. What they compare is computed one batch ahead,
+    while the step before runs: nobody waits for it.
     """
-    batches = source_lib.load(source, start, threads)
-    for batch, status in _in_step(batches, self._stop):
-      if status:
-        self._end_early(status)
-      yield batch
+    ahead = None
+    for batch in source_lib.load(source, start, threads):
+      votes = processes.largest(lambda b=batch: (b.capacity, self._stop.status))
+      if ahead is not None:
+        yield self._agreed(*ahead)
+      ahead = batch, votes
+    if ahead is not None:
+      yield self._agreed(*ahead)
+
+  def _agreed(self, batch: Batch, votes) -> Batch:
+    """Pads a batch to the capacity of all; ends if one was told to."""
+    capacity, status = map(int, votes())
+    if status:
+      self._end_early(status)
+    return batch.padded(capacity)
+
+  # -------------------------------------------------------------- for the hooks
 
   def record(self, step: int, values: Mapping[str, float]) -> None:
     """Records values, named such as `eval/clm/loss`, after `step` steps."""
@@ -275,7 +287,12 @@ class Trainer:
       "held_out": rows,
       "seconds": {**self.ledger.seconds, "total": self.ledger.total},
     }
-    files.write_text(self.folder / "summary.json", json.dumps(found, indent=2))
+    file = self.folder / "summary.json"
+    if self.step == self._begun and file.exists():
+      # Nothing was left to train: the times are those of the run that did.
+      with contextlib.suppress(errors.UserError, KeyError):
+        found |= {"seconds": files.read_json(file, "it")["seconds"]}
+    files.write_json(file, found)
     names = {name: o.name for name, o in run.objectives.items()}
     picture = self.folder / "curves.png"
     plots.curves(records, run.curriculum, names, unigram, picture)
@@ -286,37 +303,6 @@ class Trainer:
     ):
       self.say(line)
     return found
-
-
-def _in_step(
-  batches: Iterator[Batch], stop: Stop
-) -> Iterator[tuple[Batch, int]]:
-  """Yields the batches of all processes in step.
-
-  Every process then has target lists of the same length, the longest that one
-  of them needs, and stops where the others do. What they compare is computed
-  one batch ahead, while the step before runs: nobody waits for it.
-
-  Args:
-    batches: This process's batches.
-    stop: What a signal to this process asked for.
-
-  Yields:
-    A batch, and the status of `signals.ENDS` to end with before it, or 0.
-  """
-  ahead = None
-  for batch in batches:
-    votes = processes.largest(lambda b=batch: (b.capacity, stop.status))
-    if ahead is not None:
-      yield _settled(*ahead)
-    ahead = batch, votes
-  if ahead is not None:
-    yield _settled(*ahead)
-
-
-def _settled(batch: Batch, votes) -> tuple[Batch, int]:
-  capacity, stop = votes()
-  return batch.padded(int(capacity)), int(stop)
 
 
 def _check_same(run: run_lib.Run, workdir: pathlib.Path) -> None:

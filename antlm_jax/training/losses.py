@@ -15,6 +15,7 @@ def cross_entropy(
   objective_ids: jax.Array,
   num_objectives: int,
   chunk: int,
+  z_loss: float = 0.0,
 ) -> dict[str, jax.Array]:
   """Sums the cross-entropy of targets by objective.
 
@@ -28,6 +29,8 @@ def cross_entropy(
     objective_ids: Each target's objective, int32 `[S, C]`.
     num_objectives: Number of objectives K.
     chunk: At most so many targets of a shard have their scores in memory.
+    z_loss: Weight of the squared log-partition in the loss, which keeps it
+      near 0 (PaLM, arXiv 2204.02311, section 5).
 
   Returns:
     Float32 `[K]` each: `loss` (weighted, in nats), `weight`, and over the
@@ -37,11 +40,12 @@ def cross_entropy(
   def sums(hidden, places, targets, weights, objective_ids):
     logits = logits_at(hidden, places)
     at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    nats = jax.nn.logsumexp(logits, axis=-1) - at_target
+    log_partition = jax.nn.logsumexp(logits, axis=-1)
+    nats = log_partition - at_target
     real = (weights > 0).astype(jnp.float32)
     correct = (jnp.argmax(logits, axis=-1) == targets) * real
     each = {
-      "loss": nats * weights,
+      "loss": (nats + z_loss * log_partition**2) * weights,
       "weight": weights,
       "count": real,
       "nats": nats * real,

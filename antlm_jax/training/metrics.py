@@ -104,22 +104,24 @@ class Ledger:
     )
 
 
+_SUMMED = ("nats", "count", "weight")  # of `losses.cross_entropy`'s
+
+
 class Window:
   """Sums metrics between log lines.
 
-  Args:
-    ledger: Its `data` and `steps` are the time that training took.
+  The ledger's `data` and `steps` are the time that training took.
   """
 
   def __init__(self, ledger: Ledger):
     self._ledger = ledger
     self._devices = jax.device_count()
-    peak = chips.peak(jax.devices()[0])
-    self._peak = peak and peak * self._devices
+    chip = chips.of(jax.devices()[0])
+    self._peak = chip and chip.flops * self._devices  # FLOP/s
     self._clear()
 
   def _clear(self) -> None:
-    self._nats = self._count = np.zeros((), np.float32)  # both become [K]
+    self._sums = dict.fromkeys(_SUMMED, np.zeros((), np.float32))  # then [K]
     self._tokens = self._work = 0.0
     self._begun = self._spent()
 
@@ -129,29 +131,25 @@ class Window:
     return seconds.get("data", 0.0) + seconds.get("steps", 0.0)
 
   def add(self, metrics: Mapping, tokens: float, work: float) -> None:
-    """Counts a step.
+    """Counts a step, by what it returned.
 
-    Args:
-      metrics: What the train step returned.
-      tokens: Its tokens; 0 if its time is not to count for the speed.
-      work: Its floating-point operations; likewise.
+    Its tokens and floating-point operations are 0 if its time is not to count
+    for the speed.
     """
-    self._nats = self._nats + metrics["nats"]
-    self._count = self._count + metrics["count"]
+    self._sums = {name: s + metrics[name] for name, s in self._sums.items()}
     self._tokens += tokens
     self._work += work
 
   def take(self, names: Sequence[str]) -> dict[str, float]:
-    """Returns the losses by objective and the speed, and begins anew.
-
-    Args:
-      names: The logged name of each objective.
-    """
-    values = {
-      f"train/{name}/loss": float(nats / count)
-      for name, nats, count in zip(names, self._nats, self._count, strict=True)
-      if count > 0
-    }
+    """Returns the losses by objectives' logged names and the speed; clears."""
+    values = {}
+    # Each objective's part of the loss, as the weights of its targets say.
+    shares = self._sums["weight"] / max(self._sums["weight"].sum(), 1e-9)
+    nats, counts = self._sums["nats"], self._sums["count"]
+    for name, n, count, share in zip(names, nats, counts, shares, strict=True):
+      if count > 0:
+        values[f"train/{name}/loss"] = float(n / count)
+        values[f"train/{name}/share"] = float(share)
     seconds = self._spent() - self._begun
     if self._tokens:
       rate = self._tokens / seconds
@@ -168,12 +166,10 @@ class Window:
     A run that goes on in the middle of a window then logs the mean of all its
     steps, as it would have without the end.
     """
-    if self._nats.ndim == 0:
-      return {}
-    return {"nats": self._nats.tolist(), "count": self._count.tolist()}
+    sums = self._sums.items()
+    return {name: total.tolist() for name, total in sums if total.ndim}
 
   def restore(self, sums: Mapping[str, Sequence[float]]) -> None:
     """Goes on from `sums`."""
-    if sums:
-      self._nats = np.asarray(sums["nats"], np.float32)
-      self._count = np.asarray(sums["count"], np.float32)
+    for name, total in sums.items():
+      self._sums[name] = np.asarray(total, np.float32)

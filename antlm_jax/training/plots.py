@@ -154,11 +154,8 @@ def shade(
 ) -> None:
   """Shades phases in the colours of what they train, in bands by its shares.
 
-  Args:
-    panels: matplotlib's axes.
-    curriculum: Whose phases.
-    names: The objectives' logged names, by name in the curriculum.
-    colours: By logged name.
+  `names` are the objectives' logged names by name in the curriculum, `colours`
+  are by logged name.
   """
   for phase in curriculum.phases:
     low = 0.0

@@ -12,6 +12,7 @@ from antlm_jax import config as config_lib
 from antlm_jax import models
 from antlm_jax.data import order as order_lib
 from antlm_jax.data.order import Order, Part
+from antlm_jax.data.packing import BOUNDARIES
 from antlm_jax.data.prepared import MANIFEST, Manifest, Prepared
 from antlm_jax.data.rows import Rows
 from antlm_jax.data.source import Source
@@ -29,28 +30,24 @@ from antlm_jax.training.step import TrainStep
 
 
 @dataclasses.dataclass(frozen=True)
+class Program:
+  """A step that a run compiles, for one kind of batch."""
+
+  name: str  # the objectives of the batch
+  steps: int  # how many of the run's steps are of it; 0 for an evaluation
+  batch: Batch  # this process's part of it
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
-  """The parts of a run.
+  """The parts of a run."""
 
-  Attributes:
-    config: The resolved config.
-    manifest: What the prepared data says of itself.
-    train_rows: Its rows to train on.
-    dev_rows: Held-out rows.
-    tokenizer: The tokenizer that both were made with.
-    objectives: By name in the curriculum.
-    curriculum: Which of them trains when.
-    order: Which rows train in which step.
-    mesh: The devices.
-    step: The step functions.
-  """
-
-  config: ConfigDict
-  manifest: Manifest
+  config: ConfigDict  # resolved
+  manifest: Manifest  # of the prepared data, as the three below
   train_rows: Rows
-  dev_rows: Rows
+  dev_rows: Rows  # held out
   tokenizer: Tokenizer
-  objectives: dict[str, Objective]
+  objectives: dict[str, Objective]  # by name in the curriculum
   curriculum: Curriculum
   order: Order
   mesh: jax.sharding.Mesh
@@ -78,10 +75,12 @@ class Run:
       self.order,
       self.curriculum,
       short=self.config.data.short,
+      loss_average=self.config.train.loss_average,
+      random_offset=self.config.data.random_offset,
     )
 
   def eval_sources(self) -> dict[str, Source]:
-    """Returns the held-out batches, by the name of the objective.
+    """Returns the held-out batches, by the logged name of the objective.
 
     They are the same at every evaluation, down to what is masked.
     """
@@ -122,20 +121,27 @@ class Run:
     """
     # A batch of every kind is made: that tells before the first step what an
     # implementation does not do, rather than at step 10,000.
-    for source in self.eval_sources().values():
-      self.attention_of(source[0])  # raises
-    source = self.source()
-    starts = [phase.start for phase in self.curriculum.phases]
-    starts += self.order.starts
-    out = {}
-    for step in starts:
-      name = ":".join(self.curriculum.at(step).shares)
-      joined = self.order.at(step).joined
+    return {p.name: self.attention_of(p.batch) for p in self.programs()}
+
+  def programs(self, evaluations: bool = True) -> list[Program]:
+    """Returns the steps that it compiles, each with a batch of its kind."""
+    source, out = self.source(), {}
+    # The kind of batch changes where the curriculum or the rows' layout does.
+    starts = {phase.start for phase in self.curriculum.phases}
+    starts = sorted(starts | {*self.order.starts})
+    ends = [*starts[1:], self.curriculum.steps]
+    for start, end in zip(starts, ends, strict=True):
+      name = str(self.curriculum.at(start))
+      joined = self.order.at(start).joined
       if joined > 1:
-        name += f" of {joined * self.train_rows.seq_len} tokens"
-      if name not in out:
-        out[name] = self.attention_of(source[step])
-    return out
+        name += f" of {joined * self.train_rows.seq_len}"
+      # Objectives that come again are one program, which trains more steps.
+      known = out.get(name) or Program(name, 0, source[start])
+      out[name] = dataclasses.replace(known, steps=known.steps + end - start)
+    if evaluations:
+      for name, of in self.eval_sources().items():
+        out[f"eval {name}"] = Program(f"eval {name}", 0, of[0])
+    return list(out.values())
 
   def attention_of(self, batch: Batch) -> str:
     """Names what computes a batch's attention.
@@ -188,8 +194,22 @@ class Run:
       objectives=self.objectives,
       vocabulary=vocabulary(self.tokenizer),
       seed=self.config.seed,
+      frame=self._frame() if self.config.data.framed else None,
       **options,
     )
+
+  def _frame(self) -> tuple[int, int | None]:
+    """Returns the ids that stand before and after documents."""
+    # A plan may be without data.
+    boundary = self.manifest.settings["boundary"] if self.manifest else "bos"
+    ids = (n and getattr(self.tokenizer, n) for n in BOUNDARIES[boundary])
+    before, after = ids
+    if before is None:
+      raise UserError(
+        f"data.framed needs rows of --boundary=bos or bos_eos, not {boundary}"
+        f" as those of {self.config.data.path}"
+      )
+    return before, after
 
 
 def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
@@ -240,12 +260,8 @@ def assemble(
 ) -> Run:
   """Puts a run together of its config, its data and the devices.
 
-  Args:
-    config: The config.
-    devices: By default those of this machine or pod; they need not be there.
-    train_rows: See `Run`, as for the rest of the data.
-    tokenizer: Likewise.
-    **data: Likewise.
+  The data is that of `read_data`. The devices, by default those of this machine
+  or pod, need not be there.
 
   Raises:
     UserError: for settings, data and devices that do not fit together.
@@ -268,9 +284,15 @@ def assemble(
       f" over model.max_seq_len={model.config.max_seq_len}: prepare shorter"
       " rows, or raise it"
     )
+  if train_rows.segmented and (config.data.random_offset or config.data.framed):
+    raise UserError(
+      "data.random_offset and data.framed are for rows of --packing=stream:"
+      f" those of {config.data.path} are divided into segments"
+    )
   order = Order(
     size=len(train_rows),
     parts=parts,
+    growth=config.train.batch_start,
     rounding=config.data.rounding,
     seed=config.seed,
     shuffle=config.data.shuffle,
@@ -318,10 +340,13 @@ def _step(config, model, curriculum: Curriculum) -> TrainStep:
   restarts = curriculum.switches if config.schedule.restart_at_switch else ()
   return TrainStep(
     model=model,
-    optimizer=optim.make(config.optimizer, model.axes),
+    optimizer=optim.make(config.optimizer, model.axes, model.tensors),
     schedule=optim.schedule(config.schedule, curriculum.steps, restarts),
     num_objectives=len(curriculum.objectives),
     seed=config.seed,
     loss_chunk=config.train.loss_chunk,
     ema=config.optimizer.ema,
+    loss_average=config.train.loss_average,
+    z_loss=config.train.z_loss,
+    growing=config.train.batch_start < 1,
   )

@@ -19,12 +19,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import Meta
-from antlm_jax.training.failures import (
-  Unreadable,
-  check_space,
-  readable,
-  reason_of,
-)
+from antlm_jax.training.failures import Unreadable, check_space, readable
 from antlm_jax.training.run import Run
 from antlm_jax.training.step import TrainState
 
@@ -84,30 +79,17 @@ def _check_shared(lock: pathlib.Path) -> None:
   )
 
 
-def claim(workdir: pathlib.Path, config: ConfigDict) -> None:
-  """Writes the config into the workdir, once all else has been checked."""
-  if processes.is_first():
-    files.write_text(workdir / CONFIG, config_lib.to_json(config))
-
-
 # --------------------------------------------------------------- where to begin
 
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-  """What a run begins with.
-
-  Attributes:
-    state: The state.
-    resumed: Whether it is from a checkpoint of its own.
-    notes: What to say of it.
-    window: The sums since its last log line, as `metrics.Window.sums` gives
-      them.
-  """
+  """What a run begins with."""
 
   state: TrainState
-  resumed: bool
-  notes: list[str]
+  resumed: bool  # from a checkpoint of its own
+  notes: list[str]  # what to say of it
+  # The sums since its last log line, as `metrics.Window.sums` gives them.
   window: Mapping = dataclasses.field(default_factory=dict)
 
 
@@ -119,11 +101,7 @@ def begin(
 ) -> Begun:
   """Begins at the run's newest checkpoint, another run's, or from scratch.
 
-  Args:
-    run: The run.
-    checkpoints: Its checkpoints.
-    init: Makes the first state.
-    shardings: Those of the state.
+  `init` makes the first state, which has these shardings.
 
   Raises:
     UserError: if the workdir is another run's, or what it is to begin with
@@ -214,11 +192,8 @@ def _check_same_model(path: pathlib.Path, meta: Meta, run: Run) -> None:
 class Checkpoints:
   """The checkpoints of a run, saved in the background.
 
-  Args:
-    workdir: The run's folder.
-    meta: Written into every step.
-    keep_last: How many of the newest steps are kept.
-    keep_every: Steps whose multiples are kept too; 0 for none.
+  `meta` is written into every step. The newest steps are kept, so many, and
+  the multiples of `keep_every`, where that is not 0.
   """
 
   def __init__(
@@ -236,21 +211,13 @@ class Checkpoints:
     # Made with the first save: it makes the folder, and sees what is in it.
     self._manager: ocp.CheckpointManager | None = None
     self._saving: int | None = None
-    self._last_good: int | None = max(checkpoint.steps(workdir), default=None)
+    # The newest whole step, or None.
+    self.last_good: int | None = max(checkpoint.steps(workdir), default=None)
 
-  def latest(self) -> int | None:
-    """Returns the newest whole step, or None."""
-    return self._last_good
-
-  def save(
-    self, step: int, state: TrainState, window: Mapping | None = None
-  ) -> None:
+  def save(self, step: int, state: TrainState, window: Mapping) -> None:
     """Begins to save; waits for the save before it.
 
-    Args:
-      step: Number of steps done.
-      state: The state after them.
-      window: What the next log line sums up so far.
+    `window` is what the next log line sums up so far.
 
     Raises:
       UserError: if either cannot be written, with the newest step that is.
@@ -262,7 +229,7 @@ class Checkpoints:
           self._folder, options=self._options
         )
       check_space(self._folder, state)
-      fields = {**self._meta, "window": window or {}}
+      fields = {**self._meta, "window": window}
       args = checkpoint.save_args(checkpoint.to_items(state), fields)
       self._manager.save(step, args=args, force=True)
       self._saving = step
@@ -275,7 +242,7 @@ class Checkpoints:
     Newer ones are set aside, under a name that says so.
 
     Args:
-      like: A state of its shapes and shardings.
+      like: Shapes and shardings of the state.
 
     Returns:
       The state, what its checkpoint says beside it, and what to say of those
@@ -329,7 +296,7 @@ class Checkpoints:
         (self._folder / str(step)).rename(self._folder / name)
     if bad:
       processes.agreed(0)  # waits for the first process
-      self._last_good = max(checkpoint.steps(self._folder), default=None)
+      self.last_good = max(checkpoint.steps(self._folder), default=None)
     return notes
 
   def wait(self) -> None:
@@ -338,7 +305,7 @@ class Checkpoints:
       with self._told(self._saving):
         self._manager.wait_until_finished()
         self._manager.check_for_errors()
-      self._last_good = self._manager.latest_step()
+      self.last_good = self._manager.latest_step()
 
   def close(self) -> None:
     """Waits, and ends the background threads."""
@@ -353,8 +320,8 @@ class Checkpoints:
     except files.failures() as error:
       if processes.is_of_a_computation(error):
         raise
-      last = "none" if self._last_good is None else f"step {self._last_good}"
+      last = "none" if self.last_good is None else f"step {self.last_good}"
       raise UserError(
         f"saving step {step} under {self._folder} failed:"
-        f" {reason_of(error)}; the last good checkpoint is {last}"
+        f" {files.reason(error)}; the last good checkpoint is {last}"
       ) from error

@@ -24,19 +24,12 @@ Metrics = dict[str, jax.Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """All that a run carries from step to step.
+  """All that a run carries from step to step."""
 
-  Attributes:
-    step: Number of steps done, int32 `[]`.
-    params: The parameters by path.
-    opt_state: The optimizer's state.
-    ema: Moving average of the parameters, or None.
-  """
-
-  step: jax.Array
-  params: Params
+  step: jax.Array  # number of steps done, int32 []
+  params: Params  # by path
   opt_state: Any
-  ema: Params | None = None
+  ema: Params | None = None  # the parameters' moving average
 
   @property
   def best_params(self) -> Params:
@@ -46,25 +39,18 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-  """What the steps are made of; static, so it may be closed over by jit.
-
-  Attributes:
-    model: The encoder.
-    optimizer: Gradients to updates, before the learning rate.
-    schedule: Step to learning rate.
-    num_objectives: Number of objectives K in the curriculum.
-    seed: Seeds the parameters and dropout.
-    loss_chunk: Targets of a shard whose scores are in memory at once.
-    ema: Decay of the moving average; 0 for none.
-  """
+  """What the steps are made of; static, so it may be closed over by jit."""
 
   model: Model
-  optimizer: optax.GradientTransformation
-  schedule: Callable[[jax.Array], jax.Array]
-  num_objectives: int
-  seed: int = 0
-  loss_chunk: int = 2048
-  ema: float = 0.0
+  optimizer: optax.GradientTransformation  # before the learning rate
+  schedule: Callable[[jax.Array], jax.Array]  # step to learning rate
+  num_objectives: int  # K, those in the curriculum
+  seed: int = 0  # of the parameters and of dropout
+  loss_chunk: int = 2048  # targets of a shard whose scores are in memory
+  ema: float = 0.0  # decay of the moving average; 0 for none
+  loss_average: str = "targets"  # or "objectives": the mean of their means
+  z_loss: float = 0.0  # weight of the squared log-partition
+  growing: bool = False  # batches' last microbatches may have no targets
 
   def init(self) -> TrainState:
     """Makes the first state. Call it under jit, to be born sharded."""
@@ -97,6 +83,8 @@ class TrainStep:
     """
     # By the step alone, so that a run that goes on drops what it would have.
     key = jax.random.fold_in(jax.random.key(self.seed), state.step)
+    if self.loss_average == "objectives":
+      batch = self._shared(batch)
     grads, sums = self._accumulate(state.params, batch, key)
     # A batch may have no targets; its gradients are zeros then.
     weight = jnp.maximum(sums["weight"].sum(), 1e-9)
@@ -117,21 +105,29 @@ class TrainStep:
       average = optim.ema(average, params, self.ema)
     return TrainState(state.step + 1, params, opt_state, average), metrics
 
+  def _shared(self, batch: Batch) -> Batch:
+    """Divides targets' weights by how many their objective has in the batch.
+
+    As where every GPU has one objective, takes the mean of its own targets,
+    and the means are averaged (GPT-BERT's code).
+    """
+    ids = jax.nn.one_hot(batch.objective_ids, self.num_objectives)
+    count = jnp.einsum("mdc,mdck->k", jnp.sign(batch.weights), ids)
+    share = ids @ (1 / jnp.maximum(count, 1))
+    return dataclasses.replace(batch, weights=batch.weights * share)
+
   def evaluate(self, params: Params, batch: Batch) -> Metrics:
     """Returns `losses.cross_entropy`'s sums of a batch of M = 1."""
     return self.sums(params, jax.tree.map(lambda x: x[0], batch), None)
 
   def sums(self, params: Params, micro: Batch, key) -> Metrics:
-    """Sums of one microbatch.
+    """Returns `losses.cross_entropy`'s sums of one microbatch, `[K]` each.
 
     Args:
       params: The parameters by path.
       micro: A batch without its leading axis: inputs `[B, T]`, targets
         `[D, C]`.
       key: For dropout, or None.
-
-    Returns:
-      `losses.cross_entropy`'s sums, `[K]` each.
     """
     # One key for the encoder, one for the head.
     keys = (None, None) if key is None else jax.random.split(key)
@@ -167,6 +163,7 @@ class TrainStep:
       micro.objective_ids,
       self.num_objectives,
       self.loss_chunk,
+      self.z_loss,
     )
 
   def _accumulate(self, params: Params, batch: Batch, key):
@@ -179,18 +176,23 @@ class TrainStep:
     grad = jax.grad(loss, has_aux=True)
     count = batch.inputs.shape[0]
     keys = jax.random.split(key, count)
-    # A scan of one would keep two copies of the gradients.
+    # A loop of one would keep two copies of the gradients.
     if count == 1:
       return grad(params, jax.tree.map(lambda x: x[0], batch), keys[0])
-
-    def body(total, part):
-      return jax.tree.map(jnp.add, total, grad(params, *part)), None
 
     shapes = jax.eval_shape(
       grad, params, jax.tree.map(lambda x: x[0], batch), keys[0]
     )
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-    return jax.lax.scan(body, zero, (batch, keys))[0]
+
+    def add(i, total):
+      part = jax.tree.map(lambda x: x[i], (batch, keys))
+      return jax.tree.map(jnp.add, total, grad(params, *part))
+
+    if self.growing:  # known on the device alone: one program for every size
+      filled = batch.weights.any(axis=(1, 2))
+      count = jnp.max(jnp.where(filled, jnp.arange(1, count + 1), 0))
+    return jax.lax.fori_loop(0, count, add, zero)
 
 
 def state_shardings(train_step: TrainStep, mesh) -> TrainState:
@@ -207,8 +209,9 @@ def state_shardings(train_step: TrainStep, mesh) -> TrainState:
     name = getattr(path[-1], "key", None) if path else None
     like = model.shapes.get(name)
     if like is not None and like.shape == leaf.shape:
-      return sharding.named(mesh, model.axes[name], leaf.shape)
-    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+      spec = sharding.spec(mesh, model.axes[name], leaf.shape)
+      return jax.sharding.NamedSharding(mesh, spec)
+    return sharding.whole(mesh)
 
   shapes = jax.eval_shape(train_step.init)
   return jax.tree_util.tree_map_with_path(of, shapes)

@@ -27,11 +27,10 @@ def of_run(run: Run) -> Iterator[str]:
   by_name: dict[str, list[str]] = {}
   for batch, name in run.attention.items():
     by_name.setdefault(name, []).append(batch)
-  if len(by_name) == 1:
-    yield f"attention: {next(iter(by_name))}"
-  else:
-    parts = (f"{name} ({', '.join(b)})" for name, b in by_name.items())
-    yield f"attention: {', '.join(parts)}"
+  parts = list(by_name)
+  if len(by_name) > 1:
+    parts = [f"{name} ({', '.join(b)})" for name, b in by_name.items()]
+  yield f"attention: {', '.join(parts)}"
   if kept := compilation.folder():
     yield f"compiled programs are kept in {kept}"
   yield from sharding.undivided(run.mesh, run.model.axes, run.model.shapes)

@@ -37,14 +37,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from antlm_jax import attention, cli, settings
+from antlm_jax import attention, cli
 from antlm_jax.attention.tpu import kernel, schedule
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import layers
 from antlm_jax.planning import topology
 from antlm_jax.runtime import sharding
 from antlm_jax.settings import setting
-from evals.benchmarks.common import RESULTS, Report
+from evals.benchmarks.common import RESULTS, Report, arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,12 +65,6 @@ class Shape:
     *sizes, buckets = dataclasses.astuple(self)
     text = "x".join(str(x) for x in sizes)
     return f"{text}+{buckets}" if buckets else text
-
-  @classmethod
-  def of(cls, text: str) -> "Shape":
-    """Reads what `str` wrote."""
-    sizes, _, buckets = text.partition("+")
-    return cls(*map(int, sizes.split("x")), int(buckets or 0))
 
   def arrays(self, make):
     """Makes q, k, v and the gradient of the output by `make(shape)`."""
@@ -388,7 +382,7 @@ _BUNDLES = """
 import sys
 from evals.benchmarks import attention as b
 where, shape, name, peer = sys.argv[1:]
-shape = b.Shape.of(shape)
+shape = eval(f"b.{shape}")
 b.compile_for(b.topology.devices(where)[0], b.PEERS["tpu"][peer](shape, name),
               shape, b.make_mask(name, shape.rows, shape.length))
 """
@@ -404,7 +398,7 @@ def count_bundles(where: str, shape: Shape, name: str, peer: str) -> str:
   with tempfile.TemporaryDirectory() as folder:
     dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
     subprocess.run(
-      [sys.executable, "-c", _BUNDLES, where, str(shape), name, peer],
+      [sys.executable, "-c", _BUNDLES, where, repr(shape), name, peer],
       env=os.environ | {"LIBTPU_INIT_ARGS": dump, "JAX_PLATFORMS": "cpu"},
       check=True,
       capture_output=True,
@@ -499,11 +493,7 @@ class Settings:
 
 def main(argv) -> None:
   """Prints a line per case, and writes them to a file."""
-  parser = cli.Parser(
-    prog="python -m evals.benchmarks.attention", description=__doc__
-  )
-  settings.add_arguments(parser, Settings)
-  args = settings.from_args(Settings, parser.parse_args(argv))
+  args = arguments("attention", __doc__, Settings, argv)
   shapes = [SHAPES[name] for name in args.shapes]
   if jax.default_backend() == "cpu":
     machine = args.topology.partition(":")[0] + "-compiled"

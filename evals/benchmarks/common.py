@@ -7,21 +7,26 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from antlm_jax import tables
+from antlm_jax import cli, settings, tables
 from antlm_jax.runtime import files
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 
+def arguments(name: str, about: str, section: type, argv: Sequence[str]):
+  """Returns a benchmark's arguments as a section of settings."""
+  parser = cli.Parser(
+    prog=f"python -m evals.benchmarks.{name}", description=about
+  )
+  settings.add_arguments(parser, section)
+  return settings.from_args(section, parser.parse_args(argv))
+
+
 class Report:
   """Rows that are printed and written at once: they stay, whatever comes next.
 
-  Args:
-    folder: Where the JSON file is written.
-    name: What it is called, in words.
-    columns: The table's columns, and how wide they are.
-    align: As for `tables.text`.
-    **about: What the file says beside the rows.
+  The table has columns of given widths, aligned as by `tables.text`. The JSON
+  file in the folder is called by the name, and says `about` beside the rows.
 
   Raises:
     UserError: if the file cannot be written.

@@ -29,7 +29,7 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-from antlm_jax import cli, models, settings, units
+from antlm_jax import cli, models, units
 from antlm_jax.models.llama import SHAPES, LlamaConfig
 from antlm_jax.objectives.batch import Batch, Layout, assemble
 from antlm_jax.objectives.corruption import (
@@ -44,7 +44,7 @@ from antlm_jax.runtime import chips, sharding
 from antlm_jax.settings import setting
 from antlm_jax.training import flops, optim
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
-from evals.benchmarks.common import RESULTS, Report
+from evals.benchmarks.common import RESULTS, Report, arguments
 
 BATCHES = {  # the objectives of rows, in turn, and whether rows are packed
   "clm": ("C", False),
@@ -56,27 +56,22 @@ _DOCUMENTS = 5  # in a packed row, about
 _SPECIAL = 4  # ids under this are special, and the last of them is the mask
 _WARMUP, _FEWEST, _MOST = 3, 5, 100  # steps: not timed, and timed
 _NO_MEMORY = "out of memory"
+_MEASURED = (
+  *("attention", "seconds", "steps", "tokens_per_second", "mfu"),
+  *("needed_bytes", "peak_bytes", "compile_seconds", "error"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Size:
-  """How a size is timed; so many rows a device fit into 80 GB.
+  """How a size is timed; so many rows a device fit into 80 GB."""
 
-  Attributes:
-    shape: The encoder's, as in `SHAPES`.
-    seq_len: Tokens in a row T.
-    rows: Rows on a device.
-    vocab_size: Number of tokens V.
-    tied: Whether the head is the transposed embedding.
-    remat: What the backward pass recomputes.
-  """
-
-  shape: dict[str, int]
-  seq_len: int
-  rows: int
-  vocab_size: int
-  tied: bool
-  remat: str
+  shape: dict[str, int]  # the encoder's, as in `SHAPES`
+  seq_len: int  # tokens in a row T
+  rows: int  # on a device
+  vocab_size: int  # number of tokens V
+  tied: bool  # whether the head is the transposed embedding
+  remat: str  # what the backward pass recomputes
 
 
 SIZES = {
@@ -85,13 +80,7 @@ SIZES = {
   "610M": Size(SHAPES["610M"], 2048, 16, 128_256, False, "dots"),
 }
 _SHRUNK = {
-  "shape": {
-    "layers": 2,
-    "width": 32,
-    "mlp_width": 64,
-    "heads": 4,
-    "kv_heads": 2,
-  },
+  "shape": dict(layers=2, width=32, mlp_width=64, heads=4, kv_heads=2),
   "seq_len": 64,
   "rows": 4,
   "vocab_size": 512,
@@ -101,14 +90,7 @@ _SHRUNK = {
 def make_example(
   batch: str, layout: Layout, seq_len: int, vocab_size: int
 ) -> Batch:
-  """Makes an example of random tokens.
-
-  Args:
-    batch: A name of `BATCHES`.
-    layout: The rows and where they go.
-    seq_len: Tokens in a row T.
-    vocab_size: Number of tokens V.
-  """
+  """Makes one of `BATCHES`, by its name, of random tokens."""
   names, packed = BATCHES[batch]
   chosen = [OBJECTIVES[name] for name in names]
   rows, draw = layout.rows, np.random.default_rng(0)
@@ -127,14 +109,11 @@ def make_example(
   shown = [corrupt(o, tokens, segments, counters, vocabulary) for o in chosen]
   kinds = rows % len(chosen)
   each = kinds, np.arange(len(rows))
-  corrupted = Corrupted(
-    **{
-      field.name: np.stack([getattr(s, field.name) for s in shown])[each]
-      for field in dataclasses.fields(Corrupted)
-    }
-  )
+  merged = (np.stack(arrays)[each] for arrays in zip(*shown, strict=True))
   shares = {k: 1 / len(chosen) for k in range(len(chosen))}
-  return assemble(tokens, corrupted, kinds, chosen, layout, shares, packed)
+  return assemble(
+    tokens, Corrupted(*merged), kinds, chosen, layout, shares, packed
+  )
 
 
 def make_step(config: LlamaConfig) -> TrainStep:
@@ -208,19 +187,7 @@ def measure(train_step, init, step, mesh, example: Batch, seconds: float):
   What is not known is None; `error` says why a case has no time.
   """
   _, rows, length = example.inputs.shape
-  out = dict.fromkeys(
-    (
-      "attention",
-      "seconds",
-      "steps",
-      "tokens_per_second",
-      "mfu",
-      "needed_bytes",
-      "peak_bytes",
-      "compile_seconds",
-      "error",
-    )
-  )
+  out = dict.fromkeys(_MEASURED)
   try:
     model = train_step.model
     out["attention"] = model.attention_of(example.inputs, example.mask)
@@ -242,9 +209,9 @@ def measure(train_step, init, step, mesh, example: Batch, seconds: float):
   else:
     out["seconds"], out["steps"] = float(np.median(times)), len(times)
     out["tokens_per_second"] = rows * length / out["seconds"]
-    if peak := chips.peak(mesh.devices.flat[0]):
+    if chip := chips.of(mesh.devices.flat[0]):
       done = flops.train_step(train_step.model, example) / out["seconds"]
-      out["mfu"] = float(done / (peak * mesh.size))
+      out["mfu"] = float(done / (chip.flops * mesh.size))
   stats = mesh.devices.flat[0].memory_stats() or {}
   out["peak_bytes"] = stats.get("peak_bytes_in_use")
   return out
@@ -306,11 +273,7 @@ class Settings:
 
 def main(argv) -> None:
   """Prints a line per size and batch, and writes them all as JSON."""
-  parser = cli.Parser(
-    prog="python -m evals.benchmarks.step", description=__doc__
-  )
-  settings.add_arguments(parser, Settings)
-  args = settings.from_args(Settings, parser.parse_args(argv))
+  args = arguments("step", __doc__, Settings, argv)
   changes = {"seq_len": args.seq_len, "rows": args.rows}
   changes = {name: n for name, n in changes.items() if n is not None}
   changes = (_SHRUNK if args.shrink else {}) | changes

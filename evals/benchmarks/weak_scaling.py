@@ -13,12 +13,12 @@ step.
 import dataclasses
 import sys
 
-from antlm_jax import cli, settings, units
+from antlm_jax import cli, units
 from antlm_jax.planning import topology
-from antlm_jax.planning.estimate import estimate, programs
+from antlm_jax.planning.estimate import estimate
 from antlm_jax.planning.search import Pod
 from antlm_jax.settings import setting
-from evals.benchmarks.common import RESULTS, Report
+from evals.benchmarks.common import RESULTS, Report, arguments
 
 SLICES = ("2x2x2", "2x4x4", "4x4x8", "8x8x8", "8x16x16")
 _SAME = 1.01  # the program itself differs by some megabytes
@@ -34,7 +34,7 @@ def measure(config: str, shape: str, rows: int, widest: int) -> dict:
   )
   pod = Pod(config, (), devices, vocab_size=128_256, pieces=2)
   run = pod.run(settings)
-  found = estimate(run, programs(run, evaluations=False)[0])
+  found = estimate(run, run.programs(evaluations=False)[0])
   sent = {f"{c['kind']} over {c['axes']}": c["sent"] for c in found.collectives}
   return {
     "topology": shape,
@@ -46,34 +46,20 @@ def measure(config: str, shape: str, rows: int, widest: int) -> dict:
   }
 
 
-_COLUMNS = {
-  "slice": 12,
-  "mesh": 28,
-  "arguments": 9,
-  "needed": 9,
-  "sent": 8,
-  "network": 8,
-  "step": 9,
-  "MFU": 6,
-  "compiled": 8,
+_CELLS = {  # of the table, by column: its width, and what it shows of a row
+  "slice": (12, lambda row: row["topology"]),
+  "mesh": (
+    28,
+    lambda row: ", ".join(f"{a}={n}" for a, n in row["mesh"].items()),
+  ),
+  "arguments": (9, lambda row: units.gib(row["memory"]["arguments"])),
+  "needed": (9, lambda row: units.gib(row["memory"]["needed"])),
+  "sent": (8, lambda row: units.quantity(row["sent_bytes"], "B")),
+  "network": (8, lambda row: units.milliseconds(row["seconds"]["network"])),
+  "step": (9, lambda row: units.milliseconds(row["step_seconds"])),
+  "MFU": (6, lambda row: f"{row['mfu']:.1%}"),
+  "compiled": (8, lambda row: units.duration(row["compile_seconds"])),
 }
-
-
-def _cells(row: dict) -> list[str]:
-  """One slice as a line of the table."""
-  if not row["memory"]["fits"]:
-    return [row["topology"], "does not fit"]
-  return [
-    row["topology"],
-    ", ".join(f"{axis}={size}" for axis, size in row["mesh"].items()),
-    units.gib(row["memory"]["arguments"]),
-    units.gib(row["memory"]["needed"]),
-    units.quantity(row["sent_bytes"], "B"),
-    units.milliseconds(row["seconds"]["network"]),
-    units.milliseconds(row["step_seconds"]),
-    f"{row['mfu']:.1%}",
-    units.duration(row["compile_seconds"]),
-  ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,22 +76,21 @@ class Settings:
 
 def main(argv) -> None:
   """Prints a line per slice, and writes them all as JSON."""
-  parser = cli.Parser(
-    prog="python -m evals.benchmarks.weak_scaling", description=__doc__
-  )
-  settings.add_arguments(parser, Settings)
-  args = settings.from_args(Settings, parser.parse_args(argv))
+  args = arguments("weak_scaling", __doc__, Settings, argv)
   report = Report(
     args.output,
     f"weak scaling {args.generation}",
-    _COLUMNS,
+    {name: width for name, (width, _) in _CELLS.items()},
     "<<>",
     config=args.config,
   )
   for shape in args.slices:
     shape = f"{args.generation}:{shape}"
     row = measure(args.config, shape, args.rows, args.widest)
-    report.add(row, _cells(row))
+    cells = [shape, "does not fit"]
+    if row["memory"]["fits"]:
+      cells = [cell(row) for _, cell in _CELLS.values()]
+    report.add(row, cells)
   report.close()
   needed = [row["memory"]["needed"] for row in report.rows]
   if max(needed) > _SAME * needed[0]:

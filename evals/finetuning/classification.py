@@ -27,65 +27,58 @@ class Options:
     " is bidirectional, the last one's if it is causal",
     choices=POOLS,
   )
-  head: str = setting(
-    "norms",
-    "BabyLM's, with norms, or plain, without: EuroBERT's",
-    choices=("norms", "plain"),
+  head: str | None = setting(
+    None,
+    "norms: LTG-BERT's and BabyLM's, plain: EuroBERT's, without norms, linear:"
+    " one layer, as of causal models in transformers; by default norms if the"
+    " attention is bidirectional, linear if it is causal",
+    choices=("norms", "plain", "linear"),
   )
-  dropout: float = setting(0.1, "in the head", least=0, under=1)
+  dropout: float = setting(
+    0.1, "in the head, if it is not linear", least=0, under=1
+  )
 
-  def classifier(self, labels: Sequence[str], attention: str) -> "Classifier":
+  def classifier(self, labels: Sequence[str], attention: str) -> "Linear":
     """Returns the head for classes of these names."""
-    pool = self.pool or ("last" if attention == "causal" else "first")
-    norms = self.head == "norms"
-    return Classifier(tuple(labels), pool, self.dropout, norms)
+    pool, head = _BY_ATTENTION[attention]
+    pool, head = self.pool or pool, self.head or head
+    if head == "linear":
+      return Linear(tuple(labels), pool)
+    return Classifier(tuple(labels), pool, self.dropout, head == "norms")
+
+
+# What transformers has for LTG-BERT, and for a causal Llama.
+_BY_ATTENTION = {
+  "bidirectional": ("first", "norms"),
+  "causal": ("last", "linear"),
+}
 
 
 # -------------------------------------------------------------------- the head
 
 
 @dataclasses.dataclass(frozen=True)
-class Classifier(Head):
-  """Norm, linear, GELU, norm, dropout, linear, on one vector of the row.
+class Linear(Head):
+  """One linear layer without a bias, on one vector of the row.
 
-  The head of BabyLM's 2025 pipeline; its norms have no parameters and its GELU
-  is the tanh approximation. Without norms it is EuroBERT's head for sequences
-  (transformers' EuroBertForSequenceClassification): linear, exact GELU, linear.
+  With the last token's it is the head of causal models in transformers, such
+  as LlamaForSequenceClassification.
 
-  Attributes:
-    labels: Names of the C classes, in their order.
-    pool: The vector: of the `first` token, of the `last`, or their `mean`.
-    dropout: Share that is dropped before the last linear layer in training.
-    norms: Whether it has norms.
   """
 
-  labels: tuple[str, ...]
-  pool: str
-  dropout: float = 0.1
-  norms: bool = True
-  kind: ClassVar[str] = "classifier"
+  labels: tuple[str, ...]  # names of the C classes, in their order
+  pool: str  # the vector: of the `first` token, of the `last`, or their `mean`
+  kind: ClassVar[str] = "linear"
 
   def parameters(self, width: int) -> dict[str, Param]:
-    """Kernels from N(0, 2 / 5D) cut at two deviations, as LTG-BERT's."""
-    std, classes = (2 / (5 * width)) ** 0.5, len(self.labels)
-    # Biases count as norms do: weight decay leaves both out.
-    return {
-      "dense/kernel": Param((width, width), ("embed", "embed"), std),
-      "dense/bias": Param((width,), ("norm",)),
-      "classes/kernel": Param((width, classes), ("embed", None), std),
-      "classes/bias": Param((classes,), ("norm",)),
-    }
+    """A kernel from N(0, .02^2), cut at two deviations."""
+    shape = width, len(self.labels)
+    return {"classes/kernel": Param(shape, ("embed", None), 0.02)}
 
   def __call__(self, params: Params, hidden, lengths, dropout_key=None):
     """Returns logits, float32 `[B, C]`."""
-    norm = _norm if self.norms else lambda x: x
-    x = norm(pooled(hidden, lengths, self.pool).astype(jnp.float32))
-    x = x @ params["dense/kernel"] + params["dense/bias"]
-    x = norm(jax.nn.gelu(x, approximate=self.norms))
-    if dropout_key is not None and self.dropout:
-      keep = jax.random.bernoulli(dropout_key, 1 - self.dropout, x.shape)
-      x = jnp.where(keep, x / (1 - self.dropout), 0.0)
-    return x @ params["classes/kernel"] + params["classes/bias"]
+    x = pooled(hidden, lengths, self.pool).astype(jnp.float32)
+    return x @ params["classes/kernel"]
 
   def loss(self, outputs, labels, weights) -> jax.Array:
     """The mean cross-entropy in nats."""
@@ -107,13 +100,46 @@ class Classifier(Head):
     return reduced.tolist()
 
 
+@dataclasses.dataclass(frozen=True)
+class Classifier(Linear):
+  """Norm, linear, exact GELU, norm, dropout, linear, on one vector of the row.
+
+  The head of LTG-BERT and of BabyLM's 2025 pipeline; its norms have no
+  parameters. Without norms it is EuroBERT's head for sequences (transformers'
+  EuroBertForSequenceClassification): linear, GELU, linear.
+  """
+
+  dropout: float = 0.1  # share dropped before the last linear layer in training
+  norms: bool = True
+  kind: ClassVar[str] = "classifier"
+
+  def parameters(self, width: int) -> dict[str, Param]:
+    """Kernels from N(0, 2 / 5D) cut at two deviations, as LTG-BERT's."""
+    std, classes = (2 / (5 * width)) ** 0.5, len(self.labels)
+    # Biases count as norms do, of which weight decay may leave out both.
+    return {
+      "dense/kernel": Param((width, width), ("embed", "embed"), std),
+      "dense/bias": Param((width,), ("norm",)),
+      "classes/kernel": Param((width, classes), ("embed", None), std),
+      "classes/bias": Param((classes,), ("norm",)),
+    }
+
+  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
+    """Returns logits, float32 `[B, C]`."""
+    norm = _norm if self.norms else lambda x: x
+    x = norm(pooled(hidden, lengths, self.pool).astype(jnp.float32))
+    x = x @ params["dense/kernel"] + params["dense/bias"]
+    x = norm(jax.nn.gelu(x, approximate=False))
+    if dropout_key is not None and self.dropout:
+      keep = jax.random.bernoulli(dropout_key, 1 - self.dropout, x.shape)
+      x = jnp.where(keep, x / (1 - self.dropout), 0.0)
+    return x @ params["classes/kernel"] + params["classes/bias"]
+
+
 def pooled(hidden: jax.Array, lengths: jax.Array, pool: str) -> jax.Array:
   """Returns one vector a row, `[B, D]`, of hidden states `[B, T, D]`.
 
-  Args:
-    hidden: Hidden states, padded at the right.
-    lengths: Tokens of each row, int32 `[B]`.
-    pool: One of `POOLS`.
+  Rows are padded at the right from their lengths on, int32 `[B]`.
   """
   if pool == "first":
     return hidden[:, 0]
@@ -135,10 +161,7 @@ def cross_entropy(
 ) -> jax.Array:
   """Returns the mean in nats over a batch, weighted, `[]`.
 
-  Args:
-    logits: float32 `[..., C]`.
-    labels: int32 `[...]`.
-    weights: float32 `[...]`.
+  Logits are float32 `[..., C]`, labels int32 and weights float32 `[...]`.
   """
   at_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
   nats = jax.nn.logsumexp(logits, axis=-1) - at_label
@@ -152,19 +175,14 @@ def task(
   name: str,
   load: Callable[[str], Sequence[Example]],
   evaluations: Sequence[str],
-  head: Classifier,
+  head: Linear,
   main_metric: str = "accuracy",
   **more,
 ) -> Task:
   """Makes a task of classes; F1 and MCC are of two classes only.
 
-  Args:
-    name: Its name.
-    load: Reads examples whose labels are indices of the head's `labels`.
-    evaluations: Names of its evaluation sets.
-    head: The classifier.
-    main_metric: The one that is reported.
-    **more: Further fields of the Task.
+  The labels that `load` reads are indices of the head's; `more` are further
+  fields of the Task.
   """
   return Task(
     name=name,

@@ -1,7 +1,8 @@
-"""GLUE and SuperGLUE as BabyLM fine-tunes and evaluates them.
+"""GLUE and SuperGLUE as BabyLM's pipelines fine-tune and evaluate on them.
 
-Eleven scores of ten trainings: BoolQ, CoLA, MNLI (which is evaluated matched
-and mismatched), MRPC, MultiRC, QNLI, QQP, RTE, SST-2, WSC. A task's files are
+2024: eleven scores of ten trainings: BoolQ, CoLA, MNLI (which is evaluated
+matched and mismatched), MRPC, MultiRC, QNLI, QQP, RTE, SST-2, WSC. 2025: seven
+of them, other settings. A year is a row of `SUITES`. A task's files are
 `NAME.train.jsonl` and `NAME.valid.jsonl`, in the folder or its
 `glue_filtered/`. BabyLM's validation set is also its test set: the best epoch
 is chosen on what is reported.
@@ -11,8 +12,9 @@ import csv
 import dataclasses
 import functools
 import json
+import operator
 import pathlib
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from string import Formatter
 from typing import NamedTuple
 
@@ -21,9 +23,7 @@ from antlm_jax.runtime import files as io
 from evals.finetuning import classification
 from evals.finetuning.classification import Options
 from evals.finetuning.rows import Example
-from evals.finetuning.task import Suite, Task
-
-_NLI = {"entailment": 0, "neutral": 1, "contradiction": 2}
+from evals.finetuning.task import Predicted, Suite, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,15 +33,13 @@ class Format:
   Attributes:
     texts: The texts of an example: templates over a line's fields.
     metric: The main metric.
-    classes: Number of classes.
-    labels: Labels that are words, and their classes.
+    classes: The classes' names: words where the files have words, or numbers.
     evaluations: Other names under which it is evaluated.
   """
 
   texts: tuple[str, ...]
   metric: str = "accuracy"
-  classes: int = 2
-  labels: Mapping[str, int] = dataclasses.field(default_factory=dict)
+  classes: tuple[str, ...] = ("0", "1")
   evaluations: tuple[str, ...] = ()
 
   @property
@@ -50,31 +48,25 @@ class Format:
     parts = (part for text in self.texts for part in Formatter().parse(text))
     return [field for _, field, _, _ in parts if field]
 
-  @property
-  def names(self) -> tuple[str, ...]:
-    """The classes' names: words where the files have words, or numbers."""
-    words = {number: word for word, number in self.labels.items()}
-    return tuple(words.get(c, str(c)) for c in range(self.classes))
 
-
-# The question comes first or last as in SuperGLUE's own fields. WSC's spans
-# are asked for in words: BabyLM's files mark them by position alone.
+# The texts are those of both years' pipelines, in their order.
 FORMATS = {
   "boolq": Format(("{question}", "{passage}")),
   "cola": Format(("{sentence}",), metric="mcc"),
   "mnli": Format(
     ("{premise}", "{hypothesis}"),
-    classes=3,
-    labels=_NLI,
+    classes=("entailment", "neutral", "contradiction"),
     evaluations=("mnli-mm",),
   ),
   "mrpc": Format(("{sentence1}", "{sentence2}"), metric="f1"),
-  "multirc": Format(("{paragraph}", "{question} {answer}")),
+  "multirc": Format(("Question: {question} Answer: {answer}", "{paragraph}")),
   "qnli": Format(("{question}", "{sentence}")),
   "qqp": Format(("{question1}", "{question2}"), metric="f1"),
   "rte": Format(("{sentence1}", "{sentence2}")),
   "sst2": Format(("{sentence}",)),
-  "wsc": Format(("{text}", "{span2_text} refers to {span1_text}")),
+  "wsc": Format(
+    ('Does "{span2_text}" refer to "{span1_text}" in this passage?', "{text}")
+  ),
 }
 SCORES_OF = {
   name: (name, *format.evaluations) for name, format in FORMATS.items()
@@ -83,12 +75,7 @@ SCORES = tuple(name for those in SCORES_OF.values() for name in those)
 
 
 class Files(NamedTuple):
-  """Where a task is read.
-
-  Attributes:
-    train: Its training set.
-    evaluations: Its evaluation sets, by name.
-  """
+  """Where a task is read: its training set, and its evaluation sets by name."""
 
   train: pathlib.Path
   evaluations: Mapping[str, pathlib.Path]
@@ -118,9 +105,13 @@ def find(folder, name: str) -> Files:
   if not folder.is_dir():
     raise UserError(f"--data={folder}: no such folder")
   sources = list(_sources(folder, name))
-  for files in sources:
-    if files.train.is_file():
-      return _with_evaluations(files, name)
+  for train, evaluations in sources:
+    if train.is_file():
+      there = {e: path for e, path in evaluations.items() if path.is_file()}
+      if name not in there:
+        absent = evaluations[name]
+        raise UserError(f"{name} cannot be evaluated: {absent} is absent")
+      return Files(train, there)
   raise UserError(
     f"{name} cannot be trained: {sources[0].train} is absent, and so is"
     " glue_filtered/ with it"
@@ -140,64 +131,123 @@ def _sources(folder: pathlib.Path, name: str) -> Iterator[Files]:
     )
 
 
-def _with_evaluations(files: Files, name: str) -> Files:
-  there = {e: path for e, path in files.evaluations.items() if path.is_file()}
-  if name not in there:
-    raise UserError(
-      f"{name} cannot be evaluated: {files.evaluations[name]} is absent"
-    )
-  return Files(files.train, there)
+# ----------------------------------------------------------- the two pipelines
 
 
-def task(files: Files, name: str, options: Options, attention: str) -> Task:
-  """Makes the value of a task.
+def texts_2024(found: Mapping[str, Predicted]) -> dict[str, str]:
+  """The part of what collect_results.py makes, and what it makes it of.
 
-  Args:
-    files: What `find` found.
-    name: A key of `FORMATS`.
-    options: Of its head.
-    attention: How rows are read.
+  That is, of each evaluation set, finetune_classification.py's predictions.txt.
   """
-  format = FORMATS[name]
-  return classification.task(
-    name,
-    functools.partial(load, files, format),
-    tuple(files.evaluations),
-    options.classifier(format.names, attention),
-    format.metric,
-    texts=predictions,
-    files=(files.train, *files.evaluations.values()),
-  )
+  texts = {"predictions.json": json.dumps({"glue": _predictions(found)})}
+  for name, those in found.items():
+    lines = [f"{i}\t{one}\n" for i, one in enumerate(those.predictions)]
+    texts[f"{name}/predictions.txt"] = "".join(["index\tprediction\n", *lines])
+  return texts
 
 
-def make(folder, name: str, options: Options, attention: str) -> Task:
-  """Makes a task of what is found in a folder.
+def texts_2025(found: Mapping[str, Predicted]) -> dict[str, str]:
+  """What finetune/run.py writes of its one evaluation set."""
+  lines = [
+    f"{metric}: {score}"
+    for those in found.values()
+    for metric, score in those.scores.items()
+  ]
+  return {
+    "predictions.json": json.dumps(_predictions(found)),
+    "results.txt": "\n".join(lines),
+  }
 
-  Raises:
-    UserError: if there is no training set, or none to evaluate on.
-  """
-  return task(find(folder, name), name, options, attention)
 
-
-SUITE = Suite("GLUE", SCORES_OF, Options, make)
-
-
-def predictions(found: Mapping[str, tuple]) -> dict[str, str]:
-  """Returns predictions.json, in the form of BabyLM's 2024 pipeline.
-
-  Args:
-    found: By evaluation set its examples, and their predictions.
-  """
-  sets = {
+def _predictions(found: Mapping[str, Predicted]) -> dict[str, dict]:
+  return {
     name: {
       "predictions": [
-        {"id": example.id, "pred": prediction}
-        for example, prediction in zip(*those, strict=True)
+        {"id": example.id, "pred": one}
+        for example, one in zip(those.examples, those.predictions, strict=True)
       ]
     }
     for name, those in found.items()
   }
-  return {"predictions.json": json.dumps({"glue": sets}) + "\n"}
+
+
+def f1_if_binary(format: Format) -> str:
+  """The metric that chooses the epoch in 2024, whichever is reported."""
+  return "f1" if len(format.classes) == 2 else format.metric
+
+
+def make(
+  folder,
+  name: str,
+  options: Options,
+  attention: str,
+  scores: Mapping[str, tuple[str, ...]] = SCORES_OF,
+  best_by: Callable[[Format], str] = f1_if_binary,
+  texts: Callable[[Mapping[str, Predicted]], dict[str, str]] = texts_2024,
+) -> Task:
+  """Makes a task, a key of `FORMATS`, of what is found in a folder.
+
+  Of its evaluation sets those are wanted that `scores` has; `best_by` names
+  the metric that chooses the epoch, `texts` makes files of predictions.
+
+  Raises:
+    UserError: if there is no training set, or none to evaluate on.
+  """
+  files, format = find(folder, name), FORMATS[name]
+  sets = {e: p for e, p in files.evaluations.items() if e in scores[name]}
+  return classification.task(
+    name,
+    functools.partial(load, files, format),
+    tuple(sets),
+    options.classifier(format.classes, attention),
+    format.metric,
+    best_by=best_by(format),
+    texts=texts,
+    files=(files.train, *sets.values()),
+  )
+
+
+_SEVEN = ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
+_SCORES_2025 = {name: (name,) for name in _SEVEN}
+# eval_finetuning.sh, and the defaults of finetune/run.py.
+_SETTINGS_2025 = {
+  "lrs": (3e-5,),
+  "seeds": (42,),
+  "batch_size": 32,
+  "patience": 0,
+  "drop_last": True,
+  "max_length": 512,
+  "warmup": 0.06,
+  "decay": "cosine",
+  "floor": 0.1,
+  "weight_decay": 0.01,
+  "decay_scope": "all",
+  "clip": 0.0,
+  "head": "norms",
+}
+_OWN_2025 = {
+  "boolq": {"batch_size": 16},
+  "multirc": {"batch_size": 16},
+  "wsc": {"epochs": 30},
+  # Its files hold no more: this is for those of 2024.
+  "mnli": {"limit": 10_000},
+  "qqp": {"limit": 10_000},
+}
+SUITES = {  # by year; the settings' usual defaults are those of 2024
+  "2024": Suite("GLUE", SCORES_OF, make),
+  "2025": Suite(
+    "GLUE of 2025",
+    _SCORES_2025,
+    functools.partial(
+      make,
+      scores=_SCORES_2025,
+      best_by=operator.attrgetter("metric"),
+      texts=texts_2025,
+    ),
+    "finetune-2025",
+    {name: _SETTINGS_2025 | _OWN_2025.get(name, {}) for name in _SEVEN},
+  ),
+}
 
 
 # --------------------------------------------------------------------- reading
@@ -239,10 +289,11 @@ def _example(fields: dict, format: Format, name: str, where: str) -> Example:
 
 def _class(label, format: Format, where: str) -> int:
   """Returns a label's class: it is a word, or a number, also in quotes."""
-  known = dict(format.labels)
-  for number in range(format.classes):
-    known |= {number: number, str(number): number}
+  numbers = [str(number) for number in range(len(format.classes))]
+  known = {}
+  for number, word in enumerate(format.classes):
+    known |= {number: number, str(number): number, word: number}
   if isinstance(label, Hashable) and label in known:
     return known[label]
-  among = ", ".join(map(str, (*range(format.classes), *format.labels)))
+  among = ", ".join(dict.fromkeys((*numbers, *format.classes)))
   raise UserError(f"{where}: the label {label!r:.60} is not one of {among}")

@@ -5,20 +5,23 @@ A run is a learning rate and a seed. All runs are one state with a leading axis
 does depends on its rate and its seed alone, not on which others are beside it.
 """
 
+import argparse
 import dataclasses
 import functools
+import itertools
+import math
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from ml_collections import ConfigDict
 
 from antlm_jax import hashing, models
+from antlm_jax.config import Optimizer
+from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
-from antlm_jax.objectives import curriculum
 from antlm_jax.settings import setting
 from antlm_jax.training import optim
 from antlm_jax.training.checkpoint import Loaded
@@ -27,7 +30,10 @@ from evals.finetuning.rows import Rows
 from evals.finetuning.task import Head, Predictions, Task
 
 ATTENTIONS = ("bidirectional", "causal")
-DECAYS = ("linear", "cosine")
+DECAYS = {  # how a rate falls from 1 to 0, by the share of its way in [0, 1]
+  "linear": lambda t: 1 - t,
+  "cosine": lambda t: (1 + np.cos(np.pi * t)) / 2,
+}
 _HEAD = "task_head/"  # stands before the names of the head's parameters
 
 
@@ -36,9 +42,23 @@ class Settings:
   """How runs are trained; the defaults are those of BabyLM's 2024 pipeline."""
 
   batch_size: int = setting(64, "examples in a step", least=1)
+  rows_at_once: int = setting(
+    0, "examples that are in memory together; 0 for all of a step", least=0
+  )
   epochs: int = setting(10, "epochs, at most", least=1)
+  steps: int = setting(
+    0, "of a run, evaluated at their end alone; 0 for epochs", least=0
+  )
   patience: int = setting(
     3, "epochs without a better score; 0 for all epochs", least=0
+  )
+  threshold: float = setting(
+    0.001, "the gain, of scores up to 1, from which one is better", least=0
+  )
+  drop_last: bool = setting(
+    False,
+    "leave out, in each epoch, what does not fill a batch",
+    action=argparse.BooleanOptionalAction,  # a preset may turn it on
   )
   max_length: int = setting(128, "tokens of a row, at most", least=8)
   attention: str = setting(
@@ -48,13 +68,19 @@ class Settings:
     0.0, "share of the steps in which the rate rises", least=0, under=1
   )
   decay: str = setting(
-    "linear", "how it falls to 0 over the rest", choices=DECAYS
+    "linear", "how it falls over the rest", choices=tuple(DECAYS)
+  )
+  floor: float = setting(
+    0.0, "the share of it that it falls to", least=0, most=1
   )
   b1: float = setting(0.9, "AdamW's", least=0, under=1)
   b2: float = setting(0.999, "AdamW's", least=0, under=1)
   eps: float = setting(1e-8, "AdamW's", least=0)
-  weight_decay: float = setting(
-    0.0, "AdamW's, of all but norms and biases", least=0
+  weight_decay: float = setting(0.0, "AdamW's", least=0)
+  decay_scope: str = setting(
+    "matrices",
+    "what decays: matrices is all but norms and biases",
+    choices=("all", "matrices"),
   )
   clip: float = setting(
     1.0, "largest gradient norm; 0 for no clipping", least=0
@@ -67,32 +93,22 @@ class Settings:
 
 
 class Run(NamedTuple):
-  """One of the runs that train together.
+  """One of the runs that train together."""
 
-  Attributes:
-    lr: Its peak learning rate.
-    seed: Draws the head, the order of the examples and the dropout.
-  """
-
-  lr: float
-  seed: int
+  lr: float  # the peak learning rate
+  seed: int  # draws the head, the order of the examples and the dropout
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Outcome:
-  """What became of a run.
-
-  Attributes:
-    run: The run.
-    epochs: By epoch: `train_loss` in nats and the metrics by evaluation set.
-    best_epoch: The epoch, from 1, of the best main metric; the first if tied.
-    predictions: Those of that epoch, of every example, by evaluation set.
-  """
+  """What becomes of a run, epoch after epoch."""
 
   run: Run
-  epochs: tuple[dict[str, Any], ...]
-  best_epoch: int
-  predictions: dict[str, Predictions]
+  # By epoch: `train_loss` in nats and the metrics by evaluation set.
+  epochs: Sequence[dict[str, Any]] = ()
+  best_epoch: int = 0  # from 1, of the best score; the first if tied
+  # Those of that epoch, of every example, by evaluation set.
+  predictions: Mapping[str, Predictions] | None = None
 
   @property
   def best(self) -> dict[str, Any]:
@@ -133,16 +149,16 @@ class Programs(NamedTuple):
 def programs(config, head: Head, settings: Settings) -> Programs:
   """Returns the functions of many runs; tasks of equal heads share them.
 
-  Args:
-    config: The encoder's.
-    head: What stands on it.
-    settings: How to train.
+  The config is the encoder's.
   """
-  return _programs(config, head, settings.causal, _adamw(settings))
+  causal, at_once = settings.causal, settings.rows_at_once
+  return _programs(config, head, causal, _adamw(settings), at_once)
 
 
 @functools.lru_cache(maxsize=4)
-def _programs(config, head: Head, causal: bool, adamw: tuple) -> Programs:
+def _programs(
+  config, head: Head, causal: bool, adamw: Optimizer, rows_at_once: int
+) -> Programs:
   """Makes the functions of one run, and maps them over runs."""
   model = models.from_config(config)
   trained = _trained(model)
@@ -151,7 +167,7 @@ def _programs(config, head: Head, causal: bool, adamw: tuple) -> Programs:
     {name: model.axes[name] for name in trained},
     {name: param.axes for name, param in declared},
   )
-  optimizer = optim.make(ConfigDict(dict(adamw)), axes)
+  optimizer = optim.make(adamw, axes)
   compute = outputs(model, head, causal)
 
   def init(encoder, seed):
@@ -164,7 +180,8 @@ def _programs(config, head: Head, causal: bool, adamw: tuple) -> Programs:
     key = jax.random.fold_in(jax.random.key(seed), count)
 
     def loss_of(params):
-      out = compute(params, frozen, batch.tokens, batch.lengths, key)
+      args = frozen, batch.tokens, batch.lengths, key
+      out = chunked(compute, rows_at_once)(params, *args)
       return head.loss(out, batch.labels, batch.weights)
 
     value, grads = jax.value_and_grad(loss_of)(state.params)
@@ -205,6 +222,38 @@ def outputs(model: models.Model, head: Head, causal: bool) -> Callable:
   return compute
 
 
+def chunked(compute: Callable, size: int) -> Callable:
+  """Computes `outputs`' function for so many rows at a time; 0 for all.
+
+  What is computed is the same: a row's outputs depend on no other row. The
+  backward pass computes each chunk again, so that no more than a chunk and all
+  outputs are in memory (gradient caching, arXiv 2101.06983).
+  """
+
+  def each(params, frozen, tokens, lengths, dropout_key):
+    rows = len(tokens)
+    if not 0 < size < rows:
+      return compute(params, frozen, tokens, lengths, dropout_key)
+    if rows % size:
+      raise UserError(
+        f"--rows_at_once={size} does not divide --batch_size={rows}"
+      )
+    count = rows // size
+
+    def one(part):
+      return compute(params, frozen, *part)
+
+    parts = (
+      tokens.reshape(count, size, *tokens.shape[1:]),
+      lengths.reshape(count, size, *lengths.shape[1:]),
+      jax.random.split(dropout_key, count),
+    )
+    out = jax.lax.map(jax.checkpoint(one), parts)
+    return jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), out)
+
+  return each
+
+
 def split(params: Mapping[str, Any]) -> tuple[dict, dict]:
   """Takes a run's parameters apart: the encoder's, and the head's."""
   encoder = {n: p for n, p in params.items() if not n.startswith(_HEAD)}
@@ -232,52 +281,41 @@ def _trained(model: models.Model) -> frozenset[str]:
   return frozenset(name for name, var in pairs if id(var) in used)
 
 
-def _adamw(settings: Settings) -> tuple[tuple[str, Any], ...]:
-  """Returns the `optimizer` config section, hashable."""
-  chosen = ("b1", "b2", "eps", "weight_decay", "clip")
-  fields = {name: getattr(settings, name) for name in chosen}
-  fields |= {"name": "adamw", "decay_scope": "matrices"}
-  return tuple(fields.items())
+def _adamw(settings: Settings) -> Optimizer:
+  """Returns the config's section of the optimizer."""
+  chosen = ("b1", "b2", "eps", "weight_decay", "decay_scope", "clip")
+  return Optimizer(
+    "adamw", **{name: getattr(settings, name) for name in chosen}
+  )
 
 
 def shares(settings: Settings, steps: int) -> np.ndarray:
-  """Returns the share of the peak rate at each step, float32 `[steps]`."""
-  warmup = curriculum.amount(settings.warmup, steps)
-  shape = {
-    "name": "wsd",
-    "decay": settings.decay,
-    "peak_lr": 1.0,
-    "warmup_steps": warmup,
-    "decay_steps": steps - warmup,
-    "min_lr_ratio": 0.0,
-  }
-  rate = optim.schedule(ConfigDict(shape), steps)
-  return np.asarray(rate(jnp.arange(steps)), np.float32)
+  """Returns the share of the peak rate at each step, float32 `[steps]`.
+
+  As in transformers and in BabyLM's pipelines a step has the rate at which it
+  begins: the first of a warm-up has none, and the last one is above the floor.
+  """
+  warmup, step = int(settings.warmup * steps), np.arange(steps)
+  fallen = DECAYS[settings.decay]((step - warmup) / (steps - warmup))
+  down = settings.floor + (1 - settings.floor) * fallen
+  up = step / max(1, warmup)
+  return np.where(step < warmup, up, down).astype(np.float32)
 
 
 # ------------------------------------------------------------------ training
 
 
 class Data(NamedTuple):
-  """The rows of a task.
-
-  Attributes:
-    train: What is trained on.
-    evaluations: What is evaluated on, by name.
-  """
+  """The rows of a task: for training, and of each evaluation set."""
 
   train: Rows
   evaluations: dict[str, Rows]
 
 
 def read(loaded: Loaded, task: Task, max_length: int, limit: int = 0) -> Data:
-  """Reads a task's examples and makes rows of them.
+  """Reads a task's examples and makes rows of at most `max_length` tokens.
 
-  Args:
-    loaded: The model.
-    task: The task.
-    max_length: Tokens of a row, at most.
-    limit: Training examples, at most, a random part; 0 for all.
+  With a limit there are so many training examples, at most, a random part.
   """
   train = task.load("train")
   if 0 < limit < len(train):
@@ -303,10 +341,10 @@ def fit(
 
   Args:
     loaded: What they start from.
-    task: The task.
+    task: What they learn.
     data: Its rows.
-    settings: How to train.
-    runs: The runs.
+    settings: How they are trained.
+    runs: Their rates and seeds.
     track: Wraps the list of an epoch's batches, as tqdm does.
     tell: Is given a line about each epoch.
     keep: Is given the best run, the first of equals, after an epoch that made
@@ -321,14 +359,13 @@ def fit(
   rates = np.array([run.lr for run in runs], np.float32)
   seeds = np.array([run.seed for run in runs], np.uint32)
   state = made.init(encoder, seeds)
-  watch = _Watch(task, data.evaluations, runs, settings.patience)
-  # The rate falls over all epochs, although a run may stop before.
-  per_epoch = -(-len(data.train) // settings.batch_size)
-  share = shares(settings, per_epoch * settings.epochs)
+  watch = _Watch(task, data.evaluations, runs, settings)
+  of_epoch = _steps(task, data, settings)
+  share = shares(settings, settings.steps or of_epoch * settings.epochs)
   step = 0
-  for epoch in range(settings.epochs):
+  for epoch, batches in enumerate(_parts(data.train, settings, runs)):
     losses = []
-    for batch in track(_epoch(data.train, settings.batch_size, runs, epoch)):
+    for batch in track(batches):
       rate = rates * share[step]
       state, loss = made.step(state, frozen, batch(), rate, seeds, step)
       losses.append(loss)
@@ -340,19 +377,47 @@ def fit(
     }
     watch.add(np.mean(jax.device_get(losses), axis=0), found)
     tell(watch.line())
-    run, best_epoch, score = watch.leader
+    index, score = watch.leader
     # The leader's parameters are those of now only if it leads by this epoch.
-    if keep and best_epoch == epoch + 1:
-      keep(runs[run], score, functools.partial(_one, state.params, run))
-    if watch.over:
+    if keep and watch.outcomes[index].best_epoch == epoch + 1:
+      keep(runs[index], score, functools.partial(_one, state.params, index))
+    if watch.stopped == len(runs):
       break
-  return watch.outcomes()
+  return watch.outcomes
 
 
-def _epoch(rows: Rows, size: int, runs: Sequence[Run], epoch: int) -> list:
+def _steps(task: Task, data: Data, settings: Settings) -> int:
+  """Returns the steps of an epoch; the rate falls over all epochs' steps."""
+  size, examples = settings.batch_size, len(data.train)
+  if settings.drop_last and examples < size:
+    raise UserError(
+      f"{task.name}: its {examples} training examples do not fill a batch of"
+      f" {size}, and --drop_last leaves them out: give --batch_size"
+    )
+  return examples // size if settings.drop_last else -(-examples // size)
+
+
+def _parts(
+  rows: Rows, settings: Settings, runs: Sequence[Run]
+) -> Iterator[list[Callable]]:
+  """Yields the batches between evaluations: an epoch's, or all steps'."""
+  epochs = (_epoch(rows, settings, runs, i) for i in itertools.count())
+  if settings.steps:
+    every = itertools.chain.from_iterable(epochs)
+    yield list(itertools.islice(every, settings.steps))
+  else:
+    yield from itertools.islice(epochs, settings.epochs)
+
+
+def _epoch(
+  rows: Rows, settings: Settings, runs: Sequence[Run], epoch: int
+) -> list[Callable]:
   """Returns an epoch's batches `[runs, ...]`, each made when it is called."""
-  seeds = dict.fromkeys(run.seed for run in runs)
-  by_seed = {seed: rows_lib.batches(rows, size, seed, epoch) for seed in seeds}
+  size, drop_last = settings.batch_size, settings.drop_last
+  by_seed = {
+    seed: rows_lib.batches(rows, size, seed, epoch, drop_last)
+    for seed in dict.fromkeys(run.seed for run in runs)
+  }
   steps = zip(*(by_seed[run.seed] for run in runs), strict=True)
   return [functools.partial(rows_lib.gather, rows, slots) for slots in steps]
 
@@ -363,93 +428,81 @@ def _one(params, run: int) -> dict[str, np.ndarray]:
   return {name: np.asarray(pick(p, run)) for name, p in params.items()}
 
 
-@dataclasses.dataclass
 class _Watch:
-  """Follows the runs of a group: their scores, and which of them go on.
+  """Follows the runs of a group: their scores, and which of them go on."""
 
-  Attributes:
-    task: The task.
-    rows: Those that are predicted, by evaluation set.
-    runs: The runs.
-    patience: Epochs without a better score after which a run stops.
-    epochs: By run, what each epoch measured.
-    best: By run, its best epoch, from 1.
-    predictions: By run, those of its best epoch.
-  """
-
-  task: Task
-  rows: Mapping[str, Rows]
-  runs: Sequence[Run]
-  patience: int
-  epochs: list[list[dict]] = dataclasses.field(init=False)
-  best: list[int] = dataclasses.field(init=False)
-  predictions: list[dict] = dataclasses.field(init=False)
-
-  def __post_init__(self):
-    self.epochs = [[] for _ in self.runs]
-    self.best = [0] * len(self.runs)
-    self.predictions = [{} for _ in self.runs]
+  def __init__(
+    self,
+    task: Task,
+    rows: Mapping[str, Rows],
+    runs: Sequence[Run],
+    settings: Settings,
+  ):
+    self._task, self._settings = task, settings
+    self._rows = rows  # those that are predicted, by evaluation set
+    self.outcomes = [Outcome(run) for run in runs]
 
   def add(self, losses, found: Mapping[str, Any]) -> None:
     """Takes an epoch: losses `[runs]`, and what to decode `[runs, n, ...]`."""
-    # A run that has stopped trains on beside the others, and is not looked at.
-    for run in [r for r in range(len(self.runs)) if not self._stopped(r)]:
+    for run, outcome in enumerate(self.outcomes):
+      # One that has stopped trains on beside the others, and is not looked at.
+      if self._stopped(outcome):
+        continue
       mine = {
-        name: self.task.head.decode(
-          jax.tree.map(operator.itemgetter(run), arrays), self.rows[name]
+        name: self._task.head.decode(
+          jax.tree.map(operator.itemgetter(run), arrays), self._rows[name]
         )
         for name, arrays in found.items()
       }
-      scores = measure(self.task, mine, self.rows)
-      self.epochs[run].append({"train_loss": float(losses[run])} | scores)
-      count = len(self.epochs[run])
-      before = self.best[run]
-      if not before or self._score(run, count) > self._score(run, before):
-        self.best[run], self.predictions[run] = count, mine
+      scores = measure(self._task, mine, self._rows)
+      epoch = {"train_loss": float(losses[run])} | scores
+      before = outcome.epochs
+      outcome.epochs = (*before, epoch)
+      if not before or self._task.score(epoch) > self._task.score(outcome.best):
+        outcome.best_epoch, outcome.predictions = len(outcome.epochs), mine
 
   @property
-  def over(self) -> bool:
-    """Whether all runs have stopped."""
-    return all(self._stopped(run) for run in range(len(self.runs)))
+  def stopped(self) -> int:
+    """How many runs have stopped."""
+    return sum(map(self._stopped, self.outcomes))
 
   @property
-  def leader(self) -> tuple[int, int, float]:
-    """The best run, its best epoch and its score then."""
-    scores = self._best_scores()
-    run = int(np.argmax(scores))
-    return run, self.best[run], scores[run]
+  def leader(self) -> tuple[int, float]:
+    """The index of the best run, the first of equals, and its best score."""
+    scores = [self._task.score(outcome.best) for outcome in self.outcomes]
+    index = int(np.argmax(scores))
+    return index, scores[index]
 
   def line(self) -> str:
     """Says how the runs stand."""
-    epoch = max(map(len, self.epochs))
-    going = [r for r, e in enumerate(self.epochs) if len(e) == epoch]
-    scores = [self._score(run, epoch) for run in going]
-    best = self._best_scores()
-    losses = [self.epochs[run][-1]["train_loss"] for run in going]
-    stopped = sum(self._stopped(run) for run in range(len(self.runs)))
+    count = max(len(outcome.epochs) for outcome in self.outcomes)
+    last = [o.epochs[-1] for o in self.outcomes if len(o.epochs) == count]
+    losses = [epoch["train_loss"] for epoch in last]
+    scores = [100 * self._task.score(epoch) for epoch in last]
     return (
-      f"{self.task.name} epoch {epoch}: train loss {_span(losses, 3)},"
-      f" {self.task.main_metric} {_span(np.multiply(scores, 100), 1)},"
-      f" best {100 * max(best):.1f}; {stopped} of {len(best)} runs stopped"
+      f"{self._task.name} epoch {count}: train loss {_span(losses, 3)},"
+      f" {self._task.chooser} {_span(scores, 1)},"
+      f" best {100 * self.leader[1]:.1f};"
+      f" {self.stopped} of {len(self.outcomes)} runs stopped"
     )
 
-  def outcomes(self) -> list[Outcome]:
-    """Returns what became of the runs."""
-    fields = zip(
-      self.runs, self.epochs, self.best, self.predictions, strict=True
-    )
-    return [Outcome(r, tuple(e), b, p) for r, e, b, p in fields]
+  def _stopped(self, outcome: Outcome) -> bool:
+    scores = [self._task.score(epoch) for epoch in outcome.epochs]
+    waited = without_gain(scores, self._settings.threshold)
+    return 0 < self._settings.patience <= waited
 
-  def _stopped(self, run: int) -> bool:
-    since = len(self.epochs[run]) - self.best[run]
-    return 0 < self.patience <= since
 
-  def _best_scores(self) -> list[float]:
-    return [self._score(run, epoch) for run, epoch in enumerate(self.best)]
+def without_gain(scores: Sequence[float], threshold: float) -> int:
+  """Returns for how many epochs no score was better than all before it.
 
-  def _score(self, run: int, epoch: int) -> float:
-    first = self.task.evaluations[0]
-    return self.epochs[run][epoch - 1][first][self.task.main_metric]
+  Better by more than the threshold, that is, as in transformers: what is less
+  is still the best from there on, and does not count as better.
+  """
+  best, waited = -math.inf, 0
+  for score in scores:
+    waited = 0 if score - best > threshold else waited + 1
+    best = max(best, score)
+  return waited
 
 
 def _span(values: Iterable[float], digits: int) -> str:

@@ -18,22 +18,15 @@ from antlm_jax.inference import framing
 from antlm_jax.training.checkpoint import Loaded
 
 _SHORTEST = 16  # tokens; longer rows are padded to it doubled, and so on
-_ROWS, _BATCHES = 0, 1  # what a permutation is of
+_ROWS, _BATCHES, _LEFT_OUT = 0, 1, 2  # what a permutation is of
 
 
 class Example(NamedTuple):
-  """An example of a task.
+  """An example of a task."""
 
-  Attributes:
-    texts: Its texts, such as a sentence, a pair, or words; what they are is
-      the task's.
-    label: What is to be predicted, as plain JSON has it; None if unknown.
-    id: Its name in the predictions.
-  """
-
-  texts: tuple[str, ...]
-  label: Any = None
-  id: str = ""
+  texts: tuple[str, ...]  # such as a sentence, a pair, or words
+  label: Any = None  # what to predict, as plain JSON has it; None if unknown
+  id: str = ""  # its name in the predictions
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,12 +77,8 @@ def framed(
   """Makes rows `<s> A </s> B </s>`, as the training data frames a text.
 
   Where a text is framed by `</s>` alone or by nothing, so are these. What is
-  too long loses tokens at the end of its longest text.
-
-  Args:
-    loaded: The model.
-    texts: Of each of n rows one text, or several that are read together.
-    max_length: Tokens of a row, at most; the model's own limit holds too.
+  too long, by `max_length` or for the model, loses tokens at the end of its
+  longest text.
 
   Returns:
     tokens int32 `[n, T]` and lengths int32 `[n]`.
@@ -114,7 +103,8 @@ def truncated(lengths: Sequence[int], budget: int) -> list[int]:
   """Shortens the longest, again and again, until the sum fits the budget."""
   kept = list(lengths)
   while sum(kept) > max(budget, 0):
-    kept[kept.index(max(kept))] -= 1
+    # Of equals the one that was shorter, as Hugging Face's tokenizers do.
+    kept[max(range(len(kept)), key=lambda i: (kept[i], -lengths[i]))] -= 1
   return kept
 
 
@@ -133,23 +123,21 @@ def padded(
 
 
 class Slots(NamedTuple):
-  """Which rows make a batch.
+  """Which rows make a batch."""
 
-  Attributes:
-    length: Tokens T that the batch is padded to.
-    rows: int `[B]`; a place that is empty repeats the first row.
-    weights: float32 `[B]`, 0 where a place is empty.
-  """
-
-  length: int
-  rows: np.ndarray
-  weights: np.ndarray
+  length: int  # tokens T that the batch is padded to
+  rows: np.ndarray  # int `[B]`; a place that is empty repeats the first row
+  weights: np.ndarray  # float32 `[B]`, 0 where a place is empty
 
 
 def batches(
-  rows: Rows, size: int, seed: int | None = None, epoch: int = 0
+  rows: Rows,
+  size: int,
+  seed: int | None = None,
+  epoch: int = 0,
+  drop_last: bool = False,
 ) -> list[Slots]:
-  """Cuts rows into batches of like length; every row is in one.
+  """Cuts rows into batches of like length.
 
   What is left of a length that does not fill a batch goes with the next
   length, so at most one batch, of the longest, is incomplete.
@@ -160,10 +148,16 @@ def batches(
     seed: With the epoch, permutes the rows of a length; None to leave rows and
       batches in order.
     epoch: By itself, permutes the batches.
+    drop_last: Leaves out, at random, as many rows as do not fill a batch; else
+      every row is in one.
   """
+  kept = np.ones(len(rows), bool)
+  if drop_last:  # those of any length, the same for all seeds: see below
+    kept[_permutation(len(rows), epoch, _LEFT_OUT)[: len(rows) % size]] = False
   # `left` is what did not fill a batch of the shorter lengths.
   out, left = [], np.array([], int)
   for length, members in rows.groups.items():
+    members = members[kept[members]]
     if seed is not None:
       key = (seed, epoch, _ROWS, length)
       members = members[_permutation(len(members), *key)]
@@ -173,7 +167,10 @@ def batches(
       out.append(Slots(length, chosen, np.ones(size, np.float32)))
     left = pool[full:]
   if len(left):
-    out.append(_incomplete(length, left, size))
+    empty = size - len(left)
+    filled = np.pad(left, (0, empty), constant_values=left[0])
+    weights = (np.arange(size) < len(left)).astype(np.float32)
+    out.append(Slots(length, filled, weights))
   if seed is None:
     return out
   # Without the seed: runs that train together take the same lengths.
@@ -184,28 +181,15 @@ def _permutation(size: int, *key: int) -> np.ndarray:
   return hashing.permute(np.arange(size), size, *key)
 
 
-def _incomplete(length: int, rows: np.ndarray, size: int) -> Slots:
-  full = np.full(size, rows[0])
-  full[: len(rows)] = rows
-  return Slots(length, full, (np.arange(size) < len(rows)).astype(np.float32))
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TaskBatch:
-  """What a step of one run reads; in training with an axis `[runs]` before.
+  """What a step of one run reads; in training with an axis `[runs]` before."""
 
-  Attributes:
-    tokens: int32 `[B, T]` or `[B, S, T]`.
-    lengths: int32 `[B]` or `[B, S]`.
-    labels: `[B, ...]`.
-    weights: float32 `[B]`; 0 for padding.
-  """
-
-  tokens: Any
-  lengths: Any
-  labels: Any
-  weights: Any
+  tokens: Any  # int32 `[B, T]` or `[B, S, T]`
+  lengths: Any  # int32 `[B]` or `[B, S]`
+  labels: Any  # `[B, ...]`
+  weights: Any  # float32 `[B]`; 0 for padding
 
 
 def gather(rows: Rows, slots: Sequence[Slots]) -> TaskBatch:

@@ -25,14 +25,22 @@ from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FineTuned, Loaded
 from evals.finetuning import loop
 from evals.finetuning import rows as rows_lib
-from evals.finetuning.classification import Classifier
+from evals.finetuning.answering import Inside, Spans
+from evals.finetuning.classification import Classifier, Linear
 from evals.finetuning.loop import Run, Settings
+from evals.finetuning.retrieval import Towers
 from evals.finetuning.rows import Example, Rows
+from evals.finetuning.tagging import Tagger
 from evals.finetuning.task import Head, Predictions, Task
 
 FOLDER = "model"  # in the folder of a task's results
 HEADS: dict[str, type[Head]] = {  # by the kind that a checkpoint names
   Classifier.kind: Classifier,
+  Linear.kind: Linear,
+  Tagger.kind: Tagger,
+  Spans.kind: Spans,
+  Inside.kind: Inside,
+  Towers.kind: Towers,
 }
 
 
@@ -41,10 +49,8 @@ class Best:
 
   Costs a run's trained parameters and its head's once in host memory, and on
   the device, while they are copied, their largest array once more. They are
-  copied when a run becomes the best, or better than it was.
-
-  Args:
-    runs: All of them: where scores are equal the first one is the best.
+  copied when a run becomes the best, or better than it was. Where scores are
+  equal, the first of all runs is the best.
   """
 
   def __init__(self, runs: Sequence[Run]):
@@ -69,12 +75,8 @@ def save(
 ) -> None:
   """Writes a run's model into the folder of its task's results.
 
-  Args:
-    folder: The folder, which has no model yet.
-    loaded: What the run started from: the rest of the model's parameters.
-    task: The task.
-    attention: How its rows were read.
-    params: The run's parameters.
+  The folder has no model yet. What the run started from, `loaded`, has the
+  rest of its parameters.
 
   Raises:
     UserError: if it cannot be written.
@@ -83,7 +85,7 @@ def save(
   head = task.head
   tuned = FineTuned(task.name, attention, head.kind, head.settings, own)
   all_params = {**loaded.params, **encoder}
-  checkpoint.write(folder / FOLDER, loaded.step, all_params, loaded.meta, tuned)
+  checkpoint.write(folder / FOLDER, loaded.step, all_params, loaded, tuned)
 
 
 def remove(folder: pathlib.Path) -> None:
@@ -138,9 +140,8 @@ def predict(
   Raises:
     UserError: if the checkpoint has no head that is known here.
   """
-  own = head(loaded)
-  rows = own.encode(loaded, _named(examples), max_length)
-  return own.decode(_compute(loaded, rows, batch_size, reduced=True), rows)
+  found, rows = _compute(loaded, examples, max_length, batch_size, True)
+  return head(loaded).decode(found, rows)
 
 
 def outputs(
@@ -150,18 +151,18 @@ def outputs(
   batch_size: int = Settings.batch_size,
 ) -> Any:
   """Like `predict`, but the head's outputs for each row, such as logits."""
-  rows = head(loaded).encode(loaded, _named(examples), max_length)
-  return _compute(loaded, rows, batch_size, reduced=False)
+  return _compute(loaded, examples, max_length, batch_size, False)[0]
 
 
-def _named(examples: Sequence[Sequence[str] | Example]) -> list[Example]:
-  return [
+def _compute(
+  loaded: Loaded, examples, max_length: int, batch_size: int, reduced: bool
+) -> tuple[Any, Rows]:
+  """Returns a head's outputs, or what it reduces them to, and their rows."""
+  examples = [
     those if isinstance(those, Example) else Example(tuple(those))
     for those in examples
   ]
-
-
-def _compute(loaded: Loaded, rows: Rows, batch_size: int, reduced: bool) -> Any:
+  rows = head(loaded).encode(loaded, examples, max_length)
   causal = loaded.task.attention == "causal"
   program = programs.compiled(
     _one_run, loaded.model.config, head(loaded), causal, reduced
@@ -169,7 +170,7 @@ def _compute(loaded: Loaded, rows: Rows, batch_size: int, reduced: bool) -> Any:
   params = loop.joined(loaded.params, loaded.task.params)
   call = functools.partial(program, params)
   found = rows_lib.predict(call, rows, batch_size)
-  return jax.tree.map(lambda x: x[0], found)
+  return jax.tree.map(lambda x: x[0], found), rows
 
 
 def _one_run(

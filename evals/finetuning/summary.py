@@ -11,7 +11,7 @@ from antlm_jax import tables
 from evals import results
 from evals.finetuning.loop import Outcome
 from evals.finetuning.rows import Example
-from evals.finetuning.task import Suite, Task
+from evals.finetuning.task import Predicted, Suite, Task
 
 COLLAPSED = 0.95  # share of one answer from which on a run counts as collapsed
 
@@ -24,12 +24,8 @@ def summarise(
   """Returns what is to be known of a task's runs.
 
   `baseline` is the score of the best trivial answer. The standard deviation
-  over seeds is the sample's, null of one seed.
-
-  Args:
-    task: The task.
-    examples: Those that are predicted, by evaluation set.
-    outcomes: What became of each run.
+  over seeds is the sample's, null of one seed. Examples are those that are
+  predicted, by evaluation set.
   """
   runs = [_run(task, outcome) for outcome in outcomes]
   by_lr = [
@@ -37,11 +33,12 @@ def summarise(
     for lr in dict.fromkeys(run["lr"] for run in runs)
   ]
   first = task.evaluations[0]
-  scores = [run["scores"][first][task.main_metric] for run in runs]
+  scores = [task.score(run["scores"]) for run in runs]
   means = [entry["scores"][first]["mean"] for entry in by_lr]
   return {
     "task": task.name,
     "main_metric": task.main_metric,
+    "best_by": task.chooser,
     "baseline": task.baseline,
     "evaluations": {
       name: {"examples": len(those), "baseline": _baseline(task, those)}
@@ -139,8 +136,13 @@ def write(
   lines = [json.dumps(item) + "\n" for item in items(task, examples, outcomes)]
   texts = {"items.jsonl": "".join(lines)}
   if task.texts:
-    best = outcomes[summary["best_run"]].predictions
-    texts |= task.texts({n: (e, best[n]) for n, e in examples.items()})
+    best = outcomes[summary["best_run"]]
+    texts |= task.texts(
+      {
+        name: Predicted(those, best.predictions[name], best.best[name])
+        for name, those in examples.items()
+      }
+    )
   results.write(folder, texts, summary)
 
 
@@ -149,16 +151,16 @@ def write(
 _HEAD = ("", "metric", "lr", "seeds", "score (%)", "baseline (%)", "")
 
 
-def table(summaries: Sequence[dict], suites: Sequence[Suite]) -> str:
-  """Lays out every score at its best learning rate, and their means."""
+def table(summaries: Sequence[dict], suite: Suite) -> str:
+  """Lays out every score at its best learning rate, and their mean."""
   rows = [row for summary in summaries for row in _rows(summary)]
   means = {
     name: found["mean"]
     for summary in summaries
     for name, found in _best(summary)["scores"].items()
   }
-  lines = (_average(suite, means) for suite in suites)
-  return "\n".join([tables.text(rows, _HEAD, "<<>>>><"), *filter(None, lines)])
+  lines = tables.text(rows, _HEAD, "<<>>>><"), _average(suite, means)
+  return "\n".join(lines)
 
 
 def _best(summary: Mapping) -> dict:
@@ -180,19 +182,16 @@ def _rows(summary: Mapping) -> Iterator[tuple]:
     )
 
 
-def _average(suite: Suite, means: Mapping[str, float]) -> str | None:
+def _average(suite: Suite, means: Mapping[str, float]) -> str:
   """Says the mean of a suite's scores, and whether they are all of it."""
-  values = [means[name] for name in suite.all_scores if name in means]
-  if not values:
-    return None
-  count, every = len(values), len(suite.all_scores)
+  count, every = len(means), len(suite.all_scores)
   what = f"{suite.name}, unweighted mean of all {count}"
   if count < every:
     what = (
       f"mean of these {count} of {every} scores, not comparable with"
       f" {suite.name}'s"
     )
-  return f"{what}: {100 * np.mean(values):.1f}"
+  return f"{what}: {100 * np.mean(list(means.values())):.1f}"
 
 
 def collapses(summary: Mapping) -> Iterator[str]:

@@ -12,6 +12,7 @@ import abc
 import collections
 import dataclasses
 import json
+import math
 import operator
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.training.checkpoint import Loaded
@@ -30,17 +32,11 @@ Metric = Callable[[Predictions, Sequence[Any]], float]
 
 
 class Param(NamedTuple):
-  """A parameter of a head, as it is declared.
-
-  Attributes:
-    shape: Its shape.
-    axes: Logical axes, one a dimension, which weight decay goes by.
-    std: Deviation of the normal that it is drawn from, cut at two of them; 0
-      for zeros.
-  """
+  """A parameter of a head, as it is declared."""
 
   shape: tuple[int, ...]
-  axes: tuple[str | None, ...]
+  axes: tuple[str | None, ...]  # logical, one a dimension: decay goes by them
+  # Deviation of the normal that it is drawn from, cut at two; 0 for zeros.
   std: float = 0.0
 
 
@@ -122,10 +118,31 @@ class Head(abc.ABC):
     return {name: value(name, param) for name, param in declared.items()}
 
 
+def held_out(
+  examples: Sequence[Example], kept: float = 0.95, seed: int = 42
+) -> tuple[list[Example], list[Example]]:
+  """Divides a training set in two, as Hugging Face's datasets library does.
+
+  The second part is left out of the training set, to choose on.
+  """
+  order = np.random.default_rng(seed).permutation(len(examples))
+  count = len(examples) - math.floor(kept * len(examples))
+  train, left_out = order[count:], order[:count]
+  return [examples[i] for i in train], [examples[i] for i in left_out]
+
+
 def share_of_one(predictions: Predictions) -> float:
   """Returns the share of the most frequent prediction."""
   counts = collections.Counter(map(json.dumps, predictions))
   return max(counts.values()) / len(predictions)
+
+
+class Predicted(NamedTuple):
+  """What a run predicts of an evaluation set."""
+
+  examples: Sequence[Example]
+  predictions: Predictions
+  scores: Mapping[str, float]  # by metric
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,12 +157,13 @@ class Task:
     metrics: By name, functions of predictions and labels, the higher the
       better.
     main_metric: The one that is reported.
+    best_by: The one that epochs and runs are compared by; "" for the main one.
     baseline: What the best of the trivial answers is called.
     trivial: Examples to answers that need no model, each a list of predictions.
     right: Whether a prediction is right, given it and the label.
     collapse: Predictions to the share that are one and the same answer.
-    texts: Predictions in the form in which others take them: by evaluation set
-      the examples and their predictions to texts by file name.
+    texts: Predictions in the form in which others take them: what is predicted
+      by evaluation set to texts by file name.
     files: What it is read from.
   """
 
@@ -158,9 +176,19 @@ class Task:
   baseline: str
   trivial: Callable[[Sequence[Example]], Sequence[Predictions]]
   right: Callable[[Any, Any], bool] = operator.eq
+  best_by: str = ""
   collapse: Callable[[Predictions], float] = share_of_one
-  texts: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
+  texts: Callable[[Mapping[str, Predicted]], Mapping[str, str]] | None = None
   files: tuple[pathlib.Path, ...] = ()
+
+  @property
+  def chooser(self) -> str:
+    """The metric that epochs and runs are compared by."""
+    return self.best_by or self.main_metric
+
+  def score(self, scores: Mapping[str, Mapping[str, float]]) -> float:
+    """Returns what they are compared by, of metrics by evaluation set."""
+    return scores[self.evaluations[0]][self.chooser]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -170,36 +198,38 @@ class Suite:
   Attributes:
     name: What the mean over all its scores is called.
     scores: Names of the evaluation sets, by task.
-    Options: The section of settings that its heads have.
-    make: (folder, task's name, options, attention) to the Task.
+    make: (folder, task's name, settings of heads, attention) to the Task.
+    folder: Of its results, in a run's evals/.
+    defaults: By task, settings whose defaults are others than usual.
   """
 
   name: str
   scores: Mapping[str, tuple[str, ...]]
-  Options: type
   make: Callable[[str, str, Any, str], Task]
+  folder: str = "finetune"
+  defaults: Mapping[str, dict] = dataclasses.field(default_factory=dict)
 
   @property
   def all_scores(self) -> tuple[str, ...]:
     """The names of all evaluation sets, in order."""
     return tuple(name for those in self.scores.values() for name in those)
 
+  def named(self, wanted: str) -> list[str]:
+    """Reads a list of tasks or scores, such as `cola,mnli-mm`, or `all`.
 
-def named(suites: Sequence[Suite], wanted: str) -> list[tuple[Suite, str]]:
-  """Reads a list of tasks or scores, such as `cola,mnli-mm`, or `all`.
+    Returns:
+      The tasks' names, each once.
 
-  Returns:
-    Suites and names of tasks, each once.
-
-  Raises:
-    UserError: for a name that is none.
-  """
-  every = [(suite, task) for suite in suites for task in suite.scores]
-  if wanted == "all":
-    return every
-  owner = {score: (s, task) for s, task in every for score in s.scores[task]}
-  for name in wanted.split(","):
-    if name not in owner:
-      known = ", ".join(owner)
-      raise UserError(f"--task={name!r} is not all or of {known}")
-  return list(dict.fromkeys(owner[name] for name in wanted.split(",")))
+    Raises:
+      UserError: for a name that is none.
+    """
+    if wanted == "all":
+      return list(self.scores)
+    owner = {
+      name: task for task in self.scores for name in (task, *self.scores[task])
+    }
+    for name in wanted.split(","):
+      if name not in owner:
+        known = ", ".join(owner)
+        raise UserError(f"--task={name!r} is not all or of {known}")
+    return list(dict.fromkeys(owner[name] for name in wanted.split(",")))

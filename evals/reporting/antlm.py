@@ -108,7 +108,7 @@ def _pairs(study: Study, variants: Sequence[str]) -> Iterator[Pair]:
     for mode in study.variants[name].modes:
       for control in controls:
         own = study.variants[control].mode(first[control].attention)
-        yield Pair(name, mode, control, own)
+        yield Pair((name, mode), (control, own))
 
 
 # --------------------------------------------------------------- differences

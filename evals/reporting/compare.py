@@ -19,17 +19,11 @@ from evals.reporting.statistics import Interval, Resampled
 
 
 class Mean(NamedTuple):
-  """A number over seeds.
+  """A number over seeds."""
 
-  Attributes:
-    values: By seed; at least one.
-    mean: Their mean.
-    std: The sample's standard deviation; None of one seed.
-  """
-
-  values: Mapping[str, float]
+  values: Mapping[str, float]  # by seed; at least one
   mean: float
-  std: float | None
+  std: float | None  # the sample's standard deviation; None of one seed
 
 
 def mean(values: Mapping[str, float]) -> Mean | None:
@@ -42,42 +36,26 @@ def mean(values: Mapping[str, float]) -> Mean | None:
 
 
 class Pair(NamedTuple):
-  """Two sides to compare: a variant and its control, each in a mode."""
+  """Two sides to compare, each a variant and the mode that it is scored in."""
 
-  variant: str
-  mode: str
-  control: str
-  control_mode: str
-
-  @property
-  def sides(self) -> tuple[tuple[str, str], tuple[str, str]]:
-    """Both as (variant, mode)."""
-    return self[:2], self[2:]
+  variant: tuple[str, str]
+  control: tuple[str, str]
 
   @property
   def alike(self) -> bool:
     """Whether both are scored causally, or neither is."""
-    return (self.mode == CAUSAL) == (self.control_mode == CAUSAL)
+    return (self.variant[1] == CAUSAL) == (self.control[1] == CAUSAL)
 
 
 class Delta(NamedTuple):
-  """A variant's score minus its control's, in [-1, 1].
-
-  Attributes:
-    task: The task's name.
-    part: Which part of the task it is of; "" for all of it.
-    pair: The two sides.
-    seeds: Number of runs of the variant, and of the control.
-    by_items: The interval for these very runs.
-    by_seeds: The one for other seeds, too; None if a side has only one.
-  """
+  """A variant's score minus its control's, in [-1, 1]."""
 
   task: str
-  part: str
+  part: str  # of the task; "" for all of it
   pair: Pair
-  seeds: tuple[int, int]
-  by_items: Interval
-  by_seeds: Interval | None
+  seeds: tuple[int, int]  # number of runs of the variant, and of the control
+  by_items: Interval  # for these very runs
+  by_seeds: Interval | None  # for other seeds, too; None if a side has only one
 
   @property
   def interval(self) -> Interval:
@@ -93,34 +71,24 @@ class Delta(NamedTuple):
 
 
 class Common(NamedTuple):
-  """A task's items on which runs compare.
+  """A task's items on which runs compare."""
 
-  Attributes:
-    parts: Indices of the UIDs of each part, such as a phenomenon, by name.
-    runs: The indices among `resampled`'s runs of a (variant, mode), by seed.
-    resampled: The runs on resampled items.
-    others: (variant, mode, seed) that were scored on other items.
-  """
-
+  # Indices of the UIDs of each part, such as a phenomenon, by name.
   parts: Mapping[str, Sequence[int]]
-  runs: Mapping[tuple[str, str], Mapping[str, int]]
+  # Indices among `resampled`'s runs, by variant and mode.
+  runs: Mapping[tuple[str, str], Sequence[int]]
   resampled: Resampled
+  # (variant, mode, seed) that were scored on other items.
   others: Collection[tuple[str, str, str]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """Variants, their runs, and the scores of these.
+  """Variants, their runs, and the scores of these."""
 
-  Attributes:
-    variants: Every variant by name, in order, with runs or without.
-    runs: By variant; variants without any are left out.
-    pipeline: By which pairs are scored.
-  """
-
-  variants: Mapping[str, Variant]
-  runs: Mapping[str, Sequence[TrainedRun]]
-  pipeline: str
+  variants: Mapping[str, Variant]  # by name, in order, with runs or without
+  runs: Mapping[str, Sequence[TrainedRun]]  # of the variants that have any
+  pipeline: str  # by which pairs are scored
 
   @property
   def families(self) -> dict[str, list[str]]:
@@ -153,11 +121,8 @@ class Study:
   ) -> Mean | None:
     """Returns a variant's mean over tasks, of the seeds that have them all.
 
-    Args:
-      variant: Its name.
-      tasks: The tasks, each of the same weight.
-      mode: In which it was scored.
-      complete: Whether only scores on all of a task's data count.
+    Tasks have the same weight. With `complete`, only scores on all of a task's
+    data count.
     """
     scores = collections.defaultdict(list)
     for task in tasks:
@@ -177,19 +142,17 @@ class Study:
   ) -> list[Delta]:
     """Compares pairs, as far as both sides have runs on the same items.
 
-    Args:
-      task: The task.
-      pairs: The pairs.
-      by_part: Whether on each part of the task rather than on all of it.
+    That is on all of the task, or on each part of it.
     """
-    common, parts = self.common.get(task), {"": None}
-    if common and by_part:
-      parts = dict(sorted(common.parts.items()))
+    common = self.common.get(task)
+    if common is None:
+      return []
+    parts = sorted(common.parts.items()) if by_part else [("", None)]
     return [
       _delta(task, part, pair, [common.resampled.scores(r, uids) for r in runs])
       for pair in pairs
-      for part, uids in parts.items()
-      if common and all(runs := [_columns(common, s) for s in pair.sides])
+      for part, uids in parts
+      if all(runs := [common.runs.get(side) for side in pair])
     ]
 
   # Kept: every comparison of a task uses the same draws.
@@ -211,20 +174,16 @@ def _common(found: Mapping[tuple[str, str, str], Result]) -> Common:
   most = keys.most_common(1)[0][0]
   same = {place: r for place, r in found.items() if r.items.key == most}
   first = next(iter(same.values()))
-  runs, parts = collections.defaultdict(dict), collections.defaultdict(list)
+  runs, parts = collections.defaultdict(list), collections.defaultdict(list)
   # One matrix of all runs, resampled once: that is what pairs the differences.
-  for i, (variant, mode, seed) in enumerate(same):
-    runs[variant, mode][seed] = i
+  for i, (variant, mode, _) in enumerate(same):
+    runs[variant, mode].append(i)
   for i, uid in enumerate(first.items.uids):
     if first.parts.get(uid):
       parts[first.parts[uid]].append(i)
   correct = np.stack([result.items.correct for result in same.values()])
   resampled = statistics.resample(correct, first.items.strata)
   return Common(parts, runs, resampled, found.keys() - same.keys())
-
-
-def _columns(common: Common, side: tuple[str, str]) -> list[int]:
-  return [*common.runs.get(side, {}).values()]
 
 
 def _delta(task, part, pair, sides: Sequence[statistics.Scores]) -> Delta:

@@ -18,10 +18,7 @@ _Runs = Sequence[TrainedRun]
 def curves(title: str, runs: Mapping[str, _Runs], path: pathlib.Path) -> None:
   """Draws held-out losses to a PNG, a panel for each variant, phases shaded.
 
-  Args:
-    title: Of the picture.
-    runs: The runs of a variant, which have one curriculum, by its title.
-    path: Where to write.
+  `runs` has the runs of a variant, which have one curriculum, by its title.
   """
   every = [run for found in runs.values() for run in found]
   measured = [k for run in every for k in run.names.values() if run.held_out(k)]
@@ -114,13 +111,7 @@ def _lines(panel, runs: _Runs, kind: str, colour: str, top: float) -> str:
 def differences(
   title: str, deltas: Mapping[str, Sequence[Delta]], path: pathlib.Path
 ) -> None:
-  """Draws differences with their intervals to a PNG, by parts of a task.
-
-  Args:
-    title: Of the picture.
-    deltas: A panel's, by its title.
-    path: Where to write.
-  """
+  """Draws differences to a PNG, by part of a task: a panel's by its title."""
   most = max(map(len, deltas.values()))
   figure = canvas(5.4 * len(deltas), 0.29 * most + 1.6)
   panels = figure.subplots(1, len(deltas), sharex=True, squeeze=False)[0]

@@ -26,13 +26,10 @@ class Cell(NamedTuple):
 
 
 class Table(NamedTuple):
-  """Rows of cells.
+  """Rows of cells by heading, under a title and a note.
 
   Attributes:
     name: The kind of table: the JSON has rows by name and title.
-    rows: The cells by heading.
-    title: Stands above it.
-    note: Stands between the title and the rows.
     most: How many rows with the same first cell the Markdown has at most; the
       middle ones are left out. With 0 the table is in the JSON alone.
   """
@@ -52,19 +49,12 @@ class Figure(NamedTuple):
 
 
 class Section(NamedTuple):
-  """A part of a report.
-
-  Attributes:
-    title: Its heading.
-    parts: Notes, lists of lines, tables, figures; empty ones are not shown.
-    note: Stands first, whether or not there is anything.
-    otherwise: What to say if no part has anything.
-  """
+  """A part of a report; of its parts, empty ones are not shown."""
 
   title: str
   parts: Sequence[str | list[str] | Table | Figure]
-  note: str = ""
-  otherwise: str = "None yet."
+  note: str = ""  # stands first, whether or not there is anything
+  otherwise: str = "None yet."  # what to say if no part has anything
 
 
 class Report(NamedTuple):
@@ -177,4 +167,4 @@ def points(found: float | Interval | None) -> Cell:
 
 def nats(found: Mean | None, sign: str = "") -> Cell:
   """Shows losses by their mean over seeds; differences with `sign="+"`."""
-  return Cell(found or None, f"{found.mean:{sign}.3f}" if found else None)
+  return Cell(found, f"{found.mean:{sign}.3f}" if found else None)

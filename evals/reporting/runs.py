@@ -27,13 +27,11 @@ CAUSAL = "causal"  # a mode, and an attention
 
 
 class Benchmark(NamedTuple):
-  """A zero-shot benchmark: its name in the report, that of its data's folder,
-  and how many pairs it has in full, as BabyLM filters it.
-  """
+  """A zero-shot benchmark."""
 
-  name: str
-  folder: str
-  pairs: int
+  name: str  # in the report
+  folder: str  # the name of its data's folder
+  pairs: int  # how many it has in full, as BabyLM filters it
 
 
 BENCHMARKS = (
@@ -46,19 +44,11 @@ BLIMP = BENCHMARKS[0]
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-  """One way of training, of which there are runs that differ in their seed.
+  """One way of training, of which there are runs that differ in their seed."""
 
-  Attributes:
-    name: The name of its folder.
-    family: Variants of a family are compared with each other.
-    title: Its name in the report.
-    masked: The mode in which it is scored when it is not scored causally.
-  """
-
-  name: str
-  family: str
-  title: str
-  masked: str = "mlm"
+  family: str  # variants of a family are compared with each other
+  title: str  # in the report
+  masked: str  # the mode in which it is scored when not causally
 
   @property
   def modes(self) -> tuple[str, str]:
@@ -81,7 +71,7 @@ def read_variants(path) -> dict[str, Variant]:
   """
   try:
     return {
-      name: Variant(name, row.family, row.title, row.masked)
+      name: Variant(row.family, row.title, row.masked)
       for name, row in config_lib.module(str(path)).ROWS.items()
     }
   except AttributeError as error:
@@ -96,57 +86,35 @@ def read_variants(path) -> dict[str, Variant]:
 
 @dataclasses.dataclass(frozen=True)
 class Items:
-  """Which items of a benchmark a run got right.
+  """Which items of a benchmark a run got right."""
 
-  Attributes:
-    key: Digest of the items' names in order; results with the same key compare.
-    uids: The UIDs, in order of appearance.
-    strata: Index of each item's UID, int `[n]`.
-    correct: bool `[n]`.
-  """
-
-  key: str
-  uids: tuple[str, ...]
-  strata: np.ndarray
-  correct: np.ndarray
+  key: str  # digest of the items' names in order; results of one key compare
+  uids: tuple[str, ...]  # in order of appearance
+  strata: np.ndarray  # index of each item's UID, int `[n]`
+  correct: np.ndarray  # bool `[n]`
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """The score of a run on a task.
+  """The score of a run on a task."""
 
-  Attributes:
-    step: The checkpoint's.
-    score: In [0, 1]; MCC in [-1, 1].
-    complete: Whether the task's data were there in full.
-  """
-
-  step: int
-  score: float
-  complete: bool
-
-  @property
-  def items(self) -> Items | None:
-    """Which items it got right, or None if that is not known."""
-    return None
+  step: int  # the checkpoint's
+  score: float  # in [0, 1]; MCC in [-1, 1]
+  complete: bool  # whether the task's data were there in full
+  items = None
 
 
 @dataclasses.dataclass(frozen=True)
 class ZeroShot(Result):
-  """A benchmark scored in one mode: the unweighted mean over its UIDs.
+  """A benchmark scored in one mode: the unweighted mean over its UIDs."""
 
-  Attributes:
-    pairs: How many were scored.
-    parts: The phenomenon of each UID, as far as the benchmark names one.
-    folder: Where the results are.
-  """
-
-  pairs: int
-  parts: Mapping[str, str]
+  pairs: int  # how many were scored
+  parts: Mapping[str, str]  # of each UID the phenomenon, if it is named
   folder: pathlib.Path
 
   @functools.cached_property
   def items(self) -> Items | None:
+    """Which items it got right, or None if that is not known."""
     path = self.folder / "items.jsonl"
     if not path.is_file():
       return None
@@ -166,17 +134,11 @@ class ZeroShot(Result):
 
 @dataclasses.dataclass(frozen=True)
 class Tuned(Result):
-  """A fine-tuned task at its best learning rate, a mean over its seeds.
+  """A fine-tuned task at its best learning rate, a mean over its seeds."""
 
-  Attributes:
-    metric: The main metric, which `score` is.
-    baseline: What the best answer gets that is always the same.
-    collapsed: The runs at this rate that give nearly one answer.
-  """
-
-  metric: str
-  baseline: float
-  collapsed: Sequence[str]
+  metric: str  # the main one, which `score` is
+  baseline: float  # what the best answer gets that is always the same
+  collapsed: Sequence[str]  # the runs at this rate that give nearly one answer
 
 
 # ------------------------------------------------------------------ the runs
@@ -184,23 +146,14 @@ class Tuned(Result):
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-  """One seed of a variant, as its folder tells.
+  """One seed of a variant, as its folder tells."""
 
-  Attributes:
-    variant: The variant's name.
-    seed: The folder's name.
-    config: The resolved config.
-    summary: What training wrote at its end, or None before.
-    records: Its metrics by step.
-    zero_shot: By pipeline, benchmark's name and mode.
-    tuned: By evaluation set and attention.
-  """
-
-  variant: str
-  seed: str
-  config: Mapping
-  summary: Mapping | None
-  records: Sequence[Mapping]
+  variant: str  # the variant's name
+  seed: str  # the folder's name
+  config: Mapping  # resolved
+  summary: Mapping | None  # what training wrote at its end, or None before
+  records: Sequence[Mapping]  # its metrics by step
+  # By pipeline, benchmark's name and mode; by evaluation set and attention.
   zero_shot: Mapping[tuple[str, str, str], ZeroShot]
   tuned: Mapping[tuple[str, str], Tuned]
 
@@ -246,7 +199,7 @@ class TrainedRun:
         itertools.pairwise(bounds), shares, strict=True
       )
     )
-    return Curriculum(self.text, tuple(phases))
+    return Curriculum(tuple(phases))
 
   @property
   def attention(self) -> str:

@@ -37,7 +37,7 @@ def difference(study: Study, delta: Delta) -> dict[str, Cell | str]:
   shown = verdict if delta.interval.contains_zero else f"**{verdict}**"
   shown += "" if delta.by_seeds else ", by one seed"
   seeds = "{} and {}".format(*delta.seeds)
-  row, against = (study.title(*side) for side in delta.pair.sides)
+  row, against = (study.title(*side) for side in delta.pair)
   return {
     "row": row,
     "against": against,
@@ -60,8 +60,8 @@ def by_part(
   yield Table("parts", rows, family.name, most=0)
   panels = collections.defaultdict(lambda: collections.defaultdict(list))
   for delta in deltas:
-    against = f"against {study.title(*delta.pair.sides[1])}"
-    panels[delta.pair.variant][against].append(delta)
+    against = f"against {study.title(*delta.pair.control)}"
+    panels[delta.pair.variant[0]][against].append(delta)
   for name, by_control in panels.items():
     title = f"{study.title(name)}: {task} by phenomenon"
     draw = functools.partial(plots.differences, title, by_control)
@@ -161,23 +161,22 @@ def at_switches(study: Study, family: Family) -> Iterator[Table]:
 
 
 def _switch(study: Study, name: str, switch: Switch) -> dict[str, Cell | str]:
-  forgotten = switch.left and switch.mean("end", "at")
-  again = switch.left and switch.mean("again")
+  left = switch.left  # what is taken up was not forgotten
   return {
     "row": study.title(name),
     "switch": f"{switch.phases} after {switch.step:,}",
-    "loss of": f"{switch.kind}, {'left' if switch.left else 'taken up'}",
+    "loss of": f"{switch.kind}, {'left' if left else 'taken up'}",
     "best before": nats(switch.mean("best")),
     "at the switch": nats(switch.mean("at")),
     "at the end of the phase": nats(switch.mean("end")),
-    "forgotten by": nats(forgotten or None, "+"),
-    "trained again": nats(again or None),
+    "forgotten by": nats(switch.mean("forgotten") if left else None, "+"),
+    "trained again": nats(switch.mean("again") if left else None),
   }
 
 
 def _forgetting(study: Study, name: str, found: Sequence[Switch]) -> dict:
   moments = [m for s in found if s.left for m in s.moments.values()]
-  changes = [m.end - m.at for m in moments]
+  changes = [m.forgotten for m in moments]
   gaps = [m.again - m.best for m in moments if m.again is not None]
   return {
     "row": study.title(name),

@@ -28,38 +28,23 @@ DRAWS = 2000
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-  """Scores of S runs, and what they are on resampled items.
+  """Scores of S runs, in [0, 1], and what they are on resampled items."""
 
-  Attributes:
-    observed: `[S]`, in [0, 1].
-    resampled: `[D, S]`; in each of the D draws all runs have the same items.
-  """
-
-  observed: np.ndarray
-  resampled: np.ndarray
+  observed: np.ndarray  # `[S]`
+  resampled: np.ndarray  # `[D, S]`; in each of the D draws runs share items
 
 
 @dataclasses.dataclass(frozen=True)
 class Resampled:
-  """Shares of items right by stratum.
+  """Shares of items right, by stratum and run."""
 
-  Attributes:
-    observed: `[U, R]`, by stratum and run.
-    resampled: float32 `[D, U, R]`, on resampled items.
-  """
-
-  observed: np.ndarray
-  resampled: np.ndarray
+  observed: np.ndarray  # `[U, R]`
+  resampled: np.ndarray  # float32 `[D, U, R]`, on resampled items
 
   def scores(
     self, runs: Sequence[int], strata: Sequence[int] | None = None
   ) -> Scores:
-    """Returns the mean over strata, for some of the runs.
-
-    Args:
-      runs: Indices of S runs.
-      strata: Indices of strata; all of them by default.
-    """
+    """Returns the mean over some strata, all by default, of S of the runs."""
     every = np.arange(len(self.observed)) if strata is None else strata
     chosen = self.resampled[:, every][:, :, runs]
     return Scores(
@@ -116,11 +101,8 @@ def difference(
 ) -> Interval:
   """Returns the mean score of a's runs minus that of b's, and its interval.
 
-  Args:
-    a: Scores of one side's runs, from the same `Resampled` as b's.
-    b: The other side's.
-    by_seeds: Whether to resample runs as well; needs two on each side.
-    seed: Draws the runs.
+  Both are from the same `Resampled`. With `by_seeds` runs are resampled as
+  well, which needs two on each side; the seed draws them.
 
   Raises:
     ValueError: if runs are to be resampled and a side has only one.

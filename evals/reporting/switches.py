@@ -8,51 +8,32 @@ from evals.reporting.runs import TrainedRun
 
 
 class Moment(NamedTuple):
-  """An objective's held-out loss around a switch, in nats.
+  """An objective's held-out loss around a switch, in nats."""
 
-  Attributes:
-    best: The lowest before, the switch included.
-    at: At the switch.
-    end: At the end of the phase after it.
-    again: At the end of the next phase that trains it, if there is one.
-  """
+  best: float  # the lowest before, the switch included
+  at: float  # at the switch
+  end: float  # at the end of the phase after it
+  again: float | None  # at the end of the next phase that trains it, if any
 
-  best: float
-  at: float
-  end: float
-  again: float | None
+  @property
+  def forgotten(self) -> float:
+    """What the phase after the switch adds."""
+    return self.end - self.at
 
 
 class Switch(NamedTuple):
-  """What becomes of an objective at a switch.
+  """What becomes of an objective at a switch."""
 
-  Attributes:
-    phases: Such as `C→M`.
-    step: Steps done by then, in the first run.
-    kind: The objective's logged name.
-    left: Whether it is the one that is left; else it is taken up.
-    moments: By seed.
-  """
+  phases: str  # such as `C→M`
+  step: int  # steps done by then, in the first run
+  kind: str  # the objective's logged name
+  left: bool  # whether it is the one that is left; else it is taken up
+  moments: Mapping[str, Moment]  # by seed
 
-  phases: str
-  step: int
-  kind: str
-  left: bool
-  moments: Mapping[str, Moment]
-
-  def mean(self, what: str, minus: str = "") -> Mean | None:
-    """Returns the mean over seeds of an attribute of a Moment.
-
-    Args:
-      what: The attribute; where it is None, so is the mean.
-      minus: Another one, to be subtracted.
-    """
+  def mean(self, what: str) -> Mean | None:
+    """Returns an attribute's mean over seeds; None if a seed has it not."""
     found = {seed: getattr(m, what) for seed, m in self.moments.items()}
-    if None in found.values():
-      return None
-    if minus:
-      found = {s: x - getattr(self.moments[s], minus) for s, x in found.items()}
-    return mean(found)
+    return None if None in found.values() else mean(found)
 
 
 def ended(runs: Sequence[TrainedRun]) -> list[TrainedRun]:

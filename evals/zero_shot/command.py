@@ -1,4 +1,4 @@
-"""What the commands that score minimal pairs share.
+"""What the commands that score a task share.
 
 A pair is right when the good choice's score is the higher one; a tie is wrong
 (BabyLM's pipelines give it to the choice that is listed first, the good one).
@@ -7,8 +7,8 @@ As there, the result is the unweighted mean of the accuracies by UID.
 `--pipeline` says how a choice is scored:
 
 {pipelines}
-Writes summary.json and items.jsonl (both scores of every pair); for 2024 and
-2025 predictions.json in their forms; for 2025 best_temperature_report.txt.
+Writes summary.json and items.jsonl (what was scored, with the scores); for
+2024 and 2025 predictions.json in their forms; for 2025 its reports.
 Where the output folder holds the results of the same request, nothing is done.
 """
 
@@ -19,29 +19,71 @@ import pathlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import jax
 
 from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
-from antlm_jax.inference import pairs as pairs_lib
-from antlm_jax.inference.pairs import Pair
 from antlm_jax.inference.scoring import BATCH_TOKENS, MODES, REDUCTIONS
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint
 from evals import results as results_lib
 from evals.zero_shot import pipelines
-from evals.zero_shot.accuracy import Results
+
+
+class Outcome(Protocol):
+  """What scoring a task gives."""
+
+  def summary(self) -> dict:
+    """Returns the numbers."""
+
+  def lines(self) -> Iterable[dict]:
+    """Yields what was scored, with the scores."""
+
+  def table(self) -> str:
+    """Lays the numbers out."""
+
+  def files_2025(self) -> dict[str, str]:
+    """Returns the files of pipeline 2025, text by name."""
+
+
+class Task:
+  """What a folder holds, and what scoring it gives.
+
+  Attributes:
+    about: What it is, for --help.
+    flags: Settings that it takes, of those that are not for every task.
+  """
+
+  about: str
+  flags: tuple[str, ...] = ()
+
+  def read(self, asked: "Settings") -> Sequence:
+    """Reads what is scored."""
+    raise NotImplementedError
+
+  def score(self, loaded, items, asked, options, track) -> Outcome:
+    """Scores it; `options` are a pipeline's, `track` wraps lists of batches."""
+    raise NotImplementedError
+
+  def request(self, loaded, asked: "Settings") -> dict:
+    """Returns what the results depend on beside model, data and settings."""
+    return {}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """The arguments that the commands share, but for `data` and the model."""
+  """The command's arguments, but for the model and the task."""
 
+  data: str = setting(help="folder with the task's files")
   mode: str = setting(help="how to score", choices=MODES)
   pipeline: str = setting("ours", "see above", choices=pipelines.PIPELINES)
+  as_published: bool = setting(
+    False, "for 2024, masked: give scores to other sentences, as it does"
+  )
   reduction: str | None = setting(
     None,
     "over the tokens of a choice; the pipeline's by default",
@@ -54,7 +96,12 @@ class Settings:
     most=1e30,
     metavar="T[,T2,...]",
   )
-  limit: int = setting(0, "pairs per UID; 0 for all", least=0)
+  unfiltered: bool = setting(False, "EWoK: keep words BabyLM's list lacks")
+  full_sentence_scores: bool = setting(False, "EWoK: score contexts, too")
+  revisions: tuple[str, ...] = setting(
+    (), "aoa: NAME=STEP or NAME=CHECKPOINT, ...; see its task", metavar="R,..."
+  )
+  limit: int = setting(0, "items per file or UID; 0 for all", least=0)
   output: str | None = setting(
     None, "folder; RUN/evals/DATA/STEP-MODE by default", read=cli.here
   )
@@ -66,84 +113,90 @@ class Settings:
       raise UserError("--temperature is empty")
 
 
+_APART = "data", "output", "overwrite", "batch_tokens"
+# Not for every task.
+_FLAGS = (
+  *("reduction", "temperature", "unfiltered", "full_sentence_scores"),
+  "revisions",
+)
+
+
 def run(
   argv: Sequence[str],
   module: str,
   description: str,
-  settings_type: type[Settings],
-  read: Callable[[Settings], list[Pair]],
-  task: Callable[[Sequence[Pair]], str],
+  tasks: Mapping[str, Task],
 ) -> None:
-  """Scores pairs and writes the results, unless they are there.
+  """Scores a task and writes the results, unless they are there.
 
   Args:
-    argv: The command's arguments.
+    argv: The command's arguments; --task, if there is more than one.
     module: Its name.
     description: Its docstring; this module's is put after it.
-    settings_type: What it takes, with `data` and what else chooses the pairs.
-    read: Reads the pairs.
-    task: Names the pipelines' task that pairs are of.
+    tasks: The tasks that it knows, by name.
 
   Raises:
     UserError: for anything wrong with the checkpoint, data or output.
   """
-  args = _parser(module, description, settings_type).parse_args(argv)
-  asked = settings.from_args(settings_type, args)
-  options = pipelines.options(asked.pipeline, asked.mode)
+  args = _parser(module, description, tasks).parse_args(argv)
+  asked = settings.from_args(Settings, args)
+  task = tasks[args.task]
+  _check_flags(args.task, task, asked)
+  options = pipelines.options(asked.pipeline, asked.mode, args.task)
+  note = pipelines.note(asked.pipeline, asked.mode, asked.as_published)
   if asked.reduction:
     options = options | {"reduction": asked.reduction}
   # What is cheap is checked first: arguments, then the data, then the model.
-  pairs = read(asked)
-  loaded = checkpoint.load(args.checkpoint, args.step)
+  items = task.read(asked)
+  loaded = checkpoint.from_args(args)
   request = _request(asked, loaded, options["reduction"])
+  request |= task.request(loaded, asked)
   output = pathlib.Path(asked.output or _default_output(loaded, asked))
-  if not asked.overwrite and (done := results_lib.finished(output, request)):
-    share = f"{100 * done['macro_accuracy']:.2f} %"
-    print(f"already scored: {output} ({share}; --overwrite scores again)")
+  if not asked.overwrite and results_lib.finished(output, request):
+    print(f"already scored: {output} (--overwrite scores again)")
     return
   files.check_writable(output, folder=True)  # before minutes of scoring
-  print(f"{len(pairs):,} pairs of {asked.data}, {asked.mode}", flush=True)
-  results, cost = _score(loaded, pairs, asked, options)
-  own = pipelines.PIPELINES[asked.pipeline].files(task(pairs), results)
-  write(output, results, request, cost, own)
-  print(results.table())
+  print(f"{len(items):,} items of {asked.data}, {asked.mode}", flush=True)
+  began = time.monotonic()
+  track = functools.partial(progress.track, unit="batch")
+  outcome = task.score(loaded, items, asked, options, track)
+  seconds = time.monotonic() - began  # compilation included
+  about = {"seconds": seconds, "peak_memory_mib": _peak_memory(), **note}
+  own = pipelines.PIPELINES[asked.pipeline].files(outcome)
+  write(output, outcome, request, {"task": args.task, **about}, own)
+  print(outcome.table())
   print(f"written to {output}")
 
 
-def _parser(module: str, description: str, settings_type) -> cli.Parser:
+def _parser(module: str, description: str, tasks) -> cli.Parser:
   _, about_pipelines = pipelines.__doc__.split("\n\n", 1)
   shared = __doc__.format(pipelines=about_pipelines)
   parser = cli.Parser(
     prog=f"python -m {module}", description=f"{description}\n{shared}"
   )
   checkpoint.add_arguments(parser)
-  settings.add_arguments(parser, settings_type)
+  if len(tasks) > 1:
+    parser.add_argument(
+      "--task", required=True, choices=tasks, help="see above"
+    )
+  else:
+    parser.set_defaults(task=next(iter(tasks)))
+  settings.add_arguments(parser, Settings)
   return parser
 
 
-def _score(loaded, pairs, asked: Settings, options) -> tuple[Results, dict]:
-  """Scores pairs and says what it cost, compilation included."""
-  began = time.monotonic()
-  good, bad = pairs_lib.scores(
-    loaded,
-    pairs,
-    asked.mode,
-    temperature=asked.temperature,
-    batch_tokens=asked.batch_tokens,
-    track=functools.partial(progress.track, unit="batch"),
-    **options,
-  )
-  seconds = time.monotonic() - began
-  cost = {"seconds": seconds, "peak_memory_mib": _peak_memory()}
-  return Results(pairs, good, bad, asked.temperature), cost
+def _check_flags(name: str, task: Task, asked: Settings) -> None:
+  defaults = {field.name: field.default for field in dataclasses.fields(asked)}
+  for flag in _FLAGS:
+    if flag not in task.flags and getattr(asked, flag) != defaults[flag]:
+      raise UserError(f"--{flag} is not for {name}")
 
 
 def _request(asked: Settings, loaded, reduction: str) -> dict:
   """Returns all that the results depend on."""
   # Where the data lies does not matter, only what is in it.
-  apart = "data", "output", "overwrite", "batch_tokens"
   paths = sorted(p for p in pathlib.Path(asked.data).glob("*") if p.is_file())
-  return {k: v for k, v in vars(asked).items() if k not in apart} | {
+  return {k: v for k, v in vars(asked).items() if k not in _APART} | {
     **results_lib.model_digest(loaded),
     "data": results_lib.data_digest(paths),
     "reduction": reduction,
@@ -168,12 +221,12 @@ def _peak_memory() -> float:
 
 def write(
   folder: pathlib.Path,
-  results: Results,
+  outcome: Outcome,
   request: Mapping,
-  cost: Mapping,
+  about: Mapping,
   own: Mapping[str, str],
 ) -> None:
   """Writes a pipeline's own files, items.jsonl and, last, summary.json."""
-  items = "".join(json.dumps(item) + "\n" for item in results.items())
-  summary = {"request": dict(request), **cost, **results.summary()}
-  results_lib.write(folder, {**own, "items.jsonl": items}, summary)
+  lines = "".join(json.dumps(line) + "\n" for line in outcome.lines())
+  summary = {"request": dict(request), **about, **outcome.summary()}
+  results_lib.write(folder, {**own, "items.jsonl": lines}, summary)

@@ -20,25 +20,33 @@ of the context encoded alone, which is the same for tokenizers that cut at
 spaces, as byte-level BPE does. Two things of 2024 are errors here: a tokenizer
 without an EOS token, for which it scores behind the word "None", and a text
 longer than the model's rows, which it cuts.
+
+Masked scores published with 2024 are of other sentences: its `hf-mlm` sorts
+what it is asked for and returns the scores in that order. Ours are in order;
+`--as_published` puts them out of order as it does. There the order runs through
+all files of a command, so it depends on how their system listed them: here they
+are taken by name, the last one first.
 """
 
-import collections
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from antlm_jax.errors import UserError
+from antlm_jax.inference.pairs import Choice, Item
 from antlm_jax.inference.scoring import MODES, Format
-from evals.zero_shot.accuracy import Results
 
 
-def options(pipeline: str, mode: str) -> dict[str, Any]:
+def options(pipeline: str, mode: str, task: str = "blimp") -> dict[str, Any]:
   """Returns what a pipeline tells `scoring.score`: a format and a reduction.
 
   Raises:
-    UserError: if it has no such mode.
+    UserError: if it has no such mode or task.
   """
-  modes = PIPELINES[pipeline].modes
+  modes, _, tasks, _ = PIPELINES[pipeline]
+  if tasks and task not in tasks:
+    raise UserError(f"the {pipeline} pipeline has no task {task}")
   if mode not in modes:
     raise UserError(
       f"mode {mode!r} is not one of {', '.join(modes)} of the {pipeline}"
@@ -47,51 +55,66 @@ def options(pipeline: str, mode: str) -> dict[str, Any]:
   return modes[mode]
 
 
-def _predictions(results: Results, which: int, leads: Sequence[str]) -> dict:
-  """Returns what was chosen, by UID, as both pipelines lay it out.
+def note(pipeline: str, mode: str, as_published: bool) -> dict[str, str]:
+  """Returns what a summary says of scores that were published out of order.
+
+  Raises:
+    UserError: if these were published in order, and are asked for as published.
+  """
+  if mode not in PIPELINES[pipeline].out_of_order:
+    if as_published:
+      raise UserError(
+        "--as_published is for --pipeline=2024 --mode=mlm: no other scores were"
+        " published out of order"
+      )
+    return {}
+  said = "corrected: 2024 compares scores of other sentences (--as_published)"
+  return {"order": "as published: of other sentences" if as_published else said}
+
+
+def published_order(
+  requests: Sequence[Choice], lengths: Sequence[int]
+) -> list[int]:
+  """Returns whose score 2024's `hf-mlm` gives to each of n requests.
 
   Args:
-    results: n pairs and their scores.
-    which: Index of the temperature.
-    leads: n texts that stand before the choices in the pipeline's strings.
+    requests: In the order in which they are asked for.
+    lengths: Tokens of their contexts, alike framed.
   """
-  out = collections.defaultdict(lambda: {"predictions": []})
-  for pair, correct, lead in zip(
-    results.pairs, results.correct[:, which], leads, strict=True
-  ):
-    chosen = out[pair.uid]["predictions"]
-    text = lead + (pair.good if correct else pair.bad)
-    # Numbered anew: their ids are places in the file, not the data's names.
-    chosen.append({"id": f"{pair.uid}_{len(chosen)}", "pred": text})
+  # Requests of one text make a group (what is meant to group by arguments of
+  # generation takes the text for them). Groups come as their texts first do.
+  groups = {}
+  for i, request in enumerate(requests):
+    groups.setdefault(request.text, []).append(i)
+
+  # Within a group long contexts come first; those that are alike stay in order.
+  def key(i: int):
+    return -lengths[i], requests[i].context
+
+  return [i for group in groups.values() for i in sorted(group, key=key)]
+
+
+def misordered(
+  items: Sequence[Item], scores: np.ndarray, encode: Callable
+) -> np.ndarray:
+  """Returns scores as 2024's `hf-mlm` gives them out, of other sentences.
+
+  Args:
+    items: n pairs; those of a UID are a task there, with a file of its own.
+    scores: Theirs, in order, `[2, n, K]`.
+    encode: Encodes texts, as `Tokenizer.encode_batch`.
+  """
+  # All tasks of a command are asked for at once, the last listed one first.
+  rows = sorted(range(len(items)), key=lambda i: items[i].uid, reverse=True)
+  requests = [choice for row in rows for choice in items[row].choices]
+  lengths = [len(ids) for ids in encode([r.context for r in requests])]
+  asked = scores[:, rows].swapaxes(0, 1)
+  given = asked.reshape(len(requests), -1)[published_order(requests, lengths)]
+  out = np.empty_like(scores)
+  out[:, rows] = given.reshape(asked.shape).swapaxes(0, 1)
+  # Many are now equal: then the first choice is taken there, and so here.
+  out[0] = np.nextafter(out[0], np.inf)
   return out
-
-
-def _files_2024(task: str, results: Results) -> dict[str, str]:
-  """The task's part of what collect_results.py writes."""
-  chosen = _predictions(results, 0, [" "] * len(results.pairs))
-  return {"predictions.json": json.dumps({task: chosen})}
-
-
-def _files_2025(task: str, results: Results) -> dict[str, str]:
-  """What sentence_zero_shot writes, at the best temperature."""
-  del task  # names the folder there
-  leads = [" " if pair.context else "" for pair in results.pairs]
-  chosen = _predictions(results, results.best, leads)
-  return {
-    "predictions.json": json.dumps(chosen),
-    "best_temperature_report.txt": _report(results, results.best),
-  }
-
-
-def _report(results: Results, which: int) -> str:
-  lines = [f"TEMPERATURE: {results.temperatures[which]:.2f}", ""]
-  for group in dict.fromkeys(g for pair in results.pairs for g in pair.groups):
-    lines.append(f"### {group.upper()} ACCURACY")
-    for name, (_, share) in results.mean_by(group).items():
-      lines.append(f"{name}: {100 * share[which]:.2f}")
-    lines.append("")
-  average = f"{100 * results.macro[which]:.2f}"
-  return "\n".join([*lines, "### AVERAGE ACCURACY", average, "", ""])
 
 
 class Pipeline(NamedTuple):
@@ -99,11 +122,15 @@ class Pipeline(NamedTuple):
 
   Attributes:
     modes: Its modes, with what each tells `scoring.score`.
-    files: Makes its own files, text by name, of a task's name and results.
+    files: Makes its own files, text by name, of a task's results.
+    tasks: The tasks that it knows; all if there are none here.
+    out_of_order: Modes whose published scores are of other sentences.
   """
 
   modes: Mapping[str, dict[str, Any]]
-  files: Callable[[str, Results], dict[str, str]]
+  files: Callable[[Any], dict[str, str]]
+  tasks: tuple[str, ...] = ()
+  out_of_order: tuple[str, ...] = ()
 
 
 # 2025 scores as we do, and so by the same options.
@@ -117,10 +144,14 @@ _2024 = {
     "reduction": "mean",
   },
 }
+_2025 = dict.fromkeys(("causal", "mlm", "mntp"), _SUMS)
 PIPELINES = {
-  "ours": Pipeline(dict.fromkeys(MODES, _SUMS), lambda task, results: {}),
-  "2024": Pipeline(_2024, _files_2024),
-  "2025": Pipeline(
-    dict.fromkeys(("causal", "mlm", "mntp"), _SUMS), _files_2025
+  "ours": Pipeline(dict.fromkeys(MODES, _SUMS), lambda results: {}),
+  "2024": Pipeline(
+    _2024,
+    lambda results: results.files_2024(),
+    tasks=("blimp", "ewok"),
+    out_of_order=("mlm",),
   ),
+  "2025": Pipeline(_2025, lambda results: results.files_2025()),
 }

@@ -76,7 +76,7 @@ class ScoreBlock:
 
   def join(self, parts) -> jax.Array:
     """Puts what belongs to the query heads of a group side by side."""
-    return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)
+    return jnp.concatenate(parts, axis=1)
 
   def store_queries(self, ref, h: int, x: jax.Array, q: int = 0) -> None:
     """Writes `[H, lanes]` to block q of a head's `[G, H, queries]`."""

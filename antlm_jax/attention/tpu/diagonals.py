@@ -91,7 +91,7 @@ class Diagonals:
       # Column c moves down by c, and what it meets begins at row LANES; above
       # it are the diagonals that only its neighbours meet.
       parts.append(_shear(met, 1)[LANES:])
-    return _join(parts)
+    return jnp.concatenate(parts, axis=1)
 
   def gradient(self, scores: jax.Array) -> jax.Array:
     """Returns the terms' gradient, float32 `[C, R]`, from that of scores."""
@@ -102,7 +102,7 @@ class Diagonals:
       met = self._met(size, at)
       part = jnp.pad(scores[:, at : at + LANES], ((LANES, 0), (0, 0)))
       parts.append(dot(met, _shear(part, -1).astype(met.dtype), 0, 0))
-    return _join(parts)
+    return jnp.concatenate(parts, axis=1)
 
   def _met(self, size: int, at: int) -> jax.Array:
     """What `LANES` of R = `size` queries or keys meet, from the one `at` on."""
@@ -132,7 +132,3 @@ def _shear(x: jax.Array, sign: int) -> jax.Array:
 
 def _roll(x: jax.Array, by: int) -> jax.Array:
   return pltpu.roll(x, by % x.shape[0], 0)
-
-
-def _join(parts: list[jax.Array]) -> jax.Array:
-  return parts[0] if len(parts) == 1 else jnp.concatenate(parts, axis=1)

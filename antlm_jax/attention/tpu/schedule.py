@@ -60,12 +60,10 @@ class Blocks:
 
   @property
   def q_count(self) -> int:
-    """Number of blocks of queries."""
     return -(-self.queries // self.q_size)
 
   @property
   def k_count(self) -> int:
-    """Number of blocks of keys."""
     return -(-self.keys // self.k_size)
 
   @property
@@ -99,6 +97,9 @@ def _size(length: int, largest: int) -> int:
 class _Base:
   """What all schedules have.
 
+  `grid(rows)` gives the sizes of the grid, and `at(ids, scalars)` the step at
+  a point of it, from what the kernel gets by scalar prefetch.
+
   An output block is one of queries, or if `by_key` one of keys: the loop over
   the inner blocks is then over queries.
   """
@@ -114,12 +115,10 @@ class Full(_Base):
   """Every block, for a mask that hides nothing."""
 
   def grid(self, rows: int) -> tuple[int, ...]:
-    """Returns the sizes of the grid."""
     counts = self.blocks.q_count, self.blocks.k_count
     return (rows, *(counts[::-1] if self.by_key else counts))
 
   def at(self, ids, scalars) -> Step:
-    """Returns the step at a point of the grid."""
     row, outer, inner = ids
     q, k = (inner, outer) if self.by_key else (outer, inner)
     _, outers, inners = self.grid(1)
@@ -138,14 +137,12 @@ class Triangle(_Base):
   """
 
   def grid(self, rows: int) -> tuple[int, ...]:
-    """Returns the sizes of the grid."""
     # n even: n / 2 pairs of n + 1 blocks. n odd: the longest row is alone,
     # and the others pair up to its length n.
     count = self.blocks.q_count
     return (rows, (count + 1) // 2, count + 1 - count % 2)
 
   def at(self, ids, scalars) -> Step:
-    """Returns the step at a point of the grid."""
     row, pair, place = ids
     count = self.blocks.q_count
     short = pair - count % 2  # has short + 1 blocks: none, if it is -1
@@ -178,20 +175,15 @@ class Table(_Base):
 
   @property
   def scalars(self):
-    """What the kernel gets by scalar prefetch.
-
-    It is in scalar memory before the grid begins, so that a step's block is
-    known, and on its way from HBM, while the step before is computed.
-    """
+    # In scalar memory before the grid begins, so that a step's block is known,
+    # and on its way from HBM, while the step before is computed.
     return (self.codes,)
 
   def grid(self, rows: int) -> tuple[jax.Array, ...]:
-    """Returns the sizes of the grid."""
     # Known only when it runs: blocks that no query needs are not even steps.
     return (self.total[0],)
 
   def at(self, ids, scalars) -> Step:
-    """Returns the step at a point of the grid."""
     code = scalars[0][ids[0]]
     outer_bits, inner_bits = _bits(self.blocks, self.by_key)
     group = code >> (inner_bits + _FLAG_BITS)
@@ -216,10 +208,7 @@ def make(
 ) -> tuple[Schedule, ...]:
   """Returns the schedules by blocks of queries, and by blocks of keys.
 
-  Args:
-    mask: The mask, its bounds `[rows, T]` if it has any.
-    rows: Rows of the batch B.
-    blocks: The blocks.
+  The mask's bounds, if it has any, are `[rows, T]`.
   """
   if _is_plain(mask, blocks):
     kind = Triangle if mask.causal else Full

@@ -127,7 +127,11 @@ class LtgBertConfig(PretrainedConfig):
         self.longest_distance > self.position_buckets,
         "longest_distance over position_buckets",
       ),
-      (self.mask_shift in (0, 1), "mask_shift 0 or 1"),
+      (
+        self.mask_shift == 0
+        or (self.mask_shift == 1 and self.mask_token_id is not None),
+        "mask_shift 0, or 1 and a mask_token_id",
+      ),
       (
         self.classifier_pooling in POOLINGS,
         f"classifier_pooling one of {', '.join(POOLINGS)}",

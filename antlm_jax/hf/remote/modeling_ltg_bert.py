@@ -380,10 +380,10 @@ class LtgBertForMaskedLM(LtgBertLMModel):
     """Predicts the token at every position.
 
     Of a model that predicts a masked token one position before it
-    (config.mask_shift = 1), the logits are moved to where that token is. The
-    first token of a row then has none: its logits are 0, and its label is not
-    counted. A padded row is best padded on the right, or its first token is
-    predicted from padding.
+    (config.mask_shift = 1), the logits at a mask are those of the position
+    before it, and elsewhere the position's own. At a row's first token a mask
+    has none: its logits are 0, and no label there is counted. A padded row is
+    best padded on the right, or its first token is predicted from padding.
 
     Args:
       input_ids: `[B, T]`.
@@ -399,11 +399,14 @@ class LtgBertForMaskedLM(LtgBertLMModel):
     options |= {"is_causal": False, "return_dict": True}
     encoded = self.model(input_ids, attention_mask, **options)
     logits = self._logits(encoded.last_hidden_state)
-    if shift:
-      logits = F.pad(logits[:, :-shift], (0, 0, shift, 0))
     loss = None
     if labels is not None:
-      loss = _cross_entropy(logits[:, shift:], labels[:, shift:])
+      last = logits.shape[1] - shift
+      loss = _cross_entropy(logits[:, :last], labels[:, shift:])
+    if shift:
+      masked = (input_ids == self.config.mask_token_id)[..., None]
+      before = F.pad(logits[:, :-1], (0, 0, 1, 0))
+      logits = torch.where(masked, before, logits)
     return self._output(MaskedLMOutput, encoded, loss, logits, return_dict)
 
 
@@ -513,8 +516,7 @@ class LtgBertForSequenceClassification(LtgBertPreTrainedModel):
   def _activated(self, x):
     if not self.config.classifier_norms:
       return F.gelu(self.dense(x))
-    x = F.gelu(self.dense(_plain_norm(x)), approximate="tanh")
-    return _plain_norm(x)
+    return _plain_norm(F.gelu(self.dense(_plain_norm(x))))
 
 
 class LtgBertForTokenClassification(LtgBertPreTrainedModel):

@@ -1,0 +1,419 @@
+"""Answering questions with a part of a text, as SQuAD asks them.
+
+Two heads: `Spans` predicts an answer's first and last token and reads a long
+text in windows, as BERT does (arXiv 1810.04805, section 4.2); `Inside` tags the
+answer's tokens, as the code of arXiv 2507.00994 does.
+"""
+
+import collections
+import dataclasses
+import functools
+import math
+import pathlib
+import re
+import string
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from antlm_jax.errors import UserError
+from antlm_jax.inference import framing
+from antlm_jax.runtime import files as io
+from antlm_jax.settings import setting
+from antlm_jax.training.checkpoint import Loaded
+from evals.finetuning import rows as rows_lib
+from evals.finetuning.classification import cross_entropy
+from evals.finetuning.rows import Example, Rows
+from evals.finetuning.task import Head, Param, Params, Suite, Task, held_out
+
+_QUESTION = 64  # tokens of a question, at most
+# What a token's label says, added up.
+_MAY, _FIRST, _LAST = 1, 2, 4
+
+# ------------------------------------------------------------------- the heads
+
+
+class _Window(NamedTuple):
+  """A part of an example's text in a row."""
+
+  example: int
+  at: int  # the row's first token of the text
+  spans: list[tuple[int, int]]  # where in the text its tokens stand
+
+
+@dataclasses.dataclass(frozen=True)
+class Spans(Head):
+  """An answer's first and last token; the row's first token is no answer.
+
+  Attributes:
+    stride: Tokens from one window of a long text to the next.
+    longest: Tokens of an answer, at most.
+    may_be_none: Whether a question may have no answer.
+    null_score: What no answer's score has to be ahead by.
+  """
+
+  stride: int = 128
+  longest: int = 30
+  may_be_none: bool = True
+  null_score: float = 0.0
+  kind: ClassVar[str] = "spans"
+
+  def parameters(self, width: int) -> dict[str, Param]:
+    """A kernel from N(0, .02^2), cut at two deviations."""
+    return {
+      "ends/kernel": Param((width, 2), ("embed", None), 0.02),
+      "ends/bias": Param((2,), ("norm",)),
+    }
+
+  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
+    """Returns scores of being the first and the last, float32 `[B, T, 2]`."""
+    hidden = hidden.astype(jnp.float32)
+    return hidden @ params["ends/kernel"] + params["ends/bias"]
+
+  def loss(self, outputs, labels, weights) -> jax.Array:
+    """The mean of both ends' cross-entropies, in nats."""
+    may = (labels & _MAY) > 0
+    scores = jnp.where(may[..., None], outputs, -jnp.inf)
+    ends = (jnp.argmax((labels & end) > 0, axis=1) for end in (_FIRST, _LAST))
+    first, last = (
+      cross_entropy(scores[..., i], end, weights) for i, end in enumerate(ends)
+    )
+    return (first + last) / 2
+
+  def encode(self, loaded, examples, max_length) -> Rows:
+    """Makes rows of a question and a window of its text."""
+    before, after = framing.frame(loaded)
+    tokens, labels, windows = [], [], []
+    for number, example in enumerate(examples):
+      question, text, spans = _encoded(loaded, example)
+      lead = [*before, *question[:_QUESTION], *after]
+      room = rows_lib.longest(loaded, max_length) - len(lead) - len(after)
+      answer = _answer(example, spans)
+      for start in _starts(len(text), room, self.stride):
+        stop = min(start + room, len(text))
+        tokens.append([*lead, *text[start:stop], *after])
+        windows.append(_Window(number, len(lead), spans[start:stop]))
+        labels.append(_labels(len(lead), start, stop, answer, len(after)))
+    tokens, lengths = rows_lib.padded(tokens)
+    labels, _ = rows_lib.padded(labels)
+    return Rows(tokens, lengths, labels, True, examples, about=windows)
+
+  def decode(self, reduced: np.ndarray, rows: Rows) -> list[str]:
+    """Returns the answers' texts; empty where there is none."""
+    best = [(-math.inf, "")] * len(rows.examples)
+    none = [math.inf] * len(rows.examples)
+    for scores, window in zip(reduced, rows.about, strict=True):
+      text = rows.examples[window.example].texts[1]
+      found = self._best(scores, window, text)
+      best[window.example] = max(best[window.example], found)
+      null = float(scores[0].sum())
+      none[window.example] = min(none[window.example], null)
+    return [
+      "" if self.may_be_none and null > score + self.null_score else answer
+      for (score, answer), null in zip(best, none, strict=True)
+    ]
+
+  def _best(self, scores, window: _Window, text: str) -> tuple[float, str]:
+    """Returns a window's best answer and its score."""
+    stop = window.at + len(window.spans)
+    first, last = scores[window.at : stop].astype(np.float64).T
+    # Row i, column k: from token i to i + k.
+    reach = np.arange(len(first))[:, None] + np.arange(self.longest)
+    padded = np.append(last, np.full(self.longest, -np.inf))
+    both = first[:, None] + padded[reach]
+    i, k = np.unravel_index(np.argmax(both), both.shape)
+    begin, end = window.spans[i][0], window.spans[i + k][1]
+    return float(both[i, k]), text[begin:end]
+
+
+@dataclasses.dataclass(frozen=True)
+class Inside(Head):
+  """Whether each token is of the answer, as in arXiv 2507.00994's code.
+
+  The question and its text are one text, which loses what is too long at its
+  end; a loss of all tokens, the question's as well. Predictions are tokens'
+  indices, the first token's where none is inside, beside those of the answer:
+  `{"found": [...], "there": [...]}`.
+  """
+
+  kind: ClassVar[str] = "inside"
+
+  def parameters(self, width: int) -> dict[str, Param]:
+    """A kernel from N(0, .02^2), cut at two deviations."""
+    return {
+      "classes/kernel": Param((width, 2), ("embed", None), 0.02),
+      "classes/bias": Param((2,), ("norm",)),
+    }
+
+  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
+    """Returns logits, float32 `[B, T, 2]`."""
+    hidden = hidden.astype(jnp.float32)
+    return hidden @ params["classes/kernel"] + params["classes/bias"]
+
+  def loss(self, outputs, labels, weights) -> jax.Array:
+    """The mean cross-entropy in nats over all tokens."""
+    weights = weights[:, None] * (labels > 0)
+    return cross_entropy(outputs, jnp.maximum(labels - 1, 0), weights)
+
+  def encode(self, loaded, examples, max_length) -> Rows:
+    """Makes a row an example; labels are 1 outside, 2 inside, 0 of padding."""
+    before, after = framing.frame(loaded)
+    limit = rows_lib.longest(loaded, max_length) - len(after)
+    tokens, labels = [], []
+    for example in examples:
+      question, text, spans = _encoded(loaded, example, _TEMPLATE)
+      first, last = _answer(example, spans) or (len(text), -1)
+      inside = [2 if first <= i <= last else 1 for i in range(len(text))]
+      lead = [*before, *question]
+      tokens.append([*[*lead, *text][:limit], *after])
+      marks = [*([1] * len(lead)), *inside][:limit]
+      labels.append(marks + [1] * len(after))
+    tokens, lengths = rows_lib.padded(tokens)
+    labels, _ = rows_lib.padded(labels)
+    return Rows(tokens, lengths, labels, True, examples)
+
+  def reduce(self, outputs) -> jax.Array:
+    """Returns whether each token is inside, int32 `[B, T]`."""
+    return jnp.argmax(outputs, axis=-1).astype(jnp.int32)
+
+  def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
+    """Returns the indices of tokens inside, found and there."""
+    return [
+      {"found": _where(found == 1, length), "there": _where(label == 2, length)}
+      for found, label, length in zip(
+        reduced, rows.labels, rows.lengths, strict=True
+      )
+    ]
+
+
+_TEMPLATE = "Question: {question}\nContext: "
+
+
+def _where(inside: np.ndarray, length: int) -> list[int]:
+  return np.flatnonzero(inside[:length]).tolist() or [0]
+
+
+def _encoded(loaded: Loaded, example: Example, template: str = "{question}"):
+  """Returns a question's tokens, its text's, and where those stand in it."""
+  question, text = example.texts
+  asked = loaded.tokenizer.encode(template.format(question=question))
+  ids, spans = loaded.tokenizer.encode_offsets(text)
+  return asked.tolist(), ids.tolist(), spans
+
+
+def _answer(example: Example, spans) -> tuple[int, int] | None:
+  """Returns the first answer's first and last token; None if there is none."""
+  if not example.label:
+    return None
+  text, begin = example.label[0]
+  end = begin + len(text)
+  inside = [i for i, (a, b) in enumerate(spans) if a < end and b > begin]
+  return (inside[0], inside[-1]) if inside else None
+
+
+def _starts(length: int, room: int, stride: int) -> Iterator[int]:
+  """Yields where windows begin, the last of which reaches the end."""
+  yield 0
+  for start in range(stride, length, stride):
+    if start - stride + room >= length:
+      return
+    yield start
+
+
+def _labels(lead: int, start: int, stop: int, answer, after: int) -> list[int]:
+  """Returns what each token of a window may be, and is."""
+  out = [_MAY] + [0] * (lead - 1) + [_MAY] * (stop - start) + [0] * after
+  whole = answer and start <= answer[0] and answer[1] < stop
+  first, last = (lead + i - start for i in answer) if whole else (0, 0)
+  out[first] |= _FIRST
+  out[last] |= _LAST
+  return out
+
+
+# --------------------------------------------------------------------- metrics
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalized(text: str) -> list[str]:
+  """Returns an answer's words, without case, punctuation and articles."""
+  plain = text.lower().translate(_NO_PUNCTUATION)
+  return _ARTICLES.sub(" ", plain).split()
+
+
+def word_f1(found: str, there: str) -> float:
+  """F1 of two answers' words; of no words, whether both have none."""
+  x, y = normalized(found), normalized(there)
+  if not x or not y:
+    return float(x == y)
+  both = sum((collections.Counter(x) & collections.Counter(y)).values())
+  return 2 * both / (len(x) + len(y))
+
+
+def same(found: str, there: str) -> float:
+  """Whether two answers are the same, normalized."""
+  return float(normalized(found) == normalized(there))
+
+
+def best_of(
+  score: Callable[[str, str], float],
+  predictions: Sequence[str],
+  labels: Sequence[Sequence],
+) -> float:
+  """The mean of scores by SQuAD's rules: each that of the best of the answers.
+
+  A label is the answers, each `[text, begin]`; none are the empty answer.
+  """
+  return float(
+    np.mean(
+      [
+        max(score(found, text) for text, _ in label or [["", 0]])
+        for found, label in zip(predictions, labels, strict=True)
+      ]
+    )
+  )
+
+
+def index_f1(predictions: Sequence[dict], labels: Sequence) -> float:
+  """The mean F1 of tokens' indices, as arXiv 2507.00994's code; see `Inside`.
+
+  The labels are in the predictions: what a token is depends on the model.
+  """
+  del labels
+
+  def f1(found: Sequence[int], there: Sequence[int]) -> float:
+    both = len({*found} & {*there})
+    return 2 * both / (len(found) + len(there))
+
+  return float(np.mean([f1(p["found"], p["there"]) for p in predictions]))
+
+
+# ----------------------------------------------------------------------- tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The settings of answering that a command offers."""
+
+  answers: str = setting(
+    "spans", "how they are predicted", choices=("spans", "inside")
+  )
+  stride: int = setting(128, "tokens from a window to the next", least=1)
+  longest: int = setting(30, "tokens of an answer, at most", least=1)
+  null_score: float = setting(0.0, "what no answer has to be ahead by")
+
+
+# Each set's files; ReCoRD's in the same form.
+FILES = {
+  "squad": ("train-v1.1.json", "dev-v1.1.json"),
+  "squad2": ("train-v2.0.json", "dev-v2.0.json"),
+  "record": ("record-train.json", "record-dev.json"),
+}
+SCORES = {name: (f"{name}-dev", f"{name}-test") for name in FILES}
+
+
+def make(folder, name: str, options: Options, attention: str) -> Task:
+  """Makes a task, a key of `FILES`, of what is found in a folder.
+
+  Of its training set a twentieth is the set that is chosen on; its own
+  validation set is the test.
+
+  Raises:
+    UserError: if a file of it is absent.
+  """
+  paths = [pathlib.Path(folder) / file for file in FILES[name]]
+  for path in paths:
+    if not path.is_file():
+      raise UserError(f"{name} is absent: {path} is not there")
+  return Task(
+    name=name,
+    load=functools.partial(load, *paths),
+    evaluations=SCORES[name],
+    files=tuple(paths),
+    **_KINDS[options.answers](name, options),
+  )
+
+
+def _spans(name: str, options: Options) -> dict[str, Any]:
+  head = Spans(
+    options.stride, options.longest, name != "squad", options.null_score
+  )
+  return {
+    "head": head,
+    "metrics": {
+      "f1": functools.partial(best_of, word_f1),
+      "exact_match": functools.partial(best_of, same),
+    },
+    "main_metric": "f1",
+    "baseline": "no answer",
+    "trivial": lambda those: [[""] * len(those)],
+    "right": lambda found, label: best_of(same, [found], [label]) == 1,
+  }
+
+
+def _inside(name: str, options: Options) -> dict[str, Any]:
+  nothing = {"found": [0], "there": [1]}
+  return {
+    "head": Inside(),
+    "metrics": {"index_f1": index_f1},
+    "main_metric": "index_f1",
+    "baseline": "no token",
+    "trivial": lambda those: [
+      [nothing if e.label else nothing | {"there": [0]} for e in those]
+    ],
+    "right": lambda found, label: found["found"] == found["there"],
+  }
+
+
+_KINDS = {"spans": _spans, "inside": _inside}
+SUITE = Suite("question answering", SCORES, make)
+
+
+def load(
+  train: pathlib.Path, test: pathlib.Path, split: str
+) -> Sequence[Example]:
+  """Reads the questions of `train`, or of an evaluation set by its name."""
+  if split.endswith("-test"):
+    return read(test)
+  learnt, left_out = held_out(read(train))
+  return learnt if split == "train" else left_out
+
+
+def read(path: pathlib.Path) -> list[Example]:
+  """Reads a file of SQuAD's form, 1.1 or 2.0.
+
+  Raises:
+    UserError: if it cannot be read, or an answer is not in its text.
+  """
+  data = io.read_json(path, "questions")
+  out = []
+  try:
+    for article in data["data"]:
+      for paragraph in article["paragraphs"]:
+        text = paragraph["context"]
+        out += [_example(asked, text, path) for asked in paragraph["qas"]]
+  except (KeyError, TypeError) as error:
+    raise UserError(
+      f"{path} is not of SQuAD's form, at question {len(out) + 1}: {error!r}"
+    ) from error
+  if not out:
+    raise UserError(f"{path} holds no questions")
+  return out
+
+
+def _example(asked: dict, text: str, path: pathlib.Path) -> Example:
+  answers = [] if asked.get("is_impossible") else asked["answers"]
+  label = []
+  for answer in answers:
+    found, begin = answer["text"], answer["answer_start"]
+    if text[begin : begin + len(found)] != found:
+      raise UserError(
+        f"{path}: question {asked['id']}: the answer {found!r:.60} is not in"
+        f" its text at character {begin}"
+      )
+    label.append([found, begin])
+  return Example((asked["question"], text), label, str(asked["id"]))

@@ -1,0 +1,290 @@
+"""Retrieval: finding the documents that a query asks for.
+
+Queries and documents are encoded apart, each as the mean of its tokens' states
+(arXiv 2507.00994); a query is to be nearer to its own document than to the
+others of the batch (multiple negatives, arXiv 1705.00652). Files are BEIR's:
+`corpus.jsonl`, `queries.jsonl`, `qrels/SPLIT.tsv`; or pairs to learn from.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from antlm_jax import hashing
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import files as io
+from antlm_jax.settings import setting
+from evals.finetuning import rows as rows_lib
+from evals.finetuning.classification import pooled
+from evals.finetuning.rows import Example, Rows
+from evals.finetuning.task import Head, Param, Params, Suite, Task
+
+TOP = 10  # documents that are ranked
+_QUERY, _DOCUMENT = "Query: {text}", "Document: {text}"
+_AT_ONCE = 256  # queries whose scores of all documents are in memory
+
+# -------------------------------------------------------------------- the head
+
+
+@dataclasses.dataclass(frozen=True)
+class Towers(Head):
+  """The mean over a text's tokens, of length 1: no parameters of its own.
+
+  An example is a query and its document, to learn from, or one of them: a
+  query's label is the documents that it asks for, with how relevant each is; a
+  document has none. Predictions are the first documents of all, and of those
+  that any query asks for: `{"all": [...], "labelled": [...]}`.
+  """
+
+  temperature: float  # what similarities are divided by
+  kind: ClassVar[str] = "towers"
+
+  def parameters(self, width: int) -> dict[str, Param]:
+    """None."""
+    return {}
+
+  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
+    """Returns vectors of length 1, float32 `[B, D]`."""
+    mean = pooled(hidden, lengths, "mean")
+    return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
+
+  def loss(self, outputs, labels, weights) -> jax.Array:
+    """The mean cross-entropy in nats of each query's document among all."""
+    query, document = outputs[:, 0], outputs[:, 1]
+    scores = query @ document.T / self.temperature
+    # Documents of empty places are no negatives.
+    scores = jnp.where(weights > 0, scores, -jnp.inf)
+    nats = -jnp.diagonal(jax.nn.log_softmax(scores, axis=-1))
+    return jnp.where(weights > 0, nats, 0).sum() / weights.sum()
+
+  def encode(self, loaded, examples, max_length) -> Rows:
+    """Makes rows of pairs `[n, 2, T]`, or of texts `[n, T]`."""
+    apart = len(examples[0].texts)
+    texts = [(text,) for example in examples for text in example.texts]
+    tokens, lengths = rows_lib.framed(loaded, texts, max_length)
+    if apart > 1:
+      tokens = tokens.reshape(len(examples), apart, -1)
+      lengths = lengths.reshape(len(examples), apart)
+    queries = [e for e in examples if e.label is not None]
+    empty = np.zeros(len(tokens), np.int32)
+    return Rows(
+      tokens, lengths, empty, examples=queries or examples, about=examples
+    )
+
+  def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
+    """Ranks documents by their cosine to each query."""
+    asks = np.array([e.label is not None for e in rows.about])
+    names = np.array([e.id for e in rows.about])
+    wanted = {d for e in rows.about if e.label is not None for d in e.label}
+    labelled = ~asks & np.isin(names, list(wanted))
+    found = {
+      name: _ranked(reduced[asks], reduced[those], names[those])
+      for name, those in (("all", ~asks), ("labelled", labelled))
+    }
+    return [
+      dict(zip(found, one, strict=True))
+      for one in zip(*found.values(), strict=True)
+    ]
+
+
+def _ranked(queries, documents, names) -> list[list[str]]:
+  """Returns the names of each query's nearest documents, the nearest first."""
+  out = []
+  for start in range(0, len(queries), _AT_ONCE):
+    scores = -queries[start : start + _AT_ONCE] @ documents.T
+    order = np.argsort(scores, axis=-1, kind="stable")[:, :TOP]
+    out += names[order].tolist()
+  return out
+
+
+# --------------------------------------------------------------------- metrics
+
+
+def ndcg(found: Sequence[str], relevant: Mapping[str, float]) -> float:
+  """NDCG@10 of a ranking, as trec_eval's: the gain is the relevance itself."""
+  best = sorted(relevant.values(), reverse=True)
+  return _ratio([relevant.get(name, 0) for name in found], best)
+
+
+def ndcg_of_ranked(found: Sequence[str], relevant: Mapping[str, float]):
+  """NDCG@10 as arXiv 2507.00994's code has it, far above `ndcg`.
+
+  The ideal is the best order of the ten that were found, whatever was missed,
+  and relevance is one or none.
+  """
+  gains = [float(relevant.get(name, 0) >= 1) for name in found]
+  return _ratio(gains, sorted(gains, reverse=True))
+
+
+def _ratio(gains: Sequence[float], ideal: Sequence[float]) -> float:
+  best = _discounted(ideal)
+  return _discounted(gains) / best if best else 0.0
+
+
+def _discounted(gains: Sequence[float]) -> float:
+  gains = np.asarray(gains[:TOP], np.float64)
+  return float((gains / np.log2(np.arange(len(gains)) + 2)).sum())
+
+
+def _mean(score, pool: str, predictions, labels) -> float:
+  each = (
+    score(found[pool], relevant)
+    for found, relevant in zip(predictions, labels, strict=True)
+  )
+  return float(np.mean(list(each)))
+
+
+METRICS = {
+  "ndcg": functools.partial(_mean, ndcg, "all"),
+  "ndcg_labelled": functools.partial(_mean, ndcg, "labelled"),
+  "ndcg_of_ranked": functools.partial(_mean, ndcg_of_ranked, "labelled"),
+}
+
+# ----------------------------------------------------------------------- tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """The settings of retrieval that a command offers."""
+
+  temperature: float = setting(0.05, "what similarities are divided by", over=0)
+
+
+# What a set is trained on, chosen on, and tested on.
+SPLITS = {
+  "nfcorpus": ("train", "dev", "test"),
+  "scifact": ("train", "train", "test"),
+  "msmarco": ("pairs.jsonl", "dev", "test"),
+  "nq": ("pairs.jsonl", "dev", "test"),
+  "mldr": ("pairs.jsonl", "dev", "test"),
+}
+SCORES = {name: (f"{name}-dev", f"{name}-test") for name in SPLITS}
+
+
+def make(folder, name: str, options: Options, attention: str) -> Task:
+  """Makes a task, a key of `SPLITS`, of what is found in a folder.
+
+  Raises:
+    UserError: if a file of it is absent.
+  """
+  inside = _inside(pathlib.Path(folder), name)
+  train, dev, test = SPLITS[name]
+  sets = {"train": train, **dict(zip(SCORES[name], (dev, test), strict=True))}
+  paths = {split: _qrels(inside, part) for split, part in sets.items()}
+  common = inside / "corpus.jsonl", inside / "queries.jsonl"
+  for path in (*common, *paths.values()):
+    if not path.is_file():
+      raise UserError(f"{name} is absent: {path} is not there")
+  return Task(
+    name=name,
+    load=lambda split: load(inside, paths[split], split == "train"),
+    evaluations=SCORES[name],
+    head=Towers(options.temperature),
+    metrics=METRICS,
+    main_metric="ndcg",
+    baseline="a random order",
+    trivial=random_order,
+    right=lambda found, relevant: relevant.get(found["all"][0], 0) > 0,
+    files=(*common, *dict.fromkeys(paths.values())),
+  )
+
+
+SUITE = Suite("retrieval", SCORES, make)
+
+
+def _inside(folder: pathlib.Path, name: str) -> pathlib.Path:
+  within = folder / "retrieval" / name
+  return within if within.is_dir() else folder / name
+
+
+def _qrels(folder: pathlib.Path, part: str) -> pathlib.Path:
+  return folder / part if "." in part else folder / "qrels" / f"{part}.tsv"
+
+
+def random_order(examples: Sequence[Example]) -> list[list[dict]]:
+  """One order of the documents that are asked for, the same for all queries."""
+  names = sorted({name for example in examples for name in example.label})
+  order = hashing.permute(np.arange(len(names)), len(names), 0)[:TOP]
+  first = [names[i] for i in order]
+  return [[{"all": first, "labelled": first}] * len(examples)]
+
+
+# --------------------------------------------------------------------- reading
+
+
+def load(folder: pathlib.Path, path: pathlib.Path, train: bool):
+  """Reads pairs to learn from, or the queries and all documents.
+
+  Raises:
+    UserError: if a file cannot be read, or names what is in no other.
+  """
+  if train and path.suffix == ".jsonl":
+    return list(_pairs(path))
+  relevant = _relevant(path)
+  queries = _texts(folder / "queries.jsonl", _QUERY)
+  documents = _texts(folder / "corpus.jsonl", _DOCUMENT)
+  for query, wanted in relevant.items():
+    for name, known in ((query, queries), *((d, documents) for d in wanted)):
+      if name not in known:
+        raise UserError(f"{path}: {name!r} is in no other file of {folder}")
+  if train:
+    return [
+      Example((queries[query], documents[name]), None, f"{query} {name}")
+      for query, wanted in relevant.items()
+      for name, score in wanted.items()
+      if score > 0
+    ]
+  asked = [Example((queries[q],), w, q) for q, w in relevant.items()]
+  return asked + [Example((t,), None, name) for name, t in documents.items()]
+
+
+def _pairs(path: pathlib.Path) -> Iterator[Example]:
+  """Yields a query and its document a line, as msmarco-pairs has them."""
+  for number, line in io.read_jsonl(path, "pairs"):
+    where = f"{path}, line {number}"
+    query, document = (_field(line, n, where) for n in ("anchor", "positive"))
+    texts = _QUERY.format(text=query), _DOCUMENT.format(text=document)
+    yield Example(texts, None, str(number))
+
+
+def _texts(path: pathlib.Path, template: str) -> dict[str, str]:
+  """Reads texts by their names; a title stands before its text."""
+  out = {}
+  for number, line in io.read_jsonl(path, "texts"):
+    where = f"{path}, line {number}"
+    text = _field(line, "text", where)
+    if title := line.get("title"):
+      text = f"{title}. {text}"
+    if not text.strip():
+      raise UserError(f"{where}: the text is empty")
+    out[str(_field(line, "_id", where))] = template.format(text=text)
+  return out
+
+
+def _field(line: Mapping[str, Any], name: str, where: str) -> str:
+  if not isinstance(line.get(name), str):
+    raise UserError(f"{where}: the field {name!r} is absent, or is not text")
+  return line[name]
+
+
+def _relevant(path: pathlib.Path) -> dict[str, dict[str, float]]:
+  """Reads which documents each query asks for, and how much."""
+  out: dict[str, dict[str, float]] = {}
+  columns = ("query-id", "corpus-id", "score")
+  for number, line in io.read_csv(path, "judgements", delimiter="\t"):
+    try:
+      query, document, score = (line[column] for column in columns)
+      out.setdefault(query, {})[document] = float(score)
+    except (KeyError, TypeError, ValueError) as error:
+      raise UserError(
+        f"{path}, line {number}: not {', '.join(columns)}"
+      ) from error
+  if not out:
+    raise UserError(f"{path} holds no judgements")
+  return out

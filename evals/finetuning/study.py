@@ -1,0 +1,97 @@
+"""The fine-tuning protocol of arXiv 2507.00994, as its code has it: a preset.
+
+A thousand steps of 32 examples at six rates by five seeds, the last weights
+scored. The rate is chosen on a twentieth of the training set, or on the set's
+own; what their hub calls the validation set is the test. Each kind of task has
+the measure of their code, and the usual one beside it.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from evals.finetuning import answering, classification, glue, retrieval, tagging
+from evals.finetuning.rows import Example
+from evals.finetuning.task import Suite, Task, held_out
+
+TEXTS: Mapping[str, tuple[str, ...]] = {
+  "sst2": ("{sentence}",),
+  "qqp": ("Question 1: {question1}\nQuestion 2: {question2}",),
+  "mnli": ("Premise: {premise}\nHypothesis: {hypothesis}",),
+}
+
+
+def _classification(folder, name: str, options, attention: str) -> Task:
+  files = glue.find(folder, name)
+  form = dataclasses.replace(
+    glue.FORMATS[name], texts=TEXTS[name], metric="accuracy"
+  )
+
+  def load(split: str) -> list[Example]:
+    if split.endswith("-test"):
+      return glue.load(files, form, name)
+    train, left_out = held_out(glue.load(files, form, "train"))
+    return train if split == "train" else left_out
+
+  return classification.task(
+    name,
+    load,
+    _SCORES[name],
+    options.classifier(form.classes, attention),
+    files=(files.train, files.evaluations[name]),
+  )
+
+
+# Each kind: its tasks, what makes one, and the measure that is reported.
+_KINDS = (
+  (tuple(TEXTS), _classification, "accuracy"),
+  (tuple(tagging.SCORES), tagging.make, "sentence_f1"),
+  (tuple(answering.SCORES), answering.make, "index_f1"),
+  (tuple(retrieval.SCORES), retrieval.make, "ndcg_of_ranked"),
+)
+_MAKERS = {
+  name: (maker, metric) for names, maker, metric in _KINDS for name in names
+}
+_SCORES = {name: (f"{name}-dev", f"{name}-test") for name in _MAKERS}
+
+
+def make(folder, name: str, options, attention: str) -> Task:
+  """Makes a task of the study of what is found in a folder.
+
+  Raises:
+    UserError: if a file of it is absent.
+  """
+  maker, metric = _MAKERS[name]
+  made = maker(folder, name, options, attention)
+  # Answers as spans have other measures than the study's tags.
+  if metric not in made.metrics:
+    return made
+  return dataclasses.replace(made, main_metric=metric)
+
+
+PROTOCOL = {
+  "lrs": (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4),
+  "seeds": (0, 1, 2, 3, 4),
+  "batch_size": 32,
+  "steps": 1000,
+  "patience": 0,
+  "max_length": 2028,
+  "warmup": 0.1,
+  "b2": 0.95,
+  "eps": 1e-5,
+  "weight_decay": 0.1,
+  "pool": "mean",
+  "head": "plain",
+  "dropout": 0.0,
+  "answers": "inside",
+}
+_ONE_EPOCH = {"steps": 0, "epochs": 1}
+SUITE = Suite(
+  "the study",
+  _SCORES,
+  make,
+  "finetune-study",
+  {
+    name: PROTOCOL | (_ONE_EPOCH if name in ("conll", "uner") else {})
+    for name in _MAKERS
+  },
+)

@@ -1,0 +1,312 @@
+"""Tagging: a label for each word of a sentence, such as that of its entity.
+
+A file has a word a line, in columns, and an empty line after each sentence:
+CoNLL-2003's, Universal NER's, OntoNotes' in CoNLL's form. What the study of
+arXiv 2507.00994 does: words are joined by spaces, every token has the label of
+its word, and a word is what most of its tokens are.
+"""
+
+import collections
+import dataclasses
+import functools
+import itertools
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from antlm_jax.errors import UserError
+from antlm_jax.inference import framing
+from antlm_jax.runtime import files as io
+from evals.finetuning import rows as rows_lib
+from evals.finetuning.classification import cross_entropy
+from evals.finetuning.rows import Example, Rows
+from evals.finetuning.task import Head, Param, Params, Suite, Task
+
+_NOWHERE = -1  # the word, and the label, of a token that is of no word
+OUTSIDE = 0  # the class O: of no entity
+
+# -------------------------------------------------------------------- the head
+
+
+@dataclasses.dataclass(frozen=True)
+class Tagger(Head):
+  """A linear layer on every token; transformers' ForTokenClassification."""
+
+  labels: tuple[str, ...]  # names of the C classes, O first
+  kind: ClassVar[str] = "tagger"
+
+  def parameters(self, width: int) -> dict[str, Param]:
+    """A kernel from N(0, .02^2), cut at two deviations."""
+    classes = len(self.labels)
+    return {
+      "classes/kernel": Param((width, classes), ("embed", None), 0.02),
+      "classes/bias": Param((classes,), ("norm",)),
+    }
+
+  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
+    """Returns logits, float32 `[B, T, C]`."""
+    hidden = hidden.astype(jnp.float32)
+    return hidden @ params["classes/kernel"] + params["classes/bias"]
+
+  def loss(self, outputs, labels, weights) -> jax.Array:
+    """The mean cross-entropy in nats over the tokens of words."""
+    weights = weights[:, None] * (labels != _NOWHERE)
+    return cross_entropy(outputs, jnp.maximum(labels, 0), weights)
+
+  def encode(self, loaded, examples, max_length) -> Rows:
+    """Makes a row a sentence; words that are too many have no tokens."""
+    before, after = framing.frame(loaded)
+    limit = rows_lib.longest(loaded, max_length) - len(after)
+    tokens, words, labels = [], [], []
+    for example in examples:
+      ids, of = _tokens(loaded.tokenizer, example.texts)
+      tokens.append([*[*before, *ids][:limit], *after])
+      of = [_NOWHERE] * len(before) + of
+      words.append(of[:limit] + [_NOWHERE] * len(after))
+      known = example.label or [OUTSIDE] * len(example.texts)
+      labels.append([_NOWHERE if w < 0 else known[w] for w in words[-1]])
+    tokens, lengths = rows_lib.padded(tokens)
+    labels, _ = rows_lib.padded(labels, fill=_NOWHERE)
+    return Rows(tokens, lengths, labels, True, examples, about=words)
+
+  def reduce(self, outputs) -> jax.Array:
+    """Returns each token's class, int32 `[B, T]`."""
+    return jnp.argmax(outputs, axis=-1).astype(jnp.int32)
+
+  def decode(self, reduced: np.ndarray, rows: Rows) -> list[list[int]]:
+    """Returns each word's class: that of most of its tokens, O of none."""
+    each = zip(reduced, rows.about, rows.examples, strict=True)
+    return [_vote(found, of, len(e.texts)) for found, of, e in each]
+
+
+def _tokens(tokenizer, words: Sequence[str]) -> tuple[list[int], list[int]]:
+  """Returns the tokens of words, and which word each is of."""
+  ends = list(itertools.accumulate(len(word) + 1 for word in words))
+  ids, spans = tokenizer.encode_offsets(" ".join(words))
+  starts = [start for start, _ in spans]
+  return ids.tolist(), np.searchsorted(ends, starts, side="right").tolist()
+
+
+def _vote(found: np.ndarray, words: Sequence[int], count: int) -> list[int]:
+  votes = [collections.Counter() for _ in range(count)]
+  for label, word in zip(found.tolist(), words, strict=False):
+    if word != _NOWHERE:
+      votes[word][label] += 1
+  # Of equals the one that came first in the word.
+  return [max(v, key=v.get) if v else OUTSIDE for v in votes]
+
+
+# --------------------------------------------------------------------- metrics
+
+
+class Entity(NamedTuple):
+  """Words from `start` up to `stop` of a sentence, and what they are."""
+
+  kind: str
+  start: int
+  stop: int
+
+
+def entities(labels: Sequence[str]) -> list[Entity]:
+  """Reads a sentence's entities off its labels, IOB1 or IOB2.
+
+  One begins at `B-`, and where the label before is of another kind.
+  """
+  out: list[Entity] = []
+  for i, label in enumerate(labels):
+    if label == "O":
+      continue
+    begin, _, kind = label.partition("-")
+    last = out[-1] if out else None
+    if begin == "I" and last and (last.kind, last.stop) == (kind, i):
+      out[-1] = last._replace(stop=i + 1)
+    else:
+      out.append(Entity(kind, i, i + 1))
+  return out
+
+
+def iob2(labels: Sequence[str]) -> list[str]:
+  """Returns a sentence's labels with `B-` at the begin of each entity."""
+  out = ["O"] * len(labels)
+  for kind, start, stop in entities(labels):
+    out[start:stop] = [f"B-{kind}", *[f"I-{kind}"] * (stop - start - 1)]
+  return out
+
+
+def entity_f1(
+  names: Sequence[str],
+  predictions: Sequence[Sequence[int]],
+  labels: Sequence[Sequence[int]],
+) -> float:
+  """F1 over all sentences' entities, as conlleval's and seqeval's; 0 of none.
+
+  Predictions and labels are classes, whose names are given.
+  """
+  right = count = 0
+  for those in zip(predictions, labels, strict=True):
+    found, there = (set(entities([names[c] for c in one])) for one in those)
+    right += len(found & there)
+    count += len(found) + len(there)
+  return 2 * right / count if count else 0.0
+
+
+def sentence_f1(
+  predictions: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
+) -> float:
+  """The measure of arXiv 2507.00994's code: the mean of sentences' macro-F1.
+
+  Over the classes that a sentence has or is predicted to have, O included:
+  far above `entity_f1`, since most sentences have few entities or none.
+  """
+  return float(np.mean(list(map(_macro_f1, predictions, labels))))
+
+
+def _macro_f1(prediction: Sequence[int], label: Sequence[int]) -> float:
+  x, y = np.asarray(prediction), np.asarray(label)
+  classes = np.union1d(x, y)[:, None]
+  found, there = x == classes, y == classes
+  both = (found & there).sum(axis=1)
+  return float(np.mean(2 * both / (found.sum(axis=1) + there.sum(axis=1))))
+
+
+# --------------------------------------------------------------------- reading
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+  """How a set of sentences is written."""
+
+  kinds: tuple[str, ...]  # of entities
+  files: Mapping[str, tuple[str, ...]]  # by split: the first that is there
+  word: int = 0  # the column
+  label: int = -1
+
+  @property
+  def classes(self) -> tuple[str, ...]:
+    """The names of the classes."""
+    return "O", *(f"{b}-{kind}" for kind in self.kinds for b in "BI")
+
+
+def _splits(name: str, *patterns: str) -> dict[str, tuple[str, ...]]:
+  splits = {"train": "train", f"{name}-dev": "dev", f"{name}-test": "test"}
+  return {
+    split: tuple(pattern.format(part) for pattern in patterns)
+    for split, part in splits.items()
+  }
+
+
+_ONTONOTES = (
+  *("CARDINAL", "DATE", "EVENT", "FAC", "GPE", "LANGUAGE", "LAW", "LOC"),
+  *("MONEY", "NORP", "ORDINAL", "ORG", "PERCENT", "PERSON", "PRODUCT"),
+  *("QUANTITY", "TIME", "WORK_OF_ART"),
+)
+FORMATS = {
+  "conll": Format(
+    ("LOC", "MISC", "ORG", "PER"),
+    {
+      "train": ("conll2003/eng.train",),
+      "conll-dev": ("conll2003/eng.testa",),
+      "conll-test": ("conll2003/eng.testb",),
+    },
+  ),
+  "uner": Format(
+    ("LOC", "ORG", "PER"),
+    _splits("uner", "uner_en_ewt/en_ewt-ud-{}.iob2"),
+    word=1,
+    label=2,
+  ),
+  "ontonotes": Format(
+    _ONTONOTES, _splits("ontonotes", "ontonotes/{}.conll", "ontonotes/{}.txt")
+  ),
+}
+# The run's best epoch and rate are chosen on the first.
+SCORES = {name: (f"{name}-dev", f"{name}-test") for name in FORMATS}
+
+
+def make(folder, name: str, options: object, attention: str) -> Task:
+  """Makes a task, a key of `FORMATS`, of what is found in a folder.
+
+  Raises:
+    UserError: if a file of it is absent.
+  """
+  form = FORMATS[name]
+  found = {split: _find(folder, form, split) for split in form.files}
+  classes = form.classes
+  return Task(
+    name=name,
+    load=lambda split: load(found[split], form, split),
+    evaluations=SCORES[name],
+    head=Tagger(classes),
+    metrics={
+      "entity_f1": functools.partial(entity_f1, classes),
+      "sentence_f1": sentence_f1,
+    },
+    main_metric="entity_f1",
+    baseline="all O",
+    trivial=lambda those: [[[OUTSIDE] * len(e.texts) for e in those]],
+    files=tuple(found.values()),
+  )
+
+
+SUITE = Suite("tagging", SCORES, make)
+
+
+def _find(folder, form: Format, split: str) -> pathlib.Path:
+  paths = [pathlib.Path(folder) / name for name in form.files[split]]
+  for path in paths:
+    if path.is_file():
+      return path
+  raise UserError(f"{split} is absent: {paths[0]} is not there")
+
+
+def load(path: pathlib.Path, form: Format, split: str) -> list[Example]:
+  """Reads sentences, with each word's class.
+
+  Raises:
+    UserError: if it cannot be read, or a line has other columns or labels.
+  """
+  classes = {name: i for i, name in enumerate(form.classes)}
+  out = []
+  for sentence in _sentences(path, form):
+    words, labels = zip(*sentence, strict=True)
+    known = [classes[label] for label in iob2(labels)]
+    out.append(Example(words, known, f"{split}_{len(out)}"))
+  if not out:
+    raise UserError(f"{path} holds no sentences")
+  return out
+
+
+def _sentences(path: pathlib.Path, form: Format) -> Iterator[list[tuple]]:
+  """Yields sentences as words with their labels."""
+  # Where numbers stand before words, no word can be taken for a comment.
+  aside = ("#", "-DOCSTART-") if form.word else ("-DOCSTART-",)
+  sentence = []
+  for number, line in enumerate(io.read_text(path, "sentences").split("\n"), 1):
+    columns = line.split()
+    if columns and not line.startswith(aside):
+      sentence.append(_word(columns, form, f"{path}, line {number}"))
+    elif not columns and sentence:
+      yield sentence
+      sentence = []
+  if sentence:
+    yield sentence
+
+
+def _word(columns: Sequence[str], form: Format, where: str) -> tuple[str, str]:
+  least = max(form.word, form.label) + 1
+  if len(columns) < max(least, 2):
+    raise UserError(
+      f"{where}: {len(columns)} columns, not a word and its label"
+    )
+  word, label = columns[form.word], columns[form.label]
+  begin, _, kind = label.partition("-")
+  if label != "O" and (begin not in ("B", "I") or kind not in form.kinds):
+    raise UserError(
+      f"{where}: the label {label!r:.60} is not O, and not B- or I- with one of"
+      f" {', '.join(form.kinds)}"
+    )
+  return word, label

@@ -1,0 +1,268 @@
+"""Age of acquisition: whether a model learns words in the order of children.
+
+The folder holds cdi_childes.json of evaluation-pipeline-2025, the contexts of
+each word, and cdi_human.csv, which share of children says a word at 16 to 30
+months of age. `--revisions` names checkpoints by the words that they have
+seen, `chck_1M=STEP` for a step of the run or `chck_1M=CHECKPOINT` for another.
+
+A word's age is where a sigmoid, fitted to the shares by month, comes to one
+half; for the model, where one that is fitted to the surprisals of the word by
+the logarithm of words seen comes half the way from chance to the lowest
+(Chang & Bergen, 2022). What counts is the correlation of both over words.
+"""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import optimize
+
+from antlm_jax import tables
+from antlm_jax.errors import UserError
+from antlm_jax.inference import scoring
+from antlm_jax.runtime import files
+from antlm_jax.training import checkpoint
+from evals import results as results_lib
+from evals.zero_shot import metrics
+from evals.zero_shot.command import Task
+
+CONTEXTS, CHILDREN = "cdi_childes.json", "cdi_human.csv"
+_MONTHS = range(16, 31)
+_CHANCE = np.log2(300_000)  # in bits there, although surprisals are in nats
+_FEWEST = 3  # points of a curve, and words of a correlation
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
+
+
+class Word(NamedTuple):
+  """A word, what stands before it in some texts, and when children say it."""
+
+  text: str
+  contexts: tuple[str, ...]
+  child: float | None  # in months; None if it is not known
+
+
+def read(folder, limit: int = 0) -> list[Word]:
+  """Reads the words of a folder, at most `limit` of them if it is not 0.
+
+  Raises:
+    UserError: if a file is missing, or is not what it should be.
+  """
+  path = pathlib.Path(folder) / CONTEXTS
+  children = _children(pathlib.Path(folder) / CHILDREN)
+  out = []
+  for text, rows in files.read_json(path, "the contexts").items():
+    try:
+      contexts = tuple("" + row["context"] for row in rows)
+    except (KeyError, TypeError) as error:
+      raise UserError(f"{path}: {text!r} has no list of contexts") from error
+    if len(text) > 1 and contexts:  # letters are left out there
+      out.append(Word(text, contexts, children.get(text)))
+  if not out:
+    raise UserError(f"{path} holds no words with contexts")
+  return out[: limit or None]
+
+
+def _children(path: pathlib.Path) -> dict[str, float | None]:
+  """Returns at which age children say each word."""
+  out = {}
+  for number, row in files.read_csv(path, "children's words"):
+    try:
+      shares = {m: metrics.number(row.get(str(m)) or "") for m in _MONTHS}
+      there = {m: share for m, share in shares.items() if share == share}
+      age = child_age(np.array([*there]), np.array([*there.values()]))
+      out.setdefault(row["word"], age)
+    except (KeyError, ValueError) as error:
+      raise UserError(f"{path}, line {number}: {error!r}") from error
+  return out
+
+
+# ---------------------------------------------------------------------- curves
+
+
+def _sigmoid(x, height, slope, middle, base):
+  return height / (1 + np.exp(-slope * (x - middle))) + base
+
+
+def _reaches(level, x, y, guess, **options) -> float | None:
+  """Returns where a sigmoid fitted to points comes to a level, or None."""
+  with warnings.catch_warnings(), np.errstate(all="ignore"):
+    warnings.simplefilter("ignore")  # of a covariance that nobody asks for
+    try:
+      (height, slope, middle, base), _ = optimize.curve_fit(
+        _sigmoid, x, y, p0=guess, maxfev=1000, **options
+      )
+    except (RuntimeError, TypeError, ValueError):  # no such curve is found
+      return None
+  if slope <= 0 or height <= 0 or not base < level < base + height:
+    return None
+  return float(middle - np.log(height / (level - base) - 1) / slope)
+
+
+def child_age(months: np.ndarray, shares: np.ndarray) -> float | None:
+  """Returns the age at which half of the children say a word, or None.
+
+  Args:
+    months: `[n]`, rising.
+    shares: Of the children at this age, `[n]`.
+  """
+  if len(months) < _FEWEST:
+    return None
+  bounds = [0, 0, months[0], -0.5], [2.0, 1.0, months[-1], 0.5]
+  guess = [1.0, 0.1, np.mean(months), 0.0]
+  found = _reaches(0.5, months, shares, guess, bounds=bounds)
+  inside = found is not None and months[0] <= found <= months[-1]
+  return found if inside else None
+
+
+def model_age(seen: np.ndarray, surprisals: np.ndarray) -> float | None:
+  """Returns log10 of the words seen after which a word is known, or None.
+
+  Args:
+    seen: Words, `[n]`, in the order of training.
+    surprisals: Of the word, `[n]`.
+  """
+  if len(seen) < _FEWEST:
+    return None
+  level = -(_CHANCE + surprisals.min()) / 2
+  x, y = np.log10(seen + 1), -surprisals
+  guess = [np.ptp(y), 1.0, x.mean(), y.min()]
+  found = _reaches(level, x, y, guess)
+  inside = found is not None and x[0] <= found <= x[-1]
+  return found if inside else None
+
+
+# ------------------------------------------------------------------- the task
+
+
+def words_seen(name: str) -> float | None:
+  """Reads the number in a revision's name: 10,000,000 in chck_10M."""
+  match = re.search(r"(\d+(?:\.\d+)?)\s*([KMB]?)", name, re.IGNORECASE)
+  return match and float(match[1]) * _UNITS[match[2].upper()]
+
+
+def _revisions(asked) -> dict[str, str]:
+  """Returns which checkpoint each of the revisions is."""
+  out = dict(one.split("=", 1) for one in asked.revisions if "=" in one)
+  if len(out) < _FEWEST or len(out) < len(asked.revisions):
+    raise UserError(
+      f"--revisions: {_FEWEST} or more are needed, each NAME=STEP or"
+      " NAME=CHECKPOINT, with commas between them"
+    )
+  if nameless := [name for name in out if words_seen(name) is None]:
+    raise UserError(f"--revisions: no number of words in {nameless[0]!r}")
+  return out
+
+
+def _loaded(loaded, asked) -> Iterator[tuple[str, checkpoint.Loaded]]:
+  """Yields the revisions, one loaded after the other."""
+  for name, where in _revisions(asked).items():
+    of_run = where.isdecimal()
+    path, step = (loaded.run, int(where)) if of_run else (where, None)
+    yield name, checkpoint.load(path, step)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ages:
+  """The surprisals of n words in contexts, `[revisions, contexts]` each."""
+
+  words: Sequence[Word]
+  revisions: Sequence[str]
+  surprisals: Sequence[np.ndarray]
+
+  @functools.cached_property
+  def ages(self) -> list[float | None]:
+    """After how many words seen, in log10, each word is known."""
+    seen = np.array([words_seen(name) for name in self.revisions])
+    return [
+      model_age(np.repeat(seen, found.shape[1]), found.ravel())
+      for found in self.surprisals
+    ]
+
+  def summary(self) -> dict:
+    """Returns the correlation, 0 where it is of fewer than three words."""
+    pairs = zip(self.ages, self.words, strict=True)
+    both = [(age, word.child) for age, word in pairs]
+    both = [pair for pair in both if None not in pair]
+    few = len(both) < _FEWEST
+    fit = 0.0 if few else metrics.pearson(*zip(*both, strict=True))
+    return {"words": len(self.words), "compared": len(both), "correlation": fit}
+
+  def lines(self) -> Iterator[dict]:
+    """Yields every word with its ages and its mean surprisals."""
+    rows = zip(self.words, self.ages, self.surprisals, strict=True)
+    for word, age, found in rows:
+      means = dict(
+        zip(self.revisions, found.mean(axis=1).tolist(), strict=True)
+      )
+      ages = {"model_log10_words": age, "child_months": word.child}
+      yield {"word": word.text, **ages, "surprisal": means}
+
+  def table(self) -> str:
+    """Lays the correlation out."""
+    found = self.summary()
+    row = f"{found['compared']} of {found['words']}", found["correlation"]
+    return tables.text([(row[0], f"{row[1]:.3f}")], ("words", "correlation"))
+
+  def files_2025(self) -> dict[str, str]:
+    """What `AoA_word` writes."""
+    rows = [
+      {
+        "step": name,
+        "word_count": int(words_seen(name)),
+        "target_word": word.text,
+        "context_id": i,
+        "context": context,
+        "surprisal": found[step, i].item(),
+      }
+      for step, name in enumerate(self.revisions)
+      for word, found in zip(self.words, self.surprisals, strict=True)
+      for i, context in enumerate(word.contexts)
+    ]
+    steps = dict.fromkeys(
+      ("total_steps", "completed_steps"), len(self.revisions)
+    )
+    about = {"use_bos_only": False, **steps}
+    return {"surprisal.json": json.dumps({"metadata": about, "results": rows})}
+
+
+class AgeOfAcquisition(Task):
+  """The task; see `command.Task`."""
+
+  about = "whether words are learned in the order of children"
+  flags = ("revisions",)
+
+  def read(self, asked) -> list[Word]:
+    """Reads the words, and checks the names of the revisions."""
+    _revisions(asked)
+    return read(asked.data, asked.limit)
+
+  def request(self, loaded, asked) -> dict:
+    """Returns which models the revisions are."""
+    models = _loaded(loaded, asked)
+    return {"revisions": {n: results_lib.model_digest(m) for n, m in models}}
+
+  def score(self, loaded, items, asked, options, track) -> Ages:
+    """Computes the surprisals; the pipelines' options are for choices."""
+    texts = [word.text.strip() for word in items for _ in word.contexts]
+    contexts = [c.strip() + " " for word in items for c in word.contexts]
+    found = [
+      -scoring.score(
+        model,
+        texts,
+        asked.mode,
+        contexts,
+        scoring.Format(separator=""),
+        batch_tokens=asked.batch_tokens,
+        track=track,
+      )
+      for _, model in _loaded(loaded, asked)
+    ]
+    ends = np.cumsum([len(word.contexts) for word in items])
+    by_word = np.split(np.stack(found), ends[:-1], axis=1)
+    return Ages(items, list(_revisions(asked)), by_word)

@@ -1,0 +1,111 @@
+"""EWoK: which sentence fits a context (arXiv 2405.09605).
+
+The folder holds ewok_test.csv, EWoK-core-1.0, whose authors give it out at
+huggingface.co/datasets/ewok-core/ewok-core-1.0 and ask not to publish its text
+where it can be crawled; what is written of it holds such text too. Beside it
+stands BabyLM's word list, vocab*.txt, one word a line (`ewok/vocab.txt` of
+evaluation-pipeline-2024, `evaluation_pipeline/ewok/vocab.txt` of -2025). As in
+both, rows with a word that the list lacks are left out, which leaves 3,809 of
+4,374; `--unfiltered` keeps all of them. A row is two pairs: after Context1
+Target1 is the good choice, after Context2 Target2.
+
+Or it holds what the pipelines make of that: a *.jsonl for each domain, whose
+lines have the same fields and are one pair each, Context1 with Target1.
+
+The UID is the domain, of which there are eleven. `--full_sentence_scores`
+scores a context and its target as one text, as pipeline 2025 does if asked to.
+"""
+
+import collections
+import pathlib
+import re
+from collections.abc import Iterator
+
+from antlm_jax.errors import UserError
+from antlm_jax.inference import pairs
+from antlm_jax.inference.pairs import Item, Line
+from antlm_jax.runtime import files
+
+FILE = "ewok_test.csv"
+_TEXTS = ("Context1", "Context2", "Target1", "Target2")
+# What pipeline 2025 reports accuracies by, with its names for the columns.
+_GROUPS = {
+  "UID": "Domain",
+  "context_type": "ContextType",
+  "context_contrast": "ContextDiff",
+  "target_contrast": "TargetDiff",
+}
+# Words as NLTK's word_tokenize, which BabyLM filters with, cuts this text:
+# clitics, `can not`, and every other sign apart. (Quotation marks, which NLTK
+# rewrites, are on the list in that form, so they need no look.)
+_WORD = re.compile(
+  r"\bcan(?=not\b)|(?<=\bcan)not\b"
+  r"|[\w-]+?(?=n't\b)|n't\b|'(?:s|ll|re|ve|d|m)\b"
+  r'|[\w-]+|[^\w\s"]'
+)
+
+
+def words(text: str) -> list[str]:
+  """Cuts a text into the lower-case words that the list is asked about."""
+  return _WORD.findall(text.lower())
+
+
+def read(
+  folder, limit: int = 0, unfiltered: bool = False, whole: bool = False
+) -> list[Item]:
+  """Reads the pairs of a folder.
+
+  Args:
+    folder: Holds ewok_test.csv and, unless unfiltered, one vocab*.txt; or
+      *.jsonl.
+    limit: At most so many pairs of each domain; 0 for all.
+    unfiltered: Whether to keep rows with words that are not on the list.
+    whole: Whether contexts are scored as well.
+
+  Raises:
+    UserError: if a file is missing or is not what it should be.
+  """
+  folder, seen = pathlib.Path(folder), collections.Counter()
+  if not (folder / FILE).exists() and any(folder.glob("*.jsonl")):
+    return pairs.read(
+      folder, lambda line: _pair(line, "12", seen, whole), limit, "EWoK"
+    )
+  rows = files.read_csv(folder / FILE, "EWoK")
+  lines = [Line(folder / FILE, *row) for row in rows]
+  if not unfiltered:
+    known = _vocabulary(folder)
+    lines = [line for line in lines if known.issuperset(_words(line))]
+  # Each target fits one of the contexts, and is the bad choice in the other.
+  both = (_pair(line, o, seen, whole) for line in lines for o in ("12", "21"))
+  out = [item for item in both if not limit or int(item.item_id) < limit]
+  if not out:
+    raise UserError(f"--data={folder}: no row of {FILE} is left to score")
+  return out
+
+
+def _words(line: Line) -> Iterator[str]:
+  return (word for name in _TEXTS for word in words(line.text(name)))
+
+
+def _vocabulary(folder: pathlib.Path) -> set[str]:
+  paths = sorted(folder.glob("vocab*.txt"))
+  if len(paths) != 1:
+    raise UserError(
+      f"--data={folder} holds {len(paths)} files vocab*.txt, not BabyLM's one"
+      " word list: put it there, or use --unfiltered"
+    )
+  return set(files.read_text(paths[0], "the word list").split("\n"))
+
+
+def _pair(
+  line: Line, order: str, seen: collections.Counter, whole: bool
+) -> Item:
+  """Returns one of a row's two pairs, numbered within its domain."""
+  groups = {name: line.text(column) for name, column in _GROUPS.items()}
+  good, bad = (line.text(f"Target{number}") for number in order)
+  context = line.text(f"Context{order[0]}")
+  if whole:
+    context, good, bad = "", f"{context} {good}", f"{context} {bad}"
+  number = seen[groups["UID"]]
+  seen[groups["UID"]] += 1
+  return pairs.pair(context, good, bad, str(number), groups)

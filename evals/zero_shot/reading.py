@@ -1,0 +1,238 @@
+"""Reading times: what a word's surprisal explains of them.
+
+The folder holds reading_data.csv of evaluation-pipeline-2025 (de Varda et al.,
+2023): for each word what stands before it (`item`, `word`), the word before
+with what stands before that (`prev_item`, `prev_word`), predictors and times.
+
+What counts is how much of the variance that a baseline leaves a word's
+surprisal explains, in percent: for eye tracking the mean over four times,
+beside frequency, length and place; for self-paced reading beside these, and
+the length and the surprisal of the word before. Main effects and products of
+two are all there, of the surprisal itself its main effect alone.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from antlm_jax import tables
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.errors import UserError
+from antlm_jax.inference import framing, scoring
+from antlm_jax.runtime import files
+from evals.zero_shot import metrics
+from evals.zero_shot.command import Task
+
+FILE = "reading_data.csv"
+_EYES = ("RTfirstfix", "RTfirstpass", "RTgopast", "RTrightbound")
+_PACED = "self_paced_reading_time"
+_PREDICTORS = ("Subtlex_log10", "length", "context_length")
+_BEFORE = ("prev_length", "prev_pred")
+_MASKS = 3  # a text that is read left to right ends with so many
+
+
+@dataclasses.dataclass(frozen=True)
+class Word:
+  """A word in its place, with what was measured of it.
+
+  Attributes:
+    here: What stands before it, and the word.
+    before: The same of the word before, or None.
+    values: Predictors and times by name; NaN where there is none.
+  """
+
+  here: tuple[str, str]
+  before: tuple[str, str] | None
+  values: dict[str, float]
+
+
+def read(folder, limit: int = 0) -> list[Word]:
+  """Reads the words of a folder, at most `limit` of them if it is not 0.
+
+  Raises:
+    UserError: if the file is missing, or is not what it should be.
+  """
+  path = pathlib.Path(folder) / FILE
+  rows = itertools.islice(files.read_csv(path, "reading times"), limit or None)
+  found = [_word(f"{path}, line {number}", row) for number, row in rows]
+  if not found:
+    raise UserError(f"{path} holds no word")
+  return found
+
+
+def _word(where: str, row: dict[str, str]) -> Word:
+  numbers = (*_PREDICTORS, _BEFORE[0], *_EYES, _PACED)
+  texts = ("item", "word", "prev_item", "prev_word")
+  if missing := [n for n in (*texts, *numbers) if row.get(n) is None]:
+    raise UserError(f"{where}: no {', '.join(missing)}")
+  # The pipeline has the word "None" stand before a word with nothing before.
+  item = "None" if row["item"] in metrics.NOTHING else row["item"]
+  before = None
+  if row["prev_item"] not in metrics.NOTHING:
+    before = row["prev_item"], row["prev_word"]
+  try:
+    values = {name: metrics.number(row[name]) for name in numbers}
+  except ValueError as error:
+    raise UserError(f"{where}: {error}") from error
+  return Word((item, row["word"]), before, values)
+
+
+# ------------------------------------------------------------------ surprisal
+
+
+def surprisals(
+  loaded, words: Sequence[tuple[str, str]], mode: str, **options
+) -> np.ndarray:
+  """Returns the surprisals of n words, each after a text, float64 `[n]`.
+
+  As in the pipeline a word is read token by token, each after the text so far
+  encoded anew. Where tokens are predicted behind masks, the text ends with
+  three of them (arXiv 2406.04823), and the first is predicted.
+
+  Args:
+    loaded: The model.
+    words: (text before, word), n of them.
+    mode: As for `scoring.score`.
+    **options: `batch_tokens` and `track` of `scoring.totals`.
+
+  Raises:
+    UserError: if a text is too long, or a word holds no token.
+  """
+  wanted = scoring.passes(loaded, mode)
+  masked = any(p.masked for p in wanted)
+  masks = [framing.mask_id(loaded)] * (_MASKS - 1) if masked else []
+  # Each is scored once: most words are also the word before another.
+  unique = list(dict.fromkeys(words))
+  parts = [list(_tokens(loaded.tokenizer, *word)) for word in unique]
+  before, after = framing.frame(loaded)
+  encoded = []
+  for text, target in itertools.chain.from_iterable(parts):
+    # A mask takes the space before it, as in exported tokenizers.
+    ids = loaded.tokenizer.encode(text.rstrip() if masked else text)
+    head = np.concatenate([before, ids])
+    tokens = np.concatenate([head, [target], masks, after]).astype(np.int32)
+    framing.check_length(loaded, len(tokens), text)
+    encoded.append(scoring.Text(tokens, len(head), len(head) + 1))
+  found = scoring.totals(loaded, encoded, wanted, **options)[:, 0]
+  owner = np.repeat(np.arange(len(unique)), [len(part) for part in parts])
+  totals = np.bincount(owner, -found, len(unique))
+  index = {word: i for i, word in enumerate(unique)}
+  return totals[[index[word] for word in words]]
+
+
+def _tokens(
+  tokenizer: Tokenizer, text: str, word: str
+) -> Iterator[tuple[str, int]]:
+  """Yields for each token of a word the text before it, and the token."""
+  lead = tokenizer.encode("a")
+  targets = tokenizer.encode(word)
+  if not len(targets):
+    raise UserError(f"the word {word!r} after {text!r} holds no token")
+  for number, token in enumerate(targets):
+    # Behind another token, so that the space it may begin with is kept.
+    both = tokenizer.decode([*lead, token], skip_special=False)
+    piece = both.removeprefix(tokenizer.decode(lead))
+    # All but the first are encoded by themselves there, as a word's beginning.
+    yield text, token if not number else tokenizer.encode(piece)[0]
+    text += piece
+
+
+# ----------------------------------------------------------------- regressions
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadingTimes:
+  """The surprisals `[n]` of n words and of the words before, NaN for none."""
+
+  words: Sequence[Word]
+  surprisal: np.ndarray
+  before: np.ndarray
+
+  def gain(self, time: str, predictors: Sequence[str]) -> float:
+    """Returns what surprisal explains of the variance that is left.
+
+    Args:
+      time: What is predicted.
+      predictors: By what, beside surprisal, with their products of two.
+    """
+    names = (*predictors, time)
+    found = {n: np.array([w.values.get(n) for w in self.words]) for n in names}
+    found |= {"prev_pred": self.before, "pred": self.surprisal}
+    table = np.stack([found[n] for n in (*names, "pred")]).astype(np.float64)
+    # The same words for both: a surprisal is there for each of them.
+    *columns, times, surprisal = table[:, ~np.isnan(table).any(axis=0)]
+    if len(times) <= len(columns) * (len(columns) + 1) // 2 + 2:
+      return math.nan  # no more words than weights
+    products = [a * b for a, b in itertools.combinations(columns, 2)]
+    base = metrics.explained([*columns, *products], times)
+    full = metrics.explained([*columns, *products, surprisal], times)
+    return (full - base) / (1 - base)
+
+  def summary(self) -> dict:
+    """Returns the two scores, shares of variance."""
+    eyes = {name: self.gain(name, _PREDICTORS) for name in _EYES}
+    return {
+      "words": len(self.words),
+      "eye_tracking": float(np.mean(list(eyes.values()))),
+      "self_paced_reading": self.gain(_PACED, (*_PREDICTORS, *_BEFORE)),
+      "by_time": eyes,
+    }
+
+  def lines(self) -> Iterator[dict]:
+    """Yields every word with its surprisal, in nats."""
+    rows = zip(self.words, self.surprisal.tolist(), strict=True)
+    for i, (word, found) in enumerate(rows):
+      text, shown = word.here
+      yield {"id": i, "context": text, "word": shown, "surprisal": found}
+
+  def table(self) -> str:
+    """Lays the scores out in percent."""
+    found = self.summary()
+    rows = [
+      (name.replace("_", " "), f"{100 * found[name]:.2f}")
+      for name in ("eye_tracking", "self_paced_reading")
+    ]
+    return tables.text(rows, head=("", "explained (%)"), align="<>")
+
+  def files_2025(self) -> dict[str, str]:
+    """What `reading` writes, but for its tables of all regressions."""
+    rows = zip(self.surprisal.tolist(), self.before.tolist(), strict=True)
+    said = [
+      {"id": i, "pred": here, "prev_pred": before}
+      for i, (here, before) in enumerate(rows)
+    ]
+    found = self.summary()
+    return {
+      "predictions.json": json.dumps({"reading": {"predictions": said}}),
+      "report.txt": (
+        f"EYE TRACKING SCORE: {100 * found['eye_tracking']:.2f}\n"
+        f"SELF-PACED READING SCORE: {100 * found['self_paced_reading']:.2f}\n"
+      ),
+    }
+
+
+class Reading(Task):
+  """The task; see `command.Task`."""
+
+  about = "reading times, and what surprisal explains of them"
+
+  def read(self, asked) -> list[Word]:
+    """Reads the words."""
+    return read(asked.data, asked.limit)
+
+  def score(self, loaded, items, asked, options, track) -> ReadingTimes:
+    """Computes the surprisals; the pipelines' options are for choices."""
+    del options
+    before = [word.before for word in items if word.before]
+    every = [word.here for word in items] + before
+    found = surprisals(
+      loaded, every, asked.mode, batch_tokens=asked.batch_tokens, track=track
+    )
+    behind = np.full(len(items), math.nan)
+    behind[[word.before is not None for word in items]] = found[len(items) :]
+    return ReadingTimes(items, found[: len(items)], behind)

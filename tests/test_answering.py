@@ -1,0 +1,260 @@
+"""Answering: windows, both heads, SQuAD's rules, files, and training."""
+
+import collections
+import itertools
+import json
+import re
+import string
+
+import jax
+import numpy as np
+import pytest
+
+from antlm_jax.errors import UserError
+from antlm_jax.training import checkpoint
+from evals.finetuning import answering, loop, saved
+from evals.finetuning.answering import Inside, Spans
+from evals.finetuning.loop import Run, Settings
+from evals.finetuning.rows import Example
+from tests import random_models
+
+TEXT = "Tom sat near the hills. Ann wandered often near the dogs and the hills."
+ASKED = Example(("Who wandered?", TEXT), [["Ann", TEXT.index("Ann")]], "q")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+  folder, tokenizer = tmp_path_factory.mktemp("run"), random_models.tokenizer()
+  return checkpoint.load(random_models.save(folder, tokenizer, layers=1))
+
+
+# Rows
+
+
+def test_every_token_of_a_long_text_is_in_a_window(loaded):
+  ids, spans = loaded.tokenizer.encode_offsets(TEXT)
+  rows = Spans(stride=4).encode(loaded, [ASKED], 24)
+  assert len(rows) > 2 and rows.tokens.shape[1] <= 24
+  seen = collections.Counter()
+  for row, length, window in zip(
+    rows.tokens, rows.lengths, rows.about, strict=True
+  ):
+    text = row[window.at : window.at + len(window.spans)]
+    begin = spans.index(window.spans[0])
+    assert text.tolist() == ids[begin : begin + len(text)].tolist()
+    assert row[length - 1] == loaded.tokenizer.eos_id
+    seen.update(window.spans)
+  assert set(seen) == set(spans)
+
+
+def test_the_answer_is_marked_where_it_is_whole_and_else_the_first_token(
+  loaded,
+):
+  rows = Spans(stride=4).encode(loaded, [ASKED], 24)
+  marked = []
+  for label, window in zip(rows.labels, rows.about, strict=True):
+    (first,), (last,) = (np.flatnonzero(label & bit) for bit in (2, 4))
+    inside = any(TEXT[a:b].startswith("Ann") for a, b in window.spans)
+    if first:
+      begin = window.spans[first - window.at][0]
+      end = window.spans[last - window.at][1]
+      marked.append(TEXT[begin:end])
+    else:
+      assert last == 0 and not inside
+    may = np.flatnonzero(label & 1)
+    assert may[0] == 0 and may[1] == window.at
+  assert set(marked) == {"Ann"}
+
+
+def test_a_question_without_an_answer_marks_the_first_token(loaded):
+  rows = Spans().encode(loaded, [ASKED._replace(label=[])], 64)
+  assert rows.labels[0, 0] == 7 and (rows.labels[0, 1:] < 2).all()
+
+
+def test_inside_marks_the_answers_tokens_alone(loaded):
+  rows = Inside().encode(loaded, [ASKED], 128)
+  at = np.flatnonzero(rows.labels[0] == 2)
+  assert loaded.tokenizer.decode(rows.tokens[0, at]).strip() == "Ann"
+  assert (rows.labels[0, : rows.lengths[0]] > 0).all()
+  begin = loaded.tokenizer.encode("Question: Who wandered?\nContext: ")
+  assert rows.tokens[0, 1 : 1 + len(begin)].tolist() == begin.tolist()
+
+
+# Losses and predictions
+
+
+def test_the_loss_is_over_where_an_answer_may_be(loaded):
+  rows = Spans().encode(loaded, [ASKED, ASKED._replace(label=[])], 64)
+  draw = np.random.default_rng(0)
+  scores = draw.normal(size=(2, rows.tokens.shape[1], 2))
+  expected = []
+  for label, row in zip(rows.labels, scores, strict=True):
+    may = np.flatnonzero(label & 1)
+    for end, bit in enumerate((2, 4)):
+      (at,) = np.flatnonzero(label & bit)
+      each = np.exp(row[may, end])
+      expected.append(-np.log(np.exp(row[at, end]) / each.sum()))
+  loss = Spans().loss(
+    scores.astype(np.float32), rows.labels, np.ones(2, np.float32)
+  )
+  assert float(loss) == pytest.approx(np.mean(expected), rel=1e-5)
+  grad = jax.grad(lambda s: Spans().loss(s, rows.labels, np.ones(2)))
+  found = np.asarray(grad(scores.astype(np.float32)))
+  assert np.isfinite(found).all() and not found[rows.labels & 1 == 0].any()
+
+
+@pytest.mark.parametrize("longest", [1, 3, 30])
+def test_the_best_answer_is_the_best_of_all(loaded, longest):
+  head = Spans(stride=4, longest=longest, may_be_none=False)
+  rows = head.encode(loaded, [ASKED], 24)
+  draw = np.random.default_rng(longest)
+  scores = draw.normal(size=(*rows.tokens.shape, 2))
+  best = (-np.inf, "")
+  for row, window in zip(scores, rows.about, strict=True):
+    for i, j in itertools.product(range(len(window.spans)), repeat=2):
+      if i <= j < i + longest:
+        begin, end = window.spans[i][0], window.spans[j][1]
+        total = row[window.at + i, 0] + row[window.at + j, 1]
+        best = max(best, (total, TEXT[begin:end]))
+  assert head.decode(scores, rows) == [best[1]]
+
+
+def test_no_answer_wins_by_its_score(loaded):
+  rows = Spans().encode(loaded, [ASKED], 64)
+  scores = np.zeros((*rows.tokens.shape, 2))
+  scores[0, 0] = 1.0
+  scores[0, rows.about[0].at + 3] = 0.1
+  assert Spans().decode(scores, rows) == [""]
+  assert Spans(null_score=2.5).decode(scores, rows) != [""]
+  assert Spans(may_be_none=False).decode(scores, rows) != [""]
+
+
+# SQuAD's rules, stated anew
+
+
+def official(found: str, answers: list[str]) -> tuple[float, float]:
+  def words(text):
+    text = "".join(c for c in text.lower() if c not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", text).split())
+
+  def f1(x, y):
+    x, y = words(x).split(), words(y).split()
+    common = sum(min(x.count(w), y.count(w)) for w in set(x))
+    if not x or not y:
+      return float(x == y)
+    if not common:
+      return 0.0
+    precision, recall = common / len(x), common / len(y)
+    return 2 * precision * recall / (precision + recall)
+
+  answers = answers or [""]
+  exact = max(float(words(found) == words(a)) for a in answers)
+  return exact, max(f1(found, a) for a in answers)
+
+
+def test_scores_are_squads():
+  draw = np.random.default_rng(0)
+  words = [
+    "the",
+    "a",
+    "Tom",
+    "tom.",
+    "hills",
+    "near",
+    "The",
+    "dog's",
+    "an,",
+    "",
+  ]
+
+  def text():
+    return " ".join(draw.choice(words, draw.integers(0, 5)))
+
+  found = [text() for _ in range(1000)]
+  labels = [[[text(), 0] for _ in range(draw.integers(0, 4))] for _ in found]
+  each = [
+    official(f, [t for t, _ in label])
+    for f, label in zip(found, labels, strict=True)
+  ]
+  exact, f1 = np.mean(each, axis=0)
+  assert answering.best_of(answering.same, found, labels) == exact
+  score = answering.best_of(answering.word_f1, found, labels)
+  assert score == pytest.approx(f1, abs=1e-12) and 0 < exact < f1 < 1
+
+
+def test_index_f1_needs_no_words():
+  found = [{"found": [1, 2], "there": [2, 3]}, {"found": [0], "there": [0]}]
+  assert answering.index_f1(found, [None, None]) == 0.75
+
+
+# Files
+
+
+def squad(path, count, wrong=False):
+  draw, asked = np.random.default_rng(count), []
+  paragraphs = []
+  for i in range(count):
+    who, what = draw.choice(["Tom", "Ann"]), draw.choice(["sat", "wandered"])
+    text = f"{what} often near the hills {who}"
+    answers = [{"text": str(who), "answer_start": text.index(str(who)) + wrong}]
+    asked = [{"id": f"{i}", "question": "Who?", "answers": answers}]
+    paragraphs.append({"context": text, "qas": asked})
+  data = {"data": [{"title": "a", "paragraphs": paragraphs}]}
+  path.write_text(json.dumps(data))
+
+
+def test_the_training_set_is_divided_and_their_own_is_the_test(tmp_path):
+  squad(tmp_path / "train-v1.1.json", 45)
+  squad(tmp_path / "dev-v1.1.json", 7)
+  task = answering.make(tmp_path, "squad", answering.Options(), "bidirectional")
+  train, dev, test = map(task.load, ("train", *task.evaluations))
+  # 95 % rounded down, of numpy's default generator by seed 42.
+  order = np.random.default_rng(42).permutation(45)
+  assert [e.id for e in dev] == [str(i) for i in order[:3]]
+  assert [e.id for e in train] == [str(i) for i in order[3:]]
+  assert len(test) == 7 and not task.head.may_be_none
+
+
+@pytest.mark.parametrize(
+  ("text", "words"),
+  [
+    ('{"data": []}', "holds no questions"),
+    ('{"data": [{"paragraphs": [{}]}]}', "question 1: KeyError"),
+    ("[]", "cannot read"),
+  ],
+)
+def test_bad_files_are_told(tmp_path, text, words):
+  (tmp_path / "a").write_text(text)
+  with pytest.raises(UserError, match=words):
+    answering.read(tmp_path / "a")
+
+
+def test_an_answer_that_is_not_in_its_text_is_told(tmp_path):
+  squad(tmp_path / "a", 3, wrong=True)
+  with pytest.raises(
+    UserError, match=r"question 0: the answer .* is not in its"
+  ):
+    answering.read(tmp_path / "a")
+
+
+# Training
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answers", ["spans", "inside"])
+def test_it_trains_and_is_saved(loaded, tmp_path, answers):
+  squad(tmp_path / "train-v1.1.json", 200)
+  squad(tmp_path / "dev-v1.1.json", 24)
+  options = answering.Options(answers=answers)
+  task = answering.make(tmp_path, "squad", options, "bidirectional")
+  settings = Settings(batch_size=16, epochs=6, max_length=32)
+  data = loop.read(loaded, task, settings.max_length)
+  runs = [Run(1e-2, 0)]
+  best = saved.Best(runs)
+  (outcome,) = loop.fit(loaded, task, data, settings, runs, keep=best)
+  assert outcome.best["squad-test"][task.main_metric] > 0.9
+  saved.save(tmp_path, loaded, task, "bidirectional", best.params)
+  model = checkpoint.load(tmp_path / "model")
+  assert saved.head(model) == task.head
+  told = saved.predict(model, task.load("squad-test"), 32)
+  assert told == outcome.predictions["squad-test"]

@@ -1,0 +1,304 @@
+"""What published code does in training, stated anew, beside ours.
+
+Each statement here is NumPy in float64 and calls none of our code.
+"""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+from antlm_jax.data.order import Order, Part
+from antlm_jax.errors import UserError
+from antlm_jax.objectives.batch import Layout
+from antlm_jax.training import optim
+from tests import helpers
+from tests.helpers import FakeRows, source
+
+MIX = "C:N=1:15"
+
+
+# ------------------------------------------- a mixed batch (GPT-BERT's GPUs)
+
+
+def one_step(batch, **changes):
+  train_step = helpers.train_step(rate=1.0, **changes)
+  state = helpers.begin(train_step)
+  after, metrics = jax.jit(train_step.update)(state, batch)
+  moved = jax.tree.map(
+    lambda a, b: np.asarray(a - b), state.params, after.params
+  )
+  return moved, metrics
+
+
+def only(batch, objective: int):
+  kept = batch.weights * (batch.objective_ids == objective)
+  return dataclasses.replace(batch, weights=kept)
+
+
+def test_each_objective_weighs_as_its_part_of_the_rows():
+  of = source(MIX, FakeRows(64), Layout(32, 2), loss_average="objectives")
+  batch = of[1]
+  assert (batch.objective_ids[batch.weights > 0] == 0).sum() > 16  # causal
+  moved, metrics = one_step(batch, loss_average="objectives")
+  # Means over GPUs of one objective each: a causal one to fifteen masked.
+  plain = dataclasses.replace(
+    batch, weights=(batch.weights > 0).astype(np.float32)
+  )
+  (causal, c), (masked, m) = (one_step(only(plain, k)) for k in (0, 1))
+  expected = jax.tree.map(lambda a, b: a / 16 + b * 15 / 16, causal, masked)
+  assert helpers.closest(moved, expected) < 2e-6
+  total = float(c["total_loss"]) / 16 + float(m["total_loss"]) * 15 / 16
+  assert float(metrics["total_loss"]) == pytest.approx(total, rel=1e-6)
+  shares = metrics["weight"] / metrics["weight"].sum()
+  assert shares == pytest.approx([1 / 16, 15 / 16], rel=1e-6)
+
+
+@pytest.mark.parametrize("step", [0, 20, 39])
+def test_the_causal_part_is_a_sixteenth_from_start_to_end(step):
+  falling = dataclasses.replace(
+    helpers.OBJECTIVES["N"], mask_ratio=0.3, mask_ratio_end=0.15
+  )
+  rows = FakeRows(64, 128, special=0.0)
+  parts = {}
+  for average in ("targets", "objectives"):
+    of = source(
+      MIX, rows, Layout(64), {"N": falling}, steps=40, loss_average=average
+    )
+    batch = of[step]
+    weights = [only(batch, k).weights.sum() for k in (0, 1)]
+    if average == "objectives":  # what the step divides by
+      weights = [
+        w / (only(batch, k).weights > 0).sum() for k, w in enumerate(weights)
+      ]
+    parts[average] = weights[0] / sum(weights)
+  assert parts["objectives"] == pytest.approx(1 / 16, rel=1e-6)
+  assert parts["targets"] > 0.17  # .18 at the start, .31 at the end
+
+
+@pytest.mark.slow
+def test_the_partition_is_drawn_to_one():
+  rows, z = FakeRows(), 0.1
+  batch = source("C", rows)[0]
+  train_step = helpers.train_step(num_objectives=1)
+  params = helpers.random_params(train_step.model)
+  hidden = train_step.model.encode(
+    params,
+    batch.inputs[0],
+    batch.positions[0],
+    jax.tree.map(lambda x: x[0], batch.mask),
+  )
+  logits = np.asarray(train_step.model.logits(params, hidden), np.float64)
+  logits = logits.reshape(-1, logits.shape[-1])[batch.target_positions[0, 0]]
+  most = logits.max(axis=1, keepdims=True)
+  partition = np.log(np.exp(logits - most).sum(axis=1)) + most[:, 0]
+  at = np.take_along_axis(logits, batch.targets[0, 0][:, None], 1)[:, 0]
+  loss = (partition - at + z * partition**2) * batch.weights[0, 0]
+  _, metrics = one_step(batch, num_objectives=1, z_loss=z)
+  expected = loss.sum() / batch.weights.sum()
+  assert float(metrics["total_loss"]) == pytest.approx(expected, rel=1e-5)
+  # What is logged as a loss has nothing added.
+  nats = ((partition - at) * (batch.weights[0, 0] > 0)).sum()
+  assert float(metrics["nats"][0]) == pytest.approx(nats, rel=1e-5)
+
+
+# -------------------------------------------------- the rate and the batches
+
+
+def test_the_rate_falls_once_more_at_the_end():
+  steps, warmup, cooldown, peak, floor = 1000, 16, 16, 0.5, 0.1
+  section = helpers.settings(
+    schedule={
+      "name": "cosine",
+      "peak_lr": peak,
+      "warmup_steps": warmup,
+      "cooldown_steps": cooldown,
+      "min_lr_ratio": floor,
+    }
+  ).schedule
+  rate = optim.schedule(section, steps)
+
+  def official(step):
+    if step < warmup:
+      return peak * step / warmup
+    if step >= steps - cooldown:
+      return peak * floor * (steps - step) / cooldown
+    progress = (step - warmup) / (steps - warmup)
+    cosine = 0.5 * (1 + math.cos(math.pi * progress))
+    return peak * (floor + (1 - floor) * cosine)
+
+  # Ours begins at a part of the peak rather than at zero: a step ahead.
+  for step in range(0, steps - cooldown - 1):
+    assert float(rate(step)) == pytest.approx(official(step + 1), rel=2e-4)
+  for step in range(steps - cooldown, steps):
+    assert float(rate(step)) == pytest.approx(official(step), rel=1e-5)
+  assert float(rate(steps + 5)) == 0
+
+
+def grown(steps=800, size=512, rows=10_000):
+  layout = Layout(size, 4)
+  joined = dataclasses.replace(layout, batch_size=size // 2)
+  parts = (Part(0.0, layout), Part(0.7, joined, 2))
+  return Order(rows, parts, steps, growth=0.25)
+
+
+def test_batches_grow_linearly():
+  order, taken = grown(), 0
+  for step in range(800):
+    whole, joined = (512, 1) if step < 560 else (256, 2)
+    expected = whole / 4 * (1 - step / 800) + whole * step / 800
+    assert abs(order.batch_size(step) - expected) <= 1
+    if step < 560:  # rows follow one another without gaps
+      first = order._slots(step)[0]
+      assert first == taken
+      taken += order.batch_size(step)
+    assert order.rows(step).shape == (whole, joined)
+  mean = 512 * (0.25 + 0.75 / 2)
+  assert order.steps_per_epoch == pytest.approx(10_000 / mean, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_step_of_a_growing_batch_is_that_of_its_rows():
+  of = source("C", FakeRows(64), Layout(32, 8), steps=10)
+  order = dataclasses.replace(of.order, steps=10, growth=0.25)
+  of = dataclasses.replace(of, order=order)
+  batch = of[4]
+  filled = order.batch_size(4)
+  assert filled == round(32 * (0.25 + 0.75 * 0.45)) and filled % 4
+  rows = batch.weights.reshape(8, -1).any(axis=1)
+  assert rows.tolist() == [i * 4 < filled for i in range(8)]
+  moved, metrics = one_step(batch, num_objectives=1, growing=True)
+  alone = source("C", FakeRows(64), Layout(filled), steps=10)
+  fewer = dataclasses.replace(
+    alone, order=dataclasses.replace(alone.order, shuffle=False)
+  )
+  fewer.rows.tokens = of.rows.tokens[order.rows(4)[:filled, 0]]
+  expected, other = one_step(fewer[0], num_objectives=1)
+  assert helpers.closest(moved, expected) < 2e-6
+  assert float(metrics["count"][0]) == float(other["count"][0])
+
+
+def test_growing_batches_need_epochs_that_carry_on():
+  with pytest.raises(UserError, match=r"batch_start need data\.rounding=carry"):
+    Order(100, (Part(0.0, Layout(8)),), 10, growth=0.5, rounding="up")
+
+
+# ------------------------------------------------------------------------ LAMB
+
+
+def published(params):
+  """Names the tensors of GPT-BERT's code, each as `[(path, index)]`."""
+  out = {}
+  for path, value in params.items():
+    if not path.startswith("blocks/"):
+      if path == "depth_weights":
+        ends = np.cumsum(range(2, 2 + value.shape[0]))
+        starts = [0, *ends[ends < value.shape[0]]]
+        for i, (a, n) in enumerate(zip(starts, range(2, 99), strict=False)):
+          out[f"alpha {i}"] = [(path, slice(a, a + n))]
+      else:
+        out[path] = [(path, ...)]
+      continue
+    for layer in range(len(value)):
+      name = path
+      for fused in (("q", "k"), ("v", "gate"), ("up", "gate")):
+        inside = "mlp" if "up" in fused else "attention"
+        for part in fused:
+          name = name.replace(f"{inside}/{part}/", f"{inside}/{fused}/")
+      out.setdefault(f"{name} {layer}", []).append((path, layer))
+  return out
+
+
+def decays(path) -> bool:
+  return not any(word in path for word in ("bias", "norm"))
+
+
+def test_lamb_moves_the_published_tensors():
+  model = helpers.ltg_bert(attention_gate=True, depth_weights=True)
+  settings = {"name": "lamb", "b1": 0.9, "b2": 0.98, "clip": 0.0}
+  section = helpers.settings(
+    optimizer=settings | {"eps": 1e-8, "weight_decay": 0.1}
+  ).optimizer
+  optimizer = optim.make(section, model.axes, model.tensors)
+  params = helpers.random_params(model)
+  expected = {k: np.asarray(v, np.float64) for k, v in params.items()}
+  m = {k: 0 * v for k, v in expected.items()}
+  v = {k: 0 * v for k, v in expected.items()}
+  state, update = optimizer.init(params), jax.jit(optimizer.update)
+  draw, rate = np.random.default_rng(0), 0.01
+  tensors = published(params)
+  assert len([t for t in tensors if t.startswith("alpha")]) == 4  # 2 layers
+  for t in range(1, 21):
+    grads = {k: draw.normal(size=p.shape) for k, p in expected.items()}
+    moved, state = update(
+      {k: g.astype(np.float32) for k, g in grads.items()}, state, params
+    )
+    params = optax.apply_updates(
+      params, jax.tree.map(lambda u: -rate * u, moved)
+    )
+    step = {}
+    for k, g in grads.items():
+      m[k] = 0.9 * m[k] + 0.1 * g
+      v[k] = 0.98 * v[k] + 0.02 * g**2
+      second = np.sqrt(v[k] / (1 - 0.98**t)) + 1e-8
+      step[k] = m[k] / (1 - 0.9**t) / second + 0.1 * decays(k) * expected[k]
+    ratios = {k: np.ones_like(p) for k, p in expected.items()}
+    for parts in tensors.values():
+      if decays(parts[0][0]):
+        w, u = (
+          math.sqrt(sum((x[k][i] ** 2).sum() for k, i in parts))
+          for x in (expected, step)
+        )
+        for k, i in parts:
+          ratios[k][i] = w / u
+    expected = {k: p - rate * ratios[k] * step[k] for k, p in expected.items()}
+  worst = max(helpers.closest(params[k], expected[k]) for k in params)
+  print(f"LAMB after 20 steps: {worst:.1e} apart")
+  assert worst < 1e-5
+
+
+# ------------------------------------------------------------------------ rows
+
+
+@pytest.mark.parametrize("after", [None, 2])
+def test_every_row_is_framed_and_documents_are_apart(after):
+  rows, before = FakeRows(24, 16), 1
+  draw = np.random.default_rng(0)
+  rows.tokens = draw.integers(10, 60, (24, 16)).astype(np.int32)
+  rows.tokens[draw.random((24, 16)) < 0.1] = before
+  of = source("N", rows, Layout(24), steps=1, frame=(before, after))
+  found, plain = of[0], dataclasses.replace(of, frame=None)[0]
+  assert (plain.targets != found.targets).any()
+  there = rows.tokens[of.order.rows(0)[:, 0]]
+  bare = dataclasses.replace(helpers.OBJECTIVES["C"], name="bare")
+  shown = source("C", rows, Layout(24), {"C": bare}, 1, frame=(before, after))
+  for row, text, k_start in zip(
+    shown[0].inputs[0], there, shown[0].mask.k_start[0], strict=True
+  ):
+    expected = text.tolist() if text[0] == before else [before, *text][:16]
+    if after is not None:
+      expected[-1] = after
+    assert row.tolist() == expected
+    # A token sees back to the last begin of a document.
+    begins = [i for i, token in enumerate(expected) if token == before]
+    assert k_start.tolist() == [
+      max(b for b in begins if b <= i) for i in range(16)
+    ]
+
+
+def test_a_streams_rows_are_cut_elsewhere_at_every_visit():
+  rows = FakeRows(24, 16)
+  rows.tokens = np.arange(24 * 16, dtype=np.int32).reshape(24, 16)
+  of = source("C", rows, Layout(24), steps=3, random_offset=True)
+  firsts = []
+  for step in range(3):
+    inputs, numbers = of[step].inputs[0], of.order.rows(step)[:, 0]
+    assert (np.diff(inputs, axis=1) == 1).all()  # one stream, no seam
+    offsets = inputs[:, 0] - numbers * 16
+    assert (offsets[numbers == 23] == 0).all()  # nothing follows the last
+    assert offsets.min() >= 0 and offsets.max() < 16
+    firsts.append(tuple(offsets[np.argsort(numbers)]))
+  assert len(set(firsts)) == 3 and np.ptp(firsts) > 8

@@ -1,0 +1,238 @@
+"""The rules of BabyLM's pipelines on exported folders, beside our own scores.
+
+The rules are stated anew here, over nothing but a folder's model and tokenizer:
+
+  2025, evaluation_pipeline/sentence_zero_shot: the tokens that end after the
+    context are scored; by backend `mlm` one at a time masked and read there, by
+    `mntp` the same read one position before, by `causal` from the left.
+  2024, AutoMaskedLM by minicons: every token that is neither padding nor
+    cls_token nor sep_token, masked and read there.
+"""
+
+import jax
+import numpy as np
+import pytest
+
+from antlm_jax import fill_mask, score
+from antlm_jax.data import toy_english
+from antlm_jax.hf import export
+from antlm_jax.hf.architecture import ATTENTIONS
+from antlm_jax.masks import BIDIRECTIONAL
+from antlm_jax.training import checkpoint
+from tests import random_models
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = [
+  pytest.mark.slow,
+  # Theirs, about their own parts.
+  pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+  pytest.mark.filterwarnings("ignore::FutureWarning"),
+  pytest.mark.filterwarnings("ignore::UserWarning"),
+]
+
+
+FAMILIES = {
+  "llama": {"tied": False},
+  "ltg_bert": {"encoder": "ltg_bert"},
+  "gpt_bert": {
+    "encoder": "ltg_bert",
+    "attention_gate": True,
+    "depth_weights": True,
+  },
+}
+SENTENCES = list(toy_english.sentences(1, 12))
+TEXTS = ("the <mask> often rest .", "a <mask> rests<mask>", "<mask><mask> .")
+TRUSTED = {"trust_remote_code": True}
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch):
+  monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+  monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+  """A random model of ours."""
+  folder = tmp_path_factory.mktemp(request.param)
+  tokenizer = random_models.tokenizer()
+  random_models.save(folder, tokenizer, **FAMILIES[request.param])
+  return checkpoint.load(folder)
+
+
+class Folder:
+  """A model of ours as trained by a curriculum, and opened there."""
+
+  def __init__(self, loaded, curriculum, path):
+    self.loaded = random_models.with_curriculum(loaded, curriculum)
+    paths = export.export(self.loaded, path, ATTENTIONS)
+    self.paths = dict(zip(ATTENTIONS, paths, strict=True))
+    self.tokenizers = {
+      a: transformers.AutoTokenizer.from_pretrained(path, **TRUSTED)
+      for a, path in self.paths.items()
+    }
+
+  def open(self, auto="AutoModelForMaskedLM"):
+    path = self.paths["causal" if "Causal" in auto else "bidirectional"]
+    found = getattr(transformers, auto).from_pretrained(path, **TRUSTED)
+    return found.eval()
+
+
+@pytest.fixture(params=["24N", "24M"])
+def folder(request, family, tmp_path):
+  return Folder(family, request.param, tmp_path / "hf")
+
+
+@pytest.fixture
+def shifted(family, tmp_path):
+  return Folder(family, "24N", tmp_path / "hf")
+
+
+@torch.no_grad()
+def masked_one_by_one(model, tokenizer, ids, positions, before=0):
+  """Sums the log-probabilities of tokens, each masked in a row of its own."""
+  rows, at = torch.tensor([ids] * len(positions)), torch.arange(len(positions))
+  rows[at, positions] = tokenizer.mask_token_id
+  logits = model(rows).logits[at, torch.tensor(positions) - before]
+  logprobs = logits.log_softmax(dim=-1)
+  return logprobs[at, [ids[i] for i in positions]].sum().item()
+
+
+@torch.no_grad()
+def from_the_left(model, ids, positions):
+  logprobs = model(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
+  return sum(logprobs[i - 1, ids[i]].item() for i in positions)
+
+
+def of_2025(folder, model, backend, context, text):
+  form = "causal" if backend == "causal" else "bidirectional"
+  tokenizer, joined = folder.tokenizers[form], f"{context} {text}".lstrip()
+  out = tokenizer(joined, return_offsets_mapping=True)
+  ids, spans = out["input_ids"], out["offset_mapping"]
+  begins = len(joined) - len(text)
+  positions = [i for i, (_, end) in enumerate(spans) if end > begins]
+  if backend == "causal":
+    return from_the_left(model, ids, positions)
+  before = int(backend == "mntp")
+  return masked_one_by_one(model, tokenizer, ids, positions, before)
+
+
+def of_2024(folder, model, text):
+  tokenizer = folder.tokenizers["bidirectional"]
+  unscored = {
+    getattr(tokenizer, f"{r}_token_id") for r in ("pad", "cls", "sep")
+  }
+  ids = tokenizer(text)["input_ids"]
+  positions = [i for i, token in enumerate(ids) if token not in unscored]
+  return masked_one_by_one(model, tokenizer, ids, positions)
+
+
+def compare(what, ours, theirs):
+  difference = np.abs(ours - np.array(theirs)).max()
+  print(f"{what}: {difference:.1e} of {np.abs(ours).max():.0f} nats")
+  assert np.ptp(ours) > 1  # sentences are told apart
+  assert difference < 1e-4
+
+
+def mode(folder, backend):
+  """How our model is read as a backend reads theirs.
+
+  Of one trained to predict a mask one position before, both backends are
+  right; else each reads where it says.
+  """
+  trained = folder.loaded.config.curriculum
+  return "mntp" if trained == "24N" and backend == "mlm" else backend
+
+
+@pytest.mark.parametrize("backend", ["mlm", "mntp", "causal"])
+def test_2025(folder, backend):
+  auto = "AutoModelFor" + ("CausalLM" if backend == "causal" else "MaskedLM")
+  model = folder.open(auto)
+  for contexts in ([""] * len(SENTENCES), SENTENCES[::-1]):
+    ours = score(
+      folder.loaded, SENTENCES, mode(folder, backend), contexts=contexts
+    )
+    pairs = zip(contexts, SENTENCES, strict=True)
+    theirs = [of_2025(folder, model, backend, c, t) for c, t in pairs]
+    name = type(model).__name__
+    compare(
+      f"{name}, {folder.loaded.config.curriculum}, {backend}", ours, theirs
+    )
+
+
+def test_2024(folder):
+  model = folder.open()
+  ours = score(folder.loaded, SENTENCES, mode(folder, "mlm"))
+  theirs = [of_2024(folder, model, text) for text in SENTENCES]
+  name = type(model).__name__
+  compare(f"{name}, {folder.loaded.config.curriculum}, 2024", ours, theirs)
+
+
+def test_a_mask_has_the_logits_before_it_and_all_else_its_own(shifted):
+  loaded, model = shifted.loaded, shifted.open()
+  mask = loaded.tokenizer.mask_id
+  ids = np.random.default_rng(0).integers(4, 400, (2, 16))
+  ids[0, [0, 5, 9, 10]] = mask
+  positions = np.broadcast_to(np.arange(16), ids.shape)
+  hidden = loaded.model.encode(loaded.params, ids, positions, BIDIRECTIONAL)
+  own = np.asarray(loaded.model.logits(loaded.params, hidden))
+  labels = np.where(np.arange(16) % 5 < 2, ids, -100)
+  with torch.no_grad():
+    out = model(torch.tensor(ids), labels=torch.tensor(labels))
+    loss, logits = model(
+      torch.tensor(ids), labels=torch.tensor(labels), return_dict=False
+    )
+  expected = own.copy()
+  expected[0, [5, 9, 10]] = own[0, [4, 8, 9]]
+  expected[0, 0] = 0
+  assert np.abs(out.logits.numpy() - expected).max() < 1e-4
+  assert torch.equal(out.logits, logits) and torch.equal(out.loss, loss)
+  # Every label, of a mask or not, by the logits before it; not the first's.
+  logprobs = np.asarray(jax.nn.log_softmax(own[:, :-1]))
+  wanted = labels[:, 1:]
+  nats = np.take_along_axis(logprobs, np.maximum(wanted, 0)[..., None], -1)
+  assert abs(loss.item() + nats[wanted >= 0].mean()) < 1e-4
+
+
+def test_fill_mask(folder):
+  pipeline = transformers.pipeline(
+    "fill-mask", model=str(folder.paths["bidirectional"]), **TRUSTED
+  )
+  for text in TEXTS:
+    theirs = pipeline(text, top_k=5)
+    ours = fill_mask(folder.loaded, text, top=5)
+    for mine, found in zip(
+      ours, [theirs] if len(ours) == 1 else theirs, strict=True
+    ):
+      decode = folder.loaded.tokenizer.decode
+      assert [token for token, _ in mine] == [
+        decode([c["token"]], False) for c in found
+      ]
+      np.testing.assert_allclose(
+        [p for _, p in mine], [c["score"] for c in found], atol=1e-5
+      )
+
+
+def test_without_its_code_a_folder_is_not_opened(shifted):
+  for auto in ("AutoModelForMaskedLM", "AutoModel"):
+    with pytest.raises(ValueError, match="trust_remote_code=True"):
+      getattr(transformers, auto).from_pretrained(
+        shifted.paths["bidirectional"], trust_remote_code=False
+      )
+
+
+@pytest.mark.parametrize(
+  "auto",
+  ["AutoModelForMaskedLM", "AutoModel", "AutoModelForTokenClassification"],
+)
+def test_what_is_saved_again_opens_again(shifted, auto, tmp_path):
+  model = shifted.open(auto)
+  model.save_pretrained(tmp_path / "again")
+  again = getattr(transformers, auto).from_pretrained(
+    tmp_path / "again", **TRUSTED
+  )
+  ids = torch.randint(4, 400, (2, 9))
+  with torch.no_grad():
+    assert torch.equal(again.eval()(ids)[0], model(ids)[0])

@@ -1,0 +1,212 @@
+"""Retrieval: rankings, both measures, chunks of a batch, files, training."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from antlm_jax.errors import UserError
+from antlm_jax.training import checkpoint
+from evals.finetuning import loop, retrieval, saved
+from evals.finetuning.loop import Run, Settings
+from evals.finetuning.retrieval import Towers
+from evals.finetuning.rows import Example
+from tests import random_models
+
+WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+  folder, tokenizer = tmp_path_factory.mktemp("run"), random_models.tokenizer()
+  return checkpoint.load(random_models.save(folder, tokenizer, layers=2))
+
+
+# Measures
+
+
+def test_the_measures_are_their_definitions():
+  relevant = {"a": 2.0, "b": 1.0, "c": 1.0}
+  found = ["x", "a", "b", "y"]
+  gain = 2 / np.log2(3) + 1 / np.log2(4)
+  ideal = 2 + 1 / np.log2(3) + 1 / np.log2(4)
+  assert retrieval.ndcg(found, relevant) == pytest.approx(gain / ideal)
+  # One or none, and as if the two found were all there are.
+  binary = 1 / np.log2(3) + 1 / np.log2(4)
+  assert retrieval.ndcg_of_ranked(found, relevant) == pytest.approx(
+    binary / (1 + 1 / np.log2(3))
+  )
+  assert retrieval.ndcg(["x"], relevant) == 0
+  assert retrieval.ndcg_of_ranked(["x"], relevant) == 0
+
+
+def test_of_ranked_is_scikit_learns_over_the_ten_and_inflated():
+  metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
+  draw = np.random.default_rng(0)
+  names = [f"d{i}" for i in range(40)]
+  ours, theirs, whole = [], [], []
+  for _ in range(1000):
+    relevant = dict.fromkeys(draw.choice(names, 10, replace=False), 1.0)
+    found = draw.choice(names, 10, replace=False).tolist()
+    gains = [[float(n in relevant) for n in found]]
+    ours.append(retrieval.ndcg_of_ranked(found, relevant))
+    # Scores that fall: the ranking as it is.
+    theirs.append(metrics.ndcg_score(gains, [list(range(10, 0, -1))], k=10))
+    whole.append(retrieval.ndcg(found, relevant))
+  assert np.allclose(ours, theirs)
+  print(f"10 of 40 relevant: {np.mean(ours):.3f} for {np.mean(whole):.3f}")
+  assert np.mean(ours) > np.mean(whole) + 0.25
+
+
+def test_documents_are_ranked_by_their_cosine():
+  draw = np.random.default_rng(0)
+  vectors = draw.normal(size=(30, 8)).astype(np.float32)
+  vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+  queries = [Example(("q",), {"d3": 1, "d7": 1}, f"q{i}") for i in range(5)]
+  documents = [Example(("d",), None, f"d{i}") for i in range(25)]
+  rows = type("Rows", (), {"about": queries + documents})
+  found = Towers(0.05).decode(vectors, rows)
+  for query, one in zip(vectors[:5], found, strict=True):
+    scores = {f"d{i}": float(query @ v) for i, v in enumerate(vectors[5:])}
+    order = sorted(scores, key=scores.get, reverse=True)
+    assert one["all"] == order[:10]
+    assert one["labelled"] == [d for d in order if d in ("d3", "d7")]
+
+
+# Chunks of a batch
+
+
+def gradients(loaded, at_once, batch, length=16):
+  """The gradient of a batch of pairs, and the bytes its program needs."""
+  head = Towers(0.05)
+  compute = loop.outputs(loaded.model, head, causal=False)
+  draw = np.random.default_rng(0)
+  tokens = draw.integers(5, loaded.tokenizer.vocab_size, (batch, 2, length))
+  lengths = draw.integers(4, length + 1, (batch, 2)).astype(np.int32)
+  tokens = tokens.astype(np.int32)
+
+  def loss(params):
+    out = loop.chunked(compute, at_once)(
+      params, {}, tokens, lengths, jax.random.key(0)
+    )
+    return head.loss(out, jnp.zeros(batch), jnp.ones(batch))
+
+  compiled = jax.jit(jax.grad(loss)).lower(loaded.params).compile()
+  used = compiled.memory_analysis().temp_size_in_bytes
+  return compiled(loaded.params), used
+
+
+@pytest.mark.parametrize(
+  ("batch", "at_once", "share"),
+  [(16, 4, 0.6), pytest.param(512, 16, 0.1, marks=pytest.mark.slow)],
+)
+def test_a_batch_in_chunks_has_the_same_gradient(loaded, batch, at_once, share):
+  whole, all_bytes = gradients(loaded, 0, batch)
+  chunks, some = gradients(loaded, at_once, batch)
+  for name, expected in whole.items():
+    error = np.abs(chunks[name] - expected).max()
+    assert error <= 1e-5 * max(np.abs(expected).max(), 1e-3), name
+  print(f"batch {batch} by {at_once}: {some / all_bytes:.3f} of the memory")
+  assert some < share * all_bytes
+
+
+def test_a_chunk_that_does_not_divide_is_told(loaded):
+  with pytest.raises(UserError, match="--rows_at_once=3 does not divide"):
+    gradients(loaded, 3, 8)
+
+
+# Files
+
+
+def beir(folder, splits=("train", "dev", "test")):
+  """Queries of a word, whose document has it twice."""
+  (folder / "qrels").mkdir(parents=True)
+  draw = np.random.default_rng(0)
+  others = ["sat", "often", "near", "the"]
+  documents = [
+    {"_id": f"d{i}", "title": word, "text": f"{draw.choice(others)} {word}"}
+    for i, word in enumerate(WORDS)
+  ]
+  queries = [
+    {"_id": f"q{i}.{k}", "text": f"{word} {draw.choice(others)}"}
+    for i, word in enumerate(WORDS)
+    for k in range(12)
+  ]
+  for name, lines in (("corpus", documents), ("queries", queries)):
+    text = "\n".join(json.dumps(line) for line in lines)
+    (folder / f"{name}.jsonl").write_text(text)
+  for part, split in enumerate(splits):
+    wanted = range(8) if part == 0 else (8 + part, 11)
+    rows = [f"q{i}.{k}\td{i}\t1" for i in range(len(WORDS)) for k in wanted]
+    head = "query-id\tcorpus-id\tscore"
+    (folder / "qrels" / f"{split}.tsv").write_text("\n".join([head, *rows]))
+
+
+def test_beirs_files_are_read(tmp_path):
+  beir(tmp_path / "nfcorpus")
+  options = retrieval.Options()
+  task = retrieval.make(tmp_path, "nfcorpus", options, "bidirectional")
+  pairs, test = task.load("train"), task.load("nfcorpus-test")
+  assert len(pairs) == 64 and len(test) == 16 + 8
+  query, document = pairs[0].texts
+  assert query.startswith("Query: Tom ")
+  assert document.startswith("Document: Tom. ")
+  assert test[0].label == {"d0": 1.0} and test[-1].label is None
+  trivial = task.trivial(test[:16])
+  assert 0 < task.metrics["ndcg"](*trivial, [e.label for e in test[:16]]) < 0.9
+
+
+def test_pairs_are_read(tmp_path):
+  folder = tmp_path / "msmarco"
+  beir(folder)
+  (folder / "pairs.jsonl").write_text('{"anchor": "a", "positive": "b"}\n')
+  task = retrieval.make(
+    tmp_path, "msmarco", retrieval.Options(), "bidirectional"
+  )
+  (pair,) = task.load("train")
+  assert pair.texts == ("Query: a", "Document: b")
+
+
+@pytest.mark.parametrize(
+  ("file", "text", "words"),
+  [
+    ("corpus.jsonl", '{"_id": "d0"}', "line 1: the field 'text' is absent"),
+    ("corpus.jsonl", '{"_id": "d0", "text": " "}', "line 1: the text is empty"),
+    ("corpus.jsonl", '{"_id": "x", "text": "a"}', "'d0' is in no other file"),
+    ("qrels/dev.tsv", "query-id\tcorpus-id\tscore\nq\td\tx", "line 2: not qu"),
+    ("qrels/dev.tsv", "query-id\tcorpus-id\tscore\n", "holds no judgements"),
+  ],
+)
+def test_bad_files_are_told(tmp_path, file, text, words):
+  beir(tmp_path / "nfcorpus")
+  (tmp_path / "nfcorpus" / file).write_text(text)
+  task = retrieval.make(
+    tmp_path, "nfcorpus", retrieval.Options(), "bidirectional"
+  )
+  with pytest.raises(UserError, match=words):
+    task.load("nfcorpus-dev")
+
+
+# Training
+
+
+@pytest.mark.slow
+def test_it_trains_and_is_saved(loaded, tmp_path):
+  beir(tmp_path / "nfcorpus")
+  task = retrieval.make(
+    tmp_path, "nfcorpus", retrieval.Options(), "bidirectional"
+  )
+  settings = Settings(batch_size=8, rows_at_once=4, epochs=6, max_length=16)
+  data = loop.read(loaded, task, settings.max_length)
+  runs = [Run(3e-3, 0), Run(1e-9, 0)]
+  best = saved.Best(runs)
+  outcomes = loop.fit(loaded, task, data, settings, runs, keep=best)
+  learnt, untrained = (o.best["nfcorpus-test"]["ndcg"] for o in outcomes)
+  assert learnt > 0.9 and learnt > untrained
+  saved.save(tmp_path, loaded, task, "bidirectional", best.params)
+  model = checkpoint.load(tmp_path / "model")
+  assert saved.head(model) == task.head
+  told = saved.predict(model, task.load("nfcorpus-test"), 16)
+  assert told == outcomes[0].predictions["nfcorpus-test"]

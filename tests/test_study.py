@@ -1,0 +1,91 @@
+"""The study's protocol: its settings, splits, texts, and how steps count."""
+
+import json
+
+import numpy as np
+import pytest
+
+from antlm_jax.training import checkpoint
+from evals import finetune
+from evals.finetuning import loop, study, tagging
+from evals.finetuning.loop import Run, Settings
+from evals.finetuning.task import held_out
+from tests import random_models
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+  folder, tokenizer = tmp_path_factory.mktemp("run"), random_models.tokenizer()
+  return checkpoint.load(random_models.save(folder, tokenizer, layers=1))
+
+
+def mnli(folder, count=60):
+  words = ["entailment", "neutral", "contradiction"]
+  for name, size in (("train", count), ("valid", 9)):
+    lines = [
+      {"premise": f"Tom {i}", "hypothesis": "sat", "label": words[i % 3]}
+      for i in range(size)
+    ]
+    text = "\n".join(map(json.dumps, lines))
+    (folder / f"mnli.{name}.jsonl").write_text(text)
+
+
+def test_the_protocol_is_the_codes(tmp_path):
+  mnli(tmp_path)
+  args = ["--checkpoint=x", f"--data={tmp_path}", "--task=mnli"]
+  ((found, task),) = finetune._tasks([*args, "--preset=study"])
+  assert len(finetune.settings.from_args(finetune.Grid, found).runs) == 30
+  assert (found.steps, found.batch_size, found.patience) == (1000, 32, 0)
+  assert (found.b1, found.b2, found.eps) == (0.9, 0.95, 1e-5)
+  assert (found.weight_decay, found.clip, found.warmup) == (0.1, 1.0, 0.1)
+  assert task.head.pool == "mean" and not task.head.norms
+  assert task.metrics.keys() == {"accuracy"}
+  # What is given stands above it.
+  ((found, _),) = finetune._tasks([*args, "--preset=study", "--steps=7"])
+  assert found.steps == 7
+  for name in ("conll", "uner"):
+    own = study.SUITE.defaults[name]
+    assert (own["steps"], own["epochs"]) == (0, 1)
+
+
+def test_texts_and_splits_are_the_codes(tmp_path):
+  mnli(tmp_path)
+  options = finetune.Heads(pool="mean", head="plain")
+  task = study.make(tmp_path, "mnli", options, "bidirectional")
+  train, dev, test = map(task.load, ("train", *task.evaluations))
+  assert (len(train), len(dev), len(test)) == (57, 3, 9)
+  assert test[0].texts == ("Premise: Tom 0\nHypothesis: sat",)
+  assert not {e.id for e in train} & {e.id for e in dev}
+  order = np.random.default_rng(42).permutation(60)
+  assert held_out(list(range(60)))[1] == order[:3].tolist()
+
+
+def test_steps_go_through_epochs_and_are_evaluated_once(loaded, tmp_path):
+  mnli(tmp_path, 40)
+  options = finetune.Heads(pool="mean", head="plain")
+  task = study.make(tmp_path, "mnli", options, "bidirectional")
+  settings = Settings(batch_size=8, steps=12, max_length=16, patience=0)
+  data = loop.read(loaded, task, 16)
+  taken = []
+
+  def track(batches):
+    taken.append(len(batches))
+    return batches
+
+  (outcome,) = loop.fit(loaded, task, data, settings, [Run(1e-3, 0)], track)
+  assert taken == [12] and len(outcome.epochs) == 1
+  parts = list(loop._parts(data.train, settings, [Run(1e-3, 0)]))
+  first = list(loop._epoch(data.train, settings, [Run(1e-3, 0)], 0))
+  assert len(first) == 5  # 38 rows by 8
+  assert np.array_equal(parts[0][4]().tokens, first[4]().tokens)
+
+
+def test_the_studys_measure_is_reported_and_the_usual_one_beside_it(tmp_path):
+  folder = tmp_path / "conll2003"
+  folder.mkdir()
+  for name in ("train", "testa", "testb"):
+    (folder / f"eng.{name}").write_text("Tom X I-PER\n")
+  own = tagging.make(tmp_path, "conll", None, "bidirectional")
+  theirs = study.make(tmp_path, "conll", finetune.Heads(), "bidirectional")
+  assert (own.main_metric, theirs.main_metric) == ("entity_f1", "sentence_f1")
+  assert own.metrics.keys() == theirs.metrics.keys()

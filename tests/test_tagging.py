@@ -1,0 +1,220 @@
+"""Tagging: files, words and their tokens, metrics, and real data."""
+
+import pathlib
+import subprocess
+import sys
+import tarfile
+
+import numpy as np
+import pytest
+
+from antlm_jax.errors import UserError
+from antlm_jax.training import checkpoint
+from evals.finetuning import loop, saved, summary, tagging
+from evals.finetuning.loop import Run, Settings
+from evals.finetuning.rows import Example
+from tests import random_models, runs
+
+ARCHIVE = runs.ROOT.parent / "shared/data/ner.tar.xz"
+CONLL = """-DOCSTART- -X- O O
+
+EU NNP I-NP I-ORG
+rejects VBZ I-VP O
+German JJ I-NP I-MISC
+lamb NN I-NP O
+
+Peter NNP I-NP I-PER
+Blackburn NNP I-NP I-PER
+# # I-NP B-PER
+"""
+UNER = """# newdoc id = a
+# text = tampa bay .
+1\ttampa\tB-LOC\t-\tx
+2\tbay\tI-LOC\t-\tx
+3\t.\tO\t-\t-
+"""
+
+
+def names(example, form) -> list[str]:
+  return [form.classes[c] for c in example.label]
+
+
+def test_conlls_form_is_read_as_iob2(tmp_path):
+  (tmp_path / "a").write_text(CONLL)
+  form = tagging.FORMATS["conll"]
+  first, second = tagging.load(tmp_path / "a", form, "train")
+  assert first.texts == ("EU", "rejects", "German", "lamb")
+  assert names(first, form) == ["B-ORG", "O", "B-MISC", "O"]
+  assert second.texts == ("Peter", "Blackburn", "#")  # no comment
+  assert names(second, form) == ["B-PER", "I-PER", "B-PER"]
+  assert (first.id, second.id) == ("train_0", "train_1")
+  counts = {n: len(f.classes) for n, f in tagging.FORMATS.items()}
+  assert counts == {"conll": 9, "uner": 7, "ontonotes": 37}
+
+
+def test_uners_form_is_read(tmp_path):
+  (tmp_path / "a").write_text(UNER)
+  form = tagging.FORMATS["uner"]
+  (example,) = tagging.load(tmp_path / "a", form, "uner-dev")
+  assert example.texts == ("tampa", "bay", ".")
+  assert names(example, form) == ["B-LOC", "I-LOC", "O"]
+
+
+@pytest.mark.parametrize(
+  ("text", "words"),
+  [
+    ("EU I-ORG\nrejects\n", "line 2: 1 columns, not a word and its label"),
+    ("EU I-GOD\n", "line 1: the label 'I-GOD' is not O"),
+    ("EU ORG\n", "line 1: the label 'ORG' is not O"),
+    ("\n\n", "holds no sentences"),
+  ],
+)
+def test_bad_files_are_told_by_line(tmp_path, text, words):
+  (tmp_path / "a").write_text(text)
+  with pytest.raises(UserError, match=words):
+    tagging.load(tmp_path / "a", tagging.FORMATS["conll"], "train")
+
+
+def test_a_split_that_is_absent_is_told(tmp_path):
+  with pytest.raises(UserError, match=r"train is absent: .*eng\.train"):
+    tagging.make(tmp_path, "conll", None, "bidirectional")
+
+
+# Metrics
+
+
+def random_labels(draw, form, sentences=1000):
+  for _ in range(sentences):
+    size = draw.integers(1, 12)
+    # Mostly O, as in text; any label may follow any.
+    some = draw.integers(0, len(form.classes), size)
+    yield np.where(draw.random(size) < 0.5, 0, some).tolist()
+
+
+@pytest.fixture(scope="module")
+def answers():
+  draw, form = np.random.default_rng(0), tagging.FORMATS["conll"]
+  labels = list(random_labels(draw, form))
+  wrong = random_labels(draw, form)
+  predictions = [
+    np.where(draw.random(len(x)) < 0.7, x, np.resize(w, len(x))).tolist()
+    for x, w in zip(labels, wrong, strict=True)
+  ]
+  return form.classes, predictions, labels
+
+
+def test_entity_f1_is_seqevals(answers):
+  metrics = pytest.importorskip("seqeval.metrics", reason="the hf extra")
+  classes, predictions, labels = answers
+  named = [[[classes[c] for c in s] for s in x] for x in (labels, predictions)]
+  found = tagging.entity_f1(*answers)
+  assert 0.2 < found < 0.9
+  assert found == pytest.approx(metrics.f1_score(*named), abs=1e-12)
+
+
+def test_sentence_f1_is_the_mean_of_scikit_learns(answers):
+  metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
+  _, predictions, labels = answers
+  each = [
+    metrics.f1_score(y, x, average="macro")
+    for x, y in zip(predictions, labels, strict=True)
+  ]
+  found = tagging.sentence_f1(predictions, labels)
+  assert found == pytest.approx(np.mean(each), abs=1e-12)
+
+
+def test_metrics_of_little():
+  classes = tagging.FORMATS["uner"].classes
+  assert tagging.entity_f1(classes, [[0, 0]], [[0, 0]]) == 0
+  assert tagging.sentence_f1([[0, 0]], [[0, 0]]) == 1
+  one = classes.index("B-PER")
+  assert tagging.entity_f1(classes, [[one, 0]], [[one, one]]) == 2 / 3
+  # All O is worth nothing as entities, and much as sentences.
+  assert tagging.sentence_f1([[0] * 9], [[one] + [0] * 8]) > 0.45
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+  folder, tokenizer = tmp_path_factory.mktemp("run"), random_models.tokenizer()
+  return checkpoint.load(random_models.save(folder, tokenizer, layers=1))
+
+
+def test_tokens_have_the_labels_of_their_words(loaded):
+  head = tagging.Tagger(("O", "B-X", "I-X"))
+  texts = ("Bartholomew", "sat", "Tom")
+  rows = head.encode(loaded, [Example(texts, [1, 0, 2]), Example(("a",))], 16)
+  words, tokenizer = rows.about[0], loaded.tokenizer
+  expected = tokenizer.encode(" ".join(texts)).tolist()
+  frame = [tokenizer.bos_id, *expected, tokenizer.eos_id]
+  assert rows.tokens[0, : len(frame)].tolist() == frame
+  assert sorted(set(words)) == [-1, 0, 1, 2] and words.count(0) > 1
+  at = [[1, 0, 2, -1][w] for w in words]
+  assert rows.labels[0, : len(at)].tolist() == at
+  # A word is what most of its tokens are; one that is cut off is O.
+  tags = np.zeros((2, rows.tokens.shape[1]), int)
+  tags[0, : len(words)] = [{0: 1, 1: 2, 2: 1}.get(w, 2) for w in words]
+  assert head.decode(tags, rows) == [[1, 2, 1], [0]]
+  short = head.encode(loaded, [Example(texts, [1, 0, 2])], 4)
+  assert head.decode(np.full((1, 4), 2), short)[0][-1] == 0
+
+
+def task(tmp_path) -> tagging.Task:
+  """Names are of persons, the last word of a sentence is a place."""
+  draw = np.random.default_rng(0)
+  folder = tmp_path / "conll2003"
+  folder.mkdir()
+  for name, count in (("train", 160), ("testa", 40), ("testb", 40)):
+    lines = []
+    for _ in range(count):
+      middle = draw.choice(["sat", "often", "near", "dogs"], 2)
+      who = draw.choice(["Tom", "Ann", "Bartholomew"])
+      lines += [f"{who} X I-PER", *(f"{w} X O" for w in middle)]
+      lines += [f"{draw.choice(['hills', 'town'])} X I-LOC", ""]
+    (folder / f"eng.{name}").write_text("\n".join(lines))
+  return tagging.make(tmp_path, "conll", None, "bidirectional")
+
+
+def test_it_trains_and_is_saved(loaded, tmp_path):
+  made = task(tmp_path)
+  settings = Settings(batch_size=16, epochs=6, max_length=16)
+  data = loop.read(loaded, made, settings.max_length)
+  found = [Run(1e-2, 0)]
+  best = saved.Best(found)
+  (outcome,) = loop.fit(loaded, made, data, settings, found, keep=best)
+  examples = {n: made.load(n) for n in made.evaluations}
+  about = summary.summarise(made, examples, [outcome])
+  assert about["evaluations"]["conll-test"]["baseline"]["entity_f1"] == 0
+  assert outcome.best["conll-test"]["entity_f1"] > 0.9
+  saved.save(tmp_path, loaded, made, "bidirectional", best.params)
+  model = checkpoint.load(tmp_path / "model")
+  assert saved.head(model) == made.head
+  told = saved.predict(model, examples["conll-test"], 16)
+  assert told == outcome.predictions["conll-test"]
+
+
+@pytest.mark.slow
+def test_the_real_sentences(loaded, tmp_path):
+  if not ARCHIVE.exists():
+    pytest.skip(f"no {ARCHIVE}")
+  with tarfile.open(ARCHIVE) as archive:
+    archive.extractall(tmp_path, filter="data")
+  form = tagging.FORMATS["conll"]
+  sizes = {
+    split: len(tagging.load(tmp_path / paths[0], form, split))
+    for split, paths in form.files.items()
+  }
+  assert sizes == {"train": 14041, "conll-dev": 3250, "conll-test": 3453}
+  command = [sys.executable, "-m", "evals.finetune", "--preset=tagging"]
+  command += [f"--checkpoint={loaded.path}", f"--data={tmp_path}"]
+  command += ["--task=conll", "--limit=600", "--epochs=1", "--max_length=64"]
+  command += ["--lrs=1e-3", f"--output={tmp_path / 'out'}"]
+  done = subprocess.run(
+    command, cwd=runs.ROOT, capture_output=True, text=True, timeout=600
+  )
+  assert done.returncode == 0, done.stderr
+  assert "conll-test" in done.stdout
+  (folder,) = pathlib.Path(tmp_path / "out/conll").iterdir()
+  assert (folder / "summary.json").exists()

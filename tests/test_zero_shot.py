@@ -1,0 +1,627 @@
+"""The tasks of BabyLM's pipelines, each beside its rule written anew."""
+
+import csv
+import itertools
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from antlm_jax.inference.pairs import Choice, pair
+from antlm_jax.masks import AttentionMask
+from antlm_jax.training import checkpoint
+from evals import blimp
+from evals import score as score_command
+from evals.zero_shot import age_of_acquisition, metrics, pipelines
+from evals.zero_shot.age_of_acquisition import Ages, Word
+from tests import random_models, runs
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+  """A run's folder with a checkpoint of a random model."""
+  folder = tmp_path_factory.mktemp("run")
+  tokenizer = random_models.tokenizer()
+  return random_models.save(folder, tokenizer, max_seq_len=128)
+
+
+@pytest.fixture(scope="module")
+def loaded(run):
+  return checkpoint.load(run)
+
+
+def write(folder, **files):
+  """Writes lists of objects as *.jsonl."""
+  folder.mkdir()
+  for name, rows in files.items():
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (folder / f"{name.replace('__', '-')}.jsonl").write_text(lines)
+  return folder
+
+
+def score(run, data, *options, mode="causal", main=score_command.main):
+  """Runs a command; returns its summary, predictions and report."""
+  output = data.parent / f"out{len(list(data.parent.iterdir()))}"
+  args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
+  main([*args, f"--mode={mode}", *options])
+  predictions, report = {}, ""
+  if (output / "predictions.json").exists():
+    predictions = json.loads((output / "predictions.json").read_text())
+  for path in output.glob("*report.txt"):
+    report = path.read_text()
+  summary = json.loads((output / "summary.json").read_text())
+  return summary, predictions, report
+
+
+def chosen(predictions):
+  """What was predicted, by UID."""
+  return {
+    uid: [one["pred"] for one in found["predictions"]]
+    for uid, found in predictions.items()
+  }
+
+
+# ------------------------------------------------- what was published in 2024
+
+
+def as_collated(requests, length):
+  """The requests in the order of the scores that 2024's `hf-mlm` returns.
+
+  They are grouped by their second text, and each group is sorted.
+  """
+  groups = []
+  for request in requests:
+    for group in groups:
+      if group[0][1] == request[1]:
+        group.append(request)
+        break
+    else:
+      groups.append([request])
+  for group in groups:
+    group.sort(key=lambda request: (-length(request[0]), request[0]))
+  return [request for group in groups for request in group]
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("contexts", [[""], ["", "b a", "a b", "a", "c c c"]])
+def test_scores_are_misordered_as_they_were_published(seed, contexts):
+  draw = np.random.default_rng(seed)
+  texts = [f"{a} {b}" for a, b in itertools.product("xyz", "12")]
+  items = []
+  for number in range(30):
+    good, bad = draw.choice(texts, 2)
+    uid = draw.choice(["wh", "a_1", "a_2"])
+    context = draw.choice(contexts)
+    items.append(pair(context, good, bad, str(number), {"UID": uid}))
+  # Equal requests have equal scores, which are all different otherwise.
+  numbers = iter(draw.permutation(1000) / 7)
+  value = {}
+  for item in items:
+    for choice in item.choices:
+      value.setdefault(choice, next(numbers))
+  scores = np.array([[[value[c]] for c in item.choices] for item in items])
+
+  def encode(texts):
+    return [text.split() for text in texts]
+
+  found = pipelines.misordered(items, scores.swapaxes(0, 1), encode)
+  # One task after the other, the last name first.
+  asked = [
+    (uid, item.choices[i])
+    for uid in ("wh", "a_2", "a_1")
+    for item in items
+    for i in range(2)
+    if item.uid == uid
+  ]
+  requests = [choice for _, choice in asked]
+  given = as_collated(requests, lambda text: len(text.split()))
+  expected = {uid: [] for uid, _ in asked}
+  for (uid, _), request in zip(asked, given, strict=True):
+    expected[uid].append(value[request])
+  for uid, values in expected.items():
+    rows = [i for i, item in enumerate(items) if item.uid == uid]
+    np.testing.assert_allclose(found[:, rows, 0].T.ravel(), values, rtol=1e-12)
+    # The first of equal ones is chosen.
+    first = np.argmax(np.reshape(values, (-1, 2)), axis=1) == 0
+    np.testing.assert_array_equal((found[0] > found[1])[rows, 0], first)
+
+
+def test_published_scores_of_a_text_without_equals_are_its_own():
+  requests = [Choice(c, t) for c, t in (("", "a"), ("z", "b"), ("y y", "c"))]
+  assert pipelines.published_order(requests, [0, 1, 2]) == [0, 1, 2]
+  requests += [Choice("", "a"), Choice("x x", "b"), Choice("a a", "b")]
+  lengths = [0, 1, 2, 0, 2, 2]
+  assert pipelines.published_order(requests, lengths) == [0, 3, 5, 4, 1, 2]
+
+
+def test_masked_scores_say_whether_they_are_in_order(run, tmp_path):
+  rows = [
+    {"sentence_good": good, "sentence_bad": bad}
+    for good, bad in (("Tom sat .", "Tom hills ."), ("A dog .", "Tom hills ."))
+  ]
+  data = write(tmp_path / "data", x=rows)
+
+  def scored(*options):
+    return score(run, data, *options, mode="mlm", main=blimp.main)[0]
+
+  assert "order" not in scored()
+  assert "corrected" in scored("--pipeline=2024")["order"]
+  summary = scored("--pipeline=2024", "--as_published")
+  assert summary["order"].startswith("as published")
+  words = "--as_published is for --pipeline=2024 --mode=mlm"
+  for options in ((), ("--pipeline=2025",), ("--mode=causal",)):
+    line = runs.refused(
+      "evals.blimp",
+      *(f"--checkpoint={run}", f"--data={data}", "--as_published"),
+      *("--mode=mlm", *options),
+    )
+    assert words in line
+
+
+# ------------------------------------------------------- tasks with choices
+
+
+@pytest.fixture(scope="module")
+def log_probabilities():
+  """What a model predicts `[n, V]` of one text, alone and without padding."""
+  programs = {}
+
+  def call(loaded, tokens, causal):
+    def forward(params, tokens):
+      positions = jnp.arange(len(tokens))[None]
+      mask = AttentionMask(causal=causal)
+      hidden = loaded.model.encode(params, tokens[None], positions, mask)
+      return jax.nn.log_softmax(loaded.model.logits(params, hidden)[0])
+
+    key = id(loaded), causal
+    program = programs.setdefault(key, jax.jit(forward))
+    return np.asarray(program(loaded.params, np.array(tokens)), np.float64)
+
+  return call
+
+
+@pytest.fixture
+def log_probability(log_probabilities):
+  """Sums the scores of the tokens that end after a context, as 2025 does."""
+
+  def call(loaded, context, text, mode="causal"):
+    t = loaded.tokenizer
+    ids, spans = t.encode_offsets(context + text)
+    tokens, total = [t.bos_id, *ids, t.eos_id], 0.0
+    for place, (_, end) in enumerate(spans, start=1):
+      if end > len(context):
+        seen = list(tokens)
+        seen[place] = tokens[place] if mode == "causal" else t.mask_id
+        found = log_probabilities(loaded, seen, mode == "causal")
+        total += found[place - (mode != "mlm"), tokens[place]]
+    return total
+
+  return call
+
+
+EWOK = [
+  {
+    "Domain": domain,
+    "ContextType": "direct",
+    "ContextDiff": "swap",
+    "TargetDiff": "swap",
+    "Context1": f"Tom {verb} .",
+    "Context2": "Tom sat .",
+    "Target1": "The dogs rest .",
+    "Target2": "The hills rest .",
+  }
+  for domain, verb in (("a-b", "rests"), ("a-b", "sits"), ("c-d", "runs"))
+]
+
+
+def test_ewok_as_the_pipelines_write_it(run, loaded, log_probability, tmp_path):
+  data = write(tmp_path / "ewok", a__b=EWOK[:2], c__d=EWOK[2:])
+  for whole in (False, True):
+    options = ["--pipeline=2025", *["--full_sentence_scores"] * whole]
+    summary, predictions, report = score(run, data, *options, "--task=ewok")
+    right = {"a-b": [], "c-d": []}
+    expected = {"a-b": [], "c-d": []}
+    for row in EWOK:
+      context = row["Context1"]
+      completions = [" " + row["Target1"], " " + row["Target2"]]
+      if whole:
+        completions = [context + completion for completion in completions]
+        context = ""
+      found = [log_probability(loaded, context, c) for c in completions]
+      right[row["Domain"]].append(found[0] > found[1])
+      expected[row["Domain"]].append(completions[int(np.argmax(found))])
+    assert chosen(predictions) == expected
+    macro = np.mean([np.mean(r) for r in right.values()])
+    assert summary["macro_accuracy"] == macro and summary["pairs"] == 3
+    assert "### CONTEXT_TYPE ACCURACY\ndirect: " in report
+    assert report.endswith(f"### AVERAGE ACCURACY\n{100 * macro:.2f}\n\n")
+
+
+COMPS = [
+  {
+    "prefix_acceptable": f"A {good}",
+    "prefix_unacceptable": f"A {bad}",
+    "property_phrase": phrase,
+  }
+  for good, bad, phrase in (
+    ("dog", "hill", "sat near Tom ."),
+    ("cat", "tree", "rests ."),
+    ("xyzzy", "dog", "runs ."),
+  )
+]
+
+
+@pytest.mark.parametrize("mode", ["causal", "mlm"])
+def test_comps(run, loaded, log_probability, tmp_path, mode):
+  files = {"comps_base": COMPS, "comps_wugs_dist__before": COMPS[1:]}
+  data = write(tmp_path / "comps", **files)
+  options = "--pipeline=2025", "--task=comps"
+  summary, predictions, report = score(run, data, *options, mode=mode)
+  best = []
+  for row in COMPS:
+    found = [
+      (log_probability(loaded, p + " ", row["property_phrase"], mode), p)
+      for p in (row["prefix_acceptable"], row["prefix_unacceptable"])
+    ]
+    best.append(f"{max(found)[1]} {row['property_phrase']}")
+  assert chosen(predictions) == {"base": best, "wugs_dist_before": best[1:]}
+  right = [
+    text.startswith(row["prefix_acceptable"] + " ")
+    for text, row in zip(best, COMPS, strict=True)
+  ]
+  macro = np.mean([np.mean(right), np.mean(right[1:])])
+  assert summary["macro_accuracy"] == macro
+  assert f"\nwugs_dist_before: {100 * np.mean(right[1:]):.2f}\n" in report
+
+
+def entities(count, seed):
+  draw = np.random.default_rng(seed)
+  names = ["the dog", "the cat", "the tree", "nothing", "Tom and the hill"]
+  return [
+    {
+      "input_prefix": f"Box {n} contains {draw.choice(names)} . Box {n} has",
+      "options": [f" {o} ." for o in draw.permutation(names)[: 3 + n % 3]],
+      "numops": int(n % 2),
+    }
+    for n in range(count)
+  ]
+
+
+def test_entity_tracking(run, loaded, log_probability, tmp_path):
+  rows = {"ambiref": entities(7, 0), "regular": entities(4, 1)}
+  data = write(tmp_path / "boxes", **rows)
+  options = "--pipeline=2025", "--task=entity_tracking"
+  summary, predictions, report = score(run, data, *options)
+  right, best = {}, {}
+  for name, items in rows.items():
+    for item in items:
+      uid = f"{name}_{item['numops']}_ops"
+      found = [
+        log_probability(loaded, item["input_prefix"], option)
+        for option in item["options"]
+      ]
+      index = int(np.argmax(found))
+      right.setdefault(uid, []).append(index == 0)
+      best.setdefault(uid, []).append(item["options"][index])
+  assert chosen(predictions) == best
+  shares = {uid: 100 * np.mean(values) for uid, values in right.items()}
+  splits = {
+    split: (shares[f"{split}_0_ops"] + shares[f"{split}_1_ops"]) / 2
+    for split in ("regular", "ambiref")
+  }
+  macro = (splits["regular"] + splits["ambiref"]) / 2
+  lines = [f"{name}: {value:.2f}" for name, value in (shares | splits).items()]
+  assert report.startswith("TEMPERATURE: 1.00\n\n### UID ACCURACY\n")
+  average = f"\n### AVERAGE ACCURACY\n{macro:.2f}\n\n"
+  assert report.endswith("\n".join([*lines, average]))
+  assert summary["macro_accuracy"] == pytest.approx(macro / 100)
+  assert summary["ambiref_accuracy"] == pytest.approx(splits["ambiref"] / 100)
+
+
+def rank(values):
+  """Ranks from 1 on; equal values have the mean of the ranks they take."""
+  return [
+    1
+    + sum(v < value for v in values)
+    + (sum(v == value for v in values) - 1) / 2
+    for value in values
+  ]
+
+
+@pytest.mark.parametrize("task", ["wug_adj", "wug_past"])
+def test_made_up_words_are_beside_what_people_say(
+  run, loaded, log_probability, tmp_path, task
+):
+  rows = [
+    {"sentences": f"Tom {a} .\tTom {b} .", "ratio": ratio}
+    for a, b, ratio in (
+      ("wugged", "wug", 0.9),
+      ("dogged", "doggeded", "0.5"),
+      ("catted", "cat", 0.5),
+      ("runned", "ran", 0.1),
+      ("hilled", "hall", 0.7),
+    )
+  ]
+  data = write(tmp_path / "wug", wug=rows)
+  options = "--pipeline=2025", f"--task={task}", "--temperature=1,3"
+  summary, predictions, report = score(run, data, *options)
+  shares, best = [], []
+  for row in rows:
+    forms = row["sentences"].split("\t")
+    found = np.array([log_probability(loaded, "", form) for form in forms])
+    shares.append(np.exp(found[0]) / np.exp(found).sum())
+    best.append(forms[int(np.argmax(found))])
+  ratings = [float(row["ratio"]) for row in rows]
+  rho = np.corrcoef(rank(shares), rank(ratings))[0, 1]
+  first, second = (row["macro_spearman"] for row in summary["by_temperature"])
+  assert first == summary["macro_spearman"] == pytest.approx(rho)
+  top = max(first, second)
+  assert report.endswith(
+    f"\n### UID SPEARMAN'S RHO\navg: {top:.2f}\n\n"
+    f"### AVERAGE SPEARMAN'S RHO\n{top:.2f}\n\n"
+  )
+  found = predictions[task]["predictions"]
+  assert [one["id"] for one in found] == [f"{task}_{i}" for i in range(5)]
+  assert [one["pred"] for one in found] == best
+  if first >= second:
+    np.testing.assert_allclose(
+      [one["prob"] for one in found], shares, rtol=1e-4
+    )
+
+
+def test_ranks_of_equal_values_are_their_mean():
+  draw = np.random.default_rng(0)
+  for size in (1, 2, 30):
+    values = draw.integers(0, 9, size)
+    np.testing.assert_array_equal(metrics.ranks(values), rank(values))
+  assert metrics.spearman([1, 2, 3], [9, 9, 12]) == pytest.approx(0.75**0.5)
+  assert np.isnan(metrics.spearman([1, 2, 3], [5, 5, 5]))
+
+
+@pytest.mark.parametrize(
+  ("task", "name", "row", "message"),
+  [
+    ("comps", "comps", COMPS[0], "name is none of comps_base, comps_wugs"),
+    ("comps", "comps_base", {}, "line 1: no text 'property_phrase'"),
+    ("entity_tracking", "x", entities(1, 0)[0], "name is none of regular"),
+    ("entity_tracking", "regular", {"input_prefix": "A"}, "no texts 'options'"),
+    ("wug_adj", "x", {"sentences": "a", "ratio": 1}, "line 1: no tab"),
+    ("wug_adj", "x", {"sentences": "a\tb", "ratio": "x"}, "no number 'ratio'"),
+    ("ewok", "x", {"Domain": "a"}, "line 1: no text 'ContextType'"),
+  ],
+)
+def test_data_of_another_form_is_told(tmp_path, task, name, row, message):
+  data = write(tmp_path / "data", **{name: [row]})
+  options = "--checkpoint=nowhere", f"--data={data}", "--mode=causal"
+  line = runs.refused("evals.score", f"--task={task}", *options)
+  assert message in line and "data/" in line
+
+
+@pytest.mark.parametrize(
+  ("options", "message"),
+  [
+    (("--task=comps", "--unfiltered"), "--unfiltered is not for comps"),
+    (("--task=comps", "--pipeline=2024"), "2024 pipeline has no task comps"),
+    (("--task=other",), "invalid choice: 'other'"),
+    ((), "required: --task"),
+  ],
+)
+def test_what_a_task_has_not_is_told(options, message):
+  words = "--checkpoint=nowhere", "--data=nowhere", "--mode=causal"
+  assert message in runs.refused("evals.score", *words, *options)
+
+
+# -------------------------------------------------------------- reading times
+
+
+TIMES = ("RTfirstfix", "RTfirstpass", "RTgopast", "RTrightbound")
+PACED = "self_paced_reading_time"
+
+
+def reading_data(folder, count=60):
+  """Writes words of sentences, with numbers that were drawn; returns them."""
+  draw = np.random.default_rng(0)
+  rows = []
+  for number in range(count):
+    words = ["Tom", "sat", "near", "unhilled", "dogs", ".", "Therefore"]
+    draw.shuffle(words)
+    at = number % 4  # the first words of a sentence have nothing before them
+    row = {
+      "item": " ".join(words[:at]),
+      "word": " " + words[at],
+      "prev_item": " ".join(words[: at - 1]) if at > 1 else "",
+      "prev_word": " " + words[at - 1] if at else "",
+      "prev_length": len(words[at - 1]) if at else "",
+      "Subtlex_log10": draw.normal(3, 1),
+      "length": len(words[at]),
+      "context_length": at + draw.integers(3),
+      PACED: draw.normal(300, 30),
+    }
+    row |= {name: draw.normal(200, 30) for name in TIMES}
+    if number == 9:
+      row["RTgopast"] = ""
+    rows.append(row)
+  folder.mkdir()
+  with open(folder / "reading_data.csv", "w", newline="") as file:
+    writer = csv.DictWriter(file, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+  return rows
+
+
+def slow_surprisal(loaded, log_probabilities, text, word, mode):
+  """The pipeline's get_p2, get_p2_mlm and get_p2_mntp."""
+  t = loaded.tokenizer
+  decode = t._backend.decode
+  total = 0.0
+  for number, token in enumerate(t.encode(word).tolist()):
+    piece = decode([token], skip_special_tokens=False)
+    target = token if number == 0 else t.encode(piece)[0]
+    # A mask takes the space before it.
+    stands = text if mode == "causal" else text.rstrip()
+    tokens = [t.bos_id, *t.encode(stands)]
+    place = len(tokens)
+    if mode != "causal":
+      tokens += [t.mask_id] * 3 + [t.eos_id]
+    found = log_probabilities(loaded, tokens, mode == "causal")
+    total -= found[place - (mode != "mlm"), target]
+    text += piece
+  return total
+
+
+def r_squared(columns, target):
+  """R^2 of least squares, by the normal equations of centred columns."""
+  x = np.stack([c - c.mean() for c in map(np.array, columns)], axis=1)
+  x /= np.linalg.norm(x, axis=0)
+  y = np.array(target) - np.mean(target)
+  fitted = x @ np.linalg.solve(x.T @ x, x.T @ y)
+  return 1 - ((y - fitted) @ (y - fitted)) / (y @ y)
+
+
+def gain(rows, time, names):
+  """What `pred` adds to main effects and products, over what is left."""
+  used = (time, *names, "pred")
+  rows = [r for r in rows if all(r[n] != "" and r[n] == r[n] for n in used)]
+  column = {n: np.array([float(r[n]) for r in rows]) for n in used}
+  base = [column[n] for n in names]
+  for i, a in enumerate(names):
+    base += [column[a] * column[b] for b in names[i + 1 :]]
+  before = r_squared(base, column[time])
+  return (r_squared([*base, column["pred"]], column[time]) - before) / (
+    1 - before
+  )
+
+
+@pytest.mark.parametrize("mode", ["causal", "mlm", "mntp"])
+def test_reading_times(run, loaded, log_probabilities, tmp_path, mode):
+  rows = reading_data(tmp_path / "reading")
+  options = "--task=reading", "--pipeline=2025"
+  summary, predictions, report = score(
+    run, tmp_path / "reading", *options, mode=mode
+  )
+  for row in rows:
+    text, before = row["item"] or "None", row["prev_item"]
+    words = [(text, row["word"]), (before, row["prev_word"])]
+    row["pred"], row["prev_pred"] = (
+      slow_surprisal(loaded, log_probabilities, *pair, mode)
+      if pair[0]
+      else math.nan
+      for pair in words
+    )
+  found = predictions["reading"]["predictions"]
+  assert [one["id"] for one in found] == list(range(len(rows)))
+  for name in ("pred", "prev_pred"):
+    np.testing.assert_allclose(
+      [one[name] for one in found], [row[name] for row in rows], rtol=1e-4
+    )
+  names = ("Subtlex_log10", "length", "context_length")
+  eyes = [gain(rows, time, names) for time in TIMES]
+  paced = gain(rows, PACED, (*names, "prev_length", "prev_pred"))
+  assert summary["eye_tracking"] == pytest.approx(np.mean(eyes), rel=1e-3)
+  assert summary["self_paced_reading"] == pytest.approx(paced, rel=1e-3)
+  assert report == (
+    f"EYE TRACKING SCORE: {100 * summary['eye_tracking']:.2f}\n"
+    f"SELF-PACED READING SCORE: {100 * summary['self_paced_reading']:.2f}\n"
+  )
+
+
+# -------------------------------------------------------- age of acquisition
+
+
+def test_ages_of_curves_that_are_known():
+  """Of sigmoids that words and children follow exactly."""
+  names = [f"chck_{n}M" for n in (1, 2, 3, 5, 7, 10, 20, 40, 60, 80, 100)]
+  seen = np.array([age_of_acquisition.words_seen(name) for name in names])
+  assert seen[0] == 1e6 and seen[-1] == 1e8
+  x = np.log10(seen + 1)
+  months = np.arange(16, 31)
+  words, curves, ages = [], [], []
+  for middle, born in ((6.7, 24.0), (7.0, 19.5), (7.3, 22.5), (6.9, 27.0)):
+    curve = 14 - 11 / (1 + np.exp(-4 * (x - middle)))
+    level = (np.log2(300_000) + curve.min()) / 2
+    ages.append(middle - np.log(11 / (14 - level) - 1) / 4)
+    shares = 1 / (1 + np.exp(-0.6 * (months - born)))
+    child = age_of_acquisition.child_age(months, shares)
+    assert child == pytest.approx(born, abs=1e-3)
+    words.append(Word("dog", ("a ", "b "), child))
+    curves.append(np.stack([curve, curve], axis=1))
+  # One that is never learned, and one that children are not known to say.
+  words += [Word("never", ("a ",), 20.0), Word("unknown", ("a ",), None)]
+  curves += [np.full((len(x), 1), 19.0), curves[0]]
+  found = Ages(words, names, curves)
+  np.testing.assert_allclose(found.ages[:4], ages, atol=1e-3)
+  assert found.ages[4] is None
+  children = [word.child for word in words[:4]]
+  summary = found.summary()
+  assert summary["compared"] == 4 and summary["words"] == 6
+  expected = np.corrcoef(ages, children)[0, 1]
+  assert summary["correlation"] == pytest.approx(expected, abs=1e-3)
+  few = Ages(words[2:], names, curves[2:]).summary()
+  assert few["correlation"] == 0.0 and few["compared"] == 2
+  late = 1 / (1 + np.exp(-0.6 * (months - 40.0)))
+  assert age_of_acquisition.child_age(months, late) is None
+  assert age_of_acquisition.child_age(months[:2], late[:2]) is None
+
+
+def test_age_of_acquisition(run, loaded, log_probability, tmp_path):
+  contexts = {
+    "dog": [{"context": "Tom sat near the "}, {"context": "A"}],
+    "sits": [{"context": "the cat"}],
+    "x": [{"context": "of one letter"}],
+  }
+  data = tmp_path / "aoa"
+  data.mkdir()
+  (data / "cdi_childes.json").write_text(json.dumps(contexts))
+  (data / "cdi_human.csv").write_text("word,16,17,18\ndog,0.1,NA,0.9\n")
+  tokenizer = loaded.tokenizer
+  models = {"chck_1M": loaded}
+  for i in (2, 3):
+    path = random_models.save(tmp_path / str(i), tokenizer, init_std=0.1 * i)
+    models[f"chck_{i}M"] = checkpoint.load(path)
+  places = [random_models.STEP, tmp_path / "2", tmp_path / "3"]
+  revisions = [f"{n}={p}" for n, p in zip(models, places, strict=True)]
+  options = "--task=aoa", "--pipeline=2025"
+  summary, _, _ = score(
+    run, data, *options, f"--revisions={','.join(revisions)}"
+  )
+  assert summary["words"] == 2 and summary["correlation"] == 0.0
+  assert list(summary["request"]["revisions"]) == list(models)
+  (path,) = tmp_path.glob("out*/surprisal.json")
+  expected = []
+  for step, (name, model) in enumerate(models.items(), start=1):
+    for word in ("dog", "sits"):
+      for i, row in enumerate(contexts[word]):
+        context = row["context"].strip() + " "
+        expected.append(
+          {
+            "step": name,
+            "word_count": step * 10**6,
+            "target_word": word,
+            "context_id": i,
+            "context": row["context"],
+            "surprisal": -log_probability(model, context, word),
+          }
+        )
+  found = json.loads(path.read_text())["results"]
+  for one, wanted in zip(found, expected, strict=True):
+    assert one.pop("surprisal") == pytest.approx(wanted.pop("surprisal"), 1e-4)
+    assert one == wanted
+
+
+@pytest.mark.parametrize(
+  ("revisions", "message"),
+  [
+    ("a=1,b=2", "3 or more are needed"),
+    ("chck_1M=1,chck_2M,chck_3M=3", "3 or more are needed"),
+    ("chck_1M=1,chck=2,chck_3M=3", "no number of words in 'chck'"),
+  ],
+)
+def test_revisions_are_named_by_words(revisions, message):
+  words = "--checkpoint=nowhere", "--data=nowhere", "--mode=causal"
+  line = runs.refused(
+    "evals.score", "--task=aoa", f"--revisions={revisions}", *words
+  )
+  assert message in line
