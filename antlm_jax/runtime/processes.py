@@ -104,7 +104,11 @@ def _join(options: dict) -> None:
 
   thread = threading.Thread(target=join, daemon=True)
   thread.start()
-  thread.join(JOIN)
+  # In short waits: a signal that reaches another thread, or the moment before
+  # a wait, is handled only when that wait ends.
+  deadline = time.monotonic() + JOIN
+  while thread.is_alive() and time.monotonic() < deadline:
+    thread.join(_POLL)
   if thread.is_alive():
     where = options.get("coordinator_address", "the address of the first")
     _say(
