@@ -13,8 +13,13 @@ same shape; only what is hidden and what is predicted differs.
 
 - `paper`: configs/antlm_babyllama.py and configs/antlm_ltg_bert.py, whose
   notes say where each setting is from; 24 and 72 epochs.
+- `small`: BabyLlama's rows at 2.1M parameters, all of their 24 epochs and five
+  seeds, on 70,000 words: as many repetitions as the paper's, and a model as
+  large for its text (some 30 parameters a word; the paper has 10).
 - `tiny`: 1.2M or 1.3M parameters and a quarter or a twelfth of the epochs, for
-  a small part of the text on a CPU. All of its settings are ours.
+  a small part of the text on a CPU.
+
+All settings of `small` and `tiny` are ours.
 """
 
 import dataclasses
@@ -24,7 +29,7 @@ from collections.abc import Mapping
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
 
-SCALES = ("tiny", "paper")
+SCALES = ("tiny", "small", "paper")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +39,8 @@ class Row:
   Attributes:
     family: The encoder, by the name that AntLM calls it by.
     title: What the report calls the row.
-    curriculum: At each scale.
-    seeds: How many at each scale.
+    curriculum: By scale; at others there is no such row.
+    seeds: How many, by scale.
     settings: What else it changes of its family's config.
     masked: The mode of `antlm_jax.inference.scoring` in which it is scored with
       masks, beside `causal`.
@@ -45,33 +50,28 @@ class Row:
   family: str
   title: str
   curriculum: Mapping[str, str]
-  seeds: Mapping[str, int] = dataclasses.field(
-    default_factory=lambda: {"tiny": 1, "paper": 1}
-  )
+  seeds: Mapping[str, int]
   settings: Mapping[str, bool] = dataclasses.field(default_factory=dict)
   masked: str = "mlm"
   attention: str = "bidirectional"
 
 
-def _llama(title, tiny, paper, seeds=1, settings=None, **how) -> Row:
-  return Row(
-    "BabyLlama",
-    title,
-    {"tiny": tiny, "paper": paper},
-    {"tiny": seeds, "paper": 1},
-    settings or {},
-    **how,
-  )
+def _llama(title, tiny, paper, seeds=1, small=5, **how) -> Row:
+  curricula = {"tiny": tiny, "paper": paper}
+  curricula |= {"small": paper} if small else {}
+  seeds = {"tiny": seeds, "small": small, "paper": 1}
+  return Row("BabyLlama", title, curricula, seeds, **how)
 
 
 def _ltg(title, tiny, paper, **how) -> Row:
-  return Row("LTG-BERT", title, {"tiny": tiny, "paper": paper}, **how)
+  seeds = {"tiny": 1, "paper": 1}
+  return Row("LTG-BERT", title, {"tiny": tiny, "paper": paper}, seeds, **how)
 
 
 ROWS = {
-  "babyllama_c": _llama("CLM", "6C", "24C", seeds=3, attention="causal"),
-  "babyllama_m": _llama("MLM", "6M", "24M", seeds=3),
-  "babyllama_antlm": _llama("AntLM", "1C+4M+1C", "4C+16M+4C", seeds=3),
+  "babyllama_c": _llama("CLM", "6C", "24C", 3, attention="causal"),
+  "babyllama_m": _llama("MLM", "6M", "24M", 3),
+  "babyllama_antlm": _llama("AntLM", "1C+4M+1C", "4C+16M+4C", 3),
   "babyllama_mixed_1_1": _llama("mixed 1:1", "6C:M=1:1", "24C:M=1:1"),
   "babyllama_mixed_1_7": _llama("mixed 1:7", "6C:M=1:7", "24C:M=1:7"),
   # What AntLM leaves open: what happens at a switch.
@@ -79,12 +79,14 @@ ROWS = {
     "AntLM, rate restarts at a switch",
     "1C+4M+1C",
     "4C+16M+4C",
+    small=0,
     settings={"schedule.restart_at_switch": True},
   ),
   "babyllama_antlm_reset": _llama(
     "AntLM, optimizer forgets at a switch",
     "1C+4M+1C",
     "4C+16M+4C",
+    small=0,
     settings={"optimizer.reset_at_switch": True},
   ),
   "ltg_bert_m": _ltg("MLM", "6M", "72M"),
@@ -109,7 +111,9 @@ def get_config(arg: str = ""):
         f"{name}={arg[name]!r} is not one of {', '.join(choices)}"
       )
   row = ROWS[arg.row]
-  make = {"tiny": _tiny, "paper": _paper}[arg.scale]
+  if arg.scale not in row.curriculum:
+    raise UserError(f"scale={arg.scale} has no row {arg.row}")
+  make = {"tiny": _tiny, "small": _small, "paper": _paper}[arg.scale]
   config = make(row.family)
   config.seed = arg.seed
   config.curriculum = row.curriculum[arg.scale]
@@ -167,4 +171,13 @@ def _tiny(family: str):
   config.schedule.update(
     name="cosine", peak_lr=1e-2, warmup_steps=0.05, min_lr_ratio=0.1
   )
+  return config
+
+
+def _small(family: str):
+  """As `tiny`, wider, and measured once an epoch."""
+  config = _tiny(family)
+  config.model.update(layers=3, width=192, mlp_width=512)
+  config.eval.update(every=1 / 24, rows=128)
+  config.log.every = 100
   return config
