@@ -27,7 +27,7 @@ from antlm_jax.training.checkpoint import Loaded
 from evals.finetuning import rows as rows_lib
 from evals.finetuning.classification import cross_entropy
 from evals.finetuning.rows import Example, Rows
-from evals.finetuning.task import Head, Param, Params, Suite, Task, held_out
+from evals.finetuning.task import PerToken, Suite, Task, held_out
 
 _QUESTION = 64  # tokens of a question, at most
 # What a token's label says, added up.
@@ -45,7 +45,7 @@ class _Window(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Spans(Head):
+class Spans(PerToken):
   """An answer's first and last token; the row's first token is no answer.
 
   Attributes:
@@ -60,18 +60,7 @@ class Spans(Head):
   may_be_none: bool = True
   null_score: float = 0.0
   kind: ClassVar[str] = "spans"
-
-  def parameters(self, width: int) -> dict[str, Param]:
-    """A kernel from N(0, .02^2), cut at two deviations."""
-    return {
-      "ends/kernel": Param((width, 2), ("embed", None), 0.02),
-      "ends/bias": Param((2,), ("norm",)),
-    }
-
-  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
-    """Returns scores of being the first and the last, float32 `[B, T, 2]`."""
-    hidden = hidden.astype(jnp.float32)
-    return hidden @ params["ends/kernel"] + params["ends/bias"]
+  num_outputs: ClassVar[int] = 2  # scores of being the first and the last
 
   def loss(self, outputs, labels, weights) -> jax.Array:
     """The mean of both ends' cross-entropies, in nats."""
@@ -130,7 +119,7 @@ class Spans(Head):
 
 
 @dataclasses.dataclass(frozen=True)
-class Inside(Head):
+class Inside(PerToken):
   """Whether each token is of the answer, as in arXiv 2507.00994's code.
 
   The question and its text are one text, which loses what is too long at its
@@ -140,18 +129,7 @@ class Inside(Head):
   """
 
   kind: ClassVar[str] = "inside"
-
-  def parameters(self, width: int) -> dict[str, Param]:
-    """A kernel from N(0, .02^2), cut at two deviations."""
-    return {
-      "classes/kernel": Param((width, 2), ("embed", None), 0.02),
-      "classes/bias": Param((2,), ("norm",)),
-    }
-
-  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
-    """Returns logits, float32 `[B, T, 2]`."""
-    hidden = hidden.astype(jnp.float32)
-    return hidden @ params["classes/kernel"] + params["classes/bias"]
+  num_outputs: ClassVar[int] = 2  # logits of being outside and inside
 
   def loss(self, outputs, labels, weights) -> jax.Array:
     """The mean cross-entropy in nats over all tokens."""

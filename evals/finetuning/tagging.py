@@ -24,7 +24,7 @@ from antlm_jax.runtime import files as io
 from evals.finetuning import rows as rows_lib
 from evals.finetuning.classification import cross_entropy
 from evals.finetuning.rows import Example, Rows
-from evals.finetuning.task import Head, Param, Params, Suite, Task
+from evals.finetuning.task import PerToken, Suite, Task
 
 _NOWHERE = -1  # the word, and the label, of a token that is of no word
 OUTSIDE = 0  # the class O: of no entity
@@ -33,24 +33,16 @@ OUTSIDE = 0  # the class O: of no entity
 
 
 @dataclasses.dataclass(frozen=True)
-class Tagger(Head):
-  """A linear layer on every token; transformers' ForTokenClassification."""
+class Tagger(PerToken):
+  """A class for each token; transformers' ForTokenClassification."""
 
   labels: tuple[str, ...]  # names of the C classes, O first
   kind: ClassVar[str] = "tagger"
 
-  def parameters(self, width: int) -> dict[str, Param]:
-    """A kernel from N(0, .02^2), cut at two deviations."""
-    classes = len(self.labels)
-    return {
-      "classes/kernel": Param((width, classes), ("embed", None), 0.02),
-      "classes/bias": Param((classes,), ("norm",)),
-    }
-
-  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
-    """Returns logits, float32 `[B, T, C]`."""
-    hidden = hidden.astype(jnp.float32)
-    return hidden @ params["classes/kernel"] + params["classes/bias"]
+  @property
+  def num_outputs(self) -> int:
+    """One a class."""
+    return len(self.labels)
 
   def loss(self, outputs, labels, weights) -> jax.Array:
     """The mean cross-entropy in nats over the tokens of words."""

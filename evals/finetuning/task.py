@@ -118,6 +118,31 @@ class Head(abc.ABC):
     return {name: value(name, param) for name, param in declared.items()}
 
 
+class PerToken(Head):
+  """A linear layer on every token; the rest of a head is for its subclasses.
+
+  Attributes:
+    num_outputs: How many numbers it makes of a token, C.
+  """
+
+  @property
+  @abc.abstractmethod
+  def num_outputs(self) -> int:
+    """See the class."""
+
+  def parameters(self, width: int) -> dict[str, Param]:
+    """A kernel from N(0, .02^2), cut at two deviations."""
+    return {
+      "classes/kernel": Param((width, self.num_outputs), ("embed", None), 0.02),
+      "classes/bias": Param((self.num_outputs,), ("norm",)),
+    }
+
+  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
+    """Returns logits, float32 `[B, T, C]`."""
+    hidden = hidden.astype(jnp.float32)
+    return hidden @ params["classes/kernel"] + params["classes/bias"]
+
+
 def held_out(
   examples: Sequence[Example], kept: float = 0.95, seed: int = 42
 ) -> tuple[list[Example], list[Example]]:
