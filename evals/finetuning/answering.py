@@ -27,7 +27,7 @@ from antlm_jax.training.checkpoint import Loaded
 from evals.finetuning import rows as rows_lib
 from evals.finetuning.classification import cross_entropy
 from evals.finetuning.rows import Example, Rows
-from evals.finetuning.task import PerToken, Suite, Task, held_out
+from evals.finetuning.task import PerToken, Suite, Task, split_of
 
 _QUESTION = 64  # tokens of a question, at most
 # What a token's label says, added up.
@@ -307,9 +307,10 @@ def make(folder, name: str, options: Options, attention: str) -> Task:
   for path in paths:
     if not path.is_file():
       raise UserError(f"{name} is absent: {path} is not there")
+  train, test = (functools.partial(read, path) for path in paths)
   return Task(
     name=name,
-    load=functools.partial(load, *paths),
+    load=functools.partial(split_of, train=train, test=test),
     evaluations=SCORES[name],
     files=tuple(paths),
     **_KINDS[options.answers](name, options),
@@ -349,16 +350,6 @@ def _inside(name: str, options: Options) -> dict[str, Any]:
 
 _KINDS = {"spans": _spans, "inside": _inside}
 SUITE = Suite("question answering", SCORES, make)
-
-
-def load(
-  train: pathlib.Path, test: pathlib.Path, split: str
-) -> Sequence[Example]:
-  """Reads the questions of `train`, or of an evaluation set by its name."""
-  if split.endswith("-test"):
-    return read(test)
-  learnt, left_out = held_out(read(train))
-  return learnt if split == "train" else left_out
 
 
 def read(path: pathlib.Path) -> list[Example]:

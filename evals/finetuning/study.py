@@ -7,11 +7,11 @@ the measure of their code, and the usual one beside it.
 """
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from evals.finetuning import answering, classification, glue, retrieval, tagging
 from evals.finetuning.rows import Example
-from evals.finetuning.task import Suite, Task, held_out
+from evals.finetuning.task import Suite, Task, split_of
 
 TEXTS: Mapping[str, tuple[str, ...]] = {
   "sst2": ("{sentence}",),
@@ -26,11 +26,12 @@ def _classification(folder, name: str, options, attention: str) -> Task:
     glue.FORMATS[name], texts=TEXTS[name], metric="accuracy"
   )
 
-  def load(split: str) -> list[Example]:
-    if split.endswith("-test"):
-      return glue.load(files, form, name)
-    train, left_out = held_out(glue.load(files, form, "train"))
-    return train if split == "train" else left_out
+  def load(split: str) -> Sequence[Example]:
+    return split_of(
+      split,
+      train=lambda: glue.load(files, form, "train"),
+      test=lambda: glue.load(files, form, name),
+    )
 
   return classification.task(
     name,

@@ -156,6 +156,22 @@ def held_out(
   return [examples[i] for i in train], [examples[i] for i in left_out]
 
 
+def split_of(
+  split: str,
+  train: Callable[[], Sequence[Example]],
+  test: Callable[[], Sequence[Example]],
+) -> Sequence[Example]:
+  """Reads `train`, or an evaluation set by its name.
+
+  One whose name ends in -test has a file of its own; another is what is held
+  out of the training set. The file that is not needed is not read.
+  """
+  if split.endswith("-test"):
+    return test()
+  learnt, left_out = held_out(train())
+  return learnt if split == "train" else left_out
+
+
 def share_of_one(predictions: Predictions) -> float:
   """Returns the share of the most frequent prediction."""
   counts = collections.Counter(map(json.dumps, predictions))
