@@ -59,6 +59,7 @@ setuptools.setup(
       "lm_eval>=0.4.13",
       "minicons>=0.3.39",
       "sentence-transformers>=6.2",
+      "seqeval>=1.2.2",  # the F1 of entities
       "torch==2.13.0",
       "transformers>=5.23,<6",
     ],
