@@ -8,6 +8,7 @@ request again, on whatever machine, finds them; another one is told.
 import contextlib
 import json
 import pathlib
+import types
 import zlib
 from collections.abc import Iterable, Mapping
 
@@ -45,8 +46,18 @@ def data_digest(paths: Iterable[pathlib.Path]) -> dict[str, int]:
   return digest
 
 
-def finished(folder: pathlib.Path, request: dict) -> dict | None:
+def finished(
+  folder: pathlib.Path,
+  request: dict,
+  defaults: Mapping = types.MappingProxyType({}),
+) -> dict | None:
   """Returns the summary of a request that is done, or None.
+
+  Args:
+    folder: Where its results go.
+    request: All that they depend on.
+    defaults: Parts of a request as they are in one that is older than they; of
+      those that it does not have, off or None.
 
   Raises:
     UserError: if the folder holds the results of another request.
@@ -58,9 +69,8 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
   before = summary.get("request")
   if not isinstance(before, dict):
     return None
-  # As JSON gives it back: a tuple is a list there. What is newer than the
-  # results is off or None if it is not asked for.
-  wanted = json.loads(json.dumps(request))
+  # As JSON gives it back: a tuple is a list there.
+  wanted, before = json.loads(json.dumps(request)), {**defaults, **before}
   changed = [
     k for k in wanted if (before.get(k) or None) != (wanted[k] or None)
   ]

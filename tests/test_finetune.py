@@ -310,6 +310,41 @@ def test_a_step_is_adamw(loaded, scope, clip, decayed):
     assert np.abs(got - first[name]).max() > 1e-4, name
 
 
+class Logits(Classifier):
+  """Predicts its logits."""
+
+  def reduce(self, outputs):
+    return outputs
+
+
+@pytest.mark.parametrize("weights", loop.WEIGHTS)
+def test_bfloat16_loses_small_updates(loaded, weights):
+  head = Logits(("0", "1"), "first")
+  settings = dataclasses.replace(QUICK, weights=weights)
+  made = loop.programs(loaded.model.config, head, settings)
+  encoder = {n: p for n, p in loaded.params.items() if n in made.trained}
+  frozen = {n: p for n, p in loaded.params.items() if n not in made.trained}
+  rates, seeds = np.array([1e-6], np.float32), np.array([4], np.uint32)
+  state = made.init(encoder, seeds)
+  before = jax.device_get(state.params)
+  draw = np.random.default_rng(0)
+  tokens = draw.integers(4, 400, (1, 4, 12)).astype(np.int32)
+  lengths, labels = np.full((1, 4), 12, np.int32), np.array([[0, 1, 1, 0]])
+  batch = rows_lib.TaskBatch(tokens, lengths, labels, np.ones((1, 4)))
+  for step in range(2):
+    state, losses = made.step(state, frozen, batch, rates, seeds, step)
+  kept = [x for x in jax.tree.leaves(state) if x.dtype != jnp.int32]
+  assert len(kept) == 3 * len(before)  # themselves and both moments
+  assert {str(x.dtype) for x in kept} == {weights}
+  for name, p in before.items():
+    large = np.abs(p.astype(np.float32)) > 1e-2
+    still = np.asarray(state.params[name] == p)[large]
+    if large.any():  # biases begin at 0
+      assert still.all() == (weights == "bfloat16"), name
+  logits = made.predict(state.params, frozen, tokens[0], lengths[0])
+  assert np.isfinite([*losses, *np.ravel(logits)]).all()
+
+
 @pytest.mark.parametrize("steps", [1, 7, 83, 100])
 def test_rates_rise_and_fall(steps):
   of_2024 = [(steps - s) / steps for s in range(steps)]
@@ -586,12 +621,20 @@ def test_what_is_done_is_not_done_again(run, tmp_path, capsys):
   args += [f"--output={tmp_path / 'out'}", "--lrs=1e-3,1e-5,1e-9"]
   summary = tmp_path / f"out/cola/{STEP}-bidirectional/summary.json"
   first = in_process(capsys, *args)
-  text, when = summary.read_text(), summary.stat().st_mtime_ns
-  assert json.loads(text)["request"]["head"]["pool"] == "first"
+  about = json.loads(summary.read_text())
+  assert about["request"]["head"]["pool"] == "first"
+  # As of a version without this setting: its default is what was done.
+  assert about["request"].pop("weights") == "float32"
+  text = json.dumps(about)
+  summary.write_text(text)
+  when = summary.stat().st_mtime_ns
   again = in_process(capsys, *args)
   assert "cola is already done" in again and when == summary.stat().st_mtime_ns
   assert first.splitlines()[1:] == again.splitlines()[1:]  # the same table
-  for other, name in (("--limit=16", "limit"), ("--head=plain", "head")):
+  for other, name in (
+    *(("--limit=16", "limit"), ("--head=plain", "head")),
+    ("--weights=bfloat16", "weights"),
+  ):
     with pytest.raises(UserError, match=rf"another request \({name} differ"):
       finetune.main([*args, other])
   (data / "cola.train.jsonl").write_text('{"sentence": "a", "label": 1}')

@@ -34,12 +34,20 @@ DECAYS = {  # how a rate falls from 1 to 0, by the share of its way in [0, 1]
   "linear": lambda t: 1 - t,
   "cosine": lambda t: (1 + np.cos(np.pi * t)) / 2,
 }
+WEIGHTS = ("float32", "bfloat16")
 _HEAD = "task_head/"  # stands before the names of the head's parameters
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How runs are trained; the defaults are those of BabyLM's 2024 pipeline."""
+  """How runs are trained; the defaults are those of BabyLM's 2024 pipeline.
+
+  With `weights="bfloat16"` the runs' parameters, their gradients and AdamW's
+  moments are bfloat16, without a float32 copy, as in the code of arXiv
+  2507.00994. An update of less than some 1/500 of a weight is then lost, and so
+  is what `b2` takes of a moment where it is over .996. What is computed in is
+  the model's own.
+  """
 
   batch_size: int = setting(64, "examples in a step", least=1)
   rows_at_once: int = setting(
@@ -84,6 +92,10 @@ class Settings:
   )
   clip: float = setting(
     1.0, "largest gradient norm; 0 for no clipping", least=0
+  )
+
+  weights: str = setting(
+    "float32", "what parameters and AdamW's state are kept in", choices=WEIGHTS
   )
 
   @property
@@ -152,12 +164,18 @@ def programs(config, head: Head, settings: Settings) -> Programs:
   The config is the encoder's.
   """
   causal, at_once = settings.causal, settings.rows_at_once
-  return _programs(config, head, causal, _adamw(settings), at_once)
+  weights = settings.weights
+  return _programs(config, head, causal, _adamw(settings), at_once, weights)
 
 
 @functools.lru_cache(maxsize=4)
 def _programs(
-  config, head: Head, causal: bool, adamw: Optimizer, rows_at_once: int
+  config,
+  head: Head,
+  causal: bool,
+  adamw: Optimizer,
+  rows_at_once: int,
+  weights: str,
 ) -> Programs:
   """Makes the functions of one run, and maps them over runs."""
   model = models.from_config(config)
@@ -173,6 +191,7 @@ def _programs(
   def init(encoder, seed):
     drawn = head.init(jax.random.key(seed), config.width)
     params = joined(encoder, drawn)
+    params = jax.tree.map(lambda p: p.astype(weights), params)
     return State(params, optimizer.init(params))
 
   def step(state, frozen, batch, rate, seed, count):
@@ -186,7 +205,10 @@ def _programs(
 
     value, grads = jax.value_and_grad(loss_of)(state.params)
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
+    # Subtracted in float32, as of the rate, and rounded to what is kept.
+    params = jax.tree.map(
+      lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates
+    )
     return State(params, opt_state), value
 
   def predict(params, frozen, tokens, lengths):
@@ -423,9 +445,14 @@ def _epoch(
 
 
 def _one(params, run: int) -> dict[str, np.ndarray]:
-  """Copies a run's parameters to the host, one array after another."""
+  """Copies a run's parameters to the host, one array after another.
+
+  They are float32, which loses nothing: a checkpoint has no other.
+  """
   pick = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
-  return {name: np.asarray(pick(p, run)) for name, p in params.items()}
+  return {
+    name: np.asarray(pick(p, run), np.float32) for name, p in params.items()
+  }
 
 
 class _Watch:
