@@ -164,6 +164,7 @@ class Checkpoint:
   every: float = _amount(0.1)
   keep_last: int = setting(2, "how many of the newest stay", least=1)
   keep_every: int = setting(0, "steps whose multiples stay; 0: none", least=0)
+  at: tuple[int, ...] = setting((), "more steps that are saved, and stay")
 
 
 @dataclasses.dataclass(frozen=True)

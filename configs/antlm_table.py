@@ -13,47 +13,22 @@ same shape; only what is hidden and what is predicted differs.
 
 - `paper`: configs/antlm_babyllama.py and configs/antlm_ltg_bert.py, whose
   notes say where each setting is from; 24 and 72 epochs.
-- `small`: BabyLlama's rows at 2.1M parameters, all of their 24 epochs and five
-  seeds, on 70,000 words: as many repetitions as the paper's, and a model as
-  large for its text (some 30 parameters a word; the paper has 10).
+- `small`: BabyLlama's rows at 1.1M parameters, with all of their 24 epochs and
+  five seeds, on 180,000 words: as many repetitions as the paper's, and a model
+  that is as large for its text (6 parameters a word; the paper's has 10).
 - `tiny`: 1.2M or 1.3M parameters and a quarter or a twelfth of the epochs, for
   a small part of the text on a CPU.
 
 All settings of `small` and `tiny` are ours.
 """
 
-import dataclasses
 import pathlib
-from collections.abc import Mapping
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
+from evals.rows import Evaluation, Row, Scale, Text
 
-SCALES = ("tiny", "small", "paper")
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-  """A row of the table.
-
-  Attributes:
-    family: The encoder, by the name that AntLM calls it by.
-    title: What the report calls the row.
-    curriculum: By scale; at others there is no such row.
-    seeds: How many, by scale.
-    settings: What else it changes of its family's config.
-    masked: The mode of `antlm_jax.inference.scoring` in which it is scored with
-      masks, beside `causal`.
-    attention: The attention with which it is fine-tuned.
-  """
-
-  family: str
-  title: str
-  curriculum: Mapping[str, str]
-  seeds: Mapping[str, int]
-  settings: Mapping[str, bool] = dataclasses.field(default_factory=dict)
-  masked: str = "mlm"
-  attention: str = "bidirectional"
+SIZES = ("tiny", "small", "paper")
 
 
 def _llama(title, tiny, paper, seeds=1, small=5, **how) -> Row:
@@ -105,7 +80,7 @@ def get_config(arg: str = ""):
   arg = config_lib.parse_arg(
     arg, shrink=False, row="babyllama_antlm", scale="tiny", seed=0
   )
-  for name, choices in (("row", ROWS), ("scale", SCALES)):
+  for name, choices in (("row", ROWS), ("scale", SIZES)):
     if arg[name] not in choices:
       raise UserError(
         f"{name}={arg[name]!r} is not one of {', '.join(choices)}"
@@ -130,9 +105,7 @@ def get_config(arg: str = ""):
   )
   if row.masked == "mntp":
     config.eval.objectives = ("C", "N")
-  for name, value in row.settings.items():
-    group, _, key = name.partition(".")
-    config[group][key] = value
+  config.update_from_flattened_dict(row.settings)
   if arg.shrink:
     config_lib.shrink(config)
   return config
@@ -175,9 +148,76 @@ def _tiny(family: str):
 
 
 def _small(family: str):
-  """As `tiny`, wider, and measured once an epoch."""
+  """As `tiny`, a layer less, and measured once an epoch."""
   config = _tiny(family)
-  config.model.update(layers=3, width=192, mlp_width=512)
+  config.model.update(layers=3)
   config.eval.update(every=1 / 24, rows=128)
   config.log.every = 100
   return config
+
+
+# ------------------------------------------------------------------ evaluations
+
+
+def _evaluations(pairs, tuned, tuned_seeds=1) -> tuple[Evaluation, ...]:
+  """Minimal pairs both ways, and fine-tuning of the first seeds."""
+  scored = ("blimp_filtered", "blimp_supplement_filtered", "ewok")
+  each = [
+    Evaluation(
+      name,
+      "evals.ewok" if name == "ewok" else "evals.blimp",
+      (f"--data={{data}}/{name}", "--mode={mode}", *pairs),
+    )
+    for name in scored
+  ]
+  options = "--data={data}", "--attention={attention}", *tuned
+  tuning = Evaluation("fine-tuning", "evals.finetune", options, tuned_seeds)
+  return *each, tuning
+
+
+def _scale(prepare, pairs, tuned, **more) -> Scale:
+  """Makes a scale of options, those of `prepare` by family or of all."""
+  if not isinstance(prepare, dict):
+    prepare = {"BabyLlama": prepare, "LTG-BERT": prepare}
+  length = ("--seq_len=128",)
+  return Scale(
+    prepare={family: length + words for family, words in prepare.items()},
+    evaluations=_evaluations(pairs, tuned),
+    needs=("blimp_filtered", "blimp_supplement_filtered", "ewok"),
+    **more,
+  )
+
+
+_FIVE = "--task=cola,mrpc,rte,sst2,mnli"
+SCALES = {
+  # Every piece in seconds, to try the table out.
+  "shrink": _scale(
+    ("--share=0.002", "--vocab_size=512"),
+    ("--limit=2",),
+    ("--task=cola,rte", "--epochs=1", "--limit=64"),
+    text=Text(512, 128),
+    config="tiny",
+    shrink=True,
+  ),
+  "tiny": _scale(
+    ("--share=0.0075", "--vocab_size=4096"),
+    ("--limit=30",),
+    (_FIVE, "--lrs=5e-4", "--epochs=2", "--limit=2000", "--max_length=64"),
+    text=Text(4096, 128),
+  ),
+  "small": _scale(
+    ("--share=0.0185", "--vocab_size=4096"),
+    ("--limit=100",),
+    (_FIVE, "--lrs=5e-4", "--epochs=2", "--limit=2000", "--max_length=64"),
+    text=Text(4096, 128),
+  ),
+  "paper": _scale(
+    {
+      "BabyLlama": ("--vocab_size=16000",),
+      "LTG-BERT": ("--kind=wordpiece", "--vocab_size=16384"),
+    },
+    ("--pipeline=2024",),
+    ("--task=all", "--lrs=5e-5,1e-4", "--seeds=12,13,14"),
+    text=Text(16_384, 128),
+  ),
+}

@@ -6,6 +6,4 @@
 # on a CPU, --scale=paper on an accelerator; --help says more. The same command
 # goes on where it was interrupted.
 set -euo pipefail
-root="$(cd "$(dirname "$0")/.." && pwd)"
-"$root/launch/setup.sh"
-exec "$root/.venv/bin/python" -m evals.table "$@"
+exec "$(dirname "$0")/study.sh" --config=configs/antlm_table.py "$@"

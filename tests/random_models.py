@@ -53,7 +53,7 @@ def save(
     jnp.int32(STEP), params, optax.scale_by_adam().init(params)
   )
   meta = checkpoint.Meta(settings, tokenizer, "bos_eos", "hash")
-  saver = Checkpoints(folder, meta)
+  saver = Checkpoints(folder, meta, config.Checkpoint())
   saver.save(STEP, state, {})
   saver.close()
   return folder

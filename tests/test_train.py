@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 
+from antlm_jax import config as config_lib
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.training import checkpoint, events, failures, metrics, saving
@@ -193,7 +194,6 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
   assert runs.same_params(tmp_path, whole)
 
 
-@pytest.mark.nightly
 @pytest.mark.slow
 def test_branching_with_the_optimizer_kept_is_the_longer_run(
   prepared, tmp_path
@@ -201,9 +201,9 @@ def test_branching_with_the_optimizer_kept_is_the_longer_run(
   same = (
     "schedule.warmup_steps=2",
     "schedule.decay_steps=4",
-    "checkpoint.every=6",
+    "checkpoint.every=0",
   )
-  clm = ("curriculum=16C steps", "checkpoint.keep_every=6")
+  clm = ("curriculum=16C steps", "checkpoint.at=6", "checkpoint.keep_last=1")
   both = "curriculum=6C+10M steps"
   runs.train(tmp_path / "clm", prepared, *same, *clm)
   runs.train(tmp_path / "both", prepared, *same, both)
@@ -439,7 +439,9 @@ def test_a_damaged_checkpoint_is_told_in_a_line(why, whole, tmp_path, capfd):
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like
   )
   meta = checkpoint.read_meta(run / "checkpoints" / "56")
-  found = saving.Checkpoints(run, meta).read_newest(like)
+  found = saving.Checkpoints(run, meta, config_lib.Checkpoint()).read_newest(
+    like
+  )
   state, _, (note,) = found
   assert int(state.step) == 56
   assert f"{newest}: {why}" in note and "kept as 60.unreadable" in note

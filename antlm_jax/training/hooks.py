@@ -188,7 +188,7 @@ class HeldOut(Evaluator):
 
 
 class Save(Hook):
-  """Saves as often as `checkpoint.every`, and where a signal ends the run."""
+  """Saves as `checkpoint` says, and where a signal ends the run."""
 
   spent_on = "checkpoint"
 
@@ -196,7 +196,8 @@ class Save(Hook):
     self._saved = trainer.step
 
   def due(self, trainer) -> bool:
-    return is_time(trainer, trainer.config.checkpoint.every)
+    settings = trainer.config.checkpoint
+    return trainer.step in settings.at or is_time(trainer, settings.every)
 
   def run(self, trainer) -> None:
     if trainer.step != self._saved:

@@ -96,9 +96,8 @@ class Trainer:
     self.window = metrics.Window(self.ledger)
     self._mirror, self._stop = mirror, stop
     self._pending: Taken | None = None  # the last step, not yet looked at
-    settings = run.config.checkpoint
     self.checkpoints = saving.Checkpoints(
-      self.workdir, run.meta, settings.keep_last, settings.keep_every
+      self.workdir, run.meta, run.config.checkpoint
     )
     shardings = state_shardings(run.step, run.mesh)
     init, self._update = jitted(run.step, shardings)

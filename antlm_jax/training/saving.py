@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 import jax
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
+from orbax.checkpoint import checkpoint_managers as policies
 
 from antlm_jax import config as config_lib
 from antlm_jax import models
@@ -192,19 +193,20 @@ def _check_same_model(path: pathlib.Path, meta: Meta, run: Run) -> None:
 class Checkpoints:
   """The checkpoints of a run, saved in the background.
 
-  `meta` is written into every step. The newest steps are kept, so many, and
-  the multiples of `keep_every`, where that is not 0.
+  `meta` is written into every step; `settings`, the config's section of this
+  name, says which steps are kept.
   """
 
-  def __init__(
-    self, workdir, meta: Meta, keep_last: int = 2, keep_every: int = 0
-  ):
+  def __init__(self, workdir, meta: Meta, settings: config_lib.Checkpoint):
     self.workdir = files.path(workdir)
     self._folder = self.workdir / checkpoint.FOLDER
     self._meta = meta.to_json()
+    kept = [policies.LatestN(settings.keep_last)]
+    kept += [policies.CustomSteps(list(settings.at))]
+    if settings.keep_every:
+      kept += [policies.EveryNSteps(settings.keep_every)]
     self._options = ocp.CheckpointManagerOptions(
-      max_to_keep=keep_last,
-      keep_period=keep_every or None,
+      preservation_policy=policies.AnyPreservationPolicy(kept),
       enable_async_checkpointing=True,
       async_options=ocp.AsyncOptions(timeout_secs=_PATIENCE),
     )

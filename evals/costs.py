@@ -1,0 +1,134 @@
+"""What a study's trainings take, before any of them runs."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from antlm_jax import config as config_lib
+from antlm_jax import tables
+from antlm_jax.planning.search import Pod
+from antlm_jax.runtime import chips
+from antlm_jax.training import flops
+from antlm_jax.units import quantity
+from evals import branches
+from evals.rows import Row
+
+# Of a chip's peak; what a real step reaches is some half of the bound that
+# `python -m antlm_jax.plan` gives. An assumption, not a measurement.
+_UTILIZATION = 0.4
+_CHIP = "TPU v5"  # v5p
+
+
+class Cost(NamedTuple):
+  """What a row's runs take; steps, tokens and operations are of one seed."""
+
+  steps: int  # from its beginning on
+  own: int  # those that it trains itself
+  tokens: int  # that these see
+  flops: float  # that these take
+  seeds: int
+
+
+def of(study) -> dict[str, Cost | None]:
+  """Returns what each row takes; None of epochs, whose steps the data says."""
+  known: dict[Any, float] = {}  # equal batches are counted once
+  return {name: _of_row(study, name, known) for name in study.rows}
+
+
+def _of_row(study, name: str, known: dict) -> Cost | None:
+  row, branch, text = study.rows[name], study.branches[name], study.scale.text
+  pod = Pod(
+    f"{study.path}:{study.argument(name, 0)}",
+    (),
+    jax.devices()[:1],
+    **dataclasses.asdict(text),
+  )
+  config = config_lib.load(pod.spec)
+  curriculum = branches.steps_of(config)
+  if curriculum is None:
+    return None
+  begin, total = branch.step if branch else 0, 0.0
+  for phase in curriculum.phases:
+    key = _kind(row, phase.shares, config)
+    if key not in known:
+      known |= _counted(row, pod, config)
+    steps = max(0, phase.stop - max(phase.start, begin))
+    total += steps * known[key]
+  own = curriculum.steps - begin
+  tokens = own * config.train.batch_size * text.seq_len
+  return Cost(curriculum.steps, own, tokens, total, study.seeds(name))
+
+
+def _counted(row: Row, pod: Pod, config) -> dict[Any, float]:
+  """Returns the operations of a step, by the kind of batch."""
+  run, found = pod.run(), {}
+  source = run.source()
+  for phase in run.curriculum.phases:
+    batch = source[phase.start]
+    key = _kind(row, phase.shares, config)
+    found[key] = flops.train_step(run.model, batch)
+  return found
+
+
+def _kind(row: Row, shares: Mapping[str, float], config):
+  objectives = config_lib.objectives(config)
+  each = tuple((objectives[name], share) for name, share in shares.items())
+  return row.family, each
+
+
+def table(study) -> str:
+  """Lays out what a study's trainings take, and what shared steps save."""
+  costs = of(study)
+  rows = [_line(study, name, cost) for name, cost in costs.items()]
+  head = (
+    *("row", "curriculum", "begins", "steps", "to train", "tokens", "FLOPs"),
+    *("seeds", "chip-hours"),
+  )
+  known = [cost for cost in costs.values() if cost]
+  runs = sum(map(study.seeds, study.rows))
+  lines = [
+    tables.text(rows, head, "<<<>"),
+    "",
+    f"{len(rows)} rows, {runs} runs",
+  ]
+  return "\n".join([*lines, *_sums(known)])
+
+
+def _sums(costs: Sequence[Cost]) -> Iterator[str]:
+  if not costs:
+    yield "their curricula are in epochs: how many steps, the data says"
+    return
+  steps = sum(cost.seeds * cost.steps for cost in costs)
+  own = sum(cost.seeds * cost.own for cost in costs)
+  work = sum(cost.seeds * cost.flops for cost in costs)
+  yield (
+    f"{steps:,} steps, of which {steps - own:,} are shared, and trained once:"
+    f" {own:,} are left to train"
+  )
+  yield (
+    f"{quantity(work, 'FLOPs')}: {_hours(work):,.1f} hours of a v5p chip at"
+    f" {_UTILIZATION:.0%} of its peak (assumed; its bound: python -m"
+    " antlm_jax.plan)"
+  )
+
+
+def _line(study, name: str, cost: Cost | None) -> tuple:
+  row, branch = study.rows[name], study.branches[name]
+  begins = f"{branch.trunk} at {branch.step:,}" if branch else "from scratch"
+  if row.after and not branch:
+    begins = f"{row.after}, at its end"
+  about = name, study.config(name).curriculum, begins
+  if cost is None:
+    return *about, None, None, None, None, study.seeds(name), None
+  return (
+    *about,
+    *(f"{cost.steps:,}", f"{cost.own:,}", quantity(cost.tokens)),
+    *(quantity(cost.flops), cost.seeds),
+    f"{_hours(cost.seeds * cost.flops):,.1f}",
+  )
+
+
+def _hours(work: float) -> float:
+  return work / (chips.CHIPS[_CHIP].flops * _UTILIZATION) / 3600

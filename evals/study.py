@@ -1,0 +1,279 @@
+"""Makes a study: trains its rows, evaluates them, and writes its report.
+
+    ./launch/study.sh --text=TEXT_FOLDER --data=EVALUATION_FOLDER
+
+A study is a config file (`evals.rows`): configs/study.py, CLM against MLM
+(arXiv 2507.00994), or configs/antlm_table.py, AntLM's table (arXiv 2412.03275).
+Rows whose trainings begin alike share that part, which is trained once
+(`evals.branches`). Every piece that is done is left as it is, so the same
+command goes on after any interruption; --minutes stops by itself, with exit
+status 75, where the next piece goes on. --dry_run says what there is to do, and
+what it takes.
+
+--text holds *.train and *.dev files, as BabyLM's; it may be left out where
+RUNS/data is there. --data holds what the evaluations read.
+"""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+
+from ml_collections import ConfigDict
+
+from antlm_jax import cli
+from antlm_jax import config as config_lib
+from antlm_jax import settings as settings_lib
+from antlm_jax.errors import UserError
+from antlm_jax.settings import setting
+from antlm_jax.training import checkpoint
+from evals import branches, costs
+from evals.branches import Branch
+from evals.pieces import Piece, call, run
+from evals.rows import Evaluation, Row, Scale
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The command's arguments."""
+
+  data: str | None = setting(None, "the evaluations' folders, see above")
+  config: str = setting("configs/study.py", "the study")
+  text: str | None = setting(None, "a folder of *.train and *.dev files")
+  scale: str = setting("tiny", "how large; tiny fits a CPU")
+  runs: str | None = setting(
+    None,
+    "receives everything; runs/STUDY_SCALE by default",
+    read=cli.here,
+  )
+  rows: tuple[str, ...] = setting((), "rows to make; all by default")
+  minutes: float | None = setting(None, "stop after so long", over=0)
+  dry_run: bool = setting(False, "say what there is to do, and what it takes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  """What a study's config says, at one scale."""
+
+  path: pathlib.Path  # the config file
+  name: str  # the scale's
+  scale: Scale
+  rows: Mapping[str, Row]  # those that are asked for, and what they begin at
+
+  @property
+  def size(self) -> str:
+    """The scale that its rows and its config know it by."""
+    return self.scale.config or self.name
+
+  def config(self, row: str, seed: int = 0) -> ConfigDict:
+    """Returns a row's training config."""
+    return config_lib.load(f"{self.path}:{self.argument(row, seed)}")
+
+  def argument(self, row: str, seed: int) -> str:
+    """Returns the config's argument."""
+    shrink = ",shrink" if self.scale.shrink else ""
+    return f"row={row},seed={seed},scale={self.size}{shrink}"
+
+  def seeds(self, row: str) -> int:
+    """Returns how many runs a row has."""
+    return self.rows[row].seeds[self.size]
+
+  @functools.cached_property
+  def branches(self) -> dict[str, Branch | None]:
+    """Where each row begins in another's checkpoint; alike for all seeds.
+
+    Rows that begin at the end of another only branch from each other.
+    """
+    groups = {}
+    for name, row in self.rows.items():
+      key = row.family, row.after, self.seeds(name)
+      groups.setdefault(key, {})[name] = self.config(name)
+    found = {}
+    for configs in groups.values():
+      found |= branches.plan(configs)
+    return found
+
+  def kept(self, row: str) -> list[int]:
+    """Returns the steps whose checkpoints others need."""
+    looks = self.rows[row].looks.get(self.size, ())
+    found = self.branches.values()
+    return sorted({*looks, *(b.step for b in found if b and b.trunk == row)})
+
+
+def read(settings: Settings) -> Study:
+  """Reads a study's config.
+
+  Raises:
+    UserError: for a scale or a row that it does not have.
+  """
+  path = pathlib.Path(settings.config).absolute()
+  module = config_lib.module(str(path))
+  try:
+    every, scales = module.ROWS, module.SCALES
+  except AttributeError as error:
+    raise UserError(f"--config={path} is no study: {error}") from error
+  if settings.scale not in scales:
+    raise UserError(
+      f"--scale={settings.scale} is not one of {', '.join(scales)}"
+    )
+  scale = scales[settings.scale]
+  name = scale.config or settings.scale
+  there = {n: row for n, row in every.items() if name in row.curriculum}
+  for wanted in settings.rows:
+    if wanted not in there:
+      raise UserError(f"--rows: {wanted!r} is not one of {', '.join(there)}")
+  wanted = set(settings.rows or there)
+  wanted |= {there[n].after for n in wanted} - {""}
+  rows = {n: row for n, row in there.items() if n in wanted}
+  return Study(path, settings.scale, scale, rows)
+
+
+# ------------------------------------------------------------------- the pieces
+
+
+def pieces(
+  study: Study,
+  runs: pathlib.Path,
+  text: str | None,
+  data: str,
+  overrides: Sequence[str] = (),
+) -> Iterator[Piece]:
+  """Yields the commands that make a study, in order.
+
+  Args:
+    study: The study.
+    runs: Its folder, which receives everything.
+    text: The folder to prepare the data from; None if they are there.
+    data: The evaluations' folder.
+    overrides: Further arguments of every training.
+
+  Raises:
+    UserError: if there are no data, and no text.
+  """
+  for family in dict.fromkeys(row.family for row in study.rows.values()):
+    yield from _prepared(study, runs, text, family)
+  for seed in range(max(map(study.seeds, study.rows))):
+    # All rows of a seed before the next: what there is can be compared.
+    for name in study.rows:
+      if seed < study.seeds(name):
+        yield _training(study, runs, name, seed, overrides)
+    for name in study.rows:
+      if seed < study.seeds(name):
+        yield from _evaluations(study, runs / name / str(seed), data)
+
+
+def _data(study: Study, runs: pathlib.Path, family: str) -> pathlib.Path:
+  # Families that are prepared alike share the data: by the first one's name.
+  options = study.scale.prepare
+  same = [name for name in options if options[name] == options[family]]
+  return runs / "data" / same[0].lower()
+
+
+def _prepared(study: Study, runs, text, family: str) -> Iterator[Piece]:
+  output = _data(study, runs, family)
+  if text:
+    text = pathlib.Path(text).absolute()  # pieces run elsewhere
+    options = f"--text={text}", f"--output={output}"
+    yield Piece(
+      f"text for {family}",
+      "antlm_jax.prepare",
+      (*options, *study.scale.prepare[family]),
+      output,
+    )
+  elif not output.is_dir():
+    raise UserError(f"{output} is not there yet: give --text")
+
+
+def _training(study: Study, runs, name: str, seed: int, overrides) -> Piece:
+  row, branch = study.rows[name], study.branches[name]
+  kept, begin = study.kept(name), ()
+  if branch:
+    trunk = runs / branch.trunk / str(seed) / checkpoint.FOLDER
+    begin = (f"--config.init.checkpoint={trunk / str(branch.step)}",)
+  elif row.after:
+    begin = (f"--config.init.checkpoint={runs / row.after / str(seed)}",)
+  workdir = runs / name / str(seed)
+  return Piece(
+    f"{name}, seed {seed}: training",
+    "antlm_jax.train",
+    (
+      f"--config={study.path}:{study.argument(name, seed)}",
+      f"--workdir={workdir}",
+      f"--config.data.path={_data(study, runs, row.family)}",
+      *(
+        (f"--config.checkpoint.at={','.join(map(str, kept))}",) if kept else ()
+      ),
+      *begin,
+      # A branch goes on in all, whatever the row's own beginning is.
+      *(("--config.init.step=keep",) if branch else ()),
+      *overrides,
+    ),
+    workdir,
+  )
+
+
+def _evaluations(study: Study, run: pathlib.Path, data: str) -> Iterator[Piece]:
+  row, seed = study.rows[run.parent.name], int(run.name)
+  for evaluation in study.scale.evaluations:
+    if evaluation.seeds and seed >= evaluation.seeds:
+      continue
+    at = [run]
+    if evaluation.looks:
+      looks = row.looks.get(study.size, ())
+      at = [run / checkpoint.FOLDER / str(step) for step in looks]
+    for path in at:
+      for words in _ways(evaluation, row, data):
+        step = f" at step {path.name}" if path != run else ""
+        yield Piece(
+          f"{run.parent.name}, seed {seed}{step}: {evaluation.about}",
+          evaluation.module,
+          (f"--checkpoint={path}", *words),
+          run,
+        )
+
+
+def _ways(evaluation: Evaluation, row: Row, data) -> Iterator[list[str]]:
+  """Yields an evaluation's options, for each mode if they have one."""
+  by_mode = any("{mode}" in option for option in evaluation.options)
+  for mode in ("causal", row.masked) if by_mode else ("",):
+    fields = {"data": data, "attention": row.attention, "mode": mode}
+    yield [option.format(**fields) for option in evaluation.options]
+
+
+# ------------------------------------------------------------------ the command
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command; --config.KEY=VALUE goes to every training."""
+  parser = cli.Parser(prog="./launch/study.sh", description=__doc__)
+  settings_lib.add_arguments(parser, Settings)
+  args, overrides = parser.parse_with_overrides(argv)
+  settings = settings_lib.from_args(Settings, args)
+  study = read(settings)
+  if settings.dry_run:
+    print(costs.table(study))
+    return
+  data = _found(study, settings.data)
+  default = f"runs/{study.path.stem}_{study.name}"
+  runs = pathlib.Path(settings.runs or default).absolute()
+  todo = list(pieces(study, runs, settings.text, data, overrides))
+  run(todo, runs, settings.minutes and 60 * settings.minutes)
+  options = f"--runs={runs}", f"--config={study.path}"
+  options += (f"--scale={study.name}", f"--output={runs}/report")
+  call(Piece("the report", "evals.report", options, runs))
+
+
+def _found(study: Study, data: str | None) -> str:
+  """Returns the evaluations' folder, which holds what they need."""
+  if not data:
+    raise UserError("--data is missing: the folder that evaluations read")
+  for name in study.scale.needs:
+    if not (pathlib.Path(data) / name).exists():
+      raise UserError(
+        f"--data={data} holds no {name}: unpack the evaluations' data there"
+      )
+  return str(pathlib.Path(data).absolute())
+
+
+if __name__ == "__main__":
+  cli.run(main)
