@@ -1,73 +1,34 @@
-"""A task of another kind, finding documents, in this file alone.
+"""A task of another kind, finding documents, with a head that is there.
 
-Queries and documents are encoded apart; a query is to be nearer to its own
-document than to the others of the batch. Predictions are documents, ranked.
+Its predictions, its measure and its texts are its own.
 """
 
 import dataclasses
 from typing import ClassVar
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from antlm_jax.training import checkpoint
 from evals.finetuning import loop, saved, summary
-from evals.finetuning import rows as rows_lib
-from evals.finetuning.classification import pooled
 from evals.finetuning.loop import Run, Settings
-from evals.finetuning.rows import Example, Rows
-from evals.finetuning.task import Head, Task
+from evals.finetuning.retrieval import Towers
+from evals.finetuning.rows import Example
+from evals.finetuning.task import Task
 from tests import random_models
 
 TOP = 3
 
 
 @dataclasses.dataclass(frozen=True)
-class Towers(Head):
-  """The mean over the tokens, of length 1, without parameters of its own.
+class Ranker(Towers):
+  """Predicts the first three documents of all."""
 
-  An example is a query and its document, to learn from, or one of them: a
-  query has a label, the documents that it asks for, and a document has none.
-  """
-
-  temperature: float
-  kind: ClassVar[str] = "toy_towers"
-
-  def parameters(self, width):
-    return {}
-
-  def __call__(self, params, hidden, lengths, dropout_key=None):
-    mean = pooled(hidden, lengths, "mean")
-    return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
-
-  def loss(self, outputs, labels, weights):
-    """Each document against all others of the batch, but the empty places."""
-    query, document = outputs[:, 0], outputs[:, 1]
-    scores = query @ document.T / self.temperature
-    scores = jnp.where(weights > 0, scores, -jnp.inf)
-    nats = -jnp.diagonal(jax.nn.log_softmax(scores, axis=-1))
-    return jnp.where(weights > 0, nats, 0).sum() / weights.sum()
-
-  def encode(self, loaded, examples, max_length):
-    apart = len(examples[0].texts)
-    texts = [(text,) for example in examples for text in example.texts]
-    tokens, lengths = rows_lib.framed(loaded, texts, max_length)
-    if apart > 1:
-      tokens = tokens.reshape(len(examples), apart, -1)
-      lengths = lengths.reshape(len(examples), apart)
-    queries = [e for e in examples if e.label is not None]
-    empty = np.zeros(len(tokens), np.int32)
-    return Rows(
-      tokens, lengths, empty, examples=queries or examples, about=examples
-    )
+  kind: ClassVar[str] = "toy_ranker"
 
   def decode(self, reduced, rows):
-    asked = np.array([e.label is not None for e in rows.about])
-    names = np.array([e.id for e in rows.about])[~asked]
-    order = np.argsort(-reduced[asked] @ reduced[~asked].T, axis=-1)
-    return names[order[:, :TOP]].tolist()
+    return [found["all"][:TOP] for found in super().decode(reduced, rows)]
 
 
 TOPICS = (
@@ -113,7 +74,7 @@ TASK = Task(
   name="toy",
   load=load,
   evaluations=("toy",),
-  head=Towers(0.05),
+  head=Ranker(0.05),
   metrics={"mrr": mrr},
   main_metric="mrr",
   baseline="the first documents",
@@ -146,7 +107,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path, monkeypatch):
   saved.save(tmp_path, loaded, TASK, "bidirectional", best.params)
   model = checkpoint.load(tmp_path / "model")
   assert model.task.params == {}
-  monkeypatch.setitem(saved.HEADS, Towers.kind, Towers)
+  monkeypatch.setitem(saved.HEADS, Ranker.kind, Ranker)
   assert saved.head(model) == TASK.head
   assert saved.predict(model, load("toy"), 16) == outcomes[0].predictions["toy"]
 
