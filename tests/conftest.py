@@ -10,6 +10,7 @@ import pytest
 from antlm_jax.data import toy_english
 from antlm_jax.data.preparation import Settings, prepare
 from antlm_jax.runtime import files
+from antlm_jax.training import checkpoint
 
 
 def pytest_configure(config):
@@ -91,3 +92,9 @@ def prepared(english, shared):
     )
 
   return shared("prepared", make)
+
+
+@pytest.fixture(scope="module")
+def loaded(run):
+  """The checkpoint of `run`, a file's own fixture: `random_models.run()`."""
+  return checkpoint.load(run)

@@ -6,6 +6,7 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import optax
+import pytest
 
 from antlm_jax import config, models
 from antlm_jax.data import toy_english
@@ -57,3 +58,15 @@ def save(
   saver.save(STEP, state, {})
   saver.close()
   return folder
+
+
+def run(**changes):
+  """A fixture: the folder of a run of a random model; `loaded` opens it.
+
+  A test file names it `run`; `changes` are those of `save`.
+  """
+
+  def saved(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("run"), tokenizer(), **changes)
+
+  return pytest.fixture(scope="module")(saved)

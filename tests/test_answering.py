@@ -20,12 +20,7 @@ from tests import random_models
 
 TEXT = "Tom sat near the hills. Ann wandered often near the dogs and the hills."
 ASKED = Example(("Who wandered?", TEXT), [["Ann", TEXT.index("Ann")]], "q")
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-  folder, tokenizer = tmp_path_factory.mktemp("run"), random_models.tokenizer()
-  return checkpoint.load(random_models.save(folder, tokenizer, layers=1))
+run = random_models.run(layers=1)
 
 
 # Rows

@@ -14,21 +14,10 @@ from antlm_jax.inference import framing, scoring
 from antlm_jax.inference.filling import encode
 from antlm_jax.inference.generation import draw
 from antlm_jax.masks import AttentionMask
-from antlm_jax.training import checkpoint
 from evals.zero_shot import pipelines
 from tests import random_models, runs
 
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-  """A run's folder with a checkpoint of a random model."""
-  folder = tmp_path_factory.mktemp("run")
-  return random_models.save(folder, random_models.tokenizer())
-
-
-@pytest.fixture(scope="module")
-def loaded(run):
-  return checkpoint.load(run)
+run = random_models.run()
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import pytest
 
 from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
-from antlm_jax.training import checkpoint
 from evals import finetune
 from evals.finetuning import classification, glue, loop, summary
 from evals.finetuning import rows as rows_lib
@@ -24,23 +23,7 @@ from tests.test_glue import line
 
 STEP = random_models.STEP
 QUICK = Settings(batch_size=16, epochs=2, max_length=48, patience=0)
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-  return random_models.tokenizer()
-
-
-@pytest.fixture(scope="module")
-def run(tokenizer, tmp_path_factory):
-  """A run's folder with a checkpoint of a random model, its head untied."""
-  folder = tmp_path_factory.mktemp("run")
-  return random_models.save(folder, tokenizer, layers=1, tied=False)
-
-
-@pytest.fixture(scope="module")
-def loaded(run):
-  return checkpoint.load(run)
+run = random_models.run(layers=1, tied=False)
 
 
 def sentences(count, seed=0):

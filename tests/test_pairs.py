@@ -16,7 +16,6 @@ from antlm_jax.errors import UserError
 from antlm_jax.inference import scoring
 from antlm_jax.inference.pairs import accuracy, minimal_pairs, pair, scores
 from antlm_jax.runtime import progress
-from antlm_jax.training import checkpoint
 from evals import blimp, results
 from evals import ewok as ewok_command
 from evals.zero_shot import ewok, pipelines
@@ -24,19 +23,7 @@ from evals.zero_shot.choices import Results
 from tests import random_models, runs
 
 DATA = runs.ROOT / "../shared/data"
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-  """A run's folder with a checkpoint of a random model."""
-  folder = tmp_path_factory.mktemp("run")
-  tokenizer = random_models.tokenizer()
-  return random_models.save(folder, tokenizer, max_seq_len=128)
-
-
-@pytest.fixture(scope="module")
-def loaded(run):
-  return checkpoint.load(run)
+run = random_models.run(max_seq_len=128)
 
 
 def write_pairs(folder, *names, **fields):

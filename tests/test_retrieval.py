@@ -16,12 +16,7 @@ from evals.finetuning.rows import Example
 from tests import random_models
 
 WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
-
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-  folder, tokenizer = tmp_path_factory.mktemp("run"), random_models.tokenizer()
-  return checkpoint.load(random_models.save(folder, tokenizer, layers=2))
+run = random_models.run(layers=2)
 
 
 # Measures

@@ -26,18 +26,7 @@ from tests.helpers import equal
 from tests.test_finetune import QUICK, SHORT, STEP, sentences, toy, write_cola
 from tests.test_glue import line
 
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-  """A run's folder with a checkpoint of a random model, its head untied."""
-  folder = tmp_path_factory.mktemp("run")
-  tokenizer = random_models.tokenizer()
-  return random_models.save(folder, tokenizer, layers=1, tied=False)
-
-
-@pytest.fixture(scope="module")
-def loaded(run):
-  return checkpoint.load(run)
+run = random_models.run(layers=1, tied=False)
 
 
 # --------------------------------------------------------------- weights alone

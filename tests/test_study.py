@@ -3,20 +3,14 @@
 import json
 
 import numpy as np
-import pytest
 
-from antlm_jax.training import checkpoint
 from evals import finetune
 from evals.finetuning import loop, study, tagging
 from evals.finetuning.loop import Run, Settings
 from evals.finetuning.task import held_out
 from tests import random_models
 
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-  folder, tokenizer = tmp_path_factory.mktemp("run"), random_models.tokenizer()
-  return checkpoint.load(random_models.save(folder, tokenizer, layers=1))
+run = random_models.run(layers=1)
 
 
 def mnli(folder, count=60):

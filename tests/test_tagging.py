@@ -135,11 +135,7 @@ def test_metrics_of_little():
 
 # Training
 
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-  folder, tokenizer = tmp_path_factory.mktemp("run"), random_models.tokenizer()
-  return checkpoint.load(random_models.save(folder, tokenizer, layers=1))
+run = random_models.run(layers=1)
 
 
 def test_tokens_have_the_labels_of_their_words(loaded):

@@ -82,11 +82,7 @@ TASK = Task(
   right=lambda found, right: found[0] in right,
 )
 
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-  folder, tokenizer = tmp_path_factory.mktemp("run"), random_models.tokenizer()
-  return checkpoint.load(random_models.save(folder, tokenizer, layers=1))
+run = random_models.run(layers=1)
 
 
 @pytest.mark.slow

@@ -8,7 +8,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from antlm_jax.inference import framing
 from antlm_jax.training import checkpoint
@@ -118,11 +117,7 @@ TASK = Task(
   trivial=lambda examples: [[[0] * len(e.texts) for e in examples]],
 )
 
-
-@pytest.fixture(scope="module")
-def loaded(tmp_path_factory):
-  folder, tokenizer = tmp_path_factory.mktemp("run"), random_models.tokenizer()
-  return checkpoint.load(random_models.save(folder, tokenizer, layers=1))
+run = random_models.run(layers=1)
 
 
 def test_it_trains_and_is_saved(loaded, tmp_path, monkeypatch):

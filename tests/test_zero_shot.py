@@ -19,18 +19,7 @@ from evals.zero_shot import age_of_acquisition, metrics, pipelines
 from evals.zero_shot.age_of_acquisition import Ages, Word
 from tests import random_models, runs
 
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-  """A run's folder with a checkpoint of a random model."""
-  folder = tmp_path_factory.mktemp("run")
-  tokenizer = random_models.tokenizer()
-  return random_models.save(folder, tokenizer, max_seq_len=128)
-
-
-@pytest.fixture(scope="module")
-def loaded(run):
-  return checkpoint.load(run)
+run = random_models.run(max_seq_len=128)
 
 
 def write(folder, **files):
