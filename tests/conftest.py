@@ -98,3 +98,11 @@ def prepared(english, shared):
 def loaded(run):
   """The checkpoint of `run`, a file's own fixture: `random_models.run()`."""
   return checkpoint.load(run)
+
+
+@pytest.fixture
+def offline(monkeypatch):
+  """For this process, which has read the environment, and those it starts."""
+  monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+  for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
+    monkeypatch.setenv(name, "1")

@@ -19,18 +19,12 @@ from antlm_jax.hf import export
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.masks import BIDIRECTIONAL
 from antlm_jax.training import checkpoint
-from tests import random_models
+from tests import hub, random_models
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-pytestmark = [
-  pytest.mark.slow,
-  # Theirs, about their own parts.
-  pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-  pytest.mark.filterwarnings("ignore::FutureWarning"),
-  pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = hub.MARKS
 
 
 FAMILIES = {
@@ -45,12 +39,6 @@ FAMILIES = {
 SENTENCES = list(toy_english.sentences(1, 12))
 TEXTS = ("the <mask> often rest .", "a <mask> rests<mask>", "<mask><mask> .")
 TRUSTED = {"trust_remote_code": True}
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-  monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-  monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

@@ -25,18 +25,12 @@ from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
 from evals.finetuning import saved
 from evals.finetuning.classification import Classifier
-from tests import random_models, runs
+from tests import hub, random_models, runs
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-pytestmark = [
-  pytest.mark.slow,
-  # Theirs, about their own parts.
-  pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-  pytest.mark.filterwarnings("ignore::FutureWarning"),
-  pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = hub.MARKS
 
 LIMIT = 1e-4  # largest difference of a logit
 LENGTH = 24
@@ -44,14 +38,6 @@ VARIANTS = {
   "grouped": {},
   "untied": {"tied": False, "kv_heads": 2, "rope_theta": 5e3, "layers": 3},
 }
-
-
-@pytest.fixture(autouse=True)
-def offline(monkeypatch):
-  """For this process, which has read the environment, and those it starts."""
-  monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-  for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
-    monkeypatch.setenv(name, "1")
 
 
 @pytest.fixture(scope="module")
