@@ -3,9 +3,9 @@
   python -m evals.finetune --checkpoint=RUN --data=FOLDER --task=cola,mrpc
 
 Trains one run for every learning rate and seed, all of them at once, and
-evaluates each epoch. A run stops by itself when it gets no better; its best
-epoch counts. BabyLM's validation set is also its test set, so that epoch is
-chosen on what is reported.
+evaluates each epoch. A run stops by itself when it diverges or gets no better;
+its best epoch counts. BabyLM's validation set is also its test set, so that
+epoch is chosen on what is reported.
 
 --preset=2024 and 2025 are BabyLM's pipelines of these years: tasks, settings,
 what chooses the epoch, files. An argument that is given stands above them; the
@@ -211,7 +211,9 @@ def perform(job: Job, loaded: checkpoint.Loaded, save: bool) -> dict:
   # A model that is there always belongs to the summary beside it.
   saved.remove(job.folder)
   summary.write(job.folder, task, about, outcomes, examples)
-  if best:
+  if best and not best.params:
+    print(f"{task.name} is not saved: every run diverged")
+  elif best:
     saved.save(job.folder, loaded, task, how.attention, best.params)
   return about
 
@@ -232,8 +234,9 @@ def main(argv: Sequence[str]) -> None:
       print(f"{job.task.name} is written to {job.folder}", flush=True)
     done.append(about)
   print(summary.table(done, suite))
-  for line in (line for about in done for line in summary.collapses(about)):
-    print(line)
+  for about in done:
+    for line in (*summary.divergences(about), *summary.collapses(about)):
+      print(line)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 from evals import finetune
-from evals.finetuning import classification, glue, loop, summary
+from evals.finetuning import classification, glue, loop, saved, summary
 from evals.finetuning import rows as rows_lib
 from evals.finetuning.classification import Classifier, Options
 from evals.finetuning.loop import Run, Settings
@@ -205,7 +205,7 @@ def test_padding_and_other_rows_change_no_logit(loaded, attention):
   params = made.init(trained, np.array([0, 1], np.uint32)).params
 
   def logits(tokens, length=40):
-    return made.predict(params, frozen, tokens[:, :length], lengths)
+    return made.predict(params, frozen, tokens[:, :length], lengths)[0]
 
   long = logits(tokens)  # [runs, B, C, pools]
   same = {"rtol": 1e-4, "atol": 1e-5}
@@ -324,8 +324,8 @@ def test_bfloat16_loses_small_updates(loaded, weights):
     still = np.asarray(state.params[name] == p)[large]
     if large.any():  # biases begin at 0
       assert still.all() == (weights == "bfloat16"), name
-  logits = made.predict(state.params, frozen, tokens[0], lengths[0])
-  assert np.isfinite([*losses, *np.ravel(logits)]).all()
+  logits, nan = made.predict(state.params, frozen, tokens[0], lengths[0])
+  assert np.isfinite([*losses, *np.ravel(logits)]).all() and not nan.any()
 
 
 @pytest.mark.parametrize("steps", [1, 7, 83, 100])
@@ -397,6 +397,22 @@ def test_the_best_epoch_and_where_a_run_stops(scores, settings):
   assert outcome.best["set"] == {"accuracy": 1 - max(seen), "f1": max(seen)}
 
 
+def test_an_epoch_that_diverges_never_counts():
+  rows = {name: rows_lib.Rows([], [], []) for name in ("set", "other")}
+  runs = [Run(1e-3, 0), Run(1, 1), Run(1e-5, 2)]
+  watch = loop._Watch(scored(), rows, runs, Settings(patience=0))
+  found = {"set": np.array([0.2, np.nan, 0.1]), "other": np.zeros(3)}
+  watch.add([0.0, np.nan, 0.0], found)
+  watch.add([np.inf, 0.0, 0.0], {**found, "set": np.array([0.9, 0.9, 0.1])})
+  late, lost, _ = watch.outcomes
+  assert [o.diverged for o in watch.outcomes] == [2, 1, None]
+  assert (late.best_epoch, late.predictions["set"]) == (1, 0.2)
+  assert (len(lost.epochs), lost.predictions["set"]) == (1, 0)
+  assert watch.leader == (0, 0.2)
+  line = "epoch 2: train loss 0.000, f1 10.0, best 20.0; 2 of 3 runs stopped, 2"
+  assert line in watch.line()
+
+
 GRID = [Run(3e-3, 0), Run(3e-3, 1), Run(1e-9, 0)]
 
 
@@ -421,6 +437,30 @@ def test_runs_together_are_runs_alone(loaded, toy_fit):
     np.testing.assert_array_equal(
       alone.predictions["cola"], one.predictions["cola"]
     )
+
+
+def test_a_run_that_diverges_takes_no_other_with_it(loaded, toy_fit):
+  task, data, settings, (_, *others), _ = toy_fit
+  runs, lines = [Run(1e30, 0), *GRID[1:]], []
+  best = saved.Best(runs)
+  outcomes = loop.fit(
+    loaded, task, data, settings, runs, tell=lines.append, keep=best
+  )
+  assert outcomes[0].diverged == 1
+  for alone, beside in zip(others, outcomes[1:], strict=True):
+    assert alone.epochs == beside.epochs  # to the last bit
+    assert alone.predictions == beside.predictions
+  assert np.isfinite(best.params["embedding"]).all()
+  examples = {"cola": data.evaluations["cola"].examples}
+  about = summary.summarise(task, examples, outcomes)
+  assert (about["best_lr"], about["best_run"]) == (3e-3, 1)
+  assert "of 3 runs stopped, 1 of which diverged" in lines[-1]
+  (said,) = summary.divergences(about)
+  assert said == "cola: seed 0 at rate 1e+30 diverged in epoch 1"
+  # Also where there is no other: it is told, and is no model.
+  alone = summary.summarise(task, examples, outcomes[:1])
+  assert "1 of 1 diverged" in summary.table([alone], GLUE)
+  assert json.loads(json.dumps(alone, allow_nan=False))["best_run"] == 0
 
 
 def test_it_learns_what_can_be_learnt(toy_fit):

@@ -2,7 +2,8 @@
 
 A run is a learning rate and a seed. All runs are one state with a leading axis
 `[runs]` and one compiled program: `vmap` over the step of one run. What a run
-does depends on its rate and its seed alone, not on which others are beside it.
+does depends on its rate and its seed alone, not on which others are beside it,
+even if one diverges.
 """
 
 import argparse
@@ -116,9 +117,12 @@ class Outcome:
   """What becomes of a run, epoch after epoch."""
 
   run: Run
-  # By epoch: `train_loss` in nats and the metrics by evaluation set.
+  # By epoch: `train_loss` in nats and the metrics by evaluation set. The loss
+  # of one in which it diverged is not finite, and what is measured of it says
+  # nothing.
   epochs: Sequence[dict[str, Any]] = ()
-  best_epoch: int = 0  # from 1, of the best score; the first if tied
+  # From 1, of the best score; the first if tied, and if none has a score.
+  best_epoch: int = 0
   # Those of that epoch, of every example, by evaluation set.
   predictions: Mapping[str, Predictions] | None = None
 
@@ -126,6 +130,19 @@ class Outcome:
   def best(self) -> dict[str, Any]:
     """What was measured at the best epoch."""
     return self.epochs[self.best_epoch - 1]
+
+  @property
+  def diverged(self) -> int | None:
+    """The epoch in which it diverged, from 1; None if it did not."""
+    finite = [math.isfinite(epoch["train_loss"]) for epoch in self.epochs]
+    return None if all(finite) else 1 + finite.index(False)
+
+
+def standing(task: Task, epoch: Mapping[str, Any]) -> float:
+  """Returns what an epoch is compared by: below all others if it diverged."""
+  score = task.score(epoch)
+  counts = math.isfinite(epoch["train_loss"]) and not math.isnan(score)
+  return score if counts else -math.inf
 
 
 # ------------------------------------------------------------------ programs
@@ -147,7 +164,8 @@ class Programs(NamedTuple):
       `[runs]`, step) to a State and the losses `[runs]`. The State given is
       used up.
     predict: (State's parameters, frozen, tokens, lengths) to what the head
-      decodes, `[runs, B, ...]`.
+      decodes, `[runs, B, ...]`, and whether there is a NaN behind it,
+      `[runs, B]`.
     trained: Names of the encoder's parameters that are trained: those that its
       hidden states depend on. The others are `frozen`: they are not copied.
   """
@@ -212,7 +230,9 @@ def _programs(
     return State(params, opt_state), value
 
   def predict(params, frozen, tokens, lengths):
-    return head.reduce(compute(params, frozen, tokens, lengths))
+    out = compute(params, frozen, tokens, lengths)
+    # Before they are reduced: the largest of NaNs is a class like any other.
+    return head.reduce(out), jax.vmap(_has_nan)(out)
 
   # What all runs share has no axis: frozen parameters, step, evaluation rows.
   return Programs(
@@ -221,6 +241,11 @@ def _programs(
     jax.jit(jax.vmap(predict, in_axes=(0, None, None, None))),
     trained,
   )
+
+
+def _has_nan(tree) -> jax.Array:
+  leaves = [jnp.isnan(x).any() for x in jax.tree.leaves(tree)]
+  return jnp.stack(leaves).any()
 
 
 def outputs(model: models.Model, head: Head, causal: bool) -> Callable:
@@ -397,11 +422,14 @@ def fit(
       name: rows_lib.predict(call, rows, settings.batch_size)
       for name, rows in data.evaluations.items()
     }
-    watch.add(np.mean(jax.device_get(losses), axis=0), found)
+    nan = np.any([lost.any(axis=1) for _, lost in found.values()], axis=0)
+    losses = np.where(nan, np.nan, np.mean(jax.device_get(losses), axis=0))
+    watch.add(losses, {name: arrays for name, (arrays, _) in found.items()})
     tell(watch.line())
     index, score = watch.leader
     # The leader's parameters are those of now only if it leads by this epoch.
-    if keep and watch.outcomes[index].best_epoch == epoch + 1:
+    better = watch.outcomes[index].best_epoch == epoch + 1
+    if keep and better and score > -math.inf:
       keep(runs[index], score, functools.partial(_one, state.params, index))
     if watch.stopped == len(runs):
       break
@@ -470,22 +498,26 @@ class _Watch:
     self.outcomes = [Outcome(run) for run in runs]
 
   def add(self, losses, found: Mapping[str, Any]) -> None:
-    """Takes an epoch: losses `[runs]`, and what to decode `[runs, n, ...]`."""
+    """Takes an epoch: losses `[runs]`, and what to decode `[runs, n, ...]`.
+
+    A loss that is not finite says that the run has diverged.
+    """
     for run, outcome in enumerate(self.outcomes):
       # One that has stopped trains on beside the others, and is not looked at.
       if self._stopped(outcome):
         continue
+      own = jax.tree.map(operator.itemgetter(run), found)
+      if not math.isfinite(losses[run]):
+        own = jax.tree.map(_without_nan, own)  # no metric is to meet one
       mine = {
-        name: self._task.head.decode(
-          jax.tree.map(operator.itemgetter(run), arrays), self._rows[name]
-        )
-        for name, arrays in found.items()
+        name: self._task.head.decode(arrays, self._rows[name])
+        for name, arrays in own.items()
       }
       scores = measure(self._task, mine, self._rows)
       epoch = {"train_loss": float(losses[run])} | scores
       before = outcome.epochs
       outcome.epochs = (*before, epoch)
-      if not before or self._task.score(epoch) > self._task.score(outcome.best):
+      if not before or self._standing(epoch) > self._standing(outcome.best):
         outcome.best_epoch, outcome.predictions = len(outcome.epochs), mine
 
   @property
@@ -496,7 +528,7 @@ class _Watch:
   @property
   def leader(self) -> tuple[int, float]:
     """The index of the best run, the first of equals, and its best score."""
-    scores = [self._task.score(outcome.best) for outcome in self.outcomes]
+    scores = [self._standing(outcome.best) for outcome in self.outcomes]
     index = int(np.argmax(scores))
     return index, scores[index]
 
@@ -505,16 +537,23 @@ class _Watch:
     count = max(len(outcome.epochs) for outcome in self.outcomes)
     last = [o.epochs[-1] for o in self.outcomes if len(o.epochs) == count]
     losses = [epoch["train_loss"] for epoch in last]
-    scores = [100 * self._task.score(epoch) for epoch in last]
+    scores = [100 * self._standing(epoch) for epoch in last]
+    diverged = sum(o.diverged is not None for o in self.outcomes)
     return (
       f"{self._task.name} epoch {count}: train loss {_span(losses, 3)},"
       f" {self._task.chooser} {_span(scores, 1)},"
-      f" best {100 * self.leader[1]:.1f};"
+      f" best {_span([100 * self.leader[1]], 1)};"
       f" {self.stopped} of {len(self.outcomes)} runs stopped"
+      + (f", {diverged} of which diverged" if diverged else "")
     )
 
+  def _standing(self, epoch: Mapping[str, Any]) -> float:
+    return standing(self._task, epoch)
+
   def _stopped(self, outcome: Outcome) -> bool:
-    scores = [self._task.score(epoch) for epoch in outcome.epochs]
+    if outcome.diverged:
+      return True  # a NaN stays one
+    scores = list(map(self._standing, outcome.epochs))
     waited = without_gain(scores, self._settings.threshold)
     return 0 < self._settings.patience <= waited
 
@@ -532,8 +571,16 @@ def without_gain(scores: Sequence[float], threshold: float) -> int:
   return waited
 
 
+def _without_nan(x: np.ndarray) -> np.ndarray:
+  return np.nan_to_num(x, posinf=0, neginf=0)
+
+
 def _span(values: Iterable[float], digits: int) -> str:
-  low, high = (f"{v:.{digits}f}" for v in (min(values), max(values)))
+  """Writes the range of those that are finite."""
+  finite = list(filter(math.isfinite, values))
+  if not finite:
+    return "none"
+  low, high = (f"{v:.{digits}f}" for v in (min(finite), max(finite)))
   return low if low == high else f"{low} to {high}"
 
 

@@ -1,5 +1,6 @@
 """What is to be known of a task's runs, as files and as a table."""
 
+import collections
 import json
 import math
 import pathlib
@@ -9,7 +10,7 @@ import numpy as np
 
 from antlm_jax import tables
 from evals import results
-from evals.finetuning.loop import Outcome
+from evals.finetuning.loop import Outcome, standing
 from evals.finetuning.rows import Example
 from evals.finetuning.task import Predicted, Suite, Task
 
@@ -24,17 +25,16 @@ def summarise(
   """Returns what is to be known of a task's runs.
 
   `baseline` is the score of the best trivial answer. The standard deviation
-  over seeds is the sample's, null of one seed. Examples are those that are
-  predicted, by evaluation set.
+  over seeds is the sample's, null of one seed. The best run and rate are not of
+  those without an epoch before they diverged, as long as there are others.
+  Examples are those that are predicted, by evaluation set.
   """
   runs = [_run(task, outcome) for outcome in outcomes]
   by_lr = [
     _by_lr(task, lr, [run for run in runs if run["lr"] == lr])
     for lr in dict.fromkeys(run["lr"] for run in runs)
   ]
-  first = task.evaluations[0]
-  scores = [task.score(run["scores"]) for run in runs]
-  means = [entry["scores"][first]["mean"] for entry in by_lr]
+  scores = [standing(task, outcome.best) for outcome in outcomes]
   return {
     "task": task.name,
     "main_metric": task.main_metric,
@@ -44,11 +44,23 @@ def summarise(
       name: {"examples": len(those), "baseline": _baseline(task, those)}
       for name, those in examples.items()
     },
-    "best_lr": by_lr[int(np.argmax(means))]["lr"],
+    "best_lr": _best_lr(task, outcomes, by_lr),
     "best_run": int(np.argmax(scores)),
     "by_lr": by_lr,
     "runs": runs,
   }
+
+
+def _best_lr(
+  task: Task, outcomes: Sequence[Outcome], by_lr: Sequence[dict]
+) -> float:
+  """Returns the rate of the best mean, of those that lost the fewest runs."""
+  lost = collections.Counter(
+    o.run.lr for o in outcomes if standing(task, o.best) == -math.inf
+  )
+  first = task.evaluations[0]
+  best = max(by_lr, key=lambda e: (-lost[e["lr"]], e["scores"][first]["mean"]))
+  return best["lr"]
 
 
 def _run(task: Task, outcome: Outcome) -> dict:
@@ -59,6 +71,7 @@ def _run(task: Task, outcome: Outcome) -> dict:
     "lr": outcome.run.lr,
     "seed": outcome.run.seed,
     "best_epoch": outcome.best_epoch,
+    "diverged": outcome.diverged,
     "scores": {name: outcome.best[name] for name in task.evaluations},
     "most_frequent_prediction": shares,
     "collapsed": shares[task.evaluations[0]] >= COLLAPSED,
@@ -80,6 +93,7 @@ def _by_lr(task: Task, lr: float, runs: Sequence[dict]) -> dict:
   return {
     "lr": lr,
     "seeds": len(runs),
+    "diverged": sum(run["diverged"] is not None for run in runs),
     "collapsed": sum(run["collapsed"] for run in runs),
     "scores": {
       name: {
@@ -174,8 +188,9 @@ def _rows(summary: Mapping) -> Iterator[tuple]:
     score = f"{100 * mean:.1f}" + ("" if std is None else f" ± {100 * std:.1f}")
     trivial = about["baseline"][metric]
     remark = f"no better than {summary['baseline']}" if mean <= trivial else ""
-    if best["collapsed"]:
-      remark = f"{best['collapsed']} of {best['seeds']} collapsed"
+    for what in ("collapsed", "diverged"):
+      if best.get(what):  # summaries of old do not say what diverged
+        remark = f"{best[what]} of {best['seeds']} {what}"
     yield (
       *(name, metric, f"{best['lr']:g}", best["seeds"]),
       *(score, f"{100 * trivial:.1f}", remark),
@@ -192,6 +207,17 @@ def _average(suite: Suite, means: Mapping[str, float]) -> str:
       f" {suite.name}'s"
     )
   return f"{what}: {100 * np.mean(list(means.values())):.1f}"
+
+
+def divergences(summary: Mapping) -> Iterator[str]:
+  """Says which runs diverged."""
+  for run in summary["runs"]:
+    if epoch := run.get("diverged"):
+      before = "" if epoch == 1 else "; its epochs before that count"
+      yield (
+        f"{summary['task']}: seed {run['seed']} at rate {run['lr']:g} diverged"
+        f" in epoch {epoch}{before}"
+      )
 
 
 def collapses(summary: Mapping) -> Iterator[str]:
