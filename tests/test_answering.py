@@ -110,7 +110,8 @@ def test_the_best_answer_is_the_best_of_all(loaded, longest):
       if i <= j < i + longest:
         begin, end = window.spans[i][0], window.spans[j][1]
         total = row[window.at + i, 0] + row[window.at + j, 1]
-        best = max(best, (total, TEXT[begin:end]))
+        if begin < end:  # not the space before the first word
+          best = max(best, (total, TEXT[begin:end]))
   assert head.decode(scores, rows) == [best[1]]
 
 
@@ -122,6 +123,19 @@ def test_no_answer_wins_by_its_score(loaded):
   assert Spans().decode(scores, rows) == [""]
   assert Spans(null_score=2.5).decode(scores, rows) != [""]
   assert Spans(may_be_none=False).decode(scores, rows) != [""]
+
+
+def test_what_must_have_an_answer_says_something(loaded):
+  head = Spans(may_be_none=False)
+  rows = head.encode(loaded, [ASKED], 64)
+  window = rows.about[0]
+  assert window.spans[0] == (0, 0)  # the space before the first word
+  scores = np.zeros((*rows.tokens.shape, 2))
+  scores[0, window.at] = 2.0
+  scores[0, window.at + 5] = 1.0
+  assert head.decode(scores, rows) == [TEXT[: window.spans[5][1]]]
+  rows = head.encode(loaded, [Example(("Who?", ""))], 64)
+  assert head.decode(np.zeros((*rows.tokens.shape, 2)), rows) == [""]
 
 
 # SQuAD's rules, stated anew

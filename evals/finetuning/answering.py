@@ -106,16 +106,21 @@ class Spans(PerToken):
     ]
 
   def _best(self, scores, window: _Window, text: str) -> tuple[float, str]:
-    """Returns a window's best answer and its score."""
+    """Returns a window's best answer that is not empty, and its score."""
+    if not window.spans:
+      return -math.inf, ""
     stop = window.at + len(window.spans)
     first, last = scores[window.at : stop].astype(np.float64).T
-    # Row i, column k: from token i to i + k.
+    begins, ends = np.array(window.spans).T
+    # Row i, column k: from token i to i + k; none of them reaches past the end.
     reach = np.arange(len(first))[:, None] + np.arange(self.longest)
-    padded = np.append(last, np.full(self.longest, -np.inf))
-    both = first[:, None] + padded[reach]
+    last = np.append(last, np.full(self.longest, -np.inf))
+    ends = np.append(ends, np.zeros(self.longest, ends.dtype))
+    # A token is empty where it is but the space that one may begin with.
+    said = ends[reach] > begins[:, None]
+    both = np.where(said, first[:, None] + last[reach], -np.inf)
     i, k = np.unravel_index(np.argmax(both), both.shape)
-    begin, end = window.spans[i][0], window.spans[i + k][1]
-    return float(both[i, k]), text[begin:end]
+    return float(both[i, k]), text[begins[i] : ends[i + k]]
 
 
 @dataclasses.dataclass(frozen=True)
