@@ -1,8 +1,6 @@
 """Tasks in which a model chooses, and what scoring the choices gives.
 
-A pair is right when the good choice's score is the higher one; a tie is wrong
-(BabyLM's pipelines give it to the choice that is listed first, the good one).
-As there, the result is the unweighted mean of the accuracies by UID.
+When a choice is right is said in `command`, for --help.
 """
 
 import collections
