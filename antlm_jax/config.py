@@ -13,6 +13,7 @@ import os
 import pathlib
 import traceback
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from flax import traverse_util
 from ml_collections import ConfigDict
@@ -355,7 +356,11 @@ def _override(config: ConfigDict, override: str) -> None:
       raise UserError(f"unknown config key {key!r}; {_nearest(key, known)}")
     if depth < len(rest) - 1:
       node = node[part]
-  _set(node, rest[-1], value, f"--config.{key}={value:.100}")
+  group, _, name = key.rpartition(".")
+  # A tuple in a ConfigDict does not say what its parts are.
+  declared = settings.kinds(GROUPS[group]) if group in GROUPS else {}
+  kind = declared.get(name, node.get_type(name))
+  _set(node, name, value, f"--config.{key}={value:.100}", kind)
 
 
 def _nearest(
@@ -367,9 +372,11 @@ def _nearest(
   return f"did you mean {near[0]!r}?" if near else otherwise
 
 
-def _set(node: ConfigDict, name: str, text: str, what: str) -> None:
-  """Sets `node.name` from text, read as the type that it has."""
-  kind = node.get_type(name)  # also of a placeholder, which has no value
+def _set(
+  node: ConfigDict, name: str, text: str, what: str, kind: Any = None
+) -> None:
+  """Sets `node.name` from text, read as a type, by default that it has."""
+  kind = kind or node.get_type(name)  # also a placeholder, which has no value
   if kind in (ConfigDict, dict):
     names = ", ".join(node[name])
     raise UserError(f"{what}: not a group of settings ({names})")

@@ -195,6 +195,11 @@ def _fields(section_type: type) -> list[tuple[dataclasses.Field, Any]]:
   return [(f, kinds[f.name]) for f in dataclasses.fields(section_type)]
 
 
+def kinds(section_type: type) -> dict[str, Any]:
+  """Returns the types of a section's fields, by name."""
+  return {field.name: kind for field, kind in _fields(section_type)}
+
+
 def _settings(section_type: type) -> list[tuple[dataclasses.Field, Any]]:
   """Returns those of the fields that `setting` made."""
   return [(f, kind) for f, kind in _fields(section_type) if f.metadata]
