@@ -137,15 +137,24 @@ class Results:
     return np.mean(list(self.by_split.values()) or values, axis=0)
 
   @property
+  def whole(self) -> np.ndarray:
+    """The metric over all items at once, `[K]`."""
+    return self.metric.of(self.items, self.scores)
+
+  @property
+  def terms(self) -> dict[str, str]:
+    """The phenomenon of each UID, or ""."""
+    return {item.uid: item.term for item in self.items}
+
+  @property
   def best(self) -> int:
     """Which temperature has the highest `macro`; of equal ones the first."""
     return int(self.macro.argmax())
 
   def summary(self) -> dict:
     """Returns the numbers; those by UID at the first temperature."""
-    key, macro = self.metric.key, self.macro
-    whole = self.metric.of(self.items, self.scores)
-    terms = {item.uid: item.term for item in self.items}
+    key, terms = self.metric.key, self.terms
+    macro, whole = self.macro, self.whole
     ties = self.scores[0] == self.scores[1:].max(axis=0)
     return {
       "pairs": len(self.items),
@@ -180,8 +189,7 @@ class Results:
 
   def table(self) -> str:
     """Lays the metric out in percent, by phenomenon where there are any."""
-    terms = {item.uid: item.term for item in self.items}
-    by_uid, rows = self.by_uid, []
+    terms, by_uid, rows = self.terms, self.by_uid, []
     # Of each phenomenon its own line, the mean over its paradigms, comes first.
     for term in sorted(set(terms.values())):
       uids = sorted(uid for uid in by_uid if terms[uid] == term)
@@ -192,10 +200,9 @@ class Results:
         count, share = by_uid[uid]
         rows.append((f"  {uid}" if term else uid, count, share[0]))
     count, macro = len(self.items), self.macro
-    whole = self.metric.of(self.items, self.scores)[0]
     over = "splits" if self.task.splits else "UIDs"
     rows.append((f"mean over {over}", count, macro[0]))
-    rows.append(("mean over pairs", count, whole))
+    rows.append(("mean over pairs", count, self.whole[0]))
     if len(macro) > 1:
       swept = zip(self.temperatures, macro, strict=True)
       rows += [(f"mean at temperature {t:g}", count, m) for t, m in swept]

@@ -149,21 +149,16 @@ def run(
   # What is cheap is checked first: arguments, then the data, then the model.
   items = task.read(asked)
   loaded = checkpoint.from_args(args)
-  request = _request(asked, loaded, options["reduction"])
-  request |= task.request(loaded, asked)
+  request = _request(task, asked, loaded, options["reduction"])
   output = pathlib.Path(asked.output or _default_output(loaded, asked))
   if not asked.overwrite and results_lib.finished(output, request):
     print(f"already scored: {output} (--overwrite scores again)")
     return
   files.check_writable(output, folder=True)  # before minutes of scoring
   print(f"{len(items):,} items of {asked.data}, {asked.mode}", flush=True)
-  began = time.monotonic()
-  track = functools.partial(progress.track, unit="batch")
-  outcome = task.score(loaded, items, asked, options, track)
-  seconds = time.monotonic() - began  # compilation included
-  about = {"seconds": seconds, "peak_memory_mib": _peak_memory(), **note}
+  outcome, cost = _score(task, loaded, items, asked, options)
   own = pipelines.PIPELINES[asked.pipeline].files(outcome)
-  write(output, outcome, request, {"task": args.task, **about}, own)
+  _write(output, outcome, request, {"task": args.task, **cost, **note}, own)
   print(outcome.table())
   print(f"written to {output}")
 
@@ -192,14 +187,16 @@ def _check_flags(name: str, task: Task, asked: Settings) -> None:
       raise UserError(f"--{flag} is not for {name}")
 
 
-def _request(asked: Settings, loaded, reduction: str) -> dict:
+def _request(task: Task, asked: Settings, loaded, reduction: str) -> dict:
   """Returns all that the results depend on."""
   # Where the data lies does not matter, only what is in it.
   paths = sorted(p for p in pathlib.Path(asked.data).glob("*") if p.is_file())
-  return {k: v for k, v in vars(asked).items() if k not in _APART} | {
+  return {
+    **{k: v for k, v in vars(asked).items() if k not in _APART},
     **results_lib.model_digest(loaded),
     "data": results_lib.data_digest(paths),
     "reduction": reduction,
+    **task.request(loaded, asked),
   }
 
 
@@ -208,6 +205,17 @@ def _default_output(loaded, asked: Settings) -> pathlib.Path:
   name = "-".join((str(loaded.step), asked.mode, asked.pipeline))
   data = pathlib.Path(asked.data).absolute().name
   return loaded.evals / data / name.removesuffix("-ours")
+
+
+def _score(
+  task: Task, loaded, items: Sequence, asked: Settings, options: Mapping
+) -> tuple[Outcome, dict[str, float]]:
+  """Scores a task's items, and returns what it took beside the outcome."""
+  began = time.monotonic()
+  track = functools.partial(progress.track, unit="batch")
+  outcome = task.score(loaded, items, asked, options, track)
+  seconds = time.monotonic() - began  # compilation included
+  return outcome, {"seconds": seconds, "peak_memory_mib": _peak_memory()}
 
 
 def _peak_memory() -> float:
@@ -219,7 +227,7 @@ def _peak_memory() -> float:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
-def write(
+def _write(
   folder: pathlib.Path,
   outcome: Outcome,
   request: Mapping,

@@ -44,15 +44,15 @@ def options(pipeline: str, mode: str, task: str = "blimp") -> dict[str, Any]:
   Raises:
     UserError: if it has no such mode or task.
   """
-  modes, _, tasks, _ = PIPELINES[pipeline]
-  if tasks and task not in tasks:
+  known = PIPELINES[pipeline]
+  if known.tasks and task not in known.tasks:
     raise UserError(f"the {pipeline} pipeline has no task {task}")
-  if mode not in modes:
+  if mode not in known.modes:
     raise UserError(
-      f"mode {mode!r} is not one of {', '.join(modes)} of the {pipeline}"
+      f"mode {mode!r} is not one of {', '.join(known.modes)} of the {pipeline}"
       " pipeline"
     )
-  return modes[mode]
+  return known.modes[mode]
 
 
 def note(pipeline: str, mode: str, as_published: bool) -> dict[str, str]:
