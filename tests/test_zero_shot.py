@@ -361,6 +361,15 @@ def test_made_up_words_are_beside_what_people_say(
     )
 
 
+def test_results_of_another_task_are_told(run, tmp_path):
+  row = {"sentences": "Tom wugged .\tTom wug .", "ratio": 0.5}
+  data = write(tmp_path / "wug", wug=[row, row])
+  where = f"--checkpoint={run}", f"--data={data}", f"--output={tmp_path / 'o'}"
+  runs.main("evals.score", *where, "--task=wug_adj", "--mode=causal")
+  line = runs.refused("evals.score", *where, "--task=wug_past", "--mode=causal")
+  assert "another request (task differ)" in line
+
+
 def test_ranks_of_equal_values_are_their_mean():
   draw = np.random.default_rng(0)
   for size in (1, 2, 30):

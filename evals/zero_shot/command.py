@@ -149,16 +149,18 @@ def run(
   # What is cheap is checked first: arguments, then the data, then the model.
   items = task.read(asked)
   loaded = checkpoint.from_args(args)
-  request = _request(task, asked, loaded, options["reduction"])
+  named = {"task": args.task}
+  request = named | _request(task, asked, loaded, options["reduction"])
   output = pathlib.Path(asked.output or _default_output(loaded, asked))
-  if not asked.overwrite and results_lib.finished(output, request):
+  # Requests that are older than the name are taken to be of this task.
+  if not asked.overwrite and results_lib.finished(output, request, named):
     print(f"already scored: {output} (--overwrite scores again)")
     return
   files.check_writable(output, folder=True)  # before minutes of scoring
   print(f"{len(items):,} items of {asked.data}, {asked.mode}", flush=True)
   outcome, cost = _score(task, loaded, items, asked, options)
   own = pipelines.PIPELINES[asked.pipeline].files(outcome)
-  _write(output, outcome, request, {"task": args.task, **cost, **note}, own)
+  _write(output, outcome, request, named | cost | note, own)
   print(outcome.table())
   print(f"written to {output}")
 
