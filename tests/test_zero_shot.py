@@ -10,13 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from antlm_jax.inference.pairs import Choice, pair
+from antlm_jax.inference.pairs import Choice, Item, pair
 from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
 from evals import blimp
 from evals import score as score_command
 from evals.zero_shot import age_of_acquisition, metrics, pipelines
 from evals.zero_shot.age_of_acquisition import Ages, Word
+from evals.zero_shot.choices import Results
+from evals.zero_shot.tasks import TASKS
 from tests import random_models, runs
 
 run = random_models.run(max_seq_len=128)
@@ -359,6 +361,20 @@ def test_made_up_words_are_beside_what_people_say(
     np.testing.assert_allclose(
       [one["prob"] for one in found], shares, rtol=1e-4
     )
+
+
+def test_a_temperature_without_a_correlation_is_not_the_best():
+  groups = {"UID": "wug"}
+  items = [
+    Item((Choice("", "a"), Choice("", "b")), str(i), groups, rating)
+    for i, rating in enumerate((0.2, 0.4, 0.9))
+  ]
+  # At the first of three temperatures all shares are equal.
+  first = np.array([[0, 0, 1], [0, 1, 2], [0, 2, 3]], float)
+  scores = np.stack([first, np.zeros((3, 3))])
+  found = Results(items, scores, (0.1, 1.0, 2.0), TASKS["wug_adj"])
+  assert np.isnan(found.macro).tolist() == [True, False, False]
+  assert found.summary()["best_temperature"] == 1.0
 
 
 def test_results_of_another_task_are_told(run, tmp_path):

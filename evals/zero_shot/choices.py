@@ -149,7 +149,8 @@ class Results:
   @property
   def best(self) -> int:
     """Which temperature has the highest `macro`; of equal ones the first."""
-    return int(self.macro.argmax())
+    # A correlation is NaN where all shares are equal: never the highest.
+    return int(np.nan_to_num(self.macro, nan=-np.inf).argmax())
 
   def summary(self) -> dict:
     """Returns the numbers; those by UID at the first temperature."""
