@@ -402,6 +402,11 @@ def test_ranks_of_equal_values_are_their_mean():
     ("comps", "comps_base", {}, "line 1: no text 'property_phrase'"),
     ("entity_tracking", "x", entities(1, 0)[0], "name is none of regular"),
     ("entity_tracking", "regular", {"input_prefix": "A"}, "no texts 'options'"),
+    (
+      *("entity_tracking", "regular"),
+      {"input_prefix": "A", "options": ["a", "b"]},
+      "line 1: no number 'numops'",
+    ),
     ("wug_adj", "x", {"sentences": "a", "ratio": 1}, "line 1: no tab"),
     ("wug_adj", "x", {"sentences": "a\tb", "ratio": "x"}, "no number 'ratio'"),
     ("ewok", "x", {"Domain": "a"}, "line 1: no text 'ContextType'"),

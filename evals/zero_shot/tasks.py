@@ -68,7 +68,7 @@ def _entity_tracking(line: Line) -> Item:
     raise line.error("no texts 'options'")
   if not line.path.stem.startswith(_SPLITS):
     raise line.error(f"the file's name is none of {', '.join(_SPLITS)}")
-  uid = f"{line.path.stem}_{line.fields.get('numops')}_ops"
+  uid = f"{line.path.stem}_{_number(line, 'numops'):g}_ops"
   return _item(line, uid, (Choice(context, option) for option in options))
 
 
