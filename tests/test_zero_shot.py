@@ -580,6 +580,8 @@ def test_ages_of_curves_that_are_known():
   assert summary["correlation"] == pytest.approx(expected, abs=1e-3)
   few = Ages(words[2:], names, curves[2:]).summary()
   assert few["correlation"] == 0.0 and few["compared"] == 2
+  falling = Ages(words, names[::-1], [curve[::-1] for curve in curves])
+  np.testing.assert_allclose(falling.ages[:4], ages, atol=1e-3)
   late = 1 / (1 + np.exp(-0.6 * (months - 40.0)))
   assert age_of_acquisition.child_age(months, late) is None
   assert age_of_acquisition.child_age(months[:2], late[:2]) is None

@@ -124,7 +124,7 @@ def model_age(seen: np.ndarray, surprisals: np.ndarray) -> float | None:
   """Returns log10 of the words seen after which a word is known, or None.
 
   Args:
-    seen: Words, `[n]`, in the order of training.
+    seen: Words, `[n]`.
     surprisals: Of the word, `[n]`.
   """
   if len(seen) < _FEWEST:
@@ -133,7 +133,7 @@ def model_age(seen: np.ndarray, surprisals: np.ndarray) -> float | None:
   x, y = np.log10(seen + 1), -surprisals
   guess = [np.ptp(y), 1.0, x.mean(), y.min()]
   found = _reaches(level, x, y, guess)
-  inside = found is not None and x[0] <= found <= x[-1]
+  inside = found is not None and x.min() <= found <= x.max()
   return found if inside else None
 
 
