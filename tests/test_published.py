@@ -286,6 +286,19 @@ def test_what_does_not_fit_is_named(kind, folder):
   assert "no place for head.nonlinearity.1.bias" in str(error.value)
 
 
+def test_parts_that_do_not_fit_are_named(kind, folder):
+  state = drawn(kind)
+  at = places(kind, 0)[0]
+  # One row over twice the width, and what cannot stand behind one another.
+  state[f"{at}.in_proj_qk.weight"] = np.zeros((2 * D + 1, D), np.float32)
+  if kind == "gpt":
+    state["transformer.dwa_modules.alphas.0"] = np.zeros((), np.float32)
+  as_safetensors(state, folder)
+  words = {"ltg": r"k_proj.weight \[33, 32\]", "gpt": "model.depth_weights"}
+  with pytest.raises(UserError, match=words[kind]):
+    import_.read(folder)
+
+
 def test_a_head_that_is_not_tied_is_refused(kind, folder):
   state = drawn(kind)
   state["classifier.nonlinearity.5.weight"] += 1

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from antlm_jax.errors import UserError
 from antlm_jax.hf.weights import Tensor, Weights
 
 # What their programs put the modules in, one around the other.
@@ -48,20 +49,28 @@ class Layout:
     return {**fields, **named, **self.settings}
 
   def tensors_of(self, weights: Weights) -> Weights:
-    """Returns the weights as they are called here; unknown ones as they are."""
+    """Returns the weights as they are called here; unknown ones as they are.
+
+    Raises:
+      UserError: if the parts of one do not fit together.
+    """
     pieces = collections.defaultdict(dict)
     for name, tensor in weights.tensors.items():
       number, names = self._place(name)
       for i, ours in enumerate(names):
         pieces[ours][number] = _part(tensor, i, len(names))
-    joined = {n: _joined([p[i] for i in sorted(p)]) for n, p in pieces.items()}
+    joined = {
+      ours: _joined(f"{weights.folder}: {ours}", [p[i] for i in sorted(p)])
+      for ours, p in pieces.items()
+    }
     return dataclasses.replace(weights, tensors=joined)
 
   def _place(self, name: str) -> tuple[int, list[str]]:
     """Returns a tensor's number, and its names here."""
+    inner = _inner(name)
     for theirs, ours in self.tensors.items():
       pattern = re.escape(theirs).replace(r"\{\}", r"(\d+)")
-      if found := re.fullmatch(pattern, _inner(name)):
+      if found := re.fullmatch(pattern, inner):
         number = int(found[1]) if found.groups() else 0
         return number, [each.format(number) for each in ours]
     return 0, [name]
@@ -72,24 +81,27 @@ def _inner(name: str) -> str:
 
 
 def _part(tensor: Tensor, index: int, count: int) -> Tensor:
-  """Returns one of equal parts along the first axis."""
+  """Returns one of equal parts along the first axis.
+
+  Where it cannot be divided they are not equal: what is wrong shows in shapes.
+  """
   if count == 1 or not tensor.shape:
     return tensor
-  size = tensor.shape[0] // count
-
-  def read() -> np.ndarray:
-    return tensor.read()[index * size : (index + 1) * size]
-
-  return Tensor((size, *tensor.shape[1:]), tensor.dtype, read)
+  start, stop = (tensor.shape[0] * i // count for i in (index, index + 1))
+  shape = stop - start, *tensor.shape[1:]
+  return Tensor(shape, tensor.dtype, lambda: tensor.read()[start:stop])
 
 
-def _joined(tensors: list[Tensor]) -> Tensor:
+def _joined(name: str, tensors: list[Tensor]) -> Tensor:
   """Returns tensors one after the other along the first axis."""
   if len(tensors) == 1:
     return tensors[0]
-  size = sum(tensor.shape[0] for tensor in tensors)
+  shapes = [tensor.shape for tensor in tensors]
+  if () in shapes or len({shape[1:] for shape in shapes}) > 1:
+    told = ", ".join(str(list(shape)) for shape in shapes)
+    raise UserError(f"{name} has parts that do not fit together: {told}")
   return Tensor(
-    (size, *tensors[0].shape[1:]),
+    (sum(shape[0] for shape in shapes), *shapes[0][1:]),
     tensors[0].dtype,
     lambda: np.concatenate([tensor.read() for tensor in tensors]),
   )
