@@ -2,10 +2,10 @@
 
   python -m evals.finetune --checkpoint=RUN --data=FOLDER --task=cola,mrpc
 
-Trains one run for every learning rate and seed, all of them at once, and
-evaluates each epoch. A run stops by itself when it diverges or gets no better;
-its best epoch counts. BabyLM's validation set is also its test set, so that
-epoch is chosen on what is reported.
+Trains one run for every learning rate and seed, as many at once as is fastest,
+and evaluates each epoch. A run stops by itself when it diverges or gets no
+better; its best epoch counts. BabyLM's validation set is also its test set, so
+that epoch is chosen on what is reported.
 
 --preset=2024 and 2025 are BabyLM's pipelines of these years: tasks, settings,
 what chooses the epoch, files. An argument that is given stands above them; the
@@ -36,6 +36,7 @@ from evals.finetuning import (
   classification,
   glue,
   loop,
+  memory,
   retrieval,
   saved,
   study,
@@ -66,7 +67,10 @@ class Grid:
     0, "training examples, at most, a random part; 0 for all", least=0
   )
   runs_at_once: int = setting(
-    0, "runs that train together; 0 for all that are asked for", least=0
+    0,
+    "runs that train together; 0 for one on a CPU, and for as many as there is"
+    " memory for on other devices",
+    least=0,
   )
 
   @property
@@ -75,10 +79,9 @@ class Grid:
     rates, seeds = dict.fromkeys(self.lrs), dict.fromkeys(self.seeds)
     return [Run(lr, seed) for lr in rates for seed in seeds]
 
-  @property
-  def groups(self) -> Iterator[list[Run]]:
-    """The runs, as many as train together at a time."""
-    runs, size = self.runs, self.runs_at_once or len(self.runs)
+  def groups(self, size: int) -> Iterator[list[Run]]:
+    """Yields the runs, as many at a time as train together."""
+    runs = self.runs
     return (runs[i : i + size] for i in range(0, len(runs), size))
 
 
@@ -189,10 +192,13 @@ def perform(job: Job, loaded: checkpoint.Loaded, save: bool) -> dict:
   """Trains a task's runs, writes its results and returns the summary."""
   begun, task, grid, how = time.monotonic(), job.task, job.grid, job.how
   data = loop.read(loaded, task, how.max_length, grid.limit)
+  at_once = grid.runs_at_once or memory.runs_together(
+    loaded, task, data, how, grid.runs
+  )
   best = saved.Best(grid.runs) if save else None
   outcomes = [
     outcome
-    for runs in grid.groups
+    for runs in grid.groups(at_once)
     for outcome in loop.fit(
       loaded,
       task,

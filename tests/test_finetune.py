@@ -13,7 +13,7 @@ import pytest
 from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 from evals import finetune
-from evals.finetuning import classification, glue, loop, saved, summary
+from evals.finetuning import classification, glue, loop, memory, saved, summary
 from evals.finetuning import rows as rows_lib
 from evals.finetuning.classification import Classifier, Options
 from evals.finetuning.loop import Run, Settings
@@ -494,6 +494,42 @@ def test_seeds_draw_everything(loaded, toy_fit):
   assert abs(losses[0] - losses[2]) > 1e-3
 
 
+@pytest.mark.parametrize(
+  ("runs", "needed", "free", "together"),
+  [
+    (30, 1, 80, 30),
+    (30, 10, 300, 30),
+    (30, 10, 299, 15),
+    (30, 10, 85, 8),  # 8, 8, 8, 6
+    (7, 10, 69, 4),
+    (5, 10, 9, 1),
+  ],
+)
+def test_runs_that_fit(runs, needed, free, together):
+  assert memory.runs_that_fit(runs, needed, free) == together
+
+
+def test_an_accelerator_takes_what_it_holds(loaded, toy_fit, monkeypatch):
+  task, data, settings, *_ = toy_fit
+  args = loaded, task, data, settings
+  assert memory.runs_together(*args, GRID) == 1  # a CPU
+  one = memory.bytes_of_one(*args)
+  trained, _ = loop.programs(loaded.model.config, task.head, settings).parted(
+    loaded.params
+  )
+  # Themselves, both moments, gradients, and what the backward pass needs.
+  assert one > 4 * sum(p.nbytes for p in trained.values())
+
+  class Device:
+    def memory_stats(self):
+      return {"bytes_limit": int(2.1 * one / 0.8) + 50, "bytes_in_use": 50}
+
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+  assert memory.runs_together(*args, GRID) == 2
+  assert memory.runs_together(*args, GRID[:1]) == 1
+
+
 # --------------------------------------------------------- results and tables
 
 
@@ -673,7 +709,7 @@ def test_groups_of_runs_and_limits(run, tmp_path, capsys):
   args += ["--limit=20", "--overwrite"]
   path = tmp_path / f"out/cola/{STEP}-bidirectional/summary.json"
   summaries = []
-  for at_once in (0, 1):
+  for at_once in (3, 0):  # 0 is one at a time on a CPU
     in_process(capsys, *args, f"--runs_at_once={at_once}")
     summaries.append(json.loads(path.read_text()))
   together, alone = summaries

@@ -1,9 +1,9 @@
 """Fine-tunes many runs of one task at once.
 
-A run is a learning rate and a seed. All runs are one state with a leading axis
-`[runs]` and one compiled program: `vmap` over the step of one run. What a run
-does depends on its rate and its seed alone, not on which others are beside it,
-even if one diverges.
+A run is a learning rate and a seed. Runs that train together are one state with
+a leading axis `[runs]` and one compiled program: `vmap` over the step of one
+run. What a run does depends on its rate and its seed alone, not on which others
+are beside it, even if one diverges.
 """
 
 import argparse
@@ -111,6 +111,9 @@ class Run(NamedTuple):
   lr: float  # the peak learning rate
   seed: int  # draws the head, the order of the examples and the dropout
 
+  def __str__(self) -> str:
+    return f"seed {self.seed} at rate {self.lr:g}"
+
 
 @dataclasses.dataclass
 class Outcome:
@@ -174,6 +177,11 @@ class Programs(NamedTuple):
   step: Callable
   predict: Callable
   trained: frozenset[str]
+
+  def parted(self, params: Mapping[str, jax.Array]) -> tuple[dict, dict]:
+    """Takes the encoder's parameters apart: the trained, and the frozen."""
+    trained = {n: p for n, p in params.items() if n in self.trained}
+    return trained, {n: p for n, p in params.items() if n not in self.trained}
 
 
 def programs(config, head: Head, settings: Settings) -> Programs:
@@ -401,8 +409,7 @@ def fit(
     What became of each run, in their order.
   """
   made = programs(loaded.model.config, task.head, settings)
-  encoder = {n: p for n, p in loaded.params.items() if n in made.trained}
-  frozen = {n: p for n, p in loaded.params.items() if n not in made.trained}
+  encoder, frozen = made.parted(loaded.params)
   rates = np.array([run.lr for run in runs], np.float32)
   seeds = np.array([run.seed for run in runs], np.uint32)
   state = made.init(encoder, seeds)
@@ -539,12 +546,18 @@ class _Watch:
     losses = [epoch["train_loss"] for epoch in last]
     scores = [100 * self._standing(epoch) for epoch in last]
     diverged = sum(o.diverged is not None for o in self.outcomes)
+    which, stopped = (
+      "",
+      f"; {self.stopped} of {len(self.outcomes)} runs stopped",
+    )
+    if len(self.outcomes) == 1:
+      which, stopped = f", {self.outcomes[0].run}", ""
+    if diverged:
+      stopped += f", {diverged} of which diverged" if stopped else "; diverged"
     return (
-      f"{self._task.name} epoch {count}: train loss {_span(losses, 3)},"
+      f"{self._task.name} epoch {count}{which}: train loss {_span(losses, 3)},"
       f" {self._task.chooser} {_span(scores, 1)},"
-      f" best {_span([100 * self.leader[1]], 1)};"
-      f" {self.stopped} of {len(self.outcomes)} runs stopped"
-      + (f", {diverged} of which diverged" if diverged else "")
+      f" best {_span([100 * self.leader[1]], 1)}{stopped}"
     )
 
   def _standing(self, epoch: Mapping[str, Any]) -> float:

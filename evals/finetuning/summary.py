@@ -10,7 +10,7 @@ import numpy as np
 
 from antlm_jax import tables
 from evals import results
-from evals.finetuning.loop import Outcome, standing
+from evals.finetuning.loop import Outcome, Run, standing
 from evals.finetuning.rows import Example
 from evals.finetuning.task import Predicted, Suite, Task
 
@@ -215,8 +215,8 @@ def divergences(summary: Mapping) -> Iterator[str]:
     if epoch := run.get("diverged"):
       before = "" if epoch == 1 else "; its epochs before that count"
       yield (
-        f"{summary['task']}: seed {run['seed']} at rate {run['lr']:g} diverged"
-        f" in epoch {epoch}{before}"
+        f"{summary['task']}: {Run(run['lr'], run['seed'])} diverged in epoch"
+        f" {epoch}{before}"
       )
 
 
