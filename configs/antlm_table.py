@@ -29,6 +29,7 @@ from antlm_jax.errors import UserError
 from evals.rows import Evaluation, Row, Scale, Text
 
 SIZES = ("tiny", "small", "paper")
+REPORT = "antlm"
 
 
 def _llama(title, tiny, paper, seeds=1, small=5, **how) -> Row:

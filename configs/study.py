@@ -36,6 +36,7 @@ from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
 from evals.rows import Evaluation, Row, Scale, Text
 
+REPORT = "encoders"
 _HERE = pathlib.Path(__file__).parent
 STEPS = {"tiny": 10, "paper": 1000}  # for a thousand steps of the paper
 WARMUP, DECAY = 2, 2  # thousands of steps

@@ -1,24 +1,29 @@
-"""The report of the AntLM table, from the runs that there are.
+"""The report of a study, from the runs that there are.
 
-  python -m evals.report --runs=runs/antlm_tiny
+  python -m evals.report --runs=runs/study_tiny --config=configs/study.py
 
-`--runs` holds ROW/SEED/ for the rows of configs/antlm_table.py, each the
-folder of a training run with what `evals.blimp`, `evals.ewok` and
-`evals.finetune` wrote into its `evals/`. What is not there yet is named.
+`--runs` holds ROW/SEED/ for the rows of the study's config (`evals.study`),
+each the folder of a training run with what the evaluations wrote into its
+`evals/`. What is not there yet is named.
 
-Writes report.md, its pictures, and table.json (the same numbers, as shares).
-Intervals are bootstrapped, always with the same draws.
+Writes report.md, its pictures, each table as a .csv file, and table.json (the
+same numbers, as shares). Intervals are bootstrapped, always with the same
+draws.
 """
 
 import pathlib
 from collections.abc import Sequence
 
 from antlm_jax import cli
-from evals.reporting import antlm, render
+from antlm_jax import config as config_lib
+from evals import rows as rows_lib
+from evals.reporting import antlm, encoders, render
 from evals.reporting import runs as runs_lib
 from evals.reporting.compare import Study
 from evals.zero_shot.pipelines import PIPELINES
 
+# What is said of a study: by the name of its config's REPORT.
+REPORTS = {"antlm": antlm.report, "encoders": encoders.report}
 TABLE = pathlib.Path(__file__).parent.parent / "configs" / "antlm_table.py"
 
 
@@ -27,7 +32,8 @@ def _parser() -> cli.Parser:
   add = parser.add_argument
   add("--runs", type=cli.here, required=True, help="folder of ROW/SEED/")
   add("--output", type=cli.here, help="folder; RUNS/report by default")
-  add("--config", default=str(TABLE), help="config file that defines ROWS")
+  add("--config", default=str(TABLE), help="the study")
+  add("--scale", default="tiny", help="one of its")
   add(
     "--pipeline",
     choices=PIPELINES,
@@ -39,7 +45,7 @@ def _parser() -> cli.Parser:
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   args = _parser().parse_args(argv)
-  variants = runs_lib.read_variants(args.config)
+  _, variants = rows_lib.read(args.config, args.scale)
   runs = runs_lib.read_runs(args.runs, variants)
   print(f"{sum(map(len, runs.values()))} runs of {len(runs)} rows", flush=True)
   pipelines = runs_lib.pipelines(runs)
@@ -55,7 +61,8 @@ def main(argv: Sequence[str]) -> None:
   ]
   output = pathlib.Path(args.output or pathlib.Path(args.runs) / "report")
   study = Study(variants, runs, pipeline)
-  render.write(antlm.report(study, absent), output)
+  report = REPORTS[config_lib.module(args.config).REPORT]
+  render.write(report(study, absent), output)
   print(f"written to {output / 'report.md'}")
 
 

@@ -9,6 +9,11 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from antlm_jax import config as config_lib
+from antlm_jax.errors import UserError
+
+CAUSAL = "causal"  # a mode, and an attention
+
 
 @dataclasses.dataclass(frozen=True)
 class Row:
@@ -36,6 +41,18 @@ class Row:
   attention: str = "bidirectional"
   after: str = ""
   looks: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+
+  @property
+  def modes(self) -> tuple[str, str]:
+    """The modes of `antlm_jax.inference.scoring` in which it is scored."""
+    return CAUSAL, self.masked
+
+  def mode(self, attention: str) -> str:
+    """Returns the mode that is like training with an attention."""
+    return CAUSAL if attention == CAUSAL else self.masked
+
+  def __str__(self) -> str:
+    return f"{self.family} {self.title}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,3 +105,21 @@ class Scale:
   needs: tuple[str, ...]
   config: str = ""
   shrink: bool = False
+
+
+def read(path, scale: str) -> tuple[Scale, dict[str, Row]]:
+  """Returns a scale of a study's config, and the rows that there are at it.
+
+  Raises:
+    UserError: if there is no such file or scale, or it is no study.
+  """
+  module = config_lib.module(str(path))
+  for name in ("ROWS", "SCALES"):
+    if not hasattr(module, name):
+      raise UserError(f"--config={path} is no study: it defines no {name}")
+  if scale not in module.SCALES:
+    raise UserError(f"--scale={scale} is not one of {', '.join(module.SCALES)}")
+  found = module.SCALES[scale]
+  size = found.config or scale
+  rows = {n: row for n, row in module.ROWS.items() if size in row.curriculum}
+  return found, rows

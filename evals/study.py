@@ -28,6 +28,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint
 from evals import branches, costs
+from evals import rows as rows_lib
 from evals.branches import Branch
 from evals.pieces import Piece, call, run
 from evals.rows import Evaluation, Row, Scale
@@ -107,18 +108,7 @@ def read(settings: Settings) -> Study:
     UserError: for a scale or a row that it does not have.
   """
   path = pathlib.Path(settings.config).absolute()
-  module = config_lib.module(str(path))
-  try:
-    every, scales = module.ROWS, module.SCALES
-  except AttributeError as error:
-    raise UserError(f"--config={path} is no study: {error}") from error
-  if settings.scale not in scales:
-    raise UserError(
-      f"--scale={settings.scale} is not one of {', '.join(scales)}"
-    )
-  scale = scales[settings.scale]
-  name = scale.config or settings.scale
-  there = {n: row for n, row in every.items() if name in row.curriculum}
+  scale, there = rows_lib.read(path, settings.scale)
   for wanted in settings.rows:
     if wanted not in there:
       raise UserError(f"--rows: {wanted!r} is not one of {', '.join(there)}")

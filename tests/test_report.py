@@ -11,6 +11,7 @@ from antlm_jax.inference.pairs import pair
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
 from evals import report
+from evals import rows as rows_lib
 from evals.finetuning import classification, glue
 from evals.finetuning import summary as summaries
 from evals.finetuning.loop import Outcome
@@ -23,14 +24,17 @@ from evals.zero_shot.choices import Results
 from tests import runs
 
 ROWS = """
-import collections
-Row = collections.namedtuple("Row", "family title masked")
+from evals.rows import Row, Scale, Text
+def row(family, title, masked):
+  return Row(family, title, {"tiny": ""}, {"tiny": 1}, masked=masked)
 ROWS = {
-  "c": Row("BabyLlama", "CLM", "mlm"),
-  "m": Row("BabyLlama", "MLM", "mlm"),
-  "antlm": Row("BabyLlama", "AntLM", "mlm"),
-  "mntp": Row("LTG-BERT", "mixed", "mntp"),
+  "c": row("BabyLlama", "CLM", "mlm"),
+  "m": row("BabyLlama", "MLM", "mlm"),
+  "antlm": row("BabyLlama", "AntLM", "mlm"),
+  "mntp": row("LTG-BERT", "mixed", "mntp"),
 }
+SCALES = {"tiny": Scale({}, Text(8, 8), (), ())}
+REPORT = "antlm"
 get_config = None
 """
 CURRICULA = {"c": "4C", "m": "4M", "antlm": "1C+2M+1C", "mntp": "4C:N=1:1"}
@@ -582,13 +586,21 @@ def test_command(tmp_path, rows):
   assert done.returncode == 0, done.stderr
   assert "3 runs of 3 rows" in done.stdout and str(out) in done.stdout
   assert sorted(path.name for path in out.iterdir()) == [
+    "alike.csv",
     "curves_babyllama.png",
+    "differences.csv",
+    "fine_tuned.csv",
+    "forgetting.csv",
+    "parts.csv",
     "phenomena_antlm.png",
+    "published.csv",
     "report.md",
+    "scores.csv",
+    "switches.csv",
     "table.json",
   ]
 
 
 def test_the_table_of_the_project_has_rows_that_can_be_read():
-  rows = runs_lib.read_variants(report.TABLE)
+  rows = rows_lib.read(report.TABLE, "tiny")[1]
   assert {"BabyLlama", "LTG-BERT"} <= {row.family for row in rows.values()}

@@ -44,16 +44,21 @@ def _classification(folder, name: str, options, attention: str) -> Task:
   )
 
 
-# Each kind: its tasks, what makes one, and the measure that is reported.
-_KINDS = (
-  (tuple(TEXTS), _classification, "accuracy"),
-  (tuple(tagging.SCORES), tagging.make, "sentence_f1"),
-  (tuple(answering.SCORES), answering.make, "index_f1"),
-  (tuple(retrieval.SCORES), retrieval.make, "ndcg_of_ranked"),
-)
-_MAKERS = {
-  name: (maker, metric) for names, maker, metric in _KINDS for name in names
+# The kinds of task, by the names that the paper has for them.
+KINDS: Mapping[str, tuple[str, ...]] = {
+  "SC": tuple(TEXTS),
+  "TC": tuple(tagging.SCORES),
+  "QA": tuple(answering.SCORES),
+  "IR": tuple(retrieval.SCORES),
 }
+# What makes a kind's tasks, and the measure that is reported.
+_MADE = {
+  "SC": (_classification, "accuracy"),
+  "TC": (tagging.make, "sentence_f1"),
+  "QA": (answering.make, "index_f1"),
+  "IR": (retrieval.make, "ndcg_of_ranked"),
+}
+_MAKERS = {name: _MADE[kind] for kind, names in KINDS.items() for name in names}
 _SCORES = {name: (f"{name}-dev", f"{name}-test") for name in _MAKERS}
 
 
@@ -68,7 +73,7 @@ def make(folder, name: str, options, attention: str) -> Task:
   # Answers as spans have other measures than the study's tags.
   if metric not in made.metrics:
     return made
-  return dataclasses.replace(made, main_metric=metric)
+  return dataclasses.replace(made, main_metric=metric, by_example=True)
 
 
 PROTOCOL = {

@@ -126,13 +126,17 @@ def items(
   for name, those in examples.items():
     for i, example in enumerate(those):
       found = [outcome.predictions[name][i] for outcome in outcomes]
-      yield {
+      item = {
         "evaluation": name,
         "id": example.id,
         "label": example.label,
         "predictions": found,
         "correct": [task.right(one, example.label) for one in found],
       }
+      if task.by_example:
+        metric = task.metrics[task.main_metric]
+        item["scores"] = [metric([one], [example.label]) for one in found]
+      yield item
 
 
 def write(

@@ -198,6 +198,7 @@ class Task:
     metrics: By name, functions of predictions and labels, the higher the
       better.
     main_metric: The one that is reported.
+    by_example: Whether that one is the mean of what it is of each example.
     best_by: The one that epochs and runs are compared by; "" for the main one.
     baseline: What the best of the trivial answers is called.
     trivial: Examples to answers that need no model, each a list of predictions.
@@ -217,6 +218,7 @@ class Task:
   baseline: str
   trivial: Callable[[Sequence[Example]], Sequence[Predictions]]
   right: Callable[[Any, Any], bool] = operator.eq
+  by_example: bool = False
   best_by: str = ""
   collapse: Callable[[Predictions], float] = share_of_one
   texts: Callable[[Mapping[str, Predicted]], Mapping[str, str]] | None = None

@@ -13,8 +13,9 @@ from evals.finetuning.loop import ATTENTIONS
 from evals.reporting import compare, render, sections
 from evals.reporting.compare import Mean, Pair, Study
 from evals.reporting.render import Cell, Section, Table, percent
-from evals.reporting.runs import BENCHMARKS, BLIMP, CAUSAL, TrainedRun
+from evals.reporting.runs import BENCHMARKS, BLIMP, TrainedRun
 from evals.reporting.sections import Family, difference
+from evals.rows import CAUSAL
 
 MACRO = "macro-average"
 _PAIRS = [benchmark.name for benchmark in BENCHMARKS]
@@ -137,7 +138,7 @@ def _scores(study: Study, family: Family) -> Iterator[Table]:
   # An official number that nobody has is not even a column.
   if not any(row[MACRO].value for row in rows):
     rows = [{k: v for k, v in row.items() if k != MACRO} for row in rows]
-  note = sections.sizes(study, family)
+  note = sections.sizes(study, family.variants)
   yield Table("scores", rows, family.name, note)
 
 

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from evals.reporting import statistics
-from evals.reporting.runs import CAUSAL, Result, TrainedRun, Variant
+from evals.reporting.runs import Result, TrainedRun
 from evals.reporting.statistics import Interval, Resampled
+from evals.rows import CAUSAL, Row
 
 
 class Mean(NamedTuple):
@@ -33,6 +34,14 @@ def mean(values: Mapping[str, float]) -> Mean | None:
   found = [*values.values()]
   std = float(np.std(found, ddof=1)) if len(found) > 1 else None
   return Mean(dict(values), float(np.mean(found)), std)
+
+
+def half_width(found: Mean) -> float | None:
+  """Returns half of the mean's 95 % interval over seeds; None of one seed."""
+  if found.std is None:
+    return None
+  count = len(found.values)
+  return statistics.student(count - 1) * found.std / count**0.5
 
 
 class Pair(NamedTuple):
@@ -86,7 +95,7 @@ class Common(NamedTuple):
 class Study:
   """Variants, their runs, and the scores of these."""
 
-  variants: Mapping[str, Variant]  # by name, in order, with runs or without
+  variants: Mapping[str, Row]  # by name, in order, with runs or without
   runs: Mapping[str, Sequence[TrainedRun]]  # of the variants that have any
   pipeline: str  # by which pairs are scored
 
@@ -181,8 +190,8 @@ def _common(found: Mapping[tuple[str, str, str], Result]) -> Common:
   for i, uid in enumerate(first.items.uids):
     if first.parts.get(uid):
       parts[first.parts[uid]].append(i)
-  correct = np.stack([result.items.correct for result in same.values()])
-  resampled = statistics.resample(correct, first.items.strata)
+  scores = np.stack([result.items.scores for result in same.values()])
+  resampled = statistics.resample(scores, first.items.strata)
   return Common(parts, runs, resampled, found.keys() - same.keys())
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from antlm_jax.training.plots import COLOURS, canvas, save, shade, step_axis
-from evals.reporting.compare import Delta
+from evals.reporting.compare import Delta, Mean, half_width
 from evals.reporting.runs import TrainedRun
 
 _OPEN = "0.55"  # grey: what an interval leaves open
@@ -46,13 +46,13 @@ def curves(title: str, runs: Mapping[str, _Runs], path: pathlib.Path) -> None:
   save(figure, path)
 
 
-def _grid(count: int):
+def _grid(count: int, sharey: bool = True):
   columns = min(count, 2)
-  lines = math.ceil(count / columns)
+  rows = math.ceil(count / columns)
   # Wide enough for the legend beside the title.
-  figure = canvas(max(5 * columns, 7.5), 2.5 * lines + 0.8)
+  figure = canvas(max(5 * columns, 7.5), 2.5 * rows + 0.8)
   panels = figure.subplots(
-    lines, columns, sharex=True, sharey=True, squeeze=False
+    rows, columns, sharex=True, sharey=sharey, squeeze=False
   ).ravel()
   for panel in panels:
     step_axis(panel)
@@ -138,3 +138,37 @@ def _forest(panel, deltas: Sequence[Delta]) -> None:
   panel.grid(axis="x", color="0.9", lw=0.6)
   panel.set_axisbelow(True)
   panel.spines[["top", "right", "left"]].set_visible(False)
+
+
+def lines(
+  title: str,
+  axis: str,
+  panels: Mapping[str, Mapping[str, Sequence[tuple[float, Mean]]]],
+  path: pathlib.Path,
+  log: bool = False,
+) -> None:
+  """Draws scores to a PNG, a panel for each kind, a line for each label.
+
+  Bars are the means' 95 % intervals over seeds. `axis` is what x is.
+  """
+  figure, places = _grid(len(panels), sharey=False)
+  labels = dict.fromkeys(label for found in panels.values() for label in found)
+  colours = dict(zip(labels, COLOURS * len(labels), strict=False))
+  for panel, (kind, found) in zip(places, panels.items(), strict=True):
+    panel.set_title(kind, fontsize=10)
+    if log:
+      panel.set_xscale("log")
+    for label, points in found.items():
+      x = [place for place, _ in points]
+      y = [100 * mean.mean for _, mean in points]
+      bars = [100 * (half_width(mean) or 0) for _, mean in points]
+      style = {"color": colours[label], "lw": 1.6, "marker": "o", "ms": 4}
+      panel.errorbar(x, y, bars, capsize=2.5, label=label, **style)
+  handles, names = places[0].get_legend_handles_labels()
+  figure.legend(
+    handles, names, loc="outside upper right", ncols=min(3, len(names))
+  )
+  figure.suptitle(title, x=0.02, ha="left", fontsize=11)
+  figure.supxlabel(axis, fontsize=10)
+  figure.supylabel("score (%)", fontsize=10)
+  save(figure, path)

@@ -6,7 +6,9 @@ number with its text, or a text alone: Markdown has the texts, JSON the numbers.
 """
 
 import collections
+import csv
 import dataclasses
+import io
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,13 +72,16 @@ class Report(NamedTuple):
 
 
 def write(report: Report, folder: pathlib.Path) -> None:
-  """Writes FOLDER/report.md, its pictures, and table.json.
+  """Writes FOLDER/report.md, its pictures, its tables as .csv, and table.json.
 
   Raises:
     UserError: if the folder cannot be written.
   """
   for figure in report.parts(Figure):
     figure.draw(folder / figure.name)
+  for name, rows in numbers(report).items():
+    if isinstance(rows, dict):
+      files.write_text(folder / f"{name}.csv", _csv(rows))
   files.write_json(folder / "table.json", numbers(report))
   files.write_text(folder / "report.md", markdown(report))
 
@@ -90,6 +95,24 @@ def numbers(report: Report) -> dict[str, Any]:
   for table in report.parts(Table):
     out[table.name][table.title] = _plain(table.rows)
   return {**_plain(report.about), **out}
+
+
+def _csv(by_title: Mapping[str, Sequence[Mapping]]) -> str:
+  """Lays out the rows of tables of one name; of a mean, the mean."""
+  rows = [{"": t} | dict(row) for t, found in by_title.items() for row in found]
+  out = io.StringIO()
+  head = dict.fromkeys(name for row in rows for name in row)
+  writer = csv.DictWriter(out, head, lineterminator="\n")
+  writer.writeheader()
+  for row in rows:
+    writer.writerow({name: _number(value) for name, value in row.items()})
+  return out.getvalue()
+
+
+def _number(value):
+  if isinstance(value, Mapping):
+    return value.get("mean", value.get("estimate"))
+  return value
 
 
 def _plain(value):

@@ -16,14 +16,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.curriculum import Curriculum, Phase
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
-
-CAUSAL = "causal"  # a mode, and an attention
 
 
 class Benchmark(NamedTuple):
@@ -40,45 +37,7 @@ BENCHMARKS = (
   Benchmark("EWoK", "ewok", 7_618),
 )
 BLIMP = BENCHMARKS[0]
-
-
-@dataclasses.dataclass(frozen=True)
-class Variant:
-  """One way of training, of which there are runs that differ in their seed."""
-
-  family: str  # variants of a family are compared with each other
-  title: str  # in the report
-  masked: str  # the mode in which it is scored when not causally
-
-  @property
-  def modes(self) -> tuple[str, str]:
-    """The modes of `antlm_jax.inference.scoring` in which it is scored."""
-    return CAUSAL, self.masked
-
-  def mode(self, attention: str) -> str:
-    """Returns the mode that is like training with an attention."""
-    return CAUSAL if attention == CAUSAL else self.masked
-
-  def __str__(self) -> str:
-    return f"{self.family} {self.title}"
-
-
-def read_variants(path) -> dict[str, Variant]:
-  """Reads the `ROWS` of a config file, in order.
-
-  Raises:
-    UserError: if there is no such file, or it defines no rows.
-  """
-  try:
-    return {
-      name: Variant(row.family, row.title, row.masked)
-      for name, row in config_lib.module(str(path)).ROWS.items()
-    }
-  except AttributeError as error:
-    raise UserError(
-      f"--config={path} defines no ROWS, by name with family, title and masked:"
-      f" {error}"
-    ) from error
+_TUNED = ("finetune", "finetune-study")  # folders of fine-tuned tasks
 
 
 # --------------------------------------------------------------- the results
@@ -86,12 +45,26 @@ def read_variants(path) -> dict[str, Variant]:
 
 @dataclasses.dataclass(frozen=True)
 class Items:
-  """Which items of a benchmark a run got right."""
+  """What a run gets of each item of a benchmark."""
 
   key: str  # digest of the items' names in order; results of one key compare
   uids: tuple[str, ...]  # in order of appearance
   strata: np.ndarray  # index of each item's UID, int `[n]`
-  correct: np.ndarray  # bool `[n]`
+  scores: np.ndarray  # `[n]`, as bool whether it is right
+
+  @classmethod
+  def of(cls, names: Sequence[tuple[str, str]], scores: Sequence) -> "Items":
+    """Makes them of each item's UID and id."""
+    # The same names in the same order are the same items.
+    text = "\n".join(map("\t".join, names))
+    uids = tuple(dict.fromkeys(uid for uid, _ in names))
+    index = {uid: i for i, uid in enumerate(uids)}
+    return cls(
+      key=hashlib.sha256(text.encode()).hexdigest(),
+      uids=uids,
+      strata=np.array([index[uid] for uid, _ in names]),
+      scores=np.array(scores),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,16 +93,35 @@ class ZeroShot(Result):
       return None
     with _reading(path, files.read_jsonl) as lines:
       found = [item for _, item in lines]
-      # The same names in the same order are the same items.
-      names = "\n".join(f"{item['uid']}\t{item['id']}" for item in found)
-      uids = tuple(dict.fromkeys(item["uid"] for item in found))
-      index = {uid: i for i, uid in enumerate(uids)}
-      return Items(
-        key=hashlib.sha256(names.encode()).hexdigest(),
-        uids=uids,
-        strata=np.array([index[item["uid"]] for item in found]),
-        correct=np.array([item["correct"] for item in found]),
-      )
+      names = [(item["uid"], item["id"]) for item in found]
+      return Items.of(names, [item["correct"] for item in found])
+
+
+@dataclasses.dataclass(frozen=True)
+class TunedSeed(Result):
+  """One run of a fine-tuned task."""
+
+  evaluation: str  # the name of the evaluation set
+  index: int  # of the run, among those of the task
+  folder: pathlib.Path
+
+  @functools.cached_property
+  def items(self) -> Items | None:
+    """The main metric of each example; None if it is no mean over them."""
+    found = [
+      item
+      for item in _tuned_items(self.folder / "items.jsonl")
+      if item["evaluation"] == self.evaluation and "scores" in item
+    ]
+    names = [(self.evaluation, item["id"]) for item in found]
+    scores = [item["scores"][self.index] for item in found]
+    return Items.of(names, scores) if found else None
+
+
+@functools.lru_cache(maxsize=4)
+def _tuned_items(path: pathlib.Path) -> list[dict]:
+  with _reading(path, files.read_jsonl) as lines:
+    return [item for _, item in lines]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +131,8 @@ class Tuned(Result):
   metric: str  # the main one, which `score` is
   baseline: float  # what the best answer gets that is always the same
   collapsed: Sequence[str]  # the runs at this rate that give nearly one answer
+  seeds: Mapping[str, TunedSeed]  # at this rate
+  rates: Mapping[float, Sequence[float]]  # the seeds' scores, by rate
 
 
 # ------------------------------------------------------------------ the runs
@@ -156,6 +150,7 @@ class TrainedRun:
   # By pipeline, benchmark's name and mode; by evaluation set and attention.
   zero_shot: Mapping[tuple[str, str, str], ZeroShot]
   tuned: Mapping[tuple[str, str], Tuned]
+  looks: Mapping[int, Mapping[tuple[str, str], Tuned]]  # all of these, by step
 
   def results(self, pipeline: str) -> dict[tuple[str, str], Result]:
     """Returns all results by task and mode, or attention if fine-tuned."""
@@ -258,7 +253,11 @@ def _in_order(path: pathlib.Path) -> tuple:
 
 def _read_run(variant: str, path: pathlib.Path) -> TrainedRun:
   zero_shot = _latest(_zero_shot(path / "evals"))
-  tuned = _latest(_tuned(path / "evals" / "finetune"))
+  looks = collections.defaultdict(dict)
+  for folder in _TUNED:
+    for key, result in _tuned(path / "evals" / folder):
+      looks[result.step][key] = result
+  tuned = {k: r for step in sorted(looks) for k, r in looks[step].items()}
   with _reading(path / "config.json") as settings:
     run = TrainedRun(
       variant=variant,
@@ -268,6 +267,7 @@ def _read_run(variant: str, path: pathlib.Path) -> TrainedRun:
       records=metrics.read_records(path),
       zero_shot=zero_shot,
       tuned=tuned,
+      looks=dict(looks),
     )
     _ = run.attention  # parses the curriculum
   if (path / "summary.json").is_file():
@@ -307,29 +307,50 @@ def _tuned(folder: pathlib.Path) -> Iterator[tuple[tuple, Tuned]]:
   for path in sorted(folder.glob("*/*/summary.json")):
     with _reading(path) as summary:
       attention = summary["request"]["attention"]
-      for name, result in _at_best_lr(summary):
+      for name, result in _at_best_lr(path.parent, summary):
         yield (name, attention), result
 
 
-def _at_best_lr(summary: Mapping) -> Iterator[tuple[str, Tuned]]:
+def _at_best_lr(folder, summary: Mapping) -> Iterator[tuple[str, Tuned]]:
   """Yields each evaluation set of a task; the task's own has the collapses."""
-  metric, lr = summary["main_metric"], summary["best_lr"]
+  metric, lr, every = (
+    summary["main_metric"],
+    summary["best_lr"],
+    summary["runs"],
+  )
+  step, complete = summary["request"]["step"], not summary["request"]["limit"]
   (best,) = (entry for entry in summary["by_lr"] if entry["lr"] == lr)
   collapsed = [
     f"seed {run['seed']} at rate {lr:g}"
-    for run in summary["runs"]
+    for run in every
     if run["lr"] == lr and run["collapsed"]
   ]
   for name, about in summary["evaluations"].items():
-    result = Tuned(
-      step=summary["request"]["step"],
-      score=best["scores"][name]["mean"],
-      complete=not summary["request"]["limit"],
-      metric=metric,
-      baseline=about["baseline"][metric],
-      collapsed=collapsed if name == summary["task"] else (),
+    scores = [run["scores"][name][metric] for run in every]
+    rates = collections.defaultdict(list)
+    for run, score in zip(every, scores, strict=True):
+      rates[run["lr"]].append(score)
+    yield (
+      name,
+      Tuned(
+        step=step,
+        score=best["scores"][name]["mean"],
+        complete=complete,
+        metric=metric,
+        baseline=about["baseline"][metric],
+        collapsed=(
+          collapsed if name.removesuffix("-test") == summary["task"] else ()
+        ),
+        seeds={
+          str(run["seed"]): TunedSeed(
+            step, scores[i], complete, name, i, folder
+          )
+          for i, run in enumerate(every)
+          if run["lr"] == lr
+        },
+        rates=dict(rates),
+      ),
     )
-    yield name, result
 
 
 @contextlib.contextmanager

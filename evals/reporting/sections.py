@@ -71,13 +71,13 @@ def by_part(
 # -------------------------------------------------------------------- scores
 
 
-def sizes(study: Study, family: Family) -> str:
+def sizes(study: Study, names: Sequence[str]) -> str:
   """Says how large the models are, and how long they were trained."""
   found = dict.fromkeys(
     f"{units.quantity(run.summary['parameters'])} parameters,"
     f" {run.summary['steps']:,} steps of"
     f" {run.config['train']['batch_size']} rows"
-    for name in family.variants
+    for name in names
     for run in study.runs[name]
     if run.summary is not None
   )

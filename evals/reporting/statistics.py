@@ -1,9 +1,9 @@
 """Bootstrap intervals for scores of runs on the same items.
 
-A score is the unweighted mean over strata (UIDs) of the share of items that a
-run gets right. Items are resampled within their stratum, once for all runs: so
-every difference between runs is a paired one, and what makes an item hard for
-both of them cancels.
+A score is the unweighted mean over strata (such as UIDs) of what a run gets of
+each item, such as whether it is right. Items are resampled within their
+stratum, once for all runs: so every difference between runs is a paired one,
+and what makes an item hard for both of them cancels.
 
 Items say how well these very runs are told apart. Another training of the same
 row is another draw, too: `difference(..., by_seeds=True)` also resamples the
@@ -36,7 +36,7 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True)
 class Resampled:
-  """Shares of items right, by stratum and run."""
+  """Means over items, such as shares right, by stratum and run."""
 
   observed: np.ndarray  # `[U, R]`
   resampled: np.ndarray  # float32 `[D, U, R]`, on resampled items
@@ -68,12 +68,12 @@ class Interval:
 
 
 def resample(
-  correct: np.ndarray, strata: np.ndarray, seed: int = 0, draws: int = DRAWS
+  scores: np.ndarray, strata: np.ndarray, seed: int = 0, draws: int = DRAWS
 ) -> Resampled:
   """Resamples items with replacement within each stratum.
 
   Args:
-    correct: Which items each run gets right, bool `[R, n]`.
+    scores: What each run gets of each item, `[R, n]`; bool if right or wrong.
     strata: Stratum of each item, int `[n]`, from 0 on without gaps.
     seed: Same seed, same draws.
     draws: D.
@@ -81,7 +81,7 @@ def resample(
   draw = np.random.default_rng(seed)
   observed, resampled = [], []
   for stratum in range(strata.max() + 1):
-    share = correct[:, strata == stratum].T.astype(np.float32)  # [m, R]
+    share = scores[:, strata == stratum].T.astype(np.float32)  # [m, R]
     counts = _counts(draw, draws, len(share))
     observed.append(share.mean(axis=0, dtype=np.float64))
     resampled.append(counts @ share / len(share))
@@ -125,7 +125,11 @@ def difference(
   return Interval(float(estimate), float(low), float(high))
 
 
+def student(freedom: int) -> float:
+  """Returns how many standard errors half an interval has, by Student's t."""
+  return float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2))
+
+
 def _widening(size: int, freedom: int) -> float:
-  upper = (1 + CONFIDENCE) / 2
-  student = special.stdtrit(freedom, upper) / special.ndtri(upper)
-  return (size / (size - 1)) ** 0.5 * student
+  normal = special.ndtri((1 + CONFIDENCE) / 2)
+  return (size / (size - 1)) ** 0.5 * student(freedom) / normal

@@ -160,7 +160,7 @@ def run(
   print(f"{len(items):,} items of {asked.data}, {asked.mode}", flush=True)
   outcome, cost = _score(task, loaded, items, asked, options)
   own = pipelines.PIPELINES[asked.pipeline].files(outcome)
-  _write(output, outcome, request, named | cost | note, own)
+  write(output, outcome, request, named | cost | note, own)
   print(outcome.table())
   print(f"written to {output}")
 
@@ -229,7 +229,7 @@ def _peak_memory() -> float:
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
-def _write(
+def write(
   folder: pathlib.Path,
   outcome: Outcome,
   request: Mapping,
