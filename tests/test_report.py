@@ -589,7 +589,6 @@ def test_command(tmp_path, rows):
     "alike.csv",
     "curves_babyllama.png",
     "differences.csv",
-    "fine_tuned.csv",
     "forgetting.csv",
     "parts.csv",
     "phenomena_antlm.png",
