@@ -192,6 +192,8 @@ def perform(job: Job, loaded: checkpoint.Loaded, save: bool) -> dict:
   """Trains a task's runs, writes its results and returns the summary."""
   begun, task, grid, how = time.monotonic(), job.task, job.grid, job.how
   data = loop.read(loaded, task, how.max_length, grid.limit)
+  examples = {name: rows.examples for name, rows in data.evaluations.items()}
+  beside = summary.references(task, examples)
   at_once = grid.runs_at_once or memory.runs_together(
     loaded, task, data, how, grid.runs
   )
@@ -210,9 +212,8 @@ def perform(job: Job, loaded: checkpoint.Loaded, save: bool) -> dict:
       keep=best,
     )
   ]
-  examples = {name: rows.examples for name, rows in data.evaluations.items()}
   about = {"request": job.request, "train_examples": len(data.train.examples)}
-  about |= summary.summarise(task, examples, outcomes)
+  about |= summary.summarise(task, examples, outcomes, beside)
   about["seconds"] = round(time.monotonic() - begun, 1)
   # A model that is there always belongs to the summary beside it.
   saved.remove(job.folder)

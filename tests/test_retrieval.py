@@ -9,7 +9,7 @@ import pytest
 
 from antlm_jax.errors import UserError
 from antlm_jax.training import checkpoint
-from evals.finetuning import loop, retrieval, saved
+from evals.finetuning import bm25, loop, retrieval, saved, summary
 from evals.finetuning.loop import Run, Settings
 from evals.finetuning.retrieval import Towers
 from evals.finetuning.rows import Example
@@ -68,6 +68,25 @@ def test_documents_are_ranked_by_their_cosine():
     order = sorted(scores, key=scores.get, reverse=True)
     assert one["all"] == order[:10]
     assert one["labelled"] == [d for d in order if d in ("d3", "d7")]
+
+
+def test_bm25_is_its_definition():
+  texts = ["A cat, a CAT!", "the dog", "cat and dog and fox", "¿?"]
+  (found,) = bm25.scores(["dog cat cat bird"], texts)
+  weight = {"cat": np.log(1 + 2.5 / 2.5), "dog": np.log(1 + 2.5 / 2.5)}
+
+  def gain(count, length):  # of 11 words in 4 texts
+    return 2.2 * count / (count + 1.2 * (0.25 + 0.75 * length / 2.75))
+
+  assert found == pytest.approx(
+    [
+      2 * weight["cat"] * gain(2, 4),
+      weight["dog"] * gain(1, 2),
+      (2 * weight["cat"] + weight["dog"]) * gain(1, 5),
+      0,
+    ]
+  )
+  assert list(bm25.scores(["a"], ["¿?"])) == [0]
 
 
 # Chunks of a batch
@@ -151,6 +170,45 @@ def test_beirs_files_are_read(tmp_path):
   assert test[0].label == {"d0": 1.0} and test[-1].label is None
   trivial = task.trivial(test[:16])
   assert 0 < task.metrics["ndcg"](*trivial, [e.label for e in test[:16]]) < 0.9
+
+
+def test_bm25_stands_beside_the_runs(tmp_path):
+  beir(tmp_path / "nfcorpus")
+  options = retrieval.Options()
+  task = retrieval.make(tmp_path, "nfcorpus", options, "bidirectional")
+  read = task.load("nfcorpus-test")
+  found = task.references["BM25"](read)
+  # A query's first word is its document's alone.
+  assert [p["all"][0] for p in found] == [
+    f"d{i}" for i in range(8) for _ in "ab"
+  ]
+  examples = {name: task.load(name)[:-8] for name in task.evaluations}
+  beside = summary.references(task, examples)
+  assert beside["nfcorpus-test"]["BM25"]["ndcg"] == 1
+  epoch = {"train_loss": 1.0}
+  epoch |= {name: dict.fromkeys(task.metrics, 0.5) for name in examples}
+  predictions = {name: found[: len(e)] for name, e in examples.items()}
+  outcome = loop.Outcome(Run(1e-3, 0), (epoch,), 1, predictions)
+  about = summary.summarise(task, examples, [outcome], beside)
+  lines = summary.table([about], retrieval.SUITE).splitlines()
+  assert [line.endswith("  BM25 100.0") for line in lines[1:3]] == [True] * 2
+
+
+def test_without_a_set_to_choose_on_training_queries_are_left_out(tmp_path):
+  folder = tmp_path / "scifact"
+  beir(folder, splits=("train", "test"))
+  with open(folder / "qrels" / "train.tsv", "a") as file:
+    file.writelines(f"\nq0.{k}\td7\t1" for k in range(8))  # a second document
+  task = retrieval.make(
+    tmp_path, "scifact", retrieval.Options(), "bidirectional"
+  )
+  pairs, dev, test = map(task.load, ("train", *task.evaluations))
+  learnt = {e.id.split()[0] for e in pairs}
+  left_out = {e.id: e.label for e in dev if e.label is not None}
+  assert len(left_out) == 4 and len(learnt) == 60  # of 64 queries
+  assert not learnt & left_out.keys()
+  assert len(pairs) + sum(map(len, left_out.values())) == 72
+  assert len(dev) - 4 == len(test) - 16 == 8  # all documents in both
 
 
 def test_pairs_are_read(tmp_path):

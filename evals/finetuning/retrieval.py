@@ -8,8 +8,9 @@ others of the batch (multiple negatives, arXiv 1705.00652). Files are BEIR's:
 
 import dataclasses
 import functools
+import itertools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -20,10 +21,11 @@ from antlm_jax import hashing
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files as io
 from antlm_jax.settings import setting
+from evals.finetuning import bm25
 from evals.finetuning import rows as rows_lib
 from evals.finetuning.classification import pooled
 from evals.finetuning.rows import Example, Rows
-from evals.finetuning.task import Head, Param, Params, Suite, Task
+from evals.finetuning.task import Head, Param, Params, Suite, Task, held_out
 
 TOP = 10  # documents that are ranked
 _QUERY, _DOCUMENT = "Query: {text}", "Document: {text}"
@@ -80,27 +82,31 @@ class Towers(Head):
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
     """Ranks documents by their cosine to each query."""
     asks = np.array([e.label is not None for e in rows.about])
-    names = np.array([e.id for e in rows.about])
-    wanted = {d for e in rows.about if e.label is not None for d in e.label}
-    labelled = ~asks & np.isin(names, list(wanted))
-    found = {
-      name: _ranked(reduced[asks], reduced[those], names[those])
-      for name, those in (("all", ~asks), ("labelled", labelled))
-    }
-    return [
-      dict(zip(found, one, strict=True))
-      for one in zip(*found.values(), strict=True)
-    ]
+    queries, documents = reduced[asks], reduced[~asks]
+    starts = range(0, len(queries), _AT_ONCE)
+    parts = (queries[i : i + _AT_ONCE] @ documents.T for i in starts)
+    return ranked(rows.about, itertools.chain.from_iterable(parts))
 
 
-def _ranked(queries, documents, names) -> list[list[str]]:
-  """Returns the names of each query's nearest documents, the nearest first."""
-  out = []
-  for start in range(0, len(queries), _AT_ONCE):
-    scores = -queries[start : start + _AT_ONCE] @ documents.T
-    order = np.argsort(scores, axis=-1, kind="stable")[:, :TOP]
-    out += names[order].tolist()
-  return out
+def ranked(
+  examples: Sequence[Example], scores: Iterable[np.ndarray]
+) -> list[dict[str, list[str]]]:
+  """Makes predictions of each query's scores of all documents, `[documents]`.
+
+  Documents are those of the examples, in their order, which ties keep.
+  """
+  names = np.array([e.id for e in examples if e.label is None])
+  wanted = {name for e in examples for name in e.label or ()}
+  labelled = np.flatnonzero(np.isin(names, list(wanted)))
+  pools = {"all": np.arange(len(names)), "labelled": labelled}
+
+  def first(scores: np.ndarray, pool: np.ndarray) -> list[str]:
+    order = np.argsort(-scores[pool], kind="stable")[:TOP]
+    return names[pool[order]].tolist()
+
+  return [
+    {name: first(one, pool) for name, pool in pools.items()} for one in scores
+  ]
 
 
 # --------------------------------------------------------------------- metrics
@@ -156,7 +162,8 @@ class Options:
   temperature: float = setting(0.05, "what similarities are divided by", over=0)
 
 
-# What a set is trained on, chosen on, and tested on.
+# What a set is trained on, chosen on, and tested on. Where the first two are
+# the same, a twentieth of its queries is left out to choose on.
 SPLITS = {
   "nfcorpus": ("train", "dev", "test"),
   "scifact": ("train", "train", "test"),
@@ -174,8 +181,7 @@ def make(folder, name: str, options: Options, attention: str) -> Task:
     UserError: if a file of it is absent.
   """
   inside = _inside(pathlib.Path(folder), name)
-  train, dev, test = SPLITS[name]
-  sets = {"train": train, **dict(zip(SCORES[name], (dev, test), strict=True))}
+  sets = dict(zip(("train", *SCORES[name]), SPLITS[name], strict=True))
   paths = {split: _qrels(inside, part) for split, part in sets.items()}
   common = inside / "corpus.jsonl", inside / "queries.jsonl"
   for path in (*common, *paths.values()):
@@ -183,13 +189,14 @@ def make(folder, name: str, options: Options, attention: str) -> Task:
       raise UserError(f"{name} is absent: {path} is not there")
   return Task(
     name=name,
-    load=lambda split: load(inside, paths[split], split == "train"),
+    load=functools.partial(load, inside, paths),
     evaluations=SCORES[name],
     head=Towers(options.temperature),
     metrics=METRICS,
     main_metric="ndcg",
     baseline="a random order",
     trivial=random_order,
+    references={"BM25": by_words},
     right=lambda found, relevant: relevant.get(found["all"][0], 0) > 0,
     files=(*common, *dict.fromkeys(paths.values())),
   )
@@ -215,18 +222,45 @@ def random_order(examples: Sequence[Example]) -> list[list[dict]]:
   return [[{"all": first, "labelled": first}] * len(examples)]
 
 
+def by_words(examples: Sequence[Example]) -> list[dict]:
+  """Ranks documents by BM25, of their titles and texts."""
+  queries, documents = (
+    [
+      e.texts[0].removeprefix(before)
+      for e in examples
+      if (e.label is not None) == asks
+    ]
+    for asks, before in (
+      (True, _QUERY.format(text="")),
+      (False, _DOCUMENT.format(text="")),
+    )
+  )
+  return ranked(examples, bm25.scores(queries, documents))
+
+
 # --------------------------------------------------------------------- reading
 
 
-def load(folder: pathlib.Path, path: pathlib.Path, train: bool):
-  """Reads pairs to learn from, or the queries and all documents.
+def load(
+  folder: pathlib.Path, paths: Mapping[str, pathlib.Path], split: str
+) -> list[Example]:
+  """Reads pairs to learn from, or an evaluation set's queries, all documents.
+
+  Args:
+    folder: Where the queries and the documents are.
+    paths: The files of judgements, or of pairs, by split.
+    split: `train`, or the name of an evaluation set.
 
   Raises:
     UserError: if a file cannot be read, or names what is in no other.
   """
-  if train and path.suffix == ".jsonl":
+  path, train = paths[split], split == "train"
+  if path.suffix == ".jsonl":
     return list(_pairs(path))
   relevant = _relevant(path)
+  if list(paths.values()).count(path) > 1:
+    parts = held_out(list(relevant.items()))
+    relevant = dict(parts[0] if train else parts[1])
   queries = _texts(folder / "queries.jsonl", _QUERY)
   documents = _texts(folder / "corpus.jsonl", _DOCUMENT)
   for query, wanted in relevant.items():

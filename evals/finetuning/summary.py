@@ -4,6 +4,7 @@ import collections
 import json
 import math
 import pathlib
+import types
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -17,12 +18,33 @@ from evals.finetuning.task import Predicted, Suite, Task
 COLLAPSED = 0.95  # share of one answer from which on a run counts as collapsed
 
 
+def references(
+  task: Task, examples: Mapping[str, Sequence[Example]]
+) -> dict[str, dict[str, dict[str, float]]]:
+  """Returns what a task's references score, by evaluation set and their name.
+
+  Examples are those that are predicted, by evaluation set.
+  """
+  if not task.references:
+    return {}
+  out = {}
+  for name, those in examples.items():
+    read, labels = task.load(name), [example.label for example in those]
+    found = {which: of(read) for which, of in task.references.items()}
+    out[name] = {
+      which: {m: metric(each, labels) for m, metric in task.metrics.items()}
+      for which, each in found.items()
+    }
+  return out
+
+
 def summarise(
   task: Task,
   examples: Mapping[str, Sequence[Example]],
   outcomes: Sequence[Outcome],
+  beside: Mapping[str, dict] = types.MappingProxyType({}),
 ) -> dict:
-  """Returns what is to be known of a task's runs.
+  """Returns what is to be known of a task's runs, and of its `references`.
 
   `baseline` is the score of the best trivial answer. The standard deviation
   over seeds is the sample's, null of one seed. The best run and rate are not of
@@ -41,7 +63,11 @@ def summarise(
     "best_by": task.chooser,
     "baseline": task.baseline,
     "evaluations": {
-      name: {"examples": len(those), "baseline": _baseline(task, those)}
+      name: {
+        "examples": len(those),
+        "baseline": _baseline(task, those),
+        "references": beside.get(name, {}),
+      }
       for name, those in examples.items()
     },
     "best_lr": _best_lr(task, outcomes, by_lr),
@@ -195,9 +221,11 @@ def _rows(summary: Mapping) -> Iterator[tuple]:
     for what in ("collapsed", "diverged"):
       if best.get(what):  # summaries of old do not say what diverged
         remark = f"{best[what]} of {best['seeds']} {what}"
+    beside = about.get("references", {}).items()
+    remarks = *(f"{n} {100 * of[metric]:.1f}" for n, of in beside), remark
     yield (
       *(name, metric, f"{best['lr']:g}", best["seeds"]),
-      *(score, f"{100 * trivial:.1f}", remark),
+      *(score, f"{100 * trivial:.1f}", ", ".join(filter(None, remarks))),
     )
 
 

@@ -202,6 +202,9 @@ class Task:
     best_by: The one that epochs and runs are compared by; "" for the main one.
     baseline: What the best of the trivial answers is called.
     trivial: Examples to answers that need no model, each a list of predictions.
+    references: What stands beside the runs without being trained: by name,
+      functions of an evaluation set's examples, as `load` reads them, to
+      predictions.
     right: Whether a prediction is right, given it and the label.
     collapse: Predictions to the share that are one and the same answer.
     texts: Predictions in the form in which others take them: what is predicted
@@ -217,6 +220,9 @@ class Task:
   main_metric: str
   baseline: str
   trivial: Callable[[Sequence[Example]], Sequence[Predictions]]
+  references: Mapping[str, Callable[[Sequence[Example]], Predictions]] = (
+    dataclasses.field(default_factory=dict)
+  )
   right: Callable[[Any, Any], bool] = operator.eq
   by_example: bool = False
   best_by: str = ""

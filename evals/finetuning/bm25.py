@@ -1,0 +1,54 @@
+"""Okapi BM25: documents by the words that they share with a query."""
+
+import collections
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+
+def scores(
+  queries: Sequence[str],
+  documents: Sequence[str],
+  k1: float = 1.2,
+  b: float = 0.75,
+) -> Iterator[np.ndarray]:
+  """Yields each query's scores of all documents, float32 `[documents]`.
+
+  A word is letters, digits and underscores, in lower case: there are no stems,
+  and none is left out. Its weight is Lucene's, which is never below 0.
+
+  Args:
+    queries: Texts.
+    documents: Texts.
+    k1: How much it counts that a word occurs again.
+    b: How much less it counts in a document that is long.
+  """
+  ids: dict[str, int] = {}
+  found = [collections.Counter(_words(text)) for text in documents]
+  words = _flat((ids.setdefault(w, len(ids)) for w in one) for one in found)
+  # One entry for each document that a word is in, those of a word together.
+  order = np.argsort(words, kind="stable")
+  starts = np.searchsorted(words[order], np.arange(len(ids) + 1))
+  at = _flat([number] * len(one) for number, one in enumerate(found))[order]
+  often = _flat(one.values() for one in found)[order]
+  lengths = np.array([one.total() for one in found])
+  norm = 1 - b + b * lengths / max(1, lengths.mean())
+  there = np.diff(starts)
+  weight = np.log1p((len(found) - there + 0.5) / (there + 0.5))
+  gains = (k1 + 1) * often / (often + k1 * norm[at])
+  gains = (np.repeat(weight, there) * gains).astype(np.float32)
+  for query in queries:
+    total = np.zeros(len(found), np.float32)
+    for word in filter(ids.__contains__, _words(query)):
+      these = slice(*starts[ids[word] : ids[word] + 2])
+      total[at[these]] += gains[these]
+    yield total
+
+
+def _words(text: str) -> list[str]:
+  return re.findall(r"\w+", text.lower())
+
+
+def _flat(parts) -> np.ndarray:
+  return np.fromiter((x for part in parts for x in part), np.int64)
