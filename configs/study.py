@@ -21,7 +21,7 @@ The scales:
 
 - `paper`: the 38 models on 210M, 610M and 1B (configs/encoders.py), 100B
   tokens each;
-- `tiny`: a part of them on 0.9M parameters and 10 steps for each thousand, on a
+- `tiny`: nine of them at 1.1M parameters and 20 steps for each thousand, on a
   CPU. All of its settings are ours.
 
 The paper does not say at which rate, with which warm-up and optimizer state
@@ -38,10 +38,8 @@ from evals.rows import Evaluation, Row, Scale, Text
 
 REPORT = "encoders"
 _HERE = pathlib.Path(__file__).parent
-STEPS = {"tiny": 10, "paper": 1000}  # for a thousand steps of the paper
+STEPS = {"tiny": 20, "paper": 1000}  # for a thousand steps of the paper
 WARMUP, DECAY = 2, 2  # thousands of steps
-RATIOS = (20, 30, 40, 50)
-LOOKS = (1, 2, 5, 10, 20, 40)  # what is measured on the way, undecayed
 
 
 def _row(scale: str, size: str, title: str, *phases, **more) -> Row:
@@ -62,76 +60,73 @@ def _masked(ratio: int) -> dict[str, float]:
   return {"objectives.M.mask_ratio": ratio / 100}
 
 
-def _base(scale: str, size: str, ratios, looks=()) -> Iterator[Row]:
-  looked = {"looks": looks}
-  yield "clm_42", _row(scale, size, "CLM", ("C", 42), **looked)
-  for ratio in ratios:
-    yield (
-      f"mlm{ratio}_42",
-      _row(
-        *(scale, size, f"MLM {ratio} %", ("M", 42)),
-        settings=_masked(ratio),
-        **(looked if ratio == 40 else {}),
-      ),
-    )
-
-
-def _split(scale: str, size: str, clm: int, total: int, ratio=40):
-  """A row of CLM, then MLM; one of them alone where it has all the steps."""
-  mlm = total - clm
-  title = f"CLM {clm}k, MLM {mlm}k" if clm and mlm else "CLM" if clm else "MLM"
-  name = f"clm{clm}_" * bool(clm and mlm) + (
-    "clm" if not mlm else f"mlm{ratio}"
-  )
-  if ratio != 40:
-    title += f" at {ratio} %"
-  yield (
-    f"{name}_{total}",
-    _row(
-      *(scale, size, f"{title}, of {total}k", ("C", clm), ("M", mlm)),
+def _base(scale: str, size: str, looks) -> Iterator[tuple[str, Row]]:
+  """Yields the rows of one objective; CLM and 40 % are looked at."""
+  kinds = [("clm", "CLM", "C", 40)]
+  kinds += [(f"mlm{r}", f"MLM {r} %", "M", r) for r in RATIOS[scale]]
+  for name, title, objective, ratio in kinds:
+    row = _row(
+      *(scale, size, title, (objective, 42)),
       settings=_masked(ratio),
-    ),
+      looks=looks if ratio == 40 else (),
+    )
+    yield f"{size.lower()}_{name}_42", row
+
+
+def _split(scale: str, size: str, clm: int, total: int, ratio: int = 40):
+  """Returns a row of CLM, then MLM; of one alone where it has all the steps."""
+  mlm = total - clm
+  steps = {"CLM": clm, "MLM": mlm}
+  title = ", ".join(f"{name} {n}k" for name, n in steps.items() if n)
+  parts = [f"clm{clm}" if mlm else "clm"] * bool(clm)
+  parts += [f"mlm{ratio}"] * bool(mlm)
+  title += f" at {ratio} %" if ratio != 40 else ""
+  row = _row(
+    *(scale, size, title, ("C", clm), ("M", mlm)), settings=_masked(ratio)
   )
+  return f"{size.lower()}_{'_'.join(parts)}_{total}", row
 
 
 def _continued(scale: str, size: str, base: str, title: str, more: int):
-  yield (
-    f"{base}_more_{more}",
-    _row(
-      *(scale, size, f"{title}, then MLM {more}k", ("M", more)),
-      settings=_masked(40) | {"init.step": "reset", "schedule.warmup_steps": 0},
-      after=f"{size.lower()}_{base}",
-    ),
+  """Returns a row that goes on with MLM after the end of another."""
+  name = f"{size.lower()}_{base}"
+  begin = {"init.step": "reset", "schedule.warmup_steps": 0}
+  row = _row(
+    *(scale, size, f"{title} 42k, then MLM {more}k more", ("M", more)),
+    settings=_masked(40) | begin,
+    after=name,
   )
+  return f"{name}_more_{more}", row
+
+
+# Of the CLM, then MLM: the thousands of CLM, by those in all.
+SPLITS = {
+  "tiny": {12: (0, 3), 42: (10,)},
+  "paper": {12: (0, 3, 6, 9, 12), 22: (0, 5, 11, 17, 22), 42: (10, 21, 32)},
+}
+RATIOS = {"tiny": (20, 40), "paper": (20, 30, 40, 50)}
+DECAYED = {"tiny": (40,), "paper": RATIOS["paper"]}  # MLM in the decay alone
+MORE = {"tiny": (12,), "paper": (2, 12, 22)}
+# What is measured on the way, undecayed.
+LOOKS = {"tiny": (2, 10), "paper": (1, 2, 5, 10, 20, 40)}
+SIZES = {"tiny": ("tiny",), "paper": ("210M", "610M", "1B")}
+MIDDLE = {"tiny": "tiny", "paper": "610M"}  # of which there are all kinds
 
 
 def _rows(scale: str) -> Iterator[tuple[str, Row]]:
   """Yields all rows of a scale, those that others need first."""
-  paper = scale == "paper"
-  for size in ("210M", "610M", "1B") if paper else (scale,):
-    middle = size in ("610M", scale)
-    looks = LOOKS if middle else ()
-    for name, row in _base(
-      scale, size, RATIOS if paper else (20, 40, 50), looks
-    ):
-      yield f"{size.lower()}_{name}", row
-  size = "610M" if paper else scale
-  splits = {12: (0, 3, 6, 9, 12), 22: (0, 5, 11, 17, 22), 42: (10, 21, 32)}
-  if not paper:
-    splits = {12: (0, 3, 6, 12), 42: (10, 21)}
-  rows = [
-    _split(scale, size, c, t) for t, those in splits.items() for c in those
-  ]
-  if paper:
-    rows += [_split(scale, size, 40, 42, ratio) for ratio in RATIOS]
-  else:
-    rows += [_split(scale, size, 40, 42)]
+  for size in SIZES[scale]:
+    looks = LOOKS[scale] if size == MIDDLE[scale] else ()
+    yield from _base(scale, size, looks)
+  size = MIDDLE[scale]
+  for total, those in SPLITS[scale].items():
+    for clm in those:
+      yield _split(scale, size, clm, total)
+  for ratio in DECAYED[scale]:
+    yield _split(scale, size, 40, 42, ratio)
   for base, title in (("clm_42", "CLM"), ("mlm40_42", "MLM")):
-    for more in (2, 12, 22) if paper else (12,):
-      rows.append(_continued(scale, size, base, title, more))
-  for found in rows:
-    for name, row in found:
-      yield f"{size.lower()}_{name}", row
+    for more in MORE[scale]:
+      yield _continued(scale, size, base, title, more)
 
 
 ROWS = {name: row for scale in STEPS for name, row in _rows(scale)}
@@ -181,59 +176,46 @@ def _tiny(size: str):
   return config
 
 
-# The four kinds of task: sentences, words, answers, retrieval.
-_ALL = "sst2,qqp,mnli,ontonotes,conll,uner,squad,squad2,record,msmarco,nq,mldr"
-_LITTLE = (
-  "--preset=study",
-  "--data={data}",
-  "--attention=bidirectional",
-  "--max_length=128",
-  "--limit=3000",
-  "--batch_size=16",
-  "--steps=100",
-  "--epochs=1",
+# ------------------------------------------------------------------ evaluations
+
+_PROTOCOL = ("--preset=study", "--data={data}", "--attention={attention}")
+# The protocol with less of everything, for a CPU.
+_LESS = (
+  *_PROTOCOL,
+  *("--limit=3000", "--batch_size=16", "--steps=60", "--epochs=1"),
+  "--seeds=0,1",
 )
-_STREAM = ("--packing=chunks", "--boundary=eos")
+_SHORT = ("--task=sst2,conll", "--max_length=64")
+_TEXT = ("--packing=chunks", "--boundary=eos")
+
+
+def _tuning(*options: str, looks: bool = False) -> Evaluation:
+  return Evaluation("fine-tuning", "evals.finetune", options, looks=looks)
+
+
 SCALES = {
   "tiny": Scale(
     prepare={
-      "tiny": (
-        *("--share=0.05", "--vocab_size=4096", "--seq_len=128"),
-        *_STREAM,
-      )
+      "tiny": ("--share=0.05", "--vocab_size=4096", "--seq_len=128", *_TEXT)
     },
     text=Text(4096, 128, 2),
     evaluations=(
-      Evaluation(
-        "fine-tuning",
-        "evals.finetune",
-        (
-          *_LITTLE,
-          *("--task=sst2,conll,squad,nfcorpus", "--lrs=5e-4,2e-3"),
-          "--seeds=0,1",
-        ),
-      ),
+      _tuning(*_LESS, *_SHORT, "--lrs=5e-4,2e-3"),
+      _tuning(*_LESS, "--task=squad", "--max_length=192", "--lrs=2e-3"),
+      _tuning(*_LESS, "--task=nfcorpus", "--max_length=64", "--lrs=2e-3"),
+      _tuning(*_LESS, *_SHORT, "--lrs=2e-3", looks=True),
     ),
-    needs=(),
+    needs=("sst2", "conll2003", "train-v1.1.json", "retrieval/nfcorpus"),
   ),
   "paper": Scale(
     prepare={
-      size: ("--tokenizer=tokenizer.json", "--seq_len=2048", *_STREAM)
-      for size in ("210M", "610M", "1B")
+      size: ("--tokenizer=tokenizer.json", "--seq_len=2048", *_TEXT)
+      for size in SIZES["paper"]
     },
     text=Text(128_256, 2048, 2),
     evaluations=(
-      Evaluation(
-        "fine-tuning",
-        "evals.finetune",
-        ("--preset=study", "--data={data}", f"--task={_ALL}"),
-      ),
-      Evaluation(
-        "fine-tuning",
-        "evals.finetune",
-        ("--preset=study", "--data={data}", f"--task={_ALL}"),
-        looks=True,
-      ),
+      _tuning(*_PROTOCOL, "--task=all"),
+      _tuning(*_PROTOCOL, "--task=all", looks=True),
     ),
     needs=(),
   ),
