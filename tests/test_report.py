@@ -332,7 +332,8 @@ def test_differences_are_paired_and_say_what_holds(tmp_path, rows):
     assert delta["95 % by items and seeds"] is None
     assert delta["interval"] == "above"
   shown = section(text, "What it shows")
-  assert shown.count("\n| AntLM (") == 2  # once for each control
+  # Once for each control, right or wrong and by how much.
+  assert shown.count("\n| AntLM (") == 4
   assert "another seed may turn them" in text
   for there in (shown, section(text, "Differences")):
     line = cells(there, "AntLM (causal)")
@@ -372,7 +373,7 @@ def test_phenomena_are_compared(tmp_path, rows):
   folder = tmp_path / "runs"
   three_rows(folder)
   numbers, text = make(folder, rows)
-  deltas = numbers["parts"]["BabyLlama"]
+  deltas = numbers["parts"]["BabyLlama, BLiMP"]
   assert [d["on"] for d in deltas] == 2 * sorted(UIDS.values())
   for delta in deltas:
     sides = delta["row"], delta["against"]
@@ -380,7 +381,7 @@ def test_phenomena_are_compared(tmp_path, rows):
       ("AntLM (causal)", "CLM (causal)"),
       ("AntLM (mlm)", "MLM (mlm)"),
     }
-    assert delta["points"] == pytest.approx(0.1)
+    assert delta["difference"] == pytest.approx(0.1)
   picture = folder / "report" / "phenomena_antlm.png"
   assert picture.read_bytes()[:4] == b"\x89PNG"
   assert f"({picture.name})" in section(text, "By phenomenon")
@@ -587,11 +588,14 @@ def test_command(tmp_path, rows):
   assert "3 runs of 3 rows" in done.stdout and str(out) in done.stdout
   assert sorted(path.name for path in out.iterdir()) == [
     "alike.csv",
+    "claims.csv",
     "curves_babyllama.png",
     "differences.csv",
     "forgetting.csv",
+    "held_out.csv",
     "parts.csv",
     "phenomena_antlm.png",
+    "phenomena_antlm_odds.png",
     "published.csv",
     "report.md",
     "scores.csv",

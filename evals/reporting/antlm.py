@@ -5,20 +5,23 @@ controls. A control is scored as it was trained: causally, or with masks.
 """
 
 import collections
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from evals.finetuning import glue
 from evals.finetuning.loop import ATTENTIONS
-from evals.reporting import compare, render, sections
+from evals.reporting import claims, compare, render, sections, statistics
+from evals.reporting.claims import Claim, Contrast
 from evals.reporting.compare import Mean, Pair, Study
 from evals.reporting.render import Cell, Section, Table, percent
-from evals.reporting.runs import BENCHMARKS, BLIMP, TrainedRun
+from evals.reporting.runs import BENCHMARKS, BLIMP, ODDS, TrainedRun
 from evals.reporting.sections import Family, difference
 from evals.rows import CAUSAL
 
 MACRO = "macro-average"
 _PAIRS = [benchmark.name for benchmark in BENCHMARKS]
+_COMPARED = [*_PAIRS, BLIMP.name + ODDS]
 
 # Name; BLiMP, supplement, EWoK, GLUE, macro-average in percent; source.
 PUBLISHED = (
@@ -36,7 +39,17 @@ at each model's best temperature. AntLM's abstract (arXiv 2412.03275) gives +1.0
 points of macro-average over BabyLlama and +2.2 over LTG-BERT at equal epochs.
 Data, scale and scoring of the rows above are others: beside these numbers they
 say nothing about a method."""
-_SHOWS = "Both sides scored alike; in points, with 95 % intervals."
+_CLAIMS = """\
+Measures in the order in which they were fixed: held-out losses, which tell most
+with few seeds, then BLiMP's log-odds, then accuracy. Losses are compared seed
+by seed (Student's t), pairs by items and seeds. *Confirmed* or *contradicted*
+is what has an interval without zero; the paper's own measure is the
+macro-average, which is among the scores where all of it was run."""
+_HELD_OUT = """\
+In nats, mean ± standard deviation over seeds: at the end, which is what the
+paper evaluates, and at its lowest over the run, which one would rather keep."""
+_SHOWS = """\
+Both sides scored alike; in points, log-odds in nats, with 95 % intervals."""
 _NO_DIFFERENCE = """\
 No difference yet: that takes a row of several objectives and one of one, of the
 same encoder and scored on the same items."""
@@ -51,11 +64,11 @@ right, `mlm` with one token masked at a time; `mntp` likewise, but read one
 position before. The macro-average is BabyLM 2024's, the unweighted mean of
 BLiMP, its supplement, EWoK and GLUE, where all of them are complete."""
 _DIFFERENCES = """\
-Rows of several objectives minus rows of one, in points. A row of one objective
-is scored as it was trained. Every difference is paired: both sides have the
-same items, resampled within their UID. Intervals by items are of these very
-runs; those by items and seeds are of other seeds, too, and decide where they
-are."""
+Rows of several objectives minus rows of one, in points; log-odds in nats. A row
+of one objective is scored as it was trained. Every difference is paired: both
+sides have the same items, resampled within their UID. Intervals by items are of
+these very runs; those by items and seeds are of other seeds, too, and decide
+where they are."""
 _SWITCHES = """\
 Held-out losses in nats, means over seeds. *Forgotten by* is what the phase
 after the switch adds to the loss of the objective that is left; *trained again*
@@ -73,7 +86,7 @@ def report(study: Study, absent: Sequence[str]) -> render.Report:
   families = []
   for name, variants in study.families.items():
     pairs = list(_pairs(study, variants))
-    deltas = [d for task in _PAIRS for d in study.differences(task, pairs)]
+    deltas = [d for task in _COMPARED for d in study.differences(task, pairs)]
     families.append(Family(name, variants, deltas))
   absent = [*missing(study), *absent]
 
@@ -81,15 +94,18 @@ def report(study: Study, absent: Sequence[str]) -> render.Report:
     return [part for family in families for part in parts(study, family)]
 
   phenomena = functools.partial(sections.by_part, task=BLIMP.name)
+  odds = functools.partial(sections.by_part, task=BLIMP.name + ODDS)
   tuned = functools.partial(sections.tuned, tasks=glue.SCORES)
   no_switch = "No row with a switch is at its end yet."
   parts = [
+    Section("Claims", every(_claims), _CLAIMS, "None that can be looked at."),
+    Section("Held-out losses", every(sections.held_out), _HELD_OUT),
     Section("What it shows", every(_shows), _SHOWS, _NO_DIFFERENCE),
     Section("What it does not show", [], _LIMITS, ""),
     Section("Scores", [*every(_scores), _published(study)], _SCORES),
     Section("Differences", every(_differences), _DIFFERENCES),
     Section("Learning curves", every(sections.curves)),
-    Section("By phenomenon", every(phenomena)),
+    Section("By phenomenon", every(phenomena) + every(odds)),
     Section(
       "At every switch", every(sections.at_switches), _SWITCHES, no_switch
     ),
@@ -112,6 +128,50 @@ def _pairs(study: Study, variants: Sequence[str]) -> Iterator[Pair]:
         yield Pair((name, mode), (control, own))
 
 
+# -------------------------------------------------------------------- claims
+
+
+def _claims(study: Study, family: Family) -> Iterator:
+  # All runs of a variant have one curriculum.
+  first = {name: study.runs[name][0] for name in family.variants}
+  found = sections.losses(study, family.variants)
+  made = []
+  for control, run in first.items():
+    if len(run.objectives) > 1:
+      continue
+    kind, mode = run.names[run.objectives[0]], run.attention
+    for name, other in first.items():
+      if len(other.objectives) > 1:
+        contrasts = [
+          *_of_losses(found, name, control, kind),
+          *_of_pairs(study, family, name, control, mode),
+        ]
+        text = f"{study.title(name)} is better than {study.title(control)}"
+        made.append(Claim(text, family.name, contrasts))
+  yield from claims.parts(made)
+
+
+def _of_losses(found, name, control, kind) -> Iterator[Contrast]:
+  for when in ("end", "lowest"):
+    sides = (found.get((n, kind, when), {}) for n in (name, control))
+    about = f"held-out {kind} loss, {when} (nats)"
+    yield Contrast(about, None, statistics.paired(*sides), -1, "{:+.3f}".format)
+
+
+def _of_pairs(study, family, name, control, mode) -> Iterator[Contrast]:
+  mode = study.variants[control].mode(mode)
+  for task in (BLIMP.name + ODDS, *_PAIRS):
+    for delta in family.deltas:
+      side = name, study.variants[name].mode(mode)
+      if delta.task == task and delta.pair == Pair(side, (control, mode)):
+        scale, unit = (1, "nats") if task.endswith(ODDS) else (100, "points")
+        interval = delta.by_seeds
+        if interval:
+          ends = (scale * end for end in dataclasses.astuple(interval))
+          interval = statistics.Interval(*ends)
+        yield Contrast(f"{task}, {mode} ({unit})", None, interval)
+
+
 # --------------------------------------------------------------- differences
 
 
@@ -121,7 +181,7 @@ def _shows(study: Study, family: Family) -> Iterator[Table]:
 
 
 def _differences(study: Study, family: Family) -> Iterator[Table]:
-  for task in _PAIRS:
+  for task in _COMPARED:
     rows = [difference(study, d) for d in family.deltas if d.task == task]
     yield Table("differences", rows, f"{family.name}, {task}")
 

@@ -109,29 +109,34 @@ def _lines(panel, runs: _Runs, kind: str, colour: str, top: float) -> str:
 
 
 def differences(
-  title: str, deltas: Mapping[str, Sequence[Delta]], path: pathlib.Path
+  title: str,
+  deltas: Mapping[str, Sequence[Delta]],
+  path: pathlib.Path,
+  unit: str = "points",
 ) -> None:
   """Draws differences to a PNG, by part of a task: a panel's by its title."""
+  scale = 100 if unit == "points" else 1
   most = max(map(len, deltas.values()))
   figure = canvas(5.4 * len(deltas), 0.29 * most + 1.6)
   panels = figure.subplots(1, len(deltas), sharex=True, squeeze=False)[0]
   for panel, (name, found) in zip(panels, deltas.items(), strict=True):
     panel.set_title(name, fontsize=10)
     by = "items and seeds" if found[0].by_seeds else "items; one seed"
-    panel.set_xlabel(f"points, 95 % by {by}", fontsize=9.5)
-    _forest(panel, sorted(found, key=lambda delta: delta.interval.estimate))
+    panel.set_xlabel(f"{unit}, 95 % by {by}", fontsize=9.5)
+    found = sorted(found, key=lambda delta: delta.interval.estimate)
+    _forest(panel, found, scale)
   figure.suptitle(title, fontsize=11)
   save(figure, path)
 
 
-def _forest(panel, deltas: Sequence[Delta]) -> None:
+def _forest(panel, deltas: Sequence[Delta], scale: float) -> None:
   panel.axvline(0, color="0.3", lw=0.8)
   for at, delta in enumerate(deltas):
     colour, interval = _SIGN[delta.verdict], delta.interval
-    ends = [100 * interval.low, 100 * interval.high]
+    ends = [scale * interval.low, scale * interval.high]
     panel.plot(ends, [at, at], color=colour, lw=1.8)
     style = {"ms": 5, "mfc": "white" if interval.contains_zero else colour}
-    panel.plot(100 * interval.estimate, at, "o", color=colour, **style)
+    panel.plot(scale * interval.estimate, at, "o", color=colour, **style)
   names = [delta.part.replace("_", " ") for delta in deltas]
   panel.set_yticks(range(len(deltas)), names)
   panel.tick_params(axis="y", length=0, labelsize=9)

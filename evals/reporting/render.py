@@ -181,13 +181,28 @@ def percent(found: Mean | None, note: str = "") -> Cell:
 
 def points(found: float | Interval | None) -> Cell:
   """Shows a difference of shares, or the ends of its interval, in points."""
+  return _difference(found, lambda end: f"{100 * end:+.1f}")
+
+
+def _difference(found: float | Interval | None, write: Callable) -> Cell:
   if found is None:
     return Cell(None, None)
   interval = isinstance(found, Interval)
   ends = (found.low, found.high) if interval else (found,)
-  return Cell(found, " to ".join(f"{100 * end:+.1f}" for end in ends))
+  return Cell(found, " to ".join(map(write, ends)))
 
 
-def nats(found: Mean | None, sign: str = "") -> Cell:
-  """Shows losses by their mean over seeds; differences with `sign="+"`."""
-  return Cell(found, f"{found.mean:{sign}.3f}" if found else None)
+def nats(found: Mean | None, sign: str = "", spread: bool = False) -> Cell:
+  """Shows losses by their mean over seeds; differences with `sign="+"`.
+
+  With their spread, the standard deviation over seeds as well.
+  """
+  if found is None:
+    return Cell(None, None)
+  more = f" ± {found.std:.3f}" if spread and found.std is not None else ""
+  return Cell(found, f"{found.mean:{sign}.3f}{more}")
+
+
+def nats_apart(found: float | Interval | None) -> Cell:
+  """Shows a difference in nats, or the ends of its interval."""
+  return _difference(found, lambda end: f"{end:+.3f}")

@@ -37,6 +37,7 @@ BENCHMARKS = (
   Benchmark("EWoK", "ewok", 7_618),
 )
 BLIMP = BENCHMARKS[0]
+ODDS = " (log-odds)"  # after a benchmark's name: by how much pairs are right
 _TUNED = ("finetune", "finetune-study")  # folders of fine-tuned tasks
 
 
@@ -85,16 +86,43 @@ class ZeroShot(Result):
   parts: Mapping[str, str]  # of each UID the phenomenon, if it is named
   folder: pathlib.Path
 
-  @functools.cached_property
+  @property
   def items(self) -> Items | None:
     """Which items it got right, or None if that is not known."""
+    return self._read[0] if self._read else None
+
+  @property
+  def odds(self) -> Result | None:
+    """The log-odds of right choices, in nats: more than whether one is right.
+
+    The score of the right choice minus that of the best other one.
+    """
+    if self._read is None:
+      return None
+    items = self._read[1]
+    by_uid = np.bincount(items.strata, items.scores)
+    score = float(np.mean(by_uid / np.bincount(items.strata)))
+    return Odds(self.step, score, self.complete, self.parts, items)
+
+  @functools.cached_property
+  def _read(self) -> tuple[Items, Items] | None:
     path = self.folder / "items.jsonl"
     if not path.is_file():
       return None
     with _reading(path, files.read_jsonl) as lines:
       found = [item for _, item in lines]
       names = [(item["uid"], item["id"]) for item in found]
-      return Items.of(names, [item["correct"] for item in found])
+      odds = [i["scores"][0] - max(i["scores"][1:]) for i in found]
+      correct = [item["correct"] for item in found]
+      return Items.of(names, correct), Items.of(names, odds)
+
+
+@dataclasses.dataclass(frozen=True)
+class Odds(Result):
+  """The mean over a benchmark's UIDs of the log-odds of right choices."""
+
+  parts: Mapping[str, str]
+  items: Items
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,6 +183,9 @@ class TrainedRun:
   def results(self, pipeline: str) -> dict[tuple[str, str], Result]:
     """Returns all results by task and mode, or attention if fine-tuned."""
     found = {k[1:]: r for k, r in self.zero_shot.items() if k[0] == pipeline}
+    for (task, mode), result in list(found.items()):
+      if task == BLIMP.name and result.odds:
+        found[task + ODDS, mode] = result.odds
     return found | dict(self.tuned)
 
   @property

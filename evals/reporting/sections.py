@@ -13,8 +13,17 @@ from typing import NamedTuple
 from antlm_jax import units
 from evals.finetuning.loop import ATTENTIONS
 from evals.reporting import plots, switches
-from evals.reporting.compare import Delta, Mean, Study
-from evals.reporting.render import Cell, Figure, Table, nats, percent, points
+from evals.reporting.compare import Delta, Mean, Study, mean
+from evals.reporting.render import (
+  Cell,
+  Figure,
+  Table,
+  nats,
+  nats_apart,
+  percent,
+  points,
+)
+from evals.reporting.runs import ODDS
 from evals.reporting.switches import Switch
 
 _MOST_SWITCHES = 12  # of a variant, in the text; the JSON has all
@@ -38,14 +47,15 @@ def difference(study: Study, delta: Delta) -> dict[str, Cell | str]:
   shown += "" if delta.by_seeds else ", by one seed"
   seeds = "{} and {}".format(*delta.seeds)
   row, against = (study.title(*side) for side in delta.pair)
+  write = nats_apart if delta.task.endswith(ODDS) else points
   return {
     "row": row,
     "against": against,
     "on": delta.part or delta.task,
     "seeds": Cell(delta.seeds, seeds),
-    "points": points(delta.by_items.estimate),
-    "95 % by items": points(delta.by_items),
-    "95 % by items and seeds": points(delta.by_seeds),
+    "difference": write(delta.by_items.estimate),
+    "95 % by items": write(delta.by_items),
+    "95 % by items and seeds": write(delta.by_seeds),
     "interval": Cell(verdict, shown),
   }
 
@@ -57,15 +67,18 @@ def by_part(
   pairs = [d.pair for d in family.deltas if d.task == task and d.pair.alike]
   deltas = study.differences(task, pairs, by_part=True)
   rows = [difference(study, delta) for delta in deltas]
-  yield Table("parts", rows, family.name, most=0)
+  yield Table("parts", rows, f"{family.name}, {task}", most=0)
   panels = collections.defaultdict(lambda: collections.defaultdict(list))
   for delta in deltas:
     against = f"against {study.title(*delta.pair.control)}"
     panels[delta.pair.variant[0]][against].append(delta)
   for name, by_control in panels.items():
     title = f"{study.title(name)}: {task} by phenomenon"
-    draw = functools.partial(plots.differences, title, by_control)
-    yield Figure(f"phenomena_{name}.png", draw)
+    odds = task.endswith(ODDS)
+    draw = functools.partial(
+      plots.differences, title, by_control, unit="nats" if odds else "points"
+    )
+    yield Figure(f"phenomena_{name}{'_odds' * odds}.png", draw)
 
 
 # -------------------------------------------------------------------- scores
@@ -131,6 +144,41 @@ def _tuned_row(study: Study, name: str, attention: str, heads) -> dict:
     "mean": percent(study.mean(name, common, attention), note),
     **{head: percent(mean) for head, mean in means.items()},
   }
+
+
+# -------------------------------------------------------------------- losses
+
+
+def losses(study: Study, names: Sequence[str]) -> dict[tuple, dict[str, float]]:
+  """Returns held-out losses in nats, by (variant, kind, when) and then seed.
+
+  When is `end`, or `lowest`: over all that was measured.
+  """
+  out = collections.defaultdict(dict)
+  for name in names:
+    for run in switches.ended(study.runs[name]):
+      for kind in run.names.values():
+        if found := run.held_out(kind):
+          out[name, kind, "end"][run.seed] = found[max(found)]
+          out[name, kind, "lowest"][run.seed] = min(found.values())
+  return dict(out)
+
+
+def held_out(study: Study, family: Family) -> Iterator[Table]:
+  """Shows each objective's held-out loss at the end, and at its lowest."""
+  found = losses(study, family.variants)
+  heads = list(dict.fromkeys((kind, when) for _, kind, when in found))
+  rows = [
+    {
+      "row": study.title(name),
+      **{
+        f"{kind}, {when}": nats(mean(found.get((name, kind, when), {})), "", 1)
+        for kind, when in heads
+      },
+    }
+    for name in family.variants
+  ]
+  yield Table("held_out", rows if heads else [], family.name)
 
 
 # -------------------------------------------------------------------- curves

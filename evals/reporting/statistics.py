@@ -17,7 +17,7 @@ run's answer to one item counts both as an item's and as a run's.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from scipy import special
@@ -123,6 +123,19 @@ def difference(
   low, high = np.quantile(means[0] - means[1], (tail, 1 - tail))
   estimate = a.observed.mean() - b.observed.mean()
   return Interval(float(estimate), float(low), float(high))
+
+
+def paired(a: Mapping[str, float], b: Mapping[str, float]) -> Interval | None:
+  """Returns the mean of a minus b, by seed, and its interval by Student's t.
+
+  Seeds that only one of them has are left out; None of fewer than two.
+  """
+  found = np.array([a[seed] - b[seed] for seed in a if seed in b])
+  if len(found) < 2:
+    return None
+  mean, error = found.mean(), found.std(ddof=1) / len(found) ** 0.5
+  half = student(len(found) - 1) * error
+  return Interval(float(mean), float(mean - half), float(mean + half))
 
 
 def student(freedom: int) -> float:
