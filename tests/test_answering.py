@@ -15,7 +15,7 @@ from antlm_jax.training import checkpoint
 from evals.finetuning import answering, loop, saved
 from evals.finetuning.answering import Inside, Spans
 from evals.finetuning.loop import Run, Settings
-from evals.finetuning.rows import Example
+from evals.finetuning.rows import Example, Rows
 from tests import random_models
 
 TEXT = "Tom sat near the hills. Ann wandered often near the dogs and the hills."
@@ -194,6 +194,17 @@ def test_scores_are_squads():
 def test_index_f1_needs_no_words():
   found = [{"found": [1, 2], "there": [2, 3]}, {"found": [0], "there": [0]}]
   assert answering.index_f1(found, [None, None]) == 0.75
+
+
+def test_an_answer_that_is_cut_off_is_not_found_by_finding_nothing():
+  asked = Example(("Who?", "Tom"), [["Tom", 0]])
+  labels = np.ones((2, 4), np.int32)  # outside, all that was kept
+  rows = Rows(
+    labels, np.array([4, 4]), labels, True, [asked, asked._replace(label=[])]
+  )
+  found = Inside().decode(np.zeros((2, 4), np.int32), rows)
+  assert answering.index_f1(found[:1], [None]) == 0
+  assert answering.index_f1(found[1:], [None]) == 1
 
 
 # Files

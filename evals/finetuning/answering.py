@@ -130,7 +130,8 @@ class Inside(PerToken):
   The question and its text are one text, which loses what is too long at its
   end; a loss of all tokens, the question's as well. Predictions are tokens'
   indices, the first token's where none is inside, beside those of the answer:
-  `{"found": [...], "there": [...]}`.
+  `{"found": [...], "there": [...]}`. An answer that is lost is at -1, where
+  nothing is found: else all that is too long would be right without a token.
   """
 
   kind: ClassVar[str] = "inside"
@@ -165,9 +166,12 @@ class Inside(PerToken):
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
     """Returns the indices of tokens inside, found and there."""
     return [
-      {"found": _where(found == 1, length), "there": _where(label == 2, length)}
-      for found, label, length in zip(
-        reduced, rows.labels, rows.lengths, strict=True
+      {
+        "found": _where(found[:length] == 1),
+        "there": _where(label[:length] == 2, none=-1 if example.label else 0),
+      }
+      for found, label, length, example in zip(
+        reduced, rows.labels, rows.lengths, rows.examples, strict=True
       )
     ]
 
@@ -175,8 +179,8 @@ class Inside(PerToken):
 _TEMPLATE = "Question: {question}\nContext: "
 
 
-def _where(inside: np.ndarray, length: int) -> list[int]:
-  return np.flatnonzero(inside[:length]).tolist() or [0]
+def _where(inside: np.ndarray, none: int = 0) -> list[int]:
+  return np.flatnonzero(inside).tolist() or [none]
 
 
 def _encoded(loaded: Loaded, example: Example, template: str = "{question}"):
