@@ -191,7 +191,8 @@ def _tasks(argv: Sequence[str]) -> list[tuple[argparse.Namespace, Task]]:
 def perform(job: Job, loaded: checkpoint.Loaded, save: bool) -> dict:
   """Trains a task's runs, writes its results and returns the summary."""
   begun, task, grid, how = time.monotonic(), job.task, job.grid, job.how
-  data = loop.read(loaded, task, how.max_length, grid.limit)
+  tell = functools.partial(print, file=sys.stderr, flush=True)
+  data = loop.read(loaded, task, how.max_length, grid.limit, tell)
   examples = {name: rows.examples for name, rows in data.evaluations.items()}
   beside = summary.references(task, examples)
   at_once = grid.runs_at_once or memory.runs_together(
@@ -208,7 +209,7 @@ def perform(job: Job, loaded: checkpoint.Loaded, save: bool) -> dict:
       how,
       runs,
       track=functools.partial(progress.track, unit="step", name=task.name),
-      tell=functools.partial(print, file=sys.stderr, flush=True),
+      tell=tell,
       keep=best,
     )
   ]

@@ -235,11 +235,19 @@ def test_the_training_set_is_divided_and_their_own_is_the_test(tmp_path):
   assert len(test) == 7 and not task.head.may_be_none
 
 
+def paragraph(question):
+  """A file of one question."""
+  one = {"context": "Tom sat", "qas": [question]}
+  return json.dumps({"data": [{"paragraphs": [one]}]})
+
+
 @pytest.mark.parametrize(
   ("text", "words"),
   [
     ('{"data": []}', "holds no questions"),
     ('{"data": [{"paragraphs": [{}]}]}', "question 1: KeyError"),
+    (paragraph({"id": 5, "question": None}), "question 5: it, or its text, is"),
+    (paragraph("who"), "question 1: TypeError"),
     ("[]", "cannot read"),
   ],
 )

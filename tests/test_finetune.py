@@ -15,9 +15,12 @@ from antlm_jax.masks import AttentionMask
 from evals import finetune
 from evals.finetuning import classification, glue, loop, memory, saved, summary
 from evals.finetuning import rows as rows_lib
+from evals.finetuning.answering import Inside, Spans
 from evals.finetuning.classification import Classifier, Options
 from evals.finetuning.loop import Run, Settings
+from evals.finetuning.retrieval import Towers
 from evals.finetuning.rows import Example
+from evals.finetuning.tagging import Tagger
 from tests import random_models, runs
 from tests.test_glue import line
 
@@ -96,6 +99,46 @@ def test_long_pairs_lose_the_end_of_the_longer_text(loaded):
     expected = [t.bos_id, *t.encode(long)[:cut], t.eos_id]
     expected += [*t.encode(short), t.eos_id]
     assert rows.tokens[0].tolist() == expected
+
+
+LONG = "Tom sat near the hills " * 9
+
+
+@pytest.mark.parametrize(
+  ("head", "long", "short"),
+  [
+    (HEAD, ("the dogs", LONG), ("the dogs", "rest")),
+    (Tagger(("O", "B-X")), tuple(LONG.split()), ("the", "dogs")),
+    (Inside(), ("who", LONG), ("who", "Tom sat")),
+    (Spans(), (LONG, "Tom sat"), ("who", LONG)),  # which has several rows
+    (Towers(0.1), ("who", LONG), ("who", "Tom sat")),
+  ],
+)
+def test_what_is_cut_is_counted(loaded, head, long, short):
+  examples = [Example(long), Example(short)]
+  rows = head.encode(loaded, examples, 32)
+  assert rows.cut == 1 and rows.lengths.max() == 32
+  assert head.encode(loaded, examples[1:], 32).cut == 0
+
+
+def test_what_is_cut_is_told_once_a_set(loaded, tmp_path):
+  task, lines = toy(loaded, tmp_path)[0], []
+  for length in (32, 1000):
+    loop.read(loaded, task, length, tell=lines.append)
+  assert lines == []
+  long = [Example((LONG,), 1), Example(("the dogs",), 0)]
+  task = dataclasses.replace(task, load=lambda split: long)
+  for length in (32, 1000):
+    loop.read(loaded, task, length, tell=lines.append)
+  told = "cola: texts of {} that are cut to fit {} tokens ({}): 1".format
+  assert lines == [
+    told(name, *limit)
+    for limit in ((32, "--max_length"), (48, "the model's longest row"))
+    for name in ("train", "cola")
+  ]
+  task = dataclasses.replace(task, load=lambda split: [])
+  with pytest.raises(UserError, match=r"cola: its files .* is left for train"):
+    loop.read(loaded, task, 8)
 
 
 @pytest.mark.parametrize(

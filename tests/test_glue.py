@@ -330,6 +330,9 @@ def test_other_forms_of_training_sets(tmp_path):
   assert sst2.load("sst2") == [Example(("c",), 1, "sst2_0")]
   assert mnli.evaluations == ("mnli",)  # that train set has seen mnli-mm
   assert mnli.load("mnli")[0].label == 2
+  (tmp_path / "sst2/train_full.tsv").write_text("sentence\tlabel\na\t1\tb\n")
+  with pytest.raises(UserError, match="line 2: more columns than the first"):
+    sst2.load("train")
 
 
 def test_the_real_files(tmp_path):

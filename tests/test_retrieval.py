@@ -34,6 +34,7 @@ def test_the_measures_are_their_definitions():
     binary / (1 + 1 / np.log2(3))
   )
   assert retrieval.ndcg(["x"], relevant) == 0
+  assert retrieval.ndcg(["x"], {"x": -1.0}) == 0  # junk, as some sets have it
   assert retrieval.ndcg_of_ranked(["x"], relevant) == 0
 
 
@@ -220,6 +221,13 @@ def test_pairs_are_read(tmp_path):
   )
   (pair,) = task.load("train")
   assert pair.texts == ("Query: a", "Document: b")
+  (folder / "pairs.jsonl").write_text('{"anchor": "a", "positive": " "}\n')
+  with pytest.raises(UserError, match="line 1: a text is empty"):
+    task.load("train")
+
+
+HEAD = "query-id\tcorpus-id\tscore\n"
+TWICE = '{"_id": "d0", "text": "a"}\n' * 2
 
 
 @pytest.mark.parametrize(
@@ -228,8 +236,12 @@ def test_pairs_are_read(tmp_path):
     ("corpus.jsonl", '{"_id": "d0"}', "line 1: the field 'text' is absent"),
     ("corpus.jsonl", '{"_id": "d0", "text": " "}', "line 1: the text is empty"),
     ("corpus.jsonl", '{"_id": "x", "text": "a"}', "'d0' is in no other file"),
-    ("qrels/dev.tsv", "query-id\tcorpus-id\tscore\nq\td\tx", "line 2: not qu"),
-    ("qrels/dev.tsv", "query-id\tcorpus-id\tscore\n", "holds no judgements"),
+    ("corpus.jsonl", TWICE, "line 2: another line has the _id 'd0'"),
+    ("qrels/dev.tsv", f"{HEAD}q\td\tx", "line 2: not qu"),
+    ("qrels/dev.tsv", f"{HEAD}q0.1\td0\tnan", "line 2: not qu"),
+    ("qrels/dev.tsv", f"{HEAD}q0.1\td0\t1\t1", "line 2: not qu"),
+    ("qrels/dev.tsv", f"{HEAD}q0.1\td9\t1", "line 2: 'd9' is in no other file"),
+    ("qrels/dev.tsv", HEAD, "holds no judgements"),
   ],
 )
 def test_bad_files_are_told(tmp_path, file, text, words):

@@ -75,11 +75,14 @@ class Spans(PerToken):
   def encode(self, loaded, examples, max_length) -> Rows:
     """Makes rows of a question and a window of its text."""
     before, after = framing.frame(loaded)
-    tokens, labels, windows = [], [], []
+    limit = rows_lib.longest(loaded, max_length)
+    most = min(_QUESTION, limit // 2)  # of a question: the rest is for the text
+    tokens, labels, windows, cut = [], [], [], 0
     for number, example in enumerate(examples):
       question, text, spans = _encoded(loaded, example)
-      lead = [*before, *question[:_QUESTION], *after]
-      room = rows_lib.longest(loaded, max_length) - len(lead) - len(after)
+      cut += len(question) > most
+      lead = [*before, *question[:most], *after]
+      room = limit - len(lead) - len(after)
       answer = _answer(example, spans)
       for start in _starts(len(text), room, self.stride):
         stop = min(start + room, len(text))
@@ -88,7 +91,7 @@ class Spans(PerToken):
         labels.append(_labels(len(lead), start, stop, answer, len(after)))
     tokens, lengths = rows_lib.padded(tokens)
     labels, _ = rows_lib.padded(labels)
-    return Rows(tokens, lengths, labels, True, examples, about=windows)
+    return Rows(tokens, lengths, labels, True, examples, windows, cut)
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[str]:
     """Returns the answers' texts; empty where there is none."""
@@ -146,18 +149,19 @@ class Inside(PerToken):
     """Makes a row an example; labels are 1 outside, 2 inside, 0 of padding."""
     before, after = framing.frame(loaded)
     limit = rows_lib.longest(loaded, max_length) - len(after)
-    tokens, labels = [], []
+    tokens, labels, cut = [], [], 0
     for example in examples:
       question, text, spans = _encoded(loaded, example, _TEMPLATE)
       first, last = _answer(example, spans) or (len(text), -1)
       inside = [2 if first <= i <= last else 1 for i in range(len(text))]
       lead = [*before, *question]
+      cut += len(lead) + len(text) > limit
       tokens.append([*[*lead, *text][:limit], *after])
       marks = [*([1] * len(lead)), *inside][:limit]
       labels.append(marks + [1] * len(after))
     tokens, lengths = rows_lib.padded(tokens)
     labels, _ = rows_lib.padded(labels)
-    return Rows(tokens, lengths, labels, True, examples)
+    return Rows(tokens, lengths, labels, True, examples, cut=cut)
 
   def reduce(self, outputs) -> jax.Array:
     """Returns whether each token is inside, int32 `[B, T]`."""
@@ -372,9 +376,9 @@ def read(path: pathlib.Path) -> list[Example]:
   try:
     for article in data["data"]:
       for paragraph in article["paragraphs"]:
-        text = paragraph["context"]
-        out += [_example(asked, text, path) for asked in paragraph["qas"]]
-  except (KeyError, TypeError) as error:
+        for asked in paragraph["qas"]:
+          out.append(_example(asked, paragraph["context"], path))
+  except (AttributeError, KeyError, TypeError) as error:
     raise UserError(
       f"{path} is not of SQuAD's form, at question {len(out) + 1}: {error!r}"
     ) from error
@@ -384,14 +388,18 @@ def read(path: pathlib.Path) -> list[Example]:
 
 
 def _example(asked: dict, text: str, path: pathlib.Path) -> Example:
+  question, where = asked["question"], f"{path}: question {asked['id']}"
+  if not isinstance(question, str) or not isinstance(text, str):
+    raise UserError(f"{where}: it, or its text, is not text")
   answers = [] if asked.get("is_impossible") else asked["answers"]
   label = []
   for answer in answers:
     found, begin = answer["text"], answer["answer_start"]
-    if text[begin : begin + len(found)] != found:
+    there = text[begin : begin + len(found)] if begin >= 0 else ""
+    if not found or there != found:
       raise UserError(
-        f"{path}: question {asked['id']}: the answer {found!r:.60} is not in"
-        f" its text at character {begin}"
+        f"{where}: the answer {found!r:.60} is not in its text at character"
+        f" {begin}"
       )
     label.append([found, begin])
-  return Example((asked["question"], text), label, str(asked["id"]))
+  return Example((question, text), label, str(asked["id"]))

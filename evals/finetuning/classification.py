@@ -88,8 +88,8 @@ class Linear(Head):
     """Reads the texts of an example together, in one row."""
     texts = [example.texts for example in examples]
     labels = np.array([example.label or 0 for example in examples])
-    made = rows_lib.framed(loaded, texts, max_length)
-    return Rows(*made, labels, examples=examples)
+    *made, cut = rows_lib.framed(loaded, texts, max_length)
+    return Rows(*made, labels, examples=examples, cut=cut)
 
   def reduce(self, outputs) -> jax.Array:
     """Returns the class of the highest logit, int32 `[B]`."""

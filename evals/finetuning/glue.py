@@ -278,6 +278,8 @@ def _records(path: pathlib.Path) -> Iterator[tuple[int, dict]]:
 
 
 def _example(fields: dict, format: Format, name: str, where: str) -> Example:
+  if None in fields:  # as the csv module has it
+    raise UserError(f"{where}: more columns than the first line names")
   for needed in (*format.fields, "label"):
     if needed not in fields:
       raise UserError(f"{where}: no field {needed!r}")

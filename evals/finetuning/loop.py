@@ -27,7 +27,7 @@ from antlm_jax.settings import setting
 from antlm_jax.training import optim
 from antlm_jax.training.checkpoint import Loaded
 from evals.finetuning import rows as rows_lib
-from evals.finetuning.rows import Rows
+from evals.finetuning.rows import Example, Rows
 from evals.finetuning.task import Head, Predictions, Task
 
 ATTENTIONS = ("bidirectional", "causal")
@@ -367,18 +367,44 @@ class Data(NamedTuple):
   evaluations: dict[str, Rows]
 
 
-def read(loaded: Loaded, task: Task, max_length: int, limit: int = 0) -> Data:
+def read(
+  loaded: Loaded,
+  task: Task,
+  max_length: int,
+  limit: int = 0,
+  tell: Callable[[str], None] = lambda line: None,
+) -> Data:
   """Reads a task's examples and makes rows of at most `max_length` tokens.
 
   With a limit there are so many training examples, at most, a random part.
+  `tell` is given a line about each set of which something is cut.
+
+  Raises:
+    UserError: if a set is bad, or has no examples.
   """
   train = task.load("train")
   if 0 < limit < len(train):
     chosen = hashing.permute(np.arange(limit), len(train), 0)
     train = [train[i] for i in np.sort(chosen)]
-  encode = functools.partial(task.head.encode, loaded, max_length=max_length)
+  longest = rows_lib.longest(loaded, max_length)
+  by = "--max_length" if longest == max_length else "the model's longest row"
+
+  def encode(name: str, examples: Sequence[Example]) -> Rows:
+    if not examples:
+      raise UserError(
+        f"{task.name}: its files hold too few examples: none is left for {name}"
+      )
+    rows = task.head.encode(loaded, examples, max_length)
+    if rows.cut:
+      tell(
+        f"{task.name}: texts of {name} that are cut to fit {longest} tokens"
+        f" ({by}): {rows.cut}"
+      )
+    return rows
+
   return Data(
-    encode(train), {name: encode(task.load(name)) for name in task.evaluations}
+    encode("train", train),
+    {name: encode(name, task.load(name)) for name in task.evaluations},
   )
 
 

@@ -9,8 +9,9 @@ others of the batch (multiple negatives, arXiv 1705.00652). Files are BEIR's:
 import dataclasses
 import functools
 import itertools
+import math
 import pathlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -69,14 +70,17 @@ class Towers(Head):
     """Makes rows of pairs `[n, 2, T]`, or of texts `[n, T]`."""
     apart = len(examples[0].texts)
     texts = [(text,) for example in examples for text in example.texts]
-    tokens, lengths = rows_lib.framed(loaded, texts, max_length)
+    tokens, lengths, cut = rows_lib.framed(loaded, texts, max_length)
     if apart > 1:
       tokens = tokens.reshape(len(examples), apart, -1)
       lengths = lengths.reshape(len(examples), apart)
     queries = [e for e in examples if e.label is not None]
     empty = np.zeros(len(tokens), np.int32)
     return Rows(
-      tokens, lengths, empty, examples=queries or examples, about=examples
+      *(tokens, lengths, empty),
+      examples=queries or examples,
+      about=examples,
+      cut=cut,
     )
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
@@ -134,7 +138,8 @@ def _ratio(gains: Sequence[float], ideal: Sequence[float]) -> float:
 
 
 def _discounted(gains: Sequence[float]) -> float:
-  gains = np.asarray(gains[:TOP], np.float64)
+  # In some judgements what is worse than irrelevant is below 0.
+  gains = np.maximum(np.asarray(gains[:TOP], np.float64), 0)
   return float((gains / np.log2(np.arange(len(gains)) + 2)).sum())
 
 
@@ -257,16 +262,12 @@ def load(
   path, train = paths[split], split == "train"
   if path.suffix == ".jsonl":
     return list(_pairs(path))
-  relevant = _relevant(path)
+  queries = _texts(folder / "queries.jsonl", _QUERY)
+  documents = _texts(folder / "corpus.jsonl", _DOCUMENT)
+  relevant = _relevant(path, queries, documents)
   if list(paths.values()).count(path) > 1:
     parts = held_out(list(relevant.items()))
     relevant = dict(parts[0] if train else parts[1])
-  queries = _texts(folder / "queries.jsonl", _QUERY)
-  documents = _texts(folder / "corpus.jsonl", _DOCUMENT)
-  for query, wanted in relevant.items():
-    for name, known in ((query, queries), *((d, documents) for d in wanted)):
-      if name not in known:
-        raise UserError(f"{path}: {name!r} is in no other file of {folder}")
   if train:
     return [
       Example((queries[query], documents[name]), None, f"{query} {name}")
@@ -283,6 +284,8 @@ def _pairs(path: pathlib.Path) -> Iterator[Example]:
   for number, line in io.read_jsonl(path, "pairs"):
     where = f"{path}, line {number}"
     query, document = (_field(line, n, where) for n in ("anchor", "positive"))
+    if not query.strip() or not document.strip():
+      raise UserError(f"{where}: a text is empty")
     texts = _QUERY.format(text=query), _DOCUMENT.format(text=document)
     yield Example(texts, None, str(number))
 
@@ -297,7 +300,10 @@ def _texts(path: pathlib.Path, template: str) -> dict[str, str]:
       text = f"{title}. {text}"
     if not text.strip():
       raise UserError(f"{where}: the text is empty")
-    out[str(_field(line, "_id", where))] = template.format(text=text)
+    name = _field(line, "_id", where)
+    if name in out:
+      raise UserError(f"{where}: another line has the _id {name!r:.60}, too")
+    out[name] = template.format(text=text)
   return out
 
 
@@ -307,18 +313,27 @@ def _field(line: Mapping[str, Any], name: str, where: str) -> str:
   return line[name]
 
 
-def _relevant(path: pathlib.Path) -> dict[str, dict[str, float]]:
+def _relevant(
+  path: pathlib.Path, queries: Container[str], documents: Container[str]
+) -> dict[str, dict[str, float]]:
   """Reads which documents each query asks for, and how much."""
   out: dict[str, dict[str, float]] = {}
   columns = ("query-id", "corpus-id", "score")
   for number, line in io.read_csv(path, "judgements", delimiter="\t"):
+    where = f"{path}, line {number}"
     try:
       query, document, score = (line[column] for column in columns)
-      out.setdefault(query, {})[document] = float(score)
+      score = float(score)
     except (KeyError, TypeError, ValueError) as error:
-      raise UserError(
-        f"{path}, line {number}: not {', '.join(columns)}"
-      ) from error
+      raise UserError(f"{where}: not {', '.join(columns)}") from error
+    if len(line) > len(columns) or not math.isfinite(score):
+      raise UserError(f"{where}: not {', '.join(columns)}")
+    for name, known in ((query, queries), (document, documents)):
+      if name not in known:
+        raise UserError(
+          f"{where}: {name!r:.60} is in no other file of {path.parents[1]}"
+        )
+    out.setdefault(query, {})[document] = score
   if not out:
     raise UserError(f"{path} holds no judgements")
   return out

@@ -41,6 +41,7 @@ class Rows:
     per_token: Whether the last axis of the labels is T, cut as the tokens are.
     examples: What is predicted, m examples; often one a row, and in order.
     about: What else decoding needs, such as the example of each row.
+    cut: How many texts, or examples of texts in one row, were too long for it.
   """
 
   tokens: np.ndarray
@@ -49,6 +50,7 @@ class Rows:
   per_token: bool = False
   examples: Sequence[Example] = ()
   about: Any = None
+  cut: int = 0
 
   def __len__(self) -> int:
     return len(self.tokens)
@@ -73,7 +75,7 @@ def longest(loaded: Loaded, max_length: int) -> int:
 
 def framed(
   loaded: Loaded, texts: Sequence[Sequence[str]], max_length: int
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, int]:
   """Makes rows `<s> A </s> B </s>`, as the training data frames a text.
 
   Where a text is framed by `</s>` alone or by nothing, so are these. What is
@@ -81,22 +83,24 @@ def framed(
   longest text.
 
   Returns:
-    tokens int32 `[n, T]` and lengths int32 `[n]`.
+    tokens int32 `[n, T]`, lengths int32 `[n]`, and how many rows were too long.
   """
   before, after = framing.frame(loaded)
   flat = [text for those in texts for text in those]
   ids = iter(loaded.tokenizer.encode_batch(flat))
   limit = longest(loaded, max_length)
-  rows = []
+  rows, cut = [], 0
   for those in texts:
     parts = [next(ids) for _ in those]
     budget = limit - len(before) - len(parts) * len(after)
-    kept = truncated([len(part) for part in parts], budget)
+    lengths = [len(part) for part in parts]
+    cut += sum(lengths) > budget
+    kept = truncated(lengths, budget)
     row = [before]
     for part, length in zip(parts, kept, strict=True):
       row += [part[:length], after]
     rows.append(np.concatenate(row))
-  return padded(rows)
+  return *padded(rows), cut
 
 
 def truncated(lengths: Sequence[int], budget: int) -> list[int]:

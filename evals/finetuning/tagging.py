@@ -53,17 +53,18 @@ class Tagger(PerToken):
     """Makes a row a sentence; words that are too many have no tokens."""
     before, after = framing.frame(loaded)
     limit = rows_lib.longest(loaded, max_length) - len(after)
-    tokens, words, labels = [], [], []
+    tokens, words, labels, cut = [], [], [], 0
     for example in examples:
       ids, of = _tokens(loaded.tokenizer, example.texts)
       tokens.append([*[*before, *ids][:limit], *after])
       of = [_NOWHERE] * len(before) + of
+      cut += len(of) > limit
       words.append(of[:limit] + [_NOWHERE] * len(after))
       known = example.label or [OUTSIDE] * len(example.texts)
       labels.append([_NOWHERE if w < 0 else known[w] for w in words[-1]])
     tokens, lengths = rows_lib.padded(tokens)
     labels, _ = rows_lib.padded(labels, fill=_NOWHERE)
-    return Rows(tokens, lengths, labels, True, examples, about=words)
+    return Rows(tokens, lengths, labels, True, examples, words, cut)
 
   def reduce(self, outputs) -> jax.Array:
     """Returns each token's class, int32 `[B, T]`."""
