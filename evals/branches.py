@@ -14,11 +14,16 @@ from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
 from antlm_jax.objectives import curriculum as curriculum_lib
-from antlm_jax.objectives.curriculum import Curriculum
+from antlm_jax.objectives.curriculum import Curriculum, Phase
+from antlm_jax.objectives.objective import Objective
 from antlm_jax.training import optim
 
-# What may differ while the runs are the same, or is compared by step.
-_BY_STEP = ("curriculum", "objectives", "schedule", *config_lib.FREE)
+# What is compared step by step, and what no step knows of. Of what is free on
+# going on, the mesh and how attention is computed round otherwise.
+_BY_STEP = (
+  *("curriculum", "objectives", "schedule"),
+  *("checkpoint", "data.path", "data.threads", "eval", "log"),
+)
 
 
 class Branch(NamedTuple):
@@ -51,23 +56,27 @@ def shared(one: ConfigDict, other: ConfigDict) -> int:
   It is 0 for curricula that are not in steps: how long an epoch is only the
   data says. The last step of neither counts: a branch has something to train.
   """
-  if _rest(one) != _rest(other):
+  both = (one, steps_of(one)), (other, steps_of(other))
+  if _rest(one) != _rest(other) or None in (both[0][1], both[1][1]):
     return 0
-  found = [steps_of(config) for config in (one, other)]
-  if None in found:
-    return 0
-  length = min(curriculum.steps for curriculum in found) - 1
-  return min(_alike(one, other, *found), _same_rates(one, other, length))
+  length = min(curriculum.steps for _, curriculum in both) - 1
+  rates = [_rates(*run, length) for run in both]
+  differ = np.flatnonzero(rates[0] != rates[1])
+  return min(_alike(*both), *map(int, differ[:1]), length)
 
 
 def steps_of(config: ConfigDict) -> Curriculum | None:
   """Returns a config's curriculum, or None if only its data says its length."""
-  names = list(config_lib.objectives(config))
-  parse = curriculum_lib.parse
-  length = config.train.steps or None
+  names, train = list(config_lib.objectives(config)), config.train
   # Phases in steps are as long whatever an epoch is.
   short, long = (
-    parse(config.curriculum, names, epoch, length) for epoch in (1e3, 2e3)
+    curriculum_lib.parse(
+      config.curriculum,
+      names,
+      epoch,
+      train.steps or round(train.epochs * epoch) or None,
+    )
+    for epoch in (1e3, 2e3)
   )
   return short if short == long else None
 
@@ -82,35 +91,36 @@ def _rest(config: ConfigDict) -> dict:
   }
 
 
-def _alike(a: ConfigDict, b: ConfigDict, of_a: Curriculum, of_b: Curriculum):
+def _alike(
+  one: tuple[ConfigDict, Curriculum], other: tuple[ConfigDict, Curriculum]
+) -> int:
   """Returns for how many steps the phases train the same."""
-  objectives = config_lib.objectives(a), config_lib.objectives(b)
+  (a, of_a), (b, of_b) = one, other
+  same_length = of_a.steps == of_b.steps
   grows = a.train.batch_start < 1 or a.train.batch_schedule
-  if grows and of_a.steps != of_b.steps:  # goes by the run's length
+  if grows and not same_length:  # goes by the run's length
     return 0
-  for one, other in zip(of_a.phases, of_b.phases, strict=False):
-    if (one.start, one.shares) != (other.start, other.shares):
-      return one.start
-    trained = [(objectives[0][n], objectives[1][n]) for n in one.shares]
-    changes = any(x.mask_ratio_end is not None for x, _ in trained)
-    if any(x != y for x, y in trained) or (
-      changes and of_a.steps != of_b.steps
-    ):
-      return one.start
-    if one.stop != other.stop:
-      return min(one.stop, other.stop)
+  for step in sorted({p.start for p in (*of_a.phases, *of_b.phases)}):
+    x, y = of_a.at(step), of_b.at(step)
+    ours = mix(a, x)
+    # Which rows an objective gets goes by the steps from the phase's start on.
+    same = ours == mix(b, y) and (x.start == y.start or len(ours) == 1)
+    changes = any(one.mask_ratio_end is not None for one, _ in ours)
+    if not same or (changes and not same_length):
+      return step
   return min(of_a.steps, of_b.steps)
 
 
-def _same_rates(one: ConfigDict, other: ConfigDict, length: int) -> int:
-  """Returns the first step whose learning rates differ, at most `length`."""
-  rates = [_rates(config, length) for config in (one, other)]
-  differ = np.flatnonzero(rates[0] != rates[1])
-  return int(differ[0]) if len(differ) else length
+def mix(config: ConfigDict, phase: Phase) -> list[tuple[Objective, float]]:
+  """Returns a phase's objectives and shares; their order counts."""
+  objectives = config_lib.objectives(config)
+  return [(objectives[name], share) for name, share in phase.shares.items()]
 
 
-def _rates(config: ConfigDict, length: int) -> np.ndarray:
-  curriculum = steps_of(config)
+def _rates(
+  config: ConfigDict, curriculum: Curriculum, length: int
+) -> np.ndarray:
+  """Returns the learning rates of the first steps."""
   again = config.schedule.restart_at_switch
   restarts = curriculum.switches if again else ()
   rate = optim.schedule(config.schedule, curriculum.steps, restarts)

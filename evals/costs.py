@@ -1,19 +1,19 @@
 """What a study's trainings take, before any of them runs."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+from ml_collections import ConfigDict
 
-from antlm_jax import config as config_lib
 from antlm_jax import tables
+from antlm_jax.objectives.curriculum import Phase
 from antlm_jax.planning.search import Pod
 from antlm_jax.runtime import chips
 from antlm_jax.training import flops
 from antlm_jax.units import quantity
 from evals import branches
-from evals.rows import Row
 
 # Of a chip's peak; what a real step reaches is some half of the bound that
 # `python -m antlm_jax.plan` gives. An assumption, not a measurement.
@@ -38,44 +38,40 @@ def of(study) -> dict[str, Cost | None]:
 
 
 def _of_row(study, name: str, known: dict) -> Cost | None:
-  row, branch, text = study.rows[name], study.branches[name], study.scale.text
-  pod = Pod(
-    f"{study.path}:{study.argument(name, 0)}",
-    (),
-    jax.devices()[:1],
-    **dataclasses.asdict(text),
-  )
-  config = config_lib.load(pod.spec)
+  branch, text = study.branches[name], study.scale.text
+  config = study.config(name)
   curriculum = branches.steps_of(config)
   if curriculum is None:
     return None
-  begin, total = branch.step if branch else 0, 0.0
-  for phase in curriculum.phases:
-    key = _kind(row, phase.shares, config)
-    if key not in known:
-      known |= _counted(row, pod, config)
-    steps = max(0, phase.stop - max(phase.start, begin))
-    total += steps * known[key]
+  begin, work = branch.step if branch else 0, 0.0
+  kinds = [_kind(config, phase) for phase in curriculum.phases]
+  if not known.keys() >= set(kinds):
+    known |= zip(kinds, _counted(study, name), strict=True)
+  for phase, kind in zip(curriculum.phases, kinds, strict=True):
+    work += max(0, phase.stop - max(phase.start, begin)) * known[kind]
   own = curriculum.steps - begin
   tokens = own * config.train.batch_size * text.seq_len
-  return Cost(curriculum.steps, own, tokens, total, study.seeds(name))
+  return Cost(curriculum.steps, own, tokens, work, study.seeds(name))
 
 
-def _counted(row: Row, pod: Pod, config) -> dict[Any, float]:
-  """Returns the operations of a step, by the kind of batch."""
-  run, found = pod.run(), {}
+def _kind(config: ConfigDict, phase: Phase):
+  """Returns what a step's operations depend on."""
+  mix = branches.mix(config, phase)
+  return str(config.model), str(config.train), tuple(mix)
+
+
+def _counted(study, name: str) -> list[float]:
+  """Returns the operations of a step of each phase of a row."""
+  text = dataclasses.asdict(study.scale.text)
+  spec = f"{study.path}:{study.argument(name, 0)}"
+  pod = Pod(spec, study.overrides, jax.devices()[:1], **text)
+  # They are as many on any mesh.
+  run = pod.run(("mesh.data=-1", "mesh.fsdp=1", "mesh.tensor=1"))
   source = run.source()
-  for phase in run.curriculum.phases:
-    batch = source[phase.start]
-    key = _kind(row, phase.shares, config)
-    found[key] = flops.train_step(run.model, batch)
-  return found
-
-
-def _kind(row: Row, shares: Mapping[str, float], config):
-  objectives = config_lib.objectives(config)
-  each = tuple((objectives[name], share) for name, share in shares.items())
-  return row.family, each
+  return [
+    flops.train_step(run.model, source[phase.start])
+    for phase in run.curriculum.phases
+  ]
 
 
 def table(study) -> str:

@@ -111,7 +111,7 @@ def read(path, scale: str) -> tuple[Scale, dict[str, Row]]:
   """Returns a scale of a study's config, and the rows that there are at it.
 
   Raises:
-    UserError: if there is no such file or scale, or it is no study.
+    UserError: if there is no such file or scale, or it is no study there.
   """
   module = config_lib.module(str(path))
   for name in ("ROWS", "SCALES"):
@@ -122,4 +122,12 @@ def read(path, scale: str) -> tuple[Scale, dict[str, Row]]:
   found = module.SCALES[scale]
   size = found.config or scale
   rows = {n: row for n, row in module.ROWS.items() if size in row.curriculum}
+  if not rows:
+    raise UserError(f"--config={path} has no rows at --scale={scale}")
+  for name, row in rows.items():
+    if row.after and row.after not in rows:
+      raise UserError(
+        f"--config={path}: {name} begins after {row.after}, which is no row at"
+        f" --scale={scale}"
+      )
   return found, rows

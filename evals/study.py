@@ -25,12 +25,13 @@ from antlm_jax import cli
 from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
+from antlm_jax.runtime import files
 from antlm_jax.settings import setting
-from antlm_jax.training import checkpoint
+from antlm_jax.training import checkpoint, saving
 from evals import branches, costs
 from evals import rows as rows_lib
 from evals.branches import Branch
-from evals.pieces import Piece, call, run
+from evals.pieces import ROOT, Piece, call, run
 from evals.rows import Evaluation, Row, Scale
 
 
@@ -39,7 +40,7 @@ class Settings:
   """The command's arguments."""
 
   data: str | None = setting(None, "the evaluations' folders, see above")
-  config: str = setting("configs/study.py", "the study")
+  config: str = setting(str(ROOT / "configs" / "study.py"), "the study")
   text: str | None = setting(None, "a folder of *.train and *.dev files")
   scale: str = setting("tiny", "how large; tiny fits a CPU")
   runs: str | None = setting(
@@ -59,7 +60,9 @@ class Study:
   path: pathlib.Path  # the config file
   name: str  # the scale's
   scale: Scale
+  every: Mapping[str, Row]  # all that there are
   rows: Mapping[str, Row]  # those that are asked for, and what they begin at
+  overrides: tuple[str, ...] = ()  # further arguments of every training
 
   @property
   def size(self) -> str:
@@ -68,7 +71,8 @@ class Study:
 
   def config(self, row: str, seed: int = 0) -> ConfigDict:
     """Returns a row's training config."""
-    return config_lib.load(f"{self.path}:{self.argument(row, seed)}")
+    spec = f"{self.path}:{self.argument(row, seed)}"
+    return config_lib.load(spec, self.overrides)
 
   def argument(self, row: str, seed: int) -> str:
     """Returns the config's argument."""
@@ -77,16 +81,18 @@ class Study:
 
   def seeds(self, row: str) -> int:
     """Returns how many runs a row has."""
-    return self.rows[row].seeds[self.size]
+    return self.every[row].seeds[self.size]
 
   @functools.cached_property
-  def branches(self) -> dict[str, Branch | None]:
+  def plan(self) -> dict[str, Branch | None]:
     """Where each row begins in another's checkpoint; alike for all seeds.
 
-    Rows that begin at the end of another only branch from each other.
+    It is of all rows, whichever are asked for, so that a trunk keeps what
+    those need that are asked for later. Rows that begin at the end of another
+    only branch from each other.
     """
     groups = {}
-    for name, row in self.rows.items():
+    for name, row in self.every.items():
       key = row.family, row.after, self.seeds(name)
       groups.setdefault(key, {})[name] = self.config(name)
     found = {}
@@ -94,39 +100,48 @@ class Study:
       found |= branches.plan(configs)
     return found
 
+  @property
+  def branches(self) -> dict[str, Branch | None]:
+    """The plan of the rows; one whose trunk is not among them has no branch."""
+    found = {name: self.plan[name] for name in self.rows}
+    return {n: b if b and b.trunk in found else None for n, b in found.items()}
+
   def kept(self, row: str) -> list[int]:
-    """Returns the steps whose checkpoints others need."""
-    looks = self.rows[row].looks.get(self.size, ())
-    found = self.branches.values()
-    return sorted({*looks, *(b.step for b in found if b and b.trunk == row)})
+    """Returns the steps whose checkpoints stay, as others need them."""
+    asked = self.config(row).checkpoint.at
+    steps = {b.step for b in self.plan.values() if b and b.trunk == row}
+    return sorted(steps.union(asked, self.looks(row)))
+
+  def looks(self, row: str) -> tuple[int, ...]:
+    """Returns the steps at which a row is evaluated before its end."""
+    return self.every[row].looks.get(self.size, ())
 
 
-def read(settings: Settings) -> Study:
-  """Reads a study's config.
+def read(settings: Settings, overrides: Sequence[str] = ()) -> Study:
+  """Reads a study's config; the overrides are of every training.
 
   Raises:
     UserError: for a scale or a row that it does not have.
   """
   path = pathlib.Path(settings.config).absolute()
   scale, there = rows_lib.read(path, settings.scale)
-  for wanted in settings.rows:
-    if wanted not in there:
-      raise UserError(f"--rows: {wanted!r} is not one of {', '.join(there)}")
-  wanted = set(settings.rows or there)
-  wanted |= {there[n].after for n in wanted} - {""}
-  rows = {n: row for n, row in there.items() if n in wanted}
-  return Study(path, settings.scale, scale, rows)
+  for name in settings.rows:
+    if name not in there:
+      raise UserError(f"--rows: {name!r} is not one of {', '.join(there)}")
+  wanted = set()
+  for name in settings.rows or there:
+    while name and name not in wanted:  # also what that one begins at
+      wanted.add(name)
+      name = there[name].after
+  rows = {name: row for name, row in there.items() if name in wanted}
+  return Study(path, settings.scale, scale, there, rows, tuple(overrides))
 
 
 # ------------------------------------------------------------------- the pieces
 
 
 def pieces(
-  study: Study,
-  runs: pathlib.Path,
-  text: str | None,
-  data: str,
-  overrides: Sequence[str] = (),
+  study: Study, runs: pathlib.Path, text: str | None, data: str
 ) -> Iterator[Piece]:
   """Yields the commands that make a study, in order.
 
@@ -135,7 +150,6 @@ def pieces(
     runs: Its folder, which receives everything.
     text: The folder to prepare the data from; None if they are there.
     data: The evaluations' folder.
-    overrides: Further arguments of every training.
 
   Raises:
     UserError: if there are no data, and no text.
@@ -144,12 +158,11 @@ def pieces(
     yield from _prepared(study, runs, text, family)
   for seed in range(max(map(study.seeds, study.rows))):
     # All rows of a seed before the next: what there is can be compared.
-    for name in study.rows:
-      if seed < study.seeds(name):
-        yield _training(study, runs, name, seed, overrides)
-    for name in study.rows:
-      if seed < study.seeds(name):
-        yield from _evaluations(study, runs / name / str(seed), data)
+    names = [name for name in study.rows if seed < study.seeds(name)]
+    for name in names:
+      yield _training(study, runs, name, seed)
+    for name in names:
+      yield from _evaluations(study, runs, name, seed, data)
 
 
 def _data(study: Study, runs: pathlib.Path, family: str) -> pathlib.Path:
@@ -174,50 +187,62 @@ def _prepared(study: Study, runs, text, family: str) -> Iterator[Piece]:
     raise UserError(f"{output} is not there yet: give --text")
 
 
-def _training(study: Study, runs, name: str, seed: int, overrides) -> Piece:
-  row, branch = study.rows[name], study.branches[name]
-  kept, begin = study.kept(name), ()
-  if branch:
-    trunk = runs / branch.trunk / str(seed) / checkpoint.FOLDER
-    begin = (f"--config.init.checkpoint={trunk / str(branch.step)}",)
-  elif row.after:
-    begin = (f"--config.init.checkpoint={runs / row.after / str(seed)}",)
-  workdir = runs / name / str(seed)
+def _training(study: Study, runs, name: str, seed: int) -> Piece:
+  workdir, kept = runs / name / str(seed), study.kept(name)
+  data = _data(study, runs, study.rows[name].family)
+  at = f"--config.checkpoint.at={','.join(map(str, kept))}"
   return Piece(
     f"{name}, seed {seed}: training",
     "antlm_jax.train",
     (
       f"--config={study.path}:{study.argument(name, seed)}",
       f"--workdir={workdir}",
-      f"--config.data.path={_data(study, runs, row.family)}",
-      *(
-        (f"--config.checkpoint.at={','.join(map(str, kept))}",) if kept else ()
-      ),
-      *begin,
-      # A branch goes on in all, whatever the row's own beginning is.
-      *(("--config.init.step=keep",) if branch else ()),
-      *overrides,
+      f"--config.data.path={data}",
+      *study.overrides,
+      *((at,) if kept else ()),
+      *_beginning(study, runs, name, seed),
     ),
     workdir,
   )
 
 
-def _evaluations(study: Study, run: pathlib.Path, data: str) -> Iterator[Piece]:
-  row, seed = study.rows[run.parent.name], int(run.name)
+def _beginning(study: Study, runs, name: str, seed: int) -> Sequence[str]:
+  """Returns the settings that say where a run begins."""
+  row, branch = study.rows[name], study.plan[name]
+  begin = "--config.init.checkpoint="
+  if branch:
+    trunk = runs / branch.trunk / str(seed) / checkpoint.FOLDER
+    trunk /= str(branch.step)
+    begun = runs / name / str(seed) / saving.CONFIG
+    branches_off = branch.trunk in study.rows
+    # A run goes on as it was begun, whichever rows were asked for then.
+    if begun.exists():
+      init = files.read_json(begun, "the run's config")["init"]
+      branches_off = init["checkpoint"] == str(trunk)
+    if branches_off:
+      # It goes on in all, whatever the row's own beginning is.
+      keep = (f"--config.init.{what}=keep" for what in ("step", "optimizer"))
+      return f"{begin}{trunk}", *keep
+  return (f"{begin}{runs / row.after / str(seed)}",) if row.after else ()
+
+
+def _evaluations(
+  study: Study, runs, name: str, seed: int, data: str
+) -> Iterator[Piece]:
+  row, run = study.rows[name], runs / name / str(seed)
   for evaluation in study.scale.evaluations:
     if evaluation.seeds and seed >= evaluation.seeds:
       continue
-    at = [run]
+    at = {"": run}
     if evaluation.looks:
-      looks = row.looks.get(study.size, ())
-      at = [run / checkpoint.FOLDER / str(step) for step in looks]
-    for path in at:
-      for words in _ways(evaluation, row, data):
-        step = f" at step {path.name}" if path != run else ""
+      steps = run / checkpoint.FOLDER
+      at = {f" at step {step}": steps / str(step) for step in study.looks(name)}
+    for where, path in at.items():
+      for options in _ways(evaluation, row, data):
         yield Piece(
-          f"{run.parent.name}, seed {seed}{step}: {evaluation.about}",
+          f"{name}, seed {seed}{where}: {evaluation.about}",
           evaluation.module,
-          (f"--checkpoint={path}", *words),
+          (f"--checkpoint={path}", *options),
           run,
         )
 
@@ -225,7 +250,7 @@ def _evaluations(study: Study, run: pathlib.Path, data: str) -> Iterator[Piece]:
 def _ways(evaluation: Evaluation, row: Row, data) -> Iterator[list[str]]:
   """Yields an evaluation's options, for each mode if they have one."""
   by_mode = any("{mode}" in option for option in evaluation.options)
-  for mode in ("causal", row.masked) if by_mode else ("",):
+  for mode in row.modes if by_mode else ("",):
     fields = {"data": data, "attention": row.attention, "mode": mode}
     yield [option.format(**fields) for option in evaluation.options]
 
@@ -239,14 +264,14 @@ def main(argv: Sequence[str]) -> None:
   settings_lib.add_arguments(parser, Settings)
   args, overrides = parser.parse_with_overrides(argv)
   settings = settings_lib.from_args(Settings, args)
-  study = read(settings)
+  study = read(settings, overrides)
   if settings.dry_run:
     print(costs.table(study))
     return
   data = _found(study, settings.data)
   default = f"runs/{study.path.stem}_{study.name}"
   runs = pathlib.Path(settings.runs or default).absolute()
-  todo = list(pieces(study, runs, settings.text, data, overrides))
+  todo = list(pieces(study, runs, settings.text, data))
   run(todo, runs, settings.minutes and 60 * settings.minutes)
   options = f"--runs={runs}", f"--config={study.path}"
   options += (f"--scale={study.name}", f"--output={runs}/report")

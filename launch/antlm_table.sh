@@ -6,4 +6,5 @@
 # on a CPU, --scale=paper on an accelerator; --help says more. The same command
 # goes on where it was interrupted.
 set -euo pipefail
-exec "$(dirname "$0")/study.sh" --config=configs/antlm_table.py "$@"
+root="$(cd "$(dirname "$0")/.." && pwd)"
+exec "$root/launch/study.sh" --config="$root/configs/antlm_table.py" "$@"
