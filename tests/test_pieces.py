@@ -1,24 +1,13 @@
-"""The command that makes AntLM's table: what it runs, and what it skips."""
+"""Pieces of work: what runs, what is skipped, and what ends them."""
 
 import json
-import tarfile
 import time
 
 import pytest
 
 from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
 from antlm_jax.runtime import files
-from evals import pieces, table
-from tests import runs
-
-SHARED = runs.ROOT / "../shared/data"
-
-
-@pytest.fixture
-def data(tmp_path):
-  for name in ("blimp_filtered", "blimp_supplement_filtered", "ewok"):
-    (tmp_path / "data" / name).mkdir(parents=True)
-  return tmp_path / "data"
+from evals import pieces
 
 
 def timed(folder, name, seconds=0.0, result=None):
@@ -76,51 +65,3 @@ def test_a_folder_is_worked_on_by_one_process(tmp_path):
   with files.locked(tmp_path / "lock"), refused:
     pieces.run(todo, tmp_path)
   pieces.run(todo, tmp_path)
-
-
-@pytest.mark.parametrize(
-  "args, words",
-  [
-    (["--rows=gpt5"], "--rows: 'gpt5' is not one of babyllama_c, babyllama_m"),
-    (["--minutes=0"], "--minutes=0 is not over 0"),
-    (["--minutes=nan"], "--minutes=nan is not finite"),
-    (["--seeds=3"], "unknown argument '--seeds=3'"),
-    ([], r"babyllama is not there yet: give --text"),
-  ],
-)
-def test_bad_input_is_told(data, tmp_path, args, words):
-  with pytest.raises(UserError, match=words):
-    table.main([f"--data={data}", f"--runs={tmp_path}/runs", *args])
-  with pytest.raises(UserError, match="holds no folder blimp_filtered"):
-    table.main([f"--data={tmp_path}"])
-
-
-@pytest.mark.slow
-def test_two_rows_from_text_to_report(tmp_path):
-  archives = (
-    *("babylm_like_10M", "blimp_filtered", "blimp_supplement_filtered"),
-    *("ewok", "glue"),
-  )
-  for name in archives:
-    if not (SHARED / f"{name}.tar.xz").exists():
-      pytest.skip(f"{SHARED / name}.tar.xz is absent")
-    with tarfile.open(SHARED / f"{name}.tar.xz") as archive:
-      archive.extractall(tmp_path / "data", filter="data")
-  made = tmp_path / "runs"
-  arguments = [
-    "--scale=shrink",
-    "--rows=babyllama_antlm,ltg_bert_mntp_1_15",
-    f"--text={tmp_path}/data",
-    f"--data={tmp_path}/data",
-    f"--runs={made}",
-  ]
-  table.main(arguments)
-  for row, masked in (
-    ("babyllama_antlm", "mlm"),
-    ("ltg_bert_mntp_1_15", "mntp"),
-  ):
-    for mode in ("causal", masked):
-      found = made / row / "0/evals/blimp_filtered" / f"12-{mode}/summary.json"
-      assert json.loads(found.read_text())["pairs"] == 2 * 67
-  report = (made / "report/report.md").read_text()
-  assert "AntLM" in report and "mixed MNTP 1:15" in report

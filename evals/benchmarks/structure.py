@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 # which is a name, and the packages and modules that it has.
 _GROUND = "errors cli units hashing masks settings tables"
 _COMMANDS = "train prepare plan generate fill_mask export_hf import_hf"
-_EVALS = "blimp ewok score finetune report table study benchmarks"
+_EVALS = "blimp ewok score finetune report study benchmarks"
 LEVELS: tuple[dict[str, tuple[str, ...]], ...] = (
   {"ground": tuple(f"antlm_jax.{name}" for name in _GROUND.split())},
   {"objectives": ("antlm_jax.objectives",)},

@@ -1,0 +1,293 @@
+"""The command that makes a study: what it runs, and what it refuses."""
+
+import json
+import pathlib
+import tarfile
+
+import pytest
+
+from evals import study
+from tests import runs
+
+CONFIGS = runs.ROOT / "configs"
+TABLE = f"--config={CONFIGS / 'antlm_table.py'}"
+SHARED = runs.ROOT / "../shared/data"
+MADE = pathlib.Path("/made")
+# A trunk and its branch, and rows that begin at an end.
+ROWS = """
+from antlm_jax import config
+from evals.rows import Evaluation, Row, Scale, Text
+def row(title, text, **how):
+  how = {"seeds": {"tiny": 2}, "curriculum": {"tiny": text}} | how
+  return Row("One", title, **how)
+ROWS = {
+  "trunk": row("CLM", "20C steps", looks={"tiny": (4, 16)}),
+  "branch": row("both", "6C+10M steps", looks={"tiny": (9,)}),
+  "after": row("more", "10M steps", after="trunk"),
+  "last": row("most", "20M steps", after="after", seeds={"tiny": 1}),
+}
+SCALES = {
+  "tiny": Scale(
+    {"One": ("--seq_len=32",)},
+    Text(64, 32),
+    (
+      Evaluation("pairs", "evals.blimp", ("--data={data}", "--mode={mode}"), 1),
+      Evaluation("tuning", "evals.finetune", ("{attention}",), looks=True),
+    ),
+    ("pairs",),
+  ),
+  "empty": Scale({}, Text(64, 32), (), ()),
+}
+def get_config(arg):
+  arg = config.parse_arg(arg, row="trunk", seed=0, scale="tiny")
+  out = config.default()
+  out.seed, out.curriculum = arg.seed, ROWS[arg.row].curriculum["tiny"]
+  out.schedule.update(warmup_steps=2, decay_steps=2)
+  out.train.batch_size = 4
+  out.model.update(layers=1, width=32, heads=2, kv_heads=2, mlp_width=32)
+  return out
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+  """A small study's config."""
+  found = tmp_path / "small.py"
+  found.write_text(ROWS)
+  return found
+
+
+def made(path, *rows, overrides=(), folder=MADE):
+  """The pieces of rows, by what they are about: module and arguments."""
+  settings = study.Settings(config=str(path), rows=rows)
+  asked = study.read(settings, overrides)
+  found = study.pieces(asked, folder, "text", "data")
+  return {piece.about: (piece.module, piece.arguments) for piece in found}
+
+
+def training(pieces, row, seed=0):
+  """The settings of a training beyond its config, data and workdir."""
+  module, arguments = pieces[f"{row}, seed {seed}: training"]
+  assert module == "antlm_jax.train"
+  assert arguments[1] == f"--workdir={MADE / row / str(seed)}"
+  return [word.removeprefix("--config.") for word in arguments[3:]]
+
+
+def step(row, seed, at):
+  return f"init.checkpoint={MADE}/{row}/{seed}/checkpoints/{at}"
+
+
+# ----------------------------------------------------------------- the pieces
+
+
+def test_rows_go_on_from_what_they_share_and_what_they_come_after(path):
+  pieces = made(path)
+  keep = ["init.step=keep", "init.optimizer=keep"]
+  for seed in (0, 1):
+    # Branch points and looks stay; a look at a step that is the trunk's alone.
+    assert training(pieces, "trunk", seed) == ["checkpoint.at=4,6,16"]
+    begins = [step("trunk", seed, 6), *keep]
+    assert training(pieces, "branch", seed) == ["checkpoint.at=9", *begins]
+    end = [f"init.checkpoint={MADE}/trunk/{seed}"]
+    assert training(pieces, "after", seed) == end
+  assert training(pieces, "last") == [f"init.checkpoint={MADE}/after/0"]
+  assert "last, seed 1: training" not in pieces
+
+
+def test_the_pieces_of_a_seed_come_in_order(path):
+  assert [*made(path, "branch", "trunk")] == [
+    "text for One",
+    "trunk, seed 0: training",
+    "branch, seed 0: training",
+    "trunk, seed 0: pairs",
+    "trunk, seed 0 at step 4: tuning",
+    "trunk, seed 0 at step 16: tuning",
+    "branch, seed 0: pairs",
+    "branch, seed 0 at step 9: tuning",
+    "trunk, seed 1: training",
+    "branch, seed 1: training",
+    "trunk, seed 1 at step 4: tuning",
+    "trunk, seed 1 at step 16: tuning",
+    "branch, seed 1 at step 9: tuning",
+  ]
+
+
+def test_evaluations_are_told_of_what_and_how(path):
+  asked = study.read(study.Settings(config=str(path), rows=("trunk",)))
+  found = [
+    p for p in study.pieces(asked, MADE, "t", "d") if "seed 0" in p.about
+  ]
+  assert [piece.arguments for piece in found[1:]] == [
+    (f"--checkpoint={MADE}/trunk/0", "--data=d", "--mode=causal"),
+    (f"--checkpoint={MADE}/trunk/0", "--data=d", "--mode=mlm"),
+    (f"--checkpoint={MADE}/trunk/0/checkpoints/4", "bidirectional"),
+    (f"--checkpoint={MADE}/trunk/0/checkpoints/16", "bidirectional"),
+  ]
+
+
+def test_rows_that_are_asked_for_bring_what_they_come_after(path):
+  assert {about.split(",")[0] for about in made(path, "last")} == {
+    *("text for One", "trunk", "after", "last")
+  }
+
+
+def test_a_branch_without_its_trunk_is_trained_from_scratch(path):
+  assert training(made(path, "branch"), "branch") == ["checkpoint.at=9"]
+  # The trunk keeps what those need that are asked for later.
+  alone = training(made(path, "trunk"), "trunk")
+  assert alone == training(made(path), "trunk")
+
+
+def test_a_run_goes_on_as_it_was_begun_whatever_is_asked_for(path, tmp_path):
+  def begun(at, *rows):
+    folder = tmp_path / "runs"
+    config_json = folder / "branch" / "0" / "config.json"
+    config_json.parent.mkdir(parents=True, exist_ok=True)
+    config_json.write_text(json.dumps({"init": {"checkpoint": at}}))
+    _, found = made(path, *rows, folder=folder)["branch, seed 0: training"]
+    return [word for word in found if "init" in word]
+
+  trunk = str(tmp_path / "runs/trunk/0/checkpoints/6")
+  assert not begun("", "branch") and not begun("")
+  assert begun(trunk, "branch") == begun(trunk)
+  assert begun(trunk)[0] == f"--config.init.checkpoint={trunk}"
+
+
+def test_what_every_training_is_told_counts_for_what_it_shares(path):
+  pieces = made(path, overrides=("--config.checkpoint.at=5,16",))
+  words = training(pieces, "trunk")
+  assert words == ["checkpoint.at=5,16", "checkpoint.at=4,5,6,16"]
+  # Where the shorter run's rate falls already, or batches grow with a run.
+  for word, begins in (
+    ("schedule.decay_steps=12", step("trunk", 0, 4)),
+    ("train.batch_start=0.5", "checkpoint.at=9"),
+    ("curriculum=20M steps", step("trunk", 0, 19)),
+  ):
+    pieces = made(path, overrides=(f"--config.{word}",))
+    found = [w for w in training(pieces, "branch") if not w.endswith("=keep")]
+    assert found[0] == word and found[-1] == begins
+
+
+# ---------------------------------------------------------------- the dry run
+
+
+def test_a_dry_run_says_what_there_is_to_do_and_touches_nothing(
+  path, monkeypatch, capsys
+):
+  def said(*args):
+    study.main([f"--config={path}", "--dry_run", *args])
+    return capsys.readouterr().out
+
+  (path.parent / "here").mkdir()
+  monkeypatch.chdir(path.parent / "here")
+  table = said()
+  assert "4 rows, 7 runs" in table
+  assert "112 steps, of which 12 are shared, and trained once: 100 are" in table
+  begins = "from scratch", "trunk at 6", "trunk, at its", "after, at its"
+  for line, where in zip(table.splitlines()[1:5], begins, strict=True):
+    assert f" {where} " in line
+  assert "32 steps, of which 0 are shared" in said("--rows=branch")
+  assert not [*pathlib.Path.cwd().iterdir()]
+  study.main([TABLE, "--dry_run", "--scale=small", "--rows=babyllama_c"])
+  table = capsys.readouterr().out
+  assert "1 rows, 5 runs\ntheir curricula are in epochs" in table
+  assert not [*pathlib.Path.cwd().iterdir()]
+
+
+# ------------------------------------------------------------------ bad input
+
+
+@pytest.fixture
+def data(tmp_path):
+  for name in ("blimp_filtered", "blimp_supplement_filtered", "ewok"):
+    (tmp_path / "data" / name).mkdir(parents=True)
+  return tmp_path / "data"
+
+
+@pytest.mark.parametrize(
+  "args, words",
+  [
+    (
+      [TABLE, "--rows=gpt5"],
+      "--rows: 'gpt5' is not one of babyllama_c, babyllama_m",
+    ),
+    (["--rows=tiny_c"], "--rows: 'tiny_c' is not one of tiny_clm_42, tiny_mlm"),
+    # A row of another scale.
+    (["--rows=610m_clm_42"], "--rows: '610m_clm_42' is not one of tiny_clm_42"),
+    ([TABLE, "--scale=small", "--rows=ltg_bert_m"], "'ltg_bert_m' is not one"),
+    (["--minutes=0"], "--minutes=0 is not over 0"),
+    (["--minutes=nan"], "--minutes=nan is not finite"),
+    (["--seeds=3"], "unknown argument '--seeds=3'"),
+    (
+      ["--dry_run", "--config.sed=3"],
+      "unknown config key 'sed'; did you mean 'seed'?",
+    ),
+    (["--scale=shrink"], "--scale=shrink is not one of tiny, paper"),
+    ([TABLE, "--scale=1B"], "--scale=1B is not one of shrink, tiny, small,"),
+    (["--config=none.py"], "none.py: no such file"),
+    (
+      [f"--config={CONFIGS / 'gpt_bert.py'}"],
+      "is no study: it defines no ROWS",
+    ),
+    ([TABLE], "runs/data/babyllama is not there yet: give --text"),
+    ([], "--data={data} holds no sst2: unpack the evaluations' data"),
+  ],
+)
+def test_bad_input_is_told(data, tmp_path, args, words):
+  args = [f"--data={data}", f"--runs={tmp_path}/runs", *args]
+  assert words.format(data=data) in runs.refused("evals.study", *args)
+  assert not (tmp_path / "runs").exists()
+
+
+def test_the_evaluations_folder_is_looked_at_first(data, tmp_path):
+  for args, words in (
+    ([], "--data is missing: the folder that evaluations read"),
+    ([f"--data={tmp_path}"], f"--data={tmp_path} holds no blimp_filtered:"),
+  ):
+    assert words in runs.refused("evals.study", TABLE, *args)
+
+
+def test_a_study_without_rows_or_with_lost_ones_is_told(path):
+  def told(*args):
+    return runs.refused("evals.study", f"--config={path}", *args)
+
+  assert "has no rows at --scale=empty" in told("--scale=empty")
+  path.write_text(ROWS.replace('after="trunk"', 'after="trnk"'))
+  words = "after begins after trnk, which is no row at --scale=tiny"
+  assert words in told("--dry_run")
+
+
+# ------------------------------------------------------------------- the whole
+
+
+@pytest.mark.slow
+def test_two_rows_from_text_to_report(tmp_path):
+  archives = (
+    *("babylm_like_10M", "blimp_filtered", "blimp_supplement_filtered"),
+    *("ewok", "glue"),
+  )
+  for name in archives:
+    if not (SHARED / f"{name}.tar.xz").exists():
+      pytest.skip(f"{SHARED / name}.tar.xz is absent")
+    with tarfile.open(SHARED / f"{name}.tar.xz") as archive:
+      archive.extractall(tmp_path / "data", filter="data")
+  made = tmp_path / "runs"
+  study.main(
+    [
+      TABLE,
+      "--scale=shrink",
+      "--rows=babyllama_antlm,ltg_bert_mntp_1_15",
+      f"--text={tmp_path}/data",
+      f"--data={tmp_path}/data",
+      f"--runs={made}",
+    ]
+  )
+  for row, masked in (
+    ("babyllama_antlm", "mlm"),
+    ("ltg_bert_mntp_1_15", "mntp"),
+  ):
+    for mode in ("causal", masked):
+      found = made / row / "0/evals/blimp_filtered" / f"12-{mode}/summary.json"
+      assert json.loads(found.read_text())["pairs"] == 2 * 67
+  report = (made / "report/report.md").read_text()
+  assert "AntLM" in report and "mixed MNTP 1:15" in report
