@@ -22,7 +22,8 @@ ARGUMENTS = {
     f"row={row},scale={scale},seed=2"
     for row in ("babyllama_mixed_1_7", "ltg_bert_mntp_1_15", "ltg_bert_antlm")
     for scale in ("tiny", "paper")
-  ],
+  ]
+  + ["row=babyllama_mixed_1_7,scale=small"],
   "continued": ["curriculum=300C+700M steps", "mask_ratio=0.2"],
   "gpt_bert": ["size=base"],
   "babylm_small": ["curriculum=24M", "curriculum=C:M=1:15"],
@@ -34,6 +35,13 @@ ARGUMENTS = {
     "size=610M,curriculum=10000C+32000M,mask_ratio=0.2",
   ],
   "quickstart": [],
+  "study": [
+    "row=tiny_mlm20_42",
+    "row=tiny_mlm40_42_more_12,seed=2",
+    "row=210m_clm_42,scale=paper",
+    "row=610m_clm40_mlm30_42,scale=paper",
+    "row=1b_mlm50_42,scale=paper",
+  ],
 }
 
 
@@ -245,6 +253,14 @@ def test_encoders_take_the_papers_mask_ratio():
     ("configs/encoders.py:size=2B", "size='2B' is not one of 210M, 610M, 1B"),
     ("configs/encoders.py:mask_ratio=lots", "mask_ratio=lots: not float"),
     ("configs/encoders.py:size", None),
+    ("configs/study.py:row=tiny_c", "row='tiny_c' is not one of tiny_clm_42,"),
+    ("configs/study.py:row=tiny_clm_42,scale=paper", "has no row tiny_clm_42"),
+    ("configs/study.py:scale=small", "scale='small' is not one of tiny, paper"),
+    (
+      "configs/antlm_table.py:row=ltg_bert_m,scale=small",
+      "scale=small has no row ltg_bert_m",
+    ),
+    ("configs/antlm_table.py:scale=large", "scale='large' is not one of tiny,"),
   ],
 )
 def test_bad_file_or_argument_is_told(spec, words, monkeypatch):
