@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from antlm_jax import cli
 from antlm_jax import config as config_lib
+from antlm_jax.errors import UserError
 from evals import rows as rows_lib
 from evals.reporting import antlm, encoders, render
 from evals.reporting import runs as runs_lib
@@ -46,6 +47,10 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   args = _parser().parse_args(argv)
   _, variants = rows_lib.read(args.config, args.scale)
+  kind = getattr(config_lib.module(args.config), "REPORT", None)
+  if kind not in REPORTS:
+    known = ", ".join(REPORTS)
+    raise UserError(f"--config={args.config}: REPORT is not one of {known}")
   runs = runs_lib.read_runs(args.runs, variants)
   print(f"{sum(map(len, runs.values()))} runs of {len(runs)} rows", flush=True)
   pipelines = runs_lib.pipelines(runs)
@@ -61,8 +66,7 @@ def main(argv: Sequence[str]) -> None:
   ]
   output = pathlib.Path(args.output or pathlib.Path(args.runs) / "report")
   study = Study(variants, runs, pipeline)
-  report = REPORTS[config_lib.module(args.config).REPORT]
-  render.write(report(study, absent), output)
+  render.write(REPORTS[kind](study, absent), output)
   print(f"written to {output / 'report.md'}")
 
 

@@ -12,16 +12,13 @@ from antlm_jax.runtime import files
 from antlm_jax.training import metrics
 from evals import report
 from evals import rows as rows_lib
-from evals.finetuning import classification, glue
-from evals.finetuning import summary as summaries
-from evals.finetuning.loop import Outcome
-from evals.finetuning.loop import Run as TuningRun
-from evals.finetuning.rows import Example
+from evals.finetuning import glue
+from evals.finetuning.loop import Run
 from evals.reporting import runs as runs_lib
 from evals.reporting import statistics
 from evals.zero_shot import command
 from evals.zero_shot.choices import Results
-from tests import runs
+from tests import runs, tuned
 
 ROWS = """
 from evals.rows import Row, Scale, Text
@@ -180,38 +177,13 @@ def tune(run, name, shares, attention="bidirectional", limit=0):
 
   A share of None is a run that collapsed: half of its answers are right.
   """
-  labels = np.arange(100) % 2
-  outcomes = []
+  found = {}
   for seed, share in enumerate(shares):
-    predictions = labels.copy()
-    if share is None:
-      predictions[:] = 1
-    else:
-      predictions[: round(100 * (1 - share))] ^= 1
-    names, predictions = glue.SCORES_OF[name], predictions.tolist()
-    metrics = {
-      metric: function(predictions, labels)
-      for metric, function in classification.BINARY.items()
-    }
-    epoch = {"train_loss": 0.5} | dict.fromkeys(names, metrics)
-    outcomes.append(
-      Outcome(
-        TuningRun(1e-4, seed), (epoch,), 1, dict.fromkeys(names, predictions)
-      )
-    )
-  head = classification.Classifier(("0", "1"), "first")
+    answers = tuned.answers(round(100 * share)) if share else np.ones(100, int)
+    found[Run(1e-4, seed)] = dict.fromkeys(glue.SCORES_OF[name], answers)
   metric = glue.FORMATS[name].metric
-  task = classification.task(name, None, names, head, metric)
-  folder = run / "evals" / "finetune" / name / f"{STEPS}-{attention}"
-  folder.mkdir(parents=True)
-  request = {"step": STEPS, "attention": attention, "limit": limit}
-  examples = {
-    n: [Example(("a",), int(y), f"{n}_{i}") for i, y in enumerate(labels)]
-    for n in names
-  }
-  summary = summaries.summarise(task, examples, outcomes)
-  summary = {"request": request} | summary
-  summaries.write(folder, task, summary, outcomes, examples)
+  folder = run / "evals" / "finetune"
+  tuned.write(folder, name, found, STEPS, attention, limit, metric)
 
 
 def answers(right, of, seed=0):
@@ -543,6 +515,9 @@ def test_bad_input_is_told_in_one_line(tmp_path, rows):
   empty = tmp_path / "empty.py"
   empty.write_text("get_config = None\n")
   with pytest.raises(UserError, match="defines no ROWS"):
+    make(folder, empty)
+  empty.write_text(ROWS.replace('"antlm"\n', '"antml"\n'))
+  with pytest.raises(UserError, match="REPORT is not one of antlm, encoders"):
     make(folder, empty)
   assert not (folder / "report").exists()
 

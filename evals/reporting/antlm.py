@@ -148,7 +148,7 @@ def _claims(study: Study, family: Family) -> Iterator:
         ]
         text = f"{study.title(name)} is better than {study.title(control)}"
         made.append(Claim(text, family.name, contrasts))
-  yield from claims.parts(made)
+  yield from claims.parts(made, family.name)
 
 
 def _of_losses(found, name, control, kind) -> Iterator[Contrast]:

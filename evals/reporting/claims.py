@@ -73,11 +73,11 @@ def _times(needed: float) -> str:
   )
 
 
-def parts(claims: Sequence[Claim]) -> Iterator[list[str] | Table]:
-  """Yields the claims with their verdicts, and the figures behind them."""
+def parts(claims: Sequence[Claim], of: str) -> Iterator[list[str] | Table]:
+  """Yields claims of a family with their verdicts, and what is behind them."""
   yield [f"{c.text} ({c.source}): **{c.verdict}**" for c in claims]
   rows = [_row(claim, c) for claim in claims for c in claim.contrasts]
-  yield Table("claims", rows, "What the verdicts stand on")
+  yield Table("claims", rows, f"{of}: what the verdicts stand on")
 
 
 def _row(claim: Claim, c: Contrast) -> dict[str, Cell | str | None]:

@@ -7,12 +7,15 @@ Runs of fine-tuning are the seeds here: pretraining has one, as the paper's.
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from antlm_jax import units
+from antlm_jax.objectives import curriculum
+from antlm_jax.objectives.objective import OBJECTIVES
 from evals.finetuning.study import KINDS
 from evals.reporting import claims, compare, plots, render, sections
 from evals.reporting.claims import Claim, Contrast
@@ -78,8 +81,8 @@ are 2.4B tokens). Its measures are those above."""
 class Combined(Result):
   """A kind of task: the unweighted mean of its tasks."""
 
-  parts: Mapping[str, str]
   results: Sequence[Result]
+  parts: ClassVar[Mapping[str, str]] = types.MappingProxyType({})  # none
 
   @functools.cached_property
   def items(self) -> Items | None:
@@ -147,7 +150,7 @@ def _kinds(found) -> dict[tuple[str, str, str], dict[str, Result]]:
           score = float(np.mean([part.score for part in parts]))
           whole = all(part.complete for part in parts) and present == [*tasks]
           out.setdefault((name, kind, attention), {})[seed] = Combined(
-            parts[0].step, score, whole, {}, parts
+            parts[0].step, score, whole, parts
           )
   return out
 
@@ -170,20 +173,19 @@ def report(study: Study, absent: Sequence[str]) -> render.Report:
   families = {f: names for f, names in study.families.items() if names}
   absent = [*_missing(study), *absent]
 
-  def every(parts) -> list:
-    return [
-      p for family, names in families.items() for p in parts(family, names)
-    ]
+  def every(
+    parts: Callable[[TunedStudy, str, Sequence[str]], Iterator],
+  ) -> list:
+    return [p for found in families.items() for p in parts(study, *found)]
 
-  bind = functools.partial
   parts = [
-    Section("Claims", every(bind(_claims, study)), _CLAIMS),
-    Section("Scores", [*every(bind(_scores, study)), _published()], _SCORES),
-    Section("By the ratio that is masked", every(bind(_ratios, study))),
-    Section("By the steps trained", every(bind(_looks, study))),
-    Section("CLM, then MLM, by the share of CLM", every(bind(_splits, study))),
-    Section("Continued with MLM", every(bind(_continued, study))),
-    Section("By the rate", every(bind(_rates, study)), _RATES),
+    Section("Claims", every(_claims), _CLAIMS),
+    Section("Scores", [*every(_scores), _published()], _SCORES),
+    Section("By the ratio that is masked", every(_ratios)),
+    Section("By the steps trained", every(_looks)),
+    Section("CLM, then MLM, by the share of CLM", every(_splits)),
+    Section("Continued with MLM", every(_continued)),
+    Section("By the rate", every(_rates), _RATES),
     Section("What is not there", [absent], otherwise="Nothing."),
   ]
   return render.Report("CLM, MLM or both", parts, {"missing": absent})
@@ -206,68 +208,98 @@ def _recipes(study: Study, names: Sequence[str]) -> dict[str, Recipe]:
   return {name: recipe for name, recipe in found.items() if recipe}
 
 
-def _unit(recipes: Mapping[str, Recipe]) -> float:
-  """The steps that stand for a thousand of the paper's."""
-  whole = [r.clm + r.mlm for r in recipes.values() if not r.after]
-  return max(whole, default=_LONGEST) / _LONGEST
+def _unit(study: Study, family: str) -> float:
+  """Returns the steps that stand for a thousand of the paper's."""
+  texts = (
+    text
+    for row in study.variants.values()
+    if row.family == family and not row.after
+    for text in row.curriculum.values()
+  )
+  # All rows of the family, trained or not.
+  steps = (curriculum.parse(text, OBJECTIVES, 1000, 1000) for text in texts)
+  return max(found.steps for found in steps) / _LONGEST
 
 
 # -------------------------------------------------------------------- claims
 
 
+class _Claimed(NamedTuple):
+  """That a row is above another."""
+
+  text: str
+  source: str
+  sides: tuple[str, str]
+  kinds: Sequence[str] = tuple(KINDS)
+  early: bool = False  # after 2,000 steps, rather than at the end
+
+
+_CLAIMED = (
+  _Claimed(
+    "MLM scores above CLM at equal steps, but in tagging words",
+    "tables 2 to 5",
+    ("mlm40_42", "clm_42"),
+    ("SC", "QA", "IR"),
+  ),
+  _Claimed(
+    "CLM learns from less text: it is ahead after 2,000 steps",
+    "table 9",
+    ("clm_42", "mlm40_42"),
+    early=True,
+  ),
+  *(
+    _Claimed(
+      f"CLM for {clm}k steps, then MLM, is above MLM alone at {total}k",
+      "tables 10 to 13",
+      (f"clm{clm}_mlm40_{total}", f"mlm40_{total}"),
+    )
+    for clm, total in ((3, 12), (10, 42))
+  ),
+  *(
+    _Claimed(
+      f"Continued with MLM for {more}k, a CLM model is above an MLM model",
+      "tables 14 to 17; but in answers",
+      (f"clm_42_more_{more}", f"mlm40_42_more_{more}"),
+      ("SC", "TC", "IR"),
+    )
+    for more in (12, 22)
+  ),
+)
+
+
 def _claims(study: TunedStudy, family: str, names) -> Iterator:
-  early = round(2 * _unit(_recipes(study, names)))
-  first = TunedStudy(study.variants, study.runs, study.pipeline, early)
-
-  def contrasts(a, b, kinds, of=study, published=PUBLISHED):
-    return [_contrast(of, family, a, b, kind, published) for kind in kinds]
-
+  early = dataclasses.replace(study, step=round(2 * _unit(study, family)))
   found = [
     Claim(
-      "MLM scores above CLM at equal steps, but in tagging words",
-      "tables 2 to 5",
-      contrasts("mlm40_42", "clm_42", ("SC", "QA", "IR")),
-    ),
-    Claim(
-      "CLM learns from less text: it is ahead after 2,000 steps",
-      "table 9",
-      contrasts("clm_42", "mlm40_42", KINDS, first, _EARLY),
-    ),
-    *(
-      Claim(
-        f"CLM for {clm}k steps, then MLM, is above MLM alone at {total}k",
-        "tables 10 to 13",
-        contrasts(f"clm{clm}_mlm40_{total}", f"mlm40_{total}", KINDS),
-      )
-      for clm, total in ((3, 12), (10, 42))
-    ),
-    *(
-      Claim(
-        f"Continued with MLM for {more}k, a CLM model is above an MLM model",
-        "tables 14 to 17; but in answers",
-        contrasts(
-          f"clm_42_more_{more}", f"mlm40_42_more_{more}", ("SC", "TC", "IR")
-        ),
-      )
-      for more in (12, 22)
-    ),
+      claimed.text,
+      claimed.source,
+      [
+        _contrast(early if claimed.early else study, family, claimed, kind)
+        for kind in claimed.kinds
+      ],
+    )
+    for claimed in _CLAIMED
   ]
+  there = [c for c in found if any(x.found for x in c.contrasts)]
   yield f"### {family}"
-  yield from claims.parts(
-    [c for c in found if any(x.found for x in c.contrasts)]
+  yield from claims.parts(there, family)
+  yield [f"not run here: {c.text}" for c in found if c not in there]
+
+
+def _contrast(
+  study: TunedStudy, family: str, claimed: _Claimed, kind: str
+) -> Contrast:
+  a, b = claimed.sides
+  published, index = (
+    _EARLY if claimed.early else PUBLISHED,
+    [*KINDS].index(kind),
   )
-  absent = [c.text for c in found if not any(x.found for x in c.contrasts)]
-  yield [f"not run here: {text}" for text in absent]
-
-
-def _contrast(study, family, a, b, kind, published) -> Contrast:
   sides = [(f"{family.lower()}_{name}", ATTENTION) for name in (a, b)]
-  index = list(KINDS).index(kind)
-  theirs = published[a][index] - published[b][index]
   deltas = study.differences(kind, [Pair(*sides)])
   found = deltas[0].interval if deltas else None
   if found:
     found = Interval(*(100 * x for x in dataclasses.astuple(found)))
+  theirs = published[a][index] - published[b][index]
   return Contrast(f"{kind}: {a} - {b}", theirs, found)
 
 
@@ -317,17 +349,13 @@ def _panels(
   study: TunedStudy, lines: Mapping[str, Sequence[tuple[float, str]]]
 ):
   """Returns by kind and label the points of names at their places."""
-  return {
-    kind: {
-      label: [
-        (x, found)
-        for x, name in sorted(places)
-        if (found := study.mean(name, [kind], ATTENTION))
-      ]
-      for label, places in lines.items()
-    }
-    for kind in study.kinds
-  }
+  panels = {kind: collections.defaultdict(list) for kind in study.kinds}
+  for kind, panel in panels.items():
+    for label, places in lines.items():
+      for x, name in sorted(places):
+        if found := study.mean(name, [kind], ATTENTION):
+          panel[label].append((x, found))
+  return panels
 
 
 def _figure(name: str, family: str, title: str, axis: str, panels, **style):
@@ -342,7 +370,7 @@ def _figure(name: str, family: str, title: str, axis: str, panels, **style):
 
 def _ratios(study: TunedStudy, family: str, names) -> Iterator[Figure]:
   recipes, lines = _recipes(study, names), collections.defaultdict(list)
-  longest = _LONGEST * _unit(recipes)
+  longest = round(_LONGEST * _unit(study, family))
   for name, r in recipes.items():
     decayed = r.clm and r.mlm <= longest / 20
     if r.mlm and not r.after and r.clm + r.mlm == longest:
@@ -361,7 +389,7 @@ def _looks(study: TunedStudy, family: str, names) -> Iterator[Figure]:
   for name in names:
     steps = study.variants[name].looks
     for step in sorted({s for found in steps.values() for s in found}):
-      at = TunedStudy(study.variants, study.runs, study.pipeline, step)
+      at = dataclasses.replace(study, step=step)
       for kind in KINDS:
         if found := at.mean(name, [kind], ATTENTION):
           panels[kind][study.title(name)].append((step, found))
@@ -388,13 +416,11 @@ def _splits(study: TunedStudy, family: str, names) -> Iterator[Figure]:
 
 
 def _continued(study: TunedStudy, family: str, names) -> Iterator[Figure]:
-  recipes, lines = _recipes(study, names), collections.defaultdict(list)
+  recipes, lines = _recipes(study, names), {}
   for name, r in recipes.items():
     if r.after in recipes:
-      lines[f"after {study.title(r.after)}"].append((r.mlm, name))
-  for label in lines:
-    base = next(n for n in recipes if label == f"after {study.title(n)}")
-    lines[label].append((0, base))
+      label = f"after {study.title(r.after)}"
+      lines.setdefault(label, [(0, r.after)]).append((r.mlm, name))
   yield from _figure(
     *("continued", family, "continued with MLM"),
     *("further steps", _panels(study, lines)),
@@ -430,27 +456,40 @@ def _spread(study: TunedStudy, name: str, task: str) -> float | None:
 
 
 def _missing(study: TunedStudy) -> list[str]:
-  out = []
-  for name, row in study.variants.items():
-    runs = study.runs.get(name, ())
-    if not runs:
-      out.append(f"{row}: not trained")
-    elif runs[0].summary is None:
-      out.append(f"{row}: training is not at its end")
-    else:
-      there = {task for n, task, _ in study.results if n == name}
-      absent = [t for t in study.tasks if t not in there]
-      if absent:
-        out.append(f"{row}: not fine-tuned on {', '.join(absent)}")
-  absent = [
-    task
-    for tasks in KINDS.values()
-    for task in tasks
-    if task not in study.tasks
-  ]
+  lacking = ((row, _lacks(study, n)) for n, row in study.variants.items())
+  out = [f"{row}: {what}" for row, found in lacking for what in found]
+  every = [task for tasks in KINDS.values() for task in tasks]
+  absent = [task for task in every if task not in study.tasks]
   if absent:
     out.append(f"no row is fine-tuned on {', '.join(absent)}")
-  parts = [r for found in study.results.values() for r in found.values()]
+  parts = [
+    result
+    for (_, task, _), found in study.results.items()
+    if task in every
+    for result in found.values()
+  ]
   if not all(result.complete for result in parts):
     out.append("fine-tuned on a part of the training sets (--limit)")
   return out
+
+
+def _lacks(study: TunedStudy, name: str) -> Iterator[str]:
+  """Yields what a row lacks."""
+  runs = study.runs.get(name, ())
+  if not runs:
+    yield "not trained"
+  elif runs[0].summary is None:
+    yield "training is not at its end"
+  else:
+    end = runs[0].summary["steps"]
+    places = {task: study.at(name, task, ATTENTION) for task in study.tasks}
+    absent = [task for task, found in places.items() if not found]
+    if absent:
+      yield f"not fine-tuned on {', '.join(absent)}"
+    early = collections.defaultdict(list)
+    for task, found in places.items():
+      for step in {result.step for result in found.values()} - {end}:
+        early[step].append(task)
+    for step, tasks in early.items():
+      at = f"fine-tuned at step {step:,}, before the end"
+      yield f"{at}: {', '.join(tasks)}"

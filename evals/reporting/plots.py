@@ -161,17 +161,25 @@ def lines(
   colours = dict(zip(labels, COLOURS * len(labels), strict=False))
   for panel, (kind, found) in zip(places, panels.items(), strict=True):
     panel.set_title(kind, fontsize=10)
-    if log:
+    if log:  # its own ticks would be powers of ten
       panel.set_xscale("log")
+      panel.set_xticks(sorted({x for line in found.values() for x, _ in line}))
+      panel.minorticks_off()
+      step_axis(panel)
     for label, points in found.items():
       x = [place for place, _ in points]
       y = [100 * mean.mean for _, mean in points]
       bars = [100 * (half_width(mean) or 0) for _, mean in points]
       style = {"color": colours[label], "lw": 1.6, "marker": "o", "ms": 4}
       panel.errorbar(x, y, bars, capsize=2.5, label=label, **style)
-  handles, names = places[0].get_legend_handles_labels()
+  marks = {}  # by label: not every panel has every line
+  for panel in places:
+    found, names = panel.get_legend_handles_labels()
+    marks |= zip(names, found, strict=True)
   figure.legend(
-    handles, names, loc="outside upper right", ncols=min(3, len(names))
+    *(marks.values(), marks.keys()),
+    loc="outside upper right",
+    ncols=min(3, len(marks)),
   )
   figure.suptitle(title, x=0.02, ha="left", fontsize=11)
   figure.supxlabel(axis, fontsize=10)

@@ -98,21 +98,29 @@ def numbers(report: Report) -> dict[str, Any]:
 
 
 def _csv(by_title: Mapping[str, Sequence[Mapping]]) -> str:
-  """Lays out the rows of tables of one name; of a mean, the mean."""
-  rows = [{"": t} | dict(row) for t, found in by_title.items() for row in found]
+  """Lays out the rows of tables of one name."""
+  rows = [
+    {"": t} | _flat(row) for t, found in by_title.items() for row in found
+  ]
   out = io.StringIO()
   head = dict.fromkeys(name for row in rows for name in row)
   writer = csv.DictWriter(out, head, lineterminator="\n")
   writer.writeheader()
-  for row in rows:
-    writer.writerow({name: _number(value) for name, value in row.items()})
+  writer.writerows(rows)
   return out.getvalue()
 
 
-def _number(value):
-  if isinstance(value, Mapping):
-    return value.get("mean", value.get("estimate"))
-  return value
+def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what a row has: of a mean the mean, of an interval its ends."""
+  out = {}
+  for name, value in row.items():
+    if not isinstance(value, Mapping):
+      out |= {} if value is None else {name: value}
+    elif "mean" in value:
+      out[name] = value["mean"]
+    else:
+      out |= {f"{name} {end}": value[end] for end in ("low", "high")}
+  return out
 
 
 def _plain(value):

@@ -11,8 +11,9 @@ import functools
 import hashlib
 import itertools
 import pathlib
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
@@ -132,13 +133,17 @@ class TunedSeed(Result):
   evaluation: str  # the name of the evaluation set
   index: int  # of the run, among those of the task
   folder: pathlib.Path
+  parts: ClassVar[Mapping[str, str]] = types.MappingProxyType({})  # none
 
   @functools.cached_property
   def items(self) -> Items | None:
     """The main metric of each example; None if it is no mean over them."""
+    path = self.folder / "items.jsonl"
+    if not path.is_file():
+      return None
     found = [
       item
-      for item in _tuned_items(self.folder / "items.jsonl")
+      for item in _tuned_items(path)
       if item["evaluation"] == self.evaluation and "scores" in item
     ]
     names = [(self.evaluation, item["id"]) for item in found]

@@ -1,0 +1,329 @@
+"""The report of CLM, MLM or both: its claims, scores, figures and gaps."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from antlm_jax import config as config_lib
+from antlm_jax.runtime import files
+from evals import report
+from evals import rows as rows_lib
+from evals.branches import steps_of
+from evals.finetuning.loop import Run
+from evals.reporting import claims
+from evals.reporting.statistics import Interval
+from tests import runs, tuned
+
+CONFIG = runs.ROOT / "configs" / "study.py"
+_, ROWS = rows_lib.read(CONFIG, "tiny")
+LOOK = ROWS["tiny_clm_42"].looks["tiny"][0]  # after 2,000 of the paper's steps
+KINDS = {"SC": "sst2", "TC": "conll", "QA": "squad", "IR": "nfcorpus"}
+
+
+def train(folder, row, done=True):
+  """Writes what training a row leaves."""
+  run = folder / f"tiny_{row}" / "0"
+  config = config_lib.load(f"{CONFIG}:row=tiny_{row}")
+  files.write_text(run / "config.json", config_lib.to_json(config))
+  curriculum = steps_of(config)
+  if done:
+    about = {"parameters": 1_300_000, "unigram_entropy": 6.0}
+    about |= {"steps": curriculum.steps, "switches": [*curriculum.switches]}
+    files.write_text(run / "summary.json", json.dumps(about))
+  return run
+
+
+def tune(run, task, right, step=None, by_example=True, limit=0, **other):
+  """Writes a task's test results: `right` of 100, by seed, at one rate.
+
+  `other` has those of other rates, by a name of them: on the set to choose on,
+  and on the test.
+  """
+  sets = f"{task}-dev", f"{task}-test"
+  found = {
+    Run(1e-4, seed): dict.fromkeys(sets, tuned.answers(n))
+    for seed, n in enumerate(right)
+  }
+  for i, both in enumerate(other.values()):
+    for seed in range(len(right)):
+      answers = map(tuned.answers, both)
+      found[Run(1e-3 + i, seed)] = dict(zip(sets, answers, strict=True))
+  if step is None:
+    step = json.loads((run / "summary.json").read_text())["steps"]
+  into = run / "evals" / "finetune-study"
+  how = "bidirectional"
+  tuned.write(into, task, found, step, how, limit, by_example=by_example)
+
+
+def make(folder):
+  """Runs the command; returns the numbers and the text."""
+  report.main([f"--runs={folder}", f"--config={CONFIG}", "--scale=tiny"])
+  made = folder / "report"
+  text = (made / "report.md").read_text()
+  return json.loads((made / "table.json").read_text()), text
+
+
+def cells(text, title):
+  """The cells of the first line of a table that begins with a title."""
+  line = next(x for x in text.splitlines() if x.startswith(f"| {title} |"))
+  return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def section(text, title):
+  """The part of the report under a heading."""
+  return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def contrasts(numbers, about):
+  """Of the claim that begins so, the verdict and numbers by kind."""
+  return {
+    row["on"].partition(":")[0]: row
+    for row in numbers["claims"]["tiny: what the verdicts stand on"]
+    if row["claim"].startswith(about)
+  }
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+  """A report: CLM is above MLM in one kind, below in another, or about it."""
+  folder = tmp_path_factory.mktemp("runs")
+  right = {
+    "clm_42": {"sst2": (60, 61), "conll": (70, 72), "squad": (80, 82)},
+    "mlm40_42": {"sst2": (90, 92), "conll": (71, 70), "squad": (50, 51)},
+    "mlm20_42": {"sst2": (80, 90)},
+    "mlm40_12": {"nfcorpus": (60, 62), "sst2": (60, 62)},
+    "clm3_mlm40_12": {"nfcorpus": (61, 62), "sst2": (63, 60)},
+    "clm10_mlm40_42": {"sst2": (95, 97)},
+    "clm_42_more_12": {"sst2": (97, 98)},
+    "mlm40_42_more_12": {"sst2": (94, 95)},
+  }
+  for row, by_task in right.items():
+    run = train(folder, row)
+    for task, those in by_task.items():
+      tune(run, task, those)
+    for step, less in ((LOOK, 20), (5 * LOOK, 10)):
+      if row in ("clm_42", "mlm40_42"):
+        tune(run, "sst2", [n - less for n in by_task["sst2"]], step)
+  return folder, *make(folder)
+
+
+# --------------------------------------------------------------------- claims
+
+
+def test_a_claim_is_borne_out_or_not_by_the_sign_of_what_is_clear(made):
+  _, numbers, text = made
+  found = contrasts(numbers, "MLM scores above CLM")
+  assert {kind: row["verdict"] for kind, row in found.items()} == {
+    "SC": "confirmed",
+    "QA": "contradicted",
+    "IR": "not run",
+  }
+  assert found["SC"]["here"] == pytest.approx(30.5)
+  assert found["SC"]["95 %"]["low"] > 15
+  assert found["QA"]["here"] == pytest.approx(-30.5)
+  assert found["SC"]["published"] == pytest.approx(87.00 - 83.58)
+  assert found["IR"]["here"] is None
+  words = "**confirmed in 1 of 2, contradicted in 1 of 2**"
+  assert f"in tagging words (tables 2 to 5): {words}" in text
+
+
+def test_noise_decides_nothing_and_says_how_much_would(made):
+  _, numbers, text = made
+  found = contrasts(numbers, "CLM for 3k steps")
+  assert {row["verdict"] for row in found.values()} == {
+    "not decided",
+    "not run",
+  }
+  needed = []
+  for kind in ("SC", "IR"):
+    interval = found[kind]["95 %"]
+    assert interval["low"] < 0 < interval["high"]
+    half = (interval["high"] - interval["low"]) / 2
+    needed.append((half / interval["estimate"]) ** 2)
+  times = round(min(needed))
+  assert 2 <= times <= 1000
+  words = f"**not decided; some {times} times the seeds and items would**"
+  assert f"above MLM alone at 12k (tables 10 to 13): {words}" in text
+
+
+def test_early_scores_are_those_of_the_looks(made):
+  _, numbers, _ = made
+  found = contrasts(numbers, "CLM learns from less text")
+  assert found["SC"]["verdict"] == "contradicted"
+  assert found["SC"]["here"] == pytest.approx(-30.5)
+  assert found["SC"]["published"] == pytest.approx(73.61 - 68.23)
+
+
+def test_claims_without_a_difference_are_said_not_to_be_run(tmp_path):
+  tune(train(tmp_path, "clm_42"), "sst2", (60, 61))
+  _, text = make(tmp_path)
+  assert "- not run here: MLM scores above CLM at equal steps" in text
+  assert "confirmed**" not in text
+
+
+@pytest.mark.parametrize(
+  "low, high, sign, verdict",
+  [
+    (1, 3, 1, "confirmed"),
+    (1, 3, -1, "contradicted"),
+    (-3, -1, -1, "confirmed"),
+    (-1, 3, 1, "not decided; some 4 times the seeds and items would"),
+    (-99, 101, 1, "not decided; some over 1,000 times the seeds and items"),
+  ],
+)
+def test_a_verdict_goes_by_the_sign_that_a_claim_expects(
+  low, high, sign, verdict
+):
+  interval = Interval((low + high) / 2, low, high)
+  contrast = claims.Contrast("it", None, interval, sign)
+  assert claims.Claim("it", "there", [contrast]).verdict.startswith(verdict)
+  nothing = claims.Contrast("it", None, None)
+  assert claims.Claim("it", "there", [nothing]).verdict == "not run"
+
+
+# --------------------------------------------------------------------- scores
+
+
+def test_scores_are_means_over_seeds_with_students_interval(tmp_path):
+  folder, right = tmp_path, (80, 90, 94)
+  run = train(folder, "mlm40_42")
+  tune(run, "sst2", right)
+  # What is best on the test is not chosen, if it is not on the other set.
+  tune(run, "conll", (70,), other=(60, 99))
+  numbers, text = make(folder)
+  (row,) = numbers["scores"]["tiny"]
+  assert row["sst2"]["mean"] == pytest.approx(np.mean(right) / 100)
+  half = stats.t.ppf(0.975, 2) * np.std(right, ddof=1) / 3**0.5
+  head = cells(section(text, "Scores"), "row")
+  line = cells(section(text, "Scores"), row["row"])
+  found = dict(zip(head, line, strict=True))
+  assert found["sst2"] == found["SC"] == f"{np.mean(right):.1f} ± {half:.1f}"
+  assert found["conll"] == found["TC"] == "70.0"  # one seed has no interval
+
+
+def test_a_kind_is_the_mean_of_its_tasks_of_the_seeds_that_have_them_all(
+  tmp_path,
+):
+  run = train(tmp_path, "mlm40_42")
+  tune(run, "sst2", (80, 90))
+  tune(run, "qqp", (60, 50, 10))
+  numbers, _ = make(tmp_path)
+  (row,) = numbers["scores"]["tiny"]
+  assert row["SC"]["values"] == pytest.approx({"0/0": 0.7, "0/1": 0.7})
+  other = train(tmp_path, "clm_42")
+  tune(other, "sst2", (80, 90))
+  numbers, text = make(tmp_path)
+  rows = {row["row"]: row for row in numbers["scores"]["tiny"]}
+  assert rows["CLM"]["SC"] is None and rows["CLM"]["sst2"]
+  assert "tiny CLM: not fine-tuned on qqp" in text
+
+
+def test_rates_differ_by_so_much(tmp_path):
+  run = train(tmp_path, "mlm40_42")
+  tune(run, "sst2", (80, 90), other=(20, 40))
+  tune(run, "qqp", (80, 90), other=(20, 60))
+  numbers, _ = make(tmp_path)
+  ((_, found),) = numbers["rates"]["tiny"][0].items() - {("row", "MLM 40 %")}
+  spreads = [np.std([80, 90, x, x], ddof=1) / 100 for x in (40, 60)]
+  assert found == pytest.approx(np.mean(spreads))
+
+
+# ---------------------------------------------------------- figures and files
+
+
+def test_the_report_is_written_with_its_figures_and_tables(made):
+  folder, numbers, text = made
+  names = {path.name for path in (folder / "report").iterdir()}
+  tables = {"claims", "scores", "published", "rates"}
+  figures = {f"{name}_tiny.png" for name in ("ratios", "looks", "splits")}
+  figures |= {"continued_tiny.png"}
+  files = {f"{name}.csv" for name in tables} | {"report.md", "table.json"}
+  assert names == files | figures
+  for name in figures:
+    assert (folder / "report" / name).read_bytes()[:4] == b"\x89PNG"
+    assert f"]({name})" in text
+  with open(folder / "report" / "scores.csv", newline="") as file:
+    lines = list(csv.DictReader(file))
+  assert [line["row"] for line in lines] == [
+    row["row"] for row in numbers["scores"]["tiny"]
+  ]
+  assert float(lines[0]["sst2"]) == pytest.approx(0.605)
+  with open(folder / "report" / "claims.csv", newline="") as file:
+    lines = [line for line in csv.DictReader(file) if line["here"]]
+  assert len(lines) == 7
+  for line in lines:
+    ends = [float(line[f"95 % {end}"]) for end in ("low", "high")]
+    assert ends[0] < float(line["here"]) < ends[1]
+
+
+def test_looks_give_points_of_their_steps(made, monkeypatch):
+  folder, _, _ = made
+  drawn = {}
+
+  def draw(title, axis, panels, path, **style):
+    drawn[path.name] = panels["SC"]
+
+  monkeypatch.setattr("evals.reporting.plots.lines", draw)
+  output = f"--output={folder / 'again'}"
+  report.main([f"--runs={folder}", f"--config={CONFIG}", output])
+  looks = drawn["looks_tiny.png"]
+  assert {
+    title: [(step, found.mean) for step, found in points]
+    for title, points in looks.items()
+  } == {
+    "CLM": [(LOOK, pytest.approx(0.405)), (5 * LOOK, pytest.approx(0.505))],
+    "MLM 40 %": [
+      (LOOK, pytest.approx(0.71)),
+      (5 * LOOK, pytest.approx(0.81)),
+    ],
+  }
+  places = {
+    name: {title: [x for x, _ in points] for title, points in lines.items()}
+    for name, lines in drawn.items()
+  }
+  unit = LOOK / 2
+  assert places["ratios_tiny.png"] == {"MLM alone": [20, 40]}
+  assert places["splits_tiny.png"] == {
+    "840 steps": pytest.approx([0, 1000 / 42, 100]),
+    "240 steps": pytest.approx([0, 25]),
+  }
+  assert places["continued_tiny.png"] == {
+    "after CLM": [0, 12 * unit],
+    "after MLM 40 %": [0, 12 * unit],
+  }
+
+
+# ----------------------------------------------------------- what is not there
+
+
+def test_what_is_missing_is_named(tmp_path):
+  run = train(tmp_path, "mlm40_42")
+  tune(run, "sst2", (80, 90))
+  train(tmp_path, "clm_42", done=False)
+  run = train(tmp_path, "mlm20_42")
+  tune(run, "sst2", (80, 90), step=LOOK)
+  _, text = make(tmp_path)
+  lines = section(text, "What is not there").splitlines()
+  for line in (
+    "- tiny CLM: training is not at its end",
+    f"- {ROWS['tiny_clm10_mlm40_42']}: not trained",
+    f"- tiny MLM 20 %: fine-tuned at step {LOOK:,}, before the end: sst2",
+  ):
+    assert line in lines
+  assert "- no row is fine-tuned on qqp, mnli," in text
+  # It was of all training examples, as far as it was.
+  assert "--limit" not in text
+  tune(run, "qqp", (80, 90), limit=9)
+  _, text = make(tmp_path)
+  assert "- fine-tuned on a part of the training sets (--limit)" in text
+
+
+def test_results_without_scores_of_items_have_no_interval(tmp_path):
+  for row, right in (("clm_42", (60, 61)), ("mlm40_42", (90, 92))):
+    tune(train(tmp_path, row), "sst2", right, by_example=False)
+  numbers, text = make(tmp_path)
+  assert numbers["scores"]["tiny"][0]["SC"]["mean"] == pytest.approx(0.605)
+  assert "not run here: MLM scores above CLM" in text
