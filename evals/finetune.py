@@ -1,15 +1,23 @@
-"""Fine-tunes a checkpoint on GLUE and SuperGLUE tasks, as BabyLM does.
+"""Fine-tunes a checkpoint: sentences, words, answers, retrieval.
 
   python -m evals.finetune --checkpoint=RUN --data=FOLDER --task=cola,mrpc
 
 Trains one run for every learning rate and seed, as many at once as is fastest,
 and evaluates each epoch. A run stops by itself when it diverges or gets no
-better; its best epoch counts. BabyLM's validation set is also its test set, so
-that epoch is chosen on what is reported.
+better; its best epoch counts.
 
---preset=2024 and 2025 are BabyLM's pipelines of these years: tasks, settings,
-what chooses the epoch, files. An argument that is given stands above them; the
-defaults below are those of 2024.
+--preset says which tasks there are, with which settings. An argument that is
+given stands above it; the defaults below are those of 2024.
+
+  2024       GLUE and SuperGLUE as BabyLM's pipeline of that year: ten tasks
+  2025       seven of them, with the settings of that year's pipeline
+  tagging    entities: CoNLL-2003, Universal NER, OntoNotes
+  answering  SQuAD 1.1 and 2.0, ReCoRD
+  retrieval  documents, in BEIR's form
+  study      arXiv 2507.00994: the three above, SST-2, QQP and MNLI
+
+BabyLM's validation sets are also its test sets: in 2024 and 2025 the epoch is
+chosen on what is reported. The others have a set to choose on.
 
 Writes for each task summary.json, items.jsonl (what every run says of every
 example) and the best run's predictions.json and more, as the pipeline does;

@@ -26,10 +26,16 @@ run = random_models.run(layers=1)
 # Rows
 
 
-def test_every_token_of_a_long_text_is_in_a_window(loaded):
+@pytest.mark.parametrize("stride", [4, 128])
+@pytest.mark.parametrize("question", ["Who wandered?", "who wandered " * 50])
+@pytest.mark.parametrize("longest", [8, 24])
+def test_every_token_of_a_long_text_is_in_a_window(
+  loaded, longest, question, stride
+):
   ids, spans = loaded.tokenizer.encode_offsets(TEXT)
-  rows = Spans(stride=4).encode(loaded, [ASKED], 24)
-  assert len(rows) > 2 and rows.tokens.shape[1] <= 24
+  example = ASKED._replace(texts=(question, TEXT))
+  rows = Spans(stride=stride).encode(loaded, [example], longest)
+  assert len(rows) > 2 and rows.tokens.shape[1] <= longest
   seen = collections.Counter()
   for row, length, window in zip(
     rows.tokens, rows.lengths, rows.about, strict=True

@@ -537,6 +537,11 @@ def test_seeds_draw_everything(loaded, toy_fit):
   assert abs(losses[0] - losses[2]) > 1e-3
 
 
+def test_the_help_says_what_every_preset_is():
+  for name in finetune.PRESETS:
+    assert f"\n  {name:10} " in finetune.__doc__, name
+
+
 @pytest.mark.parametrize(
   ("runs", "needed", "free", "together"),
   [

@@ -191,6 +191,8 @@ def test_ewok_makes_two_pairs_of_a_row(tmp_path):
   assert {p.uid for p in (first, second)} == {"a-b"}  # "zeppelin" is not known
   assert len(ewok.read(tmp_path / "ewok", unfiltered=True)) == 4
   assert len(ewok.read(tmp_path / "ewok", limit=1, unfiltered=True)) == 2
+  (tmp_path / "ewok/vocab.txt").write_bytes("\r\n".join(WORDS.split()).encode())
+  assert ewok.read(tmp_path / "ewok") == [first, second]
 
 
 @pytest.mark.slow

@@ -49,7 +49,8 @@ class Spans(PerToken):
   """An answer's first and last token; the row's first token is no answer.
 
   Attributes:
-    stride: Tokens from one window of a long text to the next.
+    stride: Tokens from one window of a long text to the next, at most: none is
+      left out between two.
     longest: Tokens of an answer, at most.
     may_be_none: Whether a question may have no answer.
     null_score: What no answer's score has to be ahead by.
@@ -84,7 +85,7 @@ class Spans(PerToken):
       lead = [*before, *question[:most], *after]
       room = limit - len(lead) - len(after)
       answer = _answer(example, spans)
-      for start in _starts(len(text), room, self.stride):
+      for start in _starts(len(text), room, min(self.stride, room)):
         stop = min(start + room, len(text))
         tokens.append([*lead, *text[start:stop], *after])
         windows.append(_Window(number, len(lead), spans[start:stop]))

@@ -94,7 +94,7 @@ def _vocabulary(folder: pathlib.Path) -> set[str]:
       f"--data={folder} holds {len(paths)} files vocab*.txt, not BabyLM's one"
       " word list: put it there, or use --unfiltered"
     )
-  return set(files.read_text(paths[0], "the word list").split("\n"))
+  return set(files.read_text(paths[0], "the word list").splitlines())
 
 
 def _pair(
