@@ -183,7 +183,7 @@ _PROTOCOL = ("--preset=study", "--data={data}", "--attention={attention}")
 _LESS = (
   *_PROTOCOL,
   *("--limit=3000", "--batch_size=16", "--steps=60", "--epochs=1"),
-  "--seeds=0,1",
+  "--seeds=0,1,2",
 )
 _SHORT = ("--task=sst2,conll", "--max_length=64")
 _TEXT = ("--packing=chunks", "--boundary=eos")
@@ -200,10 +200,10 @@ SCALES = {
     },
     text=Text(4096, 128, 2),
     evaluations=(
-      _tuning(*_LESS, *_SHORT, "--lrs=5e-4,2e-3"),
-      _tuning(*_LESS, "--task=squad", "--max_length=192", "--lrs=2e-3"),
-      _tuning(*_LESS, "--task=nfcorpus", "--max_length=64", "--lrs=2e-3"),
-      _tuning(*_LESS, *_SHORT, "--lrs=2e-3", looks=True),
+      _tuning(*_LESS, *_SHORT, "--lrs=5e-4,1e-3"),
+      _tuning(*_LESS, "--task=squad", "--max_length=192", "--lrs=1e-3"),
+      _tuning(*_LESS, "--task=nfcorpus", "--max_length=64", "--lrs=1e-3"),
+      _tuning(*_LESS, *_SHORT, "--lrs=1e-3", looks=True),
     ),
     needs=("sst2", "conll2003", "train-v1.1.json", "retrieval/nfcorpus"),
   ),

@@ -70,9 +70,8 @@ def make(folder, name: str, options, attention: str) -> Task:
   """
   maker, metric = _MAKERS[name]
   made = maker(folder, name, options, attention)
-  # Answers as spans have other measures than the study's tags.
-  if metric not in made.metrics:
-    return made
+  # Answers as spans have other measures than the study's tags, means as well.
+  metric = metric if metric in made.metrics else made.main_metric
   return dataclasses.replace(made, main_metric=metric, by_example=True)
 
 
