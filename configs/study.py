@@ -205,7 +205,10 @@ SCALES = {
       _tuning(*_LESS, "--task=nfcorpus", "--max_length=64", "--lrs=1e-3"),
       _tuning(*_LESS, *_SHORT, "--lrs=1e-3", looks=True),
     ),
-    needs=("sst2", "conll2003", "train-v1.1.json", "retrieval/nfcorpus"),
+    needs=(
+      *("sst2", "conll2003", "train-v1.1.json", "dev-v1.1.json"),
+      "retrieval/nfcorpus",
+    ),
   ),
   "paper": Scale(
     prepare={

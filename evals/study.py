@@ -17,6 +17,7 @@ RUNS/data is there. --data holds what the evaluations read.
 import dataclasses
 import functools
 import pathlib
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from ml_collections import ConfigDict
@@ -51,6 +52,7 @@ class Settings:
   rows: tuple[str, ...] = setting((), "rows to make; all by default")
   minutes: float | None = setting(None, "stop after so long", over=0)
   dry_run: bool = setting(False, "say what there is to do, and what it takes")
+  commands: bool = setting(False, "print all commands, to be run elsewhere")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,6 +274,10 @@ def main(argv: Sequence[str]) -> None:
   default = f"runs/{study.path.stem}_{study.name}"
   runs = pathlib.Path(settings.runs or default).absolute()
   todo = list(pieces(study, runs, settings.text, data))
+  if settings.commands:
+    for piece in todo:
+      print(shlex.join(["python", "-m", piece.module, *piece.arguments]))
+    return
   run(todo, runs, settings.minutes and 60 * settings.minutes)
   options = f"--runs={runs}", f"--config={study.path}"
   options += (f"--scale={study.name}", f"--output={runs}/report")

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shlex
 import tarfile
 
 import pytest
@@ -192,6 +193,20 @@ def test_a_dry_run_says_what_there_is_to_do_and_touches_nothing(
   table = capsys.readouterr().out
   assert "1 rows, 5 runs\ntheir curricula are in epochs" in table
   assert not [*pathlib.Path.cwd().iterdir()]
+
+
+def test_the_commands_are_printed_to_be_run_elsewhere(path, capsys):
+  folder = path.parent
+  (folder / "pairs").mkdir()
+  words = f"--runs={folder / 'runs'}", f"--text={folder}", f"--data={folder}"
+  study.main([f"--config={path}", *words, "--commands"])
+  lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
+  assert [w[:3] for w in lines[:2]] == [
+    ["python", "-m", "antlm_jax.prepare"],
+    ["python", "-m", "antlm_jax.train"],
+  ]
+  trained = [w for w in lines if w[2] == "antlm_jax.train"]
+  assert len(trained) == 7 and not (folder / "runs").exists()
 
 
 # ------------------------------------------------------------------ bad input
