@@ -14,7 +14,7 @@ same shape; only what is hidden and what is predicted differs.
 - `paper`: configs/antlm_babyllama.py and configs/antlm_ltg_bert.py, whose
   notes say where each setting is from; 24 and 72 epochs.
 - `small`: BabyLlama's rows at 1.1M parameters, with all of their 24 epochs and
-  five seeds, on 180,000 words: as many repetitions as the paper's, and a model
+  five seeds, on 190,000 words: as many repetitions as the paper's, and a model
   that is as large for its text (6 parameters a word; the paper's has 10).
 - `tiny`: 1.2M or 1.3M parameters and a quarter or a twelfth of the epochs, for
   a small part of the text on a CPU.
