@@ -52,7 +52,7 @@ PUBLISHED = {
   "mlm40_42_more_12": (87.61, 92.27, 66.57, 79.92),
   "mlm40_42_more_22": (87.47, 92.11, 67.66, 80.45),
 }
-# After 2,000 steps, undecayed: table 9.
+# After 2,000 steps, undecayed: tables 6 to 9.
 _EARLY = {"clm_42": (73.61, 89.52, 26.89, 47.77)}
 _EARLY["mlm40_42"] = (68.23, 86.80, 17.00, 30.55)
 
@@ -243,7 +243,7 @@ _CLAIMED = (
   ),
   _Claimed(
     "CLM learns from less text: it is ahead after 2,000 steps",
-    "table 9",
+    "tables 6 to 9",
     ("clm_42", "mlm40_42"),
     early=True,
   ),
