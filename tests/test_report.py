@@ -341,6 +341,18 @@ def test_other_items_are_not_compared(tmp_path, rows):
   assert "BLiMP, causal: other items than most, so not compared:" in text
 
 
+def test_of_one_seed_a_claim_is_not_decided(tmp_path, rows):
+  folder = tmp_path / "runs"
+  three_rows(folder)
+  numbers, text = make(folder, rows)
+  claimed = section(text, "Claims")
+  assert "- AntLM is better than CLM (BabyLlama): **one seed" in claimed
+  shown = [c for of in numbers["claims"].values() for c in of]
+  assert {c["verdict"] for c in shown} == {"one seed: not decided"}
+  pairs = [c for c in shown if c["on"] == "BLiMP, causal (points)"]
+  assert [c["here"] for c in pairs] == [pytest.approx(10)]
+
+
 def test_phenomena_are_compared(tmp_path, rows):
   folder = tmp_path / "runs"
   three_rows(folder)

@@ -153,9 +153,16 @@ def _claims(study: Study, family: Family) -> Iterator:
 
 def _of_losses(found, name, control, kind) -> Iterator[Contrast]:
   for when in ("end", "lowest"):
-    sides = (found.get((n, kind, when), {}) for n in (name, control))
-    about = f"held-out {kind} loss, {when} (nats)"
-    yield Contrast(about, None, statistics.paired(*sides), -1, "{:+.3f}".format)
+    a, b = (found.get((n, kind, when), {}) for n in (name, control))
+    apart = [a[seed] - b[seed] for seed in a if seed in b]
+    yield Contrast(
+      f"held-out {kind} loss, {when} (nats)",
+      None,
+      statistics.paired(a, b),
+      sign=-1,
+      text="{:+.3f}".format,
+      here=sum(apart) / len(apart) if apart else None,
+    )
 
 
 def _of_pairs(study, family, name, control, mode) -> Iterator[Contrast]:
@@ -169,7 +176,8 @@ def _of_pairs(study, family, name, control, mode) -> Iterator[Contrast]:
         if interval:
           ends = (scale * end for end in dataclasses.astuple(interval))
           interval = statistics.Interval(*ends)
-        yield Contrast(f"{task}, {mode} ({unit})", None, interval)
+        here = scale * delta.by_items.estimate
+        yield Contrast(f"{task}, {mode} ({unit})", None, interval, here=here)
 
 
 # --------------------------------------------------------------- differences

@@ -16,6 +16,7 @@ class Contrast(NamedTuple):
     found: Ours; None where a side is not there.
     sign: Which sign the claim expects of it, 1 or -1.
     text: Writes a number, such as one in points.
+    here: Our difference, where one seed a side has no interval.
   """
 
   on: str
@@ -23,12 +24,13 @@ class Contrast(NamedTuple):
   found: Interval | None
   sign: int = 1
   text: Callable[[float], str] = "{:+.2f}".format
+  here: float | None = None
 
   @property
   def verdict(self) -> str:
     """What the interval says of the claim."""
     if self.found is None:
-      return "not run"
+      return "not run" if self.here is None else "one seed: not decided"
     if self.found.contains_zero:
       return "not decided"
     right = (self.found.estimate > 0) == (self.sign > 0)
@@ -57,7 +59,7 @@ class Claim(NamedTuple):
     """What is to be said of it, for a person to read."""
     found = [c.verdict for c in self.contrasts if c.found]
     if not found:
-      return "not run"
+      return next((c.verdict for c in self.contrasts if c.here), "not run")
     if set(found) == {"not decided"}:
       needed = min(c.needed for c in self.contrasts if c.found)
       return f"not decided; some {_times(needed)} the seeds and items would"
@@ -82,6 +84,7 @@ def parts(claims: Sequence[Claim], of: str) -> Iterator[list[str] | Table]:
 
 def _row(claim: Claim, c: Contrast) -> dict[str, Cell | str | None]:
   found, published = c.found, c.published
+  here = found.estimate if found else c.here
   ends = found and f"{c.text(found.low)} to {c.text(found.high)}"
   return {
     "claim": claim.text,
@@ -89,7 +92,7 @@ def _row(claim: Claim, c: Contrast) -> dict[str, Cell | str | None]:
     "published": Cell(
       published, None if published is None else c.text(published)
     ),
-    "here": Cell(found and found.estimate, found and c.text(found.estimate)),
+    "here": Cell(here, None if here is None else c.text(here)),
     "95 %": Cell(found, ends),
     "verdict": c.verdict,
   }
