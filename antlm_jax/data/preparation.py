@@ -95,9 +95,8 @@ def prepare(settings: Settings) -> prepared.Manifest:
   sources = text.find(settings.text)
   asked, hashed = _asked(settings), _hashed(sources)
   output = pathlib.Path(settings.output)
-  if os.path.exists(
-    output / prepared.MANIFEST
-  ):  # False for names that cannot be
+  # Not pathlib's, which raises at names that cannot be.
+  if os.path.exists(output / prepared.MANIFEST):
     manifest = prepared.Prepared.open(output).manifest
     _check_same(output, manifest, asked, hashed)
     print(f"{output} is already prepared with these settings and this text")

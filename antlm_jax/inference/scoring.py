@@ -33,9 +33,7 @@ _LOGIT_ROWS = 256  # targets whose logits are in memory at once
 class Format:
   """What stands around a scored text."""
 
-  framed: bool = (
-    True  # whether the special tokens of training are around it all
-  )
+  framed: bool = True  # by the special tokens of training, around it all
   separator: str = " "  # stands between a context and the text
   # The special token that takes the place of a context that is empty, the
   # separator after it: `bos` (or else `eos`) or `eos`; with "" such a text

@@ -246,8 +246,6 @@ class Trainer:
       self._end_early(status)
     return batch.padded(capacity)
 
-  # -------------------------------------------------------------- for the hooks
-
   def record(self, step: int, values: Mapping[str, float]) -> None:
     """Records values, named such as `eval/clm/loss`, after `step` steps."""
     self._records.write(step, values)

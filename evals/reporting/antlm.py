@@ -5,7 +5,6 @@ controls. A control is scored as it was trained: causally, or with masks.
 """
 
 import collections
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -172,11 +171,8 @@ def _of_pairs(study, family, name, control, mode) -> Iterator[Contrast]:
       side = name, study.variants[name].mode(mode)
       if delta.task == task and delta.pair == Pair(side, (control, mode)):
         scale, unit = (1, "nats") if task.endswith(ODDS) else (100, "points")
-        interval = delta.by_seeds
-        if interval:
-          ends = (scale * end for end in dataclasses.astuple(interval))
-          interval = statistics.Interval(*ends)
-        here = scale * delta.by_items.estimate
+        interval = delta.by_seeds and delta.by_seeds * scale
+        here = delta.by_items.estimate * scale
         yield Contrast(f"{task}, {mode} ({unit})", None, interval, here=here)
 
 

@@ -22,7 +22,6 @@ from evals.reporting.claims import Claim, Contrast
 from evals.reporting.compare import Mean, Pair, Study
 from evals.reporting.render import Cell, Figure, Section, Table
 from evals.reporting.runs import Items, Result, TrainedRun, Tuned
-from evals.reporting.statistics import Interval
 
 ATTENTION = "bidirectional"
 _LONGEST = 42  # thousands of steps of the paper
@@ -290,15 +289,11 @@ def _contrast(
   study: TunedStudy, family: str, claimed: _Claimed, kind: str
 ) -> Contrast:
   a, b = claimed.sides
-  published, index = (
-    _EARLY if claimed.early else PUBLISHED,
-    [*KINDS].index(kind),
-  )
+  published = _EARLY if claimed.early else PUBLISHED
+  index = [*KINDS].index(kind)
   sides = [(f"{family.lower()}_{name}", ATTENTION) for name in (a, b)]
   deltas = study.differences(kind, [Pair(*sides)])
-  found = deltas[0].interval if deltas else None
-  if found:
-    found = Interval(*(100 * x for x in dataclasses.astuple(found)))
+  found = deltas[0].interval * 100 if deltas else None
   theirs = published[a][index] - published[b][index]
   return Contrast(f"{kind}: {a} - {b}", theirs, found)
 

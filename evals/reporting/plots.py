@@ -132,11 +132,10 @@ def differences(
 def _forest(panel, deltas: Sequence[Delta], scale: float) -> None:
   panel.axvline(0, color="0.3", lw=0.8)
   for at, delta in enumerate(deltas):
-    colour, interval = _SIGN[delta.verdict], delta.interval
-    ends = [scale * interval.low, scale * interval.high]
-    panel.plot(ends, [at, at], color=colour, lw=1.8)
+    colour, interval = _SIGN[delta.verdict], delta.interval * scale
+    panel.plot([interval.low, interval.high], [at, at], color=colour, lw=1.8)
     style = {"ms": 5, "mfc": "white" if interval.contains_zero else colour}
-    panel.plot(scale * interval.estimate, at, "o", color=colour, **style)
+    panel.plot(interval.estimate, at, "o", color=colour, **style)
   names = [delta.part.replace("_", " ") for delta in deltas]
   panel.set_yticks(range(len(deltas)), names)
   panel.tick_params(axis="y", length=0, labelsize=9)

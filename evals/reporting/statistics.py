@@ -66,6 +66,10 @@ class Interval:
     """Whether the sign of the difference is open."""
     return self.low <= 0 <= self.high
 
+  def __mul__(self, unit: float) -> "Interval":
+    """Returns it in another unit, such as points: 100 of a share."""
+    return Interval(unit * self.estimate, unit * self.low, unit * self.high)
+
 
 def resample(
   scores: np.ndarray, strata: np.ndarray, seed: int = 0, draws: int = DRAWS
