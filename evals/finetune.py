@@ -51,7 +51,8 @@ from evals.finetuning import (
   summary,
   tagging,
 )
-from evals.finetuning.loop import Run, Settings
+from evals.finetuning.loop import Run
+from evals.finetuning.step import Settings
 from evals.finetuning.task import Suite, Task
 
 PRESETS: Mapping[str, Suite] = {

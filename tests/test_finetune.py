@@ -15,11 +15,13 @@ from antlm_jax.masks import AttentionMask
 from evals import finetune
 from evals.finetuning import classification, glue, loop, memory, saved, summary
 from evals.finetuning import rows as rows_lib
+from evals.finetuning import step as step_lib
 from evals.finetuning.answering import Inside, Spans
 from evals.finetuning.classification import Classifier, Options
-from evals.finetuning.loop import Run, Settings
+from evals.finetuning.loop import Run
 from evals.finetuning.retrieval import Towers
 from evals.finetuning.rows import Example
+from evals.finetuning.step import Settings
 from evals.finetuning.tagging import Tagger
 from tests import random_models, runs
 from tests.test_glue import line
@@ -232,13 +234,13 @@ class EveryPool(Classifier):
     return outputs
 
 
-@pytest.mark.parametrize("attention", loop.ATTENTIONS)
+@pytest.mark.parametrize("attention", step_lib.ATTENTIONS)
 def test_padding_and_other_rows_change_no_logit(loaded, attention):
   lengths = np.array([5, 16, 9], np.int32)
   draw = np.random.default_rng(0)
   tokens = draw.integers(4, 400, (3, 40)).astype(np.int32)
   inside = np.arange(40) < lengths[:, None]
-  made = loop.programs(
+  made = step_lib.programs(
     loaded.model.config,
     EveryPool(("0", "1"), "first"),
     dataclasses.replace(QUICK, attention=attention),
@@ -293,7 +295,7 @@ def test_a_step_is_adamw(loaded, scope, clip, decayed):
   )
   head = Classifier(("0", "1"), "last", dropout=0.0)
   model = loaded.model
-  made = loop.programs(model.config, head, settings)
+  made = step_lib.programs(model.config, head, settings)
   assert set(loaded.params) - made.trained == {"head/kernel"}  # the untied one
   frozen = {"head/kernel": loaded.params["head/kernel"]}
   encoder = {n: p for n, p in loaded.params.items() if n in made.trained}
@@ -343,11 +345,11 @@ class Logits(Classifier):
     return outputs
 
 
-@pytest.mark.parametrize("weights", loop.WEIGHTS)
+@pytest.mark.parametrize("weights", step_lib.WEIGHTS)
 def test_bfloat16_loses_small_updates(loaded, weights):
   head = Logits(("0", "1"), "first")
   settings = dataclasses.replace(QUICK, weights=weights)
-  made = loop.programs(loaded.model.config, head, settings)
+  made = step_lib.programs(loaded.model.config, head, settings)
   encoder = {n: p for n, p in loaded.params.items() if n in made.trained}
   frozen = {n: p for n, p in loaded.params.items() if n not in made.trained}
   rates, seeds = np.array([1e-6], np.float32), np.array([4], np.uint32)
@@ -374,16 +376,18 @@ def test_bfloat16_loses_small_updates(loaded, weights):
 @pytest.mark.parametrize("steps", [1, 7, 83, 100])
 def test_rates_rise_and_fall(steps):
   of_2024 = [(steps - s) / steps for s in range(steps)]
-  np.testing.assert_allclose(loop.shares(Settings(), steps), of_2024, rtol=1e-6)
+  np.testing.assert_allclose(
+    step_lib.shares(Settings(), steps), of_2024, rtol=1e-6
+  )
   warmup, of_2025 = int(0.06 * steps), []
   for s in range(steps):
     t = (s - warmup) / max(1, steps - warmup)
     cosine = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * t))
     of_2025.append(s / max(1, warmup) if s < warmup else cosine)
   how = Settings(warmup=0.06, decay="cosine", floor=0.1)
-  np.testing.assert_allclose(loop.shares(how, steps), of_2025, rtol=1e-6)
+  np.testing.assert_allclose(step_lib.shares(how, steps), of_2025, rtol=1e-6)
   if steps == 100:  # nothing at first, all of it, half way, and the last
-    share = loop.shares(how, steps)[[0, 3, 6, 53, 99]]
+    share = step_lib.shares(how, steps)[[0, 3, 6, 53, 99]]
     assert share == pytest.approx([0, 0.5, 1, 0.55, 0.100251], abs=1e-6)
 
 
@@ -562,9 +566,9 @@ def test_an_accelerator_takes_what_it_holds(loaded, toy_fit, monkeypatch):
   args = loaded, task, data, settings
   assert memory.runs_together(*args, GRID) == 1  # a CPU
   one = memory.bytes_of_one(*args)
-  trained, _ = loop.programs(loaded.model.config, task.head, settings).parted(
-    loaded.params
-  )
+  trained, _ = step_lib.programs(
+    loaded.model.config, task.head, settings
+  ).parted(loaded.params)
   # Themselves, both moments, gradients, and what the backward pass needs.
   assert one > 4 * sum(p.nbytes for p in trained.values())
 

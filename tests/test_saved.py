@@ -18,6 +18,7 @@ from antlm_jax.training import checkpoint
 from antlm_jax.training.step import TrainState
 from evals import finetune
 from evals.finetuning import glue, loop, saved
+from evals.finetuning import step as step_lib
 from evals.finetuning.classification import Options
 from evals.finetuning.loop import Run
 from evals.finetuning.task import Task
@@ -160,7 +161,7 @@ def test_pairs_and_words_for_classes(loaded, tmp_path):
   options = Options("last", "plain")
   task = glue.make(tmp_path, "mnli", options, "bidirectional")
   head = task.head.init(jax.random.key(0), loaded.model.config.width)
-  params = loop.joined(loaded.params, head)
+  params = step_lib.joined(loaded.params, head)
   saved.save(tmp_path, loaded, task, "bidirectional", params)
   model = checkpoint.load(tmp_path / "model")
   assert saved.head(model) == task.head

@@ -6,7 +6,8 @@ import numpy as np
 
 from evals import finetune
 from evals.finetuning import loop, study, tagging
-from evals.finetuning.loop import Run, Settings
+from evals.finetuning.loop import Run
+from evals.finetuning.step import Settings
 from evals.finetuning.task import held_out
 from tests import random_models
 

@@ -11,8 +11,9 @@ import pytest
 from antlm_jax.errors import UserError
 from antlm_jax.training import checkpoint
 from evals.finetuning import loop, saved, summary, tagging
-from evals.finetuning.loop import Run, Settings
+from evals.finetuning.loop import Run
 from evals.finetuning.rows import Example
+from evals.finetuning.step import Settings
 from tests import random_models, runs
 
 ARCHIVE = runs.ROOT.parent / "shared/data/ner.tar.xz"

@@ -12,9 +12,10 @@ import pytest
 
 from antlm_jax.training import checkpoint
 from evals.finetuning import loop, saved, summary
-from evals.finetuning.loop import Run, Settings
+from evals.finetuning.loop import Run
 from evals.finetuning.retrieval import Towers
 from evals.finetuning.rows import Example
+from evals.finetuning.step import Settings
 from evals.finetuning.task import Task
 from tests import random_models
 

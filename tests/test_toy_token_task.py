@@ -13,8 +13,9 @@ from antlm_jax.inference import framing
 from antlm_jax.training import checkpoint
 from evals.finetuning import loop, saved, summary
 from evals.finetuning import rows as rows_lib
-from evals.finetuning.loop import Run, Settings
+from evals.finetuning.loop import Run
 from evals.finetuning.rows import Example, Rows
+from evals.finetuning.step import Settings
 from evals.finetuning.task import Head, Param, Task
 from tests import random_models
 

@@ -6,10 +6,11 @@ import jax
 import numpy as np
 
 from antlm_jax.training.checkpoint import Loaded
-from evals.finetuning import loop
 from evals.finetuning import rows as rows_lib
-from evals.finetuning.loop import Data, Run, Settings
+from evals.finetuning import step as step_lib
+from evals.finetuning.loop import Data, Run
 from evals.finetuning.rows import Rows, TaskBatch
+from evals.finetuning.step import Settings
 from evals.finetuning.task import Task
 
 _FILLED = 0.8  # of the free memory: it is never allotted without gaps
@@ -54,7 +55,7 @@ def bytes_of_one(
 
   As the compiler has it, of the longest rows; the batches are small beside it.
   """
-  made = loop.programs(loaded.model.config, task.head, settings)
+  made = step_lib.programs(loaded.model.config, task.head, settings)
   encoder, frozen = made.parted(loaded.params)
   rates, seeds = np.zeros(1, np.float32), np.zeros(1, np.uint32)
   state = jax.eval_shape(made.init, encoder, seeds)

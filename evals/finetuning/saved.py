@@ -23,13 +23,14 @@ from antlm_jax.errors import UserError
 from antlm_jax.inference import programs
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FineTuned, Loaded
-from evals.finetuning import loop
 from evals.finetuning import rows as rows_lib
+from evals.finetuning import step as step_lib
 from evals.finetuning.answering import Inside, Spans
 from evals.finetuning.classification import Classifier, Linear
-from evals.finetuning.loop import Run, Settings
+from evals.finetuning.loop import Run
 from evals.finetuning.retrieval import Towers
 from evals.finetuning.rows import Example, Rows
+from evals.finetuning.step import Settings
 from evals.finetuning.tagging import Tagger
 from evals.finetuning.task import Head, Predictions, Task
 
@@ -81,7 +82,7 @@ def save(
   Raises:
     UserError: if it cannot be written.
   """
-  encoder, own = loop.split(params)
+  encoder, own = step_lib.split(params)
   head = task.head
   tuned = FineTuned(task.name, attention, head.kind, head.settings, own)
   all_params = {**loaded.params, **encoder}
@@ -167,7 +168,7 @@ def _compute(
   program = programs.compiled(
     _one_run, loaded.model.config, head(loaded), causal, reduced
   )
-  params = loop.joined(loaded.params, loaded.task.params)
+  params = step_lib.joined(loaded.params, loaded.task.params)
   call = functools.partial(program, params)
   found = rows_lib.predict(call, rows, batch_size)
   return jax.tree.map(lambda x: x[0], found), rows
@@ -177,5 +178,5 @@ def _one_run(
   model, head: Head, causal: bool, reduced: bool, params, tokens, lengths
 ):
   """Returns a head's outputs, or what it reduces them to, `[1, B, ...]`."""
-  out = loop.outputs(model, head, causal)(params, {}, tokens, lengths)
+  out = step_lib.outputs(model, head, causal)(params, {}, tokens, lengths)
   return jax.tree.map(lambda x: x[None], head.reduce(out) if reduced else out)

@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from evals.finetuning import glue
-from evals.finetuning.loop import ATTENTIONS
+from evals.finetuning.step import ATTENTIONS
 from evals.reporting import claims, compare, render, sections, statistics
 from evals.reporting.claims import Claim, Contrast
 from evals.reporting.compare import Mean, Pair, Study

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from antlm_jax import units
-from evals.finetuning.loop import ATTENTIONS
+from evals.finetuning.step import ATTENTIONS
 from evals.reporting import plots, switches
 from evals.reporting.compare import Delta, Mean, Study, mean
 from evals.reporting.render import (
