@@ -14,6 +14,7 @@ from antlm_jax.runtime import chips
 from antlm_jax.training import flops
 from antlm_jax.units import quantity
 from evals import branches
+from evals.rows import Study
 
 # Of a chip's peak; what a real step reaches is some half of the bound that
 # `python -m antlm_jax.plan` gives. An assumption, not a measurement.
@@ -31,15 +32,15 @@ class Cost(NamedTuple):
   seeds: int
 
 
-def of(study) -> dict[str, Cost | None]:
+def of(study: Study) -> dict[str, Cost | None]:
   """Returns what each row takes; None of epochs, whose steps the data says."""
   known: dict[Any, float] = {}  # equal batches are counted once
   return {name: _of_row(study, name, known) for name in study.rows}
 
 
-def _of_row(study, name: str, known: dict) -> Cost | None:
+def _of_row(study: Study, name: str, known: dict) -> Cost | None:
   branch, text = study.branches[name], study.scale.text
-  config = study.config(name)
+  config = study.configs[name]
   curriculum = branches.steps_of(config)
   if curriculum is None:
     return None
@@ -60,7 +61,7 @@ def _kind(config: ConfigDict, phase: Phase):
   return str(config.model), str(config.train), tuple(mix)
 
 
-def _counted(study, name: str) -> list[float]:
+def _counted(study: Study, name: str) -> list[float]:
   """Returns the operations of a step of each phase of a row."""
   text = dataclasses.asdict(study.scale.text)
   spec = f"{study.path}:{study.argument(name, 0)}"
@@ -74,7 +75,7 @@ def _counted(study, name: str) -> list[float]:
   ]
 
 
-def table(study) -> str:
+def table(study: Study) -> str:
   """Lays out what a study's trainings take, and what shared steps save."""
   costs = of(study)
   rows = [_line(study, name, cost) for name, cost in costs.items()]
@@ -110,12 +111,12 @@ def _sums(costs: Sequence[Cost]) -> Iterator[str]:
   )
 
 
-def _line(study, name: str, cost: Cost | None) -> tuple:
+def _line(study: Study, name: str, cost: Cost | None) -> tuple:
   row, branch = study.rows[name], study.branches[name]
   begins = f"{branch.trunk} at {branch.step:,}" if branch else "from scratch"
   if row.after and not branch:
     begins = f"{row.after}, at its end"
-  about = name, study.config(name).curriculum, begins
+  about = name, study.configs[name].curriculum, begins
   if cost is None:
     return *about, None, None, None, None, study.seeds(name), None
   return (

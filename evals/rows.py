@@ -1,4 +1,4 @@
-"""What the config of a study consists of: its rows, and its scales.
+"""A study as a value: its rows, its scales, and what its config says at one.
 
 A study is a config file with `ROWS` (by name), `SCALES` (by name) and a
 `get_config` whose argument takes `row`, `scale` and `seed`: see
@@ -6,11 +6,17 @@ configs/antlm_table.py and configs/study.py. `evals.study` makes it.
 """
 
 import dataclasses
+import functools
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
+from evals import branches
+from evals.branches import Branch
 
 CAUSAL = "causal"  # a mode, and an attention
 
@@ -105,6 +111,75 @@ class Scale:
   needs: tuple[str, ...]
   config: str = ""
   shrink: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+  """What a study's config says, at one scale."""
+
+  path: pathlib.Path  # the config file
+  name: str  # the scale's
+  scale: Scale
+  every: Mapping[str, Row]  # all that there are
+  rows: Mapping[str, Row]  # those that are asked for, and what they begin at
+  overrides: tuple[str, ...] = ()  # further arguments of every training
+
+  @property
+  def size(self) -> str:
+    """The scale that its rows and its config know it by."""
+    return self.scale.config or self.name
+
+  @functools.cached_property
+  def configs(self) -> dict[str, ConfigDict]:
+    """The training configs of all rows, those of their first seed."""
+    return {
+      name: config_lib.load(
+        f"{self.path}:{self.argument(name, 0)}", self.overrides
+      )
+      for name in self.every
+    }
+
+  def argument(self, row: str, seed: int) -> str:
+    """Returns the config's argument."""
+    shrink = ",shrink" if self.scale.shrink else ""
+    return f"row={row},seed={seed},scale={self.size}{shrink}"
+
+  def seeds(self, row: str) -> int:
+    """Returns how many runs a row has."""
+    return self.every[row].seeds[self.size]
+
+  @functools.cached_property
+  def plan(self) -> dict[str, Branch | None]:
+    """Where each row begins in another's checkpoint; alike for all seeds.
+
+    It is of all rows, whichever are asked for, so that a trunk keeps what
+    those need that are asked for later. Rows that begin at the end of another
+    only branch from each other.
+    """
+    groups = {}
+    for name, row in self.every.items():
+      key = row.family, row.after, self.seeds(name)
+      groups.setdefault(key, {})[name] = self.configs[name]
+    found = {}
+    for configs in groups.values():
+      found |= branches.plan(configs)
+    return found
+
+  @property
+  def branches(self) -> dict[str, Branch | None]:
+    """The plan of the rows; one whose trunk is not among them has no branch."""
+    found = {name: self.plan[name] for name in self.rows}
+    return {n: b if b and b.trunk in found else None for n, b in found.items()}
+
+  def kept(self, row: str) -> list[int]:
+    """Returns the steps whose checkpoints stay, as others need them."""
+    asked = self.configs[row].checkpoint.at
+    steps = {b.step for b in self.plan.values() if b and b.trunk == row}
+    return sorted(steps.union(asked, self.looks(row)))
+
+  def looks(self, row: str) -> tuple[int, ...]:
+    """Returns the steps at which a row is evaluated before its end."""
+    return self.every[row].looks.get(self.size, ())
 
 
 def read(path, scale: str) -> tuple[Scale, dict[str, Row]]:

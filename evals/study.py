@@ -15,25 +15,20 @@ RUNS/data is there. --data holds what the evaluations read.
 """
 
 import dataclasses
-import functools
 import pathlib
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-
-from ml_collections import ConfigDict
+from collections.abc import Iterator, Sequence
 
 from antlm_jax import cli
-from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint, saving
-from evals import branches, costs
+from evals import costs
 from evals import rows as rows_lib
-from evals.branches import Branch
 from evals.pieces import ROOT, Piece, call, run
-from evals.rows import Evaluation, Row, Scale
+from evals.rows import Evaluation, Row, Study
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,70 +48,6 @@ class Settings:
   minutes: float | None = setting(None, "stop after so long", over=0)
   dry_run: bool = setting(False, "say what there is to do, and what it takes")
   commands: bool = setting(False, "print all commands, to be run elsewhere")
-
-
-@dataclasses.dataclass(frozen=True)
-class Study:
-  """What a study's config says, at one scale."""
-
-  path: pathlib.Path  # the config file
-  name: str  # the scale's
-  scale: Scale
-  every: Mapping[str, Row]  # all that there are
-  rows: Mapping[str, Row]  # those that are asked for, and what they begin at
-  overrides: tuple[str, ...] = ()  # further arguments of every training
-
-  @property
-  def size(self) -> str:
-    """The scale that its rows and its config know it by."""
-    return self.scale.config or self.name
-
-  def config(self, row: str, seed: int = 0) -> ConfigDict:
-    """Returns a row's training config."""
-    spec = f"{self.path}:{self.argument(row, seed)}"
-    return config_lib.load(spec, self.overrides)
-
-  def argument(self, row: str, seed: int) -> str:
-    """Returns the config's argument."""
-    shrink = ",shrink" if self.scale.shrink else ""
-    return f"row={row},seed={seed},scale={self.size}{shrink}"
-
-  def seeds(self, row: str) -> int:
-    """Returns how many runs a row has."""
-    return self.every[row].seeds[self.size]
-
-  @functools.cached_property
-  def plan(self) -> dict[str, Branch | None]:
-    """Where each row begins in another's checkpoint; alike for all seeds.
-
-    It is of all rows, whichever are asked for, so that a trunk keeps what
-    those need that are asked for later. Rows that begin at the end of another
-    only branch from each other.
-    """
-    groups = {}
-    for name, row in self.every.items():
-      key = row.family, row.after, self.seeds(name)
-      groups.setdefault(key, {})[name] = self.config(name)
-    found = {}
-    for configs in groups.values():
-      found |= branches.plan(configs)
-    return found
-
-  @property
-  def branches(self) -> dict[str, Branch | None]:
-    """The plan of the rows; one whose trunk is not among them has no branch."""
-    found = {name: self.plan[name] for name in self.rows}
-    return {n: b if b and b.trunk in found else None for n, b in found.items()}
-
-  def kept(self, row: str) -> list[int]:
-    """Returns the steps whose checkpoints stay, as others need them."""
-    asked = self.config(row).checkpoint.at
-    steps = {b.step for b in self.plan.values() if b and b.trunk == row}
-    return sorted(steps.union(asked, self.looks(row)))
-
-  def looks(self, row: str) -> tuple[int, ...]:
-    """Returns the steps at which a row is evaluated before its end."""
-    return self.every[row].looks.get(self.size, ())
 
 
 def read(settings: Settings, overrides: Sequence[str] = ()) -> Study:

@@ -195,7 +195,7 @@ def read(name, scale):
 
 def test_the_papers_models_share_what_they_do():
   found = read("study.py", "paper")
-  steps = {n: branches.steps_of(found.config(n)).steps for n in found.rows}
+  steps = {n: branches.steps_of(found.configs[n]).steps for n in found.rows}
   spared = {n: b.step for n, b in found.plan.items() if b}
   assert len(steps) == 38 and sum(map(found.seeds, found.rows)) == 38
   assert sum(steps.values()) == 1_166_000
