@@ -308,10 +308,11 @@ def test_a_killed_process_ends_the_others_soon(dead, prepared, cache, tmp_path):
   print(f"ended {time.monotonic() - begun:.1f} s after process {dead} died")
   assert status == 137, "that of the first that failed"
   assert "Traceback" not in out
-  if dead == 1:
-    assert len(pods.errors(out)) == 1, out
-  else:  # JAX itself ends it
-    assert "another task died" in out
+  # Mostly the computation fails, and our line says so. With process 0 goes what
+  # that line would be told by, and now and then gloo does not hear of the end:
+  # then JAX ends the process, as no sign of the other comes.
+  told = pods.errors(out) if dead == 1 else []
+  assert len(told) == 1 or "another task died" in out, out
 
 
 @pytest.mark.slow
