@@ -232,7 +232,7 @@ def together() -> Iterator[None]:
   What ends one of them with an error ends all, within a bounded time and with
   a line that says which and why: none waits for a peer that is gone. One that
   dies without a word is missed by the next computation or, where that waits,
-  after `_HEARTBEAT` seconds by JAX, which then ends the others in its own words.
+  after `_HEARTBEAT` seconds by JAX, which ends the others in its own words.
   """
   initialize()
   if jax.process_count() == 1:
