@@ -40,6 +40,19 @@ def test_the_measures_are_their_definitions():
   assert retrieval.ndcg_of_ranked(["x"], relevant) == 0
 
 
+def test_ndcg_is_scikit_learns_over_the_whole_corpus():
+  metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
+  draw = np.random.default_rng(0)
+  names = [f"d{i}" for i in range(40)]
+  for _ in range(1000):
+    gains = draw.choice([0.0, 1.0, 2.0], 40, p=[0.8, 0.15, 0.05])
+    scores = draw.permutation(40)  # no ties, which are averaged there
+    found = [names[i] for i in np.argsort(-scores)[:10]]
+    relevant = {n: g for n, g in zip(names, gains, strict=True) if g}
+    expected = metrics.ndcg_score([gains], [scores], k=10)
+    assert retrieval.ndcg(found, relevant) == pytest.approx(expected)
+
+
 def test_of_ranked_is_scikit_learns_over_the_ten_and_inflated():
   metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
   draw = np.random.default_rng(0)
