@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import math
-import pathlib
-import tarfile
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +15,7 @@ from evals.finetuning import classification, glue
 from evals.finetuning.classification import Classifier, Linear, Options
 from evals.finetuning.rows import Example
 from evals.finetuning.task import Predicted
-
-ROOT = pathlib.Path(__file__).parent.parent
-GLUE = ROOT / "../shared/data/glue.tar.xz"
-
+from tests import real
 
 # ------------------------------------------------------------------- metrics
 
@@ -336,10 +331,7 @@ def test_other_forms_of_training_sets(tmp_path):
 
 
 def test_the_real_files(tmp_path):
-  if not GLUE.exists():
-    pytest.skip(f"{GLUE} is absent")
-  with tarfile.open(GLUE) as archive:
-    archive.extractall(tmp_path, filter="data")
+  real.unpacked("glue", tmp_path)
   sizes = {}
   for task in every(tmp_path):
     train = task.load("train")

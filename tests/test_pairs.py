@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import pathlib
-import tarfile
 import types
 
 import numpy as np
@@ -20,9 +19,8 @@ from evals import blimp, results
 from evals import ewok as ewok_command
 from evals.zero_shot import ewok, pipelines
 from evals.zero_shot.choices import Results
-from tests import random_models, runs
+from tests import random_models, real, runs
 
-DATA = runs.ROOT / "../shared/data"
 run = random_models.run(max_seq_len=128)
 
 
@@ -112,16 +110,6 @@ def test_pairs_without_a_uid_take_the_file_name(tmp_path):
   assert "hypernym" in table and "100.00" in table
 
 
-def unpacked(name, folder):
-  """Unpacks real data, or skips the test."""
-  archive = DATA / f"{name}.tar.xz"
-  if not archive.exists():
-    pytest.skip(f"{archive} is absent")
-  with tarfile.open(archive) as tar:
-    tar.extractall(folder, filter="data")
-  return folder / name
-
-
 def counts(found):
   return dict(collections.Counter(pair.uid for pair in found))
 
@@ -131,14 +119,16 @@ def counts(found):
 
 
 def test_blimp_on_the_real_files(tmp_path):
-  sizes = counts(minimal_pairs(unpacked("blimp_filtered", tmp_path)))
+  folder = real.unpacked("blimp_filtered", tmp_path)
+  sizes = counts(minimal_pairs(folder / "blimp_filtered"))
   assert len(sizes) == 67 and sum(sizes.values()) == 59_875
   assert sizes["superlative_quantifiers_2"] == 986
   assert sizes["determiner_noun_agreement_irregular_1"] == 681
 
 
 def test_the_supplement_on_the_real_files(tmp_path):
-  found = minimal_pairs(unpacked("blimp_supplement_filtered", tmp_path))
+  folder = real.unpacked("blimp_supplement_filtered", tmp_path)
+  found = minimal_pairs(folder / "blimp_supplement_filtered")
   assert counts(found) == {
     "hypernym": 842,
     "qa_congruence_easy": 64,
@@ -149,7 +139,7 @@ def test_the_supplement_on_the_real_files(tmp_path):
 
 
 def test_ewok_on_the_real_file(tmp_path):
-  folder = unpacked("ewok", tmp_path)
+  folder = real.unpacked("ewok", tmp_path) / "ewok"
   assert counts(ewok.read(folder)) == {
     "agent-properties": 2210,
     "social-relations": 1548,

@@ -3,16 +3,14 @@
 import json
 import pathlib
 import shlex
-import tarfile
 
 import pytest
 
 from evals import study
-from tests import runs
+from tests import real, runs
 
 CONFIGS = runs.ROOT / "configs"
 TABLE = f"--config={CONFIGS / 'antlm_table.py'}"
-SHARED = runs.ROOT / "../shared/data"
 MADE = pathlib.Path("/made")
 # A trunk and its branch, and rows that begin at an end.
 ROWS = """
@@ -282,10 +280,7 @@ def test_two_rows_from_text_to_report(tmp_path):
     *("ewok", "glue"),
   )
   for name in archives:
-    if not (SHARED / f"{name}.tar.xz").exists():
-      pytest.skip(f"{SHARED / name}.tar.xz is absent")
-    with tarfile.open(SHARED / f"{name}.tar.xz") as archive:
-      archive.extractall(tmp_path / "data", filter="data")
+    real.unpacked(name, tmp_path / "data")
   made = tmp_path / "runs"
   study.main(
     [

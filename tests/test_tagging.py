@@ -3,7 +3,6 @@
 import pathlib
 import subprocess
 import sys
-import tarfile
 
 import numpy as np
 import pytest
@@ -14,9 +13,8 @@ from evals.finetuning import loop, saved, summary, tagging
 from evals.finetuning.loop import Run
 from evals.finetuning.rows import Example
 from evals.finetuning.step import Settings
-from tests import random_models, runs
+from tests import random_models, real, runs
 
-ARCHIVE = runs.ROOT.parent / "shared/data/ner.tar.xz"
 CONLL = """-DOCSTART- -X- O O
 
 EU NNP I-NP I-ORG
@@ -194,10 +192,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path):
 
 @pytest.mark.slow
 def test_the_real_sentences(loaded, tmp_path):
-  if not ARCHIVE.exists():
-    pytest.skip(f"no {ARCHIVE}")
-  with tarfile.open(ARCHIVE) as archive:
-    archive.extractall(tmp_path, filter="data")
+  real.unpacked("ner", tmp_path)
   form = tagging.FORMATS["conll"]
   sizes = {
     split: len(tagging.load(tmp_path / paths[0], form, split))

@@ -7,10 +7,8 @@ import dataclasses
 import importlib.util
 import json
 import pathlib
-import shutil
 import subprocess
 import sys
-import warnings
 
 import jax
 import numpy as np
@@ -25,7 +23,7 @@ from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
 from evals.finetuning import saved
 from evals.finetuning.classification import Classifier
-from tests import hub, random_models, runs
+from tests import hub, random_models, real, runs
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -232,14 +230,9 @@ metric_list:
 def test_lm_eval_makes_the_same_choices(pair, tmp_path):
   """On 60 real minimal pairs, by the command that people run."""
   pytest.importorskip("lm_eval")
-  source = runs.ROOT / "../shared/data/blimp_filtered.tar.xz"
-  if not source.exists():
-    pytest.skip(f"{source} is absent")
   loaded, paths = pair
-  with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    shutil.unpack_archive(source, tmp_path, filter="data")
-  file = next(tmp_path.rglob("anaphor_number_agreement.jsonl"))
+  folder = real.unpacked("blimp_filtered", tmp_path)
+  file = next(folder.rglob("anaphor_number_agreement.jsonl"))
   lines = file.read_text().splitlines()[:60]
   data = tmp_path / "pairs.jsonl"
   data.write_text("\n".join(lines) + "\n")
