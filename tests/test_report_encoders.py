@@ -317,7 +317,9 @@ def test_what_is_missing_is_named(tmp_path):
   # It was of all training examples, as far as it was.
   assert "--limit" not in text
   tune(run, "qqp", (80, 90), limit=9)
+  tune(run, "squad", (0, 0))
   _, text = make(tmp_path)
+  assert "- on squad no row is above its trivial answer" in text
   assert "- fine-tuned on a part of the training sets (--limit)" in text
 
 

@@ -110,12 +110,13 @@ class TunedStudy(Study):
     out = collections.defaultdict(dict)
     for name, runs in self.runs.items():
       for run in runs:
-        for (task, attention), tuned in self._tuned(run).items():
+        for (task, attention), tuned in self.tuned(run).items():
           for seed, result in tuned.seeds.items():
             out[name, task, attention][f"{run.seed}/{seed}"] = result
     return dict(out) | _kinds(out)
 
-  def _tuned(self, run: TrainedRun) -> dict[tuple[str, str], Tuned]:
+  def tuned(self, run: TrainedRun) -> dict[tuple[str, str], Tuned]:
+    """Returns what a run gets on test sets, by task and attention."""
     found = run.looks.get(self.step, {}) if self.step else run.tuned
     return {
       (task.removesuffix(_TEST), attention): tuned
@@ -463,9 +464,23 @@ def _missing(study: TunedStudy) -> list[str]:
     if task in every
     for result in found.values()
   ]
+  if flat := _unlearnt(study):
+    out.append(
+      f"on {', '.join(flat)} no row is above its trivial answer: what stands"
+      " here of it decides nothing"
+    )
   if not all(result.complete for result in parts):
     out.append("fine-tuned on a part of the training sets (--limit)")
   return out
+
+
+def _unlearnt(study: TunedStudy) -> list[str]:
+  """Returns the tasks on which no row is above the best constant answer."""
+  best = collections.defaultdict(lambda: -np.inf)
+  for run in (run for runs in study.runs.values() for run in runs):
+    for (task, _), tuned in study.tuned(run).items():
+      best[task] = max(best[task], tuned.score - tuned.baseline)
+  return [task for task in study.tasks if best[task] <= 0]
 
 
 def _lacks(study: TunedStudy, name: str) -> Iterator[str]:
