@@ -1,4 +1,4 @@
-"""Plans a run on a TPU pod, on a machine that has none.
+"""Plans a run on TPUs or GPUs, on a machine that has none.
 
     python -m antlm_jax.plan --config=configs/encoders.py:size=1B \\
       --topology=v5p:4x4x8 --pieces=2
@@ -7,6 +7,11 @@ Compiles the run's own train step, for each kind of batch of its curriculum,
 and its evaluations, and says what they need and what bounds their speed. That
 is a roofline from published peaks: products, memory and network are each
 thought to go on all the time, beside each other; a real step is slower.
+
+GPUs are h100:8, h200:8 or b200:8, or several nodes of them, h100:4x8. XLA
+tries kernels for products on the GPU itself, and cuDNN makes its own for
+attention there: here products are XLA's own kernels as they are without trying,
+and the scratch memory of cuDNN's attention is not counted.
 
 Exit status 0 says that it fits into the memory, 1 that it does not: then more
 of `fsdp`, recomputation and microbatches are tried, in this order, until it
@@ -36,8 +41,8 @@ class Settings:
   """The command's arguments."""
 
   config: str = setting(help="a config file, FILE.py or FILE.py:ARG")
-  topology: str = setting(help="such as v5e:16x16 or v5p:4x4x8")
-  slices: int = setting(1, "how many of these, joined", least=1, most=2**10)
+  topology: str = setting(help="such as v5e:16x16, v5p:4x4x8 or h100:4x8")
+  slices: int = setting(1, "how many of these, of TPUs", least=1, most=2**10)
   vocab_size: int = setting(
     128_256, "without data.path: number of tokens", least=2, most=2**24
   )

@@ -4,13 +4,16 @@
 #
 #   launch/setup.sh [EXTRA,...]  of setup.py: test, hf, notebook, tpu, cuda, gcs
 #   launch/setup.sh libtpu        the compiler alone for TPUs that are not here
+#   launch/setup.sh cuda-compiler               ... for GPUs that are not here
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 extras=",${1:-},"
-libtpu=no
-case "$extras" in *,libtpu,*) libtpu=yes ;; esac
-extras="${extras//,libtpu,/,}"
+compilers=
+for name in libtpu cuda-compiler; do
+  case "$extras" in *",$name,"*) compilers+=" $name" ;; esac
+  extras="${extras//,$name,/,}"
+done
 extras="${extras#,}"
 extras="${extras%,}"
 python="${PYTHON:-python3}"
@@ -35,12 +38,24 @@ if ! grep -qsxF "$wanted" "$stamp"; then
   echo "$wanted" >> "$stamp"
 fi
 # Beside the packages, not among them: in their midst, every command of a
-# machine without a TPU would look for one.
-if [ "$libtpu" = yes ] && [ ! -e .venv/libtpu/libtpu/libtpu.so ]; then
-  echo "installing libtpu into .venv/libtpu/ (700 MB)"
-  needed="$(.venv/bin/python -c '
-from importlib.metadata import requires
-print(*(r.partition(";")[0] for r in requires("jax") if "libtpu" in r))')"
+# machine without a TPU or a GPU would look for one.
+for name in $compilers; do
+  case "$name" in
+    libtpu) file=libtpu/libtpu.so size="700 MB" ;;
+    cuda-compiler) file=jax_plugins/xla_cuda13/version.py size="400 MB" ;;
+  esac
+  [ ! -e ".venv/$name/$file" ] || continue
+  echo "installing $name into .venv/$name/ ($size)"
+  needed="$(.venv/bin/python - "$name" <<'END'
+import sys
+from importlib.metadata import requires, version
+
+of_jax = [line.partition(";")[0] for line in requires("jax")]
+libtpu = next(package for package in of_jax if "libtpu" in package)
+cuda = f"jax-cuda13-pjrt=={version('jaxlib')}"
+print({"libtpu": libtpu, "cuda-compiler": cuda}[sys.argv[1]])
+END
+)"
   .venv/bin/python -m pip install --quiet --quiet --disable-pip-version-check \
-    --no-deps --target .venv/libtpu "$needed"
-fi
+    --no-deps --target ".venv/$name" "$needed"
+done

@@ -2,18 +2,19 @@
 # Runs the tests, on a machine with only python3.
 #
 #   ./launch/test.sh            what a change should pass, 9 minutes on 2 cores
-#   ./launch/test.sh --all      the slow ones too, 50 minutes; installs libtpu,
-#                               PyTorch and what runs notebooks
+#   ./launch/test.sh --all      the slow ones too, 50 minutes; installs the
+#                               compilers for TPUs and GPUs, PyTorch and what
+#                               runs notebooks
 #   ./launch/test.sh --nightly  the longest as well: all disturbances of a run,
 #                               the quickstart and the notebook whole
 #
 # Further arguments go to pytest.
 set -euo pipefail
 case "${1:-}" in
-  -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 cd "$(dirname "$0")/.."
-extras="test,hf,notebook,libtpu"
+extras="test,hf,notebook,libtpu,cuda-compiler"
 case "${1:-}" in
   --nightly) select=() && shift ;;
   --all) select=(-m "not nightly") && shift ;;

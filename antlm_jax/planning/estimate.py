@@ -19,7 +19,7 @@ import numpy as np
 from antlm_jax import hashing, models
 from antlm_jax.attention.tpu import kernel, schedule
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.planning import hlo, topology
+from antlm_jax.planning import gpus, hlo, topology
 from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips, progress, sharding
 from antlm_jax.training import flops
@@ -104,7 +104,7 @@ class Estimate:
   attention: str  # what computes it
   work: flops.Work  # the operations that a step needs, over all devices
   compile_seconds: float  # what compiling it took here
-  memory: Memory  # where it needs too much, nothing below is known
+  memory: Memory  # where a TPU has too little, nothing below is known
   # Operations of the matrix units, with recomputation and padding.
   executed: float = 0.0
   moved: float = 0.0  # bytes through the memory
@@ -170,8 +170,10 @@ def estimate(run: Run, program: Program) -> Estimate:
   # A whole batch: a program does not tell how much of a growing one is filled.
   step = dataclasses.replace(run.step, growing=False)
   lowered = topology.lower(step, mesh, shapes, training)
+  on_gpu = mesh.devices.flat[0].platform == "gpu"
+  options = gpus.COMPILER_OPTIONS if on_gpu else None
   try:
-    compiled = topology.compile_lowered(lowered)
+    compiled = topology.compile_lowered(lowered, options)
   except jax.errors.JaxRuntimeError as error:
     arguments = topology.arguments(step, mesh, shapes, training)
     on_a_device = (

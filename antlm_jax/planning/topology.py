@@ -1,17 +1,19 @@
-"""Compiling for TPUs on a machine that has none."""
+"""Compiling for TPUs and GPUs on a machine that has none."""
 
 import importlib.util
 import math
 import os
 import pathlib
+import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 from jax.experimental import topologies
 
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
+from antlm_jax.planning import gpus
 from antlm_jax.runtime import sharding
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
@@ -26,7 +28,7 @@ _ENVIRONMENT = {
 }
 # Where launch/setup.sh puts libtpu: beside the packages, since in their midst
 # every command of a machine without a TPU would look for one.
-_BESIDE = pathlib.Path(__file__).parents[2] / ".venv/libtpu/libtpu/libtpu.so"
+_BESIDE = pathlib.Path(sys.prefix) / "libtpu/libtpu/libtpu.so"
 
 
 def libtpu() -> pathlib.Path | None:
@@ -40,12 +42,19 @@ def libtpu() -> pathlib.Path | None:
 def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   """Returns devices to compile for, which cannot run anything.
 
-  A topology is a generation and its shape, such as v5e:2x4 or v5p:4x4x8;
-  several slices of it are joined by the data centre's network.
+  A topology is a TPU's generation and its shape, such as v5e:2x4 or
+  v5p:4x4x8, and several slices of it are joined by the data centre's network;
+  or GPUs, as in `gpus.devices`.
 
   Raises:
-    UserError: if libtpu is not installed, or knows no such topology.
+    UserError: if the compiler is not installed, or knows no such topology.
   """
+  if topology.partition(":")[0] in gpus.GPUS:
+    if slices > 1:
+      raise UserError(
+        f"--slices={slices} is for TPUs: the nodes of {topology} are part of it"
+      )
+    return gpus.devices(topology)
   path = libtpu()
   if path is None:
     raise UserError(
@@ -63,7 +72,10 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
     ).devices
   except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
     reason = str(error).splitlines()[0]
-    raise UserError(f"{topology!r} is not a TPU topology: {reason}") from error
+    raise UserError(
+      f"{topology!r} is not a TPU topology, nor of {', '.join(gpus.GPUS)}:"
+      f" {reason}"
+    ) from error
 
 
 def lower(
@@ -77,7 +89,7 @@ def lower(
     _, function = jitted(step, state_shardings(step, mesh))
   else:
     function = jax.jit(step.evaluate, out_shardings=sharding.whole(mesh))
-  with jax.set_mesh(mesh):
+  with jax.set_mesh(mesh), gpus.without_cudnn():
     return function.lower(*arguments(step, mesh, batch, training))
 
 
@@ -91,15 +103,20 @@ def arguments(
   return (state if training else state.best_params), batch
 
 
-def compile_lowered(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-  """Compiles a program, past JAX's cache: without the device none is read."""
+def compile_lowered(
+  lowered: jax.stages.Lowered, options: Mapping | None = None
+) -> jax.stages.Compiled:
+  """Compiles a program, past JAX's cache: without the device none is read.
+
+  Options are those of `jax.stages.Lowered.compile`.
+  """
   name = "jax_persistent_cache_min_compile_time_secs"
   before = getattr(jax.config, name)
   jax.config.update(name, math.inf)  # nothing is kept
   try:
     with warnings.catch_warnings():  # of what was kept by others
       warnings.filterwarnings("ignore", "Error reading persistent compilation")
-      return lowered.compile()
+      return lowered.compile(compiler_options=options)
   finally:
     jax.config.update(name, before)
 

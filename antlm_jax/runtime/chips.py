@@ -3,14 +3,22 @@
 TPUs: the system architecture pages of Google Cloud (docs.cloud.google.com/tpu
 /docs/v4, v5e, v5p, v6e, tpu7x); v4's links: arXiv 2304.01433, Table 4. The
 memory that programs may use is what libtpu's compiler says when it is
-exceeded. GPUs: NVIDIA's data sheets.
+exceeded.
+
+GPUs: NVIDIA's data sheets, of H100, H200 and B200 the SXM modules; the bytes of
+their memory are CUDA's figure (openxla/xla, xla/backends/gpu/target_config
+/specs); the network is the card that each GPU has in NVIDIA's own nodes (user
+guides of DGX H100, H200 and B200: eight of 400 Gb/s).
 """
 
 import dataclasses
+import os
 
 import jax
 
 _GIB = 2**30
+# Of a GPU's memory, by JAX: docs.jax.dev, "GPU memory allocation".
+_TAKEN = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +29,14 @@ class Chip:
   """
 
   flops: float  # dense bfloat16 operations a second
-  memory: int = 0  # bytes of main memory that programs may use
+  memory: int = 0  # bytes of main memory; of a TPU, that programs may use
   bandwidth: float = 0.0  # bytes a second to and from it
   links: int = 0  # to other chips
   link: float = 0.0  # bytes a second over one of them, each way
   dcn: float = 0.0  # bytes a second over the data centre's network
-  closes: int = 0  # a slice's side closes to a ring if this divides it
+  # A slice's side closes to a ring if this divides it; 0 where switches join
+  # all the links.
+  closes: int = 0
   devices: int = 1  # how many JAX shows it as
 
 
@@ -42,8 +52,9 @@ CHIPS = {
     2307e12, int(189.5 * _GIB), 7380e9, 6, 100e9, 100e9 / 8, 4, devices=2
   ),
   "NVIDIA A100": Chip(312e12),
-  "NVIDIA H100": Chip(989e12),
-  "NVIDIA H200": Chip(989e12),
+  "NVIDIA H100": Chip(989e12, 84_942_979_072, 3350e9, 18, 25e9, 50e9),
+  "NVIDIA H200": Chip(989e12, 151_397_597_184, 4800e9, 18, 25e9, 50e9),
+  "NVIDIA B200": Chip(2250e12, 191_514_411_008, 8000e9, 18, 50e9, 50e9),
   "NVIDIA L4": Chip(121e12),
   "NVIDIA L40": Chip(181e12),
   "NVIDIA L40S": Chip(362e12),
@@ -51,15 +62,27 @@ CHIPS = {
 }
 
 
+def kind(name: str) -> str | None:
+  """Returns the key of `CHIPS` for a jax.Device.device_kind, or None."""
+  kinds = [kind for kind in CHIPS if name.startswith(kind)]
+  return max(kinds, key=len, default=None)
+
+
 def of(device: jax.Device) -> Chip | None:
-  """Returns what a device can do; None where that is not known."""
-  kinds = [kind for kind in CHIPS if device.device_kind.startswith(kind)]
-  if not kinds:
+  """Returns what a device can do; None where that is not known.
+
+  Of a GPU's memory, the share that JAX takes.
+  """
+  known = kind(device.device_kind)
+  if known is None:
     return None
-  chip = CHIPS[max(kinds, key=len)]
+  chip = CHIPS[known]
   share = {
     name: getattr(chip, name) / chip.devices
     for name in ("flops", "bandwidth", "link", "dcn")
   }
   memory = chip.memory // chip.devices
+  if device.platform == "gpu":
+    taken = float(os.environ.get("XLA_CLIENT_MEM_FRACTION", _TAKEN))
+    memory = int(memory * taken)
   return dataclasses.replace(chip, memory=memory, **share)

@@ -1,0 +1,202 @@
+"""GPUs that are not here: their descriptions, and what stands in for cuDNN.
+
+XLA compiles for a GPU from a text about it. What no compiler has is cuDNN's
+kernel for attention, which the library makes on the GPU itself.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import os
+import pathlib
+import re
+import sys
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src import xla_bridge
+from jax.experimental import topologies
+from jax.sharding import PartitionSpec
+from jaxlib import xla_client
+
+from antlm_jax.attention import api
+from antlm_jax.attention.split import on_shards
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import chips
+
+# Custom calls that nobody has registered, as the stand-in, are let be.
+COMPILER_OPTIONS = {"xla_gpu_mock_custom_calls": True}
+_STAND_IN = "antlm_cudnn_attention"
+_MOST_NODES = 1024
+_MOST_IN_NODE = 8  # of what NVLink joins in the nodes that `runtime.chips` has
+
+
+@dataclasses.dataclass(frozen=True)
+class Gpu:
+  """What XLA wants to know of a GPU, beside what `runtime.chips` knows."""
+
+  kind: str  # its jax.Device.device_kind
+  capability: int  # compute capability, the part before the point
+  cores: int  # streaming multiprocessors
+  clock: float  # their highest, GHz
+  cache: int  # bytes of the second level
+
+
+# As CUDA's own description of each says, in openxla/xla,
+# xla/backends/gpu/target_config/specs (h100_sxm, h200, b200).
+GPUS = {
+  "h100": Gpu("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 52_428_800),
+  "h200": Gpu("NVIDIA H200", 9, 132, 1.98, 52_428_800),
+  "b200": Gpu("NVIDIA B200", 10, 148, 1.965, 132_644_864),
+}
+# A GpuTargetConfig (openxla/xla, xla/stream_executor/device_description.proto).
+# The limits are those of compute capability 9.0 and of 10.0 alike (CUDA C++
+# Programming Guide, "Technical Specifications per Compute Capability").
+_DESCRIPTION = """
+gpu_device_info {{
+  cuda_compute_capability {{
+    major: {capability} feature_extension: ACCELERATED_FEATURES
+  }}
+  core_count: {cores}
+  clock_rate_ghz: {clock}
+  l2_cache_size: {cache}
+  device_memory_size: {memory}
+  memory_bandwidth: {bandwidth:.0f}
+  fpus_per_core: 128
+  threads_per_warp: 32
+  threads_per_core_limit: 2048
+  threads_per_block_limit: 1024
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  shared_memory_per_core: 233472
+  shared_memory_per_block: 49152
+  shared_memory_per_block_optin: 232448
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+device_description_str: "{kind}"
+runtime_version {{ major: 13 }}
+dnn_version_info {{ major: 9 minor: 12 }}
+"""
+
+
+def description(gpu: Gpu) -> str:
+  """Returns the text that XLA compiles for a GPU from."""
+  chip = chips.CHIPS[chips.kind(gpu.kind)]
+  known = dataclasses.asdict(gpu) | dataclasses.asdict(chip)
+  return _DESCRIPTION.format(**known)
+
+
+def library() -> pathlib.Path | None:
+  """Returns XLA's compiler for NVIDIA's GPUs, None where it is not installed.
+
+  It is among the packages, or where launch/setup.sh puts it beside them.
+  """
+  found = importlib.util.find_spec("jax_plugins")
+  places = found.submodule_search_locations if found else ()
+  for place in (*places, f"{sys.prefix}/cuda-compiler/jax_plugins"):
+    for path in pathlib.Path(place).glob("xla_cuda*/xla_cuda_plugin.so"):
+      return path
+  return None
+
+
+def devices(topology: str) -> Sequence[jax.Device]:
+  """Returns GPUs to compile for, which cannot run anything.
+
+  A topology is a kind and its number, such as h100:8 for those of one node, or
+  h100:4x8 for four nodes of eight; a device's process is its node.
+
+  Raises:
+    UserError: if the compiler is not installed, or there are no such nodes.
+  """
+  name, _, shape = topology.partition(":")
+  found = re.fullmatch(r"(?:(\d+)x)?(\d+)", shape)
+  nodes, each = (int(n or 1) for n in found.groups()) if found else (0, 0)
+  if not (0 < nodes <= _MOST_NODES and 0 < each <= _MOST_IN_NODE):
+    raise UserError(
+      f"{topology!r} is not {name}:8, GPUs of a node, at most {_MOST_IN_NODE};"
+      f" nor {name}:4x8, of nodes, at most {_MOST_NODES:,}"
+    )
+  path = library()
+  if path is None:
+    raise UserError(
+      "compiling for a GPU needs XLA's compiler for it: run launch/setup.sh"
+      " cuda-compiler"
+    )
+  _load(path)
+  return topologies.get_topology_desc(
+    platform="cuda",
+    topology_name=name,
+    target_config=description(GPUS[name]),
+    topology=f"1x{nodes}x{each}",  # groups of nodes, nodes, in each node
+  ).devices
+
+
+@functools.cache
+def _load(path: pathlib.Path) -> None:
+  """Makes the compiler known to JAX."""
+  # What devices there are is settled first: JAX would look for a GPU.
+  jax.devices()
+  # Errors alone: of memory that is too small, XLA would warn at length.
+  os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
+  if not xla_client.pjrt_plugin_loaded("cuda"):
+    xla_bridge.register_plugin("cuda", library_path=str(path))
+
+
+# ------------------------------------------------------- in the place of cuDNN
+
+
+@contextlib.contextmanager
+def without_cudnn() -> Iterator[None]:
+  """Has programs that are traced call a stand-in for cuDNN's attention.
+
+  It takes and gives the arrays that cuDNN's does, and names its operations.
+  What it does not have is scratch memory, which cuDNN alone knows.
+  """
+  real = api.IMPLEMENTATIONS["cudnn"]
+  api.IMPLEMENTATIONS["cudnn"] = _attend
+  try:
+    yield
+  finally:
+    api.IMPLEMENTATIONS["cudnn"] = real
+
+
+def _attend(q, k, v, prepared, scale, dropout, relative):
+  spec = PartitionSpec(prepared.split.rows, None, prepared.split.heads, None)
+  run = functools.partial(_local, prepared.mask.causal)
+  return on_shards(run, (spec,) * 3, spec)(q, k, v)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _local(causal: bool, q, k, v):
+  return _forward(causal, q, k, v)[0]
+
+
+def _forward(causal: bool, q, k, v):
+  rows, length, heads, _ = q.shape
+  sums = jax.ShapeDtypeStruct((rows, heads, length), jnp.float32)
+  out, sums = _call(causal, 2, (q, k, v), (q, sums))
+  return out, (q, k, v, out, sums)
+
+
+def _backward(causal: bool, kept, g):
+  q, k, v, *_ = kept
+  return tuple(_call(causal, 5, (*kept, g), (q, k, v)))
+
+
+_local.defvjp(_forward, _backward)
+
+
+def _call(causal: bool, products: int, arguments, results):
+  """Calls what makes such results, by so many products of queries and keys."""
+  q, k = arguments[:2]
+  pairs = q.shape[1] * k.shape[1] / (2 if causal else 1)
+  operations = 2 * products * pairs * q.size / q.shape[1]
+  kinds = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in results]
+  call = jax.ffi.ffi_call(_STAND_IN, kinds)
+  return call(*arguments, flops=np.int64(operations))

@@ -1,0 +1,160 @@
+"""Plans of runs on GPUs that are not there."""
+
+import types
+
+import numpy as np
+import pytest
+
+from antlm_jax import plan
+from antlm_jax.errors import UserError
+from antlm_jax.planning import estimate, gpus, search, topology
+from antlm_jax.planning.hlo import Collective
+from antlm_jax.planning.network import Network
+from antlm_jax.runtime import chips
+from tests.test_plan import SMALL
+
+needs_compiler = pytest.mark.skipif(
+  gpus.library() is None,
+  reason="XLA's compiler for GPUs is not installed: launch/setup.sh"
+  " cuda-compiler (400 MB)",
+)
+
+
+@pytest.fixture
+def small(tmp_path):
+  """A config file of a small encoder without evaluations."""
+  path = tmp_path / "small.py"
+  path.write_text(SMALL)
+  return str(path)
+
+
+def described(name: str, nodes: int, each: int):
+  """A mesh of GPUs, nodes along data, as far as the network asks for it."""
+  kind = gpus.GPUS[name].kind
+  devices = [
+    types.SimpleNamespace(device_kind=kind, platform="gpu", process_index=node)
+    for node in range(nodes)
+    for _ in range(each)
+  ]
+  grid = np.array(devices).reshape(nodes, each, 1)
+  names = "data", "fsdp", "tensor"
+  return types.SimpleNamespace(devices=grid, axis_names=names, size=grid.size)
+
+
+@pytest.mark.parametrize(
+  "name, group, rate, axes",
+  [
+    # NVLink's 900 and 1,800 GB/s are both ways together.
+    ("h100", range(8), 450e9, ("fsdp",)),
+    ("h200", range(4), 450e9, ("fsdp",)),
+    ("b200", range(8), 900e9, ("fsdp",)),
+    # Between nodes, as many cards of 400 Gb/s as the ring has GPUs in each.
+    ("h100", range(32), 400e9, ("data", "fsdp", "nodes")),
+    ("b200", range(32), 400e9, ("data", "fsdp", "nodes")),
+    ("h100", (0, 1, 8, 9), 100e9, ("data", "fsdp", "nodes")),
+    ("h100", range(0, 32, 8), 50e9, ("data", "nodes")),
+  ],
+)
+def test_a_ring_goes_through_nvlink_and_the_cards(name, group, rate, axes):
+  network, group = Network(described(name, 4, 8)), tuple(group)
+  n = len(group)
+  gather = Collective("all-gather", 10**9, group)
+  assert np.isclose(network.seconds(gather), 1e9 * (n - 1) / n / rate)
+  permute = Collective("collective-permute", 10**9, group[:2])
+  near = group[1] < 8
+  link = {"b200": 900e9}.get(name, 450e9) if near else 50e9
+  assert np.isclose(network.seconds(permute), 1e9 / link)
+  assert network.axes(group) == axes
+
+
+def test_of_a_gpus_memory_there_is_what_jax_takes(monkeypatch):
+  device = described("h100", 1, 1).devices.flat[0]
+  whole = chips.CHIPS["NVIDIA H100"].memory
+  monkeypatch.delenv("XLA_CLIENT_MEM_FRACTION", raising=False)
+  assert chips.of(device).memory == int(0.75 * whole)
+  monkeypatch.setenv("XLA_CLIENT_MEM_FRACTION", "0.9")
+  assert chips.of(device).memory == int(0.9 * whole)
+
+
+@pytest.mark.parametrize(
+  "words, said",
+  [
+    (["h100:"], "'h100:' is not h100:8"),
+    (["h100"], "'h100' is not h100:8"),
+    (["h200:0"], "'h200:0' is not h200:8"),
+    (["b200:16"], "'b200:16' is not b200:8, GPUs of a node, at most 8"),
+    (["h100:4x"], "nor h100:4x8, of nodes, at most 1,024"),
+    (["h100:2000x8"], "'h100:2000x8' is not"),
+    (["h100:2x2x2"], "'h100:2x2x2' is not"),
+    (["h100:8", "--slices=2"], "the nodes of h100:8 are part of it"),
+  ],
+)
+def test_a_topology_that_there_is_not_is_told(small, words, said):
+  with pytest.raises(UserError, match=said):
+    plan.main([f"--config={small}", f"--topology={words[0]}", *words[1:]])
+
+
+def test_without_the_compiler_it_is_said_how_to_get_it(small, monkeypatch):
+  monkeypatch.setattr(gpus, "library", lambda: None)
+  with pytest.raises(UserError, match=r"run launch/setup.sh cuda-compiler"):
+    plan.main([f"--config={small}", "--topology=h100:8"])
+
+
+def estimates(small, shape, *settings, pieces=1):
+  pod = search.Pod(
+    small, (), topology.devices(shape), vocab_size=1024, pieces=pieces
+  )
+  run = pod.run(settings)
+  return run, list(estimate.estimate_all(run, run.programs()))
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.parametrize("shape", ["h100:8", "h200:8", "b200:8"])
+def test_each_gpu_is_compiled_for(small, shape):
+  """Packed rows, in XLA's own attention: all of it is in the program's text."""
+  run, (e,) = estimates(small, shape, "curriculum=10C steps", pieces=2)
+  assert e.attention == "chunked"
+  # Parameters and two moments in float32, whole on each, and the batch.
+  state = 12 * run.model.size
+  assert state < e.memory.arguments < 1.01 * state + 2**17
+  assert e.memory.fits and 0 < e.mfu < 1
+  # Gradients are summed in bfloat16 where the weights were so, else in float32.
+  (sums,) = e.collectives
+  assert (sums["kind"], sums["axes"]) == ("all-reduce", "data")
+  assert 2 * run.model.size < sums["bytes"] < 4.01 * run.model.size
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_operations_are_those_that_the_model_needs(small):
+  """Those of what stands in for cuDNN as well."""
+  settings = "model.remat=none", "curriculum=10C steps"
+  _, (e,) = estimates(small, "h100:8", *settings)
+  assert e.attention == "cudnn"
+  # The backward pass computes logits again, and so it does the scores, which
+  # is one of six products.
+  needed = e.work.total + e.work.head / 3 + e.work.causal / 6
+  assert np.isclose(8 * e.executed, needed, rtol=0.01)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_between_nodes_sums_take_the_network(small):
+  settings = "mesh.fsdp=4", "curriculum=10C steps"
+  _, (e,) = estimates(small, "h100:2x4", *settings, pieces=2)
+  over = {c["axes"]: c for c in e.collectives}
+  assert set(over) == {"fsdp", "data, fsdp, nodes"}
+  sums = over["data, fsdp, nodes"]
+  # Four cards of 400 Gb/s for the four GPUs of a node.
+  assert np.isclose(sums["seconds"], sums["sent"] / 200e9)
+
+
+@pytest.mark.slow
+@needs_compiler
+def test_what_a_gpu_has_no_room_for_does_not_fit(small):
+  settings = "model.mlp_width=1048576", "curriculum=10C steps"
+  _, (e,) = estimates(small, "h100:1", *settings)
+  assert not e.memory.fits
+  table = plan.table([e])
+  assert "too much by" in table and "best MFU" in table
