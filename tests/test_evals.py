@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from antlm_jax import fill_mask, generate, score
+from antlm_jax import config, fill_mask, generate, models, score
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, scoring
 from antlm_jax.inference.filling import encode
-from antlm_jax.inference.generation import draw
-from antlm_jax.masks import AttentionMask
+from antlm_jax.inference.generation import draw, stream
+from antlm_jax.masks import CAUSAL, AttentionMask
 from evals.zero_shot import pipelines
-from tests import random_models, runs
+from tests import helpers, random_models, runs
 
 run = random_models.run()
 
@@ -332,19 +332,61 @@ def test_an_error_of_a_process_is_one_line():
 # ---------------------------------------------------------------- generation
 
 
-def test_greedy_is_step_by_step_argmax(loaded, logits_of):
+PROMPTS = ("Tom sat", "", "the dogs near the hills often rested and Tom")
+
+
+def encoded_whole(loaded, prompt, count):
+  """Continues a prompt by the likeliest tokens, encoding it all for each."""
   t = loaded.tokenizer
-  tokens = [t.bos_id, *t.encode("Tom sat")]
+  tokens = np.zeros(48, np.int32)
+  start = [t.bos_id, *t.encode(prompt)]
+  tokens[: len(start)] = start
   banned = t.special.copy()
   banned[t.eos_id] = False
-  for _ in range(8):
-    logits = logits_of(np.array(tokens), True)[-1]
-    tokens.append(int(np.where(banned, -np.inf, logits).argmax()))
-    if tokens[-1] == t.eos_id:
-      break
-  texts = generate(loaded, "Tom sat", tokens=8, temperature=0, count=2)
-  assert texts == [t.decode(tokens)] * 2
-  assert texts[0].startswith("Tom sat")
+
+  @jax.jit
+  def logits_at(tokens, at):
+    positions = jnp.arange(48)[None]
+    hidden = loaded.model.encode(loaded.params, tokens[None], positions, CAUSAL)
+    return loaded.model.logits(loaded.params, hidden[0, at])
+
+  for end in range(len(start), len(start) + count):
+    logits = np.where(banned, -np.inf, logits_at(tokens, end - 1))
+    tokens[end] = logits.argmax()
+    if tokens[end] == t.eos_id:
+      return t.decode(tokens[:end])
+  return t.decode(tokens[: end + 1])
+
+
+@pytest.mark.parametrize("encoder", ["llama", "ltg_bert"])
+def test_greedy_is_what_encoding_it_all_would_choose(loaded, encoder):
+  if encoder == "ltg_bert":
+    settings = config.default(encoder).model
+    settings.update(layers=2, width=32, heads=2, mlp_width=48, max_seq_len=48)
+    model = models.build(settings, loaded.tokenizer.vocab_size)
+    params = helpers.random_params(model)
+    loaded = dataclasses.replace(loaded, model=model, params=params)
+  texts = generate(loaded, PROMPTS, tokens=20, temperature=0, count=2)
+  expected = [encoded_whole(loaded, prompt, 20) for prompt in PROMPTS]
+  assert texts == np.repeat(expected, 2).tolist()
+  assert len(set(texts)) == len(PROMPTS)
+
+
+def test_what_is_drawn_does_not_depend_on_what_is_beside(loaded):
+  how = {"tokens": 20, "temperature": 1.0, "count": 2}
+  alone = [text for p in PROMPTS for text in generate(loaded, p, **how)]
+  assert generate(loaded, PROMPTS, **how) == alone
+  assert len(set(alone)) == 2 * len(PROMPTS)
+
+
+def test_a_stream_is_the_text_as_it_grows(loaded):
+  how = {"tokens": 10, "temperature": 1.0}
+  *growing, whole = stream(loaded, PROMPTS, every=4, **how)
+  assert whole == generate(loaded, PROMPTS, **how)
+  assert len(growing) == 2
+  for early, late in zip(growing, [*growing[1:], whole], strict=True):
+    for a, b in zip(early, late, strict=True):
+      assert b.startswith(a.rstrip("\ufffd"))
 
 
 def test_samples_follow_the_seed(loaded):
@@ -385,6 +427,8 @@ def test_generate_refuses(loaded):
   for model, prompt, options, message in (
     (loaded, "Tom " * 60, {}, "max_seq_len=48"),
     (none, "", {}, "the prompt is empty"),
+    (loaded, [], {}, "no prompt"),
+    (loaded, ["Tom", "Tom " * 60], {}, "max_seq_len=48"),
     (loaded, "Tom", {"tokens": 0}, "tokens=0"),
     (loaded, "Tom", {"count": 0}, "count=0"),
     (loaded, "Tom", {"top_p": 0.0}, "top_p=0"),
@@ -394,13 +438,14 @@ def test_generate_refuses(loaded):
       generate(model, prompt, **options)
 
 
-def test_generate_command(run):
+def test_generate_command(run, loaded):
   done = runs.run(
     "antlm_jax.generate",
     *(f"--checkpoint={run}", "--prompt=Tom sat", "--tokens=99"),
   )
   assert done.returncode == 0, done.stderr
-  assert done.stdout.startswith("Tom sat")
+  (text,) = generate(loaded, "Tom sat", tokens=99)
+  assert done.stdout == text + "\n"
   assert "max_seq_len=48" in done.stderr
 
 

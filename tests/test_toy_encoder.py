@@ -77,7 +77,7 @@ class Gpt(models.Encoder):
     c = self.config
     x = encoder.table(self.embedding)[tokens] + self.places[...][positions]
     x, mask, keys = encoder.begin(c, x.astype(c.dtype), mask, dropout_key)
-    return self.norm(encoder.run_blocks(c, self.blocks, x, keys, mask))
+    return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys))
 
   def logits_of(self):
     kernel = encoder.table(self.embedding).T

@@ -7,6 +7,7 @@ from antlm_jax.attention.api import (
   choose,
   prepare,
 )
+from antlm_jax.attention.cache import Cache, Cached
 from antlm_jax.attention.dropout import Dropout
 from antlm_jax.attention.relative import Relative, log_edges
 from antlm_jax.attention.split import Split, device
@@ -15,6 +16,8 @@ from antlm_jax.attention.tpu.kernel import SAVED
 __all__ = [
   "IMPLEMENTATIONS",
   "SAVED",
+  "Cache",
+  "Cached",
   "Dropout",
   "Prepared",
   "Relative",

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from antlm_jax.attention.cache import Cached
 from antlm_jax.attention.dropout import Dropout
 from antlm_jax.attention.reference import chunked, reference
 from antlm_jax.attention.relative import Relative
@@ -54,12 +55,16 @@ class Prepared:
   # The kernel's, one after another of each data shard.
   schedules: tuple[schedule.Schedule, ...] | None = None
 
+  def of_layer(self, layer) -> "Prepared":
+    """Returns what a layer attends by: all by the same."""
+    return self
+
 
 def attend(
   q: jax.Array,
   k: jax.Array,
   v: jax.Array,
-  mask: AttentionMask | Prepared,
+  mask: AttentionMask | Prepared | Cached,
   *,
   scale: float | None = None,
   dropout: Dropout | None = None,
@@ -79,7 +84,7 @@ def attend(
     k: Keys `[B, S, K, H]`, with K dividing N.
     v: Values `[B, S, K, H]`.
     mask: Which keys each query sees. Where several layers share one, `prepare`
-      it once.
+      it once. With a cache of one layer, q, k and v are those of new tokens.
     scale: Multiplies the scores; None for H ** -0.5.
     dropout: What is dropped of the attention weights.
     relative: What relative positions add to the scores, before the scale, in
@@ -101,13 +106,15 @@ def attend(
     dropout = dropout if dropout.rate else None
   if relative is not None:
     _check_terms(q, k, relative)
+  if scale is None:
+    scale = q.shape[-1] ** -0.5
+  if isinstance(mask, Cached):
+    return mask.attend(q, k, v, float(scale), relative)
   needs = dropout is not None, _buckets(relative)
   if isinstance(mask, AttentionMask):
     mask = prepare(mask, q, k, implementation, *needs, split)
   else:
     _check_prepared(mask, q, k, implementation, *needs)
-  if scale is None:
-    scale = q.shape[-1] ** -0.5
   run = IMPLEMENTATIONS[mask.implementation]
   return run(q, k, v, mask, float(scale), dropout, relative)
 

@@ -21,7 +21,8 @@ def reference(
   """Attention with all scores in memory at once.
 
   The arguments are those of `attention.attend`, and `first` is the index in
-  its row of the first query: they may be some of the row's.
+  its row of the first query: they may be some of the row's. Without dropout,
+  rows may have each their own, `[B]`.
   """
   batch, queries, heads, width = q.shape
   keys, kv_heads = k.shape[1:3]

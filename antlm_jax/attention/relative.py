@@ -31,13 +31,28 @@ class Relative:
     and moved into place by a reshape: no gather, and no scatter in backward.
 
     Args:
-      first: Index in its row of the first query.
+      first: Index in its row of the first query; or of each row's, `[B]`.
     """
+    if jnp.ndim(first):
+      return self._scores_of_few(first)
     queries, keys = self.query.shape[1], self.key.shape[1]
     diagonal = jnp.arange(queries + keys)
     of_query = _spread(self.query, self.edges, first + queries - 1 - diagonal)
     of_key = _spread(self.key, self.edges, first - (keys - 1) + diagonal)
     return _skew(of_query, keys) + _skew(of_key, queries).swapaxes(-1, -2)
+
+  def _scores_of_few(self, first: jax.Array) -> jax.Array:
+    """Likewise for few queries, whose rows share no diagonals: by a gather."""
+    index = first[:, None] + jnp.arange(self.query.shape[1])
+    distance = index[:, :, None] - jnp.arange(self.key.shape[1])
+    bucket = bucket_of(distance, self.edges)[:, None]  # [B, 1, T, S]
+    query, key = (
+      terms.swapaxes(1, 2).astype(jnp.float32)
+      for terms in (self.query, self.key)
+    )
+    of_query = jnp.take_along_axis(query, bucket, axis=-1)
+    of_key = jnp.take_along_axis(key, bucket.swapaxes(-1, -2), axis=-1)
+    return of_query + of_key.swapaxes(-1, -2)
 
 
 def log_edges(size: int, longest: int) -> tuple[int, ...]:

@@ -1,19 +1,29 @@
-"""Continuing a prompt, left to right."""
+"""Continuing prompts, left to right.
+
+Every row has S slots: its prompt, then what is drawn, from slot 0 on, however
+long the prompts beside it are. Prompts are encoded a piece at a time, and then
+each step encodes the row's last token, with what is kept of those before it,
+and draws the next. So one program serves all prompts and lengths that S slots
+hold.
+"""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import models, settings
+from antlm_jax.attention import Cache
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, programs
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.masks import CAUSAL
 from antlm_jax.settings import setting
 
-_LENGTH_STEP = 64  # row lengths are multiples of it
+_SLOT_STEP = 64  # slots are multiples of it
+_PIECE = 16  # tokens of a prompt that are encoded at once; it divides the slots
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,52 +48,82 @@ class Sampling:
   count: int = setting(1, "how many continuations", least=1, most=4096)
 
 
-def generate(loaded: TextModel, prompt: str, **sampling) -> list[str]:
-  """Continues a prompt.
+def generate(
+  loaded: TextModel, prompt: str | Sequence[str], **sampling
+) -> list[str]:
+  """Continues a prompt, or several at once.
 
   A text ends with the end-of-text token, after so many tokens more, or where
   the model's max_seq_len is reached. No other special token is ever drawn.
+  What is drawn after a prompt does not depend on the prompts beside it.
 
   Args:
     loaded: The model.
-    prompt: May be empty where documents began with a special token.
+    prompt: One or more; may be empty where documents began with a special
+      token.
     **sampling: The fields of `Sampling`: `tokens=50`, `temperature=0.8`,
       `top_k=0`, `top_p=1.0`, `seed=0`, `count=1`.
 
   Returns:
-    `count` texts, each with the prompt.
+    `count` texts of each prompt, one prompt after another, each with the
+    prompt.
 
   Raises:
     UserError: for a prompt that is too long or that nothing can continue, or
       a setting out of range.
   """
   how = Sampling(**sampling)
+  (texts,) = stream(loaded, prompt, how.tokens, **sampling)
+  return texts
+
+
+def stream(
+  loaded: TextModel, prompt: str | Sequence[str], every: int = 8, **sampling
+) -> Iterator[list[str]]:
+  """Yields what `generate` returns as it grows, after every so many tokens.
+
+  The arguments and errors are those of `generate`.
+  """
+  how = Sampling(**sampling)
   settings.check(how)
-  start = encode(loaded, prompt)
-  config = loaded.model.config
-  stop = min(len(start) + how.tokens, config.max_seq_len)
-  length = framing.round_up(stop, _LENGTH_STEP, config.max_seq_len)
-  rows = np.zeros((how.count, length), np.int32)
-  rows[:, : len(start)] = start
-  eos = loaded.tokenizer.eos_id
-  banned = loaded.tokenizer.special.copy()
-  if eos is not None:
-    banned[eos] = False
-  drawn = how.temperature, how.top_k, how.top_p
-  # A row is filled up in place; its unused end is never decoded.
-  rows, ends = programs.compiled(_continue, config, drawn)(
-    loaded.params,
-    rows,
-    len(start),
-    stop,
-    banned,
-    -1 if eos is None else eos,  # no token: nothing ends a text early
-    jax.random.key(how.seed),
+  prompts = [prompt] if isinstance(prompt, str) else prompt
+  if not prompts:
+    raise UserError("there is no prompt to continue")
+  starts = [encode(loaded, one) for one in prompts]
+  # The blocks as they are written: a loop over them would copy each one's
+  # weights and cache for every token.
+  config = dataclasses.replace(
+    loaded.model.config, scan_layers="no", remat="none"
   )
-  return [
-    loaded.tokenizer.decode(row[:end])
-    for row, end in zip(np.asarray(rows), np.asarray(ends), strict=True)
-  ]
+  rows = _lay_out(starts, how.tokens, config.max_seq_len)
+  params = programs.compiled(models.Model.unstack, config)(loaded.params)
+  begin = programs.compiled(_begin, config, how.count)
+  rows, numbers = begin(params, *rows)
+  drawn = how.temperature, how.top_k, how.top_p
+  go_on = programs.compiled(_continue, config, drawn)
+  endings = _endings(loaded.tokenizer)
+  while np.any(rows.length < rows.stop):
+    rows = go_on(params, rows, numbers, every, *endings, how.seed)
+    yield [
+      loaded.tokenizer.decode(row[:length])
+      for row, length in zip(*jax.device_get(rows[:2]), strict=True)
+    ]
+
+
+def _lay_out(starts: Sequence[np.ndarray], tokens: int, longest: int):
+  """Lays encoded prompts out, to be continued by so many tokens.
+
+  Returns:
+    What `_Rows` begins with.
+  """
+  length = np.array([len(start) for start in starts], np.int32)
+  stop = np.minimum(length + tokens, longest).astype(np.int32)
+  # There may be more slots than the model has places: nothing comes there.
+  slots = -(-stop.max() // _SLOT_STEP) * _SLOT_STEP
+  rows = np.zeros((len(starts), slots), np.int32)
+  for row, start in zip(rows, starts, strict=True):
+    row[: len(start)] = start
+  return rows, length, stop
 
 
 def encode(loaded: TextModel, prompt: str) -> np.ndarray:
@@ -110,10 +150,12 @@ def draw(
   top_k: int = 0,
   top_p: float = 1.0,
 ) -> jax.Array:
-  """Draws tokens `[B]` from logits `[B, V]`, by the settings of `Sampling`."""
+  """Draws tokens `[...]` from logits `[..., V]`, as `Sampling` says."""
   if temperature == 0:
-    return jnp.argmax(logits, axis=-1)
+    return _argmax(logits)
   logits = logits / temperature
+  if not top_k and top_p == 1:
+    return _argmax(logits + jax.random.gumbel(key, logits.shape))
   order = jnp.argsort(-logits, axis=-1)
   ranked = jnp.take_along_axis(logits, order, axis=-1)
   likely = jax.nn.softmax(ranked)
@@ -123,37 +165,94 @@ def draw(
   if top_k:
     kept &= jnp.arange(logits.shape[-1]) < top_k
   rank = jax.random.categorical(key, jnp.where(kept, ranked, -jnp.inf))
-  return jnp.take_along_axis(order, rank[:, None], axis=-1)[:, 0]
+  return jnp.take_along_axis(order, rank[..., None], axis=-1)[..., 0]
+
+
+def _argmax(logits: jax.Array) -> jax.Array:
+  """As `jnp.argmax`, which takes as long as the logits themselves on CPU."""
+  last = logits.shape[-1] - 1
+  best = logits == jnp.max(logits, axis=-1, keepdims=True)
+  return jnp.min(jnp.where(best, jnp.arange(last + 1), last), axis=-1)
+
+
+def _endings(tokenizer) -> tuple[np.ndarray, int]:
+  """Returns which tokens are never drawn, bool `[V]`, and which ends a text."""
+  banned, eos = tokenizer.special.copy(), tokenizer.eos_id
+  if eos is None:
+    return banned, -1  # no token: nothing ends a text early
+  banned[eos] = False
+  return banned, eos
+
+
+# ------------------------------------------------------------- on the device
+
+
+class _Rows(NamedTuple):
+  """Texts as they grow."""
+
+  tokens: jax.Array  # int32 `[B, S]`
+  length: jax.Array  # how many of them there are, int32 `[B]`
+  stop: jax.Array  # how many there may be, int32 `[B]`
+  cache: Cache  # of all but the last of them
+
+
+def _begin(model: models.Model, count: int, params, tokens, length, stop):
+  """Encodes prompts, each to be continued `count` times.
+
+  Returns:
+    Their rows, and each one's number among those of its prompt, `[B]`.
+  """
+
+  def piece(i, cache):
+    part = jax.lax.dynamic_slice_in_dim(tokens, i * _PIECE, _PIECE, axis=1)
+    # What a shorter prompt keeps of zeros is not seen before it is replaced.
+    start = jnp.full_like(length, i * _PIECE)
+    return model.extend(params, part, start, cache)[1]
+
+  pieces = -(-jnp.max(length) // _PIECE)
+  cache = jax.lax.fori_loop(0, pieces, piece, model.cache(*tokens.shape))
+  rows = jax.tree.map(
+    lambda x: jnp.repeat(x, count, axis=0), _Rows(tokens, length, stop, cache)
+  )
+  return rows, jnp.tile(jnp.arange(count), len(tokens))
 
 
 def _continue(
-  model: models.Model, drawn, params, rows, start, stop, banned, eos, key
-):
-  """Continues rows `[B, T]` of `start` tokens up to `stop`.
+  model: models.Model, drawn, params, rows, numbers, steps, banned, eos, seed
+) -> _Rows:
+  """Continues rows by at most so many tokens each.
 
-  Every token is computed from the whole row, without a cache of keys and
-  values, for simplicity.
-
-  Returns:
-    The rows, and where each ends, `[B]`.
+  Args:
+    model: The encoder.
+    drawn: What `draw` takes: temperature, top_k, top_p.
+    params: Its parameters.
+    rows: What `_begin` made, or an earlier call.
+    numbers: Of each row among those of its prompt, int32 `[B]`.
+    steps: So many.
+    banned: Which tokens are not drawn, bool `[V]`.
+    eos: The token that ends a text.
+    seed: Of what is drawn.
   """
-  positions = jnp.broadcast_to(jnp.arange(rows.shape[1]), rows.shape)
+  every = jnp.arange(len(numbers))
+  # A text's draws are by its number and the place: not by its neighbours.
+  keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
 
   def unfinished(carry):
-    _, ends, at = carry
-    return (at < stop) & jnp.any(ends == stop)
+    done, rows = carry
+    return (done < steps) & jnp.any(rows.length < rows.stop)
 
   def step(carry):
-    rows, ends, at = carry
-    # Causal attention: the zeros from `at` on are not seen.
-    hidden = model.encode(params, rows, positions, CAUSAL)
-    logits = model.logits(params, hidden[:, at - 1])
-    logits = jnp.where(banned, -jnp.inf, logits)
-    # Keys by position, so that a text does not depend on where others end.
-    step_key = jax.random.fold_in(key, at)
-    token = draw(step_key, logits, *drawn)
-    ends = jnp.where((ends == stop) & (token == eos), at, ends)
-    return rows.at[:, at].set(token), ends, at + 1
+    done, (tokens, length, stop, cache) = carry
+    last = tokens[every, length - 1][:, None]
+    hidden, cache = model.extend(params, last, length - 1, cache)
+    logits = jnp.where(banned, -jnp.inf, model.logits(params, hidden[:, 0]))
+    here = jax.vmap(jax.random.fold_in)(keys, length)
+    token = jax.vmap(lambda key, row: draw(key, row, *drawn))(here, logits)
+    # What is written behind the end of a text is not read.
+    tokens = tokens.at[every, length].set(token)
+    ended = (length >= stop) | (token == eos)
+    stop = jnp.where(ended, length, stop)
+    length = jnp.where(ended, length, length + 1)
+    return done + 1, _Rows(tokens, length, stop, cache)
 
-  ends = jnp.full(len(rows), stop)
-  return jax.lax.while_loop(unfinished, step, (rows, ends, start))[:2]
+  return jax.lax.while_loop(unfinished, step, (0, rows))[1]

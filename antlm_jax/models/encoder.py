@@ -116,19 +116,20 @@ class Encoder(nnx.Module):
     self,
     tokens: jax.Array,
     positions: jax.Array,
-    mask: AttentionMask,
+    mask: AttentionMask | attention.Cached,
     dropout_key: jax.Array | None = None,
   ) -> jax.Array:
     """Encodes tokens.
 
     The mask alone says which keys a position sees, so that the same weights
     run causal or bidirectional: it is to reach attention as it is, and
-    nothing else may mix positions.
+    nothing else may mix positions. That is also why a cache may take its
+    place: what attention keeps is all that later tokens need.
 
     Args:
       tokens: int32 `[B, T]`.
       positions: Place of each token in its document, int32 `[B, T]`.
-      mask: Which keys each position sees.
+      mask: Which keys each position sees; or a cache, of earlier tokens.
       dropout_key: Given in training; without it nothing is dropped.
 
     Returns:
@@ -160,7 +161,7 @@ def scores(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
 def begin(
   config: EncoderConfig,
   x: jax.Array,
-  mask: AttentionMask,
+  mask: AttentionMask | attention.Cached,
   dropout_key: jax.Array | None,
 ):
   """Makes the first block's input of embeddings `[B, T, D]`.
@@ -174,8 +175,9 @@ def begin(
     first, rest = jax.random.split(dropout_key)
     x = layers.dropout(x, config.dropout, first)
     keys = jax.random.split(rest, config.layers)
-  ready = prepare_mask(config, mask, *x.shape[:2], training=keys is not None)
-  return sharding.constrain(x, "batch", None, None), ready, keys
+  if not isinstance(mask, attention.Cached):
+    mask = prepare_mask(config, mask, *x.shape[:2], training=keys is not None)
+  return sharding.constrain(x, "batch", None, None), mask, keys
 
 
 def prepare_mask(
@@ -217,25 +219,30 @@ def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
   return make(jax.random.split(rngs.params(), count), jnp.arange(count))
 
 
-def run_blocks(config: EncoderConfig, blocks, x: jax.Array, keys, *shared):
-  """Runs `x = block(x, *shared, key)` over stacked blocks.
+def run_blocks(
+  config: EncoderConfig, blocks, x: jax.Array, mask, keys, *shared
+):
+  """Runs `x = block(x, *shared, mask, key)` over stacked blocks.
 
-  `scan_layers` and `remat` say how. The blocks are those of `stack`, and the
-  keys dropout's, `[L]`, or None.
+  `scan_layers` and `remat` say how. The blocks are those of `stack`, the mask
+  and the keys those of `begin`.
   """
 
-  def run(block, x, key):
-    return sharding.constrain(block(x, *shared, key), "batch", None, None)
+  def run(block, x, mask, key):
+    x = block(x, *shared, mask, key)
+    return sharding.constrain(x, "batch", None, None)
 
   step = rematerialized(config, run)
   if config.scan_layers == "yes" or (
     config.scan_layers == "auto" and attention.device().platform != "cpu"
   ):
     return jax.lax.scan(
-      lambda x, layer: (step(layer[0], x, layer[1]), None), x, (blocks, keys)
+      lambda x, layer: (step(layer[0], x, mask, layer[1]), None),
+      x,
+      (blocks, keys),
     )[0]
-  for layer, key in unstack((blocks, keys)):
-    x = step(layer, x, key)
+  for layer, (block, key) in enumerate(unstack((blocks, keys))):
+    x = step(block, x, mask.of_layer(layer), key)
   return x
 
 
@@ -249,10 +256,18 @@ def rematerialized(config: EncoderConfig, step):
 def unstack(tree):
   """Splits every leaf along its leading axis; yields one tree per index.
 
+  A list in a leaf's place is split already.
+  """
+  leaves, treedef = jax.tree.flatten(tree, lambda x: isinstance(x, list))
+  split = [x if isinstance(x, list) else split_layers(x) for x in leaves]
+  for parts in zip(*split, strict=True):
+    yield treedef.unflatten(parts)
+
+
+def split_layers(x: jax.Array) -> list[jax.Array]:
+  """Splits an array along its leading axis.
+
   Differentiates into one concatenation, where indexing would add up a whole
   stack of zeros per layer.
   """
-  leaves, treedef = jax.tree.flatten(tree)
-  split = [jax.lax.split(leaf, [1] * leaf.shape[0]) for leaf in leaves]
-  for parts in zip(*split, strict=True):
-    yield treedef.unflatten([part[0] for part in parts])
+  return [part[0] for part in jax.lax.split(x, [1] * x.shape[0])]

@@ -141,7 +141,7 @@ class Llama(encoder.Encoder):
     x = encoder.table(self.embedding)[tokens].astype(c.dtype)
     x, mask, keys = encoder.begin(c, x, mask, dropout_key)
     rope = layers.rotary(positions, c.head_width, c.rope_theta)
-    return self.norm(encoder.run_blocks(c, self.blocks, x, keys, rope, mask))
+    return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys, rope))
 
   def logits_of(self) -> encoder.LogitsOf:
     if self.config.tied:

@@ -230,14 +230,15 @@ class LtgBert(encoder.Encoder):
     x, mask, keys = encoder.begin(c, x, mask, dropout_key)
     relative = self.relative_norm(self.relative[...]).astype(c.dtype)
     if c.depth_weights:
-      return self._run_by_depth(x, keys, relative, mask)
-    return encoder.run_blocks(c, self.blocks, x, keys, relative, mask)
+      return self._run_by_depth(x, mask, keys, relative)
+    return encoder.run_blocks(c, self.blocks, x, mask, keys, relative)
 
-  def _run_by_depth(self, x, keys, relative, mask) -> jax.Array:
+  def _run_by_depth(self, x, mask, keys, relative) -> jax.Array:
     """Runs the blocks where each reads all before it, so not as a loop."""
     outputs, begin = [x], 0
-    for block, key in encoder.unstack((self.blocks, keys)):
-      for sublayer in block.sublayers(relative, mask, key):
+    layers = encoder.unstack((self.blocks, keys))
+    for layer, (block, key) in enumerate(layers):
+      for sublayer in block.sublayers(relative, mask.of_layer(layer), key):
         step = encoder.rematerialized(
           self.config, lambda x, f=sublayer: x + f(x)
         )

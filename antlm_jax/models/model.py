@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
+from antlm_jax.attention import Cache, Cached
 from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import encoder, llama, ltg_bert
@@ -54,11 +56,58 @@ class Model:
     params: Params,
     tokens: jax.Array,
     positions: jax.Array,
-    mask: AttentionMask,
+    mask: AttentionMask | Cached,
     dropout_key: jax.Array | None = None,
   ) -> jax.Array:
     """Tokens int32 `[B, T]` to hidden states `[B, T, D]`."""
     return self.bind(params)(tokens, positions, mask, dropout_key)
+
+  def unstack(self, params: Params) -> dict[str, jax.Array | list[jax.Array]]:
+    """Splits what is stacked into lists of the layers' own.
+
+    For a program that runs again and again, without `scan_layers`: each run
+    would begin by copying every layer out of its stack.
+    """
+    stacked = {path for path, axes in self.axes.items() if axes[0] is None}
+    return {
+      path: encoder.split_layers(p) if path in stacked else p
+      for path, p in params.items()
+    }
+
+  def cache(self, rows: int, slots: int) -> Cache:
+    """Makes room for what `extend` keeps of B rows of at most S tokens."""
+    c = self.config
+    kinds = [(c.kv_heads, c.head_width)] * 2
+    kinds += [(c.heads, c.buckets)] * bool(c.buckets)
+    shapes = [(rows, heads, slots, width) for heads, width in kinds]
+    return tuple(
+      tuple(jnp.zeros(shape, c.dtype) for shape in shapes)
+      for _ in range(c.layers)
+    )
+
+  def extend(
+    self, params: Params, tokens: jax.Array, start: jax.Array, cache: Cache
+  ) -> tuple[jax.Array, Cache]:
+    """Encodes causally tokens whose row's earlier ones are in a cache.
+
+    The model must be one with `scan_layers="no"` and `remat="none"`: the blocks
+    differ by what they keep, and there is no backward pass.
+
+    Args:
+      params: Its parameters.
+      tokens: New tokens of each row, int32 `[B, T]`.
+      start: How many of the row's stand before them, int32 `[B]`. There must
+        be room for T more.
+      cache: Of `cache`, or of an earlier call.
+
+    Returns:
+      Hidden states `[B, T, D]`, and the cache with the tokens' own in it. What
+      was kept from `start` on before is lost.
+    """
+    refs = jax.tree.map(jax.new_ref, cache)
+    positions = start[:, None] + jnp.arange(tokens.shape[1])
+    hidden = self.encode(params, tokens, positions, Cached(start, refs))
+    return hidden, jax.tree.map(jax.freeze, refs)
 
   def logits(
     self, params: Params, hidden: jax.Array, at: At | None = None
