@@ -215,7 +215,10 @@ def _plan(pod: Pod, run: Run) -> tuple[dict, bool]:
   out = {"programs": [e.to_json() for e in found]}
   if all(e.memory.fits for e in found):
     seconds = sum(e.steps * e.step_seconds for e in found)
-    print(f"{run.curriculum.steps:,} steps: {duration(seconds)} at least")
+    print(
+      f"{run.curriculum.steps:,} steps: {duration(seconds)} at the published"
+      " peaks, a bound and no forecast"
+    )
     return out, True
   changes, seen = search.advise(pod, run, found)
   fits = bool(seen) and all(e.memory.fits for e in seen)
