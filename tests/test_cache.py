@@ -1,17 +1,15 @@
 """Rows that grow with a cache, beside the same rows encoded whole."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from antlm_jax.masks import CAUSAL
 from tests import helpers
 
-LENGTH, SLOTS = 24, 32
+SLOTS, NEW = 32, 4  # NEW tokens at once
 MODELS = {
   "llama": helpers.model,
-  "ltg_bert": helpers.ltg_bert,
   "gpt_bert": lambda **changes: helpers.ltg_bert(
     attention_gate=True, depth_weights=True, **changes
   ),
@@ -21,20 +19,23 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_grow_as_they_are_encoded_whole(name):
   of = MODELS[name](scan_layers="no")
-  params, tokens = helpers.random_params(of), helpers.tokens(3, LENGTH)
-  positions = np.broadcast_to(np.arange(LENGTH), tokens.shape)
+  params, tokens = helpers.random_params(of), helpers.tokens(3, SLOTS)
+  positions = np.broadcast_to(np.arange(SLOTS), tokens.shape)
   whole = np.asarray(jax.jit(of.encode)(params, tokens, positions, CAUSAL))
-  # Rows of unlike lengths, filled up with tokens that are not theirs.
-  rows, begin = np.arange(3), np.array([9, 1, 16])
-  filled = np.where(np.arange(16) < begin[:, None], tokens[:, :16], 5)
+  # Rows that begin with unlike lengths, behind which tokens not theirs stand.
+  begin = np.array([9, 1, 16], np.int32)
+  filled = np.where(positions < begin[:, None], tokens, 5)
   extend = jax.jit(of.extend)
-  # Neither what slots held before, nor what stood behind a row's end, is seen.
+  # Neither those are seen, nor what the slots held before.
   cache = jax.tree.map(lambda x: x + 7, of.cache(3, SLOTS))
-  hidden, cache = extend(params, filled, jnp.zeros(3, jnp.int32), cache)
   found = np.zeros_like(whole)
-  found[:, :16] = hidden
-  for step in range(LENGTH):
-    at = np.minimum(begin + step, LENGTH - 1).astype(np.int32)
-    hidden, cache = extend(params, tokens[rows, at][:, None], at, cache)
-    found[rows, at] = hidden[:, 0]
+  rows, new = np.arange(3)[:, None], np.arange(NEW)
+  for tokens_of, starts in (
+    (filled, np.broadcast_to(np.arange(0, 16, NEW)[:, None], (4, 3))),
+    (tokens, begin + np.arange(0, SLOTS, NEW)[:, None]),
+  ):
+    for start in np.minimum(starts, SLOTS - NEW).astype(np.int32):
+      at = start[:, None] + new
+      hidden, cache = extend(params, tokens_of[rows, at], start, cache)
+      found[rows, at] = hidden
   assert helpers.closest(found, whole) < 1e-5

@@ -362,7 +362,7 @@ def encoded_whole(loaded, prompt, count):
 def test_greedy_is_what_encoding_it_all_would_choose(loaded, encoder):
   if encoder == "ltg_bert":
     settings = config.default(encoder).model
-    settings.update(layers=2, width=32, heads=2, mlp_width=48, max_seq_len=48)
+    settings.update(layers=1, width=32, heads=2, mlp_width=48, max_seq_len=48)
     model = models.build(settings, loaded.tokenizer.vocab_size)
     params = helpers.random_params(model)
     loaded = dataclasses.replace(loaded, model=model, params=params)
@@ -372,17 +372,18 @@ def test_greedy_is_what_encoding_it_all_would_choose(loaded, encoder):
   assert len(set(texts)) == len(PROMPTS)
 
 
+SAMPLED = {"tokens": 20, "temperature": 1.0, "count": 2}
+
+
 def test_what_is_drawn_does_not_depend_on_what_is_beside(loaded):
-  how = {"tokens": 20, "temperature": 1.0, "count": 2}
-  alone = [text for p in PROMPTS for text in generate(loaded, p, **how)]
-  assert generate(loaded, PROMPTS, **how) == alone
+  alone = [text for p in PROMPTS for text in generate(loaded, p, **SAMPLED)]
+  assert generate(loaded, PROMPTS, **SAMPLED) == alone
   assert len(set(alone)) == 2 * len(PROMPTS)
 
 
 def test_a_stream_is_the_text_as_it_grows(loaded):
-  how = {"tokens": 10, "temperature": 1.0}
-  *growing, whole = stream(loaded, PROMPTS, every=4, **how)
-  assert whole == generate(loaded, PROMPTS, **how)
+  *growing, whole = stream(loaded, PROMPTS, every=8, **SAMPLED)
+  assert whole == generate(loaded, PROMPTS, **SAMPLED)
   assert len(growing) == 2
   for early, late in zip(growing, [*growing[1:], whole], strict=True):
     for a, b in zip(early, late, strict=True):

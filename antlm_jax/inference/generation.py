@@ -90,8 +90,8 @@ def stream(
   if not prompts:
     raise UserError("there is no prompt to continue")
   starts = [encode(loaded, one) for one in prompts]
-  # The blocks as they are written: a loop over them would copy each one's
-  # weights and cache for every token.
+  # The blocks one by one: a loop over them would copy each one's weights and
+  # cache for every token.
   config = dataclasses.replace(
     loaded.model.config, scan_layers="no", remat="none"
   )
@@ -102,11 +102,14 @@ def stream(
   drawn = how.temperature, how.top_k, how.top_p
   go_on = programs.compiled(_continue, config, drawn)
   endings = _endings(loaded.tokenizer)
-  while np.any(rows.length < rows.stop):
+  growing = True
+  while growing:
     rows = go_on(params, rows, numbers, every, *endings, how.seed)
+    tokens, length, stop = jax.device_get(rows[:3])
+    growing = np.any(length < stop)
     yield [
-      loaded.tokenizer.decode(row[:length])
-      for row, length in zip(*jax.device_get(rows[:2]), strict=True)
+      loaded.tokenizer.decode(row[:end])
+      for row, end in zip(tokens, length, strict=True)
     ]
 
 
