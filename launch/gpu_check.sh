@@ -3,14 +3,15 @@
 #
 #   ./launch/gpu_check.sh [FOLDER]
 #
-# Runs the GPU's tests, then times attention against cuDNN, and whole train
-# steps. Figures go to FOLDER, by default evals/benchmarks/results. Takes
-# .venv/bin/python if it is there, else $PYTHON, else python3: a Python 3.12
-# with jax 0.11 or later for CUDA, flax, optax and orbax-checkpoint, and no
-# more. Exit status: 0; 1 if a part failed; 2 if JAX sees no GPU.
+# Runs the GPU's tests, our kernel's first, then times attention against cuDNN,
+# tokamax if it is installed, and plain XLA, and whole train steps. Figures go
+# to FOLDER, by default evals/benchmarks/results. Takes .venv/bin/python if it
+# is there, else $PYTHON, else python3: a Python 3.12 with jax 0.12 for CUDA,
+# flax, optax and orbax-checkpoint, and no more; with jax 0.11 all but our
+# kernel. Exit status: 0; 1 if a part failed; 2 if JAX sees no GPU.
 set -euo pipefail
 case "${1:-}" in
-  -h | --help) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 folder="$(realpath -m -- "${1:-$(dirname "$0")/../evals/benchmarks/results}")"
 cd "$(dirname "$0")/.."
@@ -51,8 +52,8 @@ part() { # NAME SECONDS COMMAND...
 }
 
 part tests 240 "$python" -m tests.test_gpu
-part attention 120 "$python" -m evals.benchmarks.attention \
-  --shapes=97M,610M --masks=causal,full,packed,mixed --seconds=1 \
+part attention 200 "$python" -m evals.benchmarks.attention \
+  --shapes=610M,wide,97M --masks=packed,mixed,causal,full --seconds=1 \
   --output="$folder"
 # What is left of 10 minutes; what it has timed by then is written.
 part step $((580 - SECONDS)) "$python" -m evals.benchmarks.step \

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from antlm_jax.attention.tpu import kernel
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
-from tests.helpers import relative_error
+from tests.reference import relative_error
 
 CASES = {  # batch, queries, keys, heads, kv_heads, width
   "square": (2, 9, 9, 4, 4, 8),

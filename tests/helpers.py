@@ -206,12 +206,3 @@ def closest(tree, other) -> float:
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     worst = max(worst, np.abs(x - y).max() / max(np.abs(y).max(), 1e-30))
   return worst
-
-
-def relative_error(x, y, floor=0.0) -> float:
-  """||x - y|| / ||y||, or over the floor where that is larger.
-
-  Where both are zero, so must x be.
-  """
-  x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-  return np.linalg.norm(x - y) / max(np.linalg.norm(y), floor, 1e-30)

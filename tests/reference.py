@@ -87,3 +87,12 @@ def _softmax(scores, seen):
   scores = np.where(seen, scores, -np.inf)
   p = np.exp(scores - np.where(some, scores.max(1, keepdims=True), 0))
   return np.divide(p, p.sum(1, keepdims=True), where=some, out=0 * p)
+
+
+def relative_error(x, y, floor=0.0) -> float:
+  """||x - y|| / ||y||, or over the floor where that is larger.
+
+  Where both are zero, so must x be.
+  """
+  x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+  return np.linalg.norm(x - y) / max(np.linalg.norm(y), floor, 1e-30)

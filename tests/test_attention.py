@@ -12,8 +12,10 @@ import pytest
 
 from antlm_jax import attention
 from antlm_jax.attention.dropout import keep
+from antlm_jax.attention.gpu import schedule as gpu_schedule
 from antlm_jax.attention.reference import chunked
-from antlm_jax.attention.tpu import kernel, schedule
+from antlm_jax.attention.schedule import Blocks
+from antlm_jax.attention.tpu import kernel
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from tests import reference
 from tests.attention_cases import (
@@ -25,7 +27,8 @@ from tests.attention_cases import (
   long_mask,
   make_mask,
 )
-from tests.helpers import closest, relative_error
+from tests.helpers import closest
+from tests.reference import relative_error
 
 IMPLEMENTATIONS = ("reference", "pallas")
 
@@ -347,7 +350,7 @@ def test_no_block_is_visited_but_those_needed(mode, length, block, monkeypatch):
   visits = kernel_visits(monkeypatch, mask, shape, block, 0)
   visits |= kernel_visits(monkeypatch, mask, shape, block, 2**23)
   assert len(visits) == 4  # forward, and gradients in two kernels or in one
-  blocks = schedule.Blocks.of(length, length, block)
+  blocks = Blocks.of(length, length, block)
   needed = needed_blocks(mask, batch, length, blocks)
   assert mode == "full" or len(needed) < batch * blocks.q_count**2
   for name, steps in visits.items():
@@ -358,6 +361,28 @@ def test_no_block_is_visited_but_those_needed(mode, length, block, monkeypatch):
     owners = [(row, k if by_key else q) for row, q, k in steps]
     changes = 1 + sum(a != b for a, b in itertools.pairwise(owners))
     assert changes == len(set(owners)) == batch * blocks.q_count
+
+
+@pytest.mark.parametrize(
+  "mode", ["causal", "full", "packed", "mixed", "window", "prefix", "bounds"]
+)
+def test_a_gpu_visits_what_is_needed_and_masks_what_is_hidden(mode):
+  batch, queries, keys = 3, 640, 500
+  mask = long_mask(mode, batch, queries, keys, seed=3)
+  made = gpu_schedule.make(mask, batch, queries, keys)
+  seen = np.zeros((batch, 640, 512), bool)
+  seen[:, :, :keys] = reference.visible(mask, batch, queries, keys)
+  seen = seen.reshape(batch, 5, 128, 4, 128)
+  needed, whole = seen.any((2, 4)), seen.all((2, 4))
+  assert whole.any() or mode in ("window", "bounds")
+  for visits, axis in ((made.by_query, 1), (made.by_key, 2)):
+    for row, outer in np.ndindex(visits.counts.shape[:2]):
+      no_mask, count = visits.counts[row, outer]
+      blocks = visits.blocks[row, outer].tolist()
+      of_outer = (np.take(x[row], outer, axis - 1) for x in (needed, whole))
+      some, every = (set(np.flatnonzero(x)) for x in of_outer)
+      assert set(blocks[:count]) == some and len(some) == count
+      assert set(blocks[:no_mask]) == every and len(every) == no_mask
 
 
 def test_plain_masks_need_no_table():
@@ -402,6 +427,7 @@ def test_the_choice_on_cpu_is_by_length():
   "kind, choice",
   [
     ("NVIDIA H100 80GB HBM3", "cudnn"),
+    ("NVIDIA B200", "cudnn"),
     ("NVIDIA A100-SXM4-40GB", "cudnn"),
     ("Tesla T4", "chunked"),
     ("AMD Instinct MI300X", "chunked"),
@@ -412,10 +438,16 @@ def test_the_choice_for_a_gpu_that_is_not_there_is_by_its_kind(kind, choice):
   mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=gpu)
   q = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16)
   bound = AttentionMask(True, jnp.zeros((2, 128), jnp.int32))
+  hopper = "H100" in kind and jax.__version_info__ >= (0, 12)
+  elsewhere = "mosaic" if hopper else "chunked"
   with jax.sharding.use_abstract_mesh(mesh):
     assert attention.choose(CAUSAL, q, q) == choice
-    assert attention.choose(bound, q, q) == "chunked"
-    assert attention.choose(CAUSAL, q, q, dropout=True) == "chunked"
+    assert attention.choose(bound, q, q) == elsewhere
+    assert attention.choose(CAUSAL, q, q, dropout=True) == elsewhere
+    if not hopper:
+      needs = "jax 0.12|compute capability 9"
+      with pytest.raises(ValueError, match=f"'mosaic' needs .*({needs})"):
+        attention.choose(bound, q, q, "mosaic")
 
 
 BAD = {
@@ -424,9 +456,9 @@ BAD = {
   "rows": ({"q": (3, 8, 4, 4)}, {}, "differ in rows or head width"),
   "width": ({"q": (2, 8, 4, 8)}, {}, "differ in rows or head width"),
   "heads": ({"q": (2, 8, 5, 4)}, {}, "5 query heads over 2"),
-  "dtypes": ({}, {"q": jnp.bfloat16}, "all float32 or all bfloat16"),
+  "dtypes": ({}, {"q": jnp.bfloat16}, "all float32, all bfloat16"),
   "nothing": (dict.fromkeys("qkv", (0, 8, 2, 4)), {}, "nothing to attend to"),
-  "integers": ({}, dict.fromkeys("qkv", jnp.int32), "all float32 or all"),
+  "integers": ({}, dict.fromkeys("qkv", jnp.int32), "all float32, all"),
 }
 
 

@@ -41,7 +41,8 @@ SHAPE = ROWS, LENGTH
 AT = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), SHAPE)
 # Largest error, relative to the largest value. Weights are rounded to
 # bfloat16 before they meet the values.
-LIMITS = {jnp.float32: 2e-5, jnp.bfloat16: 2e-2}
+LIMITS = {jnp.float32: 2e-5, jnp.bfloat16: 2e-2, jnp.float16: 4e-3}
+XLA = (jnp.float32, jnp.bfloat16)
 
 
 # Attention
@@ -83,9 +84,9 @@ def attend(q, k, v, g, mask, dropout, implementation):
   return out, *pull(g)
 
 
-def check(mask, dtype, implementation, dropout=None):
+def check(mask, dtype, implementation, dropout=None, width=WIDTH):
   """Compares attention and its gradients with the reference."""
-  arrays = inputs(dtype)
+  arrays = inputs(dtype, width)
   # Without this a GPU multiplies float32 in TF32, 10 bits of it.
   with jax.default_matmul_precision("highest"):
     found = attend(*arrays, mask, dropout, implementation)
@@ -102,11 +103,65 @@ def check(mask, dtype, implementation, dropout=None):
   return found
 
 
+def need_mosaic():
+  """Skips where our kernel for Hopper cannot run."""
+  q, k = inputs(jnp.bfloat16)[:2]
+  try:
+    attention.choose(CAUSAL, q, k, "mosaic")
+  except ValueError as reason:
+    raise unittest.SkipTest(str(reason)) from None
+
+
 def need_cudnn():
   """Skips on a GPU that is too old for cuDNN's fused attention."""
   capability = jax.devices("gpu")[0].compute_capability
   if float(capability) < 8:
     raise unittest.SkipTest(f"compute capability {capability} is under 8.0")
+
+
+def test_our_kernel_in_every_width():
+  need_mosaic()
+  for mask in (CAUSAL, BIDIRECTIONAL, packed(True), packed(False), mixed()):
+    for width in (64, 96, 128):
+      for dtype in (jnp.bfloat16, jnp.float16):
+        check(mask, dtype, "mosaic", width=width)
+
+
+def test_our_kernel_on_a_whole_gpu():
+  """Thousands of thread blocks at once, against chunks in float32."""
+  need_mosaic()
+  draw = np.random.default_rng(1)
+  rows, length = 4, 2048
+  starts = draw.random((rows, length)) < 3 / length
+  starts[:, 0] = True
+  segments = Segments.of(starts)
+  mask = AttentionMask(False, segments.start, segments.end)
+  arrays = [
+    jnp.asarray(draw.normal(size=(rows, length, n, 64)), jnp.bfloat16)
+    for n in (12, 4, 4, 12)
+  ]
+  found = attend(*arrays, mask, None, "mosaic")
+  arrays = [x.astype(jnp.float32) for x in arrays]
+  with jax.default_matmul_precision("highest"):
+    expected = attend(*arrays, mask, None, "chunked")
+  for x, y in zip(found, expected, strict=True):
+    error = jnp.abs(x.astype(jnp.float32) - y).max() / jnp.abs(y).max()
+    assert error < LIMITS[jnp.bfloat16], error
+
+
+def test_our_kernel_with_dropout():
+  need_mosaic()
+  dropout = attention.Dropout(0.2, jnp.asarray([3, 2**32 - 5], jnp.uint32))
+  for mask in (CAUSAL, packed(False)):
+    check(mask, jnp.bfloat16, "mosaic", dropout)
+
+
+def test_our_kernel_gives_the_same_bits_again():
+  need_mosaic()
+  first, *others = (check(packed(True), jnp.bfloat16, "mosaic") for _ in "123")
+  for other in others:
+    for x, y in zip(first, other, strict=True):
+      assert np.array_equal(x, y)
 
 
 def test_causal_through_cudnn():
@@ -120,40 +175,54 @@ def test_full_through_cudnn():
 
 
 def test_packed_through_chunks():
-  for dtype in LIMITS:
+  for dtype in XLA:
     for causal in (True, False):
       check(packed(causal), dtype, "chunked")
 
 
 def test_mixed_through_chunks():
-  for dtype in LIMITS:
+  for dtype in XLA:
     check(mixed(), dtype, "chunked")
 
 
 def test_dropout_through_chunks():
   dropout = attention.Dropout(0.2, jnp.asarray([3, 2**32 - 5], jnp.uint32))
-  for dtype in LIMITS:
+  for dtype in XLA:
     for mask in (CAUSAL, packed(False)):
       check(mask, dtype, "chunked", dropout)
 
 
 def test_queries_that_see_nothing_get_zeros():
+  for dtype in XLA:
+    check_zeros(dtype, "chunked")
+
+
+def test_queries_that_see_nothing_get_zeros_from_our_kernel():
+  need_mosaic()
+  check_zeros(jnp.bfloat16, "mosaic")
+
+
+def check_zeros(dtype, implementation):
+  """Has queries see nothing, some of a row and a whole row."""
   start, end = AT * 0, AT * 0 + LENGTH
   start[0, 7:300] = end[0, 7:300] = 40  # empty intervals
   end[1] = 0  # a whole row
-  for dtype in LIMITS:
-    mask = AttentionMask(False, start, end)
-    out, dq, dk, dv = check(mask, dtype, "chunked")
-    for x in (out, dq):
-      assert not x[0, 7:300].any() and not x[1].any()
-      assert x[0, :7].any() and x[0, 300:].any()
-    assert not dk[1].any() and not dv[1].any()
+  mask = AttentionMask(False, start, end)
+  out, dq, dk, dv = check(mask, dtype, implementation)
+  for x in (out, dq):
+    assert not x[0, 7:300].any() and not x[1].any()
+    assert x[0, :7].any() and x[0, 300:].any()
+  assert not dk[1].any() and not dv[1].any()
 
 
-def test_the_choice_is_cudnn_where_it_can_and_chunks_elsewhere():
+def test_the_choice_is_cudnn_where_it_can_and_our_kernel_or_chunks_elsewhere():
   q, k = inputs(jnp.bfloat16)[:2]
+  try:
+    elsewhere = attention.choose(CAUSAL, q, k, "mosaic")
+  except ValueError:
+    elsewhere = "chunked"
   for mask in (CAUSAL, BIDIRECTIONAL):
-    assert attention.choose(mask, q, k, dropout=True) == "chunked"
+    assert attention.choose(mask, q, k, dropout=True) == elsewhere
     for odd in (
       inputs(jnp.float32),
       inputs(jnp.bfloat16, 12),
@@ -161,7 +230,7 @@ def test_the_choice_is_cudnn_where_it_can_and_chunks_elsewhere():
     ):
       assert attention.choose(mask, *odd[:2]) == "chunked"
   for mask in (packed(True), packed(False), mixed()):
-    assert attention.choose(mask, q, k) == "chunked"
+    assert attention.choose(mask, q, k) == elsewhere
   need_cudnn()
   for mask in (CAUSAL, BIDIRECTIONAL):
     assert attention.choose(mask, q, k) == "cudnn"

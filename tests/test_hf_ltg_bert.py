@@ -21,7 +21,7 @@ from antlm_jax.hf.ltg_bert import LTG_BERT
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.ltg_bert import LtgBertConfig
 from evals.finetuning import classification
-from tests import helpers
+from tests import helpers, reference
 from tests.helpers import BOS, EOS, MASK, PAD, VOCAB
 
 torch = pytest.importorskip("torch")
@@ -316,7 +316,7 @@ def test_bfloat16(exported):
     with torch.no_grad():
       found = model(tensor(tokens), real).logits
     assert found.dtype == torch.bfloat16 and found.isfinite().all()
-    assert helpers.relative_error(found[:1].float(), expected) < 0.05
+    assert reference.relative_error(found[:1].float(), expected) < 0.05
 
 
 # Objectives
@@ -344,7 +344,7 @@ def test_losses_and_gradients(exported):
   assert set(expected) == {name for name, _ in model.named_parameters()}
   for name, parameter in model.named_parameters():
     assert np.abs(expected[name]).max() > 0, name
-    error = helpers.relative_error(parameter.grad, expected[name])
+    error = reference.relative_error(parameter.grad, expected[name])
     assert error < 1e-4, (name, error)
 
 

@@ -10,8 +10,8 @@ from antlm_jax.attention.api import (
 from antlm_jax.attention.cache import Cache, Cached
 from antlm_jax.attention.dropout import Dropout
 from antlm_jax.attention.relative import Relative, log_edges
+from antlm_jax.attention.schedule import SAVED
 from antlm_jax.attention.split import Split, device
-from antlm_jax.attention.tpu.kernel import SAVED
 
 __all__ = [
   "IMPLEMENTATIONS",

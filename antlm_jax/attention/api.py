@@ -7,6 +7,8 @@ How it is computed depends on the device, and may be forced:
 - pallas: the fused kernel (`attention.tpu.kernel`). The choice on TPU.
 - cudnn: the one of `jax.nn.dot_product_attention`. The choice on a GPU that
   has it, where the mask is plainly causal or full.
+- mosaic: the fused kernel for Hopper GPUs (`attention.gpu.kernel`). The choice
+  there for other masks, and with dropout.
 - chunked: plain XLA in memory linear in T. The choice elsewhere on a GPU, and
   for long rows on CPU.
 - reference: plain XLA, all scores at once. The choice on CPU.
@@ -22,18 +24,22 @@ from jax.sharding import PartitionSpec
 
 from antlm_jax.attention.cache import Cached
 from antlm_jax.attention.dropout import Dropout
+from antlm_jax.attention.gpu import schedule as gpu_schedule
 from antlm_jax.attention.reference import chunked, reference
 from antlm_jax.attention.relative import Relative
+from antlm_jax.attention.schedule import Blocks
 from antlm_jax.attention.split import WHOLE, Split, device, on_shards, parts
 from antlm_jax.attention.tpu import kernel, schedule
 from antlm_jax.masks import AttentionMask
 
 _CPU_LONG = 1024  # keys of a row from which on chunks cost no time on CPU
 _MOST_SCALARS = 150_000  # 600 kB of the 1 MB of scalar memory
+_MOSAIC_WIDTHS = (64, 96, 128)  # those it was compiled and tested for
 # The least compute capability of GPUs, by a part of their kind: for those
 # that are only compiled for. JAX tells that of the others.
 _CAPABILITIES = {
-  9.0: ("H100", "H200", "B200", "B300"),
+  10.0: ("B200", "B300"),
+  9.0: ("H100", "H200"),
   8.0: ("A100", "A10", "L4"),
   7.0: ("T4", "V100"),
 }
@@ -53,7 +59,7 @@ class Prepared:
   # Which mesh axes split rows and heads.
   split: Split = dataclasses.field(metadata={"static": True})
   # The kernel's, one after another of each data shard.
-  schedules: tuple[schedule.Schedule, ...] | None = None
+  schedules: tuple[schedule.Schedule, ...] | gpu_schedule.Schedule | None = None
 
   def of_layer(self, layer) -> "Prepared":
     """Returns what a layer attends by: all by the same."""
@@ -80,7 +86,7 @@ def attend(
   `jax.default_matmul_precision` says how they are rounded.
 
   Args:
-    q: Queries `[B, T, N, H]`, float32 or bfloat16.
+    q: Queries `[B, T, N, H]`, float32, bfloat16 or float16.
     k: Keys `[B, S, K, H]`, with K dividing N.
     v: Values `[B, S, K, H]`.
     mask: Which keys each query sees. Where several layers share one, `prepare`
@@ -146,12 +152,11 @@ def prepare(
   split = split.here(k.shape[0], k.shape[2])
   name = choose(mask, q, k, implementation, dropout, buckets, split)
   fits = _fits(q, k, dropout, buckets)
-  if name != "pallas":
+  if name not in _SCHEDULES:
     return Prepared(mask, name, fits, split)
-  blocks, local = _blocks(q, k), q.shape[0] // parts(split.rows)
   # Each data shard lists the blocks of its own rows.
-  spec = PartitionSpec(split.rows)
-  make = on_shards(lambda m: schedule.make(m, local, blocks), spec, spec)
+  local, spec = q.shape[0] // parts(split.rows), PartitionSpec(split.rows)
+  make = on_shards(lambda m: _SCHEDULES[name](m, local, q, k), spec, spec)
   return Prepared(mask, name, fits, split, make(mask))
 
 
@@ -174,8 +179,9 @@ def choose(
     platform = device().platform
     if platform == "cpu":
       return "chunked" if k.shape[1] >= _CPU_LONG else "reference"
-    best = "pallas" if platform == "tpu" else "cudnn"
-    return "chunked" if _OBSTACLES[best](*wanted) else best
+    best = ("pallas",) if platform == "tpu" else ("cudnn", "mosaic")
+    able = (name for name in best if not _OBSTACLES[name](*wanted))
+    return next(able, "chunked")
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
       f"attention={implementation!r} is not one of auto,"
@@ -222,7 +228,27 @@ def _cudnn_obstacle(mask, q, k, dropout, buckets, split) -> str | None:
   return "no attention dropout" if dropout else None
 
 
-_OBSTACLES = {"pallas": _pallas_obstacle, "cudnn": _cudnn_obstacle}
+def _mosaic_obstacle(mask, q, k, dropout, buckets, split) -> str | None:
+  platform, kind = device().platform, device().device_kind
+  if platform not in ("gpu", "cpu"):
+    return "a GPU"
+  # Here JAX has the interpreter, and the kernel's calls by these names.
+  if jax.__version_info__ < (0, 12):
+    return f"jax 0.12 or later, not {jax.__version__}"
+  if platform == "gpu" and int(_capability(kind) or 0) != 9:
+    return f"a GPU of compute capability 9.0 (Hopper), not {kind}"
+  if q.dtype not in (jnp.bfloat16, jnp.float16):
+    return f"bfloat16 or float16, not {q.dtype}"
+  if q.shape[-1] not in _MOSAIC_WIDTHS:
+    return f"a head width of {_MOSAIC_WIDTHS}, not {q.shape[-1]}"
+  return "scores without position terms" if buckets else None
+
+
+_OBSTACLES = {
+  "pallas": _pallas_obstacle,
+  "cudnn": _cudnn_obstacle,
+  "mosaic": _mosaic_obstacle,
+}
 
 
 def _capability(kind: str) -> float | None:
@@ -295,15 +321,42 @@ def _pallas(q, k, v, prepared, scale, dropout, relative):
   return run(q, k, v, terms, bounds, seeds, prepared.schedules)
 
 
+def _mosaic(q, k, v, prepared, scale, dropout, relative):
+  # Here, since it loads slowly, and needs a JAX that not everyone has.
+  from antlm_jax.attention.gpu import kernel as gpu_kernel
+
+  settings = gpu_kernel.Settings(
+    scale=scale,
+    rate=dropout.rate if dropout else 0.0,
+    interpret=device().platform != "gpu",
+  )
+  seeds = dropout.seeds(q.shape[2]) if dropout else None
+  rows, heads = prepared.split
+  arrays = PartitionSpec(rows, None, heads, None)
+  specs = *(arrays,) * 3, PartitionSpec(rows, heads), PartitionSpec(rows)
+  run = on_shards(functools.partial(gpu_kernel.flash, settings), specs, arrays)
+  return run(q, k, v, seeds, prepared.schedules)
+
+
 IMPLEMENTATIONS = {
   "pallas": _pallas,
   "cudnn": _cudnn,
+  "mosaic": _mosaic,
   "chunked": lambda q, k, v, p, *rest: chunked(q, k, v, p.mask, *rest),
   "reference": lambda q, k, v, p, *rest: reference(q, k, v, p.mask, *rest),
 }
 
 
-def _blocks(q, k) -> schedule.Blocks:
+# Of those that have one: a mask's schedule, `(mask, rows, q, k)`.
+_SCHEDULES = {
+  "pallas": lambda m, rows, q, k: schedule.make(m, rows, _blocks(q, k)),
+  "mosaic": lambda m, rows, q, k: gpu_schedule.make(
+    m, rows, q.shape[1], k.shape[1]
+  ),
+}
+
+
+def _blocks(q, k) -> Blocks:
   group = q.shape[2] // k.shape[2]
   return kernel.cut(q.shape[1], k.shape[1], group, q.shape[3], q.dtype)
 
@@ -327,9 +380,11 @@ def _check_arrays(q, k, v) -> None:
     raise ValueError(
       f"{q.shape[2]} query heads over {k.shape[2]} key/value heads: {shapes}"
     )
-  known = q.dtype in (jnp.float32, jnp.bfloat16)
+  known = q.dtype in (jnp.float32, jnp.bfloat16, jnp.float16)
   if not known or not q.dtype == k.dtype == v.dtype:
-    raise ValueError(f"attention is all float32 or all bfloat16, not {shapes}")
+    raise ValueError(
+      f"attention is all float32, all bfloat16 or all float16, not {shapes}"
+    )
 
 
 def _check_dropout(q, dropout: Dropout) -> None:

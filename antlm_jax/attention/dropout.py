@@ -48,6 +48,10 @@ def keep(rate: float, seed, queries, keys) -> jax.Array:
   A share `rate` is dropped. The seed is uint32, of the row and head; queries
   and keys are indices in their row.
   """
-  state = hashing.mix(seed, queries.astype(jnp.uint32))
+  return keep_of(rate, hashing.mix(seed, queries.astype(jnp.uint32)), keys)
+
+
+def keep_of(rate: float, state, keys) -> jax.Array:
+  """Like `keep`, of a seed and a query that are mixed already."""
   state = hashing.mix(state, keys.astype(jnp.uint32))
   return (state >> (32 - _BITS)).astype(jnp.int32) >= round(rate * 2**_BITS)

@@ -16,13 +16,15 @@ prints what can be known without one:
 
 The peers: splash attention, with blocks of 512, and its backward pass in two
 kernels or fused to one; it takes a static mask and segment ids, and thus no
-batch of both kinds. cuDNN, which takes a causal flag. Plain XLA with a dense
-mask. `chunked` is our own way where there is no kernel. Scores with LTG-BERT's
+batch of both kinds. cuDNN, which takes a causal flag. tokamax's kernel for
+GPUs, if it is installed. Plain XLA with a dense mask. `chunked` is our own way
+where there is no kernel. Scores with LTG-BERT's
 position terms (`--shapes="ltg 128,ltg 512,no terms"`) are for XLA and us alone.
 """
 
 import dataclasses
 import functools
+import importlib.util
 import itertools
 import os
 import pathlib
@@ -217,6 +219,29 @@ def dense(implementation: str):
   return make
 
 
+def tokamax(shape: Shape, name: str):
+  """tokamax's kernel, where installed; its public API has no intervals."""
+  if shape.buckets or importlib.util.find_spec("tokamax") is None:
+    return None
+  from tokamax._src.ops.attention import api, base
+
+  def attend(q, k, v, mask):
+    known = base.Mask(is_causal=mask.causal)
+    if mask.bounded:
+      start, end = mask.bounds(shape.length, shape.length)
+      known = base.Mask(k_start=start[:, None], k_end=end[:, None])
+    return api.IMPLEMENTATIONS["mosaic"](q, k, v, mask=known)
+
+  return attend
+
+
+def cudnn(shape: Shape, name: str):
+  """cuDNN's own masks."""
+  if shape.buckets or name not in ("causal", "full"):
+    return None
+  return ours("cudnn")(shape, name)
+
+
 PEERS = {
   "tpu": {
     "pallas": ours("pallas"),
@@ -226,7 +251,9 @@ PEERS = {
     "XLA, dense": dense("xla"),
   },
   "gpu": {
-    "ours": ours("auto"),
+    "mosaic": ours("mosaic"),
+    "cuDNN": cudnn,
+    "tokamax": tokamax,
     "chunked": ours("chunked"),
     "cuDNN, dense": dense("cudnn"),
     "XLA, dense": dense("xla"),

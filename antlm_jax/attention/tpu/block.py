@@ -16,8 +16,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from antlm_jax.attention.dropout import keep
+from antlm_jax.attention.schedule import Blocks
 from antlm_jax.attention.tpu.diagonals import Diagonals, dot
-from antlm_jax.attention.tpu.schedule import Blocks, Step
+from antlm_jax.attention.tpu.schedule import Step
 
 _LOG2E = math.log2(math.e)
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 from antlm_jax.attention.relative import bucket_of
-from antlm_jax.attention.tpu.schedule import LANES, Blocks, Step
+from antlm_jax.attention.schedule import Blocks
+from antlm_jax.attention.tpu.schedule import LANES, Step
 
 _SUBLANES = 8
 

@@ -24,13 +24,12 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from antlm_jax.attention.schedule import SAVED, Blocks
 from antlm_jax.attention.split import device
 from antlm_jax.attention.tpu import diagonals
 from antlm_jax.attention.tpu.block import HeadScores, KernelSettings, ScoreBlock
 from antlm_jax.attention.tpu.diagonals import dot
-from antlm_jax.attention.tpu.schedule import LANES, Blocks, Schedule
-
-SAVED = "attention"  # `jax.checkpoint` may keep the residuals by this name
+from antlm_jax.attention.tpu.schedule import LANES, Schedule
 
 _OF_KEYS = ("k", "v", "of_key")  # the others are cut by queries
 _ROW = "_row"  # ends the name of an output that is not cut, but a whole row
@@ -52,6 +51,8 @@ def cut(queries: int, keys: int, group: int, width: int, dtype) -> Blocks:
 def obstacle(q, kv_heads: int, buckets: int = 0) -> str | None:
   """Returns what the kernel would need for queries q `[B, T, N, H]`."""
   group = q.shape[2] // kv_heads
+  if q.dtype == jnp.float16:
+    return "float32 or bfloat16, not float16"
   if buckets > LANES:
     return f"position terms of at most {LANES} buckets, not {buckets}"
   if buckets and group > 1:

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from antlm_jax.attention.schedule import Blocks, visibility
 from antlm_jax.masks import AttentionMask
 
-LANES = 128
+LANES = 128  # of a register
 # What a table's code says of a step beside its place: the last six fields of
 # `Step`, in their order, one bit each.
 _FIRST, _LAST, _ROW_FIRST, _ROW_LAST, _WORK, _MASKED = (
@@ -42,55 +43,6 @@ class Step(NamedTuple):
   row_last: jax.Array  # whether it ends here
   work: jax.Array | bool  # False where an output block is only to be zeroed
   masked: jax.Array | bool  # whether some query does not see some key
-
-
-@dataclasses.dataclass(frozen=True)
-class Blocks:
-  """How T queries and S keys are cut into blocks."""
-
-  queries: int  # T
-  keys: int  # S
-  q_size: int  # queries of a block
-  k_size: int  # keys of a block
-
-  @classmethod
-  def of(cls, queries: int, keys: int, largest: int) -> "Blocks":
-    """Chooses as few blocks as `largest` allows, then as small as they fit."""
-    return cls(queries, keys, _size(queries, largest), _size(keys, largest))
-
-  @property
-  def q_count(self) -> int:
-    return -(-self.queries // self.q_size)
-
-  @property
-  def k_count(self) -> int:
-    return -(-self.keys // self.k_size)
-
-  @property
-  def ragged_q(self) -> bool:
-    """Whether the last block of queries reaches over the end."""
-    return self.queries % self.q_size != 0
-
-  @property
-  def ragged_k(self) -> bool:
-    """Whether the last block of keys reaches over the end."""
-    return self.keys % self.k_size != 0
-
-  def over_the_end(self, q, k):
-    """Whether a block reaches over either end; False if none ever does."""
-    over = False
-    if self.ragged_q:
-      over = over | (q == self.q_count - 1)
-    if self.ragged_k:
-      over = over | (k == self.k_count - 1)
-    return over
-
-
-def _size(length: int, largest: int) -> int:
-  # 640 in blocks of at most 512 are two of 384, not one of 512 and a rest: the
-  # last block then computes the least beyond the end.
-  count = -(-length // largest)
-  return -(-length // (count * LANES)) * LANES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +165,7 @@ def make(
   if _is_plain(mask, blocks):
     kind = Triangle if mask.causal else Full
     return kind(blocks, False), kind(blocks, True)
-  needed, whole = _block_visibility(mask, rows, blocks)
+  needed, whole = visibility(mask, rows, blocks)
   by_query = _list(needed, whole, *_bits(blocks, False))
   needed, whole = needed.swapaxes(1, 2), whole.swapaxes(1, 2)
   by_key = _list(needed, whole, *_bits(blocks, True))
@@ -231,30 +183,6 @@ def _is_plain(mask: AttentionMask, blocks: Blocks) -> bool:
   """Whether arithmetic is enough to find the blocks."""
   square = blocks.queries == blocks.keys
   return not mask.bounded and (square or not mask.causal)
-
-
-def _block_visibility(mask: AttentionMask, rows: int, blocks: Blocks):
-  """Which blocks have a visible score, and which have no hidden one.
-
-  Both are bool `[B, query blocks, key blocks]`.
-  """
-  start, end = mask.bounds(blocks.queries, blocks.keys)
-  pad = (0, blocks.q_count * blocks.q_size - blocks.queries)
-
-  def by_block(bound):  # [B, query blocks, queries of a block, 1]
-    bound = jnp.broadcast_to(bound, (rows, blocks.queries))
-    # Over the end intervals are empty: they need no block, and no block that
-    # reaches there counts as whole.
-    bound = jnp.pad(bound, ((0, 0), pad))
-    return bound.reshape(rows, blocks.q_count, blocks.q_size, 1)
-
-  # Each query's interval against each block's keys: [B, q, queries, k].
-  start, end = by_block(start), by_block(end)
-  k_start = blocks.k_size * jnp.arange(blocks.k_count)
-  k_end = k_start + blocks.k_size
-  seen = (start < end) & (start < k_end) & (end > k_start)
-  filled = (start <= k_start) & (end >= k_end)
-  return seen.any(axis=2), filled.all(axis=2)
 
 
 def _list(needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int):

@@ -1,0 +1,582 @@
+"""Fused attention in Pallas Mosaic GPU for Hopper, for every mask.
+
+As on a TPU (`attention.tpu.kernel`) scores exist one block at a time, the
+backward pass computes them again from each query's log-sum-exp, and no block
+is visited that no query needs (`attention.gpu.schedule`).
+
+A thread block has three warpgroups. Two compute, each for a part of a block:
+64 queries, or in the gradients of keys and values 64 keys. The third brings
+what they go through from global memory, one block of 128 after another, into
+slots of shared memory; the barrier `ready` says that a slot is filled, `free`
+that both are done with it. The division of labour is FlashAttention-3's (arXiv
+2407.08608).
+
+    output     q stays               k, v come
+    dQ         q, do stay            k, v come
+    dK, dV     k, v stay             q, do come, for each head of a group
+"""
+
+import dataclasses
+import functools
+import math
+import types
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from antlm_jax import hashing
+from antlm_jax.attention.dropout import keep_of
+from antlm_jax.attention.gpu.schedule import Schedule
+from antlm_jax.attention.schedule import SAVED, UNIT
+
+_LOG2E = math.log2(math.e)
+_FLOOR = -1e37  # the first maximum: over a hidden key's, under any other score
+_PART = 64  # queries or keys of a warpgroup
+_PARTS = UNIT // _PART
+_SLOTS = 2  # for blocks that come: one is worked on, one on its way
+# Registers of a thread of those who compute, and of those who load. The
+# hardware has 65,536, and 2 * 240 + 24 is three times what all begin with, 168.
+_MANY, _FEW = 240, 24
+_TILE = plgpu.Layout.WGMMA  # how a product lies in a warpgroup's registers
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What a compiled kernel depends on beside its arguments' shapes."""
+
+  scale: float  # multiplies the scores
+  rate: float = 0.0  # share of the attention weights that is dropped
+  interpret: bool = False  # run on a CPU, slowly, and detect races
+
+
+def flash(settings: Settings, q, k, v, seeds, schedule: Schedule) -> jax.Array:
+  """Runs the kernels.
+
+  Args:
+    settings: What is static.
+    q: Queries `[B, T, N, H]`, bfloat16 or float16.
+    k: Keys `[B, S, K, H]`.
+    v: Values `[B, S, K, H]`.
+    seeds: The dropout's, uint32 `[B, N]`, or None.
+    schedule: From `schedule.make`.
+
+  Returns:
+    `[B, T, N, H]`, of q's dtype.
+  """
+  if settings.scale <= 0:  # the kernels take the maximum before they scale
+    q = q * settings.scale
+    settings = dataclasses.replace(settings, scale=1.0)
+  # The schedule hides what is added.
+  whole = (_padded(x) for x in (q, k, v))
+  return _flash(settings, *whole, seeds, schedule)[:, : q.shape[1]]
+
+
+def _padded(x):
+  """Appends zeros, to whole blocks of positions."""
+  return jnp.pad(x, ((0, 0), (0, -x.shape[1] % UNIT), (0, 0), (0, 0)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _flash(settings, q, k, v, seeds, schedule):
+  return _forward(settings, q, k, v, seeds, schedule)[0]
+
+
+def _forward(settings, q, k, v, seeds, schedule):
+  rows, queries, heads, _ = q.shape
+  out, lse = _call(
+    _output,
+    settings,
+    grid=(heads, queries // UNIT, rows),
+    arrays={"q": q, "k": k, "v": v, "bounds": schedule.bounds, "seeds": seeds},
+    visits=schedule.by_query,
+    outputs={"out": q, "lse": _like((rows, heads, queries), jnp.float32)},
+    stay={"q_s": _tiles(_PARTS, _PART, q)},
+    come={"k_s": _tiles(_SLOTS, UNIT, k), "v_s": _tiles(_SLOTS, UNIT, v)},
+    scratch={"lse_s": plgpu.SMEM((_PARTS, _PART), jnp.float32)},
+  )
+  # Of the scores the backward pass needs only `lse`, from which it computes
+  # them again; remat that keeps these two by name never runs this twice.
+  out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
+  return out, (q, k, v, seeds, schedule, out, lse)
+
+
+def _backward(settings, residuals, grad):
+  q, k, v, seeds, schedule, out, lse = residuals
+  rows, queries, heads, _ = q.shape
+  delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
+  arrays = {"q": q, "k": k, "v": v, "do": grad, "bounds": schedule.bounds}
+  # What the forward pass left of each query: `[B, N, 2, T]`.
+  arrays["sums"] = jnp.stack([lse, delta.swapaxes(1, 2)], axis=2)
+  arrays["seeds"] = seeds
+  (dq,) = _call(
+    _query_gradient,
+    settings,
+    grid=(heads, queries // UNIT, rows),
+    arrays=arrays,
+    visits=schedule.by_query,
+    outputs={"dq": q},
+    stay={"q_s": _tiles(_PARTS, _PART, q), "do_s": _tiles(_PARTS, _PART, q)},
+    come={"k_s": _tiles(_SLOTS, UNIT, k), "v_s": _tiles(_SLOTS, UNIT, v)},
+  )
+  of_queries = (_SLOTS, 2, UNIT)
+  dk, dv = _call(
+    _key_gradients,
+    settings,
+    grid=(k.shape[2], k.shape[1] // UNIT, rows),
+    arrays=arrays,
+    visits=schedule.by_key,
+    outputs={"dk": k, "dv": v},
+    stay={"k_s": _tiles(_PARTS, _PART, k), "v_s": _tiles(_PARTS, _PART, v)},
+    come={
+      "q_s": _tiles(_SLOTS, UNIT, q),
+      "do_s": _tiles(_SLOTS, UNIT, q),
+      "sums_s": plgpu.SMEM(of_queries, jnp.float32),
+      "bounds_s": plgpu.SMEM(of_queries, jnp.int32),
+    },
+    group=heads // k.shape[2],
+  )
+  return dq, dk, dv, None, None
+
+
+_flash.defvjp(_forward, _backward)
+
+
+# What there is one of for each query: in which array, and where in it.
+_GIVEN = {
+  "start": ("bounds", 0),  # first visible key
+  "end": ("bounds", 1),  # one past the last
+  "lse": ("sums", 0),  # base-2 log-sum-exp of the scores
+  "delta": ("sums", 1),  # the output times its gradient
+}
+
+# The kernels: what a thread block does. `r` are the references by name, those
+# to shared memory end in _s.
+
+
+def _output(b: "_Block", r):
+  """Attention's output, and the base-2 log-sum-exp of each query's scores."""
+  kv_head = lax.div(b.head, jnp.int32(r.q.shape[2] // r.k.shape[2]))
+  width, dtype = r.q.shape[3], r.q.dtype
+
+  @b.load
+  def _(block, _):
+    keys = b.row, pl.ds(block * UNIT, UNIT), kv_head
+    return {"k_s": r.k.at[keys], "v_s": r.v.at[keys]}
+
+  @b.compute
+  def _(part):
+    first = b.tile * UNIT + part * _PART
+    queries = b.row, pl.ds(first, _PART), b.head
+    b.bring(part, {"q_s": r.q.at[queries]})
+    bounds = r.bounds.at[b.row]
+    given = {
+      n: _read(n, bounds, None, queries[1], axis=0) for n in ("start", "end")
+    }
+
+    def step(masked, slot, block, _, carry):
+      acc, top, total = carry
+      p = _Scores(b, (_PART, UNIT), 0, first, block * UNIT, given.get, b.head)
+      k, v = r.k_s.at[slot], r.v_s.at[slot]
+      (scores,) = _products((r.q_s.at[part], k.transpose((1, 0))))
+      if masked:
+        scores = jnp.where(p.seen(), scores, -jnp.inf)
+      # e^x is 2^(x log2 e): in base 2 one multiplication does for both
+      # constants, and is one instruction with the subtraction.
+      scale = b.settings.scale * _LOG2E
+      highest = jnp.maximum(top, scores.max(axis=1) * scale)
+      weights = jnp.exp2(scores * scale - p.spread(highest))
+      # The softmax is over all keys; dropout comes after it.
+      shrink = jnp.exp2(top - highest)
+      total = total * shrink + weights.sum(axis=1)
+      weights = b.operand(part, 0, p.drop(weights), dtype)
+      (more,) = _products((weights, v))
+      return acc * _rows(shrink, width) + more, highest, total
+
+    acc, top, total = b.visit(
+      step,
+      (
+        _full((_PART, width), 0.0, _TILE),
+        _full((_PART,), _FLOOR, _TILE.reduce(1)),
+        _full((_PART,), 0.0, _TILE.reduce(1)),
+      ),
+    )
+    seen = total > 0.0  # a query that sees nothing gets zeros
+    total = jnp.where(seen, total, 1.0)
+    inverse = 1.0 / (total * (1.0 - b.settings.rate))
+    r.q_s[part] = (acc * _rows(inverse, width)).astype(dtype)
+    r.lse_s[part] = jnp.where(seen, top + jnp.log2(total), 0.0)
+    lse = r.lse.at[b.row, b.head, pl.ds(first, _PART)]
+    _send((r.q_s.at[part], r.out.at[queries]), (r.lse_s.at[part], lse))
+
+
+def _query_gradient(b: "_Block", r):
+  kv_head = lax.div(b.head, jnp.int32(r.q.shape[2] // r.k.shape[2]))
+  width, dtype = r.q.shape[3], r.q.dtype
+
+  @b.load
+  def _(block, _):
+    keys = b.row, pl.ds(block * UNIT, UNIT), kv_head
+    return {"k_s": r.k.at[keys], "v_s": r.v.at[keys]}
+
+  @b.compute
+  def _(part):
+    first = b.tile * UNIT + part * _PART
+    queries = b.row, pl.ds(first, _PART), b.head
+    b.bring(part, {"q_s": r.q.at[queries], "do_s": r.do.at[queries]})
+    bounds, sums = r.bounds.at[b.row], r.sums.at[b.row, b.head]
+    given = {n: _read(n, bounds, sums, queries[1], axis=0) for n in _GIVEN}
+
+    def run(dq):
+      def step(masked, slot, block, _, carry):
+        for at in range(0, UNIT, _PART):
+          keys = slot, pl.ds(at, _PART)
+          key = block * UNIT + at
+          p = _Scores(b, (_PART, _PART), 0, first, key, given.get, b.head)
+          scores, of_weights = _products(
+            (r.q_s.at[part], r.k_s.at[keys].transpose((1, 0))),
+            (r.do_s.at[part], r.v_s.at[keys].transpose((1, 0))),
+          )
+          ds = p.gradient(p.weights(masked, scores), of_weights)
+          plgpu.wgmma(dq, b.operand(part, 0, ds, dtype), r.k_s.at[keys])
+          plgpu.wgmma_wait(0)
+        return carry
+
+      b.visit(step, None)
+      return dq[...]
+
+    dq = pl.run_scoped(run, plgpu.ACC((_PART, width), jnp.float32))
+    r.q_s[part] = (dq * b.settings.scale).astype(dtype)
+    _send((r.q_s.at[part], r.dq.at[queries]))
+
+
+def _key_gradients(b: "_Block", r):
+  width, dtype = r.k.shape[3], r.k.dtype
+  # Here `b.head` is a key head; its group of query heads are visited in turn.
+
+  @b.load
+  def _(block, head):
+    at = pl.ds(block * UNIT, UNIT)
+    queries = b.row, at, head
+    return {
+      "q_s": r.q.at[queries],
+      "do_s": r.do.at[queries],
+      "sums_s": r.sums.at[b.row, head, :, at],
+      "bounds_s": r.bounds.at[b.row, :, at],
+    }
+
+  @b.compute
+  def _(part):
+    first = b.tile * UNIT + part * _PART
+    keys = b.row, pl.ds(first, _PART), b.head
+    b.bring(part, {"k_s": r.k.at[keys], "v_s": r.v.at[keys]})
+
+    def run(dk, dv):
+      def step(masked, slot, block, head, carry):
+        for at in range(0, UNIT, _PART):
+          queries = slot, pl.ds(at, _PART)
+          query = block * UNIT + at
+          # Registers are few beside the sums, and in this layout a thread has
+          # 16 queries: what there is one of per query is read where it is
+          # needed, and one product is done with before the next begins.
+          read = functools.partial(
+            _read,
+            bounds=r.bounds_s.at[slot],
+            sums=r.sums_s.at[slot],
+            at=queries[1],
+            axis=1,
+          )
+          p = _Scores(b, (_PART, _PART), 1, query, first, read, head)
+          # Transposed scores: it is keys that are summed up for.
+          q, do = r.q_s.at[queries], r.do_s.at[queries]
+          (scores,) = _products((r.k_s.at[part], q.transpose((1, 0))))
+          weights = p.weights(masked, scores)
+          plgpu.wgmma(dv, b.operand(part, 0, p.drop(weights), dtype), do)
+          plgpu.wgmma_wait(0)
+          (of_weights,) = _products((r.v_s.at[part], do.transpose((1, 0))))
+          ds = p.gradient(weights, of_weights)
+          plgpu.wgmma(dk, b.operand(part, 1, ds, dtype), q)
+          plgpu.wgmma_wait(0)
+        return carry
+
+      b.visit(step, None)
+      return dk[...], dv[...]
+
+    sums = plgpu.ACC((_PART, width), jnp.float32)
+    dk, dv = pl.run_scoped(run, sums, sums)
+    r.k_s[part] = (dk * b.settings.scale).astype(dtype)
+    r.v_s[part] = (dv / (1.0 - b.settings.rate)).astype(dtype)
+    _send((r.k_s.at[part], r.dk.at[keys]), (r.v_s.at[part], r.dv.at[keys]))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scores:
+  """Scores of some queries and keys, in a warpgroup's registers."""
+
+  block: "_Block"
+  shape: tuple[int, int]
+  axis: int  # of the queries; the keys have the other
+  query: jax.Array  # the first's index in its row
+  key: jax.Array  # likewise
+  given: Callable  # reads one of `_GIVEN`
+  head: jax.Array  # of the queries
+
+  def spread(self, row: jax.Array) -> jax.Array:
+    """What each query has one of, at each of its scores."""
+    return lax.broadcast_in_dim(row, self.shape, [self.axis])
+
+  def keys(self) -> jax.Array:
+    """The index of each score's key."""
+    at = (jnp.int32, self.shape, 1 - self.axis)
+    return self.key + plgpu.broadcasted_iota(*at, layout=_TILE)
+
+  def seen(self) -> jax.Array:
+    start, end = (self.spread(self.given(n)) for n in ("start", "end"))
+    keys = self.keys()
+    return (keys >= start) & (keys < end)
+
+  @functools.cached_property
+  def kept(self) -> jax.Array:
+    """What dropout leaves: a hash of the place, in every kernel the same."""
+    b, size = self.block, (self.shape[self.axis],)
+    layout = _TILE.reduce(1 - self.axis)
+    query = plgpu.broadcasted_iota(jnp.int32, size, 0, layout=layout)
+    query = (self.query + query).astype(jnp.uint32)
+    state = hashing.mix(b.refs.seeds[b.row, self.head], query)
+    return keep_of(b.settings.rate, self.spread(state), self.keys())
+
+  def drop(self, x: jax.Array) -> jax.Array:
+    return jnp.where(self.kept, x, 0.0) if self.block.settings.rate else x
+
+  # The weights lack dropout's scale, the scores' gradient that of the scores:
+  # both are multiplied in once, when a sum is written out.
+
+  def weights(self, masked: bool, scores: jax.Array) -> jax.Array:
+    """The weights before dropout, as the forward pass had them."""
+    scores = scores * (self.block.settings.scale * _LOG2E)
+    weights = jnp.exp2(scores - self.spread(self.given("lse")))
+    # A hidden score's weight may be anything, infinite too, until it is hidden.
+    return jnp.where(self.seen(), weights, 0.0) if masked else weights
+
+  def gradient(self, weights: jax.Array, of_weights: jax.Array) -> jax.Array:
+    """The gradient of the scores, from that of the weights after dropout."""
+    if rate := self.block.settings.rate:
+      of_weights = self.drop(of_weights * (1.0 / (1.0 - rate)))
+    return weights * (of_weights - self.spread(self.given("delta")))
+
+
+# What the kernels have in common.
+
+
+def _call(
+  body,
+  settings,
+  *,
+  grid,
+  arrays,
+  visits,
+  outputs,
+  stay,
+  come,
+  scratch=None,
+  group=1,
+):
+  """Runs a kernel.
+
+  Args:
+    body: Called with a `_Block` and the references.
+    settings: What is static.
+    grid: The numbers of heads, of blocks that own something, and of rows.
+    arrays: By name, what is in global memory.
+    visits: What is visited.
+    outputs: What the results are like, by name.
+    stay: Shared memory that each part fills once.
+    come: Shared memory of slots, filled block by block.
+    scratch: Other shared memory.
+    group: How many heads of queries there are to one of the grid.
+  """
+  arrays = {n: x for n, x in arrays.items() if n != "seeds" or settings.rate}
+  arrays |= {"blocks": visits.blocks, "counts": visits.counts}
+  scratch = {**stay, **come, **(scratch or {})}
+  scratch["staying"] = plgpu.Barrier(
+    num_arrivals=len(stay), num_barriers=_PARTS
+  )
+  scratch["ready"] = plgpu.Barrier(num_arrivals=len(come), num_barriers=_SLOTS)
+  scratch["free"] = plgpu.Barrier(num_arrivals=_PARTS, num_barriers=_SLOTS)
+  interpret = None
+  if settings.interpret:
+    interpret = plgpu.InterpretGPUParams(detect_races=True)
+    dtype = arrays["q"].dtype
+    scratch["spare_s"] = plgpu.SMEM((_PARTS, 2, _PART, UNIT), dtype)
+
+  def kernel(*refs, **shared):
+    named = dict(zip((*arrays, *outputs), refs, strict=True))
+    refs = types.SimpleNamespace(**named, **shared)
+    head, tile, row = (lax.axis_index(name) for name in _GRID)
+    body(_Block(settings, refs, row, head, tile, group), refs)
+
+  kernel.__name__ = f"attention{body.__name__}"
+  return plgpu.kernel(
+    kernel,
+    out_type=[_like(x.shape, x.dtype) for x in outputs.values()],
+    scratch_types=scratch,
+    grid=grid,
+    grid_names=_GRID,
+    num_threads=_PARTS + 1,
+    thread_name="warpgroup",
+    compiler_params=plgpu.CompilerParams(approx_math=True),
+    interpret=interpret,
+  )(*arrays.values())
+
+
+_GRID = ("head", "tile", "row")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Block:
+  """A thread block: what it owns, and how its warpgroups work together."""
+
+  settings: Settings
+  refs: types.SimpleNamespace
+  row: jax.Array
+  head: jax.Array  # of the queries, or if keys are owned of the keys
+  tile: jax.Array  # which block of queries or keys is owned
+
+  group: int  # heads of queries that are visited for an owner
+
+  def load(self, sources: Callable) -> None:
+    """The warpgroup that brings what `sources(block, head)` names."""
+    r = self.refs
+
+    @pl.when(lax.axis_index("warpgroup") == _PARTS)
+    def _():
+      plgpu.set_max_registers(_FEW, action="decrease")
+      needed = r.counts[self.row, self.tile, 1]
+
+      def of_head(g, _):
+        @pl.loop(0, needed)
+        def _(n):
+          block, at = r.blocks[self.row, self.tile, n], g * needed + n
+          slot = _slot(at)
+          pl.when(at >= _SLOTS)(lambda: plgpu.barrier_wait(r.free.at[slot]))
+          for name, source in sources(
+            block, self.head * self.group + g
+          ).items():
+            target = getattr(r, name).at[slot]
+            plgpu.copy_gmem_to_smem(source, target, r.ready.at[slot])
+
+      self._each_head(of_head, None)
+
+  def compute(self, run: Callable) -> None:
+    """The warpgroups that compute, each its part."""
+
+    @pl.when(lax.axis_index("warpgroup") < _PARTS)
+    def _():
+      plgpu.set_max_registers(_MANY, action="increase")
+      run(lax.axis_index("warpgroup"))
+
+  def bring(self, part, sources: dict) -> None:
+    """Brings what stays in a part's shared memory."""
+    r = self.refs
+    for name, source in sources.items():
+      target = getattr(r, name).at[part]
+      plgpu.copy_gmem_to_smem(source, target, r.staying.at[part])
+    plgpu.barrier_wait(r.staying.at[part])
+
+  def visit(self, step: Callable, carry):
+    """Calls `step(masked, slot, block, head, carry)` for each block."""
+    r = self.refs
+    whole, needed = (r.counts[self.row, self.tile, i] for i in range(2))
+
+    def of_head(g, carry):
+      def one(masked, n, carry):
+        block = r.blocks[self.row, self.tile, n]
+        slot = _slot(g * needed + n)
+        plgpu.barrier_wait(r.ready.at[slot])
+        head = self.head * self.group + g
+        carry = step(masked, slot, block, head, carry)
+        plgpu.barrier_arrive(r.free.at[slot])
+        return carry
+
+      # Two programs: where all queries see all keys there is no mask.
+      run = functools.partial(one, False)
+      carry = lax.fori_loop(jnp.int32(0), whole, run, carry)
+      return lax.fori_loop(whole, needed, functools.partial(one, True), carry)
+
+    return self._each_head(of_head, carry)
+
+  def _each_head(self, run: Callable, carry):
+    if self.group == 1:
+      return run(jnp.int32(0), carry)
+    return lax.fori_loop(jnp.int32(0), jnp.int32(self.group), run, carry)
+
+  def operand(self, part, which: int, x: jax.Array, dtype) -> jax.Array:
+    """Rounds x to what products take."""
+    x = x.astype(dtype)
+    if not self.settings.interpret:
+      return x  # from registers
+    # The interpreter multiplies only what is in shared memory.
+    spare = self.refs.spare_s.at[part, which, :, pl.ds(0, x.shape[1])]
+    spare[...] = x
+    plgpu.commit_smem()
+    return spare
+
+
+def _products(*pairs) -> list[jax.Array]:
+  """Multiplies pairs of matrices, all of them at once, to float32."""
+
+  def run(*sums):
+    for total, (a, b) in zip(sums, pairs, strict=True):
+      plgpu.wgmma(total, a, b)
+    plgpu.wgmma_wait(0)
+    return [total[...] for total in sums]
+
+  shapes = [(a.shape[0], b.shape[1]) for a, b in pairs]
+  return pl.run_scoped(run, *[plgpu.ACC(s, jnp.float32) for s in shapes])
+
+
+def _slot(n: jax.Array) -> jax.Array:
+  """Where the n-th block comes to lie."""
+  return lax.rem(n, jnp.int32(_SLOTS))
+
+
+def _send(*pairs) -> None:
+  """Writes from shared to global memory."""
+  plgpu.commit_smem()
+  for source, target in pairs:
+    plgpu.copy_smem_to_gmem(source, target)
+  plgpu.wait_smem_to_gmem(0)
+
+
+def _read(name: str, bounds, sums, at, axis: int) -> jax.Array:
+  """Reads what there is one of per query, along an axis of scores."""
+  of, i = _GIVEN[name]
+  ref = {"bounds": bounds, "sums": sums}[of].at[i, at]
+  return plgpu.load(ref, layout=_TILE.reduce(1 - axis), optimized=False)
+
+
+def _rows(x: jax.Array, width: int) -> jax.Array:
+  return lax.broadcast_in_dim(x, (len(x), width), [0])
+
+
+def _full(shape: tuple[int, ...], value: float, layout) -> jax.Array:
+  return plgpu.layout_cast(jnp.full(shape, value, jnp.float32), layout)
+
+
+def _like(shape: tuple[int, ...], dtype) -> jax.ShapeDtypeStruct:
+  return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def _tiles(count: int, size: int, like: jax.Array):
+  """Shared memory for rows of a head's width, as products read it."""
+  swizzle = plgpu.find_swizzle(like.shape[3] * 8 * like.dtype.itemsize)
+  tiling = plgpu.TilingTransform((8, swizzle // like.dtype.itemsize))
+  return plgpu.SMEM(
+    (count, size, like.shape[3]),
+    like.dtype,
+    transforms=(tiling, plgpu.SwizzleTransform(swizzle)),
+  )

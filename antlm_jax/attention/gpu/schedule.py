@@ -1,0 +1,56 @@
+"""Which blocks of the score matrix the GPU's kernels visit, in which order.
+
+Each thread block of a kernel owns a block of queries, or of keys, and goes
+through a list of the blocks of the others that it needs. First come those of
+which nothing is hidden, so that the loop over them has no mask in it.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from antlm_jax.attention.schedule import UNIT, Blocks, visibility
+from antlm_jax.masks import AttentionMask
+
+
+class Visits(NamedTuple):
+  """What is visited for each block of queries, or of keys: the outer ones."""
+
+  blocks: jax.Array  # those needed come first, int32 `[B, outer, inner]`
+  counts: jax.Array  # whole ones, and all needed, int32 `[B, outer, 2]`
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """A mask as the kernels read it."""
+
+  # First and one past last visible key, int32 `[B, 2, T]`: T is
+  # rounded up to a multiple of `UNIT`, with queries that see nothing.
+  bounds: jax.Array
+  by_query: Visits
+  by_key: Visits
+
+
+def make(mask: AttentionMask, rows: int, queries: int, keys: int) -> Schedule:
+  """Returns the schedule of a mask whose bounds, if any, are `[rows, T]`."""
+  blocks = Blocks(queries, keys, UNIT, UNIT)
+  bounds = jnp.stack(
+    [jnp.broadcast_to(x, (rows, queries)) for x in mask.bounds(queries, keys)],
+    axis=1,
+  )
+  over = blocks.q_count * UNIT - queries
+  bounds = jnp.pad(bounds, ((0, 0), (0, 0), (0, over)))
+  needed, whole = visibility(mask, rows, blocks)
+  by_key = _list(needed.mT, whole.mT)
+  return Schedule(bounds, _list(needed, whole), by_key)
+
+
+def _list(needed: jax.Array, whole: jax.Array) -> Visits:
+  """Lists what is needed, bool `[B, outer, inner]`."""
+  rank = jnp.where(whole, 0, jnp.where(needed, 1, 2))
+  counts = jnp.stack([whole.sum(-1), needed.sum(-1)], axis=-1)
+  order = jnp.argsort(rank, axis=-1, stable=True)
+  return Visits(order.astype(jnp.int32), counts.astype(jnp.int32))

@@ -1,0 +1,53 @@
+"""Compiles the kernels for an H100 that need not be there: WIDTH RATE.
+
+What they became is printed by the compiler, as its environment asks for.
+"""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+
+from antlm_jax.attention.gpu import kernel, schedule
+from antlm_jax.masks import AttentionMask
+from antlm_jax.planning import gpus
+
+ROWS, LENGTH, HEADS, KV_HEADS = 8, 2048, 12, 4
+
+
+def program(settings: kernel.Settings, q, k, v, g, bounds, seeds):
+  """Returns attention's output and gradients."""
+  mask = AttentionMask(False, *bounds)
+  made = schedule.make(mask, ROWS, LENGTH, LENGTH)
+  out, pull = jax.vjp(
+    lambda *args: kernel.flash(settings, *args, seeds, made), q, k, v
+  )
+  return out, *pull(g)
+
+
+def main(width: int, rate: float) -> None:
+  topology = topologies.get_topology_desc(
+    platform="cuda",
+    topology_name="h100",
+    target_config=gpus.description(gpus.GPUS["h100"]),
+    topology="1x1x1",
+  )
+  mesh = topologies.make_mesh(topology, (1,), ("x",))
+  where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+  def like(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+
+  q = like(ROWS, LENGTH, HEADS, width)
+  k = like(ROWS, LENGTH, KV_HEADS, width)
+  bounds = [like(ROWS, LENGTH, dtype=jnp.int32)] * 2
+  seeds = like(ROWS, HEADS, dtype=jnp.uint32)
+  jitted = jax.jit(program, static_argnums=0)
+  settings = kernel.Settings(width**-0.5, rate)
+  traced = jitted.trace(settings, q, k, k, q, bounds, seeds)
+  traced.lower(lowering_platforms=("cuda",)).compile()
+
+
+if __name__ == "__main__":
+  main(int(sys.argv[1]), float(sys.argv[2]))

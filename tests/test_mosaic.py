@@ -1,0 +1,286 @@
+"""The kernel for Hopper GPUs: interpreted, and compiled, without a GPU.
+
+`./launch/test.sh --mosaic` makes the environment that it needs, and runs it.
+JAX's interpreter of GPU programs follows every thread and barrier, and tells
+of races.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from antlm_jax import attention
+from antlm_jax.masks import CAUSAL, AttentionMask
+from tests import reference
+from tests.attention_cases import MODES, check_errors, inputs, long_mask
+
+if jax.__version_info__ < (0, 12):
+  pytest.skip(
+    f"needs jax 0.12, not {jax.__version__}: ./launch/test.sh --mosaic",
+    allow_module_level=True,
+  )
+
+from jax._src.pallas.mosaic_gpu.interpret import (
+  interpret_pallas_call as interpreter,
+)
+
+from antlm_jax.attention.gpu import kernel
+
+LIMITS = {"bfloat16": 1e-2, "float16": 2e-3}
+
+
+def attend(q, k, v, g, mask, dropout=None):
+  """Returns attention's output and gradients."""
+  out, pull = jax.vjp(
+    functools.partial(
+      attention.attend, mask=mask, dropout=dropout, implementation="mosaic"
+    ),
+    *(q, k, v),
+  )
+  return out, *pull(g)
+
+
+def check(shape, mask, dtype="bfloat16", rate=0.0, seed=0):
+  """Compares a case, and its gradients, with float64; returns them."""
+  batch, queries, keys, heads, *_ = shape
+  *arrays, g = inputs(shape, seed, dtype)
+  dropout = kept = None
+  if rate:
+    dropout = attention.Dropout(rate, jnp.arange(batch, dtype=jnp.uint32))
+    kept = dropout.kept(heads, np.arange(queries), np.arange(keys))
+    kept = np.asarray(kept) * dropout.scale
+  seen = reference.visible(mask, batch, queries, keys)
+  found = attend(*arrays, g, mask, dropout)
+  assert all(x.dtype == dtype for x in found)
+  expected = reference.attention(*arrays, seen, g, kept)
+  check_errors(found, expected, LIMITS[dtype])
+  return found
+
+
+@st.composite
+def masks(draw, batch, queries, keys):
+  """Masks as in training, and any intervals, empty ones as well."""
+  seed = draw(st.integers(0, 2**16))
+  modes = [*MODES, "packed", "mixed", "window", "prefix", "any", "any"]
+  mode = draw(st.sampled_from(modes))
+  if mode != "any":
+    return long_mask(mode, batch, queries, keys, seed)
+  random = np.random.default_rng(seed)
+  start = random.integers(0, keys + 1, (batch, queries), np.int32)
+  longest = draw(st.sampled_from([3, keys]))
+  length = random.integers(0, longest + 1, start.shape, np.int32)
+  return AttentionMask(
+    draw(st.booleans()), start, np.minimum(start + length, keys)
+  )
+
+
+@st.composite
+def cases(draw):
+  """Arguments of `check`."""
+  batch, kv_heads, group = (draw(st.integers(1, n)) for n in (2, 1, 2))
+  near = st.sampled_from([1, 64, 127, 128, 129, 256, 257])
+  queries = draw(near | st.integers(1, 300))
+  keys = queries if draw(st.booleans()) else draw(near | st.integers(1, 300))
+  width = draw(st.sampled_from([64, 96, 128]))
+  shape = batch, queries, keys, group * kv_heads, kv_heads, width
+  mask = draw(masks(batch, queries, keys))
+  dtype = draw(st.sampled_from(list(LIMITS)))
+  rate = draw(st.sampled_from([0.0, 0.0, 0.3]))
+  return shape, mask, dtype, rate, draw(st.integers(0, 2**16))
+
+
+@hypothesis.given(cases())
+@hypothesis.settings(max_examples=10, deadline=None, derandomize=True)
+def test_it_and_its_gradients_are_exact(case):
+  check(*case)
+
+
+@pytest.mark.parametrize("width", [64, 96, 128])
+@pytest.mark.parametrize("mode", ["causal", "mixed"])
+def test_every_width_in_whole_and_masked_blocks(mode, width):
+  mask = {"causal": CAUSAL}.get(mode) or long_mask(mode, 2, 384, 384, 0)
+  check((2, 384, 384, 4, 2, width), mask, rate=0.1)
+
+
+def test_what_sees_nothing_gets_zeros():
+  start = np.zeros((2, 256), np.int32)
+  end = np.full((2, 256), 256, np.int32)
+  end[0, 7:200] = 0
+  end[1] = 0
+  shape = 2, 256, 256, 2, 1, 64
+  out, dq, dk, dv = check(shape, AttentionMask(False, start, end))
+  for x in (out, dq):
+    assert not x[0, 7:200].any() and not x[1].any()
+    assert x[0, :7].any() and x[0, 200:].any()
+  assert not dk[1].any() and not dv[1].any()
+
+
+def test_blocks_that_no_query_needs_are_not_touched():
+  # Two documents of two blocks; whatever meets the other's is NaN.
+  first = np.repeat([0, 256], 256).astype(np.int32)[None]
+  mask = AttentionMask(False, first, first + 256)
+  arrays = inputs((1, 512, 512, 1, 1, 64), dtype=jnp.bfloat16)
+  whole = attend(*arrays, mask)
+  for there in (slice(0, 256), slice(256, 512)):
+    other = [x.at[:, there].set(jnp.nan) for x in arrays]
+    for x, y in zip(whole, attend(*other, mask), strict=True):
+      x, y = (np.delete(np.asarray(z), there, axis=1) for z in (x, y))
+      assert np.array_equal(x, y)
+
+
+@pytest.mark.parametrize("scale", [-0.2, 0.0, 3.0])
+def test_any_scale(scale):
+  shape = 1, 128, 128, 1, 1, 64
+  q, k, v, g = inputs(shape, dtype=jnp.bfloat16)
+  out = attention.attend(q, k, v, CAUSAL, scale=scale, implementation="mosaic")
+  seen = reference.visible(CAUSAL, 1, 128, 128)
+  exact = reference.attention(q, k, v, seen, g, scale=scale)[0].out
+  assert reference.relative_error(out, exact) < LIMITS["bfloat16"]
+
+
+# Faults that are planted: each has to be noticed.
+
+
+def notices() -> bool:
+  """Whether a row of four blocks, and a group of two heads, go wrong."""
+  at = np.arange(512, dtype=np.int32)[None]
+  # A prefix of 140; the last 128 queries see a window of it and of the rest.
+  mask = AttentionMask(
+    False, np.where(at < 384, at * 0, 130), np.maximum(at + 1, 140)
+  )
+  try:
+    check((1, 512, 512, 2, 1, 64), mask)
+  except (AssertionError, ValueError, RuntimeError) as error:
+    if not isinstance(error, AssertionError):
+      interpreter.reset_gpu_interpret_mode_state()
+    return True
+  return False
+
+
+def test_without_a_fault_nothing_is_noticed():
+  assert not notices()
+
+
+class Nth:
+  """Calls `change` in the place of `f` at the n-th time, and f at others."""
+
+  def __init__(self, f, n, change):
+    self.f, self.n, self.change, self.calls = f, n, change, 0
+
+  def __call__(self, *args, **options):
+    self.calls += 1
+    run = self.change if self.calls - 1 == self.n else self.f
+    return run(*args, **options)
+
+
+# What each kernel calls as it is traced: waits for a slot to be free; for what
+# stays; for a slot of a whole and of a masked block.
+WAITS = 3 * 4
+
+
+@pytest.mark.parametrize("n", range(WAITS))
+def test_a_missing_wait_is_noticed(n, monkeypatch):
+  patched = Nth(kernel.plgpu.barrier_wait, n, lambda *_: None)
+  monkeypatch.setattr(kernel.plgpu, "barrier_wait", patched)
+  assert notices()
+
+
+@pytest.mark.parametrize("n", range(3))
+def test_a_missing_fence_before_results_are_sent_is_noticed(n, monkeypatch):
+  def without(*pairs):
+    with monkeypatch.context() as patch:
+      patch.setattr(kernel.plgpu, "commit_smem", lambda: None)
+      real(*pairs)
+
+  real = kernel._send
+  monkeypatch.setattr(kernel, "_send", Nth(real, n, without))
+  assert notices()
+
+
+@pytest.mark.parametrize("n", range(3 * 3))
+def test_a_wrong_slot_is_noticed(n, monkeypatch):
+  patched = Nth(kernel._slot, n, lambda n: kernel.lax.rem(n + 1, jnp.int32(2)))
+  monkeypatch.setattr(kernel, "_slot", patched)
+  assert notices()
+
+
+@pytest.mark.parametrize("bound", ["start", "end"])
+@pytest.mark.parametrize("by", [-1, 1])
+def test_a_bound_that_is_off_by_one_is_noticed(bound, by, monkeypatch):
+  def off(name, *args, **options):
+    found = real(name, *args, **options)
+    return found + by if name == bound else found
+
+  real = kernel._read
+  monkeypatch.setattr(kernel, "_read", off)
+  assert notices()
+
+
+@pytest.mark.parametrize("order", ["by_query", "by_key"])
+@pytest.mark.parametrize("which", range(2))
+def test_a_count_that_is_off_by_one_is_noticed(order, which, monkeypatch):
+  from antlm_jax.attention.gpu import schedule
+
+  real = schedule.make
+
+  def off(*args):
+    made = real(*args)
+    visits = getattr(made, order)
+    counts = visits.counts.at[:, 1, which].add(1 if which == 0 else -1)
+    visits = visits._replace(counts=counts)
+    return dataclasses.replace(made, **{order: visits})
+
+  monkeypatch.setattr(schedule, "make", off)
+  assert notices()
+
+
+# What the compiler makes of it.
+
+PRODUCTS = {  # instructions of 16 deep: two loops of one block, or of halves
+  "attention_output": lambda width: 2 * (width // 16 + 8),
+  "attention_query_gradient": lambda width: 4 * (2 * width // 16 + 4),
+  "attention_key_gradients": lambda width: 4 * (2 * width // 16 + 8),
+}
+SHARED_MEMORY = 232_448  # bytes that a thread block may have on an H100
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+@pytest.mark.parametrize("width", [64, 96, 128])
+def test_compiled_for_an_h100_it_fits(width, rate):
+  if importlib.util.find_spec("jax_cuda13_plugin") is None:
+    pytest.skip("needs jax's compiler for GPUs: ./launch/test.sh --mosaic")
+  told = ("PTXAS", "SASS", "RESOURCES")
+  done = subprocess.run(
+    [sys.executable, "-m", "tests.mosaic_h100", str(width), str(rate)],
+    env=os.environ
+    | {"JAX_PLATFORMS": "cpu"}
+    | {f"MOSAIC_GPU_DUMP_{name}": "1" for name in told},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  memory = re.findall(r"smem_scratch_bytes=(\d+)", done.stdout)
+  assert len(memory) == 3 and max(map(int, memory)) <= SHARED_MEMORY
+  _, *parts = re.split(r"Compiling entry function '(\w+)_mosaic", done.stdout)
+  found = dict(zip(parts[::2], parts[1::2], strict=True))
+  assert found.keys() == PRODUCTS.keys()
+  for name, text in found.items():
+    assert "for 'sm_90a'" in text
+    spilled = re.findall(r"(\d+) bytes spill (?:stores|loads)", text)
+    # In the widest heads the hash takes a few registers too many.
+    most = 128 if rate and width == 128 else 0
+    assert spilled and max(map(int, spilled)) <= most, name
+    registers = int(re.search(r"Used (\d+) registers", text)[1])
+    assert registers * 3 * 128 <= 65_536
+    assert text.count("HGMMA") == PRODUCTS[name](width), name
