@@ -462,7 +462,7 @@ class _Block:
         def _(n):
           block, at = r.blocks[self.row, self.tile, n], g * needed + n
           slot = _slot(at)
-          pl.when(at >= _SLOTS)(lambda: plgpu.barrier_wait(r.free.at[slot]))
+          pl.when(_reuses(at))(lambda: plgpu.barrier_wait(r.free.at[slot]))
           for name, source in sources(
             block, self.head * self.group + g
           ).items():
@@ -542,6 +542,11 @@ def _products(*pairs) -> list[jax.Array]:
 def _slot(n: jax.Array) -> jax.Array:
   """Where the n-th block comes to lie."""
   return lax.rem(n, jnp.int32(_SLOTS))
+
+
+def _reuses(n: jax.Array) -> jax.Array:
+  """Whether the n-th block comes to lie where another was."""
+  return n >= _SLOTS
 
 
 def _send(*pairs) -> None:
