@@ -9,7 +9,7 @@
 #                               the quickstart and the notebook whole
 #   ./launch/test.sh --mosaic   the kernel for Hopper GPUs, interpreted, and
 #                               compiled for an H100; no GPU, but Python 3.12
-#                               ($PYTHON, or python3.12) and 500 MB
+#                               ($PYTHON, or python3.12), 500 MB and half an hour
 #
 # Further arguments go to pytest.
 set -euo pipefail
