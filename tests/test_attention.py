@@ -439,11 +439,10 @@ def test_the_choice_for_a_gpu_that_is_not_there_is_by_its_kind(kind, choice):
   q = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16)
   bound = AttentionMask(True, jnp.zeros((2, 128), jnp.int32))
   hopper = "H100" in kind and jax.__version_info__ >= (0, 12)
-  elsewhere = "mosaic" if hopper else "chunked"
   with jax.sharding.use_abstract_mesh(mesh):
     assert attention.choose(CAUSAL, q, q) == choice
-    assert attention.choose(bound, q, q) == elsewhere
-    assert attention.choose(CAUSAL, q, q, dropout=True) == elsewhere
+    assert attention.choose(bound, q, q) == "chunked"
+    assert attention.choose(CAUSAL, q, q, dropout=True) == "chunked"
     if not hopper:
       needs = "jax 0.12|compute capability 9"
       with pytest.raises(ValueError, match=f"'mosaic' needs .*({needs})"):

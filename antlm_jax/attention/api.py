@@ -7,8 +7,8 @@ How it is computed depends on the device, and may be forced:
 - pallas: the fused kernel (`attention.tpu.kernel`). The choice on TPU.
 - cudnn: the one of `jax.nn.dot_product_attention`. The choice on a GPU that
   has it, where the mask is plainly causal or full.
-- mosaic: the fused kernel for Hopper GPUs (`attention.gpu.kernel`). The choice
-  there for other masks, and with dropout.
+- mosaic: the fused kernel for Hopper GPUs (`attention.gpu.kernel`), for every
+  mask and with dropout. By its name alone, until it has run on one.
 - chunked: plain XLA in memory linear in T. The choice elsewhere on a GPU, and
   for long rows on CPU.
 - reference: plain XLA, all scores at once. The choice on CPU.
@@ -179,9 +179,8 @@ def choose(
     platform = device().platform
     if platform == "cpu":
       return "chunked" if k.shape[1] >= _CPU_LONG else "reference"
-    best = ("pallas",) if platform == "tpu" else ("cudnn", "mosaic")
-    able = (name for name in best if not _OBSTACLES[name](*wanted))
-    return next(able, "chunked")
+    best = "pallas" if platform == "tpu" else "cudnn"
+    return "chunked" if _OBSTACLES[best](*wanted) else best
   if implementation not in IMPLEMENTATIONS:
     raise ValueError(
       f"attention={implementation!r} is not one of auto,"
