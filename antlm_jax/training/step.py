@@ -118,10 +118,12 @@ class TrainStep:
 
   def evaluate(self, params: Params, batch: Batch) -> Metrics:
     """Returns `losses.cross_entropy`'s sums of a batch of M = 1."""
-    return self.sums(params, jax.tree.map(lambda x: x[0], batch), None)
+    return self.loss(params, jax.tree.map(lambda x: x[0], batch), None)[1]
 
-  def sums(self, params: Params, micro: Batch, key) -> Metrics:
-    """Returns `losses.cross_entropy`'s sums of one microbatch, `[K]` each.
+  def loss(
+    self, params: Params, micro: Batch, key
+  ) -> tuple[jax.Array, Metrics]:
+    """Returns `losses.cross_entropy` of one microbatch.
 
     Args:
       params: The parameters by path.
@@ -168,12 +170,7 @@ class TrainStep:
 
   def _accumulate(self, params: Params, batch: Batch, key):
     """Gradients of the summed loss, and the sums, over all microbatches."""
-
-    def loss(params, micro, key):
-      sums = self.sums(params, micro, key)
-      return sums["loss"].sum(), sums
-
-    grad = jax.grad(loss, has_aux=True)
+    grad = jax.grad(self.loss, has_aux=True)
     count = batch.inputs.shape[0]
     keys = jax.random.split(key, count)
     # A loop of one would keep two copies of the gradients.
