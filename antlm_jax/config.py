@@ -98,7 +98,9 @@ class Train:
   )
   z_loss: float = setting(0.0, "weight of the log-partition's square", least=0)
   loss_chunk: int = setting(
-    2048, "targets whose scores are in memory at once", least=1
+    0,
+    "targets whose scores are in memory at once; 0: 2048, or on CPU 256",
+    least=0,
   )
 
 

@@ -10,6 +10,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from antlm_jax.attention.split import device
+
 
 def cross_entropy(
   logits_at: Callable[[jax.Array, jax.Array], jax.Array],
@@ -33,7 +35,8 @@ def cross_entropy(
     weights: float32 `[S, C]`; 0 for padding.
     objective_ids: Each target's objective, int32 `[S, C]`.
     num_objectives: Number of objectives K.
-    chunk: At most so many targets of a shard have their scores in memory.
+    chunk: At most so many targets of a shard have their scores in memory; 0
+      for 2048, or on CPU 256, whose scores mostly stay in its cache.
     z_loss: Weight of the squared log-partition in the loss, which keeps it
       near 0 (PaLM, arXiv 2204.02311, section 5).
 
@@ -43,6 +46,7 @@ def cross_entropy(
     targets of positive weight `count`, `nats` (unweighted) and `correct`.
   """
   capacity = targets.shape[1]
+  chunk = chunk or (256 if device().platform == "cpu" else 2048)
   chunks = -(-capacity // chunk)
   size = -(-capacity // chunks)
 

@@ -46,7 +46,7 @@ class TrainStep:
   schedule: Callable[[jax.Array], jax.Array]  # step to learning rate
   num_objectives: int  # K, those in the curriculum
   seed: int = 0  # of the parameters and of dropout
-  loss_chunk: int = 2048  # targets of a shard whose scores are in memory
+  loss_chunk: int = 0  # targets of a shard whose scores are in memory; 0: auto
   ema: float = 0.0  # decay of the moving average; 0 for none
   loss_average: str = "targets"  # or "objectives": the mean of their means
   z_loss: float = 0.0  # weight of the squared log-partition
