@@ -2,7 +2,7 @@
 # Runs the tests, on a machine with only python3.
 #
 #   ./launch/test.sh            what a change should pass, 9 minutes on 2 cores
-#   ./launch/test.sh --all      the slow ones too, 50 minutes; installs the
+#   ./launch/test.sh --all      the slow ones too, half an hour; installs the
 #                               compilers for TPUs and GPUs, PyTorch and what
 #                               runs notebooks
 #   ./launch/test.sh --nightly  the longest as well: all disturbances of a run,
