@@ -9,7 +9,7 @@
 #                               the quickstart and the notebook whole
 #   ./launch/test.sh --mosaic   the kernel for Hopper GPUs, interpreted, and
 #                               compiled for an H100; no GPU, but Python 3.12
-#                               ($PYTHON, or python3.12), 500 MB and half an hour
+#                               ($PYTHON, or python3.12), 500 MB, half an hour
 #
 # Further arguments go to pytest.
 set -euo pipefail
@@ -27,7 +27,8 @@ if [ "${1:-}" = --mosaic ]; then
     pip=("$venv/bin/python" -m pip install --quiet --quiet
       --disable-pip-version-check)
     "${pip[@]}" "jax>=0.12,<0.13" hypothesis numpy pytest
-    version="$("$venv/bin/python" -c 'import jaxlib; print(jaxlib.__version__)')"
+    version="$("$venv/bin/python" -c \
+      'import jaxlib; print(jaxlib.__version__)')"
     "${pip[@]}" --no-deps "jax-cuda13-pjrt==$version" \
       "jax-cuda13-plugin==$version" nvidia-cuda-nvcc nvidia-nvvm \
       nvidia-cuda-nvdisasm
