@@ -20,6 +20,7 @@ from antlm_jax.attention import Cache
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, programs
 from antlm_jax.inference.framing import TextModel
+from antlm_jax.models.layers import likeliest
 from antlm_jax.settings import setting
 
 _SLOT_STEP = 64  # slots are multiples of it
@@ -155,10 +156,10 @@ def draw(
 ) -> jax.Array:
   """Draws tokens `[...]` from logits `[..., V]`, as `Sampling` says."""
   if temperature == 0:
-    return _argmax(logits)
+    return likeliest(logits)
   logits = logits / temperature
   if not top_k and top_p == 1:
-    return _argmax(logits + jax.random.gumbel(key, logits.shape))
+    return likeliest(logits + jax.random.gumbel(key, logits.shape))
   order = jnp.argsort(-logits, axis=-1)
   ranked = jnp.take_along_axis(logits, order, axis=-1)
   likely = jax.nn.softmax(ranked)
@@ -169,13 +170,6 @@ def draw(
     kept &= jnp.arange(logits.shape[-1]) < top_k
   rank = jax.random.categorical(key, jnp.where(kept, ranked, -jnp.inf))
   return jnp.take_along_axis(order, rank[..., None], axis=-1)[..., 0]
-
-
-def _argmax(logits: jax.Array) -> jax.Array:
-  """As `jnp.argmax`, which takes as long as the logits themselves on CPU."""
-  last = logits.shape[-1] - 1
-  best = logits == jnp.max(logits, axis=-1, keepdims=True)
-  return jnp.min(jnp.where(best, jnp.arange(last + 1), last), axis=-1)
 
 
 def _endings(tokenizer) -> tuple[np.ndarray, int]:

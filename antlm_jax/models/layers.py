@@ -88,6 +88,16 @@ def _matmul_backward(residual, grad):
 matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
+def likeliest(logits: jax.Array) -> jax.Array:
+  """The first highest of `[..., V]`, int32 `[...]`.
+
+  As `jnp.argmax`, which takes as long as the logits themselves on CPU.
+  """
+  last = logits.shape[-1] - 1
+  best = logits == jnp.max(logits, axis=-1, keepdims=True)
+  return jnp.min(jnp.where(best, jnp.arange(last + 1), last), axis=-1)
+
+
 class RMSNorm(nnx.Module):
   """Root-mean-square norm over the last axis, in float32, then scaled.
 

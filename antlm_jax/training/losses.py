@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from antlm_jax.attention.split import device
+from antlm_jax.models.layers import likeliest
 
 
 def cross_entropy(
@@ -74,7 +75,7 @@ def cross_entropy(
       "weight": weights,
       "count": real,
       "nats": nats * real,
-      "correct": (at_target >= logits.max(axis=-1)) * real,
+      "correct": (likeliest(logits) == targets) * real,
     }
     # A product with a table of zeros and ones: a scatter by objective would be
     # slow on a TPU.

@@ -9,7 +9,7 @@ Above 1 we are faster. Ours is `antlm_jax.generate`, from text to text, theirs
 process has cores. Nothing ends early. The first call of ours also compiles:
 `compile` is by how much it is longer.
 
-It needs torch and transformers, as `.[test]` has.
+It needs torch and transformers, as `.[hf]` has.
 """
 
 import dataclasses
