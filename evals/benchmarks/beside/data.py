@@ -1,0 +1,133 @@
+"""Preparing text, and reading batches, beside datasets and transformers.
+
+Both begin with the same files and the same tokenizer, and end with rows on
+disk; then both read, shuffle and mask batches of these, without training.
+"""
+
+import contextlib
+import io
+import itertools
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+import numpy as np
+
+from antlm_jax import config
+from antlm_jax.data import preparation, source
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.training import run
+from evals.benchmarks.beside import models
+from evals.benchmarks.turns import Case
+
+_LENGTH, _ROWS, _BATCHES = 128, 64, 50
+
+
+def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
+  """Yields those of text files."""
+  paths = preparation.text.find(text).train
+  tokenizer = Tokenizer.train(
+    (p.read_text("utf-8") for p in paths), models.vocab_size("7M")
+  )
+  file = folder / "tokenizer.json"
+  file.write_text(tokenizer.to_json(), "utf-8")
+  settings = preparation.Settings(
+    text=text,
+    output=str(folder / "ours"),
+    tokenizer=str(file),
+    seq_len=_LENGTH,
+    boundary="eos",
+  )
+  yield Case(
+    "prepare text",
+    "datasets",
+    lambda: _prepare(settings),
+    lambda: _group(paths, tokenizer, folder / "theirs"),
+    work=sum(p.stat().st_size for p in paths) / 1e6,
+    unit="MB",
+    same=lambda a, b: abs(a / b - 1) < 0.1,  # documents end otherwise
+  )
+  for objective in ("C", "M"):
+    yield Case(
+      f"read batches {objective}, {_ROWS} x {_LENGTH}",
+      "datasets",
+      _batches(folder / "ours", objective),
+      _collated(folder / "theirs", tokenizer, masked=objective == "M"),
+      work=_BATCHES * _ROWS * _LENGTH,
+      unit="tokens",
+      same=lambda a, b: a == b,
+    )
+
+
+def _prepare(settings: preparation.Settings) -> int:
+  """Prepares anew, and returns the number of rows."""
+  shutil.rmtree(settings.output, ignore_errors=True)
+  with contextlib.redirect_stdout(io.StringIO()):
+    return preparation.prepare(settings).splits["train"].rows
+
+
+def _group(paths, tokenizer: Tokenizer, folder: pathlib.Path) -> int:
+  """Does as transformers' run_clm.py does: lines, tokens, groups of them."""
+  transformers, _ = models.torch_modules()
+  import datasets
+
+  fast = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer.backend, eos_token="</s>"
+  )
+
+  def encode(lines):
+    return {"input_ids": fast(lines["text"])["input_ids"]}
+
+  def group(some):
+    joined = list(itertools.chain(*some["input_ids"]))
+    whole = len(joined) // _LENGTH * _LENGTH
+    return {
+      "input_ids": [joined[i : i + _LENGTH] for i in range(0, whole, _LENGTH)]
+    }
+
+  datasets.disable_progress_bars()
+  shutil.rmtree(folder, ignore_errors=True)
+  rows = datasets.load_dataset(
+    "text",
+    data_files=[str(p) for p in paths],
+    split="train",
+    cache_dir=str(folder / "cache"),
+  )
+  rows = rows.map(encode, batched=True, remove_columns=["text"])
+  rows = rows.map(group, batched=True)
+  rows.save_to_disk(str(folder / "rows"))
+  return len(rows)
+
+
+def _batches(folder: pathlib.Path, objective: str):
+  of = config.default("llama")
+  of.data.path, of.curriculum = str(folder), f"{objective} {_BATCHES} steps"
+  of.train.batch_size = _ROWS
+  read = run.build(of).source()
+
+  def call():
+    return sum(batch.inputs.size for batch in source.load(read))
+
+  return call
+
+
+def _collated(folder: pathlib.Path, tokenizer: Tokenizer, masked: bool):
+  transformers, torch = models.torch_modules()
+  import datasets
+
+  fast = transformers.PreTrainedTokenizerFast(
+    tokenizer_object=tokenizer.backend,
+    pad_token="<pad>",
+    mask_token="<mask>",
+  )
+  collate = transformers.DataCollatorForLanguageModeling(fast, mlm=masked)
+
+  def call():
+    rows = datasets.load_from_disk(str(folder / "rows"))
+    loader = torch.utils.data.DataLoader(
+      rows, batch_size=_ROWS, shuffle=True, drop_last=True, collate_fn=collate
+    )
+    taken = itertools.islice(loader, _BATCHES)
+    return sum(int(np.prod(batch["input_ids"].shape)) for batch in taken)
+
+  return call

@@ -1,0 +1,76 @@
+"""Greedy generation, beside transformers with its cache.
+
+Prompts are of unequal lengths. Ours is `antlm_jax.generate`, from text to text,
+theirs `generate` alone, from tokens to tokens. Nothing ends early.
+"""
+
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from antlm_jax.inference import generation
+from evals.benchmarks.beside import models
+from evals.benchmarks.turns import Case
+
+_PROMPTS = 4, 24  # words of the shortest and of the longest
+_TOKENS = 50, 200  # that are generated
+_BATCHES = 1, 8  # prompts at once
+
+
+def cases(folder: pathlib.Path, size: str) -> Iterator[Case]:
+  """Yields those of a size, of few and many tokens, of one and more prompts."""
+  loaded = models.make(size, models.words(size), folder)
+  model, _ = models.in_transformers(loaded, "causal", folder)
+  for batch in _BATCHES:
+    for tokens in _TOKENS:
+      prompts = _prompts(batch, loaded.tokenizer.vocab_size)
+      rows = [generation.encode(loaded, prompt) for prompt in prompts]
+      yield Case(
+        f"generate {size}, {batch} x {tokens}",
+        "transformers",
+        _ours(loaded, prompts, tokens),
+        _theirs(model.eval(), rows, tokens),
+        work=batch * tokens,
+        unit="tokens",
+        # Rounding may choose another one of two that are as likely.
+        same=lambda a, b: (a == b).mean() > 0.9,
+      )
+
+
+def _prompts(count: int, vocab_size: int) -> list[str]:
+  """Makes prompts of words drawn at random, the first one the longest."""
+  draw = np.random.default_rng(0)
+  least, most = _PROMPTS
+  lengths = [most, *draw.integers(least, most, count - 1, endpoint=True)]
+  return [
+    " ".join(f"w{n}" for n in draw.integers(0, vocab_size // 2, length))
+    for length in lengths
+  ]
+
+
+def _ours(loaded, prompts: list[str], tokens: int):
+  def call():
+    texts = generation.generate(loaded, prompts, tokens=tokens, temperature=0)
+    found = loaded.tokenizer.encode_batch(texts)
+    return np.stack([ids[-tokens:] for ids in found])
+
+  return call
+
+
+def _theirs(model, rows: list[np.ndarray], tokens: int):
+  """Returns what continues rows of tokens, padded at their left."""
+  _, torch = models.torch_modules()
+  longest = max(map(len, rows))
+  pads = [longest - len(row) for row in rows]
+  ids = [np.pad(row, (n, 0)) for row, n in zip(rows, pads, strict=True)]
+  seen = [np.arange(longest) >= n for n in pads]
+  ids, seen = (torch.tensor(np.stack(x), dtype=torch.long) for x in (ids, seen))
+
+  def call():
+    out = model.generate(
+      ids, attention_mask=seen, max_new_tokens=tokens, do_sample=False
+    )
+    return out[:, longest:].numpy()
+
+  return call

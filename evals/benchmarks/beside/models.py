@@ -1,0 +1,85 @@
+"""Models of random weights, in this library and in transformers."""
+
+import functools
+import os
+import pathlib
+
+import jax
+import numpy as np
+
+from antlm_jax import config, models
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.hf import export
+from antlm_jax.models.llama import SHAPES
+from antlm_jax.training import checkpoint
+
+SIZES = {
+  "7M": dict(layers=6, width=256, mlp_width=704, heads=4, kv_heads=4),
+  "97M": SHAPES["97M"],
+}
+VOCABULARIES = {"97M": 16_000}  # number of tokens V; of the others 8,192
+_SPECIAL = ("<pad>", "<s>", "<mask>")  # and no end of text
+
+
+def vocab_size(size: str) -> int:
+  """Returns the number of tokens of a size's vocabulary."""
+  return VOCABULARIES.get(size, 8_192)
+
+
+def words(size: str) -> Tokenizer:
+  """Makes a tokenizer of words w0, w1, ..., a token each."""
+  import tokenizers
+
+  names = [f"w{n}" for n in range(vocab_size(size) - len(_SPECIAL))]
+  ids = {word: n for n, word in enumerate([*_SPECIAL, *names])}
+  backend = tokenizers.Tokenizer(
+    tokenizers.models.WordLevel(ids, unk_token=names[-1])
+  )
+  backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+  backend.add_special_tokens(list(_SPECIAL))
+  return Tokenizer(backend)
+
+
+def make(
+  size: str, tokenizer: Tokenizer, folder: pathlib.Path, **settings
+) -> checkpoint.Loaded:
+  """Makes a model, in float32, whose likeliest tokens are so by far."""
+  of = config.default("llama")
+  of.model.update(SIZES[size], max_seq_len=512, init_std=0.1, **settings)
+  model = models.build(of.model, tokenizer.vocab_size)
+  return checkpoint.Loaded(
+    config=of,
+    tokenizer=tokenizer,
+    boundary="bos",
+    data="random",
+    path=folder,
+    step=0,
+    model=model,
+    params=jax.jit(functools.partial(model.init, 0))(),
+  )
+
+
+def in_transformers(loaded: checkpoint.Loaded, attention: str, folder):
+  """Exports a model, and returns it in transformers, with where it lies."""
+  transformers, torch = torch_modules()
+  (path,) = export.export(loaded, folder / attention, [attention])
+  auto = {
+    "causal": transformers.AutoModelForCausalLM,
+    "bidirectional": transformers.AutoModelForMaskedLM,
+  }
+  return auto[attention].from_pretrained(path, dtype=torch.float32), path
+
+
+def torch_modules():
+  """Imports transformers and torch, with a thread for each of our cores."""
+  import torch
+  import transformers
+
+  transformers.logging.disable_progress_bar()
+  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  return transformers, torch
+
+
+def alike(ours, theirs) -> bool:
+  """Whether numbers are the same to a thousandth."""
+  return bool(np.allclose(ours, theirs, rtol=1e-3, atol=1e-3))

@@ -1,0 +1,103 @@
+"""Scores of minimal pairs, beside lm-eval and minicons.
+
+From text to sums of log-probabilities, in batches of 32 texts for the peers.
+`anew` has our compilation in it, which a command pays that scores once.
+"""
+
+import pathlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.inference import pairs
+from antlm_jax.inference.scoring import score
+from evals.benchmarks.beside import models
+from evals.benchmarks.turns import Case
+
+_BATCH = 32
+_MASKED = 20  # of so many sentences one is scored masked: it takes long
+
+
+def cases(
+  folder: pathlib.Path, size: str, path: str, limit: int
+) -> Iterator[Case]:
+  """Yields those of a folder of pairs, so many of each file."""
+  items = pairs.minimal_pairs(path, limit)
+  texts = [choice.text for item in items for choice in item.choices]
+  texts = list(dict.fromkeys(texts))  # ours scores equal ones once
+  loaded = models.make(
+    size, Tokenizer.train(texts, models.vocab_size(size)), folder
+  )
+  causal, where = models.in_transformers(loaded, "causal", folder)
+  masked, _ = models.in_transformers(loaded, "bidirectional", folder)
+  some = texts[::_MASKED]
+  for mode, peer, chosen, theirs in (
+    ("causal", "lm-eval", texts, _lm_eval(causal, where)),
+    ("causal", "minicons", texts, _minicons(causal, where, "causal")),
+    ("mlm", "minicons", some, _minicons(masked, where, "mlm")),
+  ):
+    for anew in (False, True):
+      yield Case(
+        f"score {mode} {size}" + " anew" * anew,
+        peer,
+        lambda mode=mode, chosen=chosen: score(loaded, chosen, mode),
+        lambda theirs=theirs, chosen=chosen: np.array(theirs(chosen)),
+        work=len(chosen),
+        unit="texts",
+        same=models.alike,
+        anew=anew,
+      )
+
+
+def _lm_eval(model, path: pathlib.Path):
+  transformers, _ = models.torch_modules()
+  from lm_eval.api.instance import Instance
+  from lm_eval.models.huggingface import HFLM
+
+  tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+  peer = HFLM(pretrained=model.eval(), tokenizer=tokenizer, batch_size=_BATCH)
+
+  def call(texts):
+    asked = [
+      Instance("loglikelihood", {}, ("", text), n)
+      for n, text in enumerate(texts)
+    ]
+    return [total for total, _ in peer.loglikelihood(asked, disable_tqdm=True)]
+
+  return call
+
+
+def _minicons(model, path: pathlib.Path, mode: str):
+  transformers, _ = models.torch_modules()
+  import tokenizers
+  from minicons import scorer
+
+  class WithOldMethod(transformers.PreTrainedTokenizerFast):
+    """With the method that minicons calls and transformers 5 has dropped."""
+
+    def batch_encode_plus(self, *args, **options):
+      return self(*args, **options)
+
+  tokenizer = WithOldMethod.from_pretrained(path)
+  options = {}
+  if mode == "causal":  # it puts the first token itself
+    bare = tokenizers.processors.TemplateProcessing(
+      single="$A", special_tokens=[]
+    )
+    tokenizer.backend_tokenizer.post_processor = bare
+    options = {"bos_token": True}
+  kind = {"causal": "IncrementalLMScorer", "mlm": "MaskedLMScorer"}[mode]
+  peer = getattr(scorer, kind)(model.eval(), "cpu", tokenizer=tokenizer)
+
+  def call(texts):
+    found = []
+    for start in range(0, len(texts), _BATCH):
+      found += peer.sequence_score(
+        texts[start : start + _BATCH],
+        reduction=lambda x: x.sum().item(),
+        **options,
+      )
+    return found
+
+  return call

@@ -1,0 +1,97 @@
+"""Train steps in float32 with AdamW, beside torch's on transformers' models."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from antlm_jax.objectives.batch import Batch, Layout
+from antlm_jax.runtime import sharding
+from antlm_jax.training.step import jitted, state_shardings
+from evals.benchmarks import step as steps
+from evals.benchmarks.beside import models
+from evals.benchmarks.turns import Case
+
+_SIZES = {"7M": (16, 4), "97M": (8, 1)}  # rows of a step, and steps of a call
+_LENGTH = 128
+_ATTENTION = {"clm": "causal", "mlm": "bidirectional"}
+
+
+def cases(folder: pathlib.Path, size: str) -> Iterator[Case]:
+  """Yields those of a size: causal and masked."""
+  rows, count = _SIZES[size]
+  loaded = models.make(size, models.words(size), folder)
+  for kind, attention in _ATTENTION.items():
+    vocabulary = loaded.tokenizer.vocab_size
+    batch = steps.make_example(kind, Layout(rows), _LENGTH, vocabulary)
+    model, _ = models.in_transformers(loaded, attention, folder)
+    yield Case(
+      f"train {kind} {size}, {rows} x {_LENGTH}",
+      "transformers",
+      _ours(loaded, batch, count),
+      _theirs(model, batch, count),
+      work=count * rows * _LENGTH,
+      unit="tokens",
+      same=lambda a, b: models.alike(a[0], b[0]),
+    )
+
+
+def _ours(loaded, batch: Batch, count: int):
+  """Returns what does some steps more, and gives their losses."""
+  train_step = steps.make_step(loaded.model.config)
+  mesh = sharding.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})
+  with jax.set_mesh(mesh):
+    init, step = jitted(train_step, state_shardings(train_step, mesh))
+    state, placed = init(), sharding.place(mesh, batch)
+  # The step gives its state's memory to the next one: a copy stays.
+  params = jax.tree.map(jax.numpy.array, loaded.params)
+  state = dataclasses.replace(state, params=params)
+
+  def call():
+    nonlocal state
+    losses = []
+    with jax.set_mesh(mesh):
+      for _ in range(count):
+        state, metrics = step(state, placed)
+        losses.append(metrics["total_loss"])
+    return [float(x) for x in losses]
+
+  return call
+
+
+def _theirs(model, batch: Batch, count: int):
+  _, torch = models.torch_modules()
+  inputs = batch.inputs.reshape(-1, batch.inputs.shape[-1])
+  # Where nothing is predicted; a causal model itself takes what comes next.
+  labels = np.full(inputs.size, -100)
+  wanted = batch.weights.reshape(-1) > 0
+  places = batch.target_positions.reshape(-1)[wanted]
+  labels[places] = batch.targets.reshape(-1)[wanted]
+  labels = labels.reshape(inputs.shape)
+  if model.config.architectures[0].endswith("CausalLM"):
+    labels = np.roll(labels, 1, axis=1)
+  ids, labels = (torch.tensor(x, dtype=torch.long) for x in (inputs, labels))
+  model.train()
+  adamw = torch.optim.AdamW(
+    model.parameters(),
+    lr=1e-3,
+    betas=(0.9, 0.95),
+    eps=1e-8,
+    weight_decay=0.1,
+    fused=True,  # the fastest that it has
+  )
+
+  def call():
+    losses = []
+    for _ in range(count):
+      adamw.zero_grad()
+      loss = model(input_ids=ids, labels=labels).loss
+      loss.backward()
+      torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+      adamw.step()
+      losses.append(loss.item())
+    return losses
+
+  return call

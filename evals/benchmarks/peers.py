@@ -1,0 +1,114 @@
+"""How fast this library is beside its peers, on this machine.
+
+    python -m evals.benchmarks.peers --pairs=FOLDER --text=PATH
+
+A case is work that a peer does as well, with the same weights, batches or
+texts, in float32: by turns, in one process, with a thread for each core. Above
+1 we are faster. `from to` are the ratios of single turns; `others` is the share
+of the machine that other processes took at most, and `again` how many turns
+were done again for that. What both found is compared. `compile` is by how much
+our first call was longer; a case `anew` compiles in every call.
+
+It needs what `.[hf]` installs.
+"""
+
+import dataclasses
+import os
+import pathlib
+import platform
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+
+import jax
+
+from antlm_jax import cli, units
+from antlm_jax.data import toy_english
+from antlm_jax.settings import setting
+from evals.benchmarks import turns
+from evals.benchmarks.beside import data, generation, models, scoring, training
+from evals.benchmarks.common import RESULTS, Report, arguments
+from evals.benchmarks.turns import Case
+
+_KINDS = "train", "generate", "score", "data"
+_PEERS = "torch", "transformers", "lm_eval", "minicons", "datasets"
+_CELLS = {  # of the table, by column: its width, and what it shows of a row
+  "case": (24, lambda row: row["case"]),
+  "peer": (12, lambda row: row["peer"]),
+  "ratio": (5, lambda row: f"{row['ratio']:.2f}"),
+  "from to": (9, lambda row: " ".join(f"{x:.2f}" for x in _ends(row))),
+  "ours/s": (14, lambda row: f"{row['ours']:,.4g} {row['unit']}"),
+  "theirs/s": (8, lambda row: f"{row['theirs']:,.4g}"),
+  "compile": (7, lambda row: units.duration(row["compile_seconds"])),
+  "others": (6, lambda row: f"{row['others']:.0%}"),
+  "again": (5, lambda row: row["repeated"]),
+  "same": (4, lambda row: "yes" if row["same"] else "NO"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The command's arguments."""
+
+  cases: tuple[str, ...] = setting(
+    _KINDS, f"of {', '.join(_KINDS)}", choices=_KINDS
+  )
+  sizes: tuple[str, ...] = setting(
+    tuple(models.SIZES), f"of {', '.join(models.SIZES)}", choices=models.SIZES
+  )
+  pairs: str | None = setting(
+    None, "folder of minimal pairs, such as BLiMP's (default: toy English)"
+  )
+  limit: int = setting(100, "pairs of each file; 0 for all", least=0)
+  text: tuple[str, ...] = setting(
+    (), "text files to prepare (default: toy English)"
+  )
+  rounds: int = setting(5, "turns of each case", least=1)
+  output: str = setting(str(RESULTS), "a folder", read=cli.here)
+
+
+def cases(asked: Settings, folder: pathlib.Path) -> Iterator[Case]:
+  """Yields what is asked for; a case's models are gone after it."""
+  toy_english.write(folder / "toy")
+  pairs = asked.pairs or str(folder / "toy/pairs")
+  text = asked.text or (str(folder / "toy/text"),)
+  small, *_ = models.SIZES  # scoring with a larger one takes hours
+  for kind in asked.cases:
+    if kind == "data":
+      yield from data.cases(folder, text)
+    if kind == "score" and small in asked.sizes:
+      yield from scoring.cases(folder / kind, small, pairs, asked.limit)
+    for size in asked.sizes:
+      if kind == "train":
+        yield from training.cases(folder / kind / size, size)
+      if kind == "generate":
+        yield from generation.cases(folder / kind / size, size)
+
+
+def _ends(row: dict) -> tuple[float, float]:
+  return row["ratios"][0], row["ratios"][-1]
+
+
+def main(argv: Sequence[str]) -> None:
+  """Prints a line per case, and writes them all as JSON."""
+  asked = arguments("peers", __doc__, Settings, argv)
+  device = jax.devices()[0].device_kind
+  cores = len(os.sched_getaffinity(0))
+  report = Report(
+    asked.output,
+    f"peers {platform.machine()} {device} {cores} cores",
+    {column: width for column, (width, _) in _CELLS.items()},
+    "<<>>>>>>>",
+    device=device,
+    cores=cores,
+    **{name: version(name) for name in _PEERS},
+  )
+  with tempfile.TemporaryDirectory() as name:
+    for case in cases(asked, pathlib.Path(name)):
+      row = turns.measure(case, asked.rounds)
+      report.add(row, [show(row) for _, show in _CELLS.values()])
+  report.close()
+
+
+if __name__ == "__main__":
+  cli.run(main)
