@@ -19,13 +19,13 @@ from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, programs
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.masks import CAUSAL, AttentionMask
+from antlm_jax.masks import AttentionMask
 from antlm_jax.runtime import sharding
 
 MODES = ("causal", "mlm", "mntp", "fused")
 REDUCTIONS = ("sum", "mean")
 BATCH_TOKENS = 8192
-_LENGTH_STEP = 8  # row lengths are multiples of it
+_ROW = 64  # tokens of a row; longer ones are multiples of it
 _LOGIT_ROWS = 256  # targets whose logits are in memory at once
 
 
@@ -103,8 +103,7 @@ def score(
     text_format: What stands around them.
     reduction: `sum` or `mean` over the scored tokens.
     temperature: Divides the logits. Several cost little more than one.
-    batch_tokens: Tokens encoded at once; a text's targets stay together, so a
-      long text may take more.
+    batch_tokens: Tokens encoded at once, in rows as long as the longest text.
     track: Wraps the list of batches, as tqdm does, to show progress.
 
   Returns:
@@ -186,11 +185,22 @@ def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
 
 # ------------------------------------------------------------------- batching
 #
-# Texts of like length make a group: a table of S texts, padded to T tokens, and
-# a flat list of R targets, each a (text, position). A causal pass encodes the S
-# rows of the table, whatever R is. A masked pass encodes R rows, one for every
-# target, each a copy of its text with that one token masked. Logits `[V]` are
+# A target is a (text, position). A group is as many of them as there is room
+# for: their texts stand side by side in rows, each a segment that sees nothing
+# but itself, so that hardly anything is padding, and one program does all the
+# groups. A causal pass reads a text once, whatever number of its targets; a
+# masked pass once for each target, with that one token masked. Logits `[V]` are
 # computed at the targets alone, in both.
+
+
+class Rows(NamedTuple):
+  """Segments side by side, and where in them R targets are predicted."""
+
+  tokens: np.ndarray  # int32 `[B, T]`
+  positions: np.ndarray  # of a token in its segment, int32 `[B, T]`
+  starts: np.ndarray  # of its segment in the row, int32 `[B, T]`
+  ends: np.ndarray  # likewise; 0 where there is no segment
+  predicted: np.ndarray  # places among B * T, int32 `[R]`
 
 
 def totals(
@@ -210,86 +220,125 @@ def totals(
   program = programs.compiled(_logprobs, loaded.model.config, wanted)
   temperatures = np.asarray(temperatures, np.float32)
   out = np.zeros((len(texts), len(temperatures)))
-  groups = list(_groups(loaded, texts, masked, batch_tokens))
-  for members, shape in track(groups):
+  longest = max((len(text.tokens) for text in texts), default=1)
+  limit = loaded.model.config.max_seq_len
+  length = max(min(_ROW, limit), framing.round_up(longest, _ROW, limit))
+  groups = list(_groups(texts, wanted, length, batch_tokens))
+  shape = _shape(groups, length, batch_tokens)
+  for group in track(groups):
+    arrays = group.arrays(texts, *shape, mask_id)
+    logprobs = program(loaded.params, *arrays, temperatures)
     # Float32 on the device, as it is trained; sums in float64 here, so that
     # they do not depend on how the texts were grouped.
-    arrays = _assemble([texts[i] for i in members], *shape)
-    logprobs = program(loaded.params, *arrays, temperatures, mask_id)
-    owner = np.repeat(members, [texts[i].targets for i in members])
-    # What fills the list of targets up stands behind the real ones.
-    np.add.at(out, owner, np.asarray(logprobs, np.float64)[: len(owner)])
+    owners = group.targets[:, 0]
+    np.add.at(out, owners, np.asarray(logprobs, np.float64)[: len(owners)])
   return out
 
 
+@dataclasses.dataclass(frozen=True)
+class _Group:
+  """Targets, and where their segments begin among the B * T of each pass."""
+
+  wanted: tuple[Pass, ...]
+  length: int  # T
+  targets: np.ndarray  # (text, position), `[R, 2]`
+  begins: np.ndarray  # of its segment, by pass, `[R, passes]`
+
+  def rows(self) -> np.ndarray:
+    """Returns how many rows each pass takes."""
+    return self.begins.max(axis=0) // self.length + 1
+
+  def arrays(
+    self, texts: Sequence[Text], rows: Sequence[int], size: int, mask_id: int
+  ) -> tuple[list[Rows], np.ndarray]:
+    """Returns what `_logprobs` takes: rows by pass, and R = `size` tokens.
+
+    What fills the list of targets up is predicted at place 0, and dropped.
+    """
+    owners, positions = self.targets.T
+    passes = []
+    for where, begins, count in zip(
+      self.wanted, self.begins.T, rows, strict=True
+    ):
+      # A causal segment is of several targets.
+      starts, first = np.unique(begins, return_index=True)
+      segments = [texts[i].tokens for i in owners[first]]
+      out = self._side_by_side(segments, starts, count)
+      if where.masked:
+        out[0].reshape(-1)[begins + positions] = mask_id
+      predicted = begins + positions - where.shift
+      passes.append(Rows(*out, _filled_up(predicted, size)))
+    tokens = [texts[i].tokens[at] for i, at in self.targets]
+    return passes, _filled_up(tokens, size)
+
+  def _side_by_side(self, segments, begins, rows: int) -> list[np.ndarray]:
+    """Returns the first four of `Rows`."""
+    sizes = np.array([len(segment) for segment in segments])
+    within = np.concatenate([np.arange(size) for size in sizes])
+    starts = np.repeat(begins % self.length, sizes)
+    ends = starts + np.repeat(sizes, sizes)
+    cells = np.repeat(begins, sizes) + within
+    out = []
+    for values in (np.concatenate(segments), within, starts, ends):
+      array = np.zeros(rows * self.length, np.int32)
+      array[cells] = values
+      out.append(array.reshape(rows, self.length))
+    return out
+
+
 def _groups(
-  loaded, texts: list[Text], masked: bool, batch_tokens: int
-) -> Iterator[tuple[list[int], tuple[int, int, int]]]:
-  """Yields the indices of texts that make a group, and its (S, R, T)."""
-  buckets: dict[int, list[int]] = {}
-  longest = loaded.model.config.max_seq_len
-  for i, text in enumerate(texts):
-    length = framing.round_up(len(text.tokens), _LENGTH_STEP, longest)
-    buckets.setdefault(length, []).append(i)
-  for length, members in sorted(buckets.items()):
-    counts = [texts[i].targets for i in members]
-    # One shape for the whole bucket, so that little is compiled.
-    shape = _shape(length, counts, masked, batch_tokens)
-    group, held = [], 0
-    for member, count in zip(members, counts, strict=True):
-      if len(group) == shape[0] or held + count > shape[1]:
-        yield group, (*shape, length)
-        group, held = [], 0
-      group.append(member)
-      held += count
-    yield group, (*shape, length)
+  texts: Sequence[Text],
+  wanted: tuple[Pass, ...],
+  length: int,
+  batch_tokens: int,
+) -> Iterator[_Group]:
+  """Yields all targets in groups, of the longest texts first."""
+  room = max(1, batch_tokens // length) * length
+  targets, begins, ends = [], [], [0] * len(wanted)
+
+  def group():
+    return _Group(wanted, length, np.array(targets), np.array(begins))
+
+  for i in sorted(range(len(texts)), key=lambda i: -len(texts[i].tokens)):
+    size = len(texts[i].tokens)
+    for at in range(texts[i].start, texts[i].stop):
+      known = targets and targets[-1][0] == i
+      found = [
+        begins[-1][p]
+        if known and not where.masked
+        else _next(end, size, length)
+        for p, (where, end) in enumerate(zip(wanted, ends, strict=True))
+      ]
+      if max(found) + size > room:
+        yield group()
+        targets, begins, found = [], [], [0] * len(wanted)
+      targets.append((i, at))
+      begins.append(found)
+      ends = [begin + size for begin in found]
+  if targets:
+    yield group()
+
+
+def _next(end: int, size: int, length: int) -> int:
+  """Returns where a segment may begin that does not go over a row's end."""
+  over = end % length + size > length
+  return end + -end % length if over else end
 
 
 def _shape(
-  length: int, counts: Sequence[int], masked: bool, batch_tokens: int
-) -> tuple[int, int]:
-  """Returns how many texts S and targets R a group of a bucket holds.
-
-  The bucket's texts have `counts` targets each, and its rows `length` tokens;
-  if `masked`, every target is a row of the group, or else every text.
-  """
-  typical = max(1, round(sum(counts) / len(counts)))
-  rows = max(1, batch_tokens // length)
-  texts = -(-rows // typical) if masked else rows
-  # At least `length` targets: those of any one text, which stay together.
-  targets = max(rows if masked else rows * typical, length)
-  # A bucket with little in it takes less; powers of two, to compile few sizes.
-  return (
-    min(texts, _power_of_two(len(counts))),
-    max(length, min(targets, _power_of_two(sum(counts)))),
-  )
+  groups: Sequence[_Group], length: int, batch_tokens: int
+) -> tuple[list[int], int]:
+  """Returns the rows B of each pass and the targets R that suit all groups."""
+  most = max(1, batch_tokens // length)
+  rows = np.max([group.rows() for group in groups], axis=0, initial=1)
+  targets = max((len(group.targets) for group in groups), default=1)
+  # Powers of two, so that little is compiled.
+  rows = [min(most, 1 << (int(n) - 1).bit_length()) for n in rows]
+  return rows, framing.round_up(targets, _LOGIT_ROWS, targets + _LOGIT_ROWS)
 
 
-def _power_of_two(n: int) -> int:
-  return 1 << (n - 1).bit_length()
-
-
-def _assemble(
-  group: Sequence[Text], texts: int, targets: int, length: int
-) -> tuple[np.ndarray, ...]:
-  """Lays a group out as `_logprobs` takes it.
-
-  The list of targets is filled up with the first text's second token, which
-  is there to be predicted in any pass; what comes of it is dropped.
-  """
-  tokens = np.zeros((texts, length), np.int32)
-  lengths = np.zeros(texts, np.int32)
-  for row, text in enumerate(group):
-    lengths[row] = len(text.tokens)
-    tokens[row, : lengths[row]] = text.tokens
-  owner = np.zeros(targets, np.int32)
-  position = np.ones(targets, np.int32)
-  found = np.concatenate([np.arange(t.start, t.stop) for t in group])
-  owner[: len(found)] = np.repeat(
-    np.arange(len(group)), [t.targets for t in group]
-  )
-  position[: len(found)] = found
-  return tokens, lengths, owner, position
+def _filled_up(values, size: int) -> np.ndarray:
+  return np.pad(np.asarray(values, np.int32), (0, size - len(values)))
 
 
 # ------------------------------------------------------------ on the device
@@ -299,34 +348,26 @@ def _logprobs(
   model: models.Model,
   wanted: tuple[Pass, ...],  # the passes whose logits are added
   params: models.Params,
-  tokens: jax.Array,  # the texts, int32 `[S, T]`, padded at the right
-  lengths: jax.Array,  # tokens of each text, int32 `[S]`
-  owner: jax.Array,  # which text each target is of, int32 `[R]`
-  position: jax.Array,  # the target's place in it, int32 `[R]`
+  passes: Sequence[Rows],  # what each reads
+  targets: jax.Array,  # the tokens that are predicted, int32 `[R]`
   temperatures: jax.Array,  # float32 `[K]`
-  mask_id: jax.Array,
 ) -> jax.Array:
   """Computes the log-probabilities of a group's targets, float32 `[R, K]`."""
-  at = jnp.arange(tokens.shape[1])
 
   # A row of [T, V] logits would be the largest array by far: only the hidden
   # states of the targets, [R, D], go on to the vocabulary, and in chunks.
-  def hidden(where: Pass) -> jax.Array:  # what predicts each target, [R, D]
-    rows, mask, row = tokens, CAUSAL, owner
-    if where.masked:
-      rows = jnp.where(at == position[:, None], mask_id, tokens[owner])
-      end = jnp.broadcast_to(lengths[owner][:, None], rows.shape)
-      mask, row = AttentionMask(k_end=end), jnp.arange(len(rows))
-    out = model.encode(params, rows, jnp.broadcast_to(at, rows.shape), mask)
-    return out[row, position - where.shift]
+  def hidden(where: Pass, rows: Rows) -> jax.Array:
+    mask = AttentionMask(not where.masked, rows.starts, rows.ends)
+    out = model.encode(params, rows.tokens, rows.positions, mask)
+    return out.reshape(-1, out.shape[-1])[rows.predicted]
 
   def logprobs(one):  # of one target: hidden [passes, D], and the token
     states, target = one
     scaled = model.logits(params, states).sum(axis=0) / temperatures[:, None]
     return scaled[:, target] - jax.nn.logsumexp(scaled, axis=-1)
 
-  states = jnp.stack([hidden(where) for where in wanted], axis=1)
-  targets = tokens[owner, position]
+  states = [hidden(*one) for one in zip(wanted, passes, strict=True)]
+  states = jnp.stack(states, axis=1)
   out = jax.lax.map(logprobs, (states, targets), batch_size=_LOGIT_ROWS)
   # Every process of a run that is scored while it trains reads all of them.
   return sharding.constrain(out, None, None)
