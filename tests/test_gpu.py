@@ -3,9 +3,10 @@
     python -m tests.test_gpu
 
 runs them without pytest and most of antlm_jax's dependencies: it needs only
-jax, flax, optax and orbax.
+jax, flax, optax and orbax. A pattern may choose among them, as `our_kernel`.
 """
 
+import re
 import sys
 import time
 import traceback
@@ -197,7 +198,7 @@ def test_queries_that_see_nothing_get_zeros():
     check_zeros(dtype, "chunked")
 
 
-def test_queries_that_see_nothing_get_zeros_from_our_kernel():
+def test_our_kernel_gives_zeros_where_nothing_is_seen():
   need_mosaic()
   check_zeros(jnp.bfloat16, "mosaic")
 
@@ -288,12 +289,15 @@ def test_mixed_rows_train_as_on_the_cpu():
 
 
 def main(argv) -> None:
-  """Runs every test, and prints a line for each."""
-  cli.Parser(prog="test_gpu", description=__doc__).parse_args(argv)
+  """Runs the tests, and prints a line for each."""
+  parser = cli.Parser(prog="test_gpu", description=__doc__)
+  parser.add_argument("pattern", nargs="?", default="", help="of tests' names")
+  pattern = parser.parse_args(argv).pattern
   if jax.default_backend() != "gpu":
     raise errors.UserError(f"JAX sees no GPU, only {jax.default_backend()}")
   failed = 0
   tests = {n: f for n, f in globals().items() if n.startswith("test_")}
+  tests = {n: f for n, f in tests.items() if re.search(pattern, n)}
   for name, test in tests.items():
     begun, outcome = time.monotonic(), "passed"
     try:
