@@ -231,11 +231,12 @@ def _mosaic_obstacle(mask, q, k, dropout, buckets, split) -> str | None:
   platform, kind = device().platform, device().device_kind
   if platform not in ("gpu", "cpu"):
     return "a GPU"
+  # The kernel's products are instructions that Blackwell has no more.
+  if platform == "gpu" and int(_capability(kind) or 0) != 9:
+    return f"a Hopper GPU, for its wgmma instructions, not {kind}"
   # Here JAX has the interpreter, and the kernel's calls by these names.
   if jax.__version_info__ < (0, 12):
-    return f"jax 0.12 or later, not {jax.__version__}"
-  if platform == "gpu" and int(_capability(kind) or 0) != 9:
-    return f"a GPU of compute capability 9.0 (Hopper), not {kind}"
+    return f"jax 0.12 or later, and so Python 3.12, not jax {jax.__version__}"
   if q.dtype not in (jnp.bfloat16, jnp.float16):
     return f"bfloat16 or float16, not {q.dtype}"
   if q.shape[-1] not in _MOSAIC_WIDTHS:
