@@ -120,7 +120,10 @@ ENTRY %main (x: f32[8,4], a.1: bf16[2,16,8,1]) -> f32[8,4] {
   %whole.5 = bf16[16,4]{1,0} get-tuple-element(%begun.5), index=1
   %gathered.5 = bf16[16,4]{1,0} fusion(%part.5, %whole.5), kind=kCustom, output_to_operand_aliasing={{}: (1, {})}, calls=%done
   %table.5 = f32[100,4]{1,0} fusion(%table, %one.row, %zero.5), kind=kLoop, calls=%update
+  %begun.6 = ((f32[100,4], f32[1,4], s32[]), f32[100,4]{1,0}, u32[]) fusion-start(%table.5, %one.row, %zero.5), kind=kLoop, calls=%update
+  %table.6 = f32[100,4]{1,0} fusion-done(%begun.6), metadata={}
   %scores = f32[8]{0:T(128)S(1)} custom-call(%left), custom_call_target="tpu_custom_call", backend_config={"custom_call_config":{"cost_estimate":{"flops":"700","transcendentals":"1"}}}
+  %weights = f32[8]{0:S(1)} custom-call(%left), custom_call_target="mosaic_gpu_v2", api_version=API_VERSION_TYPED_FFI, backend_config={cost_estimate_json = "{\\22flops\\22: 500, \\22transcendentals\\22: 1}", kernel_hash = "\\AD(%"}
   ROOT %x.6 = f32[8,4]{1,0} get-tuple-element(%while.5), index=1
 }
 """  # noqa: E501
@@ -134,7 +137,7 @@ def test_what_is_in_a_loop_counts_as_often_as_it_runs():
     Collective("all-gather", 4 * 4 * 4 * 2, (0, 1, 2, 3)): 1,
   }
   assert counts.unknown_loops == 0
-  assert counts.kernel_flops == 700
+  assert counts.kernel_flops == 700 + 500
 
 
 def test_a_window_over_padding_is_not_computed():
@@ -149,7 +152,8 @@ def test_bytes_are_those_of_the_main_memory():
   inner = 2 * number + 2 * number + (8 * 4 + 4 * 4) * 4
   outer = 2 * 3 * inner + 2 * 3 * number
   gathered = (4 * 4 + 16 * 4) * 2
-  updated = 2 * (1 * 4) * 4 + number  # not the hundred rows
+  # Twice a row, the second time beside what comes next: not the hundred rows.
+  updated = 2 * (2 * (1 * 4) * 4 + number)
   assert hlo.count(PROGRAM).bytes == outer + gathered + updated
 
 

@@ -2,6 +2,7 @@
 
 import types
 
+import jax
 import numpy as np
 import pytest
 
@@ -134,6 +135,22 @@ def test_operations_are_those_that_the_model_needs(small):
   assert e.attention == "cudnn"
   # The backward pass computes scores again, which is one of six products.
   needed = e.work.total + e.work.causal / 6
+  assert np.isclose(8 * e.executed, needed, rtol=0.01)
+
+
+@pytest.mark.slow
+@needs_compiler
+@pytest.mark.skipif(
+  jax.__version_info__ < (0, 12), reason="our kernel for GPUs needs jax 0.12"
+)
+def test_our_kernel_is_counted_by_the_blocks_that_it_visits(small):
+  settings = "curriculum=10C steps", "model.attention=mosaic"
+  _, (e,) = estimates(small, "h100:8", *settings)
+  assert e.attention == "mosaic"
+  # Of 2 x 2 blocks three, where 257 of 512 pairs are seen; nine products are
+  # made, of which six are needed.
+  causal = e.work.causal * 9 / 6 * (3 / 4) / (257 / 512)
+  needed = e.work.blocks + e.work.head + causal
   assert np.isclose(8 * e.executed, needed, rtol=0.01)
 
 

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from antlm_jax import hashing, models
+from antlm_jax.attention.gpu import schedule as gpu_schedule
 from antlm_jax.attention.tpu import kernel, schedule
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import gpus, hlo, topology
@@ -187,7 +188,8 @@ def estimate(run: Run, program: Program) -> Estimate:
   else:
     spent = time.monotonic() - begun
     memory = _memory(compiled, chip)
-    found = _speed(run, batch, hlo.count(compiled.as_text()))
+    counts = hlo.count(compiled.as_text())
+    found = _speed(run, batch, attention, counts)
   return Estimate(
     name=program.name,
     steps=program.steps,
@@ -239,12 +241,14 @@ def exceeded(message: str, arguments: int) -> Memory | None:
 # ----------------------------------------------------------------- its speed
 
 
-def _speed(run: Run, batch: Batch, counts: hlo.Counts) -> dict:
+def _speed(run: Run, batch: Batch, attention: str, counts: hlo.Counts) -> dict:
   """Returns the part of an `Estimate` that is about speed."""
   chip = chips.of(run.mesh.devices.flat[0])
   executed = counts.flops
-  if counts.kernel_flops:  # said of the whole square, or of half of it
-    executed += counts.kernel_flops * _visited(run.model, batch)
+  # A kernel's operations, as it says them, are of the whole square or of half
+  # of it; its bytes are those of its arrays, and `counts` has them.
+  if counts.kernel_flops:
+    executed += counts.kernel_flops * _visited(run.model, batch, attention)
   collectives = _collectives(run.mesh, counts)
   seconds = {
     "compute": executed / chip.flops,
@@ -260,16 +264,20 @@ def _speed(run: Run, batch: Batch, counts: hlo.Counts) -> dict:
   }
 
 
-def _visited(model: models.Model, batch: Batch) -> float:
+def _visited(model: models.Model, batch: Batch, attention: str) -> float:
   """Scores that the kernel computes, of those that it says it does.
 
-  It visits blocks, and of a mask with bounds it cannot know how many.
+  It visits blocks, and of a mask with bounds it cannot know how many: the
+  schedules of this batch do.
   """
   c, length = model.config, batch.inputs.shape[-1]
-  group = c.heads // c.kv_heads
-  blocks = kernel.cut(length, length, group, c.head_width, c.dtype)
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   rows = math.prod(batch.inputs.shape[:2])
+  if attention == "mosaic":
+    made = gpu_schedule.make(mask, rows, length, length)
+    return float(made.by_query.share)
+  group = c.heads // c.kv_heads
+  blocks = kernel.cut(length, length, group, c.head_width, c.dtype)
   by_query, _ = schedule.make(mask, rows, blocks)
   steps = math.prod(int(n) for n in by_query.grid(rows))
   said = rows * length**2 / (2 if mask.causal else 1)

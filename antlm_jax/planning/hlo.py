@@ -211,6 +211,10 @@ def _parse(text: str) -> _Computation:
   for line in text.splitlines():
     if found := _LINE.match(line):
       op = _Op(current, *found.groups(default="")[1:])
+      if op.code == "fusion-done":  # one of its own stream: here it is whole
+        (begun,) = op.operands
+        made = {"inside": begun.inside, "attributes": begun.attributes}
+        op = dataclasses.replace(op, code="fusion", **made)
       current.ops[op.name] = op
       if found[1]:
         current.root = op
@@ -263,6 +267,8 @@ def _work(out: Counts, op: _Op) -> None:
   elif 'custom_call_target="tpu_custom_call"' in op.attributes:
     said = op.get(r'"cost_estimate":\{"flops":"(\d+)"')
     out.kernel_flops += float(said or 0)
+  elif said := op.get(r'cost_estimate_json = "\{\\22flops\\22: (\d+)'):
+    out.kernel_flops += float(said)  # of a Mosaic kernel for GPUs
   elif said := op.get(r"backend_config=\{flops = (\d+) : i64"):
     out.flops += float(said)  # of the stand-in for a kernel that is not here
 

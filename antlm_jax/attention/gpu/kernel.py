@@ -91,6 +91,7 @@ def _forward(settings, q, k, v, seeds, schedule):
   out, lse = _call(
     _output,
     settings,
+    products=2,
     grid=(heads, queries // UNIT, rows),
     arrays={"q": q, "k": k, "v": v, "bounds": schedule.bounds, "seeds": seeds},
     visits=schedule.by_query,
@@ -116,6 +117,7 @@ def _backward(settings, residuals, grad):
   (dq,) = _call(
     _query_gradient,
     settings,
+    products=3,
     grid=(heads, queries // UNIT, rows),
     arrays=arrays,
     visits=schedule.by_query,
@@ -127,6 +129,7 @@ def _backward(settings, residuals, grad):
   dk, dv = _call(
     _key_gradients,
     settings,
+    products=4,
     grid=(k.shape[2], k.shape[1] // UNIT, rows),
     arrays=arrays,
     visits=schedule.by_key,
@@ -376,6 +379,7 @@ def _call(
   body,
   settings,
   *,
+  products,
   grid,
   arrays,
   visits,
@@ -390,6 +394,7 @@ def _call(
   Args:
     body: Called with a `_Block` and the references.
     settings: What is static.
+    products: How many it makes of queries and keys, or of their size.
     grid: The numbers of heads, of blocks that own something, and of rows.
     arrays: By name, what is in global memory.
     visits: What is visited.
@@ -429,11 +434,24 @@ def _call(
     num_threads=_PARTS + 1,
     thread_name="warpgroup",
     compiler_params=plgpu.CompilerParams(approx_math=True),
+    cost_estimate=_cost(products, arrays, outputs),
     interpret=interpret,
   )(*arrays.values())
 
 
 _GRID = ("head", "tile", "row")
+
+
+def _cost(products: int, arrays, outputs) -> pl.CostEstimate:
+  """Counts the work as if no block were left out, and each array once."""
+  rows, queries, heads, width = arrays["q"].shape
+  scores = rows * queries * heads * arrays["k"].shape[1]
+  moved = [*arrays.values(), *outputs.values()]
+  return pl.CostEstimate(
+    flops=2 * products * scores * width,
+    transcendentals=scores,
+    bytes_accessed=sum(x.size * x.dtype.itemsize for x in moved),
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,11 @@ class Visits(NamedTuple):
   blocks: jax.Array  # those needed come first, int32 `[B, outer, inner]`
   counts: jax.Array  # whole ones, and all needed, int32 `[B, outer, 2]`
 
+  @property
+  def share(self) -> jax.Array:
+    """Share of all blocks that is visited."""
+    return self.counts[..., 1].sum() / self.blocks.size
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
