@@ -72,7 +72,9 @@ class Counts:
     flops: Operations of matrix products, two per multiplication and addition.
     bytes: Bytes read from and written to the main memory, each operand of an
       instruction once: what a kernel or a product loads again is not in it.
-    kernel_flops: Operations that the kernels say they do.
+    kernels: Operations that the kernels say they do, by the kernels' names.
+    work: How often there is an instruction of so many `flops` and `bytes`,
+      that is no kernel.
     unknown_loops: Loops whose number of passes was not found; their bodies
       count once.
     collectives: How often each collective happens.
@@ -80,20 +82,31 @@ class Counts:
 
   flops: float = 0.0
   bytes: float = 0.0
-  kernel_flops: float = 0.0
+  kernels: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
+  work: collections.Counter[tuple[float, int]] = dataclasses.field(
+    default_factory=collections.Counter
+  )
   unknown_loops: int = 0
   collectives: collections.Counter[Collective] = dataclasses.field(
     default_factory=collections.Counter
   )
 
+  @property
+  def kernel_flops(self) -> float:
+    """Operations that the kernels say they do."""
+    return sum(self.kernels.values())
+
   def add(self, other: "Counts", times: int = 1) -> None:
     """Adds what happens `times` times."""
     self.flops += times * other.flops
     self.bytes += times * other.bytes
-    self.kernel_flops += times * other.kernel_flops
     self.unknown_loops += other.unknown_loops  # of the program's text
-    for key, count in other.collectives.items():
-      self.collectives[key] += times * count
+    for name in ("kernels", "work", "collectives"):
+      mine = getattr(self, name)
+      for key, count in getattr(other, name).items():
+        mine[key] += times * count
 
 
 def count(text: str) -> Counts:
@@ -233,8 +246,6 @@ def _numbers(text: str) -> list[int]:
 
 def _add(out: Counts, op: _Op) -> None:
   """Adds what an instruction does."""
-  # A fusion is one instruction to the memory, and several to the units below.
-  out.bytes += _moved(op)
   if op.code == "while":
     passes = _passes(op)
     out.unknown_loops += passes is None
@@ -247,7 +258,12 @@ def _add(out: Counts, op: _Op) -> None:
     for callee in op.called:
       out.add(callee.counts)
   else:
-    _work(out, op)
+    # A fusion is one instruction to the memory, and several to the units.
+    one = Counts(bytes=_moved(op))
+    _work(one, op)
+    if not one.kernels:
+      one.work[one.flops, one.bytes] = 1
+    out.add(one)
 
 
 def _work(out: Counts, op: _Op) -> None:
@@ -266,9 +282,10 @@ def _work(out: Counts, op: _Op) -> None:
     out.collectives[_between_slices(op)] += 1
   elif 'custom_call_target="tpu_custom_call"' in op.attributes:
     said = op.get(r'"cost_estimate":\{"flops":"(\d+)"')
-    out.kernel_flops += float(said or 0)
+    out.kernels[op.name.partition(".")[0]] += float(said or 0)
   elif said := op.get(r'cost_estimate_json = "\{\\22flops\\22: (\d+)'):
-    out.kernel_flops += float(said)  # of a Mosaic kernel for GPUs
+    # A Mosaic kernel for GPUs.
+    out.kernels[op.name.partition(".")[0]] += float(said)
   elif said := op.get(r"backend_config=\{flops = (\d+) : i64"):
     out.flops += float(said)  # of the stand-in for a kernel that is not here
 

@@ -1,0 +1,315 @@
+"""How far forecasts are from published times of kernels and products.
+
+    python -m evals.benchmarks.forecast --tables=T --kernels=K
+
+No TPU is at hand, but tokamax ships the times that it has measured: of splash
+attention, forward on v5p, v6e and TPU7x and backward on TPU7x, with the blocks
+that were fastest, and of gated linear units, which are XLA's. Each is compiled
+here for the same chip, at the same shape and blocks, and the time that
+`planning.forecast` makes of the compiler's program is put beside the measured
+one. The formula was written before any of these were looked at.
+
+T and K are folders of unpacked wheels, of which nothing is installed:
+
+    pip download --no-deps --python-version 3.12 --only-binary=:all: \\
+      tokamax==0.0.17  # the tables
+    pip download --no-deps --python-version 3.11 --only-binary=:all: \\
+      tokamax==0.0.12  # the kernels, as the last for Python 3.11 has them
+"""
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+import re
+import sys
+import tempfile
+import types
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from antlm_jax import cli, tables
+from antlm_jax.planning import bundles, forecast, hlo, topology
+from antlm_jax.runtime import chips, sharding
+from antlm_jax.settings import setting
+from evals.benchmarks.common import RESULTS, Report, arguments
+
+# Of a generation: its folder of tables, and a small topology.
+GENERATIONS = {
+  "v5p": ("tpu_v5", "v5p:2x2x1"),
+  "v6e": ("tpu_v6_lite", "v6e:2x2"),
+  "tpu7x": ("tpu7x", "tpu7x:2x2x1"),
+}
+_FLASH = "pallas_mosaic_tpu_flash_attention"
+_TABLES = {
+  "forward": _FLASH,
+  "backward": f"{_FLASH}_vjp",
+  "product": "gated_linear_unit",
+}
+_LAYOUTS = ("q_layout", "k_layout", "v_layout")
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+  """Something whose time is published."""
+
+  generation: str
+  what: str  # of `_TABLES`
+  shapes: dict[str, tuple[int, ...]]  # of the arrays
+  config: dict  # the kernel's, as the table has it
+  seconds: float
+  causal: bool = False
+
+  def __str__(self):
+    sizes = ("x".join(map(str, s)) for s in self.shapes.values())
+    return " ".join(dict.fromkeys(sizes))
+
+
+def cases(folder: str, generation: str, what: str) -> Iterator[Case]:
+  """Yields a table's cases in bfloat16 without further options."""
+  name = f"{GENERATIONS[generation][0]}/{_TABLES[what]}.json"
+  path = pathlib.Path(folder) / "tokamax/data/autotuning" / name
+  found = json.loads(path.read_text()) if path.exists() else {}
+  for key, measured in found.items():
+    key = json.loads(key)
+    names = ("x", "weights") if what == "product" else ("q", "k", "v")
+    kinds = [key.get(n) for n in names]
+    plain = all(isinstance(k, str) and k.startswith("bf16[") for k in kinds)
+    if not (plain and measured) or key.get("return_residuals"):
+      continue
+    mask = {k: v for k, v in (key.get("mask") or {}).items() if v}
+    causal = mask.pop("causal_mask", None)
+    if mask or key.get("bias") or causal not in (None, _CAUSAL):
+      continue
+    sizes = [tuple(map(int, re.findall(r"\d+", k[4:]))) for k in kinds]
+    config, times = next(iter(measured.items()))
+    yield Case(
+      generation,
+      what,
+      dict(zip(names, sizes, strict=True)),
+      json.loads(config),
+      float(np.median(times["evaluation_times_ms"])) / 1e3,
+      causal is not None,
+    )
+
+
+_CAUSAL = {"offset": 0, "window_size": None}
+
+
+def wanted(case: Case, longest: int) -> bool:
+  """Whether a case is like what is trained here, and soon compiled."""
+  if case.what == "product":
+    return True
+  _, length, _, width = case.shapes["q"]
+  blocks = [n for name, n in case.config.items() if name.startswith("block_")]
+  return length <= longest and width in (64, 128) and max(blocks) <= 2048
+
+
+# ------------------------------------------------------------ what is compiled
+
+
+def program(case: Case, kernels: str):
+  """Returns a function, and the shapes of its arguments."""
+  like = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+  shapes = [like(s) for s in case.shapes.values()]
+  if case.what == "product":
+    return _unit, shapes
+  splash, masks = _splash(kernels)
+  config = dict(case.config)
+  config |= {n: splash.QKVLayout(config[n]) for n in _LAYOUTS if n in config}
+  q, k, _ = shapes
+  square = (q.shape[1], k.shape[1])
+  mask = masks.CausalMask(square) if case.causal else masks.FullMask(square)
+  with jax.ensure_compile_time_eval():
+    made = splash.make_splash_mha(
+      mask,
+      config=dataclasses.replace(splash.SplashConfig.get_default(), **config),
+      save_residuals=case.what == "backward",
+    )
+  if case.what == "forward":
+    return functools.partial(_forward, made), shapes
+  sums = like((q.shape[0], q.shape[2], q.shape[1]), dtype=jnp.float32)
+  run = functools.partial(_backward, splash, made)
+  return run, [*shapes, q, q, sums]
+
+
+def _unit(x, weights):
+  # Both products at once, as tokamax writes it.
+  gate, up = jnp.moveaxis(jnp.einsum("...k,kjn->...jn", x, weights), -2, 0)
+  wide = jax.nn.silu(gate.astype(jnp.float32)) * up.astype(jnp.float32)
+  return wide.astype(x.dtype)
+
+
+def _forward(kernel, q, k, v):
+  q, k, v = _by_heads(q * q.shape[-1] ** -0.5, k, v)
+  return jax.vmap(kernel)(q, k, v).swapaxes(1, 2)
+
+
+def _backward(splash, kernel, q, k, v, out, grad, sums):
+  scale = q.shape[-1] ** -0.5
+  static = [
+    kernel.kwargs[name]
+    for name in (
+      "mask_value",
+      "is_mqa",
+      "config",
+      "mask_function",
+      "fwd_mask_sparsity",
+      "dkv_mask_sparsity",
+    )
+  ]
+
+  def run(q, k, v, out, grad, sums):
+    kept = q, k, v, None, None, out, sums, kernel.dkv_mask_info
+    made = splash._splash_attention_bwd(True, *static, kept, (grad, None))
+    return made[2:5]
+
+  arrays = _by_heads(q * scale, k, v, out, grad)
+  dq, dk, dv = _by_heads(*jax.vmap(run)(*arrays, sums * math.log2(math.e)))
+  return dq * scale, dk, dv
+
+
+def _by_heads(*arrays):
+  return [x.swapaxes(1, 2) for x in arrays]
+
+
+@functools.cache
+def _splash(folder: str):
+  # tokamax itself would import what is not installed; its kernel needs none.
+  package = types.ModuleType("tokamax")
+  package.__path__ = [f"{folder}/tokamax"]
+  sys.modules["tokamax"] = package
+  from tokamax._src.ops.experimental.tpu.splash_attention import (
+    splash_attention_kernel,
+    splash_attention_mask,
+  )
+
+  return splash_attention_kernel, splash_attention_mask
+
+
+# --------------------------------------------------------------- its two times
+
+
+def blocks_of(case: Case) -> tuple[int, int, int]:
+  """How many blocks are visited, masked and whole, and how many are made."""
+  rows, length, heads, _ = case.shapes["q"]
+  end = "_dkv" if case.what == "backward" else ""
+  q_size, k_size = case.config[f"block_q{end}"], case.config[f"block_kv{end}"]
+  queries, keys = length // q_size, case.shapes["k"][1] // k_size
+  masked, whole = 0, queries * keys
+  if case.causal:
+    i, j = np.indices((queries, keys))
+    seen = j * k_size < (i + 1) * q_size
+    all_seen = (j + 1) * k_size <= i * q_size + 1
+    whole = int(all_seen.sum())
+    masked = int(seen.sum()) - whole
+  outputs = keys if end else queries
+  return tuple(rows * heads * n for n in (masked, whole, outputs))
+
+
+def forecast_of(case: Case, kernels: str, folder: str) -> dict[str, float]:
+  """Compiles a case; returns seconds, of its kernel and of all else."""
+  device = topology.devices(GENERATIONS[case.generation][1])[0]
+  chip, measured = chips.of(device), forecast.of(device)
+  mesh = sharding.make_mesh(dict.fromkeys(sharding.MESH_AXES, 1), [device])
+  run, shapes = program(case, kernels)
+  where = sharding.whole(mesh)
+  args = [
+    jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=where) for s in shapes
+  ]
+  with jax.set_mesh(mesh):
+    lowered = jax.jit(run).lower(*args)
+    counts = hlo.count(topology.compile_lowered(lowered).as_text())
+  found = bundles.read(folder, "splash_")
+  out = {"xla": forecast.instructions(counts.work, chip, measured)}
+  if case.what != "product":
+    (listing,) = found.values()
+    visited = blocks_of(case)
+    out["kernel"] = forecast.kernel(listing, *visited, measured)
+    out |= dataclasses.asdict(listing)
+  return out
+
+
+_COLUMNS = {
+  "chip": 5,
+  "what": 8,
+  "shape": 34,
+  "causal": 6,
+  "blocks": 16,
+  "forecast_ms": 11,
+  "measured_ms": 11,
+  "error": 6,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The command's arguments."""
+
+  tables: str = setting(help="a folder with tokamax 0.0.17", read=cli.here)
+  kernels: str = setting(help="a folder with tokamax 0.0.12", read=cli.here)
+  generations: tuple[str, ...] = setting(
+    tuple(GENERATIONS), "which TPUs", choices=GENERATIONS
+  )
+  what: tuple[str, ...] = setting(tuple(_TABLES), "of these", choices=_TABLES)
+  longest: int = setting(4096, "most tokens in a row, of attention", least=1)
+  output: str = setting(str(RESULTS), "a folder", read=cli.here)
+
+
+def main(argv) -> None:
+  """Prints a line per case, and writes them to a file."""
+  args = arguments("forecast", __doc__, Settings, argv)
+  report = Report(args.output, "forecast errors", _COLUMNS, "<<<<<>")
+  found = [
+    case
+    for what in args.what
+    for generation in args.generations
+    for case in cases(args.tables, generation, what)
+    if wanted(case, args.longest)
+  ]
+  found.sort(key=lambda case: math.prod(case.shapes.get("q", (1,))[1:2]))
+  with tempfile.TemporaryDirectory() as folder:
+    os.environ |= bundles.environment(folder)  # before libtpu is loaded
+    for case in found:
+      report.add(_row(case, forecast_of(case, args.kernels, folder)))
+  report.close()
+  print(tables.text(summary(report.rows), ("", "cases", "median", "worst")))
+
+
+def _row(case: Case, parts: dict[str, float]) -> dict:
+  seconds = parts["xla"] + parts.get("kernel", 0.0)
+  sizes = [n for name, n in case.config.items() if name.startswith("block_")]
+  return {
+    "chip": case.generation,
+    "what": case.what,
+    "shape": str(case),
+    "causal": case.causal,
+    "blocks": "x".join(str(n) for n in sizes if n),
+    "forecast_ms": round(seconds * 1e3, 4),
+    "measured_ms": round(case.seconds * 1e3, 4),
+    "error": round(seconds / case.seconds - 1, 3),
+    "parts": parts,
+  }
+
+
+def summary(rows: list[dict]) -> list[list]:
+  """Returns a row for each chip and what was forecast."""
+  out = []
+  for what, chip in dict.fromkeys((r["what"], r["chip"]) for r in rows):
+    errors = [
+      r["error"] for r in rows if (r["what"], r["chip"]) == (what, chip)
+    ]
+    median, worst = np.median(errors), max(errors, key=abs)
+    out.append(
+      [f"{what}, {chip}", len(errors), f"{median:+.0%}", f"{worst:+.0%}"]
+    )
+  return out
+
+
+if __name__ == "__main__":
+  cli.run(main)
