@@ -29,6 +29,7 @@ from antlm_jax import cli, settings, tables
 from antlm_jax.errors import UserError
 from antlm_jax.planning import search, topology
 from antlm_jax.planning.estimate import Estimate, estimate_all
+from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.search import Pod
 from antlm_jax.runtime import chips, files, sharding
 from antlm_jax.settings import setting
@@ -111,7 +112,18 @@ def _speed_cells(e: Estimate) -> dict[str, str]:
   out["bound"] = e.bound
   out["best MFU"] = f"{e.mfu:.1%}"
   out["most tokens/s"] = quantity(e.rows * e.seq_len / e.step_seconds)
-  return out
+  return out | (_forecast_cells(e) if e.forecast else {})
+
+
+def _forecast_cells(e: Estimate) -> dict[str, str]:
+  if isinstance(e.forecast, str):
+    return {"forecast": f"none: {e.forecast}"}
+  parts = dataclasses.asdict(e.forecast).items()
+  seconds = e.forecast.seconds
+  return {
+    "forecast": f"{milliseconds(seconds)}, MFU {e.mfu_in(seconds):.1%}",
+    **{f"  {name}": milliseconds(part) for name, part in parts},
+  }
 
 
 def sweep_table(rows: Sequence[dict]) -> str:
@@ -210,15 +222,11 @@ def _sweep(args: Settings, pod: Pod, run: Run) -> tuple[dict, bool]:
 
 def _plan(pod: Pod, run: Run) -> tuple[dict, bool]:
   """Prints the plan; returns what its file says, and whether the run fits."""
-  found = list(estimate_all(run, run.programs()))
+  found = list(estimate_all(run, run.programs(), forecasts=True))
   print(table(found), flush=True)
   out = {"programs": [e.to_json() for e in found]}
   if all(e.memory.fits for e in found):
-    seconds = sum(e.steps * e.step_seconds for e in found)
-    print(
-      f"{run.curriculum.steps:,} steps: {duration(seconds)} at the published"
-      " peaks, a bound and no forecast"
-    )
+    print(f"{run.curriculum.steps:,} steps: {_whole(found)}")
     return out, True
   changes, seen = search.advise(pod, run, found)
   fits = bool(seen) and all(e.memory.fits for e in seen)
@@ -232,6 +240,16 @@ def _plan(pod: Pod, run: Run) -> tuple[dict, bool]:
   tried = [e.to_json() for e in seen]
   advice = {"settings": changes, "fits": fits, "programs": tried}
   return out | {"advice": advice}, False
+
+
+def _whole(found: Sequence[Estimate]) -> str:
+  """How long the run takes: the bound, and the forecast if there is one."""
+  bound = duration(sum(e.steps * e.step_seconds for e in found))
+  bound += " at the published peaks, a bound"
+  if not all(isinstance(e.forecast, Forecast) for e in found):
+    return f"{bound}, and no forecast"
+  seconds = sum(e.steps * e.forecast.seconds for e in found)
+  return f"{duration(seconds)} by the forecast, {bound}"
 
 
 def _about(args: Settings, overrides: Sequence[str], run: Run) -> dict:

@@ -140,6 +140,16 @@ def test_what_is_in_a_loop_counts_as_often_as_it_runs():
   assert counts.kernel_flops == 700 + 500
 
 
+def test_the_work_of_instructions_adds_up():
+  # A forecast goes by instructions, of which a kernel is none.
+  counts = hlo.count(PROGRAM)
+  flops, moved = (
+    sum(times * work[i] for work, times in counts.work.items()) for i in (0, 1)
+  )
+  assert flops == counts.flops and 0 < moved == counts.bytes
+  assert counts.kernels == {("scores", 700): 1}
+
+
 def test_a_window_over_padding_is_not_computed():
   # Rows 2 x 16 of width 8 times heads 2 x 4: of the two places of the window
   # one always is padding.
@@ -401,6 +411,7 @@ def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
     "all-gather over fsdp",
     "best MFU",
     "100 steps:",
+    "by the forecast",
   ):
     assert said in printed
   written = json.loads(output.read_text())
@@ -415,6 +426,9 @@ def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
     assert state < program["memory"]["arguments"] < 1.1 * state + 2**17
     assert 0 < program["mfu"] < 1
     assert program["step_seconds"] == program["seconds"][program["bound"]]
+    # Nothing overlaps in a forecast, and nothing reaches its peak.
+    assert program["step_seconds"] < program["forecast"]["seconds"]
+    assert 0 < program["forecast"]["attention"]
     needed = program["work"]["blocks"] + program["work"]["head"]
     assert 4 * program["executed"] > needed
 
@@ -511,7 +525,7 @@ def test_what_saves_memory_is_tried_in_order(small):
 
 @needs_libtpu
 def test_what_was_tried_is_told_where_nothing_fits(small, monkeypatch, capsys):
-  def too_much(run, chosen):
+  def too_much(run, chosen, **_):
     memory = estimate.Memory(2**34, 2**36, 0, 2**36)
     for found in canned(run, chosen):
       yield dataclasses.replace(found, memory=memory, seconds={})

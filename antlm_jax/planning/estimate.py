@@ -20,7 +20,8 @@ from antlm_jax import hashing, models
 from antlm_jax.attention.gpu import schedule as gpu_schedule
 from antlm_jax.attention.tpu import kernel, schedule
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.planning import gpus, hlo, topology
+from antlm_jax.planning import forecast, gpus, hlo, topology
+from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips, progress, sharding
 from antlm_jax.training import flops
@@ -115,6 +116,8 @@ class Estimate:
   # The time of products, memory and network, if nothing waits.
   seconds: dict[str, float] = dataclasses.field(default_factory=dict)
   unknown_loops: int = 0  # loops of unknown length, counted as one pass
+  # What it may take, or why that is not known; None if it is not asked for.
+  forecast: Forecast | str | None = None
 
   @property
   def bound(self) -> str:
@@ -129,7 +132,11 @@ class Estimate:
   @property
   def mfu(self) -> float:
     """The highest share of the peak that what is needed can reach."""
-    return self.work.total / (self.devices * self.peak * self.step_seconds)
+    return self.mfu_in(self.step_seconds)
+
+  def mfu_in(self, seconds: float) -> float:
+    """The share of the peak that what is needed reaches in so many seconds."""
+    return self.work.total / (self.devices * self.peak * seconds)
 
   def to_json(self) -> dict:
     """Returns all of it as plain values."""
@@ -138,11 +145,16 @@ class Estimate:
     if self.seconds:
       names = ("bound", "step_seconds", "mfu")
       out |= {name: getattr(self, name) for name in names}
+    if isinstance(self.forecast, Forecast):
+      seconds = self.forecast.seconds
+      out["forecast"] |= {"seconds": seconds, "mfu": self.mfu_in(seconds)}
     return out
 
 
-def estimate_all(run: Run, chosen: Sequence[Program]) -> Iterator[Estimate]:
-  """Yields the programs' estimates; equal ones are compiled once."""
+def estimate_all(
+  run: Run, chosen: Sequence[Program], forecasts: bool = False
+) -> Iterator[Estimate]:
+  """Yields `estimate` of the programs; equal ones are compiled once."""
   done: dict = {}
   for program in progress.track(chosen, "program", "compiled", 0):
     shapes = sharding.abstract(run.mesh, program.batch)
@@ -150,12 +162,14 @@ def estimate_all(run: Run, chosen: Sequence[Program]) -> Iterator[Estimate]:
     leaves, tree = jax.tree.flatten(shapes)
     key = tree, *leaves, program.steps > 0
     if key not in done:
-      done[key] = estimate(run, program)
+      done[key] = estimate(run, program, forecasts)
     yield dataclasses.replace(done[key], name=program.name, steps=program.steps)
 
 
-def estimate(run: Run, program: Program) -> Estimate:
+def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
   """Compiles a program and reads off what it needs.
+
+  With `forecasts`, it also compiles attention by itself, for its time.
 
   Raises:
     UserError: if the attention that the config asks for cannot be.
@@ -190,6 +204,12 @@ def estimate(run: Run, program: Program) -> Estimate:
     memory = _memory(compiled, chip)
     counts = hlo.count(compiled.as_text())
     found = _speed(run, batch, attention, counts)
+    if forecasts:
+      found["forecast"] = forecast.step(
+        *(mesh, run.model, batch, whole, training, counts),
+        visited=found["executed"] - counts.flops,
+        network=found["seconds"]["network"],
+      )
   return Estimate(
     name=program.name,
     steps=program.steps,
@@ -270,6 +290,8 @@ def _visited(model: models.Model, batch: Batch, attention: str) -> float:
   It visits blocks, and of a mask with bounds it cannot know how many: the
   schedules of this batch do.
   """
+  if attention == "cudnn":  # its stand-in says what it does
+    return 1.0
   c, length = model.config, batch.inputs.shape[-1]
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   rows = math.prod(batch.inputs.shape[:2])

@@ -4,17 +4,27 @@ One plain model. An instruction takes the longer of its products' time and of
 its bytes', and the next one waits for it; so does the network, of which
 nothing is hidden. Products reach the share of the peak that one was measured
 to reach, bytes the published rate. A TPU's attention kernel takes the cycles
-that its bundles say (`bundles`).
+that its bundles say (`bundles`), a GPU's the share of the peak that a fused
+kernel was measured to reach. How far that is from measured times:
+`python -m evals.benchmarks.forecast`.
 """
 
 import dataclasses
+import functools
+import re
 from collections.abc import Mapping
 
 import jax
+import jax.numpy as jnp
 
-from antlm_jax.planning import bundles
-from antlm_jax.runtime import chips
-from antlm_jax.runtime.chips import Chip
+from antlm_jax import attention
+from antlm_jax.attention.tpu import kernel as tpu_kernel
+from antlm_jax.attention.tpu import schedule
+from antlm_jax.masks import AttentionMask
+from antlm_jax.models import Model
+from antlm_jax.objectives.batch import Batch
+from antlm_jax.planning import bundles, hlo, topology
+from antlm_jax.runtime import chips, sharding
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,22 +37,50 @@ class Measured:
   product: float
   # A TPU device's cores, and their cycles a second: with these, its matrix
   # units (v5: four of 128 x 128 a core, later four of 256 x 256 a core) have
-  # the published peak.
+  # the published peak. And the smallest topology that compiles for it.
   cores: int = 0
   clock: float = 0.0
+  topology: str = ""
+  # Of a GPU, the share that fused attention reaches of the peak, by the width
+  # of a head, from which on: forward and backward, and both of a causal mask.
+  # The same tables, pallas_mosaic_gpu_flash_attention, 2,048 tokens.
+  attention: Mapping[int, tuple[float, float, float, float]] = (
+    dataclasses.field(default_factory=dict)
+  )
 
 
+_HOPPER = Measured(
+  0.728,
+  attention={
+    128: (0.615, 0.459, 0.498, 0.365),
+    0: (0.489, 0.342, 0.352, 0.257),
+  },
+)
 # By the keys of `runtime.chips.CHIPS`.
 MEASURED = {
-  "TPU v5 lite": Measured(0.914, 1, 1.50e9),
-  "TPU v5e": Measured(0.914, 1, 1.50e9),
-  "TPU v5": Measured(0.927, 2, 1.75e9),
-  "TPU v6": Measured(0.788, 1, 1.75e9),
-  "TPU7x": Measured(0.722, 1, 2.20e9),
-  "NVIDIA H100": Measured(0.728),
-  "NVIDIA H200": Measured(0.728),
+  "TPU v5 lite": Measured(0.914, 1, 1.50e9, "v5e:2x2"),
+  "TPU v5e": Measured(0.914, 1, 1.50e9, "v5e:2x2"),
+  "TPU v5": Measured(0.927, 2, 1.75e9, "v5p:2x2x1"),
+  "TPU v6": Measured(0.788, 1, 1.75e9, "v6e:2x2"),
+  "TPU7x": Measured(0.722, 1, 2.20e9, "tpu7x:2x2x1"),
+  "NVIDIA H100": _HOPPER,
+  "NVIDIA H200": _HOPPER,
   "NVIDIA B200": Measured(0.581),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+  """Seconds of a step, by what they are for."""
+
+  instructions: float  # products, and what goes through the memory
+  attention: float  # its kernels; 0 where it is instructions
+  network: float
+
+  @property
+  def seconds(self) -> float:
+    """All of them."""
+    return self.instructions + self.attention + self.network
 
 
 def of(device: jax.Device) -> Measured | None:
@@ -50,8 +88,57 @@ def of(device: jax.Device) -> Measured | None:
   return MEASURED.get(chips.kind(device.device_kind))
 
 
+def step(
+  mesh: jax.sharding.Mesh,
+  model: Model,
+  batch: Batch,
+  whole: float,
+  training: bool,
+  counts: hlo.Counts,
+  *,
+  visited: float,
+  network: float,
+) -> Forecast | str:
+  """Forecasts a step from its program, or says why it cannot.
+
+  Args:
+    mesh: Its devices.
+    model: Its model.
+    batch: A process's part of a batch, NumPy arrays.
+    whole: How many times as many rows the batch has.
+    training: Whether it is a train step, and no evaluation.
+    counts: What one device does.
+    visited: Operations of its kernels, in the blocks that they visit.
+    network: Seconds of the collectives.
+  """
+  device = mesh.devices.flat[0]
+  measured, chip = of(device), chips.of(device)
+  if measured is None:
+    return f"nothing is measured of {device.device_kind}"
+  spent = 0.0
+  if counts.kernels and device.platform == "tpu":
+    each = _attention(mesh, model, batch, training, measured)
+    spent = sum(
+      times * each[re.search(_KERNELS, name)[0]]
+      for (name, _), times in counts.kernels.items()
+    )
+    # A call is for one part's rows of a data shard.
+    shards = mesh.size // mesh.shape["tensor"]
+    spent *= whole / (len(batch.inputs) * shards)
+  elif counts.kernels:
+    if not measured.attention:
+      return f"no time of fused attention is known for {device.device_kind}"
+    widths = (w for w in measured.attention if w <= model.config.head_width)
+    shares = measured.attention[max(widths)]
+    forward, backward = shares[2:] if batch.mask.causal else shares[:2]
+    # Two products forward, and five backward.
+    share = 7 / (2 / forward + 5 / backward) if training else forward
+    spent = visited / (chip.flops * share)
+  return Forecast(instructions(counts.work, chip, measured), spent, network)
+
+
 def instructions(
-  work: Mapping[tuple[float, int], int], chip: Chip, measured: Measured
+  work: Mapping[tuple[float, int], int], chip: chips.Chip, measured: Measured
 ) -> float:
   """Returns the seconds of instructions, by `hlo.Counts.work`."""
   products = chip.flops * measured.product
@@ -79,3 +166,110 @@ def kernel(
   """
   cycles = listing.cycles(masked, whole, outputs)
   return cycles / (measured.clock * measured.cores)
+
+
+# ------------------------------------------------------- our kernel for TPUs
+
+_KERNELS = "attention_(output|gradients|query_gradient|key_gradients)"
+_COMPILE = """
+import json, sys
+from antlm_jax.planning import forecast
+forecast.compile_attention(*map(json.loads, sys.argv[1:]))
+"""
+
+
+def _attention(
+  mesh, model: Model, batch: Batch, training: bool, measured: Measured
+) -> dict[str, float]:
+  """Seconds of each of the kernels for the batch, by their names."""
+  c, (parts, rows, length) = model.config, batch.inputs.shape
+  heads, kv_heads = (n // mesh.shape["tensor"] for n in (c.heads, c.kv_heads))
+  group, dtype = c.heads // c.kv_heads, jnp.dtype(c.dtype)
+  mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
+  found = listings(
+    measured.topology,
+    (length, heads, kv_heads, c.head_width, dtype.name),
+    (mask.causal, mask.k_start is not None, mask.k_end is not None),
+    c.attention_dropout if training else 0.0,
+    getattr(c, "edges", None),
+  )
+  blocks = tpu_kernel.cut(length, length, group, c.head_width, dtype)
+  taken = tpu_kernel.heads_of_a_step(
+    *(kv_heads, group, c.head_width, blocks, dtype)
+  )
+  orders = schedule.make(mask, parts * rows, blocks)
+  steps = [_visits(order, parts * rows) for order in orders]
+  out = {}
+  for name, listing in found.items():
+    visits = steps[name in ("attention_gradients", "attention_key_gradients")]
+    of_all = (n * kv_heads // taken for n in visits)
+    out[name] = kernel(listing, *of_all, measured)
+  return out
+
+
+def _visits(order: schedule.Schedule, rows: int) -> tuple[int, int, int]:
+  """Blocks of a schedule that are masked, and whole, and output blocks."""
+  grid = [int(n) for n in order.grid(rows)]
+  ids = jnp.indices(grid).reshape(len(grid), -1)
+
+  @jax.vmap
+  def at(*ids):
+    step = order.at(ids, order.scalars)
+    masked = jnp.bool_(step.masked)
+    return step.work & masked, step.work & ~masked, step.last
+
+  return tuple(int(jnp.sum(x)) for x in at(*ids))
+
+
+@functools.cache
+def listings(where: str, *what) -> dict[str, bundles.Listing]:
+  """Returns the listings of our kernels, as `compile_attention` makes them."""
+  return bundles.listings(_COMPILE, _KERNELS, where, *what)
+
+
+def compile_attention(where: str, shape, mask, rate: float, edges) -> None:
+  """Compiles attention and its gradient, of a row, for a device of a topology.
+
+  Args:
+    where: The topology.
+    shape: Tokens, query heads, key heads, their width and dtype.
+    mask: Whether it is causal, and has bounds where keys start and end.
+    rate: The dropout's.
+    edges: Of position terms; None without.
+  """
+  length, heads, kv_heads, width, dtype = shape
+  mesh = sharding.make_mesh(
+    dict.fromkeys(sharding.MESH_AXES, 1), topology.devices(where)[:1]
+  )
+
+  def like(*shape, dtype=dtype):
+    put = sharding.whole(mesh)
+    return jax.ShapeDtypeStruct((1, *shape), dtype, sharding=put)
+
+  q, k = like(length, heads, width), like(length, kv_heads, width)
+  bound = like(length, dtype="int32")
+  causal, start, end = mask
+  terms = None
+  if edges:
+    terms = (like(length, heads, len(edges) + 1),) * 2
+
+  def run(q, k, v, terms, bounds, row_keys):
+    return attention.attend(
+      *(q, k, v, AttentionMask(causal, *bounds)),
+      dropout=attention.Dropout(rate, row_keys),
+      relative=terms and attention.Relative(*terms, tuple(edges)),
+    )
+
+  def gradients(g, *arrays, **rest):
+    # Without the terms' own gradients, which are sums over other kernels.
+    out, pull = jax.vjp(functools.partial(run, **rest), *arrays)
+    return out, pull(g)
+
+  bounds = (bound if start else None, bound if end else None)
+  with jax.set_mesh(mesh):
+    lowered = jax.jit(gradients).lower(
+      *(q, q, k, k, terms),
+      bounds=bounds,
+      row_keys=like(dtype="uint32"),
+    )
+    topology.compile_lowered(lowered)

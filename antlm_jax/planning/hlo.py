@@ -72,7 +72,8 @@ class Counts:
     flops: Operations of matrix products, two per multiplication and addition.
     bytes: Bytes read from and written to the main memory, each operand of an
       instruction once: what a kernel or a product loads again is not in it.
-    kernels: Operations that the kernels say they do, by the kernels' names.
+    kernels: How often each kernel runs, by its name, and by the operations
+      that it says it does.
     work: How often there is an instruction of so many `flops` and `bytes`,
       that is no kernel.
     unknown_loops: Loops whose number of passes was not found; their bodies
@@ -82,7 +83,7 @@ class Counts:
 
   flops: float = 0.0
   bytes: float = 0.0
-  kernels: collections.Counter[str] = dataclasses.field(
+  kernels: collections.Counter[tuple[str, float]] = dataclasses.field(
     default_factory=collections.Counter
   )
   work: collections.Counter[tuple[float, int]] = dataclasses.field(
@@ -96,7 +97,7 @@ class Counts:
   @property
   def kernel_flops(self) -> float:
     """Operations that the kernels say they do."""
-    return sum(self.kernels.values())
+    return sum(said * times for (_, said), times in self.kernels.items())
 
   def add(self, other: "Counts", times: int = 1) -> None:
     """Adds what happens `times` times."""
@@ -282,12 +283,11 @@ def _work(out: Counts, op: _Op) -> None:
     out.collectives[_between_slices(op)] += 1
   elif 'custom_call_target="tpu_custom_call"' in op.attributes:
     said = op.get(r'"cost_estimate":\{"flops":"(\d+)"')
-    out.kernels[op.name.partition(".")[0]] += float(said or 0)
+    out.kernels[op.name, float(said or 0)] += 1
   elif said := op.get(r'cost_estimate_json = "\{\\22flops\\22: (\d+)'):
-    # A Mosaic kernel for GPUs.
-    out.kernels[op.name.partition(".")[0]] += float(said)
+    out.kernels[op.name, float(said)] += 1  # a Mosaic kernel for GPUs
   elif said := op.get(r"backend_config=\{flops = (\d+) : i64"):
-    out.flops += float(said)  # of the stand-in for a kernel that is not here
+    out.kernels[op.name, float(said)] += 1  # a stand-in for one not here
 
 
 def _passes(loop: _Op) -> int | None:

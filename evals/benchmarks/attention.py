@@ -26,12 +26,7 @@ import dataclasses
 import functools
 import importlib.util
 import itertools
-import os
-import pathlib
 import re
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 
@@ -43,7 +38,7 @@ from antlm_jax import attention, cli
 from antlm_jax.attention.tpu import kernel, schedule
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import layers
-from antlm_jax.planning import topology
+from antlm_jax.planning import bundles, topology
 from antlm_jax.runtime import sharding
 from antlm_jax.settings import setting
 from evals.benchmarks.common import RESULTS, Report, arguments
@@ -403,40 +398,25 @@ def _of_layer(device, attend, shape: Shape, mask: AttentionMask) -> dict:
   }
 
 
-# What the compiler makes of a block. It writes its listings when it is loaded
-# with these settings, so that each needs a process of its own.
 _BUNDLES = """
-import sys
+import json, sys
 from evals.benchmarks import attention as b
-where, shape, name, peer = sys.argv[1:]
-shape = eval(f"b.{shape}")
+where, shape, name, peer = map(json.loads, sys.argv[1:])
+shape = b.Shape(*shape)
 b.compile_for(b.topology.devices(where)[0], b.PEERS["tpu"][peer](shape, name),
               shape, b.make_mask(name, shape.rows, shape.length))
 """
 
 
 def count_bundles(where: str, shape: Shape, name: str, peer: str) -> str:
-  """Returns the bundles for 512 x 512 scores: forward and backward.
-
-  The compiler's listing of each kernel is cut at its branches; the block that
-  masks nothing is the last long part of ours and the one long part of
-  splash's, which has but one for all its blocks.
-  """
-  with tempfile.TemporaryDirectory() as folder:
-    dump = f"--xla_jf_dump_to={folder} --xla_jf_dump_llo_text=true"
-    subprocess.run(
-      [sys.executable, "-c", _BUNDLES, where, repr(shape), name, peer],
-      env=os.environ | {"LIBTPU_INIT_ARGS": dump, "JAX_PLATFORMS": "cpu"},
-      check=True,
-      capture_output=True,
-    )
-    found = {"forward": 0, "backward": 0}
-    for path in pathlib.Path(folder).glob("*final_bundles.txt"):
-      kernel_of = re.search("attention_|splash_", path.name)
-      if kernel_of and "schedule-analysis" not in path.name:
-        forward = re.search("_output|_fwd", path.name)
-        parts = _longest_parts(path.read_text())
-        found["forward" if forward else "backward"] += parts[-1]
+  """Returns the bundles for 512 x 512 scores: forward and backward."""
+  what = where, dataclasses.astuple(shape), name, peer
+  found = {"forward": 0, "backward": 0}
+  for kernel_name, listing in bundles.listings(
+    _BUNDLES, "(attention|splash)_[a-z_]+", *what
+  ).items():
+    forward = re.search("_output|_fwd", kernel_name)
+    found["forward" if forward else "backward"] += listing.whole
   scores = min(512, shape.length) ** 2
   if peer == "pallas":
     group, blocks = shape.heads // shape.kv_heads, cut(shape)
@@ -445,14 +425,6 @@ def count_bundles(where: str, shape: Shape, name: str, peer: str) -> str:
     )
     scores = heads * group * blocks.q_size * blocks.k_size
   return "/".join(f"{n * 512**2 / scores:.0f}" for n in found.values())
-
-
-def _longest_parts(listing: str) -> list[int]:
-  """Lengths of the parts between branches that are blocks' arithmetic."""
-  lines = [x for x in listing.splitlines() if re.match(r"\s*0x[0-9a-f]+", x)]
-  cuts = [i for i, x in enumerate(lines) if "sbr.rel" in x or "Start reg" in x]
-  parts = np.diff([0, *cuts, len(lines)])
-  return [int(part) for part in parts if part > 0.8 * parts.max()]
 
 
 # --------------------------------------------------------------- with a device
