@@ -1,16 +1,17 @@
 """How long a step may take: a forecast, beside the bound.
 
-One plain model. An instruction takes the longer of its products' time and of
-its bytes', and the next one waits for it; so does the network, of which
-nothing is hidden. Products reach the share of the peak that one was measured
-to reach, bytes the published rate. A TPU's attention kernel takes the cycles
-that its bundles say (`bundles`), a GPU's the share of the peak that a fused
-kernel was measured to reach. How far that is from measured times:
-`python -m evals.benchmarks.forecast`.
+One plain model. An instruction takes the longest of its products' time, its
+bytes', and on a TPU the compiler's own estimate; the next one waits for it. So
+does the network, of which nothing is hidden. Products reach the share of the
+peak that one was measured to reach, bytes the published rate. A TPU's
+attention kernel takes the cycles that its bundles say (`bundles`), a GPU's the
+share of the peak that a fused kernel was measured to reach. How far that is
+from measured times: `python -m evals.benchmarks.forecast`.
 """
 
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Mapping
 
@@ -138,13 +139,16 @@ def step(
 
 
 def instructions(
-  work: Mapping[tuple[float, int], int], chip: chips.Chip, measured: Measured
+  work: Mapping[tuple[float, int, int], int],
+  chip: chips.Chip,
+  measured: Measured,
 ) -> float:
   """Returns the seconds of instructions, by `hlo.Counts.work`."""
   products = chip.flops * measured.product
+  rate = measured.cores * measured.clock or math.inf
   return sum(
-    times * max(flops / products, moved / chip.bandwidth)
-    for (flops, moved), times in work.items()
+    times * max(flops / products, moved / chip.bandwidth, cycles / rate)
+    for (flops, moved, cycles), times in work.items()
   )
 
 

@@ -74,8 +74,8 @@ class Counts:
       instruction once: what a kernel or a product loads again is not in it.
     kernels: How often each kernel runs, by its name, and by the operations
       that it says it does.
-    work: How often there is an instruction of so many `flops` and `bytes`,
-      that is no kernel.
+    work: How often there is an instruction, that is no kernel, of so many
+      `flops`, `bytes`, and cycles by the compiler's own estimate: 0 on GPUs.
     unknown_loops: Loops whose number of passes was not found; their bodies
       count once.
     collectives: How often each collective happens.
@@ -86,7 +86,7 @@ class Counts:
   kernels: collections.Counter[tuple[str, float]] = dataclasses.field(
     default_factory=collections.Counter
   )
-  work: collections.Counter[tuple[float, int]] = dataclasses.field(
+  work: collections.Counter[tuple[float, int, int]] = dataclasses.field(
     default_factory=collections.Counter
   )
   unknown_loops: int = 0
@@ -263,7 +263,8 @@ def _add(out: Counts, op: _Op) -> None:
     one = Counts(bytes=_moved(op))
     _work(one, op)
     if not one.kernels:
-      one.work[one.flops, one.bytes] = 1
+      cycles = int(op.get(r'"estimated_cycles":"(\d+)"') or 0)
+      one.work[one.flops, one.bytes, cycles] = 1
     out.add(one)
 
 
