@@ -6,7 +6,8 @@
 Compiles the run's own train step, for each kind of batch of its curriculum,
 and its evaluations, and says what they need and what bounds their speed. That
 is a roofline from published peaks: products, memory and network are each
-thought to go on all the time, beside each other; a real step is slower.
+thought to go on all the time, beside each other; a real step is slower. How
+much slower it may be, a forecast says (`antlm_jax.planning.forecast`).
 
 GPUs are h100:8, h200:8 or b200:8, or several nodes of them, h100:4x8. XLA
 tries kernels for products on the GPU itself, and cuDNN makes its own for
@@ -118,12 +119,19 @@ def _speed_cells(e: Estimate) -> dict[str, str]:
 def _forecast_cells(e: Estimate) -> dict[str, str]:
   if isinstance(e.forecast, str):
     return {"forecast": f"none: {e.forecast}"}
-  parts = dataclasses.asdict(e.forecast).items()
-  seconds = e.forecast.seconds
+  seconds, parts = e.forecast.seconds, ("instructions", "attention", "network")
   return {
-    "forecast": f"{milliseconds(seconds)}, MFU {e.mfu_in(seconds):.1%}",
-    **{f"  {name}": milliseconds(part) for name, part in parts},
+    "forecast": _between(e.forecast.range, seconds, milliseconds),
+    **{f"  {name}": milliseconds(getattr(e.forecast, name)) for name in parts},
+    "  MFU": f"{e.mfu_in(seconds):.1%}",
   }
+
+
+def _between(ends: Sequence[float] | None, seconds: float, write) -> str:
+  """Writes a forecast and its range, if that is known."""
+  if not ends:
+    return write(seconds)
+  return f"{write(seconds)} ({' to '.join(map(write, ends))})"
 
 
 def sweep_table(rows: Sequence[dict]) -> str:
@@ -249,7 +257,12 @@ def _whole(found: Sequence[Estimate]) -> str:
   if not all(isinstance(e.forecast, Forecast) for e in found):
     return f"{bound}, and no forecast"
   seconds = sum(e.steps * e.forecast.seconds for e in found)
-  return f"{duration(seconds)} by the forecast, {bound}"
+  ends = [
+    sum(e.steps * end for e, end in zip(found, each, strict=True))
+    for each in zip(*(e.forecast.range or () for e in found), strict=True)
+  ]
+  forecast = _between(ends, seconds, duration)
+  return f"{forecast} by the forecast, {bound}"
 
 
 def _about(args: Settings, overrides: Sequence[str], run: Run) -> dict:

@@ -12,7 +12,7 @@ import pytest
 from antlm_jax import plan
 from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
-from antlm_jax.planning import estimate, hlo, search, topology
+from antlm_jax.planning import bundles, estimate, hlo, search, topology
 from antlm_jax.planning.hlo import Collective
 from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips, sharding
@@ -147,7 +147,7 @@ def test_the_work_of_instructions_adds_up():
     sum(times * work[i] for work, times in counts.work.items()) for i in (0, 1)
   )
   assert flops == counts.flops and 0 < moved == counts.bytes
-  assert counts.kernels == {("scores", 700): 1}
+  assert counts.kernels["scores", 700] == 1
 
 
 def test_a_window_over_padding_is_not_computed():
@@ -165,6 +165,19 @@ def test_bytes_are_those_of_the_main_memory():
   # Twice a row, the second time beside what comes next: not the hundred rows.
   updated = 2 * (2 * (1 * 4) * 4 + number)
   assert hlo.count(PROGRAM).bytes == outer + gathered + updated
+
+
+def test_a_kernels_bundles_are_those_of_its_blocks_and_the_rest():
+  # Four parts, each of which begins with a branch; two are blocks'.
+  parts = (3, 40, 50, 4)
+  text = "LB: loop body\n" + "".join(
+    f"   {line:#x}   : > {{ {'%p = sbr.rel' if line == 0 else '%v = vadd'} }}\n"
+    for size in parts
+    for line in range(size)
+  )
+  listing = bundles.Listing.parse(text)
+  assert listing == bundles.Listing(masked=50, whole=40, rest=7)
+  assert listing.cycles(2, 3, 5) == 2 * 50 + 3 * 40 + 5 * 7
 
 
 @pytest.mark.parametrize(
@@ -428,7 +441,7 @@ def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
     assert program["step_seconds"] == program["seconds"][program["bound"]]
     # Nothing overlaps in a forecast, and nothing reaches its peak.
     assert program["step_seconds"] < program["forecast"]["seconds"]
-    assert 0 < program["forecast"]["attention"]
+    assert program["forecast"]["attention"] > 0
     needed = program["work"]["blocks"] + program["work"]["head"]
     assert 4 * program["executed"] > needed
 

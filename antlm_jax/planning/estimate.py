@@ -148,6 +148,7 @@ class Estimate:
     if isinstance(self.forecast, Forecast):
       seconds = self.forecast.seconds
       out["forecast"] |= {"seconds": seconds, "mfu": self.mfu_in(seconds)}
+      out["forecast"]["range"] = self.forecast.range
     return out
 
 

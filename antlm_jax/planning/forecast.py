@@ -36,6 +36,10 @@ class Measured:
   # reaches, with the fastest kernel of those tried: the tables of times in
   # the wheel of tokamax 0.0.17, ragged_dot with a single group.
   product: float
+  # The least and most that the measured time of attention was of the forecast:
+  # evals/benchmarks/results/forecast-errors.json, rows of 1,024 tokens and
+  # more. Of v5e none is published: v5p's. Of GPUs nothing is checked.
+  times: tuple[float, float] | None = None
   # A TPU device's cores, and their cycles a second: with these, its matrix
   # units (v5: four of 128 x 128 a core, later four of 256 x 256 a core) have
   # the published peak. And the smallest topology that compiles for it.
@@ -50,6 +54,7 @@ class Measured:
   )
 
 
+_V5P = (0.88, 1.02)
 _HOPPER = Measured(
   0.728,
   attention={
@@ -59,11 +64,11 @@ _HOPPER = Measured(
 )
 # By the keys of `runtime.chips.CHIPS`.
 MEASURED = {
-  "TPU v5 lite": Measured(0.914, 1, 1.50e9, "v5e:2x2"),
-  "TPU v5e": Measured(0.914, 1, 1.50e9, "v5e:2x2"),
-  "TPU v5": Measured(0.927, 2, 1.75e9, "v5p:2x2x1"),
-  "TPU v6": Measured(0.788, 1, 1.75e9, "v6e:2x2"),
-  "TPU7x": Measured(0.722, 1, 2.20e9, "tpu7x:2x2x1"),
+  "TPU v5 lite": Measured(0.914, _V5P, 1, 1.50e9, "v5e:2x2"),
+  "TPU v5e": Measured(0.914, _V5P, 1, 1.50e9, "v5e:2x2"),
+  "TPU v5": Measured(0.927, _V5P, 2, 1.75e9, "v5p:2x2x1"),
+  "TPU v6": Measured(0.788, (0.73, 0.82), 1, 1.75e9, "v6e:2x2"),
+  "TPU7x": Measured(0.722, (0.47, 1.25), 1, 2.20e9, "tpu7x:2x2x1"),
   "NVIDIA H100": _HOPPER,
   "NVIDIA H200": _HOPPER,
   "NVIDIA B200": Measured(0.581),
@@ -77,11 +82,17 @@ class Forecast:
   instructions: float  # products, and what goes through the memory
   attention: float  # its kernels; 0 where it is instructions
   network: float
+  times: tuple[float, float] | None  # of `Measured`
 
   @property
   def seconds(self) -> float:
     """All of them."""
     return self.instructions + self.attention + self.network
+
+  @property
+  def range(self) -> tuple[float, float] | None:
+    """From and to how many seconds, were all forecast as attention is."""
+    return self.times and tuple(self.seconds * t for t in self.times)
 
 
 def of(device: jax.Device) -> Measured | None:
@@ -135,7 +146,10 @@ def step(
     # Two products forward, and five backward.
     share = 7 / (2 / forward + 5 / backward) if training else forward
     spent = visited / (chip.flops * share)
-  return Forecast(instructions(counts.work, chip, measured), spent, network)
+  return Forecast(
+    *(instructions(counts.work, chip, measured), spent, network),
+    measured.times,
+  )
 
 
 def instructions(
