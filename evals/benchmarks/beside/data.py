@@ -42,7 +42,7 @@ def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
     "prepare text",
     "datasets",
     lambda: _prepare(settings),
-    lambda: _group(paths, tokenizer, folder / "theirs"),
+    lambda: _group(paths, file, folder / "theirs"),
     work=sum(p.stat().st_size for p in paths) / 1e6,
     unit="MB",
     same=lambda a, b: abs(a / b - 1) < 0.1,  # documents end otherwise
@@ -52,7 +52,7 @@ def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
       f"read batches {objective}, {_ROWS} x {_LENGTH}",
       "datasets",
       _batches(folder / "ours", objective),
-      _collated(folder / "theirs", tokenizer, masked=objective == "M"),
+      _collated(folder / "theirs", file, masked=objective == "M"),
       work=_BATCHES * _ROWS * _LENGTH,
       unit="tokens",
       same=lambda a, b: a == b,
@@ -66,13 +66,13 @@ def _prepare(settings: preparation.Settings) -> int:
     return preparation.prepare(settings).splits["train"].rows
 
 
-def _group(paths, tokenizer: Tokenizer, folder: pathlib.Path) -> int:
+def _group(paths, file: pathlib.Path, folder: pathlib.Path) -> int:
   """Does as transformers' run_clm.py does: lines, tokens, groups of them."""
   transformers, _ = models.torch_modules()
   import datasets
 
   fast = transformers.PreTrainedTokenizerFast(
-    tokenizer_object=tokenizer.backend, eos_token="</s>"
+    tokenizer_file=str(file), eos_token="</s>"
   )
 
   def encode(lines):
@@ -101,7 +101,7 @@ def _group(paths, tokenizer: Tokenizer, folder: pathlib.Path) -> int:
 
 def _batches(folder: pathlib.Path, objective: str):
   of = config.default("llama")
-  of.data.path, of.curriculum = str(folder), f"{objective} {_BATCHES} steps"
+  of.data.path, of.curriculum = str(folder), f"{_BATCHES}{objective} steps"
   of.train.batch_size = _ROWS
   read = run.build(of).source()
 
@@ -111,12 +111,12 @@ def _batches(folder: pathlib.Path, objective: str):
   return call
 
 
-def _collated(folder: pathlib.Path, tokenizer: Tokenizer, masked: bool):
+def _collated(folder: pathlib.Path, file: pathlib.Path, masked: bool):
   transformers, torch = models.torch_modules()
   import datasets
 
   fast = transformers.PreTrainedTokenizerFast(
-    tokenizer_object=tokenizer.backend,
+    tokenizer_file=str(file),
     pad_token="<pad>",
     mask_token="<mask>",
   )

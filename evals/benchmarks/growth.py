@@ -1,0 +1,155 @@
+"""How time and memory of a train step grow with tokens, vocabulary and layers.
+
+    python -m evals.benchmarks.growth --targets=cpu,v5p:2x2x1,h100:8
+
+One at a time grows, from a small encoder of the second paper's kind in packed
+rows (four layers, width 512, 2,048 tokens, a vocabulary of 32,768), while a
+device's step has 65,536 tokens in any case. Where a target is not here its step
+is compiled: memory is the compiler's, time the bound of `antlm_jax.plan`. On
+CPU it runs, and has a width of 128 and 4,096 tokens.
+
+The picture has both axes in logarithms: with the tokens of a step fixed, an
+array of T x T would show as a line that rises with T, one of a step's tokens
+by V as one that rises with V, from the head's own size upward.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+
+import jax
+
+from antlm_jax import cli, units
+from antlm_jax.planning import topology
+from antlm_jax.planning.estimate import estimate
+from antlm_jax.planning.search import Pod
+from antlm_jax.settings import setting
+from antlm_jax.training.step import jitted, state_shardings
+from evals.benchmarks import step as steps
+from evals.benchmarks.common import RESULTS, Report, arguments
+
+_BASE = {"tokens": 2048, "vocabulary": 32_768, "layers": 4}
+_GROWS = {
+  "tokens": (128, 512, 2048, 8192, 32_768),
+  "vocabulary": (8192, 32_768, 131_072, 262_144),
+  "layers": (2, 4, 8, 16, 32),
+}
+# The width, and the tokens of a device's step; on CPU less, so that one takes
+# seconds, and no longer rows.
+_WIDTH, _STEP = 512, 65_536
+_CPU_WIDTH, _CPU_STEP = 128, 4096
+
+
+def cases() -> Iterator[dict[str, int]]:
+  """Yields the sizes, each different from the base in one way at most."""
+  yield dict(_BASE)
+  for name, values in _GROWS.items():
+    yield from (_BASE | {name: v} for v in values if v != _BASE[name])
+
+
+def measure(target: str, config: str, seconds: float, **size: int) -> dict:
+  """Compiles, or on CPU runs, a step; returns its seconds and bytes."""
+  here = target == "cpu"
+  devices = jax.devices() if here else topology.devices(target)
+  width, tokens = (_CPU_WIDTH, _CPU_STEP) if here else (_WIDTH, _STEP)
+  tokens *= len(devices)
+  pod = Pod(config, (), devices, size["vocabulary"], size["tokens"], pieces=4)
+  run = pod.run(
+    (
+      f"model.width={width}",
+      f"model.mlp_width={3 * width}",
+      f"model.heads={width // 64}",
+      f"model.kv_heads={width // 64}",
+      f"model.layers={size['layers']}",
+      f"model.max_seq_len={size['tokens']}",
+      f"train.batch_size={max(len(devices), tokens // size['tokens'])}",
+      "curriculum=10000C steps",
+      *(("model.dtype=float32",) if here else ()),
+    )
+  )
+  program = run.programs(evaluations=False)[0]
+  if not here:
+    found = estimate(run, program)
+    bound = found.step_seconds if found.memory.fits else None
+    return {"seconds": bound, "bytes": found.memory.needed}
+  with jax.set_mesh(run.mesh):
+    init, step = jitted(run.step, state_shardings(run.step, run.mesh))
+    row = steps.measure(run.step, init, step, run.mesh, program.batch, seconds)
+  return {"seconds": row["seconds"], "bytes": row["needed_bytes"]}
+
+
+def plot(rows: list[dict], path: pathlib.Path) -> None:
+  """Draws time and memory against each size."""
+  from matplotlib import figure
+
+  out = figure.Figure(figsize=(11, 6), layout="constrained")
+  axes = out.subplots(2, len(_GROWS), sharex="col", sharey="row")
+  units_of = {"seconds": (1e3, "ms a step"), "bytes": (2**-30, "GiB")}
+  for column, name in enumerate(_GROWS):
+    others = {k: v for k, v in _BASE.items() if k != name}
+    for line, (what, (scale, label)) in enumerate(units_of.items()):
+      ax = axes[line, column]
+      for target in dict.fromkeys(row["target"] for row in rows):
+        found = sorted(
+          (row[name], scale * row[what])
+          for row in rows
+          if row["target"] == target
+          and row[what]
+          and all(row[k] == v for k, v in others.items())
+        )
+        ax.plot(*zip(*found, strict=True), "o-", label=target)
+      ax.set(xscale="log", yscale="log")
+      ax.grid(visible=True, which="major", alpha=0.3)
+      if not column:
+        ax.set_ylabel(label)
+      if line:
+        ax.set_xlabel(
+          {"tokens": "tokens in a row T", "vocabulary": "vocabulary V"}.get(
+            name, name
+          )
+        )
+  axes[0, 0].legend()
+  out.savefig(path, dpi=110)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """The command's arguments."""
+
+  targets: tuple[str, ...] = setting(
+    ("cpu", "v5p:2x2x1", "h100:8"), "cpu, or topologies as of antlm_jax.plan"
+  )
+  config: str = setting("configs/encoders.py:size=210M", "which model")
+  seconds: float = setting(3.0, "per case on CPU", over=0)
+  output: str = setting(str(RESULTS), "a folder", read=cli.here)
+
+
+_COLUMNS = {
+  "target": 10,
+  "tokens": 8,
+  "vocabulary": 10,
+  "layers": 6,
+  "step": 10,
+  "memory": 9,
+}
+
+
+def main(argv) -> None:
+  """Prints a line per case, writes them as JSON, and draws them."""
+  asked = arguments("growth", __doc__, Settings, argv)
+  report = Report(asked.output, "growth", _COLUMNS, "<>", config=asked.config)
+  for target in asked.targets:
+    for size in cases():
+      if target == "cpu" and size["tokens"] > _CPU_STEP:
+        continue
+      row = {"target": target} | size
+      row |= measure(target, asked.config, asked.seconds, **size)
+      time = row["seconds"] and units.milliseconds(row["seconds"])
+      cells = [target, *size.values(), time or "-", units.gib(row["bytes"])]
+      report.add(row, cells)
+  plot(report.rows, report.path.with_suffix(".png"))
+  report.close()
+
+
+if __name__ == "__main__":
+  cli.run(main)

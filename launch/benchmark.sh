@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Measures this library beside its peers, on this machine: half an hour on two
+# cores. Leave the machine alone meanwhile; what disturbs a turn is noticed, and
+# the turn done again.
+#
+#   ./launch/benchmark.sh [--output=FOLDER] [--pairs=FOLDER] [--text=PATH] ...
+#
+# Installs PyTorch, transformers, lm-eval and minicons. Arguments go to
+# evals.benchmarks.peers. On a GPU, attention and train steps come after it
+# (launch/gpu_check.sh).
+set -euo pipefail
+case "${1:-}" in
+  -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+esac
+cd "$(dirname "$0")/.."
+launch/setup.sh hf
+# Ours and theirs alike; see docs/speed.md.
+export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
+export TF_CPP_MIN_LOG_LEVEL=2 TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
+.venv/bin/python -m evals.benchmarks.peers "$@"
+if command -v nvidia-smi > /dev/null && nvidia-smi > /dev/null 2>&1; then
+  launch/gpu_check.sh
+fi
