@@ -12,6 +12,8 @@ esac
 text="${1:+$(realpath -m -- "$1")}"
 cd "$(dirname "$0")/.."
 launch/setup.sh
+# On a CPU a step maps its memory anew: in large pages (docs/speed.md).
+export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 python=.venv/bin/python
 run="${RUNS:-runs}/quickstart${text:+-$(basename -- "$text")}"
 

@@ -80,7 +80,7 @@ def measure(target: str, config: str, seconds: float, **size: int) -> dict:
 
 def plot(rows: list[dict], path: pathlib.Path) -> None:
   """Draws time and memory against each size."""
-  from matplotlib import figure
+  from matplotlib import figure, ticker
 
   out = figure.Figure(figsize=(11, 6), layout="constrained")
   axes = out.subplots(2, len(_GROWS), sharex="col", sharey="row")
@@ -99,6 +99,11 @@ def plot(rows: list[dict], path: pathlib.Path) -> None:
         )
         ax.plot(*zip(*found, strict=True), "o-", label=target)
       ax.set(xscale="log", yscale="log")
+      sizes = _GROWS[name]
+      ax.set_xticks(sizes, [units.quantity(n) for n in sizes], minor=False)
+      ax.minorticks_off()
+      ax.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+      ax.yaxis.set_major_formatter("{x:g}")
       ax.grid(visible=True, which="major", alpha=0.3)
       if not column:
         ax.set_ylabel(label)

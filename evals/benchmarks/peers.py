@@ -54,7 +54,9 @@ class Settings:
     _KINDS, f"of {', '.join(_KINDS)}", choices=_KINDS
   )
   sizes: tuple[str, ...] = setting(
-    tuple(models.SIZES), f"of {', '.join(models.SIZES)}", choices=models.SIZES
+    ("7M", "97M"),
+    f"of {', '.join(models.SIZES)}; the first is scored with",
+    choices=models.SIZES,
   )
   pairs: str | None = setting(
     None, "folder of minimal pairs, such as BLiMP's (default: toy English)"
@@ -72,12 +74,13 @@ def cases(asked: Settings, folder: pathlib.Path) -> Iterator[Case]:
   toy_english.write(folder / "toy")
   pairs = asked.pairs or str(folder / "toy/pairs")
   text = asked.text or (str(folder / "toy/text"),)
-  small, *_ = models.SIZES  # scoring with a larger one takes hours
   for kind in asked.cases:
     if kind == "data":
       yield from data.cases(folder, text)
-    if kind == "score" and small in asked.sizes:
-      yield from scoring.cases(folder / kind, small, pairs, asked.limit)
+    if kind == "score":  # with a larger one it takes hours
+      yield from scoring.cases(
+        folder / kind, asked.sizes[0], pairs, asked.limit
+      )
     for size in asked.sizes:
       if kind == "train":
         yield from training.cases(folder / kind / size, size)

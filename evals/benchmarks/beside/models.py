@@ -14,6 +14,7 @@ from antlm_jax.models.llama import SHAPES
 from antlm_jax.training import checkpoint
 
 SIZES = {
+  "tiny": dict(layers=2, width=64, mlp_width=96, heads=2, kv_heads=1),
   "7M": dict(layers=6, width=256, mlp_width=704, heads=4, kv_heads=4),
   "97M": SHAPES["97M"],
 }

@@ -14,7 +14,8 @@ from evals.benchmarks import step as steps
 from evals.benchmarks.beside import models
 from evals.benchmarks.turns import Case
 
-_SIZES = {"7M": (16, 4), "97M": (8, 1)}  # rows of a step, and steps of a call
+# Rows of a step, and steps of a call.
+_SIZES = {"tiny": (4, 2), "7M": (16, 4), "97M": (8, 1)}
 _LENGTH = 128
 _ATTENTION = {"clm": "causal", "mlm": "bidirectional"}
 

@@ -1,0 +1,101 @@
+"""The benchmark beside peers: what it counts, and that every case runs."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from evals.benchmarks import turns
+from tests import runs
+
+
+class Machine:
+  """A clock, and what this process and all others did by it."""
+
+  def __init__(self):
+    self.now = self.own = self.all = 0.0
+
+  def work(self, seconds: float, others: float = 0.0):
+    """Lets time pass: this process has one core of two, others a part."""
+    self.now += seconds
+    self.own += seconds
+    self.all += seconds * (1 + 2 * others)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+  of = Machine()
+  monkeypatch.setattr(turns.time, "perf_counter", lambda: of.now)
+  monkeypatch.setattr(turns, "_own", lambda: of.own)
+  monkeypatch.setattr(turns, "_busy", lambda: of.all)
+  monkeypatch.setattr(turns.os, "cpu_count", lambda: 2)
+  return of
+
+
+def case(ours, theirs, **changes):
+  of = turns.Case(
+    *("work", "a peer", ours, theirs),
+    work=10,
+    unit="things",
+    same=lambda a, b: a == b,
+  )
+  return dataclasses.replace(of, **changes)
+
+
+def test_the_first_call_and_disturbed_turns_do_not_count(machine):
+  calls = []
+
+  def ours():
+    calls.append("ours")
+    machine.work(7.0 if len(calls) == 1 else 2.0)
+
+  def theirs():
+    calls.append("theirs")
+    # In the second turn others have a fifth of the machine.
+    machine.work(4.0, others=0.2 if calls.count("theirs") == 5 else 0.0)
+
+  row = turns.measure(case(ours, theirs), rounds=3)
+  np.testing.assert_allclose(row["ratios"], [2.0] * 3)
+  assert row["compile_seconds"] == pytest.approx(5.0)
+  assert (row["ours"], row["theirs"]) == (5.0, 2.5)
+  assert row["repeated"] == 1 and row["others"] == 0 and row["same"]
+  # By turns, and neither always first: what one leaves behind meets both.
+  assert calls[2:6] == ["ours"] * 2 + ["theirs"] * 2
+  assert calls[6:8] == ["theirs"] * 2
+
+
+def test_a_machine_that_is_never_quiet_is_told_of(machine):
+  def call():
+    machine.work(1.0, others=0.3)
+
+  row = turns.measure(case(call, call), rounds=2)
+  assert row["repeated"] == 2 and row["others"] == pytest.approx(0.3)
+  assert row["ratio"] == pytest.approx(1.0)
+
+
+@pytest.mark.slow
+def test_every_case_runs_and_finds_the_same(tmp_path):
+  """With the versions of the peers that setup.py asks for."""
+  for peer in ("torch", "transformers", "lm_eval", "minicons", "datasets"):
+    pytest.importorskip(peer)
+  # Not `runs.run`: the peers warn, which is nothing of ours.
+  done = subprocess.run(
+    [
+      *(sys.executable, "-m", "evals.benchmarks.peers", "--sizes=tiny"),
+      *("--limit=2", "--rounds=1", f"--output={tmp_path}"),
+    ],
+    cwd=runs.ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"},
+    capture_output=True,
+    text=True,
+    timeout=600,
+  )
+  assert done.returncode == 0, done.stderr
+  (path,) = tmp_path.glob("*.json")
+  rows = json.loads(path.read_text())["rows"]
+  assert len(rows) == 2 + 4 + 6 + 3
+  assert all(row["same"] and row["ratio"] > 0 for row in rows)
