@@ -233,6 +233,8 @@ def _continue(
   every = jnp.arange(len(numbers))
   # A text's draws are by its number and the place: not by its neighbours.
   keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
+  # Once: a tied head is the transposed table, a copy of it on a CPU.
+  logits_of = model.logits_of(params)
 
   def unfinished(carry):
     done, rows = carry
@@ -242,7 +244,7 @@ def _continue(
     done, (tokens, length, stop, cache) = carry
     last = tokens[every, length - 1][:, None]
     hidden, cache = model.extend(params, last, length - 1, cache)
-    logits = jnp.where(banned, -jnp.inf, model.logits(params, hidden[:, 0]))
+    logits = jnp.where(banned, -jnp.inf, logits_of(hidden[:, 0]))
     here = jax.vmap(jax.random.fold_in)(keys, length)
     token = jax.vmap(lambda key, row: draw(key, row, *drawn))(here, logits)
     # What is written behind the end of a text is not read.
