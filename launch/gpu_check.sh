@@ -6,9 +6,10 @@
 # Tests our attention kernel and times it against cuDNN, tokamax if it is
 # installed, and plain XLA; then runs the other tests of GPUs and times whole
 # train steps. Figures go to FOLDER, by default evals/benchmarks/results. Takes
-# .venv/bin/python if it is there, else $PYTHON, else python3: a Python 3.12 with
-# jax 0.12 for CUDA, flax, optax and orbax-checkpoint, and no more; with jax 0.11
-# all but our kernel. Exit status: 0; 1 if a part failed; 2 if JAX sees no GPU.
+# .venv/bin/python if it is there, else $PYTHON, else python3: a Python 3.12
+# with jax 0.12 for CUDA, flax, optax and orbax-checkpoint, and no more; with
+# jax 0.11 all but our kernel. Exit status: 0; 1 if a part failed; 2 if JAX
+# sees no GPU.
 set -euo pipefail
 case "${1:-}" in
   -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
