@@ -18,6 +18,6 @@ launch/setup.sh hf
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 export TF_CPP_MIN_LOG_LEVEL=2 TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
 .venv/bin/python -m evals.benchmarks.peers "$@"
-if command -v nvidia-smi > /dev/null && nvidia-smi > /dev/null 2>&1; then
+if nvidia-smi > /dev/null 2>&1; then
   launch/gpu_check.sh
 fi

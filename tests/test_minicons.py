@@ -9,19 +9,19 @@ import tarfile
 
 import numpy as np
 import pytest
-import tokenizers
 
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.hf import export
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference.scoring import score
 from antlm_jax.training import checkpoint
+from evals.benchmarks.beside.scoring import minicons_scorer
 from evals.zero_shot import pipelines
 from tests import random_models, runs
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
-scorer = pytest.importorskip("minicons.scorer")
+pytest.importorskip("minicons")
 
 pytestmark = pytest.mark.slow  # half a minute
 
@@ -60,39 +60,18 @@ def exported(loaded, tmp_path_factory):
   return dict(zip(ATTENTIONS, paths, strict=True))
 
 
-class PreTrainedTokenizer(transformers.PreTrainedTokenizerFast):
-  """With the method that minicons calls and transformers 5 has dropped."""
-
-  def batch_encode_plus(self, *args, **options):
-    return self(*args, **options)
-
-
-def tokenizer_of(path, framed):
-  """The tokenizer, which frames a text as it was exported or leaves it bare."""
-  tokenizer = PreTrainedTokenizer.from_pretrained(path)
-  if not framed:
-    tokenizer.backend_tokenizer.post_processor = (
-      tokenizers.processors.TemplateProcessing(single="$A", special_tokens=[])
-    )
-  return tokenizer
-
-
 @pytest.fixture(scope="module")
 def causal(exported):
   path = exported["causal"]
-  model = transformers.AutoModelForCausalLM.from_pretrained(path).eval()
-  return scorer.IncrementalLMScorer(
-    model, "cpu", tokenizer=tokenizer_of(path, framed=False)
-  )
+  model = transformers.AutoModelForCausalLM.from_pretrained(path)
+  return minicons_scorer(model, path, "causal")
 
 
 @pytest.fixture(scope="module")
 def masked(exported):
   path = exported["bidirectional"]
-  model = transformers.AutoModelForMaskedLM.from_pretrained(path).eval()
-  return scorer.MaskedLMScorer(
-    model, "cpu", tokenizer=tokenizer_of(path, framed=True)
-  )
+  model = transformers.AutoModelForMaskedLM.from_pretrained(path)
+  return minicons_scorer(model, path, "mlm")
 
 
 def summed(scores):

@@ -221,10 +221,10 @@ def totals(
   temperatures = np.asarray(temperatures, np.float32)
   out = np.zeros((len(texts), len(temperatures)))
   longest = max((len(text.tokens) for text in texts), default=1)
-  limit = loaded.model.config.max_seq_len
-  length = max(min(_ROW, limit), framing.round_up(longest, _ROW, limit))
-  groups = list(_groups(texts, wanted, length, batch_tokens))
-  shape = _shape(groups, length, batch_tokens)
+  length = framing.round_up(longest, _ROW, loaded.model.config.max_seq_len)
+  most = max(1, batch_tokens // length)  # rows of a pass
+  groups = list(_groups(texts, wanted, length, most))
+  shape = _shape(groups, most)
   for group in track(groups):
     arrays = group.arrays(texts, *shape, mask_id)
     logprobs = program(loaded.params, *arrays, temperatures)
@@ -290,10 +290,9 @@ def _groups(
   texts: Sequence[Text],
   wanted: tuple[Pass, ...],
   length: int,
-  batch_tokens: int,
+  most: int,
 ) -> Iterator[_Group]:
-  """Yields all targets in groups, of the longest texts first."""
-  room = max(1, batch_tokens // length) * length
+  """Yields all targets in groups of `most` rows, the longest texts' first."""
   targets, begins, ends = [], [], [0] * len(wanted)
 
   def group():
@@ -309,7 +308,7 @@ def _groups(
         else _next(end, size, length)
         for p, (where, end) in enumerate(zip(wanted, ends, strict=True))
       ]
-      if max(found) + size > room:
+      if max(found) + size > most * length:
         yield group()
         targets, begins, found = [], [], [0] * len(wanted)
       targets.append((i, at))
@@ -325,16 +324,13 @@ def _next(end: int, size: int, length: int) -> int:
   return end + -end % length if over else end
 
 
-def _shape(
-  groups: Sequence[_Group], length: int, batch_tokens: int
-) -> tuple[list[int], int]:
+def _shape(groups: Sequence[_Group], most: int) -> tuple[list[int], int]:
   """Returns the rows B of each pass and the targets R that suit all groups."""
-  most = max(1, batch_tokens // length)
   rows = np.max([group.rows() for group in groups], axis=0, initial=1)
   targets = max((len(group.targets) for group in groups), default=1)
   # Powers of two, so that little is compiled.
   rows = [min(most, 1 << (int(n) - 1).bit_length()) for n in rows]
-  return rows, framing.round_up(targets, _LOGIT_ROWS, targets + _LOGIT_ROWS)
+  return rows, -(-targets // _LOGIT_ROWS) * _LOGIT_ROWS
 
 
 def _filled_up(values, size: int) -> np.ndarray:

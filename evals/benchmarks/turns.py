@@ -46,13 +46,13 @@ def measure(case: Case, rounds: int) -> dict:
     the share of the machine that others took, and the turns done again.
   """
   (first, mine, _), (_, other, _) = _timed(case.ours), _timed(case.theirs)
-  turns, disturbed = [], []
+  turns, repeated = [], 0
   while len(turns) < rounds:
     turn = _turn(case, theirs_first=len(turns) % 2 == 1)
     busy = max(others for _, others in turn)
     # Where it is never quiet, what was seen is what there is.
-    if busy > _DISTURBED and len(disturbed) < rounds:
-      disturbed.append(busy)
+    if busy > _DISTURBED and repeated < rounds:
+      repeated += 1
       continue
     turns.append([seconds for seconds, _ in turn] + [busy])
   taken = np.array(turns)
@@ -69,7 +69,7 @@ def measure(case: Case, rounds: int) -> dict:
     "compile_seconds": 0.0 if case.anew else first - mine_taken,
     "same": bool(case.same(mine, other)),
     "others": float(taken[:, 2].max()),
-    "repeated": len(disturbed),
+    "repeated": repeated,
   }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from antlm_jax import config
 from antlm_jax.data import preparation, source
+from antlm_jax.data import text as text_lib
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.training import run
 from evals.benchmarks.beside import models
@@ -25,7 +26,7 @@ _LENGTH, _ROWS, _BATCHES = 128, 64, 50
 
 def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
   """Yields those of text files."""
-  paths = preparation.text.find(text).train
+  paths = text_lib.find(text).train
   tokenizer = Tokenizer.train(
     (p.read_text("utf-8") for p in paths), models.vocab_size("7M")
   )

@@ -6,6 +6,7 @@ import pathlib
 
 import jax
 import numpy as np
+import tokenizers
 
 from antlm_jax import config, models
 from antlm_jax.data.tokenizer import Tokenizer
@@ -29,8 +30,6 @@ def vocab_size(size: str) -> int:
 
 def words(size: str) -> Tokenizer:
   """Makes a tokenizer of words w0, w1, ..., a token each."""
-  import tokenizers
-
   names = [f"w{n}" for n in range(vocab_size(size) - len(_SPECIAL))]
   ids = {word: n for n, word in enumerate([*_SPECIAL, *names])}
   backend = tokenizers.Tokenizer(

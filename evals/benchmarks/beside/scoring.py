@@ -8,6 +8,7 @@ import pathlib
 from collections.abc import Iterator
 
 import numpy as np
+import tokenizers
 
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.inference import pairs
@@ -68,9 +69,9 @@ def _lm_eval(model, path: pathlib.Path):
   return call
 
 
-def _minicons(model, path: pathlib.Path, mode: str):
+def minicons_scorer(model, path: pathlib.Path, mode: str):
+  """Returns minicons' scorer of an exported model; causally it adds <s>."""
   transformers, _ = models.torch_modules()
-  import tokenizers
   from minicons import scorer
 
   class WithOldMethod(transformers.PreTrainedTokenizerFast):
@@ -80,15 +81,18 @@ def _minicons(model, path: pathlib.Path, mode: str):
       return self(*args, **options)
 
   tokenizer = WithOldMethod.from_pretrained(path)
-  options = {}
-  if mode == "causal":  # it puts the first token itself
+  if mode == "causal":
     bare = tokenizers.processors.TemplateProcessing(
       single="$A", special_tokens=[]
     )
     tokenizer.backend_tokenizer.post_processor = bare
-    options = {"bos_token": True}
   kind = {"causal": "IncrementalLMScorer", "mlm": "MaskedLMScorer"}[mode]
-  peer = getattr(scorer, kind)(model.eval(), "cpu", tokenizer=tokenizer)
+  return getattr(scorer, kind)(model.eval(), "cpu", tokenizer=tokenizer)
+
+
+def _minicons(model, path: pathlib.Path, mode: str):
+  peer = minicons_scorer(model, path, mode)
+  options = {"bos_token": True} if mode == "causal" else {}
 
   def call(texts):
     found = []
