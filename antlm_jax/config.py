@@ -1,7 +1,8 @@
 """The configuration of a run: every setting, its default, and how to set it.
 
 A config file is Python: `get_config(arg)` returns `default()` with changes.
-`--config=FILE.py:ARG` loads it, `--config.key=value` changes one setting.
+`--config=FILE.py:ARG` loads it, `--config.key=value` changes one setting. Those
+in configs/ are known by their names: `--config=quickstart:shrink`.
 """
 
 import contextlib
@@ -25,6 +26,7 @@ from antlm_jax.objectives import batch, curriculum
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
 from antlm_jax.settings import setting
 
+CONFIGS = pathlib.Path(__file__).parent / "configs"
 # What may differ when a run goes on: it changes no parameter.
 FREE = (
   "checkpoint",
@@ -268,10 +270,24 @@ def check(config: ConfigDict) -> None:
     raise UserError("train.epochs and train.steps are both set: choose one")
 
 
+def find(path: str) -> str:
+  """Returns the path of a config file, of the library's own by its name.
+
+  Raises:
+    UserError: if there is no such file.
+  """
+  own = {file.stem: file for file in sorted(CONFIGS.glob("*.py"))}
+  if path in own:
+    return str(own[path])
+  if not pathlib.Path(path).is_file():
+    near = _nearest(pathlib.Path(path).stem, own, f"known: {', '.join(own)}")
+    raise UserError(f"--config={path}: no such file, nor such a name; {near}")
+  return path
+
+
 def module(path: str):
   """Runs a config file, and returns it as a module with `get_config`."""
-  if not pathlib.Path(path).is_file():
-    raise UserError(f"--config={path}: no such file")
+  path = find(path)
   found = importlib.util.spec_from_file_location("config_file", path)
   if found is None:
     raise UserError(f"--config={path}: not a Python file")

@@ -26,7 +26,7 @@ import pathlib
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from evals.rows import Evaluation, Row, Scale, Text
+from antlm_jax.evals.rows import Evaluation, Row, Scale, Text
 
 SIZES = ("tiny", "small", "paper")
 REPORT = "antlm"
@@ -166,13 +166,15 @@ def _evaluations(pairs, tuned, tuned_seeds=1) -> tuple[Evaluation, ...]:
   each = [
     Evaluation(
       name,
-      "evals.ewok" if name == "ewok" else "evals.blimp",
+      "antlm_jax.evals.ewok" if name == "ewok" else "evals.blimp",
       (f"--data={{data}}/{name}", "--mode={mode}", *pairs),
     )
     for name in scored
   ]
   options = "--data={data}", "--attention={attention}", *tuned
-  tuning = Evaluation("fine-tuning", "evals.finetune", options, tuned_seeds)
+  tuning = Evaluation(
+    "fine-tuning", "antlm_jax.evals.finetune", options, tuned_seeds
+  )
   return *each, tuning
 
 

@@ -34,7 +34,7 @@ from collections.abc import Iterator
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from evals.rows import Evaluation, Row, Scale, Text
+from antlm_jax.evals.rows import Evaluation, Row, Scale, Text
 
 REPORT = "encoders"
 _HERE = pathlib.Path(__file__).parent
@@ -190,7 +190,9 @@ _TEXT = ("--packing=chunks", "--boundary=eos")
 
 
 def _tuning(*options: str, looks: bool = False) -> Evaluation:
-  return Evaluation("fine-tuning", "evals.finetune", options, looks=looks)
+  return Evaluation(
+    "fine-tuning", "antlm_jax.evals.finetune", options, looks=looks
+  )
 
 
 SCALES = {

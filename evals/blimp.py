@@ -6,9 +6,9 @@ python -m evals.blimp --checkpoint=RUN --data=FOLDER --mode=causal
 from collections.abc import Sequence
 
 from antlm_jax import cli
+from antlm_jax.evals.zero_shot import command
+from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.inference import pairs
-from evals.zero_shot import command
-from evals.zero_shot.tasks import TASKS
 
 
 def main(argv: Sequence[str]) -> None:

@@ -8,13 +8,13 @@ import jax
 from ml_collections import ConfigDict
 
 from antlm_jax import tables
+from antlm_jax.evals import branches
+from antlm_jax.evals.rows import Study
 from antlm_jax.objectives.curriculum import Phase
 from antlm_jax.planning.search import Pod
 from antlm_jax.runtime import chips
 from antlm_jax.training import flops
 from antlm_jax.units import quantity
-from evals import branches
-from evals.rows import Study
 
 # Of a chip's peak; what a real step reaches is some half of the bound that
 # `python -m antlm_jax.plan` gives. An assumption, not a measurement.

@@ -6,8 +6,8 @@ python -m evals.ewok --checkpoint=RUN --data=FOLDER --mode=causal
 from collections.abc import Sequence
 
 from antlm_jax import cli
-from evals.zero_shot import command, ewok
-from evals.zero_shot.tasks import TASKS
+from antlm_jax.evals.zero_shot import command, ewok
+from antlm_jax.evals.zero_shot.tasks import TASKS
 
 
 def main(argv: Sequence[str]) -> None:

@@ -35,11 +35,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import files, progress
-from antlm_jax.settings import setting
-from antlm_jax.training import checkpoint
-from evals import results
-from evals.finetuning import (
+from antlm_jax.evals import results
+from antlm_jax.evals.finetuning import (
   answering,
   classification,
   glue,
@@ -51,9 +48,12 @@ from evals.finetuning import (
   summary,
   tagging,
 )
-from evals.finetuning.loop import Run
-from evals.finetuning.step import Settings
-from evals.finetuning.task import Suite, Task
+from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning.task import Suite, Task
+from antlm_jax.runtime import files, progress
+from antlm_jax.settings import setting
+from antlm_jax.training import checkpoint
 
 PRESETS: Mapping[str, Suite] = {
   **glue.SUITES,

@@ -17,7 +17,6 @@ from antlm_jax.errors import INTERRUPTED, RUN_AGAIN, Stopped, UserError
 from antlm_jax.runtime import files
 from antlm_jax.units import duration
 
-ROOT = pathlib.Path(__file__).absolute().parents[1]
 DONE = "done.json"  # the commands that are done, with their seconds
 # Large pages that stay with the process make a step a quarter faster on a CPU.
 _ENVIRONMENT = {
@@ -80,7 +79,7 @@ def call(piece: Piece, seconds: float | None = None) -> None:
   # By default SIGTERM would end this process and leave the piece alone.
   before = signal.signal(signal.SIGTERM, _terminated)
   try:
-    process = subprocess.Popen(command, cwd=ROOT, env=environment)
+    process = subprocess.Popen(command, env=environment)
     status = _wait(process, seconds)
   finally:
     signal.signal(signal.SIGTERM, before)

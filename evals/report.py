@@ -17,15 +17,14 @@ from collections.abc import Sequence
 from antlm_jax import cli
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from evals import rows as rows_lib
-from evals.reporting import antlm, encoders, render
-from evals.reporting import runs as runs_lib
-from evals.reporting.compare import Study
-from evals.zero_shot.pipelines import PIPELINES
+from antlm_jax.evals import rows as rows_lib
+from antlm_jax.evals.reporting import antlm, encoders, render
+from antlm_jax.evals.reporting import runs as runs_lib
+from antlm_jax.evals.reporting.compare import Study
+from antlm_jax.evals.zero_shot.pipelines import PIPELINES
 
 # What is said of a study: by the name of its config's REPORT.
 REPORTS = {"antlm": antlm.report, "encoders": encoders.report}
-TABLE = pathlib.Path(__file__).parent.parent / "configs" / "antlm_table.py"
 
 
 def _parser() -> cli.Parser:
@@ -33,7 +32,7 @@ def _parser() -> cli.Parser:
   add = parser.add_argument
   add("--runs", type=cli.here, required=True, help="folder of ROW/SEED/")
   add("--output", type=cli.here, help="folder; RUNS/report by default")
-  add("--config", default=str(TABLE), help="the study")
+  add("--config", default="antlm_table", help="the study")
   add("--scale", default="tiny", help="one of its")
   add(
     "--pipeline",

@@ -15,8 +15,8 @@ from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from evals import branches
-from evals.branches import Branch
+from antlm_jax.evals import branches
+from antlm_jax.evals.branches import Branch
 
 CAUSAL = "causal"  # a mode, and an attention
 

@@ -11,8 +11,8 @@ The tasks, whose files are those of BabyLM's evaluation-pipeline-2025:
 from collections.abc import Sequence
 
 from antlm_jax import cli
-from evals.zero_shot import command
-from evals.zero_shot.tasks import TASKS
+from antlm_jax.evals.zero_shot import command
+from antlm_jax.evals.zero_shot.tasks import TASKS
 
 
 def main(argv: Sequence[str]) -> None:

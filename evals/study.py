@@ -20,15 +20,16 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from antlm_jax import cli
+from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
+from antlm_jax.evals import costs
+from antlm_jax.evals import rows as rows_lib
+from antlm_jax.evals.pieces import Piece, call, run
+from antlm_jax.evals.rows import Evaluation, Row, Study
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint, saving
-from evals import costs
-from evals import rows as rows_lib
-from evals.pieces import ROOT, Piece, call, run
-from evals.rows import Evaluation, Row, Study
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Settings:
   """The command's arguments."""
 
   data: str | None = setting(None, "the evaluations' folders, see above")
-  config: str = setting(str(ROOT / "configs" / "study.py"), "the study")
+  config: str = setting("study", "its config")
   text: str | None = setting(None, "a folder of *.train and *.dev files")
   scale: str = setting("tiny", "how large; tiny fits a CPU")
   runs: str | None = setting(
@@ -56,7 +57,7 @@ def read(settings: Settings, overrides: Sequence[str] = ()) -> Study:
   Raises:
     UserError: for a scale or a row that it does not have.
   """
-  path = pathlib.Path(settings.config).absolute()
+  path = pathlib.Path(config_lib.find(settings.config)).absolute()
   scale, there = rows_lib.read(path, settings.scale)
   for name in settings.rows:
     if name not in there:
@@ -212,7 +213,7 @@ def main(argv: Sequence[str]) -> None:
   run(todo, runs, settings.minutes and 60 * settings.minutes)
   options = f"--runs={runs}", f"--config={study.path}"
   options += (f"--scale={study.name}", f"--output={runs}/report")
-  call(Piece("the report", "evals.report", options, runs))
+  call(Piece("the report", "antlm_jax.evals.report", options, runs))
 
 
 def _found(study: Study, data: str | None) -> str:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import answering, loop, saved
+from antlm_jax.evals.finetuning.answering import Inside, Spans
+from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.rows import Example, Rows
+from antlm_jax.evals.finetuning.step import Settings
 from antlm_jax.training import checkpoint
-from evals.finetuning import answering, loop, saved
-from evals.finetuning.answering import Inside, Spans
-from evals.finetuning.loop import Run
-from evals.finetuning.rows import Example, Rows
-from evals.finetuning.step import Settings
 from tests import random_models
 
 TEXT = "Tom sat near the hills. Ann wandered often near the dogs and the hills."

@@ -12,13 +12,13 @@ from jax._src import compilation_cache
 
 from antlm_jax import attention, models
 from antlm_jax.errors import UserError
+from antlm_jax.evals.benchmarks import attention as benchmark
+from antlm_jax.evals.benchmarks.attention import Shape
 from antlm_jax.masks import CAUSAL
 from antlm_jax.models import llama
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import topology
 from antlm_jax.runtime import sharding
-from evals.benchmarks import attention as benchmark
-from evals.benchmarks.attention import Shape
 from tests import helpers
 
 needs_libtpu = pytest.mark.skipif(

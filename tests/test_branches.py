@@ -6,8 +6,8 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax import config as config_lib
+from antlm_jax.evals import branches, study
 from antlm_jax.objectives import curriculum
-from evals import branches, study
 from tests import runs
 
 CONFIGS = runs.ROOT / "configs"

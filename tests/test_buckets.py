@@ -16,9 +16,9 @@ from antlm_jax import export_hf, import_hf, prepare
 from antlm_jax.data import toy_english
 from antlm_jax.data.prepared import MANIFEST
 from antlm_jax.errors import UserError
+from antlm_jax.evals import blimp
 from antlm_jax.runtime import buckets, files
 from antlm_jax.training import checkpoint, failures, metrics
-from evals import blimp
 from tests import pods, runs
 from tests.gcs_emulator import Emulator
 

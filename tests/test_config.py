@@ -229,15 +229,13 @@ def check_shrunk(whole, small):
 
 
 def test_fractions_of_an_epoch_shrink_too():
-  path = ROOT / "configs/antlm_babyllama.py"
-  small = config.load(f"{path}:shrink,curriculum=0.25C+0.5M+0.25C")
+  small = config.load("antlm_babyllama:shrink,curriculum=0.25C+0.5M+0.25C")
   parsed = curriculum.parse(small.curriculum, ["C", "M"], 1)
   assert [p.stop for p in parsed.phases] == [3, 9, 12]
 
 
 def test_encoders_take_the_papers_mask_ratio():
-  path = ROOT / "configs/encoders.py"
-  loaded = config.load(f"{path}:mask_ratio=0.2")
+  loaded = config.load("encoders:mask_ratio=0.2")
   assert config.objectives(loaded)["M"] == dataclasses.replace(
     OBJECTIVES["M"], mask_ratio=0.2, mask_token=1.0, random_token=0.0
   )
@@ -247,6 +245,7 @@ def test_encoders_take_the_papers_mask_ratio():
   "spec, words",
   [
     ("configs/none.py", "configs/none.py: no such file"),
+    ("quickstar", "nor such a name; did you mean 'quickstart'?"),
     ("configs/continued.py", "config argument checkpoint=RUN is missing"),
     (f"{QUICK}:shrnk", "'shrnk' is unknown; did you mean 'shrink'?"),
     (f"{QUICK}:shrink=perhaps", "shrink=perhaps: not bool"),

@@ -10,11 +10,11 @@ import pytest
 from antlm_jax import config, fill_mask, generate, models, score
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
+from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference import framing, scoring
 from antlm_jax.inference.filling import encode
 from antlm_jax.inference.generation import draw, stream
 from antlm_jax.masks import CAUSAL, AttentionMask
-from evals.zero_shot import pipelines
 from tests import helpers, random_models, runs
 
 run = random_models.run()

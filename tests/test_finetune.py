@@ -11,18 +11,25 @@ import optax
 import pytest
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals import finetune
+from antlm_jax.evals.finetuning import (
+  classification,
+  glue,
+  loop,
+  memory,
+  saved,
+  summary,
+)
+from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning import step as step_lib
+from antlm_jax.evals.finetuning.answering import Inside, Spans
+from antlm_jax.evals.finetuning.classification import Classifier, Options
+from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.retrieval import Towers
+from antlm_jax.evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning.tagging import Tagger
 from antlm_jax.masks import AttentionMask
-from evals import finetune
-from evals.finetuning import classification, glue, loop, memory, saved, summary
-from evals.finetuning import rows as rows_lib
-from evals.finetuning import step as step_lib
-from evals.finetuning.answering import Inside, Spans
-from evals.finetuning.classification import Classifier, Options
-from evals.finetuning.loop import Run
-from evals.finetuning.retrieval import Towers
-from evals.finetuning.rows import Example
-from evals.finetuning.step import Settings
-from evals.finetuning.tagging import Tagger
 from tests import random_models, runs
 from tests.test_glue import line
 

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from evals import finetune
-from evals.finetuning import classification, glue
-from evals.finetuning.classification import Classifier, Linear, Options
-from evals.finetuning.rows import Example
-from evals.finetuning.task import Predicted
+from antlm_jax.evals import finetune
+from antlm_jax.evals.finetuning import classification, glue
+from antlm_jax.evals.finetuning.classification import (
+  Classifier,
+  Linear,
+  Options,
+)
+from antlm_jax.evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning.task import Predicted
 from tests import real
 
 # ------------------------------------------------------------------- metrics

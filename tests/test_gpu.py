@@ -17,13 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import attention, cli, errors
+from antlm_jax.evals.benchmarks import step as benchmark
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.llama import LlamaConfig
 from antlm_jax.objectives.batch import Layout
 from antlm_jax.objectives.corruption import Segments
 from antlm_jax.runtime import sharding
 from antlm_jax.training.step import jitted, state_shardings
-from evals.benchmarks import step as benchmark
 from tests import reference
 
 try:

@@ -14,13 +14,13 @@ import optax
 import pytest
 
 from antlm_jax import attention
+from antlm_jax.evals.finetuning import classification
 from antlm_jax.hf import config as configs
 from antlm_jax.hf import heads
 from antlm_jax.hf import weights as folder
 from antlm_jax.hf.ltg_bert import LTG_BERT
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.ltg_bert import LtgBertConfig
-from evals.finetuning import classification
 from tests import helpers, reference
 from tests.helpers import BOS, EOS, MASK, PAD, VOCAB
 

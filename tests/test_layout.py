@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from evals.benchmarks import structure
+from antlm_jax.evals.benchmarks import structure
 
 HEAVY = {"torch", "tensorboardX", "matplotlib", "tensorflow", "transformers"}
 

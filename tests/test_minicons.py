@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.evals.benchmarks.beside.scoring import minicons_scorer
+from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.hf import export
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference.scoring import score
 from antlm_jax.training import checkpoint
-from evals.benchmarks.beside.scoring import minicons_scorer
-from evals.zero_shot import pipelines
 from tests import random_models, runs
 
 torch = pytest.importorskip("torch")

@@ -12,13 +12,13 @@ import pytest
 
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
+from antlm_jax.evals import blimp, results
+from antlm_jax.evals import ewok as ewok_command
+from antlm_jax.evals.zero_shot import ewok, pipelines
+from antlm_jax.evals.zero_shot.choices import Results
 from antlm_jax.inference import scoring
 from antlm_jax.inference.pairs import accuracy, minimal_pairs, pair, scores
 from antlm_jax.runtime import progress
-from evals import blimp, results
-from evals import ewok as ewok_command
-from evals.zero_shot import ewok, pipelines
-from evals.zero_shot.choices import Results
 from tests import random_models, real, runs
 
 run = random_models.run(max_seq_len=128)

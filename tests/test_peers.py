@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from evals.benchmarks import turns
+from antlm_jax.evals.benchmarks import turns
 from tests import runs
 
 

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
+from antlm_jax.evals import pieces
 from antlm_jax.runtime import files
-from evals import pieces
 
 
 def timed(folder, name, seconds=0.0, result=None):

@@ -7,21 +7,21 @@ import pytest
 
 from antlm_jax import config
 from antlm_jax.errors import UserError
+from antlm_jax.evals import report
+from antlm_jax.evals import rows as rows_lib
+from antlm_jax.evals.finetuning import glue
+from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.reporting import runs as runs_lib
+from antlm_jax.evals.reporting import statistics
+from antlm_jax.evals.zero_shot import command
+from antlm_jax.evals.zero_shot.choices import Results
 from antlm_jax.inference.pairs import pair
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
-from evals import report
-from evals import rows as rows_lib
-from evals.finetuning import glue
-from evals.finetuning.loop import Run
-from evals.reporting import runs as runs_lib
-from evals.reporting import statistics
-from evals.zero_shot import command
-from evals.zero_shot.choices import Results
 from tests import runs, tuned
 
 ROWS = """
-from evals.rows import Row, Scale, Text
+from antlm_jax.evals.rows import Row, Scale, Text
 def row(family, title, masked):
   return Row(family, title, {"tiny": ""}, {"tiny": 1}, masked=masked)
 ROWS = {
@@ -592,5 +592,5 @@ def test_command(tmp_path, rows):
 
 
 def test_the_table_of_the_project_has_rows_that_can_be_read():
-  rows = rows_lib.read(report.TABLE, "tiny")[1]
+  rows = rows_lib.read("antlm_table", "tiny")[1]
   assert {"BabyLlama", "LTG-BERT"} <= {row.family for row in rows.values()}

@@ -8,13 +8,13 @@ import pytest
 from scipy import stats
 
 from antlm_jax import config as config_lib
+from antlm_jax.evals import report
+from antlm_jax.evals import rows as rows_lib
+from antlm_jax.evals.branches import steps_of
+from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.reporting import claims
+from antlm_jax.evals.reporting.statistics import Interval
 from antlm_jax.runtime import files
-from evals import report
-from evals import rows as rows_lib
-from evals.branches import steps_of
-from evals.finetuning.loop import Run
-from evals.reporting import claims
-from evals.reporting.statistics import Interval
 from tests import runs, tuned
 
 CONFIG = runs.ROOT / "configs" / "study.py"
@@ -266,7 +266,7 @@ def test_looks_give_points_of_their_steps(made, monkeypatch):
   def draw(title, axis, panels, path, **style):
     drawn[path.name] = panels["SC"]
 
-  monkeypatch.setattr("evals.reporting.plots.lines", draw)
+  monkeypatch.setattr("antlm_jax.evals.reporting.plots.lines", draw)
   output = f"--output={folder / 'again'}"
   report.main([f"--runs={folder}", f"--config={CONFIG}", output])
   looks = drawn["looks_tiny.png"]

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import bm25, loop, retrieval, saved, summary
+from antlm_jax.evals.finetuning import step as step_lib
+from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.retrieval import Towers
+from antlm_jax.evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning.step import Settings
 from antlm_jax.training import checkpoint
-from evals.finetuning import bm25, loop, retrieval, saved, summary
-from evals.finetuning import step as step_lib
-from evals.finetuning.loop import Run
-from evals.finetuning.retrieval import Towers
-from evals.finetuning.rows import Example
-from evals.finetuning.step import Settings
 from tests import random_models
 
 WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")

@@ -14,14 +14,14 @@ from antlm_jax import config as config_lib
 from antlm_jax import models
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.evals import finetune
+from antlm_jax.evals.finetuning import glue, loop, saved
+from antlm_jax.evals.finetuning import step as step_lib
+from antlm_jax.evals.finetuning.classification import Options
+from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.task import Task
 from antlm_jax.training import checkpoint
 from antlm_jax.training.step import TrainState
-from evals import finetune
-from evals.finetuning import glue, loop, saved
-from evals.finetuning import step as step_lib
-from evals.finetuning.classification import Options
-from evals.finetuning.loop import Run
-from evals.finetuning.task import Task
 from tests import random_models, runs
 from tests.helpers import equal
 from tests.test_finetune import QUICK, SHORT, STEP, sentences, toy, write_cola

@@ -4,11 +4,11 @@ import json
 
 import numpy as np
 
-from evals import finetune
-from evals.finetuning import loop, study, tagging
-from evals.finetuning.loop import Run
-from evals.finetuning.step import Settings
-from evals.finetuning.task import held_out
+from antlm_jax.evals import finetune
+from antlm_jax.evals.finetuning import loop, study, tagging
+from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning.task import held_out
 from tests import random_models
 
 run = random_models.run(layers=1)

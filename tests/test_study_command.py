@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 
-from evals import study
+from antlm_jax.evals import study
 from tests import real, runs
 
 CONFIGS = runs.ROOT / "configs"
@@ -15,7 +15,7 @@ MADE = pathlib.Path("/made")
 # A trunk and its branch, and rows that begin at an end.
 ROWS = """
 from antlm_jax import config
-from evals.rows import Evaluation, Row, Scale, Text
+from antlm_jax.evals.rows import Evaluation, Row, Scale, Text
 def row(title, text, **how):
   how = {"seeds": {"tiny": 2}, "curriculum": {"tiny": text}} | how
   return Row("One", title, **how)

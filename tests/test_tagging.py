@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import loop, saved, summary, tagging
+from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning.step import Settings
 from antlm_jax.training import checkpoint
-from evals.finetuning import loop, saved, summary, tagging
-from evals.finetuning.loop import Run
-from evals.finetuning.rows import Example
-from evals.finetuning.step import Settings
 from tests import random_models, real, runs
 
 CONLL = """-DOCSTART- -X- O O

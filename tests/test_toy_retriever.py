@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from antlm_jax.evals.finetuning import loop, saved, summary
+from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.retrieval import Towers
+from antlm_jax.evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning.task import Task
 from antlm_jax.training import checkpoint
-from evals.finetuning import loop, saved, summary
-from evals.finetuning.loop import Run
-from evals.finetuning.retrieval import Towers
-from evals.finetuning.rows import Example
-from evals.finetuning.step import Settings
-from evals.finetuning.task import Task
 from tests import random_models
 
 TOP = 3

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from antlm_jax.evals.finetuning import loop, saved, summary
+from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.rows import Example, Rows
+from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning.task import Head, Param, Task
 from antlm_jax.inference import framing
 from antlm_jax.training import checkpoint
-from evals.finetuning import loop, saved, summary
-from evals.finetuning import rows as rows_lib
-from evals.finetuning.loop import Run
-from evals.finetuning.rows import Example, Rows
-from evals.finetuning.step import Settings
-from evals.finetuning.task import Head, Param, Task
 from tests import random_models
 
 NOWHERE = -1  # the label of a token that is of no word

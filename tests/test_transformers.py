@@ -17,12 +17,12 @@ import pytest
 from antlm_jax import generate, score
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import saved
+from antlm_jax.evals.finetuning.classification import Classifier
 from antlm_jax.hf import export, import_
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
-from evals.finetuning import saved
-from evals.finetuning.classification import Classifier
 from tests import hub, random_models, real, runs
 
 torch = pytest.importorskip("torch")

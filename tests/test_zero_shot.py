@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from antlm_jax.evals import blimp
+from antlm_jax.evals import score as score_command
+from antlm_jax.evals.zero_shot import age_of_acquisition, metrics, pipelines
+from antlm_jax.evals.zero_shot.age_of_acquisition import Ages, Word
+from antlm_jax.evals.zero_shot.choices import Results
+from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.inference.pairs import Choice, Item, pair
 from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
-from evals import blimp
-from evals import score as score_command
-from evals.zero_shot import age_of_acquisition, metrics, pipelines
-from evals.zero_shot.age_of_acquisition import Ages, Word
-from evals.zero_shot.choices import Results
-from evals.zero_shot.tasks import TASKS
 from tests import random_models, runs
 
 run = random_models.run(max_seq_len=128)

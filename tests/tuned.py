@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from evals.finetuning import classification
-from evals.finetuning import summary as summaries
-from evals.finetuning.loop import Outcome
-from evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning import classification
+from antlm_jax.evals.finetuning import summary as summaries
+from antlm_jax.evals.finetuning.loop import Outcome
+from antlm_jax.evals.finetuning.rows import Example
 
 LABELS = np.arange(100) % 2
 

@@ -36,12 +36,12 @@ import numpy as np
 
 from antlm_jax import attention, cli
 from antlm_jax.attention.tpu import kernel, schedule
+from antlm_jax.evals.benchmarks.common import RESULTS, Report, arguments
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import layers
 from antlm_jax.planning import bundles, topology
 from antlm_jax.runtime import sharding
 from antlm_jax.settings import setting
-from evals.benchmarks.common import RESULTS, Report, arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -400,7 +400,7 @@ def _of_layer(device, attend, shape: Shape, mask: AttentionMask) -> dict:
 
 _BUNDLES = """
 import json, sys
-from evals.benchmarks import attention as b
+from antlm_jax.evals.benchmarks import attention as b
 where, shape, name, peer = map(json.loads, sys.argv[1:])
 shape = b.Shape(*shape)
 b.compile_for(b.topology.devices(where)[0], b.PEERS["tpu"][peer](shape, name),

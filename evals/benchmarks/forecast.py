@@ -36,10 +36,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import cli, tables
+from antlm_jax.evals.benchmarks.common import RESULTS, Report, arguments
 from antlm_jax.planning import bundles, forecast, hlo, topology
 from antlm_jax.runtime import chips, sharding
 from antlm_jax.settings import setting
-from evals.benchmarks.common import RESULTS, Report, arguments
 
 # Of a generation: its folder of tables, and a small topology.
 GENERATIONS = {

@@ -20,13 +20,13 @@ from collections.abc import Iterator
 import jax
 
 from antlm_jax import cli, units
+from antlm_jax.evals.benchmarks import step as steps
+from antlm_jax.evals.benchmarks.common import RESULTS, Report, arguments
 from antlm_jax.planning import topology
 from antlm_jax.planning.estimate import estimate
 from antlm_jax.planning.search import Pod
 from antlm_jax.settings import setting
 from antlm_jax.training.step import jitted, state_shardings
-from evals.benchmarks import step as steps
-from evals.benchmarks.common import RESULTS, Report, arguments
 
 _BASE = {"tokens": 2048, "vocabulary": 32_768, "layers": 4}
 _GROWS = {

@@ -24,11 +24,17 @@ import jax
 
 from antlm_jax import cli, units
 from antlm_jax.data import toy_english
+from antlm_jax.evals.benchmarks import turns
+from antlm_jax.evals.benchmarks.beside import (
+  data,
+  generation,
+  models,
+  scoring,
+  training,
+)
+from antlm_jax.evals.benchmarks.common import RESULTS, Report, arguments
+from antlm_jax.evals.benchmarks.turns import Case
 from antlm_jax.settings import setting
-from evals.benchmarks import turns
-from evals.benchmarks.beside import data, generation, models, scoring, training
-from evals.benchmarks.common import RESULTS, Report, arguments
-from evals.benchmarks.turns import Case
 
 _KINDS = "train", "generate", "score", "data"
 _PEERS = "torch", "transformers", "lm_eval", "minicons", "datasets"

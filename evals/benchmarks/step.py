@@ -30,6 +30,7 @@ import jaxlib
 import numpy as np
 
 from antlm_jax import cli, models, units
+from antlm_jax.evals.benchmarks.common import RESULTS, Report, arguments
 from antlm_jax.models.llama import SHAPES, LlamaConfig
 from antlm_jax.objectives.batch import Batch, Layout, assemble
 from antlm_jax.objectives.corruption import (
@@ -44,7 +45,6 @@ from antlm_jax.runtime import chips, sharding
 from antlm_jax.settings import setting
 from antlm_jax.training import flops, optim
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
-from evals.benchmarks.common import RESULTS, Report, arguments
 
 BATCHES = {  # the objectives of rows, in turn, and whether rows are packed
   "clm": ("C", False),

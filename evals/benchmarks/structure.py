@@ -14,6 +14,7 @@ import dataclasses
 import graphlib
 import io
 import pathlib
+import re
 import sys
 import tokenize
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,7 +23,7 @@ import numpy as np
 
 from antlm_jax import cli, tables
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[2]  # not by the link
 # What may import what: a module those of lower levels, and of its own group,
 # which is a name, and the packages and modules that it has.
 _GROUND = "errors cli units hashing masks settings tables"
@@ -40,8 +41,8 @@ LEVELS: tuple[dict[str, tuple[str, ...]], ...] = (
   {"hf": ("antlm_jax.hf",)},
   {"facade": ("antlm_jax",)},  # what users import
   {name: (f"antlm_jax.{name}",) for name in _COMMANDS.split()},
-  {"evals": ("evals",)},
-  {f"evals.{name}": (f"evals.{name}",) for name in _EVALS.split()},
+  {"evals": ("antlm_jax.evals",)},
+  {name: (f"antlm_jax.evals.{name}",) for name in _EVALS.split()},
 )
 _GROUPS = {
   root: (level, name)
@@ -86,12 +87,14 @@ def group(module: str) -> tuple[int, str]:
 def modules(root: pathlib.Path = ROOT) -> dict[str, pathlib.Path]:
   """Returns the library's modules and their files, but for what is copied.
 
-  `hf/remote` goes into exported models, and imports transformers alone.
+  `hf/remote` goes into exported models, and imports transformers alone. A link
+  makes evals/ a part of the library: antlm_jax.evals.
   """
   out = {}
   for package in ("antlm_jax", "evals"):
     for path in sorted((root / package).rglob("*.py")):
       name = path.relative_to(root).with_suffix("").as_posix().replace("/", ".")
+      name = re.sub("^evals", "antlm_jax.evals", name)
       if ".remote." not in name:
         out[name.removesuffix(".__init__")] = path
   return out

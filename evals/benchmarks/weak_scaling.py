@@ -14,11 +14,11 @@ import dataclasses
 import sys
 
 from antlm_jax import cli, units
+from antlm_jax.evals.benchmarks.common import RESULTS, Report, arguments
 from antlm_jax.planning import topology
 from antlm_jax.planning.estimate import estimate
 from antlm_jax.planning.search import Pod
 from antlm_jax.settings import setting
-from evals.benchmarks.common import RESULTS, Report, arguments
 
 SLICES = ("2x2x2", "2x4x4", "4x4x8", "8x8x8", "8x16x16")
 _SAME = 1.01  # the program itself differs by some megabytes

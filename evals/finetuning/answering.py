@@ -20,14 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning.classification import cross_entropy
+from antlm_jax.evals.finetuning.rows import Example, Rows
+from antlm_jax.evals.finetuning.task import PerToken, Suite, Task, split_of
 from antlm_jax.inference import framing
 from antlm_jax.runtime import files as io
 from antlm_jax.settings import setting
 from antlm_jax.training.checkpoint import Loaded
-from evals.finetuning import rows as rows_lib
-from evals.finetuning.classification import cross_entropy
-from evals.finetuning.rows import Example, Rows
-from evals.finetuning.task import PerToken, Suite, Task, split_of
 
 _QUESTION = 64  # tokens of a question, at most
 # What a token's label says, added up.

@@ -8,10 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning.rows import Example, Rows
+from antlm_jax.evals.finetuning.task import (
+  Head,
+  Param,
+  Params,
+  Predictions,
+  Task,
+)
 from antlm_jax.settings import setting
-from evals.finetuning import rows as rows_lib
-from evals.finetuning.rows import Example, Rows
-from evals.finetuning.task import Head, Param, Params, Predictions, Task
 
 POOLS = ("first", "last", "mean")
 _NORM_EPS = 1e-5

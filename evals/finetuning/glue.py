@@ -19,11 +19,11 @@ from string import Formatter
 from typing import NamedTuple
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import classification
+from antlm_jax.evals.finetuning.classification import Options
+from antlm_jax.evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
 from antlm_jax.runtime import files as io
-from evals.finetuning import classification
-from evals.finetuning.classification import Options
-from evals.finetuning.rows import Example
-from evals.finetuning.task import Predicted, Suite, Task
 
 
 @dataclasses.dataclass(frozen=True)

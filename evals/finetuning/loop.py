@@ -19,12 +19,12 @@ import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning import step as step_lib
+from antlm_jax.evals.finetuning.rows import Example, Rows
+from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning.task import Predictions, Task
 from antlm_jax.training.checkpoint import Loaded
-from evals.finetuning import rows as rows_lib
-from evals.finetuning import step as step_lib
-from evals.finetuning.rows import Example, Rows
-from evals.finetuning.step import Settings
-from evals.finetuning.task import Predictions, Task
 
 
 class Run(NamedTuple):

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning import step as step_lib
+from antlm_jax.evals.finetuning.loop import Data, Run
+from antlm_jax.evals.finetuning.rows import Rows, TaskBatch
+from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning.task import Task
 from antlm_jax.training.checkpoint import Loaded
-from evals.finetuning import rows as rows_lib
-from evals.finetuning import step as step_lib
-from evals.finetuning.loop import Data, Run
-from evals.finetuning.rows import Rows, TaskBatch
-from evals.finetuning.step import Settings
-from evals.finetuning.task import Task
 
 _FILLED = 0.8  # of the free memory: it is never allotted without gaps
 

@@ -20,13 +20,20 @@ import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import bm25
+from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning.classification import pooled
+from antlm_jax.evals.finetuning.rows import Example, Rows
+from antlm_jax.evals.finetuning.task import (
+  Head,
+  Param,
+  Params,
+  Suite,
+  Task,
+  held_out,
+)
 from antlm_jax.runtime import files as io
 from antlm_jax.settings import setting
-from evals.finetuning import bm25
-from evals.finetuning import rows as rows_lib
-from evals.finetuning.classification import pooled
-from evals.finetuning.rows import Example, Rows
-from evals.finetuning.task import Head, Param, Params, Suite, Task, held_out
 
 TOP = 10  # documents that are ranked
 _QUERY, _DOCUMENT = "Query: {text}", "Document: {text}"

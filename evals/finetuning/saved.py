@@ -1,7 +1,7 @@
 """Fine-tuned models that are saved: an encoder with a task's head on it.
 
   from antlm_jax.training import checkpoint
-  from evals.finetuning import saved
+  from antlm_jax.evals.finetuning import saved
 
   model = checkpoint.load("RUN/evals/finetune/rte/60-bidirectional/model")
   classes = saved.predict(model, [("Tom sat near the hills.", "Tom sat.")])
@@ -20,19 +20,19 @@ import jax
 import numpy as np
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning import step as step_lib
+from antlm_jax.evals.finetuning.answering import Inside, Spans
+from antlm_jax.evals.finetuning.classification import Classifier, Linear
+from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.finetuning.retrieval import Towers
+from antlm_jax.evals.finetuning.rows import Example, Rows
+from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning.tagging import Tagger
+from antlm_jax.evals.finetuning.task import Head, Predictions, Task
 from antlm_jax.inference import programs
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FineTuned, Loaded
-from evals.finetuning import rows as rows_lib
-from evals.finetuning import step as step_lib
-from evals.finetuning.answering import Inside, Spans
-from evals.finetuning.classification import Classifier, Linear
-from evals.finetuning.loop import Run
-from evals.finetuning.retrieval import Towers
-from evals.finetuning.rows import Example, Rows
-from evals.finetuning.step import Settings
-from evals.finetuning.tagging import Tagger
-from evals.finetuning.task import Head, Predictions, Task
 
 FOLDER = "model"  # in the folder of a task's results
 HEADS: dict[str, type[Head]] = {  # by the kind that a checkpoint names

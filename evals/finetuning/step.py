@@ -17,10 +17,10 @@ import numpy as np
 from antlm_jax import models
 from antlm_jax.config import Optimizer
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning.task import Head
 from antlm_jax.masks import AttentionMask
 from antlm_jax.settings import setting
 from antlm_jax.training import optim
-from evals.finetuning.task import Head
 
 ATTENTIONS = ("bidirectional", "causal")
 DECAYS = {  # how a rate falls from 1 to 0, by the share of its way in [0, 1]

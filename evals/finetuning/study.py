@@ -11,9 +11,15 @@ float32.
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from evals.finetuning import answering, classification, glue, retrieval, tagging
-from evals.finetuning.rows import Example
-from evals.finetuning.task import Suite, Task, split_of
+from antlm_jax.evals.finetuning import (
+  answering,
+  classification,
+  glue,
+  retrieval,
+  tagging,
+)
+from antlm_jax.evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning.task import Suite, Task, split_of
 
 TEXTS: Mapping[str, tuple[str, ...]] = {
   "sst2": ("{sentence}",),

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from antlm_jax import tables
-from evals import results
-from evals.finetuning.loop import Outcome, Run, standing
-from evals.finetuning.rows import Example
-from evals.finetuning.task import Predicted, Suite, Task
+from antlm_jax.evals import results
+from antlm_jax.evals.finetuning.loop import Outcome, Run, standing
+from antlm_jax.evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
 
 COLLAPSED = 0.95  # share of one answer from which on a run counts as collapsed
 

@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning.classification import cross_entropy
+from antlm_jax.evals.finetuning.rows import Example, Rows
+from antlm_jax.evals.finetuning.task import PerToken, Suite, Task
 from antlm_jax.inference import framing
 from antlm_jax.runtime import files as io
-from evals.finetuning import rows as rows_lib
-from evals.finetuning.classification import cross_entropy
-from evals.finetuning.rows import Example, Rows
-from evals.finetuning.task import PerToken, Suite, Task
 
 _NOWHERE = -1  # the word, and the label, of a token that is of no word
 OUTSIDE = 0  # the class O: of no entity

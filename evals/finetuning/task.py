@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning.rows import Example, Rows
 from antlm_jax.training.checkpoint import Loaded
-from evals.finetuning.rows import Example, Rows
 
 Params = dict[str, jax.Array]
 Predictions = Sequence[Any]  # of m examples, as plain JSON has them

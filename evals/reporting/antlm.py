@@ -8,15 +8,21 @@ import collections
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from evals.finetuning import glue
-from evals.finetuning.step import ATTENTIONS
-from evals.reporting import claims, compare, render, sections, statistics
-from evals.reporting.claims import Claim, Contrast
-from evals.reporting.compare import Mean, Pair, Study
-from evals.reporting.render import Cell, Section, Table, percent
-from evals.reporting.runs import BENCHMARKS, BLIMP, ODDS, TrainedRun
-from evals.reporting.sections import Family, difference
-from evals.rows import CAUSAL
+from antlm_jax.evals.finetuning import glue
+from antlm_jax.evals.finetuning.step import ATTENTIONS
+from antlm_jax.evals.reporting import (
+  claims,
+  compare,
+  render,
+  sections,
+  statistics,
+)
+from antlm_jax.evals.reporting.claims import Claim, Contrast
+from antlm_jax.evals.reporting.compare import Mean, Pair, Study
+from antlm_jax.evals.reporting.render import Cell, Section, Table, percent
+from antlm_jax.evals.reporting.runs import BENCHMARKS, BLIMP, ODDS, TrainedRun
+from antlm_jax.evals.reporting.sections import Family, difference
+from antlm_jax.evals.rows import CAUSAL
 
 MACRO = "macro-average"
 _PAIRS = [benchmark.name for benchmark in BENCHMARKS]

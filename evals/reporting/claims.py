@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from evals.reporting.render import Cell, Table
-from evals.reporting.statistics import Interval
+from antlm_jax.evals.reporting.render import Cell, Table
+from antlm_jax.evals.reporting.statistics import Interval
 
 
 class Contrast(NamedTuple):

@@ -14,14 +14,14 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from antlm_jax import units
+from antlm_jax.evals.finetuning.study import KINDS
+from antlm_jax.evals.reporting import claims, compare, plots, render, sections
+from antlm_jax.evals.reporting.claims import Claim, Contrast
+from antlm_jax.evals.reporting.compare import Mean, Pair, Study
+from antlm_jax.evals.reporting.render import Cell, Figure, Section, Table
+from antlm_jax.evals.reporting.runs import Items, Result, TrainedRun, Tuned
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES
-from evals.finetuning.study import KINDS
-from evals.reporting import claims, compare, plots, render, sections
-from evals.reporting.claims import Claim, Contrast
-from evals.reporting.compare import Mean, Pair, Study
-from evals.reporting.render import Cell, Figure, Section, Table
-from evals.reporting.runs import Items, Result, TrainedRun, Tuned
 
 ATTENTION = "bidirectional"
 _LONGEST = 42  # thousands of steps of the paper

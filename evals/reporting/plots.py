@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from antlm_jax.evals.reporting.compare import Delta, Mean, half_width
+from antlm_jax.evals.reporting.runs import TrainedRun
 from antlm_jax.training.plots import COLOURS, canvas, save, shade, step_axis
-from evals.reporting.compare import Delta, Mean, half_width
-from evals.reporting.runs import TrainedRun
 
 _OPEN = "0.55"  # grey: what an interval leaves open
 _SIGN = {"above": COLOURS[0], "below": COLOURS[1], "contains 0": _OPEN}

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from antlm_jax import tables
+from antlm_jax.evals.reporting.compare import Mean
+from antlm_jax.evals.reporting.statistics import Interval
 from antlm_jax.runtime import files
-from evals.reporting.compare import Mean
-from evals.reporting.statistics import Interval
 
 
 class Cell(NamedTuple):

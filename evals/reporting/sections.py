@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from antlm_jax import units
-from evals.finetuning.step import ATTENTIONS
-from evals.reporting import plots, switches
-from evals.reporting.compare import Delta, Mean, Study, mean
-from evals.reporting.render import (
+from antlm_jax.evals.finetuning.step import ATTENTIONS
+from antlm_jax.evals.reporting import plots, switches
+from antlm_jax.evals.reporting.compare import Delta, Mean, Study, mean
+from antlm_jax.evals.reporting.render import (
   Cell,
   Figure,
   Table,
@@ -23,8 +23,8 @@ from evals.reporting.render import (
   percent,
   points,
 )
-from evals.reporting.runs import ODDS
-from evals.reporting.switches import Switch
+from antlm_jax.evals.reporting.runs import ODDS
+from antlm_jax.evals.reporting.switches import Switch
 
 _MOST_SWITCHES = 12  # of a variant, in the text; the JSON has all
 

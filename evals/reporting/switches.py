@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from evals.reporting.compare import Mean, mean
-from evals.reporting.runs import TrainedRun
+from antlm_jax.evals.reporting.compare import Mean, mean
+from antlm_jax.evals.reporting.runs import TrainedRun
 
 
 class Moment(NamedTuple):

@@ -25,12 +25,12 @@ from scipy import optimize
 
 from antlm_jax import tables
 from antlm_jax.errors import UserError
+from antlm_jax.evals import results as results_lib
+from antlm_jax.evals.zero_shot import metrics
+from antlm_jax.evals.zero_shot.command import Task
 from antlm_jax.inference import scoring
 from antlm_jax.runtime import files
 from antlm_jax.training import checkpoint
-from evals import results as results_lib
-from evals.zero_shot import metrics
-from evals.zero_shot.command import Task
 
 CONTEXTS, CHILDREN = "cdi_childes.json", "cdi_human.csv"
 _MONTHS = range(16, 31)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from antlm_jax import tables
+from antlm_jax.evals.zero_shot import pipelines
+from antlm_jax.evals.zero_shot.command import Settings, Task
+from antlm_jax.evals.zero_shot.metrics import ACCURACY, Metric
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item
-from evals.zero_shot import pipelines
-from evals.zero_shot.command import Settings, Task
-from evals.zero_shot.metrics import ACCURACY, Metric
 
 FLAGS = ("temperature", "reduction")  # settings that they all take
 

@@ -26,12 +26,12 @@ import jax
 
 from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
+from antlm_jax.evals import results as results_lib
+from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference.scoring import BATCH_TOKENS, MODES, REDUCTIONS
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint
-from evals import results as results_lib
-from evals.zero_shot import pipelines
 
 
 class Outcome(Protocol):

@@ -23,10 +23,10 @@ import numpy as np
 from antlm_jax import tables
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.evals.zero_shot import metrics
+from antlm_jax.evals.zero_shot.command import Task
 from antlm_jax.inference import framing, scoring
 from antlm_jax.runtime import files
-from evals.zero_shot import metrics
-from evals.zero_shot.command import Task
 
 FILE = "reading_data.csv"
 _EYES = ("RTfirstfix", "RTfirstpass", "RTgopast", "RTrightbound")

@@ -5,14 +5,14 @@ Files are those of BabyLM's evaluation-pipeline-2025, a folder of *.jsonl.
 
 from collections.abc import Sequence
 
+from antlm_jax.evals.zero_shot import ewok
+from antlm_jax.evals.zero_shot.age_of_acquisition import AgeOfAcquisition
+from antlm_jax.evals.zero_shot.choices import FLAGS, Choices
+from antlm_jax.evals.zero_shot.command import Task
+from antlm_jax.evals.zero_shot.metrics import SPEARMAN
+from antlm_jax.evals.zero_shot.reading import Reading
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item, Line
-from evals.zero_shot import ewok
-from evals.zero_shot.age_of_acquisition import AgeOfAcquisition
-from evals.zero_shot.choices import FLAGS, Choices
-from evals.zero_shot.command import Task
-from evals.zero_shot.metrics import SPEARMAN
-from evals.zero_shot.reading import Reading
 
 # The tables that entity tracking has: how boxes are named, what is moved.
 _SPLITS = ("regular", "ambiref", "move_contents")

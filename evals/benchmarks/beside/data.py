@@ -17,9 +17,9 @@ from antlm_jax import config
 from antlm_jax.data import preparation, source
 from antlm_jax.data import text as text_lib
 from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.evals.benchmarks.beside import models
+from antlm_jax.evals.benchmarks.turns import Case
 from antlm_jax.training import run
-from evals.benchmarks.beside import models
-from evals.benchmarks.turns import Case
 
 _LENGTH, _ROWS, _BATCHES = 128, 64, 50
 

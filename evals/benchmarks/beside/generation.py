@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from antlm_jax.evals.benchmarks.beside import models
+from antlm_jax.evals.benchmarks.turns import Case
 from antlm_jax.inference import generation
-from evals.benchmarks.beside import models
-from evals.benchmarks.turns import Case
 
 _PROMPTS = 4, 24  # words of the shortest and of the longest
 _TOKENS = 50, 200  # that are generated

@@ -11,10 +11,10 @@ import numpy as np
 import tokenizers
 
 from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.evals.benchmarks.beside import models
+from antlm_jax.evals.benchmarks.turns import Case
 from antlm_jax.inference import pairs
 from antlm_jax.inference.scoring import score
-from evals.benchmarks.beside import models
-from evals.benchmarks.turns import Case
 
 _BATCH = 32
 _MASKED = 20  # of so many sentences one is scored masked: it takes long

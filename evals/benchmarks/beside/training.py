@@ -7,12 +7,12 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
+from antlm_jax.evals.benchmarks import step as steps
+from antlm_jax.evals.benchmarks.beside import models
+from antlm_jax.evals.benchmarks.turns import Case
 from antlm_jax.objectives.batch import Batch, Layout
 from antlm_jax.runtime import sharding
 from antlm_jax.training.step import jitted, state_shardings
-from evals.benchmarks import step as steps
-from evals.benchmarks.beside import models
-from evals.benchmarks.turns import Case
 
 # Rows of a step, and steps of a call.
 _SIZES = {"tiny": (4, 2), "7M": (16, 4), "97M": (8, 1)}
