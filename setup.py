@@ -26,7 +26,7 @@ setuptools.setup(
   long_description_content_type="text/markdown",
   license="Apache-2.0",
   python_requires=">=3.11",
-  packages=setuptools.find_packages(include=["antlm_jax*", "evals*"]),
+  packages=setuptools.find_packages(include=["antlm_jax*"]),
   # Brought along by exported folders, not imported here.
   package_data={"antlm_jax": ["hf/remote/*.py"]},
   install_requires=[
