@@ -63,6 +63,8 @@ setuptools.setup(
       "torch==2.13.0",
       "transformers>=5.23,<6",
     ],
+    # Metrics to Weights & Biases: log.writers=wandb.
+    "wandb": ["wandb>=0.20"],
     # To execute launch/colab.ipynb outside of Colab.
     "notebook": ["ipykernel", "ipywidgets", "nbclient"],
     "test": [

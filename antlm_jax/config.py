@@ -177,7 +177,11 @@ class Log:
   """What is shown and recorded."""
 
   every: int = setting(20, "steps", least=1)
-  tensorboard: bool = setting(True, "write its files")
+  writers: tuple[str, ...] = setting(
+    ("tensorboard", "csv"),
+    "where metrics go beside metrics.jsonl",
+    choices=("tensorboard", "csv", "wandb"),
+  )
   trace: str = setting("", "profile steps FIRST:LAST, into WORKDIR/trace")
 
 

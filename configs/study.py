@@ -172,7 +172,7 @@ def _tiny(size: str):
   config.schedule.peak_lr = 3e-3
   config.eval.update(every=0.25, rows=64)
   config.checkpoint.every = 0
-  config.log.update(every=50, tensorboard=False)
+  config.log.update(every=50, writers=())
   return config
 
 

@@ -38,7 +38,7 @@ if [ "${1:-}" = --mosaic ]; then
   JAX_PLATFORMS=cpu exec "$venv/bin/python" -m pytest --noconftest \
     tests/test_mosaic.py "${@:2}"
 fi
-extras="test,hf,notebook,libtpu,cuda-compiler"
+extras="test,hf,notebook,wandb,libtpu,cuda-compiler"
 case "${1:-}" in
   --nightly) select=() && shift ;;
   --all) select=(-m "not nightly") && shift ;;

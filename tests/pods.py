@@ -32,7 +32,7 @@ SMALL = (
   "model.dropout=0.1",
   "model.attention_dropout=0.1",
   "log.every=1",
-  "log.tensorboard=false",
+  "log.writers=",
   "eval.rows=0",
 )
 

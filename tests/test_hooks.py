@@ -25,7 +25,7 @@ SMALL = (
   "eval.objectives=C",
   "eval.every=4",
   "checkpoint.every=4",
-  "log.tensorboard=false",
+  "log.writers=",
 )
 
 

@@ -141,7 +141,7 @@ def train(folder, row, seed, losses=None, done=True):
   with settings.unlocked():
     settings.curriculum, settings.seed = CURRICULA[row], seed
   files.write_text(run / "config.json", config.to_json(settings))
-  records = metrics.Records(run, 0, tensorboard=False)
+  records = metrics.Records(run, 0)
   losses = losses or {"clm": {0: 6.0, STEPS: 3.0}, "mlm": {0: 6.5, STEPS: 4.0}}
   for kind, by_step in losses.items():
     for step, loss in by_step.items():

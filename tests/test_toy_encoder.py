@@ -146,7 +146,7 @@ def get_config(arg):
   out.model.dropout = 0.1
   config.shrink(out)
   out.schedule.peak_lr = 1e-2
-  out.log.tensorboard = False
+  out.log.writers = ()
   return out
 """
 

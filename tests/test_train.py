@@ -1,12 +1,12 @@
 """The training command as a user runs it: journeys, resuming, bad input."""
 
+import csv
 import gc
 import json
 import os
 import random
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import time
@@ -18,7 +18,7 @@ import pytest
 from antlm_jax import config as config_lib
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.training import checkpoint, events, failures, metrics, saving
+from antlm_jax.training import checkpoint, failures, metrics, saving
 from antlm_jax.training import run as run_lib
 from tests import helpers, runs
 
@@ -156,6 +156,13 @@ def test_killed_in_the_second_objective_and_resumed_is_bit_exact(
   records = metrics.read_records(tmp_path)
   steps = [r["step"] for r in records if "train/learning_rate" in r]
   assert steps == list(range(1, 61))
+  with (tmp_path / "metrics.csv").open(newline="") as file:
+    rows = list(csv.DictReader(file))
+  found = {int(row.pop("step")): row for row in rows}
+  assert list(found) == list(range(61)) and len(rows) == 61
+  for step, values in metrics.by_step(records).items():
+    there = {name: float(v) for name, v in found[step].items() if v}
+    assert there == values
 
 
 @pytest.mark.slow
@@ -533,33 +540,3 @@ def test_programs_are_kept_and_the_run_is_the_same(
   assert any(path.name.startswith("jit_update") for path in kept.rglob("*"))
   assert losses(tmp_path / "a") == losses(tmp_path / "b")
   assert runs.same_params(tmp_path / "a", tmp_path / "b")
-
-
-def test_event_files_are_tensorboards(tmp_path):
-  from tensorboardX.proto.event_pb2 import Event, SessionLog
-  from tensorboardX.record_writer import masked_crc32c
-
-  board = events.Board(tmp_path / "tensorboard", purge=8)
-  board.write(8, {"train/clm/loss": 1.5, "é": -2.0})
-  board.write(300, {"train/clm/loss": 0.25})
-  board.close()
-  (path,) = (tmp_path / "tensorboard").glob("events.out.tfevents.*")
-  data, found = path.read_bytes(), []
-  while data:
-    size, of_size = struct.unpack("<QI", data[:12])
-    event, rest = data[12 : 12 + size], data[12 + size :]
-    assert of_size == masked_crc32c(data[:8])
-    assert struct.unpack("<I", rest[:4])[0] == masked_crc32c(event)
-    found.append(Event.FromString(event))
-    data = rest[4:]
-  assert found[0].file_version == "brain.Event:2"
-  assert found[1].step == 8 and found[1].session_log.status == SessionLog.START
-  values = [
-    (event.step, {v.tag: v.simple_value for v in event.summary.value})
-    for event in found[2:]
-  ]
-  assert values == [
-    (8, {"train/clm/loss": 1.5, "é": -2.0}),
-    (300, {"train/clm/loss": 0.25}),
-  ]
-  assert abs(found[-1].wall_time - time.time()) < 60

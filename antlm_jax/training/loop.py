@@ -20,7 +20,7 @@ from antlm_jax.objectives.batch import Batch
 from antlm_jax.runtime import buckets, files, processes, progress, sharding
 from antlm_jax.runtime.signals import Stop, listening
 from antlm_jax.training import hooks as hooks_lib
-from antlm_jax.training import metrics, plots, saving, summary
+from antlm_jax.training import metrics, plots, saving, summary, writers
 from antlm_jax.training import run as run_lib
 from antlm_jax.training.hooks import Hook, Taken
 from antlm_jax.training.step import jitted, state_shardings
@@ -51,9 +51,10 @@ def train(
   """
   with (
     listening() as stop,
-    buckets.Mirror(workdir, metrics.METRICS) as mirror,
+    buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror,
   ):
     run = run_lib.build(config)
+    writers.check(config.log.writers)
     _check_same(run, mirror.workdir)
     around = hooks_lib.of_run(config, mirror.folder, hooks)
     with (
@@ -116,7 +117,10 @@ class Trainer:
       )
     # What was recorded before a first checkpoint is recorded again.
     self._records = metrics.Records(
-      self.folder, self.step if self.resumed else -1, run.config.log.tensorboard
+      self.folder,
+      self.step if self.resumed else -1,
+      run.config,
+      self.workdir.name,
     )
     self.progress = progress.Progress(self.step, self.total)
     for line in (*summary.of_run(run), *begun.notes):

@@ -4,13 +4,15 @@ import contextlib
 import json
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
+from antlm_jax.errors import UserError
 from antlm_jax.runtime import chips, files, processes
-from antlm_jax.training import events
+from antlm_jax.training.writers import WRITERS
 from antlm_jax.units import duration
 
 METRICS = "metrics.jsonl"
@@ -18,24 +20,34 @@ PAIRS = "eval/pairs/"  # accuracies on minimal pairs, by mode
 
 
 class Records:
-  """Metrics by step, as JSON lines and for TensorBoard.
+  """Metrics by step, as JSON lines and for the writers of `log.writers`.
 
   A run that goes on from step `start` first drops what it had recorded after
   it, so that each step stands there once. Of several processes the first
   writes.
   """
 
-  def __init__(self, workdir: pathlib.Path, start: int, tensorboard: bool):
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    start: int,
+    config: ConfigDict | None = None,
+    name: str = "",
+  ):
+    """Begins in a folder, for the run of a name and a config."""
     self._writes = processes.is_first()
-    self._file = self._board = None
+    self._file, self._writers, self._row = None, [], {}
     if not self._writes:
       return
-    self._path = workdir / METRICS
+    self._path = folder / METRICS
     # Those after it are about to be recorded again.
-    kept = [r for r in read_records(workdir) if r["step"] <= start]
+    kept = [r for r in read_records(folder) if r["step"] <= start]
     files.write_text(self._path, "".join(json.dumps(r) + "\n" for r in kept))
-    if tensorboard:
-      self._board = events.Board(workdir / "tensorboard", purge=start + 1)
+    rows, self._step = by_step(kept), start
+    # The step itself may get more.
+    self._row = rows.pop(start, {})
+    for writer in config.log.writers if config else ():
+      self._writers.append(WRITERS[writer](folder, rows, name, config))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Records `values`, named such as `train/clm/loss`, after `step` steps.
@@ -50,16 +62,23 @@ class Records:
       self._file = self._file or self._path.open("a")
       self._file.write(json.dumps({"step": step, **values}) + "\n")
       self._file.flush()
-      if self._board is not None:
-        self._board.write(step, values)
+      if step != self._step:
+        self._end_row()
+      self._step, self._row = step, {**self._row, **values}
+
+  def _end_row(self) -> None:
+    for writer in self._writers if self._row else ():
+      writer.write(self._step, self._row)
+    self._row = {}
 
   def close(self) -> None:
     """Closes what is open."""
-    for opened in (self._file, self._board):
-      # What a full disk has kept in a buffer was told by `write`.
-      with contextlib.suppress(OSError):
-        if opened is not None:
-          opened.close()
+    # What a full disk has kept in a buffer was told by `write`.
+    with contextlib.suppress(OSError, UserError):
+      self._end_row()
+    for opened in filter(None, (self._file, *self._writers)):
+      with contextlib.suppress(OSError, UserError):
+        opened.close()
 
 
 def read_records(workdir: pathlib.Path) -> list[dict]:
@@ -69,6 +88,15 @@ def read_records(workdir: pathlib.Path) -> list[dict]:
     return []
   lines = files.read_jsonl(path, "the metrics", lenient=True)
   return [r for _, r in lines if isinstance(r.get("step"), int)]
+
+
+def by_step(records: Iterable[dict]) -> dict[int, dict[str, float]]:
+  """Puts together what was recorded after the same step."""
+  rows: dict[int, dict[str, float]] = {}
+  for record in records:
+    values = {name: v for name, v in record.items() if name != "step"}
+    rows.setdefault(record["step"], {}).update(values)
+  return rows
 
 
 class Ledger:
