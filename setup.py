@@ -1,10 +1,12 @@
 """Installs antlm_jax; `pip install -e .[test]` is what the scripts do."""
 
 import pathlib
+import re
 
 import setuptools
 
 HERE = pathlib.Path(__file__).parent
+PACKAGE = (HERE / "antlm_jax/__init__.py").read_text(encoding="utf-8")
 
 # jax and flax are paired: flax 0.12.8 breaks on jax >= 0.11.1, and Python 3.11
 # ends at jax 0.10.2. The pairs that were tested are listed in README.md.
@@ -17,7 +19,7 @@ PAIRED = [
 
 setuptools.setup(
   name="antlm_jax",
-  version="0.1.0",
+  version=re.search('__version__ = "(.*)"', PACKAGE)[1],
   description=(
     "Pretrain one transformer with causal and masked language modeling,"
     " alternated, mixed or in sequence, in JAX."
@@ -26,9 +28,13 @@ setuptools.setup(
   long_description_content_type="text/markdown",
   license="Apache-2.0",
   python_requires=">=3.11",
-  packages=setuptools.find_packages(include=["antlm_jax*"]),
-  # Brought along by exported folders, not imported here.
-  package_data={"antlm_jax": ["hf/remote/*.py"]},
+  # Links in antlm_jax/ make evals/ and configs/ parts of it.
+  packages=setuptools.find_packages(
+    include=["antlm_jax*"], exclude=["*.benchmarks*"]
+  ),
+  # Files that are no modules of ours; exported folders bring along remote/.
+  package_data={"antlm_jax": ["py.typed", "configs/*.py", "hf/remote/*.py"]},
+  entry_points={"console_scripts": ["antlm=antlm_jax.__main__:run"]},
   install_requires=[
     *PAIRED,
     "array_record>=0.8",

@@ -14,6 +14,7 @@ import importlib
 import sys
 import types
 
+__version__ = "0.1.0"
 _HOMES = {
   "load": "training.checkpoint",
   "attend": "attention",

@@ -28,6 +28,7 @@ class Parser(argparse.ArgumentParser):
     """Makes one; an empty value is refused but for those `may_be_empty`."""
     kwargs.setdefault("formatter_class", _HelpFormatter)
     kwargs.setdefault("allow_abbrev", False)
+    kwargs.setdefault("prog", sys.argv[0])  # as `run` and `antlm` name it
     super().__init__(**kwargs)
     self._may_be_empty = may_be_empty
 
@@ -51,12 +52,16 @@ class Parser(argparse.ArgumentParser):
     return parsed, rest
 
   def parse_with_overrides(self, argv: Sequence[str]):
-    """Returns the arguments, and the words that override a config."""
+    """Returns the arguments, and the `--config.KEY=VALUE`s of a config."""
     args, rest = self.parse_known_args(argv)
-    for word in rest:
+    overrides, words = [], iter(rest)
+    for word in words:
       if not word.startswith("--config."):
         self.error(f"unknown argument {word!r}")
-    return args, rest
+      # As with any argument, the value may be a word of its own.
+      value = next(words, None) if "=" not in word else None
+      overrides.append(word if value is None else f"{word}={value}")
+    return args, overrides
 
 
 def here(path: str) -> str:
@@ -81,6 +86,8 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   # Orbax and asyncio log the tracebacks of errors that are raised as well.
   for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
+  if spec := sys.modules["__main__"].__spec__:
+    sys.argv[0] = f"python -m {spec.name}"
   try:
     main(sys.argv[1:])
   except BrokenPipeError:  # the reader (head, less) has gone: not our error

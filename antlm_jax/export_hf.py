@@ -35,7 +35,7 @@ class Settings:
 
 
 def _parser() -> cli.Parser:
-  parser = cli.Parser(prog="python -m antlm_jax.export_hf", description=__doc__)
+  parser = cli.Parser(description=__doc__)
   checkpoint.add_arguments(parser)
   parser.add_argument(
     "--as",

@@ -12,7 +12,7 @@ from antlm_jax.training import checkpoint
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  parser = cli.Parser(prog="python -m antlm_jax.fill_mask", description=__doc__)
+  parser = cli.Parser(description=__doc__)
   checkpoint.add_arguments(parser)
   settings.add_arguments(parser, Filling)
   args = parser.parse_args(argv)

@@ -18,7 +18,6 @@ _CUT = "\ufffd"  # what the first bytes of a character are shown as
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(
-    prog="python -m antlm_jax.generate",
     description=__doc__,
     may_be_empty=("prompt",),
   )

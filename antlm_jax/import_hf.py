@@ -19,7 +19,7 @@ from antlm_jax.inference import framing
 
 def main(argv: Sequence[str]) -> None:
   """The command."""
-  parser = cli.Parser(prog="python -m antlm_jax.import_hf", description=__doc__)
+  parser = cli.Parser(description=__doc__)
   add = parser.add_argument
   add("--model", required=True, help="config.json, tokenizer.json, weights")
   add("--workdir", type=cli.here, required=True, help="receives the checkpoint")

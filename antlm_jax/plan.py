@@ -158,7 +158,6 @@ def _share_of(needed: int, limit: int) -> str:
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(
-    prog="python -m antlm_jax.plan",
     description=__doc__,
     epilog="Any setting: --config.KEY=VALUE. All keys: antlm_jax/config.py.",
   )

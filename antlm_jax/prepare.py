@@ -14,7 +14,6 @@ from antlm_jax.data.prepared import Prepared
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(
-    prog="python -m antlm_jax.prepare",
     description="Turns text into documents, a tokenizer and packed rows.",
   )
   settings.add_arguments(parser, Settings)

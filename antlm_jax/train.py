@@ -33,7 +33,6 @@ def main(argv: Sequence[str]) -> None:
 def _parse(argv: Sequence[str], settings: str):
   """Returns the arguments, and those that override the config."""
   parser = cli.Parser(
-    prog="python -m antlm_jax.train",
     description="Trains a model; the same command again goes on.",
     epilog=f"settings, each --config.KEY=VALUE:\n{settings}\n"
     "  objectives.NAME.KEY: see antlm_jax/objectives/objective.py",

@@ -14,7 +14,7 @@ from antlm_jax.inference import pairs
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   about = f"{__doc__}\n{pairs.__doc__}"
-  command.run(argv, "evals.blimp", about, {"blimp": TASKS["blimp"]})
+  command.run(argv, about, {"blimp": TASKS["blimp"]})
 
 
 if __name__ == "__main__":

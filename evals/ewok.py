@@ -13,7 +13,7 @@ from antlm_jax.evals.zero_shot.tasks import TASKS
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   about = f"{__doc__}\n{ewok.__doc__}"
-  command.run(argv, "evals.ewok", about, {"ewok": TASKS["ewok"]})
+  command.run(argv, about, {"ewok": TASKS["ewok"]})
 
 
 if __name__ == "__main__":

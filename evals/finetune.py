@@ -101,7 +101,7 @@ class Heads(classification.Options, answering.Options, retrieval.Options):
 
 def _parser(**defaults) -> cli.Parser:
   """Makes the parser, with other defaults than the settings' own."""
-  parser = cli.Parser(prog="python -m evals.finetune", description=__doc__)
+  parser = cli.Parser(description=__doc__)
   add = parser.add_argument
   checkpoint.add_arguments(parser)
   suites = PRESETS.values()

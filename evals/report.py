@@ -28,7 +28,7 @@ REPORTS = {"antlm": antlm.report, "encoders": encoders.report}
 
 
 def _parser() -> cli.Parser:
-  parser = cli.Parser(prog="python -m evals.report", description=__doc__)
+  parser = cli.Parser(description=__doc__)
   add = parser.add_argument
   add("--runs", type=cli.here, required=True, help="folder of ROW/SEED/")
   add("--output", type=cli.here, help="folder; RUNS/report by default")

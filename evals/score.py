@@ -19,7 +19,7 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   lines = (f"  {name:<16}{task.about}" for name, task in TASKS.items())
   about = __doc__.format(tasks="\n".join(lines))
-  command.run(argv, "evals.score", about, TASKS)
+  command.run(argv, about, TASKS)
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ def _ways(evaluation: Evaluation, row: Row, data) -> Iterator[list[str]]:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command; --config.KEY=VALUE goes to every training."""
-  parser = cli.Parser(prog="./launch/study.sh", description=__doc__)
+  parser = cli.Parser(description=__doc__)
   settings_lib.add_arguments(parser, Settings)
   args, overrides = parser.parse_with_overrides(argv)
   settings = settings_lib.from_args(Settings, args)

@@ -10,4 +10,4 @@ root="$(cd "$(dirname "$0")/.." && pwd)"
 "$root/launch/setup.sh"
 # On a CPU a step maps its memory anew: in large pages (docs/speed.md).
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
-exec "$root/.venv/bin/python" -m evals.study "$@"
+exec "$root/.venv/bin/python" -m antlm_jax.evals.study "$@"

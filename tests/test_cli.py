@@ -1,5 +1,6 @@
 """What all commands do alike with arguments and errors."""
 
+import contextlib
 import errno
 import importlib
 import os
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 
+from antlm_jax import __main__ as antlm
 from antlm_jax import cli, errors, export_hf, prepare, train
 from antlm_jax.errors import UserError
 
@@ -46,6 +48,41 @@ def test_an_empty_argument_may_be_allowed_and_be_the_default():
   parser.add_argument("--note", default="")
   args = parser.parse_args(["--prompt=", "--note="])
   assert args.prompt == "" == args.note
+
+
+def test_an_override_is_a_word_or_two():
+  parser = cli.Parser(prog="it")
+  parser.add_argument("--workdir")
+  words = ["--config.seed", "-1", "--workdir", "w", "--config.curriculum=2C"]
+  args, found = parser.parse_with_overrides([*words, "--config.a.b", "x=y"])
+  assert args.workdir == "w"
+  assert found == ["--config.seed=-1", words[-1], "--config.a.b=x=y"]
+  with pytest.raises(UserError, match="unknown argument 'more'"):
+    parser.parse_with_overrides([*words, "more"])
+
+
+@pytest.mark.parametrize(
+  "words, told",
+  [
+    (["eval", "blimp", "--help"], "usage: antlm eval blimp "),
+    (["train", "-h"], "usage: antlm train "),
+    (["eval", "-h"], "antlm eval ewok "),
+    (["--version"], "antlm 0."),
+  ],
+)
+def test_antlm_runs_and_tells_commands(words, told, capsys, monkeypatch):
+  monkeypatch.setattr(sys, "argv", ["antlm", *words])
+  with contextlib.suppress(SystemExit):
+    antlm.main(words)
+  assert told in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  "words, told", [("trian --x=y", "'train'"), ("eval blip", "'eval blimp'")]
+)
+def test_antlm_knows_what_was_meant(words, told):
+  with pytest.raises(UserError, match=f"no command .*; did you mean {told}"):
+    antlm.main(words.split())
 
 
 @pytest.mark.parametrize(

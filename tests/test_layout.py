@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from antlm_jax.__main__ import COMMANDS
 from antlm_jax.evals.benchmarks import structure
 
 HEAVY = {"torch", "tensorboardX", "matplotlib", "tensorflow", "transformers"}
@@ -76,15 +77,36 @@ def test_importing_the_library_is_light():
   assert not loaded("antlm_jax") & HEAVY
 
 
-def test_no_command_loads_what_only_some_need():
-  commands = [n for n in structure.modules() if _is_command(n)]
-  assert len(commands) > 12
+@pytest.fixture(scope="module")
+def commands():
+  texts = {n: p.read_text("utf-8") for n, p in structure.modules().items()}
+  return {n for n, text in texts.items() if "cli.run(main)" in text}
+
+
+def test_no_command_loads_what_only_some_need(commands):
   assert not loaded(*commands) & HEAVY
 
 
-def _is_command(name: str) -> bool:
-  text = structure.modules()[name].read_text("utf-8")
-  return "cli.run(main)" in text
+def test_antlm_knows_every_command(commands):
+  known = {*COMMANDS.values(), "antlm_jax.__main__"}
+  assert {n for n in commands if ".benchmarks." not in n} == known
+
+
+def test_antlm_tells_them_without_loading_them():
+  code = """
+import sys
+from antlm_jax.__main__ import main
+main([])
+print(*{name.split(".")[0] for name in sys.modules} & {"jax", "numpy"})
+"""
+  done = subprocess.run(
+    [sys.executable, "-c", code], cwd=structure.ROOT, capture_output=True
+  )
+  told = done.stdout.decode().splitlines()
+  assert [line.split("  ")[0] for line in told[:-3]] == [
+    f"antlm {name}" for name in COMMANDS
+  ]
+  assert told[-1] == ""
 
 
 def test_the_gpus_check_needs_few_packages():

@@ -437,7 +437,6 @@ def write(folder: str | Path, **changes: int) -> str:
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(
-    prog="python -m antlm_jax.data.toy_english",
     description="Write the toy English: text/toy.train, text/toy.dev, "
     "pairs/*.jsonl.",
   )

@@ -494,7 +494,7 @@ class Settings:
 
 def main(argv) -> None:
   """Prints a line per case, and writes them to a file."""
-  args = arguments("attention", __doc__, Settings, argv)
+  args = arguments(__doc__, Settings, argv)
   shapes = [SHAPES[name] for name in args.shapes]
   if jax.default_backend() == "cpu":
     machine = args.topology.partition(":")[0] + "-compiled"

@@ -13,11 +13,9 @@ from antlm_jax.runtime import files
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 
-def arguments(name: str, about: str, section: type, argv: Sequence[str]):
+def arguments(about: str, section: type, argv: Sequence[str]):
   """Returns a benchmark's arguments as a section of settings."""
-  parser = cli.Parser(
-    prog=f"python -m evals.benchmarks.{name}", description=about
-  )
+  parser = cli.Parser(description=about)
   settings.add_arguments(parser, section)
   return settings.from_args(section, parser.parse_args(argv))
 

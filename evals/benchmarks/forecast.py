@@ -267,7 +267,7 @@ class Settings:
 
 def main(argv) -> None:
   """Prints a line per case, and writes them to a file."""
-  args = arguments("forecast", __doc__, Settings, argv)
+  args = arguments(__doc__, Settings, argv)
   report = Report(args.output, "forecast errors", _COLUMNS, "<<<<<>")
   found = [
     case

@@ -141,7 +141,7 @@ _COLUMNS = {
 
 def main(argv) -> None:
   """Prints a line per case, writes them as JSON, and draws them."""
-  asked = arguments("growth", __doc__, Settings, argv)
+  asked = arguments(__doc__, Settings, argv)
   report = Report(asked.output, "growth", _COLUMNS, "<>", config=asked.config)
   for target in asked.targets:
     for size in cases():

@@ -100,7 +100,7 @@ def _ends(row: dict) -> tuple[float, float]:
 
 def main(argv: Sequence[str]) -> None:
   """Prints a line per case, and writes them all as JSON."""
-  asked = arguments("peers", __doc__, Settings, argv)
+  asked = arguments(__doc__, Settings, argv)
   device = jax.devices()[0].device_kind
   cores = len(os.sched_getaffinity(0))
   report = Report(

@@ -273,7 +273,7 @@ class Settings:
 
 def main(argv) -> None:
   """Prints a line per size and batch, and writes them all as JSON."""
-  args = arguments("step", __doc__, Settings, argv)
+  args = arguments(__doc__, Settings, argv)
   changes = {"seq_len": args.seq_len, "rows": args.rows}
   changes = {name: n for name, n in changes.items() if n is not None}
   changes = (_SHRUNK if args.shrink else {}) | changes

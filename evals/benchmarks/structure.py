@@ -27,7 +27,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]  # not by the link
 # What may import what: a module those of lower levels, and of its own group,
 # which is a name, and the packages and modules that it has.
 _GROUND = "errors cli units hashing masks settings tables"
-_COMMANDS = "train prepare plan generate fill_mask export_hf import_hf"
+_COMMANDS = "__main__ train prepare plan generate fill_mask export_hf import_hf"
 _EVALS = "blimp ewok score finetune report study benchmarks"
 LEVELS: tuple[dict[str, tuple[str, ...]], ...] = (
   {"ground": tuple(f"antlm_jax.{name}" for name in _GROUND.split())},
@@ -219,9 +219,7 @@ def measure(root: pathlib.Path = ROOT) -> dict[str, Measured]:
 
 def main(argv) -> None:
   """Prints all of it."""
-  cli.Parser(
-    prog="python -m evals.benchmarks.structure", description=__doc__
-  ).parse_args(argv)
+  cli.Parser(description=__doc__).parse_args(argv)
   head = ("", "files", "lines", "longest", "comments")
   head += ("functions", "median", "90 %", "longest")
   found = measure()

@@ -76,7 +76,7 @@ class Settings:
 
 def main(argv) -> None:
   """Prints a line per slice, and writes them all as JSON."""
-  args = arguments("weak_scaling", __doc__, Settings, argv)
+  args = arguments(__doc__, Settings, argv)
   report = Report(
     args.output,
     f"weak scaling {args.generation}",

@@ -123,7 +123,6 @@ _FLAGS = (
 
 def run(
   argv: Sequence[str],
-  module: str,
   description: str,
   tasks: Mapping[str, Task],
 ) -> None:
@@ -131,14 +130,13 @@ def run(
 
   Args:
     argv: The command's arguments; --task, if there is more than one.
-    module: Its name.
     description: Its docstring; this module's is put after it.
     tasks: The tasks that it knows, by name.
 
   Raises:
     UserError: for anything wrong with the checkpoint, data or output.
   """
-  args = _parser(module, description, tasks).parse_args(argv)
+  args = _parser(description, tasks).parse_args(argv)
   asked = settings.from_args(Settings, args)
   task = tasks[args.task]
   _check_flags(args.task, task, asked)
@@ -165,12 +163,10 @@ def run(
   print(f"written to {output}")
 
 
-def _parser(module: str, description: str, tasks) -> cli.Parser:
+def _parser(description: str, tasks) -> cli.Parser:
   _, about_pipelines = pipelines.__doc__.split("\n\n", 1)
   shared = __doc__.format(pipelines=about_pipelines)
-  parser = cli.Parser(
-    prog=f"python -m {module}", description=f"{description}\n{shared}"
-  )
+  parser = cli.Parser(description=f"{description}\n{shared}")
   checkpoint.add_arguments(parser)
   if len(tasks) > 1:
     parser.add_argument(

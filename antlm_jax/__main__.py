@@ -1,0 +1,80 @@
+"""`antlm COMMAND ...`: every command by its name; `python -m antlm_jax` too."""
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import pathlib
+import sys
+from collections.abc import Sequence
+
+import antlm_jax
+from antlm_jax import cli, tables
+from antlm_jax.errors import UserError
+
+# Their modules, each of which has `main(argv)`.
+COMMANDS = {
+  "prepare": "antlm_jax.prepare",
+  "train": "antlm_jax.train",
+  "plan": "antlm_jax.plan",
+  "generate": "antlm_jax.generate",
+  "fill_mask": "antlm_jax.fill_mask",
+  "export": "antlm_jax.export_hf",
+  "import": "antlm_jax.import_hf",
+  "toy_english": "antlm_jax.data.toy_english",
+  "eval blimp": "antlm_jax.evals.blimp",
+  "eval ewok": "antlm_jax.evals.ewok",
+  "eval score": "antlm_jax.evals.score",
+  "eval finetune": "antlm_jax.evals.finetune",
+  "report": "antlm_jax.evals.report",
+  "study": "antlm_jax.evals.study",
+}
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs a command, or says which there are."""
+  if argv == ["--version"]:
+    print(f"antlm {antlm_jax.__version__}")
+    return
+  for words in (2, 1):
+    name = " ".join(argv[:words])
+    if name in COMMANDS:
+      sys.argv[0] = f"antlm {name}"  # what --help calls it
+      importlib.import_module(COMMANDS[name]).main(argv[words:])
+      return
+  print(_table(" ".join(w for w in argv[:2] if not w.startswith("-"))))
+
+
+def _table(name: str) -> str:
+  """Lays out the commands, those of a group such as `eval` alone if asked.
+
+  Raises:
+    UserError: if there are none of this name.
+  """
+  rows = [
+    (f"antlm {command}", _about(module))
+    for command, module in COMMANDS.items()
+    if f"{command} ".startswith(f"{name} ".lstrip())
+  ]
+  if not rows:
+    near = difflib.get_close_matches(name, COMMANDS, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "antlm --help lists them"
+    raise UserError(f"no command {name!r}; {hint}")
+  return f"{tables.text(rows)}\n\nEach has a --help of its own."
+
+
+def _about(module: str) -> str:
+  """The first line of what a module says of itself, which is not imported."""
+  text = pathlib.Path(importlib.util.find_spec(module).origin).read_text(
+    "utf-8"
+  )
+  return ast.get_docstring(ast.parse(text)).partition("\n")[0]
+
+
+def run() -> None:
+  """What is installed as `antlm`."""
+  cli.run(main)
+
+
+if __name__ == "__main__":
+  run()
