@@ -94,6 +94,9 @@ class Train:
   # The run's length, where the curriculum has none: at most one of the two.
   epochs: float = setting(0.0, "length of the run", least=0, most=1e6)
   steps: int = setting(0, "length of the run", least=0)
+  max_epochs: float = setting(
+    0.0, "that a run may have, as by BabyLM's rules 10; 0: any", least=0
+  )
   # objectives: each one's mean, by its weight and its part of the rows.
   loss_average: str = setting(
     "targets", "what the loss is the mean of", choices=LOSS_AVERAGES
@@ -160,6 +163,12 @@ class Eval:
   rows: int = setting(512, "held-out rows, at most", least=0)
   objectives: tuple[str, ...] = setting(("C", "M"), "whose losses")
   pairs: str = setting("", "a folder of minimal pairs to score; none if empty")
+  watch: tuple[str, ...] = setting(
+    (), "held-out losses, such as clm,mlm, whose sum's best step stays"
+  )
+  patience: int = setting(
+    0, "evaluations without a new best that end the run; 0: none do", least=0
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +179,9 @@ class Checkpoint:
   keep_last: int = setting(2, "how many of the newest stay", least=1)
   keep_every: int = setting(0, "steps whose multiples stay; 0: none", least=0)
   at: tuple[int, ...] = setting((), "more steps that are saved, and stay")
+  words: tuple[str, ...] = setting(
+    (), "words of text seen, 1M,10M or babylm, whose steps are, too"
+  )
 
 
 @dataclasses.dataclass(frozen=True)

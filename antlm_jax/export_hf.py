@@ -7,14 +7,18 @@ A llama encoder needs no code of ours there: read causally it is a Llama
 AutoModel, ...). LTG-BERT, and a EuroBERT that predicts masked tokens one
 position before them, bring their code along (trust_remote_code=True).
 --as=both writes FOLDER/causal and FOLDER/bidirectional, the weights once.
+--revisions writes FOLDER/main, the newest step, and for each step of the run's
+checkpoint.words FOLDER/chck_1M, ..., as BabyLM names a repository's revisions.
 
 Nothing goes over the network without --repo.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Sequence
 
 from antlm_jax import cli, settings
+from antlm_jax.errors import UserError
 from antlm_jax.hf import export, weights
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.settings import setting
@@ -31,6 +35,7 @@ class Settings:
   sentence_transformers: bool = setting(
     False, "also as a sentence-transformers model, by the mean over tokens"
   )
+  revisions: bool = setting(False, "also the steps of checkpoint.words")
   repo: str = setting("", "also push it to this repository of the Hub")
 
 
@@ -53,12 +58,45 @@ def main(argv: Sequence[str]) -> None:
   wanted = settings.from_args(Settings, args)
   export.check_new(wanted.output)  # before minutes of reading
   loaded = checkpoint.from_args(args)
-  chosen = ATTENTIONS if args.attention == "both" else (args.attention,)
-  if args.attention is None:
+  step = args.step and f"step-{args.step}"
+  if not wanted.revisions:
+    _export(loaded, args.attention, wanted, wanted.output, step)
+    return
+  steps = _steps(loaded)
+  _export(loaded, args.attention, wanted, f"{wanted.output}/main", None)
+  for name, path in steps.items():
+    output = f"{wanted.output}/{name}"
+    _export(checkpoint.load(path), args.attention, wanted, output, name)
+
+
+def _steps(loaded: checkpoint.Loaded) -> dict[str, pathlib.Path]:
+  """Returns the steps of `checkpoint.words`, by the name of their revision."""
+  there = checkpoint.steps(loaded.run)
+  names = loaded.milestones
+  if not names or not there.keys() & names.values():
+    raise UserError(
+      f"{loaded.run} has no steps by words: train with"
+      " --config.checkpoint.words=babylm, or 1M,2M and so on"
+    )
+  if lacking := [name for name, step in names.items() if step not in there]:
+    print(f"not there, and left out: {', '.join(lacking)}")
+  return {name: there[s] for name, s in names.items() if s in there}
+
+
+def _export(
+  loaded: checkpoint.Loaded,
+  attention: str | None,
+  wanted: Settings,
+  output: str,
+  revision: str | None,
+) -> None:
+  """Writes one model, and pushes it where that is asked for."""
+  chosen = ATTENTIONS if attention == "both" else (attention,)
+  if attention is None:
     chosen = export.trained_attentions(loaded)
   folders = export.export(
     loaded,
-    wanted.output,
+    output,
     chosen,
     wanted.dtype,
     round(wanted.shard_gb * 10**9),
@@ -68,7 +106,7 @@ def main(argv: Sequence[str]) -> None:
     opens = ", ".join(export.target_of(loaded, attention).classes)
     print(f"{path}: {attention}, opens by {opens}")
   if wanted.repo:
-    export.push(folders, wanted.repo, args.step)
+    export.push(folders, wanted.repo, revision)
 
 
 if __name__ == "__main__":

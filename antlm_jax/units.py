@@ -28,6 +28,16 @@ def quantity(number: float, unit: str = "") -> str:
   return f"{number / size:.3g}{' ' if unit else ''}{prefix}{unit}"
 
 
+def number(text: str) -> float:
+  """Reads what `quantity` writes, without a unit: 950, 12.3k, 10M.
+
+  Raises:
+    ValueError: if it is anything else.
+  """
+  size = _PREFIXES.get(text[-1:], 1.0)
+  return float(text[:-1] if text[-1:] in _PREFIXES else text) * size
+
+
 def gib(size: float) -> str:
   """Writes bytes of memory: 12.34 GiB."""
   return f"{size / 2**30:.2f} GiB"

@@ -151,6 +151,42 @@ def test_a_log_line_after_an_end_is_the_mean_of_all_its_steps(
   assert runs.same_params(tmp_path / "run", whole[0])
 
 
+def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
+  prepared, tmp_path, capsys
+):
+  def train(patience):
+    settings = (
+      *("curriculum=8C+52M steps", "schedule.peak_lr=0.02", "eval.watch=clm"),
+      *(f"eval.patience={patience}", "checkpoint.keep_last=1"),
+    )
+    args = runs.train_args(tmp_path / "run", prepared, *SMALL, *settings)
+    command.main(args)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    return summary, capsys.readouterr().out
+
+  summary, printed = train(3)
+  end, best = summary["steps"], summary["best"]["step"]
+  losses = {
+    record["step"]: record["eval/clm/loss"]
+    for record in metrics.read_records(tmp_path / "run")
+    if "eval/clm/loss" in record
+  }
+  # Independently: three in a row that are no new lowest.
+  lowest = [min(list(losses.values())[: i + 1]) for i in range(len(losses))]
+  assert lowest[-4] == lowest[-1] == losses[best] != lowest[-5]
+  assert end == max(losses) < 60 and best == end - 12
+  assert set(checkpoint.steps(tmp_path / "run")) == {best, end}
+  assert f"ended after step {end}: clm got no better in 3" in printed
+  rows = {row["step"] for row in summary["held_out"]}
+  assert rows == {0, 8, best, end}
+  # The same command ends there again; with more patience it goes on.
+  again, printed = train(3)
+  assert again == summary and f"ended after step {end}" in printed
+  longer, _ = train(5)
+  assert longer["steps"] > end and longer["best"] == summary["best"]
+  assert best in checkpoint.steps(tmp_path / "run")
+
+
 @pytest.mark.slow
 def test_a_hook_that_fails_ends_the_run_and_the_other_hooks(train, tmp_path):
   class Broken(hooks.Hook):

@@ -280,6 +280,11 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("model.norm_eps=inf", ("model.norm_eps=inf", "finite")),
     ("curriculum=1e9C", ("curriculum",)),
     ("train.batch_schedule=99999999999x32@0.5", ("batch_size=99999999999",)),
+    ("eval.watch=clm,mntp", ("eval.watch: mntp", "there are clm, mlm")),
+    ("eval.patience=2", ("eval.patience needs eval.watch", "clm, mlm")),
+    ("checkpoint.words=1M", ("1M is never reached", "2.69k words")),
+    ("checkpoint.words=1X", ("'1X' is no number of words", "babylm")),
+    ("train.max_epochs=0.01", (" epochs of the data", "train.max_epochs=0.01")),
   ],
 )
 def test_bad_settings_are_told_in_one_line(prepared, tmp_path, override, words):

@@ -156,6 +156,15 @@ class Order:
     done += self._filled(part, self.starts[index], step)
     return done + part.layout.rows
 
+  def taken(self, step: int) -> int:
+    """Returns how many prepared rows the steps before `step` take.
+
+    A row counts as often as it comes.
+    """
+    index = self._index(step)
+    slots = self._filled(self.parts[index], self.starts[index], step)
+    return self._rows_before[index] + slots * self.parts[index].joined
+
   def batch_size(self, step: int) -> int:
     """Returns how many of a step's slots are filled: the first ones."""
     return self._filled(self.at(step), step, step + 1)

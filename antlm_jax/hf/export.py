@@ -175,8 +175,10 @@ def _share(whole: pathlib.Path, other: pathlib.Path) -> None:
       shutil.copyfile(path, other / path.name)
 
 
-def push(folders: Sequence[pathlib.Path], repo: str, step: int | None) -> None:
-  """Uploads folders to the Hub, a step as a revision of its own.
+def push(
+  folders: Sequence[pathlib.Path], repo: str, revision: str | None
+) -> None:
+  """Uploads folders to the Hub, by default as its main revision.
 
   Several folders go to REPO-causal and REPO-bidirectional. Log in before
   (`hf auth login`).
@@ -187,7 +189,6 @@ def push(folders: Sequence[pathlib.Path], repo: str, step: int | None) -> None:
   import huggingface_hub  # only here does anything go over the network
 
   api = huggingface_hub.HfApi()
-  revision = None if step is None else f"step-{step}"
   for path in folders:
     name = f"{repo}-{path.name}" if len(folders) > 1 else repo
     try:

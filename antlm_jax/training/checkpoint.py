@@ -43,24 +43,30 @@ class Meta:
   tokenizer: Tokenizer
   boundary: str  # special tokens around documents: `antlm_jax.data.packing`
   data: str  # hash of the rows that it was trained on
+  # The run's steps by words of text seen, as `Run.milestones`.
+  milestones: Mapping[str, int] = dataclasses.field(
+    default_factory=dict, kw_only=True
+  )
 
-  def to_json(self) -> dict[str, str]:
-    """Returns plain strings, for orbax to write."""
+  def to_json(self) -> dict[str, Any]:
+    """Returns plain JSON, for orbax to write."""
     return {
       "config": config_lib.to_json(self.config),
       "tokenizer": self.tokenizer.to_json(),
       "boundary": self.boundary,
       "data": self.data,
+      "milestones": dict(self.milestones),
     }
 
   @classmethod
-  def from_json(cls, fields: dict[str, str]) -> "Meta":
-    """Reads `to_json`'s strings."""
+  def from_json(cls, fields: Mapping[str, Any]) -> "Meta":
+    """Reads what `to_json` returns."""
     return cls(
       config_lib.from_json(fields["config"]),
       Tokenizer.from_json(fields["tokenizer"]),
       fields["boundary"],
       fields["data"],
+      milestones=fields.get("milestones", {}),
     )
 
 

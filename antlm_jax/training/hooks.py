@@ -90,6 +90,7 @@ def of_run(
     Log(),
     HeldOut(),
     *given,
+    *([Watch()] if config.eval.watch else []),
     Save(),
     Trace(config.log.trace, folder / "trace"),
   ]
@@ -103,6 +104,12 @@ def is_time(trainer, every: float) -> bool:
   steps = curriculum.amount(every, trainer.total)
   at_end = trainer.step == trainer.total
   return at_end or (steps > 0 and trainer.step % steps == 0)
+
+
+def is_evaluated(trainer) -> bool:
+  """Whether the state is one that evaluators measure."""
+  at_switch = trainer.step in trainer.run.curriculum.switches
+  return at_switch or is_time(trainer, trainer.config.eval.every)
 
 
 class Evaluator(Hook):
@@ -128,8 +135,7 @@ class Evaluator(Hook):
 
   def due(self, trainer) -> bool:
     """As often as the config says, and where the objective changes."""
-    at_switch = trainer.step in trainer.run.curriculum.switches
-    return at_switch or is_time(trainer, trainer.config.eval.every)
+    return is_evaluated(trainer)
 
   def run(self, trainer) -> None:
     """Measures, and records it."""
@@ -187,6 +193,38 @@ class HeldOut(Evaluator):
     return f"held out after step {trainer.step}: {shown}"
 
 
+class Watch(Hook):
+  """Keeps the best step by `eval.watch`, and ends a run that gets no better.
+
+  What was recorded says all, so a run that goes on, also one that was ended,
+  is where it was.
+  """
+
+  spent_on = "evaluation"
+
+  def start(self, trainer) -> None:
+    self.run(trainer)
+
+  def due(self, trainer) -> bool:
+    return is_evaluated(trainer)
+
+  def run(self, trainer) -> None:
+    watch, patience = trainer.config.eval.watch, trainer.config.eval.patience
+    found, best = {}, 0
+    if processes.is_first():
+      found = summary.watched(metrics.read_records(trainer.folder), watch)
+      best = min(found, key=found.get, default=0)
+    since = sum(step > best for step in found)
+    best, since = map(int, processes.largest(lambda: [best, since])())
+    trainer.checkpoints.best = best
+    if patience and since >= patience and trainer.step < trainer.total:
+      trainer.end_here()
+      trainer.say(
+        f"ended after step {trainer.step}: {' + '.join(watch)} got no better in"
+        f" {since} evaluations, and is best after step {best}"
+      )
+
+
 class Save(Hook):
   """Saves as `checkpoint` says, and where a signal ends the run."""
 
@@ -196,8 +234,9 @@ class Save(Hook):
     self._saved = trainer.step
 
   def due(self, trainer) -> bool:
-    settings = trainer.config.checkpoint
-    return trainer.step in settings.at or is_time(trainer, settings.every)
+    return trainer.checkpoints.keeps(trainer.step) or is_time(
+      trainer, trainer.config.checkpoint.every
+    )
 
   def run(self, trainer) -> None:
     if trainer.step != self._saved:

@@ -73,7 +73,7 @@ class Trainer:
     config: Its config.
     workdir: Its folder.
     folder: The folder on this machine for the files that grow.
-    total: Its number of steps.
+    total: Its number of steps; fewer than the curriculum's if it ends early.
     state: The state after `step` steps.
     step: Number of steps done.
     resumed: Whether it goes on from a checkpoint of its own.
@@ -155,12 +155,13 @@ class Trainer:
       self._take(batch)
       # Hooks that are due take the device's lead away: they need the state,
       # and its loss is to be known to be good before it is saved.
-      due = [hook for hook in self.hooks if hook.due(self)]
-      if due:
+      if any(hook.due(self) for hook in self.hooks):
         self._settle()
-      for hook in due:
-        with self.ledger.time(hook.spent_on):
-          hook.run(self)
+        for hook in self.hooks:
+          # Asked again: one before may have ended the run here.
+          if hook.due(self):
+            with self.ledger.time(hook.spent_on):
+              hook.run(self)
     with self.ledger.time("checkpoint"):
       self.checkpoints.wait()
     found = self._sum_up() if processes.is_first() else None
@@ -259,6 +260,10 @@ class Trainer:
     """Shows a line of its own."""
     self.progress.say(line)
 
+  def end_here(self) -> None:
+    """Ends the run after the steps done, as if the curriculum did."""
+    self.total = self.step
+
   def save(self) -> None:
     """Begins to save the state, whose loss is known to be good."""
     # First, so that no checkpoint is ahead of the bucket's metrics.
@@ -279,12 +284,15 @@ class Trainer:
     """Writes the summary and the picture, and prints the summary."""
     run, records = self.run, metrics.read_records(self.folder)
     unigram = run.unigram_entropy()
-    rows = summary.held_out(records, run.curriculum)
+    watched = summary.watched(records, self.config.eval.watch)
+    best = min(watched, key=watched.get, default=None)
+    rows = summary.held_out(records, run.curriculum, self.total, best)
     found = {
       "steps": self.total,
       "parameters": run.model.size,
       "unigram_entropy": unigram,
-      "switches": list(run.curriculum.switches),
+      "switches": [s for s in run.curriculum.switches if s < self.total],
+      "best": watched and {"step": best, "loss": watched[best]},
       "held_out": rows,
       "seconds": {**self.ledger.seconds, "total": self.ledger.total},
     }
@@ -299,7 +307,9 @@ class Trainer:
     plots.curves(records, run.curriculum, names, unigram, picture)
     for line in (
       f"\ndone: {self.total} steps in {self.ledger}\n",
-      *summary.table(rows, unigram, run.curriculum, list(run.eval_sources())),
+      *summary.table(
+        rows, unigram, run.curriculum, list(run.eval_sources()), self.total
+      ),
       f"\ncurves, metrics, checkpoints: {self.workdir}",
     ):
       self.say(line)

@@ -1,7 +1,10 @@
 """A run: everything that training needs, built and checked from its config."""
 
+import bisect
+import contextlib
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 
 import jax
@@ -9,7 +12,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
-from antlm_jax import models
+from antlm_jax import models, units
 from antlm_jax.data import order as order_lib
 from antlm_jax.data.order import Order, Part
 from antlm_jax.data.packing import BOUNDARIES
@@ -27,6 +30,16 @@ from antlm_jax.runtime import buckets, sharding
 from antlm_jax.training import optim
 from antlm_jax.training.checkpoint import Meta
 from antlm_jax.training.step import TrainStep
+
+# BabyLM's checkpoints, in words of text seen: every million up to 10M, every
+# ten up to 100M, every hundred up to a billion (its guidelines of 2025).
+BABYLM = "babylm"
+_OF_BABYLM = [
+  count * unit * 1e6 for unit in (1, 10, 100) for count in range(1, 10)
+] + [1e9]
+# The end of a run stands for so much more than it sees: of 10M words some are
+# held out, and ten epochs of the rest are to give chck_100M.
+_ABOUT = 1.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,7 +79,49 @@ class Run:
       self.tokenizer,
       boundary=self.manifest.settings["boundary"],
       data=self.manifest.splits["train"].sha256,
+      milestones=self.milestones,
     )
+
+  @property
+  def epochs(self) -> float:
+    """How often the run takes each of its rows."""
+    return self.curriculum.steps / self.order.steps_per_epoch
+
+  def is_over(self, epochs: float) -> bool:
+    """Whether the run has more epochs than these."""
+    # Phases end at whole steps, so the last step may be partly over it.
+    return self.curriculum.steps - 1 >= epochs * self.order.steps_per_epoch
+
+  def words(self, step: int) -> float:
+    """Returns how many words of text the first `step` steps see.
+
+    A text counts as often as it comes. Rows count by their mean number of
+    words, so that an epoch has those of its text, as spaces divide them.
+    """
+    split = self.manifest.splits["train"]
+    in_rows = split.words * (1 - split.dropped / split.tokens)
+    return self.order.taken(step) * in_rows / split.rows
+
+  @functools.cached_property
+  def milestones(self) -> dict[str, int]:
+    """The steps of `checkpoint.words`, by BabyLM's name, such as chck_1M.
+
+    Raises:
+      UserError: for what is no number of words, or more than the run sees.
+    """
+    out, steps = {}, self.curriculum.steps
+    most = self.words(steps) * _ABOUT
+    for text in self.config.checkpoint.words:
+      for words in _words(text):
+        if words <= most:
+          step = bisect.bisect_left(range(steps), words, key=self.words)
+          out[f"chck_{words / 1e6:g}M"] = max(step, 1)
+        elif text != BABYLM:
+          raise UserError(
+            f"checkpoint.words={text} is never reached: the run sees"
+            f" {units.quantity(self.words(steps))} words"
+          )
+    return out
 
   def source(self) -> Source:
     """Returns the training steps as batches."""
@@ -212,6 +267,17 @@ class Run:
     return before, after
 
 
+def _words(text: str) -> Sequence[float]:
+  if text == BABYLM:
+    return _OF_BABYLM
+  with contextlib.suppress(ValueError):
+    if 0 < (words := units.number(text)) < math.inf:
+      return [words]
+  raise UserError(
+    f"checkpoint.words={text!a} is no number of words, such as 1M, nor {BABYLM}"
+  )
+
+
 def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
   """Returns what the objectives need to know of a tokenizer."""
   return Vocabulary(
@@ -230,8 +296,34 @@ def build(config: ConfigDict) -> Run:
   """
   config_lib.check(config)  # it may be made in Python, not loaded from a file
   run = assemble(config, **read_data(config))
-  _ = run.attention  # raises now what is wrong with the batches
+  # These raise now what is wrong with them.
+  _ = run.attention, run.milestones
+  _check_epochs(run)
+  _check_watch(run)
   return run
+
+
+def _check_epochs(run: Run) -> None:
+  most = run.config.train.max_epochs
+  if most and run.is_over(most):
+    raise UserError(
+      f"the curriculum takes {run.epochs:.4g} epochs of the data, over"
+      f" train.max_epochs={most:g}: shorten it, or write its counts as shares"
+      f" (such as 20%C+80%M) of train.epochs={most:g}"
+    )
+
+
+def _check_watch(run: Run) -> None:
+  watch, known = run.config.eval.watch, list(run.eval_sources())
+  if unknown := [name for name in watch if name not in known]:
+    raise UserError(
+      f"eval.watch: {unknown[0]} is not measured; there are {', '.join(known)}"
+    )
+  if run.config.eval.patience and not watch:
+    raise UserError(
+      "eval.patience needs eval.watch, the held-out losses that are to get"
+      f" better: one or more of {', '.join(known)}"
+    )
 
 
 def read_data(config: ConfigDict) -> dict:

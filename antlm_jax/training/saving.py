@@ -190,19 +190,35 @@ def _check_same_model(path: pathlib.Path, meta: Meta, run: Run) -> None:
 # ------------------------------------------------------------------ checkpoints
 
 
+@dataclasses.dataclass
+class _Chosen(policies.PreservationPolicy):
+  """Keeps the steps of which a function says so."""
+
+  keeps: Callable[[int], bool]
+
+  def should_preserve(self, checkpoints, *, context):
+    return [self.keeps(found.step) for found in checkpoints]
+
+
 class Checkpoints:
   """The checkpoints of a run, saved in the background.
 
-  `meta` is written into every step; `settings`, the config's section of this
-  name, says which steps are kept.
+  `meta` is written into every step; it and `settings`, the config's section of
+  this name, say which steps are kept.
+
+  Attributes:
+    best: The step that is best so far, which is kept as well; None if nobody
+      says so.
+    last_good: The newest whole step, or None.
   """
 
   def __init__(self, workdir, meta: Meta, settings: config_lib.Checkpoint):
     self.workdir = files.path(workdir)
     self._folder = self.workdir / checkpoint.FOLDER
     self._meta = meta.to_json()
-    kept = [policies.LatestN(settings.keep_last)]
-    kept += [policies.CustomSteps(list(settings.at))]
+    self._chosen = {*settings.at, *meta.milestones.values()}
+    self.best: int | None = None
+    kept = [policies.LatestN(settings.keep_last), _Chosen(self.keeps)]
     if settings.keep_every:
       kept += [policies.EveryNSteps(settings.keep_every)]
     self._options = ocp.CheckpointManagerOptions(
@@ -213,8 +229,11 @@ class Checkpoints:
     # Made with the first save: it makes the folder, and sees what is in it.
     self._manager: ocp.CheckpointManager | None = None
     self._saving: int | None = None
-    # The newest whole step, or None.
     self.last_good: int | None = max(checkpoint.steps(workdir), default=None)
+
+  def keeps(self, step: int) -> bool:
+    """Whether a step is to be saved, and to stay when it is not the newest."""
+    return step in self._chosen or step == self.best
 
   def save(self, step: int, state: TrainState, window: Mapping) -> None:
     """Begins to save; waits for the save before it.

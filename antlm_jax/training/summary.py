@@ -8,9 +8,10 @@ import jax
 from antlm_jax import tables, units
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import compilation, sharding
-from antlm_jax.training.metrics import PAIRS
+from antlm_jax.training.metrics import PAIRS, by_step
 from antlm_jax.training.run import Run
 
+_BABYLM_EPOCHS = 10  # that a submission may have, since 2025
 _ROWS = 12  # of the table: the beginning and the end tell it; the file has all
 
 
@@ -24,6 +25,11 @@ def of_run(run: Run) -> Iterator[str]:
     f" {run.config.train.batch_size} x {run.train_rows.seq_len} tokens on"
     f" {jax.device_count()} {device.device_kind}"
   )
+  if run.is_over(_BABYLM_EPOCHS):
+    yield (
+      f"that is {run.epochs:.3g} epochs of its data, where BabyLM's rules allow"
+      f" {_BABYLM_EPOCHS} (train.max_epochs={_BABYLM_EPOCHS} refuses more)"
+    )
   by_name: dict[str, list[str]] = {}
   for batch, name in run.attention.items():
     by_name.setdefault(name, []).append(batch)
@@ -51,15 +57,29 @@ def of_evaluation(values: Mapping[str, float]) -> str:
   return " · ".join(parts)
 
 
-def held_out(records: Sequence[dict], curriculum: Curriculum) -> list[dict]:
-  """Returns the evaluations at the start, at each switch and at the end."""
-  rows = {}
-  for record in records:
-    values = {k: v for k, v in record.items() if k.startswith("eval/")}
-    if values:  # each evaluator has a record of its own
-      rows.setdefault(record["step"], {"step": record["step"]}).update(values)
-  wanted = {min(rows, default=0), *curriculum.switches, curriculum.steps}
+def held_out(
+  records: Sequence[dict], curriculum: Curriculum, end: int, best: int | None
+) -> list[dict]:
+  """Returns the evaluations at the start, each switch, the best and the end."""
+  rows = {
+    step: {"step": step} | found
+    for step, row in by_step(records).items()
+    if (found := {k: v for k, v in row.items() if k.startswith("eval/")})
+  }
+  wanted = {min(rows, default=0), *curriculum.switches, best, end}
   return [row for step, row in rows.items() if step in wanted]
+
+
+def watched(
+  records: Sequence[dict], objectives: Sequence[str]
+) -> dict[int, float]:
+  """Returns the sum of held-out losses in nats, by step."""
+  keys = [f"eval/{name}/loss" for name in objectives]
+  return {
+    step: sum(row[key] for key in keys)
+    for step, row in by_step(records).items()
+    if keys and all(key in row for key in keys)
+  }
 
 
 def table(
@@ -67,6 +87,7 @@ def table(
   unigram_entropy: float,
   curriculum: Curriculum,
   objectives: Sequence[str],
+  end: int,
 ) -> list[str]:
   """Returns `held_out`'s rows as a table.
 
@@ -77,7 +98,7 @@ def table(
   columns = [f"eval/{name}/loss" for name in objectives] + modes
   names = [*objectives, *(f"pairs {key.removeprefix(PAIRS)}" for key in modes)]
   lines = [
-    [_moment(row["step"], curriculum)]
+    [_moment(row["step"], curriculum, end)]
     + [f"{row.get(key, math.nan):.3f}" for key in columns]
     for row in rows
   ]
@@ -88,9 +109,9 @@ def table(
   return tables.text(lines, head, "<>").splitlines()
 
 
-def _moment(step: int, curriculum: Curriculum) -> str:
+def _moment(step: int, curriculum: Curriculum, end: int) -> str:
   """Says where in the curriculum a number of steps done is."""
-  if step == curriculum.steps:
+  if step == end:
     return f"after step {step} (end)"
   if step in curriculum.switches:
     before, after = curriculum.at(step - 1), curriculum.at(step)

@@ -1,0 +1,81 @@
+"""Checkpoints by words of text seen, and the folders they are exported as."""
+
+import types
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from antlm_jax import config
+from antlm_jax.training import checkpoint
+from antlm_jax.training import run as run_lib
+from tests import runs
+
+
+@pytest.mark.parametrize("schedule", ["", "8x64@0.4"])
+def test_a_milestone_is_the_step_that_has_seen_the_words(prepared, schedule):
+  settings = (
+    *("curriculum=30C+30M steps", "train.batch_size=32"),
+    *(f"train.batch_schedule={schedule}", "checkpoint.words=3k,12k,20k"),
+  )
+  spec, _, *rest = runs.train_args("unused", prepared, *settings)
+  run = run_lib.build(config.load(spec.removeprefix("--config="), rest))
+  # Independently: the words that the rows of each step decode to.
+  seen = [0]
+  for step in range(60):
+    rows = run.order.rows(step)[: run.order.batch_size(step)]
+    tokens, _ = run.train_rows.read(rows.reshape(-1))
+    texts = (run.tokenizer.decode(row) for row in tokens)
+    seen.append(seen[-1] + sum(len(text.split()) for text in texts))
+  for name, words in {"0.003": 3e3, "0.012": 12e3, "0.02": 20e3}.items():
+    step = run.milestones[f"chck_{name}M"]
+    exact = next(s for s in range(61) if seen[s] >= words)
+    assert abs(step - exact) <= 1
+  assert run.words(60) == pytest.approx(seen[60], rel=0.01)
+  # An epoch sees each word of the text once.
+  words = run.manifest.splits["train"].words
+  epochs = run.order.taken(60) / len(run.train_rows)
+  assert run.words(60) == pytest.approx(words * epochs)
+  assert np.isclose(epochs, run.epochs, rtol=0.02)
+
+
+class FakeHub:
+  """Remembers what is uploaded, and as which revision."""
+
+  uploads: ClassVar[dict] = {}
+
+  def create_repo(self, name, exist_ok):
+    return types.SimpleNamespace(repo_id=name)
+
+  def create_branch(self, name, branch, exist_ok):
+    self.uploads[branch] = None
+
+  def upload_folder(self, folder_path, revision, **_):
+    assert revision is None or revision in self.uploads
+    self.uploads[revision] = folder_path
+
+
+def test_milestones_stay_and_are_exported_as_revisions(
+  prepared, tmp_path, monkeypatch
+):
+  settings = (
+    *("curriculum=12C steps", "model.layers=1", "eval.rows=0", "log.writers="),
+    *("checkpoint.words=200,400,600", "checkpoint.keep_last=1"),
+  )
+  run, output = tmp_path / "run", tmp_path / "out"
+  runs.main("antlm_jax.train", *runs.train_args(run, prepared, *settings))
+  steps = checkpoint.load(run).milestones
+  assert list(steps) == ["chck_0.0002M", "chck_0.0004M", "chck_0.0006M"]
+  assert set(checkpoint.steps(run)) == {*steps.values(), 12}
+  monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
+  words = (f"--checkpoint={run}", f"--output={output}", "--revisions")
+  runs.main("antlm_jax.export_hf", *words, "--repo=it")
+  assert {p.name for p in output.iterdir()} == {"main", *steps}
+  assert FakeHub.uploads == {
+    None if p.name == "main" else p.name: p for p in output.iterdir()
+  }
+  for name, step in {"main": 12, **steps}.items():
+    tensors = safetensors.numpy.load_file(output / name / "model.safetensors")
+    trained = checkpoint.load(run, step).params["norm/scale"]
+    np.testing.assert_array_equal(tensors["model.norm.weight"], trained)
