@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import math
 import os
 import pathlib
 import shutil
@@ -18,8 +17,8 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax import errors, prepare
-from antlm_jax.data import packing, preparation, prepared, rows, text, tokenizer
-from antlm_jax.data.documents import TextConfig, build
+from antlm_jax.data import packing, preparation, prepared, rows, tokenizer
+from antlm_jax.data.documents import Texts, build
 from antlm_jax.data.preparation import Settings
 from antlm_jax.data.prepared import Manifest, Prepared
 
@@ -55,116 +54,21 @@ def small(corpus, output, **changes) -> Settings:
   return Settings(text=(str(corpus),), output=str(output), **asked)
 
 
-# Text
-
-
-def documents(tmp_path, content: bytes, rule: str) -> list[str]:
-  (tmp_path / "a.txt").write_bytes(content)
-  return list(text.documents([tmp_path / "a.txt"], text.RULES[rule]))
-
-
-def test_auto_ends_documents_at_blank_lines_and_headings(tmp_path):
-  content = b"\xef\xbb\xbfa\r\nb\r\n \r\n\r\n= = = T = = =\nc\n= = = U = = =\nd"
-  assert documents(tmp_path, content, "auto") == [
-    "a\nb",
-    "= = = T = = =\nc",
-    "= = = U = = =\nd",
-  ]
-
-
-def test_old_mac_line_ends_are_line_ends(tmp_path):
-  content = b"a\rb\r\rc\r= = = T = = =\rd \xe2\x80\xa8 e\r"
-  found = documents(tmp_path, content, "auto")
-  assert found == ["a\nb", "c", "= = = T = = =\nd \u2028 e"]
-
-
-@pytest.mark.parametrize("word", ["猫在看狗", "word "])
-def test_one_line_makes_several_documents(tmp_path, word):
-  line = word * (200_000 // len(word))
-  found = documents(tmp_path, line.encode(), "auto")
-  assert len(found) >= 3 and max(map(len, found)) < 90_000
-  assert "".join(found) == line.strip() or " ".join(found) == line.strip()
-
-
-def test_auto_ends_a_long_document_at_a_line_end(tmp_path):
-  found = documents(tmp_path, b"word word\n" * 20_000, "auto")
-  assert [len(d) for d in found[:-1]] == [65_539, 65_539, 65_539]
-  assert "\n".join(found) == "\n".join(["word word"] * 20_000)
-
-
-def test_line_and_file_rules(tmp_path):
-  content = b"a b\n\nc\n  \nd e"
-  assert documents(tmp_path, content, "line") == ["a b", "c", "d e"]
-  assert documents(tmp_path, content, "file") == ["a b\n\nc\n  \nd e"]
-
-
-@pytest.mark.parametrize("rule", text.RULES)
-def test_one_huge_line_is_cut_between_words(tmp_path, rule):
-  found = documents(tmp_path, "wörd ".encode() * 600_000, rule)
-  assert max(map(len, found)) < 3 << 20
-  assert sum(len(d.split()) for d in found) == 600_000
-  assert set(" ".join(found).split()) == {"wörd"}
-
-
-def test_characters_across_a_block_are_whole(tmp_path):
-  content = "é" * (1 << 20)
-  for shift in ("", "x"):
-    found = documents(tmp_path, (shift + content).encode(), "file")
-    assert "".join(found) == shift + content
-
-
-def test_the_bad_byte_is_located(tmp_path):
-  for content, byte in [(b"ok\nx\xff", 4), (b"ab\n" + b"e" * (1 << 21), None)]:
-    if byte is None:
-      content, byte = content + b"\xc3", len(content)
-    with pytest.raises(errors.UserError, match=rf"a\.txt .*byte {byte};"):
-      documents(tmp_path, content, "auto")
-
-
-def test_babylm_suffixes_make_the_splits(tmp_path):
-  for name in ("x.train", "sub/y.train.txt", "x.dev", "y.dev.txt", "list.txt"):
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("text")
-  found = text.find([tmp_path, tmp_path / "x.train"])
-  assert {f.name for f in found.train} == {"x.train", "y.train.txt"}
-  assert {f.name for f in found.dev} == {"x.dev", "y.dev.txt"}
-
-
-@hypothesis.given(st.integers(1, 300), st.floats(0.005, 0.5))
-@hypothesis.settings(deadline=None, max_examples=30)
-def test_the_held_out_share_is_spread_and_disjoint(tmp_path_factory, n, share):
-  path = tmp_path_factory.mktemp("text") / "a.txt"
-  path.write_text("".join(f"{i}\n" for i in range(n)))
-  sources = text.find([path])
-  splits = [
-    list(text.split_documents(sources, s, text.RULES["line"], share))
-    for s in text.SPLITS
-  ]
-  assert sorted(splits[0] + splits[1], key=int) == [str(i) for i in range(n)]
-  assert 1 <= len(splits[1]) <= share * n + 1
-  whole = (sources, "train", text.RULES["line"], 0.1)
-  some = list(text.split_documents(*whole, share))
-  every = list(text.split_documents(*whole))
-  assert len(some) == math.ceil(share * len(every) - 1e-9)
-  assert [int(d) for d in some] == sorted(int(d) for d in some)
-  # Of any ten in a row, as many as of all, give or take one.
-  taken = np.isin(every, some)
-  windows = np.convolve(taken, np.ones(10), "valid") if n > 20 else [10 * share]
-  assert np.abs(np.array(windows) - 10 * share).max() <= 1 + 1e-6
-
-
 # The dataset
 
 
-def test_dataset_keeps_order_across_shards(corpus, tmp_path, monkeypatch):
-  monkeypatch.setattr("antlm_jax.data.documents._SHARD_CHARACTERS", 1000)
-  config = TextConfig(name="text", sources=text.find([corpus]))
-  builder = build(tmp_path / "out", config)
+def test_dataset_keeps_order_across_shards(tmp_path, monkeypatch):
+  monkeypatch.setattr("antlm_jax.data.documents._SHARD_BYTES", 1000)
+  lines = {"train": make_text(300).splitlines(), "dev": ["a dog ."]}
+  texts = {
+    split: Texts(lambda of=of: iter(of), sum(map(len, of)))
+    for split, of in lines.items()
+  }
+  builder = build(tmp_path / "out", texts)
   assert builder.info.splits["train"].num_shards > 3
-  for split in text.SPLITS:
+  for split, of in lines.items():
     found = [e["text"].decode() for e in builder.as_data_source(split)]
-    files = [corpus / f"a.{split}"]
-    assert found == list(text.documents(files, text.RULES["auto"]))
+    assert found == of
   assert "tensorflow" not in sys.modules
 
 
@@ -622,10 +526,9 @@ def test_bad_settings(corpus, tmp_path, changes, message):
 BAD_TEXTS = [
   (None, "does not exist"),
   ({}, "no text to train on"),
-  ({"a.csv": b"x"}, "no text to train on"),
+  ({"a.pdf": b"x"}, "no text to train on.*of no known kind: a.pdf"),
   ({"a.txt": b" \n\n"}, "no words"),
-  ({"a.txt": b"one document"}, "no document for train"),
-  ({"a.txt": b"x" * 60_000}, "no document for train.*divide it by blank"),
+  ({"a.txt": b"one document"}, "no words for dev"),
   ({"a.txt": b"fine\n\nfine\n\n" * 9 + b"\xff"}, r"byte 108;"),
   ({"a.train": b"a b c\n\n" * 99, "a.dev": b"x"}, "the dev split has"),
 ]

@@ -8,6 +8,8 @@ the documents as a tensorflow-datasets dataset.
 import collections
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import os
 import pathlib
 import shutil
@@ -19,7 +21,9 @@ import tqdm
 
 from antlm_jax import cli
 from antlm_jax import settings as settings_lib
-from antlm_jax.data import packing, prepared, rows, text
+from antlm_jax.data import corpus as corpus_lib
+from antlm_jax.data import formats, packing, prepared, rows, splits
+from antlm_jax.data.corpus import Corpus
 from antlm_jax.data.packing import BOUNDARIES, PACKINGS
 from antlm_jax.data.text import RULES
 from antlm_jax.data.tokenizer import KINDS, Tokenizer
@@ -29,8 +33,8 @@ from antlm_jax.settings import setting
 
 _MARKER = ".antlm_jax_prepare"  # tells our unfinished folders from others
 _DOCUMENTS = "documents"
-# Text encoded at once; the tokenizers library needs about 100 bytes a token.
-_BATCH_CHARACTERS = 1 << 22
+# Text encoded at once; the tokenizers library needs 30 times as much for it.
+_BATCH_BYTES = 1 << 22
 # Documents read at once: one by one is ten times slower, and each may be 1 MiB.
 _READ = 64
 
@@ -40,13 +44,24 @@ class Settings:
   """What to prepare, and how: the arguments of `antlm_jax.prepare`."""
 
   text: tuple[str, ...] = setting(
-    help="text files or folders: BabyLM's *.train and *.dev, or *.txt",
+    help="what to train on: files, folders, globs, or a dataset of Hugging"
+    " Face's, hf://NAME[:CONFIG][:SPLIT]; what is named dev is held out",
     nargs="+",
     action="extend",
     required=False,
     metavar="PATH",
   )
   output: str = setting(help="folder to prepare", read=cli.here)
+  dev: tuple[str, ...] = setting(
+    (),
+    "what to hold out, as --text",
+    nargs="+",
+    action="extend",
+    metavar="PATH",
+  )
+  column: str = setting(
+    "text", "what to read of records, of jsonl, parquet, csv and the like"
+  )
   tokenizer: str | None = setting(
     None, "a tokenizer.json; without, one is trained"
   )
@@ -63,7 +78,8 @@ class Settings:
   )
   documents: str = setting(
     "auto",
-    "what ends one: blank lines, headings or 64 KiB; each line; or each file",
+    "what one is in plain text: all under a heading ` = Title = `, or up to a"
+    " blank line or 64 KiB; a line; or a file",
     choices=tuple(RULES),
   )
   boundary: str = setting(
@@ -73,7 +89,7 @@ class Settings:
   )
   dev_share: float = setting(
     0.02,
-    "share of the documents held out if there are no dev files",
+    "share of the text that is held out if nothing is named dev",
     over=0,
     most=0.5,
   )
@@ -92,8 +108,14 @@ def prepare(settings: Settings) -> prepared.Manifest:
   """
   # All that can be refused is, before anything is written.
   _check(settings)
-  sources = text.find(settings.text)
-  asked, hashed = _asked(settings), _hashed(sources)
+  corpus = corpus_lib.find(
+    settings.text,
+    settings.dev,
+    documents=settings.documents,
+    column=settings.column,
+  )
+  print(corpus, flush=True)
+  asked, hashed = _asked(settings), _hashed(corpus)
   output = pathlib.Path(settings.output)
   # Not pathlib's, which raises at names that cannot be.
   if os.path.exists(output / prepared.MANIFEST):
@@ -102,7 +124,7 @@ def prepare(settings: Settings) -> prepared.Manifest:
     print(f"{output} is already prepared with these settings and this text")
     return manifest
   with _claimed(output):
-    return _write(settings, sources, asked, hashed, output)
+    return _write(settings, corpus, asked, hashed, output)
 
 
 # ----------------------------------------------------- the settings, the text
@@ -147,24 +169,31 @@ def _asked(settings: Settings) -> dict:
   """Returns what the result depends on, as the manifest keeps it."""
   # Where things lie does not matter; a given tokenizer counts by its content.
   asked = dataclasses.asdict(settings)
-  del asked["output"], asked["text"]
+  del asked["output"], asked["text"], asked["dev"]
   if settings.tokenizer:
     asked["tokenizer"] = prepared.sha256(settings.tokenizer)
     del asked["vocab_size"], asked["kind"]
   return asked
 
 
-def _hashed(sources: text.Sources) -> list[dict]:
+def _hashed(corpus: Corpus) -> list[dict]:
   return [
-    {
-      "split": split,
-      "path": str(file),
-      "bytes": file.stat().st_size,
-      "sha256": prepared.sha256(file),
-    }
-    for split in text.SPLITS
-    for file in getattr(sources, split)
+    {"split": split, "path": source, **_content(source, corpus)}
+    for split in splits.SPLITS
+    for source in getattr(corpus, split)
   ]
+
+
+def _content(source: str, corpus: Corpus) -> dict:
+  if not source.startswith(formats.HUB):
+    size, digest = os.path.getsize(source), prepared.sha256(source)
+    return {"bytes": size, "sha256": digest}
+  # A dataset has no file of its own: its text stands for it.
+  size, digest = 0, hashlib.sha256()
+  for text, _ in dataclasses.replace(corpus, train=(source,)).pieces("train"):
+    size += len(text.encode("utf-8"))
+    digest.update(text.encode("utf-8") + b"\0")
+  return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def _check_same(
@@ -231,7 +260,7 @@ def _clear(output: pathlib.Path) -> None:
   for name in (
     prepared.TOKENIZER,
     prepared.MANIFEST,
-    *map(prepared.rows_file, text.SPLITS),
+    *map(prepared.rows_file, splits.SPLITS),
   ):
     (output / name).unlink(missing_ok=True)
 
@@ -241,23 +270,22 @@ def _clear(output: pathlib.Path) -> None:
 
 def _write(
   settings: Settings,
-  sources: text.Sources,
+  corpus: Corpus,
   asked: dict,
   hashed: list[dict],
   output: pathlib.Path,
 ) -> prepared.Manifest:
   begin = time.monotonic()
-  number = f"{len(hashed)} {'file' if len(hashed) == 1 else 'files'}"
-  with _stage(f"documents of {number}"):
-    documents = _documents(settings, sources, output)
+  with _stage("documents"):
+    documents = _documents(settings, corpus, output)
   # On the train split alone: what is held out stays unseen.
   with _stage("tokenizer"):
     tokenizer = _tokenizer(settings, documents["train"])
     (output / prepared.TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
-  splits = {}
-  for split in text.SPLITS:
+  written = {}
+  for split in splits.SPLITS:
     with _stage(f"rows of {split}"):
-      splits[split] = _split(
+      written[split] = _split(
         settings, tokenizer, documents[split], output, split
       )
   manifest = prepared.Manifest(
@@ -270,7 +298,7 @@ def _write(
     seq_len=settings.seq_len,
     dtype=rows.token_dtype(tokenizer.vocab_size),
     segmented=settings.packing != "stream",
-    splits=splits,
+    splits=written,
   )
   manifest.save(output)  # last: from now on the folder is whole
   print(_summary(manifest, output, time.monotonic() - begin))
@@ -285,38 +313,40 @@ def _stage(name: str) -> Iterator[None]:
 
 
 def _documents(
-  settings: Settings, sources: text.Sources, output: pathlib.Path
+  settings: Settings, corpus: Corpus, output: pathlib.Path
 ) -> dict[str, Sequence]:
   """Writes the documents, and opens each split of them."""
   from antlm_jax.data import documents  # slow to import: not for --help
 
-  config = documents.TextConfig(
-    name="text",
-    sources=sources,
-    documents=settings.documents,
-    dev_share=settings.dev_share,
-    share=settings.share,
-  )
-  builder = documents.build(output / _DOCUMENTS, config)
-  counts = {
-    name: info.num_examples for name, info in builder.info.splits.items()
-  }
-  where = " ".join(settings.text)
-  if not any(counts.values()):
-    raise UserError(f"no words in {where}; give files with text")
-  for split, count in counts.items():
-    if not count:
-      raise UserError(
-        f"no document for {split} in {where}; give more text, or divide it by"
-        " blank lines, or by any line ends and --documents=line"
+  division = splits.Division.of(corpus, settings.dev_share, settings.share)
+  if division.cut:
+    print(
+      "the documents are too few or too large to hold out whole ones: dev is"
+      f" the end of document {division.cut}"
+    )
+  builder = documents.build(
+    output / _DOCUMENTS,
+    {
+      split: documents.Texts(
+        functools.partial(division.texts, split), division.size(split)
       )
-  return {split: builder.as_data_source(split) for split in text.SPLITS}
+      for split in splits.SPLITS
+    },
+  )
+  for split, info in builder.info.splits.items():
+    if not info.num_examples:
+      where = " ".join((*settings.text, *settings.dev))
+      raise UserError(f"no words for {split} in {where}; give more text")
+  return {split: builder.as_data_source(split) for split in splits.SPLITS}
 
 
 def _tokenizer(settings: Settings, documents: Sequence) -> Tokenizer:
   if settings.tokenizer:
     return Tokenizer.load(settings.tokenizer)
-  texts = (document for batch in _batches(documents) for document in batch)
+  # Spread over the text, since a tokenizer may be trained on a part of it.
+  order = sorted(range(0, len(documents), _READ), key=lambda i: i * 0.618 % 1)
+  batches = _batches(documents, order=order)
+  texts = (document for batch in batches for document in batch)
   return Tokenizer.train(texts, settings.vocab_size, settings.kind)
 
 
@@ -341,7 +371,8 @@ def _split(
   if not count:
     raise UserError(
       f"the {name} split has {tally['tokens']} tokens, less than a row of"
-      f" {settings.seq_len}; give more text or a smaller --seq_len"
+      f" {settings.seq_len}; give more text, a smaller --seq_len or, if it is"
+      " held out, a larger --dev_share"
     )
   # Packing either drops the last tokens or pads: one of the two is 0.
   spare = count * settings.seq_len - tally["tokens"]
@@ -386,22 +417,27 @@ def _pack(
   return packing.stream(documents, settings.seq_len)
 
 
-def _batches(documents: Sequence, label: str = "") -> Iterator[list[str]]:
-  """Yields documents in lists of `_BATCH_CHARACTERS`, with a progress bar."""
-  # By characters, not by documents, which may have five of them or a million.
+def _batches(
+  documents: Sequence, label: str = "", order: Iterable[int] | None = None
+) -> Iterator[list[str]]:
+  """Yields documents in lists of `_BATCH_BYTES`, with a progress bar.
+
+  `order` has the first of each `_READ` documents.
+  """
+  # By size, not by number: a document may have five bytes or a million.
   batch, size = [], 0
   # disable=None shows the bar on a terminal only.
   bar = tqdm.tqdm(total=len(documents), desc=label, leave=False, disable=None)
   with bar:
-    for first in range(0, len(documents), _READ):
+    for first in order or range(0, len(documents), _READ):
       indices = range(first, min(first + _READ, len(documents)))
-      read = documents.__getitems__(indices)
-      batch += [example["text"].decode("utf-8") for example in read]
-      size += sum(map(len, batch[-len(read) :]))
-      bar.update(len(read))
-      if size >= _BATCH_CHARACTERS:
-        yield batch
-        batch, size = [], 0
+      for example in documents.__getitems__(indices):
+        batch.append(example["text"].decode("utf-8"))
+        size += len(example["text"])
+        if size >= _BATCH_BYTES:
+          yield batch
+          batch, size = [], 0
+      bar.update(len(indices))
   yield batch
 
 

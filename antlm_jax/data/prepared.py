@@ -13,7 +13,7 @@ import os
 import pathlib
 
 from antlm_jax.data.rows import Rows, damaged
-from antlm_jax.data.text import SPLITS
+from antlm_jax.data.splits import SPLITS
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files

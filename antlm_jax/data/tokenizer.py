@@ -22,6 +22,9 @@ KINDS = {
 _SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
 # Merges settle long before this much text (characters, about 200M words).
 _TRAINING_CHARACTERS = 1 << 30
+# Of that, in text with few spaces: its words are phrases, each of them another,
+# for which the trainer needs about 40 bytes a byte.
+_TRAINING_PHRASES = 1 << 23
 
 
 class Tokenizer:
@@ -54,7 +57,7 @@ class Tokenizer:
     Text is normalised to NFC only, not BabyLlama's NFKC, which also rewrites
     characters (½ to 1⁄2), so that decoding gives back what was encoded. Ids
     are `<pad> <s> </s> <mask>`, the 256 bytes, then what is merged of pairs.
-    At most the first 2^30 characters are used.
+    At most the first 2^30 characters are used, of text with few spaces 2^23.
 
     Args:
       texts: Documents.
@@ -70,7 +73,7 @@ class Tokenizer:
     trainer.vocab_size = vocab_size
     trainer.show_progress = False
     trainer.initial_alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
-    backend.train_from_iterator(_first(texts, _TRAINING_CHARACTERS), trainer)
+    backend.train_from_iterator(_first(texts), trainer)
     return cls(backend)
 
   @classmethod
@@ -217,11 +220,16 @@ def _untrained(kind: str):
   )
 
 
-def _first(texts: Iterable[str], characters: int) -> Iterator[str]:
-  """Yields texts until they hold this many characters."""
+def _first(texts: Iterable[str]) -> Iterator[str]:
+  """Yields texts up to the number of characters that training is to see."""
+  characters, phrases = _TRAINING_CHARACTERS, _TRAINING_PHRASES
   for text in texts:
     if characters <= 0:
       return
+    if len(text) > 32 * (1 + text.count(" ") + text.count("\n")):
+      phrases -= len(text)
+      if phrases < 0:
+        continue
     characters -= len(text)
     yield text
 

@@ -1,0 +1,198 @@
+"""Files of documents of any kind, and the datasets of Hugging Face's hub."""
+
+import csv
+import functools
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, BinaryIO
+
+from antlm_jax.data import text
+from antlm_jax.data.text import Piece, Rule
+from antlm_jax.errors import UserError
+from antlm_jax.runtime import files
+
+HUB = "hf://"
+_READ = 256  # records that are read at once
+_PACKED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
+
+
+def kind(source: str) -> str | None:
+  """Returns the kind of a file, or of a dataset, by its name: its ending.
+
+  None if it is unknown.
+  """
+  if source.startswith(HUB):
+    return HUB
+  name, ending = os.path.splitext(os.path.basename(source).lower())
+  if ending in _PACKED:
+    ending = os.path.splitext(name)[1]
+  return ending if ending in _READERS else None
+
+
+def endings() -> str:
+  """Lists the endings of the kinds that are known."""
+  known = " ".join(ending for ending in _READERS if ending != HUB)
+  return f"{known}, or in one of these and {' '.join(_PACKED)}"
+
+
+def pieces(source: str, rule: Rule, column: str) -> Iterator[Piece]:
+  """Yields the documents of a file or a dataset.
+
+  Those of plain text are divided by `rule`; each record of any other kind is
+  one, of which `column` is read.
+
+  Raises:
+    UserError: It cannot be read, or a record has no text there.
+  """
+  found = kind(source) or ".txt"
+  try:
+    if found in _TEXT:
+      with _open(source) as file:
+        yield from text.pieces(file, rule)
+      return
+    for number, record in _READERS[found](source, column):
+      document = _document(record, column, number)
+      for index, part in enumerate(text.cut(document)):
+        if part := part.strip():
+          yield Piece(part, begins=not index)
+  except (OSError, ValueError, NotImplementedError, csv.Error) as error:
+    raise UserError(f"cannot read {source}: {files.reason(error)}") from error
+
+
+def _document(record: Any, column: str, where: str) -> str:
+  """Returns the text of a record, as that of a file would be."""
+  if not isinstance(record, dict):
+    raise ValueError(f"{where} is no object with a {column!r}")
+  if column not in record:
+    has = ", ".join(map(repr, record))
+    raise ValueError(
+      f"{where} has no column {column!r} but {has}; choose one with --column"
+    )
+  value = record[column]
+  if not isinstance(value, str | None):
+    raise ValueError(f"{where}: {column!r} is no text but {value!r:.60}")
+  value = (value or "").replace("\r\n", "\n").replace("\r", "\n").strip()
+  if not value.isascii():
+    value.encode("utf-8")  # ValueError: half of a pair of surrogates
+  return value
+
+
+# ------------------------------------------------------------------- the kinds
+
+
+def _open(path: str) -> BinaryIO:
+  """Opens a file to read what is packed in it."""
+  ending = os.path.splitext(path)[1].lower()
+  if ending not in _PACKED:
+    return open(path, "rb")
+  import pyarrow  # slow to import, as all of these are
+
+  return io.BufferedReader(pyarrow.input_stream(path, _PACKED[ending]))
+
+
+def _json_lines(path: str, column: str) -> Iterator[tuple[str, Any]]:
+  with _open(path) as file:
+    for number, line in enumerate(file, start=1):
+      if line.strip():
+        where = f"line {number}"
+        try:
+          yield where, json.loads(line.decode("utf-8-sig"))
+        except (ValueError, RecursionError) as error:
+          raise ValueError(f"{where} is not JSON: {error}") from error
+
+
+def _table(path: str, column: str, **dialect) -> Iterator[tuple[str, Any]]:
+  csv.field_size_limit(2**31 - 1)
+  with io.TextIOWrapper(_open(path), "utf-8-sig", newline="") as file:
+    # Strict, since a stray quote would join what follows it to one text.
+    rows = csv.DictReader(file, strict=True, **dialect)
+    try:
+      for row in rows:
+        yield f"line {rows.line_num}", row
+    except csv.Error as error:
+      raise ValueError(f"line {rows.line_num}: {error}") from error
+
+
+def _parquet(path: str, column: str) -> Iterator[tuple[str, Any]]:
+  from pyarrow import parquet
+
+  # Through a buffer: else a column of a row group is read at once.
+  with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
+    names = file.schema_arrow.names
+    only = [column] if column in names else names
+    yield from _rows(file.iter_batches(_READ, columns=only))
+
+
+def _of_hub(source: str, column: str) -> Iterator[tuple[str, Any]]:
+  dataset = _dataset(source)
+  if column in dataset.column_names:
+    dataset = dataset.select_columns(column)
+  yield from _rows(dataset.with_format("arrow").iter(_READ))
+
+
+def _rows(batches: Iterable) -> Iterator[tuple[str, Any]]:
+  number = 0
+  for batch in batches:
+    for row in batch.to_pylist():
+      number += 1
+      yield f"row {number}", row
+
+
+# Of plain text; the last ones by the names that BabyLM and WikiText have.
+_TEXT = (
+  *(".txt", ".text", ".md", ".rst"),
+  *(".train", ".dev", ".valid", ".test", ".tokens", ".raw"),
+)
+_READERS: dict[str, Callable[[str, str], Iterator[tuple[str, Any]]]] = {
+  **dict.fromkeys(_TEXT),
+  ".jsonl": _json_lines,
+  ".ndjson": _json_lines,
+  ".parquet": _parquet,
+  ".csv": _table,
+  ".tsv": functools.partial(_table, delimiter="\t"),
+  HUB: _of_hub,
+}
+
+
+# ----------------------------------------------------------- the hub's datasets
+
+
+def splits_of(source: str) -> list[str]:
+  """Returns `hf://NAME:CONFIG:SPLIT` for the splits of `hf://NAME[:CONFIG]`.
+
+  Raises:
+    UserError: There is no such dataset, or nothing to read it with.
+  """
+  name, config, split = (source.removeprefix(HUB) + "::").split(":")[:3]
+  found = [split] if split else _load(name, config)
+  return [f"{HUB}{name}:{config}:{split}" for split in found]
+
+
+def _dataset(source: str):
+  name, config, split = source.removeprefix(HUB).split(":")
+  found = _load(name, config)
+  if split not in found:
+    raise UserError(f"{HUB}{name} has no split {split} but {', '.join(found)}")
+  return found[split]
+
+
+@functools.cache
+def _load(name: str, config: str):
+  """Returns the splits of a dataset by name, from the hub or from here."""
+  try:
+    import datasets
+  except ImportError as error:
+    raise UserError(
+      f"{HUB}{name} needs datasets, which is missing: pip install datasets"
+    ) from error
+  if not sys.stderr.isatty():
+    datasets.disable_progress_bars()
+  try:
+    return datasets.load_dataset(name, config or None)
+  except Exception as error:  # it raises many kinds, and those of the hub
+    raise UserError(
+      f"cannot load {HUB}{name}: {files.reason(error)}"
+    ) from error

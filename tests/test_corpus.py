@@ -1,0 +1,453 @@
+"""Own text: its files, its documents, and what of them is held out."""
+
+import csv
+import gzip
+import itertools
+import json
+import math
+import os
+import pathlib
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from antlm_jax import errors
+from antlm_jax.data import formats, preparation, splits, text
+from antlm_jax.data.corpus import find
+from antlm_jax.data.prepared import Prepared
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def write(folder: pathlib.Path, **files: bytes | str) -> pathlib.Path:
+  for name, content in files.items():
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+  return folder
+
+
+def documents(tmp_path, content: bytes, rule: str = "auto") -> list[str]:
+  (tmp_path / "a.txt").write_bytes(content)
+  return joined(formats.pieces(str(tmp_path / "a.txt"), text.RULES[rule], ""))
+
+
+def make_text(
+  count: int, words=("the", "cat", "sees", "a", "dog"), end="."
+) -> str:
+  """Paragraphs of one line, of unequal lengths."""
+  draw = np.random.default_rng(0)
+  lines = [
+    " ".join(words[w] for w in draw.integers(len(words), size=n))
+    for n in draw.integers(5, 40, count)
+  ]
+  return "".join(f"{line} {end}\n\n" for line in lines)
+
+
+def prepared(tmp_path, paths, name="out", **changes) -> Prepared:
+  asked = {"vocab_size": 300, "seq_len": 16} | changes
+  output = str(tmp_path / name)
+  preparation.prepare(
+    preparation.Settings(text=tuple(paths), output=output, **asked)
+  )
+  return Prepared.open(output)
+
+
+def joined(pieces) -> list[str]:
+  """The documents of pieces, with a mark where they were cut."""
+  found = []
+  for piece in pieces:
+    if piece.begins:
+      found.append(piece.text)
+    else:
+      found[-1] += "|" + piece.text
+  return found
+
+
+# Documents
+
+
+def test_auto_ends_documents_at_blank_lines(tmp_path):
+  content = b"\xef\xbb\xbfa\r\nb\r\n \r\n\r\nc\rd\r\r \r\re \xe2\x80\xa8 f\r"
+  expected = ["a\nb", "c\nd", "e \u2028 f"]
+  assert documents(tmp_path, content) == expected
+
+
+def test_an_article_is_a_document(tmp_path):
+  sections = " = = S = = \n \n x = 1 \n \n = = = T = = = \n \n y \n"
+  wikitext = f" \n = A = \n \n a \n \n{sections} \n = B = \n \n{sections}"
+  found = documents(tmp_path, wikitext.encode())
+  assert [d.split()[:3] for d in found] == [["=", "A", "="], ["=", "B", "="]]
+  assert all(d.endswith("y") and d.count("= = S = =") == 1 for d in found)
+  babylm = b"i\n\nj\n= = = T = = =\nc\n\nd\n= = = U = = =\ne"
+  expected = ["i", "j", "= = = T = = =\nc\n\nd", "= = = U = = =\ne"]
+  assert documents(tmp_path, babylm) == expected
+  # Begun within an article, whose sections come before any article.
+  part = documents(tmp_path, (sections + wikitext).encode())
+  assert len(part) == 3 and part[1:] == found
+
+
+def test_auto_ends_a_long_document_at_a_line_end(tmp_path):
+  found = documents(tmp_path, b"word word\n" * 20_000)
+  assert [len(d) for d in found[:-1]] == [65_539, 65_539, 65_539]
+  assert "\n".join(found) == "\n".join(["word word"] * 20_000)
+
+
+def test_line_and_file_rules(tmp_path):
+  content = b"a b\n\nc\n  \nd e"
+  assert documents(tmp_path, content, "line") == ["a b", "c", "d e"]
+  assert documents(tmp_path, content, "file") == ["a b\n\nc\n  \nd e"]
+
+
+@pytest.mark.parametrize("rule", text.RULES)
+@pytest.mark.parametrize("word", ["wörd ", "猫在看狗", "é"])
+def test_a_huge_line_is_one_document_in_pieces(tmp_path, rule, word):
+  line = word * (3_000_000 // len(word))  # more than is read at once
+  (found,) = documents(tmp_path, b"\n\n" + line.encode() + b"\n", rule)
+  pieces = found.split("|")
+  assert len(pieces) >= 3 and max(map(len, pieces)) <= 1 << 18
+  between = " " if word.endswith(" ") else ""
+  assert between.join(pieces) == line.strip()
+
+
+def test_blank_pieces_do_not_hide_where_a_document_begins(tmp_path):
+  content = b"a\n" + b" " * (3 << 20) + b"b\nc\n"
+  assert documents(tmp_path, content, "line") == ["a", "b", "c"]
+
+
+def test_the_bad_byte_is_located(tmp_path):
+  for content, byte in [(b"ok\nx\xff", 4), (b"ab\n" + b"e" * (1 << 21), None)]:
+    if byte is None:
+      content, byte = content + b"\xc3", len(content)
+    with pytest.raises(errors.UserError, match=rf"a\.txt.* byte {byte};"):
+      documents(tmp_path, content)
+
+
+# Files
+
+
+def names(sources) -> set[str]:
+  return {os.path.basename(source) for source in sources}
+
+
+LAYOUTS = [  # files, what is train, what is dev
+  ("x.train sub/y.train.txt x.dev y.dev.txt list.txt x.test", "x y", "x y"),
+  ("wiki.train.tokens wiki.valid.tokens wiki.test.tokens", "wiki", "wiki"),
+  (
+    "train-00000-of-00002.parquet train-00001-of-00002.parquet README.md"
+    " validation-00000-of-00001.parquet test-00000-of-00001.parquet",
+    "train-00000-of-00002 train-00001-of-00002",
+    "validation-00000-of-00001",
+  ),
+  ("train/a.jsonl.gz dev/b.jsonl.zst test/c.jsonl", "a", "b"),
+  ("en_train.csv en_val.csv en_test.csv", "en_train", "en_val"),
+  ("train_10M/a.txt a.dev", "a", "a"),
+  ("a.txt b.md c.rst d.text e.pdf latest.txt developing.txt .hid.txt .h/a.txt",
+   "a b c d latest developing", ""),
+  ("a.txt test.txt", "a", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("files", "train", "dev"), LAYOUTS)
+def test_names_make_the_splits(tmp_path, files, train, dev):
+  files = files.split()
+  folder = str(write(tmp_path, **dict.fromkeys(files, "a")))
+  for paths in ([folder], [folder, f"{folder}/{files[0]}"], [f"{folder}/**"]):
+    corpus = find(paths)
+    stems = [{n.partition(".")[0] for n in names(s)}
+             for s in (corpus.train, corpus.dev)]  # fmt: skip
+    assert stems == [set(train.split()), set(dev.split())]
+    # Each is told of once, used or not.
+    told = [*corpus.train, *corpus.dev]
+    told += itertools.chain.from_iterable(corpus.unused.values())
+    visible = [f for f in files if not f.startswith(".")]
+    assert len(told) == len(set(told)) == len(visible)
+
+
+def test_dev_paths_and_files_given_by_themselves(tmp_path):
+  files = ("a.txt", "b.txt", "c.dev", "d.test", "sub/valid.txt", "sub/e.txt")
+  folder = str(write(tmp_path, **dict.fromkeys(files, "a")))
+
+  def found(paths, dev=()):
+    with_folder = [[f"{folder}/{p}" for p in some] for some in (paths, dev)]
+    corpus = find(*with_folder)
+    return names(corpus.train), names(corpus.dev)
+
+  assert found([""], ["b.txt"]) == ({"a.txt", "e.txt"}, {"b.txt"})
+  assert found(["*.txt"], ["d.test"]) == ({"a.txt", "b.txt"}, {"d.test"})
+  assert found(["?.txt"], ["sub"]) == ({"a.txt", "b.txt"}, {"valid.txt"})
+  assert found(["a.txt", "c.dev", "d.test"]) == ({"a.txt"}, {"c.dev"})
+  assert found(["c.dev"]) == ({"c.dev"}, set())  # it is meant
+  assert found(["d.test"]) == ({"d.test"}, set())
+  with pytest.raises(errors.UserError, match=r"to train on.*dev: valid\.txt"):
+    found(["sub/v*"])
+
+
+def test_links_are_followed_once(tmp_path):
+  folder = write(tmp_path / "all", **{"a.txt": "a", "sub/b.txt": "b"})
+  (tmp_path / "linked").symlink_to(folder)
+  (folder / "again.txt").symlink_to(folder / "a.txt")
+  (folder / "sub/loop").symlink_to(folder)
+  corpus = find([str(tmp_path / "linked"), str(folder)])
+  assert names(corpus.train) == {"a.txt", "b.txt"}
+
+
+# Kinds
+
+RECORDS = [
+  "the first .",
+  "naïve café\nof two lines",
+  "",
+  "猫 .",
+  '"so, it"',
+  "end",
+]
+
+
+def as_kinds(folder: pathlib.Path, records, column="text") -> list[str]:
+  """Writes documents in every kind of file; returns their paths."""
+  lines = [{"id": i, column: record} for i, record in enumerate(records)]
+  jsonl = "".join(json.dumps(line) + "\n" for line in lines).encode()
+  txt = "\n\n".join(records).encode()
+  zst = pa.BufferOutputStream()
+  with pa.CompressedOutputStream(zst, "zstd") as file:
+    file.write(jsonl)
+  write(
+    folder,
+    **{
+      "a.txt": txt,
+      "b.TXT.gz": gzip.compress(txt[:5]) + gzip.compress(txt[5:]),
+      "c.rst": txt.replace(b"\n", b"\r\n"),
+      "d.jsonl": b"\xef\xbb\xbf" + jsonl.replace(b"\\n", b"\\r\\n") + b"\n \n",
+      "e.jsonl.gz": gzip.compress(jsonl),
+      "f.jsonl.zst": zst.getvalue().to_pybytes(),
+    },
+  )
+  for name, delimiter in (("g.csv", ","), ("h.tsv", "\t")):
+    with open(folder / name, "w", encoding="utf-8-sig", newline="") as file:
+      rows = csv.writer(file, delimiter=delimiter)
+      rows.writerows([["id", column], *enumerate(records)])
+  columns = {"id": range(len(lines)), column: records}
+  parquet.write_table(pa.table(columns), folder / "i.parquet")
+  return sorted(str(path) for path in folder.iterdir())
+
+
+def test_all_kinds_give_the_same_documents(tmp_path):
+  expected = [record for record in RECORDS if record]
+  for path in as_kinds(tmp_path, RECORDS, "content"):
+    found = joined(formats.pieces(path, text.RULES["auto"], "content"))
+    assert found == expected, path
+
+
+def test_rows_are_the_same_from_any_kind(tmp_path):
+  records = make_text(400).split("\n\n")
+  as_kinds(tmp_path / "in", records)
+  rows = []
+  for name in ("a.txt", "e.jsonl.gz", "f.jsonl.*", "g.csv", "i.parquet"):
+    rows.append(prepared(tmp_path, [f"{tmp_path}/in/{name}"], str(len(rows))))
+  for split in ("train", "dev"):
+    tokens = [getattr(r, split).read(range(9))[0] for r in rows]
+    assert all(np.array_equal(t, tokens[0]) for t in tokens)
+
+
+def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
+  datasets = pytest.importorskip("datasets")
+  cache = str(tmp_path / "cache")
+  monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
+  records = make_text(300).split("\n\n")
+  lines = [json.dumps({"body": record}) + "\n" for record in records]
+  folder = write(
+    tmp_path / "in",
+    **{
+      "train.jsonl": "".join(lines),
+      "validation.jsonl": "".join(lines[:50]),
+      "test.jsonl": lines[0],
+    },
+  )
+  source = f"hf://{folder}"
+  corpus = find([source], column="body")
+  assert corpus.train == (f"{source}::train",)
+  assert corpus.dev == (f"{source}::validation",)
+  assert [*corpus.unused.values()] == [[f"{source}::test"]]
+  assert joined(corpus.pieces("train")) == records[:-1]
+  of_hub = prepared(tmp_path, [source], "hub", column="body")
+  of_files = prepared(tmp_path, [str(folder)], "files", column="body")
+  tokens = [r.train.read(range(9))[0] for r in (of_hub, of_files)]
+  assert np.array_equal(*tokens)
+  assert find([f"{source}::validation"]).train == corpus.dev  # it is meant
+  with pytest.raises(errors.UserError, match="has no split other but train"):
+    next(find([f"{source}::other"]).pieces("train"))
+  with pytest.raises(errors.UserError, match="cannot load hf://nobody/none"):
+    find(["hf://nobody/none"])
+
+
+BAD = {
+  "a.jsonl": (b'{"text": "a"}\n{"text": ', r"a\.jsonl: line 2 is not JSON"),
+  "b.jsonl": (b'{"body": "a"}\n', "line 1 has no column 'text' but 'body'"),
+  "c.jsonl": (b'{"text": ["a"]}\n', r"line 1: 'text' is no text but \['a'\]"),
+  "d.jsonl": (b'["a"]\n', "line 1 is no object with a 'text'"),
+  "e.jsonl": (b'{"text": "\\ud800"}', "surrogates not allowed"),
+  "f.jsonl": (b'{"text": "\xe9"}\n', "line 1 is not JSON: 'utf-8' codec"),
+  "g.jsonl.gz": (gzip.compress(b'{"text": "a"}' * 99)[:-12], "Truncated"),
+  "h.jsonl.zst": (b"{}", "cannot read .*h.jsonl.zst: "),
+  "i.csv": (b'id,text\n1,"a\n2,b\n', "line .: unexpected end of data"),
+  "j.tsv": (b"id,text\n1,a\n", "line 2 has no column 'text' but 'id,text'"),
+  "k.parquet": (b"PAR1", "cannot read .*k.parquet: "),
+  "l.pdf": (b"%PDF", r"l\.pdf is of no known kind; give .* \.txt .* \.parquet"),
+  "m.txt.gz": (b"text", "cannot read .*m.txt.gz: "),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files_are_told(tmp_path, name):
+  content, message = BAD[name]
+  path = str(write(tmp_path, **{name: content}) / name)
+  with pytest.raises(errors.UserError, match=message) as error:
+    list(find([path]).pieces("train"))
+  assert "\n" not in str(error.value) and path in str(error.value)
+
+
+# What is held out
+
+
+@hypothesis.given(
+  st.lists(st.integers(1, 10**6), min_size=1, max_size=60),
+  st.floats(0.005, 0.5),
+)
+@hypothesis.example([10**6, 1], 0.5)
+@hypothesis.example([1, 10**6, 1], 0.02)
+def test_the_held_out_share_is_near(sizes, share):
+  sizes = np.array(sizes)
+  begins = splits.hold_out(sizes, share)
+  held = sizes - begins
+  wanted = share * sizes.sum()
+  assert (held >= 0).all() and (begins >= 0).all()
+  # A byte cannot be cut.
+  assert (
+    wanted / 2 - 1
+    <= held.sum()
+    <= min(2 * wanted, sizes.sum() / 2 + wanted / 2) + 1
+  )
+  # At most one is cut, and only where none of them is small enough.
+  cut = (begins > 0) & (held > 0)
+  assert cut.sum() == 0 or (cut.sum() == 1 and (sizes[cut] > wanted).all())
+
+
+def test_the_held_out_documents_are_spread():
+  sizes = np.random.default_rng(0).geometric(0.001, 20_000)
+  held = splits.hold_out(sizes, 0.02) == 0
+  assert set(np.diff(np.flatnonzero(held))) <= {49, 50, 51}
+  assert sizes[held].mean() == pytest.approx(sizes.mean(), rel=0.1)
+
+
+@hypothesis.given(st.integers(1, 300), st.floats(0.005, 0.5))
+@hypothesis.settings(deadline=None, max_examples=30)
+def test_splits_are_disjoint_and_a_share_is_spread(tmp_path_factory, n, share):
+  path = tmp_path_factory.mktemp("text") / "a.txt"
+  path.write_text("".join(f"{1000 + i}\n" for i in range(n)))
+  corpus = find([str(path)], documents="line")
+  division = splits.Division.of(corpus, share, 1.0)
+  train, dev = (list(division.texts(split)) for split in splits.SPLITS)
+  assert sorted("".join(train + dev)) == sorted(
+    "".join(path.read_text().split())
+  )
+  some = list(splits.Division.of(corpus, share, 0.3).texts("train"))
+  assert len(some) == math.ceil(0.3 * len(train) - 1e-9)
+  # Of any ten in a row, as many as of all, give or take one.
+  taken = np.isin(train, some)
+  windows = np.convolve(taken, np.ones(10), "valid") if n > 20 else [3]
+  assert np.abs(np.array(windows) - 3).max() <= 1 + 1e-6
+
+
+# Thirty odd corpora
+
+PARAGRAPHS = make_text(600)
+LINES = PARAGRAPHS.replace("\n\n", "\n")
+ONE_LINE = PARAGRAPHS.replace("\n\n", " ")
+CHINESE = make_text(600, ["猫", "狗", "在", "看", "人"], "。").replace(" ", "")
+ARABIC = make_text(600, ["قطة", "كلب", "يرى", "رجل", "في"])
+CYRILLIC = make_text(600, ["кот", "пёс", "видит", "дом", "и"])
+THAI = make_text(600, ["แมว", "หมา", "เห็น", "บ้าน"], "").replace(" ", "")
+EMOJI = make_text(300, ["🐈", "🐕", "👀", "👩\u200d👩\u200d👧"], "!")
+
+
+def articles(sizes, title="= Title {} =", section=" = = Section = = ") -> str:
+  lines = PARAGRAPHS.split("\n\n")
+  return "".join(
+    f" {title.format(i)} \n \n"
+    + f" \n {section} \n \n ".join([*lines[:size], "\n"])
+    for i, size in enumerate(sizes)
+  )
+
+
+CORPORA: dict[str, dict[str, str | bytes]] = {
+  "paragraphs": {"a.txt": PARAGRAPHS},
+  "lines": {"a.txt": LINES},
+  "one line": {"a.txt": ONE_LINE},
+  "one huge line": {"a.txt": ONE_LINE * 25},
+  "CRLF": {"a.txt": PARAGRAPHS.replace("\n", "\r\n")},
+  "old Mac": {"a.txt": PARAGRAPHS.replace("\n", "\r")},
+  "old Mac, lines": {"a.txt": LINES.replace("\n", "\r")},
+  "byte order mark": {"a.txt": b"\xef\xbb\xbf" + PARAGRAPHS.encode()},
+  "no end of line": {"a.txt": PARAGRAPHS.strip()},
+  "Chinese": {"a.txt": CHINESE},
+  "Chinese, one line": {"a.txt": CHINESE.replace("\n", "")},
+  "Thai": {"a.txt": THAI},
+  "Arabic": {"a.txt": ARABIC},
+  "Cyrillic, then Chinese": {"a.txt": CYRILLIC, "b.txt": CHINESE},
+  "emoji": {"a.txt": EMOJI},
+  "poem": {"a.txt": PARAGRAPHS.replace(" ", "\n")},
+  "verses": {"a.txt": "\n\n".join(PARAGRAPHS.split())},
+  "letters": {"a.txt": make_text(600, "abcdefghijk", "").replace(" ", "")},
+  "two documents": {"a.txt": LINES[:30_000] + "\n\n" + LINES[30_000:]},
+  "one small, one large": {"a.txt": "A title .", "b.txt": ONE_LINE},
+  "a giant in front": {"a.txt": LINES, "b.txt": PARAGRAPHS[:20_000]},
+  "a giant at the end": {"a.txt": PARAGRAPHS[:600], "b.txt": LINES * 3},
+  "WikiText": {"wiki.valid.tokens": articles([9, 30, 60, 4, 80, 20] * 5)},
+  "WikiText, few articles": {"a.txt": articles([90, 10, 400])},
+  "BabyLM's Wikipedia": {"a.train": articles([5, 9, 3] * 40, "= = = {} = = =")},
+  "headings only": {"a.txt": articles([0] * 2000)},
+  "many files": {f"{i:03}.txt": PARAGRAPHS[i * 80 :][:800] for i in range(80)},
+  "empty files": {"a.txt": "", "b.txt": " \n\t\n", "c.md": PARAGRAPHS},
+  "linked": {"a.txt": PARAGRAPHS, "->b.txt": "a.txt", "->sub": "."},
+  "gzip": {"a.txt.gz": gzip.compress(PARAGRAPHS.encode())},
+  "records": {"a.jsonl": "".join(
+    json.dumps({"text": line}) + "\n" for line in PARAGRAPHS.split("\n\n")
+  )},
+  "one record": {"a.jsonl": json.dumps({"text": PARAGRAPHS})},
+  "records of all sizes": {"a.jsonl": "".join(
+    json.dumps({"text": PARAGRAPHS[: 2**i]}) + "\n" for i in range(16)
+  )},
+  "forms": {"a.csv": "text\n" + "".join(
+    f'"{part}"\n' for part in PARAGRAPHS.split(" .\n\n")
+  )},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CORPORA)
+def test_no_corpus_is_held_out_to_more_than_twice_the_share(tmp_path, name):
+  share = 0.02
+  folder = tmp_path / "in"
+  for file, content in CORPORA[name].items():
+    if file.startswith("->"):
+      (folder / file[2:]).symlink_to(folder / content)
+    else:
+      write(folder, **{file: content})
+  one = len(CORPORA[name]) == 1  # so that a name that says dev is meant
+  paths = [str(folder / next(iter(CORPORA[name])) if one else folder)]
+  opened = prepared(tmp_path, paths, dev_share=share)
+  of = opened.manifest.splits
+  tokens = of["train"].tokens + of["dev"].tokens
+  held = of["dev"].tokens / tokens
+  print(
+    f"| {name} | {of['train'].documents:,} | {of['dev'].documents:,} |"
+    f" {tokens:,} | {held:.2%} |"
+  )
+  assert share / 2 <= held <= 2 * share
+  # Nothing is lost, and nothing there twice.
+  whole = sum(len(p.text.encode()) for p in find(paths).pieces("train"))
+  texts = sum(split.text_bytes for split in of.values())
+  assert whole - 2 <= texts <= whole
