@@ -47,6 +47,7 @@ setuptools.setup(
     "numpy>=2.0",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12",
+    "pyarrow>=19",
     "safetensors>=0.8",
     "tensorflow-datasets>=4.9.10",
     "tokenizers>=0.22",
@@ -55,6 +56,8 @@ setuptools.setup(
   extras_require={
     "tpu": ["jax[tpu]", "gcsfs>=2026.4"],
     "cuda": ["jax[cuda13]"],
+    # Text of Hugging Face's hub, hf://NAME.
+    "datasets": ["datasets>=4.0"],
     # Runs and data in buckets of Google Cloud Storage, elsewhere than on TPUs.
     "gcs": ["gcsfs>=2026.4"],
     # What our models are compared with and exported to; this torch has a CPU

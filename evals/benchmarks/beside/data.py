@@ -14,8 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from antlm_jax import config
-from antlm_jax.data import preparation, source
-from antlm_jax.data import text as text_lib
+from antlm_jax.data import corpus, preparation, source
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.evals.benchmarks.beside import models
 from antlm_jax.evals.benchmarks.turns import Case
@@ -26,7 +25,7 @@ _LENGTH, _ROWS, _BATCHES = 128, 64, 50
 
 def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
   """Yields those of text files."""
-  paths = text_lib.find(text).train
+  paths = [pathlib.Path(path) for path in corpus.find(text).train]
   tokenizer = Tokenizer.train(
     (p.read_text("utf-8") for p in paths), models.vocab_size("7M")
   )
