@@ -47,6 +47,11 @@ class Pass(NamedTuple):
   masked: bool  # whether it is bidirectional, with the token masked, or causal
   shift: int  # how many positions before the token its prediction stands
 
+  def reads(self, text: "Text") -> int:
+    """Returns how many tokens of a text it encodes."""
+    # What is predicted last, nothing that is predicted left to right sees.
+    return len(text.tokens) if self.masked else text.stop - 1
+
 
 class Text(NamedTuple):
   """Tokens int32 `[n]` with what stands around them; which are scored."""
@@ -58,6 +63,13 @@ class Text(NamedTuple):
   @property
   def targets(self) -> int:
     return self.stop - self.start
+
+
+class Totals(NamedTuple):
+  """What is known of n texts' scored tokens."""
+
+  logprobs: np.ndarray  # sums of log-probabilities in nats, float64 `[n, K]`
+  likeliest: np.ndarray  # how many tokens are the likeliest ones, int `[n]`
 
 
 def passes(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
@@ -126,8 +138,12 @@ def score(
   pairs = list(zip(contexts, texts, strict=True))
   # Benchmarks repeat sentences: each is scored once, and looked up below.
   unique = list(dict.fromkeys(pairs))
-  encoded = _encode(loaded, unique, text_format, max(p.shift for p in wanted))
-  found = totals(loaded, encoded, wanted, temperatures, batch_tokens, track)
+  encoded = encode(loaded, unique, text_format, wanted)
+  for text, (context, choice) in zip(encoded, unique, strict=True):
+    framing.check_length(loaded, len(text.tokens), context + choice)
+  found = totals(
+    loaded, encoded, wanted, temperatures, batch_tokens, track
+  ).logprobs
   if reduction == "mean":
     found /= np.array([text.targets for text in encoded])[:, None]
   index = {pair: i for i, pair in enumerate(unique)}
@@ -135,10 +151,18 @@ def score(
   return scores.reshape(len(pairs), *np.shape(temperature))
 
 
-def _encode(
-  loaded, pairs: Sequence[tuple[str, str]], text_format: Format, earliest: int
+def encode(
+  loaded: TextModel,
+  pairs: Sequence[tuple[str, str]],
+  text_format: Format,
+  wanted: tuple[Pass, ...],
 ) -> list[Text]:
-  """Encodes and checks (context, text)s; none is scored before `earliest`."""
+  """Encodes (context, text)s, as `score` does; they may be too long.
+
+  Raises:
+    UserError: if a text holds no token to score.
+  """
+  earliest = max(p.shift for p in wanted)
   before, after = framing.frame(loaded)
   if not text_format.framed:
     before = after = before[:0]
@@ -156,7 +180,6 @@ def _encode(
   for (context, text), joined, ids in zip(pairs, whole, ids_of, strict=True):
     head = before if context else alone
     tokens = np.concatenate([head, ids, after])
-    framing.check_length(loaded, len(tokens), joined)
     start, stop = len(head), len(head) + len(ids)
     if context:  # those of its tokens that end within it are not scored
       _, spans = loaded.tokenizer.encode_offsets(joined)
@@ -210,8 +233,8 @@ def totals(
   temperatures: Sequence[float] = (1.0,),
   batch_tokens: int = BATCH_TOKENS,
   track: Callable[[Sequence], Iterable] = iter,
-) -> np.ndarray:
-  """Sums the log-probabilities of n encoded texts, float64 `[n, K]`.
+) -> Totals:
+  """Sums over n encoded texts, of which no pass reads more than a row.
 
   `wanted` is of `passes`, the rest as for `score`.
   """
@@ -220,19 +243,21 @@ def totals(
   program = programs.compiled(_logprobs, loaded.model.config, wanted)
   temperatures = np.asarray(temperatures, np.float32)
   out = np.zeros((len(texts), len(temperatures)))
-  longest = max((len(text.tokens) for text in texts), default=1)
+  likeliest = np.zeros(len(texts), np.int64)
+  longest = max((p.reads(text) for text in texts for p in wanted), default=1)
   length = framing.round_up(longest, _ROW, loaded.model.config.max_seq_len)
   most = max(1, batch_tokens // length)  # rows of a pass
   groups = list(_groups(texts, wanted, length, most))
   shape = _shape(groups, most)
   for group in track(groups):
     arrays = group.arrays(texts, *shape, mask_id)
-    logprobs = program(loaded.params, *arrays, temperatures)
+    logprobs, top = program(loaded.params, *arrays, temperatures)
     # Float32 on the device, as it is trained; sums in float64 here, so that
     # they do not depend on how the texts were grouped.
     owners = group.targets[:, 0]
     np.add.at(out, owners, np.asarray(logprobs, np.float64)[: len(owners)])
-  return out
+    np.add.at(likeliest, owners, np.asarray(top)[: len(owners)])
+  return Totals(out, likeliest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,7 +287,8 @@ class _Group:
     ):
       # A causal segment is of several targets.
       starts, first = np.unique(begins, return_index=True)
-      segments = [texts[i].tokens for i in owners[first]]
+      read = [texts[i] for i in owners[first]]
+      segments = [text.tokens[: where.reads(text)] for text in read]
       out = self._side_by_side(segments, starts, count)
       if where.masked:
         out[0].reshape(-1)[begins + positions] = mask_id
@@ -299,21 +325,25 @@ def _groups(
     return _Group(wanted, length, np.array(targets), np.array(begins))
 
   for i in sorted(range(len(texts)), key=lambda i: -len(texts[i].tokens)):
-    size = len(texts[i].tokens)
+    sizes = [where.reads(texts[i]) for where in wanted]
     for at in range(texts[i].start, texts[i].stop):
       known = targets and targets[-1][0] == i
       found = [
         begins[-1][p]
         if known and not where.masked
         else _next(end, size, length)
-        for p, (where, end) in enumerate(zip(wanted, ends, strict=True))
+        for p, (where, end, size) in enumerate(
+          zip(wanted, ends, sizes, strict=True)
+        )
       ]
-      if max(found) + size > most * length:
+      reach = [begin + size for begin, size in zip(found, sizes, strict=True)]
+      if max(reach) > most * length:
         yield group()
         targets, begins, found = [], [], [0] * len(wanted)
+        reach = sizes
       targets.append((i, at))
       begins.append(found)
-      ends = [begin + size for begin in found]
+      ends = reach
   if targets:
     yield group()
 
@@ -347,8 +377,11 @@ def _logprobs(
   passes: Sequence[Rows],  # what each reads
   targets: jax.Array,  # the tokens that are predicted, int32 `[R]`
   temperatures: jax.Array,  # float32 `[K]`
-) -> jax.Array:
-  """Computes the log-probabilities of a group's targets, float32 `[R, K]`."""
+) -> tuple[jax.Array, jax.Array]:
+  """Computes the log-probabilities of a group's targets, float32 `[R, K]`.
+
+  And whether they are the likeliest tokens, bool `[R]`.
+  """
 
   # A row of [T, V] logits would be the largest array by far: only the hidden
   # states of the targets, [R, D], go on to the vocabulary, and in chunks.
@@ -359,11 +392,13 @@ def _logprobs(
 
   def logprobs(one):  # of one target: hidden [passes, D], and the token
     states, target = one
-    scaled = model.logits(params, states).sum(axis=0) / temperatures[:, None]
-    return scaled[:, target] - jax.nn.logsumexp(scaled, axis=-1)
+    logits = model.logits(params, states).sum(axis=0)
+    scaled = logits / temperatures[:, None]
+    found = scaled[:, target] - jax.nn.logsumexp(scaled, axis=-1)
+    return found, jnp.argmax(logits) == target
 
   states = [hidden(*one) for one in zip(wanted, passes, strict=True)]
   states = jnp.stack(states, axis=1)
   out = jax.lax.map(logprobs, (states, targets), batch_size=_LOGIT_ROWS)
   # Every process of a run that is scored while it trains reads all of them.
-  return sharding.constrain(out, None, None)
+  return jax.tree.map(lambda x: sharding.constrain(x, *[None] * x.ndim), out)

@@ -118,7 +118,7 @@ def surprisals(
     tokens = np.concatenate([head, [target], masks, after]).astype(np.int32)
     framing.check_length(loaded, len(tokens), text)
     encoded.append(scoring.Text(tokens, len(head), len(head) + 1))
-  found = scoring.totals(loaded, encoded, wanted, **options)[:, 0]
+  found = scoring.totals(loaded, encoded, wanted, **options).logprobs[:, 0]
   owner = np.repeat(np.arange(len(unique)), [len(part) for part in parts])
   totals = np.bincount(owner, -found, len(unique))
   index = {word: i for i, word in enumerate(unique)}
