@@ -16,12 +16,16 @@ from antlm_jax.evals import blimp, results
 from antlm_jax.evals import ewok as ewok_command
 from antlm_jax.evals.zero_shot import ewok, pipelines
 from antlm_jax.evals.zero_shot.choices import Results
+from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.inference import scoring
 from antlm_jax.inference.pairs import accuracy, minimal_pairs, pair, scores
 from antlm_jax.runtime import progress
 from tests import random_models, real, runs
 
 run = random_models.run(max_seq_len=128)
+
+
+ASKED = types.SimpleNamespace(paradigms=False)
 
 
 def write_pairs(folder, *names, **fields):
@@ -106,8 +110,30 @@ def test_pairs_without_a_uid_take_the_file_name(tmp_path):
   found = minimal_pairs(tmp_path)
   assert [(p.uid, p.term) for p in found] == [("hypernym", "")] * 2
   both = np.stack([np.ones((2, 1)), np.zeros((2, 1))])
-  table = Results(found, both, (1.0,)).table()
+  summary = Results(found, both, (1.0,)).summary()
+  table = TASKS["blimp"].table(summary, ASKED)
   assert "hypernym" in table and "100.00" in table
+
+
+def test_the_summary_comes_first_and_paradigms_on_request():
+  terms = {"x": "island", "y": "island", "z": "binding"}
+  found = [
+    pair("", "a", "b", "0", {"UID": uid, "linguistics_term": term})
+    for uid, term in terms.items()
+  ]
+  both = np.stack([[[1.0], [0.0], [1.0]], np.full((3, 1), 0.5)])
+  summary = Results(found, both, (1.0,)).summary()
+  lines = TASKS["blimp"].table(summary, ASKED).splitlines()
+  assert [line.split() for line in lines[1:5]] == [
+    ["mean", "over", "UIDs", "3", "66.67"],
+    ["mean", "over", "pairs", "3", "66.67"],
+    ["binding", "1", "100.00"],
+    ["island", "2", "50.00"],
+  ]
+  assert lines[5:] == ["--paradigms shows all 3 UIDs"]
+  every = TASKS["blimp"].table(summary, types.SimpleNamespace(paradigms=True))
+  rows = [line.split()[0] for line in every.splitlines()[3:]]
+  assert rows == ["binding", "z", "island", "x", "y"]
 
 
 def counts(found):

@@ -422,7 +422,7 @@ def test_data_of_another_form_is_told(tmp_path, task, name, row, message):
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    (("--task=comps", "--unfiltered"), "--unfiltered is not for comps"),
+    (("--task=comps", "--unfiltered"), "unrecognized arguments: --unfiltered"),
     (("--task=comps", "--pipeline=2024"), "2024 pipeline has no task comps"),
     (("--task=other",), "invalid choice: 'other'"),
     ((), "required: --task"),

@@ -191,6 +191,12 @@ def encode(
   return out
 
 
+def cropped(text: Text, wanted: tuple[Pass, ...], longest: int) -> Text:
+  """Leaves out the beginning of a text of which a pass reads too much."""
+  over = max(0, *(p.reads(text) - longest for p in wanted))
+  return Text(text.tokens[over:], text.start - over, text.stop - over)
+
+
 def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
   """Returns the token in the place of a context that is empty, if any."""
   if not text_format.no_context:

@@ -26,10 +26,11 @@ from scipy import optimize
 from antlm_jax import tables
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results as results_lib
-from antlm_jax.evals.zero_shot import metrics
-from antlm_jax.evals.zero_shot.command import Task
+from antlm_jax.evals.zero_shot import metrics, pipelines
+from antlm_jax.evals.zero_shot.command import PipelineSettings, Task
 from antlm_jax.inference import scoring
 from antlm_jax.runtime import files
+from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint
 
 CONTEXTS, CHILDREN = "cdi_childes.json", "cdi_human.csv"
@@ -167,6 +168,15 @@ def _loaded(loaded, asked) -> Iterator[tuple[str, checkpoint.Loaded]]:
     yield name, checkpoint.load(path, step)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(PipelineSettings):
+  """The arguments of the task."""
+
+  revisions: tuple[str, ...] = setting(
+    (), "NAME=STEP or NAME=CHECKPOINT, ...; see above", metavar="R,..."
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class Ages:
   """The surprisals of n words in contexts, `[revisions, contexts]` each."""
@@ -203,12 +213,6 @@ class Ages:
       ages = {"model_log10_words": age, "child_months": word.child}
       yield {"word": word.text, **ages, "surprisal": means}
 
-  def table(self) -> str:
-    """Lays the correlation out."""
-    found = self.summary()
-    row = f"{found['compared']} of {found['words']}", found["correlation"]
-    return tables.text([(row[0], f"{row[1]:.3f}")], ("words", "correlation"))
-
   def files_2025(self) -> dict[str, str]:
     """What `AoA_word` writes."""
     rows = [
@@ -235,7 +239,8 @@ class AgeOfAcquisition(Task):
   """The task; see `command.Task`."""
 
   about = "whether words are learned in the order of children"
-  flags = ("revisions",)
+  settings = Settings
+  notes = f"{__doc__}\n{pipelines.NOTES}"
 
   def read(self, asked) -> list[Word]:
     """Reads the words, and checks the names of the revisions."""
@@ -246,6 +251,13 @@ class AgeOfAcquisition(Task):
     """Returns which models the revisions are."""
     models = _loaded(loaded, asked)
     return {"revisions": {n: results_lib.model_digest(m) for n, m in models}}
+
+  def table(self, summary, asked) -> str:
+    """Lays the correlation out."""
+    del asked
+    words = f"{summary['compared']} of {summary['words']}"
+    row = words, f"{summary['correlation']:.3f}"
+    return tables.text([row], ("words", "correlation"))
 
   def score(self, loaded, items, asked, options, track) -> Ages:
     """Computes the surprisals; the pipelines' options are for choices."""

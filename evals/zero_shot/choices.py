@@ -1,6 +1,8 @@
 """Tasks in which a model chooses, and what scoring the choices gives.
 
-When a choice is right is said in `command`, for --help.
+A pair is right when the good choice's score is the higher one; a tie is wrong
+(BabyLM's pipelines give it to the choice that is listed first, the good one).
+As there, the result is the unweighted mean of the accuracies by UID.
 """
 
 import collections
@@ -8,17 +10,48 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 
 from antlm_jax import tables
+from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import pipelines
-from antlm_jax.evals.zero_shot.command import Settings, Task
+from antlm_jax.evals.zero_shot.command import PipelineSettings, Task
 from antlm_jax.evals.zero_shot.metrics import ACCURACY, Metric
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item
+from antlm_jax.inference.scoring import REDUCTIONS
+from antlm_jax.settings import setting
 
-FLAGS = ("temperature", "reduction")  # settings that they all take
+_RULE = __doc__.split("\n\n", 1)[1]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(PipelineSettings):
+  """The arguments of these tasks."""
+
+  as_published: bool = setting(
+    False, "for 2024, masked: give scores to other sentences, as it does"
+  )
+  reduction: str | None = setting(
+    None,
+    "over the tokens of a choice; the pipeline's by default",
+    choices=REDUCTIONS,
+  )
+  temperature: tuple[float, ...] = setting(
+    (1.0,),
+    "divides the logits; items are of the first",
+    over=0,
+    most=1e30,
+    metavar="T[,T2,...]",
+  )
+  paradigms: bool = setting(False, "show every UID, not only their groups")
+  apart: ClassVar[tuple[str, ...]] = (*PipelineSettings.apart, "paradigms")
+
+  def __post_init__(self):
+    if not self.temperature:
+      raise UserError("--temperature is empty")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +67,7 @@ class Choices(Task):
       them of the means over UIDs, not the mean over UIDs.
     with_context: Whether predictions of 2025 hold the context, too.
     known_as: Names the task of items in 2024's predictions, if it knows it.
-    flags: Settings that it takes, of those that are not for every task.
+    settings: Its arguments.
   """
 
   about: str
@@ -44,7 +77,8 @@ class Choices(Task):
   splits: tuple[str, ...] = ()
   with_context: bool = False
   known_as: Callable[[Sequence[Item]], str] | None = None
-  flags: tuple[str, ...] = FLAGS
+  settings: type[Settings] = Settings
+  notes = f"{_RULE}\n{pipelines.NOTES}"
 
   def read(self, asked: Settings) -> list[Item]:
     """Reads the items."""
@@ -67,6 +101,47 @@ class Choices(Task):
     if asked.as_published:
       found = pipelines.misordered(items, found, loaded.tokenizer.encode_batch)
     return Results(items, found, asked.temperature, self)
+
+  def table(self, summary, asked) -> str:
+    """Lays the metric out in percent: first the means, then by group.
+
+    Groups are phenomena, or else splits, or else the UIDs themselves.
+    """
+    groups = collections.defaultdict(list)
+    for uid, about in sorted(summary["by_uid"].items()):
+      groups[about["term"] or self._split(uid)].append((uid, about))
+    every = asked.paradigms or not any(groups)
+    rows = [*self._means(summary), *self._by_group(groups, every)]
+    shown = tables.text(
+      [(name, count, f"{100 * share:.2f}") for name, count, share in rows],
+      head=("", "pairs", f"{self.metric.key} (%)"),
+      align="<>",
+    )
+    more = f"\n--paradigms shows all {len(summary['by_uid'])} UIDs"
+    return shown if every else shown + more
+
+  def _means(self, summary) -> Iterator[tuple]:
+    count, key = summary["pairs"], self.metric.key
+    over = "splits" if self.splits else "UIDs"
+    yield f"mean over {over}", count, summary[f"macro_{key}"]
+    yield "mean over pairs", count, summary[f"pair_{key}"]
+    swept = summary["by_temperature"]
+    for one in swept if len(swept) > 1 else ():
+      name = f"mean at temperature {one['temperature']:g}"
+      yield name, count, one[f"macro_{key}"]
+
+  def _by_group(self, groups, every: bool) -> Iterator[tuple]:
+    key = self.metric.key
+    for group, those in sorted(groups.items()):
+      rows = [(uid, about["pairs"], about[key]) for uid, about in those]
+      if group:
+        _, counts, shares = zip(*rows, strict=True)
+        yield group, sum(counts), np.mean(shares)
+      for uid, *row in rows if every or not group else ():
+        yield "  " * bool(group) + uid, *row
+
+  def _split(self, uid: str) -> str:
+    return next((s for s in self.splits if uid.startswith(s)), "")
 
   def prediction(self, choice: Choice) -> str:
     """Returns a choice as predictions of 2025 hold it."""
@@ -187,31 +262,6 @@ class Results:
         **({"contexts": contexts} if any(contexts) else {}),
         "choices": [choice.text for choice in item.choices],
       }
-
-  def table(self) -> str:
-    """Lays the metric out in percent, by phenomenon where there are any."""
-    terms, by_uid, rows = self.terms, self.by_uid, []
-    # Of each phenomenon its own line, the mean over its paradigms, comes first.
-    for term in sorted(set(terms.values())):
-      uids = sorted(uid for uid in by_uid if terms[uid] == term)
-      if term:
-        count = sum(by_uid[uid][0] for uid in uids)
-        rows.append((term, count, np.mean([by_uid[u][1][0] for u in uids])))
-      for uid in uids:
-        count, share = by_uid[uid]
-        rows.append((f"  {uid}" if term else uid, count, share[0]))
-    count, macro = len(self.items), self.macro
-    over = "splits" if self.task.splits else "UIDs"
-    rows.append((f"mean over {over}", count, macro[0]))
-    rows.append(("mean over pairs", count, self.whole[0]))
-    if len(macro) > 1:
-      swept = zip(self.temperatures, macro, strict=True)
-      rows += [(f"mean at temperature {t:g}", count, m) for t, m in swept]
-    return tables.text(
-      [(name, count, f"{100 * share:.2f}") for name, count, share in rows],
-      head=("", "pairs", f"{self.metric.key} (%)"),
-      align="<>",
-    )
 
   # ------------------------------------------------- as the pipelines write it
 

@@ -1,17 +1,10 @@
 """What the commands that score a task share.
 
-A pair is right when the good choice's score is the higher one; a tie is wrong
-(BabyLM's pipelines give it to the choice that is listed first, the good one).
-As there, the result is the unweighted mean of the accuracies by UID.
-
-`--pipeline` says how a choice is scored:
-
-{pipelines}
-Writes summary.json and items.jsonl (what was scored, with the scores); for
-2024 and 2025 predictions.json in their forms; for 2025 its reports.
-Where the output folder holds the results of the same request, nothing is done.
+Writes summary.json and items.jsonl (what was scored, with the scores).
+Where the output folder holds the results of the same request, they are shown.
 """
 
+import argparse
 import dataclasses
 import functools
 import json
@@ -20,15 +13,14 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import jax
 
 from antlm_jax import cli, settings
-from antlm_jax.errors import UserError
 from antlm_jax.evals import results as results_lib
 from antlm_jax.evals.zero_shot import pipelines
-from antlm_jax.inference.scoring import BATCH_TOKENS, MODES, REDUCTIONS
+from antlm_jax.inference.scoring import BATCH_TOKENS, MODES
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint
@@ -43,11 +35,37 @@ class Outcome(Protocol):
   def lines(self) -> Iterable[dict]:
     """Yields what was scored, with the scores."""
 
-  def table(self) -> str:
-    """Lays the numbers out."""
-
   def files_2025(self) -> dict[str, str]:
     """Returns the files of pipeline 2025, text by name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+  """The arguments of every task, but for the model and the task."""
+
+  data: str = setting(help="folder with the task's files")
+  mode: str = setting(help="how to score", choices=MODES)
+  limit: int = setting(0, "items per file or UID; 0 for all", least=0)
+  output: str | None = setting(
+    None, "folder; RUN/evals/DATA/STEP-MODE by default", read=cli.here
+  )
+  overwrite: bool = setting(False, "score what is scored already")
+  batch_tokens: int = setting(BATCH_TOKENS, "tokens encoded at once", least=1)
+  # What a task is scored by that takes none of these.
+  pipeline: ClassVar[str] = "ours"
+  as_published: ClassVar[bool] = False
+  reduction: ClassVar[str | None] = None
+  # What changes no score.
+  apart: ClassVar[tuple[str, ...]] = (
+    *("data", "output", "overwrite", "batch_tokens"),
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PipelineSettings(Settings):
+  """Those of a task of BabyLM's pipelines."""
+
+  pipeline: str = setting("ours", "see above", choices=pipelines.PIPELINES)
 
 
 class Task:
@@ -55,70 +73,34 @@ class Task:
 
   Attributes:
     about: What it is, for --help.
-    flags: Settings that it takes, of those that are not for every task.
+    settings: Its arguments.
+    notes: What --help says of them.
   """
 
   about: str
-  flags: tuple[str, ...] = ()
+  settings: type[Settings] = PipelineSettings
+  notes: str = pipelines.NOTES
 
-  def read(self, asked: "Settings") -> Sequence:
+  def read(self, asked: Settings) -> Sequence:
     """Reads what is scored."""
     raise NotImplementedError
+
+  def digest(self, asked: Settings, items: Sequence) -> dict:
+    """Returns what tells the data from other data, wherever it lies."""
+    paths = pathlib.Path(asked.data).glob("*")
+    return results_lib.data_digest(sorted(p for p in paths if p.is_file()))
 
   def score(self, loaded, items, asked, options, track) -> Outcome:
     """Scores it; `options` are a pipeline's, `track` wraps lists of batches."""
     raise NotImplementedError
 
-  def request(self, loaded, asked: "Settings") -> dict:
+  def table(self, summary: Mapping, asked: Settings) -> str:
+    """Lays the numbers of an outcome's summary out."""
+    raise NotImplementedError
+
+  def request(self, loaded, asked: Settings) -> dict:
     """Returns what the results depend on beside model, data and settings."""
     return {}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-  """The command's arguments, but for the model and the task."""
-
-  data: str = setting(help="folder with the task's files")
-  mode: str = setting(help="how to score", choices=MODES)
-  pipeline: str = setting("ours", "see above", choices=pipelines.PIPELINES)
-  as_published: bool = setting(
-    False, "for 2024, masked: give scores to other sentences, as it does"
-  )
-  reduction: str | None = setting(
-    None,
-    "over the tokens of a choice; the pipeline's by default",
-    choices=REDUCTIONS,
-  )
-  temperature: tuple[float, ...] = setting(
-    (1.0,),
-    "divides the logits; items are of the first",
-    over=0,
-    most=1e30,
-    metavar="T[,T2,...]",
-  )
-  unfiltered: bool = setting(False, "EWoK: keep words BabyLM's list lacks")
-  full_sentence_scores: bool = setting(False, "EWoK: score contexts, too")
-  revisions: tuple[str, ...] = setting(
-    (), "aoa: NAME=STEP or NAME=CHECKPOINT, ...; see its task", metavar="R,..."
-  )
-  limit: int = setting(0, "items per file or UID; 0 for all", least=0)
-  output: str | None = setting(
-    None, "folder; RUN/evals/DATA/STEP-MODE by default", read=cli.here
-  )
-  overwrite: bool = setting(False, "score what is scored already")
-  batch_tokens: int = setting(BATCH_TOKENS, "tokens encoded at once", least=1)
-
-  def __post_init__(self):
-    if not self.temperature:
-      raise UserError("--temperature is empty")
-
-
-_APART = "data", "output", "overwrite", "batch_tokens"
-# Not for every task.
-_FLAGS = (
-  *("reduction", "temperature", "unfiltered", "full_sentence_scores"),
-  "revisions",
-)
 
 
 def run(
@@ -136,10 +118,9 @@ def run(
   Raises:
     UserError: for anything wrong with the checkpoint, data or output.
   """
-  args = _parser(description, tasks).parse_args(argv)
-  asked = settings.from_args(Settings, args)
+  args = _parse(argv, description, tasks)
   task = tasks[args.task]
-  _check_flags(args.task, task, asked)
+  asked = settings.from_args(task.settings, args)
   options = pipelines.options(asked.pipeline, asked.mode, args.task)
   note = pipelines.note(asked.pipeline, asked.mode, asked.as_published)
   if asked.reduction:
@@ -148,51 +129,52 @@ def run(
   items = task.read(asked)
   loaded = checkpoint.from_args(args)
   named = {"task": args.task}
-  request = named | _request(task, asked, loaded, options["reduction"])
+  request = named | _request(task, asked, items, loaded, options["reduction"])
   output = pathlib.Path(asked.output or _default_output(loaded, asked))
   # Requests that are older than the name are taken to be of this task.
-  if not asked.overwrite and results_lib.finished(output, request, named):
+  done = None
+  if not asked.overwrite:
+    done = results_lib.finished(output, request, named)
+  if done:
+    print(task.table(done, asked))
     print(f"already scored: {output} (--overwrite scores again)")
     return
   files.check_writable(output, folder=True)  # before minutes of scoring
   print(f"{len(items):,} items of {asked.data}, {asked.mode}", flush=True)
   outcome, cost = _score(task, loaded, items, asked, options)
   own = pipelines.PIPELINES[asked.pipeline].files(outcome)
-  write(output, outcome, request, named | cost | note, own)
-  print(outcome.table())
+  summary = write(output, outcome, request, named | cost | note, own)
+  print(task.table(summary, asked))
   print(f"written to {output}")
 
 
-def _parser(description: str, tasks) -> cli.Parser:
-  _, about_pipelines = pipelines.__doc__.split("\n\n", 1)
-  shared = __doc__.format(pipelines=about_pipelines)
-  parser = cli.Parser(description=f"{description}\n{shared}")
+def _parse(argv, description: str, tasks) -> argparse.Namespace:
+  """Parses the arguments that the named task has."""
+  first = cli.Parser(add_help=False)
+  only = next(iter(tasks)) if len(tasks) == 1 else None
+  first.add_argument("--task", choices=tasks, default=only)
+  named = first.parse_known_args(argv)[0].task
+  # Without a task, --help shows what most of them have.
+  task = tasks[named] if named else Task()
+  shared = __doc__.split(".", 1)[1]
+  parser = cli.Parser(description=f"{description}\n{task.notes}{shared}")
   checkpoint.add_arguments(parser)
-  if len(tasks) > 1:
-    parser.add_argument(
-      "--task", required=True, choices=tasks, help="see above"
-    )
-  else:
-    parser.set_defaults(task=next(iter(tasks)))
-  settings.add_arguments(parser, Settings)
-  return parser
+  if not only:
+    about = "see above; --help after it shows its own arguments"
+    parser.add_argument("--task", required=True, choices=tasks, help=about)
+  parser.set_defaults(task=named)
+  settings.add_arguments(parser, task.settings)
+  return parser.parse_args(argv)
 
 
-def _check_flags(name: str, task: Task, asked: Settings) -> None:
-  defaults = {field.name: field.default for field in dataclasses.fields(asked)}
-  for flag in _FLAGS:
-    if flag not in task.flags and getattr(asked, flag) != defaults[flag]:
-      raise UserError(f"--{flag} is not for {name}")
-
-
-def _request(task: Task, asked: Settings, loaded, reduction: str) -> dict:
+def _request(
+  task: Task, asked: Settings, items: Sequence, loaded, reduction: str
+) -> dict:
   """Returns all that the results depend on."""
-  # Where the data lies does not matter, only what is in it.
-  paths = sorted(p for p in pathlib.Path(asked.data).glob("*") if p.is_file())
   return {
-    **{k: v for k, v in vars(asked).items() if k not in _APART},
+    **{k: v for k, v in vars(asked).items() if k not in asked.apart},
     **results_lib.model_digest(loaded),
-    "data": results_lib.data_digest(paths),
+    "data": task.digest(asked, items),
     "reduction": reduction,
     **task.request(loaded, asked),
   }
@@ -231,8 +213,13 @@ def write(
   request: Mapping,
   about: Mapping,
   own: Mapping[str, str],
-) -> None:
-  """Writes a pipeline's own files, items.jsonl and, last, summary.json."""
+) -> dict:
+  """Writes a pipeline's own files, items.jsonl and, last, the summary.
+
+  Returns:
+    The summary.
+  """
   lines = "".join(json.dumps(line) + "\n" for line in outcome.lines())
   summary = {"request": dict(request), **about, **outcome.summary()}
   results_lib.write(folder, {**own, "items.jsonl": lines}, summary)
+  return summary

@@ -12,6 +12,8 @@
         frames a text. That is `ours` for a tokenizer that frames as training
         did, so the two give the same scores.
 
+2024 and 2025 also write predictions.json in their forms, 2025 its reports.
+
 The pipelines take the frame from a tokenizer's files; here it is what stood
 around the documents of the training data: BOS and EOS, EOS twice, or nothing.
 A model that is published with another frame scores otherwise there. A token
@@ -36,6 +38,9 @@ import numpy as np
 from antlm_jax.errors import UserError
 from antlm_jax.inference.pairs import Choice, Item
 from antlm_jax.inference.scoring import MODES, Format
+
+_SCORED = __doc__.split("\n\n", 1)[1]
+NOTES = f"`--pipeline` says how a choice is scored:\n\n{_SCORED}"
 
 
 def options(pipeline: str, mode: str, task: str = "blimp") -> dict[str, Any]:

@@ -23,7 +23,7 @@ import numpy as np
 from antlm_jax import tables
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.evals.zero_shot import metrics
+from antlm_jax.evals.zero_shot import metrics, pipelines
 from antlm_jax.evals.zero_shot.command import Task
 from antlm_jax.inference import framing, scoring
 from antlm_jax.runtime import files
@@ -190,15 +190,6 @@ class ReadingTimes:
       text, shown = word.here
       yield {"id": i, "context": text, "word": shown, "surprisal": found}
 
-  def table(self) -> str:
-    """Lays the scores out in percent."""
-    found = self.summary()
-    rows = [
-      (name.replace("_", " "), f"{100 * found[name]:.2f}")
-      for name in ("eye_tracking", "self_paced_reading")
-    ]
-    return tables.text(rows, head=("", "explained (%)"), align="<>")
-
   def files_2025(self) -> dict[str, str]:
     """What `reading` writes, but for its tables of all regressions."""
     rows = zip(self.surprisal.tolist(), self.before.tolist(), strict=True)
@@ -220,10 +211,20 @@ class Reading(Task):
   """The task; see `command.Task`."""
 
   about = "reading times, and what surprisal explains of them"
+  notes = f"{__doc__}\n{pipelines.NOTES}"
 
   def read(self, asked) -> list[Word]:
     """Reads the words."""
     return read(asked.data, asked.limit)
+
+  def table(self, summary, asked) -> str:
+    """Lays the scores out in percent."""
+    del asked
+    rows = [
+      (name.replace("_", " "), f"{100 * summary[name]:.2f}")
+      for name in ("eye_tracking", "self_paced_reading")
+    ]
+    return tables.text(rows, head=("", "explained (%)"), align="<>")
 
   def score(self, loaded, items, asked, options, track) -> ReadingTimes:
     """Computes the surprisals; the pipelines' options are for choices."""

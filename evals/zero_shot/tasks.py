@@ -3,16 +3,18 @@
 Files are those of BabyLM's evaluation-pipeline-2025, a folder of *.jsonl.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
 from antlm_jax.evals.zero_shot import ewok
 from antlm_jax.evals.zero_shot.age_of_acquisition import AgeOfAcquisition
-from antlm_jax.evals.zero_shot.choices import FLAGS, Choices
+from antlm_jax.evals.zero_shot.choices import Choices, Settings
 from antlm_jax.evals.zero_shot.command import Task
 from antlm_jax.evals.zero_shot.metrics import SPEARMAN
 from antlm_jax.evals.zero_shot.reading import Reading
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item, Line
+from antlm_jax.settings import setting
 
 # The tables that entity tracking has: how boxes are named, what is moved.
 _SPLITS = ("regular", "ambiref", "move_contents")
@@ -23,6 +25,12 @@ _COMPS = {
   "comps_wugs_dist-before": "wugs_dist_before",
   "comps_wugs_dist-in-between": "wugs_dist_in_between",
 }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _EwokSettings(Settings):
+  unfiltered: bool = setting(False, "keep words BabyLM's list lacks")
+  full_sentence_scores: bool = setting(False, "score contexts, too")
 
 
 def _read(parse):
@@ -96,7 +104,7 @@ TASKS: dict[str, Task] = {
       asked.data, asked.limit, asked.unfiltered, asked.full_sentence_scores
     ),
     known_as=lambda items: "ewok",
-    flags=(*FLAGS, "unfiltered", "full_sentence_scores"),
+    settings=_EwokSettings,
   ),
   "wug_adj": _wug("wug_adj", "nouns of made-up adjectives, beside people's"),
   "wug_past": _wug("wug_past", "past tenses of made-up verbs, beside people's"),
