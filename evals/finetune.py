@@ -16,6 +16,11 @@ given stands above it; the defaults below are those of 2024.
   retrieval  documents, in BEIR's form
   study      arXiv 2507.00994: the three above, SST-2, QQP and MNLI
 
+  classification  texts, or pairs of texts, and labels of one's own: --data is
+                  a file of records (csv, tsv, jsonl, parquet), of which a tenth
+                  is left out to choose on, or a folder of files named train,
+                  dev and test
+
 BabyLM's validation sets are also its test sets: in 2024 and 2025 the epoch is
 chosen on what is reported. The others have a set to choose on.
 
@@ -42,6 +47,7 @@ from antlm_jax.evals.finetuning import (
   glue,
   loop,
   memory,
+  own,
   retrieval,
   saved,
   study,
@@ -57,6 +63,7 @@ from antlm_jax.training import checkpoint
 
 PRESETS: Mapping[str, Suite] = {
   **glue.SUITES,
+  "classification": own.SUITE,
   "tagging": tagging.SUITE,
   "answering": answering.SUITE,
   "retrieval": retrieval.SUITE,
@@ -95,8 +102,10 @@ class Grid:
 
 
 @dataclasses.dataclass(frozen=True)
-class Heads(classification.Options, answering.Options, retrieval.Options):
-  """The settings of all heads."""
+class Heads(
+  classification.Options, own.Options, answering.Options, retrieval.Options
+):
+  """The settings of all heads, and of what is read for them."""
 
 
 def _parser(**defaults) -> cli.Parser:
@@ -107,7 +116,7 @@ def _parser(**defaults) -> cli.Parser:
   suites = PRESETS.values()
   names = dict.fromkeys(name for suite in suites for name in suite.all_scores)
   add("--data", required=True, help="a folder that holds the tasks' files")
-  add("--task", required=True, help=f"all, or of {','.join(names)}")
+  add("--task", default="all", help=f"all, or of {','.join(names)}")
   add("--preset", default="2024", choices=PRESETS, help="see above")
   for section in (Grid, Settings, Heads):
     settings.add_arguments(parser, section)
@@ -155,7 +164,7 @@ def _job(args, task: Task, loaded: checkpoint.Loaded, digest: dict) -> Job:
   request = {
     "preset": args.preset,
     "task": task.name,
-    "data": results.data_digest(task.files),
+    "data": {**results.data_digest(task.files), **task.about},
     "head": {"kind": task.head.kind, **task.head.settings},
     **digest,
     **{name: getattr(grid, name) for name in ("lrs", "seeds", "limit")},

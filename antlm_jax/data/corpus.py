@@ -40,6 +40,11 @@ class Corpus:
   documents: str = "auto"  # what a document of plain text is, of `text.RULES`
   column: str = "text"  # what is read of records
 
+  @property
+  def test(self) -> tuple[str, ...]:
+    """The sources that are named test, which nothing is trained on."""
+    return tuple(self.unused.get(_UNUSED["test"], ()))
+
   def pieces(self, split: str) -> Iterator[Piece]:
     """Yields the documents of a split's sources, as `formats.pieces` does."""
     for source in getattr(self, split):

@@ -1,12 +1,13 @@
 """Files of documents of any kind, and the datasets of Hugging Face's hub."""
 
+import contextlib
 import csv
 import functools
 import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from antlm_jax.data import text
@@ -47,31 +48,57 @@ def pieces(source: str, rule: Rule, column: str) -> Iterator[Piece]:
   Raises:
     UserError: It cannot be read, or a record has no text there.
   """
-  found = kind(source) or ".txt"
+  if (kind(source) or ".txt") in _TEXT:
+    with _reading(source), _open(source) as file:
+      yield from text.pieces(file, rule)
+    return
+  for where, (value,) in records(source, {column: "column"}):
+    with _reading(source):
+      document = _document(value, column, where)
+    for index, part in enumerate(text.cut(document)):
+      if part := part.strip():
+        yield Piece(part, begins=not index)
+
+
+def records(
+  source: str, columns: Mapping[str, str]
+) -> Iterator[tuple[str, list]]:
+  """Yields where each record of a file or a dataset is, and its values.
+
+  Args:
+    source: The file or dataset.
+    columns: What is read, and the argument that chooses it, for the error.
+
+  Raises:
+    UserError: It cannot be read, has no records, or lacks a column.
+  """
+  if (reader := _READERS.get(kind(source))) is None:
+    known = " ".join(e for e in _READERS if e not in (*_TEXT, HUB))
+    raise UserError(f"{source} holds no records; those are {known}")
+  with _reading(source):
+    for where, record in reader(source, columns):
+      for column, argument in columns.items():
+        if not isinstance(record, dict):
+          raise ValueError(f"{where} is no object with a {column!r}")
+        if column not in record:
+          has = ", ".join(map(repr, record))
+          raise ValueError(
+            f"{where} has no column {column!r} but {has}; choose one with"
+            f" --{argument}"
+          )
+      yield where, [record[column] for column in columns]
+
+
+@contextlib.contextmanager
+def _reading(source: str) -> Iterator[None]:
   try:
-    if found in _TEXT:
-      with _open(source) as file:
-        yield from text.pieces(file, rule)
-      return
-    for number, record in _READERS[found](source, column):
-      document = _document(record, column, number)
-      for index, part in enumerate(text.cut(document)):
-        if part := part.strip():
-          yield Piece(part, begins=not index)
+    yield
   except (OSError, ValueError, NotImplementedError, csv.Error) as error:
     raise UserError(f"cannot read {source}: {files.reason(error)}") from error
 
 
-def _document(record: Any, column: str, where: str) -> str:
+def _document(value: Any, column: str, where: str) -> str:
   """Returns the text of a record, as that of a file would be."""
-  if not isinstance(record, dict):
-    raise ValueError(f"{where} is no object with a {column!r}")
-  if column not in record:
-    has = ", ".join(map(repr, record))
-    raise ValueError(
-      f"{where} has no column {column!r} but {has}; choose one with --column"
-    )
-  value = record[column]
   if not isinstance(value, str | None):
     raise ValueError(f"{where}: {column!r} is no text but {value!r:.60}")
   value = (value or "").replace("\r\n", "\n").replace("\r", "\n").strip()
@@ -93,7 +120,7 @@ def _open(path: str) -> BinaryIO:
   return io.BufferedReader(pyarrow.input_stream(path, _PACKED[ending]))
 
 
-def _json_lines(path: str, column: str) -> Iterator[tuple[str, Any]]:
+def _json_lines(path: str, columns: Collection) -> Iterator[tuple[str, Any]]:
   with _open(path) as file:
     for number, line in enumerate(file, start=1):
       if line.strip():
@@ -104,7 +131,9 @@ def _json_lines(path: str, column: str) -> Iterator[tuple[str, Any]]:
           raise ValueError(f"{where} is not JSON: {error}") from error
 
 
-def _table(path: str, column: str, **dialect) -> Iterator[tuple[str, Any]]:
+def _table(
+  path: str, columns: Collection, **dialect
+) -> Iterator[tuple[str, Any]]:
   csv.field_size_limit(2**31 - 1)
   with io.TextIOWrapper(_open(path), "utf-8-sig", newline="") as file:
     # Strict, since a stray quote would join what follows it to one text.
@@ -116,20 +145,20 @@ def _table(path: str, column: str, **dialect) -> Iterator[tuple[str, Any]]:
       raise ValueError(f"line {rows.line_num}: {error}") from error
 
 
-def _parquet(path: str, column: str) -> Iterator[tuple[str, Any]]:
+def _parquet(path: str, columns: Collection) -> Iterator[tuple[str, Any]]:
   from pyarrow import parquet
 
   # Through a buffer: else a column of a row group is read at once.
   with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
     names = file.schema_arrow.names
-    only = [column] if column in names else names
+    only = list(columns) if {*columns} <= {*names} else names
     yield from _rows(file.iter_batches(_READ, columns=only))
 
 
-def _of_hub(source: str, column: str) -> Iterator[tuple[str, Any]]:
+def _of_hub(source: str, columns: Collection) -> Iterator[tuple[str, Any]]:
   dataset = _dataset(source)
-  if column in dataset.column_names:
-    dataset = dataset.select_columns(column)
+  if {*columns} <= {*dataset.column_names}:
+    dataset = dataset.select_columns([*columns])
   yield from _rows(dataset.with_format("arrow").iter(_READ))
 
 
@@ -146,7 +175,7 @@ _TEXT = (
   *(".txt", ".text", ".md", ".rst"),
   *(".train", ".dev", ".valid", ".test", ".tokens", ".raw"),
 )
-_READERS: dict[str, Callable[[str, str], Iterator[tuple[str, Any]]]] = {
+_READERS: dict[str, Callable[[str, Collection], Iterator[tuple[str, Any]]]] = {
   **dict.fromkeys(_TEXT),
   ".jsonl": _json_lines,
   ".ndjson": _json_lines,

@@ -214,6 +214,15 @@ def accuracy(predictions: Sequence[int], labels: Sequence[int]) -> float:
   return float(np.mean(np.asarray(predictions) == np.asarray(labels)))
 
 
+def macro_f1(predictions: Sequence[int], labels: Sequence[int]) -> float:
+  """Mean F1 of the classes that are predicted or there."""
+  x, y = np.asarray(predictions), np.asarray(labels)
+  classes = np.union1d(x, y)[:, None]
+  found, there = x == classes, y == classes
+  both = (found & there).sum(axis=1)
+  return float(np.mean(2 * both / (found.sum(axis=1) + there.sum(axis=1))))
+
+
 def f1(predictions: Sequence[int], labels: Sequence[int]) -> float:
   """F1 of class 1; 0 where it is neither predicted nor there."""
   x, y = (np.asarray(v) == 1 for v in (predictions, labels))

@@ -1,6 +1,7 @@
 """What is to be known of a task's runs, as files and as a table."""
 
 import collections
+import itertools
 import json
 import math
 import pathlib
@@ -60,6 +61,7 @@ def summarise(
   return {
     "task": task.name,
     "main_metric": task.main_metric,
+    "also": task.also,
     "best_by": task.chooser,
     "baseline": task.baseline,
     "evaluations": {
@@ -112,23 +114,22 @@ def _finite(epoch: dict) -> dict:
 
 
 def _by_lr(task: Task, lr: float, runs: Sequence[dict]) -> dict:
-  scores = {
-    name: [run["scores"][name][task.main_metric] for run in runs]
-    for name in task.evaluations
-  }
   return {
     "lr": lr,
     "seeds": len(runs),
     "diverged": sum(run["diverged"] is not None for run in runs),
     "collapsed": sum(run["collapsed"] for run in runs),
     "scores": {
-      name: {
-        "mean": float(np.mean(values)),
-        "std": float(np.std(values, ddof=1)) if len(values) > 1 else None,
-      }
-      for name, values in scores.items()
+      name: _over_seeds(runs, name, task.main_metric)
+      for name in task.evaluations
     },
   }
+
+
+def _over_seeds(runs: Sequence[dict], name: str, metric: str) -> dict:
+  values = [run["scores"][name][metric] for run in runs]
+  std = float(np.std(values, ddof=1)) if len(values) > 1 else None
+  return {"mean": float(np.mean(values)), "std": std}
 
 
 def _baseline(task: Task, examples: Sequence[Example]) -> dict[str, float]:
@@ -203,7 +204,9 @@ def table(summaries: Sequence[dict], suite: Suite) -> str:
     for summary in summaries
     for name, found in _best(summary)["scores"].items()
   }
-  lines = tables.text(rows, _HEAD, "<<>>>><"), _average(suite, means)
+  lines = [tables.text(rows, _HEAD, "<<>>>><")]
+  if len(suite.scores) > 1:
+    lines.append(_average(suite, means))
   return "\n".join(lines)
 
 
@@ -212,9 +215,12 @@ def _best(summary: Mapping) -> dict:
 
 
 def _rows(summary: Mapping) -> Iterator[tuple]:
-  metric, best = summary["main_metric"], _best(summary)
-  for name, about in summary["evaluations"].items():
-    mean, std = best["scores"][name]["mean"], best["scores"][name]["std"]
+  best = _best(summary)
+  runs = [run for run in summary["runs"] if run["lr"] == best["lr"]]
+  shown = summary["main_metric"], *summary.get("also", ())
+  rows = itertools.product(summary["evaluations"].items(), shown)
+  for (name, about), metric in rows:
+    mean, std = _over_seeds(runs, name, metric).values()
     score = f"{100 * mean:.1f}" + ("" if std is None else f" ± {100 * std:.1f}")
     trivial = about["baseline"][metric]
     remark = f"no better than {summary['baseline']}" if mean <= trivial else ""

@@ -20,7 +20,7 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import rows as rows_lib
-from antlm_jax.evals.finetuning.classification import cross_entropy
+from antlm_jax.evals.finetuning.classification import cross_entropy, macro_f1
 from antlm_jax.evals.finetuning.rows import Example, Rows
 from antlm_jax.evals.finetuning.task import PerToken, Suite, Task
 from antlm_jax.inference import framing
@@ -155,15 +155,7 @@ def sentence_f1(
   Over the classes that a sentence has or is predicted to have, O included:
   far above `entity_f1`, since most sentences have few entities or none.
   """
-  return float(np.mean(list(map(_macro_f1, predictions, labels))))
-
-
-def _macro_f1(prediction: Sequence[int], label: Sequence[int]) -> float:
-  x, y = np.asarray(prediction), np.asarray(label)
-  classes = np.union1d(x, y)[:, None]
-  found, there = x == classes, y == classes
-  both = (found & there).sum(axis=1)
-  return float(np.mean(2 * both / (found.sum(axis=1) + there.sum(axis=1))))
+  return float(np.mean(list(map(macro_f1, predictions, labels))))
 
 
 # --------------------------------------------------------------------- reading

@@ -210,6 +210,8 @@ class Task:
     texts: Predictions in the form in which others take them: what is predicted
       by evaluation set to texts by file name.
     files: What it is read from.
+    about: What tells its data from other data, beside files' contents.
+    also: Further metrics that the table shows.
   """
 
   name: str
@@ -229,6 +231,8 @@ class Task:
   collapse: Callable[[Predictions], float] = share_of_one
   texts: Callable[[Mapping[str, Predicted]], Mapping[str, str]] | None = None
   files: tuple[pathlib.Path, ...] = ()
+  about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  also: tuple[str, ...] = ()
 
   @property
   def chooser(self) -> str:

@@ -1,0 +1,125 @@
+"""Classification by files of one's own, on a random model."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from sklearn import metrics
+
+from antlm_jax.evals import finetune
+from antlm_jax.evals.finetuning import classification, own
+from tests import random_models, runs
+
+run = random_models.run()
+COLUMNS = ("--text_column=review", "--label_column=stars")
+
+
+def write(path, rows):
+  with open(path, "w", newline="", encoding="utf-8-sig") as file:
+    writer = csv.DictWriter(file, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+  return path
+
+
+def reviews(count, seed=0):
+  """Dogs are good, cats are bad, and some are neither."""
+  draw = np.random.default_rng(seed)
+  words = {"good": "the dogs", "bad": "the cats", "10": "Tom"}
+  labels = draw.choice(list(words), count, p=[0.5, 0.3, 0.2])
+  return [
+    {"id": i, "review": f'{words[label]} near, the "hills" .', "stars": label}
+    for i, label in enumerate(labels)
+  ]
+
+
+def args(run, data, *more):
+  return [
+    *(f"--checkpoint={run}", f"--data={data}", "--preset=classification"),
+    *(*COLUMNS, "--batch_size=16", "--epochs=4", "--lrs=1e-2", *more),
+  ]
+
+
+def test_a_file_of_records(run, tmp_path, capsys):
+  rows = reviews(120)
+  data = write(tmp_path / "films.csv", rows)
+  finetune.main(args(run, data))
+  said = capsys.readouterr().out
+  folder = run / f"evals/finetune/films/{random_models.STEP}-bidirectional"
+  summary = json.loads((folder / "summary.json").read_text())
+  assert summary["request"]["head"]["labels"] == ["10", "bad", "good"]
+  assert summary["train_examples"] == 108  # a tenth is left out
+  with open(folder / "films-dev.csv", newline="") as file:
+    found = list(csv.DictReader(file))
+  by_line = {f"line {i + 2}": row["stars"] for i, row in enumerate(rows)}
+  assert [by_line[one["record"]] for one in found] == [
+    one["label"] for one in found
+  ]
+  pairs = [(one["label"], one["predicted"]) for one in found]
+  (scores,) = (r["scores"]["films-dev"] for r in summary["runs"])
+  labels, predicted = zip(*pairs, strict=True)
+  assert scores == pytest.approx(
+    {
+      "accuracy": metrics.accuracy_score(labels, predicted),
+      "macro_f1": metrics.f1_score(labels, predicted, average="macro"),
+    }
+  )
+  majority = max(labels.count(label) for label in labels) / len(labels)
+  for metric in ("accuracy", "macro_f1"):
+    (line,) = (one for one in said.splitlines() if f" {metric} " in one)
+    assert f"{100 * scores[metric]:.1f}" in line
+    if metric == "accuracy":
+      assert f"{100 * majority:.1f}" in line
+  assert scores["accuracy"] > majority
+  # Other columns of the same file are other data.
+  with pytest.raises(Exception, match=r"another request \(.*data"):
+    finetune.main(args(run, data, "--text_column=review,id"))
+
+
+def test_a_folder_of_splits_and_pairs_of_texts(run, tmp_path):
+  options = finetune.Heads(text_column=("a", "b"), label_column="y")
+  for name, count in (("train", 6), ("valid", 2), ("test", 3)):
+    lines = [{"a": f"x{i}", "b": "z", "y": bool(i % 2)} for i in range(count)]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / f"{name}.jsonl").write_text(text)
+  task = own.make(str(tmp_path), "own", options, "causal")
+  name = task.name
+  assert task.evaluations == (f"{name}-dev", f"{name}-test")
+  assert [len(task.load(s)) for s in ("train", *task.evaluations)] == [6, 2, 3]
+  assert task.head.labels == ("false", "true")
+  assert task.load(f"{name}-test")[1] == (("x1", "z"), 1, "line 2")
+
+
+def test_macro_f1_is_sklearns():
+  draw = np.random.default_rng(0)
+  for _ in range(20):
+    x, y = draw.integers(0, 4, (2, 9))
+    expected = metrics.f1_score(y, x, average="macro", zero_division=0)
+    assert classification.macro_f1(x, y) == pytest.approx(expected)
+
+
+GOOD = {"train": ["a,x", "b,y"], "dev": ["a,x"]}
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"head": "review,mark"}, "no column 'stars' but 'review', 'mark'"),
+    ({"dev": ["a,z"]}, "line 2: the label 'z' is not one of those to train on"),
+    ({"train": ["a,x", "b,x"]}, "all labels to train on are 'x'"),
+    ({"train": ["a,x", ",y"]}, "train.csv, line 3: no text"),
+    ({"train": ["a,x", "b,"]}, "train.csv, line 3: no label"),
+    (
+      {"train": [f"a,{i}" for i in range(30)]},
+      "30 labels of 30 records are no",
+    ),
+  ],
+)
+def test_bad_records(run, tmp_path, changes, message):
+  found = GOOD | changes
+  for name in ("train", "dev"):
+    lines = [found.get("head", "review,stars"), *found[name]]
+    (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+  line = runs.refused("antlm_jax.evals.finetune", *args(run, tmp_path))
+  assert message in line
