@@ -7,6 +7,8 @@ The same command again goes on from the last checkpoint. Started as several
 processes (`antlm_jax.runtime.processes`), they train one model together.
 """
 
+import shlex
+import sys
 from collections.abc import Sequence
 
 from antlm_jax import cli
@@ -27,7 +29,8 @@ def main(argv: Sequence[str]) -> None:
     with processes.together():
       config = config_lib.load(args.config, overrides)
       hooks = [Pairs(config.eval.pairs)] if config.eval.pairs else []
-      loop.train(config, args.workdir, hooks)
+      command = f"{sys.argv[0]} {shlex.join(argv)}"
+      loop.train(config, args.workdir, hooks, command)
 
 
 def _parse(argv: Sequence[str], settings: str):

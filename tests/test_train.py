@@ -18,7 +18,13 @@ import pytest
 from antlm_jax import config as config_lib
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.training import checkpoint, failures, metrics, saving
+from antlm_jax.training import (
+  checkpoint,
+  failures,
+  metrics,
+  readme,
+  saving,
+)
 from antlm_jax.training import run as run_lib
 from tests import helpers, runs
 
@@ -50,6 +56,46 @@ def test_a_run_leaves_all_that_it_promises(whole):
     assert row["eval/clm/loss"] > 0 and row["eval/mlm/loss"] > 0
   losses = [row["eval/clm/loss"] for row in summary["held_out"]]
   assert losses[1] < losses[0]
+  page = (whole / "README.md").read_text()
+  assert "\npython -m antlm_jax.train --config=" in page
+  for row in summary["held_out"]:
+    figures = (row[f"eval/{name}/loss"] for name in ("clm", "mlm"))
+    assert " | ".join(f"{value:.3f}" for value in figures) in page
+  assert "| tokens seen | 7.68k |" in page and "antlm fill_mask" in page
+
+
+@pytest.mark.parametrize(
+  "curriculum, losses, told",
+  [
+    ("4C+8M", {"clm": (3.0, 3.02), "mlm": (5, 3.9)}, []),
+    (
+      "4C+8M",
+      {"clm": (3.0, 3.2), "mlm": (5, 4.1)},
+      [
+        "clm ends at 3.200 nats, above its best, 3.000 after step 4",
+        "mlm ends at 4.100 nats, above the 4.000 of its tokens' frequencies",
+        "--config.curriculum='12C:M steps'",
+      ],
+    ),
+    ("12C:M", {"clm": (2, 3), "mlm": (2, 2)}, ["clm", "eval.watch=clm "]),
+    ("12C", {"clm": (5, 4.5), "mlm": (6, 6)}, ["clm", "train for longer"]),
+    # Nothing is said of what was not trained, or not yet.
+    ("12C+4M", {"clm": (3, 2.5), "mlm": (5, 6)}, []),
+  ],
+)
+def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
+  curriculum, losses, told, prepared
+):
+  words = runs.train_args("w", prepared, f"curriculum={curriculum} steps")
+  run = run_lib.build(config_lib.load(runs.QUICK, words[2:]))
+  records = [
+    {"step": step} | {f"eval/{name}/loss": float(v[i]) for name, v in pairs}
+    for i, step in enumerate((4, 12))
+    for pairs in [losses.items()]
+  ]
+  lines = readme.advice(readme.modes(records, run), 4.0, run)
+  assert len(lines) == len(told)
+  assert all(words in line for words, line in zip(told, lines, strict=True))
 
 
 def test_metrics_hold_each_step_once_and_each_objective_in_its_phase(whole):
@@ -197,6 +243,8 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
   assert process.returncode == 130
   assert "saved: the same command goes on" in out
   assert "Traceback" not in err
+  steps = f"| steps | {max(checkpoint.steps(tmp_path))} of 60 |"
+  assert steps in (tmp_path / "README.md").read_text()
   runs.train(tmp_path, prepared, *LONG)
   assert runs.same_params(tmp_path, whole)
 

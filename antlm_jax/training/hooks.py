@@ -221,7 +221,7 @@ class Watch(Hook):
       trainer.end_here()
       trainer.say(
         f"ended after step {trainer.step}: {' + '.join(watch)} got no better in"
-        f" {since} evaluations, and is best after step {best}"
+        f" {since} evaluations; best after step {best}"
       )
 
 

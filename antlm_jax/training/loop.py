@@ -4,6 +4,7 @@ The same run again goes on from its last checkpoint.
 """
 
 import contextlib
+import dataclasses
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ import jax
 from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
-from antlm_jax import errors
+from antlm_jax import errors, tables
 from antlm_jax.data import source as source_lib
 from antlm_jax.data.source import Source
 from antlm_jax.errors import UserError
@@ -20,7 +21,7 @@ from antlm_jax.objectives.batch import Batch
 from antlm_jax.runtime import buckets, files, processes, progress, sharding
 from antlm_jax.runtime.signals import Stop, listening
 from antlm_jax.training import hooks as hooks_lib
-from antlm_jax.training import metrics, plots, saving, summary, writers
+from antlm_jax.training import metrics, plots, readme, saving, summary, writers
 from antlm_jax.training import run as run_lib
 from antlm_jax.training.hooks import Hook, Taken
 from antlm_jax.training.step import jitted, state_shardings
@@ -31,15 +32,19 @@ _WATCHED = ("total_loss", "grad_norm", "param_norm")
 
 
 def train(
-  config: ConfigDict, workdir: str | pathlib.Path, hooks: Sequence[Hook] = ()
+  config: ConfigDict,
+  workdir: str | pathlib.Path,
+  hooks: Sequence[Hook] = (),
+  command: str = "",
 ) -> dict | None:
   """Trains to the end of the curriculum, from where `workdir` stands.
 
   Args:
     config: A config of `antlm_jax.config`.
-    workdir: Receives config.json, checkpoints/, metrics.jsonl, tensorboard/,
-      curves.png and summary.json; may be in a bucket (gs://BUCKET/RUN).
+    workdir: Receives what docs/runs.md lists; may be in a bucket
+      (gs://BUCKET/RUN).
     hooks: What is to be done around the steps beside `hooks.of_run`'s.
+    command: What does this, for the page about the run.
 
   Returns:
     The summary, as in summary.json; None on all processes but the first.
@@ -60,7 +65,7 @@ def train(
     with (
       jax.set_mesh(run.mesh),
       saving.locked(mirror.workdir),
-      Trainer(run, mirror, stop, around) as trainer,
+      Trainer(run, mirror, stop, around, command) as trainer,
     ):
       return trainer.train()
 
@@ -89,8 +94,10 @@ class Trainer:
     mirror: buckets.Mirror,
     stop: Stop,
     hooks: Sequence[Hook],
+    command: str,
   ):
     self.run, self.config, self.hooks = run, run.config, hooks
+    self.command = command
     self.workdir, self.folder = mirror.workdir, mirror.folder
     self.total = run.curriculum.steps
     self.ledger = metrics.Ledger()
@@ -278,42 +285,61 @@ class Trainer:
     for hook in self.hooks:
       hook.stop(self)
     self.say(f"stopped after step {self.step}, saved: the same command goes on")
+    if processes.is_first():
+      with contextlib.suppress(UserError):  # it ends well all the same
+        self._describe(*self._found())
     raise errors.Stopped(status, saved=True)
 
   def _sum_up(self) -> dict:
-    """Writes the summary and the picture, and prints the summary."""
-    run, records = self.run, metrics.read_records(self.folder)
-    unigram = run.unigram_entropy()
-    watched = summary.watched(records, self.config.eval.watch)
-    best = min(watched, key=watched.get, default=None)
-    rows = summary.held_out(records, run.curriculum, self.total, best)
-    found = {
-      "steps": self.total,
-      "parameters": run.model.size,
-      "unigram_entropy": unigram,
-      "switches": [s for s in run.curriculum.switches if s < self.total],
-      "best": watched and {"step": best, "loss": watched[best]},
-      "held_out": rows,
-      "seconds": {**self.ledger.seconds, "total": self.ledger.total},
-    }
+    """Writes the summary and what goes with it, and prints it."""
     file = self.folder / "summary.json"
+    found, rows, head = self._found()
     if self.step == self._begun and file.exists():
       # Nothing was left to train: the times are those of the run that did.
       with contextlib.suppress(errors.UserError, KeyError):
         found |= {"seconds": files.read_json(file, "it")["seconds"]}
     files.write_json(file, found)
-    names = {name: o.name for name, o in run.objectives.items()}
-    picture = self.folder / "curves.png"
-    plots.curves(records, run.curriculum, names, unigram, picture)
+    self._describe(found, rows, head)
     for line in (
       f"\ndone: {self.total} steps in {self.ledger}\n",
-      *summary.table(
-        rows, unigram, run.curriculum, list(run.eval_sources()), self.total
-      ),
-      f"\ncurves, metrics, checkpoints: {self.workdir}",
+      *tables.text(rows, head, "<>").splitlines(),
+      *found["advice"],
+      f"\nwhat it is, curves, metrics, checkpoints: {self.workdir}",
     ):
       self.say(line)
     return found
+
+  def _found(self) -> tuple[dict, list, list]:
+    """Returns the summary, and its losses as a table's rows and head."""
+    run, records = self.run, metrics.read_records(self.folder)
+    watched = summary.watched(records, self.config.eval.watch)
+    best = min(watched, key=watched.get, default=None)
+    held_out = summary.held_out(records, run.curriculum, self.step, best)
+    unigram, modes = run.unigram_entropy(), readme.modes(records, run)
+    at_end = self.step == self.total
+    names = list(run.eval_sources())
+    found = {
+      "steps": self.step,
+      "parameters": run.model.size,
+      "unigram_entropy": unigram,
+      "switches": [s for s in run.curriculum.switches if s < self.step],
+      "best": {"step": best, "loss": watched[best]} if watched else None,
+      "modes": {name: dataclasses.asdict(m) for name, m in modes.items()},
+      "advice": readme.advice(modes, unigram, run) if at_end else [],
+      "held_out": held_out,
+      "seconds": {**self.ledger.seconds, "total": self.ledger.total},
+    }
+    table = summary.table(held_out, unigram, run.curriculum, names, self.step)
+    return found, *table
+
+  def _describe(self, found: dict, rows: list, head: list) -> None:
+    """Draws the curves, and writes the page about the run."""
+    run, records = self.run, metrics.read_records(self.folder)
+    names = {name: o.name for name, o in run.objectives.items()}
+    picture, unigram = self.folder / "curves.png", found["unigram_entropy"]
+    plots.curves(records, run.curriculum, names, unigram, picture)
+    page = readme.page(run, self.workdir, self.command, found, rows, head)
+    files.write_text(self.folder / "README.md", page)
 
 
 def _check_same(run: run_lib.Run, workdir: pathlib.Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
-from antlm_jax import tables, units
+from antlm_jax import units
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import compilation, sharding
 from antlm_jax.training.metrics import PAIRS, by_step
@@ -88,8 +88,8 @@ def table(
   curriculum: Curriculum,
   objectives: Sequence[str],
   end: int,
-) -> list[str]:
-  """Returns `held_out`'s rows as a table.
+) -> tuple[list[list[str]], list[str]]:
+  """Returns `held_out`'s rows as a table's rows and its head.
 
   It has a column for each objective, and one for each mode in which minimal
   pairs were scored.
@@ -105,8 +105,7 @@ def table(
   if len(lines) > _ROWS:
     lines[5:-6] = [["..."]]
   lines.append(["unigram entropy", f"{unigram_entropy:.3f}"])
-  head = ["held out, loss in nats", *names]
-  return tables.text(lines, head, "<>").splitlines()
+  return lines, ["held out, loss in nats", *names]
 
 
 def _moment(step: int, curriculum: Curriculum, end: int) -> str:
