@@ -25,6 +25,7 @@ COMMANDS = {
   "eval blimp": "antlm_jax.evals.blimp",
   "eval ewok": "antlm_jax.evals.ewok",
   "eval score": "antlm_jax.evals.score",
+  "eval perplexity": "antlm_jax.evals.perplexity",
   "eval finetune": "antlm_jax.evals.finetune",
   "report": "antlm_jax.evals.report",
   "study": "antlm_jax.evals.study",

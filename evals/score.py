@@ -3,7 +3,8 @@
   python -m evals.score --task=comps --checkpoint=RUN --data=FOLDER \\
     --mode=causal
 
-The tasks, whose files are those of BabyLM's evaluation-pipeline-2025:
+The tasks, whose files are those of BabyLM's evaluation-pipeline-2025, but for
+the last two, which read texts of any kind:
 
 {tasks}
 """

@@ -10,7 +10,9 @@ from antlm_jax.evals.zero_shot import ewok
 from antlm_jax.evals.zero_shot.age_of_acquisition import AgeOfAcquisition
 from antlm_jax.evals.zero_shot.choices import Choices, Settings
 from antlm_jax.evals.zero_shot.command import Task
+from antlm_jax.evals.zero_shot.lambada import Lambada
 from antlm_jax.evals.zero_shot.metrics import SPEARMAN
+from antlm_jax.evals.zero_shot.perplexity import Perplexity
 from antlm_jax.evals.zero_shot.reading import Reading
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item, Line
@@ -122,4 +124,6 @@ TASKS: dict[str, Task] = {
   ),
   "reading": Reading(),
   "aoa": AgeOfAcquisition(),
+  "lambada": Lambada(),
+  "perplexity": Perplexity(),
 }

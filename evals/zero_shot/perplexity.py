@@ -1,0 +1,163 @@
+"""Perplexity of any text, left to right or with one mask at a time.
+
+  nats per token     the mean of -log p over the text's tokens
+  token perplexity   e to that: of one tokenizer only
+  word perplexity    e to the nats per word; as in lm-eval's word_perplexity,
+                     words are what white space divides
+  bits per byte      bits over the text's bytes of UTF-8: of any tokenizer
+  accuracy           share of the tokens that are the likeliest ones
+
+--mode=causal is what lm-eval's loglikelihood_rolling gives. The other modes
+predict each token from both sides, it alone masked (pseudo-perplexity, arXiv
+1910.14659): lower than causal ones, and not what masked training reports, which
+masks many tokens at once. They read the text once for each token: --limit.
+
+A document stands in the special tokens of training, which are not scored. Of
+one that is longer than the model's rows each token is scored once, in windows
+--stride apart, in the one in which most of the text before it is seen, or as
+much before as after it. Nothing is rewritten: lm-eval's wikitext undoes that
+set's spaces around signs before it scores, and counts words and bytes before.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from antlm_jax import tables
+from antlm_jax.errors import UserError
+from antlm_jax.evals.zero_shot import texts
+from antlm_jax.evals.zero_shot.texts import TextTask
+from antlm_jax.inference import framing, scoring
+from antlm_jax.inference.scoring import Text
+from antlm_jax.settings import setting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(texts.Settings):
+  """The arguments of the task."""
+
+  stride: int = setting(
+    0,
+    "tokens from a window to the next; 0 for the model's longest row, so that"
+    " none is read twice, and with masks for half of it",
+    least=0,
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Predicted:
+  """What is known of n documents."""
+
+  documents: Sequence[str]
+  tokens: Sequence[int]  # how many are scored, n
+  nats: np.ndarray  # float64 `[n]`
+  likeliest: np.ndarray  # how many tokens are the likeliest ones, `[n]`
+
+  def summary(self) -> dict:
+    """Returns the numbers."""
+    words = sum(len(document.split()) for document in self.documents)
+    size = sum(len(document.encode()) for document in self.documents)
+    nats, tokens = self.nats.sum(), sum(self.tokens)
+    return {
+      "documents": len(self.documents),
+      "tokens": tokens,
+      "words": words,
+      "bytes": size,
+      "nats_per_token": nats / tokens,
+      "token_perplexity": texts.perplexity(nats / tokens),
+      "word_perplexity": texts.perplexity(nats / words),
+      "bits_per_byte": nats / math.log(2) / size,
+      "accuracy": self.likeliest.sum() / tokens,
+    }
+
+  def lines(self) -> Iterator[dict]:
+    """Yields every document's numbers."""
+    rows = zip(self.documents, self.tokens, self.nats, strict=True)
+    for number, (document, tokens, nats) in enumerate(rows):
+      yield {
+        "id": number,
+        "begins": document[:60],
+        "tokens": tokens,
+        "words": len(document.split()),
+        "bytes": len(document.encode()),
+        "nats": float(nats),
+      }
+
+
+class Perplexity(TextTask):
+  """The task; see `command.Task`."""
+
+  about = "perplexity of any text, by token, word and byte"
+  settings = Settings
+  notes = __doc__
+
+  def score(self, loaded, items, asked, options, track) -> Predicted:
+    """Predicts every token of the documents."""
+    del options
+    wanted = scoring.passes(loaded, asked.mode)
+    parts = [
+      list(windows(text, wanted, loaded.model.config.max_seq_len, asked.stride))
+      for text in _framed(loaded, items, wanted)
+    ]
+    if not any(parts):
+      raise UserError(f"{asked.data} holds no token to predict")
+    logprobs, likeliest = texts.score(loaded, parts, wanted, asked, track)
+    tokens = [sum(window.targets for window in those) for those in parts]
+    return Predicted(items, tokens, -logprobs, likeliest)
+
+  def table(self, summary, asked) -> str:
+    """Lays the numbers out."""
+    del asked
+    counts = ("documents", "tokens", "words", "bytes")
+    rows = [(name, f"{summary[name]:,}") for name in counts]
+    rows += [
+      ("nats per token", f"{summary['nats_per_token']:.4f}"),
+      ("token perplexity", texts.shown(summary["token_perplexity"])),
+      ("word perplexity", texts.shown(summary["word_perplexity"])),
+      ("bits per byte", f"{summary['bits_per_byte']:.4f}"),
+      ("accuracy (%)", f"{100 * summary['accuracy']:.2f}"),
+    ]
+    return tables.text(rows, align="<>")
+
+
+def _framed(loaded, documents: Sequence[str], wanted) -> Iterator[Text]:
+  before, after = framing.frame(loaded)
+  # What nothing stands before, nothing can predict from there.
+  first = max(len(before), *(p.shift for p in wanted))
+  for ids in loaded.tokenizer.encode_batch(documents):
+    tokens = np.concatenate([before, ids, after])
+    yield Text(tokens, first, len(before) + len(ids))
+
+
+def windows(
+  text: Text, wanted: Sequence[scoring.Pass], longest: int, stride: int = 0
+) -> Iterator[Text]:
+  """Yields parts of a text of which each pass reads `longest` tokens at most.
+
+  Each of its targets is one in a single part. Left to right, that is the part
+  in which it is among the last `stride` tokens, or in the first one, as in
+  lm-eval; with masks, among those in the middle, or at an end of the text. The
+  last part is as long as the others.
+
+  Raises:
+    UserError: if the stride is longer than a row.
+  """
+  masked = any(p.masked for p in wanted)
+  stride = stride or (max(1, longest // 2) if masked else longest)
+  if stride > longest:
+    raise UserError(
+      f"--stride={stride} is over the model's max_seq_len={longest}"
+    )
+  # Left to right the last token is predicted, and not read.
+  tokens = text.tokens if masked else text.tokens[: text.stop]
+  size = longest if masked else longest + 1
+  behind = (longest - stride) // 2 if masked else 0
+  start, end = text.start, min(size, len(tokens))
+  while start < text.stop:
+    begin = max(0, end - size)
+    whole = end == len(tokens)
+    stop = text.stop if whole else min(text.stop, end - behind)
+    yield Text(tokens[begin:end], start - begin, stop - begin)
+    start, end = stop, min(end + stride, len(tokens))

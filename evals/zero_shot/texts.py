@@ -1,0 +1,114 @@
+"""Texts that are scored: of files of any kind, or of a prepared folder."""
+
+import dataclasses
+import itertools
+import math
+import pathlib
+import zlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from antlm_jax.data import corpus as corpus_lib
+from antlm_jax.data import prepared, splits
+from antlm_jax.data.text import RULES
+from antlm_jax.errors import UserError
+from antlm_jax.evals.zero_shot import command
+from antlm_jax.evals.zero_shot.command import Task
+from antlm_jax.inference import scoring
+from antlm_jax.inference.scoring import Text
+from antlm_jax.settings import setting
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(command.Settings):
+  """The arguments of tasks that read texts."""
+
+  data: str = setting(
+    help="file (text, jsonl, csv, parquet), folder of them, or prepared folder"
+  )
+  limit: int = setting(0, "texts, the first of all; 0 for all", least=0)
+  column: str = setting("text", "what to read of records")
+  documents: str = setting(
+    "auto", "what a text is in plain text, as for prepare", choices=tuple(RULES)
+  )
+  split: str = setting(
+    "dev",
+    "which texts, of a folder that divides them; all if nothing is named dev",
+    choices=(*splits.SPLITS, "test"),
+  )
+
+
+class TextTask(Task):
+  """A task whose files are texts; see `command.Task`."""
+
+  settings = Settings
+
+  def read(self, asked) -> list[str]:
+    """Reads the texts.
+
+    Raises:
+      UserError: if there are none, or they cannot be read.
+    """
+    found = list(itertools.islice(_texts(asked), asked.limit or None))
+    if not found:
+      raise UserError(f"{asked.data} holds no text")
+    return found
+
+  def digest(self, asked, items) -> dict:
+    """Returns what tells texts from others, wherever they are."""
+    return {"crc32": zlib.crc32(repr(items).encode())}
+
+
+def _texts(asked) -> Iterator[str]:
+  folder = pathlib.Path(asked.data)
+  if (folder / prepared.MANIFEST).exists():
+    from antlm_jax.data import documents  # slow to import: not for --help
+
+    if asked.split not in splits.SPLITS:
+      raise UserError(f"{asked.data}: a prepared folder has no {asked.split}")
+    # Text, not rows: the model has a tokenizer of its own.
+    yield from documents.read(folder, asked.split)
+    return
+  corpus = corpus_lib.find(
+    [asked.data], documents=asked.documents, column=asked.column
+  )
+  split = asked.split if asked.split != "dev" or corpus.dev else "train"
+  held = []  # of a document that is read in pieces
+  for text, begins in corpus.pieces(split):
+    if begins and held:
+      yield "\n".join(held)
+      held = []
+    held.append(text)
+  if held:
+    yield "\n".join(held)
+
+
+def perplexity(nats: float) -> float:
+  """Returns e to a mean of nats, which is finite whatever that is."""
+  return math.exp(min(nats, 700))
+
+
+def shown(value: float) -> str:
+  """Returns a perplexity for a table."""
+  return f"{value:,.2f}" if value < 1e6 else f"{value:.3g}"
+
+
+def score(
+  loaded, parts: Sequence[Sequence[Text]], wanted, asked, track
+) -> tuple[np.ndarray, np.ndarray]:
+  """Scores n texts in parts.
+
+  Returns:
+    The sums over their parts: log-probabilities in nats, and how many tokens
+    are the likeliest ones, float64 `[n]`.
+  """
+  flat = [part for those in parts for part in those]
+  found = scoring.totals(
+    loaded, flat, wanted, batch_tokens=asked.batch_tokens, track=track
+  )
+  owner = np.repeat(np.arange(len(parts)), [len(those) for those in parts])
+  return tuple(
+    np.bincount(owner, values, len(parts))
+    for values in (found.logprobs[:, 0], found.likeliest)
+  )

@@ -1,0 +1,259 @@
+"""Perplexity of texts and LAMBADA, beside lm-eval and slow loops."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from antlm_jax import score
+from antlm_jax.data import toy_english
+from antlm_jax.evals.zero_shot import perplexity
+from antlm_jax.evals.zero_shot.tasks import TASKS
+from antlm_jax.inference import scoring
+from antlm_jax.inference.scoring import Text
+from antlm_jax.masks import AttentionMask
+from tests import hub, random_models, runs
+
+run = random_models.run()
+LONGEST = 48  # tokens of the model's rows
+SENTENCES = list(toy_english.sentences(1, 40))
+# Shorter than a row, and several times as long.
+DOCUMENTS = [SENTENCES[0], " ".join(SENTENCES[1:4]), " ".join(SENTENCES[4:])]
+
+
+def ask(task, **settings):
+  settings = {"data": "x", "mode": "causal"} | settings
+  return TASKS[task].settings(**settings)
+
+
+def predicted(loaded, documents, **settings):
+  asked = ask("perplexity", **settings)
+  return TASKS["perplexity"].score(loaded, documents, asked, {}, iter)
+
+
+# -------------------------------------------------------------------- windows
+
+
+@pytest.mark.parametrize("length", [1, 9, 10, 11, 12, 57])
+@pytest.mark.parametrize("stride", [1, 4, 9, 10])
+@pytest.mark.parametrize("mode", ["causal", "mlm"])
+def test_every_token_is_scored_once(length, stride, mode):
+  """`length` tokens between a first one and a last one, in rows of 10."""
+  wanted = scoring.Pass(mode == "mlm", int(mode == "causal"))
+  text = Text(np.arange(length + 2), 1, length + 1)
+  found = []
+  for part in perplexity.windows(text, [wanted], 10, stride):
+    targets = part.tokens[part.start : part.stop].tolist()
+    found += targets
+    assert wanted.reads(part) <= 10
+    before, end = targets[0] - part.tokens[0], part.tokens[-1]
+    # All that is before it, or as much as is promised.
+    assert part.tokens[0] == 0 or before >= (10 - stride) // (
+      2 - (mode == "causal")
+    )
+    if mode == "mlm":
+      left = end - targets[-1]
+      assert end == length + 1 or left >= (10 - stride) // 2
+  assert found == list(range(1, length + 1))
+
+
+def test_a_short_text_has_the_sum_of_its_scores(loaded):
+  for mode in scoring.MODES:
+    got = predicted(loaded, SENTENCES[:6], mode=mode)
+    expected = score(loaded, SENTENCES[:6], mode)
+    np.testing.assert_allclose(-got.nats, expected, rtol=1e-5)
+
+
+def test_figures_are_their_definitions():
+  found = perplexity.Predicted(
+    ["é b", " c\n"], [3, 2], np.array([4, 1.0]), np.array([1, 1])
+  )
+  assert found.summary() == pytest.approx(
+    {
+      "documents": 2,
+      "tokens": 5,
+      "words": 3,
+      "bytes": 7,
+      "nats_per_token": 1.0,
+      "token_perplexity": math.e,
+      "word_perplexity": math.exp(5 / 3),
+      "bits_per_byte": 5 / math.log(2) / 7,
+      "accuracy": 0.4,
+    }
+  )
+
+
+# -------------------------------------------------------------------- lm-eval
+
+
+@pytest.fixture(scope="module")
+def theirs(loaded, tmp_path_factory):
+  pytest.importorskip("torch")
+  pytest.importorskip("lm_eval")
+  from lm_eval.models.huggingface import HFLM
+
+  from antlm_jax.hf import export
+
+  folder = tmp_path_factory.mktemp("hf")
+  (path,) = export.export(loaded, folder / "hf", ("causal",))
+  return HFLM(
+    pretrained=str(path),
+    dtype="float32",
+    device="cpu",
+    batch_size=1,
+    max_length=LONGEST,
+    add_bos_token=False,
+  )
+
+
+def requests(kind, *args):
+  from lm_eval.api.instance import Instance
+
+  return [Instance(kind, {}, a, i) for i, a in enumerate(args)]
+
+
+class TestLmEval:
+  pytestmark = hub.MARKS
+
+  def test_rolling_log_likelihoods(self, loaded, theirs):
+    asked = requests("loglikelihood_rolling", *((d,) for d in DOCUMENTS))
+    found = theirs.loglikelihood_rolling(asked, disable_tqdm=True)
+    got = predicted(loaded, DOCUMENTS)
+    np.testing.assert_allclose(-got.nats, found, rtol=1e-6)
+    assert sum(got.tokens) > 5 * LONGEST
+    words = sum(len(d.split()) for d in DOCUMENTS)
+    expected = math.exp(-sum(found) / words)
+    summary = got.summary()
+    assert summary["word_perplexity"] == pytest.approx(expected, rel=1e-6)
+
+  def test_last_words(self, loaded, theirs):
+    """Of random contexts, some too long, behind which some words are likely."""
+    tokens = loaded.tokenizer
+    items = []
+    for index in range(60):
+      context = " ".join(SENTENCES[index % 30 : index % 30 + 1 + index // 10])
+      word = SENTENCES[-1].split()[index % 3]
+      ids = tokens.encode(context)[-LONGEST:]
+      row = np.pad(ids, (0, LONGEST - len(ids)))  # a shape is compiled once
+      likeliest = int(np.argmax(_logits(loaded, row, True)[len(ids) - 1]))
+      said = tokens.decode([*tokens.encode("a"), likeliest])[1:]
+      if said.startswith(" ") and said.strip():
+        word = said.strip()
+      items.append((context, word))
+    asked = requests("loglikelihood", *((c, f" {w}") for c, w in items))
+    found = theirs.loglikelihood(asked, disable_tqdm=True)
+    bare = {"text_format": scoring.Format(framed=False)}
+    task = TASKS["lambada"]
+    got = task.score(loaded, items, ask("lambada"), bare, iter)
+    logprobs, greedy = zip(*found, strict=True)
+    np.testing.assert_allclose(got.logprobs, logprobs, rtol=1e-5)
+    assert got.right.tolist() == list(greedy)
+    assert 5 < sum(greedy) < 55
+    assert got.summary()["word_perplexity"] == pytest.approx(
+      math.exp(-np.mean(logprobs)), rel=1e-6
+    )
+
+
+# --------------------------------------------------------------------- lambada
+
+
+def _logits(loaded, ids, causal):
+  positions = np.arange(len(ids))[None]
+  mask = AttentionMask(causal=causal)
+  ids = np.asarray(ids)[None]
+  hidden = loaded.model.encode(loaded.params, ids, positions, mask)
+  return np.asarray(loaded.model.logits(loaded.params, hidden))[0]
+
+
+def test_a_last_word_behind_masks(loaded):
+  tokenizer = loaded.tokenizer
+  items = [("the dogs near", "xyzzy"), ("Tom", "sat")]
+  options = {"text_format": scoring.Format()}
+  asked = ask("lambada", mode="mlm")
+  got = TASKS["lambada"].score(loaded, items, asked, options, iter)
+  for (context, word), logprob, right in zip(
+    items, got.logprobs, got.right, strict=True
+  ):
+    before = [tokenizer.bos_id, *tokenizer.encode(context)]
+    pieces = tokenizer.encode(f"a {word}")[len(tokenizer.encode("a")) :]
+    total, hits = 0.0, []
+    for i, piece in enumerate(pieces):
+      hidden = [tokenizer.mask_id] * (len(pieces) - i)
+      row = [*before, *pieces[:i], *hidden, tokenizer.eos_id]
+      logits = _logits(loaded, row, False)[len(before) + i].astype(np.float64)
+      total += logits[piece] - np.log(np.exp(logits).sum())
+      hits.append(logits.argmax() == piece)
+    assert logprob == pytest.approx(total, rel=1e-5)
+    assert right == all(hits)
+
+
+# ----------------------------------------------------------------- what is read
+
+
+def summary_of(run, module, data, *options):
+  output = run.parent / f"out{len(list(run.parent.iterdir()))}"
+  args = f"--checkpoint={run}", f"--data={data}", f"--output={output}"
+  runs.main(module, *args, "--mode=causal", *options)
+  return json.loads((output / "summary.json").read_text())
+
+
+def test_the_same_texts_of_any_kind(run, loaded, prepared, tmp_path, capsys):
+  """A prepared folder, whose tokenizer is another one, and its text."""
+  module = "antlm_jax.evals.perplexity"
+  found = summary_of(run, module, prepared)
+  manifest = json.loads((prepared / "manifest.json").read_text())
+  dev = manifest["splits"]["dev"]
+  counts = [found[name] for name in ("documents", "words", "bytes")]
+  assert counts == [dev["documents"], dev["words"], dev["text_bytes"]]
+  from antlm_jax.data import documents
+
+  those = list(documents.read(prepared, "dev"))
+  ours = predicted(loaded, those).summary()
+  assert {k: found[k] for k in ours} == pytest.approx(ours)
+  plain, lines = tmp_path / "dev.txt", tmp_path / "dev.jsonl"
+  plain.write_text("\n".join(those))
+  lines.write_text("".join(json.dumps({"body": t}) + "\n" for t in those))
+  for data, option in ((plain, "--documents=line"), (lines, "--column=body")):
+    again = summary_of(run, module, data, option)
+    assert {k: again[k] for k in ours} == {k: found[k] for k in ours}
+  said = capsys.readouterr().out
+  assert f"{found['bits_per_byte']:.4f}" in said
+  few = summary_of(run, module, lines, "--column=body", "--limit=3")
+  assert few["documents"] == 3
+
+
+def test_lambada_command(run, tmp_path, capsys):
+  data = tmp_path / "lambada.jsonl"
+  rows = [{"text": " ".join(SENTENCES[i : i + 9])} for i in range(4)]
+  data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  found = summary_of(
+    run, "antlm_jax.evals.score", data, "--task=lambada", "--documents=line"
+  )
+  assert found["texts"] == 4 and found["word_perplexity"] > 1
+  assert "perplexity" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ("task", "row", "options", "message"),
+  [
+    (
+      "perplexity",
+      {"text": "a b"},
+      ("--column=b",),
+      "no column 'b' but 'text'",
+    ),
+    ("perplexity", {"text": " "}, (), "holds no text"),
+    ("perplexity", {"text": "a b"}, ("--stride=50",), "over the model's max"),
+    ("lambada", {"text": "word"}, (), "text 1: no two words in 'word'"),
+  ],
+)
+def test_bad_texts(run, tmp_path, task, row, options, message):
+  data = tmp_path / "x.jsonl"
+  data.write_text(json.dumps(row) + "\n")
+  line = runs.refused(
+    "antlm_jax.evals.score",
+    *(f"--task={task}", f"--checkpoint={run}", f"--data={data}"),
+    *("--mode=causal", *options),
+  )
+  assert message in line
