@@ -26,7 +26,7 @@ def main(argv: Sequence[str]) -> None:
   add(
     "--boundary",
     choices=tuple(framing.FRAMES),
-    help="special tokens around a text; guessed from the tokenizer by default",
+    help="special tokens around a text; by default what its tokenizer adds",
   )
   args = parser.parse_args(argv)
   import_.check_workdir(args.workdir)

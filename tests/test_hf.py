@@ -343,7 +343,7 @@ def test_a_mask_stands_in_a_text_as_in_ours(kind, llama):
   tokenizer = Tokenizer(TOKENIZERS[kind]())
   loaded = dataclasses.replace(llama[0], tokenizer=tokenizer)
   t = tokenizer
-  made = hf_tokenizers.files(tokenizer, t.bos_id, t.eos_id, 48)
+  made = hf_tokenizers.files(tokenizer, [t.bos_id], [t.eos_id], 48)
   theirs = tokenizers.Tokenizer.from_str(json.dumps(made["tokenizer.json"]))
   for text in (
     "the dogs <mask> often rest .",
@@ -364,7 +364,7 @@ def test_what_cannot_be_padded_is_padded_with_the_end(llama, foreign):
   text = json.dumps(spec).replace('"<pad>"', '"<first>"')
   tokenizer = Tokenizer.from_json(text)
   assert tokenizer.pad_id is None
-  made = hf_tokenizers.files(tokenizer, 1, 2, 48)
+  made = hf_tokenizers.files(tokenizer, [1], [2], 48)
   assert made["tokenizer_config.json"]["pad_token"] == "</s>"
   assert hf_tokenizers.special_ids(tokenizer)["pad"] == tokenizer.eos_id
 
@@ -384,7 +384,7 @@ def test_a_foreign_folder_is_read(llama, foreign, tmp_path):
     {k: np.asarray(v) for k, v in imported.params.items()},
     {k: np.asarray(v) for k, v in llama[0].params.items()},
   )
-  assert (imported.step, imported.meta.boundary) == (0, "bos_eos")
+  assert (imported.step, imported.meta.boundary) == (0, framing.OWN)
   assert import_.read(foreign, boundary="eos").meta.boundary == "eos"
   settings = imported.meta.config.model
   assert settings.rope_theta == 10000.0
@@ -421,9 +421,42 @@ def test_our_file_and_their_config_must_agree(llama, tmp_path):
   assert import_.read(llama[1], boundary="eos").meta.boundary == "eos"
 
 
-def test_a_tokenizer_without_a_mask_gets_one(llama, foreign):
-  loaded = llama[0]
-  path = foreign / "tokenizer.json"
+def framed(tokenizer, single):
+  """Lets a tokenizer add special tokens by itself, as in `<s> $A`."""
+  backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+  ids = [(t, backend.token_to_id(t)) for t in single.split() if t != "$A"]
+  backend.post_processor = tokenizers.processors.TemplateProcessing(
+    single=single, special_tokens=ids
+  )
+  return Tokenizer(backend)
+
+
+@pytest.mark.parametrize(
+  ("single", "before", "after"),
+  [("<s> $A", [1], []), ("$A </s>", [], [2]), ("<s> <mask> $A", [1, 3], [])],
+)
+def test_the_frame_is_what_the_tokenizer_adds(
+  single, before, after, llama, foreign, tmp_path
+):
+  """And it goes out again as it came in."""
+  own = framed(llama[0].tokenizer, single)
+  (foreign / "tokenizer.json").write_text(own.to_json())
+  imported = import_.read(foreign)
+  path = import_.write(imported, tmp_path / "run")
+  loaded = checkpoint.load(path)
+  assert [x.tolist() for x in framing.frame(loaded)] == [before, after]
+  assert "framed by its tokenizer" in imported.notes[0]
+  assert len(imported.notes) == 1
+  (out,) = export.export(loaded, tmp_path / "hf", ["bidirectional"])
+  again = Tokenizer.load(out / "tokenizer.json")
+  assert again.frame == (before, after)
+  config = json.dumps({"add_bos_token": not before, "add_eos_token": None})
+  (foreign / "tokenizer_config.json").write_text(config)
+  assert "but tokenizer.json decides" in import_.read(foreign).notes[1]
+
+
+def without_mask(path):
+  """Takes the mask from a tokenizer's file; its id becomes a word."""
   spec = json.loads(path.read_text())
   spec["added_tokens"] = [
     token for token in spec["added_tokens"] if token["content"] != "<mask>"
@@ -431,17 +464,15 @@ def test_a_tokenizer_without_a_mask_gets_one(llama, foreign):
   vocabulary = spec["model"]["vocab"]
   vocabulary["masked"] = vocabulary.pop("<mask>")
   path.write_text(json.dumps(spec))
+
+
+def test_a_tokenizer_without_a_mask_stays_so(llama, foreign):
+  """No score has a token more before one is trained that needs it."""
+  without_mask(foreign / "tokenizer.json")
   imported = import_.read(foreign)
-  size = loaded.tokenizer.vocab_size
-  assert imported.meta.tokenizer.mask_id == size
-  assert imported.meta.tokenizer.vocab_size == size + 1
-  embedding = np.asarray(loaded.params["embedding"])
-  np.testing.assert_allclose(
-    imported.params["embedding"][size], embedding.mean(axis=0), atol=1e-6
-  )
-  assert np.array_equal(imported.params["embedding"][:size], embedding)
-  assert imported.params["head/kernel"].shape == (32, size + 1)
-  assert "<mask> is token 400" in imported.notes[0]
+  assert imported.meta.tokenizer.mask_id is None
+  assert imported.params["head/kernel"].shape == (32, 400)
+  assert "has no <mask>: training that needs one adds it" in imported.notes[-1]
 
 
 def test_rows_without_a_token_get_one(llama, foreign):
@@ -456,7 +487,7 @@ def test_rows_without_a_token_get_one(llama, foreign):
   assert imported.meta.tokenizer.vocab_size == size + 7
   assert imported.meta.tokenizer.special[size:].all()
   assert (
-    "7 rows of the embedding have no token: <no_token_406>" in imported.notes[0]
+    "7 rows of the embedding have no token: <no_token_400>" in imported.notes[0]
   )
 
 
@@ -465,15 +496,18 @@ def test_rows_without_a_token_get_one(llama, foreign):
   [
     ({"model_type": "gpt2"}, "model_type='gpt2' is not one of llama"),
     ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-    ({"attention_bias": True}, "attention_bias is True"),
+    ({"attention_bias": True}, "weights are missing: model.layers.0.self_attn"),
+    ({"attention_bias": 1}, "attention_bias=1 is not of type bool"),
     ({"mlp_bias": True}, "mlp_bias is True"),
-    ({"sliding_window": 512}, "sliding_window is 512"),
+    ({"sliding_window": 47}, "sliding_window is 47"),
+    ({"model_type": "mistral", "max_position_embeddings": 4097}, "is 4096"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear'"),
     (
       {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
-      "rope_parameters.rope_type is 'llama3'",
+      "rope_parameters.factor is None",
     ),
+    ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
     ({"layer_types": ["sliding_attention"]}, "layer_types"),
     ({"hidden_size": None}, "does not say hidden_size"),
     ({"hidden_size": "32"}, "hidden_size='32' is not of type int"),
@@ -507,7 +541,7 @@ def missing(tensors):
 
 
 def extra(tensors):
-  tensors["model.layers.0.self_attn.q_proj.bias"] = np.zeros(32, np.float32)
+  tensors["model.layers.0.self_attn.q_proj.bias"] = np.ones(32, np.float32)
 
 
 def quantized(tensors):
@@ -691,6 +725,7 @@ def test_an_imported_model_is_continued(tmp_path, tokenizer):
     checkpoint.load(tmp_path / "old"), tmp_path / "hf", ["causal"]
   )
   (path / NATIVE).unlink()
+  without_mask(path / "tokenizer.json")
   import_.write(import_.read(path), tmp_path / "run")
   text = tmp_path / "text"
   made = runs.run(
@@ -711,9 +746,16 @@ def test_an_imported_model_is_continued(tmp_path, tokenizer):
   )
   kept = runs.run("antlm_jax.train", *words, "--config.init.optimizer=keep")
   assert "init.optimizer=reset" in runs.error_of(kept)
-  done = runs.run("antlm_jax.train", *words)
+  # At a rate of 0 nothing moves: what is new is the mask, which has the mean.
+  done = runs.run("antlm_jax.train", *words, "--config.schedule.peak_lr=0")
   assert done.returncode == 0, done.stderr
   assert "starting from" in done.stdout + done.stderr
-  new = checkpoint.load(tmp_path / "new")
-  assert new.model.config.width == 32
-  assert not helpers.equal(new.params, checkpoint.load(tmp_path / "run").params)
+  new, old = (checkpoint.load(tmp_path / name) for name in ("new", "run"))
+  assert (old.tokenizer.mask_id, new.tokenizer.mask_id) == (None, 400)
+  embedding = np.asarray(old.params["embedding"])
+  expected = dict(old.params)
+  mean = embedding.mean(axis=0, keepdims=True)
+  expected["embedding"] = np.append(embedding, mean, axis=0)
+  for name, value in new.params.items():
+    np.testing.assert_allclose(value, expected[name], atol=1e-6, err_msg=name)
+  assert np.array_equal(new.params["embedding"][:400], embedding)

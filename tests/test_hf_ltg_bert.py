@@ -75,7 +75,7 @@ class Exported:
     self.model = helpers.ltg_bert(**changes)
     self.params = helpers.random_params(self.model)
     tokenizer = types.SimpleNamespace(**IDS)
-    form = LTG_BERT.targets["bidirectional"]
+    form = LTG_BERT.targets["bidirectional"][0]
     path.mkdir()
     self.config = configs.config(
       self.model, tokenizer, LTG_BERT, form, "float32"
@@ -431,7 +431,7 @@ def test_saved_again(exported, auto, tmp_path):
   assert set(tensors) == set(expected)
   for name, value in tensors.items():
     assert np.array_equal(value.numpy(), expected[name]), name
-  for name in LTG_BERT.targets["causal"].code:
+  for name in LTG_BERT.targets["causal"][0].code:
     assert (tmp_path / "again" / name).read_text() == (CODE / name).read_text()
   config = json.loads((tmp_path / "again" / "config.json").read_text())
   assert config["auto_map"] == exported.config["auto_map"]

@@ -221,16 +221,19 @@ output_type: multiple_choice
 doc_to_text: ""
 doc_to_target: 0
 doc_to_choice: "{{{{[sentence_good, sentence_bad]}}}}"
-target_delimiter: ""
 metric_list:
   - metric: acc
 """
 
 
 def test_lm_eval_makes_the_same_choices(pair, tmp_path):
-  """On 60 real minimal pairs, by the command that people run."""
+  """On 60 real minimal pairs, by the command that people run.
+
+  Before a text stands the end of another, and before a choice a space.
+  """
   pytest.importorskip("lm_eval")
-  loaded, paths = pair
+  loaded = dataclasses.replace(pair[0], boundary="eos")
+  (path,) = export.export(loaded, tmp_path / "hf", ["causal"])
   folder = real.unpacked("blimp_filtered", tmp_path)
   file = next(folder.rglob("anaphor_number_agreement.jsonl"))
   lines = file.read_text().splitlines()[:60]
@@ -241,7 +244,7 @@ def test_lm_eval_makes_the_same_choices(pair, tmp_path):
   done = subprocess.run(
     [
       *(sys.executable, "-m", "lm_eval", "run", "--model", "hf"),
-      *("--model_args", f"pretrained={paths['causal']},dtype=float32"),
+      *("--model_args", f"pretrained={path},dtype=float32"),
       *("--tasks", "ours", "--include_path", tmp_path / "tasks"),
       *("--device", "cpu", "--batch_size", "8"),
       *("--log_samples", "--output_path", tmp_path / "out"),

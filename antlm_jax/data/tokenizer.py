@@ -11,7 +11,8 @@ import tokenizers
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 
-_SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<mask>")
+MASK = "<mask>"
+_SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", MASK)
 # Special tokens by kind; WordPiece needs one for words over 100 bytes.
 KINDS = {
   "bpe": _SPECIAL_TOKENS,
@@ -46,7 +47,7 @@ class Tokenizer:
     self.eos_id = self._find(
       "</s>", "[SEP]", "<eos>", "<|end_of_text|>", "<|endoftext|>", "␃"
     )
-    self.mask_id = self._find("<mask>", "[MASK]", "<|mask|>", "␥")
+    self.mask_id = self._find(MASK, "[MASK]", "<|mask|>", "␥")
 
   @classmethod
   def train(
@@ -176,6 +177,14 @@ class Tokenizer:
       else:
         begins[index] |= token.startswith(_SPACES)
     return begins
+
+  @functools.cached_property
+  def frame(self) -> tuple[list[int], list[int]]:
+    """The special tokens that it puts before and after a text by itself."""
+    found = self._backend.encode("a", add_special_tokens=True)
+    text = [i for i, own in enumerate(found.special_tokens_mask) if not own]
+    first, last = (text[0], text[-1]) if text else (len(found.ids),) * 2
+    return found.ids[:first], found.ids[last + 1 :]
 
   @functools.cached_property
   def special(self) -> np.ndarray:

@@ -7,7 +7,7 @@ one by one, here stacked. Kernels are `[in, out]` here and `[out, in]` there.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 ATTENTIONS = ("causal", "bidirectional")
@@ -30,12 +30,18 @@ class Target:
 
   model_type: str  # its config's
   classes: Mapping[str, str]  # what opens it, by auto class; first its own
+  since: str  # the first version of transformers that opens it
+  # Settings that ours must have to be this.
+  ours: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # What else its config says.
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # What transformers takes where a config.json does not say.
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # Biases `[D]` of each layer that it has and ours has not, by tensor: zeros.
+  zeros: tuple[str, ...] = ()
   # Python files that its folder brings along, in `antlm_jax/hf/remote`.
   code: tuple[str, ...] = ()
+  note: str = ""  # what else its card says
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,9 +52,9 @@ class Architecture:
     paper: Where it is described.
     settings: Our settings and those of its config.json.
     weights: Our parameters and its tensors.
-    targets: What it becomes, by its attention, one of `ATTENTIONS`; as `mntp`,
-      what it becomes if it predicts masks one position before, where the one
-      that reads bidirectionally does not do both.
+    targets: What it may become, by its attention, one of `ATTENTIONS`, the
+      first that fits; as `mntp`, likewise if it predicts masks one position
+      before, where what reads bidirectionally does not do both.
     causal_field: The field of a config.json that says whether it reads
       causally.
     extra: The encoder's configuration to further fields of config.json.
@@ -61,13 +67,21 @@ class Architecture:
   paper: str
   settings: Mapping[str, str]
   weights: Mapping[str, str]
-  targets: Mapping[str, Target]
+  targets: Mapping[str, Sequence[Target]]
   causal_field: str
   extra: Callable[[Any], Mapping[str, Any]] = lambda config: {}
   complete: Callable[[Mapping, Target], Mapping] = lambda fields, target: fields
 
-  def target(self, attention: str, mask_shift: int) -> Target:
-    """Returns what it becomes, by how it reads and where it predicts masks."""
-    own = self.targets[attention]
-    shifted = mask_shift and attention == "bidirectional"
-    return self.targets.get("mntp", own) if shifted else own
+  def target(self, config, attention: str, mask_shift: int) -> Target:
+    """Returns what an encoder of this configuration becomes.
+
+    By how it reads and where it predicts masks.
+    """
+    rows = self.targets[attention]
+    if mask_shift and attention == "bidirectional":
+      rows = self.targets.get("mntp", rows)
+    return next(row for row in rows if _fits(config, row.ours))
+
+
+def _fits(config, ours: Mapping[str, Any]) -> bool:
+  return all(getattr(config, name) == value for name, value in ours.items())

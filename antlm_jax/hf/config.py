@@ -6,17 +6,17 @@ than one that is silently another.
 
 import dataclasses
 import pathlib
+import typing
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from antlm_jax import models
-from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import mapping
 from antlm_jax.hf.architecture import Architecture, Target
-from antlm_jax.hf.tokenizer import ROLES, special_ids
+from antlm_jax.hf.tokenizer import ROLES
 from antlm_jax.runtime import files
 
 CONFIG = "config.json"
@@ -24,12 +24,12 @@ CONFIG = "config.json"
 
 def config(
   model: models.Model,
-  tokenizer: Tokenizer,
+  special: Mapping[str, int | None],
   architecture: Architecture,
   target: Target,
   dtype: str,
 ) -> dict[str, Any]:
-  """Returns a model's config.json.
+  """Returns a model's config.json; `special` is of `special_ids`.
 
   Every field is written, since transformers' defaults differ by architecture.
 
@@ -40,23 +40,25 @@ def config(
   out = {"architectures": [next(iter(target.classes.values()))]}
   out |= {"model_type": target.model_type, **target.settings}
   out |= {t: getattr(ours, o) for o, t in architecture.settings.items()}
-  for role, index in special_ids(tokenizer).items():
-    out[f"{role}_token_id"] = index
+  out |= {f"{role}_token_id": index for role, index in special.items()}
+  if (
+    out["mask_token_id"] is None
+  ):  # EuroBERT's config wants a number or nothing
+    del out["mask_token_id"]
   # The second is the dtype's name until transformers 4.56.
   return out | architecture.extra(ours) | {"dtype": dtype, "torch_dtype": dtype}
 
 
-def generation_config(tokenizer: Tokenizer) -> dict[str, Any]:
-  """Returns generation_config.json: nothing special is drawn but the end."""
+def generation_config(
+  special: Mapping[str, int | None], never_drawn: np.ndarray
+) -> dict[str, Any]:
+  """Returns generation_config.json; the arguments say which tokens are what."""
   out = {
     f"{role}_token_id": index
-    for role, index in special_ids(tokenizer).items()
+    for role, index in special.items()
     if role != "mask" and index is not None
   }
-  special = tokenizer.special.copy()
-  if tokenizer.eos_id is not None:
-    special[tokenizer.eos_id] = False
-  banned = np.flatnonzero(special).tolist()
+  banned = np.flatnonzero(never_drawn).tolist()
   return out | ({"suppress_tokens": banned} if banned else {})
 
 
@@ -124,6 +126,7 @@ def _settings(
     if ours not in types:  # follows from the others
       continue
     found, kind = fields.get(theirs), types[ours]
+    kind = typing.get_origin(kind) or kind  # tuple, of tuple[float, ...]
     if found is None:
       raise ValueError(f"it does not say {theirs}")
     fine = (int, float) if kind is float else kind

@@ -51,6 +51,7 @@ def export(
       " exported so: leave --as out"
     )
   architecture = ARCHITECTURES[loaded.config.model.name]
+  targets = {a: target_of(loaded, a) for a in attentions}
   texts = {a: _texts(loaded, a, dtype, sentences) for a in attentions}
   tensors = weights.tensors(loaded.params, architecture.weights, dtype)
   if loaded.task:
@@ -64,10 +65,13 @@ def export(
       for path, text in texts[attention].items():
         (aside / name / path).parent.mkdir(exist_ok=True)
         (aside / name / path).write_text(text, "utf-8")
-      for code in target_of(loaded, attention).code:
+      target = targets[attention]
+      for code in target.code:
         shutil.copyfile(_CODE / code, aside / name / code)
-      if name == inside[0]:
-        weights.write(aside / name, tensors, shard_bytes)
+      zeros = targets[attentions[0]].zeros, target.zeros
+      if name == inside[0] or zeros[0] != zeros[1]:
+        more = weights.zeros(target.zeros, loaded.model.config, dtype)
+        weights.write(aside / name, tensors | more, shard_bytes)
       else:
         _share(aside / inside[0], aside / name)
   return [output / name for name in inside]
@@ -97,7 +101,8 @@ def target_of(loaded: Loaded, attention: str) -> Target:
   """Returns what a model becomes in transformers, read with an attention."""
   # A fine-tuned head reads the states themselves, wherever masks are predicted.
   shift = 0 if loaded.task else framing.mask_shift(loaded.config)
-  return ARCHITECTURES[loaded.config.model.name].target(attention, shift)
+  architecture = ARCHITECTURES[loaded.config.model.name]
+  return architecture.target(loaded.model.config, attention, shift)
 
 
 def _texts(
@@ -106,7 +111,8 @@ def _texts(
   """Returns the text files of a folder, by path in it."""
   architecture = ARCHITECTURES[loaded.config.model.name]
   target = target_of(loaded, attention)
-  if attention == "bidirectional" and loaded.tokenizer.mask_id is None:
+  masked = attention == "bidirectional" and not loaded.task
+  if masked and loaded.tokenizer.mask_id is None:
     raise UserError(
       f"the tokenizer of {loaded.path} has no <mask> token: only --as=causal"
       " makes sense of this model"
@@ -114,9 +120,8 @@ def _texts(
   before, after = (ids.tolist() for ids in framing.frame(loaded))
   # What is generated comes after the text, so nothing else may.
   after = after if attention == "bidirectional" or loaded.task else []
-  config = hf_config.config(
-    loaded.model, loaded.tokenizer, architecture, target, dtype
-  )
+  special = tokenizer.special_ids(loaded.tokenizer, before)
+  config = hf_config.config(loaded.model, special, architecture, target, dtype)
   if target.code:
     config["mask_shift"] = framing.mask_shift(loaded.config)
   if loaded.task:
@@ -125,14 +130,16 @@ def _texts(
     hf_config.CONFIG: config,
     **tokenizer.files(
       loaded.tokenizer,
-      *(before[0] if before else None, after[0] if after else None),
+      before,
+      after,
       loaded.model.config.max_seq_len,
     ),
     NATIVE: loaded.to_json() | {"step": loaded.step},
   }
   if attention == "causal" and not loaded.task:
-    generation = hf_config.generation_config(loaded.tokenizer)
-    values["generation_config.json"] = generation
+    values["generation_config.json"] = hf_config.generation_config(
+      special, framing.never_drawn(loaded)
+    )
   if sentences:
     values |= _sentences(loaded.model.config)
   texts = {

@@ -5,11 +5,9 @@ import os
 import pathlib
 import shutil
 
-import numpy as np
-
 from antlm_jax import config as config_lib
 from antlm_jax import models
-from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import config as hf_config
 from antlm_jax.hf import published, weights
@@ -21,8 +19,8 @@ from antlm_jax.runtime import files
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import Meta
 
-MASK = "<mask>"
 TOKENIZER = "tokenizer.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,8 +38,8 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
 
   Args:
     path: Holds config.json, tokenizer.json and weights.
-    boundary: Which special tokens stood around documents in training (see
-      `antlm_jax.data.packing`); guessed from the tokenizer by default.
+    boundary: Which special tokens stand around a text, one of
+      `framing.FRAMES`; what the folder's tokenizer adds by default.
 
   Raises:
     UserError: if it is no such folder, or not a model that we compute.
@@ -65,7 +63,7 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   params = weights.params(tensors, architecture, model.shapes)
   if (path / NATIVE).exists():
     return _native(path, params, model, boundary)
-  tokenizer, params, notes = _with_mask(path, tokenizer, params, rows)
+  tokenizer, notes = _with_names(path, tokenizer, rows)
   config = config_lib.default(described.encoder)
   config.model.update(settings)
   # What the weights were trained for, as far as their form tells.
@@ -73,13 +71,18 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   notes += layout.notes
   boundary = boundary or layout.boundary
   if not boundary:
-    boundary = _boundary(tokenizer)
-    notes.append(f"texts are framed as with --boundary={boundary}, by a guess")
+    boundary = framing.OWN
+    notes += _frame(path, tokenizer)
   end = described.special.get("eos")
   if end not in (None, tokenizer.eos_id):
     notes.append(
       f"the end of a text is token {tokenizer.eos_id}, not {end} as config.json"
       " says"
+    )
+  if tokenizer.mask_id is None:
+    notes.append(
+      f"the tokenizer has no {MASK}: training that needs one adds it, its"
+      " embedding the mean of the others"
     )
   meta = Meta(config.lock(), tokenizer, boundary, data="")
   return Imported(params, meta, 0, tuple(notes))
@@ -133,49 +136,42 @@ def _native(
   return Imported(params, meta, step, ())
 
 
-def _with_mask(
-  path: pathlib.Path, tokenizer: Tokenizer, params: Params, rows: int
-) -> tuple[Tokenizer, Params, list[str]]:
-  """Gives every row a token, and the tokenizer a mask.
-
-  The mask's row is the mean of the others: its logit is then at most the
-  logarithm of the mean of theirs' exponentials, so no loss in nats changes by
-  more than log(1 + 1/V). Notes say what was done.
-  """
-  known, notes, added, params = tokenizer.vocab_size, [], [], dict(params)
-  if tokenizer.mask_id is None:
-    added.append(MASK)
-    notes.append(
-      f"the tokenizer had no mask: {MASK} is token {known}, its embedding the"
-      " mean of the others"
-    )
-    for name, axis in (("embedding", 0), ("head/kernel", 1), ("head/bias", 0)):
-      if name in params:
-        params[name] = _with_mean(params[name], axis, known)
-  spare = rows - known - len(added)
-  if spare > 0:
-    notes.append(
-      f"{spare} rows of the embedding have no token: <no_token_{rows - 1}>, ..."
-    )
-    added += [f"<no_token_{i}>" for i in range(rows - spare, rows)]
+def _with_names(
+  path: pathlib.Path, tokenizer: Tokenizer, rows: int
+) -> tuple[Tokenizer, list[str]]:
+  """Gives every row of the embedding a token; a note says so."""
+  known = tokenizer.vocab_size
+  if known == rows:
+    return tokenizer, []
+  note = (
+    f"{rows - known} rows of the embedding have no token: <no_token_{known}>"
+  )
   try:
-    return tokenizer.extended(added), params, notes
+    names = [f"<no_token_{i}>" for i in range(known, rows)]
+    return tokenizer.extended(names), [f"{note}, ..."]
   except UserError as error:
     raise UserError(f"{path / TOKENIZER}: {error}") from error
 
 
-def _with_mean(value: np.ndarray, axis: int, at: int) -> np.ndarray:
-  """Puts the mean of the first rows after them, in place of the next or new."""
-  value = np.moveaxis(value, axis, 0)
-  mean = value[:at].mean(axis=0, keepdims=True, dtype=np.float64)
-  value = np.concatenate([value[:at], mean.astype(np.float32), value[at + 1 :]])
-  return np.moveaxis(value, 0, axis)
+def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
+  """Says what the tokenizer adds, and where that is not what its config says.
 
-
-def _boundary(tokenizer: Tokenizer) -> str:
-  if tokenizer.bos_id is not None and tokenizer.eos_id is not None:
-    return "bos_eos"
-  return "none" if tokenizer.eos_id is None else "eos"
+  As in transformers 5, which goes by tokenizer.json.
+  """
+  before, after = (
+    tokenizer.decode(ids, skip_special=False) for ids in tokenizer.frame
+  )
+  notes = [f"texts are framed by its tokenizer: {before or 'nothing'} before"]
+  notes[0] += f", {after or 'nothing'} after"
+  file = path / TOKENIZER_CONFIG
+  fields = files.read_json(file, "the tokenizer's") if file.exists() else {}
+  for name, adds in (("add_bos_token", before), ("add_eos_token", after)):
+    if fields.get(name) not in (None, bool(adds)):
+      notes.append(
+        f"{file} says {name}={fields[name]}, but {TOKENIZER} decides, as in"
+        " transformers 5 (--boundary changes it)"
+      )
+  return notes
 
 
 def write(imported: Imported, workdir: str | os.PathLike) -> pathlib.Path:

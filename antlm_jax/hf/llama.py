@@ -1,4 +1,4 @@
-"""Our llama in transformers: a Llama, or bidirectionally a EuroBERT."""
+"""Our llama in transformers: a Llama or the like, or a EuroBERT."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -8,24 +8,52 @@ from antlm_jax.errors import UserError
 from antlm_jax.hf.architecture import SETTINGS, Architecture, Target
 
 # What our llama computes, and so must any Llama that is read.
-_COMPUTES = {
-  "hidden_act": "silu",
-  "attention_bias": False,
-  "mlp_bias": False,
-}
+_COMPUTES = {"hidden_act": "silu", "mlp_bias": False}
 # The only values under which transformers computes what our llama does; None
 # and an absent field are fine.
 _ONLY: dict[str, Any] = {
   **_COMPUTES,
-  "sliding_window": None,
   "quantization_config": None,
   "partial_rotary_factor": 1.0,
 }
 _DEFAULTS = {
+  "attention_bias": False,
   "attention_dropout": 0.0,
   "initializer_range": 0.02,
+  "rms_norm_eps": 1e-6,
+  "rope_theta": 10_000.0,
   "tie_word_embeddings": False,
 }
+_LLAMA_3 = (
+  "factor",
+  "low_freq_factor",
+  "high_freq_factor",
+  "original_max_position_embeddings",
+)
+_OUT_BIAS = ("model.layers.{}.self_attn.o_proj.bias",)
+
+
+def _causal(
+  family: str, since: str, ours: Mapping[str, Any], **defaults
+) -> Target:
+  """A family of transformers that computes what our llama does."""
+  return Target(
+    family.lower(),
+    {
+      "AutoModelForCausalLM": f"{family}ForCausalLM",
+      "AutoModel": f"{family}Model",
+    },
+    since,
+    ours,
+    _COMPUTES | {"use_cache": True},
+    {"is_causal": True, **defaults},
+    note=(
+      f"`{family}ForQuestionAnswering` would begin with random weights, without"
+      " a word: transformers looks for that class's under another name."
+    ),
+  )
+
+
 _EUROBERT = {
   "AutoModelForMaskedLM": "EuroBertForMaskedLM",
   "AutoModelForSequenceClassification": "EuroBertForSequenceClassification",
@@ -40,13 +68,35 @@ _MNTP_CODE = {
   auto: f"modeling_eurobert_mntp.{name}"
   for auto, name in {"AutoConfig": "EuroBertMntpConfig", **_MNTP}.items()
 }
-_EUROBERT_SETTINGS = _COMPUTES | {"classifier_pooling": "mean"}
-_EUROBERT_DEFAULTS = {
-  "rms_norm_eps": 1e-5,
-  "max_position_embeddings": 8192,
-  "rope_theta": 250_000.0,
-  "is_causal": False,
-}
+
+
+def _bidirectional(
+  model_type: str, classes, *code: str, **more
+) -> list[Target]:
+  """EuroBERT is Llama with bidirectional attention, all names the same.
+
+  Where queries, keys and values have biases, there outputs have them as well.
+  """
+  return [
+    Target(
+      model_type,
+      classes,
+      since="5.3",
+      ours={"qkv_bias": bias},
+      settings=_COMPUTES | {"classifier_pooling": "mean", **more},
+      defaults={
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 8192,
+        "rope_theta": 250_000.0,
+        "is_causal": False,
+      },
+      zeros=_OUT_BIAS if bias else (),
+      code=code,
+    )
+    for bias in (False, True)
+  ]
+
+
 _ROPES = ("rope_scaling", "rope_parameters")  # of transformers 4 and 5
 
 
@@ -56,25 +106,40 @@ def _extra(config) -> dict[str, Any]:
       f"transformers' Llama has no width ({config.width}) that is not a"
       f" multiple of the heads ({config.heads})"
     )
-  # Beside the field rope_theta, which was the form until transformers 5.
+  scaled = dict(zip(_LLAMA_3, config.rope_scaling, strict=False))
+  if scaled:
+    scaled |= {"rope_type": "llama3", _LLAMA_3[3]: int(scaled[_LLAMA_3[3]])}
+  # Beside the fields rope_scaling and rope_theta, the form until version 5.
   rope = {"rope_type": "default", "rope_theta": config.rope_theta}
-  return {"rope_parameters": rope}
+  return {"rope_parameters": rope | scaled, "rope_scaling": scaled or None}
 
 
 def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
-  for name, found in _different(fields):
+  # What is null there is no default, such as the window of a Mistral.
+  given = {**_DEFAULTS, **target.defaults, **fields}
+  if given.get("use_sliding_window") is False:  # Qwen2's, which has one
+    given["sliding_window"] = None
+  given = {k: v for k, v in given.items() if v is not None}
+  for name, found in _different(given):
     shown = json.dumps(found) if isinstance(found, dict) else repr(found)
     raise ValueError(
       f"{name} is {shown[:60]}, which this library's llama does not compute"
     )
-  given = {k: v for k, v in fields.items() if v is not None}
-  heads, width = fields.get("num_attention_heads"), fields.get("hidden_size")
+  heads, width = given.get("num_attention_heads"), given.get("hidden_size")
   given.setdefault("num_key_value_heads", heads)
   if isinstance(heads, int) and isinstance(width, int) and heads > 0:
     given.setdefault("head_dim", width // heads)
+  scaling: tuple[float, ...] = ()
   for name in _ROPES:
-    given |= {k: v for k, v in given.get(name, {}).items() if k == "rope_theta"}
-  return {**_DEFAULTS, **target.defaults, **given}
+    rope = given.get(name) or {}
+    given["rope_theta"] = rope.get("rope_theta", given["rope_theta"])
+    if _kind(rope) == "llama3":
+      scaling = tuple(float(rope[part]) for part in _LLAMA_3)
+  return given | {"rope_scaling": scaling}
+
+
+def _kind(rope: Mapping) -> object:
+  return rope.get("rope_type", rope.get("type", "default"))
 
 
 def _different(fields: Mapping) -> Iterator[tuple[str, Any]]:
@@ -88,14 +153,22 @@ def _different(fields: Mapping) -> Iterator[tuple[str, Any]]:
     if not isinstance(rope, dict):
       yield name, rope
       return
-    kind = rope.get("rope_type", rope.get("type", "default"))
-    if kind != "default":
-      yield f"{name}.rope_type", kind
+    if _kind(rope) not in ("default", "llama3"):
+      yield f"{name}.rope_type", _kind(rope)
+    if _kind(rope) == "llama3":
+      for part in _LLAMA_3:
+        if not isinstance(rope.get(part), (int, float)):
+          yield f"{name}.{part}", rope.get(part)
     if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
       yield f"{name}.partial_rotary_factor", part
   layers = fields.get("layer_types") or []
   if not isinstance(layers, list) or any(t != "full_attention" for t in layers):
     yield "layer_types", layers
+  # A window as long as the longest row is none.
+  longest = fields.get("max_position_embeddings", 0)
+  window = fields.get("sliding_window", longest)
+  if not isinstance(window, type(longest)) or window < longest:
+    yield "sliding_window", window
 
 
 LLAMA = Architecture(
@@ -107,14 +180,20 @@ LLAMA = Architecture(
     "norm_eps": "rms_norm_eps",
     "attention_dropout": "attention_dropout",
     "rope_theta": "rope_theta",
+    "rope_scaling": "rope_scaling",
+    "qkv_bias": "attention_bias",
     "tied": "tie_word_embeddings",
   },
   weights={
     "embedding": "model.embed_tokens.weight",
     "blocks/attention_norm/scale": "model.layers.{}.input_layernorm.weight",
-    "blocks/attention/q/kernel": "model.layers.{}.self_attn.q_proj.weight",
-    "blocks/attention/k/kernel": "model.layers.{}.self_attn.k_proj.weight",
-    "blocks/attention/v/kernel": "model.layers.{}.self_attn.v_proj.weight",
+    **{
+      f"blocks/attention/{x}/{part}": (
+        f"model.layers.{{}}.self_attn.{x}_proj.{of_torch}"
+      )
+      for x in "qkv"
+      for part, of_torch in (("kernel", "weight"), ("bias", "bias"))
+    },
     "blocks/attention/out/kernel": "model.layers.{}.self_attn.o_proj.weight",
     "blocks/mlp_norm/scale": "model.layers.{}.post_attention_layernorm.weight",
     "blocks/mlp/gate/kernel": "model.layers.{}.mlp.gate_proj.weight",
@@ -124,32 +203,36 @@ LLAMA = Architecture(
     "head/kernel": "lm_head.weight",
   },
   targets={
-    "causal": Target(
-      "llama",
-      {
-        "AutoModelForCausalLM": "LlamaForCausalLM",
-        "AutoModel": "LlamaModel",
-      },
-      _COMPUTES | {"use_cache": True},
-      {
-        "rms_norm_eps": 1e-6,
-        "max_position_embeddings": 2048,
-        "rope_theta": 10_000.0,
-        "is_causal": True,
-      },
-    ),
-    # Llama with bidirectional attention, under the same names of everything.
-    "bidirectional": Target(
-      "eurobert", _EUROBERT, _EUROBERT_SETTINGS, _EUROBERT_DEFAULTS
-    ),
+    "causal": [
+      _causal(
+        "Llama", "4.31", {"qkv_bias": False}, max_position_embeddings=2048
+      ),
+      _causal(
+        "Qwen2",
+        "4.37",
+        {"qkv_bias": True},
+        attention_bias=True,
+        max_position_embeddings=32_768,
+        num_key_value_heads=32,
+      ),
+      # Only read: it goes out as the Llama that it is.
+      _causal(
+        "Mistral",
+        "4.34",
+        {},
+        max_position_embeddings=131_072,
+        num_key_value_heads=8,
+        sliding_window=4096,
+      ),
+    ],
+    "bidirectional": _bidirectional("eurobert", _EUROBERT),
     # A type of its own: without the code that moves the masks' scores nothing
     # opens it, rather than transformers' EuroBERT with other scores.
-    "mntp": Target(
+    "mntp": _bidirectional(
       "eurobert_mntp",
       _MNTP,
-      _EUROBERT_SETTINGS | {"auto_map": _MNTP_CODE},
-      _EUROBERT_DEFAULTS,
-      code=("modeling_eurobert_mntp.py",),
+      "modeling_eurobert_mntp.py",
+      auto_map=_MNTP_CODE,
     ),
   },
   causal_field="is_causal",

@@ -16,7 +16,17 @@ _SETTINGS = {
     **{a: f"modeling_ltg_bert.{c}" for a, c in _CLASSES.items()},
   },
 }
-_CODE = ("configuration_ltg_bert.py", "modeling_ltg_bert.py")
+
+
+def _target(masked: bool, classes: dict[str, str]) -> Target:
+  return Target(
+    "ltg_bert",
+    classes,
+    since="4.57",  # what its code was written for
+    settings=_SETTINGS | {"is_decoder": not masked},
+    code=("configuration_ltg_bert.py", "modeling_ltg_bert.py"),
+  )
+
 
 LTG_BERT = Architecture(
   paper="https://arxiv.org/abs/2303.09859",
@@ -62,15 +72,10 @@ LTG_BERT = Architecture(
     "head/kernel": "lm_head.weight",
   },
   targets={
-    "causal": Target(
-      "ltg_bert", _CLASSES, _SETTINGS | {"is_decoder": True}, code=_CODE
-    ),
-    "bidirectional": Target(
-      "ltg_bert",
-      {"AutoModelForMaskedLM": "LtgBertForMaskedLM", **_CLASSES},
-      _SETTINGS | {"is_decoder": False},
-      code=_CODE,
-    ),
+    "causal": [_target(False, _CLASSES)],
+    "bidirectional": [
+      _target(True, {"AutoModelForMaskedLM": "LtgBertForMaskedLM", **_CLASSES})
+    ],
   },
   causal_field="is_decoder",
 )

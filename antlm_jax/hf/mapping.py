@@ -1,5 +1,7 @@
 """Which of our encoders is what in transformers: a row for each."""
 
+import itertools
+
 from antlm_jax.hf.architecture import Architecture, Target
 from antlm_jax.hf.llama import LLAMA
 from antlm_jax.hf.ltg_bert import LTG_BERT
@@ -16,7 +18,7 @@ def of_model_type(model_type: object) -> tuple[str, Architecture, Target]:
   known = {
     target.model_type: (name, architecture, target)
     for name, architecture in ARCHITECTURES.items()
-    for target in architecture.targets.values()
+    for target in itertools.chain(*architecture.targets.values())
   }
   if not isinstance(model_type, str) or model_type not in known:
     raise ValueError(

@@ -7,6 +7,7 @@ that the text after it is not the beginning of a text.
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
@@ -17,28 +18,36 @@ ROLES = ("pad", "bos", "eos", "mask")
 _SPACE = "▁"  # how SentencePiece writes one
 
 
-def special_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+def special_ids(
+  tokenizer: Tokenizer, before: Sequence[int] = ()
+) -> dict[str, int | None]:
   """Returns the ids that transformers is told, by role.
 
-  A batch needs padding: without a token for it the end of text is taken, as is
-  usual. What is padding, its attention mask says.
+  What stands before a text begins it, also where that is the end of another:
+  who asks for a text's likelihood takes it for the context. A batch needs
+  padding: without a token for it the end of text is taken, as is usual. What is
+  padding, its attention mask says.
   """
   ids = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
   found = (i for i in ids.values() if i is not None)
   fallback = ids["eos"] if ids["eos"] is not None else next(found, None)
+  ids["bos"] = next(iter(before), ids["bos"])
   return ids | {"pad": fallback if ids["pad"] is None else ids["pad"]}
 
 
 def files(
-  tokenizer: Tokenizer, before: int | None, after: int | None, longest: int
+  tokenizer: Tokenizer,
+  before: Sequence[int],
+  after: Sequence[int],
+  longest: int,
 ) -> dict[str, dict[str, Any]]:
   """Returns tokenizer.json and tokenizer_config.json.
 
-  `before` and `after` are the special tokens put around a text, if any;
-  `longest` is how many tokens a row has at most.
+  `before` and `after` are the special tokens put around a text; `longest` is
+  how many tokens a row has at most.
   """
   spec = json.loads(tokenizer.to_json())
-  ids = special_ids(tokenizer)
+  ids = special_ids(tokenizer, before)
   name = tokenizers.Tokenizer.from_str(json.dumps(spec)).id_to_token
   added = {token["id"]: token for token in spec["added_tokens"]}
   for index in sorted({i for i in ids.values() if i is not None} - set(added)):
@@ -46,9 +55,13 @@ def files(
   spec["added_tokens"] = list(added.values())
   if tokenizer.mask_id is not None:
     _mask_like_a_word(spec, added[tokenizer.mask_id])
-  spec["post_processor"] = _frame(name, before, after)
+  framed = len(before) + len(after) > 0
+  spec["post_processor"] = _frame(name, before, after) if framed else None
   # Who takes the frame by these names does not score it as words.
-  roles = ids | {"cls": before, "sep": after}
+  roles = ids | {
+    "cls": next(iter(before), None),
+    "sep": next(iter(after), None),
+  }
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": longest,
@@ -119,30 +132,25 @@ def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
   return part.get(key, [part])
 
 
-def _frame(name, before: int | None, after: int | None) -> dict | None:
+def _frame(name, before: Sequence[int], after: Sequence[int]) -> dict | None:
   """Returns the post-processor that puts special tokens around a text.
 
-  Of two texts each is followed by the last one, as in fine-tuning.
+  Of two texts each is followed by the last ones, as in fine-tuning.
   """
-  if before is None and after is None:
-    return None
 
-  def special(index, kind):
-    if index is None:
-      return []
-    return [{"SpecialToken": {"id": name(index), "type_id": kind}}]
+  def special(ids):
+    return [{"SpecialToken": {"id": name(i), "type_id": 0}} for i in ids]
 
-  def sequence(letter, kind):
-    return [{"Sequence": {"id": letter, "type_id": kind}}]
+  def sequence(letter):
+    return [{"Sequence": {"id": letter, "type_id": 0}}]
 
-  first = [*special(before, 0), *sequence("A", 0), *special(after, 0)]
+  first = [*special(before), *sequence("A"), *special(after)]
   return {
     "type": "TemplateProcessing",
     "single": first,
-    "pair": [*first, *sequence("B", 0), *special(after, 0)],
+    "pair": [*first, *sequence("B"), *special(after)],
     "special_tokens": {
       name(i): {"id": name(i), "ids": [i], "tokens": [name(i)]}
-      for i in dict.fromkeys((before, after))
-      if i is not None
+      for i in dict.fromkeys([*before, *after])
     },
   }

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -28,6 +28,15 @@ _FOLLOW = ("rotary_emb.inv_freq", ".position_indices")
 
 
 # ------------------------------------------------------------------- writing
+
+
+def zeros(names: Sequence[str], config, dtype: str) -> dict[str, np.ndarray]:
+  """Returns biases that a target has and ours has not, by tensor."""
+  return {
+    name.format(i): np.zeros(config.width, jnp.dtype(dtype))
+    for name in names
+    for i in range(config.layers)
+  }
 
 
 def tensors(
@@ -255,7 +264,8 @@ def _problems(
   there = set(weights)
   if missing := sorted(expected.keys() - there):
     yield f"weights are missing: {_listed(missing)}"
-  extra = there - expected.keys()
+  # A bias of zeros computes nothing.
+  extra = {n for n in there - expected.keys() if not _is_zero_bias(weights, n)}
   tied = architecture.weights.get("head/kernel")
   embedding = architecture.weights["embedding"]
   if tied in extra and embedding in there:  # some files hold it twice
@@ -278,6 +288,10 @@ def _problems(
     yield f"of other shapes than config.json says: {_listed(list(shapes))}"
   if other := [n for n in both if weights.tensors[n].dtype not in _FLOATS]:
     yield f"quantized weights are not read: {_listed(other)}"
+
+
+def _is_zero_bias(weights: Weights, name: str) -> bool:
+  return name.endswith("proj.bias") and not weights[name].any()
 
 
 def _listed(names: list[str]) -> str:

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import models, settings
+from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, programs
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.masks import AttentionMask
 from antlm_jax.settings import setting
 
-MASK = "<mask>"
 _STAND_IN = "0"  # no letter, so that it stays apart from what is around it
 _LENGTH_STEP = 16  # row lengths are multiples of it
 

@@ -24,6 +24,7 @@ FRAMES = {
   "eos": ("eos_id", "eos_id"),
   "none": (None, None),
 }
+OWN = "own"  # what the tokenizer itself adds, as other libraries use it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,11 +43,27 @@ class TextModel:
 
 
 def frame(loaded: TextModel) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the special tokens before and after a text, int32 `[0 or 1]`."""
+  """Returns the special tokens before and after a text, int32 `[n]`."""
   tokenizer = loaded.tokenizer
-  ids = [name and getattr(tokenizer, name) for name in FRAMES[loaded.boundary]]
-  before, after = ([] if i is None else [i] for i in ids)
+  if loaded.boundary == OWN:
+    before, after = tokenizer.frame
+  else:
+    ids = [
+      name and getattr(tokenizer, name) for name in FRAMES[loaded.boundary]
+    ]
+    before, after = ([] if i is None else [i] for i in ids)
   return np.array(before, np.int32), np.array(after, np.int32)
+
+
+def never_drawn(loaded: TextModel) -> np.ndarray:
+  """Returns which tokens are never generated, bool `[V]`.
+
+  All special ones but the end; of an imported model none, as in its library.
+  """
+  banned = loaded.tokenizer.special & (loaded.boundary != OWN)
+  if loaded.tokenizer.eos_id is not None:
+    banned[loaded.tokenizer.eos_id] = False
+  return banned
 
 
 def trained(config: ConfigDict) -> list[Objective]:

@@ -55,7 +55,8 @@ def generate(
   """Continues a prompt, or several at once.
 
   A text ends with the end-of-text token, after so many tokens more, or where
-  the model's max_seq_len is reached. No other special token is ever drawn.
+  the model's max_seq_len is reached. No other special token is ever drawn, but
+  by an imported model.
   What is drawn after a prompt does not depend on the prompts beside it.
 
   Args:
@@ -102,7 +103,8 @@ def stream(
   rows, numbers = begin(params, *rows)
   drawn = how.temperature, how.top_k, how.top_p
   go_on = programs.compiled(_continue, config, drawn)
-  endings = _endings(loaded.tokenizer)
+  eos = loaded.tokenizer.eos_id
+  endings = framing.never_drawn(loaded), -1 if eos is None else eos
   growing = True
   while growing:
     rows = go_on(params, rows, numbers, every, *endings, how.seed)
@@ -170,15 +172,6 @@ def draw(
     kept &= jnp.arange(logits.shape[-1]) < top_k
   rank = jax.random.categorical(key, jnp.where(kept, ranked, -jnp.inf))
   return jnp.take_along_axis(order, rank[..., None], axis=-1)[..., 0]
-
-
-def _endings(tokenizer) -> tuple[np.ndarray, int]:
-  """Returns which tokens are never drawn, bool `[V]`, and which ends a text."""
-  banned, eos = tokenizer.special.copy(), tokenizer.eos_id
-  if eos is None:
-    return banned, -1  # no token: nothing ends a text early
-  banned[eos] = False
-  return banned, eos
 
 
 # ------------------------------------------------------------- on the device

@@ -6,6 +6,7 @@ tables over the same paths and axes (`antlm_jax.runtime.sharding`,
 `antlm_jax.training.optim`).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -171,9 +172,24 @@ def split_heads(x: jax.Array, width: int) -> jax.Array:
   return x.reshape(*x.shape[:-1], -1, width)
 
 
-def rotary(positions: jax.Array, width: int, theta: float):
-  """Returns RoPE's cosines and sines, each float32 `[B, T, 1, H/2]`."""
+def rotary(
+  positions: jax.Array,
+  width: int,
+  theta: float,
+  scaling: Sequence[float] = (),
+):
+  """Returns RoPE's cosines and sines, each float32 `[B, T, 1, H/2]`.
+
+  `scaling` is Llama 3's: factor, low, high and length. Frequencies that turn
+  less than `low` times in the length are divided by the factor, those that turn
+  more than `high` times stay, and between them it is interpolated.
+  """
   frequencies = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
+  if scaling:
+    factor, low, high, length = scaling
+    turns = length * frequencies / (2 * jnp.pi)
+    stays = jnp.clip((turns - low) / (high - low), 0, 1)
+    frequencies *= stays + (1 - stays) / factor
   angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
   return jnp.cos(angles), jnp.sin(angles)
 

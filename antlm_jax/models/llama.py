@@ -1,7 +1,8 @@
 """The llama encoder: RMSNorm, SwiGLU, RoPE, grouped queries.
 
 BabyLlama (arXiv 2308.02019) and the 210M, 610M and 1B encoders of arXiv
-2507.00994 (Table 1) are this one model.
+2507.00994 (Table 1) are this one model; so are Llama 1 to 3, Mistral without
+windows, and, with `qkv_bias`, Qwen2.
 """
 
 import dataclasses
@@ -28,6 +29,10 @@ class LlamaConfig(EncoderConfig):
     0, "width H of a head; 0 means width / heads", least=0, most=2**20
   )
   rope_theta: float = setting(10_000.0, "RoPE's base", over=0)
+  rope_scaling: tuple[float, ...] = setting(
+    (), "Llama 3's, of RoPE: factor, low, high, original length", over=0
+  )
+  qkv_bias: bool = setting(False, "biases of queries, keys, values (Qwen2)")
   init_std: float = setting(
     0.02, "standard deviation of the initial weights", least=0, most=100
   )
@@ -48,6 +53,13 @@ class LlamaConfig(EncoderConfig):
         f"model.head_width={self.head_width} is not even, as RoPE needs: set"
         " it, or change model.width or model.heads"
       )
+    scaling = tuple(self.rope_scaling)  # JSON has lists, and caches need a hash
+    object.__setattr__(self, "rope_scaling", scaling)
+    if scaling and not (len(scaling) == 4 and scaling[1] < scaling[2]):
+      raise UserError(
+        f"model.rope_scaling={scaling} is not factor, low, high and original"
+        " length, low under high"
+      )
 
 
 # Published encoders: BabyLlama's llama-97M, and those of arXiv 2507.00994
@@ -64,8 +76,11 @@ SHAPES = {
 }
 
 
-def _linear(rngs: nnx.Rngs, config: LlamaConfig, shape, axes) -> layers.Linear:
-  return layers.Linear(layers.normal(rngs, shape, axes, config.init_std))
+def _linear(
+  rngs: nnx.Rngs, config: LlamaConfig, shape, axes, bias: bool = False
+) -> layers.Linear:
+  kernel = layers.normal(rngs, shape, axes, config.init_std)
+  return layers.Linear(kernel, bias)
 
 
 class Attention(nnx.Module):
@@ -75,9 +90,9 @@ class Attention(nnx.Module):
     c = self.config = config
     q = (c.width, c.heads * c.head_width), ("embed", "heads")
     kv = (c.width, c.kv_heads * c.head_width), ("embed", "kv_heads")
-    self.q = _linear(rngs, c, *q)
-    self.k = _linear(rngs, c, *kv)
-    self.v = _linear(rngs, c, *kv)
+    self.q = _linear(rngs, c, *q, c.qkv_bias)
+    self.k = _linear(rngs, c, *kv, c.qkv_bias)
+    self.v = _linear(rngs, c, *kv, c.qkv_bias)
     self.out = _linear(rngs, c, *(x[::-1] for x in q))
 
   def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
@@ -140,7 +155,7 @@ class Llama(encoder.Encoder):
     c = self.config
     x = encoder.table(self.embedding)[tokens].astype(c.dtype)
     x, mask, keys = encoder.begin(c, x, mask, dropout_key)
-    rope = layers.rotary(positions, c.head_width, c.rope_theta)
+    rope = layers.rotary(positions, c.head_width, c.rope_theta, c.rope_scaling)
     return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys, rope))
 
   def logits_of(self) -> encoder.LogitsOf:

@@ -19,7 +19,7 @@ from antlm_jax.data.packing import BOUNDARIES
 from antlm_jax.data.prepared import MANIFEST, Manifest, Prepared
 from antlm_jax.data.rows import Rows
 from antlm_jax.data.source import Source
-from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum as curriculum_lib
 from antlm_jax.objectives.batch import Batch, Layout
@@ -358,6 +358,8 @@ def assemble(
   Raises:
     UserError: for settings, data and devices that do not fit together.
   """
+  objectives = config_lib.objectives(config)
+  tokenizer = _with_mask(config, objectives, tokenizer)
   model = models.build(config.model, tokenizer.vocab_size)
   mesh = sharding.make_mesh(config.mesh, devices)
   layout = Layout(
@@ -389,9 +391,7 @@ def assemble(
     seed=config.seed,
     shuffle=config.data.shuffle,
   )
-  objectives = config_lib.objectives(config)
   curriculum = _curriculum(config, objectives, order.steps_per_epoch)
-  _check_mask_token(config, curriculum, objectives, tokenizer)
   return Run(
     config=config,
     train_rows=train_rows,
@@ -418,14 +418,16 @@ def _curriculum(config, objectives, steps_per_epoch: float) -> Curriculum:
   return parsed
 
 
-def _check_mask_token(config, curriculum, objectives, tokenizer) -> None:
-  for name in curriculum.objectives:
-    if objectives[name].needs_mask_token and tokenizer.mask_id is None:
-      raise UserError(
-        f"the tokenizer of {config.data.path} has no <mask> token, which"
-        f" {name} ({objectives[name].name}) in curriculum"
-        f" {config.curriculum!r} needs: prepare with a tokenizer that has one"
-      )
+def _with_mask(config, objectives, tokenizer: Tokenizer) -> Tokenizer:
+  """Gives a tokenizer without a mask one, if the curriculum needs it.
+
+  Rows have no mask, so prepared data does not depend on it.
+  """
+  names = curriculum_lib.names(config.curriculum, objectives)
+  needed = any(objectives[name].needs_mask_token for name in names)
+  if needed and tokenizer.mask_id is None:
+    return tokenizer.extended([MASK])
+  return tokenizer
 
 
 def _step(config, model, curriculum: Curriculum) -> TrainStep:

@@ -7,15 +7,18 @@ import contextlib
 import dataclasses
 import pathlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
+from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from orbax.checkpoint import checkpoint_managers as policies
 
 from antlm_jax import config as config_lib
 from antlm_jax import models
+from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes
 from antlm_jax.training import checkpoint
@@ -152,11 +155,10 @@ def _branch(run: Run, make: Callable[[], TrainState]) -> Begun:
   """Starts from another run's checkpoint."""
   init = run.config.init
   path = checkpoint.find(init.checkpoint)
-  _check_same_model(path, checkpoint.read_meta(path), run)
+  grows = _check_same_model(path, checkpoint.read_meta(path), run)
   state = make()  # compiles: after all that can be wrong with the checkpoint
-  loaded = checkpoint.restore(
-    path, state, with_optimizer=init.optimizer == "keep"
-  )
+  restore = _with_mask if grows else checkpoint.restore
+  loaded = restore(path, state, with_optimizer=init.optimizer == "keep")
   if init.step == "reset":
     loaded = dataclasses.replace(loaded, step=state.step)
   if int(loaded.step) >= run.curriculum.steps:
@@ -169,14 +171,61 @@ def _branch(run: Run, make: Callable[[], TrainState]) -> Begun:
   return Begun(loaded, False, [note])
 
 
-def _check_same_model(path: pathlib.Path, meta: Meta, run: Run) -> None:
-  if meta.tokenizer.to_json() != run.tokenizer.to_json():
+def _with_mask(
+  path: pathlib.Path, state: TrainState, with_optimizer: bool
+) -> TrainState:
+  """Restores a checkpoint whose vocabulary lacks the last token, the mask.
+
+  Its row is the mean of the others: its logit is then at most the logarithm of
+  the mean of their exponentials, so no loss changes by more than log(1 + 1/V)
+  nats.
+  """
+  if with_optimizer:
+    raise UserError(
+      f"{path} is of a tokenizer without {MASK}, for which its optimizer's"
+      " state has no place: set init.optimizer=reset"
+    )
+  meta = checkpoint.read_meta(path)
+  model = models.build(meta.config.model, meta.tokenizer.vocab_size)
+
+  def shape(name, value):
+    return jax.ShapeDtypeStruct(
+      model.shapes[name].shape,
+      value.dtype,
+      sharding=jax.sharding.NamedSharding(value.sharding.mesh, P()),
+    )
+
+  def grow(params):
+    return {n: _with_mean(p, state.params[n].shape) for n, p in params.items()}
+
+  old = {name: shape(name, value) for name, value in state.params.items()}
+  like = dataclasses.replace(state, params=old, ema=None)
+  loaded = checkpoint.restore(path, like, with_optimizer=False)
+  shardings = jax.tree.map(lambda value: value.sharding, state.params)
+  params = jax.jit(grow, out_shardings=shardings)(loaded.params)
+  ema = None if state.ema is None else jax.tree.map(jnp.copy, params)
+  return dataclasses.replace(loaded, params=params, ema=ema)
+
+
+def _with_mean(value: jax.Array, shape: Sequence[int]) -> jax.Array:
+  """Puts the mean of the values after them, along the axis that grows."""
+  for axis, (old, new) in enumerate(zip(value.shape, shape, strict=True)):
+    if old != new:
+      return jnp.append(value, value.mean(axis, keepdims=True), axis)
+  return value
+
+
+def _check_same_model(path: pathlib.Path, meta: Meta, run: Run) -> bool:
+  """Returns whether the run's tokenizer has a mask more, and nothing else."""
+  grows = meta.tokenizer.mask_id is None and run.tokenizer.mask_id is not None
+  own = meta.tokenizer.extended([MASK]) if grows else meta.tokenizer
+  if own.to_json() != run.tokenizer.to_json():
     raise UserError(
       f"{path} was trained with another tokenizer than that of"
       f" {run.config.data.path}: prepare the data with the checkpoint's"
     )
   with readable(path / "meta"):
-    shapes = models.build(meta.config.model, meta.tokenizer.vocab_size).shapes
+    shapes = models.build(meta.config.model, own.vocab_size).shapes
   # Settings may differ where shapes do not, such as dropout or attention.
   if shapes != run.model.shapes:
     changed = config_lib.differences(meta.config, run.config)
@@ -185,6 +234,7 @@ def _check_same_model(path: pathlib.Path, meta: Meta, run: Run) -> None:
       f"init.checkpoint={path} is of another model: {'; '.join(of_model)}: set"
       " model as it was there"
     )
+  return grows
 
 
 # ------------------------------------------------------------------ checkpoints

@@ -1,0 +1,218 @@
+"""Imported models beside transformers: scores, greedy texts, gradients.
+
+Random models of five families, with the tokenizers that BabyLM's GPT-BERT has,
+score real sentences and continue real prompts in both.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tokenizers
+
+from antlm_jax import generate, score
+from antlm_jax.hf import export, import_
+from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.masks import AttentionMask
+from antlm_jax.training import checkpoint
+from tests import hub, real
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+pytestmark = hub.MARKS
+
+LLAMA_3 = {
+  "rope_type": "llama3",
+  "rope_theta": 5e5,
+  "factor": 8.0,
+  "low_freq_factor": 1.0,
+  "high_freq_factor": 4.0,
+  # So short that its frequencies are among those that 64 positions tell apart.
+  "original_max_position_embeddings": 32,
+}
+# Its class, what its config says, and what its tokenizer adds to a text A.
+FAMILIES = {
+  "Llama": ("Llama", {"tie_word_embeddings": True}, "␂ $A"),
+  "Llama, untied": ("Llama", {"head_dim": 10, "attention_bias": False}, "$A"),
+  "Llama 3": ("Llama", {"rope_parameters": LLAMA_3, "eos_token_id": 2}, "␂ $A"),
+  "Mistral": ("Mistral", {"sliding_window": None, "head_dim": 10}, "␂ $A"),
+  "Qwen2": ("Qwen2", {"tie_word_embeddings": True, "vocab_size": 8200}, "$A"),
+  "EuroBERT": ("EuroBert", {"mask_token_id": 4}, "␂ $A ␃"),
+}
+
+
+def drawn(kind, **settings):
+  """A random model that tells texts apart."""
+  shape = {
+    "vocab_size": 8192,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+  }
+  torch.manual_seed(0)
+  config = getattr(transformers, f"{kind}Config")(**shape | settings)
+  head = "MaskedLM" if kind == "EuroBert" else "CausalLM"
+  model = getattr(transformers, f"{kind}For{head}")(config)
+  for name, value in model.named_parameters():
+    if name.endswith("bias"):  # they begin as zeros
+      torch.nn.init.normal_(value)
+  return model.eval()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("data")
+  tokenizer = real.unpacked("tokenizers", folder)
+  pairs = real.unpacked("blimp_filtered", folder)
+  names = sorted(pairs.rglob("*.jsonl"))[:25]
+  lines = [json.loads(name.read_text().splitlines()[0]) for name in names]
+  texts = [x[k] for x in lines for k in ("sentence_good", "sentence_bad")]
+  return next(tokenizer.rglob("tokenizer_10M.json")), texts
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, files, tmp_path_factory):
+  """A folder of transformers, opened by it and by us; and texts."""
+  kind, settings, single = FAMILIES[request.param]
+  folder = tmp_path_factory.mktemp("family")
+  model = drawn(kind, **settings)
+  model.save_pretrained(folder / "hf")
+  backend = tokenizers.Tokenizer.from_file(str(files[0]))
+  added = [t for t in single.split() if t != "$A"]
+  backend.post_processor = tokenizers.processors.TemplateProcessing(
+    single=single, special_tokens=[(t, backend.token_to_id(t)) for t in added]
+  )
+  transformers.PreTrainedTokenizerFast(
+    tokenizer_object=backend, eos_token="␃", pad_token="␢", mask_token="␥"
+  ).save_pretrained(folder / "hf")
+  import_.write(import_.read(folder / "hf"), folder / "run")
+  # Not AutoTokenizer, which makes a Qwen2's anew, of its vocabulary alone.
+  opened = transformers.PreTrainedTokenizerFast.from_pretrained
+  tokenizer = opened(folder / "hf")
+  return checkpoint.load(folder / "run"), model, tokenizer, files[1]
+
+
+def logprobs(model, rows):
+  with torch.no_grad():
+    return torch.log_softmax(model(rows).logits.double(), dim=-1).numpy()
+
+
+def their_causal(model, tokenizer, text):
+  """Sums over the text's tokens, each by those before it."""
+  ids = tokenizer(text, return_tensors="pt")["input_ids"]
+  special = tokenizer.get_special_tokens_mask(
+    ids[0], already_has_special_tokens=True
+  )
+  found = logprobs(model, ids)[0]
+  return sum(
+    found[i - 1, ids[0, i]] for i in range(1, len(ids[0])) if not special[i]
+  )
+
+
+def their_masked(model, tokenizer, text):
+  """Sums over the text's tokens, each with itself masked."""
+  ids = tokenizer(text, return_tensors="pt")["input_ids"]
+  places = range(1, ids.shape[1] - 1)
+  rows = ids.repeat(len(places), 1)
+  rows[range(len(places)), places] = tokenizer.mask_token_id
+  found = logprobs(model, rows)
+  return sum(found[i, at, ids[0, at]] for i, at in enumerate(places))
+
+
+def test_scores_are_theirs(family):
+  loaded, model, tokenizer, texts = family
+  masked = model.config.model_type == "eurobert"
+  mode, of = ("mlm", their_masked) if masked else ("causal", their_causal)
+  theirs = [of(model, tokenizer, text) for text in texts]
+  ours = score(loaded, texts, mode)
+  print(f"{mode}: {np.abs(ours - theirs).max():.1e} of {np.max(np.abs(ours))}")
+  assert len(texts) == 50 and np.ptp(ours) > 10
+  np.testing.assert_allclose(ours, theirs, rtol=1e-5)
+
+
+def test_greedy_texts_are_theirs(family):
+  loaded, model, tokenizer, texts = family
+  if model.config.model_type == "eurobert":
+    pytest.skip("it reads both ways")
+  prompts = [" ".join(text.split()[:3]) for text in texts[:40:2]]
+  ours = generate(loaded, prompts, tokens=16, temperature=0)
+  theirs = []
+  for prompt in prompts:
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    out = model.generate(**inputs, max_new_tokens=16, do_sample=False)
+    theirs.append(tokenizer.decode(out[0], skip_special_tokens=True))
+  assert ours == theirs
+
+
+def test_gradients_are_theirs(family):
+  loaded, model, tokenizer, texts = family
+  ids = tokenizer(texts[0], return_tensors="pt")["input_ids"]
+  causal = model.config.model_type != "eurobert"
+  weights = torch.randn(ids.shape[1], model.config.vocab_size)
+  (model(ids).logits[0] * weights).sum().backward()
+
+  def loss(params):
+    rows = jnp.asarray(ids.numpy())
+    at = jnp.arange(rows.shape[1])[None]
+    hidden = loaded.model.encode(params, rows, at, AttentionMask(causal))
+    return (loaded.model.logits(params, hidden)[0] * weights.numpy()).sum()
+
+  ours = jax.grad(loss)(loaded.params)
+  theirs = dict(model.named_parameters())
+  for ours_name, name in {
+    "blocks/attention/q/kernel": "self_attn.q_proj.weight",
+    "blocks/mlp/down/kernel": "mlp.down_proj.weight",
+    "blocks/attention/k/bias": "self_attn.k_proj.bias",
+  }.items():
+    if ours_name in ours:
+      expected = theirs[f"model.layers.1.{name}"].grad.numpy().T
+      found = np.asarray(ours[ours_name][1])
+      np.testing.assert_allclose(
+        found, expected, atol=1e-4 * np.abs(expected).max(), err_msg=name
+      )
+  model.zero_grad()
+
+
+@pytest.mark.parametrize("form", ["causal", "bidirectional"])
+def test_it_goes_out_again(family, form, tmp_path):
+  """As what computes the same, and comes in again by its names alone."""
+  loaded, model, _, _ = family
+  if loaded.tokenizer.mask_id is None and form == "bidirectional":
+    pytest.skip("no mask")
+  (path,) = export.export(loaded, tmp_path / "hf", [form])
+  auto = {
+    "causal": transformers.AutoModelForCausalLM,
+    "bidirectional": transformers.AutoModelForMaskedLM,
+  }[form]
+  out, info = auto.from_pretrained(path, output_loading_info=True)
+  assert not any(info[name] for name in info if name != "error_msgs"), info
+  kind = {"mistral": "llama", "eurobert": "llama"}.get(
+    model.config.model_type, model.config.model_type
+  )
+  assert out.config.model_type == (kind if form == "causal" else "eurobert")
+  ids = np.random.default_rng(0).integers(16, 8192, (2, 50))
+  positions = np.broadcast_to(np.arange(50), ids.shape)
+  mask = AttentionMask(form == "causal")
+  hidden = loaded.model.encode(loaded.params, ids, positions, mask)
+  with torch.no_grad():
+    theirs = out.eval()(torch.tensor(ids)).logits.numpy()
+  ours = np.asarray(loaded.model.logits(loaded.params, hidden))
+  print(
+    f"{form}: {np.abs(ours - theirs).max():.1e} of {np.abs(ours).max():.1f}"
+  )
+  np.testing.assert_allclose(ours, theirs, atol=1e-4)
+  (path / NATIVE).unlink()
+  again = import_.read(path)
+  assert again.meta.config.model == loaded.config.model
+  for name, value in loaded.params.items():
+    assert np.array_equal(again.params[name], value), name
