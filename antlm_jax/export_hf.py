@@ -19,14 +19,14 @@ from collections.abc import Sequence
 
 from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
-from antlm_jax.hf import export, weights
+from antlm_jax.hf import card, export, hub, weights
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(card.About):
   """What the command takes, beside the checkpoint and the attention."""
 
   output: str = setting(help="a folder, which must not exist", read=cli.here)
@@ -101,12 +101,13 @@ def _export(
     wanted.dtype,
     round(wanted.shard_gb * 10**9),
     wanted.sentence_transformers,
+    wanted,
   )
   for path, attention in zip(folders, chosen, strict=True):
     opens = ", ".join(export.target_of(loaded, attention).classes)
     print(f"{path}: {attention}, opens by {opens}")
   if wanted.repo:
-    export.push(folders, wanted.repo, revision)
+    hub.push(folders, wanted.repo, revision)
 
 
 if __name__ == "__main__":

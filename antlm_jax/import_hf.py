@@ -1,10 +1,12 @@
 """Makes a checkpoint of a transformers folder, to continue or evaluate.
 
   python -m antlm_jax.import_hf --model=FOLDER --workdir=RUN
+  python -m antlm_jax.import_hf --model=ORG/NAME --workdir=RUN
 
-Reads a Llama, a EuroBERT, our LTG-BERT, or the LTG-BERT and GPT-BERT that their
-authors published. RUN is then a run like any other: evaluate it, generate with
-it, or continue it with any curriculum, on data prepared with its tokenizer:
+Reads a Llama, a Mistral, a Qwen2, a EuroBERT, our LTG-BERT, or the LTG-BERT and
+GPT-BERT that their authors published, as transformers reads them. RUN is then a
+run like any other: evaluate it, generate with it, or continue it with any
+curriculum, on data prepared with its tokenizer:
 
   python -m antlm_jax.prepare --tokenizer=RUN/tokenizer.json ...
   python -m antlm_jax.train --config=configs/continued.py:checkpoint=RUN ...
@@ -21,7 +23,7 @@ def main(argv: Sequence[str]) -> None:
   """The command."""
   parser = cli.Parser(description=__doc__)
   add = parser.add_argument
-  add("--model", required=True, help="config.json, tokenizer.json, weights")
+  add("--model", required=True, help="a folder; or a name on the Hub")
   add("--workdir", type=cli.here, required=True, help="receives the checkpoint")
   add(
     "--boundary",

@@ -13,12 +13,13 @@ import pytest
 import safetensors
 import safetensors.numpy
 import tokenizers
+from huggingface_hub import constants as hub_constants
 
-from antlm_jax import export_hf, import_hf, models
+from antlm_jax import config, export_hf, import_hf, models
 from antlm_jax.data import toy_english
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.hf import export, import_
+from antlm_jax.hf import card, export, hub, import_
 from antlm_jax.hf import tokenizer as hf_tokenizers
 from antlm_jax.hf import weights as folders
 from antlm_jax.hf.architecture import ATTENTIONS, NATIVE
@@ -216,9 +217,25 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
     "pairs": 1000,
   }
   (pairs / "summary.json").write_text(json.dumps(summary))
-  paths = export.export(checkpoint.load(run), tmp_path / "hf")
+  loaded = checkpoint.load(run)
+  settings = config.from_json(config.to_json(loaded.config))
+  with settings.unlocked():
+    settings.data.path = str(tmp_path / "own/data")
+    settings.init.checkpoint = str(tmp_path / "base/checkpoints/9")
+  loaded = dataclasses.replace(loaded, config=settings, row_tokens=32)
+  about = card.About("mit", ("en", "de"), "me/base")
+  paths = export.export(loaded, tmp_path / "hf", about=about)
   for path in paths:
     text = (path / "README.md").read_text()
+    front = 'license: "mit"\nlanguage: ["en", "de"]\nbase_model: "me/base"\n'
+    assert front in text
+    for row in ("began from | base", "longest row | 32 tokens", "data | data"):
+      assert f"| {row} |" in text
+    # Of this machine, nothing.
+    for file in contents(path).values():
+      assert str(tmp_path).encode() not in file
+    tokenizer_config = json.loads((path / "tokenizer_config.json").read_text())
+    assert tokenizer_config["model_max_length"] == 32
     assert "`4C+16M+4C` (clm, mlm)" in text
     assert "| held-out loss, mlm | 3.250 nats |" in text
     assert "| blimp, mlm | 71.2 % of 1,000 pairs |" in text
@@ -243,6 +260,33 @@ def test_a_failure_leaves_nothing(llama, tmp_path, monkeypatch):
   with pytest.raises(UserError, match="No space left"):
     export.export(llama[0], tmp_path / "hf")
   assert not list(tmp_path.iterdir())
+
+
+def cached(foreign, cache, repo):
+  """Puts a folder where huggingface_hub keeps a repository's."""
+  there = cache / f"models--{repo.replace('/', '--')}"
+  snapshot = there / "snapshots" / "a1b2"
+  shutil.copytree(foreign, snapshot)
+  (there / "refs").mkdir()
+  (there / "refs/main").write_text("a1b2")
+
+
+def test_a_name_on_the_hub(foreign, tmp_path, monkeypatch):
+  """By what its cache has; without a network it says what to do."""
+  cache = tmp_path / "cache"
+  monkeypatch.setattr(hub_constants, "HF_HUB_OFFLINE", True)
+  monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(cache))
+  words = [f"--workdir={tmp_path / 'run'}", "--model=some/llama"]
+  with pytest.raises(UserError, match="run `hf download some/llama"):
+    import_hf.main(words)
+  cached(foreign, cache, "some/llama")
+  import_hf.main(words)
+  loaded = checkpoint.load(tmp_path / "run")
+  here = import_.read(foreign)
+  assert helpers.equal(dict(loaded.params), dict(here.params))
+  (path,) = export.export(loaded, tmp_path / "hf", ["causal"])
+  assert 'base_model: "some/llama"' in (path / "README.md").read_text()
+  assert not hub.is_name(tmp_path.name) and not hub.is_name(str(foreign))
 
 
 class FakeHub:

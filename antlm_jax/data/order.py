@@ -92,11 +92,16 @@ class Order:
         "train.batch_schedule and train.batch_start need data.rounding=carry,"
         f" not {self.rounding}: their epochs do not end with a batch"
       )
-    longest = max(part.joined for part in self.parts)
-    if longest > self.size:
+    if self.joined > self.size:
       raise UserError(
-        f"train.batch_schedule joins {longest} rows, but there are {self.size}"
+        f"train.batch_schedule joins {self.joined} rows, but there are"
+        f" {self.size}"
       )
+
+  @property
+  def joined(self) -> int:
+    """How many prepared rows fill a slot, at most."""
+    return max(part.joined for part in self.parts)
 
   @property
   def steps_per_epoch(self) -> float:

@@ -30,7 +30,7 @@ class Target:
 
   model_type: str  # its config's
   classes: Mapping[str, str]  # what opens it, by auto class; first its own
-  since: str  # the first version of transformers that opens it
+  since: str  # the first version of transformers that was seen to open it
   # Settings that ours must have to be this.
   ours: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   # What else its config says.

@@ -1,36 +1,37 @@
 """The model card: what a stranger needs to know of an exported model."""
 
+import dataclasses
 import json
+import pathlib
 from collections.abc import Iterator, Sequence
 
 from antlm_jax import units
-from antlm_jax.hf import heads
+from antlm_jax.errors import UserError
+from antlm_jax.hf import heads, hub
 from antlm_jax.hf.architecture import Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.runtime import files
-from antlm_jax.training import metrics
+from antlm_jax.settings import setting
+from antlm_jax.training import checkpoint, metrics
 from antlm_jax.training.checkpoint import Loaded
 
-_FRONT = """\
----
-library_name: transformers
-pipeline_tag: {tag}
-tags:
-- antlm_jax
-- {name}
----
-
-"""
 _USE = """\
 ## Use
 
+With transformers {since} or later:
+
 ```python
-from transformers import AutoTokenizer, {auto}
+from transformers import AutoTokenizer, {auto}, pipeline
 
 tokenizer = AutoTokenizer.from_pretrained({call})
 model = {auto}.from_pretrained({call})
+print(pipeline("{tag}", model=model, tokenizer=tokenizer)({text!r}))
 ```"""
+_TEXTS = {  # a text for each kind of pipeline
+  "text-generation": "The dogs",
+  "fill-mask": "The dogs {mask} in the house.",
+}
 _SOURCES = """\
 ## Sources
 
@@ -46,13 +47,25 @@ _MNTP = (
 )
 
 
-def card(loaded: Loaded, attention: str, target: Target) -> str:
+@dataclasses.dataclass(frozen=True)
+class About:
+  """What a card says that only its writer knows."""
+
+  license: str = setting("", "as the Hub calls it, such as apache-2.0")
+  language: tuple[str, ...] = setting((), "of its text, such as en,de")
+  base_model: str = setting(
+    "", "the Hub's name of what it began from; an import's own by default"
+  )
+
+
+def card(
+  loaded: Loaded, attention: str, target: Target, about: About = About()
+) -> str:
   """Returns README.md of a model folder, read causally or bidirectionally.
 
   Of the target's classes, by auto class, the first is shown.
   """
   name = loaded.config.model.name
-  front = _FRONT.format(tag=_tag(loaded, attention), name=name)
   figures = [*_held_out(loaded), *_evaluated(loaded)]
   sections = [
     _what(loaded, attention),
@@ -61,7 +74,34 @@ def card(loaded: Loaded, attention: str, target: Target) -> str:
     _table("Evaluation", figures),
     _SOURCES.format(paper=ARCHITECTURES[name].paper),
   ]
+  front = _front(loaded, attention, about)
   return front + "\n\n".join(filter(None, sections)) + "\n"
+
+
+def _front(loaded: Loaded, attention: str, about: About) -> str:
+  """Returns what the Hub reads, in YAML, of which JSON is a part."""
+  fields = {
+    "library_name": "transformers",
+    "pipeline_tag": _tag(loaded, attention),
+    "license": about.license,
+    "language": about.language,
+    "base_model": about.base_model or _base_model(loaded),
+    "tags": ["antlm_jax", loaded.config.model.name],
+  }
+  lines = [f"{k}: {json.dumps(v)}" for k, v in fields.items() if v]
+  return "\n".join(["---", *lines, "---", "", ""])
+
+
+def _base_model(loaded: Loaded) -> str:
+  """Returns the model on the Hub that it began from, as far as runs say."""
+  found = loaded.config.init.checkpoint
+  while found and not found.startswith(hub.PREFIX):
+    try:
+      before = checkpoint.read_meta(checkpoint.find(found))
+    except UserError:  # it is no longer there
+      return ""
+    found = before.config.init.checkpoint
+  return found.removeprefix(hub.PREFIX)
 
 
 def _table(title: str, rows: Sequence[tuple[str, str]]) -> str:
@@ -98,13 +138,24 @@ def _what(loaded: Loaded, attention: str) -> str:
 
 
 def _use(loaded: Loaded, attention: str, target: Target) -> str:
-  call = '"FOLDER", trust_remote_code=True' if target.code else '"FOLDER"'
-  text = _USE.format(auto=next(iter(target.classes)), call=call)
-  if attention == "causal" or loaded.task:
-    return text
-  shift = framing.mask_shift(loaded.config)
-  rule = _MNTP if shift else "A masked token is predicted where it stands."
-  return f"{text}\n\n{rule}"
+  tag, mask = _tag(loaded, attention), loaded.tokenizer.mask_id
+  word = "" if mask is None else loaded.tokenizer.decode([mask], False)
+  text = _USE.format(
+    auto=heads.place(loaded.task).auto
+    if loaded.task
+    else next(iter(target.classes)),
+    call='"FOLDER", trust_remote_code=True' if target.code else '"FOLDER"',
+    since=target.since,
+    tag=tag,
+    text=_TEXTS.get(tag, "The dogs sleep.").format(mask=word),
+  )
+  notes = [target.note]
+  if attention == "bidirectional" and not loaded.task:
+    shift = framing.mask_shift(loaded.config)
+    notes.append(
+      _MNTP if shift else "A masked token is predicted in its place."
+    )
+  return "\n\n".join(filter(None, [text, *notes]))
 
 
 def _training(loaded: Loaded) -> list[tuple[str, str]]:
@@ -113,6 +164,7 @@ def _training(loaded: Loaded) -> list[tuple[str, str]]:
   config = loaded.config
   trained = ", ".join(objective.name for objective in framing.trained(config))
   rows = {
+    "began from": _run_name(config.init.checkpoint),
     "curriculum": f"`{config.curriculum}` ({trained})",
     "steps": f"{loaded.step:,}",
     "batch": f"{config.train.batch_size} rows",
@@ -120,14 +172,19 @@ def _training(loaded: Loaded) -> list[tuple[str, str]]:
       f"{config.schedule.peak_lr:g} ({config.optimizer.name},"
       f" {config.schedule.name})"
     ),
-    "longest row": f"{config.model.max_seq_len:,} tokens",
+    "longest row": f"{loaded.longest_row:,} tokens",
     "vocabulary": f"{loaded.tokenizer.vocab_size:,}",
-    "data": f"`{config.data.path}`",
+    "data": pathlib.PurePath(config.data.path).name,
     "data, SHA-256 of the rows": f"`{loaded.data}`",
   }
-  if config.init.checkpoint:
-    rows = {"began from": f"`{config.init.checkpoint}`"} | rows
-  return list(rows.items())
+  return [(name, value) for name, value in rows.items() if value]
+
+
+def _run_name(path: str) -> str:
+  """Returns a run's name, of a path to it or to one of its steps."""
+  parts = pathlib.PurePath(path.removeprefix(hub.PREFIX)).parts
+  named = [p for p in parts if p != checkpoint.FOLDER and not p.isdigit()]
+  return "".join(named[-1:])
 
 
 def _held_out(loaded: Loaded) -> Iterator[tuple[str, str]]:

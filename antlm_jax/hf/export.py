@@ -1,13 +1,16 @@
 """A trained model, written as a folder of transformers, and pushed."""
 
+import dataclasses
 import json
 import os
 import pathlib
+import re
 import shutil
 from collections.abc import Sequence
 
+from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from antlm_jax.hf import card, heads, tokenizer, weights
+from antlm_jax.hf import card, heads, hub, tokenizer, weights
 from antlm_jax.hf import config as hf_config
 from antlm_jax.hf.architecture import NATIVE, Target
 from antlm_jax.hf.mapping import ARCHITECTURES
@@ -16,6 +19,7 @@ from antlm_jax.runtime import files
 from antlm_jax.training.checkpoint import Loaded
 
 _CODE = pathlib.Path(__file__).parent / "remote"
+_NOTHING = card.About()
 
 
 def export(
@@ -25,6 +29,7 @@ def export(
   dtype: str = "float32",
   shard_bytes: int = 5 * 10**9,
   sentences: bool = False,
+  about: card.About = _NOTHING,
 ) -> list[pathlib.Path]:
   """Writes a model as one folder or, for two attentions, two folders in one.
 
@@ -35,6 +40,7 @@ def export(
     dtype: Of the weights, one of `weights.DTYPES`.
     shard_bytes: Of one file of weights, at most.
     sentences: Also as a sentence-transformers model, the mean over tokens.
+    about: What its card says that nothing here knows.
 
   Returns:
     The folders that transformers opens.
@@ -52,7 +58,7 @@ def export(
     )
   architecture = ARCHITECTURES[loaded.config.model.name]
   targets = {a: target_of(loaded, a) for a in attentions}
-  texts = {a: _texts(loaded, a, dtype, sentences) for a in attentions}
+  texts = {a: _texts(loaded, a, dtype, sentences, about) for a in attentions}
   tensors = weights.tensors(loaded.params, architecture.weights, dtype)
   if loaded.task:
     places = heads.place(loaded.task).weights
@@ -106,7 +112,11 @@ def target_of(loaded: Loaded, attention: str) -> Target:
 
 
 def _texts(
-  loaded: Loaded, attention: str, dtype: str, sentences: bool
+  loaded: Loaded,
+  attention: str,
+  dtype: str,
+  sentences: bool,
+  about: card.About,
 ) -> dict[str, str]:
   """Returns the text files of a folder, by path in it."""
   architecture = ARCHITECTURES[loaded.config.model.name]
@@ -132,24 +142,42 @@ def _texts(
       loaded.tokenizer,
       before,
       after,
-      loaded.model.config.max_seq_len,
+      loaded.longest_row,
     ),
-    NATIVE: loaded.to_json() | {"step": loaded.step},
+    NATIVE: _native(loaded),
   }
   if attention == "causal" and not loaded.task:
     values["generation_config.json"] = hf_config.generation_config(
       special, framing.never_drawn(loaded)
     )
   if sentences:
-    values |= _sentences(loaded.model.config)
+    values |= _sentences(loaded)
   texts = {
     path: json.dumps(value, indent=2, ensure_ascii=False) + "\n"
     for path, value in values.items()
   }
-  return texts | {"README.md": card.card(loaded, attention, target)}
+  return texts | {"README.md": card.card(loaded, attention, target, about)}
 
 
-def _sentences(config) -> dict[str, object]:
+def _native(loaded: Loaded) -> dict[str, object]:
+  """Returns what import needs beside the weights, less the folders of here."""
+  settings = json.loads(config_lib.to_json(loaded.config), object_hook=_names)
+  settings = config_lib.from_json(json.dumps(settings))
+  meta = dataclasses.replace(loaded, config=settings)
+  return meta.to_json() | {"step": loaded.step}
+
+
+def _names(settings: dict) -> dict:
+  """Takes from settings that are paths all but the last name of each."""
+
+  def name(value):
+    is_path = isinstance(value, str) and not value.startswith(hub.PREFIX)
+    return re.sub(r"[^,=]*/", "", value) if is_path else value
+
+  return {key: name(value) for key, value in settings.items()}
+
+
+def _sentences(loaded: Loaded) -> dict[str, object]:
   """Returns what sentence-transformers reads: the mean of all tokens."""
   package = "sentence_transformers.models"
   modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
@@ -159,12 +187,12 @@ def _sentences(config) -> dict[str, object]:
       for i, (path, kind) in enumerate(modules)
     ],
     "sentence_bert_config.json": {
-      "max_seq_length": config.max_seq_len,
+      "max_seq_length": loaded.longest_row,
       "do_lower_case": False,
     },
     "config_sentence_transformers.json": {"similarity_fn_name": "cosine"},
     "1_Pooling/config.json": {
-      "word_embedding_dimension": config.width,
+      "word_embedding_dimension": loaded.model.config.width,
       "pooling_mode_cls_token": False,
       "pooling_mode_mean_tokens": True,
       "pooling_mode_max_tokens": False,
@@ -180,38 +208,3 @@ def _share(whole: pathlib.Path, other: pathlib.Path) -> None:
       os.link(path, other / path.name)
     except OSError:
       shutil.copyfile(path, other / path.name)
-
-
-def push(
-  folders: Sequence[pathlib.Path], repo: str, revision: str | None
-) -> None:
-  """Uploads folders to the Hub, by default as its main revision.
-
-  Several folders go to REPO-causal and REPO-bidirectional. Log in before
-  (`hf auth login`).
-
-  Raises:
-    UserError: if the Hub refuses.
-  """
-  import huggingface_hub  # only here does anything go over the network
-
-  api = huggingface_hub.HfApi()
-  for path in folders:
-    name = f"{repo}-{path.name}" if len(folders) > 1 else repo
-    try:
-      name = api.create_repo(name, exist_ok=True).repo_id
-      if revision:
-        api.create_branch(name, branch=revision, exist_ok=True)
-      api.upload_folder(
-        repo_id=name,
-        folder_path=path,
-        revision=revision,
-        # Weights in other shards would be read instead of the new ones.
-        delete_patterns=["*.safetensors*"],
-      )
-    except Exception as error:  # what a network can do has no common base
-      reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-      raise UserError(
-        f"pushing to {name} failed: {reason}; {path} is written"
-      ) from error
-    print(f"pushed to {name}" + (f", revision {revision}" if revision else ""))

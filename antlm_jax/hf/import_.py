@@ -10,7 +10,7 @@ from antlm_jax import models
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf import published, weights
+from antlm_jax.hf import hub, published, weights
 from antlm_jax.hf.architecture import NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
@@ -37,14 +37,16 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   """Reads a model folder.
 
   Args:
-    path: Holds config.json, tokenizer.json and weights.
+    path: Holds config.json, tokenizer.json and weights; or ORG/NAME, a model on
+      the Hub.
     boundary: Which special tokens stand around a text, one of
       `framing.FRAMES`; what the folder's tokenizer adds by default.
 
   Raises:
     UserError: if it is no such folder, or not a model that we compute.
   """
-  path = pathlib.Path(path)
+  name = os.fspath(path)
+  path = hub.folder(name) if hub.is_name(name) else pathlib.Path(name)
   fields, tensors = hf_config.fields(path), weights.read(path)
   layout = published.layout(tensors)
   tensors = layout.tensors_of(tensors)
@@ -66,6 +68,8 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   tokenizer, notes = _with_names(path, tokenizer, rows)
   config = config_lib.default(described.encoder)
   config.model.update(settings)
+  if hub.is_name(name):
+    config.init.checkpoint = hub.PREFIX + name
   # What the weights were trained for, as far as their form tells.
   config.curriculum = layout.curriculum or f"1{described.objective}"
   notes += layout.notes
@@ -84,7 +88,11 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
       f"the tokenizer has no {MASK}: training that needs one adds it, its"
       " embedding the mean of the others"
     )
-  meta = Meta(config.lock(), tokenizer, boundary, data="")
+  meta = Meta(
+    *(config.lock(), tokenizer, boundary),
+    data="",
+    row_tokens=model.config.max_seq_len,  # as far as its maker says
+  )
   return Imported(params, meta, 0, tuple(notes))
 
 

@@ -24,6 +24,7 @@ _DEFAULTS = {
   "rope_theta": 10_000.0,
   "tie_word_embeddings": False,
 }
+_ROPES = ("rope_scaling", "rope_parameters")  # of transformers 4 and 5
 _LLAMA_3 = (
   "factor",
   "low_freq_factor",
@@ -33,9 +34,7 @@ _LLAMA_3 = (
 _OUT_BIAS = ("model.layers.{}.self_attn.o_proj.bias",)
 
 
-def _causal(
-  family: str, since: str, ours: Mapping[str, Any], **defaults
-) -> Target:
+def _causal(family: str, ours: Mapping[str, Any], **defaults) -> Target:
   """A family of transformers that computes what our llama does."""
   return Target(
     family.lower(),
@@ -43,7 +42,7 @@ def _causal(
       "AutoModelForCausalLM": f"{family}ForCausalLM",
       "AutoModel": f"{family}Model",
     },
-    since,
+    "4.45",  # reads the tokenizer as well
     ours,
     _COMPUTES | {"use_cache": True},
     {"is_causal": True, **defaults},
@@ -71,7 +70,7 @@ _MNTP_CODE = {
 
 
 def _bidirectional(
-  model_type: str, classes, *code: str, **more
+  model_type: str, since: str, classes, *code: str, **more
 ) -> list[Target]:
   """EuroBERT is Llama with bidirectional attention, all names the same.
 
@@ -81,7 +80,7 @@ def _bidirectional(
     Target(
       model_type,
       classes,
-      since="5.3",
+      since,
       ours={"qkv_bias": bias},
       settings=_COMPUTES | {"classifier_pooling": "mean", **more},
       defaults={
@@ -95,9 +94,6 @@ def _bidirectional(
     )
     for bias in (False, True)
   ]
-
-
-_ROPES = ("rope_scaling", "rope_parameters")  # of transformers 4 and 5
 
 
 def _extra(config) -> dict[str, Any]:
@@ -204,12 +200,9 @@ LLAMA = Architecture(
   },
   targets={
     "causal": [
-      _causal(
-        "Llama", "4.31", {"qkv_bias": False}, max_position_embeddings=2048
-      ),
+      _causal("Llama", {"qkv_bias": False}, max_position_embeddings=2048),
       _causal(
         "Qwen2",
-        "4.37",
         {"qkv_bias": True},
         attention_bias=True,
         max_position_embeddings=32_768,
@@ -218,18 +211,18 @@ LLAMA = Architecture(
       # Only read: it goes out as the Llama that it is.
       _causal(
         "Mistral",
-        "4.34",
         {},
         max_position_embeddings=131_072,
         num_key_value_heads=8,
         sliding_window=4096,
       ),
     ],
-    "bidirectional": _bidirectional("eurobert", _EUROBERT),
+    "bidirectional": _bidirectional("eurobert", "5.3", _EUROBERT),
     # A type of its own: without the code that moves the masks' scores nothing
     # opens it, rather than transformers' EuroBERT with other scores.
     "mntp": _bidirectional(
       "eurobert_mntp",
+      "5.4",
       _MNTP,
       "modeling_eurobert_mntp.py",
       auto_map=_MNTP_CODE,

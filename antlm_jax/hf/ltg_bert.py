@@ -22,7 +22,7 @@ def _target(masked: bool, classes: dict[str, str]) -> Target:
   return Target(
     "ltg_bert",
     classes,
-    since="4.57",  # what its code was written for
+    since="4.45",
     settings=_SETTINGS | {"is_decoder": not masked},
     code=("configuration_ltg_bert.py", "modeling_ltg_bert.py"),
   )

@@ -43,10 +43,10 @@ class Meta:
   tokenizer: Tokenizer
   boundary: str  # special tokens around documents: `antlm_jax.data.packing`
   data: str  # hash of the rows that it was trained on
+  _: dataclasses.KW_ONLY
+  row_tokens: int = 0  # in the longest of them; 0 in checkpoints of old
   # The run's steps by words of text seen, as `Run.milestones`.
-  milestones: Mapping[str, int] = dataclasses.field(
-    default_factory=dict, kw_only=True
-  )
+  milestones: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain JSON, for orbax to write."""
@@ -56,6 +56,7 @@ class Meta:
       "boundary": self.boundary,
       "data": self.data,
       "milestones": dict(self.milestones),
+      "row_tokens": self.row_tokens,
     }
 
   @classmethod
@@ -67,6 +68,7 @@ class Meta:
       fields["boundary"],
       fields["data"],
       milestones=fields.get("milestones", {}),
+      row_tokens=fields.get("row_tokens", 0),
     )
 
 
@@ -204,6 +206,11 @@ class Loaded(Meta):
   model: models.Model
   params: models.Params
   task: FineTuned | None = None
+
+  @property
+  def longest_row(self) -> int:
+    """Tokens in the longest row that it was trained on, as far as known."""
+    return self.row_tokens or self.model.config.max_seq_len
 
   @property
   def run(self) -> pathlib.Path:

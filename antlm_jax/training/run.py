@@ -80,6 +80,7 @@ class Run:
       boundary=self.manifest.settings["boundary"],
       data=self.manifest.splits["train"].sha256,
       milestones=self.milestones,
+      row_tokens=self.train_rows.seq_len * self.order.joined,
     )
 
   @property
