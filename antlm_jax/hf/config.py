@@ -20,6 +20,7 @@ from antlm_jax.hf.tokenizer import ROLES
 from antlm_jax.runtime import files
 
 CONFIG = "config.json"
+GENERATION = "generation_config.json"
 
 
 def config(
@@ -50,7 +51,7 @@ def config(
 
 
 def generation_config(
-  special: Mapping[str, int | None], never_drawn: np.ndarray
+  special: Mapping[str, int | None], ends: np.ndarray, never_drawn: np.ndarray
 ) -> dict[str, Any]:
   """Returns generation_config.json; the arguments say which tokens are what."""
   out = {
@@ -58,6 +59,10 @@ def generation_config(
     for role, index in special.items()
     if role != "mask" and index is not None
   }
+  if len(ends) > 1:
+    out["eos_token_id"] = ends.tolist()
+  elif ends[0] >= 0:
+    out["eos_token_id"] = int(ends[0])
   banned = np.flatnonzero(never_drawn).tolist()
   return out | ({"suppress_tokens": banned} if banned else {})
 
@@ -103,6 +108,17 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
   if fields.get(architecture.causal_field):
     objective = "C"
   return Described(encoder, settings, objective, _special(fields))
+
+
+def ends(
+  folder: pathlib.Path, fields: Mapping[str, Any], rows: int
+) -> tuple[int, ...]:
+  """Returns which tokens of V end what a folder's model generates."""
+  path = folder / GENERATION
+  own = files.read_json(path, "the model's") if path.exists() else {}
+  found = own.get("eos_token_id", fields.get("eos_token_id"))
+  found = found if isinstance(found, list) else [found]
+  return tuple(i for i in found if type(i) is int and 0 <= i < rows)
 
 
 def _special(fields: Mapping) -> dict[str, int]:

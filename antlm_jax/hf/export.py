@@ -147,8 +147,8 @@ def _texts(
     NATIVE: _native(loaded),
   }
   if attention == "causal" and not loaded.task:
-    values["generation_config.json"] = hf_config.generation_config(
-      special, framing.never_drawn(loaded)
+    values[hf_config.GENERATION] = hf_config.generation_config(
+      special, framing.ends(loaded), framing.never_drawn(loaded)
     )
   if sentences:
     values |= _sentences(loaded)

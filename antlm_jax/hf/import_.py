@@ -77,12 +77,6 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   if not boundary:
     boundary = framing.OWN
     notes += _frame(path, tokenizer)
-  end = described.special.get("eos")
-  if end not in (None, tokenizer.eos_id):
-    notes.append(
-      f"the end of a text is token {tokenizer.eos_id}, not {end} as config.json"
-      " says"
-    )
   if tokenizer.mask_id is None:
     notes.append(
       f"the tokenizer has no {MASK}: training that needs one adds it, its"
@@ -91,6 +85,7 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   meta = Meta(
     *(config.lock(), tokenizer, boundary),
     data="",
+    ends=hf_config.ends(path, fields, rows),
     row_tokens=model.config.max_seq_len,  # as far as its maker says
   )
   return Imported(params, meta, 0, tuple(notes))

@@ -40,6 +40,7 @@ class TextModel:
   tokenizer: Tokenizer
   boundary: str  # which special tokens stood around the documents of its data
   config: ConfigDict  # what it was trained with
+  ends: tuple[int, ...] = ()  # see `Meta`
 
 
 def frame(loaded: TextModel) -> tuple[np.ndarray, np.ndarray]:
@@ -55,14 +56,19 @@ def frame(loaded: TextModel) -> tuple[np.ndarray, np.ndarray]:
   return np.array(before, np.int32), np.array(after, np.int32)
 
 
+def ends(loaded: TextModel) -> np.ndarray:
+  """Returns the tokens that end a generated text, int32 `[n]`."""
+  eos = loaded.tokenizer.eos_id
+  return np.array(loaded.ends or [-1 if eos is None else eos], np.int32)
+
+
 def never_drawn(loaded: TextModel) -> np.ndarray:
   """Returns which tokens are never generated, bool `[V]`.
 
-  All special ones but the end; of an imported model none, as in its library.
+  All special ones but the ends; of an imported model none, as in its library.
   """
   banned = loaded.tokenizer.special & (loaded.boundary != OWN)
-  if loaded.tokenizer.eos_id is not None:
-    banned[loaded.tokenizer.eos_id] = False
+  banned[[i for i in ends(loaded) if i >= 0]] = False
   return banned
 
 

@@ -103,8 +103,7 @@ def stream(
   rows, numbers = begin(params, *rows)
   drawn = how.temperature, how.top_k, how.top_p
   go_on = programs.compiled(_continue, config, drawn)
-  eos = loaded.tokenizer.eos_id
-  endings = framing.never_drawn(loaded), -1 if eos is None else eos
+  endings = framing.never_drawn(loaded), framing.ends(loaded)
   growing = True
   while growing:
     rows = go_on(params, rows, numbers, every, *endings, how.seed)
@@ -208,7 +207,7 @@ def _begin(model: models.Model, count: int, params, tokens, length, stop):
 
 
 def _continue(
-  model: models.Model, drawn, params, rows, numbers, steps, banned, eos, seed
+  model: models.Model, drawn, params, rows, numbers, steps, banned, ends, seed
 ) -> _Rows:
   """Continues rows by at most so many tokens each.
 
@@ -220,7 +219,7 @@ def _continue(
     numbers: Of each row among those of its prompt, int32 `[B]`.
     steps: So many.
     banned: Which tokens are not drawn, bool `[V]`.
-    eos: The token that ends a text.
+    ends: The tokens that end a text, int32 `[n]`.
     seed: Of what is drawn.
   """
   every = jnp.arange(len(numbers))
@@ -242,7 +241,7 @@ def _continue(
     token = jax.vmap(lambda key, row: draw(key, row, *drawn))(here, logits)
     # What is written behind the end of a text is not read.
     tokens = tokens.at[every, length].set(token)
-    ended = (length >= stop) | (token == eos)
+    ended = (length >= stop) | jnp.isin(token, ends)
     stop = jnp.where(ended, length, stop)
     length = jnp.where(ended, length, length + 1)
     return done + 1, _Rows(tokens, length, stop, cache)

@@ -45,6 +45,8 @@ class Meta:
   data: str  # hash of the rows that it was trained on
   _: dataclasses.KW_ONLY
   row_tokens: int = 0  # in the longest of them; 0 in checkpoints of old
+  # What ends a generated text; the tokenizer's end of text if empty.
+  ends: tuple[int, ...] = ()
   # The run's steps by words of text seen, as `Run.milestones`.
   milestones: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
@@ -57,6 +59,7 @@ class Meta:
       "data": self.data,
       "milestones": dict(self.milestones),
       "row_tokens": self.row_tokens,
+      "ends": list(self.ends),
     }
 
   @classmethod
@@ -69,6 +72,7 @@ class Meta:
       fields["data"],
       milestones=fields.get("milestones", {}),
       row_tokens=fields.get("row_tokens", 0),
+      ends=tuple(fields.get("ends", ())),
     )
 
 
