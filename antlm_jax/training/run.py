@@ -27,7 +27,7 @@ from antlm_jax.objectives.corruption import Vocabulary
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.objectives.objective import Objective
 from antlm_jax.runtime import buckets, sharding
-from antlm_jax.training import optim
+from antlm_jax.training import checkpoint, optim
 from antlm_jax.training.checkpoint import Meta
 from antlm_jax.training.step import TrainStep
 
@@ -422,13 +422,17 @@ def _curriculum(config, objectives, steps_per_epoch: float) -> Curriculum:
 def _with_mask(config, objectives, tokenizer: Tokenizer) -> Tokenizer:
   """Gives a tokenizer without a mask one, if the curriculum needs it.
 
-  Rows have no mask, so prepared data does not depend on it.
+  Or if what the run begins from has it. Rows have no mask, so prepared data
+  does not depend on it.
   """
+  if tokenizer.mask_id is not None:
+    return tokenizer
   names = curriculum_lib.names(config.curriculum, objectives)
   needed = any(objectives[name].needs_mask_token for name in names)
-  if needed and tokenizer.mask_id is None:
-    return tokenizer.extended([MASK])
-  return tokenizer
+  if config.init.checkpoint and not needed:
+    begun = checkpoint.read_meta(checkpoint.find(config.init.checkpoint))
+    needed = begun.tokenizer.mask_id is not None
+  return tokenizer.extended([MASK]) if needed else tokenizer
 
 
 def _step(config, model, curriculum: Curriculum) -> TrainStep:
