@@ -552,6 +552,7 @@ def test_rows_without_a_token_get_one(llama, foreign):
       "rope_parameters.factor is None",
     ),
     ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
+    ({"rope_parameters": {"full_attention": {}}}, "rope_parameters is {"),
     ({"layer_types": ["sliding_attention"]}, "layer_types"),
     ({"hidden_size": None}, "does not say hidden_size"),
     ({"hidden_size": "32"}, "hidden_size='32' is not of type int"),

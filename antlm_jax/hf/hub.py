@@ -94,4 +94,5 @@ def push(
 
 
 def _reason(error: Exception) -> str:
-  return (str(error).strip() or type(error).__name__).splitlines()[0]
+  said = (str(error).strip() or type(error).__name__).splitlines()[0]
+  return said.split(". ")[0]

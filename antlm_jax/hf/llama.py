@@ -125,13 +125,17 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
   given.setdefault("num_key_value_heads", heads)
   if isinstance(heads, int) and isinstance(width, int) and heads > 0:
     given.setdefault("head_dim", width // heads)
-  scaling: tuple[float, ...] = ()
-  for name in _ROPES:
-    rope = given.get(name) or {}
-    given["rope_theta"] = rope.get("rope_theta", given["rope_theta"])
-    if _kind(rope) == "llama3":
-      scaling = tuple(float(rope[part]) for part in _LLAMA_3)
+  _, rope = _rope(given)
+  given["rope_theta"] = rope.get("rope_theta", given["rope_theta"])
+  scaled = _kind(rope) == "llama3"
+  scaling = tuple(float(rope[part]) for part in _LLAMA_3 * scaled)
   return given | {"rope_scaling": scaling}
+
+
+def _rope(fields: Mapping) -> tuple[str, Any]:
+  """Returns the field that says how positions rotate: of two, the older."""
+  name = _ROPES[0] if fields.get(_ROPES[0]) else _ROPES[1]
+  return name, fields.get(name) or {}
 
 
 def _kind(rope: Mapping) -> object:
@@ -144,19 +148,19 @@ def _different(fields: Mapping) -> Iterator[tuple[str, Any]]:
     found = fields.get(name)
     if found is not None and found != right:
       yield name, found
-  for name in _ROPES:
-    rope = fields.get(name) or {}
-    if not isinstance(rope, dict):
-      yield name, rope
-      return
-    if _kind(rope) not in ("default", "llama3"):
-      yield f"{name}.rope_type", _kind(rope)
-    if _kind(rope) == "llama3":
-      for part in _LLAMA_3:
-        if not isinstance(rope.get(part), (int, float)):
-          yield f"{name}.{part}", rope.get(part)
-    if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
-      yield f"{name}.partial_rotary_factor", part
+  name, rope = _rope(fields)
+  if not isinstance(rope, dict) or any(
+    isinstance(v, dict) for v in rope.values()
+  ):
+    yield name, rope
+    return
+  if _kind(rope) not in ("default", "llama3"):
+    yield f"{name}.rope_type", _kind(rope)
+  for part in _LLAMA_3 * (_kind(rope) == "llama3"):
+    if type(rope.get(part)) not in (int, float):
+      yield f"{name}.{part}", rope.get(part)
+  if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
+    yield f"{name}.partial_rotary_factor", part
   layers = fields.get("layer_types") or []
   if not isinstance(layers, list) or any(t != "full_attention" for t in layers):
     yield "layer_types", layers
