@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+import tqdm
+
 from antlm_jax.data import formats
 from antlm_jax.data.text import RULES, Piece
 from antlm_jax.errors import UserError
@@ -47,7 +49,9 @@ class Corpus:
 
   def pieces(self, split: str) -> Iterator[Piece]:
     """Yields the documents of a split's sources, as `formats.pieces` does."""
-    for source in getattr(self, split):
+    sources = getattr(self, split)
+    # disable=None shows the bar on a terminal only.
+    for source in tqdm.tqdm(sources, "reading", leave=False, disable=None):
       yield from formats.pieces(source, RULES[self.documents], self.column)
 
   def __str__(self) -> str:

@@ -23,20 +23,24 @@ class Division:
     begins: Where in each of them the held-out part begins, int64 `[n]`: at 0
       in what is held out, at its end in all others.
     share: Of the documents to train on, how many are taken.
+    dev_size: Of all that is held out, in bytes.
   """
 
   corpus: Corpus
   sizes: np.ndarray
   begins: np.ndarray
   share: float
+  dev_size: int
 
   @classmethod
   def of(cls, corpus: Corpus, dev_share: float, share: float) -> "Division":
     """Reads the corpus, and holds out `dev_share` if nothing in it is dev."""
     sizes = measure(corpus.pieces("train"))
-    whole = len(corpus.dev) > 0 or not len(sizes)
-    begins = sizes if whole else hold_out(sizes, dev_share)
-    return cls(corpus, sizes, begins, share)
+    if corpus.dev or not len(sizes):
+      dev_size = measure(corpus.pieces("dev")).sum()
+      return cls(corpus, sizes, sizes, share, int(dev_size))
+    begins = hold_out(sizes, dev_share)
+    return cls(corpus, sizes, begins, share, int((sizes - begins).sum()))
 
   @property
   def cut(self) -> int | None:
@@ -46,9 +50,7 @@ class Division:
 
   def size(self, split: str) -> float:
     """Returns the size of a split in bytes, about."""
-    if split == "train":
-      return self.share * self.begins.sum()
-    return (self.sizes - self.begins).sum()
+    return self.dev_size if split == "dev" else self.share * self.begins.sum()
 
   def texts(self, split: str) -> Iterator[str]:
     """Yields the documents of a split, in order; of train, a share.
