@@ -24,7 +24,6 @@ _NAMED = re.compile(
 )
 _UNUSED = {
   "": "beside files named train",
-  "train": "named train",
   "dev": "named dev, but --dev is given",
   "test": "named test",
   "unknown": "of no known kind",

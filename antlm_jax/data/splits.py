@@ -124,7 +124,7 @@ def _spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   step = sizes.sum() / wanted
   ways = [
     np.arange(step * phase, len(sizes) - 1e-3, step).astype(np.int64)
-    for phase in np.linspace(0, 1, 16, endpoint=False)
+    for phase in np.linspace(0, 1, 64, endpoint=False)
   ]
   off = [abs(sizes[taken].sum() / wanted - 1) for taken in ways]
   if min(off) < 0.25:
