@@ -14,7 +14,7 @@ import importlib
 import sys
 import types
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 _HOMES = {
   "load": "training.checkpoint",
   "attend": "attention",

@@ -28,6 +28,8 @@ COMMANDS = {
   "eval perplexity": "antlm_jax.evals.perplexity",
   "eval finetune": "antlm_jax.evals.finetune",
   "report": "antlm_jax.evals.report",
+  "compare": "antlm_jax.evals.compare",
+  "sweep": "antlm_jax.evals.sweep",
   "study": "antlm_jax.evals.study",
 }
 

@@ -16,7 +16,7 @@ class _HelpFormatter(
   """Keeps a description's lines, and shows the defaults that say something."""
 
   def _get_help_string(self, action):
-    if action.default in (None, []) or action.default is False:
+    if action.default is None or action.default is False:
       return action.help
     return super()._get_help_string(action)
 

@@ -129,8 +129,7 @@ def _argument(field: dataclasses.Field, kind: Any) -> dict[str, Any]:
   if default is dataclasses.MISSING:
     out["required"] = True
   else:
-    # A list with nargs, as what argparse extends it by.
-    out["default"] = list(default) if "nargs" in own else written(default)
+    out["default"] = default if "nargs" in own else written(default)
   if kind is bool:
     off = argparse.BooleanOptionalAction
     return {**out, "action": off if default else "store_true", **own}

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from antlm_jax.errors import INTERRUPTED, RUN_AGAIN, Stopped, UserError
 from antlm_jax.runtime import files
+from antlm_jax.training import saving
 from antlm_jax.units import duration
 
 DONE = "done.json"  # the commands that are done, with their seconds
@@ -38,21 +39,28 @@ class Piece:
 
 
 def run(
-  todo: Sequence[Piece], folder: pathlib.Path, seconds: float | None = None
-) -> None:
+  todo: Sequence[Piece],
+  folder: pathlib.Path,
+  seconds: float | None = None,
+  go_on: bool = False,
+) -> list[Piece]:
   """Runs pieces one after another, but for those that are done.
 
   Args:
     todo: The pieces.
     folder: Of all of them; receives the list of what is done.
     seconds: When to stop; the piece at hand is asked to save first.
+    go_on: Whether to go on after one that fails.
+
+  Returns:
+    Those that failed.
 
   Raises:
-    UserError: if one fails, what it printed says why; or if another process
-      runs pieces of this folder.
+    UserError: if one fails and that ends it, what it printed says why; or if
+      another process runs pieces of this folder.
     Stopped: if time is up, or a signal ends it, before all is done.
   """
-  begun = time.monotonic()
+  begun, failed = time.monotonic(), []
   with files.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
   with files.locked(folder / "lock"):
@@ -65,11 +73,34 @@ def run(
         continue
       print(f"\n[{number}/{len(todo)}] {piece.about}", flush=True)
       at = time.monotonic()
-      call(piece, seconds and begun + seconds - at)
+      _wait_for(piece.result / saving.LOCK)
+      try:
+        call(piece, seconds and begun + seconds - at)
+      except UserError as error:
+        if not go_on:
+          raise
+        print(f"error: {error}", flush=True)
+        failed.append(piece)
+        continue
       done[command] = time.monotonic() - at
       files.write_json(ledger, done)
   spent = duration(time.monotonic() - begun)
-  print(f"\nall done: {spent}, of {duration(sum(done.values()))} in all")
+  what = f"{len(failed)} failed" if failed else "all done"
+  print(f"\n{what}: {spent}, of {duration(sum(done.values()))} in all")
+  return failed
+
+
+def _wait_for(lock: pathlib.Path) -> None:
+  """Waits for what works on a result still, after the end of who began it."""
+  if not lock.exists():
+    return
+  try:
+    with files.locked(lock):
+      pass
+  except UserError as error:
+    print(f"{error}; waiting", flush=True)
+    with files.locked(lock, wait=True):
+      pass
 
 
 def call(piece: Piece, seconds: float | None = None) -> None:

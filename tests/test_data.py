@@ -574,7 +574,6 @@ def test_bad_outputs(corpus, tmp_path):
     ("--text {corpus}/fifos --output {out}", "a.txt is not a regular file"),
     ("--text {long} --output {out}", "does not exist"),
     ("--text {corpus} --output {out}/{long}", "File name too long"),
-    ("--text {corpus} --dev {corpus} no --output {out}", "no does not exist"),
     ("--text {corpus} --output {out} --tokenizer={corpus}", "Is a directory"),
   ],
 )

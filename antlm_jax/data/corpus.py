@@ -9,8 +9,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import tqdm
-
 from antlm_jax.data import formats
 from antlm_jax.data.text import RULES, Piece
 from antlm_jax.errors import UserError
@@ -24,6 +22,7 @@ _NAMED = re.compile(
 )
 _UNUSED = {
   "": "beside files named train",
+  "train": "named train",
   "dev": "named dev, but --dev is given",
   "test": "named test",
   "unknown": "of no known kind",
@@ -48,9 +47,7 @@ class Corpus:
 
   def pieces(self, split: str) -> Iterator[Piece]:
     """Yields the documents of a split's sources, as `formats.pieces` does."""
-    sources = getattr(self, split)
-    # disable=None shows the bar on a terminal only.
-    for source in tqdm.tqdm(sources, "reading", leave=False, disable=None):
+    for source in getattr(self, split):
       yield from formats.pieces(source, RULES[self.documents], self.column)
 
   def __str__(self) -> str:

@@ -148,8 +148,8 @@ def _table(
 def _parquet(path: str, columns: Collection) -> Iterator[tuple[str, Any]]:
   from pyarrow import parquet
 
-  # Otherwise all of a row group's column is read at once.
-  with parquet.ParquetFile(path, buffer_size=1 << 16, pre_buffer=False) as file:
+  # Through a buffer: else a column of a row group is read at once.
+  with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
     names = file.schema_arrow.names
     only = list(columns) if {*columns} <= {*names} else names
     yield from _rows(file.iter_batches(_READ, columns=only))

@@ -369,11 +369,10 @@ def _split(
     settings.packing != "stream",
   )
   if not count:
-    held_out = name == "dev" and not settings.dev
     raise UserError(
       f"the {name} split has {tally['tokens']} tokens, less than a row of"
-      f" {settings.seq_len}; give more text or a smaller --seq_len"
-      f"{', or a larger --dev_share' if held_out else ''}"
+      f" {settings.seq_len}; give more text, a smaller --seq_len or, if it is"
+      " held out, a larger --dev_share"
     )
   # Packing either drops the last tokens or pads: one of the two is 0.
   spare = count * settings.seq_len - tally["tokens"]
@@ -453,10 +452,8 @@ def _summary(
     f" {s.padding / (s.rows * manifest.seq_len):.1%} padding"
     for name, s in manifest.splits.items()
   ]
-  held_out, trained = (manifest.splits[s].tokens for s in ("dev", "train"))
   lines.append(
-    f"dev has {held_out / (held_out + trained):.1%} of the tokens; vocabulary"
-    f" {manifest.tokenizer['vocab_size']:,}, rows of"
+    f"vocabulary {manifest.tokenizer['vocab_size']:,}, rows of"
     f" {manifest.seq_len} tokens; {output} ready in {seconds:.0f} s"
   )
   return "\n".join(lines)

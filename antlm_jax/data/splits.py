@@ -23,24 +23,20 @@ class Division:
     begins: Where in each of them the held-out part begins, int64 `[n]`: at 0
       in what is held out, at its end in all others.
     share: Of the documents to train on, how many are taken.
-    dev_size: Of all that is held out, in bytes.
   """
 
   corpus: Corpus
   sizes: np.ndarray
   begins: np.ndarray
   share: float
-  dev_size: int
 
   @classmethod
   def of(cls, corpus: Corpus, dev_share: float, share: float) -> "Division":
     """Reads the corpus, and holds out `dev_share` if nothing in it is dev."""
     sizes = measure(corpus.pieces("train"))
-    if corpus.dev or not len(sizes):
-      dev_size = measure(corpus.pieces("dev")).sum()
-      return cls(corpus, sizes, sizes, share, int(dev_size))
-    begins = hold_out(sizes, dev_share)
-    return cls(corpus, sizes, begins, share, int((sizes - begins).sum()))
+    whole = len(corpus.dev) > 0 or not len(sizes)
+    begins = sizes if whole else hold_out(sizes, dev_share)
+    return cls(corpus, sizes, begins, share)
 
   @property
   def cut(self) -> int | None:
@@ -50,7 +46,9 @@ class Division:
 
   def size(self, split: str) -> float:
     """Returns the size of a split in bytes, about."""
-    return self.dev_size if split == "dev" else self.share * self.begins.sum()
+    if split == "train":
+      return self.share * self.begins.sum()
+    return (self.sizes - self.begins).sum()
 
   def texts(self, split: str) -> Iterator[str]:
     """Yields the documents of a split, in order; of train, a share.
@@ -124,7 +122,7 @@ def _spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   step = sizes.sum() / wanted
   ways = [
     np.arange(step * phase, len(sizes) - 1e-3, step).astype(np.int64)
-    for phase in np.linspace(0, 1, 64, endpoint=False)
+    for phase in np.linspace(0, 1, 16, endpoint=False)
   ]
   off = [abs(sizes[taken].sum() / wanted - 1) for taken in ways]
   if min(off) < 0.25:

@@ -3,7 +3,6 @@
 import functools
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -22,12 +21,11 @@ KINDS = {
 # Signs for space, newline, tab and carriage return before a word: of
 # byte-level BPE, SentencePiece and GPT-BERT.
 _SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
-# Merges settle long before this much text (characters, about 50M words).
-_TRAINING_CHARACTERS = 1 << 28
+# Merges settle long before this much text (characters, about 200M words).
+_TRAINING_CHARACTERS = 1 << 30
 # Of that, in text with few spaces: its words are phrases, each of them another,
-# for which the trainer needs about 40 bytes a byte, and time by their lengths.
-_TRAINING_PHRASES = 1 << 22
-_PHRASE = re.compile(r"\S{64}(?=\S)")
+# for which the trainer needs about 40 bytes a byte.
+_TRAINING_PHRASES = 1 << 23
 
 
 class Tokenizer:
@@ -60,7 +58,7 @@ class Tokenizer:
     Text is normalised to NFC only, not BabyLlama's NFKC, which also rewrites
     characters (½ to 1⁄2), so that decoding gives back what was encoded. Ids
     are `<pad> <s> </s> <mask>`, the 256 bytes, then what is merged of pairs.
-    At most the first 2^28 characters are used, of text with few spaces 2^22.
+    At most the first 2^30 characters are used, of text with few spaces 2^23.
 
     Args:
       texts: Documents.
@@ -241,7 +239,6 @@ def _first(texts: Iterable[str]) -> Iterator[str]:
       phrases -= len(text)
       if phrases < 0:
         continue
-      text = _PHRASE.sub("\\g<0>\n", text)
     characters -= len(text)
     yield text
 

@@ -28,7 +28,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]  # not by the link
 # which is a name, and the packages and modules that it has.
 _GROUND = "errors cli units hashing masks settings tables"
 _COMMANDS = "__main__ train prepare plan generate fill_mask export_hf import_hf"
-_EVALS = "blimp ewok score perplexity finetune report study benchmarks"
+_EVALS = (
+  "blimp ewok score finetune perplexity report compare sweep study benchmarks"
+)
 LEVELS: tuple[dict[str, tuple[str, ...]], ...] = (
   {"ground": tuple(f"antlm_jax.{name}" for name in _GROUND.split())},
   {"objectives": ("antlm_jax.objectives",)},

@@ -1,5 +1,6 @@
 """The report's pictures, in the style of `antlm_jax.training.plots`."""
 
+import itertools
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -144,10 +145,13 @@ def _forest(panel, deltas: Sequence[Delta], scale: float) -> None:
   panel.spines[["top", "right", "left"]].set_visible(False)
 
 
+_Panels = Mapping[str, Mapping[str, Sequence[tuple[float, Mean]]]]
+
+
 def lines(
   title: str,
   axis: str,
-  panels: Mapping[str, Mapping[str, Sequence[tuple[float, Mean]]]],
+  panels: _Panels,
   path: pathlib.Path,
   log: bool = False,
 ) -> None:
@@ -156,8 +160,7 @@ def lines(
   Bars are the means' 95 % intervals over seeds. `axis` is what x is.
   """
   figure, places = _grid(len(panels), sharey=False)
-  labels = dict.fromkeys(label for found in panels.values() for label in found)
-  colours = dict(zip(labels, COLOURS * len(labels), strict=False))
+  styles = _styles(panels)
   for panel, (kind, found) in zip(places, panels.items(), strict=True):
     panel.set_title(kind, fontsize=10)
     if log:  # its own ticks would be powers of ten
@@ -169,18 +172,63 @@ def lines(
       x = [place for place, _ in points]
       y = [100 * mean.mean for _, mean in points]
       bars = [100 * (half_width(mean) or 0) for _, mean in points]
-      style = {"color": colours[label], "lw": 1.6, "marker": "o", "ms": 4}
+      style = {**styles[label], "lw": 1.6, "marker": "o", "ms": 4}
       panel.errorbar(x, y, bars, capsize=2.5, label=label, **style)
+  _finish(figure, places, title, axis, "score (%)")
+  save(figure, path)
+
+
+def losses(
+  title: str,
+  panels: _Panels,
+  limits: tuple[float, float],
+  path: pathlib.Path,
+) -> None:
+  """Draws losses to a PNG, a panel for each kind, a line for each label.
+
+  `limits` are those of the losses. Thin lines are seeds, and x is the step.
+  """
+  figure, places = _grid(len(panels))
+  styles = _styles(panels)
+  for panel, (kind, found) in zip(places, panels.items(), strict=True):
+    panel.set_title(kind, fontsize=10)
+    panel.set_ylim(limits)
+    for label, points in found.items():
+      x, y = zip(*points, strict=True)
+      for seed in y[0].values if len(y[0].values) > 1 else ():
+        panel.plot(
+          x, [mean.values[seed] for mean in y], lw=0.6, **styles[label]
+        )
+      style = {**styles[label], "lw": 1.8, "marker": "o", "ms": 2.5}
+      panel.plot(x, [mean.mean for mean in y], label=label, **style)
+  _finish(figure, places, title, "step", "loss (nats per target)")
+  save(figure, path)
+
+
+def _styles(panels: _Panels) -> dict[str, dict[str, str]]:
+  """Returns how the line of each label looks, all of them differently."""
+  labels = dict.fromkeys(label for found in panels.values() for label in found)
+  looks = itertools.cycle(itertools.product(("-", "--", ":", "-."), COLOURS))
+  return {
+    label: {"ls": dashes, "color": colour}
+    for label, (dashes, colour) in zip(labels, looks, strict=False)
+  }
+
+
+def _finish(figure, places, title: str, x: str, y: str) -> None:
+  """Writes what the axes and lines are."""
   marks = {}  # by label: not every panel has every line
   for panel in places:
     found, names = panel.get_legend_handles_labels()
     marks |= zip(names, found, strict=True)
+  columns = min(3, len(marks), 1 + 60 // max(map(len, marks)))
+  figure.set_figheight(
+    figure.get_figheight() + 0.22 * math.ceil(len(marks) / columns)
+  )
   figure.legend(
-    *(marks.values(), marks.keys()),
-    loc="outside upper right",
-    ncols=min(3, len(marks)),
+    *(marks.values(), marks.keys()), loc="outside lower center", ncols=columns
   )
   figure.suptitle(title, x=0.02, ha="left", fontsize=11)
-  figure.supxlabel(axis, fontsize=10)
-  figure.supylabel("score (%)", fontsize=10)
-  save(figure, path)
+  for panel in places[-2:]:  # the figure's own label would be under the legend
+    panel.set_xlabel(x, fontsize=10)
+  figure.supylabel(y, fontsize=10)

@@ -159,10 +159,19 @@ def _part(part: str | list[str] | Table | Figure) -> str:
     return "\n".join(f"- {line}" for line in part)
   if not part.rows or not part.most:
     return ""
-  head = list(dict.fromkeys(name for row in part.rows for name in row))
+  head = _head(part)
   title = f"### {part.title}" if part.title else ""
   rows = tables.markdown(_lines(part, head), head)
   return "\n\n".join(filter(None, (title, part.note, rows)))
+
+
+def text(table: Table) -> str:
+  """Returns a table as a command prints it."""
+  return tables.text(_lines(table, _head(table)), _head(table), "<>")
+
+
+def _head(table: Table) -> list[str]:
+  return list(dict.fromkeys(name for row in table.rows for name in row))
 
 
 def _lines(table: Table, head: Sequence[str]) -> Iterator[list[str | None]]:

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import itertools
 import pathlib
+import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar, NamedTuple
@@ -227,15 +228,28 @@ class TrainedRun:
     phases = (
       Phase(start, stop, part)
       for (start, stop), part in zip(
-        itertools.pairwise(bounds), shares, strict=True
+        itertools.pairwise(bounds), shares[: self._phases], strict=True
       )
     )
     return Curriculum(tuple(phases))
 
   @property
+  def _phases(self) -> int | None:
+    """How many phases a run has that may have ended early; None for all."""
+    early = self.config["eval"].get("patience")
+    return len(self.summary["switches"]) + 1 if early else None
+
+  @property
   def attention(self) -> str:
     """That of its only or first objective."""
     return self.config["objectives"][self.objectives[0]]["attention"]
+
+  @property
+  def kinds(self) -> list[str]:
+    """The logged names of the objectives whose held-out loss was measured."""
+    keys = dict.fromkeys(key for record in self.records for key in record)
+    found = (re.fullmatch("eval/(.+)/loss", key) for key in keys)
+    return [match[1] for match in found if match]
 
   def held_out(self, kind: str) -> dict[int, float]:
     """Returns an objective's losses in nats by step, by its logged name."""
@@ -254,7 +268,7 @@ def read_runs(folder, variants: Mapping) -> dict[str, list[TrainedRun]]:
     raise UserError(f"--runs={folder}: no such folder")
   found = {
     name: [
-      _read_run(name, path)
+      read_run(name, path)
       for path in sorted((folder / name).glob("*"), key=_in_order)
       if (path / "config.json").is_file()
     ]
@@ -287,7 +301,12 @@ def _in_order(path: pathlib.Path) -> tuple:
   return not path.name.isdecimal(), len(path.name), path.name
 
 
-def _read_run(variant: str, path: pathlib.Path) -> TrainedRun:
+def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
+  """Reads a run's folder.
+
+  Raises:
+    UserError: if one of its files cannot be read.
+  """
   zero_shot = _latest(_zero_shot(path / "evals"))
   looks = collections.defaultdict(dict)
   for folder in _TUNED:

@@ -1,0 +1,223 @@
+"""Trainings beside each other: their losses, what they differ in, the best.
+
+They come by label, those of a label being its seeds.
+"""
+
+import functools
+import itertools
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from flax import traverse_util
+
+from antlm_jax import config as config_lib
+from antlm_jax import units
+from antlm_jax.errors import UserError
+from antlm_jax.evals.reporting import plots, render
+from antlm_jax.evals.reporting.compare import Mean, mean
+from antlm_jax.evals.reporting.render import (
+  Cell,
+  Figure,
+  Report,
+  Section,
+  Table,
+  nats,
+)
+from antlm_jax.evals.reporting.runs import TrainedRun
+
+_Runs = Mapping[str, Sequence[TrainedRun]]
+FOLDER = "comparison"
+# Where a run's folders and data lie says nothing of it.
+_APART = set(config_lib.FREE) | {"seed"}
+
+
+def compare(
+  title: str, runs: _Runs, by: Sequence[str], folder: pathlib.Path
+) -> None:
+  """Prints and writes what `report` finds, whose errors it raises."""
+  found = report(title, runs, by)
+  print(render.text(found.parts(Table)[0]))
+  render.write(found, folder)
+  print(f"\nbest: {found.about['best']}\nwritten to {folder / 'report.md'}")
+
+
+def report(title: str, runs: _Runs, by: Sequence[str] = ()) -> Report:
+  """Compares runs by the mean of some held-out losses, the lowest first.
+
+  Args:
+    title: Of the report.
+    runs: The runs by label.
+    by: Logged names of objectives; by default all that every run has measured.
+
+  Raises:
+    UserError: if a run has none of them.
+  """
+  every = [run for found in runs.values() for run in found]
+  kinds = list(dict.fromkeys(kind for run in every for kind in run.kinds))
+  shared = [kind for kind in kinds if all(kind in run.kinds for run in every)]
+  by = list(by) or shared
+  for kind in set(by) - set(shared):
+    raise UserError(
+      f"--by={kind}: not every run has measured this; {_known(shared)}"
+    )
+  if not by:
+    raise UserError(f"no loss was measured by every run; {_known(kinds)}")
+  ranked = dict(sorted(runs.items(), key=lambda item: _rank(item[1], by)))
+  rows = [_row(label, found, kinds, by) for label, found in ranked.items()]
+  curves = functools.partial(_curves, title, ranked, kinds)
+  parts = [
+    *_notes(every, by),
+    Table("runs", rows),
+    Figure("curves.png", curves),
+  ]
+  return Report(
+    title,
+    [
+      Section("Held out", parts),
+      Section(
+        "Settings",
+        [Table("settings", _differences(ranked))],
+        otherwise="They differ in their seeds alone.",
+      ),
+    ],
+    {"by": by, "best": next(iter(ranked))},
+  )
+
+
+def _known(kinds: Iterable[str]) -> str:
+  return f"measured: {', '.join(kinds) or 'none'}"
+
+
+# ----------------------------------------------------------------- the losses
+
+
+def _at(run: TrainedRun) -> int:
+  """The step at which a run is looked at: its best by `eval.watch`, or last."""
+  best = run.summary and run.summary.get("best")
+  return best["step"] if best else max(run.held_out(run.kinds[0]))
+
+
+def _loss(run: TrainedRun, kinds: Sequence[str]) -> float:
+  """The mean of held-out losses in nats; NaN without one of them."""
+  found = [run.held_out(kind).get(_at(run), math.nan) for kind in kinds]
+  return sum(found) / len(found)
+
+
+def _over_seeds(
+  runs: Sequence[TrainedRun], kinds: Sequence[str]
+) -> Mean | None:
+  losses = {run.seed: _loss(run, kinds) for run in runs}
+  return mean({s: x for s, x in losses.items() if not math.isnan(x)})
+
+
+def _rank(runs: Sequence[TrainedRun], by: Sequence[str]) -> tuple[bool, float]:
+  """Those at their end come first, then those with the lowest loss."""
+  found = _over_seeds(runs, by)
+  ended = all(run.summary for run in runs)
+  return not ended, found.mean if found else math.inf
+
+
+def _row(label: str, runs, kinds, by) -> dict[str, Cell | str]:
+  row = {"run": label}
+  if len(runs) > 1:
+    row["seeds"] = Cell(len(runs), str(len(runs)))
+  row["step"] = _steps(runs)
+  for kind in kinds:
+    row[kind] = nats(_over_seeds(runs, [kind]), spread=True)
+  if len(by) > 1:
+    row["mean"] = nats(_over_seeds(runs, by), spread=True)
+  return row | {"parameters": _parameters(runs[0]), "time": _time(runs)}
+
+
+def _steps(runs: Sequence[TrainedRun]) -> Cell:
+  steps = [_at(run) for run in runs]
+  text = "-".join(f"{step:,}" for step in sorted({min(steps), max(steps)}))
+  going = not all(run.summary for run in runs)
+  return Cell(max(steps), f"{text}, not at its end" if going else text)
+
+
+def _parameters(run: TrainedRun) -> Cell | None:
+  count = run.summary and run.summary["parameters"]
+  return count and Cell(count, units.quantity(count))
+
+
+def _time(runs: Sequence[TrainedRun]) -> Cell | None:
+  if not all(run.summary for run in runs):
+    return None
+  seconds = sum(run.summary["seconds"]["total"] for run in runs)
+  return Cell(seconds, units.duration(seconds))
+
+
+def _notes(runs: Sequence[TrainedRun], by: Sequence[str]) -> list[str]:
+  """Says by what runs are compared, and where that may not be done."""
+  notes = [
+    f"Held-out losses in nats, after the step named; first is the lowest"
+    f" {'mean of ' if len(by) > 1 else ''}{' and '.join(by)}."
+  ]
+  # It is of the held-out tokens alone: it tells data and tokenizers apart.
+  entropies = {run.summary["unigram_entropy"] for run in runs if run.summary}
+  if len(entropies) > 1:
+    notes.append(
+      "**Held out is not the same text in the same tokens for all: their losses"
+      " do not compare.**"
+    )
+  return notes
+
+
+# --------------------------------------------------------------- the settings
+
+
+def _differences(runs: _Runs) -> list[dict[str, str]]:
+  """Returns a row for each setting that is not the same for all."""
+  settings = {
+    label: traverse_util.flatten_dict(found[0].config, sep=".")
+    for label, found in runs.items()
+  }
+  keys = dict.fromkeys(itertools.chain.from_iterable(settings.values()))
+  return [
+    {"setting": key}
+    | {name: _shown(s.get(key)) for name, s in settings.items()}
+    for key in keys
+    if not any(f"{key}.".startswith(f"{apart}.") for apart in _APART)
+    and len({str(s.get(key)) for s in settings.values()}) > 1
+  ]
+
+
+def _shown(value) -> Cell:
+  text = str(value)
+  return Cell(value, text if len(text) <= 60 else f"{text[:57]}...")
+
+
+# ---------------------------------------------------------------- the picture
+
+
+def _curves(title: str, runs: _Runs, kinds: Sequence[str], path) -> None:
+  """Draws a panel for each kind of loss, a line for each label."""
+  panels = {
+    f"{kind}, held out": {
+      label: line
+      for label, found in runs.items()
+      if (line := _line([run.held_out(kind) for run in found]))
+    }
+    for kind in kinds
+  }
+  points = [p for found in panels.values() for p in found.values()]
+  every = [run for found in runs.values() for run in found]
+  # The first losses would flatten the rest.
+  top = [run.summary["unigram_entropy"] for run in every if run.summary]
+  top += [line[-1][1].mean for line in points]
+  low = min(found.mean for line in points for _, found in line)
+  margin = 0.05 * (max(top) - low) + 0.02
+  limits = low - margin, max(top) + margin
+  plots.losses(title, panels, limits, path)
+
+
+def _line(losses: Sequence[Mapping[int, float]]) -> list[tuple[int, Mean]]:
+  """Returns the mean over seeds at the steps that all of them have."""
+  steps = sorted(set.intersection(*map(set, losses)))
+  seeds = [str(seed) for seed in range(len(losses))]
+  return [
+    (step, mean(dict(zip(seeds, (x[step] for x in losses), strict=True))))
+    for step in steps
+  ]

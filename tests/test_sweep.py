@@ -1,0 +1,222 @@
+"""Trainings compared, and grids of them: `antlm compare`, `antlm sweep`."""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import time
+
+import pytest
+
+from antlm_jax import config as config_lib
+from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
+from antlm_jax.evals import compare, pieces, sweep
+from tests import runs
+
+GRID = "--grid=schedule.peak_lr=1e-3,3e-3;seed=1,2"
+TRAINING = ("--", "--config=quickstart", "--config.curriculum", "2C+2M steps")
+
+
+def write(folder, config, losses, entropy=6.0, ended=True, **summary):
+  """Writes what a training leaves; `losses` is {step: {kind: nats}}."""
+  folder.mkdir(parents=True)
+  (folder / "config.json").write_text(config_lib.to_json(config))
+  with (folder / "metrics.jsonl").open("w") as file:
+    for step, found in losses.items():
+      values = {f"eval/{kind}/loss": loss for kind, loss in found.items()}
+      file.write(json.dumps({"step": step, **values}) + "\n")
+  if ended:
+    about = {"steps": 4, "switches": [2], "parameters": 1000} | summary
+    about |= {"unigram_entropy": entropy, "seconds": {"total": 60.0}}
+    (folder / "summary.json").write_text(json.dumps(about))
+  return folder
+
+
+def config(*overrides):
+  return config_lib.load(
+    "quickstart", ["--config.curriculum=2C+2M steps", *overrides]
+  )
+
+
+@pytest.fixture
+def three(tmp_path):
+  """A run that ends well, one that was best on its way, and one that trains."""
+  start = {0: {"clm": 7.0, "mlm": 8.0}}
+  watched = config("--config.eval.watch=mlm", "--config.eval.patience=2")
+  return [
+    write(tmp_path / "a", config(), start | {4: {"clm": 3.0, "mlm": 4.0}}),
+    write(
+      tmp_path / "b",
+      watched,
+      start | {1: {"clm": 3.5, "mlm": 2.0}, 2: {"clm": 2.5, "mlm": 5.0}},
+      **{"steps": 2, "switches": [], "best": {"step": 1, "loss": 2.0}},
+    ),
+    write(
+      tmp_path / "c",
+      config("--config.schedule.peak_lr=1"),
+      start | {2: {"clm": 1.0, "mlm": 1.0}},
+      ended=False,
+    ),
+  ]
+
+
+def compared(capsys, *args):
+  """The rows that `antlm compare` prints, split, and its table.json."""
+  capsys.readouterr()
+  compare.main([str(arg) for arg in args])
+  lines = capsys.readouterr().out.splitlines()
+  written = lines[-1].removeprefix("written to ").replace("report.md", "{}")
+  with open(written.format("table.json")) as file:
+    numbers = json.load(file)
+  with open(written.format("report.md")) as file:
+    return [line.split() for line in lines[1:4]], numbers, file.read()
+
+
+def test_runs_are_ranked_at_their_best_or_last_step(three, tmp_path, capsys):
+  rows, numbers, text = compared(capsys, *three)
+  # b at step 1: (3.5 + 2.0) / 2; c is ahead of both, but not at its end.
+  assert [row[:5] for row in rows[:2]] == [
+    ["b", "1", "3.500", "2.000", "2.750"],
+    ["a", "4", "3.000", "4.000", "3.500"],
+  ]
+  assert " ".join(rows[2]).startswith("c 2, not at its end 1.000 1.000 1.000")
+  assert numbers["best"] == "b" and numbers["by"] == ["clm", "mlm"]
+  (lr,) = numbers["settings"][""]  # of eval nothing is shown: it trains nothing
+  assert lr == {"setting": "schedule.peak_lr", "a": 3e-3, "b": 3e-3, "c": 1.0}
+  assert (tmp_path / "comparison/curves.png").stat().st_size > 10_000
+  assert "not compare" not in text
+  rows, numbers, _ = compared(capsys, *three[:2], "--by=clm")
+  assert numbers["best"] == "a"
+
+
+def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
+  other = {4: {"clm": 3.0}}
+  other = write(tmp_path / "x/other", config(), other, entropy=6.1)
+  _, numbers, text = compared(capsys, three[0], other)
+  assert "do not compare" in text
+  assert [row["run"] for row in numbers["runs"][""]] == ["a", "x/other"]
+  for words, told in (
+    ((*three, other, "--by=mlm"), "--by=mlm: not every run has measured this"),
+    ((*three, tmp_path), "is no run's folder"),
+    (
+      (*three, write(tmp_path / "none", config(), {0: {}})),
+      "no loss was measured by every run; measured: clm, mlm",
+    ),
+  ):
+    assert told in runs.refused("antlm_jax.evals.compare", *words)
+
+
+# --------------------------------------------------------------------- sweeps
+
+
+@pytest.fixture
+def trained(monkeypatch):
+  """The trainings of a sweep, which write runs without training."""
+  calls = []
+
+  def call(piece, seconds=None):
+    of, *overrides = piece.arguments[1:]
+    assert piece.module == "antlm_jax.train" and of == "--config=quickstart"
+    words = " ".join(overrides).replace("curriculum ", "curriculum=", 1)
+    found = config_lib.load(
+      "quickstart", [f"--config.{w}" for w in words.split("--config.")[1:]]
+    )
+    calls.append((found.schedule.peak_lr, found.seed))
+    failing = {
+      (3e-3, 1): UserError("not finite"),
+      (3e-3, 2): Stopped(RUN_AGAIN),
+    }
+    if error := failing.get(calls[-1]) if len(calls) < 5 else None:
+      raise error
+    loss = 1000 * found.schedule.peak_lr + found.seed
+    write(piece.result, found, {0: {"clm": 9.0}, 4: {"clm": loss}})
+
+  monkeypatch.setattr(pieces, "call", call)
+  return calls
+
+
+def test_a_sweep_goes_on_and_says_which_is_best(trained, tmp_path, capsys):
+  words = [GRID, f"--output={tmp_path}", *TRAINING]
+  with pytest.raises(Stopped):
+    sweep.main(words)
+  every = [(lr, seed) for lr in (1e-3, 3e-3) for seed in (1, 2)]
+  assert trained == every
+  sweep.main(words)  # those that failed or were interrupted
+  assert trained[4:] == every[2:]
+  with open(tmp_path / "comparison/table.json") as file:
+    numbers = json.load(file)
+  assert numbers["best"] == "peak_lr=1e-3"
+  first, second = numbers["runs"][""]
+  assert first["clm"]["mean"] == statistics.mean([2, 3])
+  assert second["clm"]["std"] == pytest.approx(statistics.stdev([4, 5]))
+  assert (first["run"], first["seeds"]) == ("peak_lr=1e-3", 2)
+  assert "2.500 ± 0.707" in capsys.readouterr().out
+  # A larger grid trains what is new.
+  words[0] = GRID.replace("1,2", "1,2,3")
+  sweep.main(words)
+  assert trained[6:] == [(1e-3, 3), (3e-3, 3)]
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(
+  trained, tmp_path, capsys
+):
+  trained.append(None)  # the last of four is the fifth call, and passes
+  words = [GRID, f"--output={tmp_path}", *TRAINING]
+  with pytest.raises(UserError) as told:
+    sweep.main(words)
+  assert "1 of 4 runs failed (peak_lr=3e-3, seed=1)" in str(told.value)
+  assert "error: not finite" in capsys.readouterr().out
+  assert (tmp_path / "comparison/report.md").exists()
+  assert trained[1:] == [(lr, s) for lr in (1e-3, 3e-3) for s in (1, 2)]
+
+
+@pytest.mark.parametrize(
+  "grid, training, told",
+  [
+    ("seed=1,2", ("--",), "arguments are required: --config"),
+    ("seed=1,2", (), "the training is missing"),
+    ("seed=1,2", (*TRAINING, "--workdir=w"), "unknown argument '--workdir=w'"),
+    ("sed=1,2", TRAINING, "unknown config key 'sed'; did you mean 'seed'?"),
+    ("seed=1,x", TRAINING, "--config.seed=x: not int"),
+    ("seed", TRAINING, "'seed' is not KEY=VALUE,VALUE,..."),
+    ("seed=1,", TRAINING, "'seed=1,' is not KEY=VALUE,VALUE,..."),
+    ("seed=1; seed=2", TRAINING, "'seed=2' is not KEY=VALUE,VALUE,... with a"),
+  ],
+)
+def test_a_wrong_sweep_is_told_before_anything_is_written(
+  grid, training, told, tmp_path
+):
+  words = f"--grid={grid}", f"--output={tmp_path / 'sweep'}", *training
+  assert told in runs.refused("antlm_jax.evals.sweep", *words)
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path):
+  setting = "--config.curriculum=300C+300M steps"
+  words = [
+    "--",
+    f"--config={runs.QUICK}",
+    f"--config.data.path={prepared}",
+    setting,
+  ]
+  words = ["--grid=seed=1,2", f"--output={tmp_path / 'sweep'}", *words]
+  command = runs.command("antlm_jax.evals.sweep", *words)
+  first = tmp_path / "sweep/seed=1"
+  process = subprocess.Popen(command, cwd=runs.ROOT)
+  while not (first / "checkpoints").is_dir():
+    time.sleep(0.1)
+    assert process.poll() is None
+  # Its training lives on: the same command waits for it.
+  os.kill(process.pid, signal.SIGKILL)
+  process.wait()
+  done = runs.run("antlm_jax.evals.sweep", *words)
+  assert done.returncode == 0, done.stderr
+  assert "waiting" in done.stdout and "best: all seeds" in done.stdout
+  for seed in (1, 2):
+    alone = tmp_path / f"alone-{seed}"
+    runs.train(
+      alone, prepared, setting.removeprefix("--config."), f"seed={seed}"
+    )
+    assert runs.same_params(alone, tmp_path / f"sweep/seed={seed}")
