@@ -64,7 +64,7 @@ class Run:
 class Data:
   """The rows, and their order."""
 
-  path: str = setting("", "a folder made by antlm_jax.prepare")
+  path: str = setting("", "a folder made by antlm prepare")
   rounding: str = setting("carry", "at an epoch's end", choices=order.ROUNDING)
   shuffle: bool = setting(True, "every epoch in another order")
   short: float = setting(0.0, "share of the rows cut short", least=0, most=1)
@@ -400,7 +400,7 @@ def _override(config: ConfigDict, override: str) -> None:
 def _nearest(
   name: str,
   known: Iterable[str],
-  otherwise: str = "antlm_jax.train --help lists them",
+  otherwise: str = "antlm train --help lists them",
 ) -> str:
   near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
   return f"did you mean {near[0]!r}?" if near else otherwise

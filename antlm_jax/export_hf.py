@@ -1,6 +1,6 @@
 """Writes a trained model as a folder of Hugging Face's transformers.
 
-  python -m antlm_jax.export_hf --checkpoint=RUN --output=FOLDER
+  antlm export --checkpoint=RUN --output=FOLDER
 
 A llama encoder needs no code of ours there: read causally it is a Llama
 (AutoModelForCausalLM), bidirectionally a EuroBERT (AutoModelForMaskedLM,

@@ -1,6 +1,6 @@
 """Fills masks in a text.
 
-python -m antlm_jax.fill_mask --checkpoint=RUN --text="The <mask> sat."
+antlm fill_mask --checkpoint=RUN --text="The <mask> sat."
 """
 
 from collections.abc import Sequence

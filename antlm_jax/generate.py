@@ -1,6 +1,6 @@
 """Continues a prompt, left to right.
 
-python -m antlm_jax.generate --checkpoint=RUN --prompt="Once upon a time"
+antlm generate --checkpoint=RUN --prompt="Once upon a time"
 
 One continuation is shown as it grows.
 """

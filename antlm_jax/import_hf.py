@@ -1,15 +1,15 @@
 """Makes a checkpoint of a transformers folder, to continue or evaluate.
 
-  python -m antlm_jax.import_hf --model=FOLDER --workdir=RUN
-  python -m antlm_jax.import_hf --model=ORG/NAME --workdir=RUN
+  antlm import --model=FOLDER --workdir=RUN
+  antlm import --model=ORG/NAME --workdir=RUN
 
 Reads a Llama, a Mistral, a Qwen2, a EuroBERT, our LTG-BERT, or the LTG-BERT and
 GPT-BERT that their authors published, as transformers reads them. RUN is then a
 run like any other: evaluate it, generate with it, or continue it with any
 curriculum, on data prepared with its tokenizer:
 
-  python -m antlm_jax.prepare --tokenizer=RUN/tokenizer.json ...
-  python -m antlm_jax.train --config=configs/continued.py:checkpoint=RUN ...
+  antlm prepare --tokenizer=RUN/tokenizer.json ...
+  antlm train --config=continued:checkpoint=RUN ...
 """
 
 from collections.abc import Sequence

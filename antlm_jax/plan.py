@@ -1,6 +1,6 @@
 """Plans a run on TPUs or GPUs, on a machine that has none.
 
-    python -m antlm_jax.plan --config=configs/encoders.py:size=1B \\
+    antlm plan --config=encoders:size=1B \\
       --topology=v5p:4x4x8 --pieces=2
 
 Compiles the run's own train step, for each kind of batch of its curriculum,

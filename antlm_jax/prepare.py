@@ -1,7 +1,7 @@
 """Turns text into a prepared folder: documents, tokenizer, packed rows.
 
-python -m antlm_jax.prepare --text corpus/ --output prepared/
-python -m antlm_jax.prepare --verify --output prepared/
+antlm prepare --text corpus/ --output prepared/
+antlm prepare --verify --output prepared/
 """
 
 from collections.abc import Sequence

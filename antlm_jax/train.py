@@ -1,6 +1,6 @@
 """Trains a model.
 
-    python -m antlm_jax.train --config=configs/quickstart.py --workdir=DIR \\
+    antlm train --config=quickstart --workdir=DIR \\
       --config.data.path=PREPARED [--config.key=value ...]
 
 The same command again goes on from the last checkpoint. Started as several

@@ -1,12 +1,12 @@
 """AntLM on BabyLlama (arXiv 2412.03275): 97M parameters, 4C+16M+4C epochs.
 
-    python -m antlm_jax.prepare --text=BABYLM_FOLDER --output=data/babylm \\
+    antlm prepare --text=BABYLM_FOLDER --output=data/babylm \\
       --vocab_size=16000 --seq_len=128
-    python -m antlm_jax.train --config=configs/antlm_babyllama.py \\
+    antlm train --config=antlm_babyllama \\
       --workdir=runs/antlm --config.data.path=data/babylm
 
 Its controls at equal epochs differ in the curriculum alone:
-`--config=configs/antlm_babyllama.py:curriculum=24C`, or `24M`. The argument
+`--config=antlm_babyllama:curriculum=24C`, or `24M`. The argument
 `shrink` makes any of them run in seconds.
 
 Where each setting is from:

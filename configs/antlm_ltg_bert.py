@@ -1,12 +1,12 @@
 """AntLM on LTG-BERT (arXiv 2412.03275): 98M parameters, 6C+60M+6C epochs.
 
-    python -m antlm_jax.prepare --text=BABYLM_FOLDER --output=data/babylm \\
+    antlm prepare --text=BABYLM_FOLDER --output=data/babylm \\
       --kind=wordpiece --vocab_size=16384 --seq_len=128
-    python -m antlm_jax.train --config=configs/antlm_ltg_bert.py \\
+    antlm train --config=antlm_ltg_bert \\
       --workdir=runs/antlm_ltg --config.data.path=data/babylm
 
 Its controls at equal epochs differ in the curriculum alone:
-`--config=configs/antlm_ltg_bert.py:curriculum=72M`, or `72C`. The argument
+`--config=antlm_ltg_bert:curriculum=72M`, or `72C`. The argument
 `size` takes `small` and `xs` beside `base`; `shrink` makes any of them run in
 seconds.
 

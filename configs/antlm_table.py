@@ -4,8 +4,8 @@
 
 trains, evaluates and reports all of them; one is
 
-    python -m antlm_jax.train --workdir=DIR --config.data.path=PREPARED \\
-      --config=configs/antlm_table.py:row=babyllama_antlm,scale=tiny,seed=1
+    antlm train --workdir=DIR --config.data.path=PREPARED \\
+      --config=antlm_table:row=babyllama_antlm,scale=tiny,seed=1
 
 The argument takes `row` (a key of `ROWS`), `scale` and `seed`. All rows of an
 encoder see the same rows of text in the same order, in as many steps of the

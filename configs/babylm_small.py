@@ -1,8 +1,8 @@
 """A small AntLM on real text that a CPU can train: 5M parameters.
 
-    python -m antlm_jax.prepare --text=BABYLM_FOLDER --output=data/babylm \\
+    antlm prepare --text=BABYLM_FOLDER --output=data/babylm \\
       --vocab_size=8192 --seq_len=128
-    python -m antlm_jax.train --config=configs/babylm_small.py \\
+    antlm train --config=babylm_small \\
       --workdir=runs/babylm_small --config.data.path=data/babylm
 
 The argument takes `shrink` (seconds), and `curriculum=...`.

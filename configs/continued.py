@@ -1,10 +1,10 @@
 """Continues a model that is there, with any curriculum: continued pretraining.
 
-    python -m antlm_jax.import_hf --model=FOLDER --workdir=runs/smol
-    python -m antlm_jax.prepare --text=TEXT --output=data/smol \\
+    antlm import --model=FOLDER --workdir=runs/smol
+    antlm prepare --text=TEXT --output=data/smol \\
       --tokenizer=runs/smol/tokenizer.json --boundary=eos --seq_len=512
-    python -m antlm_jax.train --workdir=runs/smol_mlm \\
-      --config=configs/continued.py:checkpoint=runs/smol,curriculum=2000M \\
+    antlm train --workdir=runs/smol_mlm \\
+      --config=continued:checkpoint=runs/smol,curriculum=2000M \\
       --config.data.path=data/smol
 
 The encoder is the checkpoint's, a run's as well as an imported one's. As arXiv

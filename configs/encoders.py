@@ -1,9 +1,9 @@
 """The encoders of arXiv 2507.00994: 210M, 610M and 1B parameters.
 
-    python -m antlm_jax.prepare --text=FINEWEB_EDU --output=data/fineweb \\
+    antlm prepare --text=FINEWEB_EDU --output=data/fineweb \\
       --tokenizer=TOKENIZER.json --seq_len=2048 --packing=chunks \\
       --boundary=eos
-    python -m antlm_jax.train --config=configs/encoders.py:size=610M \\
+    antlm train --config=encoders:size=610M \\
       --workdir=runs/610m --config.data.path=data/fineweb
 
 The tokenizer is Llama 3's with a mask token, as EuroBERT ships it: 128,256

@@ -1,8 +1,8 @@
 """GPT-BERT (arXiv 2410.24159): one causal row to fifteen masked ones.
 
-    python -m antlm_jax.prepare --text=BABYLM_FOLDER --output=data/babylm \\
+    antlm prepare --text=BABYLM_FOLDER --output=data/babylm \\
       --vocab_size=8192 --seq_len=128 --boundary=bos
-    python -m antlm_jax.train --config=configs/gpt_bert.py \\
+    antlm train --config=gpt_bert \\
       --workdir=runs/gpt_bert --config.data.path=data/babylm
 
 The argument takes `size`: `small` (30M parameters, strict-small) or `base`

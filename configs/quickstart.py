@@ -2,9 +2,9 @@
 
     ./launch/quickstart.sh
 
-or, by hand, on data that `python -m antlm_jax.prepare` made:
+or, by hand, on data that `antlm prepare` made:
 
-    python -m antlm_jax.train --config=configs/quickstart.py \\
+    antlm train --config=quickstart \\
       --workdir=runs/mine --config.data.path=PREPARED
 
 The argument `shrink` makes it run in seconds.

@@ -4,8 +4,8 @@
 
 trains, evaluates and reports all of it (`evals.study`); one row is
 
-    python -m antlm_jax.train --workdir=DIR --config.data.path=PREPARED \\
-      --config=configs/study.py:row=tiny_clm10_mlm40_42,scale=tiny
+    antlm train --workdir=DIR --config.data.path=PREPARED \\
+      --config=study:row=tiny_clm10_mlm40_42,scale=tiny
 
 A row's name is its encoder and what it is trained with, in thousands of steps
 of the paper: `610m_clm10_mlm40_42` is CLM for 10,000 steps, then MLM with 40 %

@@ -1,6 +1,6 @@
 """Zero-shot accuracy on minimal pairs in BLiMP's form (arXiv 1912.00582).
 
-python -m evals.blimp --checkpoint=RUN --data=FOLDER --mode=causal
+antlm eval blimp --checkpoint=RUN --data=FOLDER --mode=causal
 """
 
 from collections.abc import Sequence

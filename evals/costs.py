@@ -17,7 +17,7 @@ from antlm_jax.training import flops
 from antlm_jax.units import quantity
 
 # Of a chip's peak; what a real step reaches is some half of the bound that
-# `python -m antlm_jax.plan` gives. An assumption, not a measurement.
+# `antlm plan` gives. An assumption, not a measurement.
 _UTILIZATION = 0.4
 _CHIP = "TPU v5"  # v5p
 

@@ -1,6 +1,6 @@
 """Zero-shot accuracy on EWoK: which sentence fits a context.
 
-python -m evals.ewok --checkpoint=RUN --data=FOLDER --mode=causal
+antlm eval ewok --checkpoint=RUN --data=FOLDER --mode=causal
 """
 
 from collections.abc import Sequence

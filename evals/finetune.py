@@ -1,6 +1,6 @@
 """Fine-tunes a checkpoint: sentences, words, answers, retrieval.
 
-  python -m evals.finetune --checkpoint=RUN --data=FOLDER --task=cola,mrpc
+  antlm eval finetune --checkpoint=RUN --data=FOLDER --task=cola,mrpc
 
 Trains one run for every learning rate and seed, as many at once as is fastest,
 and evaluates each epoch. A run stops by itself when it diverges or gets no

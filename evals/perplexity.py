@@ -1,6 +1,6 @@
 """How well a model predicts a text: perplexity by token and word, bits a byte.
 
-python -m evals.perplexity --checkpoint=RUN --data=TEXT --mode=causal
+antlm eval perplexity --checkpoint=RUN --data=TEXT --mode=causal
 """
 
 from collections.abc import Sequence

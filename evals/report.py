@@ -1,6 +1,6 @@
 """The report of a study, from the runs that there are.
 
-  python -m evals.report --runs=runs/study_tiny --config=configs/study.py
+  antlm report --runs=runs/study_tiny --config=study
 
 `--runs` holds ROW/SEED/ for the rows of the study's config (`evals.study`),
 each the folder of a training run with what the evaluations wrote into its

@@ -1,6 +1,6 @@
 """Scores a task, without training for it.
 
-  python -m evals.score --task=comps --checkpoint=RUN --data=FOLDER \\
+  antlm eval score --task=comps --checkpoint=RUN --data=FOLDER \\
     --mode=causal
 
 The tasks, whose files are those of BabyLM's evaluation-pipeline-2025, but for

@@ -257,9 +257,7 @@ def test_rows_round_trip(tmp_path, vocab_size, segmented):
 
 def test_unprepared_or_damaged_folders_are_refused(corpus, tmp_path, capsys):
   for folder in (tmp_path / "none", corpus):
-    with pytest.raises(
-      errors.UserError, match=r"run python -m antlm_jax\.prepare"
-    ):
+    with pytest.raises(errors.UserError, match=r"run antlm prepare"):
       Manifest.load(folder)
   output = tmp_path / "out"
   preparation.prepare(small(corpus, output))
@@ -563,7 +561,7 @@ def test_bad_outputs(corpus, tmp_path):
     ("--text {corpus} --output {out} --seq_len=long", "seq_len=long: not int"),
     ("--text {corpus}", "--output"),
     ("--output {out}", "give --text, or --verify"),
-    ("--output {out} --verify", r"run python -m antlm_jax\.prepare"),
+    ("--output {out} --verify", r"run antlm prepare"),
     ("--text {corpus} --output {out} --vocab_size=1e30", "vocab_size="),
     ("--text {corpus} --output {out} --seq_len=9999999999", "seq_len="),
     ("--text {corpus} --output {out} --seed=99999999999999", "seed="),

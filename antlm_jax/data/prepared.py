@@ -72,7 +72,7 @@ class Manifest:
     except UserError as error:
       raise UserError(
         f"{folder} is not a prepared dataset, or its preparation was"
-        f" interrupted ({error}); run python -m antlm_jax.prepare"
+        f" interrupted ({error}); run antlm prepare"
       ) from error
     # No field is looked at before the hash of them all is right: whatever is
     # missing, of another type or changed by hand is told at this one place.
@@ -80,7 +80,7 @@ class Manifest:
     if written != _checksum(fields) or fields["version"] != _VERSION:
       raise UserError(
         f"{path} was changed after it was written, or is of another version of"
-        " antlm_jax; run python -m antlm_jax.prepare with another --output"
+        " antlm_jax; run antlm prepare with another --output"
       )
     splits = {name: Split(**s) for name, s in fields.pop("splits").items()}
     return cls(splits=splits, **fields)

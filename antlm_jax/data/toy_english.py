@@ -15,7 +15,7 @@ is a pair of forms: the sentence is good with the right one, bad with the other.
 A rule with several slots yields a pair from any one of them. Training text is
 made of the good sentences of the same rules, near dependencies included.
 
-  python -m antlm_jax.data.toy_english --output=DIR
+  antlm toy_english --output=DIR
 """
 
 import dataclasses

@@ -332,7 +332,7 @@ def read_data(config: ConfigDict) -> dict:
   if not config.data.path:
     raise UserError(
       "data.path is not set: give --config.data.path=DIR, a folder made by"
-      " python -m antlm_jax.prepare"
+      " `antlm prepare`"
     )
   prepared = Prepared.open(buckets.local(config.data.path, MANIFEST))
   return {

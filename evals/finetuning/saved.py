@@ -6,7 +6,7 @@
   model = checkpoint.load("RUN/evals/finetune/rte/60-bidirectional/model")
   classes = saved.predict(model, [("Tom sat near the hills.", "Tom sat.")])
 
-is what `python -m evals.finetune --save` saves, and how it is used.
+is what `antlm eval finetune --save` saves, and how it is used.
 """
 
 import functools
@@ -107,7 +107,7 @@ def head(loaded: Loaded) -> Head:
   task = loaded.task
   if task is None:
     raise UserError(
-      f"{loaded.path} is not fine-tuned: python -m evals.finetune --save"
+      f"{loaded.path} is not fine-tuned: `antlm eval finetune --save` is"
     )
   if task.kind not in HEADS:
     raise UserError(
