@@ -64,7 +64,12 @@ class Run:
 class Data:
   """The rows, and their order."""
 
-  path: str = setting("", "a folder made by antlm prepare")
+  path: str = setting(
+    "", "a folder made by antlm prepare; or several, NAME=FOLDER,..."
+  )
+  mix: str = setting(
+    "", "which of several when, such as 90%a+10%a:b=1:3; all if empty"
+  )
   rounding: str = setting("carry", "at an epoch's end", choices=order.ROUNDING)
   shuffle: bool = setting(True, "every epoch in another order")
   short: float = setting(0.0, "share of the rows cut short", least=0, most=1)
@@ -160,7 +165,8 @@ class Eval:
   """What is measured while training."""
 
   every: float = _amount(0.05)
-  rows: int = setting(512, "held-out rows, at most", least=0)
+  rows: int = setting(512, "held-out rows of each set, at most", least=0)
+  data: str = setting("", "further prepared sets, NAME=FOLDER,...")
   objectives: tuple[str, ...] = setting(("C", "M"), "whose losses")
   pairs: str = setting("", "a folder of minimal pairs to score; none if empty")
   watch: tuple[str, ...] = setting(

@@ -209,7 +209,7 @@ def _say_setup(args: Settings, run: Run) -> None:
   if run.config.data.path:
     print(f"data: {run.config.data.path}")
   else:
-    rows = run.train_rows
+    rows = run.sources.rows
     print(
       f"no data.path: {rows.vocab_size:,} tokens, rows of {rows.seq_len:,} in"
       f" {rows.pieces} (--vocab_size, --seq_len, --pieces)"
@@ -278,7 +278,7 @@ def _about(args: Settings, overrides: Sequence[str], run: Run) -> dict:
     "jax": jax.__version__,
   }
   if not run.config.data.path:
-    rows = run.train_rows
+    rows = run.sources.rows
     head |= {"vocab_size": rows.vocab_size, "pieces": rows.pieces}
   return head
 

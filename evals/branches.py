@@ -97,8 +97,8 @@ def _alike(
   """Returns for how many steps the phases train the same."""
   (a, of_a), (b, of_b) = one, other
   same_length = of_a.steps == of_b.steps
-  grows = a.train.batch_start < 1 or a.train.batch_schedule
-  if grows and not same_length:  # goes by the run's length
+  by_length = a.train.batch_start < 1 or a.train.batch_schedule or a.data.mix
+  if by_length and not same_length:
     return 0
   for step in sorted({p.start for p in (*of_a.phases, *of_b.phases)}):
     x, y = of_a.at(step), of_b.at(step)

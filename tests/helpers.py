@@ -100,7 +100,7 @@ def source(
   layout = layout or Layout(batch_size=8)
   objectives = OBJECTIVES | (objectives or {})
   parts = (Part(0.0, layout),)
-  order = Order(len(rows), parts, rounding=rounding, shuffle=shuffle)
+  order = Order({"": len(rows)}, parts, rounding=rounding, shuffle=shuffle)
   parsed = curriculum.parse(
     text, list(objectives), order.steps_per_epoch, steps
   )

@@ -173,8 +173,10 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
 ):
   count, sizes = MESHES[name]
   # A curriculum that mixes objectives in a batch, and a part of it per step.
+  # The data change in the last of them.
   settings = ("curriculum=15C:M=1:3+15M steps", "train.microbatches=2")
-  of = [f"--config.data.path={prepared}"]
+  settings += ("data.mix=16a:b=1:2+14b steps",)
+  of = [f"--config.data.path=a={prepared},b={prepared}"]
   of += [f"--config.{o}" for o in (*pods.SMALL, *settings)]
   command = [sys.executable, "-c", ROWS, tmp_path, runs.QUICK, *of]
   command += [f"--config.{size}" for size in sizes]

@@ -26,7 +26,7 @@ def blocks(page: pathlib.Path, *languages: str) -> list[tuple[str, str]]:
 def readme(tmp_path_factory):
   """A folder with what the README's commands leave, and what they print."""
   folder = tmp_path_factory.mktemp("docs")
-  for name in ("configs", "launch", ".venv"):
+  for name in ("configs", "docs", "launch", ".venv"):
     (folder / name).symlink_to(runs.ROOT / name)
   return folder, in_folder(README, folder)
 

@@ -143,7 +143,7 @@ def grown(steps=800, size=512, rows=10_000):
   layout = Layout(size, 4)
   joined = dataclasses.replace(layout, batch_size=size // 2)
   parts = (Part(0.0, layout), Part(0.7, joined, 2))
-  return Order(rows, parts, steps, growth=0.25)
+  return Order({"": rows}, parts, steps, growth=0.25)
 
 
 def test_batches_grow_linearly():
@@ -153,7 +153,7 @@ def test_batches_grow_linearly():
     expected = whole / 4 * (1 - step / 800) + whole * step / 800
     assert abs(order.batch_size(step) - expected) <= 1
     if step < 560:  # rows follow one another without gaps
-      first = order._slots(step)[0]
+      first = order._slots(step)[1][0]
       assert first == taken
       taken += order.batch_size(step)
     assert order.rows(step).shape == (whole, joined)
@@ -184,7 +184,7 @@ def test_a_step_of_a_growing_batch_is_that_of_its_rows():
 
 def test_growing_batches_need_epochs_that_carry_on():
   with pytest.raises(UserError, match=r"batch_start need data\.rounding=carry"):
-    Order(100, (Part(0.0, Layout(8)),), 10, growth=0.5, rounding="up")
+    Order({"": 100}, (Part(0.0, Layout(8)),), 10, growth=0.5, rounding="up")
 
 
 # ------------------------------------------------------------------------ LAMB

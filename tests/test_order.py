@@ -43,9 +43,9 @@ def test_a_schedule_that_cannot_be_read_is_told(schedule, words):
 def test_what_does_not_go_with_a_schedule_is_told():
   parts = (part(0.0, 8), part(0.5, 4, 4))
   with pytest.raises(UserError, match=r"need data\.rounding=carry, not up"):
-    Order(100, parts, rounding="up")
+    Order({"": 100}, parts, rounding="up")
   with pytest.raises(UserError, match="joins 4 rows, but there are 3"):
-    Order(3, parts, steps=10)
+    Order({"": 3}, parts, steps=10)
   with pytest.raises(UserError, match="batch_size=3 is not a positive mult"):
     parse(("3x128@0.5",), Layout(8, shards=2), 128)
 
@@ -62,7 +62,7 @@ def test_what_does_not_go_with_a_schedule_is_told():
 @moderate
 def test_every_part_goes_on_where_the_one_before_stopped(size, parts, steps):
   parts = [part(i / len(parts), *rows) for i, rows in enumerate(parts)]
-  order = Order(size, parts, steps, shuffle=False)
+  order = Order({"": size}, parts, steps, shuffle=False)
   taken = 0
   for step in range(steps):
     found = order.rows(step)
@@ -80,12 +80,12 @@ def test_every_part_goes_on_where_the_one_before_stopped(size, parts, steps):
 def test_an_epoch_counts_as_steps_of_the_mean_batch():
   parts = (part(0.0, 8), part(0.5, 4), part(0.75, 4, 4))
   # 8 x 1/2 + 4 x 1/4 + 16 x 1/4 prepared rows a step
-  assert Order(900, parts).steps_per_epoch == pytest.approx(100)
+  assert Order({"": 900}, parts).steps_per_epoch == pytest.approx(100)
 
 
 def joined_source(short=0.0, packed=False, text="C+M"):
   rows = FakeRows(64, 16, packed, special=0.0)
-  order = Order(64, (part(0.0, 8), part(0.5, 2, 4)), steps=8)
+  order = Order({"": 64}, (part(0.0, 8), part(0.5, 2, 4)), steps=8)
   return dataclasses.replace(
     source(text, rows, steps=8), order=order, short=short
   )

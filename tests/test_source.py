@@ -84,7 +84,7 @@ def test_bits_broadcast_as_single_draws():
 
 
 def order(size, batch, **options) -> Order:
-  return Order(size, (Part(0.0, Layout(batch)),), **options)
+  return Order({"": size}, (Part(0.0, Layout(batch)),), **options)
 
 
 def rows_of(order, steps):
@@ -421,7 +421,8 @@ def test_a_damaged_row_is_told_from_the_loaders_threads(
 
 
 def test_held_out_rows_are_each_predicted_once(built):
-  for name, of in built.eval_sources().items():
+  for name, sets in built.eval_sources().items():
+    (of,) = sets.values()
     (letter,) = of.objectives
     counts, total = collections.Counter(), 0
     for step in range(len(of)):

@@ -8,6 +8,7 @@ import pytest
 import safetensors.numpy
 
 from antlm_jax import config
+from antlm_jax.data.prepared import Manifest
 from antlm_jax.training import checkpoint
 from antlm_jax.training import run as run_lib
 from tests import runs
@@ -25,7 +26,7 @@ def test_a_milestone_is_the_step_that_has_seen_the_words(prepared, schedule):
   seen = [0]
   for step in range(60):
     rows = run.order.rows(step)[: run.order.batch_size(step)]
-    tokens, _ = run.train_rows.read(rows.reshape(-1))
+    tokens, _ = run.sources.rows.read(rows.reshape(-1))
     texts = (run.tokenizer.decode(row) for row in tokens)
     seen.append(seen[-1] + sum(len(text.split()) for text in texts))
   for name, words in {"0.003": 3e3, "0.012": 12e3, "0.02": 20e3}.items():
@@ -34,8 +35,8 @@ def test_a_milestone_is_the_step_that_has_seen_the_words(prepared, schedule):
     assert abs(step - exact) <= 1
   assert run.words(60) == pytest.approx(seen[60], rel=0.01)
   # An epoch sees each word of the text once.
-  words = run.manifest.splits["train"].words
-  epochs = run.order.taken(60) / len(run.train_rows)
+  words = Manifest.load(prepared).splits["train"].words
+  epochs = run.order.taken(60)[""] / len(run.sources.rows)
   assert run.words(60) == pytest.approx(words * epochs)
   assert np.isclose(epochs, run.epochs, rtol=0.02)
 

@@ -3,20 +3,30 @@
 Every epoch is a new permutation of the rows, and batches are cut from epochs
 that follow one another. Parts of a run may have batches of other sizes, and
 longer rows, joined of several prepared ones.
+
+Several sources of rows are mixed as cards are dealt: each has epochs of its
+own, which it goes through one after the other, and of every 64 slots it gets
+its share, at places that are drawn anew. So what a source gives goes neither
+by the size of a batch nor by the objectives in it.
 """
 
+import bisect
 import dataclasses
 import functools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Layout
+from antlm_jax.objectives.curriculum import Curriculum, Phase
 
-_ORDER = 0x0DE7  # keeps the order's draws apart from the objectives'
+# Keep the order's draws apart from the objectives'.
+_ORDER, _DEAL = 0x0DE7, 0x0DEB
+_HAND = 64  # slots of which each source has its share
 ROUNDING = ("carry", "up", "down")
 
 
@@ -65,16 +75,31 @@ def parse(
 
 
 @dataclasses.dataclass(frozen=True)
+class _Stretch:
+  """Steps in which neither batches nor shares of the sources change."""
+
+  start: int
+  part: Part
+  phase: Phase  # of the mix
+  slots: float  # how many it fills; infinite at the run's end
+  taken: np.ndarray  # prepared rows that each source gave before, int64 `[S]`
+
+
+@dataclasses.dataclass(frozen=True)
 class Order:
   """The order in which a run takes the prepared rows.
+
+  Rows are numbered through all sources, in their order.
 
   Raises:
     UserError: The rows, the parts and the rounding do not fit together.
   """
 
-  size: int  # number of prepared rows
+  sources: Mapping[str, int]  # number of prepared rows of each, by name
   parts: tuple[Part, ...]  # ascending; the first begins at 0
   steps: int = 0  # length of the run; only several parts, or a growth, need it
+  # Which sources are read when; None: all of them, by their numbers of rows.
+  mix: Curriculum | None = None
   # The share of a part's batch that the first step has, if it had this part:
   # batches grow from there, linearly with the run's steps. 1: all are whole.
   growth: float = 1.0
@@ -87,16 +112,22 @@ class Order:
 
   def __post_init__(self):
     changing = len(self.parts) > 1 or self.growth < 1
-    if changing and self.rounding != "carry":
+    if (changing or len(self.sources) > 1) and self.rounding != "carry":
       raise UserError(
-        "train.batch_schedule and train.batch_start need data.rounding=carry,"
-        f" not {self.rounding}: their epochs do not end with a batch"
+        "several sources of data, train.batch_schedule and train.batch_start"
+        f" need data.rounding=carry, not {self.rounding}: their epochs do not"
+        " end with a batch"
       )
-    if self.joined > self.size:
+    if self.joined > self._sizes.min():
       raise UserError(
         f"train.batch_schedule joins {self.joined} rows, but there are"
-        f" {self.size}"
+        f" {self._sizes.min()}"
       )
+
+  @functools.cached_property
+  def _sizes(self) -> np.ndarray:
+    """Number of rows of each source, int64 `[S]`."""
+    return np.array(list(self.sources.values()), np.int64)
 
   @property
   def joined(self) -> int:
@@ -105,16 +136,16 @@ class Order:
 
   @property
   def steps_per_epoch(self) -> float:
-    """Steps in an epoch; a fraction with `carry`.
+    """Steps that take as many rows as all sources have; fractions with `carry`.
 
     Where batches change size, an epoch is the rows over the mean batch.
     """
     if self.rounding != "carry":
       (part,) = self.parts
-      return self._slots_per_epoch(part) / part.layout.batch_size
+      return float(self._slots_per_epoch(part)[0] / part.layout.batch_size)
     # By fractions, not by steps: their number is known only after this.
     ends = [*(part.begin for part in self.parts[1:]), 1.0]
-    return self.size / sum(
+    return int(self._sizes.sum()) / sum(
       self._grown(part.begin, end) * part.layout.batch_size * part.joined
       for part, end in zip(self.parts, ends, strict=True)
     )
@@ -134,7 +165,7 @@ class Order:
 
   def at(self, step: int) -> Part:
     """Returns the part that a step is in."""
-    return self.parts[self._index(step)]
+    return self.parts[bisect.bisect_right(self.starts, step) - 1]
 
   def rows(self, step: int) -> np.ndarray:
     """Returns the prepared rows of the slots that this process fills.
@@ -143,32 +174,26 @@ class Order:
       int64 `[n, joined]`, in the layout's order of slots.
     """
     part = self.at(step)
+    sources, slots = self._slots(step)
+    first = np.cumsum(self._sizes) - self._sizes
     # What fills a slot moves as one, so that joined rows stay neighbours.
-    groups = self._permuted(self._slots(step), part)
-    return groups[:, None] * part.joined + np.arange(part.joined)
+    groups = self._permuted(sources, slots, part) * part.joined
+    return (first[sources] + groups)[:, None] + np.arange(part.joined)
 
   def visits(self, step: int) -> np.ndarray:
     """Returns how often the rows of each slot came before, int64 `[n]`."""
-    return self._slots(step) // self._slots_per_epoch(self.at(step))
+    sources, slots = self._slots(step)
+    return slots // self._slots_per_epoch(self.at(step))[sources]
 
-  def _slots(self, step: int) -> np.ndarray:
-    """Returns which slots of the run this process fills in a step, `[n]`."""
-    index = self._index(step)
-    part = self.parts[index]
-    # Slots are counted from the run's beginning, as if all parts had this
-    # one's batches: a part goes on in the epoch where the one before stopped.
-    done = self._rows_before[index] // part.joined
-    done += self._filled(part, self.starts[index], step)
-    return done + part.layout.rows
+  def taken(self, step: int) -> dict[str, int]:
+    """Returns how many prepared rows of each source the steps before take.
 
-  def taken(self, step: int) -> int:
-    """Returns how many prepared rows the steps before `step` take.
-
-    A row counts as often as it comes.
+    A row counts as often as it comes; of several sources, to within a hand.
     """
-    index = self._index(step)
-    slots = self._filled(self.parts[index], self.starts[index], step)
-    return self._rows_before[index] + slots * self.parts[index].joined
+    of = self._stretch(step)
+    slots = self._filled(of.part, of.start, step)
+    taken = of.taken + self._counts(of.phase, slots) * of.part.joined
+    return dict(zip(self.sources, map(int, taken), strict=True))
 
   def batch_size(self, step: int) -> int:
     """Returns how many of a step's slots are filled: the first ones."""
@@ -186,41 +211,96 @@ class Order:
     )
     return last - first
 
-  def _index(self, step: int) -> int:
-    return max(i for i, start in enumerate(self.starts) if start <= step)
+  # ------------------------------------------------- which source fills a slot
+
+  def _slots(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Says what fills the slots of this process in a step.
+
+    Returns:
+      The source of each, and which of that source's slots it is, `[n]`.
+    """
+    of = self._stretch(step)
+    part = of.part
+    slots = self._filled(part, of.start, step) + part.layout.rows
+    sources, places = self._dealt(of, slots)
+    # Slots are counted from the run's beginning, as if all parts had this
+    # one's batches: a part goes on in the epoch where the one before stopped.
+    return sources, of.taken[sources] // part.joined + places
+
+  def _dealt(self, of: _Stretch, slots: np.ndarray):
+    """Deals a stretch's slots out: the source of each, and its count there."""
+    hands, place = np.divmod(slots, _HAND)
+    hands, index = np.unique(hands, return_inverse=True)
+    every = hands[:, None] * _HAND + np.arange(_HAND)
+    before = self._counts(of.phase, every)  # [S, hands, _HAND]
+    owned = self._counts(of.phase, every + 1) - before  # 1 for the source
+    draws = hashing.bits(self.seed, _DEAL, of.taken.sum() + every)
+    # A stretch ends with a smaller hand, so that its shares are exact, too.
+    draws = np.where(every < of.slots, draws.astype(np.int64), 2**32)
+    order = draws.argsort(axis=1, kind="stable")
+    owned = np.take_along_axis(owned, order[None], axis=2)
+    # Whatever places a source gets, its rows come in their order.
+    counts = before[:, :, :1] + owned.cumsum(axis=2) - owned
+    at = owned.argmax(axis=0)[index, place], index, place
+    return at[0], counts[at]
+
+  def _counts(self, phase: Phase, slots) -> np.ndarray:
+    """Says how many of its first slots each source fills, `[S, *slots]`."""
+    slots = np.asarray(slots, np.int64)
+    out = np.zeros((len(self.sources), *slots.shape), np.int64)
+    names = list(self.sources)
+    out[[names.index(name) for name in phase.shares]] = phase.counts(slots)
+    return out
+
+  def _stretch(self, step: int) -> _Stretch:
+    after = bisect.bisect_right(self._stretches, step, key=lambda of: of.start)
+    return self._stretches[after - 1]
 
   @functools.cached_property
-  def _rows_before(self) -> list[int]:
-    """How many prepared rows the parts before each part have taken."""
-    # Rows, since slots of two parts may hold different numbers of them.
-    taken = [0]
-    for part, start, stop in zip(
-      self.parts, self.starts, self.starts[1:], strict=False
-    ):
-      slots = self._filled(part, start, stop)
-      taken.append(taken[-1] + slots * part.joined)
-    return taken
+  def _stretches(self) -> list[_Stretch]:
+    mix, out = self.mix, []
+    if mix is None:
+      sizes = self._sizes / self._sizes.sum()
+      shares = dict(zip(self.sources, sizes.tolist(), strict=True))
+      mix = Curriculum((Phase(0, self.steps, shares),))
+    starts = sorted({*self.starts, *(phase.start for phase in mix.phases)})
+    taken = np.zeros_like(self._sizes)
+    for start, stop in zip(starts, [*starts[1:], None], strict=True):
+      part, phase = self.at(start), mix.at(start)
+      slots = math.inf if stop is None else self._filled(part, start, stop)
+      out.append(_Stretch(start, part, phase, slots, taken))
+      if stop is not None:
+        # Rows, since slots of two parts may hold different numbers of them.
+        taken = taken + self._counts(phase, slots) * part.joined
+    return out
 
-  def _slots_per_epoch(self, part: Part) -> int:
-    groups, batch_size = self.size // part.joined, part.layout.batch_size
+  # ------------------------------------------------------- which row it is then
+
+  def _slots_per_epoch(self, part: Part) -> np.ndarray:
+    """Number of slots in an epoch of each source, int64 `[S]`."""
+    groups, batch_size = self._sizes // part.joined, part.layout.batch_size
     return {
       "carry": groups,
       "up": -(-groups // batch_size) * batch_size,
       # An epoch shorter than a batch is filled up all the same.
-      "down": max(1, groups // batch_size) * batch_size,
+      "down": np.maximum(1, groups // batch_size) * batch_size,
     }[self.rounding]
 
-  def _permuted(self, slots: np.ndarray, part: Part) -> np.ndarray:
-    """Returns the group of rows that fills each slot of the run, `[n]`."""
-    groups = self.size // part.joined
-    epochs, place = np.divmod(slots, self._slots_per_epoch(part))
-    place %= groups  # past the last group only where rounding fills up
+  def _permuted(self, sources, slots, part: Part) -> np.ndarray:
+    """Returns the group of a source's rows that fills each slot, `[n]`."""
+    groups = self._sizes // part.joined
+    epochs, place = np.divmod(slots, self._slots_per_epoch(part)[sources])
+    place %= groups[sources]  # past the last only where rounding fills up
     if not self.shuffle:
       return place
     out = np.empty_like(place)
-    for epoch in np.unique(epochs):  # a batch may reach into the next one
-      now = epochs == epoch
+    # A batch may reach into the next epoch.
+    both = np.stack([sources, epochs], axis=1)
+    for source, epoch in np.unique(both, axis=0).tolist():
+      now = (sources == source) & (epochs == epoch)
+      # The first source's order is that of it alone.
+      key = (epoch, source) if source else (epoch,)
       out[now] = hashing.permute(
-        place[now], groups, self.seed, _ORDER, int(epoch)
+        place[now], int(groups[source]), self.seed, _ORDER, *key
       )
     return out

@@ -11,12 +11,15 @@ import hashlib
 import json
 import os
 import pathlib
+import re
+from collections.abc import Mapping
 
-from antlm_jax.data.rows import Rows, damaged
+from antlm_jax.data.rows import Concatenated, Rows, damaged
 from antlm_jax.data.splits import SPLITS
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import files
+from antlm_jax.objectives import curriculum
+from antlm_jax.runtime import buckets, files
 
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
@@ -38,6 +41,11 @@ class Split:
   file: str  # name of the file of rows
   bytes: int  # its size
   sha256: str  # its hash
+
+  @property
+  def row_words(self) -> float:
+    """Words in a row, in the mean."""
+    return self.words * (1 - self.dropped / self.tokens) / self.rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +137,105 @@ class Prepared:
       path = self.folder / rows_file(name)
       if sha256(path) != self.manifest.splits[name].sha256:
         raise damaged(path, "is not as it was prepared")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sources:
+  """What a run reads: prepared folders by name, prepared alike.
+
+  One folder may have no name, which is then "".
+  """
+
+  train: Mapping[str, Rows]
+  held_out: Mapping[str, Rows]  # of the same, then sets of others
+  tokenizer: Tokenizer  # that of all of them
+  boundary: str  # special tokens around documents: `antlm_jax.data.packing`
+  words: Mapping[str, float]  # in a row to train on, in the mean
+  sha256: str  # of the rows to train on
+
+  @classmethod
+  def open(cls, path: str, further: str = "") -> "Sources":
+    """Opens folders, each `FOLDER` or `NAME=FOLDER,NAME=FOLDER`.
+
+    Args:
+      path: To train on; may be in a bucket.
+      further: Of which only the held-out rows are read.
+
+    Raises:
+      UserError: They cannot be read so, or were not prepared alike.
+    """
+    own, others = (
+      {
+        name: Prepared.open(buckets.local(folder, MANIFEST))
+        for name, folder in named(text, key).items()
+      }
+      for text, key in ((path, "data.path"), (further, "eval.data"))
+    )
+    for name in others:
+      if name in own or not name:
+        raise UserError(
+          f"eval.data={further}: give each folder a name of its own, such as"
+          " news=FOLDER"
+        )
+    every = own | others
+    _check_alike(every)
+    first, *more = own.values()
+    hashes = {n: of.manifest.splits["train"].sha256 for n, of in own.items()}
+    joined = ",".join(f"{name}={value}" for name, value in hashes.items())
+    return cls(
+      train={name: of.train for name, of in own.items()},
+      held_out={name: of.dev for name, of in every.items()},
+      tokenizer=first.tokenizer,
+      boundary=first.manifest.settings["boundary"],
+      words={n: of.manifest.splits["train"].row_words for n, of in own.items()},
+      sha256=joined if more else joined.partition("=")[2],
+    )
+
+  @property
+  def rows(self) -> Rows | Concatenated:
+    """All rows to train on."""
+    first, *more = self.train.values()
+    return Concatenated([first, *more]) if more else first
+
+
+def named(text: str, key: str) -> dict[str, str]:
+  """Reads `FOLDER`, or `NAME=FOLDER,NAME=FOLDER`, as folders by name.
+
+  Raises:
+    UserError: for a name that is there twice; it names the setting `key`.
+  """
+  name = f"{curriculum.NAME}="
+  if not re.match(name, text):
+    return {"": text} if text else {}
+  # Folders may have commas: only one before a name divides.
+  pairs = [part.split("=", 1) for part in re.split(f",(?={name})", text)]
+  out = dict(pairs)
+  if len(out) < len(pairs):
+    raise UserError(f"{key}={text}: a name is there twice")
+  return out
+
+
+def _check_alike(prepared: Mapping[str, Prepared]) -> None:
+  """Checks that rows of all of them may stand in one batch."""
+  (first, like), *others = prepared.items()
+  for name, of in others:
+    ours, theirs = (
+      {
+        "tokenizer.json": m.tokenizer["sha256"][:8],
+        "--seq_len": m.seq_len,
+        "--boundary": m.settings["boundary"],
+        "rows divided into segments (--packing)": m.segmented,
+      }
+      for m in (like.manifest, of.manifest)
+    )
+    for what in ours:
+      if ours[what] != theirs[what]:
+        raise UserError(
+          f"{like.folder} and {of.folder} were not prepared alike:"
+          f" {what} is {ours[what]} for {first or 'the first'}, but"
+          f" {theirs[what]} for {name}; prepare {name} again, with"
+          f" --tokenizer={like.folder / TOKENIZER} and the same options"
+        )
 
 
 def _open_tokenizer(path: pathlib.Path, expected: str) -> Tokenizer:

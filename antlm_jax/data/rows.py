@@ -150,6 +150,34 @@ class Rows:
     return np.frombuffer(b"".join(records), np.uint8).reshape(-1, width)
 
 
+class Concatenated:
+  """Rows of several files, one after the other, read as `Rows` are."""
+
+  def __init__(self, parts: Sequence[Rows]):
+    """Joins rows of one length, all of them segmented or none."""
+    self.seq_len, self.segmented = parts[0].seq_len, parts[0].segmented
+    self._parts, self._ends = parts, np.cumsum([len(part) for part in parts])
+
+  def __len__(self) -> int:
+    return int(self._ends[-1])
+
+  def read(
+    self, indices: Sequence[int] | np.ndarray
+  ) -> tuple[np.ndarray, np.ndarray | None]:
+    """Reads rows, as `Rows.read`."""
+    indices = np.asarray(indices, np.int64)
+    tokens = np.empty((len(indices), self.seq_len), np.int32)
+    starts = np.empty(tokens.shape, bool) if self.segmented else None
+    places = np.searchsorted(self._ends, indices, side="right")
+    for place in np.unique(places):
+      part, mine = self._parts[place], places == place
+      first = self._ends[place] - len(part)
+      tokens[mine], found = part.read(indices[mine] - first)
+      if self.segmented:
+        starts[mine] = found
+    return tokens, starts
+
+
 def damaged(path: pathlib.Path, what: str) -> UserError:
   """Returns the error of a file in a prepared folder that is not whole."""
   return UserError(f"{path} {what}; delete {path.parent} and prepare it again")

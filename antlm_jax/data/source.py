@@ -121,7 +121,8 @@ class Source:
   def _moved(self, step: int, slots, rows, tokens) -> np.ndarray:
     """Moves each slot's text up to a row's length on, int32 `[n, T]`."""
     following = rows[:, -1] + 1
-    last = following == len(self.rows)  # nothing follows: it stays
+    ends = np.cumsum(list(self.order.sources.values()))
+    last = np.isin(following, ends)  # nothing follows: it stays
     more, _ = self.rows.read(np.where(last, 0, following))
     share = hashing.uniform(self.seed, _OFFSET, step, slots)
     offset = np.where(last, 0, (share * self.rows.seq_len).astype(np.int64))

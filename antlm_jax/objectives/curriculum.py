@@ -12,6 +12,7 @@ Written as a string of phases:
     12*(1C+1M)           the phases in brackets, twelve times
 
 The letters name objectives: `objective.OBJECTIVES`, or `config.objectives`.
+What is read when is written alike, with names of data: `90%web+10%books`.
 """
 
 import bisect
@@ -26,6 +27,9 @@ from antlm_jax.errors import UserError
 from antlm_jax.settings import LARGEST
 
 UNITS = ("epochs", "steps")
+NAME = "[A-Za-z][A-Za-z0-9_]*"
+# The setting that a string of these names is.
+_SETTINGS = {"objective": "curriculum", "source": "data.mix"}
 # What nobody means, but a slip of the keyboard makes.
 _LONGEST = 1e12
 _MOST_PHASES = 100_000
@@ -38,7 +42,7 @@ class Phase:
 
   start: int
   stop: int
-  shares: Mapping[str, float]  # part of a batch's rows by objective; adds to 1
+  shares: Mapping[str, float]  # part of a batch's rows by name; adds to 1
 
   def __str__(self) -> str:
     total = sum(self.shares.values())
@@ -58,9 +62,8 @@ class Phase:
       int64 `[batch_size]`: an index into `list(self.shares)`.
     """
     done = (step - self.start) * batch_size
-    counts = _counts(
-      np.array([done, done + batch_size]), list(self.shares.values())
-    )
+    ends = self.counts(np.array([done, done + batch_size]))
+    (counts,) = np.diff(ends).T
     # Sorting a Weyl sequence deals the places out as evenly as cards: any
     # microbatch or shard, a run of neighbours, gets its part of each objective.
     spread = (np.arange(batch_size) * 0x9E3779B9) % 2**32
@@ -70,16 +73,24 @@ class Phase:
     )
     return out
 
+  def counts(self, rows: np.ndarray) -> np.ndarray:
+    """Says how many of a phase's first `rows` rows are each name's.
 
-def _counts(rows: np.ndarray, shares: list[float]) -> list[int]:
-  """Splits the rows between `rows[0]` and `rows[1]` among shares.
+    Returns:
+      int64 `[names, *rows.shape]`, which add up to `rows`.
+    """
+    return np.stack(_counts(rows, list(self.shares.values())))
 
-  Half of the objectives take their part of all rows so far, rounded, and the
-  others what is left. Neither shrinks as rows grow, so no count is negative
-  (as differences of rounded sums may be), and errors do not add up.
+
+def _counts(rows: np.ndarray, shares: list[float]) -> list[np.ndarray]:
+  """Splits so many rows among shares.
+
+  Half of the names take their part of all rows, rounded, and the others what
+  is left. Neither shrinks as rows grow, so no count does (as differences of
+  rounded sums may), and errors do not add up.
   """
   if len(shares) == 1:
-    return [int(rows[1] - rows[0])]
+    return [rows]
   half = len(shares) // 2
   part = sum(shares[:half]) / sum(shares)
   # 1e-9: 0.1 * 25 must not be 2.4999999999999996 rows.
@@ -137,9 +148,10 @@ def names(text: str, objectives: Collection[str]) -> tuple[str, ...]:
 
 def parse(
   text: str,
-  objectives: Collection[str],
+  known: Collection[str],
   steps_per_epoch: float,
   run_steps: int | None = None,
+  kind: str = "objective",
 ) -> Curriculum:
   """Parses a curriculum string.
 
@@ -148,34 +160,36 @@ def parse(
 
   Args:
     text: The string; see the module's documentation.
-    objectives: The names that may appear.
+    known: The names that may appear.
     steps_per_epoch: Steps that read the data once; may be a fraction.
     run_steps: The run's length, for shares; None if only the string says.
+    kind: What the names are of: `objective`, or `source` of data.
 
   Raises:
     UserError: for a string that cannot be read, pointing at the character,
       and for phases that do not fit the run.
   """
-  parts, unit = _Parser(text, objectives).parse()
-  lengths = _lengths(text, parts, unit, steps_per_epoch, run_steps)
+  parser = _Parser(text, known, kind)
+  parts, unit = parser.parse()
+  lengths = _lengths(parser.what, parts, unit, steps_per_epoch, run_steps)
   ends = [round(end) for end in np.cumsum(lengths)]
   if ends[-1] > LARGEST:  # the step is an int32 on the devices
-    raise UserError(f"curriculum {text!r} is over {LARGEST} steps long")
+    raise UserError(f"{parser.what} is over {LARGEST} steps long")
   phases, start = [], 0
   for part, stop in zip(parts, ends, strict=True):
     if stop == start:
-      raise _error(text, part.position, "this phase is shorter than one step")
+      parser.fail("this phase is shorter than one step", part.position)
     phases.append(Phase(start, stop, part.shares))
     start = stop
   return Curriculum(tuple(phases))
 
 
-def _lengths(text, parts, unit, steps_per_epoch, run_steps) -> list[float]:
+def _lengths(what, parts, unit, steps_per_epoch, run_steps) -> list[float]:
   """Length of each phase in steps, before rounding."""
   units = {_unit_of(part, unit) for part in parts}
   if len(units) > 1:
     raise UserError(
-      f"curriculum {text!r} mixes {' and '.join(sorted(units))}: write all"
+      f"{what} mixes {' and '.join(sorted(units))}: write all"
       " counts in one unit, such as '300C+700M steps'"
     )
   if units == {"epochs"}:
@@ -184,14 +198,14 @@ def _lengths(text, parts, unit, steps_per_epoch, run_steps) -> list[float]:
     return [part.count for part in parts]
   if run_steps is None:
     raise UserError(
-      f"curriculum {text!r} shares out the run, whose length is not given:"
+      f"{what} shares out the run, whose length is not given:"
       " set train.epochs or train.steps, or write counts, such as '4C+16M+4C'"
     )
   if units == {"equal shares"}:
     return [run_steps / len(parts)] * len(parts)
   total = sum(part.count for part in parts)
   if abs(total - 100) > 1e-6:
-    raise UserError(f"curriculum {text!r} adds up to {total:g} %, not 100 %")
+    raise UserError(f"{what} adds up to {total:g} %, not 100 %")
   return [part.count / 100 * run_steps for part in parts]
 
 
@@ -205,13 +219,6 @@ def _unit_of(part: _Part, unit: str | None) -> str:
   return unit or ("steps" if part.count >= 1000 else "epochs")
 
 
-def _error(text: str, position: int, message: str) -> UserError:
-  where = f"character {position + 1}"
-  if position < len(text):
-    where += f" ({text[position]!r})"
-  return UserError(f"curriculum {text!r}, {where}: {message}")
-
-
 class _Parser:
   """Recursive descent over the string.
 
@@ -220,8 +227,11 @@ class _Parser:
   mix = name {":" name} ["=" number {":" number}]
   """
 
-  def __init__(self, text: str, objectives: Collection[str]):
-    self.text, self.objectives = text, objectives
+  def __init__(
+    self, text: str, known: Collection[str], kind: str = "objective"
+  ):
+    self.text, self.known, self.kind = text, known, kind
+    self.what = f"{_SETTINGS[kind]} {text!r}"
     self.at = self.begin = 0  # where to read on, where the last token began
 
   def parse(self) -> tuple[list[_Part], str | None]:
@@ -229,9 +239,9 @@ class _Parser:
     parts = self._sum()
     unit = self._take(r"[a-z]+")
     if unit is not None and unit not in UNITS:
-      self._fail("the unit is 'epochs' or 'steps'", self.begin)
+      self.fail("the unit is 'epochs' or 'steps'", self.begin)
     if self.at < len(self.text):
-      self._fail("expected '+' and another phase, or the end")
+      self.fail("expected '+' and another phase, or the end")
     return parts, unit
 
   def _sum(self) -> list[_Part]:
@@ -246,27 +256,27 @@ class _Parser:
       return [self._phase()]
     times = float(repeat[:-1])
     if times == 0:
-      self._fail("repeat at least once", self.begin)
+      self.fail("repeat at least once", self.begin)
     # Deeper than this, Python's own recursion would end.
     if self.text.count("(", 0, self.at) >= _MOST_BRACKETS:
-      self._fail(f"over {_MOST_BRACKETS} brackets", self.begin)
+      self.fail(f"over {_MOST_BRACKETS} brackets", self.begin)
     begin = self.begin
     if not self._take(r"\("):
-      self._fail("expected '(' and the phases to repeat")
+      self.fail("expected '(' and the phases to repeat")
     parts = self._sum()
     if not self._take(r"\)"):
-      self._fail("expected ')'")
+      self.fail("expected ')'")
     if len(parts) * times > _MOST_PHASES:
-      self._fail(f"over {_MOST_PHASES} phases", begin)
+      self.fail(f"over {_MOST_PHASES} phases", begin)
     return parts * int(times)
 
   def _phase(self) -> _Part:
     position = self.at
     count = self._number()
     if count == 0:
-      self._fail("a phase of length 0", self.begin)
+      self.fail("a phase of length 0", self.begin)
     if count is not None and count > _LONGEST:
-      self._fail(f"a phase longer than {_LONGEST:g}", self.begin)
+      self.fail(f"a phase longer than {_LONGEST:g}", self.begin)
     unit = "%" if count is not None and self._take("%") else ""
     return _Part(count, unit, self._mix(), position)
 
@@ -282,12 +292,12 @@ class _Parser:
     return shares
 
   def _name(self) -> str:
-    name = self._take(r"[A-Z][A-Za-z0-9_]*")
-    known = ", ".join(self.objectives)
+    name = self._take(NAME)
+    known = ", ".join(self.known)
     if name is None:
-      self._fail(f"expected an objective ({known})")
-    if name not in self.objectives:
-      self._fail(f"unknown objective {name!r} (known: {known})", self.begin)
+      self.fail(f"expected a name ({known})")
+    if name not in self.known:
+      self.fail(f"unknown {self.kind} {name!r} (known: {known})", self.begin)
     return name
 
   def _ratio(self, length: int) -> list[float]:
@@ -298,9 +308,9 @@ class _Parser:
     while not numbers or self._take(":"):
       numbers.append(self._number())
       if numbers[-1] is None:
-        self._fail("expected a number")
+        self.fail("expected a number")
     if len(numbers) != length or not 0 < sum(numbers) <= _LONGEST:
-      self._fail(f"expected {length} proportions, not all zero", start)
+      self.fail(f"expected {length} proportions, not all zero", start)
     return numbers
 
   def _number(self) -> float | None:
@@ -315,8 +325,13 @@ class _Parser:
     self.begin, self.at = self.at, match.end()
     return match[1]
 
-  def _fail(self, message: str, at: int | None = None):
-    raise _error(self.text, self.at if at is None else at, message)
+  def fail(self, message: str, at: int | None = None):
+    """Raises an error that points at a character."""
+    at = self.at if at is None else at
+    where = f"character {at + 1}"
+    if at < len(self.text):
+      where += f" ({self.text[at]!r})"
+    raise UserError(f"{self.what}, {where}: {message}")
 
 
 def amount(value: float, steps: int) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from antlm_jax import config as config_lib
+from antlm_jax.data.prepared import Sources
 from antlm_jax.errors import UserError
 from antlm_jax.planning.estimate import Estimate, StandIn, estimate_all
 from antlm_jax.runtime import progress, sharding
@@ -52,11 +53,11 @@ class Pod:
         f" at most {_MOST_TOKENS:,} tokens"
       )
     stand_in = StandIn(self.vocab_size, length, self.pieces, _EPOCH * rows)
-    data = dict.fromkeys(("train_rows", "dev_rows", "tokenizer"), stand_in)
-    data["manifest"] = None
+    rows = {"": stand_in}
+    sources = Sources(rows, rows, stand_in, "bos", words={}, sha256="")
     if config.data.path:
-      data = run_lib.read_data(config)
-    return run_lib.assemble(config, self.devices, **data)
+      sources = run_lib.read_data(config)
+    return run_lib.assemble(config, sources, self.devices)
 
 
 # ------------------------------------------------------- where it does not fit

@@ -108,7 +108,7 @@ def is_time(trainer, every: float) -> bool:
 
 def is_evaluated(trainer) -> bool:
   """Whether the state is one that evaluators measure."""
-  at_switch = trainer.step in trainer.run.curriculum.switches
+  at_switch = trainer.step in trainer.run.switches
   return at_switch or is_time(trainer, trainer.config.eval.every)
 
 
@@ -134,7 +134,7 @@ class Evaluator(Hook):
         self.run(trainer)
 
   def due(self, trainer) -> bool:
-    """As often as the config says, and where the objective changes."""
+    """As often as the config says, and where objectives or data change."""
     return is_evaluated(trainer)
 
   def run(self, trainer) -> None:
@@ -155,7 +155,11 @@ class Evaluator(Hook):
 
 
 class HeldOut(Evaluator):
-  """Measures every objective of `eval.objectives` on held-out text."""
+  """Measures every objective of `eval.objectives` on held-out text.
+
+  `eval/clm/loss` is of what the run's own data hold out, all together; of
+  several sets each has an `eval/clm/NAME/loss`, too.
+  """
 
   def start(self, trainer) -> None:
     self._sources = trainer.run.eval_sources()
@@ -166,31 +170,40 @@ class HeldOut(Evaluator):
     super().start(trainer)
 
   def measure(self, trainer) -> dict[str, float]:
-    return {
-      f"eval/{name}/{metric}": value
-      for name, source in self._sources.items()
-      for metric, value in self._measure(trainer, source).items()
-    }
+    out = {}
+    for name, sets in self._sources.items():
+      sums = {of: self._sums(trainer, sets[of]) for of in sets}
+      own = [sums[of] for of in trainer.run.sources.train]
+      of_each = {name: jax.tree.map(lambda *each: sum(each), *own)}
+      if len(sums) > 1:
+        of_each |= {f"{name}/{of}": sums[of] for of in filter(None, sums)}
+      for what, total in of_each.items():
+        out |= {f"eval/{what}/{k}": v for k, v in _means(total).items()}
+    return out
 
-  def _measure(self, trainer, source: Source) -> dict[str, float]:
+  def _sums(self, trainer, source: Source) -> dict[str, float]:
     sums: dict[str, float] = {}
     for batch in trainer.in_step(source):
       placed = sharding.place(trainer.run.mesh, batch)
       found = self._evaluate(trainer.state.best_params, placed)
       for name, value in jax.device_get(found).items():
         sums[name] = sums.get(name, 0.0) + float(value.sum())
-    # Divided once, over all batches: every target counts the same.
-    count = max(sums["count"], 1)
-    loss = sums["nats"] / count
-    return {
-      "loss": loss,
-      "perplexity": math.exp(min(loss, 700)),
-      "accuracy": sums["correct"] / count,
-    }
+    return sums
 
   def say(self, trainer, values: Mapping[str, float]) -> str:
     shown = summary.of_evaluation(values)
     return f"held out after step {trainer.step}: {shown}"
+
+
+def _means(sums: Mapping[str, float]) -> dict[str, float]:
+  # Divided once, over all batches: every target counts the same.
+  count = max(sums["count"], 1)
+  loss = sums["nats"] / count
+  return {
+    "loss": loss,
+    "perplexity": math.exp(min(loss, 700)),
+    "accuracy": sums["correct"] / count,
+  }
 
 
 class Watch(Hook):
@@ -296,7 +309,7 @@ class Log(Hook):
       shown.append(f"{units.quantity(each)} on each device")
     if mfu := values.get("train/mfu"):
       shown.append(f"MFU {mfu:.1%}")
-    tokens = trainer.config.train.batch_size * trainer.run.train_rows.seq_len
+    tokens = trainer.config.train.batch_size * trainer.run.sources.rows.seq_len
     left = (trainer.total - step) * tokens / rate
     return [*shown, f"{units.duration(left)} left"]
 

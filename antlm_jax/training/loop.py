@@ -314,10 +314,9 @@ class Trainer:
     run, records = self.run, metrics.read_records(self.folder)
     watched = summary.watched(records, self.config.eval.watch)
     best = min(watched, key=watched.get, default=None)
-    held_out = summary.held_out(records, run.curriculum, self.step, best)
+    held_out = summary.held_out(records, run, self.step, best)
     unigram, modes = run.unigram_entropy(), readme.modes(records, run)
     at_end = self.step == self.total
-    names = list(run.eval_sources())
     found = {
       "steps": self.step,
       "parameters": run.model.size,
@@ -329,7 +328,7 @@ class Trainer:
       "held_out": held_out,
       "seconds": {**self.ledger.seconds, "total": self.ledger.total},
     }
-    table = summary.table(held_out, unigram, run.curriculum, names, self.step)
+    table = summary.table(held_out, unigram, run, self.step)
     return found, *table
 
   def _describe(self, found: dict, rows: list, head: list) -> None:
@@ -337,7 +336,8 @@ class Trainer:
     run, records = self.run, metrics.read_records(self.folder)
     names = {name: o.name for name, o in run.objectives.items()}
     picture, unigram = self.folder / "curves.png", found["unigram_entropy"]
-    plots.curves(records, run.curriculum, names, unigram, picture)
+    mix = run.order.mix
+    plots.curves(records, run.curriculum, names, unigram, picture, mix)
     page = readme.page(run, self.workdir, self.command, found, rows, head)
     files.write_text(self.folder / "README.md", page)
 

@@ -15,6 +15,8 @@ from antlm_jax.units import quantity
 
 # Colours by order of appearance; told apart in grey and by the colour-blind.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+GREYS = ("0.1", "0.9", "0.5")  # of data
+_DASHES = ("--", ":", "-.")  # of several held-out sets
 
 
 def curves(
@@ -23,10 +25,12 @@ def curves(
   names: dict[str, str],
   unigram: float,
   path: pathlib.Path,
+  mix: Curriculum | None = None,
 ) -> None:
   """Draws training and held-out losses, phases shaded, to a PNG.
 
-  Accuracies on minimal pairs, if there are any, have a panel of their own.
+  Accuracies on minimal pairs, if there are any, have a panel of their own. Of
+  several held-out sets each has a curve in its objective's colour.
 
   Args:
     records: As `metrics.read_records` gives them.
@@ -34,6 +38,7 @@ def curves(
     names: The objectives' logged names, by name in the curriculum.
     unigram: Entropy of the held-out tokens in nats, drawn as a line.
     path: Where to write.
+    mix: The data's phases, if it has any: the lowest panel's shades.
   """
   pairs = sorted({k for r in records for k in r if k.startswith(PAIRS)})
   heights = (5, 2, 1) if pairs else (5, 1)
@@ -41,8 +46,13 @@ def curves(
   panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
   kinds = _kinds(records, curriculum, names)
   colours = dict(zip(kinds, COLOURS * len(kinds), strict=False))
-  shade(panels, curriculum, names, colours)
+  shade(panels[:-1] if mix else panels, curriculum, names, colours)
   _label(panels[0], curriculum, names, colours)
+  if mix:
+    grey = {name: GREYS[i % 3] for i, name in enumerate(mix.objectives)}
+    same = {name: name for name in grey}
+    shade(panels[-1:], mix, same, grey)
+    _label(panels[-1], mix, same, dict.fromkeys(grey, "0.3"))
   _draw_losses(panels[0], records, colours, unigram)
   if pairs:
     _draw_pairs(panels[1], records, pairs)
@@ -61,9 +71,12 @@ def _draw_losses(axes, records, colours, unigram) -> None:
     _line(axes, records, f"train/{kind}/loss", colour, alpha=0.45, lw=1)
     style = {"lw": 2, "marker": "o", "ms": 3.5, "label": f"{kind}, held out"}
     _line(axes, records, f"eval/{kind}/loss", colour, **style)
+    for of, dashes in zip(_sets(records), itertools.cycle(_DASHES)):
+      style = {"lw": 1.3, "ls": dashes, "label": f"{kind}, {of}"}
+      _line(axes, records, f"eval/{kind}/{of}/loss", colour, **style)
   axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
   axes.set_ylabel("loss (nats per target)")
-  axes.set_ylim(*_limits(records, list(colours), unigram))
+  axes.set_ylim(*_limits(records, unigram))
   axes.legend(loc="best", frameon=True, title="thin: in training")
 
 
@@ -87,6 +100,12 @@ def _kinds(records, curriculum, names) -> list[str]:
   return kinds
 
 
+def _sets(records) -> list[str]:
+  """The names of the held-out sets, if there are several."""
+  parts = [key.split("/") for record in records for key in record]
+  return list(dict.fromkeys(p[2] for p in parts if p[3:] == ["loss"]))
+
+
 def _line(axes, records, key, colour, **style) -> None:
   points = [(r["step"], r[key]) for r in records if key in r]
   # A gap where the objective paused, not a line across the other's phase.
@@ -101,13 +120,13 @@ def _line(axes, records, key, colour, **style) -> None:
     axes.plot(*zip(*broken, strict=True), color=colour, **style)
 
 
-def _limits(records, kinds, unigram) -> tuple[float, float]:
+def _limits(records, unigram) -> tuple[float, float]:
   """Fits the held-out curves; the first steps' losses would flatten them."""
   values = [
-    r[f"eval/{kind}/loss"]
+    value
     for r in records
-    for kind in kinds
-    if f"eval/{kind}/loss" in r and r["step"] > 0
+    for key, value in r.items()
+    if key.startswith("eval/") and key.endswith("/loss") and r["step"] > 0
   ]
   values.append(unigram)  # its line is to be seen
   margin = 0.08 * (max(values) - min(values)) + 0.05

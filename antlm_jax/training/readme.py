@@ -110,7 +110,7 @@ def page(
 def _figures(run: Run, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
   step, whole = found["steps"], run.curriculum.steps
   yield "steps", f"{step:,}" + (f" of {whole:,}" if step < whole else "")
-  tokens = run.order.taken(step) * run.train_rows.seq_len
+  tokens = sum(run.order.taken(step).values()) * run.sources.rows.seq_len
   yield "tokens seen", units.quantity(tokens)
   yield "words seen", units.quantity(run.words(step))
   yield "epochs", f"{step / run.order.steps_per_epoch:.3g}"

@@ -16,8 +16,7 @@ from antlm_jax import models, units
 from antlm_jax.data import order as order_lib
 from antlm_jax.data.order import Order, Part
 from antlm_jax.data.packing import BOUNDARIES
-from antlm_jax.data.prepared import MANIFEST, Manifest, Prepared
-from antlm_jax.data.rows import Rows
+from antlm_jax.data.prepared import Sources
 from antlm_jax.data.source import Source
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
@@ -26,7 +25,7 @@ from antlm_jax.objectives.batch import Batch, Layout
 from antlm_jax.objectives.corruption import Vocabulary
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.objectives.objective import Objective
-from antlm_jax.runtime import buckets, sharding
+from antlm_jax.runtime import sharding
 from antlm_jax.training import checkpoint, optim
 from antlm_jax.training.checkpoint import Meta
 from antlm_jax.training.step import TrainStep
@@ -56,10 +55,7 @@ class Run:
   """The parts of a run."""
 
   config: ConfigDict  # resolved
-  manifest: Manifest  # of the prepared data, as the three below
-  train_rows: Rows
-  dev_rows: Rows  # held out
-  tokenizer: Tokenizer
+  sources: Sources  # the prepared data
   objectives: dict[str, Objective]  # by name in the curriculum
   curriculum: Curriculum
   order: Order
@@ -72,15 +68,28 @@ class Run:
     return self.step.model
 
   @property
+  def tokenizer(self) -> Tokenizer:
+    """That of its data."""
+    return self.sources.tokenizer
+
+  @property
+  def switches(self) -> tuple[int, ...]:
+    """The steps at which objectives or sources of data change."""
+    mix = self.order.mix
+    more = mix.switches if mix else ()
+    return tuple(sorted({*self.curriculum.switches, *more}))
+
+  @property
   def meta(self) -> Meta:
     """What its checkpoints say beside their arrays."""
+    data = self.sources
     return Meta(
       self.config,
-      self.tokenizer,
-      boundary=self.manifest.settings["boundary"],
-      data=self.manifest.splits["train"].sha256,
+      data.tokenizer,
+      data.boundary,
+      data.sha256,
       milestones=self.milestones,
-      row_tokens=self.train_rows.seq_len * self.order.joined,
+      row_tokens=data.rows.seq_len * self.order.joined,
     )
 
   @property
@@ -99,9 +108,8 @@ class Run:
     A text counts as often as it comes. Rows count by their mean number of
     words, so that an epoch has those of its text, as spaces divide them.
     """
-    split = self.manifest.splits["train"]
-    in_rows = split.words * (1 - split.dropped / split.tokens)
-    return self.order.taken(step) * in_rows / split.rows
+    taken = self.order.taken(step)
+    return sum(taken[name] * of for name, of in self.sources.words.items())
 
   @functools.cached_property
   def milestones(self) -> dict[str, int]:
@@ -127,7 +135,7 @@ class Run:
   def source(self) -> Source:
     """Returns the training steps as batches."""
     return self._source(
-      self.train_rows,
+      self.sources.rows,
       self.order,
       self.curriculum,
       short=self.config.data.short,
@@ -135,27 +143,13 @@ class Run:
       random_offset=self.config.data.random_offset,
     )
 
-  def eval_sources(self) -> dict[str, Source]:
-    """Returns the held-out batches, by the logged name of the objective.
+  def eval_sources(self) -> dict[str, dict[str, Source]]:
+    """Returns the held-out batches, by objective's logged name and by set.
 
     They are the same at every evaluation, down to what is masked.
     """
-    train = self.config.train
-    shards = sharding.data_shards(self.mesh)
-    rows = min(self.config.eval.rows, len(self.dev_rows))
-    if not rows:
-      return {}
-    # As large as what a step computes at once, which fits in memory, and in
-    # parts for all data shards.
-    size = min(rows, train.batch_size // train.microbatches)
-    size = -(-size // shards) * shards
-    # Shuffled, so that a part of them is a sample of the whole.
-    layout = Layout(size, 1, shards, sharding.local_shards(self.mesh))
-    order = Order(len(self.dev_rows), (Part(0.0, layout),), rounding="up")
     out = {}
-    for name in self._evaluated():
-      alone = curriculum_lib.parse(name, [name], 1, -(-rows // size))
-      source = self._source(self.dev_rows, order, alone)
+    for name in self._evaluated() if self.config.eval.rows else ():
       # Masked as at the end of the run, where the share changes over it.
       objective = self.objectives[name]
       end = objective.mask_ratio_end
@@ -163,10 +157,27 @@ class Run:
         objective = dataclasses.replace(
           objective, mask_ratio=end, mask_ratio_end=None
         )
-      out[objective.name] = dataclasses.replace(
-        source, limit=rows, objectives={name: objective}
-      )
+      out[objective.name] = {
+        of: self._held_out(rows, name, objective)
+        for of, rows in self.sources.held_out.items()
+      }
     return out
+
+  def _held_out(self, held_out, name: str, objective: Objective) -> Source:
+    """Returns some of the held-out rows, for an objective alone."""
+    train = self.config.train
+    shards = sharding.data_shards(self.mesh)
+    rows = min(self.config.eval.rows, len(held_out))
+    # As large as what a step computes at once, which fits in memory, and in
+    # parts for all data shards.
+    size = min(rows, train.batch_size // train.microbatches)
+    size = -(-size // shards) * shards
+    # Shuffled, so that a part of them is a sample of the whole.
+    layout = Layout(size, 1, shards, sharding.local_shards(self.mesh))
+    order = Order({"": len(held_out)}, (Part(0.0, layout),), rounding="up")
+    alone = curriculum_lib.parse(name, [name], 1, -(-rows // size))
+    source = self._source(held_out, order, alone)
+    return dataclasses.replace(source, limit=rows, objectives={name: objective})
 
   @functools.cached_property
   def attention(self) -> dict[str, str]:
@@ -190,13 +201,14 @@ class Run:
       name = str(self.curriculum.at(start))
       joined = self.order.at(start).joined
       if joined > 1:
-        name += f" of {joined * self.train_rows.seq_len}"
+        name += f" of {joined * self.sources.rows.seq_len}"
       # Objectives that come again are one program, which trains more steps.
       known = out.get(name) or Program(name, 0, source[start])
       out[name] = dataclasses.replace(known, steps=known.steps + end - start)
     if evaluations:
-      for name, of in self.eval_sources().items():
-        out[f"eval {name}"] = Program(f"eval {name}", 0, of[0])
+      for name, sets in self.eval_sources().items():
+        first = next(iter(sets.values()))  # others' batches are like it
+        out[f"eval {name}"] = Program(f"eval {name}", 0, first[0])
     return list(out.values())
 
   def attention_of(self, batch: Batch) -> str:
@@ -218,10 +230,12 @@ class Run:
     Special tokens are left out.
     """
     counts = np.zeros(self.tokenizer.vocab_size)
-    for start in range(0, len(self.dev_rows), 4096):
-      stop = min(start + 4096, len(self.dev_rows))
-      tokens, _ = self.dev_rows.read(np.arange(start, stop))
-      counts += np.bincount(tokens.reshape(-1), minlength=len(counts))
+    for name in self.sources.train:
+      rows = self.sources.held_out[name]
+      for start in range(0, len(rows), 4096):
+        stop = min(start + 4096, len(rows))
+        tokens, _ = rows.read(np.arange(start, stop))
+        counts += np.bincount(tokens.reshape(-1), minlength=len(counts))
     # They stand where packing puts them, and nothing predicts them.
     counts[self.tokenizer.special] = 0
     shares = counts[counts > 0] / counts.sum()
@@ -256,8 +270,7 @@ class Run:
 
   def _frame(self) -> tuple[int, int | None]:
     """Returns the ids that stand before and after documents."""
-    # A plan may be without data.
-    boundary = self.manifest.settings["boundary"] if self.manifest else "bos"
+    boundary = self.sources.boundary
     ids = (n and getattr(self.tokenizer, n) for n in BOUNDARIES[boundary])
     before, after = ids
     if before is None:
@@ -296,7 +309,7 @@ def build(config: ConfigDict) -> Run:
     UserError: for settings, data and devices that do not fit together.
   """
   config_lib.check(config)  # it may be made in Python, not loaded from a file
-  run = assemble(config, **read_data(config))
+  run = assemble(config, read_data(config))
   # These raise now what is wrong with them.
   _ = run.attention, run.milestones
   _check_epochs(run)
@@ -315,7 +328,9 @@ def _check_epochs(run: Run) -> None:
 
 
 def _check_watch(run: Run) -> None:
-  watch, known = run.config.eval.watch, list(run.eval_sources())
+  watch, known = run.config.eval.watch, []
+  for name, sets in run.eval_sources().items():
+    known += [name, *(f"{name}/{of}" for of in sets if len(sets) > 1 and of)]
   if unknown := [name for name in watch if name not in known]:
     raise UserError(
       f"eval.watch: {unknown[0]} is not measured; there are {', '.join(known)}"
@@ -327,41 +342,34 @@ def _check_watch(run: Run) -> None:
     )
 
 
-def read_data(config: ConfigDict) -> dict:
-  """Opens the data of `data.path`, as those fields of a `Run` that it is."""
+def read_data(config: ConfigDict) -> Sources:
+  """Opens the data of `data.path`, and of `eval.data`."""
   if not config.data.path:
     raise UserError(
       "data.path is not set: give --config.data.path=DIR, a folder made by"
       " `antlm prepare`"
     )
-  prepared = Prepared.open(buckets.local(config.data.path, MANIFEST))
-  return {
-    "manifest": prepared.manifest,
-    "train_rows": prepared.train,
-    "dev_rows": prepared.dev,
-    "tokenizer": prepared.tokenizer,
-  }
+  return Sources.open(config.data.path, config.eval.data)
 
 
 def assemble(
   config: ConfigDict,
+  sources: Sources,
   devices: Sequence[jax.Device] | None = None,
-  *,
-  train_rows: Rows,
-  tokenizer: Tokenizer,
-  **data,
 ) -> Run:
   """Puts a run together of its config, its data and the devices.
 
-  The data is that of `read_data`. The devices, by default those of this machine
-  or pod, need not be there.
+  The data are those of `read_data`. The devices, by default those of this
+  machine or pod, need not be there.
 
   Raises:
     UserError: for settings, data and devices that do not fit together.
   """
   objectives = config_lib.objectives(config)
-  tokenizer = _with_mask(config, objectives, tokenizer)
+  tokenizer = _with_mask(config, objectives, sources.tokenizer)
+  sources = dataclasses.replace(sources, tokenizer=tokenizer)
   model = models.build(config.model, tokenizer.vocab_size)
+  rows = sources.rows
   mesh = sharding.make_mesh(config.mesh, devices)
   layout = Layout(
     config.train.batch_size,
@@ -369,23 +377,21 @@ def assemble(
     sharding.data_shards(mesh),
     sharding.local_shards(mesh),
   )
-  parts = order_lib.parse(
-    config.train.batch_schedule, layout, train_rows.seq_len
-  )
-  longest = train_rows.seq_len * max(part.joined for part in parts)
+  parts = order_lib.parse(config.train.batch_schedule, layout, rows.seq_len)
+  longest = rows.seq_len * max(part.joined for part in parts)
   if longest > model.config.max_seq_len:
     raise UserError(
       f"the rows of {config.data.path or 'the data'} have {longest} tokens,"
       f" over model.max_seq_len={model.config.max_seq_len}: prepare shorter"
       " rows, or raise it"
     )
-  if train_rows.segmented and (config.data.random_offset or config.data.framed):
+  if rows.segmented and (config.data.random_offset or config.data.framed):
     raise UserError(
       "data.random_offset and data.framed are for rows of --packing=stream:"
       f" those of {config.data.path} are divided into segments"
     )
   order = Order(
-    size=len(train_rows),
+    sources={name: len(of) for name, of in sources.train.items()},
     parts=parts,
     growth=config.train.batch_start,
     rounding=config.data.rounding,
@@ -395,14 +401,16 @@ def assemble(
   curriculum = _curriculum(config, objectives, order.steps_per_epoch)
   return Run(
     config=config,
-    train_rows=train_rows,
-    tokenizer=tokenizer,
+    sources=sources,
     objectives=objectives,
     curriculum=curriculum,
-    order=dataclasses.replace(order, steps=curriculum.steps),
+    order=dataclasses.replace(
+      order,
+      steps=curriculum.steps,
+      mix=_mix(config, order, curriculum.steps),
+    ),
     mesh=mesh,
     step=_step(config, model, curriculum),
-    **data,
   )
 
 
@@ -433,6 +441,26 @@ def _with_mask(config, objectives, tokenizer: Tokenizer) -> Tokenizer:
     begun = checkpoint.read_meta(checkpoint.find(config.init.checkpoint))
     needed = begun.tokenizer.mask_id is not None
   return tokenizer.extended([MASK]) if needed else tokenizer
+
+
+def _mix(config, order: Order, steps: int) -> Curriculum | None:
+  text, sources = config.data.mix, list(order.sources)
+  if not text:
+    return None
+  if sources == [""]:
+    raise UserError(
+      f"data.mix={text} has names of data, and data.path none: give"
+      " --config.data.path=NAME=FOLDER,NAME=FOLDER"
+    )
+  mix = curriculum_lib.parse(
+    text, sources, order.steps_per_epoch, steps, kind="source"
+  )
+  if mix.steps != steps:
+    raise UserError(
+      f"data.mix {text!r} is {mix.steps} steps long, but the run is {steps}:"
+      " write shares of it, such as 75%a+25%b"
+    )
+  return mix
 
 
 def _step(config, model, curriculum: Curriculum) -> TrainStep:

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 import jax
 
 from antlm_jax import units
-from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import compilation, sharding
 from antlm_jax.training.metrics import PAIRS, by_step
 from antlm_jax.training.run import Run
@@ -22,7 +21,7 @@ def of_run(run: Run) -> Iterator[str]:
     f"{run.config.model.name} of"
     f" {units.quantity(run.model.size)} parameters,"
     f" {run.config.curriculum} = {run.curriculum.steps} steps of"
-    f" {run.config.train.batch_size} x {run.train_rows.seq_len} tokens on"
+    f" {run.config.train.batch_size} x {run.sources.rows.seq_len} tokens on"
     f" {jax.device_count()} {device.device_kind}"
   )
   if run.is_over(_BABYLM_EPOCHS):
@@ -30,6 +29,13 @@ def of_run(run: Run) -> Iterator[str]:
       f"that is {run.epochs:.3g} epochs of its data, where BabyLM's rules allow"
       f" {_BABYLM_EPOCHS} (train.max_epochs={_BABYLM_EPOCHS} refuses more)"
     )
+  if len(run.order.sources) > 1:
+    taken = run.order.taken(run.curriculum.steps)
+    each = (
+      f"{name} {taken[name] / size:.3g} times ({units.quantity(size)} rows)"
+      for name, size in run.order.sources.items()
+    )
+    yield f"data: {', '.join(each)}"
   by_name: dict[str, list[str]] = {}
   for batch, name in run.attention.items():
     by_name.setdefault(name, []).append(batch)
@@ -47,18 +53,22 @@ def of_evaluation(values: Mapping[str, float]) -> str:
   parts = []
   for key in values:
     if key.endswith("/loss"):
-      name = key.split("/")[1]
-      perplexity = values[f"eval/{name}/perplexity"]
-      accuracy = values[f"eval/{name}/accuracy"]
-      parts.append(
-        f"{name} {values[key]:.3f} (perplexity {perplexity:.4g},"
-        f" accuracy {accuracy:.1%})"
-      )
+      name = _name(key)
+      parts.append(f"{name} {values[key]:.3f}")
+      if "/" not in name:
+        perplexity = values[f"eval/{name}/perplexity"]
+        accuracy = values[f"eval/{name}/accuracy"]
+        parts[-1] += f" (perplexity {perplexity:.4g}, accuracy {accuracy:.1%})"
   return " · ".join(parts)
 
 
+def _name(key: str) -> str:
+  """What a held-out loss is of: an objective, or also a set of text."""
+  return key.removeprefix("eval/").removesuffix("/loss")
+
+
 def held_out(
-  records: Sequence[dict], curriculum: Curriculum, end: int, best: int | None
+  records: Sequence[dict], run: Run, end: int, best: int | None
 ) -> list[dict]:
   """Returns the evaluations at the start, each switch, the best and the end."""
   rows = {
@@ -66,7 +76,7 @@ def held_out(
     for step, row in by_step(records).items()
     if (found := {k: v for k, v in row.items() if k.startswith("eval/")})
   }
-  wanted = {min(rows, default=0), *curriculum.switches, best, end}
+  wanted = {min(rows, default=0), *run.switches, best, end}
   return [row for step, row in rows.items() if step in wanted]
 
 
@@ -83,22 +93,21 @@ def watched(
 
 
 def table(
-  rows: Sequence[dict],
-  unigram_entropy: float,
-  curriculum: Curriculum,
-  objectives: Sequence[str],
-  end: int,
+  rows: Sequence[dict], unigram_entropy: float, run: Run, end: int
 ) -> tuple[list[list[str]], list[str]]:
   """Returns `held_out`'s rows as a table's rows and its head.
 
-  It has a column for each objective, and one for each mode in which minimal
-  pairs were scored.
+  It has a column for each objective, and each set of several, and one for each
+  mode in which minimal pairs were scored.
   """
-  modes = sorted({key for row in rows for key in row if key.startswith(PAIRS)})
-  columns = [f"eval/{name}/loss" for name in objectives] + modes
-  names = [*objectives, *(f"pairs {key.removeprefix(PAIRS)}" for key in modes)]
+  keys = dict.fromkeys(key for row in rows for key in row)
+  losses = [key for key in keys if key.endswith("/loss")]
+  modes = sorted(key for key in keys if key.startswith(PAIRS))
+  columns = losses + modes
+  names = [_name(key) for key in losses]
+  names += [f"pairs {key.removeprefix(PAIRS)}" for key in modes]
   lines = [
-    [_moment(row["step"], curriculum, end)]
+    [_moment(row["step"], run, end)]
     + [f"{row.get(key, math.nan):.3f}" for key in columns]
     for row in rows
   ]
@@ -108,11 +117,15 @@ def table(
   return lines, ["held out, loss in nats", *names]
 
 
-def _moment(step: int, curriculum: Curriculum, end: int) -> str:
+def _moment(step: int, run: Run, end: int) -> str:
   """Says where in the curriculum a number of steps done is."""
   if step == end:
     return f"after step {step} (end)"
-  if step in curriculum.switches:
-    before, after = curriculum.at(step - 1), curriculum.at(step)
-    return f"after step {step} ({before}→{after})"
+  changes = [
+    f"{of.at(step - 1)}→{of.at(step)}"
+    for of in (run.curriculum, run.order.mix)
+    if of and step in of.switches
+  ]
+  if changes:
+    return f"after step {step} ({', '.join(changes)})"
   return f"at step {step}"

@@ -1,0 +1,317 @@
+"""Several sources of data: which rows of which train when, and are held out."""
+
+import collections
+import json
+import re
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from antlm_jax import config
+from antlm_jax.data.order import Order, Part
+from antlm_jax.data.preparation import Settings, prepare
+from antlm_jax.data.prepared import Sources, named
+from antlm_jax.data.rows import Concatenated
+from antlm_jax.data.source import Source
+from antlm_jax.errors import Stopped, UserError
+from antlm_jax.objectives import curriculum
+from antlm_jax.objectives.batch import Layout
+from antlm_jax.objectives.objective import OBJECTIVES
+from antlm_jax.training import hooks, loop, metrics
+from antlm_jax.training import run as run_lib
+from tests import helpers, runs
+
+SIZES = {"a": 70, "b": 33, "c": 11}
+
+
+def order(text, steps, *parts, sizes=SIZES, **options) -> Order:
+  parts = parts or (Part(0.0, Layout(8)),)
+  mix = text and curriculum.parse(text, list(sizes), 1, steps, kind="source")
+  return Order(sizes, parts, steps, mix or None, **options)
+
+
+def taken(of: Order, start=0, stop=None) -> np.ndarray:
+  """The rows of the steps, one slot after the other."""
+  steps = range(start, of.steps if stop is None else stop)
+  return np.concatenate([of.rows(step).reshape(-1) for step in steps])
+
+
+def by_source(rows, sizes=SIZES) -> dict[str, np.ndarray]:
+  ends = np.cumsum(list(sizes.values()))
+  source = np.searchsorted(ends, rows, side="right")
+  return {
+    name: rows[source == i] - (ends[i] - sizes[name])
+    for i, name in enumerate(sizes)
+  }
+
+
+def test_a_phase_gives_each_source_its_share_and_no_row_twice():
+  of = order("30a+41a:b=3:1+29c:b:a=1:2:3 steps", 100)
+  expected = {  # of 30, 41 and 29 batches of 8 rows
+    (0, 30): {"a": 240, "b": 0, "c": 0},
+    (30, 71): {"a": 246, "b": 82, "c": 0},
+    (71, 96): {"a": 100, "b": 200 / 3, "c": 100 / 3},
+  }
+  for (start, stop), counts in expected.items():
+    found = by_source(taken(of, start, stop))
+    for name, count in counts.items():
+      # The last phase is looked at in the middle of 64 slots.
+      assert abs(len(found[name]) - count) <= (1 if stop < 96 else 6)
+  assert abs(len(by_source(taken(of, 71, 79))["b"]) - 64 / 3) <= 1
+  whole = by_source(taken(of))
+  for name, size in SIZES.items():
+    assert abs(of.taken(100)[name] - len(whole[name])) <= 6
+    for start in range(0, len(whole[name]), size):  # its own epochs
+      epoch = whole[name][start : start + size]
+      assert len(set(epoch.tolist())) == len(epoch)
+
+
+@st.composite
+def mixes(draw):
+  phases = []
+  for _ in range(draw(st.integers(1, 3))):
+    names = draw(st.permutations(list(SIZES)))[: draw(st.integers(1, 3))]
+    weights = [str(draw(st.integers(1, 9))) for _ in names]
+    phases.append(f"{':'.join(names)}={':'.join(weights)}")
+  return "+".join(phases)
+
+
+@hypothesis.given(mixes(), st.integers(0, 5))
+@hypothesis.settings(max_examples=12, deadline=None)
+def test_any_mix_is_the_same_in_batches_of_any_size_and_layout(text, seed):
+  whole = taken(order(text, 60, Part(0.0, Layout(24)), seed=seed))
+  smaller = order(text, 180, Part(0.0, Layout(8, 2, 2)), seed=seed)
+  found = [smaller.rows(step)[:, 0] for step in range(180)]
+  places = smaller.at(0).layout.rows
+  assert np.array_equal(
+    np.concatenate([rows[np.argsort(places)] for rows in found]), whole
+  )
+  for local in ((0,), (1,)):  # what a process of two reads
+    layout = Layout(8, 2, 2, local)
+    mine = order(text, 180, Part(0.0, layout), seed=seed)
+    for step in (0, 59, 60, 121, 179):
+      at = np.isin(places, layout.rows)
+      assert np.array_equal(mine.rows(step)[:, 0], found[step][at])
+      assert np.array_equal(mine.visits(step), smaller.visits(step)[at])
+  for name, rows in by_source(whole).items():
+    size, epochs = SIZES[name], len(rows) // SIZES[name]
+    for epoch in rows[: epochs * size].reshape(-1, size):
+      assert np.array_equal(np.sort(epoch), np.arange(size))
+
+
+def test_batches_of_other_sizes_and_joined_rows_go_on_in_each_source():
+  parts = (Part(0.0, Layout(8)), Part(0.5, Layout(2), 4))
+  of = order(
+    "a:b:c=2:1:1+b",
+    40,
+    *parts,
+    growth=0.5,
+    shuffle=False,
+    sizes={n: 4000 for n in SIZES},
+  )
+  found, filled = [], []
+  for step in range(40):
+    rows = of.rows(step)[: of.batch_size(step)]
+    assert (rows // 4000 == rows[:, :1] // 4000).all()
+    filled += [rows.size]
+    found.append(rows.reshape(-1))
+  rows = np.concatenate(found)
+  # None comes again, but for a joined row that begins with some.
+  assert len(rows) - len(set(rows.tolist())) <= 3 * 3
+  assert sum(filled) == sum(of.taken(40).values())
+  first = np.bincount(np.concatenate(found[:20]) // 4000, minlength=3)
+  assert np.abs(first - first.sum() * np.array([0.5, 0.25, 0.25])).max() <= 1
+  # In the second half: c has only what it had before.
+  assert of.taken(40)["c"] == of.taken(20)["c"] == first[2]
+
+
+@pytest.mark.parametrize("batch", [1, 3, 8, 64])
+def test_sources_and_objectives_of_a_batch_are_independent(batch):
+  steps = 3200 // batch
+  both = curriculum.parse("C:M", ["C", "M"], 1, steps).at(0)
+  of = order("a:b", steps, Part(0.0, Layout(batch)))
+  counts = collections.Counter()
+  for step in range(steps):
+    kinds = both.rows(step, batch)
+    counts.update(
+      zip(kinds.tolist(), (of.rows(step)[:, 0] >= 70).tolist(), strict=True)
+    )
+  assert len(counts) == 4 and counts.total() == steps * batch
+  for count in counts.values():  # a deviation is 14 rows
+    assert abs(count - steps * batch / 4) < 50
+
+
+def test_without_a_mix_sources_end_their_epochs_together():
+  of = order("", 456)  # 57 hands of 64 slots
+  assert of.steps_per_epoch == 114 / 8
+  found = by_source(taken(of))
+  assert [len(rows) // SIZES[name] for name, rows in found.items()] == [32] * 3
+
+
+def test_moved_text_ends_with_its_source():
+  rows = [helpers.FakeRows(3, 16, seed=seed, special=0.0) for seed in (0, 1)]
+  of = Source(
+    Concatenated(rows),
+    order("", 12, sizes={"a": 3, "b": 3}),
+    curriculum.parse("C", ["C"], 1, 12),
+    OBJECTIVES,
+    helpers.vocabulary(),
+    seed=0,
+    random_offset=True,
+  )
+  streams = [" ".join(map(str, part.tokens.reshape(-1))) for part in rows]
+  moved = 0
+  for step in range(12):
+    for row in of[step].inputs[0]:
+      text = " ".join(map(str, row))
+      assert sum(text in stream for stream in streams) == 1
+      moved += all(row.tolist() not in p.tokens.tolist() for p in rows)
+  assert moved > 30
+
+
+def test_folders_have_names():
+  assert named("runs/a,b", "data.path") == {"": "runs/a,b"}
+  assert named("a=x,y,b=z=1", "data.path") == {"a": "x,y", "b": "z=1"}
+  with pytest.raises(UserError, match="twice"):
+    named("a=x,a=y", "data.path")
+
+
+# Training
+
+
+@pytest.fixture(scope="module")
+def other(english, prepared, shared):
+  """Other text, prepared like `prepared`, and a folder that is not."""
+
+  def make(folder):
+    text = (english / "text" / "toy.train").read_text().splitlines()[:700]
+    lines = "\n".join(" ".join(line.split()[::-1]) for line in text)
+    folder.mkdir()
+    (folder / "text.txt").write_text(lines)
+    common = {"text": (str(folder / "text.txt"),), "documents": "line"}
+    alike = {"seq_len": 32, "packing": "documents"} | common
+    tokenizer = str(prepared / "tokenizer.json")
+    for name, options in {
+      "alike": alike | {"tokenizer": tokenizer},
+      "tokens": alike | {"vocab_size": 300},
+      "length": alike | {"tokenizer": tokenizer, "seq_len": 16},
+      "stream": alike | {"tokenizer": tokenizer, "packing": "stream"},
+    }.items():
+      prepare(Settings(output=str(folder / name), **options))
+
+  return shared("other", make)
+
+
+class Ends(hooks.Hook):
+  """Remembers the batches, and has the run end after a step."""
+
+  def __init__(self, after=-1):
+    self.after, self.seen = after, {}
+
+  def after_step(self, trainer, taken):
+    self.seen[taken.step] = taken.batch.inputs
+    if taken.step == self.after:
+      trainer._stop.status = 75
+
+
+MIXED = ("curriculum=12C:M steps", "model.layers=1", "eval.every=0")
+MIX = "data.mix=50%a+50%a:b=1:3"
+
+
+def train(workdir, paths, *overrides, hook=None):
+  words = runs.train_args(workdir, paths, *MIXED, *overrides)
+  loaded = config.load(runs.QUICK, words[2:])
+  return loop.train(loaded, workdir, [hook] if hook else [])
+
+
+@pytest.fixture(scope="module")
+def paths(prepared, other):
+  return f"a={prepared},b={other / 'alike'}"
+
+
+@pytest.fixture(scope="module")
+def whole(paths, prepared, tmp_path_factory):
+  workdir, hook = tmp_path_factory.mktemp("mixed") / "run", Ends()
+  train(workdir, paths, MIX, f"eval.data=again={prepared}", hook=hook)
+  return workdir, hook.seen
+
+
+def test_a_run_that_ends_in_a_mix_goes_on_bit_for_bit(whole, paths, tmp_path):
+  first, then = Ends(after=8), Ends()
+  with pytest.raises(Stopped):
+    train(tmp_path / "run", paths, MIX, hook=first)
+  train(tmp_path / "run", paths, MIX, hook=then)
+  seen = first.seen | then.seen
+  assert min(then.seen) > 8 and seen.keys() == whole[1].keys()
+  assert all(np.array_equal(seen[s], whole[1][s]) for s in seen)
+  assert runs.same_params(tmp_path / "run", whole[0])
+  for changed, words in {
+    (paths, "data.mix=a:b"): "data.mix was '50%a+50%a:b=1:3', is 'a:b'",
+    (paths.replace("b=", "a=").replace("a=", "b=", 1), MIX): "on other rows",
+  }.items():
+    with pytest.raises(UserError, match=re.escape(words)):
+      train(tmp_path / "run", *changed)
+
+
+def test_each_held_out_set_has_its_curve(whole):
+  workdir, _ = whole
+  records = [r for r in metrics.read_records(workdir) if "eval/clm/loss" in r]
+  assert [r["step"] for r in records] == [0, 6, 12]  # the data change at 6
+  for record in records:
+    a, b, again = (record[f"eval/clm/{n}/loss"] for n in ("a", "b", "again"))
+    assert a == again != b
+    assert min(a, b) < record["eval/clm/loss"] < max(a, b)
+    assert "eval/mlm/b/accuracy" in record
+  summary = json.loads((workdir / "summary.json").read_text())
+  assert [row["step"] for row in summary["held_out"]] == [0, 6, 12]
+  assert summary["held_out"][-1]["eval/mlm/b/loss"] > 0
+
+
+def test_a_name_for_one_folder_changes_nothing(prepared):
+  built = []
+  for path in (prepared, f"books={prepared}"):
+    words = [f"--config.data.path={path}", "--config.curriculum=4C:M steps"]
+    built.append(run_lib.build(config.load(runs.QUICK, words)))
+  for step in range(4):
+    assert helpers.equal(*(run.source()[step] for run in built))
+  assert built[0].meta.data == built[1].meta.data
+
+
+@pytest.mark.parametrize(
+  "path, settings, words",
+  [
+    ("a={a},b={other}/tokens", (), "tokenizer.json is"),
+    ("a={a},b={other}/length", (), "--seq_len is 32 for a, but 16 for b"),
+    ("a={a},b={other}/stream", (), "(--packing) is True for a, but False"),
+    ("a={a},b={a}", ("data.mix=a:c",), "character 3 ('c'): unknown source 'c'"),
+    ("a={a},b={a}", ("data.mix=3a+8b steps",), "is 11 steps long, but the run"),
+    ("a={a},b={a}", ("data.rounding=up",), "several sources of data"),
+    ("{a}", ("data.mix=a",), "data.path none"),
+    ("{a}", ("eval.data={a}",), "a name of its own"),
+    ("a={a}", ("eval.data=a={a}",), "a name of its own"),
+    ("a={a},b=/nowhere", (), "/nowhere is not a prepared dataset"),
+  ],
+)
+def test_what_does_not_fit_is_told(path, settings, words, prepared, other):
+  fill = {"a": prepared, "other": other}
+  given = (f"data.path={path}", "curriculum=12C steps", *settings)
+  options = [f"--config.{s.format(**fill)}" for s in given]
+  with pytest.raises(UserError) as told:
+    run_lib.build(config.load(runs.QUICK, options))
+  assert words in str(told.value) and "\n" not in str(told.value)
+
+
+def test_several_folders_read_as_their_rows_one_after_the_other(paths):
+  of = Sources.open(paths)
+  a, b = of.train.values()
+  indices = np.array([len(a), 0, len(a) - 1, len(of.rows) - 1, 3])
+  tokens, starts = of.rows.read(indices)
+  expected = [b.read([0]), a.read([0]), a.read([len(a) - 1])]
+  expected += [b.read([len(b) - 1]), a.read([3])]
+  for i, (row, start) in enumerate(expected):
+    assert np.array_equal(tokens[i], row[0])
+    assert np.array_equal(starts[i], start[0])
+  with pytest.raises(IndexError):
+    of.rows.read([len(of.rows)])
