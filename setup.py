@@ -56,6 +56,7 @@ setuptools.setup(
   extras_require={
     "tpu": ["jax[tpu]", "gcsfs>=2026.4"],
     "cuda": ["jax[cuda13]"],
+    "cuda12": ["jax[cuda12]"],  # for older drivers, such as Colab's
     # Text of Hugging Face's hub, hf://NAME.
     "datasets": ["datasets>=4.0"],
     # Runs and data in buckets of Google Cloud Storage, elsewhere than on TPUs.
