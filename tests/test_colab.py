@@ -96,7 +96,7 @@ def test_what_it_shows_is_stored_for_its_readers():
   (picture,) = (o for o in outputs if "image/png" in o.get("data", {}))
   assert len(base64.b64decode(picture["data"]["image/png"])) > 20_000
   text = "".join("".join(o.get("text", "")) for o in outputs)
-  assert "held out after step 2,000" in text and "left to right" in text
+  assert "held out after step 2000" in text and "left to right" in text
   assert "/root" not in text and "/tmp" not in text and "/home" not in text
 
 
