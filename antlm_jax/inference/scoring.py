@@ -325,15 +325,22 @@ def _groups(
   most: int,
 ) -> Iterator[_Group]:
   """Yields all targets in groups of `most` rows, the longest texts' first."""
-  targets, begins, ends = [], [], [0] * len(wanted)
+  parts, begins, ends = [], [], [0] * len(wanted)
+  masked = any(where.masked for where in wanted)
 
   def group():
-    return _Group(wanted, length, np.array(targets), np.array(begins))
+    owners, starts, stops = np.array(parts).T
+    positions = np.concatenate([np.arange(*part[1:]) for part in parts])
+    targets = np.repeat(owners, stops - starts), positions
+    places = np.repeat(begins, stops - starts, axis=0)
+    return _Group(wanted, length, np.stack(targets, axis=1), places)
 
   for i in sorted(range(len(texts)), key=lambda i: -len(texts[i].tokens)):
     sizes = [where.reads(texts[i]) for where in wanted]
-    for at in range(texts[i].start, texts[i].stop):
-      known = targets and targets[-1][0] == i
+    # A masked pass reads a text for one target, a causal one for all of them.
+    step = 1 if masked else max(1, texts[i].targets)
+    for at in range(texts[i].start, texts[i].stop, step):
+      known = parts and parts[-1][0] == i
       found = [
         begins[-1][p]
         if known and not where.masked
@@ -345,12 +352,12 @@ def _groups(
       reach = [begin + size for begin, size in zip(found, sizes, strict=True)]
       if max(reach) > most * length:
         yield group()
-        targets, begins, found = [], [], [0] * len(wanted)
+        parts, begins, found = [], [], [0] * len(wanted)
         reach = sizes
-      targets.append((i, at))
+      parts.append((i, at, at + step))
       begins.append(found)
       ends = reach
-  if targets:
+  if parts:
     yield group()
 
 
