@@ -101,6 +101,14 @@ def test_tokenizer_ids_and_json(small_tokenizer):
   assert tokenizer.Tokenizer.from_json(t.to_json()).to_json() == t.to_json()
 
 
+def test_text_without_spaces_is_sampled(monkeypatch):
+  monkeypatch.setattr(tokenizer, "_TRAINING_PHRASES", 300)
+  texts = ["猫狗" * 100, "看人" * 100, "a cat " * 100]
+  trained = tokenizer.Tokenizer.train(texts, 400)
+  sizes = [len(trained.encode(text * 2)) for text in ("猫狗", "看人", "a cat ")]
+  assert sizes[0] < sizes[1] > 12 and sizes[2] < 6
+
+
 def test_special_tokens_in_text_are_text(small_tokenizer):
   ids = small_tokenizer.encode("a </s><mask> b")
   assert not small_tokenizer.special[ids].any()
