@@ -304,6 +304,10 @@ class Checkpoints:
       args = checkpoint.save_args(checkpoint.to_items(state), fields)
       self._manager.save(step, args=args, force=True)
       self._saving = step
+      # On a CPU what is written is the state itself, which no step can then
+      # take over: it would be there twice, and be copied once more to write.
+      if jax.default_backend() == "cpu":
+        self.wait()
 
   def read_newest(
     self, like: TrainState
