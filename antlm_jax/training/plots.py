@@ -77,7 +77,10 @@ def _draw_losses(axes, records, colours, unigram) -> None:
   axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
   axes.set_ylabel("loss (nats per target)")
   axes.set_ylim(*_limits(records, unigram))
-  axes.legend(loc="best", frameon=True, title="thin: in training")
+  # Many curves leave no room for it among them.
+  beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+  place = beside if _sets(records) else {"loc": "best"}
+  axes.legend(**place, frameon=True, title="thin: in training")
 
 
 def _draw_pairs(axes, records, keys) -> None:

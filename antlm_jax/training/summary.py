@@ -32,7 +32,7 @@ def of_run(run: Run) -> Iterator[str]:
   if len(run.order.sources) > 1:
     taken = run.order.taken(run.curriculum.steps)
     each = (
-      f"{name} {taken[name] / size:.3g} times ({units.quantity(size)} rows)"
+      f"{name} ({units.quantity(size)} rows, {taken[name] / size:.3g} epochs)"
       for name, size in run.order.sources.items()
     )
     yield f"data: {', '.join(each)}"
