@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from jax.sharding import PartitionSpec as P
 from ml_collections import ConfigDict
 from orbax.checkpoint import checkpoint_managers as policies
 
@@ -20,7 +19,7 @@ from antlm_jax import config as config_lib
 from antlm_jax import models
 from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import files, processes
+from antlm_jax.runtime import files, processes, sharding
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import Meta
 from antlm_jax.training.failures import Unreadable, check_space, readable
@@ -188,17 +187,16 @@ def _with_mask(
   meta = checkpoint.read_meta(path)
   model = models.build(meta.config.model, meta.tokenizer.vocab_size)
 
-  def shape(name, value):
-    return jax.ShapeDtypeStruct(
-      model.shapes[name].shape,
-      value.dtype,
-      sharding=jax.sharding.NamedSharding(value.sharding.mesh, P()),
-    )
+  def empty(name, value):
+    shape, mesh = model.shapes[name].shape, value.sharding.mesh
+    spec = sharding.spec(mesh, model.axes[name], shape)
+    where = jax.sharding.NamedSharding(mesh, spec)
+    return jax.ShapeDtypeStruct(shape, value.dtype, sharding=where)
 
   def grow(params):
     return {n: _with_mean(p, state.params[n].shape) for n, p in params.items()}
 
-  old = {name: shape(name, value) for name, value in state.params.items()}
+  old = {name: empty(name, value) for name, value in state.params.items()}
   like = dataclasses.replace(state, params=old, ema=None)
   loaded = checkpoint.restore(path, like, with_optimizer=False)
   shardings = jax.tree.map(lambda value: value.sharding, state.params)
