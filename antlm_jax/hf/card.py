@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Iterator, Sequence
 
 from antlm_jax import units
@@ -174,10 +175,15 @@ def _training(loaded: Loaded) -> list[tuple[str, str]]:
     ),
     "longest row": f"{loaded.longest_row:,} tokens",
     "vocabulary": f"{loaded.tokenizer.vocab_size:,}",
-    "data": pathlib.PurePath(config.data.path).name,
+    "data": without_folders(config.data.path),
     "data, SHA-256 of the rows": f"`{loaded.data}`",
   }
   return [(name, value) for name, value in rows.items() if value]
+
+
+def without_folders(paths: str) -> str:
+  """Returns the last name of each path, of `path` or `name=path,name=path`."""
+  return re.sub(r"[^,=]*/", "", paths.rstrip("/"))
 
 
 def _run_name(path: str) -> str:

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import pathlib
-import re
 import shutil
 from collections.abc import Sequence
 
@@ -171,8 +170,11 @@ def _names(settings: dict) -> dict:
   """Takes from settings that are paths all but the last name of each."""
 
   def name(value):
-    is_path = isinstance(value, str) and not value.startswith(hub.PREFIX)
-    return re.sub(r"[^,=]*/", "", value) if is_path else value
+    if isinstance(value, list):
+      return [name(part) for part in value]
+    if not isinstance(value, str) or value.startswith(hub.PREFIX):
+      return value
+    return card.without_folders(value)
 
   return {key: name(value) for key, value in settings.items()}
 
