@@ -220,7 +220,7 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
   loaded = checkpoint.load(run)
   settings = config.from_json(config.to_json(loaded.config))
   with settings.unlocked():
-    settings.data.path = str(tmp_path / "own/data")
+    settings.data.path = f"a={tmp_path}/own/data,b={tmp_path}/b"
     settings.init.checkpoint = str(tmp_path / "base/checkpoints/9")
   loaded = dataclasses.replace(loaded, config=settings, row_tokens=32)
   about = card.About("mit", ("en", "de"), "me/base")
@@ -229,7 +229,11 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
     text = (path / "README.md").read_text()
     front = 'license: "mit"\nlanguage: ["en", "de"]\nbase_model: "me/base"\n'
     assert front in text
-    for row in ("began from | base", "longest row | 32 tokens", "data | data"):
+    for row in (
+      "began from | base",
+      "longest row | 32 tokens",
+      "data | a=data,b=b",
+    ):
       assert f"| {row} |" in text
     # Of this machine, nothing.
     for file in contents(path).values():

@@ -170,11 +170,8 @@ def _names(settings: dict) -> dict:
   """Takes from settings that are paths all but the last name of each."""
 
   def name(value):
-    if isinstance(value, list):
-      return [name(part) for part in value]
-    if not isinstance(value, str) or value.startswith(hub.PREFIX):
-      return value
-    return card.without_folders(value)
+    is_path = isinstance(value, str) and not value.startswith(hub.PREFIX)
+    return card.without_folders(value) if is_path else value
 
   return {key: name(value) for key, value in settings.items()}
 
