@@ -38,6 +38,7 @@ FREE = (
   "model.attention",
   "model.remat",
   "model.scan_layers",
+  "train.max_epochs",
 )
 
 

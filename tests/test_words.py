@@ -9,7 +9,8 @@ import safetensors.numpy
 
 from antlm_jax import config
 from antlm_jax.data.prepared import Manifest
-from antlm_jax.training import checkpoint
+from antlm_jax.errors import UserError
+from antlm_jax.training import checkpoint, summary
 from antlm_jax.training import run as run_lib
 from tests import runs
 
@@ -39,6 +40,20 @@ def test_a_milestone_is_the_step_that_has_seen_the_words(prepared, schedule):
   epochs = run.order.taken(60)[""] / len(run.sources.rows)
   assert run.words(60) == pytest.approx(words * epochs)
   assert np.isclose(epochs, run.epochs, rtol=0.02)
+
+
+@pytest.mark.parametrize("rounding", ["carry", "up", "down"])
+def test_ten_epochs_are_within_the_rules_and_more_are_told(prepared, rounding):
+  def first_lines(curriculum, *more):
+    settings = (f"curriculum={curriculum}", f"data.rounding={rounding}", *more)
+    spec, _, *rest = runs.train_args("unused", prepared, *settings)
+    run = run_lib.build(config.load(spec.removeprefix("--config="), rest))
+    return " ".join(summary.of_run(run))
+
+  assert "BabyLM" not in first_lines("4C+6M", "train.max_epochs=10")
+  assert "11 epochs of its data" in first_lines("4C+7M")
+  with pytest.raises(UserError, match=r"takes 11 epochs .* 20%C\+80%M"):
+    first_lines("4C+7M", "train.max_epochs=10")
 
 
 class FakeHub:

@@ -21,6 +21,7 @@ from antlm_jax.training import events
 
 WANDB_ID = "wandb_id"  # a file: which of W&B's runs a folder is
 _EVERY = 10.0  # seconds from one writing of the CSV file to the next, at least
+_SHARE = 0.01  # of the time that this may take
 
 Row = Mapping[str, float]  # what was recorded after a step, by its names
 
@@ -69,26 +70,27 @@ class TensorBoard(Writer):
 class Csv(Writer):
   """`metrics.csv`: a line for each step, a column for each name.
 
-  Any step may bring a new column, so it is written anew, at most every
-  `_EVERY` seconds.
+  Any step may bring a new column, so it is written anew, every few seconds.
   """
 
   def __init__(self, folder, rows, name, config):
     self._path, self._rows = folder / "metrics.csv", dict(rows)
-    self._written = time.monotonic()
+    self._next = time.monotonic() + _EVERY
 
   def write(self, step, row):
     self._rows[step] = row
-    if time.monotonic() - self._written > _EVERY:
+    if time.monotonic() > self._next:
       self.close()
 
   def close(self):
+    begun = time.monotonic()
     names = sorted({name for row in self._rows.values() for name in row})
     with files.replacing(self._path) as aside, aside.open("w", newline="") as f:
       table = csv.DictWriter(f, ["step", *names])
       table.writeheader()
       table.writerows({"step": s, **row} for s, row in self._rows.items())
-    self._written = time.monotonic()
+    end = time.monotonic()
+    self._next = end + max(_EVERY, (end - begun) / _SHARE)
 
 
 class Wandb(Writer):
