@@ -102,8 +102,9 @@ def page(
   parts += ["![Learning curves](curves.png)"]
   if found["advice"]:
     parts += ["\n".join(f"- {line}" for line in found["advice"])]
-  load = _code(f'model = antlm_jax.load("{workdir}")', language="python")
-  parts += ["## Use", _code(*_uses(run, workdir)), load]
+  load = "import antlm_jax", f'model = antlm_jax.load("{workdir}")'
+  parts += ["## Use", _code(*_uses(run, workdir))]
+  parts += [_code(*load, language="python")]
   return "\n\n".join(parts) + "\n"
 
 
