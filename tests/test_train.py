@@ -313,7 +313,7 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("model.max_seq_len=16", ("32 tokens", "model.max_seq_len=16")),
     ("train.microbatches=3", ("batch_size=4", "multiple of", "3")),
     ("mesh.data=2", ("mesh", "1 devices")),
-    ("data.path=/nowhere", ("/nowhere", "antlm_jax.prepare")),
+    ("data.path=/nowhere", ("/nowhere", "antlm prepare")),
     ("data.path=", ("data.path is not set",)),
     ("init.checkpoint=/nowhere", ("/nowhere holds no checkpoint",)),
     ("optimizer.name=sgd", ("optimizer.name='sgd'", "adamw, lamb")),
