@@ -5,7 +5,6 @@ import functools
 import json
 import pathlib
 import shutil
-import types
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +46,7 @@ KERNELS = ("eager", "sdpa")
 T = 24  # over helpers.ltg_bert's longest distance, 20
 LONG = 60
 LENGTHS = (T, 15)  # of two rows, where one is padded
-IDS = {"pad_id": PAD, "bos_id": BOS, "eos_id": EOS, "mask_id": MASK}
+IDS = {"pad": PAD, "bos": BOS, "eos": EOS, "mask": MASK}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -74,12 +73,9 @@ class Exported:
     self.path = path
     self.model = helpers.ltg_bert(**changes)
     self.params = helpers.random_params(self.model)
-    tokenizer = types.SimpleNamespace(**IDS)
     form = LTG_BERT.targets["bidirectional"][0]
     path.mkdir()
-    self.config = configs.config(
-      self.model, tokenizer, LTG_BERT, form, "float32"
-    )
+    self.config = configs.config(self.model, IDS, LTG_BERT, form, "float32")
     (path / "config.json").write_text(json.dumps(self.config))
     for code in form.code:
       shutil.copyfile(CODE / code, path / code)
