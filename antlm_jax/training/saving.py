@@ -4,6 +4,7 @@ What a checkpoint is, `antlm_jax.training.checkpoint` says.
 """
 
 import contextlib
+import ctypes
 import dataclasses
 import pathlib
 import zlib
@@ -306,6 +307,9 @@ class Checkpoints:
       # take over: it would be there twice, and be copied once more to write.
       if jax.default_backend() == "cpu":
         self.wait()
+        # glibc keeps what was freed in parts, which no step's arrays fit in.
+        with contextlib.suppress(AttributeError, OSError, TypeError):
+          ctypes.CDLL(None).malloc_trim(0)
 
   def read_newest(
     self, like: TrainState
