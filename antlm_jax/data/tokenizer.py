@@ -117,8 +117,9 @@ class Tokenizer:
     for index, token in enumerate(tokens, start=first):
       if backend.token_to_id(token) != index:
         raise UserError(
-          f"{token} cannot be token {index}: it is there already, or there are"
-          f" ids under {index} that no token has"
+          f"{token} cannot be added to the tokenizer as token {index}: it is"
+          f" there already, or there are ids under {index} that no token has;"
+          " take a tokenizer that has it"
         )
     return Tokenizer(backend)
 
