@@ -43,7 +43,11 @@ VARIANTS |= {
   f"N {unit} {choice}": replace(OBJECTIVES["N"], unit=unit, choice=choice)
   for unit, choice in itertools.product(UNITS, CHOICES[1:])
 }
-MASKED = {n: o for n, o in VARIANTS.items() if o.max_mask_ratio}
+MASKED = {
+  name: o
+  for name, o in VARIANTS.items()
+  if o.max_mask_ratio and o.mask_ratio_high is None
+}
 MLM = OBJECTIVES["M"]
 VOCABULARY = helpers.vocabulary()
 
@@ -445,6 +449,43 @@ def test_few_targets_are_left_in_sight(name):
   assert kept == pytest.approx(expected, abs=0.015)
 
 
+@pytest.mark.parametrize("choice", ["coin", "binomial"])
+def test_diffusion_is_the_bound_that_all_masks_give(choice):
+  """Against the sum over all sets of masked tokens, whatever predicts them."""
+  n, length = 400_000, 4
+  diffusion = replace(OBJECTIVES["D"], shift=0, choice=choice)
+  case = make(diffusion, n, length, special=0.0)
+  found = case.corrupt()
+  random = np.random.default_rng(0)
+  # Of each token, in nats, for each set: what some predictor loses.
+  nats = random.exponential(size=(2**length, length))
+  sets = found.predicted @ (1 << np.arange(length))
+  lost = (found.scale * found.predicted * nats[sets]).sum(axis=1).mean()
+  share, weight = np.polynomial.legendre.leggauss(20)
+  share = 0.001 + 0.999 * (share + 1) / 2
+  exact = expected = 0.0
+  for chosen in range(2**length):
+    inside = np.array([chosen >> i & 1 for i in range(length)], bool)
+    k = inside.sum()
+    likely = share**k * (1 - share) ** (length - k) / share @ (weight / 2)
+    exact += likely * nats[chosen][inside].sum()
+    expected += likely * k
+  assert expected == pytest.approx(length)  # the loss is that of all tokens
+  assert lost == pytest.approx(exact, rel=0.01)  # four deviations
+
+
+def test_the_shares_of_a_steps_rows_spread_evenly():
+  case = make(OBJECTIVES["D"], 64, 8, special=0.0)
+  scale = case.corrupt().scale
+  shares = np.sort(1 / scale[:, 0])
+  assert (scale == scale[:, :1]).all()
+  # As far apart as draws of their own would be in one of 10^11 steps.
+  assert np.diff([0, *shares, 1]).max() < 3 / 64
+  other = replace(case.draw, step=case.draw.step + 1)
+  again = 1 / replace(case, draw=other).corrupt().scale[:, 0]
+  assert not np.isclose(np.sort(again), shares).any()
+
+
 # Values
 
 
@@ -459,6 +500,9 @@ def test_few_targets_are_left_in_sight(name):
     ("mask_ratio", -0.1, {}),
     ("mask_ratio", 1.5, {}),
     ("mask_ratio_end", 2.0, {}),
+    ("mask_ratio_high", 0.5, {"mask_ratio_end": 0.2}),
+    ("per_ratio", True, {}),
+    ("per_ratio", True, {"predict": "masked", "mask_ratio": 0.0}),
     ("mask_token", 1.1, {}),
     ("random_token", 0.3, {"mask_token": 0.8}),
     ("span_length", 0, {}),
@@ -481,5 +525,5 @@ def test_bad_value_names_objective_and_field(field, value, also):
 
 def test_the_table_says_what_each_objective_needs():
   needs = {n: o.needs_mask_token for n, o in OBJECTIVES.items()}
-  assert needs == {"C": False, "M": True, "N": True, "E": True, "P": False}
+  assert {name for name, need in needs.items() if need} == {*"MNED"}
   assert len({o.name for o in OBJECTIVES.values()}) == len(OBJECTIVES)

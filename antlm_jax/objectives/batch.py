@@ -188,6 +188,7 @@ def _flat_targets(tokens, corrupted, row_objectives, objectives, layout, sizes):
   size = next(s for s in sizes if s >= needed)
   out = {name: np.zeros((parts, size), kind) for name, kind in _LISTS.items()}
   tokens = tokens.reshape(parts, -1)
+  scale = corrupted.scale.reshape(parts, -1)
   row_objectives = row_objectives.reshape(parts, -1)
   for part, where in enumerate(found):
     objective = row_objectives[part][where // length]
@@ -195,7 +196,7 @@ def _flat_targets(tokens, corrupted, row_objectives, objectives, layout, sizes):
     # A token is predicted from `shift` places before it.
     out["target_positions"][part, :n] = where - shift[objective]
     out["targets"][part, :n] = tokens[part][where]
-    out["weights"][part, :n] = weight[objective]
+    out["weights"][part, :n] = weight[objective] * scale[part][where]
     out["objective_ids"][part, :n] = objective
   shape = (layout.microbatches, len(layout.local), size)
   return {name: array.reshape(shape) for name, array in out.items()}

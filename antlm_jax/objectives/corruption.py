@@ -72,6 +72,7 @@ _PURPOSES = (
   "turn",
   "order",
   "tile",
+  "ratio",
 )
 
 
@@ -82,6 +83,7 @@ class Corrupted(NamedTuple):
   k_start: np.ndarray  # first key that each position sees, int32 `[n, T]`
   k_end: np.ndarray  # one past the last, int32 `[n, T]`
   predicted: np.ndarray  # whether each token is a target, bool `[n, T]`
+  scale: np.ndarray  # what multiplies each target's weight, float32 `[n, T]`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,8 +128,8 @@ def corrupt(
   at = np.arange(tokens.shape[1], dtype=np.int32)
   k_end, suffix = _attention_end(objective, segments, draw, at)
   inputs, chosen = tokens, np.zeros(tokens.shape, bool)
-  ratio = objective.ratio_at(progress)
-  if ratio > 0:
+  ratio = _ratios(objective, draw, progress)
+  if np.any(ratio > 0):
     chosen, unit = _choose(objective, ratio, tokens, draw, vocabulary)
     inputs = _replace(objective, tokens, chosen, unit, draw, vocabulary)
   everything = np.ones(tokens.shape, bool)
@@ -138,7 +140,21 @@ def corrupt(
     predicted = predicted & (tokens != vocabulary.pad_id)
   if objective.shift:  # a segment's first token has nothing before it
     predicted = predicted & (at - segments.start >= objective.shift)
-  return Corrupted(inputs, segments.start, k_end, predicted)
+  scale = np.float32(1 / ratio if objective.per_ratio else 1)
+  scale = np.broadcast_to(scale, tokens.shape)
+  return Corrupted(inputs, segments.start, k_end, predicted, scale)
+
+
+def _ratios(objective: Objective, draw: Draw, progress: float) -> np.ndarray:
+  """Returns the share that is chosen in each row, float64 `[n, 1]`."""
+  low = objective.ratio_at(progress)
+  if objective.mask_ratio_high is None:
+    return np.full(draw.rows.shape, low)
+  # One draw for the step, from which its rows go around in golden sections:
+  # they spread evenly, so that a step's loss varies less than by a draw each.
+  first = dataclasses.replace(draw, rows=np.zeros((1, 1), np.int64))
+  u = (first.uniform("ratio", np.zeros(1, int)) + draw.rows * _TURN) % 1
+  return low + (objective.mask_ratio_high - low) * u
 
 
 def _attention_end(objective, segments, draw, at):
@@ -238,7 +254,7 @@ def _tiles(objective: Objective, draw: Draw, length: int) -> np.ndarray:
   return _latest(is_begin)
 
 
-def _spans(objective: Objective, ratio: float, draw: Draw, length: int):
+def _spans(objective: Objective, ratio, draw: Draw, length: int):
   """Chooses spans; a span that begins inside another one cuts it off.
 
   Spans may begin before the row, so that its first tokens are as likely to
@@ -268,9 +284,8 @@ def _span_shares(law: str, longest: int) -> np.ndarray:
   return shares / shares.sum()
 
 
-@functools.lru_cache
-def _span_rate(ratio: float, law: str, longest: int) -> float:
-  """Returns how often spans must begin for a share `ratio` to be covered.
+def _span_rate(ratio: np.ndarray, law: str, longest: int) -> np.ndarray:
+  """Returns how often spans must begin for shares `[n, 1]` to be covered.
 
   A token at distance k from the last begin is covered if that span is longer
   than k, so the share is the sum over k of p (1 - p)^k P(length > k), which
@@ -279,11 +294,11 @@ def _span_rate(ratio: float, law: str, longest: int) -> float:
   k = np.arange(longest)
   shares = _span_shares(law, longest)
   longer = np.cumsum(shares[::-1])[::-1]
-  low, high = 0.0, 1.0
+  low, high = np.zeros(ratio.shape), np.ones(ratio.shape)
   for _ in range(60):  # bisection, down to the last bits of a float
     p = (low + high) / 2
-    covered = np.sum(p * (1 - p) ** k * longer)
-    low, high = (p, high) if covered < ratio else (low, p)
+    less = np.sum(p * (1 - p) ** k * longer, axis=1, keepdims=True) < ratio
+    low, high = np.where(less, p, low), np.where(less, high, p)
   return high
 
 

@@ -31,6 +31,8 @@ class Objective:
       `suffix`, those after the prefix.
     mask_ratio: Share of tokens chosen, special ones never.
     mask_ratio_end: If set, the share at the end of the run, reached linearly.
+    mask_ratio_high: If set, each row draws its own share, evenly between
+      `mask_ratio` and this one; the rows of a step spread over that range.
     mask_token: Of the chosen, the share that becomes `<mask>`.
     random_token: Of the chosen, the share that becomes a random token; what
       is left of 1 stays as it is.
@@ -47,6 +49,8 @@ class Objective:
       to 3), or `geometric`, each two thirds as often as the one before
       (LTG-BERT's, up to 9).
     weight: Weight of each target in the loss.
+    per_ratio: Whether that is divided by the share of its row, so that each
+      row's loss is, as expected, that of all its tokens.
   """
 
   name: str = setting()
@@ -55,6 +59,7 @@ class Objective:
   predict: str = setting("all", choices=("all", "masked", "suffix"))
   mask_ratio: float = setting(0.0, least=0, most=1)
   mask_ratio_end: float | None = setting(None, least=0, most=1)
+  mask_ratio_high: float | None = setting(None, least=0, most=1)
   mask_token: float = setting(0.8, least=0, most=1)
   random_token: float = setting(0.1, least=0, most=1)
   unit: str = setting("token", choices=UNITS)
@@ -62,6 +67,7 @@ class Objective:
   span_length: int = setting(3, least=1, most=2**16)
   span_lengths: str = setting("uniform", choices=("uniform", "geometric"))
   weight: float = setting(1.0, over=0)
+  per_ratio: bool = setting(False)
 
   def __post_init__(self):
     check(self, f"objective {self.name!r}: ")
@@ -69,6 +75,10 @@ class Objective:
       self._fail("random_token", "at most 1 - mask_token")
     if self.predict == "suffix" and self.attention != "prefix":
       self._fail("predict", "all or masked where there is no prefix")
+    if self.mask_ratio_high is not None and self.mask_ratio_end is not None:
+      self._fail("mask_ratio_high", "None where mask_ratio_end is set")
+    if self.per_ratio and not (self.predict == "masked" and self.mask_ratio):
+      self._fail("per_ratio", "False but of masked targets, mask_ratio over 0")
     if self.max_mask_ratio:
       return
     # Nothing is hidden by masks: the attention has to hide the targets.
@@ -90,7 +100,8 @@ class Objective:
   @property
   def max_mask_ratio(self) -> float:
     """Largest share chosen at any time of the run."""
-    return max(self.mask_ratio, self.mask_ratio_end or 0.0)
+    others = self.mask_ratio_end, self.mask_ratio_high
+    return max(self.mask_ratio, *(ratio or 0.0 for ratio in others))
 
   @property
   def needs_mask_token(self) -> bool:
@@ -129,6 +140,20 @@ OBJECTIVES = {
   # Mask-enhanced autoregressive prediction (arXiv 2502.07490): next-token
   # prediction with a small share of the inputs masked.
   "E": Objective("meap", mask_ratio=0.15, mask_token=1.0, random_token=0.0),
+  # Masked diffusion (arXiv 2406.07524, equation 10): its loss bounds the nats
+  # per token from above, and compares with CLM's. The tokens are predicted one
+  # position before, as in dual language models (arXiv 2512.14549); shift=0 is
+  # in place.
+  "D": Objective(
+    "diffusion",
+    attention="bidirectional",
+    predict="masked",
+    mask_ratio=0.001,
+    mask_ratio_high=1.0,
+    mask_token=1.0,
+    random_token=0.0,
+    per_ratio=True,
+  ),
   # Prefix language modeling: a prefix of random length sees itself whole, and
   # what follows it is predicted.
   "P": Objective("prefix_lm", attention="prefix", predict="suffix"),
