@@ -87,13 +87,13 @@ def finished(gcs, data, tmp_path_factory):
   scratch = tmp_path_factory.mktemp("scratch")
   with pytest.MonkeyPatch.context() as patch:
     patch.setenv("TMPDIR", str(scratch))
-    first = "run/checkpoints/4/commit_success.txt"
+    second = "run/checkpoints/8/commit_success.txt"
     url = "gs://bucket/run"
-    status, out, err = ended(url, data, lambda: first in gcs.names("bucket"))
+    status, out, err = ended(url, data, lambda: second in gcs.names("bucket"))
     assert status == 75, err
     assert "saved: the same command goes on" in out and "Traceback" not in err
     saved = max(checkpoint.steps(url))
-    assert 4 <= saved < 20
+    assert 8 <= saved < 20
     gcs.put("bucket", f"run/checkpoints/{saved}/meta/metadata", b"{", {})
     before = max(step for step in checkpoint.steps(url) if step < saved)
     # What a kill in the middle of the next save would leave.

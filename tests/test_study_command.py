@@ -281,13 +281,16 @@ def test_two_rows_from_text_to_report(tmp_path):
   )
   for name in archives:
     real.unpacked(name, tmp_path / "data")
+  (tmp_path / "text").mkdir()
+  for file in (tmp_path / "data").glob("*.*[nv]"):  # .train and .dev
+    (tmp_path / "text" / file.name).symlink_to(file)
   made = tmp_path / "runs"
   study.main(
     [
       TABLE,
       "--scale=shrink",
       "--rows=babyllama_antlm,ltg_bert_mntp_1_15",
-      f"--text={tmp_path}/data",
+      f"--text={tmp_path}/text",
       f"--data={tmp_path}/data",
       f"--runs={made}",
     ]
