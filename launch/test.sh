@@ -6,7 +6,7 @@
 #                               compilers for TPUs and GPUs, PyTorch and what
 #                               runs notebooks
 #   ./launch/test.sh --nightly  the longest as well: all disturbances of a run,
-#                               the quickstart and the notebook whole
+#                               the quickstart whole
 #   ./launch/test.sh --mosaic   the kernel for Hopper GPUs, interpreted, and
 #                               compiled for an H100; no GPU, but Python 3.12
 #                               ($PYTHON, or python3.12), 500 MB, half an hour

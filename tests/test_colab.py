@@ -147,7 +147,7 @@ def cell_with(notebook, words: str):
   return cell
 
 
-@pytest.mark.nightly
+@pytest.mark.slow  # it runs all cells, as those below
 def test_training_shows_a_bar_and_the_curves(executed):
   output = printed(cell_with(executed, "loop.train("))
   assert "40/40" in output and "held out after step 40" in output
