@@ -146,10 +146,10 @@ def corrupt(
 
 
 def _ratios(objective: Objective, draw: Draw, progress: float) -> np.ndarray:
-  """Returns the share that is chosen in each row, float64 `[n, 1]`."""
+  """Returns the share that is chosen in each row, float64 `[n or 1, 1]`."""
   low = objective.ratio_at(progress)
-  if objective.mask_ratio_high is None:
-    return np.full(draw.rows.shape, low)
+  if objective.mask_ratio_high is None:  # one for all, found once
+    return np.full((1, 1), low)
   # One draw for the step, from which its rows go around in golden sections:
   # they spread evenly, so that a step's loss varies less than by a draw each.
   first = dataclasses.replace(draw, rows=np.zeros((1, 1), np.int64))
