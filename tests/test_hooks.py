@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from antlm_jax.errors import Stopped, UserError
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import minimal_pairs
 from antlm_jax.training import checkpoint, hooks, loop, metrics
+from antlm_jax.training import run as run_lib
 from antlm_jax.training.step import TrainStep
 from tests import runs
 
@@ -185,6 +187,31 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
   longer, _ = train(5)
   assert longer["steps"] > end and longer["best"] == summary["best"]
   assert best in checkpoint.steps(tmp_path / "run")
+
+
+def test_a_held_out_loss_counts_targets_by_their_weights(prepared, tmp_path):
+  settings = "curriculum=10C:D=1:1 steps", "eval.objectives=C,D"
+  settings += ("train.z_loss=0.1",)  # which is no part of it
+  command.main(runs.train_args(tmp_path, prepared, *SMALL, *settings))
+  loaded = checkpoint.load(tmp_path)
+  source = run_lib.build(loaded.config).eval_sources()["diffusion"][""]
+  lost = weights = 0.0
+  for step in range(len(source)):
+    batch = jax.tree.map(lambda x: x[0], source[step])
+    hidden = loaded.model.encode(
+      loaded.params, batch.inputs, batch.positions, batch.mask
+    )
+    logits = np.asarray(loaded.model.logits(loaded.params, hidden), np.float64)
+    logits = logits.reshape(-1, logits.shape[-1])[batch.target_positions[0]]
+    at_target = np.take_along_axis(logits, batch.targets[0][:, None], 1)[:, 0]
+    nats = np.log(np.exp(logits).sum(axis=1)) - at_target
+    lost += (batch.weights[0] * nats).sum()
+    weights += batch.weights.sum()
+  assert len(set(batch.weights[0])) > 2  # they differ
+  records = metrics.read_records(tmp_path)
+  key = "eval/diffusion/loss"
+  (*_, found) = (record[key] for record in records if key in record)
+  assert found == pytest.approx(lost / weights, rel=1e-5)
 
 
 @pytest.mark.slow

@@ -196,9 +196,10 @@ class HeldOut(Evaluator):
 
 
 def _means(sums: Mapping[str, float]) -> dict[str, float]:
-  # Divided once, over all batches: every target counts the same.
+  # Divided once, over all batches. Targets count by their weights, as in
+  # training: they differ within an objective where a row's share does.
   count = max(sums["count"], 1)
-  loss = sums["nats"] / count
+  loss = sums["loss"] / max(sums["weight"], 1e-9)
   return {
     "loss": loss,
     "perplexity": math.exp(min(loss, 700)),

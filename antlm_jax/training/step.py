@@ -117,8 +117,12 @@ class TrainStep:
     return dataclasses.replace(batch, weights=batch.weights * share)
 
   def evaluate(self, params: Params, batch: Batch) -> Metrics:
-    """Returns `losses.cross_entropy`'s sums of a batch of M = 1."""
-    return self.loss(params, jax.tree.map(lambda x: x[0], batch), None)[1]
+    """Returns `losses.cross_entropy`'s sums of a batch of M = 1.
+
+    Without the z-loss, which belongs to training alone: `loss` is in nats.
+    """
+    step = dataclasses.replace(self, z_loss=0.0)
+    return step.loss(params, jax.tree.map(lambda x: x[0], batch), None)[1]
 
   def loss(
     self, params: Params, micro: Batch, key
