@@ -14,7 +14,7 @@ from antlm_jax import models
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf import hub, published, weights
+from antlm_jax.hf import hub, layouts, weights
 from antlm_jax.hf.architecture import NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
@@ -126,7 +126,7 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   name = os.fspath(path)
   path = hub.folder(name) if hub.is_name(name) else pathlib.Path(name)
   fields, tensors = hf_config.fields(path), weights.read(path)
-  layout = published.layout(tensors)
+  layout = layouts.layout(tensors)
   tensors = layout.tensors_of(tensors)
   described = hf_config.describe(
     path / hf_config.CONFIG, layout.fields_of(fields)
