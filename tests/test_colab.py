@@ -10,7 +10,7 @@ import sys
 import pytest
 from packaging.requirements import Requirement
 
-from antlm_jax.runtime.progress import Progress
+from antlm_jax.runtime import progress
 from tests import runs
 
 NOTEBOOK = runs.ROOT / "launch" / "colab.ipynb"
@@ -72,18 +72,18 @@ Stream.__module__ = "ipykernel.iostream"
 
 def test_progress_in_a_notebook_is_one_bar_under_the_lines(monkeypatch):
   monkeypatch.setattr(sys, "stdout", Stream())
-  progress = Progress(0, 3)
+  shown = progress.Progress(0, 3)
   for step in range(1, 4):
-    progress.step()
-    progress.show(step, f"clm {step}.0")
+    shown.step()
+    shown.show(step, f"clm {step}.0")
     progress.say(f"line {step}")
-  progress.close()
+  shown.close()
   drawn = sys.stdout.getvalue().split("\n")
   # A carriage return writes over what stands in its line.
-  shown = [line.rstrip("\r").split("\r")[-1] for line in drawn]
-  assert shown[:3] == ["line 1", "line 2", "line 3"]
-  assert len(shown) == 5 and shown[4] == ""
-  assert "3/3" in shown[3] and "clm 3.0" in shown[3]
+  lines = [line.rstrip("\r").split("\r")[-1] for line in drawn]
+  assert lines[:3] == ["line 1", "line 2", "line 3"]
+  assert len(lines) == 5 and lines[4] == ""
+  assert "3/3" in lines[3] and "clm 3.0" in lines[3]
 
 
 def test_what_it_shows_is_stored_for_its_readers():

@@ -69,7 +69,7 @@ class Mirror:
     self.push(wait=6 * PATIENCE)
     self._pool.shutdown(wait=False, cancel_futures=True)
     if self._copies and (self._failed or not self._copying.done()):
-      print(f"what {self.workdir} lacks is in {self.folder}", flush=True)
+      progress.say(f"files not copied to {self.workdir} are in {self.folder}")
     else:
       shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -101,9 +101,8 @@ class Mirror:
     except files.failures() as error:
       if not self._failed:  # told once; the next push tries again
         self._failed = files.reason(error)
-        print(
-          f"metrics cannot be copied to {self.workdir} now: {self._failed}",
-          flush=True,
+        progress.say(
+          f"metrics cannot be copied to {self.workdir} now: {self._failed}"
         )
 
 

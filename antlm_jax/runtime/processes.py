@@ -153,8 +153,9 @@ def _on_tpu() -> bool:
 
 
 def is_first() -> bool:
-  """Whether this process is the one that speaks and writes for all."""
-  return jax.process_index() == 0
+  """Whether this process is the one that prints and writes for all."""
+  # A single process need not ask the devices, which takes seconds.
+  return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def largest(values: Callable[[], Sequence[int]]) -> Callable[[], np.ndarray]:

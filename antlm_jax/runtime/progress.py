@@ -10,23 +10,41 @@ import tqdm
 from antlm_jax.runtime import processes
 
 
+def say(line: str) -> None:
+  """Prints a line on stdout. Only the first of several processes prints it."""
+  if processes.is_first():
+    tqdm.tqdm.write(line, file=sys.stdout)  # above a bar, if there is one
+    sys.stdout.flush()
+
+
+def warn(line: str) -> None:
+  """Prints `warning: LINE` on stderr, as `say` prints on stdout."""
+  if processes.is_first():
+    tqdm.tqdm.write(f"warning: {line}", file=sys.stderr)
+    sys.stderr.flush()
+
+
 def bar(**settings) -> tqdm.tqdm | None:
-  """Makes a progress bar on a terminal or in a notebook, none in a log."""
+  """Returns a progress bar on a terminal or in a notebook; None in a log."""
   if sys.stderr.isatty():
     return tqdm.tqdm(dynamic_ncols=True, **settings)
   if type(sys.stdout).__module__ != "ipykernel.iostream":
     return None
-  # A notebook shows each stream by itself: on stdout, the bar stays under the
-  # lines printed above it. It has no width to ask for.
+  # A notebook shows stdout and stderr apart. On stdout, the bar stays below the
+  # printed lines. A notebook does not report its width.
   return tqdm.tqdm(file=sys.stdout, ncols=100, mininterval=0.5, **settings)
 
 
 def track(
   items: Sequence, unit: str, name: str = "", every: float = 30.0
 ) -> Iterator:
-  """Goes through items showing progress: a bar, or lines in a log.
+  """Yields the items and shows progress: a bar, or lines in a log.
 
-  Lines are at least `every` seconds apart; `unit` is what an item is called.
+  Args:
+    items: Items to yield.
+    unit: Name of an item, such as `batch`.
+    name: Text before the bar or line.
+    every: Least number of seconds between two lines.
   """
   shown = bar(total=len(items), unit=unit, desc=name or None, leave=False)
   last = time.monotonic()
@@ -42,16 +60,15 @@ def track(
 
 
 class Progress:
-  """A bar on a terminal or in a notebook, plain lines in a log.
+  """A bar on a terminal or in a notebook, and plain lines in a log.
 
-  Of several processes the first speaks.
+  Only the first of several processes shows anything.
   """
 
   def __init__(self, start: int, total: int):
     self._total = total
-    self._quiet = not processes.is_first()
     self._bar = None
-    if not self._quiet:
+    if processes.is_first():
       self._bar = bar(total=total, initial=start, unit="step")
 
   def step(self) -> None:
@@ -60,18 +77,11 @@ class Progress:
       self._bar.update()
 
   def show(self, step: int, text: str) -> None:
-    """Shows how training stands after `step` steps."""
+    """Shows `text`, such as the losses, after `step` steps."""
     if self._bar is not None:
       self._bar.set_postfix_str(text)
     else:
-      self.say(f"step {step}/{self._total} · {text}")
-
-  def say(self, line: str) -> None:
-    """Prints a line of its own."""
-    if self._bar is not None:
-      self._bar.write(line)
-    elif not self._quiet:
-      print(line, flush=True)
+      say(f"step {step}/{self._total} · {text}")
 
   def close(self) -> None:
     """Ends the bar."""

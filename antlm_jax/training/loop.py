@@ -251,8 +251,8 @@ class Trainer:
     self._mirror.push()
 
   def say(self, line: str) -> None:
-    """Shows a line of its own."""
-    self.progress.say(line)
+    """Prints a line above the progress bar."""
+    progress.say(line)
 
   def end_here(self) -> None:
     """Ends the run after the steps done, as if the curriculum did."""
