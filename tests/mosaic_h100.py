@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import topologies
 
-from antlm_jax.attention.gpu import kernel, schedule
+from antlm_jax.attention.gpu import kernel, visits
 from antlm_jax.masks import AttentionMask
 from antlm_jax.planning import gpus
 
@@ -19,7 +19,7 @@ ROWS, LENGTH, HEADS, KV_HEADS = 8, 2048, 12, 4
 def program(settings: kernel.Settings, q, k, v, g, bounds, seeds):
   """Returns attention's output and gradients."""
   mask = AttentionMask(False, *bounds)
-  made = schedule.make(mask, ROWS, LENGTH, LENGTH)
+  made = visits.make(mask, ROWS, LENGTH, LENGTH)
   out, pull = jax.vjp(
     lambda *args: kernel.flash(settings, *args, seeds, made), q, k, v
   )

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from antlm_jax import attention
+from antlm_jax.attention.blocks import Blocks
 from antlm_jax.attention.dropout import keep
-from antlm_jax.attention.gpu import schedule as gpu_schedule
+from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.reference import chunked
-from antlm_jax.attention.schedule import Blocks
 from antlm_jax.attention.tpu import kernel
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from tests import reference
@@ -369,16 +369,16 @@ def test_no_block_is_visited_but_those_needed(mode, length, block, monkeypatch):
 def test_a_gpu_visits_what_is_needed_and_masks_what_is_hidden(mode):
   batch, queries, keys = 3, 640, 500
   mask = long_mask(mode, batch, queries, keys, seed=3)
-  made = gpu_schedule.make(mask, batch, queries, keys)
+  made = visits.make(mask, batch, queries, keys)
   seen = np.zeros((batch, 640, 512), bool)
   seen[:, :, :keys] = reference.visible(mask, batch, queries, keys)
   seen = seen.reshape(batch, 5, 128, 4, 128)
   needed, whole = seen.any((2, 4)), seen.all((2, 4))
   assert whole.any() or mode in ("window", "bounds")
-  for visits, axis in ((made.by_query, 1), (made.by_key, 2)):
-    for row, outer in np.ndindex(visits.counts.shape[:2]):
-      no_mask, count = visits.counts[row, outer]
-      blocks = visits.blocks[row, outer].tolist()
+  for listed, axis in ((made.by_query, 1), (made.by_key, 2)):
+    for row, outer in np.ndindex(listed.counts.shape[:2]):
+      no_mask, count = listed.counts[row, outer]
+      blocks = listed.blocks[row, outer].tolist()
       of_outer = (np.take(x[row], outer, axis - 1) for x in (needed, whole))
       some, every = (set(np.flatnonzero(x)) for x in of_outer)
       assert set(blocks[:count]) == some and len(some) == count

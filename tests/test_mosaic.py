@@ -231,18 +231,18 @@ def test_a_bound_that_is_off_by_one_is_noticed(bound, by, monkeypatch):
 @pytest.mark.parametrize("order", ["by_query", "by_key"])
 @pytest.mark.parametrize("which", range(2))
 def test_a_count_that_is_off_by_one_is_noticed(order, which, monkeypatch):
-  from antlm_jax.attention.gpu import schedule
+  from antlm_jax.attention.gpu import visits
 
-  real = schedule.make
+  real = visits.make
 
   def off(*args):
     made = real(*args)
-    visits = getattr(made, order)
-    counts = visits.counts.at[:, 1, which].add(1 if which == 0 else -1)
-    visits = visits._replace(counts=counts)
-    return dataclasses.replace(made, **{order: visits})
+    listed = getattr(made, order)
+    counts = listed.counts.at[:, 1, which].add(1 if which == 0 else -1)
+    listed = listed._replace(counts=counts)
+    return dataclasses.replace(made, **{order: listed})
 
-  monkeypatch.setattr(schedule, "make", off)
+  monkeypatch.setattr(visits, "make", off)
   assert notices()
 
 

@@ -7,11 +7,12 @@ from antlm_jax.attention.api import (
   choose,
   prepare,
 )
+from antlm_jax.attention.blocks import SAVED
 from antlm_jax.attention.cache import Cache, Cached
+from antlm_jax.attention.devices import device
 from antlm_jax.attention.dropout import Dropout
 from antlm_jax.attention.relative import Relative, log_edges
-from antlm_jax.attention.schedule import SAVED
-from antlm_jax.attention.split import Split, device
+from antlm_jax.attention.split import Split
 
 __all__ = [
   "IMPLEMENTATIONS",

@@ -22,27 +22,20 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from antlm_jax.attention.blocks import Blocks
 from antlm_jax.attention.cache import Cached
+from antlm_jax.attention.devices import capability, device
 from antlm_jax.attention.dropout import Dropout
-from antlm_jax.attention.gpu import schedule as gpu_schedule
+from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.reference import chunked, reference
 from antlm_jax.attention.relative import Relative
-from antlm_jax.attention.schedule import Blocks
-from antlm_jax.attention.split import WHOLE, Split, device, on_shards, parts
-from antlm_jax.attention.tpu import kernel, schedule
+from antlm_jax.attention.split import WHOLE, Split, on_shards, parts
+from antlm_jax.attention.tpu import grid, kernel
 from antlm_jax.masks import AttentionMask
 
 _CPU_LONG = 1024  # keys of a row from which on chunks cost no time on CPU
 _MOST_SCALARS = 150_000  # 600 kB of the 1 MB of scalar memory
 _MOSAIC_WIDTHS = (64, 96, 128)  # those it was compiled and tested for
-# The least compute capability of GPUs, by a part of their kind: for those
-# that are only compiled for. JAX tells that of the others.
-_CAPABILITIES = {
-  10.0: ("B200", "B300"),
-  9.0: ("H100", "H200"),
-  8.0: ("A100", "A10", "L4"),
-  7.0: ("T4", "V100"),
-}
 
 
 @jax.tree_util.register_dataclass
@@ -59,7 +52,7 @@ class Prepared:
   # Which mesh axes split rows and heads.
   split: Split = dataclasses.field(metadata={"static": True})
   # The kernel's, one after another of each data shard.
-  schedules: tuple[schedule.Schedule, ...] | gpu_schedule.Schedule | None = None
+  schedules: tuple[grid.Schedule, ...] | visits.Schedule | None = None
 
 
 def attend(
@@ -193,7 +186,7 @@ def choose(
 
 def _pallas_obstacle(mask, q, k, dropout, buckets, split) -> str | None:
   # All tables and seeds of a shard are in scalar memory at once.
-  scalars = schedule.table_size(mask, q.shape[0], _blocks(q, k))
+  scalars = grid.table_size(mask, q.shape[0], _blocks(q, k))
   if dropout:
     scalars += q.shape[0] * q.shape[2] // parts(split.heads)
   scalars //= parts(split.rows)
@@ -205,13 +198,13 @@ def _pallas_obstacle(mask, q, k, dropout, buckets, split) -> str | None:
 def _cudnn_obstacle(mask, q, k, dropout, buckets, split) -> str | None:
   if device().platform != "gpu":
     return "a GPU"
-  capability = _capability(device().device_kind)
-  if capability is None:
+  version = capability(device().device_kind)
+  if version is None:
     return f"a GPU by NVIDIA that is known, not {device().device_kind}"
   # A T4 (7.5) has no such kernel, and JAX asks only while it compiles.
-  widest = 256 if capability >= 9 else 128
-  if capability < 8:
-    return f"compute capability 8.0 or later; this GPU has {capability}"
+  widest = 256 if version >= 9 else 128
+  if version < 8:
+    return f"compute capability 8.0 or later; this GPU has {version}"
   if mask.bounded:
     return "a mask that is plainly causal or full"
   if q.dtype != jnp.bfloat16:
@@ -228,7 +221,7 @@ def _mosaic_obstacle(mask, q, k, dropout, buckets, split) -> str | None:
   if platform not in ("gpu", "cpu"):
     return "a GPU"
   # The kernel's products are instructions that Blackwell has no more.
-  if platform == "gpu" and int(_capability(kind) or 0) != 9:
+  if platform == "gpu" and int(capability(kind) or 0) != 9:
     return f"a Hopper GPU, for its wgmma instructions, not {kind}"
   # Here JAX has the interpreter, and the kernel's calls by these names.
   if jax.__version_info__ < (0, 12):
@@ -245,21 +238,6 @@ _OBSTACLES = {
   "cudnn": _cudnn_obstacle,
   "mosaic": _mosaic_obstacle,
 }
-
-
-def _capability(kind: str) -> float | None:
-  """Compute capability of a kind of GPU, which need not be there."""
-  try:
-    here = {
-      gpu.device_kind: gpu.compute_capability for gpu in jax.devices("gpu")
-    }
-  except RuntimeError:  # there is none
-    here = {}
-  named = (c for c, n in _CAPABILITIES.items() if any(x in kind for x in n))
-  try:
-    return float(here.get(kind, next(named, "")))
-  except ValueError:  # unknown, or gfx942, say
-    return None
 
 
 # What each implementation is called by: `(q, k, v, prepared, scale, dropout,
@@ -345,10 +323,8 @@ IMPLEMENTATIONS = {
 
 # Of those that have one: a mask's schedule, `(mask, rows, q, k)`.
 _SCHEDULES = {
-  "pallas": lambda m, rows, q, k: schedule.make(m, rows, _blocks(q, k)),
-  "mosaic": lambda m, rows, q, k: gpu_schedule.make(
-    m, rows, q.shape[1], k.shape[1]
-  ),
+  "pallas": lambda m, rows, q, k: grid.make(m, rows, _blocks(q, k)),
+  "mosaic": lambda m, rows, q, k: visits.make(m, rows, q.shape[1], k.shape[1]),
 }
 
 

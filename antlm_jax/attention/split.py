@@ -1,4 +1,4 @@
-"""Where attention runs: on which device, and over which axes of its mesh."""
+"""How attention is split over the axes of a mesh."""
 
 import math
 from typing import NamedTuple
@@ -51,18 +51,6 @@ def on_shards(f, in_specs, out_specs):
   return jax.shard_map(
     f, in_specs=in_specs, out_specs=out_specs, check_vma=False
   )
-
-
-def device():
-  """Returns a device of the mesh, or the default one.
-
-  It may be one that is only compiled for: what is known of it is its platform
-  and its kind.
-  """
-  mesh = jax.sharding.get_abstract_mesh()
-  if mesh.empty or mesh.abstract_device is None:
-    return jax.devices()[0]
-  return mesh.abstract_device
 
 
 def _mesh():

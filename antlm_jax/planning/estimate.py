@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 from antlm_jax import hashing, models
-from antlm_jax.attention.gpu import schedule as gpu_schedule
-from antlm_jax.attention.tpu import kernel, schedule
+from antlm_jax.attention.gpu import visits
+from antlm_jax.attention.tpu import grid, kernel
 from antlm_jax.models import encoder
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import forecast, gpus, hlo, topology
@@ -284,9 +284,9 @@ def _visited(model: models.Model, batch: Batch, attention: str) -> float:
 
   def share(mask):
     if attention == "mosaic":
-      made = gpu_schedule.make(mask, rows, length, length)
+      made = visits.make(mask, rows, length, length)
       return made.by_query.share
-    by_query, _ = schedule.make(mask, rows, blocks)
+    by_query, _ = grid.make(mask, rows, blocks)
     steps = math.prod(int(n) for n in by_query.grid(rows))
     return steps * blocks.q_size * blocks.k_size / said
 

@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from antlm_jax import attention
+from antlm_jax.attention.tpu import grid as tpu_grid
 from antlm_jax.attention.tpu import kernel as tpu_kernel
-from antlm_jax.attention.tpu import schedule
 from antlm_jax.masks import AttentionMask
 from antlm_jax.models import Model, encoder
 from antlm_jax.objectives.batch import Batch
@@ -199,7 +199,7 @@ def _attention(
   )
 
   def visits(mask):
-    orders = schedule.make(mask, parts * rows, blocks)
+    orders = tpu_grid.make(mask, parts * rows, blocks)
     return [_visits(order, parts * rows) for order in orders]
 
   steps = (masks.total(visits) / c.layers).tolist()  # of the average layer
@@ -211,7 +211,7 @@ def _attention(
   return out
 
 
-def _visits(order: schedule.Schedule, rows: int) -> tuple[int, int, int]:
+def _visits(order: tpu_grid.Schedule, rows: int) -> tuple[int, int, int]:
   """Blocks of a schedule that are masked, and whole, and output blocks."""
   grid = [int(n) for n in order.grid(rows)]
   ids = jnp.indices(grid).reshape(len(grid), -1)

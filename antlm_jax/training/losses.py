@@ -10,7 +10,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from antlm_jax.attention.split import device
+from antlm_jax.attention.devices import device
 from antlm_jax.models.layers import likeliest
 
 

@@ -2,7 +2,7 @@
 
 As on a TPU (`attention.tpu.kernel`) scores exist one block at a time, the
 backward pass computes them again from each query's log-sum-exp, and no block
-is visited that no query needs (`attention.gpu.schedule`).
+is visited that no query needs (`attention.gpu.visits`).
 
 A thread block has three warpgroups. Two compute, each for a part of a block:
 64 queries, or in the gradients of keys and values 64 keys. The third brings
@@ -30,9 +30,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from antlm_jax import hashing
+from antlm_jax.attention.blocks import SAVED, UNIT
 from antlm_jax.attention.dropout import keep_of
-from antlm_jax.attention.gpu.schedule import Schedule
-from antlm_jax.attention.schedule import SAVED, UNIT
+from antlm_jax.attention.gpu.visits import Schedule
 
 _LOG2E = math.log2(math.e)
 _FLOOR = -1e37  # the first maximum: over a hidden key's, under any other score
@@ -63,7 +63,7 @@ def flash(settings: Settings, q, k, v, seeds, schedule: Schedule) -> jax.Array:
     k: Keys `[B, S, K, H]`.
     v: Values `[B, S, K, H]`.
     seeds: The dropout's, uint32 `[B, N]`, or None.
-    schedule: From `schedule.make`.
+    schedule: From `visits.make`.
 
   Returns:
     `[B, T, N, H]`, of q's dtype.

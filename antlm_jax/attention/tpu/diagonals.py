@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
+from antlm_jax.attention.blocks import Blocks
 from antlm_jax.attention.relative import bucket_of
-from antlm_jax.attention.schedule import Blocks
-from antlm_jax.attention.tpu.schedule import LANES, Step
+from antlm_jax.attention.tpu.grid import LANES, Step
 
 _SUBLANES = 8
 

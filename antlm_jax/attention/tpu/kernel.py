@@ -1,9 +1,9 @@
 """Fused attention in Pallas for TPU, forward and backward, for every mask.
 
-The scores exist one block at a time, in vector memory (`block` says how they
+The scores exist one block at a time, in vector memory (`scores` says how they
 lie there), so that memory is linear in the rows' length. The online softmax
 and its gradient are those of FlashAttention-2 (arXiv 2307.08691). Which blocks
-are visited: `antlm_jax.attention.tpu.schedule`.
+are visited: `antlm_jax.attention.tpu.grid`.
 
 In short, of a row's block of queries, over the blocks of keys that it needs:
 
@@ -24,12 +24,16 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from antlm_jax.attention.schedule import SAVED, Blocks
-from antlm_jax.attention.split import device
+from antlm_jax.attention.blocks import SAVED, Blocks
+from antlm_jax.attention.devices import device
 from antlm_jax.attention.tpu import diagonals
-from antlm_jax.attention.tpu.block import HeadScores, KernelSettings, ScoreBlock
 from antlm_jax.attention.tpu.diagonals import dot
-from antlm_jax.attention.tpu.schedule import LANES, Schedule
+from antlm_jax.attention.tpu.grid import LANES, Schedule
+from antlm_jax.attention.tpu.scores import (
+  HeadScores,
+  KernelSettings,
+  ScoreBlock,
+)
 
 _OF_KEYS = ("k", "v", "of_key")  # the others are cut by queries
 _ROW = "_row"  # ends the name of an output that is not cut, but a whole row
@@ -98,7 +102,7 @@ def flash(
       `[B, K, 1, C, T]` and "of_key" `[B, K, C, S]`; G is 1 then.
     bounds: The mask's: "start" and "end", int32 `[B, T]`, those it has.
     seeds: The dropout's, uint32 `[B, K, G]`, or None.
-    schedules: By queries and by keys, from `schedule.make`.
+    schedules: By queries and by keys, from `grid.make`.
 
   Returns:
     `[B, K, G, H, T]`, of q's dtype.

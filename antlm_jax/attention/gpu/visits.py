@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from antlm_jax.attention.schedule import UNIT, Blocks, visibility
+from antlm_jax.attention.blocks import UNIT, Blocks, visibility
 from antlm_jax.masks import AttentionMask
 
 

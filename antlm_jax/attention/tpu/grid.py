@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from antlm_jax.attention.schedule import Blocks, visibility
+from antlm_jax.attention.blocks import Blocks, visibility
 from antlm_jax.masks import AttentionMask
 
 LANES = 128  # of a register

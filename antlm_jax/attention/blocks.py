@@ -1,8 +1,8 @@
 """How the kernels cut scores into blocks, and which blocks a mask needs.
 
 Both kernels visit the blocks that some query needs and no others; in which
-order, and how they are told, is each one's own: `attention.tpu.schedule`,
-`attention.gpu.schedule`.
+order, and how they are told, is each one's own: `attention.tpu.grid`,
+`attention.gpu.visits`.
 """
 
 import dataclasses

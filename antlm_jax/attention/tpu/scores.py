@@ -15,10 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from antlm_jax.attention.blocks import Blocks
 from antlm_jax.attention.dropout import keep
-from antlm_jax.attention.schedule import Blocks
 from antlm_jax.attention.tpu.diagonals import Diagonals, dot
-from antlm_jax.attention.tpu.schedule import Step
+from antlm_jax.attention.tpu.grid import Step
 
 _LOG2E = math.log2(math.e)
 

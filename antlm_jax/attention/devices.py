@@ -1,0 +1,39 @@
+"""Devices that attention is compiled for, which need not be present."""
+
+import jax
+
+# Compute capability of GPUs that are only compiled for, by a part of their
+# kind. JAX knows the capability of GPUs that are present.
+_CAPABILITIES = {
+  10.0: ("B200", "B300"),
+  9.0: ("H100", "H200"),
+  8.0: ("A100", "A10", "L4"),
+  7.0: ("T4", "V100"),
+}
+
+
+def device():
+  """Returns a device of the mesh, or the default device.
+
+  It may be a device that is only compiled for, whose platform and kind are
+  known and nothing else.
+  """
+  mesh = jax.sharding.get_abstract_mesh()
+  if mesh.empty or mesh.abstract_device is None:
+    return jax.devices()[0]
+  return mesh.abstract_device
+
+
+def capability(kind: str) -> float | None:
+  """Returns the compute capability of a kind of GPU, or None if unknown."""
+  try:
+    here = {
+      gpu.device_kind: gpu.compute_capability for gpu in jax.devices("gpu")
+    }
+  except RuntimeError:  # there is none
+    here = {}
+  named = (c for c, n in _CAPABILITIES.items() if any(x in kind for x in n))
+  try:
+    return float(here.get(kind, next(named, "")))
+  except ValueError:  # unknown, or AMD's gfx942
+    return None
