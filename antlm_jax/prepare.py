@@ -11,8 +11,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 from antlm_jax import cli, settings
-from antlm_jax.data.preparation import Settings, prepare
-from antlm_jax.data.prepared import Prepared
+from antlm_jax.data.make_folder import Settings, prepare
+from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.errors import UserError
 
 

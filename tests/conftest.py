@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 from antlm_jax.data import toy_english
-from antlm_jax.data.preparation import Settings, prepare
+from antlm_jax.data.make_folder import Settings, prepare
 from antlm_jax.runtime import files
 from antlm_jax.training import checkpoint
 

@@ -14,7 +14,7 @@ import pytest
 
 from antlm_jax import export_hf, import_hf, prepare
 from antlm_jax.data import toy_english
-from antlm_jax.data.prepared import MANIFEST
+from antlm_jax.data.prepared_folder import MANIFEST
 from antlm_jax.errors import UserError
 from antlm_jax.evals import blimp
 from antlm_jax.runtime import buckets, files

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax import errors
-from antlm_jax.data import formats, preparation, splits, text
-from antlm_jax.data.corpus import find
-from antlm_jax.data.prepared import Prepared
+from antlm_jax.data import hold_out, make_folder, readers
+from antlm_jax.data.prepared_folder import Prepared
+from antlm_jax.data.text_files import find
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -32,7 +32,9 @@ def write(folder: pathlib.Path, **files: bytes | str) -> pathlib.Path:
 
 def documents(tmp_path, content: bytes, rule: str = "auto") -> list[str]:
   (tmp_path / "a.txt").write_bytes(content)
-  return joined(formats.pieces(str(tmp_path / "a.txt"), text.RULES[rule], ""))
+  return joined(
+    readers.pieces(str(tmp_path / "a.txt"), readers.RULES[rule], "")
+  )
 
 
 def make_text(
@@ -50,8 +52,8 @@ def make_text(
 def prepared(tmp_path, paths, name="out", **changes) -> Prepared:
   asked = {"vocab_size": 300, "seq_len": 16} | changes
   output = str(tmp_path / name)
-  preparation.prepare(
-    preparation.Settings(text=tuple(paths), output=output, **asked)
+  make_folder.prepare(
+    make_folder.Settings(text=tuple(paths), output=output, **asked)
   )
   return Prepared.open(output)
 
@@ -102,7 +104,7 @@ def test_line_and_file_rules(tmp_path):
   assert documents(tmp_path, content, "file") == ["a b\n\nc\n  \nd e"]
 
 
-@pytest.mark.parametrize("rule", text.RULES)
+@pytest.mark.parametrize("rule", readers.RULES)
 @pytest.mark.parametrize("word", ["wörd ", "猫在看狗", "é"])
 def test_a_huge_line_is_one_document_in_pieces(tmp_path, rule, word):
   line = word * (3_000_000 // len(word))  # more than is read at once
@@ -238,7 +240,7 @@ def as_kinds(folder: pathlib.Path, records, column="text") -> list[str]:
 def test_all_kinds_give_the_same_documents(tmp_path):
   expected = [record for record in RECORDS if record]
   for path in as_kinds(tmp_path, RECORDS, "content"):
-    found = joined(formats.pieces(path, text.RULES["auto"], "content"))
+    found = joined(readers.pieces(path, readers.RULES["auto"], "content"))
     assert found == expected, path
 
 
@@ -321,7 +323,7 @@ def test_bad_files_are_told(tmp_path, name):
 @hypothesis.example([1, 10**6, 1], 0.02)
 def test_the_held_out_share_is_near(sizes, share):
   sizes = np.array(sizes)
-  begins = splits.hold_out(sizes, share)
+  begins = hold_out.hold_out(sizes, share)
   held = sizes - begins
   wanted = share * sizes.sum()
   assert (held >= 0).all() and (begins >= 0).all()
@@ -338,7 +340,7 @@ def test_the_held_out_share_is_near(sizes, share):
 
 def test_the_held_out_documents_are_spread():
   sizes = np.random.default_rng(0).geometric(0.001, 20_000)
-  held = splits.hold_out(sizes, 0.02) == 0
+  held = hold_out.hold_out(sizes, 0.02) == 0
   assert set(np.diff(np.flatnonzero(held))) <= {49, 50, 51}
   assert sizes[held].mean() == pytest.approx(sizes.mean(), rel=0.1)
 
@@ -349,12 +351,12 @@ def test_splits_are_disjoint_and_a_share_is_spread(tmp_path_factory, n, share):
   path = tmp_path_factory.mktemp("text") / "a.txt"
   path.write_text("".join(f"{1000 + i}\n" for i in range(n)))
   corpus = find([str(path)], documents="line")
-  division = splits.Division.of(corpus, share, 1.0)
-  train, dev = (list(division.texts(split)) for split in splits.SPLITS)
+  division = hold_out.Division.of(corpus, share, 1.0)
+  train, dev = (list(division.texts(split)) for split in hold_out.SPLITS)
   assert sorted("".join(train + dev)) == sorted(
     "".join(path.read_text().split())
   )
-  some = list(splits.Division.of(corpus, share, 0.3).texts("train"))
+  some = list(hold_out.Division.of(corpus, share, 0.3).texts("train"))
   assert len(some) == math.ceil(0.3 * len(train) - 1e-9)
   # Of any ten in a row, as many as of all, give or take one.
   taken = np.isin(train, some)

@@ -17,10 +17,16 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax import errors, prepare
-from antlm_jax.data import packing, preparation, prepared, rows, tokenizer
-from antlm_jax.data.documents import Texts, build
-from antlm_jax.data.preparation import Settings
-from antlm_jax.data.prepared import Manifest, Prepared
+from antlm_jax.data import (
+  make_folder,
+  packing,
+  prepared_folder,
+  rows,
+  tokenizer,
+)
+from antlm_jax.data.document_store import Texts, build
+from antlm_jax.data.make_folder import Settings
+from antlm_jax.data.prepared_folder import Manifest, Prepared
 
 ROOT = pathlib.Path(__file__).parents[1]
 REAL = ROOT.parent / "shared/data/babylm_like_10M.tar.xz"
@@ -58,7 +64,7 @@ def small(corpus, output, **changes) -> Settings:
 
 
 def test_dataset_keeps_order_across_shards(tmp_path, monkeypatch):
-  monkeypatch.setattr("antlm_jax.data.documents._SHARD_BYTES", 1000)
+  monkeypatch.setattr("antlm_jax.data.document_store._SHARD_BYTES", 1000)
   lines = {"train": make_text(300).splitlines(), "dev": ["a dog ."]}
   texts = {
     split: Texts(lambda of=of: iter(of), sum(map(len, of)))
@@ -268,7 +274,7 @@ def test_unprepared_or_damaged_folders_are_refused(corpus, tmp_path, capsys):
     with pytest.raises(errors.UserError, match=r"run antlm prepare"):
       Manifest.load(folder)
   output = tmp_path / "out"
-  preparation.prepare(small(corpus, output))
+  make_folder.prepare(small(corpus, output))
   with open(output / "train.array_record", "r+b") as file:
     file.truncate(100)
   with pytest.raises(errors.UserError, match="100 bytes, not the"):
@@ -283,7 +289,7 @@ def whole(tmp_path_factory) -> pathlib.Path:
   """A prepared folder, to be damaged in copies of it."""
   folder = tmp_path_factory.mktemp("whole")
   (folder / "a.txt").write_text(make_text(2000), "utf-8")
-  preparation.prepare(small(folder / "a.txt", folder / "out"))
+  make_folder.prepare(small(folder / "a.txt", folder / "out"))
   return folder / "out"
 
 
@@ -412,7 +418,7 @@ def test_tokens_past_the_vocabulary_are_told(tmp_path):
 
 @pytest.mark.parametrize("pack", packing.PACKINGS)
 def test_rows_hold_the_text(corpus, tmp_path, pack):
-  manifest = preparation.prepare(small(corpus, tmp_path / "out", packing=pack))
+  manifest = make_folder.prepare(small(corpus, tmp_path / "out", packing=pack))
   vocabulary = tokenizer.Tokenizer.load(tmp_path / "out/tokenizer.json")
   opened = Prepared.open(tmp_path / "out")
   for name, source in (("train", opened.train), ("dev", opened.dev)):
@@ -450,20 +456,20 @@ def test_command_prepares_once(corpus, tmp_path, capsys):
 
 
 def test_other_text_is_refused(corpus, tmp_path):
-  preparation.prepare(small(corpus, tmp_path / "out"))
+  make_folder.prepare(small(corpus, tmp_path / "out"))
   (corpus / "a.train").write_text(make_text(301), "utf-8")
   with pytest.raises(errors.UserError, match="other text"):
-    preparation.prepare(small(corpus, tmp_path / "out"))
+    make_folder.prepare(small(corpus, tmp_path / "out"))
 
 
 def test_preparing_again_gives_the_same_bytes(corpus, tmp_path):
   names = ["tokenizer.json", "train.array_record", "dev.array_record"]
   for folder in ("x", "y"):
-    preparation.prepare(small(corpus, tmp_path / folder, packing="chunks"))
+    make_folder.prepare(small(corpus, tmp_path / folder, packing="chunks"))
   for name in names:
-    assert prepared.sha256(tmp_path / "x" / name) == prepared.sha256(
-      tmp_path / "y" / name
-    )
+    assert prepared_folder.sha256(
+      tmp_path / "x" / name
+    ) == prepared_folder.sha256(tmp_path / "y" / name)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
@@ -503,7 +509,7 @@ def test_two_preparations_do_not_mix(corpus, tmp_path):
   with open(output / ".antlm_jax_prepare", "w") as marker:
     fcntl.flock(marker, fcntl.LOCK_EX)
     with pytest.raises(errors.UserError, match="another process"):
-      preparation.prepare(small(corpus, output))
+      make_folder.prepare(small(corpus, output))
 
 
 BAD_SETTINGS = [
@@ -524,7 +530,7 @@ BAD_SETTINGS = [
 @pytest.mark.parametrize(("changes", "message"), BAD_SETTINGS)
 def test_bad_settings(corpus, tmp_path, changes, message):
   with pytest.raises(errors.UserError, match=message) as error:
-    preparation.prepare(small(corpus, tmp_path / "out", **changes))
+    make_folder.prepare(small(corpus, tmp_path / "out", **changes))
   assert "\n" not in str(error.value)
   assert not (tmp_path / "out").exists()
 
@@ -548,7 +554,7 @@ def test_bad_text(tmp_path, files, message):
   for name, content in (files or {}).items():
     (corpus / name).write_bytes(content)
   with pytest.raises(errors.UserError, match=message) as error:
-    preparation.prepare(small(corpus, tmp_path / "out"))
+    make_folder.prepare(small(corpus, tmp_path / "out"))
   assert "\n" not in str(error.value)
   assert not (tmp_path / "out").exists()
 
@@ -556,9 +562,9 @@ def test_bad_text(tmp_path, files, message):
 def test_bad_outputs(corpus, tmp_path):
   (tmp_path / "file").write_text("mine")
   with pytest.raises(errors.UserError, match="is no folder"):
-    preparation.prepare(small(corpus, tmp_path / "file"))
+    make_folder.prepare(small(corpus, tmp_path / "file"))
   with pytest.raises(errors.UserError, match="is not empty"):
-    preparation.prepare(small(corpus, corpus))
+    make_folder.prepare(small(corpus, corpus))
   assert sorted(f.name for f in corpus.iterdir()) == ["a.dev", "a.train"]
 
 
@@ -600,7 +606,7 @@ def test_bad_commands_are_told_in_one_line(corpus, tmp_path, args, message):
 def test_a_source_whose_name_is_no_text_is_refused(corpus, tmp_path):
   os.rename(os.fsencode(corpus / "a.dev"), os.fsencode(corpus) + b"/\xff.dev")
   with pytest.raises(errors.UserError, match="its name is not UTF-8"):
-    preparation.prepare(small(corpus, tmp_path / "out"))
+    make_folder.prepare(small(corpus, tmp_path / "out"))
 
 
 @pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not here")
@@ -613,7 +619,7 @@ def test_real_text(tmp_path):
         name = pathlib.PurePath(member.name).name
         (corpus / name).write_bytes(archive.extractfile(member).read())
   settings = small(corpus, tmp_path / "out", vocab_size=4000, seq_len=128)
-  manifest = preparation.prepare(settings)
+  manifest = make_folder.prepare(settings)
   train = manifest.splits["train"]
   assert 2.5 < train.text_bytes / train.tokens < 5
   source = Prepared.open(tmp_path / "out").train

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax import config
+from antlm_jax.data.make_folder import Settings, prepare
 from antlm_jax.data.order import Order, Part
-from antlm_jax.data.preparation import Settings, prepare
-from antlm_jax.data.prepared import Sources, named
+from antlm_jax.data.prepared_folder import Sources, named
 from antlm_jax.data.rows import Concatenated
 from antlm_jax.data.source import Source
 from antlm_jax.errors import Stopped, UserError

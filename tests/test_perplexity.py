@@ -209,9 +209,9 @@ def test_the_same_texts_of_any_kind(run, loaded, prepared, tmp_path, capsys):
   dev = manifest["splits"]["dev"]
   counts = [found[name] for name in ("documents", "words", "bytes")]
   assert counts == [dev["documents"], dev["words"], dev["text_bytes"]]
-  from antlm_jax.data import documents
+  from antlm_jax.data import document_store
 
-  those = list(documents.read(prepared, "dev"))
+  those = list(document_store.read(prepared, "dev"))
   ours = predicted(loaded, those).summary
   assert {k: found[k] for k in ours} == pytest.approx(ours)
   plain, lines = tmp_path / "dev.txt", tmp_path / "dev.jsonl"

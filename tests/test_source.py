@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from antlm_jax import config, hashing
 from antlm_jax.data import source as source_lib
 from antlm_jax.data.order import ROUNDING, Order, Part
-from antlm_jax.data.prepared import Prepared
+from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Layout, capacities

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 
 from antlm_jax import config
-from antlm_jax.data.prepared import Manifest
+from antlm_jax.data.prepared_folder import Manifest
 from antlm_jax.errors import UserError
 from antlm_jax.training import checkpoint, summary
 from antlm_jax.training import run as run_lib

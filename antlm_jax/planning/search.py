@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import jax
 
 from antlm_jax import config as config_lib
-from antlm_jax.data.prepared import Sources
+from antlm_jax.data.prepared_folder import Sources
 from antlm_jax.errors import UserError
 from antlm_jax.planning.estimate import Estimate, StandIn, estimate_all
 from antlm_jax.runtime import progress, sharding

@@ -16,7 +16,7 @@ from antlm_jax import models, units
 from antlm_jax.data import order as order_lib
 from antlm_jax.data import packing
 from antlm_jax.data.order import Order, Part
-from antlm_jax.data.prepared import Sources
+from antlm_jax.data.prepared_folder import Sources
 from antlm_jax.data.source import Source
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from antlm_jax.data import corpus as corpus_lib
-from antlm_jax.data import formats
+from antlm_jax.data import readers, text_files
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import own, retrieval
 from antlm_jax.evals.finetuning.rows import Example
@@ -41,7 +40,7 @@ def pairs(data: str, name: str, options, attention: str) -> Task:
   Raises:
     UserError: if there are none, one has no text, or not as many as the others.
   """
-  corpus = corpus_lib.find([data])
+  corpus = text_files.find([data])
   sets = {
     split: list(_records(sources, options))
     for split in ("train", "dev", "test")
@@ -63,7 +62,7 @@ def simcse(data: str, name: str, options, attention: str) -> Task:
   if len(options.text_column) > 1:
     raise UserError("simcse reads one --text_column")
   reading = {"documents": "line", "column": options.text_column[0]}
-  corpus = corpus_lib.find([data], **reading)
+  corpus = text_files.find([data], **reading)
   sets = {
     split: [Example((piece.text,) * 2) for piece in corpus.pieces(split)]
     for split in ("train", "dev")
@@ -111,7 +110,7 @@ def _records(sources: Sequence[str], options) -> Iterator[Example]:
   columns |= {options.positive_column: "positive_column"}
   columns |= dict.fromkeys(options.negative_column, "negative_column")
   for source in sources:
-    for where, values in formats.records(source, columns):
+    for where, values in readers.records(source, columns):
       lists = [v if isinstance(v, list) else [v] for v in values]
       texts = [text for one in lists for text in one]
       if not all(isinstance(text, str) and text.strip() for text in texts):

@@ -16,8 +16,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from antlm_jax.data import corpus as corpus_lib
-from antlm_jax.data import formats
+from antlm_jax.data import readers, text_files
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification
 from antlm_jax.evals.finetuning.rows import Example
@@ -47,7 +46,7 @@ def make(data: str, name: str, options, attention: str) -> Task:
   """
   if options.label_column in options.text_column:
     raise UserError(f"--label_column={options.label_column} is a text column")
-  corpus = corpus_lib.find([data])
+  corpus = text_files.find([data])
   train = list(_read(corpus.train, options, "train"))
   labels = _classes(data, [example.label for example in train])
   sets = {"train": train}
@@ -106,7 +105,7 @@ def _read(
   columns = dict.fromkeys(options.text_column, "text_column")
   columns |= {options.label_column: "label_column"}
   for source in sources:
-    for where, (*texts, label) in formats.records(source, columns):
+    for where, (*texts, label) in readers.records(source, columns):
       if not all(isinstance(text, str) and text.strip() for text in texts):
         raise UserError(f"{source}, {where}: no text to read")
       if label in (None, ""):

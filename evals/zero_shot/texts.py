@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from antlm_jax.data import corpus as corpus_lib
-from antlm_jax.data import prepared, splits
-from antlm_jax.data.text import RULES
+from antlm_jax.data import prepared_folder, text_files
+from antlm_jax.data.readers import RULES
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import command
 from antlm_jax.evals.zero_shot.command import Task
@@ -35,7 +34,7 @@ class Settings(command.Settings):
   split: str = setting(
     "dev",
     "which texts, of a folder that divides them; all if nothing is named dev",
-    choices=(*splits.SPLITS, "test"),
+    choices=(*prepared_folder.SPLITS, "test"),
   )
 
 
@@ -62,15 +61,15 @@ class TextTask(Task):
 
 def _texts(asked) -> Iterator[str]:
   folder = pathlib.Path(asked.data)
-  if (folder / prepared.MANIFEST).exists():
-    from antlm_jax.data import documents  # slow to import: not for --help
+  if (folder / prepared_folder.MANIFEST).exists():
+    from antlm_jax.data import document_store  # slow to import: not for --help
 
-    if asked.split not in splits.SPLITS:
+    if asked.split not in prepared_folder.SPLITS:
       raise UserError(f"{asked.data}: a prepared folder has no {asked.split}")
     # Text, not rows: the model has a tokenizer of its own.
-    yield from documents.read(folder, asked.split)
+    yield from document_store.read(folder, asked.split)
     return
-  corpus = corpus_lib.find(
+  corpus = text_files.find(
     [asked.data], documents=asked.documents, column=asked.column
   )
   split = asked.split if asked.split != "dev" or corpus.dev else "train"

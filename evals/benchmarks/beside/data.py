@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from antlm_jax import config
-from antlm_jax.data import corpus, preparation, source
+from antlm_jax.data import make_folder, source, text_files
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.evals.benchmarks.beside import models
 from antlm_jax.evals.benchmarks.turns import Case
@@ -25,13 +25,13 @@ _LENGTH, _ROWS, _BATCHES = 128, 64, 50
 
 def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
   """Yields those of text files."""
-  paths = [pathlib.Path(path) for path in corpus.find(text).train]
+  paths = [pathlib.Path(path) for path in text_files.find(text).train]
   tokenizer = Tokenizer.train(
     (p.read_text("utf-8") for p in paths), models.vocab_size("7M")
   )
   file = folder / "tokenizer.json"
   file.write_text(tokenizer.to_json(), "utf-8")
-  settings = preparation.Settings(
+  settings = make_folder.Settings(
     text=text,
     output=str(folder / "ours"),
     tokenizer=str(file),
@@ -59,11 +59,11 @@ def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
     )
 
 
-def _prepare(settings: preparation.Settings) -> int:
+def _prepare(settings: make_folder.Settings) -> int:
   """Prepares anew, and returns the number of rows."""
   shutil.rmtree(settings.output, ignore_errors=True)
   with contextlib.redirect_stdout(io.StringIO()):
-    return preparation.prepare(settings).splits["train"].rows
+    return make_folder.prepare(settings).splits["train"].rows
 
 
 def _group(paths, file: pathlib.Path, folder: pathlib.Path) -> int:

@@ -12,8 +12,8 @@ import pathlib
 import re
 from collections.abc import Mapping
 
+from antlm_jax.data.hold_out import SPLITS
 from antlm_jax.data.rows import Concatenated, Rows, damaged
-from antlm_jax.data.splits import SPLITS
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum

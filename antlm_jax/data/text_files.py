@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from antlm_jax.data import formats
-from antlm_jax.data.text import RULES, Piece
+from antlm_jax.data import readers
+from antlm_jax.data.readers import RULES, Piece
 from antlm_jax.errors import UserError
 from antlm_jax.settings import is_text
 
@@ -33,12 +33,12 @@ _SHOWN = 3  # names in a list of files
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """The sources of each split: paths, and datasets as `formats` names them."""
+  """The sources of each split: paths, and datasets as `readers` names them."""
 
   train: tuple[str, ...]
   dev: tuple[str, ...]  # none: a share of train is held out
   unused: dict[str, list[str]]  # what else was found, by why
-  documents: str = "auto"  # what a document of plain text is, of `text.RULES`
+  documents: str = "auto"  # where one of plain text ends, of `readers.RULES`
   column: str = "text"  # what is read of records
 
   @property
@@ -47,9 +47,9 @@ class Corpus:
     return tuple(self.unused.get(_UNUSED["test"], ()))
 
   def pieces(self, split: str) -> Iterator[Piece]:
-    """Yields the documents of a split's sources, as `formats.pieces` does."""
+    """Yields the documents of a split's sources, as `readers.pieces` does."""
     for source in getattr(self, split):
-      yield from formats.pieces(source, RULES[self.documents], self.column)
+      yield from readers.pieces(source, RULES[self.documents], self.column)
 
   def __str__(self) -> str:
     listed = {"train": self.train, "dev": self.dev}
@@ -65,7 +65,7 @@ class _Found(NamedTuple):
   @property
   def key(self) -> str:
     """What a file that is named twice, or through a link, has in common."""
-    hub = self.source.startswith(formats.HUB)
+    hub = self.source.startswith(readers.HUB)
     return self.source if hub else os.path.realpath(self.source)
 
 
@@ -102,11 +102,11 @@ def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
     there = "; ".join(str(corpus).splitlines()) or "no files"
     raise UserError(
       f"no text to train on in {' '.join(text)} ({there}); give files that end"
-      f" in {formats.endings()}"
+      f" in {readers.endings()}"
     )
   # A FIFO or a device cannot be read more than once.
   for source in (*train_of, *dev_of):
-    if not (source.startswith(formats.HUB) or os.path.isfile(source)):
+    if not (source.startswith(readers.HUB) or os.path.isfile(source)):
       raise UserError(
         f"{source} is not a regular file; give text files or folders"
       )
@@ -139,8 +139,8 @@ def _first(found: Iterable[_Found], *splits: str) -> list[_Found]:
 
 def _find(path: str) -> list[_Found]:
   """Finds what a path stands for, in the order of names."""
-  if path.startswith(formats.HUB):
-    sources = formats.splits_of(path)
+  if path.startswith(readers.HUB):
+    sources = readers.splits_of(path)
     alone = path.count(":") > 2
     return [_Found(s, _split([s.rpartition(":")[2]]), alone) for s in sources]
   # Not path.exists(), which raises for names that are too long to be.
@@ -151,7 +151,7 @@ def _find(path: str) -> list[_Found]:
     if found.split == "unknown":
       raise UserError(
         f"{path} is of no known kind; give files that end in"
-        f" {formats.endings()}"
+        f" {readers.endings()}"
       )
     return [found]
   root = glob.has_magic(path) and re.split(r"[^/]*[*?[]", path)[0]
@@ -188,7 +188,7 @@ def _named(
     raise UserError(f"{source!a}: its name is not UTF-8; rename it")
   # Text often has no ending; in a folder, so have many other things.
   plain = alone and "." not in os.path.basename(source)
-  if not plain and formats.kind(source) is None:
+  if not plain and readers.kind(source) is None:
     return _Found(source, "unknown", alone)
   *folders, name = pathlib.Path(os.path.relpath(source, root)).parts
   return _Found(source, _split([*name.split("."), *reversed(folders)]), alone)

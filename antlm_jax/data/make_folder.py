@@ -19,11 +19,17 @@ import numpy as np
 
 from antlm_jax import cli
 from antlm_jax import settings as settings_lib
-from antlm_jax.data import corpus as corpus_lib
-from antlm_jax.data import formats, packing, prepared, rows, splits
-from antlm_jax.data.corpus import Corpus
+from antlm_jax.data import (
+  hold_out,
+  packing,
+  prepared_folder,
+  readers,
+  rows,
+  text_files,
+)
 from antlm_jax.data.packing import BOUNDARIES, PACKINGS
-from antlm_jax.data.text import RULES
+from antlm_jax.data.readers import RULES
+from antlm_jax.data.text_files import Corpus
 from antlm_jax.data.tokenizer import KINDS, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, progress
@@ -99,7 +105,7 @@ class Settings:
   seed: int = setting(0, "of the chunks' lengths")
 
 
-def prepare(settings: Settings) -> prepared.Manifest:
+def prepare(settings: Settings) -> prepared_folder.Manifest:
   """Prepares a folder, or finds it prepared already.
 
   Raises:
@@ -108,7 +114,7 @@ def prepare(settings: Settings) -> prepared.Manifest:
   """
   # All that can be refused is, before anything is written.
   _check(settings)
-  corpus = corpus_lib.find(
+  corpus = text_files.find(
     settings.text,
     settings.dev,
     documents=settings.documents,
@@ -118,13 +124,13 @@ def prepare(settings: Settings) -> prepared.Manifest:
   asked = _asked(settings)
   hashed = [
     {"split": split, "path": source, **_content(source, corpus)}
-    for split in splits.SPLITS
+    for split in hold_out.SPLITS
     for source in getattr(corpus, split)
   ]
   output = pathlib.Path(settings.output)
   # Not pathlib's, which raises at names that cannot be.
-  if os.path.exists(output / prepared.MANIFEST):
-    manifest = prepared.Prepared.open(output).manifest
+  if os.path.exists(output / prepared_folder.MANIFEST):
+    manifest = prepared_folder.Prepared.open(output).manifest
     _check_same(manifest, asked, hashed, output)
     print(f"{output} is already prepared with these settings and this text")
     return manifest
@@ -173,14 +179,14 @@ def _asked(settings: Settings) -> dict:
   asked = dataclasses.asdict(settings)
   del asked["output"], asked["text"], asked["dev"]
   if settings.tokenizer:
-    asked["tokenizer"] = prepared.sha256(settings.tokenizer)
+    asked["tokenizer"] = prepared_folder.sha256(settings.tokenizer)
     del asked["vocab_size"], asked["kind"]
   return asked
 
 
 def _content(source: str, corpus: Corpus) -> dict:
-  if not source.startswith(formats.HUB):
-    size, digest = os.path.getsize(source), prepared.sha256(source)
+  if not source.startswith(readers.HUB):
+    size, digest = os.path.getsize(source), prepared_folder.sha256(source)
     return {"bytes": size, "sha256": digest}
   # A dataset has no file of its own: its text stands for it.
   size, digest = 0, hashlib.sha256()
@@ -191,7 +197,7 @@ def _content(source: str, corpus: Corpus) -> dict:
 
 
 def _check_same(
-  manifest: prepared.Manifest, asked: dict, hashed: list[dict], output
+  manifest: prepared_folder.Manifest, asked: dict, hashed: list[dict], output
 ) -> None:
   there = manifest.settings
   differ = [
@@ -248,8 +254,12 @@ def _claimed(output: pathlib.Path) -> Iterator[None]:
 def _clear(output: pathlib.Path) -> None:
   """Deletes what a preparation writes, and nothing else."""
   shutil.rmtree(output / _DOCUMENTS, ignore_errors=True)
-  rows_files = map(prepared.rows_file, splits.SPLITS)
-  for name in (prepared.TOKENIZER, prepared.MANIFEST, *rows_files):
+  rows_files = map(prepared_folder.rows_file, hold_out.SPLITS)
+  for name in (
+    prepared_folder.TOKENIZER,
+    prepared_folder.MANIFEST,
+    *rows_files,
+  ):
     (output / name).unlink(missing_ok=True)
 
 
@@ -258,23 +268,25 @@ def _clear(output: pathlib.Path) -> None:
 
 def _write(
   settings: Settings, corpus: Corpus, asked: dict, hashed: list[dict]
-) -> prepared.Manifest:
+) -> prepared_folder.Manifest:
   begin, output = time.monotonic(), pathlib.Path(settings.output)
   with _stage("documents"):
     documents = _documents(settings, corpus)
   # On the train split alone: what is held out stays unseen.
   with _stage("tokenizer"):
     tokenizer = _tokenizer(settings, documents["train"])
-    (output / prepared.TOKENIZER).write_text(tokenizer.to_json(), "utf-8")
+    (output / prepared_folder.TOKENIZER).write_text(
+      tokenizer.to_json(), "utf-8"
+    )
   written = {}
-  for split in splits.SPLITS:
+  for split in hold_out.SPLITS:
     with _stage(f"rows of {split}"):
       written[split] = _split(settings, tokenizer, documents[split], split)
-  manifest = prepared.Manifest(
+  manifest = prepared_folder.Manifest(
     settings=asked,
     sources=hashed,
     tokenizer={
-      "sha256": prepared.sha256(output / prepared.TOKENIZER),
+      "sha256": prepared_folder.sha256(output / prepared_folder.TOKENIZER),
       "vocab_size": tokenizer.vocab_size,
     },
     seq_len=settings.seq_len,
@@ -307,26 +319,28 @@ def _stage(name: str) -> Iterator[None]:
 
 def _documents(settings: Settings, corpus: Corpus) -> dict[str, Sequence]:
   """Writes the documents, and opens each split of them."""
-  from antlm_jax.data import documents  # slow to import: not for --help
+  from antlm_jax.data import document_store  # slow to import: not for --help
 
-  division = splits.Division.of(corpus, settings.dev_share, settings.share)
+  division = hold_out.Division.of(corpus, settings.dev_share, settings.share)
   if division.cut:
     print(
       "the documents are too few or too large to hold out whole ones: dev is"
       f" the end of document {division.cut}"
     )
   texts = {
-    split: documents.Texts(
+    split: document_store.Texts(
       functools.partial(division.texts, split), division.size(split)
     )
-    for split in splits.SPLITS
+    for split in hold_out.SPLITS
   }
-  builder = documents.build(pathlib.Path(settings.output, _DOCUMENTS), texts)
+  builder = document_store.build(
+    pathlib.Path(settings.output, _DOCUMENTS), texts
+  )
   for split, info in builder.info.splits.items():
     if not info.num_examples:
       where = " ".join((*settings.text, *settings.dev))
       raise UserError(f"no words for {split} in {where}; give more text")
-  return {split: builder.as_data_source(split) for split in splits.SPLITS}
+  return {split: builder.as_data_source(split) for split in hold_out.SPLITS}
 
 
 def _tokenizer(settings: Settings, documents: Sequence) -> Tokenizer:
@@ -340,13 +354,13 @@ def _tokenizer(settings: Settings, documents: Sequence) -> Tokenizer:
 
 def _split(
   settings: Settings, tokenizer: Tokenizer, documents: Sequence, name: str
-) -> prepared.Split:
+) -> prepared_folder.Split:
   """Encodes, packs and writes the documents of a split."""
   tally = collections.Counter()
   # Generators all the way: no more than a block of rows is in memory.
   batches = _batches(documents, name, range(0, len(documents), _READ))
   encoded = _encoded(settings, tokenizer, batches, tally)
-  path = pathlib.Path(settings.output, prepared.rows_file(name))
+  path = pathlib.Path(settings.output, prepared_folder.rows_file(name))
   count = rows.write(
     path,
     _pack(settings, tokenizer, encoded),
@@ -361,14 +375,14 @@ def _split(
     )
   # Packing either drops the last tokens or pads: one of the two is 0.
   spare = count * settings.seq_len - tally["tokens"]
-  return prepared.Split(
+  return prepared_folder.Split(
     rows=count,
     **tally,
     dropped=max(-spare, 0),
     padding=max(spare, 0),
     file=path.name,
     bytes=path.stat().st_size,
-    sha256=prepared.sha256(path),
+    sha256=prepared_folder.sha256(path),
   )
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from antlm_jax.data.corpus import Corpus
-from antlm_jax.data.text import Piece
+from antlm_jax.data.readers import Piece
+from antlm_jax.data.text_files import Corpus
 
 SPLITS = ("train", "dev")
 
