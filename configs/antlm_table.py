@@ -26,7 +26,7 @@ import pathlib
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals.rows import Evaluation, Row, Scale, Text
+from antlm_jax.evals.design import Evaluation, Row, Scale, Text
 
 SIZES = ("tiny", "small", "paper")
 REPORT = "controls"

@@ -68,7 +68,7 @@ What came of it: docs/mixing.md.
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals.rows import Row, Scale, Text
+from antlm_jax.evals.design import Row, Scale, Text
 
 REPORT = "controls"
 CONFIDENCE = 1 - 0.05 / 16  # of the claims: see above

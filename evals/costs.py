@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from antlm_jax import tables
 from antlm_jax.evals import branches
-from antlm_jax.evals.rows import Study
+from antlm_jax.evals.design import Study
 from antlm_jax.objectives.curriculum import Phase
 from antlm_jax.planning.search import Pod
 from antlm_jax.runtime import chips

@@ -55,15 +55,15 @@ from antlm_jax.evals.finetuning import (
   glue,
   loop,
   own,
+  protocol,
   retrieval,
   saved,
-  study,
   summary,
   tagging,
 )
 from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.finetuning.step import Settings
 from antlm_jax.evals.finetuning.task import Suite, Task
+from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint
@@ -75,7 +75,7 @@ PRESETS: Mapping[str, Suite] = {
   "answering": answering.SUITE,
   "retrieval": retrieval.SUITE,
   **embedding.SUITES,
-  "study": study.SUITE,
+  "study": protocol.SUITE,
 }
 
 

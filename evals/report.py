@@ -1,6 +1,6 @@
 """The report of a study, from the runs that there are.
 
-  antlm report --runs=runs/study_tiny --config=study
+  antlm report --runs=runs/study_tiny --config=clm_or_mlm
 
 `--runs` holds ROW/SEED/ for the rows of the study's config (`evals.study`),
 each the folder of a training run with what the evaluations wrote into its
@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from antlm_jax import cli
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals import rows as rows_lib
+from antlm_jax.evals import design
 from antlm_jax.evals.reporting import controls, encoders, render, statistics
 from antlm_jax.evals.reporting import runs as runs_lib
 from antlm_jax.evals.reporting.compare import Study
@@ -45,7 +45,7 @@ def _parser() -> cli.Parser:
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   args = _parser().parse_args(argv)
-  _, variants = rows_lib.read(args.config, args.scale)
+  _, variants = design.read(args.config, args.scale)
   module = config_lib.module(args.config)
   kind = getattr(module, "REPORT", None)
   if kind not in REPORTS:

@@ -2,16 +2,15 @@
 
     ./launch/study.sh --text=TEXT_FOLDER --data=EVALUATION_FOLDER
 
-A study is a config file (`evals.rows`): configs/study.py, CLM against MLM
-(arXiv 2507.00994), or configs/antlm_table.py, AntLM's table (arXiv 2412.03275).
-Rows whose trainings begin alike share that part, which is trained once
-(`evals.branches`). Every piece that is done is left as it is, so the same
-command goes on after any interruption; --minutes stops by itself, with exit
-status 75, where the next piece goes on. --dry_run says what there is to do, and
-what it takes.
+A study is a config file (`evals.design`): configs/clm_or_mlm.py compares CLM
+with MLM (arXiv 2507.00994), configs/antlm_table.py makes AntLM's table (arXiv
+2412.03275). Trainings that begin in the same way share that part, which is
+trained once (`evals.branches`). Jobs that are done are skipped, so the same
+command resumes after any interruption. --minutes stops the study by itself,
+with exit status 75, between jobs. --dry_run lists the jobs and their cost.
 
---text holds *.train and *.dev files, as BabyLM's; it may be left out where
-RUNS/data is there. --data holds what the evaluations read.
+--text holds *.train and *.dev files, such as BabyLM's. It may be left out if
+RUNS/data exists. --data holds the evaluation sets.
 """
 
 import dataclasses
@@ -23,10 +22,9 @@ from antlm_jax import cli
 from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals import costs
-from antlm_jax.evals import rows as rows_lib
-from antlm_jax.evals.pieces import Piece, call, run
-from antlm_jax.evals.rows import Evaluation, Row, Study
+from antlm_jax.evals import costs, design
+from antlm_jax.evals.design import Evaluation, Row, Study
+from antlm_jax.evals.jobs import Job, call, run
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint, saving
@@ -37,7 +35,7 @@ class Settings:
   """The command's arguments."""
 
   data: str | None = setting(None, "the evaluations' folders, see above")
-  config: str = setting("study", "its config")
+  config: str = setting("clm_or_mlm", "Study configuration, by name or path")
   text: str | None = setting(None, "a folder of *.train and *.dev files")
   scale: str = setting("tiny", "how large; tiny fits a CPU")
   runs: str | None = setting(
@@ -58,7 +56,7 @@ def read(settings: Settings, overrides: Sequence[str] = ()) -> Study:
     UserError: for a scale or a row that it does not have.
   """
   path = pathlib.Path(config_lib.find(settings.config)).absolute()
-  scale, there = rows_lib.read(path, settings.scale)
+  scale, there = design.read(path, settings.scale)
   for name in settings.rows:
     if name not in there:
       raise UserError(f"--rows: {name!r} is not one of {', '.join(there)}")
@@ -71,12 +69,12 @@ def read(settings: Settings, overrides: Sequence[str] = ()) -> Study:
   return Study(path, settings.scale, scale, there, rows, tuple(overrides))
 
 
-# ------------------------------------------------------------------- the pieces
+# ------------------------------------------------------------------- the jobs
 
 
-def pieces(
+def jobs(
   study: Study, runs: pathlib.Path, text: str | None, data: str
-) -> Iterator[Piece]:
+) -> Iterator[Job]:
   """Yields the commands that make a study, in order.
 
   Args:
@@ -106,12 +104,12 @@ def _data(study: Study, runs: pathlib.Path, family: str) -> pathlib.Path:
   return runs / "data" / same[0].lower()
 
 
-def _prepared(study: Study, runs, text, family: str) -> Iterator[Piece]:
+def _prepared(study: Study, runs, text, family: str) -> Iterator[Job]:
   output = _data(study, runs, family)
   if text:
-    text = pathlib.Path(text).absolute()  # pieces run elsewhere
+    text = pathlib.Path(text).absolute()  # jobs run elsewhere
     options = f"--text={text}", f"--output={output}"
-    yield Piece(
+    yield Job(
       f"text for {family}",
       "antlm_jax.prepare",
       (*options, *study.scale.prepare[family]),
@@ -121,11 +119,11 @@ def _prepared(study: Study, runs, text, family: str) -> Iterator[Piece]:
     raise UserError(f"{output} is not there yet: give --text")
 
 
-def _training(study: Study, runs, name: str, seed: int) -> Piece:
+def _training(study: Study, runs, name: str, seed: int) -> Job:
   workdir, kept = runs / name / str(seed), study.kept(name)
   data = _data(study, runs, study.rows[name].family)
   at = f"--config.checkpoint.at={','.join(map(str, kept))}"
-  return Piece(
+  return Job(
     f"{name}, seed {seed}: training",
     "antlm_jax.train",
     (
@@ -162,7 +160,7 @@ def _beginning(study: Study, runs, name: str, seed: int) -> Sequence[str]:
 
 def _evaluations(
   study: Study, runs, name: str, seed: int, data: str
-) -> Iterator[Piece]:
+) -> Iterator[Job]:
   row, run = study.rows[name], runs / name / str(seed)
   for evaluation in study.scale.evaluations:
     if evaluation.seeds and seed >= evaluation.seeds:
@@ -173,7 +171,7 @@ def _evaluations(
       at = {f" at step {step}": steps / str(step) for step in study.looks(name)}
     for where, path in at.items():
       for options in _ways(evaluation, row, data):
-        yield Piece(
+        yield Job(
           f"{name}, seed {seed}{where}: {evaluation.about}",
           evaluation.module,
           (f"--checkpoint={path}", *options),
@@ -205,15 +203,15 @@ def main(argv: Sequence[str]) -> None:
   data = _found(study, settings.data)
   default = f"runs/{study.path.stem}_{study.name}"
   runs = pathlib.Path(settings.runs or default).absolute()
-  todo = list(pieces(study, runs, settings.text, data))
+  todo = list(jobs(study, runs, settings.text, data))
   if settings.commands:
-    for piece in todo:
-      print(shlex.join(["python", "-m", piece.module, *piece.arguments]))
+    for job in todo:
+      print(shlex.join(["python", "-m", job.module, *job.arguments]))
     return
   run(todo, runs, settings.minutes and 60 * settings.minutes)
   options = f"--runs={runs}", f"--config={study.path}"
   options += (f"--scale={study.name}", f"--output={runs}/report")
-  call(Piece("the report", "antlm_jax.evals.report", options, runs))
+  call(Job("the report", "antlm_jax.evals.report", options, runs))
 
 
 def _found(study: Study, data: str | None) -> str:

@@ -23,7 +23,7 @@ from antlm_jax import cli
 from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals.pieces import Piece, run
+from antlm_jax.evals.jobs import Job, run
 from antlm_jax.evals.reporting import trainings
 from antlm_jax.evals.reporting.runs import TrainedRun, read_run
 from antlm_jax.settings import setting
@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
   training = argv[at + 1 :]
   _check(training, points)
   folder = pathlib.Path(settings.output).absolute()
-  todo = [_piece(folder, point, training) for point in points]
+  todo = [_job(folder, point, training) for point in points]
   failed = run(todo, folder, go_on=True)
   runs = _read(folder, points)
   if runs:
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
     title = f"A sweep of {', '.join(points[0])}"
     trainings.compare(title, runs, settings.by, folder / trainings.FOLDER)
   if failed:
-    names = "; ".join(piece.about for piece in failed)
+    names = "; ".join(job.about for job in failed)
     raise UserError(
       f"{len(failed)} of {len(todo)} runs failed ({names}): see above; the same"
       " command tries them again"
@@ -114,10 +114,10 @@ def _workdir(folder: pathlib.Path, point: _Point) -> pathlib.Path:
   return folder / urllib.parse.quote(name, safe="=+*()")
 
 
-def _piece(folder: pathlib.Path, point: _Point, training) -> Piece:
+def _job(folder: pathlib.Path, point: _Point, training) -> Job:
   workdir = _workdir(folder, point)
   arguments = f"--workdir={workdir}", *training, *_overrides(point)
-  return Piece(_title(point), "antlm_jax.train", arguments, workdir)
+  return Job(_title(point), "antlm_jax.train", arguments, workdir)
 
 
 def _title(point: _Point) -> str:

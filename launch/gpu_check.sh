@@ -64,7 +64,7 @@ part attention 200 "$python" -m evals.benchmarks.attention \
   --output="$folder"
 part tests 140 "$python" -m tests.test_gpu '^test_(?!our_kernel)'
 # What is left of 10 minutes; what it has timed by then is written.
-part step $((580 - SECONDS)) "$python" -m evals.benchmarks.step \
+part step $((580 - SECONDS)) "$python" -m evals.benchmarks.train_step \
   --seconds=1 --output="$folder"
 
 echo "== files"

@@ -13,9 +13,9 @@ import pytest
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import answering, loop, saved
 from antlm_jax.evals.finetuning.answering import Inside, Spans
+from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.finetuning.rows import Example, Rows
-from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.training import checkpoint
 from tests import random_models
 

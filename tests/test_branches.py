@@ -194,7 +194,7 @@ def read(name, scale):
 
 
 def test_the_papers_models_share_what_they_do():
-  found = read("study.py", "paper")
+  found = read("clm_or_mlm.py", "paper")
   steps = {n: branches.steps_of(found.configs[n]).steps for n in found.rows}
   spared = {n: b.step for n, b in found.plan.items() if b}
   assert len(steps) == 38 and sum(map(found.seeds, found.rows)) == 38
@@ -211,7 +211,7 @@ def test_the_table_in_epochs_shares_nothing():
 
 @pytest.mark.parametrize("scale", ["tiny", "paper"])
 def test_a_row_of_the_study_is_as_long_as_its_name_says(scale):
-  found = read("study.py", scale)
+  found = read("clm_or_mlm.py", scale)
   steps = {
     name: curriculum.parse(row.curriculum[scale], "CM", 1.0).steps
     for name, row in found.rows.items()

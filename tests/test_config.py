@@ -37,7 +37,7 @@ ARGUMENTS = {
   ],
   "mixing": ["row=repeated_antlm,seed=2", "row=fresh_c"],
   "quickstart": [],
-  "study": [
+  "clm_or_mlm": [
     "row=tiny_mlm20_42",
     "row=tiny_mlm40_42_more_12,seed=2",
     "row=210m_clm_42,scale=paper",
@@ -276,9 +276,18 @@ def test_encoders_take_the_papers_mask_ratio():
     ("configs/encoders.py:size=2B", "size='2B' is not one of 210M, 610M, 1B"),
     ("configs/encoders.py:mask_ratio=lots", "mask_ratio=lots: not float"),
     ("configs/encoders.py:size", None),
-    ("configs/study.py:row=tiny_c", "row='tiny_c' is not one of tiny_clm_42,"),
-    ("configs/study.py:row=tiny_clm_42,scale=paper", "has no row tiny_clm_42"),
-    ("configs/study.py:scale=small", "scale='small' is not one of tiny, paper"),
+    (
+      "clm_or_mlm:row=tiny_c",
+      "row='tiny_c' is not one of tiny_clm_42,",
+    ),
+    (
+      "clm_or_mlm:row=tiny_clm_42,scale=paper",
+      "has no row tiny_clm_42",
+    ),
+    (
+      "clm_or_mlm:scale=small",
+      "scale='small' is not one of tiny, paper",
+    ),
     (
       "configs/antlm_table.py:row=ltg_bert_m,scale=small",
       "scale=small has no row ltg_bert_m",

@@ -8,7 +8,7 @@ import pytest
 from antlm_jax.data import toy_english
 from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import saved
-from antlm_jax.evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.hf import export
 from antlm_jax.training import checkpoint
 from tests import hub, random_models, runs

@@ -10,11 +10,10 @@ import pytest
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
-from antlm_jax.evals.finetuning import embedding, loop
-from antlm_jax.evals.finetuning import step as step_lib
+from antlm_jax.evals.finetuning import embedding, loop, trial
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
-from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning.trial import Settings
 from tests import random_models
 
 OPTIONS = finetune.Heads()
@@ -120,7 +119,7 @@ def test_dropout_is_on_where_it_is_asked_for(loaded, tmp_path):
     return outcome.best["train_loss"]
 
   without, dropped = loss(), loss(encoder_dropout=0.3)
-  vectors = step_lib.outputs(loaded.model, task.head, False)(
+  vectors = trial.outputs(loaded.model, task.head, False)(
     loaded.params, {}, data.train.tokens, data.train.lengths
   )
   alike = task.head.loss(vectors, None, jnp.ones(len(vectors)))

@@ -13,21 +13,21 @@ import pytest
 from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import (
+  batching,
   classification,
   glue,
   loop,
   saved,
   summary,
+  trial,
 )
-from antlm_jax.evals.finetuning import rows as rows_lib
-from antlm_jax.evals.finetuning import step as step_lib
 from antlm_jax.evals.finetuning.answering import Inside, Spans
+from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import Classifier, Options
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
-from antlm_jax.evals.finetuning.rows import Example
-from antlm_jax.evals.finetuning.step import Settings
 from antlm_jax.evals.finetuning.tagging import Tagger
+from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.masks import AttentionMask
 from tests import random_models, runs
 from tests.test_glue import line
@@ -165,27 +165,27 @@ def test_what_is_cut_is_told_once_a_set(loaded, tmp_path):
   ],
 )
 def test_what_is_kept_of_a_pair(lengths, budget, kept):
-  assert rows_lib.truncated(lengths, budget) == kept
+  assert batching.truncated(lengths, budget) == kept
 
 
 def make_rows(n=203, longest=100):
   draw = np.random.default_rng(0)
   lengths = draw.integers(1, longest + 1, n).astype(np.int32)
   tokens = np.tile(np.arange(longest, dtype=np.int32), (n, 1))
-  return rows_lib.Rows(tokens, lengths, np.arange(n))
+  return batching.Rows(tokens, lengths, np.arange(n))
 
 
 def test_every_row_is_in_one_batch():
   rows = make_rows()
   for key in ({}, {"seed": 3, "epoch": 1}):
-    made = rows_lib.batches(rows, 16, **key)
+    made = batching.batches(rows, 16, **key)
     real = np.concatenate([s.rows[s.weights > 0] for s in made])
     assert sorted(real) == list(range(203))
     assert sum((s.weights == 0).any() for s in made) == 1
     assert {s.length for s in made} <= {16, 32, 64, 100}
     assert all(rows.lengths[s.rows].max() <= s.length for s in made)
     assert all(len(s.rows) == len(s.weights) == 16 for s in made)
-  few = rows_lib.batches(make_rows(5), 16, seed=0)
+  few = batching.batches(make_rows(5), 16, seed=0)
   assert len(few) == 1 and few[0].weights.sum() == 5
 
 
@@ -195,7 +195,7 @@ def test_what_does_not_fill_a_batch_is_left_out_at_random():
   for epoch in range(60):
     out = []
     for seed in (3, 4):
-      made = rows_lib.batches(rows, 16, seed, epoch, drop_last=True)
+      made = batching.batches(rows, 16, seed, epoch, drop_last=True)
       assert len(made) == 203 // 16 and all(s.weights.all() for s in made)
       kept = np.concatenate([s.rows for s in made])
       assert len(kept) == len(set(kept)) == 192
@@ -205,14 +205,14 @@ def test_what_does_not_fill_a_batch_is_left_out_at_random():
   # Long rows no more often than short ones, and nearly each of them once.
   assert abs(rows.lengths[left].mean() - rows.lengths.mean()) < 5
   assert len(set(left)) > 180
-  assert not rows_lib.batches(make_rows(5), 16, 0, drop_last=True)
+  assert not batching.batches(make_rows(5), 16, 0, drop_last=True)
 
 
 def test_order_is_a_function_of_seed_and_epoch():
   rows = make_rows()
 
   def order(seed, epoch):
-    made = rows_lib.batches(rows, 16, seed, epoch)
+    made = batching.batches(rows, 16, seed, epoch)
     return [s.length for s in made], [s.rows.tolist() for s in made]
 
   assert order(0, 0) == order(0, 0)
@@ -240,13 +240,13 @@ class EveryPool(Classifier):
     return outputs
 
 
-@pytest.mark.parametrize("attention", step_lib.ATTENTIONS)
+@pytest.mark.parametrize("attention", trial.ATTENTIONS)
 def test_padding_and_other_rows_change_no_logit(loaded, attention):
   lengths = np.array([5, 16, 9], np.int32)
   draw = np.random.default_rng(0)
   tokens = draw.integers(4, 400, (3, 40)).astype(np.int32)
   inside = np.arange(40) < lengths[:, None]
-  made = step_lib.programs(
+  made = trial.programs(
     loaded.model.config,
     EveryPool(("0", "1"), "first"),
     dataclasses.replace(QUICK, attention=attention),
@@ -301,7 +301,7 @@ def test_a_step_is_adamw(loaded, scope, clip, decayed):
   )
   head = Classifier(("0", "1"), "last", dropout=0.0)
   model = loaded.model
-  made = step_lib.programs(model.config, head, settings)
+  made = trial.programs(model.config, head, settings)
   assert set(loaded.params) - made.trained == {"head/kernel"}  # the untied one
   frozen = {"head/kernel": loaded.params["head/kernel"]}
   encoder = {n: p for n, p in loaded.params.items() if n in made.trained}
@@ -330,7 +330,7 @@ def test_a_step_is_adamw(loaded, scope, clip, decayed):
     {n: np.asarray(x, np.float64) for n, x in t.items()} for t in (first, grads)
   ]
   expected = adamw(*wide, 1e-3, decayed, clip)
-  batch = rows_lib.TaskBatch(
+  batch = batching.TaskBatch(
     tokens[None], lengths[None], labels[None], np.array([[1.0, 1.0, 1.0, 0.0]])
   )
   rates, seeds = np.array([1e-3], np.float32), np.array([4], np.uint32)
@@ -351,11 +351,11 @@ class Logits(Classifier):
     return outputs
 
 
-@pytest.mark.parametrize("weights", step_lib.WEIGHTS)
+@pytest.mark.parametrize("weights", trial.WEIGHTS)
 def test_bfloat16_loses_small_updates(loaded, weights):
   head = Logits(("0", "1"), "first")
   settings = dataclasses.replace(QUICK, weights=weights)
-  made = step_lib.programs(loaded.model.config, head, settings)
+  made = trial.programs(loaded.model.config, head, settings)
   encoder = {n: p for n, p in loaded.params.items() if n in made.trained}
   frozen = {n: p for n, p in loaded.params.items() if n not in made.trained}
   rates, seeds = np.array([1e-6], np.float32), np.array([4], np.uint32)
@@ -364,7 +364,7 @@ def test_bfloat16_loses_small_updates(loaded, weights):
   draw = np.random.default_rng(0)
   tokens = draw.integers(4, 400, (1, 4, 12)).astype(np.int32)
   lengths, labels = np.full((1, 4), 12, np.int32), np.array([[0, 1, 1, 0]])
-  batch = rows_lib.TaskBatch(tokens, lengths, labels, np.ones((1, 4)))
+  batch = batching.TaskBatch(tokens, lengths, labels, np.ones((1, 4)))
   for step in range(2):
     state, losses = made.step(state, frozen, batch, rates, seeds, step)
   kept = [x for x in jax.tree.leaves(state) if x.dtype != jnp.int32]
@@ -383,7 +383,7 @@ def test_bfloat16_loses_small_updates(loaded, weights):
 def test_rates_rise_and_fall(steps):
   of_2024 = [(steps - s) / steps for s in range(steps)]
   np.testing.assert_allclose(
-    step_lib.shares(Settings(), steps), of_2024, rtol=1e-6
+    trial.shares(Settings(), steps), of_2024, rtol=1e-6
   )
   warmup, of_2025 = int(0.06 * steps), []
   for s in range(steps):
@@ -391,9 +391,9 @@ def test_rates_rise_and_fall(steps):
     cosine = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * t))
     of_2025.append(s / max(1, warmup) if s < warmup else cosine)
   how = Settings(warmup=0.06, decay="cosine", floor=0.1)
-  np.testing.assert_allclose(step_lib.shares(how, steps), of_2025, rtol=1e-6)
+  np.testing.assert_allclose(trial.shares(how, steps), of_2025, rtol=1e-6)
   if steps == 100:  # nothing at first, all of it, half way, and the last
-    share = step_lib.shares(how, steps)[[0, 3, 6, 53, 99]]
+    share = trial.shares(how, steps)[[0, 3, 6, 53, 99]]
     assert share == pytest.approx([0, 0.5, 1, 0.55, 0.100251], abs=1e-6)
 
 
@@ -436,7 +436,7 @@ def scored():
 )
 @pytest.mark.parametrize("settings", [{}, {"patience": 0}])
 def test_the_best_epoch_and_where_a_run_stops(scores, settings):
-  rows = {name: rows_lib.Rows([], [], []) for name in ("set", "other")}
+  rows = {name: batching.Rows([], [], []) for name in ("set", "other")}
   watch = loop._Watch(scored(), rows, [Run(1, 0)], Settings(**settings))
   for score in scores:
     if not watch.stopped:
@@ -451,7 +451,7 @@ def test_the_best_epoch_and_where_a_run_stops(scores, settings):
 
 
 def test_an_epoch_that_diverges_never_counts():
-  rows = {name: rows_lib.Rows([], [], []) for name in ("set", "other")}
+  rows = {name: batching.Rows([], [], []) for name in ("set", "other")}
   runs = [Run(1e-3, 0), Run(1, 1), Run(1e-5, 2)]
   watch = loop._Watch(scored(), rows, runs, Settings(patience=0))
   found = {"set": np.array([0.2, np.nan, 0.1]), "other": np.zeros(3)}

@@ -12,12 +12,12 @@ import pytest
 from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import classification, glue
+from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import (
   Classifier,
   Linear,
   Options,
 )
-from antlm_jax.evals.finetuning.rows import Example
 from antlm_jax.evals.finetuning.task import Predicted
 from tests import real
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import attention, cli, errors
-from antlm_jax.evals.benchmarks import step as benchmark
+from antlm_jax.evals.benchmarks import train_step as benchmark
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.llama import LlamaConfig
 from antlm_jax.objectives.batch import Layout

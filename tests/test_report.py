@@ -7,8 +7,7 @@ import pytest
 
 from antlm_jax import config
 from antlm_jax.errors import UserError
-from antlm_jax.evals import report
-from antlm_jax.evals import rows as rows_lib
+from antlm_jax.evals import design, report
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.reporting import runs as runs_lib
@@ -21,7 +20,7 @@ from antlm_jax.training import metrics
 from tests import runs, tuned
 
 ROWS = """
-from antlm_jax.evals.rows import Row, Scale, Text
+from antlm_jax.evals.design import Row, Scale, Text
 def row(family, title, masked, *against):
   args = {"tiny": ""}, {"tiny": 1}
   return Row(family, title, *args, masked=masked, against=against)
@@ -638,5 +637,5 @@ def test_command(tmp_path, rows):
 
 
 def test_the_table_of_the_project_has_rows_that_can_be_read():
-  rows = rows_lib.read("antlm_table", "tiny")[1]
+  rows = design.read("antlm_table", "tiny")[1]
   assert {"BabyLlama", "LTG-BERT"} <= {row.family for row in rows.values()}

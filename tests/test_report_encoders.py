@@ -8,8 +8,7 @@ import pytest
 from scipy import stats
 
 from antlm_jax import config as config_lib
-from antlm_jax.evals import report
-from antlm_jax.evals import rows as rows_lib
+from antlm_jax.evals import design, report
 from antlm_jax.evals.branches import steps_of
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.reporting import claims
@@ -17,8 +16,8 @@ from antlm_jax.evals.reporting.statistics import Interval
 from antlm_jax.runtime import files
 from tests import runs, tuned
 
-CONFIG = runs.ROOT / "configs" / "study.py"
-_, ROWS = rows_lib.read(CONFIG, "tiny")
+CONFIG = runs.ROOT / "configs" / "clm_or_mlm.py"
+_, ROWS = design.read(CONFIG, "tiny")
 LOOK = ROWS["tiny_clm_42"].looks["tiny"][0]  # after 2,000 of the paper's steps
 KINDS = {"SC": "sst2", "TC": "conll", "QA": "squad", "IR": "nfcorpus"}
 

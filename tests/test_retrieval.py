@@ -8,12 +8,18 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import bm25, loop, retrieval, saved, summary
-from antlm_jax.evals.finetuning import step as step_lib
+from antlm_jax.evals.finetuning import (
+  bm25,
+  loop,
+  retrieval,
+  saved,
+  summary,
+  trial,
+)
+from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
-from antlm_jax.evals.finetuning.rows import Example
-from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.training import checkpoint
 from tests import random_models
 
@@ -111,14 +117,14 @@ def test_bm25_is_its_definition():
 def gradients(loaded, at_once, batch, length=16):
   """The gradient of a batch of pairs, and the bytes its program needs."""
   head = Towers(0.05)
-  compute = step_lib.outputs(loaded.model, head, causal=False)
+  compute = trial.outputs(loaded.model, head, causal=False)
   draw = np.random.default_rng(0)
   tokens = draw.integers(5, loaded.tokenizer.vocab_size, (batch, 2, length))
   lengths = draw.integers(4, length + 1, (batch, 2)).astype(np.int32)
   tokens = tokens.astype(np.int32)
 
   def loss(params):
-    out = step_lib.chunked(compute, at_once)(
+    out = trial.chunked(compute, at_once)(
       params, {}, tokens, lengths, jax.random.key(0)
     )
     return head.loss(out, jnp.zeros(batch), jnp.ones(batch))

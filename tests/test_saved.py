@@ -15,8 +15,7 @@ from antlm_jax import models
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
-from antlm_jax.evals.finetuning import glue, loop, saved
-from antlm_jax.evals.finetuning import step as step_lib
+from antlm_jax.evals.finetuning import glue, loop, saved, trial
 from antlm_jax.evals.finetuning.classification import Options
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.task import Task
@@ -162,7 +161,7 @@ def test_pairs_and_words_for_classes(loaded, tmp_path):
   options = Options("last", "plain")
   task = glue.make(tmp_path, "mnli", options, "bidirectional")
   head = task.head.init(jax.random.key(0), loaded.model.config.width)
-  params = step_lib.joined(loaded.params, head)
+  params = trial.joined(loaded.params, head)
   saved.save(tmp_path, loaded, task, "bidirectional", params)
   model = checkpoint.load(tmp_path / "model")
   assert saved.head(model) == task.head

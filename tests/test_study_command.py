@@ -15,7 +15,7 @@ MADE = pathlib.Path("/made")
 # A trunk and its branch, and rows that begin at an end.
 ROWS = """
 from antlm_jax import config
-from antlm_jax.evals.rows import Evaluation, Row, Scale, Text
+from antlm_jax.evals.design import Evaluation, Row, Scale, Text
 def row(title, text, **how):
   how = {"seeds": {"tiny": 2}, "curriculum": {"tiny": text}} | how
   return Row("One", title, **how)
@@ -57,16 +57,16 @@ def path(tmp_path):
 
 
 def made(path, *rows, overrides=(), folder=MADE):
-  """The pieces of rows, by what they are about: module and arguments."""
+  """The jobs of rows, by what they are about: module and arguments."""
   settings = study.Settings(config=str(path), rows=rows)
   asked = study.read(settings, overrides)
-  found = study.pieces(asked, folder, "text", "data")
-  return {piece.about: (piece.module, piece.arguments) for piece in found}
+  found = study.jobs(asked, folder, "text", "data")
+  return {job.about: (job.module, job.arguments) for job in found}
 
 
-def training(pieces, row, seed=0):
+def training(jobs, row, seed=0):
   """The settings of a training beyond its config, data and workdir."""
-  module, arguments = pieces[f"{row}, seed {seed}: training"]
+  module, arguments = jobs[f"{row}, seed {seed}: training"]
   assert module == "antlm_jax.train"
   assert arguments[1] == f"--workdir={MADE / row / str(seed)}"
   return [word.removeprefix("--config.") for word in arguments[3:]]
@@ -76,21 +76,21 @@ def step(row, seed, at):
   return f"init.checkpoint={MADE}/{row}/{seed}/checkpoints/{at}"
 
 
-# ----------------------------------------------------------------- the pieces
+# ----------------------------------------------------------------- the jobs
 
 
 def test_rows_go_on_from_what_they_share_and_what_they_come_after(path):
-  pieces = made(path)
+  jobs = made(path)
   keep = ["init.step=keep", "init.optimizer=keep"]
   for seed in (0, 1):
     # Branch points and looks stay; a look at a step that is the trunk's alone.
-    assert training(pieces, "trunk", seed) == ["checkpoint.at=4,6,16"]
+    assert training(jobs, "trunk", seed) == ["checkpoint.at=4,6,16"]
     begins = [step("trunk", seed, 6), *keep]
-    assert training(pieces, "branch", seed) == ["checkpoint.at=9", *begins]
+    assert training(jobs, "branch", seed) == ["checkpoint.at=9", *begins]
     end = [f"init.checkpoint={MADE}/trunk/{seed}"]
-    assert training(pieces, "after", seed) == end
-  assert training(pieces, "last") == [f"init.checkpoint={MADE}/after/0"]
-  assert "last, seed 1: training" not in pieces
+    assert training(jobs, "after", seed) == end
+  assert training(jobs, "last") == [f"init.checkpoint={MADE}/after/0"]
+  assert "last, seed 1: training" not in jobs
 
 
 def test_the_pieces_of_a_seed_come_in_order(path):
@@ -113,10 +113,8 @@ def test_the_pieces_of_a_seed_come_in_order(path):
 
 def test_evaluations_are_told_of_what_and_how(path):
   asked = study.read(study.Settings(config=str(path), rows=("trunk",)))
-  found = [
-    p for p in study.pieces(asked, MADE, "t", "d") if "seed 0" in p.about
-  ]
-  assert [piece.arguments for piece in found[1:]] == [
+  found = [p for p in study.jobs(asked, MADE, "t", "d") if "seed 0" in p.about]
+  assert [job.arguments for job in found[1:]] == [
     (f"--checkpoint={MADE}/trunk/0", "--data=d", "--mode=causal"),
     (f"--checkpoint={MADE}/trunk/0", "--data=d", "--mode=mlm"),
     (f"--checkpoint={MADE}/trunk/0/checkpoints/4", "bidirectional"),
@@ -153,8 +151,8 @@ def test_a_run_goes_on_as_it_was_begun_whatever_is_asked_for(path, tmp_path):
 
 
 def test_what_every_training_is_told_counts_for_what_it_shares(path):
-  pieces = made(path, overrides=("--config.checkpoint.at=5,16",))
-  words = training(pieces, "trunk")
+  jobs = made(path, overrides=("--config.checkpoint.at=5,16",))
+  words = training(jobs, "trunk")
   assert words == ["checkpoint.at=5,16", "checkpoint.at=4,5,6,16"]
   # Where the shorter run's rate falls already, or batches grow with a run.
   for word, begins in (
@@ -162,8 +160,8 @@ def test_what_every_training_is_told_counts_for_what_it_shares(path):
     ("train.batch_start=0.5", "checkpoint.at=9"),
     ("curriculum=20M steps", step("trunk", 0, 19)),
   ):
-    pieces = made(path, overrides=(f"--config.{word}",))
-    found = [w for w in training(pieces, "branch") if not w.endswith("=keep")]
+    jobs = made(path, overrides=(f"--config.{word}",))
+    found = [w for w in training(jobs, "branch") if not w.endswith("=keep")]
     assert found[0] == word and found[-1] == begins
 
 

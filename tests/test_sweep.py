@@ -11,7 +11,7 @@ import pytest
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
-from antlm_jax.evals import compare, pieces, sweep
+from antlm_jax.evals import compare, jobs, sweep
 from tests import runs
 
 GRID = "--grid=schedule.peak_lr=1e-3,3e-3;seed=1,2"
@@ -132,7 +132,7 @@ def trained(monkeypatch):
     loss = 1000 * found.schedule.peak_lr + found.seed
     write(piece.result, found, {0: {"clm": 9.0}, 4: {"clm": loss}})
 
-  monkeypatch.setattr(pieces, "call", call)
+  monkeypatch.setattr(jobs, "call", call)
   return calls
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import loop, saved, summary, tagging
+from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.finetuning.rows import Example
-from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.training import checkpoint
 from tests import random_models, real, runs
 

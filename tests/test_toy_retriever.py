@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from antlm_jax.evals.finetuning import loop, saved, summary
+from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
-from antlm_jax.evals.finetuning.rows import Example
-from antlm_jax.evals.finetuning.step import Settings
 from antlm_jax.evals.finetuning.task import Task
+from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.training import checkpoint
 from tests import random_models
 

@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from antlm_jax.evals.finetuning import loop, saved, summary
-from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning import batching, loop, saved, summary
+from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.finetuning.rows import Example, Rows
-from antlm_jax.evals.finetuning.step import Settings
 from antlm_jax.evals.finetuning.task import Head, Param, Task
+from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.inference import framing
 from antlm_jax.training import checkpoint
 from tests import random_models
@@ -47,7 +46,7 @@ class Tagger(Head):
 
   def encode(self, loaded, examples, max_length):
     before, after = framing.frame(loaded)
-    limit = rows_lib.longest(loaded, max_length) - len(after)
+    limit = batching.longest(loaded, max_length) - len(after)
     tokens, labels, words = [], [], []
     for example in examples:
       starts = itertools.accumulate(len(w) + 1 for w in example.texts[:-1])
@@ -60,8 +59,8 @@ class Tagger(Head):
       tokens.append([*ids, *after])
       words.append([*word.astype(int), *([NOWHERE] * len(after))])
       labels.append([NOWHERE if w < 0 else tags[w] for w in words[-1]])
-    tokens, lengths = rows_lib.padded(tokens)
-    labels, _ = rows_lib.padded(labels, fill=NOWHERE)
+    tokens, lengths = batching.padded(tokens)
+    labels, _ = batching.padded(labels, fill=NOWHERE)
     return Rows(tokens, lengths, labels, True, examples, about=words)
 
   def reduce(self, outputs):
@@ -158,6 +157,6 @@ def test_rows_carry_a_label_for_every_token_of_a_word(loaded):
     words[1:-1]
   )
   assert rows.labels[0].tolist() == [[1, 2, 1, NOWHERE][w] for w in words]
-  (slots,) = rows_lib.batches(rows, 1)
-  batch = rows_lib.gather(rows, [slots._replace(length=4)])
+  (slots,) = batching.batches(rows, 1)
+  batch = batching.gather(rows, [slots._replace(length=4)])
   assert batch.labels.shape == batch.tokens.shape == (1, 1, 4)

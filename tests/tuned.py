@@ -6,8 +6,8 @@ import numpy as np
 
 from antlm_jax.evals.finetuning import classification
 from antlm_jax.evals.finetuning import summary as summaries
+from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Outcome
-from antlm_jax.evals.finetuning.rows import Example
 
 LABELS = np.arange(100) % 2
 

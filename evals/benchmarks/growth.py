@@ -20,7 +20,7 @@ from collections.abc import Iterator
 import jax
 
 from antlm_jax import cli, units
-from antlm_jax.evals.benchmarks import step as steps
+from antlm_jax.evals.benchmarks import train_step as steps
 from antlm_jax.evals.benchmarks.common import RESULTS, Report, arguments
 from antlm_jax.planning import topology
 from antlm_jax.planning.estimate import estimate

@@ -20,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning import batching
+from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy
-from antlm_jax.evals.finetuning.rows import Example, Rows
 from antlm_jax.evals.finetuning.tagging import Tags
 from antlm_jax.evals.finetuning.task import PerToken, Suite, Task, split_of
 from antlm_jax.inference import framing
@@ -77,7 +77,7 @@ class Spans(PerToken):
   def encode(self, loaded, examples, max_length) -> Rows:
     """Makes rows of a question and a window of its text."""
     before, after = framing.frame(loaded)
-    limit = rows_lib.longest(loaded, max_length)
+    limit = batching.longest(loaded, max_length)
     most = min(_QUESTION, limit // 2)  # of a question: the rest is for the text
     tokens, labels, windows, cut = [], [], [], 0
     for number, example in enumerate(examples):
@@ -91,8 +91,8 @@ class Spans(PerToken):
         tokens.append([*lead, *text[start:stop], *after])
         windows.append(_Window(number, len(lead), spans[start:stop]))
         labels.append(_labels(len(lead), start, stop, answer, len(after)))
-    tokens, lengths = rows_lib.padded(tokens)
-    labels, _ = rows_lib.padded(labels)
+    tokens, lengths = batching.padded(tokens)
+    labels, _ = batching.padded(labels)
     return Rows(tokens, lengths, labels, True, examples, windows, cut)
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[str]:
@@ -150,7 +150,7 @@ class Inside(Tags):
       first, last = _answer(example, spans) or (len(text), -1)
       inside = [int(first <= i <= last) for i in range(len(text))]
       parts.append(([*question, *text], [0] * len(question) + inside))
-    *made, cut = rows_lib.labelled(loaded, parts, 0, max_length)
+    *made, cut = batching.labelled(loaded, parts, 0, max_length)
     return Rows(*made, True, examples, cut=cut)
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:

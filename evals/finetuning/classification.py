@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from antlm_jax.evals.finetuning import rows as rows_lib
-from antlm_jax.evals.finetuning.rows import Example, Rows
+from antlm_jax.evals.finetuning import batching
+from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.task import (
   Head,
   Param,
@@ -96,7 +96,7 @@ class Linear(Head):
     """Reads the texts of an example together, in one row."""
     texts = [example.texts for example in examples]
     labels = np.array([example.label or 0 for example in examples])
-    *made, cut = rows_lib.framed(loaded, texts, max_length)
+    *made, cut = batching.framed(loaded, texts, max_length)
     return Rows(*made, labels, examples=examples, cut=cut)
 
   def reduce(self, outputs) -> jax.Array:

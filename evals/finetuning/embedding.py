@@ -16,7 +16,7 @@ import numpy as np
 from antlm_jax.data import readers, text_files
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import own, retrieval
-from antlm_jax.evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.task import Suite, Task
 from antlm_jax.settings import setting
 

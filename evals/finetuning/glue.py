@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification
+from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import Options
-from antlm_jax.evals.finetuning.rows import Example
 from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
 from antlm_jax.runtime import files as io
 

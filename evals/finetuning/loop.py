@@ -19,11 +19,10 @@ import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import rows as rows_lib
-from antlm_jax.evals.finetuning import step as step_lib
-from antlm_jax.evals.finetuning.rows import Example, Rows
-from antlm_jax.evals.finetuning.step import Settings
+from antlm_jax.evals.finetuning import batching, trial
+from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.task import Predictions, Task
+from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.training.checkpoint import Loaded
 
 
@@ -99,7 +98,7 @@ def read(
   if 0 < limit < len(train):
     chosen = hashing.permute(np.arange(limit), len(train), 0)
     train = [train[i] for i in np.sort(chosen)]
-  longest = rows_lib.longest(loaded, max_length)
+  longest = batching.longest(loaded, max_length)
   by = "--max_length" if longest == max_length else "the model's longest row"
 
   def encode(name: str, examples: Sequence[Example]) -> Rows:
@@ -147,7 +146,7 @@ def fit(
   Returns:
     What became of each run, in their order.
   """
-  made = step_lib.programs(loaded.model.config, task.head, settings)
+  made = trial.programs(loaded.model.config, task.head, settings)
   params = loaded.params
   encoder = {n: p for n, p in params.items() if n in made.trained}
   frozen = {n: p for n, p in params.items() if n not in made.trained}
@@ -156,9 +155,7 @@ def fit(
   state = made.init(encoder, seeds)
   watch = _Watch(task, data.evaluations, runs, settings)
   of_epoch = _steps(task, data, settings)
-  share = step_lib.shares(
-    settings, settings.steps or of_epoch * settings.epochs
-  )
+  share = trial.shares(settings, settings.steps or of_epoch * settings.epochs)
   step = 0
   for epoch, batches in enumerate(_parts(data.train, settings, runs)):
     losses = []
@@ -169,7 +166,7 @@ def fit(
       step += 1
     call = functools.partial(made.predict, state.params, frozen)
     found = {
-      name: rows_lib.predict(call, rows, settings.batch_size)
+      name: batching.predict(call, rows, settings.batch_size)
       for name, rows in data.evaluations.items()
     }
     nan = np.any([lost.any(axis=1) for _, lost in found.values()], axis=0)
@@ -238,11 +235,11 @@ def _epoch(
   """Returns an epoch's batches `[runs, ...]`, each made when it is called."""
   size, drop_last = settings.batch_size, settings.drop_last
   by_seed = {
-    seed: rows_lib.batches(rows, size, seed, epoch, drop_last)
+    seed: batching.batches(rows, size, seed, epoch, drop_last)
     for seed in dict.fromkeys(run.seed for run in runs)
   }
   steps = zip(*(by_seed[run.seed] for run in runs), strict=True)
-  return [functools.partial(rows_lib.gather, rows, slots) for slots in steps]
+  return [functools.partial(batching.gather, rows, slots) for slots in steps]
 
 
 def _one(params, run: int) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ from typing import Any
 from antlm_jax.data import readers, text_files
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification
-from antlm_jax.evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.task import Predicted, Suite, Task, held_out
 from antlm_jax.settings import setting
 

@@ -20,10 +20,9 @@ import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import bm25
-from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning import batching, bm25
+from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import pooled
-from antlm_jax.evals.finetuning.rows import Example, Rows
 from antlm_jax.evals.finetuning.task import (
   Head,
   Param,
@@ -88,7 +87,7 @@ class Towers(Head):
       asks = others or example.label is not None
       texts += [((query if asks else document) + first,)]
       texts += [(document + text,) for text in others]
-    tokens, lengths, cut = rows_lib.framed(loaded, texts, max_length)
+    tokens, lengths, cut = batching.framed(loaded, texts, max_length)
     if apart > 1:
       tokens = tokens.reshape(len(examples), apart, -1)
       lengths = lengths.reshape(len(examples), apart)

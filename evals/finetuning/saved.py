@@ -20,16 +20,15 @@ import jax
 import numpy as np
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import rows as rows_lib
-from antlm_jax.evals.finetuning import step as step_lib
+from antlm_jax.evals.finetuning import batching, trial
 from antlm_jax.evals.finetuning.answering import Inside, Spans
+from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import Classifier, Linear
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
-from antlm_jax.evals.finetuning.rows import Example, Rows
-from antlm_jax.evals.finetuning.step import Settings
 from antlm_jax.evals.finetuning.tagging import Tagger
 from antlm_jax.evals.finetuning.task import Head, Predictions, Task
+from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.inference import programs
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FineTuned, Loaded
@@ -78,7 +77,7 @@ def save(
   Raises:
     UserError: if it cannot be written.
   """
-  encoder, own = step_lib.split(params)
+  encoder, own = trial.split(params)
   head = task.head
   tuned = FineTuned(task.name, attention, head.kind, head.settings, own)
   all_params = {**loaded.params, **encoder}
@@ -165,13 +164,13 @@ def _compute(
   program = programs.compiled(
     _one_run, loaded.model.config, head(loaded), causal
   )
-  params = step_lib.joined(loaded.params, loaded.task.params)
+  params = trial.joined(loaded.params, loaded.task.params)
   call = functools.partial(program, params)
-  found = rows_lib.predict(call, rows, batch_size)
+  found = batching.predict(call, rows, batch_size)
   return jax.tree.map(lambda x: x[0], found), rows
 
 
 def _one_run(model, head: Head, causal: bool, params, tokens, lengths):
   """Returns a head's outputs `[1, B, ...]`."""
-  out = step_lib.outputs(model, head, causal)(params, {}, tokens, lengths)
+  out = trial.outputs(model, head, causal)(params, {}, tokens, lengths)
   return jax.tree.map(lambda x: x[None], out)

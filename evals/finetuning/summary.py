@@ -11,8 +11,8 @@ import numpy as np
 
 from antlm_jax import tables
 from antlm_jax.evals import results
+from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Outcome, Run, standing
-from antlm_jax.evals.finetuning.rows import Example
 from antlm_jax.evals.finetuning.task import (
   Predicted,
   Suite,

@@ -19,9 +19,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import rows as rows_lib
+from antlm_jax.evals.finetuning import batching
+from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy, macro_f1
-from antlm_jax.evals.finetuning.rows import Example, Rows
 from antlm_jax.evals.finetuning.task import PerToken, Suite, Task
 from antlm_jax.runtime import files as io
 
@@ -59,7 +59,7 @@ class Tagger(Tags):
   def encode(self, loaded, examples, max_length) -> Rows:
     """Makes a row a sentence; words that are too many have no tokens."""
     found = (_tokens(loaded.tokenizer, e.texts) for e in examples)
-    *made, words, cut = rows_lib.labelled(loaded, found, _NOWHERE, max_length)
+    *made, words, cut = batching.labelled(loaded, found, _NOWHERE, max_length)
     known = (e.label or [OUTSIDE] * len(e.texts) for e in examples)
     # The last one is that of -1.
     labels = [

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning.rows import Example, Rows
+from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.training.checkpoint import Loaded
 
 Params = dict[str, jax.Array]

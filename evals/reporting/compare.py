@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from antlm_jax.evals.design import CAUSAL, Row
 from antlm_jax.evals.reporting import statistics
 from antlm_jax.evals.reporting.runs import Result, TrainedRun
 from antlm_jax.evals.reporting.statistics import Interval, Resampled
-from antlm_jax.evals.rows import CAUSAL, Row
 
 
 class Mean(NamedTuple):

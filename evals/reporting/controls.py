@@ -9,8 +9,9 @@ import collections
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from antlm_jax.evals.design import CAUSAL
 from antlm_jax.evals.finetuning import glue
-from antlm_jax.evals.finetuning.step import ATTENTIONS
+from antlm_jax.evals.finetuning.trial import ATTENTIONS
 from antlm_jax.evals.reporting import (
   claims,
   compare,
@@ -23,7 +24,6 @@ from antlm_jax.evals.reporting.compare import Mean, Pair, Study
 from antlm_jax.evals.reporting.render import Cell, Section, Table, percent
 from antlm_jax.evals.reporting.runs import BENCHMARKS, BLIMP, ODDS, TrainedRun
 from antlm_jax.evals.reporting.sections import Family, difference
-from antlm_jax.evals.rows import CAUSAL
 
 MACRO = "macro-average"
 _PAIRS = [benchmark.name for benchmark in BENCHMARKS]

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from antlm_jax import units
-from antlm_jax.evals.finetuning.study import KINDS
+from antlm_jax.evals.finetuning.protocol import KINDS
 from antlm_jax.evals.reporting import claims, compare, plots, render, sections
 from antlm_jax.evals.reporting.claims import Claim, Contrast
 from antlm_jax.evals.reporting.compare import Mean, Pair, Study

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from antlm_jax import units
-from antlm_jax.evals.finetuning.step import ATTENTIONS
+from antlm_jax.evals.finetuning.trial import ATTENTIONS
 from antlm_jax.evals.reporting import plots, switches
 from antlm_jax.evals.reporting.compare import Delta, Mean, Study, mean
 from antlm_jax.evals.reporting.render import (

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 
-from antlm_jax.evals.benchmarks import step as steps
+from antlm_jax.evals.benchmarks import train_step as steps
 from antlm_jax.evals.benchmarks.beside import models
 from antlm_jax.evals.benchmarks.turns import Case
 from antlm_jax.objectives.batch import Batch, Layout

@@ -5,7 +5,7 @@
 trains, evaluates and reports all of it (`evals.study`); one row is
 
     antlm train --workdir=DIR --config.data.path=PREPARED \\
-      --config=study:row=tiny_clm10_mlm40_42,scale=tiny
+      --config=clm_or_mlm:row=tiny_clm10_mlm40_42,scale=tiny
 
 A row's name is its encoder and what it is trained with, in thousands of steps
 of the paper: `610m_clm10_mlm40_42` is CLM for 10,000 steps, then MLM with 40 %
@@ -34,7 +34,7 @@ from collections.abc import Iterator
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals.rows import Evaluation, Row, Scale, Text
+from antlm_jax.evals.design import Evaluation, Row, Scale, Text
 
 REPORT = "encoders"
 _HERE = pathlib.Path(__file__).parent

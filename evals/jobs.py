@@ -1,7 +1,7 @@
 """Commands that make something together, each of them run once.
 
-What is done is written down, so that the same list of pieces goes on after any
-interruption: with the piece that was interrupted, which goes on by itself.
+What is done is written down, so that the same list of jobs goes on after any
+interruption: with the job that was interrupted, which goes on by itself.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ _ENVIRONMENT = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Piece:
+class Job:
   """A command, and what to say of it."""
 
   about: str
@@ -39,17 +39,17 @@ class Piece:
 
 
 def run(
-  todo: Sequence[Piece],
+  todo: Sequence[Job],
   folder: pathlib.Path,
   seconds: float | None = None,
   go_on: bool = False,
-) -> list[Piece]:
-  """Runs pieces one after another, but for those that are done.
+) -> list[Job]:
+  """Runs jobs one after another, but for those that are done.
 
   Args:
-    todo: The pieces.
+    todo: The jobs.
     folder: Of all of them; receives the list of what is done.
-    seconds: When to stop; the piece at hand is asked to save first.
+    seconds: When to stop; the job at hand is asked to save first.
     go_on: Whether to go on after one that fails.
 
   Returns:
@@ -57,7 +57,7 @@ def run(
 
   Raises:
     UserError: if one fails and that ends it, what it printed says why; or if
-      another process runs pieces of this folder.
+      another process runs jobs of this folder.
     Stopped: if time is up, or a signal ends it, before all is done.
   """
   begun, failed = time.monotonic(), []
@@ -66,21 +66,21 @@ def run(
   with files.locked(folder / "lock"):
     ledger = folder / DONE
     done = files.read_json(ledger, "what is done") if ledger.exists() else {}
-    for number, piece in enumerate(todo, start=1):
+    for number, job in enumerate(todo, start=1):
       # Done is what ran with the very same arguments.
-      command = " ".join([piece.module, *piece.arguments])
-      if command in done and piece.result.exists():
+      command = " ".join([job.module, *job.arguments])
+      if command in done and job.result.exists():
         continue
-      print(f"\n[{number}/{len(todo)}] {piece.about}", flush=True)
+      print(f"\n[{number}/{len(todo)}] {job.about}", flush=True)
       at = time.monotonic()
-      _wait_for(piece.result / saving.LOCK)
+      _wait_for(job.result / saving.LOCK)
       try:
-        call(piece, seconds and begun + seconds - at)
+        call(job, seconds and begun + seconds - at)
       except UserError as error:
         if not go_on:
           raise
         print(f"error: {error}", flush=True)
-        failed.append(piece)
+        failed.append(job)
         continue
       done[command] = time.monotonic() - at
       files.write_json(ledger, done)
@@ -103,11 +103,11 @@ def _wait_for(lock: pathlib.Path) -> None:
       pass
 
 
-def call(piece: Piece, seconds: float | None = None) -> None:
-  """Runs one piece, done or not; arguments and errors are as of `run`."""
-  command = [sys.executable, "-m", piece.module, *piece.arguments]
+def call(job: Job, seconds: float | None = None) -> None:
+  """Runs one job, done or not; arguments and errors are as of `run`."""
+  command = [sys.executable, "-m", job.module, *job.arguments]
   environment = {**_ENVIRONMENT, **os.environ}  # the user's counts
-  # By default SIGTERM would end this process and leave the piece alone.
+  # By default SIGTERM would end this process and leave the job alone.
   before = signal.signal(signal.SIGTERM, _terminated)
   try:
     process = subprocess.Popen(command, env=environment)
@@ -119,7 +119,7 @@ def call(piece: Piece, seconds: float | None = None) -> None:
     raise Stopped(status)
   if status:
     raise UserError(
-      f"{piece.about} failed (status {status}): see above; it was"
+      f"{job.about} failed (status {status}): see above; it was"
       f" {' '.join(command)}"
     )
 

@@ -18,7 +18,7 @@ from antlm_jax.evals.finetuning import (
   retrieval,
   tagging,
 )
-from antlm_jax.evals.finetuning.rows import Example
+from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.task import Suite, Task, split_of
 
 TEXTS: Mapping[str, tuple[str, ...]] = {

@@ -5,10 +5,10 @@ import json
 import numpy as np
 
 from antlm_jax.evals import finetune
-from antlm_jax.evals.finetuning import loop, study, tagging
+from antlm_jax.evals.finetuning import loop, protocol, tagging
 from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.finetuning.step import Settings
 from antlm_jax.evals.finetuning.task import held_out
+from antlm_jax.evals.finetuning.trial import Settings
 from tests import random_models
 
 run = random_models.run(layers=1)
@@ -39,14 +39,14 @@ def test_the_protocol_is_the_codes(tmp_path):
   ((found, _),) = finetune._tasks([*args, "--preset=study", "--steps=7"])
   assert found.steps == 7
   for name in ("conll", "uner"):
-    own = study.SUITE.defaults[name]
+    own = protocol.SUITE.defaults[name]
     assert (own["steps"], own["epochs"]) == (0, 1)
 
 
 def test_texts_and_splits_are_the_codes(tmp_path):
   mnli(tmp_path)
   options = finetune.Heads(pool="mean", head="plain")
-  task = study.make(tmp_path, "mnli", options, "bidirectional")
+  task = protocol.make(tmp_path, "mnli", options, "bidirectional")
   train, dev, test = map(task.load, ("train", *task.evaluations))
   assert (len(train), len(dev), len(test)) == (57, 3, 9)
   assert test[0].texts == ("Premise: Tom 0\nHypothesis: sat",)
@@ -58,7 +58,7 @@ def test_texts_and_splits_are_the_codes(tmp_path):
 def test_steps_go_through_epochs_and_are_evaluated_once(loaded, tmp_path):
   mnli(tmp_path, 40)
   options = finetune.Heads(pool="mean", head="plain")
-  task = study.make(tmp_path, "mnli", options, "bidirectional")
+  task = protocol.make(tmp_path, "mnli", options, "bidirectional")
   settings = Settings(batch_size=8, steps=12, max_length=16, patience=0)
   data = loop.read(loaded, task, 16)
   taken = []
@@ -81,6 +81,6 @@ def test_the_studys_measure_is_reported_and_the_usual_one_beside_it(tmp_path):
   for name in ("train", "testa", "testb"):
     (folder / f"eng.{name}").write_text("Tom X I-PER\n")
   own = tagging.make(tmp_path, "conll", None, "bidirectional")
-  theirs = study.make(tmp_path, "conll", finetune.Heads(), "bidirectional")
+  theirs = protocol.make(tmp_path, "conll", finetune.Heads(), "bidirectional")
   assert (own.main_metric, theirs.main_metric) == ("entity_f1", "sentence_f1")
   assert own.metrics.keys() == theirs.metrics.keys()

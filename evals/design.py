@@ -2,7 +2,7 @@
 
 A study is a config file with `ROWS` (by name), `SCALES` (by name) and a
 `get_config` whose argument takes `row`, `scale` and `seed`: see
-configs/antlm_table.py and configs/study.py. `evals.study` makes it.
+configs/antlm_table.py and configs/clm_or_mlm.py. `evals.study` makes it.
 """
 
 import dataclasses

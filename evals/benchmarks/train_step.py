@@ -1,6 +1,6 @@
 """Time, throughput and memory of train steps, by size and kind of batch.
 
-    python -m evals.benchmarks.step --sizes=97M,610M --batches=clm,mlm
+    python -m evals.benchmarks.train_step --sizes=97M,610M --batches=clm,mlm
 
 Whole steps in bfloat16 with AdamW, over all devices at hand, on random tokens
 that are as unevenly frequent as words. The batches:
