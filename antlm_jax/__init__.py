@@ -16,7 +16,7 @@ import types
 
 __version__ = "0.2.0"
 _HOMES = {
-  "load": "training.checkpoint",
+  "load": "inference.model",
   "attend": "attention",
   "AttentionMask": "masks",
   "Objective": "objectives.objective",

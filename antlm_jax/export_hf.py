@@ -22,6 +22,7 @@ from antlm_jax import cli, settings
 from antlm_jax.errors import UserError
 from antlm_jax.hf import card, export, hub, weights
 from antlm_jax.hf.architecture import ATTENTIONS
+from antlm_jax.inference.model import Loaded, add_arguments, from_args, load
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint
 
@@ -42,7 +43,7 @@ class Settings(card.About):
 
 def _parser() -> cli.Parser:
   parser = cli.Parser(description=__doc__)
-  checkpoint.add_arguments(parser)
+  add_arguments(parser)
   parser.add_argument(
     "--as",
     dest="attention",
@@ -58,7 +59,7 @@ def main(argv: Sequence[str]) -> None:
   args = _parser().parse_args(argv)
   wanted = settings.from_args(Settings, args)
   export.check_new(wanted.output)  # before minutes of reading
-  loaded = checkpoint.from_args(args)
+  loaded = from_args(args)
   step = args.step and f"step-{args.step}"
   if not wanted.revisions:
     _export(loaded, args.attention, wanted, wanted.output, step)
@@ -67,10 +68,10 @@ def main(argv: Sequence[str]) -> None:
   _export(loaded, args.attention, wanted, f"{wanted.output}/main", None)
   for name, path in steps.items():
     output = f"{wanted.output}/{name}"
-    _export(checkpoint.load(path), args.attention, wanted, output, name)
+    _export(load(path), args.attention, wanted, output, name)
 
 
-def _steps(loaded: checkpoint.Loaded) -> dict[str, pathlib.Path]:
+def _steps(loaded: Loaded) -> dict[str, pathlib.Path]:
   """Returns the steps of `checkpoint.words`, by the name of their revision."""
   there = checkpoint.steps(loaded.run)
   names = loaded.milestones
@@ -85,7 +86,7 @@ def _steps(loaded: checkpoint.Loaded) -> dict[str, pathlib.Path]:
 
 
 def _export(
-  loaded: checkpoint.Loaded,
+  loaded: Loaded,
   attention: str | None,
   wanted: Settings,
   output: str,

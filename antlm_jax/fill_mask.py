@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from antlm_jax import cli, settings
 from antlm_jax.inference.filling import MASK, Filling, fill_mask
-from antlm_jax.training import checkpoint
+from antlm_jax.inference.model import add_arguments, from_args
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(description=__doc__)
-  checkpoint.add_arguments(parser)
+  add_arguments(parser)
   settings.add_arguments(parser, Filling)
   args = parser.parse_args(argv)
   filling = settings.from_args(Filling, args)
-  loaded = checkpoint.from_args(args)
+  loaded = from_args(args)
   filled = fill_mask(loaded, filling.text, filling.top)
   for number, candidates in enumerate(filled, start=1):
     if len(filled) > 1:

@@ -15,7 +15,7 @@ from antlm_jax import cli, settings
 from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
 from antlm_jax.inference import generation, unmasking
-from antlm_jax.training import checkpoint
+from antlm_jax.inference.model import add_arguments, from_args
 
 _CUT = "\ufffd"  # what the first bytes of a character are shown as
 
@@ -23,7 +23,7 @@ _CUT = "\ufffd"  # what the first bytes of a character are shown as
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(description=__doc__, may_be_empty=("prompt",))
-  checkpoint.add_arguments(parser)
+  add_arguments(parser)
   text = parser.add_mutually_exclusive_group(required=True)
   text.add_argument("--prompt", help="the text to continue")
   text.add_argument(
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> None:
   if args.text is not None and MASK not in args.text:
     raise UserError(f"--text={args.text!a} holds no {MASK}")
   text = args.prompt if args.text is None else args.text
-  loaded = checkpoint.from_args(args)
+  loaded = from_args(args)
   _print(unmasking.stream(loaded, text, **vars(how)), how.count, _show_filling)
 
 
@@ -56,7 +56,7 @@ def _continue(args) -> None:
     raise UserError(
       "--text, --steps, --order and --block_length are for --mode=diffusion"
     )
-  loaded = checkpoint.from_args(args)
+  loaded = from_args(args)
   longest = loaded.model.config.max_seq_len
   start = generation.encode(loaded, args.prompt)
   if len(start) + how.tokens > longest:

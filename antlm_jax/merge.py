@@ -18,8 +18,8 @@ from collections.abc import Sequence
 
 from antlm_jax import cli, settings
 from antlm_jax.hf import import_
+from antlm_jax.inference import merging
 from antlm_jax.settings import setting
-from antlm_jax.training import merging
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

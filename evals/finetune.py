@@ -64,9 +64,9 @@ from antlm_jax.evals.finetuning import (
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.task import Suite, Task
 from antlm_jax.evals.finetuning.trial import Settings
+from antlm_jax.inference.model import Loaded, add_arguments, from_args
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
-from antlm_jax.training import checkpoint
 
 PRESETS: Mapping[str, Suite] = {
   **glue.SUITES,
@@ -119,7 +119,7 @@ def _parser(**defaults) -> cli.Parser:
   """Makes the parser, with other defaults than the settings' own."""
   parser = cli.Parser(description=__doc__)
   add = parser.add_argument
-  checkpoint.add_arguments(parser)
+  add_arguments(parser)
   suites = PRESETS.values()
   names = dict.fromkeys(name for suite in suites for name in suite.all_scores)
   add("--data", required=True, help="a folder that holds the tasks' files")
@@ -156,7 +156,7 @@ class Job:
   done: dict | None
 
 
-def _job(args, task: Task, loaded: checkpoint.Loaded, digest: dict) -> Job:
+def _job(args, task: Task, loaded: Loaded, digest: dict) -> Job:
   grid = settings.from_args(Grid, args)
   how = settings.from_args(Settings, args)
   output = args.output or loaded.evals / PRESETS[args.preset].folder
@@ -204,7 +204,7 @@ def _tasks(argv: Sequence[str]) -> list[tuple[argparse.Namespace, Task]]:
   return found
 
 
-def perform(job: Job, loaded: checkpoint.Loaded, save: bool) -> dict:
+def perform(job: Job, loaded: Loaded, save: bool) -> dict:
   """Trains a task's runs, writes its results and returns the summary."""
   begun, task, grid, how = time.monotonic(), job.task, job.grid, job.how
   tell = functools.partial(print, file=sys.stderr, flush=True)
@@ -245,7 +245,7 @@ def main(argv: Sequence[str]) -> None:
   args = _parser().parse_args(argv)
   suite = PRESETS[args.preset]
   suite.named(args.task)  # before minutes of reading
-  loaded = checkpoint.from_args(args)
+  loaded = from_args(args)
   done, digest = [], results.model_digest(loaded)
   # Everything is checked before anything is trained.
   jobs = [_job(args, task, loaded, digest) for args, task in _tasks(argv)]

@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 from antlm_jax.errors import UserError
+from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files
-from antlm_jax.training import checkpoint
 
 SUMMARY = "summary.json"
 
 
-def model_digest(loaded: checkpoint.Loaded) -> dict:
+def model_digest(loaded: Loaded) -> dict:
   """Returns a request's part that says which model it is of."""
   # By content: the same weights copied elsewhere are the same model.
   crc, params = 0, jax.device_get(loaded.params)

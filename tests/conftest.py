@@ -9,8 +9,8 @@ import pytest
 
 from antlm_jax.data import toy_english
 from antlm_jax.data.make_folder import Settings, prepare
+from antlm_jax.inference.model import load
 from antlm_jax.runtime import files
-from antlm_jax.training import checkpoint
 
 
 def pytest_configure(config):
@@ -97,7 +97,7 @@ def prepared(english, shared):
 @pytest.fixture(scope="module")
 def loaded(run):
   """The checkpoint of `run`, a file's own fixture: `random_models.run()`."""
-  return checkpoint.load(run)
+  return load(run)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 from antlm_jax import config, models
 from antlm_jax.data import toy_english
 from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.inference.model import Loaded
 from antlm_jax.training import checkpoint
 from antlm_jax.training.saving import Checkpoints
 from antlm_jax.training.step import TrainState
@@ -19,7 +20,7 @@ from antlm_jax.training.step import TrainState
 STEP = 7
 
 
-def with_curriculum(loaded: checkpoint.Loaded, text) -> checkpoint.Loaded:
+def with_curriculum(loaded: Loaded, text) -> Loaded:
   """The same model, as if trained by another curriculum."""
   settings = config.from_json(config.to_json(loaded.config))
   with settings.unlocked():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from antlm_jax.training import checkpoint
+from antlm_jax.inference.model import load
 
 ROOT = pathlib.Path(__file__).parent.parent
 QUICK = "configs/quickstart.py:shrink"
@@ -81,6 +81,6 @@ def error_of(done: subprocess.CompletedProcess) -> str:
 
 def same_params(a, b) -> bool:
   """Whether two runs ended with the same parameters, bit for bit."""
-  a, b = checkpoint.load(a).params, checkpoint.load(b).params
+  a, b = load(a).params, load(b).params
   assert a.keys() == b.keys()
   return all(np.array_equal(a[name], b[name]) for name in a)

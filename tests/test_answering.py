@@ -16,7 +16,7 @@ from antlm_jax.evals.finetuning.answering import Inside, Spans
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.trial import Settings
-from antlm_jax.training import checkpoint
+from antlm_jax.inference.model import load
 from tests import random_models
 
 TEXT = "Tom sat near the hills. Ann wandered often near the dogs and the hills."
@@ -289,7 +289,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path, answers):
   (outcome,) = loop.fit(loaded, task, data, settings, runs, keep=best)
   assert outcome.best["squad-test"][task.main_metric] > 0.9
   saved.save(tmp_path, loaded, task, "bidirectional", best.params)
-  model = checkpoint.load(tmp_path / "model")
+  model = load(tmp_path / "model")
   assert saved.head(model) == task.head
   told = saved.predict(model, task.load("squad-test"), 48)
   assert told == outcome.predictions["squad-test"]

@@ -17,6 +17,7 @@ from antlm_jax.data import toy_english
 from antlm_jax.data.prepared_folder import MANIFEST
 from antlm_jax.errors import UserError
 from antlm_jax.evals import blimp
+from antlm_jax.inference.model import load
 from antlm_jax.runtime import buckets, files
 from antlm_jax.training import checkpoint, metrics
 from tests import pods, runs
@@ -146,7 +147,7 @@ def test_commands_read_a_run_in_a_bucket(
 def test_a_checkpoint_out_of_reach_is_not_unreadable(allowed, finished):
   allowed.forbid = lambda method, name: "/params/" in name
   with pytest.raises(UserError, match="cannot read the checkpoint") as told:
-    checkpoint.load(finished)
+    load(finished)
   assert not isinstance(told.value, checkpoint.Unreadable)
 
 

@@ -17,8 +17,9 @@ import pytest
 
 from antlm_jax import config, errors
 from antlm_jax.errors import UserError
+from antlm_jax.inference.model import load
 from antlm_jax.runtime import processes
-from antlm_jax.training import checkpoint, run
+from antlm_jax.training import run
 from tests import helpers, pods, runs
 
 # Crosses a change of objective, and is evaluated before, at it and after.
@@ -101,8 +102,8 @@ def trained(prepared, cache, tmp_path_factory):
 )
 def test_processes_train_the_run_of_one(name, trained, whole):
   assert_same_run(trained(name), whole, name)
-  ours = checkpoint.load(trained(name)).params
-  theirs = checkpoint.load(whole).params
+  ours = load(trained(name)).params
+  theirs = load(whole).params
   for path in theirs:
     np.testing.assert_allclose(ours[path], theirs[path], rtol=1e-3, atol=1e-5)
 

@@ -10,7 +10,7 @@ from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import saved
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.hf import export
-from antlm_jax.training import checkpoint
+from antlm_jax.inference.model import load
 from tests import hub, random_models, runs
 
 transformers = pytest.importorskip("transformers")
@@ -72,7 +72,7 @@ def test_from_a_folder_to_an_embedder_and_out(tmp_path):
   (about,) = summary["runs"]
   best, first = about["scores"]["my-dev"], about["epochs"][0]["my-dev"]
   print(f"NDCG {first['ndcg']:.3f} to {best['ndcg']:.3f}")
-  loaded = checkpoint.load(model)
+  loaded = load(model)
   (path,) = export.export(loaded, tmp_path / "out")
   model = sbert.SentenceTransformer(str(path), device="cpu")
   texts = sentences[-20:]

@@ -25,7 +25,7 @@ from antlm_jax.hf import weights as folders
 from antlm_jax.hf.architecture import ATTENTIONS, NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import filling, framing
-from antlm_jax.training import checkpoint
+from antlm_jax.inference.model import load
 from tests import helpers, random_models, runs
 
 LTG_BERT = {
@@ -53,7 +53,7 @@ def tokenizer():
 def loaded(request, tokenizer, tmp_path_factory):
   folder = tmp_path_factory.mktemp(request.param)
   random_models.save(folder, tokenizer, **VARIANTS[request.param])
-  loaded = checkpoint.load(folder)
+  loaded = load(folder)
   if request.param == "mntp":
     return random_models.with_curriculum(loaded, "24N")
   return loaded
@@ -64,7 +64,7 @@ def llama(tokenizer, tmp_path_factory):
   """A llama, and it exported read causally."""
   run = tmp_path_factory.mktemp("run")
   random_models.save(run, tokenizer, tied=False)
-  loaded = checkpoint.load(run)
+  loaded = load(run)
   (path,) = export.export(loaded, run / "hf", ["causal"])
   return loaded, path
 
@@ -138,7 +138,7 @@ def test_export_import_export_is_bit_for_bit(loaded, tmp_path):
   for form in ATTENTIONS:
     imported = import_.read(tmp_path / "hf" / form)
     path = import_.write(imported, tmp_path / form)
-    again = checkpoint.load(path)
+    again = load(path)
     assert helpers.equal(again.params, loaded.params)
     assert again.step == loaded.step == random_models.STEP
     assert again.config.to_dict() == loaded.config.to_dict()
@@ -180,7 +180,7 @@ def test_a_narrow_dtype_rounds_once(llama, dtype, tmp_path):
   step = 2.0 ** (-8 if dtype == "bfloat16" else -11)
   for name, value in imported.params.items():
     np.testing.assert_allclose(value, exact[name], rtol=step, atol=1e-7)
-  again = checkpoint.load(import_.write(imported, tmp_path / "run"))
+  again = load(import_.write(imported, tmp_path / "run"))
   (path_again,) = export.export(again, tmp_path / "b", ["causal"], dtype)
   assert contents(path_again) == contents(path)
 
@@ -227,7 +227,7 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
     "pairs": 1000,
   }
   (pairs / "summary.json").write_text(json.dumps(summary))
-  loaded = checkpoint.load(run)
+  loaded = load(run)
   settings = config.from_json(config.to_json(loaded.config))
   with settings.unlocked():
     settings.data.path = f"a={tmp_path}/own/data,b={tmp_path}/b"
@@ -295,7 +295,7 @@ def test_a_name_on_the_hub(foreign, tmp_path, monkeypatch):
     import_hf.main(words)
   cached(foreign, cache, "some/llama")
   import_hf.main(words)
-  loaded = checkpoint.load(tmp_path / "run")
+  loaded = load(tmp_path / "run")
   here = import_.read(foreign)
   assert helpers.equal(dict(loaded.params), dict(here.params))
   (path,) = export.export(loaded, tmp_path / "hf", ["causal"])
@@ -466,7 +466,7 @@ def test_without_our_file_the_names_alone_give_it_back(loaded, form, tmp_path):
   expected = {"causal": "1C", "bidirectional": masks}[form]
   assert imported.meta.config.curriculum == expected
   again = import_.write(imported, tmp_path / "run")
-  export.export(checkpoint.load(again), tmp_path / "b", [form])
+  export.export(load(again), tmp_path / "b", [form])
   assert "trained elsewhere" in (tmp_path / "b/README.md").read_text()
 
 
@@ -501,7 +501,7 @@ def test_the_frame_is_what_the_tokenizer_adds(
   (foreign / "tokenizer.json").write_text(own.to_json())
   imported = import_.read(foreign)
   path = import_.write(imported, tmp_path / "run")
-  loaded = checkpoint.load(path)
+  loaded = load(path)
   assert [x.tolist() for x in framing.frame(loaded)] == [before, after]
   assert "framed by its tokenizer" in imported.notes[0]
   assert len(imported.notes) == 1
@@ -706,7 +706,7 @@ def test_a_full_disk_leaves_room_for_the_same_command(
     with pytest.raises(UserError, match="No space left"):
       import_hf.main(words)
   import_hf.main(words)
-  assert checkpoint.load(tmp_path / "run").step == 0
+  assert load(tmp_path / "run").step == 0
 
 
 class Runs:
@@ -788,9 +788,7 @@ def test_the_commands(llama, tmp_path):
 def test_an_imported_model_is_continued(tmp_path, tokenizer):
   """The study's "start from an existing CLM model", from end to end."""
   random_models.save(tmp_path / "old", tokenizer)
-  (path,) = export.export(
-    checkpoint.load(tmp_path / "old"), tmp_path / "hf", ["causal"]
-  )
+  (path,) = export.export(load(tmp_path / "old"), tmp_path / "hf", ["causal"])
   (path / NATIVE).unlink()
   without_mask(path / "tokenizer.json")
   import_.write(import_.read(path), tmp_path / "run")
@@ -817,7 +815,7 @@ def test_an_imported_model_is_continued(tmp_path, tokenizer):
   done = runs.run("antlm_jax.train", *words, "--config.schedule.peak_lr=0")
   assert done.returncode == 0, done.stderr
   assert f"starting from {path}" in done.stdout + done.stderr
-  new, old = (checkpoint.load(tmp_path / name) for name in ("new", "run"))
+  new, old = (load(tmp_path / name) for name in ("new", "run"))
   assert (old.tokenizer.mask_id, new.tokenizer.mask_id) == (None, 400)
   embedding = np.asarray(old.params["embedding"])
   expected = dict(old.params)

@@ -13,6 +13,7 @@ from antlm_jax import config
 from antlm_jax import train as command
 from antlm_jax.errors import Stopped, UserError
 from antlm_jax.inference import pairs
+from antlm_jax.inference.model import load
 from antlm_jax.inference.pairs import minimal_pairs
 from antlm_jax.training import checkpoint, hooks, loop, metrics
 from antlm_jax.training import run as run_lib
@@ -193,7 +194,7 @@ def test_a_held_out_loss_counts_targets_by_their_weights(prepared, tmp_path):
   settings = "curriculum=10C:D=1:1 steps", "eval.objectives=C,D"
   settings += ("train.z_loss=0.1",)  # which is no part of it
   command.main(runs.train_args(tmp_path, prepared, *SMALL, *settings))
-  loaded = checkpoint.load(tmp_path)
+  loaded = load(tmp_path)
   source = run_lib.build(loaded.config).eval_sources()["diffusion"][""]
   lost = weights = 0.0
   for step in range(len(source)):
@@ -241,7 +242,7 @@ def test_pairs_are_scored_while_training(english, prepared, tmp_path, capsys):
     assert 0 <= record["eval/pairs/causal"] <= 1
     assert 0 <= record["eval/pairs/mlm"] <= 1
   # As of the checkpoint that was saved after the same step.
-  loaded, read = checkpoint.load(workdir), minimal_pairs(english / "pairs")
+  loaded, read = load(workdir), minimal_pairs(english / "pairs")
   for mode in ("causal", "mlm"):
     expected = pairs.accuracy(loaded, read, mode)
     assert found[8][f"eval/pairs/{mode}"] == pytest.approx(expected)

@@ -17,8 +17,8 @@ from antlm_jax.errors import UserError
 from antlm_jax.hf import export, import_, mapping
 from antlm_jax.hf import weights as hf_weights
 from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.inference.model import load
 from antlm_jax.masks import AttentionMask
-from antlm_jax.training import checkpoint
 from tests import hub, real
 
 torch = pytest.importorskip("torch")
@@ -134,7 +134,7 @@ def family(request, files, tmp_path_factory):
   # Not AutoTokenizer, which makes a Qwen2's anew, of its vocabulary alone.
   opened = transformers.PreTrainedTokenizerFast.from_pretrained
   tokenizer = opened(folder / "hf")
-  return checkpoint.load(folder / "run"), model, tokenizer, files[1]
+  return load(folder / "run"), model, tokenizer, files[1]
 
 
 def both_ways(model):

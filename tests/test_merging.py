@@ -9,8 +9,9 @@ from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import export
 from antlm_jax.hf.architecture import NATIVE
-from antlm_jax.training import checkpoint, merging
-from antlm_jax.training.merging import merge
+from antlm_jax.inference import merging
+from antlm_jax.inference.merging import merge
+from antlm_jax.inference.model import FineTuned, load
 from tests import helpers, random_models, runs
 
 run = random_models.run()
@@ -113,7 +114,7 @@ def test_models_that_differ_are_told(loaded):
   few = dataclasses.replace(loaded, tokenizer=random_models.tokenizer(300))
   with pytest.raises(UserError, match="has another tokenizer"):
     merge([loaded, few])
-  tuned = checkpoint.FineTuned("rte", "causal", "linear", {}, {"a": 0})
+  tuned = FineTuned("rte", "causal", "linear", {}, {"a": 0})
   with pytest.raises(UserError, match="has a head for rte"):
     merge([loaded, dataclasses.replace(loaded, task=tuned)])
 
@@ -124,7 +125,7 @@ def test_the_command(run, loaded, tmp_path):
   (path / NATIVE).unlink()
   words = (f"--models={run},{path}", "--method=slerp", "--weights=3,1")
   runs.main("antlm_jax.merge", *words, f"--workdir={tmp_path / 'new'}")
-  made = checkpoint.load(tmp_path / "new")
+  made = load(tmp_path / "new")
   assert helpers.equal(made.params, dict(loaded.params))  # of equals
   told = f"slerp: 3 * {run.name} (step 7) + 1 * hf"
   assert (made.merged, made.step) == (told, 0)

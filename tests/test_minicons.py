@@ -15,8 +15,8 @@ from antlm_jax.evals.benchmarks.beside.scoring import minicons_scorer
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.hf import export
 from antlm_jax.hf.architecture import ATTENTIONS
+from antlm_jax.inference.model import load
 from antlm_jax.inference.scoring import score
-from antlm_jax.training import checkpoint
 from tests import random_models, runs
 
 torch = pytest.importorskip("torch")
@@ -49,7 +49,7 @@ def loaded(sentences, tmp_path_factory):
   folder = tmp_path_factory.mktemp("run")
   tokenizer = Tokenizer.train(sentences, 1500)
   random_models.save(folder, tokenizer, **SHAPE)
-  return checkpoint.load(folder)
+  return load(folder)
 
 
 @pytest.fixture(scope="module")

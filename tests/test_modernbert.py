@@ -14,8 +14,8 @@ from antlm_jax import models
 from antlm_jax.errors import UserError
 from antlm_jax.hf import export, import_
 from antlm_jax.hf.architecture import NATIVE
+from antlm_jax.inference.model import load
 from antlm_jax.masks import BIDIRECTIONAL
-from antlm_jax.training import checkpoint
 from tests import helpers, random_models
 
 # The fields of ModernBERT-base that are not numbers of its shape.
@@ -35,7 +35,7 @@ PUBLISHED = {
 def loaded(tmp_path_factory):
   folder = tmp_path_factory.mktemp("run")
   random_models.save(folder, random_models.tokenizer(), "modernbert", layers=4)
-  return checkpoint.load(folder)
+  return load(folder)
 
 
 @pytest.fixture

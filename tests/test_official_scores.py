@@ -17,8 +17,8 @@ from antlm_jax import fill_mask, score
 from antlm_jax.data import toy_english
 from antlm_jax.hf import export
 from antlm_jax.hf.architecture import ATTENTIONS
+from antlm_jax.inference.model import load
 from antlm_jax.masks import BIDIRECTIONAL
-from antlm_jax.training import checkpoint
 from tests import hub, random_models
 
 torch = pytest.importorskip("torch")
@@ -47,7 +47,7 @@ def family(request, tmp_path_factory):
   folder = tmp_path_factory.mktemp(request.param)
   tokenizer = random_models.tokenizer()
   random_models.save(folder, tokenizer, **FAMILIES[request.param])
-  return checkpoint.load(folder)
+  return load(folder)
 
 
 class Folder:

@@ -9,15 +9,15 @@ import pytest
 import antlm_jax
 from antlm_jax.attention import attend
 from antlm_jax.inference import filling, generation, scoring, unmasking
+from antlm_jax.inference.model import load
 from antlm_jax.masks import AttentionMask
 from antlm_jax.objectives.objective import Objective
-from antlm_jax.training import checkpoint
 from tests import runs
 
 
 def test_it_offers_what_stands_elsewhere():
   assert {name: getattr(antlm_jax, name) for name in antlm_jax.__all__} == {
-    "load": checkpoint.load,
+    "load": load,
     "attend": attend,
     "AttentionMask": AttentionMask,
     "Objective": Objective,

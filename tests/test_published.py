@@ -16,8 +16,8 @@ import safetensors.numpy
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import import_
+from antlm_jax.inference.model import load
 from antlm_jax.masks import AttentionMask
-from antlm_jax.training import checkpoint
 from tests import random_models, runs
 
 CONFIG = {
@@ -256,7 +256,7 @@ def as_training_left_it(state, path):
 def test_logits_are_theirs(kind, folder, save, tmp_path):
   save(drawn(kind), folder)
   imported = import_.read(folder)
-  loaded = checkpoint.load(import_.write(imported, tmp_path / "run"))
+  loaded = load(import_.write(imported, tmp_path / "run"))
   ids = np.random.default_rng(1).integers(5, 400, T)
   for causal in (False, True):
     hidden = loaded.model.encode(

@@ -20,7 +20,7 @@ from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
 from antlm_jax.evals.finetuning.trial import Settings
-from antlm_jax.training import checkpoint
+from antlm_jax.inference.model import load
 from tests import random_models
 
 WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
@@ -292,7 +292,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path):
   learnt, untrained = (o.best["nfcorpus-test"]["ndcg"] for o in outcomes)
   assert learnt > 0.9 and learnt > untrained
   saved.save(tmp_path, loaded, task, "bidirectional", best.params)
-  model = checkpoint.load(tmp_path / "model")
+  model = load(tmp_path / "model")
   assert saved.head(model) == task.head
   told = saved.predict(model, task.load("nfcorpus-test"), 16)
   assert told == outcomes[0].predictions["nfcorpus-test"]

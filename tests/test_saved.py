@@ -19,6 +19,7 @@ from antlm_jax.evals.finetuning import glue, loop, saved, trial
 from antlm_jax.evals.finetuning.classification import Options
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.task import Task
+from antlm_jax.inference.model import FineTuned, Loaded, load, write
 from antlm_jax.training import checkpoint
 from antlm_jax.training.step import TrainState
 from tests import random_models, runs
@@ -41,7 +42,7 @@ def foreign(prepared, tmp_path_factory):
   model = models.build(config.model, tokenizer.vocab_size)
   params = jax.device_get(jax.jit(lambda: model.init(3))())
   meta = checkpoint.Meta(config, tokenizer, "eos", "nothing of ours")
-  path = checkpoint.write(workdir / "checkpoints" / "5", 5, params, meta)
+  path = write(workdir / "checkpoints" / "5", 5, params, meta)
   assert path == workdir / "checkpoints" / "5"
   return workdir, params
 
@@ -49,7 +50,7 @@ def foreign(prepared, tmp_path_factory):
 def test_weights_alone_are_a_checkpoint(foreign):
   workdir, params = foreign
   assert list(checkpoint.steps(workdir)) == [5]
-  found = checkpoint.load(workdir)
+  found = load(workdir)
   assert equal(found.params, params)
   assert (found.step, found.boundary, found.task) == (5, "eos", None)
   assert checkpoint.read_meta(found.path).data == "nothing of ours"
@@ -74,17 +75,17 @@ def test_nothing_is_written_over_or_halfway(foreign, tmp_path, monkeypatch):
   workdir, params = foreign
   path = workdir / "checkpoints" / "5"
   meta = checkpoint.read_meta(path)
-  before = checkpoint.load(path).params
+  before = load(path).params
   with pytest.raises(UserError, match="already exists") as error:
-    checkpoint.write(path, 6, params, meta)
+    write(path, 6, params, meta)
   assert "\n" not in str(error.value)
-  assert equal(checkpoint.load(path).params, before)
+  assert equal(load(path).params, before)
   with monkeypatch.context() as patch:
     patch.setattr(
       shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1)
     )
     with pytest.raises(UserError, match="No space left on device"):
-      checkpoint.write(tmp_path / "full", 5, params, meta)
+      write(tmp_path / "full", 5, params, meta)
   assert not list(tmp_path.iterdir())
 
 
@@ -98,9 +99,9 @@ def command(*args):
 GRID = "--lrs=1e-9,3e-3,1e-3"  # as many as in other tests: compiled once
 
 
-def recomputed(folder) -> checkpoint.Loaded:
+def recomputed(folder) -> Loaded:
   """Loads a kept model, which must predict what is written beside it."""
-  model = checkpoint.load(folder / "model")
+  model = load(folder / "model")
   written = json.loads((folder / "predictions.json").read_text())
   written = written["glue"]["cola"]["predictions"]
   texts = sentences(len(written), 1)[0]
@@ -121,7 +122,7 @@ def test_the_best_model_is_kept(run, loaded, tmp_path):
   folder = tmp_path / f"cola/{STEP}-causal"
   model = recomputed(folder)
   task = model.task
-  assert dataclasses.replace(task, params={}) == checkpoint.FineTuned(
+  assert dataclasses.replace(task, params={}) == FineTuned(
     name="cola",
     attention="causal",
     kind="classifier",
@@ -163,7 +164,7 @@ def test_pairs_and_words_for_classes(loaded, tmp_path):
   head = task.head.init(jax.random.key(0), loaded.model.config.width)
   params = trial.joined(loaded.params, head)
   saved.save(tmp_path, loaded, task, "bidirectional", params)
-  model = checkpoint.load(tmp_path / "model")
+  model = load(tmp_path / "model")
   assert saved.head(model) == task.head
   assert task.head.labels == ("entailment", "neutral", "contradiction")
   assert equal(model.params, loaded.params) and equal(model.task.params, head)
@@ -184,7 +185,7 @@ def test_only_a_known_head_has_outputs(loaded):
     ("other", {}, "a head of the kind 'other', which is not one of classifier"),
     ("classifier", {"size": 2}, "of another version: .*'size'"),
   ):
-    task = checkpoint.FineTuned("a", "causal", kind, settings, {})
+    task = FineTuned("a", "causal", kind, settings, {})
     with pytest.raises(UserError, match=message):
       saved.predict(dataclasses.replace(loaded, task=task), [("the dogs",)])
 
@@ -223,7 +224,7 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   assert copies[-1] == (leader.run, max(scores))
   assert len(copies) <= leader.best_epoch  # not after it
   saved.save(tmp_path, loaded, task, "bidirectional", best.params)
-  model = checkpoint.load(tmp_path / "model")
+  model = load(tmp_path / "model")
   logits = saved.outputs(model, [(text,) for text in sentences(40, 1)[0]])
   np.testing.assert_array_equal(
     logits.argmax(axis=1), leader.predictions["cola"]
@@ -281,13 +282,13 @@ def test_a_model_that_is_asked_for_is_there_in_the_end(
   assert not (folder / "model").exists() and (folder / "summary.json").exists()
   assert list(folder.glob("model*"))  # a part of it, by another name
   with pytest.raises(UserError, match="holds no checkpoint"):
-    checkpoint.load(folder / "model")
+    load(folder / "model")
   assert done("--save") == (False, {"model"})
   assert done("--save") == done() == (True, {"model"})
   (folder / "model").rename(folder / "model.old")  # as one that was removed
   assert done("--save") == (False, {"model"})
-  before = checkpoint.load(folder / "model").params
+  before = load(folder / "model").params
   assert done("--overwrite", "--seeds=5", "--save") == (False, {"model"})
-  assert not equal(checkpoint.load(folder / "model").params, before)
+  assert not equal(load(folder / "model").params, before)
   # Other results, and no model: the one that was there was of those before.
   assert done("--overwrite", "--seeds=6") == (False, set())

@@ -12,7 +12,7 @@ from antlm_jax.evals.finetuning import loop, saved, summary, tagging
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.trial import Settings
-from antlm_jax.training import checkpoint
+from antlm_jax.inference.model import load
 from tests import random_models, real, runs
 
 CONLL = """-DOCSTART- -X- O O
@@ -183,7 +183,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path):
   assert about["evaluations"]["conll-test"]["baseline"]["entity_f1"] == 0
   assert outcome.best["conll-test"]["entity_f1"] > 0.9
   saved.save(tmp_path, loaded, made, "bidirectional", best.params)
-  model = checkpoint.load(tmp_path / "model")
+  model = load(tmp_path / "model")
   assert saved.head(model) == made.head
   told = saved.predict(model, examples["conll-test"], 16)
   assert told == outcome.predictions["conll-test"]

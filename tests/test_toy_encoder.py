@@ -15,11 +15,12 @@ import pytest
 from flax import nnx
 
 from antlm_jax import attention, config, models, train
+from antlm_jax.inference.model import load
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import encoder, layers
 from antlm_jax.objectives.batch import Layout
 from antlm_jax.runtime import sharding
-from antlm_jax.training import checkpoint, metrics, optim
+from antlm_jax.training import metrics, optim
 from antlm_jax.training.step import jitted, state_shardings
 from tests import helpers, reference
 
@@ -161,7 +162,7 @@ def test_a_run_trains_it(tmp_path, prepared):
       f"--config.data.path={prepared}",
     ]
   )
-  loaded = checkpoint.load(tmp_path / "run")
+  loaded = load(tmp_path / "run")
   assert loaded.config.model.name == "toy_gpt"
   assert loaded.params["places"].shape == (2048, 32)
   records = metrics.read_records(tmp_path / "run")

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import antlm_jax
 from antlm_jax.evals.finetuning import loop, saved, summary
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
 from antlm_jax.evals.finetuning.task import Task
 from antlm_jax.evals.finetuning.trial import Settings
-from antlm_jax.training import checkpoint
 from tests import random_models
 
 TOP = 3
@@ -102,7 +102,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path, monkeypatch):
   assert learnt > 0.9 and learnt > max(baseline, untrained)
   summary.write(tmp_path, TASK, about, outcomes, examples)
   saved.save(tmp_path, loaded, TASK, "bidirectional", best.params)
-  model = checkpoint.load(tmp_path / "model")
+  model = antlm_jax.load(tmp_path / "model")
   assert model.task.params == {}
   monkeypatch.setitem(saved.HEADS, Ranker.kind, Ranker)
   assert saved.head(model) == TASK.head

@@ -15,7 +15,6 @@ from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.task import Head, Param, Task
 from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.inference import framing
-from antlm_jax.training import checkpoint
 from tests import random_models
 
 NOWHERE = -1  # the label of a token that is of no word
@@ -135,7 +134,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path, monkeypatch):
   summary.write(tmp_path, TASK, about, outcomes, examples)
   assert len((tmp_path / "items.jsonl").read_text().splitlines()) == 32
   saved.save(tmp_path, loaded, TASK, "bidirectional", best.params)
-  model = checkpoint.load(tmp_path / "model")
+  model = antlm_jax.load(tmp_path / "model")
   monkeypatch.setitem(saved.HEADS, Tagger.kind, Tagger)
   assert saved.head(model) == TASK.head
   assert saved.predict(model, load("toy"), 16) == outcomes[0].predictions["toy"]

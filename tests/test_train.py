@@ -18,6 +18,7 @@ import pytest
 from antlm_jax import config as config_lib
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.inference.model import load
 from antlm_jax.training import (
   checkpoint,
   metrics,
@@ -148,7 +149,7 @@ def test_two_devices_train_the_same_run(whole, prepared, tmp_path, mesh):
   runs.train(tmp_path, prepared, *LONG, *sizes, devices=2)
   assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-5)
   # What two devices saved, one can read.
-  ours, theirs = checkpoint.load(tmp_path).params, checkpoint.load(whole).params
+  ours, theirs = load(tmp_path).params, load(whole).params
   for name in theirs:
     np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
 
@@ -376,7 +377,7 @@ def test_a_tokenizer_without_a_mask_trains_causally_alone(english, tmp_path):
 
 def test_a_copied_checkpoint_is_all_that_a_command_needs(whole, tmp_path):
   shutil.copytree(whole / "checkpoints" / "60", tmp_path / "best")
-  loaded = checkpoint.load(tmp_path / "best")
+  loaded = load(tmp_path / "best")
   assert loaded.step == 60 and loaded.tokenizer.mask_id is not None
 
 

@@ -23,8 +23,8 @@ from antlm_jax.evals.finetuning.classification import Classifier
 from antlm_jax.hf import export, import_
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference import framing
+from antlm_jax.inference.model import FineTuned, load, write
 from antlm_jax.masks import AttentionMask
-from antlm_jax.training import checkpoint
 from tests import hub, random_models, real, runs
 
 torch = pytest.importorskip("torch")
@@ -57,7 +57,7 @@ def pair(request, tokenizer, tmp_path_factory):
   random_models.save(
     folder / "run", tokenizer, **(VARIANTS | MORE)[request.param]
   )
-  loaded = checkpoint.load(folder / "run")
+  loaded = load(folder / "run")
   causal, bidirectional = export.export(loaded, folder / "hf", ATTENTIONS)
   return loaded, {"causal": causal, "bidirectional": bidirectional}
 
@@ -317,21 +317,19 @@ def test_a_fine_tuned_head_comes_along(
   encoder, pool, norms, attention, tokenizer, tmp_path, capsys
 ):
   random_models.save(tmp_path / "run", tokenizer, encoder)
-  base = checkpoint.load(tmp_path / "run")
+  base = load(tmp_path / "run")
   labels = ("entailment", "neutral", "contradiction")
   last_norm = encoder == "modernbert"
   head = Classifier(labels, pool, norms=norms, last_norm=last_norm)
-  task = checkpoint.FineTuned(
+  task = FineTuned(
     name="mnli",
     attention=attention,
     kind=head.kind,
     settings=head.settings,
     params=head.init(jax.random.key(0), base.model.config.width),
   )
-  path = checkpoint.write(
-    tmp_path / "model", base.step, base.params, base, task
-  )
-  loaded = checkpoint.load(path)
+  path = write(tmp_path / "model", base.step, base.params, base, task)
+  loaded = load(path)
   (folder,) = export.export(loaded, tmp_path / "hf")
   auto = transformers.AutoModelForSequenceClassification
   trusted = {"trust_remote_code": True}
@@ -352,9 +350,7 @@ def test_a_fine_tuned_head_comes_along(
 def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
   loaded, _ = pair
   head = Classifier(("0", "1"), "mean")
-  task = checkpoint.FineTuned(
-    "rte", "bidirectional", head.kind, head.settings, {}
-  )
+  task = FineTuned("rte", "bidirectional", head.kind, head.settings, {})
   tuned = dataclasses.replace(loaded, task=task)
   with pytest.raises(UserError, match="--head=plain"):
     export.export(tuned, tmp_path / "hf")
@@ -405,7 +401,7 @@ def test_their_models_are_read(kind, tied, tokenizer, tmp_path):
   assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
   (tmp_path / "hf/tokenizer.json").write_text(tokenizer.to_json())
   path = import_.write(import_.read(tmp_path / "hf"), tmp_path / "run")
-  loaded = checkpoint.load(path)
+  loaded = load(path)
   ids = tokens(tokenizer.vocab_size)
   form = "bidirectional" if kind == "EuroBert" else "causal"
   # Opened again: in memory, bfloat16 has rounded RoPE's frequencies too.
@@ -453,7 +449,7 @@ def gemma(tmp_path_factory):
 @pytest.mark.parametrize("name", ["smol", "gemma"])
 def test_a_real_model_reads_as_it_did(name, request):
   model, folder = request.getfixturevalue(name)
-  loaded = checkpoint.load(folder / "run")
+  loaded = load(folder / "run")
 
   def framed(text):
     before, _ = framing.frame(loaded)

@@ -10,6 +10,7 @@ import safetensors.numpy
 from antlm_jax import config
 from antlm_jax.data.prepared_folder import Manifest
 from antlm_jax.errors import UserError
+from antlm_jax.inference.model import load
 from antlm_jax.training import checkpoint, summary
 from antlm_jax.training import run as run_lib
 from tests import runs
@@ -81,7 +82,7 @@ def test_milestones_stay_and_are_exported_as_revisions(
   )
   run, output = tmp_path / "run", tmp_path / "out"
   runs.main("antlm_jax.train", *runs.train_args(run, prepared, *settings))
-  steps = checkpoint.load(run).milestones
+  steps = load(run).milestones
   assert list(steps) == ["chck_0.0002M", "chck_0.0004M", "chck_0.0006M"]
   assert set(checkpoint.steps(run)) == {*steps.values(), 12}
   monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
@@ -93,5 +94,5 @@ def test_milestones_stay_and_are_exported_as_revisions(
   }
   for name, step in {"main": 12, **steps}.items():
     tensors = safetensors.numpy.load_file(output / name / "model.safetensors")
-    trained = checkpoint.load(run, step).params["norm/scale"]
+    trained = load(run, step).params["norm/scale"]
     np.testing.assert_array_equal(tensors["model.norm.weight"], trained)

@@ -16,9 +16,9 @@ from antlm_jax.evals.zero_shot import age_of_acquisition, metrics, pipelines
 from antlm_jax.evals.zero_shot.age_of_acquisition import Word
 from antlm_jax.evals.zero_shot.choices import Results
 from antlm_jax.evals.zero_shot.tasks import TASKS
+from antlm_jax.inference.model import load
 from antlm_jax.inference.pairs import Choice, Item, pair
 from antlm_jax.masks import AttentionMask
-from antlm_jax.training import checkpoint
 from tests import random_models, runs
 
 run = random_models.run(max_seq_len=128)
@@ -607,7 +607,7 @@ def test_age_of_acquisition(run, loaded, log_probability, tmp_path):
   models = {"chck_1M": loaded}
   for i in (2, 3):
     path = random_models.save(tmp_path / str(i), tokenizer, init_std=0.1 * i)
-    models[f"chck_{i}M"] = checkpoint.load(path)
+    models[f"chck_{i}M"] = load(path)
   places = [random_models.STEP, tmp_path / "2", tmp_path / "3"]
   revisions = [f"{n}={p}" for n, p in zip(models, places, strict=True)]
   options = "--task=aoa", "--pipeline=2025"

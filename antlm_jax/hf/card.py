@@ -12,10 +12,10 @@ from antlm_jax.hf import heads, hub, import_
 from antlm_jax.hf.architecture import Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
+from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint, metrics
-from antlm_jax.training.checkpoint import Loaded
 
 _USE = """\
 ## Use

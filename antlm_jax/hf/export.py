@@ -16,8 +16,8 @@ from antlm_jax.hf import config as hf_config
 from antlm_jax.hf.architecture import NATIVE, Architecture, Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
+from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files
-from antlm_jax.training.checkpoint import Loaded
 
 _CODE = pathlib.Path(__file__).parent / "remote"
 _NOTHING = card.About()

@@ -9,7 +9,7 @@ from typing import Any
 
 from antlm_jax.errors import UserError
 from antlm_jax.hf.architecture import Target
-from antlm_jax.training.checkpoint import FineTuned, Loaded
+from antlm_jax.inference.model import FineTuned, Loaded
 
 _POOLS = {  # ours, and theirs
   "EuroBERT": {"first": "bos", "mean": "mean"},

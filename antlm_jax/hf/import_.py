@@ -18,10 +18,12 @@ from antlm_jax.hf import hub, layouts, weights
 from antlm_jax.hf.architecture import NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
+from antlm_jax.inference import model as model_lib
+from antlm_jax.inference.model import FineTuned, Loaded
 from antlm_jax.models import Params
 from antlm_jax.runtime import files
 from antlm_jax.training import checkpoint
-from antlm_jax.training.checkpoint import FineTuned, Loaded, Meta, Start
+from antlm_jax.training.checkpoint import Meta, Start
 from antlm_jax.training.step import TrainState
 
 TOKENIZER = "tokenizer.json"
@@ -91,7 +93,7 @@ def load(model: str) -> Loaded:
     UserError: if it is neither, or cannot be read.
   """
   if not is_foreign(model):
-    return checkpoint.load(model)
+    return model_lib.load(model)
   name = model.removeprefix(hub.PREFIX)
   found = read(name)
   meta = found.meta
@@ -274,7 +276,7 @@ def write(
   workdir = pathlib.Path(workdir).absolute()
   check_workdir(workdir)
   path = workdir / checkpoint.FOLDER / str(imported.step)
-  checkpoint.write(path, imported.step, imported.params, imported.meta, task)
+  model_lib.write(path, imported.step, imported.params, imported.meta, task)
   try:
     files.write_text(workdir / TOKENIZER, imported.meta.tokenizer.to_json())
   except BaseException:  # the same command is to work when there is room again

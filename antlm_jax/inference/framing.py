@@ -31,7 +31,7 @@ OWN = "own"  # what the tokenizer itself adds, as other libraries use it
 class TextModel:
   """A model with what leads from text to its tokens.
 
-  `checkpoint.Loaded` has the same attributes, and takes its place. Parameters
+  `Loaded` has the same attributes, and takes its place. Parameters
   may be split over the mesh that is set.
   """
 

@@ -5,7 +5,6 @@ once (in a bucket, one that has a commit file); sums of its arrays' bits, saved
 with it, tell whether it still is.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
@@ -20,16 +19,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
-from antlm_jax import models
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import compilation, files
+from antlm_jax.runtime import files
 from antlm_jax.training.step import TrainState
 
 FOLDER = "checkpoints"
@@ -85,25 +82,6 @@ class Meta:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class FineTuned:
-  """What a fine-tuned checkpoint has beside its encoder: a task's head.
-
-  What the settings and the parameters mean is known to who trained the head
-  (`evals.finetuning.saved`) and to who exports its kind (`antlm_jax.hf.heads`).
-  """
-
-  name: str  # the task's
-  attention: str  # how rows are read: bidirectional or causal
-  kind: str  # the head's, as what follows
-  settings: Mapping[str, Any]  # plain JSON
-  params: Mapping[str, Any]  # {path: array}; may be none
-
-  def to_json(self) -> dict[str, Any]:
-    """Returns all but the parameters, for orbax to write."""
-    return {name: x for name, x in vars(self).items() if name != "params"}
-
-
 def to_items(state: TrainState) -> dict[str, dict[str, Any]]:
   """Returns a state as named groups of `{path: array}`."""
   items = {
@@ -143,47 +121,6 @@ def _flatten(tree) -> dict[str, Any]:
   }
 
 
-def write(
-  path,
-  step: int,
-  params: Mapping[str, Any],
-  meta: Meta,
-  task: FineTuned | None = None,
-) -> pathlib.Path:
-  """Writes a checkpoint without optimizer's state, whole or not at all.
-
-  Args:
-    path: The folder that it becomes: `WORKDIR/checkpoints/STEP` to be found as
-      a run's step, or any other. There must be nothing yet.
-    step: Number of steps done.
-    params: The encoder's parameters, NumPy's or JAX's, as `{path: array}` of
-      the shapes that `models.build` gives to the config in `meta`.
-    meta: What it says beside its arrays.
-    task: A task's head, if there is one on the encoder.
-
-  Returns its absolute path.
-
-  Raises:
-    UserError: if it cannot be written, or is there already.
-  """
-  path = files.path(path)
-  counters = {"step": np.asarray(step, np.int32)}
-  items = {"params": dict(params), "counters": counters}
-  fields: dict[str, Any] = meta.to_json()
-  if task is not None:
-    fields["task"] = task.to_json()
-    if task.params:
-      items["head"] = dict(task.params)
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    check_space(path.parent, items)
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
-      saver.save(path, save_args(items, fields))
-  except files.failures() as error:
-    raise UserError(f"writing {path} failed: {files.reason(error)}") from error
-  return path
-
-
 def check_space(folder: pathlib.Path, arrays) -> None:
   """Fails before anything is written rather than in the middle.
 
@@ -213,49 +150,6 @@ def save_args(items, fields: Mapping[str, Any]) -> ocp.args.Composite:
   fields["crc32"] = _crc32(fields)
   saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
   return ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
-
-
-@dataclasses.dataclass(frozen=True)
-class Loaded(Meta):
-  """A trained model: what every command but training starts from."""
-
-  path: pathlib.Path  # the checkpoint's folder
-  step: int
-  model: models.Model  # the encoder
-  params: models.Params  # its own: the average where there is one
-  task: FineTuned | None = None  # what it was fine-tuned for, and the head
-
-  @property
-  def longest_row(self) -> int:
-    """Tokens in the longest row that it was trained on, as far as known."""
-    return self.row_tokens or self.model.config.max_seq_len
-
-  @property
-  def run(self) -> pathlib.Path:
-    """The run's folder, or that which holds a checkpoint by itself."""
-    above = self.path.parent
-    return above.parent if above.name == FOLDER else above
-
-  @property
-  def evals(self) -> pathlib.Path:
-    """Where evaluations go: RUN/evals; here runs/RUN/evals for a bucket's."""
-    run = self.run
-    if files.is_remote(run):
-      run = pathlib.Path("runs", run.name)
-    return run / "evals"
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Adds --checkpoint and --step, which `from_args` takes, to a command."""
-  add = parser.add_argument
-  add("--checkpoint", required=True, help="a run or a step; may be gs://...")
-  add("--step", type=int, help="which step of the run; the newest by default")
-
-
-def from_args(args: argparse.Namespace) -> Loaded:
-  """Like `load`, of a command's arguments; what it compiles is kept."""
-  compilation.keep_programs()
-  return load(args.checkpoint, args.step)
 
 
 def find(path, step: int | None = None) -> pathlib.Path:
@@ -330,12 +224,12 @@ def _hush() -> None:
 def read_meta(path: pathlib.Path) -> Meta:
   """Reads what a checkpoint says of itself."""
   with readable(path / "meta"):
-    return Meta.from_json(_read_fields(path))
+    return Meta.from_json(read_fields(path))
 
 
 # With the handlers alone, without a Checkpointer: it would have the processes
 # wait for one that could not read its part.
-def _read_fields(path: pathlib.Path) -> dict[str, Any]:
+def read_fields(path: pathlib.Path) -> dict[str, Any]:
   fields = ocp.JsonCheckpointHandler().restore(
     epath.Path(path / "meta"), ocp.args.JsonRestore()
   )
@@ -397,7 +291,7 @@ def read(path: pathlib.Path, wanted: Mapping[str, Any]):
     UserError: if the optimizer's state is wanted, and it has none.
   """
   with readable(path / "meta"):
-    fields = _read_fields(path)
+    fields = read_fields(path)
   there, found = fields["sums"], {}
   if "optimizer" in wanted and "optimizer" not in there:
     raise UserError(
@@ -435,41 +329,6 @@ def complete(like: TrainState, found: Mapping[str, Any]) -> TrainState:
   )
 
 
-def load(path, step: int | None = None) -> Loaded:
-  """Loads a trained model from a run or one of its checkpoints.
-
-  Raises:
-    UserError: if there is no such checkpoint, or it cannot be read.
-  """
-  path = find(path, step)
-  with readable(path / "meta"):
-    fields = _read_fields(path)
-    meta = Meta.from_json(fields)
-    item = "ema" if "ema" in fields["sums"] else "params"
-  model = models.build(meta.config.model, meta.tokenizer.vocab_size)
-  wanted = {
-    item: _here(model.shapes),
-    "counters": _here({"step": jax.ShapeDtypeStruct((), np.int32)}),
-  }
-  if "head" in fields["sums"]:
-    with readable(path / "head"):  # only what is there knows them
-      handler = ocp.StandardCheckpointHandler()
-      wanted["head"] = _here(handler.metadata(epath.Path(path / "head")))
-  found, fields = read(path, wanted)
-  check_sums(path, found, fields)
-  task = fields.get("task")
-  if task is not None:
-    task = FineTuned(**task, params=found.get("head", {}))
-  return Loaded(
-    **vars(meta),
-    path=path,
-    step=int(found["counters"]["step"]),
-    model=model,
-    params=found[item],
-    task=task,
-  )
-
-
 def check_sums(path: pathlib.Path, found, fields) -> None:
   """Checks that arrays are what was saved.
 
@@ -483,12 +342,3 @@ def check_sums(path: pathlib.Path, found, fields) -> None:
           f"cannot read the checkpoint {path}: {name}/{key} is not what was"
           " saved: its file is damaged"
         )
-
-
-def _here(shapes):
-  """Asks for one device, whatever devices the checkpoint was saved from."""
-  one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  return {
-    name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=one)
-    for name, array in shapes.items()
-  }

@@ -26,9 +26,9 @@ from antlm_jax.evals.finetuning.classification import cross_entropy
 from antlm_jax.evals.finetuning.tagging import Tags
 from antlm_jax.evals.finetuning.task import PerToken, Suite, Task, split_of
 from antlm_jax.inference import framing
+from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files as io
 from antlm_jax.settings import setting
-from antlm_jax.training.checkpoint import Loaded
 
 _QUESTION = 64  # tokens of a question, at most
 # What a token's label says, added up.

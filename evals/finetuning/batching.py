@@ -15,7 +15,7 @@ import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.inference import framing
-from antlm_jax.training.checkpoint import Loaded
+from antlm_jax.inference.model import Loaded
 
 _SHORTEST = 16  # tokens; longer rows are padded to it doubled, and so on
 _ROWS, _BATCHES, _LEFT_OUT = 0, 1, 2  # what a permutation is of

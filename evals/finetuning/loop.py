@@ -23,7 +23,7 @@ from antlm_jax.evals.finetuning import batching, trial
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.task import Predictions, Task
 from antlm_jax.evals.finetuning.trial import Settings
-from antlm_jax.training.checkpoint import Loaded
+from antlm_jax.inference.model import Loaded
 
 
 class Run(NamedTuple):

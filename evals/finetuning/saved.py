@@ -1,9 +1,9 @@
 """Fine-tuned models that are saved: an encoder with a task's head on it.
 
-  from antlm_jax.training import checkpoint
+  import antlm_jax
   from antlm_jax.evals.finetuning import saved
 
-  model = checkpoint.load("RUN/evals/finetune/rte/60-bidirectional/model")
+  model = antlm_jax.load("RUN/evals/finetune/rte/60-bidirectional/model")
   classes = saved.predict(model, [("Tom sat near the hills.", "Tom sat.")])
 
 is what `antlm eval finetune --save` saves, and how it is used.
@@ -30,8 +30,7 @@ from antlm_jax.evals.finetuning.tagging import Tagger
 from antlm_jax.evals.finetuning.task import Head, Predictions, Task
 from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.inference import programs
-from antlm_jax.training import checkpoint
-from antlm_jax.training.checkpoint import FineTuned, Loaded
+from antlm_jax.inference.model import FineTuned, Loaded, write
 
 FOLDER = "model"  # in the folder of a task's results
 HEADS: dict[str, type[Head]] = {  # by the kind that a checkpoint names
@@ -81,7 +80,7 @@ def save(
   head = task.head
   tuned = FineTuned(task.name, attention, head.kind, head.settings, own)
   all_params = {**loaded.params, **encoder}
-  checkpoint.write(folder / FOLDER, loaded.step, all_params, loaded, tuned)
+  write(folder / FOLDER, loaded.step, all_params, loaded, tuned)
 
 
 def remove(folder: pathlib.Path) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning.batching import Example, Rows
-from antlm_jax.training.checkpoint import Loaded
+from antlm_jax.inference.model import Loaded
 
 Params = dict[str, jax.Array]
 Predictions = Sequence[Any]  # of m examples, as plain JSON has them

@@ -31,9 +31,9 @@ from antlm_jax.evals.zero_shot.command import (
   Task,
 )
 from antlm_jax.inference import scoring
+from antlm_jax.inference.model import Loaded, load
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
-from antlm_jax.training import checkpoint
 
 CONTEXTS, CHILDREN = "cdi_childes.json", "cdi_human.csv"
 _MONTHS = range(16, 31)
@@ -159,12 +159,12 @@ def _revisions(asked) -> dict[str, str]:
   return out
 
 
-def _loaded(loaded, asked) -> Iterator[tuple[str, checkpoint.Loaded]]:
+def _loaded(loaded, asked) -> Iterator[tuple[str, Loaded]]:
   """Yields the revisions, one loaded after the other."""
   for name, where in _revisions(asked).items():
     of_run = where.isdecimal()
     path, step = (loaded.run, int(where)) if of_run else (where, None)
-    yield name, checkpoint.load(path, step)
+    yield name, load(path, step)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,10 @@ import jax
 from antlm_jax import cli, settings, tables
 from antlm_jax.evals import results as results_lib
 from antlm_jax.evals.zero_shot import pipelines
+from antlm_jax.inference.model import add_arguments, from_args
 from antlm_jax.inference.scoring import BATCH_TOKENS, MODES
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
-from antlm_jax.training import checkpoint
 
 
 class Outcome(NamedTuple):
@@ -125,7 +125,7 @@ def run(
     options = options | {"reduction": asked.reduction}
   # What is cheap is checked first: arguments, then the data, then the model.
   items = task.read(asked)
-  loaded = checkpoint.from_args(args)
+  loaded = from_args(args)
   request = {
     "task": args.task,
     **{k: v for k, v in vars(asked).items() if k not in asked.apart},
@@ -165,7 +165,7 @@ def _parse(argv, description: str, tasks) -> argparse.Namespace:
   task = tasks[named] if named else Task()
   shared = __doc__.split(".", 1)[1]
   parser = cli.Parser(description=f"{description}\n{task.notes}{shared}")
-  checkpoint.add_arguments(parser)
+  add_arguments(parser)
   if not only:
     about = "see above; --help after it shows its own arguments"
     parser.add_argument("--task", required=True, choices=tasks, help=about)

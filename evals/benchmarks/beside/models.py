@@ -11,8 +11,8 @@ import tokenizers
 from antlm_jax import config, models
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.hf import export
+from antlm_jax.inference.model import Loaded
 from antlm_jax.models.llama import SHAPES
-from antlm_jax.training import checkpoint
 
 SIZES = {
   "tiny": dict(layers=2, width=64, mlp_width=96, heads=2, kv_heads=1),
@@ -42,12 +42,12 @@ def words(size: str) -> Tokenizer:
 
 def make(
   size: str, tokenizer: Tokenizer, folder: pathlib.Path, **settings
-) -> checkpoint.Loaded:
+) -> Loaded:
   """Makes a model, in float32, whose likeliest tokens are so by far."""
   of = config.default("llama")
   of.model.update(SIZES[size], max_seq_len=512, init_std=0.1, **settings)
   model = models.build(of.model, tokenizer.vocab_size)
-  return checkpoint.Loaded(
+  return Loaded(
     config=of,
     tokenizer=tokenizer,
     boundary="bos",
@@ -59,7 +59,7 @@ def make(
   )
 
 
-def in_transformers(loaded: checkpoint.Loaded, attention: str, folder):
+def in_transformers(loaded: Loaded, attention: str, folder):
   """Exports a model, and returns it in transformers, with where it lies."""
   transformers, torch = torch_modules()
   (path,) = export.export(loaded, folder / attention, [attention])

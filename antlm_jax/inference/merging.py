@@ -16,9 +16,10 @@ import numpy as np
 from antlm_jax import models
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.inference.model import Loaded
 from antlm_jax.models import Params
 from antlm_jax.training import checkpoint, saving
-from antlm_jax.training.checkpoint import Loaded, Meta
+from antlm_jax.training.checkpoint import Meta
 
 Tensors = Sequence[np.ndarray]  # one of each model, float64, of one shape
 # Settings that trained parameters do not depend on.
