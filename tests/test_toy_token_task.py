@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import antlm_jax
 from antlm_jax.evals.finetuning import batching, loop, saved, summary
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.loop import Run
