@@ -16,8 +16,8 @@ its tokenizer:
 from collections.abc import Sequence
 
 from antlm_jax import cli, units
+from antlm_jax.data import packing
 from antlm_jax.hf import import_
-from antlm_jax.inference import framing
 
 
 def main(argv: Sequence[str]) -> None:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str]) -> None:
   add("--workdir", type=cli.here, required=True, help="receives the checkpoint")
   add(
     "--boundary",
-    choices=tuple(framing.FRAMES),
+    choices=tuple(packing.BOUNDARIES),
     help="special tokens around a text; by default what its tokenizer adds",
   )
   args = parser.parse_args(argv)

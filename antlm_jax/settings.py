@@ -113,7 +113,7 @@ def _argument(field: dataclasses.Field, kind: "_Kind") -> dict[str, Any]:
   if default is dataclasses.MISSING:
     out["required"] = True
   else:
-    out["default"] = default if "nargs" in own else written(default)
+    out["default"] = [*default] if "nargs" in own else written(default)
   if kind.of is bool:
     off = argparse.BooleanOptionalAction
     return {**out, "action": off if default else "store_true", **own}

@@ -240,6 +240,21 @@ def test_boundaries():
   assert next(packing.bound(documents, None, None)).tolist() == [5, 6]
 
 
+@pytest.mark.parametrize(
+  ("boundary", "around", "alone"),
+  [
+    ("bos_eos", (1, 2), (1, 2)),
+    ("bos", (1, None), (1, None)),
+    ("eos", (None, 2), (2, 2)),
+    ("none", (None, None), (None, None)),
+  ],
+)
+def test_special_tokens_of_boundaries(small_tokenizer, boundary, around, alone):
+  assert packing.boundary_ids(small_tokenizer, boundary) == around
+  assert packing.frame_ids(small_tokenizer, boundary) == alone
+  assert boundary in packing.BOUNDARIES
+
+
 # Rows
 
 
@@ -453,6 +468,27 @@ def test_command_prepares_once(corpus, tmp_path, capsys):
   other = command(*args, "--seq_len", 64)
   assert other.returncode == 2
   assert "seq_len 32 there, 64 asked" in other.stderr
+
+
+def test_every_option_of_the_command(corpus, tmp_path):
+  held_out, table = tmp_path / "held_out.jsonl", tmp_path / "more.csv"
+  lines = make_text(60, seed=2).split("\n\n")
+  held_out.write_text("".join(json.dumps({"body": t}) + "\n" for t in lines))
+  table.write_text("body\n" + "\n".join(lines) + "\n")
+  line = (
+    f"--text {corpus}/a.train --text {table} --dev {held_out} --dev {corpus}"
+    f" --output={tmp_path}/out --column=body --vocab_size=290 --seq_len=32"
+    " --kind=wordpiece --packing=chunks --documents=line --boundary=eos"
+    " --dev_share=0.1 --share=0.5 --seed=3 --verify"
+  )
+  prepare.main(line.split())
+  opened = Prepared.open(tmp_path / "out")
+  assert opened.manifest.splits["train"].documents == 180
+  assert opened.manifest.splits["dev"].documents == 120
+  again = f"--text={corpus} --dev={corpus}/a.dev --output={tmp_path}/again"
+  again += f" --seq_len=32 --tokenizer={tmp_path}/out/tokenizer.json"
+  prepare.main(again.split())
+  assert Prepared.open(tmp_path / "again").tokenizer.vocab_size == 290
 
 
 def test_other_text_is_refused(corpus, tmp_path):

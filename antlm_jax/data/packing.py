@@ -15,7 +15,7 @@ from antlm_jax import hashing
 Block = tuple[np.ndarray, np.ndarray]
 
 PACKINGS = ("stream", "documents", "chunks")
-# Which of a tokenizer's tokens stand before and after a document.
+# Special tokens before and after a document, as attributes of `Tokenizer`.
 BOUNDARIES = {
   "bos_eos": ("bos_id", "eos_id"),
   "bos": ("bos_id", None),
@@ -30,10 +30,23 @@ _CHUNK_PURPOSE = 0x63686E6B
 
 
 def boundary_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
-  """Returns the ids that stand before and after a document, None for none."""
-  return tuple(
-    name and getattr(tokenizer, name) for name in BOUNDARIES[boundary]
-  )
+  """Returns the ids before and after a document in rows, None for none."""
+  before, after = BOUNDARIES[boundary]
+  return _id(tokenizer, before), _id(tokenizer, after)
+
+
+def frame_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
+  """Returns the ids before and after a text on its own, None for none.
+
+  They are those around a document in rows. With `eos`, a document follows the
+  `</s>` of the document before it, and so does a text on its own.
+  """
+  before, after = BOUNDARIES[boundary]
+  return _id(tokenizer, before or after), _id(tokenizer, after)
+
+
+def _id(tokenizer, name: str | None) -> int | None:
+  return name and getattr(tokenizer, name)
 
 
 def bound(

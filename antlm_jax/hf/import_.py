@@ -11,6 +11,7 @@ import jax
 
 from antlm_jax import config as config_lib
 from antlm_jax import models
+from antlm_jax.data import packing
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.hf import config as hf_config
@@ -120,7 +121,7 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Imported:
     path: Holds config.json, tokenizer.json and weights; or ORG/NAME, a model on
       the Hub.
     boundary: Which special tokens stand around a text, one of
-      `framing.FRAMES`; what the folder's tokenizer adds by default.
+      `packing.BOUNDARIES`; what the folder's tokenizer adds by default.
 
   Raises:
     UserError: if it is no such folder, or not a model that we compute.
@@ -207,7 +208,7 @@ def _native(
   try:
     meta = Meta.from_json(fields)
     step = int(fields["step"])
-    if meta.boundary not in framing.FRAMES:
+    if meta.boundary not in packing.BOUNDARIES:
       raise ValueError(f"boundary {meta.boundary!r} is unknown")
   except (KeyError, ValueError, TypeError, AttributeError) as error:
     raise UserError(f"{path / NATIVE} is not whole: {error}") from error

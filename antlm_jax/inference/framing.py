@@ -11,19 +11,12 @@ from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
 from antlm_jax import models
+from antlm_jax.data import packing
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import Objective
 
-# What stands before and after a text, by the boundary of the training data.
-# After `doc </s> doc </s>` a text begins where the document before it ended.
-FRAMES = {
-  "bos_eos": ("bos_id", "eos_id"),
-  "bos": ("bos_id", None),
-  "eos": ("eos_id", "eos_id"),
-  "none": (None, None),
-}
 OWN = "own"  # what the tokenizer itself adds, as other libraries use it
 
 
@@ -49,9 +42,7 @@ def frame(loaded: TextModel) -> tuple[np.ndarray, np.ndarray]:
   if loaded.boundary == OWN:
     before, after = tokenizer.frame
   else:
-    ids = [
-      name and getattr(tokenizer, name) for name in FRAMES[loaded.boundary]
-    ]
+    ids = packing.frame_ids(tokenizer, loaded.boundary)
     before, after = ([] if i is None else [i] for i in ids)
   return np.array(before, np.int32), np.array(after, np.int32)
 
