@@ -202,38 +202,6 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
       assert {k: tuple(v) if part else v for k, v in seen.items()} == expected
 
 
-# Process 1 needs longer target lists than process 0, for MLM's steps.
-LONGER = """
-import os, sys
-from antlm_jax import cli, train
-from antlm_jax.objectives import batch as examples
-capacities = examples.capacities
-
-def longer(*args):
-  sizes = capacities(*args)
-  return sizes[1:] or sizes
-
-if os.environ["JAX_PROCESS_ID"] == "1":
-  examples.capacities = longer
-cli.run(train.main)
-"""
-
-
-@pytest.mark.slow
-def test_processes_agree_on_the_longest_list_of_targets(
-  prepared, whole, cache, tmp_path
-):
-  _, sizes = MESHES["2 processes, data"]
-  args = runs.train_args(
-    tmp_path / "run", prepared, *pods.SMALL, *SETTINGS, *sizes
-  )
-  command = [sys.executable, "-c", LONGER, *args]
-  working = pods.Training(command, tmp_path / "pid", 2, 2, cache=cache)
-  status, out = working.end()
-  assert status == 0, out
-  assert_same_run(tmp_path / "run", whole, "one with longer lists")
-
-
 # What is wrong, is told by all in a line each, soon.
 
 

@@ -1,4 +1,4 @@
-"""The batch: what a train step takes, whatever its objectives."""
+"""The batch that a train step takes, for any objectives."""
 
 import dataclasses
 import math
@@ -12,7 +12,7 @@ from antlm_jax.masks import AttentionMask
 from antlm_jax.objectives.corruption import Corrupted
 from antlm_jax.objectives.objective import Objective
 
-MOST_ROWS = 2**24  # of a batch: more are a slip, and more than memory holds
+MOST_ROWS = 2**24  # of a batch
 Array = np.ndarray | jax.Array
 
 
@@ -21,55 +21,30 @@ Array = np.ndarray | jax.Array
 class Batch:
   """A batch: M microbatches of B rows of T tokens, over D data shards.
 
-  Targets are a flat list per microbatch and data shard, padded with weight 0
-  to a capacity C out of a few fixed sizes (`capacities`): together with the
-  mask's static part they are all that can cause another compilation.
+  The targets of each microbatch and data shard are a flat list. All lists of a
+  phase have the same length C (`capacity`) and are padded with weight 0.
   """
 
   inputs: Array  # tokens that the model sees, int32 `[M, B, T]`
   positions: Array  # place of each token in its document, int32 `[M, B, T]`
-  mask: AttentionMask  # what each position sees; bounds `[M, B, T]`, if any
+  mask: AttentionMask  # keys that each position sees; bounds `[M, B, T]`
   # Where each target is predicted, as an index into the B / D * T positions of
   # its shard, int32 `[M, D, C]`.
   target_positions: Array
-  targets: Array  # the tokens to predict, int32 `[M, D, C]`
-  # Their weights in the loss, float32 `[M, D, C]`; 0 for padding.
-  weights: Array
-  # The objective of each, as an index into the curriculum's objectives, int32
-  # `[M, D, C]`.
+  targets: Array  # tokens to predict, int32 `[M, D, C]`
+  weights: Array  # weights in the loss, float32 `[M, D, C]`; 0 for padding
+  # Objective of each target, as an index into the curriculum's objectives,
+  # int32 `[M, D, C]`.
   objective_ids: Array
-
-  @property
-  def capacity(self) -> int:
-    """Length C of the target lists."""
-    return self.targets.shape[-1]
-
-  def padded(self, capacity: int) -> "Batch":
-    """Returns it with longer target lists, of NumPy arrays."""
-    more = capacity - self.capacity
-    if not more:
-      return self
-    pad = [(0, 0), (0, 0), (0, more)]
-    lists = {name: np.pad(getattr(self, name), pad) for name in _LISTS}
-    return dataclasses.replace(self, **lists)
-
-
-# The fields that are lists of targets, and their types.
-_LISTS = {
-  "target_positions": np.int32,
-  "targets": np.int32,
-  "weights": np.float32,
-  "objective_ids": np.int32,
-}
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """How the rows of a batch are laid out over microbatches and data shards.
+  """Layout of a batch's rows over microbatches and data shards.
 
   Row r of the batch is row r % (batch_size / microbatches) of microbatch
-  r // (batch_size / microbatches), and a data shard holds a contiguous part
-  of every microbatch. This process makes the shards `local`, or all of them.
+  r // (batch_size / microbatches). A data shard holds a contiguous part of
+  every microbatch. This process makes the shards `local`; None means all.
   """
 
   batch_size: int
@@ -89,7 +64,7 @@ class Layout:
 
   @property
   def shard_rows(self) -> int:
-    """Rows of one shard in one microbatch."""
+    """Number of rows of one shard in one microbatch."""
     return self.batch_size // (self.microbatches * self.shards)
 
   @property
@@ -100,30 +75,40 @@ class Layout:
     return rows[:, list(self.local)].reshape(-1)
 
 
-def capacities(
+def capacity(
   shares: Sequence[tuple[Objective, float]], rows: int, length: int
-) -> tuple[int, ...]:
-  """Returns the sizes that a target list may have, ascending.
+) -> int:
+  """Returns the length of a phase's target lists, the same for every batch.
 
-  The first fits all but freak draws (eight standard deviations above the
-  mean), each further one is twice the one before, and the last fits all.
+  It is the expected number of targets and a margin of about six standard
+  deviations, rounded up to a multiple of 128, and at most every token. A list
+  with more targets drops its last ones: they have no part in the loss, which
+  stays the weighted mean over all others. Objectives that predict all tokens
+  never drop any. Otherwise the margin is 8 sqrt(n) for n expected targets:
+
+  - Tokens masked by coins: the deviation is at most sqrt(n), so that one list
+    in 10^15 overflows.
+  - Words and spans masked by coins: sizes s of their units multiply the
+    variance by E[s^2] / E[s], so that one list in 10^8 overflows (5.5
+    deviations). For words this assumes a factor of at most 2.5, as in English.
+  - A count that is fixed for each row (`exact`, `covering`) varies less than
+    coins do, and so does one share for each row (`mask_ratio_high`), which is
+    counted as if all rows had the highest.
 
   Args:
-    shares: The objectives of the batch and their parts of it.
-    rows: Rows of one data shard in one microbatch, of `length` tokens.
+    shares: Objectives of the phase, and their parts of the rows.
+    rows: Number of rows of one data shard in one microbatch.
+    length: Number of tokens of a row.
   """
-  everything = rows * length
-  expected = 0.0
+  expected = variance = 0.0
   for objective, share in shares:
-    # The rows of a mixed batch fall on the shards evenly, but not exactly.
+    # A mixed batch's rows are spread over the shards evenly, but not exactly.
     shard_rows = rows if share == 1 else min(rows, math.ceil(rows * share) + 1)
-    expected += shard_rows * length * objective.max_target_share
-  size = math.ceil((expected + 8 * math.sqrt(expected)) / 128) * 128
-  sizes = []
-  while size < everything:
-    sizes.append(size)
-    size *= 2
-  return (*sizes, everything)
+    targets = shard_rows * length * objective.max_target_share
+    expected += targets
+    variance += targets * max(1, objective.clustering / 2.5)
+  size = math.ceil((expected + 8 * math.sqrt(variance)) / 128) * 128
+  return min(size, rows * length)
 
 
 def assemble(
@@ -137,28 +122,24 @@ def assemble(
   """Lays corrupted rows out as a `Batch` of NumPy arrays.
 
   Args:
-    corrupted: The rows as their objectives show them, in `layout.rows` order.
-    row_objectives: Of each row the index in `objectives`, the curriculum's,
-      `[n]`.
-    layout: Where each row goes.
-    shares: Part of the batch of each objective in it, by its index. They
-      choose the mask's static part, not the rows at hand, so that every
-      process and every batch of a phase has the same.
+    corrupted: Rows as their objectives show them, in `layout.rows` order.
+    row_objectives: Objective of each row, as an index in `objectives`, `[n]`.
+    objectives: Objectives of the whole curriculum.
+    layout: Place of each row.
+    shares: Part of the batch of each objective in it, by its index. They, and
+      not the rows at hand, choose the mask's static part and the capacity, so
+      that these are the same in every process and every batch of a phase.
     segmented: Whether rows hold several documents.
   """
   length = corrupted.inputs.shape[1]
   shape = (layout.microbatches, -1, length)
-  sizes = capacities(
-    [(objectives[k], share) for k, share in shares.items()],
-    layout.shard_rows,
-    length,
-  )
-  targets = _flat_targets(corrupted, row_objectives, objectives, layout, sizes)
-  # Only what some row needs is in the mask: plain causal and full attention
-  # are cheaper than bounds that say the same.
-  used = {objectives[k].attention for k in shares}
-  causal = used == {"causal"}
-  full = used == {"bidirectional"} and not segmented
+  used = [(objectives[k], share) for k, share in shares.items()]
+  size = capacity(used, layout.shard_rows, length)
+  # The mask has only the bounds that some row needs: plain causal and full
+  # attention are cheaper than bounds that say the same.
+  attention = {objective.attention for objective, _ in used}
+  causal = attention == {"causal"}
+  full = attention == {"bidirectional"} and not segmented
   mask = AttentionMask(
     causal=causal,
     k_start=corrupted.k_start.reshape(shape) if segmented else None,
@@ -169,30 +150,33 @@ def assemble(
     inputs=corrupted.inputs.reshape(shape),
     positions=(at - corrupted.k_start).reshape(shape),
     mask=mask,
-    **targets,
+    **_target_lists(corrupted, row_objectives, objectives, layout, size),
   )
 
 
-def _flat_targets(corrupted, row_objectives, objectives, layout, sizes):
-  """The four arrays of targets, each `[M, D, C]`."""
+def _target_lists(corrupted, row_objectives, objectives, layout, size):
+  """Returns the four arrays of targets, each `[M, D, C]`."""
   length = corrupted.inputs.shape[1]
-  parts = layout.microbatches * len(layout.local)
+  lists = layout.microbatches, len(layout.local)
+  predicted = corrupted.predicted.reshape(*lists, -1)
+  where = np.zeros((*lists, size), np.int32)
+  real = np.zeros(where.shape, bool)
+  for index in np.ndindex(lists):
+    found = np.flatnonzero(predicted[index])[:size]
+    where[index][: len(found)] = found
+    real[index][: len(found)] = True
+
+  def at(places, values):
+    return np.take_along_axis(values.reshape(*lists, -1), places, axis=-1)
+
+  objective = at(where // length, row_objectives.astype(np.int32))
   shift = np.array([o.shift for o in objectives], np.int32)
   weight = np.array([o.weight for o in objectives], np.float32)
-  found = [np.flatnonzero(p) for p in corrupted.predicted.reshape(parts, -1)]
-  needed = max(len(f) for f in found)
-  size = next(s for s in sizes if s >= needed)
-  out = {name: np.zeros((parts, size), kind) for name, kind in _LISTS.items()}
-  tokens = corrupted.tokens.reshape(parts, -1)
-  scale = corrupted.scale.reshape(parts, -1)
-  row_objectives = row_objectives.reshape(parts, -1)
-  for part, where in enumerate(found):
-    objective = row_objectives[part][where // length]
-    n = len(where)
+  arrays = {
     # A token is predicted from `shift` places before it.
-    out["target_positions"][part, :n] = where - shift[objective]
-    out["targets"][part, :n] = tokens[part][where]
-    out["weights"][part, :n] = weight[objective] * scale[part][where]
-    out["objective_ids"][part, :n] = objective
-  shape = (layout.microbatches, len(layout.local), size)
-  return {name: array.reshape(shape) for name, array in out.items()}
+    "target_positions": where - shift[objective],
+    "targets": at(where, corrupted.tokens),
+    "weights": weight[objective] * at(where, corrupted.scale),
+    "objective_ids": objective,
+  }
+  return {name: np.where(real, values, 0) for name, values in arrays.items()}

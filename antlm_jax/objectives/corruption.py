@@ -324,9 +324,9 @@ def _in_turn(objective, ratio, tokens, masked, draw, vocabulary):
 
 def _tiles(objective: Objective, draw: Draw, length: int) -> np.ndarray:
   """Cuts rows into spans; returns where that of each token begins."""
-  law = _span_shares(objective.span_lengths, objective.span_length)
+  shares = np.cumsum(objective.span_shares)[:-1]
   u = draw.uniform("tile", np.arange(length))
-  sizes = 1 + np.searchsorted(np.cumsum(law)[:-1], u, side="right")
+  sizes = 1 + np.searchsorted(shares, u, side="right")
   begins = np.cumsum(sizes, axis=1) - sizes
   row, span = np.nonzero(begins < length)
   is_begin = np.zeros((len(draw.rows), length), bool)
@@ -340,13 +340,13 @@ def _spans(objective: Objective, ratio, draw: Draw, length: int):
   Spans may begin before the row, so that its first tokens are as likely to
   be chosen as any other.
   """
-  law = objective.span_lengths, objective.span_length
+  shares = objective.span_shares
   lead = objective.span_length - 1  # places before the row
   at = np.arange(length + lead)
   # Independent coins: how far apart spans begin is geometric.
-  begins = draw.uniform("choose", at) < _span_rate(ratio, *law)
+  begins = draw.uniform("choose", at) < _span_rate(ratio, shares)
   # A span is longer than k with the k-th of these probabilities.
-  longer = 1 - np.cumsum(_span_shares(*law)[:-1])
+  longer = 1 - np.cumsum(shares[:-1])
   u = 1 - draw.uniform("span", at)
   lengths = 1 + np.searchsorted(-longer, -u, side="left")
   # The last begin up to each place, and how far that span reaches.
@@ -357,22 +357,14 @@ def _spans(objective: Objective, ratio, draw: Draw, length: int):
   return chosen[:, lead:], np.maximum(begin, 0)[:, lead:]
 
 
-def _span_shares(law: str, longest: int) -> np.ndarray:
-  """Returns how often spans have the lengths 1 to `longest`."""
-  ratio = 1.0 if law == "uniform" else 2 / 3
-  shares = ratio ** np.arange(longest)
-  return shares / shares.sum()
-
-
-def _span_rate(ratio: np.ndarray, law: str, longest: int) -> np.ndarray:
+def _span_rate(ratio: np.ndarray, shares: np.ndarray) -> np.ndarray:
   """Returns how often spans must begin for shares `[n, 1]` to be covered.
 
   A token at distance k from the last begin is covered if that span is longer
   than k, so the share is the sum over k of p (1 - p)^k P(length > k), which
   grows with p.
   """
-  k = np.arange(longest)
-  shares = _span_shares(law, longest)
+  k = np.arange(len(shares))
   longer = np.cumsum(shares[::-1])[::-1]
   low, high = np.zeros(ratio.shape), np.ones(ratio.shape)
   for _ in range(60):  # bisection, down to the last bits of a float

@@ -10,6 +10,8 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
+import numpy as np
+
 from antlm_jax.errors import UserError
 from antlm_jax.settings import check, setting
 
@@ -156,6 +158,21 @@ class Objective:
     """Largest expected share of tokens that are targets."""
     return self.max_mask_ratio if self.predict == "masked" else 1.0
 
+  @property
+  def span_shares(self) -> np.ndarray:
+    """Shares of the spans that have the lengths 1 to `span_length`."""
+    ratio = 1.0 if self.span_lengths == "uniform" else 2 / 3
+    shares = ratio ** np.arange(self.span_length)
+    return shares / shares.sum()
+
+  @property
+  def clustering(self) -> float:
+    """Mean size of a chosen token's span, if a coin chooses spans; else 1."""
+    if self.unit != "span" or self.choice != "coin":
+      return 1.0
+    sizes = np.arange(1, self.span_length + 1)
+    return float(self.span_shares @ sizes**2 / (self.span_shares @ sizes))
+
   def ratio_at(self, progress: float) -> float:
     """Returns the share chosen at a part `progress` (0 to 1) of the run."""
     end = (
@@ -204,29 +221,6 @@ OBJECTIVES = {
   # Fill-in-the-middle: next-token prediction, half of the documents with their
   # middle last.
   "F": Objective("fim", middle_rate=0.5),
-  # UL2's denoisers (arXiv 2205.05131, table 1), as far as they can be predicted
-  # where they stand: R, spans of 3 tokens in the mean, and X, of 64; R50 and
-  # X15 are with half and 15 % masked, and its S is P.
-  "R": Objective(
-    "short_spans",
-    attention="bidirectional",
-    predict="masked",
-    mask_ratio=0.15,
-    mask_token=1.0,
-    random_token=0.0,
-    unit="span",
-    span_length=5,
-  ),
-  "X": Objective(
-    "long_spans",
-    attention="bidirectional",
-    predict="masked",
-    mask_ratio=0.5,
-    mask_token=1.0,
-    random_token=0.0,
-    unit="span",
-    span_length=127,
-  ),
 }
 
 

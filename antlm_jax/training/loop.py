@@ -222,28 +222,18 @@ class Trainer:
   def in_step(
     self, source: Source, start: int = 0, threads: int = 1
   ) -> Iterator[Batch]:
-    """Yields the batches of all processes in step, read by so many threads.
+    """Yields batches, read by `threads` threads, in step with all processes.
 
-    Every process then has target lists of the same length, the longest that
-    one of them needs. Where a signal has asked one of them to end, all save and
+    Once a signal has asked one of the processes to end, all of them save and
     end before the next batch.
     """
-    ahead = None
-    # Compared a batch ahead, while the step before runs: nobody waits for it.
+    # Asked a batch ahead, while the step before runs, so that nobody waits.
+    asked = processes.largest(lambda: [self._stop.status])
     for batch in source_lib.load(source, start, threads):
-      votes = processes.largest(lambda b=batch: (b.capacity, self._stop.status))
-      if ahead is not None:
-        yield self._agreed(*ahead)
-      ahead = batch, votes
-    if ahead is not None:
-      yield self._agreed(*ahead)
-
-  def _agreed(self, batch: Batch, votes) -> Batch:
-    """Pads a batch to the capacity of all; ends if one was told to."""
-    capacity, status = map(int, votes())
-    if status:
-      self._end_early(status)
-    return batch.padded(capacity)
+      if status := int(asked()[0]):
+        self._end_early(status)
+      asked = processes.largest(lambda: [self._stop.status])
+      yield batch
 
   def record(self, step: int, values: Mapping[str, float]) -> None:
     """Records values, named such as `eval/clm/loss`, after `step` steps."""
