@@ -30,7 +30,7 @@ from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.search import Pod
 from antlm_jax.runtime import chips, files, sharding
 from antlm_jax.settings import setting
-from antlm_jax.training.run import Run
+from antlm_jax.training.experiment import Run
 from antlm_jax.units import duration, gib, milliseconds, quantity
 
 

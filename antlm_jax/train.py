@@ -28,7 +28,9 @@ def main(argv: Sequence[str]) -> None:
       config = config_lib.load(args.config, overrides)
       hooks = [Pairs(config.eval.pairs)] if config.eval.pairs else []
       command = f"{sys.argv[0]} {shlex.join(argv)}"
-      loop.train(config, args.workdir, hooks, command, import_.start)
+      begin = config.init.checkpoint
+      start = import_.start(begin) if begin else None
+      loop.train(config, args.workdir, hooks, command, start)
 
 
 def _parse(argv: Sequence[str], settings: str):

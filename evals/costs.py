@@ -68,7 +68,7 @@ def _counted(study: Study, name: str) -> list[float]:
   pod = Pod(spec, study.overrides, jax.devices()[:1], **text)
   # They are as many on any mesh.
   run = pod.run(("mesh.data=-1", "mesh.fsdp=1", "mesh.tensor=1"))
-  source = run.source()
+  source = run.source
   return [
     flops.train_step(run.model, source[phase.start])
     for phase in run.curriculum.phases

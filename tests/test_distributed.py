@@ -19,7 +19,7 @@ from antlm_jax import config, errors
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
 from antlm_jax.runtime import processes
-from antlm_jax.training import run
+from antlm_jax.training import experiment
 from tests import helpers, pods, runs
 
 # Crosses a change of objective, and is evaluated before, at it and after.
@@ -145,15 +145,15 @@ ROWS = """
 import json, pathlib, sys
 from antlm_jax import cli, config
 from antlm_jax.runtime import processes
-from antlm_jax.training import run
+from antlm_jax.training import experiment
 from tests import helpers, pods
 
 def main(argv):
   folder, spec, *overrides = argv
   with processes.together():
     import jax
-    parts = run.build(config.load(spec, overrides))
-    source, found = parts.source(), []
+    parts = experiment.build(config.load(spec, overrides))
+    source, found = parts.source, []
     for step in (0, 14, 15, 29):
       layout = source.order.at(step).layout
       shifts = [parts.objectives[n].shift for n in parts.curriculum.objectives]
@@ -185,8 +185,8 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
   status, out = working.end()
   assert status == 0, out
 
-  parts = run.build(config.load(runs.QUICK, of))
-  source, layout = parts.source(), parts.order.at(0).layout
+  parts = experiment.build(config.load(runs.QUICK, of))
+  source, layout = parts.source, parts.order.at(0).layout
   shifts = [parts.objectives[n].shift for n in parts.curriculum.objectives]
   made = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
   assert len(made) == count

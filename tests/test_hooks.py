@@ -15,8 +15,7 @@ from antlm_jax.errors import Stopped, UserError
 from antlm_jax.inference import pairs
 from antlm_jax.inference.model import load
 from antlm_jax.inference.pairs import minimal_pairs
-from antlm_jax.training import checkpoint, hooks, loop, metrics
-from antlm_jax.training import run as run_lib
+from antlm_jax.training import checkpoint, experiment, hooks, loop, metrics
 from antlm_jax.training.step import TrainStep
 from tests import runs
 
@@ -195,7 +194,7 @@ def test_a_held_out_loss_counts_targets_by_their_weights(prepared, tmp_path):
   settings += ("train.z_loss=0.1",)  # which is no part of it
   command.main(runs.train_args(tmp_path, prepared, *SMALL, *settings))
   loaded = load(tmp_path)
-  source = run_lib.build(loaded.config).eval_sources()["diffusion"][""]
+  source = experiment.build(loaded.config).evaluations["diffusion"][""]
   lost = weights = 0.0
   for step in range(len(source)):
     batch = jax.tree.map(lambda x: x[0], source[step])

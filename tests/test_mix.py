@@ -19,8 +19,7 @@ from antlm_jax.errors import Stopped, UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Layout
 from antlm_jax.objectives.objective import OBJECTIVES
-from antlm_jax.training import hooks, loop, metrics
-from antlm_jax.training import run as run_lib
+from antlm_jax.training import experiment, hooks, loop, metrics
 from tests import helpers, runs
 
 SIZES = {"a": 70, "b": 33, "c": 11}
@@ -258,14 +257,14 @@ def test_a_run_that_ends_in_a_mix_goes_on_bit_for_bit(whole, paths, tmp_path):
 def test_frequencies_are_those_of_all_rows_to_train_on(paths):
   words = (f"data.path={paths}", "curriculum=4C:M steps", "model.layers=1")
   words = [f"--config.{w}" for w in (*words, "objectives.M.frequency_power=1")]
-  run = run_lib.build(config.load(runs.QUICK, words))
+  run = experiment.build(config.load(runs.QUICK, words))
   rows = run.sources.rows
   tokens, _ = rows.read(np.arange(len(rows)))
-  rank = run.source().vocabulary.rank
+  rank = run.source.vocabulary.rank
   counts = np.bincount(tokens.reshape(-1), minlength=len(rank))
   assert (np.diff(counts[np.argsort(rank)]) <= 0).all()
   assert rank.min() == 0 and rank.max() == 1 - 1 / len(rank)
-  held_out = run.eval_sources()["mlm"]["a"].objectives["M"]
+  held_out = run.evaluations["mlm"]["a"].objectives["M"]
   assert held_out.frequency_power == 0
 
 
@@ -287,9 +286,9 @@ def test_a_name_for_one_folder_changes_nothing(prepared):
   built = []
   for path in (prepared, f"books={prepared}"):
     words = [f"--config.data.path={path}", "--config.curriculum=4C:M steps"]
-    built.append(run_lib.build(config.load(runs.QUICK, words)))
+    built.append(experiment.build(config.load(runs.QUICK, words)))
   for step in range(4):
-    assert helpers.equal(*(run.source()[step] for run in built))
+    assert helpers.equal(*(run.source[step] for run in built))
   assert built[0].meta.data == built[1].meta.data
 
 
@@ -313,7 +312,7 @@ def test_what_does_not_fit_is_told(path, settings, words, prepared, other):
   given = (f"data.path={path}", "curriculum=12C steps", *settings)
   options = [f"--config.{s.format(**fill)}" for s in given]
   with pytest.raises(UserError) as told:
-    run_lib.build(config.load(runs.QUICK, options))
+    experiment.build(config.load(runs.QUICK, options))
   assert words in str(told.value) and "\n" not in str(told.value)
 
 

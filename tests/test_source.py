@@ -18,7 +18,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Layout, capacity
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
-from antlm_jax.training import run
+from antlm_jax.training import experiment
 from tests import helpers
 from tests.helpers import FakeRows, by_row, source
 
@@ -451,11 +451,11 @@ def built(prepared):
   settings.train.steps = 6
   new = Objective("copy", attention="prefix", predict="suffix")
   settings.objectives.X = dataclasses.asdict(new)
-  return run.build(settings.lock())
+  return experiment.build(settings.lock())
 
 
 def test_prepared_rows_become_steps(built, prepared):
-  of = built.source()
+  of = built.source
   rows = Prepared.open(prepared).train
   tokens, starts = rows.read(of.order.rows(4)[:, 0])
   found = unfolded(of, 4)[1]
@@ -479,14 +479,14 @@ def test_a_damaged_row_is_told_from_the_loaders_threads(
   data[len(data) // 200] ^= 1
   path.write_bytes(data)
   rows = Prepared.open(folder).train
-  of = dataclasses.replace(built.source(), rows=rows)
+  of = dataclasses.replace(built.source, rows=rows)
   order = dataclasses.replace(of.order, shuffle=False)
   with pytest.raises(UserError, match=r"train\.array_record has a bad row \d"):
     list(source_lib.load(dataclasses.replace(of, order=order)))
 
 
 def test_held_out_rows_are_each_predicted_once(built):
-  for name, sets in built.eval_sources().items():
+  for name, sets in built.evaluations.items():
     (of,) = sets.values()
     (letter,) = of.objectives
     counts, total = collections.Counter(), 0
@@ -507,6 +507,6 @@ def test_a_curriculum_of_unknown_objectives_is_refused(prepared):
     [f"--config.data.path={prepared}", "--config.curriculum=4Q"],
   )
   with pytest.raises(UserError, match=r"unknown objective 'Q'"):
-    run.build(settings)
+    experiment.build(settings)
   with pytest.raises(UserError):
     curriculum.parse("", ["C"], 1)

@@ -21,11 +21,11 @@ from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
 from antlm_jax.training import (
   checkpoint,
+  experiment,
   metrics,
   saving,
   summary,
 )
-from antlm_jax.training import run as run_lib
 from tests import helpers, runs
 
 # Crosses a change of objective at 20 and 40, and ends in the decay.
@@ -87,7 +87,7 @@ def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
   curriculum, losses, told, prepared
 ):
   words = runs.train_args("w", prepared, f"curriculum={curriculum} steps")
-  run = run_lib.build(config_lib.load(runs.QUICK, words[2:]))
+  run = experiment.build(config_lib.load(runs.QUICK, words[2:]))
   records = [
     {"step": step} | {f"eval/{name}/loss": float(v[i]) for name, v in pairs}
     for i, step in enumerate((4, 12))
@@ -122,7 +122,7 @@ def test_a_finished_run_run_again_changes_nothing(copy, prepared):
 def run_lib_of(workdir):
   """The step functions of a run."""
   config = checkpoint.read_meta(checkpoint.find(workdir)).config
-  return run_lib.build(config).step
+  return experiment.build(config).step
 
 
 def losses(workdir) -> list[float]:
@@ -251,7 +251,7 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
 
 def state(path):
   """All that a checkpoint holds: parameters, optimizer's state, step."""
-  run = run_lib.build(checkpoint.read_meta(path).config)
+  run = experiment.build(checkpoint.read_meta(path).config)
   return checkpoint.restore(path, jax.jit(run.step.init)())
 
 
@@ -328,10 +328,10 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("model.norm_eps=inf", ("model.norm_eps=inf", "finite")),
     ("curriculum=1e9C", ("curriculum",)),
     ("train.batch_schedule=99999999999x32@0.5", ("batch_size=99999999999",)),
-    ("eval.watch=clm,mntp", ("eval.watch: mntp", "there are clm, mlm")),
+    ("eval.watch=clm,mntp", ("eval.watch: mntp", "known: clm, mlm")),
     ("eval.patience=2", ("eval.patience needs eval.watch", "clm, mlm")),
     ("checkpoint.words=1M", ("1M is never reached", "2.69k words")),
-    ("checkpoint.words=1X", ("'1X' is no number of words", "babylm")),
+    ("checkpoint.words=1X", ("'1X' is not a number of words", "babylm")),
     ("train.max_epochs=0.01", (" epochs of the data", "train.max_epochs=0.01")),
   ],
 )

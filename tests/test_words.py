@@ -11,8 +11,7 @@ from antlm_jax import config
 from antlm_jax.data.prepared_folder import Manifest
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
-from antlm_jax.training import checkpoint, summary
-from antlm_jax.training import run as run_lib
+from antlm_jax.training import checkpoint, experiment, summary
 from tests import runs
 
 
@@ -23,7 +22,7 @@ def test_a_milestone_is_the_step_that_has_seen_the_words(prepared, schedule):
     *(f"train.batch_schedule={schedule}", "checkpoint.words=3k,12k,20k"),
   )
   spec, _, *rest = runs.train_args("unused", prepared, *settings)
-  run = run_lib.build(config.load(spec.removeprefix("--config="), rest))
+  run = experiment.build(config.load(spec.removeprefix("--config="), rest))
   # Independently: the words that the rows of each step decode to.
   seen = [0]
   for step in range(60):
@@ -48,7 +47,7 @@ def test_ten_epochs_are_within_the_rules_and_more_are_told(prepared, rounding):
   def first_lines(curriculum, *more):
     settings = (f"curriculum={curriculum}", f"data.rounding={rounding}", *more)
     spec, _, *rest = runs.train_args("unused", prepared, *settings)
-    run = run_lib.build(config.load(spec.removeprefix("--config="), rest))
+    run = experiment.build(config.load(spec.removeprefix("--config="), rest))
     return " ".join(summary.of_run(run))
 
   assert "BabyLM" not in first_lines("4C+6M", "train.max_epochs=10")

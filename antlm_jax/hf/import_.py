@@ -40,40 +40,50 @@ class Imported:
   step: int  # 0 of a foreign one
   notes: tuple[str, ...]  # what a person should know
 
-  @functools.cached_property
+  @property
   def params(self) -> Params:
     """Its parameters, float32."""
     return self.weights()
 
 
 def start(model: str) -> Start:
-  """Finds what a run begins from: of a run, or a model of transformers.
+  """Returns what a run begins from: a checkpoint or a model of transformers."""
+  return Foreign(model) if is_foreign(model) else Start(model)
 
-  Raises:
-    UserError: if it is neither, or cannot be read.
-  """
-  if not is_foreign(model):
-    return checkpoint.start(model)
-  name = model.removeprefix(hub.PREFIX)
-  found = opened(name)
-  # For a run to remember, wherever it goes on.
-  name = hub.PREFIX + name if hub.is_name(name) else os.path.abspath(name)
 
-  def restore(like: TrainState, with_optimizer: bool) -> TrainState:
+class Foreign(Start):
+  """A model of transformers that a run begins from, opened when first used."""
+
+  @functools.cached_property
+  def _found(self) -> Imported:
+    return opened(self._path.removeprefix(hub.PREFIX))
+
+  @property
+  def name(self) -> str:
+    """The model's name on the Hub, or the path to its folder."""
+    # The run remembers it, wherever it resumes.
+    name = self._path.removeprefix(hub.PREFIX)
+    return hub.PREFIX + name if hub.is_name(name) else os.path.abspath(name)
+
+  @property
+  def meta(self) -> Meta:
+    """The metadata of the checkpoint that the model would be."""
+    return self._found.meta
+
+  def restore(self, like: TrainState, with_optimizer: bool) -> TrainState:
+    """Returns a state that begins with the model's parameters."""
     if with_optimizer:
       raise UserError(
-        f"{name} has no optimizer's state: set init.optimizer=reset"
+        f"{self.name} has no optimizer's state: set init.optimizer=reset"
       )
     params = {
       path: jax.make_array_from_callback(
         value.shape, like.params[path].sharding, value.__getitem__
       )
       # Read anew, not kept: what is begun from stays with its run.
-      for path, value in found.weights().items()
+      for path, value in self._found.weights().items()
     }
     return checkpoint.complete(like, {"params": params})
-
-  return Start(name, found.meta, restore)
 
 
 def is_foreign(model: str | os.PathLike) -> bool:
@@ -110,8 +120,8 @@ def load(model: str) -> Loaded:
 def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
   """Reads a model folder, with its parameters; see `opened`."""
   found = opened(path, boundary)
-  _ = found.params  # what is wrong with them is told now
-  return found
+  params = found.weights()  # raises now what is wrong with them
+  return dataclasses.replace(found, weights=lambda: params)
 
 
 def opened(path: str | os.PathLike, boundary: str | None = None) -> Imported:

@@ -24,7 +24,7 @@ from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips, progress, sharding
 from antlm_jax.training import flops
-from antlm_jax.training.run import Program, Run
+from antlm_jax.training.experiment import Program, Run
 
 _CUTS = 0x9C07  # keeps the pieces' draws apart from the objectives'
 _PREFIXES = " KMGTPE"  # each 2^10 times the one before

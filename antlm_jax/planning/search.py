@@ -13,8 +13,8 @@ from antlm_jax.data.prepared_folder import Sources
 from antlm_jax.errors import UserError
 from antlm_jax.planning.estimate import Estimate, StandIn, estimate_all
 from antlm_jax.runtime import progress, sharding
-from antlm_jax.training import run as run_lib
-from antlm_jax.training.run import Run
+from antlm_jax.training import experiment
+from antlm_jax.training.experiment import Run
 
 _EPOCH = 1000  # steps in an epoch of data that is not there
 _MOST_TOKENS = 2**27  # of a batch: one of each kind is made here
@@ -53,11 +53,11 @@ class Pod:
         f" at most {_MOST_TOKENS:,} tokens"
       )
     if config.data.path:
-      sources = run_lib.read_data(config)
+      sources = experiment.read_data(config)
     else:
       data = StandIn(self.vocab_size, length, self.pieces, _EPOCH * rows)
       sources = Sources({"": data}, {"": data}, data, "bos", {}, "")
-    return run_lib.assemble(config, sources, self.devices)
+    return experiment.assemble(config, sources, self.devices)
 
 
 # ------------------------------------------------------- where it does not fit

@@ -14,7 +14,7 @@ import pathlib
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -258,29 +258,29 @@ def restore(
   return complete(like, found)
 
 
-@dataclasses.dataclass(frozen=True)
 class Start:
-  """What a run begins from: a checkpoint, or a model from elsewhere.
+  """The checkpoint that a run begins from, opened when first used.
 
-  Attributes:
-    name: Where it is.
-    meta: What it says beside its arrays.
-    restore: Called as the function `restore`, without its path.
+  Its properties raise a UserError if there is no such checkpoint, or if it
+  cannot be read.
   """
 
-  name: str
-  meta: Meta
-  restore: Callable[[TrainState, bool], TrainState]
+  def __init__(self, path):
+    self._path = path
 
+  @functools.cached_property
+  def name(self) -> str:
+    """Path to the checkpoint."""
+    return str(find(self._path))
 
-def start(path) -> Start:
-  """Finds what a run begins from, of a run or one of its checkpoints.
+  @functools.cached_property
+  def meta(self) -> Meta:
+    """The checkpoint's metadata."""
+    return read_meta(pathlib.Path(self.name))
 
-  Raises:
-    UserError: if there is no such checkpoint, or it cannot be read.
-  """
-  path = find(path)
-  return Start(str(path), read_meta(path), functools.partial(restore, path))
+  def restore(self, like: TrainState, with_optimizer: bool) -> TrainState:
+    """Reads the state, as the function `restore` does."""
+    return restore(pathlib.Path(self.name), like, with_optimizer)
 
 
 def read(path: pathlib.Path, wanted: Mapping[str, Any]):

@@ -150,7 +150,7 @@ class HeldOut(Evaluator):
   """
 
   def start(self, trainer) -> None:
-    self._sources = trainer.run.eval_sources()
+    self._sources = trainer.run.evaluations
     self.prefixes = tuple(f"eval/{name}/" for name in self._sources)
     self._evaluate = jax.jit(
       trainer.run.step.evaluate, out_shardings=sharding.whole(trainer.run.mesh)

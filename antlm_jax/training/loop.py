@@ -18,7 +18,7 @@ from antlm_jax.objectives.batch import Batch
 from antlm_jax.runtime import buckets, files, processes, progress, sharding
 from antlm_jax.runtime.signals import Stop, listening
 from antlm_jax.training import (
-  checkpoint,
+  experiment,
   metrics,
   plots,
   saving,
@@ -26,7 +26,7 @@ from antlm_jax.training import (
   writers,
 )
 from antlm_jax.training import hooks as hooks_lib
-from antlm_jax.training import run as run_lib
+from antlm_jax.training.checkpoint import Start
 from antlm_jax.training.hooks import Hook, Taken
 from antlm_jax.training.step import jitted, state_shardings
 
@@ -40,14 +40,14 @@ def train(
   workdir: str | pathlib.Path,
   hooks: Sequence[Hook] = (),
   command: str = "",
-  opened: run_lib.Opened = checkpoint.start,
+  start: Start | None = None,
 ) -> dict | None:
   """Trains to the end of the curriculum, from where `workdir` stands.
 
   The workdir, which may be in a bucket, receives what docs/runs.md lists;
   `hooks` are called beside `hooks.of_run`'s, `command` is what does this, for
-  the page about the run, and `opened` finds what a run begins from by its name,
-  that of init.checkpoint.
+  the page about the run, and `start` is the model of init.checkpoint, if that
+  is not a run's checkpoint.
 
   Returns:
     The summary, as in summary.json; None on all processes but the first.
@@ -61,7 +61,7 @@ def train(
     listening() as stop,
     buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror,
   ):
-    run = run_lib.build(config, opened)
+    run = experiment.build(config, start)
     writers.check(config.log.writers)
     _check_same(run, mirror.workdir)
     around = hooks_lib.of_run(config, mirror.folder, hooks)
@@ -88,7 +88,7 @@ class Trainer:
 
   def __init__(
     self,
-    run: run_lib.Run,
+    run: experiment.Run,
     mirror: buckets.Mirror,
     stop: Stop,
     hooks: Sequence[Hook],
@@ -143,9 +143,7 @@ class Trainer:
 
   def train(self) -> dict | None:
     """Takes every step that is left, then sums up."""
-    batches = self.in_step(
-      self.run.source(), self.step, self.config.data.threads
-    )
+    batches = self.in_step(self.run.source, self.step, self.config.data.threads)
     for hook in self.hooks:
       hook.start(self)
     # From here on a signal is looked at between steps, by all processes.
@@ -311,7 +309,7 @@ class Trainer:
     return found, tables.text(rows, head, "<>")
 
 
-def _check_same(run: run_lib.Run, workdir: pathlib.Path) -> None:
+def _check_same(run: experiment.Run, workdir: pathlib.Path) -> None:
   """Checks that all processes are about to train the same."""
   text = config_lib.to_json(run.config) + run.meta.data
   if files.is_remote(workdir):  # elsewhere the lock tells

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import files
+from antlm_jax.training.experiment import Run
 from antlm_jax.training.metrics import PAIRS
-from antlm_jax.training.run import Run
 from antlm_jax.units import quantity
 
 # Colours by order of appearance; told apart in grey and by the colour-blind.

@@ -24,7 +24,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes, sharding
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import Meta, Start, Unreadable
-from antlm_jax.training.run import Run
+from antlm_jax.training.experiment import Run
 from antlm_jax.training.step import TrainState
 
 CONFIG = "config.json"

@@ -10,8 +10,8 @@ import jax
 
 from antlm_jax import tables, units
 from antlm_jax.runtime import compilation, sharding
+from antlm_jax.training.experiment import Run
 from antlm_jax.training.metrics import PAIRS, by_step
-from antlm_jax.training.run import Run
 
 _BABYLM_EPOCHS = 10  # that a submission may have, since 2025
 _WORSE = 0.05  # nats above its best that a loss may end: 5 % of perplexity
@@ -28,7 +28,7 @@ def of_run(run: Run) -> Iterator[str]:
     f" {run.config.train.batch_size} x {run.sources.rows.seq_len} tokens on"
     f" {jax.device_count()} {device.device_kind}"
   )
-  if run.is_over(_BABYLM_EPOCHS):
+  if run.exceeds(_BABYLM_EPOCHS):
     yield (
       f"that is {run.epochs:.3g} epochs of its data, where BabyLM's rules allow"
       f" {_BABYLM_EPOCHS} (train.max_epochs={_BABYLM_EPOCHS} refuses more)"

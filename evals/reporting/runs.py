@@ -244,6 +244,15 @@ class TrainedRun:
     """That of its only or first objective."""
     return self.config["objectives"][self.objectives[0]]["attention"]
 
+  def check(self) -> None:
+    """Raises an error if its files lack a value that reports need."""
+    needed = [self.attention]
+    if self.summary:
+      needed += [self.summary["parameters"], self.summary["unigram_entropy"]]
+      needed += self.curriculum.phases
+    if None in needed:
+      raise ValueError("a value is null")
+
   @property
   def seen(self) -> set[str]:
     """The logged names of all objectives with an attention that it trained."""
@@ -331,12 +340,11 @@ def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
       tuned=tuned,
       looks=dict(looks),
     )
-    _ = run.attention  # parses the curriculum
+    run.check()
   if (path / "summary.json").is_file():
     with _reading(path / "summary.json") as summary:
       run = dataclasses.replace(run, summary=summary)
-      # What will be asked of it: what is wrong with it is to be told here.
-      _ = run.curriculum, summary["parameters"], summary["unigram_entropy"]
+      run.check()
   return run
 
 

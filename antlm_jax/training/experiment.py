@@ -1,0 +1,332 @@
+"""Experiment: builds the parts of a run from its configuration."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from antlm_jax import config as config_lib
+from antlm_jax import models
+from antlm_jax.data import order as order_lib
+from antlm_jax.data import packing
+from antlm_jax.data.order import Order
+from antlm_jax.data.prepared_folder import Sources
+from antlm_jax.data.source import Source
+from antlm_jax.data.tokenizer import MASK, Tokenizer
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum as curriculum_lib
+from antlm_jax.objectives.batch import Batch, Layout
+from antlm_jax.objectives.corruption import Vocabulary
+from antlm_jax.objectives.curriculum import Curriculum
+from antlm_jax.objectives.objective import Objective
+from antlm_jax.runtime import sharding
+from antlm_jax.training import frequencies, held_out, milestones, optim
+from antlm_jax.training.checkpoint import Meta, Start
+from antlm_jax.training.step import TrainStep
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A step that a run compiles for one kind of batch."""
+
+  name: str  # the objectives of the batch
+  steps: int  # number of the run's steps that it trains; 0 for an evaluation
+  batch: Batch  # this process's part of one batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """The parts of a run."""
+
+  config: ConfigDict  # resolved
+  sources: Sources  # the prepared data
+  tokenizer: Tokenizer  # the data's; with a mask if the run needs one
+  objectives: dict[str, Objective]  # by name in the curriculum
+  curriculum: Curriculum
+  order: Order
+  mesh: jax.sharding.Mesh
+  step: TrainStep
+  source: Source  # the training batches
+  evaluations: Mapping[str, Mapping[str, Source]]  # see `held_out.sources`
+  start: Start | None  # the model of init.checkpoint
+  # `build` adds these:
+  attention: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  milestones: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+  @property
+  def model(self) -> models.Model:
+    """The encoder."""
+    return self.step.model
+
+  @property
+  def switches(self) -> tuple[int, ...]:
+    """The steps at which objectives or sources of data change."""
+    mix = self.order.mix.switches if self.order.mix else ()
+    return tuple(sorted({*self.curriculum.switches, *mix}))
+
+  @property
+  def meta(self) -> Meta:
+    """The metadata of its checkpoints."""
+    return Meta(
+      self.config,
+      self.tokenizer,
+      self.sources.boundary,
+      self.sources.sha256,
+      milestones=self.milestones,
+      row_tokens=self.sources.rows.seq_len * self.order.joined,
+    )
+
+  @property
+  def epochs(self) -> float:
+    """How often the run reads each of its rows."""
+    return self.curriculum.steps / self.order.steps_per_epoch
+
+  def exceeds(self, epochs: float) -> bool:
+    """Whether the run has more epochs than these."""
+    # Phases end at whole steps, so the last step may be partly over it.
+    return self.curriculum.steps - 1 >= epochs * self.order.steps_per_epoch
+
+  def words(self, step: int) -> float:
+    """Returns how many words of text, repeated or not, `step` steps see."""
+    # Rows count by their mean number: an epoch has the words of its text.
+    taken = self.order.taken(step)
+    return sum(taken[name] * of for name, of in self.sources.words.items())
+
+  def unigram_entropy(self) -> float:
+    """Returns the entropy of its own data's held-out tokens, in nats."""
+    own = (self.sources.held_out[name] for name in self.sources.train)
+    return frequencies.entropy(own, self.tokenizer.special)
+
+  def programs(self, evaluations: bool = True) -> list[Program]:
+    """Returns the steps that the run compiles, each with one of its batches."""
+    out = {}
+    # The kind of batch changes with the curriculum or the rows' layout.
+    starts = {phase.start for phase in self.curriculum.phases}
+    starts = sorted(starts | {*self.order.starts})
+    ends = [*starts[1:], self.curriculum.steps]
+    for start, end in zip(starts, ends, strict=True):
+      name = str(self.curriculum.at(start))
+      joined = self.order.at(start).joined
+      if joined > 1:
+        name += f" of {joined * self.sources.rows.seq_len}"
+      # Phases with the same objectives share a program.
+      known = out.get(name) or Program(name, 0, self.source[start])
+      out[name] = dataclasses.replace(known, steps=known.steps + end - start)
+    for name, sets in self.evaluations.items() if evaluations else ():
+      first, *_ = sets.values()  # the batches of other sets have its shapes
+      out[f"eval {name}"] = Program(f"eval {name}", 0, first[0])
+    return list(out.values())
+
+  def attention_of(self, batch: Batch) -> str:
+    """Returns the name of the backend that computes a batch's attention.
+
+    Raises:
+      UserError: The backend of model.attention cannot compute it.
+    """
+    try:
+      with jax.set_mesh(self.mesh):
+        shapes = sharding.abstract(self.mesh, batch)
+        return self.model.attention_of(shapes.inputs, shapes.mask)
+    except ValueError as error:
+      raise UserError(f"model.{error}") from error
+
+
+def build(config: ConfigDict, start: Start | None = None) -> Run:
+  """Builds a run and checks all that can be wrong before its first step.
+
+  Args:
+    config: The run's configuration.
+    start: The model of `init.checkpoint`, if that is not a run's checkpoint.
+
+  Raises:
+    UserError: Settings, data and devices do not fit together.
+  """
+  config_lib.check(config)  # a caller in Python may have made it
+  run = assemble(config, read_data(config), start=start)
+  most = config.train.max_epochs
+  if most and run.exceeds(most):
+    raise UserError(
+      f"the curriculum takes {run.epochs:.4g} epochs of the data, over"
+      f" train.max_epochs={most:g}: shorten it, or write its counts as shares"
+      f" (such as 20%C+80%M) of train.epochs={most:g}"
+    )
+  return dataclasses.replace(
+    run,
+    # One batch of each kind tells now, rather than at step 10,000, that an
+    # implementation of attention cannot compute it.
+    attention={p.name: run.attention_of(p.batch) for p in run.programs()},
+    milestones=milestones.find(
+      config.checkpoint.words, run.words, run.curriculum.steps
+    ),
+  )
+
+
+def read_data(config: ConfigDict) -> Sources:
+  """Opens the data of `data.path`, and of `eval.data`."""
+  if not config.data.path:
+    raise UserError(
+      "data.path is not set: give --config.data.path=DIR, a folder made by"
+      " `antlm prepare`"
+    )
+  return Sources.open(config.data.path, config.eval.data)
+
+
+def assemble(
+  config: ConfigDict,
+  sources: Sources,
+  devices: Sequence[jax.Device] | None = None,
+  start: Start | None = None,
+) -> Run:
+  """Assembles a run from its config, its data and devices, even absent ones.
+
+  Raises:
+    UserError: Settings, data and devices do not fit together.
+  """
+  if config.init.checkpoint and start is None:
+    start = Start(config.init.checkpoint)
+  objectives = config_lib.objectives(config)
+  mesh = sharding.make_mesh(config.mesh, devices)
+  curriculum, order = _schedule(config, objectives, sources, mesh)
+  tokenizer = sources.tokenizer
+  trained = [objectives[name] for name in curriculum.objectives]
+  if tokenizer.mask_id is None and (
+    any(objective.needs_mask_token for objective in trained)
+    or (start and start.meta.tokenizer.mask_id is not None)
+  ):
+    tokenizer = tokenizer.extended([MASK])
+  model = models.build(config.model, tokenizer.vocab_size)
+  longest = sources.rows.seq_len * order.joined
+  if longest > model.config.max_seq_len:
+    raise UserError(
+      f"the rows of {config.data.path or 'the data'} have {longest} tokens,"
+      f" over model.max_seq_len={model.config.max_seq_len}: prepare shorter"
+      " rows, or raise it"
+    )
+  source = _source(config, sources, tokenizer, objectives, curriculum, order)
+  return Run(
+    config=config,
+    sources=sources,
+    tokenizer=tokenizer,
+    objectives=objectives,
+    curriculum=curriculum,
+    order=order,
+    mesh=mesh,
+    step=_step(config, model, curriculum),
+    source=source,
+    evaluations=held_out.sources(config, source, sources.held_out),
+    start=start,
+  )
+
+
+def _schedule(
+  config: ConfigDict, objectives, sources: Sources, mesh
+) -> tuple[Curriculum, Order]:
+  """Returns what the run trains when, and the rows that it reads when."""
+  layout = Layout(
+    config.train.batch_size,
+    config.train.microbatches,
+    sharding.data_shards(mesh),
+    sharding.local_shards(mesh),
+  )
+  seq_len = sources.rows.seq_len
+  order = Order(
+    sources={name: len(of) for name, of in sources.train.items()},
+    parts=order_lib.parse(config.train.batch_schedule, layout, seq_len),
+    growth=config.train.batch_start,
+    rounding=config.data.rounding,
+    seed=config.seed,
+    shuffle=config.data.shuffle,
+  )
+  per_epoch = order.steps_per_epoch
+  length = config.train.steps or round(config.train.epochs * per_epoch)
+  curriculum = curriculum_lib.parse(
+    config.curriculum, list(objectives), per_epoch, length or None
+  )
+  steps, mix = curriculum.steps, None
+  if length and steps != length:
+    raise UserError(
+      f"curriculum {config.curriculum!r} is {steps} steps long, but train.steps"
+      f" or train.epochs make it {length}: leave those at 0"
+    )
+  if text := config.data.mix:
+    if list(order.sources) == [""]:
+      raise UserError(
+        f"data.mix={text} has names of data, and data.path none: give"
+        " --config.data.path=NAME=FOLDER,NAME=FOLDER"
+      )
+    mix = curriculum_lib.parse(
+      text, list(order.sources), per_epoch, steps, kind="source"
+    )
+    if mix.steps != steps:
+      raise UserError(
+        f"data.mix {text!r} is {mix.steps} steps long, but the run is {steps}:"
+        " write shares of it, such as 75%a+25%b"
+      )
+  return curriculum, dataclasses.replace(order, steps=steps, mix=mix)
+
+
+def _source(
+  config: ConfigDict,
+  sources: Sources,
+  tokenizer: Tokenizer,
+  objectives: Mapping[str, Objective],
+  curriculum: Curriculum,
+  order: Order,
+) -> Source:
+  """Returns the training batches."""
+  if sources.rows.segmented and (
+    config.data.random_offset or config.data.framed
+  ):
+    raise UserError(
+      "data.random_offset and data.framed are for rows of --packing=stream:"
+      f" those of {config.data.path} are divided into segments"
+    )
+  frame = None
+  if config.data.framed:
+    frame = packing.boundary_ids(tokenizer, sources.boundary)
+    if frame[0] is None:
+      raise UserError(
+        "data.framed needs rows of --boundary=bos or bos_eos, not"
+        f" {sources.boundary} as those of {config.data.path}"
+      )
+  rank = None
+  if any(objectives[n].frequency_power for n in curriculum.objectives):
+    often = frequencies.counts(sources.rows, tokenizer.vocab_size)
+    rank = np.argsort(np.argsort(-often, kind="stable")) / len(often)
+  return Source(
+    rows=sources.rows,
+    order=order,
+    curriculum=curriculum,
+    objectives=objectives,
+    vocabulary=Vocabulary(
+      tokenizer.mask_id,
+      tokenizer.pad_id,
+      tokenizer.eos_id,
+      tokenizer.special,
+      tokenizer.word_start,
+      rank,
+    ),
+    seed=config.seed,
+    frame=frame,
+    short=config.data.short,
+    loss_average=config.train.loss_average,
+    random_offset=config.data.random_offset,
+  )
+
+
+def _step(config: ConfigDict, model, curriculum: Curriculum) -> TrainStep:
+  restarts = curriculum.switches if config.schedule.restart_at_switch else ()
+  return TrainStep(
+    model=model,
+    optimizer=optim.make(config.optimizer, model.axes, model.tensors),
+    schedule=optim.schedule(config.schedule, curriculum.steps, restarts),
+    num_objectives=len(curriculum.objectives),
+    seed=config.seed,
+    loss_chunk=config.train.loss_chunk,
+    ema=config.optimizer.ema,
+    loss_average=config.train.loss_average,
+    z_loss=config.train.z_loss,
+    growing=config.train.batch_start < 1,
+  )

@@ -1,0 +1,91 @@
+"""Batches of held-out rows, on which a run measures its objectives."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from ml_collections import ConfigDict
+
+from antlm_jax.data.order import Order, Part
+from antlm_jax.data.rows import Rows
+from antlm_jax.data.source import Source
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum
+
+
+def sources(
+  config: ConfigDict, training: Source, sets: Mapping[str, Rows]
+) -> dict[str, dict[str, Source]]:
+  """Returns held-out batches by an objective's logged name and by set.
+
+  Args:
+    config: The run's configuration.
+    training: The training batches, whose objectives and layout these share.
+    sets: The held-out rows by name.
+
+  Raises:
+    UserError: `eval.objectives` names an unknown objective, or `eval.watch` a
+      loss that is not measured.
+  """
+  objectives = training.objectives
+  if unknown := sorted({*config.eval.objectives} - {*objectives}):
+    raise UserError(
+      f"eval.objectives: unknown {', '.join(unknown)}; known:"
+      f" {', '.join(objectives)}"
+    )
+  out = {}
+  for name in config.eval.objectives if config.eval.rows else ():
+    objective = objectives[name]
+    if objective.needs_mask_token and training.vocabulary.mask_id is None:
+      continue
+    # Every run measures the same: masked as at the end of the run, if the share
+    # changes, and without regard to the tokens' frequencies.
+    fixed = dataclasses.replace(
+      objective,
+      mask_ratio=objective.ratio_at(1.0),
+      mask_ratio_end=None,
+      frequency_power=0.0,
+    )
+    out[objective.name] = {
+      of: _source(training, {name: fixed}, rows, config.eval.rows)
+      for of, rows in sets.items()
+    }
+  _check_watch(config, out)
+  return out
+
+
+def _source(training: Source, objectives, held_out: Rows, most: int) -> Source:
+  """Returns at most `most` held-out rows as batches of one objective."""
+  first = training.order.parts[0].layout
+  rows = min(most, len(held_out))
+  # At most as many as a step computes at once, so that they fit in memory, and
+  # a multiple of the data shards.
+  size = min(rows, first.batch_size // first.microbatches)
+  size = -(-size // first.shards) * first.shards
+  layout = dataclasses.replace(first, batch_size=size, microbatches=1)
+  (name,) = objectives
+  return Source(
+    rows=held_out,
+    # Shuffled, so that the first rows are a sample of all.
+    order=Order({"": len(held_out)}, (Part(0.0, layout),), rounding="up"),
+    curriculum=curriculum.parse(name, [name], 1, -(-rows // size)),
+    objectives=objectives,
+    vocabulary=training.vocabulary,
+    seed=training.seed,
+    frame=training.frame,
+    limit=rows,
+  )
+
+
+def _check_watch(config: ConfigDict, found) -> None:
+  watch, known = config.eval.watch, []
+  for name, sets in found.items():
+    known += [name, *(f"{name}/{of}" for of in sets if len(sets) > 1 and of)]
+  if unknown := [name for name in watch if name not in known]:
+    raise UserError(
+      f"eval.watch: {unknown[0]} is not measured; known: {', '.join(known)}"
+    )
+  if config.eval.patience and not watch:
+    raise UserError(
+      "eval.patience needs eval.watch: name the held-out losses that must"
+      f" improve, one or more of {', '.join(known)}"
+    )

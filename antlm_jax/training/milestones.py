@@ -1,0 +1,58 @@
+"""Milestones: the steps after which a run has seen given numbers of words."""
+
+import bisect
+import contextlib
+import math
+from collections.abc import Callable, Sequence
+
+from antlm_jax import units
+from antlm_jax.errors import UserError
+
+# BabyLM's checkpoints, in words of text seen: every million up to 10M, every
+# ten up to 100M, every hundred up to a billion (its guidelines of 2025).
+BABYLM = "babylm"
+_OF_BABYLM = [
+  count * unit * 1e6 for unit in (1, 10, 100) for count in range(1, 10)
+] + [1e9]
+# Ten epochs of 10M words see a little less than 100M, since some text is held
+# out. The last step still counts as chck_100M.
+_TOLERANCE = 1.05
+
+
+def find(
+  wanted: Sequence[str], words: Callable[[int], float], steps: int
+) -> dict[str, int]:
+  """Returns the steps of `checkpoint.words` by BabyLM's names, e.g. chck_1M.
+
+  Args:
+    wanted: Numbers of words, such as `1M`, or `babylm`.
+    words: Returns the number of words that a number of steps sees.
+    steps: Number of steps in the run.
+
+  Raises:
+    UserError: A value is not a number of words, or the run never reaches it.
+  """
+  out, total = {}, words(steps)
+  for text in wanted:
+    for count in _numbers(text):
+      if count <= total * _TOLERANCE:
+        step = bisect.bisect_left(range(steps), count, key=words)
+        out[f"chck_{count / 1e6:g}M"] = max(step, 1)
+      elif text != BABYLM:
+        raise UserError(
+          f"checkpoint.words={text} is never reached: the run sees"
+          f" {units.quantity(total)} words"
+        )
+  return out
+
+
+def _numbers(text: str) -> Sequence[float]:
+  if text == BABYLM:
+    return _OF_BABYLM
+  with contextlib.suppress(ValueError):
+    if 0 < (number := units.number(text)) < math.inf:
+      return [number]
+  raise UserError(
+    f"checkpoint.words={text!a} is not a number of words: write a number such"
+    f" as 1M, or {BABYLM}"
+  )
