@@ -1,4 +1,4 @@
-"""`antlm COMMAND ...`: every command by its name; `python -m antlm_jax` too."""
+"""Runs `antlm COMMAND ...` and `python -m antlm_jax COMMAND ...`."""
 
 import ast
 import difflib
@@ -12,7 +12,7 @@ import antlm_jax
 from antlm_jax import cli, tables
 from antlm_jax.errors import UserError
 
-# Their modules, each of which has `main(argv)`.
+# Modules that have `main(argv)`, by command.
 COMMANDS = {
   "prepare": "antlm_jax.prepare",
   "train": "antlm_jax.train",
@@ -36,7 +36,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str]) -> None:
-  """Runs a command, or says which there are."""
+  """Runs a command, or lists all of them."""
   if argv == ["--version"]:
     print(f"antlm {antlm_jax.__version__}")
     return
@@ -46,11 +46,9 @@ def main(argv: Sequence[str]) -> None:
       sys.argv[0] = f"antlm {name}"  # what --help calls it
       importlib.import_module(COMMANDS[name]).main(argv[words:])
       return
-  print(_table(" ".join(w for w in argv[:2] if not w.startswith("-"))))
-
-
-def _table(name: str) -> str:
-  """Lays out the commands, of a group such as `eval`; UserError if none."""
+  if argv and argv[-1] not in ("-h", "--help") and argv[0].startswith("-"):
+    raise UserError(f"unknown option {argv[0]!r}; antlm --help lists commands")
+  name = " ".join(word for word in argv[:2] if not word.startswith("-"))
   rows = [
     (f"antlm {command}", _about(module))
     for command, module in COMMANDS.items()
@@ -60,11 +58,11 @@ def _table(name: str) -> str:
     near = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "antlm --help lists them"
     raise UserError(f"no command {name!r}; {hint}")
-  return f"{tables.text(rows)}\n\nEach has a --help of its own."
+  print(f"{tables.text(rows)}\n\nantlm COMMAND --help describes each.")
 
 
 def _about(module: str) -> str:
-  """The first line of what a module says of itself, which is not imported."""
+  """Returns the first line of a module's docstring without importing it."""
   text = pathlib.Path(importlib.util.find_spec(module).origin).read_text(
     "utf-8"
   )
@@ -72,7 +70,7 @@ def _about(module: str) -> str:
 
 
 def run() -> None:
-  """What is installed as `antlm`."""
+  """Entry point of the installed `antlm`."""
   cli.run(main)
 
 

@@ -1,4 +1,4 @@
-"""What every command shares: one-line errors, exit statuses, `--help`."""
+"""Parsing, one-line errors and exit statuses, shared by all commands."""
 
 import argparse
 import logging
@@ -7,13 +7,12 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 
 from antlm_jax.errors import UserError, explain
-from antlm_jax.settings import is_text
 
 
 class _HelpFormatter(
   argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter
 ):
-  """Keeps a description's lines, and shows the defaults that say something."""
+  """Keeps the lines of descriptions, and shows defaults but None and False."""
 
   def _get_help_string(self, action):
     if action.default is None or action.default is False:
@@ -25,7 +24,7 @@ class Parser(argparse.ArgumentParser):
   """An argparse parser whose errors are `UserError`s."""
 
   def __init__(self, *, may_be_empty: Collection[str] = (), **kwargs):
-    """Makes one; an empty value is refused but for those `may_be_empty`."""
+    """Makes a parser that refuses empty values except of `may_be_empty`."""
     kwargs.setdefault("formatter_class", _HelpFormatter)
     kwargs.setdefault("allow_abbrev", False)
     kwargs.setdefault("prog", sys.argv[0])  # as `run` and `antlm` name it
@@ -36,15 +35,9 @@ class Parser(argparse.ArgumentParser):
     raise UserError(f"{message} (see --help)")
 
   def parse_known_args(self, args=None, namespace=None):
-    """Parses, and refuses what no argument can be: surrogates, nothing."""
-    args = sys.argv[1:] if args is None else args
-    # Bytes that are no UTF-8 come as lone surrogates, which nothing can write.
-    for word in args:
-      if not is_text(word):
-        self.error(f"{word!a} is not valid text")
+    """Parses, and refuses empty values, as of an unset shell variable."""
     parsed, rest = super().parse_known_args(args, namespace)
     for name, value in vars(parsed).items():
-      # As of an unset variable in a shell; as a path, the current folder.
       empty = value == "" or (isinstance(value, list) and "" in value)
       may_be = name in self._may_be_empty or value == self.get_default(name)
       if empty and not may_be:
@@ -52,20 +45,20 @@ class Parser(argparse.ArgumentParser):
     return parsed, rest
 
   def parse_with_overrides(self, argv: Sequence[str]):
-    """Returns the arguments, and the `--config.KEY=VALUE`s of a config."""
+    """Returns the arguments, and the list of `--config.KEY=VALUE` words."""
     args, rest = self.parse_known_args(argv)
     overrides, words = [], iter(rest)
     for word in words:
       if not word.startswith("--config."):
         self.error(f"unknown argument {word!r}")
-      # As with any argument, the value may be a word of its own.
+      # The value may be a separate word, as with any argument.
       value = next(words, None) if "=" not in word else None
       overrides.append(word if value is None else f"{word}={value}")
     return args, overrides
 
 
 def here(path: str) -> str:
-  """The type of an argument that names a place on this machine."""
+  """Argument type of paths that must be on this machine, not in a bucket."""
   if "://" in path:
     raise argparse.ArgumentTypeError(
       f"{path} is not on this machine: write to a folder here, then copy it"
@@ -74,15 +67,15 @@ def here(path: str) -> str:
 
 
 def run(main: Callable[[Sequence[str]], None]) -> None:
-  """Runs a command, and ends the process with a status of `errors`."""
-  # Orbax and asyncio log the tracebacks of errors that are raised as well.
+  """Runs a command, and exits with a status of `antlm_jax.errors`."""
+  # Orbax and asyncio also log the tracebacks of errors that they raise.
   for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
   if spec := sys.modules["__main__"].__spec__:
     sys.argv[0] = f"python -m {spec.name}"
   try:
     main(sys.argv[1:])
-  except BrokenPipeError:  # the reader (head, less) has gone: not our error
+  except BrokenPipeError:  # the reader (head, less) has quit
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)
   except BaseException as error:

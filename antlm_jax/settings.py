@@ -1,12 +1,14 @@
-"""Settings: dataclasses whose fields say what they are and what they may be.
+"""Settings: dataclasses whose fields carry their help text, bounds and choices.
 
-A group of the config and the arguments of a command are both such sections:
-`to_config_dict` makes the one of it, `add_arguments` and `from_args` the other.
+Both a group of the config and the arguments of a command are such sections.
+`to_config_dict` turns a section into the former; `add_arguments` and
+`from_args` read one from a command line.
 """
 
 import argparse
 import dataclasses
 import functools
+import math
 import operator
 import types
 import typing
@@ -18,10 +20,9 @@ from antlm_jax.errors import UserError
 if typing.TYPE_CHECKING:
   from ml_collections import ConfigDict
 
-# What an int may be at most where its field says nothing: larger ones are
-# slips, which NumPy and JAX would tell as overflows or as lack of memory.
+# Bound of ints whose field has none: larger ones are slips, which NumPy and JAX
+# would report as overflows or as lack of memory.
 LARGEST = 2**31 - 1
-_LARGEST_FLOAT = 3.4e38  # more is infinite where it is computed with
 _BOUNDS = {
   "least": ("at least", operator.ge),
   "over": ("over", operator.gt),
@@ -39,19 +40,19 @@ def setting(
   read: Callable[[str], Any] | None = None,
   **more,
 ) -> Any:
-  """Returns a dataclass field that knows what it may be.
+  """Returns a dataclass field with a help text, bounds and choices.
 
   Types are `str`, `bool`, `int`, `float`, `tuple[T, ...]` of these (written
   with commas), and `T | None`. Bounds and choices hold for each part of a
-  tuple. Numbers are finite, and ints within +-`LARGEST` if not said otherwise.
+  tuple. Numbers are finite; ints without bounds lie within +-`LARGEST`.
 
   Args:
-    default: Its default; without one, the argument is required.
-    help: What it is, and in which unit.
-    choices: All values that it may have.
-    read: Makes the value from an argument's text, such as `cli.here`.
-    **more: Its bounds, `least` and `most`, or `over` and `under` what they are
-      not; and further keywords of argparse's `add_argument`.
+    default: Default value; without one, the argument is required.
+    help: Noun phrase with the setting's unit, for `--help`.
+    choices: All allowed values.
+    read: Function that makes the value from an argument's text.
+    **more: Bounds (`least` and `most` are inclusive, `over` and `under`
+      exclusive) and further keywords of argparse's `add_argument`.
   """
   metadata = {
     "help": help,
@@ -66,7 +67,7 @@ def setting(
 def check(section, prefix: str = "") -> None:
   """Checks the values of a section, a dataclass with `setting` fields.
 
-  In messages the prefix stands before a setting's name: `schedule` gives
+  Messages put the prefix before a setting's name: `schedule` gives
   `schedule.peak_lr=-1`, `--` gives `--limit=-1`.
 
   Raises:
@@ -76,27 +77,28 @@ def check(section, prefix: str = "") -> None:
 
 
 def check_values(section_type: type, values: Mapping, prefix: str = "") -> None:
-  """Like `check`, for the values that a mapping has; others are left out."""
-  # Fields not made by `setting` are held to their type, if it is a plain one.
-  # config.key, but --key, and `objective 'mlm': key`.
+  """Like `check`, for the fields that a mapping has."""
+  # Fields not made by `setting` must have their type, if it is a plain one.
+  # The prefix joins as config.key, but --key and `objective 'mlm': key`.
   dot = "." if prefix[-1:].isalnum() else ""
   for field, kind in _fields(section_type):
     if field.name in values and kind.of in _READERS:
       value = values[field.name]
       name = f"{prefix}{dot}{field.name}"
-      _check(f"{name}={_shown(value)}", field, kind, value)
+      shown = ascii(value) if isinstance(value, str) else repr(value)
+      _check(f"{name}={shown:.200}", field, kind, value)
 
 
 def to_config_dict(section) -> "ConfigDict":
-  """Returns a section as a group of the config, which checks types itself."""
+  """Returns a section as a group of the config, which checks types."""
   from ml_collections import ConfigDict, config_dict  # not for gpu_check.sh
 
   out = ConfigDict()
   for field, kind in _fields(type(section)):
     value = getattr(section, field.name)
-    # None says nothing of the type that the setting may have.
-    unset = value is None
-    out[field.name] = config_dict.placeholder(kind.of) if unset else value
+    if value is None:  # a placeholder keeps the type
+      value = config_dict.placeholder(kind.of)
+    out[field.name] = value
   return out
 
 
@@ -125,15 +127,16 @@ def _argument(field: dataclasses.Field, kind: "_Kind") -> dict[str, Any]:
 
 
 def from_args(section_type: type, args: argparse.Namespace):
-  """Builds a section from arguments of `add_arguments`, which are checked."""
-  names = [field.name for field, _ in _settings(section_type)]
-  given = {name: getattr(args, name) for name in names}
-  lists = {n: tuple(v) for n, v in given.items() if isinstance(v, list)}
-  return section_type(**given | lists)
+  """Builds a section from the parsed arguments of `add_arguments`."""
+  given = {}
+  for field, _ in _settings(section_type):
+    value = getattr(args, field.name)
+    given[field.name] = tuple(value) if isinstance(value, list) else value
+  return section_type(**given)
 
 
 def written(value) -> Any:
-  """Returns a tuple as `parse` reads it, with commas; all else as it is."""
+  """Returns a tuple as text with commas, and any other value unchanged."""
   return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
@@ -141,7 +144,7 @@ def parse(text: str, kind: Any, what: str):
   """Reads a value of a type from text.
 
   Raises:
-    UserError: if it is not one; the message begins with `what`.
+    UserError: if it cannot be read; the message begins with `what`.
   """
   return _parse(text, _kind(kind), what)
 
@@ -228,7 +231,7 @@ def _check(what: str, field: dataclasses.Field, kind: _Kind, value) -> None:
 
 
 def _expected(value, kind: type, bounds=(), choices=None, **_) -> str | None:
-  """Says what a value should be and is not, if there is something."""
+  """Returns the expectation that a value fails; None if it is allowed."""
   bounds = dict(bounds)
   # True is an int to Python, but no number of anything.
   if isinstance(value, bool) != (kind is bool) or not isinstance(
@@ -238,28 +241,11 @@ def _expected(value, kind: type, bounds=(), choices=None, **_) -> str | None:
   if choices is not None and value not in choices:
     return f"one of {', '.join(map(str, choices))}"
   if kind is str:
-    return None if is_text(value) else "valid text"
-  # Not isfinite, which cannot take ints that are too large for a float.
-  if kind is float and not abs(value) <= _LARGEST_FLOAT:
-    return "finite in float32"
+    return None
+  if kind is float and not abs(value) < math.inf:
+    return "finite"
   if kind is int and abs(value) > LARGEST:
     bounds = {"least": -LARGEST, "most": LARGEST} | bounds
   if all(_BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
     return None
   return " and ".join(f"{_BOUNDS[name][0]} {b}" for name, b in bounds.items())
-
-
-def is_text(value: str) -> bool:
-  """Whether it can be written and passed on: no lone surrogate, no NUL."""
-  try:
-    return b"\0" not in value.encode("utf-8")
-  except UnicodeEncodeError:
-    return False
-
-
-def _shown(value) -> str:
-  """A value in a message, which is one line of bearable length."""
-  if isinstance(value, int) and abs(value) > 10**40:  # Python may refuse to
-    return f"<an int of {value.bit_length()} bits>"
-  shown = ascii(value) if isinstance(value, str) else repr(value)
-  return shown if len(shown) <= 200 else f"{shown[:200]}..."
