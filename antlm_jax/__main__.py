@@ -46,8 +46,6 @@ def main(argv: Sequence[str]) -> None:
       sys.argv[0] = f"antlm {name}"  # what --help calls it
       importlib.import_module(COMMANDS[name]).main(argv[words:])
       return
-  if argv and argv[-1] not in ("-h", "--help") and argv[0].startswith("-"):
-    raise UserError(f"unknown option {argv[0]!r}; antlm --help lists commands")
   name = " ".join(word for word in argv[:2] if not word.startswith("-"))
   rows = [
     (f"antlm {command}", _about(module))
@@ -58,6 +56,8 @@ def main(argv: Sequence[str]) -> None:
     near = difflib.get_close_matches(name, COMMANDS, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "antlm --help lists them"
     raise UserError(f"no command {name!r}; {hint}")
+  if options := {*argv} - {*name.split(), "-h", "--help"}:
+    raise UserError(f"unknown option {min(options)!r}; antlm --help helps")
   print(f"{tables.text(rows)}\n\nantlm COMMAND --help describes each.")
 
 

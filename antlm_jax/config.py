@@ -1,8 +1,9 @@
-"""The configuration of a run: every setting, its default, and how to set it.
+"""The configuration of a run: settings, defaults, config files, overrides.
 
 A config file is Python: `get_config(arg)` returns `default()` with changes.
-`--config=FILE.py:ARG` loads it, `--config.key=value` changes one setting. Those
-in configs/ are known by their names: `--config=quickstart:shrink`.
+`--config=FILE.py:ARG` loads it, and `--config.key=value` changes one setting.
+The files of configs/ also load by name: `--config=quickstart`. The argument
+`shrink` makes every config run in seconds: `--config=quickstart:shrink`.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import os
 import pathlib
 import re
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 from flax import traverse_util
@@ -28,7 +29,7 @@ from antlm_jax.objectives.objective import OBJECTIVES, Objective, with_ratio
 from antlm_jax.settings import setting
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
-# What may differ when a run goes on: it changes no parameter.
+# Settings that may differ when a run resumes, since they change no parameter.
 FREE = (
   "checkpoint",
   "data.path",
@@ -44,175 +45,170 @@ FREE = (
 
 
 def _amount(default: float):
-  """A number of steps, or a share of the run's; see `curriculum.amount`."""
-  text = "steps, or if under 1 a share of the run"
+  """Returns a setting of steps or a share; see `curriculum.amount`."""
+  text = "Number of steps, or under 1 a share of the run"
   return setting(default, text, least=0, most=settings.LARGEST)
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """What belongs to no group."""
+  """Settings without a group."""
 
-  seed: int = setting(0, "of all that is random", most=2**32 - 1)
+  seed: int = setting(0, "Random seed", most=2**32 - 1)
   curriculum: str = setting(
-    "4C+16M+4C", "what trains when; see antlm_jax.objectives.curriculum"
+    "4C+16M+4C", "Objectives by epochs or steps; see docs/curricula.md"
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-  """The rows, and their order."""
+  """Rows and their order."""
 
-  path: str = setting(
-    "", "a folder made by antlm prepare; or several, NAME=FOLDER,..."
-  )
-  mix: str = setting(
-    "", "which of several when, such as 90%a+10%a:b=1:3; all if empty"
-  )
-  rounding: str = setting("carry", "at an epoch's end", choices=order.ROUNDING)
-  shuffle: bool = setting(True, "every epoch in another order")
-  short: float = setting(0.0, "share of the rows cut short", least=0, most=1)
-  random_offset: bool = setting(
-    False, "cut a stream's rows elsewhere at each visit"
-  )
-  framed: bool = setting(False, "begin and end a stream's rows as documents")
-  threads: int = setting(2, "that make batches", least=1, most=1024)
+  path: str = setting("", "Prepared folder, or NAME=FOLDER,NAME=FOLDER")
+  mix: str = setting("", "Curriculum of folders, such as 90%a+10%a:b=1:3")
+  rounding: str = setting("carry", "Last batch", choices=order.ROUNDING)
+  shuffle: bool = setting(True, "Shuffle the rows in every epoch")
+  short: float = setting(0.0, "Share of the rows cut short", least=0, most=1)
+  random_offset: bool = setting(False, "Cut a stream anew in each epoch")
+  framed: bool = setting(False, "Put boundaries around a stream's rows")
+  threads: int = setting(2, "Threads that build batches", least=1, most=1024)
 
 
 @dataclasses.dataclass(frozen=True)
 class Train:
-  """Batches, and the run's length."""
+  """Batches and the run's length."""
 
   batch_size: int = setting(
-    128, "rows in a step, over all devices", least=1, most=batch.MOST_ROWS
+    128, "Rows in a step, over all devices", least=1, most=batch.MOST_ROWS
   )
-  # ("64x128@0.5", "32x512@0.9") is 64 rows of 128 tokens from the run's half
-  # on, then 32 of 512.
+  # ("64x128@0.5", "32x512@0.9"): 64 rows of 128 tokens from half of the run on,
+  # then 32 rows of 512.
   batch_schedule: tuple[str, ...] = setting(
-    (), "other batches, each ROWSxTOKENS@BEGIN, from a part of the run on"
+    (), "Later batches, each ROWSxTOKENS@SHARE of the run"
   )
   batch_start: float = setting(
-    1.0, "part of a batch that is filled at first; grows", over=0, most=1
+    1.0, "Filled share of the first batch; grows to 1", over=0, most=1
   )
-  microbatches: int = setting(1, "parts of a batch, one by one", least=1)
-  # The run's length, where the curriculum has none: at most one of the two.
-  epochs: float = setting(0.0, "length of the run", least=0, most=1e6)
-  steps: int = setting(0, "length of the run", least=0)
+  microbatches: int = setting(1, "Parts of a batch, in sequence", least=1)
+  # A curriculum without a length of its own needs one of the two.
+  epochs: float = setting(0.0, "Epochs of the run", least=0, most=1e6)
+  steps: int = setting(0, "Steps of the run", least=0)
   max_epochs: float = setting(
-    0.0, "that a run may have, as by BabyLM's rules 10; 0: any", least=0
+    0.0, "Refuse longer runs, e.g. 10 by BabyLM's rules; 0: any", least=0
   )
-  # objectives: each one's mean, by its weight and its part of the rows.
   loss_average: str = setting(
-    "targets", "the loss is their mean", choices=("targets", "objectives")
+    "targets",
+    "Average the loss over all targets, or first within each objective",
+    choices=("targets", "objectives"),
   )
-  z_loss: float = setting(0.0, "weight of the log-partition's square", least=0)
+  z_loss: float = setting(0.0, "Weight of the z-loss", least=0)
   loss_chunk: int = setting(
-    0,
-    "targets whose scores are in memory at once; 0: 2048, or on CPU 256",
-    least=0,
+    0, "Targets whose logits are in memory at once; 0: 2048, CPU 256", least=0
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer:
-  """How gradients become updates."""
+  """Optimizer, weight decay and averaging."""
 
-  name: str = setting("adamw", "the method", choices=("adamw", "lamb"))
-  b1: float = setting(0.9, "decay of the gradients' mean", least=0, under=1)
-  b2: float = setting(0.95, "decay of their squares'", least=0, under=1)
-  # Not 0: the moments of a token that never stood would be 0 / 0.
-  eps: float = setting(1e-8, "added to the squares' root", over=0)
-  weight_decay: float = setting(0.1, "times the rate, each step", least=0)
+  name: str = setting("adamw", "Optimizer", choices=("adamw", "lamb"))
+  b1: float = setting(0.9, "Decay of the first moment", least=0, under=1)
+  b2: float = setting(0.95, "Decay of the second moment", least=0, under=1)
+  # Not 0: the moments of a token that never occurred would be 0 / 0.
+  eps: float = setting(1e-8, "Added to the second moment's root", over=0)
+  weight_decay: float = setting(0.1, "Times the learning rate", least=0)
   # matrices: neither norms nor biases; hidden: nor embeddings.
   decay_scope: str = setting(
-    "matrices", "what decays", choices=("all", "matrices", "hidden")
+    "matrices", "What decays", choices=("all", "matrices", "hidden")
   )
-  clip: float = setting(1.0, "largest gradient norm; 0: no clipping", least=0)
+  clip: float = setting(1.0, "Largest gradient norm; 0: no clipping", least=0)
   ema: float = setting(
-    0.0, "decay of the parameters' average; 0 for none", least=0, under=1
+    0.0, "Decay of the parameters' moving average; 0: none", least=0, under=1
   )
-  reset_at_switch: bool = setting(False, "forget the moments at each switch")
+  reset_at_switch: bool = setting(False, "Reset the state at each new phase")
 
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-  """The learning rate."""
+  """Learning rate."""
 
-  name: str = setting("wsd", "its shape", choices=("wsd", "cosine"))
-  peak_lr: float = setting(1e-3, "highest rate", least=0)
+  name: str = setting("wsd", "Schedule", choices=("wsd", "cosine"))
+  peak_lr: float = setting(1e-3, "Highest learning rate", least=0)
   warmup_steps: float = _amount(0.02)
   decay_steps: float = _amount(0.1)
   decay: str = setting(
-    "linear", "of wsd", choices=("linear", "cosine", "1-sqrt")
+    "linear", "Shape of wsd's decay", choices=("linear", "cosine", "1-sqrt")
   )
-  min_lr_ratio: float = setting(0.0, "last rate / peak", least=0, most=1)
+  min_lr_ratio: float = setting(0.0, "Last rate / peak", least=0, most=1)
   cooldown_steps: float = _amount(0.0)  # at the end, from the floor to zero
-  restart_at_switch: bool = setting(False, "a schedule for each phase")
+  restart_at_switch: bool = setting(False, "Restart in each phase")
 
 
 @dataclasses.dataclass(frozen=True)
 class Mesh:
-  """The devices; one size may be -1, for all that are left."""
+  """Devices; one size may be -1, for the remaining devices."""
 
-  data: int = setting(-1, "parts of the batch", least=-1)
-  fsdp: int = setting(1, "parts of the batch and the parameters", least=-1)
-  tensor: int = setting(1, "parts of heads and widths", least=-1)
+  data: int = setting(-1, "Parts of the batch", least=-1)
+  fsdp: int = setting(1, "Parts of the batch and the parameters", least=-1)
+  tensor: int = setting(1, "Parts of heads and widths", least=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Eval:
-  """What is measured while training."""
+  """Measures during training."""
 
   every: float = _amount(0.05)
-  rows: int = setting(512, "held-out rows of each set, at most", least=0)
-  data: str = setting("", "further prepared sets, NAME=FOLDER,...")
-  objectives: tuple[str, ...] = setting(("C", "M"), "whose losses")
-  pairs: str = setting("", "a folder of minimal pairs to score; none if empty")
+  rows: int = setting(512, "Most held-out rows of each set", least=0)
+  data: str = setting("", "Further prepared folders, NAME=FOLDER,...")
+  objectives: tuple[str, ...] = setting(
+    ("C", "M"), "Objectives whose held-out loss is measured"
+  )
+  pairs: str = setting("", "Path to minimal pairs to score; none if empty")
   watch: tuple[str, ...] = setting(
-    (), "held-out losses, such as clm,mlm, whose sum's best step stays"
+    (), "Held-out losses, e.g. clm,mlm; the step with the lowest sum is kept"
   )
   patience: int = setting(
-    0, "evaluations without a new best that end the run; 0: none do", least=0
+    0, "Evaluations without a lower sum before the run ends; 0: off", least=0
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """What is saved, and kept."""
+  """Steps that are saved and kept."""
 
   every: float = _amount(0.1)
-  keep_last: int = setting(2, "how many of the newest stay", least=1)
-  keep_every: int = setting(0, "steps whose multiples stay; 0: none", least=0)
-  at: tuple[int, ...] = setting((), "more steps that are saved, and stay")
+  keep_last: int = setting(2, "Number of newest checkpoints kept", least=1)
+  keep_every: int = setting(0, "Keep multiples of this step; 0: off", least=0)
+  at: tuple[int, ...] = setting((), "Further steps to save and keep", least=1)
   words: tuple[str, ...] = setting(
-    (), "words of text seen, 1M,10M or babylm, whose steps are, too"
+    (), "Save and keep after this many words, e.g. 1M,10M, or babylm"
   )
 
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-  """What is shown and recorded."""
+  """Logging."""
 
-  every: int = setting(20, "steps", least=1)
+  every: int = setting(20, "Steps between two log lines", least=1)
   writers: tuple[str, ...] = setting(
     ("tensorboard", "csv"),
-    "where metrics go beside metrics.jsonl",
+    "Copies of metrics.jsonl in other formats",
     choices=("tensorboard", "csv", "wandb"),
   )
-  trace: str = setting("", "profile steps FIRST:LAST, into WORKDIR/trace")
+  trace: str = setting("", "Profile steps FIRST:LAST into WORKDIR/trace")
 
 
 @dataclasses.dataclass(frozen=True)
 class Init:
-  """Where a run begins."""
+  """Start of a run."""
 
-  checkpoint: str = setting("", "start from this run or checkpoint")
-  optimizer: str = setting("keep", "its state", choices=("keep", "reset"))
-  step: str = setting("keep", "reset: from 0 on", choices=("keep", "reset"))
+  checkpoint: str = setting("", "Run, checkpoint or model to start from")
+  optimizer: str = setting("keep", "Its state", choices=("keep", "reset"))
+  step: str = setting("keep", "First step", choices=("keep", "reset"))
 
 
-# By the name that a group has in the config, beside `model`, which is its
-# encoder's own section, and `objectives`, which has as many as one likes.
+# Sections by group, but for `model`, which is the encoder's own section, and
+# `objectives`, which may have any number of members.
 _SECTIONS = Data, Train, Optimizer, Schedule, Mesh, Eval, Checkpoint, Log, Init
 GROUPS = {section.__name__.lower(): section for section in _SECTIONS}
 
@@ -230,7 +226,7 @@ def default(encoder: str = "llama") -> ConfigDict:
 
 
 def described() -> str:
-  """Returns a line for each setting: its key, default, and what it is."""
+  """Returns a line for each setting: key, default and help text."""
   encoders = [("model", models.config_type(name)) for name in models.ENCODERS]
   lines = {}
   for group, section in [("", Run), *GROUPS.items(), *encoders]:
@@ -246,22 +242,25 @@ def described() -> str:
 
 
 def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
-  """Loads `FILE.py` or `FILE.py:ARG`, ARG being what `get_config` is given.
+  """Loads `FILE.py` or `FILE.py:ARG`, and locks the config.
 
-  The config is overridden (each `--config.key.key=value`), checked and locked.
+  `get_config` receives ARG without the word `shrink`, which this function
+  applies after the overrides (each `--config.key.key=value`).
 
   Raises:
     UserError: for a file that is not a config, an unknown key (with the
       nearest right one) or a value of another type or out of its bounds.
   """
   path, _, arg = spec.partition(":")
+  words = arg.split(",")
   get_config = module(path).get_config
-  with _told(path):
-    config = get_config(arg)
-  # Before the overrides: what is wrong here is the file's fault.
+  with _reported(path):
+    config = get_config(",".join(word for word in words if word != "shrink"))
+  # Before the overrides: an unknown key here is the file's fault.
   _check_keys(path, config)
-  for override in overrides:
-    _override(config, override)
+  changed = {_override(config, override) for override in overrides}
+  if "shrink" in words:
+    shrink(config, changed)
   check(config)
   return config.lock()
 
@@ -300,7 +299,7 @@ def module(path: str):
   if found is None:
     raise UserError(f"--config={path}: not a Python file")
   out = importlib.util.module_from_spec(found)
-  with _told(path):
+  with _reported(path):
     found.loader.exec_module(out)
   if not hasattr(out, "get_config"):
     raise UserError(f"--config={path}: it defines no get_config(arg)")
@@ -308,8 +307,8 @@ def module(path: str):
 
 
 @contextlib.contextmanager
-def _told(path: str) -> Iterator[None]:
-  """Tells errors of a config file's code, which is input like any other."""
+def _reported(path: str) -> Iterator[None]:
+  """Reports any error of a config file, which is a user's code, as input."""
   try:
     yield
     return
@@ -317,8 +316,8 @@ def _told(path: str) -> Iterator[None]:
     raise
   except SyntaxError as error:
     lines, told = [error.lineno], error.msg
-  except Exception as error:
-    # The last line of this file that ran; what it called is not its writer's.
+  except (Exception, SystemExit) as error:
+    # The last line of this file that ran, not of the library that it called.
     frames = traceback.extract_tb(error.__traceback__)
     own = os.path.abspath(path)
     lines = [f.lineno for f in frames if os.path.abspath(f.filename) == own]
@@ -328,13 +327,15 @@ def _told(path: str) -> Iterator[None]:
 
 
 def _check_keys(path: str, config) -> None:
-  """Checks that a config file made a config, with neither more nor less."""
+  """Checks that a config has exactly the known keys."""
   what = f"--config={path}: get_config(arg)"
   if not isinstance(config, ConfigDict):
     raise UserError(
       f"{what} returns {type(config).__name__}, not a ConfigDict: return"
       " default() with changes"
     )
+  if "objectives" not in config:
+    raise UserError(f"{what} returns no objectives: begin with default()")
   # A ConfigDict takes any new key, so a slip would train with the default.
   found = leaves(config)
   known = leaves(default(found.get("model.name", "llama")))
@@ -349,17 +350,23 @@ def _check_keys(path: str, config) -> None:
 
 
 def parse_arg(arg: str, **defaults) -> ConfigDict:
-  """Parses a config's argument, such as `shrink,curriculum=24M`.
+  """Parses the argument of a config file, such as `size=xs,curriculum=24M`.
 
-  It is comma-separated, `name` (for True) or `name=value`; `defaults` are the
-  names that may appear, each with its default, or all that it may be.
+  Args:
+    arg: Comma-separated parts, `name=value` or `name` for `name=True`.
+    **defaults: Allowed names with their defaults, or tuples of all allowed
+      values, the default first.
+
+  Raises:
+    UserError: for an unknown name or a value of another type.
   """
   choices = {k: v for k, v in defaults.items() if isinstance(v, tuple)}
   parsed = ConfigDict(defaults | {k: v[0] for k, v in choices.items()})
   for part in filter(None, arg.split(",")):
     name, equals, value = part.partition("=")
     if name not in defaults:
-      near = _nearest(name, defaults, f"known: {', '.join(defaults)}")
+      known = [*defaults, "shrink"]
+      near = _nearest(name, known, f"known: {', '.join(known)}")
       raise UserError(f"config argument {name!r} is unknown; {near}")
     _set(parsed, name, value if equals else "True", f"config argument {part}")
     if parsed[name] not in choices.get(name, (parsed[name],)):
@@ -368,7 +375,8 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
   return parsed
 
 
-def _override(config: ConfigDict, override: str) -> None:
+def _override(config: ConfigDict, override: str) -> str:
+  """Applies `--config.key=value` to a config, and returns the key."""
   key, equals, value = override.partition("=")
   key = key.removeprefix("--config.")
   if not equals:
@@ -387,6 +395,7 @@ def _override(config: ConfigDict, override: str) -> None:
   declared = settings.kinds(section) if section else {}
   kind = declared.get(name, owner.get_type(name))
   _set(owner, name, value, f"--config.{key}={value:.100}", kind)
+  return key
 
 
 def _nearest(
@@ -414,45 +423,80 @@ def leaves(config: ConfigDict) -> dict:
   return traverse_util.flatten_dict(config.to_dict(), sep=".")
 
 
-def shrink(config: ConfigDict) -> None:
+_SHRUNK = {
+  "train.batch_size": 4,
+  "train.batch_schedule": (),
+  "train.batch_start": 1.0,
+  "train.microbatches": 1,
+  "schedule.warmup_steps": 0.1,
+  "schedule.decay_steps": 0.2,
+  "schedule.cooldown_steps": 0.0,
+  "eval.every": 0.5,
+  "eval.rows": 8,
+  "checkpoint.every": 0.5,
+  "checkpoint.keep_every": 0,
+  "log.every": 1,
+}
+
+
+def shrink(config: ConfigDict, changed: Collection[str] = ()) -> None:
   """Makes any config run in seconds, on the same kind of data.
 
-  The curriculum keeps its phases and their proportions, over 12 steps.
+  The phases of the curriculum keep their proportions, over 12 steps or the
+  `train.steps` that the user asked for.
+
+  Args:
+    config: The config; it is changed.
+    changed: Keys that the user set, which stay. A curriculum that the user
+      wrote in steps, such as `8C+8M steps`, keeps its length.
   """
-  # A thousand, so that no phase is under a step before it is scaled.
+  model = {"layers": 2, "width": 32, "heads": 4, "mlp_width": 64}
+  if "kv_heads" in config.model:
+    model["kv_heads"] = 2
+  model["dtype"] = "float32"
+  if config.init.checkpoint and "init.checkpoint" not in changed:
+    model = {}  # the config file starts from a model
+  small = {f"model.{name}": value for name, value in model.items()} | _SHRUNK
+  config.update_from_flattened_dict(
+    {key: value for key, value in small.items() if key not in changed}
+  )
+  in_steps = "curriculum" in changed and config.curriculum.endswith("steps")
+  if not in_steps and "train.epochs" not in changed:
+    asked = config.train.steps if "train.steps" in changed else 0
+    config.curriculum = _scaled(config, asked or 12)
+    config.train.steps = 0
+  # The length that the config file gives is that of its whole curriculum.
+  if "train.epochs" not in changed:
+    config.train.epochs = 0.0
+  if "train.steps" not in changed:
+    config.train.steps = 0
+
+
+def _scaled(config: ConfigDict, steps: int) -> str:
+  """Returns the curriculum over `steps` steps, at least one in each phase."""
+  # A thousand, so that each phase has at least a step before it is scaled.
   parsed = curriculum.parse(
     config.curriculum, list(objectives(config)), 1000, 1000
   )
-  scale, phases = 12 / parsed.steps, []
+  end, phases = 0, []
   for phase in parsed.phases:
-    count = max(1, round((phase.stop - phase.start) * scale))
+    start, end = end, max(end + 1, round(phase.stop / parsed.steps * steps))
     shares = ":".join(f"{share:.6f}" for share in phase.shares.values())
     mixed = f"={shares}" if len(phase.shares) > 1 else ""
-    phases.append(f"{count}{':'.join(phase.shares)}{mixed}")
-  config.curriculum = f"{'+'.join(phases)} steps"
-  config.train.update(batch_size=4, batch_schedule=(), batch_start=1.0)
-  config.train.update(microbatches=1, epochs=0.0, steps=0)
-  config.model.update(
-    layers=2, width=32, heads=4, mlp_width=64, dtype="float32"
-  )
-  if "kv_heads" in config.model:
-    config.model.kv_heads = 2
-  config.schedule.update(warmup_steps=0.1, decay_steps=0.2, cooldown_steps=0.0)
-  config.eval.update(every=0.5, rows=8)
-  config.checkpoint.update(every=0.5, keep_every=0)
-  config.log.every = 1
+    phases.append(f"{end - start}{':'.join(phase.shares)}{mixed}")
+  return f"{'+'.join(phases)} steps"
 
 
 def to_json(config: ConfigDict) -> str:
-  """Writes the resolved config, so that `from_json` gives it back."""
+  """Returns the resolved config as JSON, which `from_json` reads."""
   return json.dumps(config.to_dict(), indent=2)
 
 
 def from_json(text: str) -> ConfigDict:
-  """Reads `to_json`'s text, also of a version that had fewer settings.
+  """Reads the text of `to_json`, also if it lacks settings that came later.
 
   Raises:
-    UserError: if it is not that of a config.
+    UserError: if the text is not that of a config.
   """
   try:
     stored = json.loads(text)
@@ -465,7 +509,7 @@ def from_json(text: str) -> ConfigDict:
 
 
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
-  """Says which settings differ, but those that are free to on resuming."""
+  """Lists the settings that differ and must not when a run resumes."""
   before, after = leaves(old), leaves(new)
   out = []
   for key in sorted(before.keys() | after.keys()):
@@ -478,12 +522,13 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
 
 
 def objectives(config: ConfigDict) -> dict[str, Objective]:
-  """Makes the objectives of a config, by name in the curriculum.
+  """Builds a config's objectives, by their names in the curriculum.
 
-  Beside those of `config.objectives`, what a letter and a percentage name.
+  These are `config.objectives` and those that a letter and a percentage name,
+  such as M30.
 
   Raises:
-    UserError: for one that cannot be, and for two with one name.
+    UserError: for an impossible objective, and for two with the same name.
   """
   known = {field.name for field in dataclasses.fields(Objective)}
   out = {}

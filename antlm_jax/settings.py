@@ -8,7 +8,6 @@ Both a group of the config and the arguments of a command are such sections.
 import argparse
 import dataclasses
 import functools
-import math
 import operator
 import types
 import typing
@@ -23,6 +22,7 @@ if typing.TYPE_CHECKING:
 # Bound of ints whose field has none: larger ones are slips, which NumPy and JAX
 # would report as overflows or as lack of memory.
 LARGEST = 2**31 - 1
+_LARGEST_FLOAT = 3.4e38
 _BOUNDS = {
   "least": ("at least", operator.ge),
   "over": ("over", operator.gt),
@@ -242,8 +242,8 @@ def _expected(value, kind: type, bounds=(), choices=None, **_) -> str | None:
     return f"one of {', '.join(map(str, choices))}"
   if kind is str:
     return None
-  if kind is float and not abs(value) < math.inf:
-    return "finite"
+  if kind is float and not abs(value) <= _LARGEST_FLOAT:
+    return "finite in float32"
   if kind is int and abs(value) > LARGEST:
     bounds = {"least": -LARGEST, "most": LARGEST} | bounds
   if all(_BOUNDS[name][1](value, bound) for name, bound in bounds.items()):

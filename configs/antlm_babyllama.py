@@ -6,8 +6,7 @@
       --workdir=runs/antlm --config.data.path=data/babylm
 
 Its controls at equal epochs differ in the curriculum alone:
-`--config=antlm_babyllama:curriculum=24C`, or `24M`. The argument
-`shrink` makes any of them run in seconds.
+`--config=antlm_babyllama:curriculum=24C`, or `24M`.
 
 Where each setting is from:
 - AntLM's abstract: alternating objective and mask, BabyLM strict-small. Its
@@ -25,7 +24,7 @@ from antlm_jax.models import llama
 
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
-  arg = config_lib.parse_arg(arg, shrink=False, curriculum="4C+16M+4C")
+  arg = config_lib.parse_arg(arg, curriculum="4C+16M+4C")
   config = config_lib.default()
   config.curriculum = arg.curriculum
   config.model.update(
@@ -40,6 +39,4 @@ def get_config(arg: str = ""):
   config.schedule.update(name="cosine", peak_lr=7e-4, warmup_steps=300)
   config.eval.update(every=0.02, rows=2048)
   config.checkpoint.every = 1 / 24
-  if arg.shrink:
-    config_lib.shrink(config)
   return config

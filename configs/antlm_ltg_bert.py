@@ -7,8 +7,7 @@
 
 Its controls at equal epochs differ in the curriculum alone:
 `--config=antlm_ltg_bert:curriculum=72M`, or `72C`. The argument
-`size` takes `small` and `xs` beside `base`; `shrink` makes any of them run in
-seconds.
+`size` is `base` (the default), `small` or `xs`.
 
 Where each setting is from:
 - AntLM's abstract: alternating objective and mask, BabyLM strict-small. Its
@@ -32,9 +31,7 @@ SIZES = ("base", "small", "xs")
 
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
-  arg = config_lib.parse_arg(
-    arg, shrink=False, size=SIZES, curriculum="6C+60M+6C"
-  )
+  arg = config_lib.parse_arg(arg, size=SIZES, curriculum="6C+60M+6C")
   config = config_lib.default("ltg_bert")
   config.curriculum = arg.curriculum
   config.objectives.M.update(
@@ -61,6 +58,4 @@ def get_config(arg: str = ""):
   )
   config.eval.update(every=0.02, rows=2048)
   config.checkpoint.every = 1 / 36
-  if arg.shrink:
-    config_lib.shrink(config)
   return config

@@ -85,9 +85,7 @@ PAPER = {"BabyLlama": "antlm_babyllama.py", "LTG-BERT": "antlm_ltg_bert.py"}
 
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
-  arg = config_lib.parse_arg(
-    arg, shrink=False, row="babyllama_antlm", scale="tiny", seed=0
-  )
+  arg = config_lib.parse_arg(arg, row="babyllama_antlm", scale="tiny", seed=0)
   for name, choices in (("row", ROWS), ("scale", SIZES)):
     if arg[name] not in choices:
       raise UserError(
@@ -114,8 +112,6 @@ def get_config(arg: str = ""):
   if row.masked == "mntp":
     config.eval.objectives = ("C", "N")
   config.update_from_flattened_dict(row.settings)
-  if arg.shrink:
-    config_lib.shrink(config)
   return config
 
 

@@ -5,7 +5,7 @@
     antlm train --config=babylm_small \\
       --workdir=runs/babylm_small --config.data.path=data/babylm
 
-The argument takes `shrink` (seconds), and `curriculum=...`.
+The argument takes `curriculum=...`.
 """
 
 from antlm_jax import config as config_lib
@@ -13,9 +13,7 @@ from antlm_jax import config as config_lib
 
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
-  arg = config_lib.parse_arg(
-    arg, shrink=False, curriculum="800C+2200M+510C steps"
-  )
+  arg = config_lib.parse_arg(arg, curriculum="800C+2200M+510C steps")
   config = config_lib.default()
   config.curriculum = arg.curriculum
   # Many masks teach fast, few are what the held-out loss is measured at.
@@ -32,6 +30,4 @@ def get_config(arg: str = ""):
   config.train.update(batch_size=8)
   config.schedule.update(name="cosine", peak_lr=2e-3, warmup_steps=0.03)
   config.eval.update(every=0.05, rows=256)
-  if arg.shrink:
-    config_lib.shrink(config)
   return config

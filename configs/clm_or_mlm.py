@@ -135,7 +135,7 @@ ROWS = {name: row for scale in STEPS for name, row in _rows(scale)}
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(
-    arg, shrink=False, row="tiny_clm10_mlm40_42", scale=tuple(STEPS), seed=0
+    arg, row="tiny_clm10_mlm40_42", scale=tuple(STEPS), seed=0
   )
   if arg.row not in ROWS:
     raise UserError(f"row={arg.row!r} is not one of {', '.join(ROWS)}")
@@ -149,8 +149,6 @@ def get_config(arg: str = ""):
   config.schedule.update(warmup_steps=WARMUP * unit, decay_steps=DECAY * unit)
   config.objectives.M.update(mask_token=1.0, random_token=0.0)
   config.update_from_flattened_dict(row.settings)
-  if arg.shrink:
-    config_lib.shrink(config)
   return config
 
 

@@ -14,8 +14,9 @@ The argument takes
 - `model`: a run, one of its steps, or what `antlm import` takes: a folder of
   transformers, or a name on the Hub;
 - `curriculum`: `2000M` by default; `12000M` and `22000M` are the paper's too;
-- `mask_ratio`: 0.4 by default;
-- `shrink`: few and small steps; the encoder stays as it is.
+- `mask_ratio`: 0.4 by default.
+
+With `shrink` the encoder stays; only steps and batches are small.
 """
 
 from antlm_jax import config as config_lib
@@ -25,9 +26,7 @@ from antlm_jax.hf import import_
 
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
-  arg = config_lib.parse_arg(
-    arg, shrink=False, model="", curriculum="2000M", mask_ratio=0.4
-  )
+  arg = config_lib.parse_arg(arg, model="", curriculum="2000M", mask_ratio=0.4)
   if not arg.model:
     raise UserError("config argument model=FOLDER is missing")
   start = import_.start(arg.model)
@@ -42,8 +41,6 @@ def get_config(arg: str = ""):
   config.optimizer.update(eps=1e-5)
   config.schedule.update(peak_lr=1.5e-4, warmup_steps=0.05, decay_steps=0.5)
   config.checkpoint.every = 0.25
-  if arg.shrink:
-    config_lib.shrink(config)
   config.model.update(model)
   config.init.update(checkpoint=start.name, optimizer="reset", step="reset")
   return config

@@ -10,7 +10,7 @@ warm-up and stable rate are causal. With ModernBERT on biomedical text it is
 published as 0.3 to 2.8 points better than as many steps of MLM. Lengths, rates
 and the share of masks are ours, as those of configs/continued.py.
 
-The argument takes `model`, `mask_ratio` and `shrink` as there, and
+The argument takes `model` and `mask_ratio` as there, and
 - `steps`: 5000 by default;
 - `decay`: the share of them that has masks, 0.2 by default.
 """
@@ -21,14 +21,13 @@ from antlm_jax import config as config_lib
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(
-    arg, shrink=False, model="", steps=5000, decay=0.2, mask_ratio=0.4
+    arg, model="", steps=5000, decay=0.2, mask_ratio=0.4
   )
   masked = max(1, round(arg.steps * arg.decay))
   continued = [
     f"curriculum={arg.steps - masked}C+{masked}M steps",
     f"mask_ratio={arg.mask_ratio}",
     *([f"model={arg.model}"] if arg.model else []),
-    *(["shrink"] if arg.shrink else []),
   ]
   config = config_lib.module("continued").get_config(",".join(continued))
   config.schedule.update(decay_steps=masked / arg.steps, decay="1-sqrt")

@@ -12,8 +12,7 @@ tokens, `<|mask|>` among them.
 The argument takes
 - `size`: 210M, 610M or 1B (Table 1);
 - `curriculum`: `42000M` (default), `42000C`, `10000C+32000M`, ...;
-- `mask_ratio`: 0.2 to 0.5 in the paper, 0.4 by default;
-- `shrink`: runs in seconds.
+- `mask_ratio`: 0.2 to 0.5 in the paper, 0.4 by default.
 
 A batch is 1,152 rows of 2,048, each two chunks: 2,304 samples, about 2.36M
 tokens. The initial weights' deviation is the code's 0.02, not the paper's
@@ -29,7 +28,7 @@ SIZES = ("210M", "610M", "1B")
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(
-    arg, shrink=False, size=SIZES, curriculum="42000M", mask_ratio=0.4
+    arg, size=SIZES, curriculum="42000M", mask_ratio=0.4
   )
   config = config_lib.default()
   config.curriculum = arg.curriculum
@@ -50,6 +49,4 @@ def get_config(arg: str = ""):
   config.schedule.update(peak_lr=5e-4, warmup_steps=2000, decay_steps=2000)
   config.eval.update(every=1000, rows=1152)
   config.checkpoint.update(every=1000, keep_every=2000)
-  if arg.shrink:
-    config_lib.shrink(config)
   return config

@@ -6,7 +6,7 @@
       --workdir=runs/gpt_bert --config.data.path=data/babylm
 
 The argument takes `size`: `small` (30M parameters, strict-small) or `base`
-(119M, strict, 16,384 words), `curriculum` (`C:N=1:15`), and `shrink`.
+(119M, strict, 16,384 words), and `curriculum` (`C:N=1:15`).
 
 Where each setting is from:
 - The paper (section 2, Table 3) and its code: the shape, masked next-token
@@ -30,9 +30,7 @@ RUNS = {"small": (7_812, 1.41e-2), "base": (15_625, 1e-2)}
 
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
-  arg = config_lib.parse_arg(
-    arg, shrink=False, size=tuple(RUNS), curriculum="C:N=1:15"
-  )
+  arg = config_lib.parse_arg(arg, size=tuple(RUNS), curriculum="C:N=1:15")
   steps, peak_lr = RUNS[arg.size]
   config = config_lib.default("ltg_bert")
   config.curriculum = arg.curriculum
@@ -75,6 +73,4 @@ def get_config(arg: str = ""):
     min_lr_ratio=0.1,
   )
   config.eval.update(every=0.05, rows=2048, objectives=("C", "N"))
-  if arg.shrink:
-    config_lib.shrink(config)
   return config

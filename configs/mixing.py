@@ -110,9 +110,7 @@ ROWS = {
 
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
-  arg = config_lib.parse_arg(
-    arg, shrink=False, row="repeated_cd", scale=("small",), seed=0
-  )
+  arg = config_lib.parse_arg(arg, row="repeated_cd", scale=("small",), seed=0)
   if arg.row not in ROWS:
     raise UserError(f"row={arg.row!r} is not one of {', '.join(ROWS)}")
   config = config_lib.default("llama")
@@ -130,8 +128,6 @@ def get_config(arg: str = ""):
   config.checkpoint.every = 0
   config.log.update(every=48, writers=())
   config.update_from_flattened_dict(ROWS[arg.row].settings)
-  if arg.shrink:
-    config_lib.shrink(config)
   return config
 
 

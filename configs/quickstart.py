@@ -6,16 +6,14 @@ or, by hand, on data that `antlm prepare` made:
 
     antlm train --config=quickstart \\
       --workdir=runs/mine --config.data.path=PREPARED
-
-The argument `shrink` makes it run in seconds.
 """
 
 from antlm_jax import config as config_lib
 
 
 def get_config(arg: str = ""):
-  """Returns the config; `arg` may be `shrink`."""
-  arg = config_lib.parse_arg(arg, shrink=False)
+  """Returns the config; it takes no argument."""
+  config_lib.parse_arg(arg)
   config = config_lib.default()
   # Short blocks: a model this small soon forgets the mode that it leaves.
   config.curriculum = "20*(2%C+3%M)"
@@ -33,6 +31,4 @@ def get_config(arg: str = ""):
   config.eval.update(every=0, rows=128)  # at every switch
   config.checkpoint.every = 0.25
   config.log.every = 100
-  if arg.shrink:
-    config_lib.shrink(config)
   return config

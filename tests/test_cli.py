@@ -26,15 +26,9 @@ generate = importlib.import_module("antlm_jax.generate")
     (export_hf.main, ("--checkpoint=c", "--output="), "--output is empty"),
     (prepare.main, ("--text", "", "--output=o"), "--text is empty"),
     (prepare.main, ("--text=t", "--output="), "--output is empty"),
-    (train.main, ("--config=c.py", "--workdir=\udcff"), "is not valid text"),
-    (train.main, ("--config=c.py:\ud800", "--workdir=w"), "is not valid text"),
-    (generate.main, ("--checkpoint=c", "--prompt=\udcff"), "is not valid"),
-    (train.main, ("--config=c.py", "--workdir=a\0b"), "is not valid text"),
   ],
 )
-def test_what_no_argument_can_be_is_refused(
-  main, words, told, tmp_path, monkeypatch
-):
+def test_an_empty_argument_is_refused(main, words, told, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with pytest.raises(UserError) as caught:
     main(list(words))
@@ -78,10 +72,16 @@ def test_antlm_runs_and_tells_commands(words, told, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "words, told", [("trian --x=y", "'train'"), ("eval blip", "'eval blimp'")]
+  "words, told",
+  [
+    ("trian --x=y", "no command 'trian'; did you mean 'train'"),
+    ("eval blip", "no command 'eval blip'; did you mean 'eval blimp'"),
+    ("--nonsense", "unknown option '--nonsense'"),
+    ("eval --nonsense", "unknown option '--nonsense'"),
+  ],
 )
 def test_antlm_knows_what_was_meant(words, told):
-  with pytest.raises(UserError, match=f"no command .*; did you mean {told}"):
+  with pytest.raises(UserError, match=told):
     antlm.main(words.split())
 
 

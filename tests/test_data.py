@@ -639,12 +639,6 @@ def test_bad_commands_are_told_in_one_line(corpus, tmp_path, args, message):
   assert not out.exists()
 
 
-def test_a_source_whose_name_is_no_text_is_refused(corpus, tmp_path):
-  os.rename(os.fsencode(corpus / "a.dev"), os.fsencode(corpus) + b"/\xff.dev")
-  with pytest.raises(errors.UserError, match="its name is not UTF-8"):
-    make_folder.prepare(small(corpus, tmp_path / "out"))
-
-
 @pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not here")
 def test_real_text(tmp_path):
   corpus = tmp_path / "corpus"

@@ -13,7 +13,6 @@ from typing import NamedTuple
 from antlm_jax.data import readers
 from antlm_jax.data.readers import RULES, Piece
 from antlm_jax.errors import UserError
-from antlm_jax.settings import is_text
 
 # What a file's name between two dots, or a folder's, says of the split:
 # train, corpus_valid, train-00000-of-00002, train_10M.
@@ -184,8 +183,6 @@ def _named(
 ) -> _Found:
   """Sorts a file by its name, and those of the folders under `root`."""
   source = os.fspath(file)
-  if not is_text(source):
-    raise UserError(f"{source!a}: its name is not UTF-8; rename it")
   # Text often has no ending; in a folder, so have many other things.
   plain = alone and "." not in os.path.basename(source)
   if not plain and readers.kind(source) is None:
