@@ -32,7 +32,7 @@ def test_a_schedule_is_read():
     (("64x128@1.5",), "is not ROWSxTOKENS@BEGIN"),
     (("0x128@0.5",), "is not ROWSxTOKENS@BEGIN"),
     (("64x100@0.5",), "100 is no multiple of the prepared rows' 128"),
-    (("64x128@0.5", "32x128@0.5"), "does not begin after the one before"),
+    (("64x128@0.5", "32x128@0.5"), "does not begin after the part before it"),
   ],
 )
 def test_a_schedule_that_cannot_be_read_is_told(schedule, words):

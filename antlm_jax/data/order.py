@@ -1,9 +1,8 @@
-"""Which prepared rows make the batch of a step: a pure function of the step.
+"""Order of the prepared rows: a pure function of the step.
 
 Every epoch is a new permutation of the rows, and batches are cut from epochs
-that follow one another. Several sources of rows are mixed as cards are dealt:
-each has epochs of its own, and of every 64 slots it gets its share, at places
-that are drawn anew.
+that follow one another. Each of several sources has epochs of its own: a mix
+gives every source its share of the slots, and shuffles each block of 64 slots.
 """
 
 import bisect
@@ -12,6 +11,7 @@ import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,9 +20,9 @@ from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Layout
 from antlm_jax.objectives.curriculum import Curriculum, Phase
 
-# Keep the order's draws apart from the objectives'.
-_ORDER, _DEAL = 0x0DE7, 0x0DEB
-_HAND = 64  # slots of which each source has its share
+# Keep these draws apart from the objectives'.
+_ORDER, _SHUFFLE = 0x0DE7, 0x0DEB
+_BLOCK = 64  # slots that are shuffled together
 ROUNDING = ("carry", "up", "down")
 
 
@@ -31,8 +31,16 @@ class Part:
   """A part of a run whose batches have one size."""
 
   begin: float  # where in the run, from 0 to 1
-  layout: Layout  # its batches' size, and which slots this process fills
-  joined: int = 1  # how many neighbouring prepared rows fill one slot
+  layout: Layout  # size of its batches, and the slots that this process fills
+  joined: int = 1  # number of neighbouring prepared rows that fill one slot
+
+
+class Slots(NamedTuple):
+  """The n slots of a step that this process fills."""
+
+  rows: np.ndarray  # prepared rows of each slot, int64 `[n, joined]`
+  visits: np.ndarray  # number of earlier visits to these rows, int64 `[n]`
+  filled: int  # number of the batch's slots that count: the first ones
 
 
 def parse(
@@ -40,14 +48,13 @@ def parse(
 ) -> tuple[Part, ...]:
   """Reads a batch schedule: parts `ROWSxTOKENS@BEGIN`, such as `32x512@0.9`.
 
-  Before the first of them batches are of `layout`; a prepared row has `seq_len`
+  Batches before the first part have `layout`. Prepared rows have `seq_len`
   tokens.
 
   Raises:
-    UserError: A schedule cannot be read, does not ascend, or has batches that
+    UserError: A part cannot be read, does not ascend, or has batches that
       cannot be laid out.
   """
-  # Microbatches and shards are the run's: only the size changes.
   parts = [Part(0.0, layout)]
   for text in schedule:
     what = f"train.batch_schedule: {text!r}"
@@ -63,7 +70,7 @@ def parse(
         f"{what}: {length} is no multiple of the prepared rows' {seq_len}"
       )
     if begin <= parts[-1].begin:
-      raise UserError(f"{what} does not begin after the one before")
+      raise UserError(f"{what} does not begin after the part before it")
     laid_out = dataclasses.replace(layout, batch_size=size)
     parts.append(Part(begin, laid_out, length // seq_len))
   return tuple(parts)
@@ -71,36 +78,36 @@ def parse(
 
 @dataclasses.dataclass(frozen=True)
 class _Stretch:
-  """Steps in which neither batches nor shares of the sources change."""
+  """Steps in which neither the batches nor the shares of the sources change."""
 
-  start: int
+  start: int  # its first step
   part: Part
   phase: Phase  # of the mix
-  slots: float  # how many it fills; infinite at the run's end
-  taken: np.ndarray  # prepared rows that each source gave before, int64 `[S]`
+  slots: float  # number of slots that it fills; infinite for the last one
+  taken: np.ndarray  # rows that each source gave before it, int64 `[S]`
 
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-  """The order in which a run takes the prepared rows.
+  """The order in which a run reads the prepared rows.
 
-  Rows are numbered through all sources, in their order.
+  Rows are numbered through all sources, in the order of `sources`.
 
   Raises:
     UserError: The rows, the parts and the rounding do not fit together.
   """
 
-  sources: Mapping[str, int]  # number of prepared rows of each, by name
+  sources: Mapping[str, int]  # number of prepared rows of each source
   parts: tuple[Part, ...]  # ascending; the first begins at 0
-  steps: int = 0  # length of the run; only several parts, or a growth, need it
-  # Which sources are read when; None: all of them, by their numbers of rows.
+  steps: int = 0  # length of the run; needed by several parts and by a growth
+  # Sources of each step; None: all of them, by their numbers of rows.
   mix: Curriculum | None = None
-  # The share of a part's batch that the first step has, if it had this part:
-  # batches grow from there, linearly with the run's steps. 1: all are whole.
+  # Batch size at step 0 as a share of the part's batch; it grows linearly to
+  # the whole over the run.
   growth: float = 1.0
-  # One of `ROUNDING`: what a batch does at the end of an epoch that it does
-  # not divide: `carry` goes on into the next epoch, `up` fills up with rows of
-  # the same epoch's beginning, `down` leaves the rest of the epoch out.
+  # What a batch does at the end of an epoch that it does not divide: `carry`
+  # continues with the next epoch, `up` repeats the first rows of the same
+  # epoch, `down` leaves the rest of the epoch out.
   rounding: str = "carry"
   seed: int = 0  # chooses the permutations
   shuffle: bool = True  # whether to permute at all
@@ -126,29 +133,24 @@ class Order:
 
   @property
   def joined(self) -> int:
-    """How many prepared rows fill a slot, at most."""
+    """Largest number of prepared rows that fill a slot."""
     return max(part.joined for part in self.parts)
 
   @property
   def steps_per_epoch(self) -> float:
-    """Steps that take as many rows as all sources have; fractions with `carry`.
+    """Steps that read as many rows as all sources have; fractions for `carry`.
 
-    Where batches change size, an epoch is the rows over the mean batch.
+    If batches change size, an epoch is the rows over the mean batch.
     """
     if self.rounding != "carry":
       (part,) = self.parts
       return float(self._slots_per_epoch(part)[0] / part.layout.batch_size)
-    # By fractions, not by steps: their number is known only after this.
+    # By shares of the run: its number of steps may depend on this result.
     ends = [*(part.begin for part in self.parts[1:]), 1.0]
     return int(self._sizes.sum()) / sum(
       self._grown(part.begin, end) * part.layout.batch_size * part.joined
       for part, end in zip(self.parts, ends, strict=True)
     )
-
-  def _grown(self, begin: float, end: float) -> float:
-    """Integrates the batches' share between two parts of the run, in [0, 1]."""
-    more = (1 - self.growth) * (end**2 - begin**2) / 2
-    return self.growth * (end - begin) + more
 
   @property
   def starts(self) -> list[int]:
@@ -156,32 +158,46 @@ class Order:
     return [round(part.begin * self.steps) for part in self.parts]
 
   def at(self, step: int) -> Part:
-    """Returns the part that a step is in."""
+    """Returns the part of a step."""
     return self.parts[bisect.bisect_right(self.starts, step) - 1]
 
-  def rows(self, step: int) -> np.ndarray:
-    """Returns the rows of this process's slots, in order, `[n, joined]`."""
-    part = self.at(step)
-    sources, slots = self._slots(step)
+  def slots(self, step: int) -> Slots:
+    """Returns the slots of a step that this process fills."""
+    stretch = self._stretch(step)
+    part = stretch.part
+    slots = self._filled(part, stretch.start, step) + part.layout.rows
+    source, count = self._shuffled(stretch, slots)
+    # Each source continues the epoch in which the stretch before it stopped.
+    count += stretch.taken[source] // part.joined
+    epoch, place = np.divmod(count, self._slots_per_epoch(part)[source])
+    # A slot's rows are neighbours: groups of them are permuted.
+    groups = self._sizes // part.joined
+    place %= groups[source]  # beyond the last one only where rounding is `up`
+    if self.shuffle:
+      # A batch may reach into the next epoch.
+      for s, e in np.unique(np.stack([source, epoch], 1), axis=0).tolist():
+        inside = (source == s) & (epoch == e)
+        # The first source has the permutations of a run without others.
+        key = (self.seed, _ORDER, e, s) if s else (self.seed, _ORDER, e)
+        place[inside] = hashing.permute(place[inside], int(groups[s]), *key)
     first = np.cumsum(self._sizes) - self._sizes
-    # What fills a slot moves as one, so that joined rows stay neighbours.
-    groups = self._permuted(sources, slots, part) * part.joined
-    return (first[sources] + groups)[:, None] + np.arange(part.joined)
+    rows = (first[source] + place * part.joined)[:, None]
+    rows = rows + np.arange(part.joined)
+    return Slots(rows, epoch, self.batch_size(step))
 
-  def visits(self, step: int) -> np.ndarray:
-    """Returns how often the rows of each slot came before, int64 `[n]`."""
-    sources, slots = self._slots(step)
-    return slots // self._slots_per_epoch(self.at(step))[sources]
+  def rows(self, step: int) -> np.ndarray:
+    """Returns the rows of this process's slots, int64 `[n, joined]`."""
+    return self.slots(step).rows
 
   def taken(self, step: int) -> dict[str, int]:
-    """Returns how many rows of each source the steps before take."""
-    of = self._stretch(step)
-    slots = self._filled(of.part, of.start, step)
-    taken = of.taken + self._counts(of.phase, slots) * of.part.joined
-    return dict(zip(self.sources, map(int, taken), strict=True))
+    """Returns the number of rows of each source that the steps before read."""
+    stretch = self._stretch(step)
+    slots = self._filled(stretch.part, stretch.start, step)
+    more = self._counts(stretch.phase, slots) * stretch.part.joined
+    return dict(zip(self.sources, (stretch.taken + more).tolist(), strict=True))
 
   def batch_size(self, step: int) -> int:
-    """Returns how many of a step's slots are filled: the first ones."""
+    """Returns the number of a step's slots that count: the first ones."""
     return self._filled(self.at(step), step, step + 1)
 
   def _filled(self, part: Part, start: int, stop: int) -> int:
@@ -196,45 +212,25 @@ class Order:
     )
     return last - first
 
+  def _grown(self, begin: float, end: float) -> float:
+    """Integrates the batches' share from `begin` to `end` of the run."""
+    more = (1 - self.growth) * (end**2 - begin**2) / 2
+    return self.growth * (end - begin) + more
+
+  def _slots_per_epoch(self, part: Part) -> np.ndarray:
+    """Number of slots in an epoch of each source, int64 `[S]`."""
+    groups, batch_size = self._sizes // part.joined, part.layout.batch_size
+    return {
+      "carry": groups,
+      "up": -(-groups // batch_size) * batch_size,
+      # An epoch that is shorter than a batch fills up one batch.
+      "down": np.maximum(1, groups // batch_size) * batch_size,
+    }[self.rounding]
+
   # ------------------------------------------------- which source fills a slot
 
-  def _slots(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns each slot's source, and which of its slots that is, `[n]`."""
-    of = self._stretch(step)
-    part = of.part
-    slots = self._filled(part, of.start, step) + part.layout.rows
-    sources, places = self._dealt(of, slots)
-    # Slots are counted from the run's beginning, as if all parts had this
-    # one's batches: a part goes on in the epoch where the one before stopped.
-    return sources, of.taken[sources] // part.joined + places
-
-  def _dealt(self, of: _Stretch, slots: np.ndarray):
-    """Deals a stretch's slots out: the source of each, and its count there."""
-    hands, place = np.divmod(slots, _HAND)
-    hands, index = np.unique(hands, return_inverse=True)
-    every = hands[:, None] * _HAND + np.arange(_HAND)
-    before = self._counts(of.phase, every)  # [S, hands, _HAND]
-    owned = self._counts(of.phase, every + 1) - before  # 1 for the source
-    draws = hashing.bits(self.seed, _DEAL, of.taken.sum() + every)
-    # A stretch ends with a smaller hand, so that its shares are exact, too.
-    draws = np.where(every < of.slots, draws.astype(np.int64), 2**32)
-    order = draws.argsort(axis=1, kind="stable")
-    owned = np.take_along_axis(owned, order[None], axis=2)
-    # Whatever places a source gets, its rows come in their order.
-    counts = before[:, :, :1] + owned.cumsum(axis=2) - owned
-    at = owned.argmax(axis=0)[index, place], index, place
-    return at[0], counts[at]
-
-  def _counts(self, phase: Phase, slots) -> np.ndarray:
-    """Says how many of its first slots each source fills, `[S, *slots]`."""
-    slots = np.asarray(slots, np.int64)
-    out = np.zeros((len(self.sources), *slots.shape), np.int64)
-    names = list(self.sources)
-    out[[names.index(name) for name in phase.shares]] = phase.counts(slots)
-    return out
-
   def _stretch(self, step: int) -> _Stretch:
-    after = bisect.bisect_right(self._stretches, step, key=lambda of: of.start)
+    after = bisect.bisect_right(self._stretches, step, key=lambda s: s.start)
     return self._stretches[after - 1]
 
   @functools.cached_property
@@ -255,33 +251,36 @@ class Order:
         taken = taken + self._counts(phase, slots) * part.joined
     return out
 
-  # ------------------------------------------------------- which row it is then
-
-  def _slots_per_epoch(self, part: Part) -> np.ndarray:
-    """Number of slots in an epoch of each source, int64 `[S]`."""
-    groups, batch_size = self._sizes // part.joined, part.layout.batch_size
-    return {
-      "carry": groups,
-      "up": -(-groups // batch_size) * batch_size,
-      # An epoch shorter than a batch is filled up all the same.
-      "down": np.maximum(1, groups // batch_size) * batch_size,
-    }[self.rounding]
-
-  def _permuted(self, sources, slots, part: Part) -> np.ndarray:
-    """Returns the group of a source's rows that fills each slot, `[n]`."""
-    groups = self._sizes // part.joined
-    epochs, place = np.divmod(slots, self._slots_per_epoch(part)[sources])
-    place %= groups[sources]  # past the last only where rounding fills up
-    if not self.shuffle:
-      return place
-    out = np.empty_like(place)
-    # A batch may reach into the next epoch.
-    both = np.stack([sources, epochs], axis=1)
-    for source, epoch in np.unique(both, axis=0).tolist():
-      now = (sources == source) & (epochs == epoch)
-      # The first source's order is that of it alone.
-      key = (epoch, source) if source else (epoch,)
-      out[now] = hashing.permute(
-        place[now], int(groups[source]), self.seed, _ORDER, *key
-      )
+  def _counts(self, phase: Phase, slots) -> np.ndarray:
+    """Says how many of the first `slots` each source fills, `[S, *slots]`."""
+    slots = np.asarray(slots, np.int64)
+    out = np.zeros((len(self.sources), *slots.shape), np.int64)
+    names = list(self.sources)
+    out[[names.index(name) for name in phase.shares]] = phase.counts(slots)
     return out
+
+  def _shuffled(self, stretch: _Stretch, slots: np.ndarray):
+    """Returns the source of each slot, and how many slots it filled before.
+
+    The shares of the mix decide exactly how often each source fills one of the
+    block's slots (`_counts`), and a shuffle decides which ones. The rows of a
+    source keep their order.
+    """
+    if len(self.sources) == 1:
+      return np.zeros_like(slots), slots
+    source, count = np.empty_like(slots), np.empty_like(slots)
+    for block in np.unique(slots // _BLOCK):
+      every = block * _BLOCK + np.arange(_BLOCK)
+      before = self._counts(stretch.phase, every)  # [S, _BLOCK]
+      fills = self._counts(stretch.phase, every + 1) > before
+      draws = hashing.bits(self.seed, _SHUFFLE, stretch.taken.sum() + every)
+      # Slots after the stretch's end stay behind those before, whose shares
+      # are then exact.
+      draws = np.where(every < stretch.slots, draws.astype(np.int64), 2**32)
+      fills = fills[:, np.argsort(draws, kind="stable")]
+      counts = before[:, :1] + fills.cumsum(axis=1) - fills
+      inside = slots // _BLOCK == block
+      place = slots[inside] % _BLOCK
+      source[inside] = fills.argmax(axis=0)[place]
+      count[inside] = counts[source[inside], place]
+    return source, count

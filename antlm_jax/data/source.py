@@ -1,6 +1,6 @@
-"""The data source: the item is the step, so resuming is asking for the next.
+"""The data source: its item at a step is that step's batch.
 
-A *row* is one of the prepared rows on disk; a *slot* is a place in the batch,
+A *row* is one of the prepared rows on disk. A *slot* is a place in the batch,
 from 0 to batch_size, and holds one row, or several that are joined. Random
 draws belong to slots: a row that comes again in another epoch is masked anew.
 """
@@ -32,27 +32,26 @@ _SHORT, _CUT, _OFFSET = 0x0DE8, 0x0DE9, 0x0DEA
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The batches of a run; `grain` reads it at random access."""
+  """The batches of a run, which `grain` reads at random access."""
 
-  rows: Rows  # the prepared ones
-  order: Order  # which of them make the batch of a step, and in which slots
+  rows: Rows  # the prepared rows
+  order: Order  # the rows of each step's slots
   curriculum: Curriculum  # the objectives of each step
   objectives: Mapping[str, Objective]  # by the curriculum's names
   vocabulary: Vocabulary  # the tokenizer's special tokens and word starts
   seed: int  # chooses what is masked
-  # Share of the slots whose text is cut off at a random place: what is after
-  # it is neither seen nor predicted.
+  # Share of the slots whose text is cut off at a random place. The tokens
+  # after it are neither seen nor predicted.
   short: float = 0.0
-  # As `training.step.TrainStep` has it: with `objectives` a target's weight has
-  # its objective's part of the batch in it.
+  # As in `training.step.TrainStep`: with `objectives` the weight of a target
+  # includes its objective's part of the batch.
   loss_average: str = "targets"
-  # Whether a slot's text begins at a random place of its row and goes on into
-  # the next one, for rows cut from one stream (BabyLlama's code): no epoch then
-  # has the same cuts.
+  # Whether a slot's text begins at a random place of its row and continues in
+  # the next row, for rows cut from one stream (BabyLlama's code).
   random_offset: bool = False
-  # The ids that stand before and after a document, of which there may be no
-  # second one. If given, rows of a stream are framed by them, at the cost of
-  # their last tokens, and their documents are segments (LTG-BERT, GPT-BERT).
+  # Ids of the tokens before and after a document; the second may be None. If
+  # given, they replace or push out tokens at both ends of a stream's rows, and
+  # documents are segments (LTG-BERT, GPT-BERT).
   frame: tuple[int, int | None] | None = None
   # Slots after this many, counted from step 0, are not predicted.
   limit: int | None = None
@@ -62,59 +61,63 @@ class Source:
 
   def __getitem__(self, step: int) -> Batch:
     phase, layout = self.curriculum.at(step), self.order.at(step).layout
-    slots = layout.rows  # of the whole batch, those that this process fills
-    rows = self.order.rows(step)  # [n, joined]
-    tokens, starts = self._read(rows)
-    if self.random_offset:
-      tokens = self._moved(step, slots, rows, tokens)
-    if self.frame:
-      tokens = self._framed(tokens)
-      starts = tokens == self.frame[0]
+    slots, taken = layout.rows, self.order.slots(step)
+    tokens, starts = self._read(step, slots, taken.rows)
     past_end = self._past_end(step, slots, tokens.shape[1])
     if past_end is not None:
-      # What is cut off is a segment of its own: no token sees across.
+      # The cut-off tokens are a segment: no token sees across.
       cut = np.diff(past_end, axis=1, prepend=False)
       starts = cut if starts is None else starts | cut
     # Rows that hold one document need no starts: their mask stays static.
     segments = (
       Segments.whole(*tokens.shape) if starts is None else Segments.of(starts)
     )
-    # An objective's id is its place in the whole curriculum, not in the
-    # phase: ids mean the same in every step.
+    # An objective's id is its place in the whole curriculum, so that ids mean
+    # the same in every phase.
     names = self.curriculum.objectives
     in_phase = np.array([names.index(name) for name in phase.shares])
     objective_ids = in_phase[phase.rows(step, layout.batch_size)[slots]]
-    texts = np.stack([rows[:, 0], self.order.visits(step)], axis=1)
+    texts = np.stack([taken.rows[:, 0], taken.visits], axis=1)
     draw = Draw(self.seed, step, slots[:, None], texts)
     corrupted = self._corrupt(draw, tokens, segments, objective_ids)
+    counts = slots < taken.filled  # a batch that still grows has empty slots
+    if self.limit is not None:
+      counts &= step * layout.batch_size + slots < self.limit
+    corrupted.predicted[~counts] = False
     if past_end is not None:
       corrupted.predicted[past_end] = False
     shares = {names.index(name): s for name, s in phase.shares.items()}
-    # A batch that is still growing has slots that count for nothing.
-    corrupted.predicted[slots >= self.order.batch_size(step)] = False
-    # Only of evaluations: the last batch is filled up, each row counts once.
-    if self.limit is not None:
-      beyond = step * layout.batch_size + slots >= self.limit
-      corrupted.predicted[beyond] = False
+    objectives = self._objectives
+    if self.loss_average == "objectives":
+      objectives = [
+        dataclasses.replace(o, weight=o.weight * shares.get(k, 1.0))
+        for k, o in enumerate(objectives)
+      ]
+    segmented = starts is not None
     return assemble(
-      corrupted,
-      objective_ids,
-      self._weighted(shares),
-      layout,
-      shares,
-      segmented=starts is not None,
+      corrupted, objective_ids, objectives, layout, shares, segmented
     )
 
-  def _read(self, rows) -> tuple[np.ndarray, np.ndarray | None]:
-    """Reads what fills the slots: tokens `[n, T]`, and starts if segmented."""
+  def _read(self, step: int, slots, rows):
+    """Reads the slots' texts: tokens `[n, T]`, and starts if segmented."""
     tokens, starts = self.rows.read(rows.reshape(-1))
-    shape = len(rows), -1  # joined rows stand one after the other
-    return tokens.reshape(shape), (
-      None if starts is None else starts.reshape(shape)
-    )
+    # Joined rows follow one another.
+    tokens = tokens.reshape(len(rows), -1)
+    starts = None if starts is None else starts.reshape(len(rows), -1)
+    if self.random_offset:
+      tokens = self._moved(step, slots, rows, tokens)
+    if not self.frame:
+      return tokens, starts
+    before, after = self.frame
+    moved = np.roll(tokens, 1, axis=1)
+    moved[:, 0] = before
+    tokens = np.where(tokens[:, :1] == before, tokens, moved)
+    if after is not None:
+      tokens[:, -1] = after
+    return tokens, tokens == before
 
   def _moved(self, step: int, slots, rows, tokens) -> np.ndarray:
-    """Moves each slot's text up to a row's length on, int32 `[n, T]`."""
+    """Begins each slot's text up to a row's length later, int32 `[n, T]`."""
     following = rows[:, -1] + 1
     ends = np.cumsum(list(self.order.sources.values()))
     last = np.isin(following, ends)  # nothing follows: it stays
@@ -124,16 +127,6 @@ class Source:
     at = offset[:, None] + np.arange(tokens.shape[1])
     whole = np.concatenate([tokens, more], axis=1)
     return np.take_along_axis(whole, at, axis=1)
-
-  def _framed(self, tokens: np.ndarray) -> np.ndarray:
-    """Puts the frame around rows that begin or end within a document."""
-    before, after = self.frame
-    moved = np.roll(tokens, 1, axis=1)
-    moved[:, 0] = before
-    tokens = np.where(tokens[:, :1] == before, tokens, moved)
-    if after is not None:
-      tokens[:, -1] = after
-    return tokens
 
   def _past_end(self, step, slots, length: int) -> np.ndarray | None:
     """Returns which tokens are cut off, bool `[n, T]`; None without cuts."""
@@ -149,20 +142,11 @@ class Source:
   def _objectives(self) -> Sequence[Objective]:
     return [self.objectives[name] for name in self.curriculum.objectives]
 
-  def _weighted(self, shares: Mapping[int, float]) -> Sequence[Objective]:
-    if self.loss_average == "targets":
-      return self._objectives
-    return [
-      dataclasses.replace(o, weight=o.weight * shares.get(k, 1.0))
-      for k, o in enumerate(self._objectives)
-    ]
-
   def _corrupt(self, draw, tokens, segments, objective_ids) -> Corrupted:
     """Corrupts the slots of each objective together, and merges the parts."""
     progress = draw.step / max(1, len(self) - 1)  # 1 at the last step
     merged = None
-    # What is drawn depends on the slot alone, so that it is the same whichever
-    # slots are corrupted together, and on whichever process.
+    # Draws depend on the slot alone, so that any process makes any slots.
     for objective_id in np.unique(objective_ids):
       mine = objective_ids == objective_id
       part = corrupt(
@@ -173,8 +157,6 @@ class Source:
         self.vocabulary,
         progress,
       )
-      if mine.all():  # an objective alone: nothing to merge
-        return part
       merged = merged or Corrupted(
         *(np.empty(tokens.shape, array.dtype) for array in part)
       )
@@ -188,10 +170,14 @@ def load(
 ) -> Iterator[Batch]:
   """Yields `source[start]`, `source[start + 1]`, ..., prefetched by grain.
 
-  Its threads read and corrupt, and `ahead` batches wait ready.
+  Args:
+    source: The source.
+    start: The first step.
+    threads: Number of threads that read and corrupt.
+    ahead: Number of batches that wait ready.
 
   Raises:
-    UserError: A row cannot be read, as `Rows.read` raises it.
+    UserError: A row cannot be read (`Rows.read`).
   """
   if start >= len(source):
     return iter(())
