@@ -11,7 +11,7 @@ from antlm_jax import config, fill_mask, generate, models, score
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import pipelines
-from antlm_jax.inference import framing, generation, scoring
+from antlm_jax.inference import generation, scoring
 from antlm_jax.inference.filling import encode
 from antlm_jax.inference.generation import draw, stream
 from antlm_jax.masks import CAUSAL, AttentionMask
@@ -181,7 +181,7 @@ def test_fused_reads_masks_as_trained(loaded, logits_of, sentences):
   texts = sentences[:3]
   for curriculum, shift in (("1C+1N", 1), ("C:N=1:3", 1), ("1C+1M+1N", 0)):
     trained = random_models.with_curriculum(loaded, curriculum)
-    assert framing.mask_shift(trained.config) == shift
+    assert trained.mask_shift == shift
     expected = [
       slow_score(trained, logits_of, s, "fused", shift=shift)[0] for s in texts
     ]

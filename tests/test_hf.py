@@ -199,7 +199,7 @@ def test_the_form_is_the_one_it_was_trained_in(llama):
   assert forms("2P") == ("causal",)
   blocks = random_models.with_curriculum(llama[0], "8D")
   blocks.config.objectives.D.attention = "block"
-  assert framing.mask_shift(blocks.config) == 1
+  assert blocks.mask_shift == 1
   with pytest.raises(UserError, match="attention in blocks alone"):
     export.trained_attentions(blocks)
 
@@ -462,7 +462,7 @@ def test_without_our_file_the_names_alone_give_it_back(loaded, form, tmp_path):
   for name in ARCHITECTURES[own.name].settings:
     if name in own and name != "head_width":
       assert own[name] == loaded.config.model[name], name
-  masks = "1N" if framing.mask_shift(loaded.config) else "1M"
+  masks = "1N" if loaded.mask_shift else "1M"
   expected = {"causal": "1C", "bidirectional": masks}[form]
   assert imported.meta.config.curriculum == expected
   again = import_.write(imported, tmp_path / "run")
@@ -502,7 +502,7 @@ def test_the_frame_is_what_the_tokenizer_adds(
   imported = import_.read(foreign)
   path = import_.write(imported, tmp_path / "run")
   loaded = load(path)
-  assert [x.tolist() for x in framing.frame(loaded)] == [before, after]
+  assert [x.tolist() for x in loaded.frame] == [before, after]
   assert "framed by its tokenizer" in imported.notes[0]
   assert len(imported.notes) == 1
   (out,) = export.export(loaded, tmp_path / "hf", ["bidirectional"])

@@ -18,6 +18,7 @@ from antlm_jax.evals.zero_shot import ewok, pipelines
 from antlm_jax.evals.zero_shot.choices import Results
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.inference import scoring
+from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.pairs import accuracy, minimal_pairs, pair, scores
 from antlm_jax.runtime import progress
 from tests import random_models, real, runs
@@ -417,7 +418,7 @@ def test_accuracy_needs_no_checkpoint(loaded, tmp_path):
   write_pairs(tmp_path / "pairs", "a.jsonl", "b.jsonl")
   found = minimal_pairs(tmp_path / "pairs", limit=6)
   names = ("model", "params", "tokenizer", "boundary", "config")
-  live = types.SimpleNamespace(**{n: getattr(loaded, n) for n in names})
+  live = TextModel(**{n: getattr(loaded, n) for n in names})
   found_scores = scores(loaded, found, "causal")[:, :, None]
   macro = Results(found, found_scores, (1.0,)).macro
   assert accuracy(live, found, "causal") == macro[0]

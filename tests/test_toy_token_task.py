@@ -15,7 +15,6 @@ from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.task import Head, Param, Task
 from antlm_jax.evals.finetuning.trial import Settings
-from antlm_jax.inference import framing
 from tests import random_models
 
 NOWHERE = -1  # the label of a token that is of no word
@@ -45,7 +44,7 @@ class Tagger(Head):
     return (nats.sum(axis=-1) * weights).sum() / weights.sum()
 
   def encode(self, loaded, examples, max_length):
-    before, after = framing.frame(loaded)
+    before, after = loaded.frame
     limit = batching.longest(loaded, max_length) - len(after)
     tokens, labels, words = [], [], []
     for example in examples:

@@ -22,7 +22,6 @@ from antlm_jax.evals.finetuning import saved
 from antlm_jax.evals.finetuning.classification import Classifier
 from antlm_jax.hf import export, import_
 from antlm_jax.hf.architecture import ATTENTIONS
-from antlm_jax.inference import framing
 from antlm_jax.inference.model import FineTuned, load, write
 from antlm_jax.masks import AttentionMask
 from tests import hub, random_models, real, runs
@@ -452,7 +451,7 @@ def test_a_real_model_reads_as_it_did(name, request):
   loaded = load(folder / "run")
 
   def framed(text):
-    before, _ = framing.frame(loaded)
+    before, _ = loaded.frame
     return np.concatenate([before, loaded.tokenizer.encode(text)])[None]
 
   text = "The capital of France is Paris, and its river is the Seine."

@@ -70,7 +70,11 @@ def toy():
   settings = config.default()
   settings.curriculum = "1D"
   return framing.TextModel(
-    model, helpers.random_params(model), Tokenizer(backend), "bos_eos", settings
+    model=model,
+    params=helpers.random_params(model),
+    tokenizer=Tokenizer(backend),
+    boundary="bos_eos",
+    config=settings,
   )
 
 

@@ -170,7 +170,7 @@ def _use(loaded: Loaded, attention: str, target: Target) -> str:
   )
   notes = [target.note]
   if attention == "bidirectional" and not loaded.task:
-    shift = framing.mask_shift(loaded.config)
+    shift = loaded.mask_shift
     notes.append(
       _MNTP if shift else "A masked token is predicted in its place."
     )

@@ -110,7 +110,7 @@ def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
 def target_of(loaded: Loaded, attention: str) -> Target:
   """Returns what a model becomes in transformers, read with an attention."""
   # A fine-tuned head reads the states themselves, wherever masks are predicted.
-  shift = 0 if loaded.task else framing.mask_shift(loaded.config)
+  shift = 0 if loaded.task else loaded.mask_shift
   architecture = ARCHITECTURES[loaded.config.model.name]
   return architecture.target(loaded.model.config, attention, shift)
 
@@ -131,13 +131,13 @@ def _texts(
       f"the tokenizer of {loaded.path} has no <mask> token: only --as=causal"
       " makes sense of this model"
     )
-  before, after = (ids.tolist() for ids in framing.frame(loaded))
+  before, after = (ids.tolist() for ids in loaded.frame)
   # What is generated comes after the text, so nothing else may.
   after = after if attention == "bidirectional" or loaded.task else []
   special = tokenizer.special_ids(loaded.tokenizer, before)
   config = hf_config.config(loaded.model, special, architecture, target, dtype)
   if target.code:
-    config["mask_shift"] = framing.mask_shift(loaded.config)
+    config["mask_shift"] = loaded.mask_shift
   if loaded.task:
     config |= heads.config(loaded, target)
   values = {

@@ -15,7 +15,6 @@ from antlm_jax.masks import AttentionMask
 from antlm_jax.settings import setting
 
 _STAND_IN = "0"  # no letter, so that it stays apart from what is around it
-_LENGTH_STEP = 16  # row lengths are multiples of it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,7 +31,7 @@ def fill_mask(
   """Predicts the masked tokens of a text, each by itself.
 
   Attention is bidirectional. A prediction is read in place, or one position
-  before where the model was trained so (see `framing.mask_shift`).
+  before where the model was trained so (see `TextModel.mask_shift`).
 
   Args:
     loaded: The model.
@@ -67,7 +66,7 @@ def predicted_at(loaded: TextModel, tokens: np.ndarray) -> np.ndarray:
   (masked,) = np.nonzero(tokens == framing.mask_id(loaded))
   if not len(masked):
     raise UserError(f"the text holds no {MASK}")
-  at = masked - framing.mask_shift(loaded.config)
+  at = masked - loaded.mask_shift
   if at[0] < 0:
     raise UserError(
       "nothing stands before the first <mask>, where this model predicts it"
@@ -99,7 +98,7 @@ def encode(loaded: TextModel, text: str, masks: int = 0) -> np.ndarray:
       continue
     out += [mask_id] * (begun - done)
     done = begun
-  before, after = framing.frame(loaded)
+  before, after = loaded.frame
   out += [mask_id] * masks
   return np.concatenate([before, np.array(out, np.int32), after])
 
@@ -107,7 +106,7 @@ def encode(loaded: TextModel, text: str, masks: int = 0) -> np.ndarray:
 def _probabilities(loaded: TextModel, tokens: np.ndarray) -> np.ndarray:
   """Probabilities at every position of a row, float32 `[n, V]`."""
   config = loaded.model.config
-  length = framing.round_up(len(tokens), _LENGTH_STEP, config.max_seq_len)
+  length = programs.round_up(len(tokens), config.max_seq_len)
   # Zeros fill it up: bidirectional attention must be told to end before them.
   row = np.zeros((1, length), np.int32)
   row[0, : len(tokens)] = tokens

@@ -1,10 +1,11 @@
-"""How a text stands before a model: its frame, and where masks are predicted.
+"""How a model reads a text: its special tokens, and where it predicts masks.
 
-Scoring, generation and mask filling all ask the same questions of a model; the
-answers are its data's and its curriculum's.
+Scoring, generation and mask filling ask these questions of every model. The
+answers follow from the model's training data and curriculum.
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 from ml_collections import ConfigDict
@@ -17,34 +18,48 @@ from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import Objective
 
-OWN = "own"  # what the tokenizer itself adds, as other libraries use it
+OWN = "own"  # boundary: the tokens that the tokenizer adds in other libraries
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class TextModel:
-  """A model with what leads from text to its tokens.
+  """A model and its tokenizer, ready to read texts.
 
-  `Loaded` has the same attributes, and takes its place. Parameters
-  may be split over the mesh that is set.
+  Attributes:
+    model: The encoder.
+    params: Its parameters, which may be split over the current mesh.
+    tokenizer: The tokenizer.
+    boundary: Special tokens around a document: `packing.BOUNDARIES` or `OWN`.
+    config: The configuration of its training run.
+    ends: Tokens that end a generated text; empty for the tokenizer's `</s>`.
   """
 
   model: models.Model
   params: models.Params
   tokenizer: Tokenizer
-  boundary: str  # which special tokens stood around the documents of its data
-  config: ConfigDict  # what it was trained with
-  ends: tuple[int, ...] = ()  # see `Meta`
+  boundary: str
+  config: ConfigDict
+  ends: tuple[int, ...] = ()
 
+  @functools.cached_property
+  def frame(self) -> tuple[np.ndarray, np.ndarray]:
+    """The special tokens before and after a text, int32 `[n]` both."""
+    if self.boundary == OWN:
+      before, after = self.tokenizer.frame
+    else:
+      ids = packing.frame_ids(self.tokenizer, self.boundary)
+      before, after = ([] if i is None else [i] for i in ids)
+    return np.array(before, np.int32), np.array(after, np.int32)
 
-def frame(loaded: TextModel) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the special tokens before and after a text, int32 `[n]`."""
-  tokenizer = loaded.tokenizer
-  if loaded.boundary == OWN:
-    before, after = tokenizer.frame
-  else:
-    ids = packing.frame_ids(tokenizer, loaded.boundary)
-    before, after = ([] if i is None else [i] for i in ids)
-  return np.array(before, np.int32), np.array(after, np.int32)
+  @functools.cached_property
+  def mask_shift(self) -> int:
+    """Distance from a masked token back to the output that predicts it.
+
+    It is 1 if all masked training was masked next-token prediction
+    (arXiv 2410.24159), else 0.
+    """
+    masked = [o for o in trained(self.config) if not o.left_to_right]
+    return 1 if {objective.shift for objective in masked} == {1} else 0
 
 
 def ends(loaded: TextModel) -> np.ndarray:
@@ -54,9 +69,10 @@ def ends(loaded: TextModel) -> np.ndarray:
 
 
 def never_drawn(loaded: TextModel) -> np.ndarray:
-  """Returns which tokens are never generated, bool `[V]`.
+  """Returns which tokens generation never draws, bool `[V]`.
 
-  All special ones but the ends; of an imported model none, as in its library.
+  They are the special tokens that end no text. An imported model may draw all
+  tokens, as in its own library.
   """
   banned = loaded.tokenizer.special & (loaded.boundary != OWN)
   banned[[i for i in ends(loaded) if i >= 0]] = False
@@ -70,20 +86,6 @@ def trained(config: ConfigDict) -> list[Objective]:
   return [objectives[name] for name in names]
 
 
-def mask_shift(config: ConfigDict) -> int:
-  """Returns how far before a masked token the output that predicts it stands.
-
-  That is 1 if the run trained masked next-token prediction (arXiv 2410.24159)
-  and not prediction in place, else 0.
-  """
-  shifts = {
-    objective.shift
-    for objective in trained(config)
-    if not objective.left_to_right
-  }
-  return 1 if shifts == {1} else 0
-
-
 def mask_id(loaded: TextModel) -> int:
   """Returns the id of `<mask>`.
 
@@ -92,27 +94,22 @@ def mask_id(loaded: TextModel) -> int:
   """
   if loaded.tokenizer.mask_id is None:
     raise UserError(
-      "the model's tokenizer has no <mask> token: only --mode=causal and"
-      " generation are for it"
+      "the model's tokenizer has no <mask> token: use --mode=causal or"
+      " generation"
     )
   return loaded.tokenizer.mask_id
 
 
 def check_length(loaded: TextModel, length: int, text: str) -> None:
-  """Checks that a text of `length` tokens, with its frame, fits the model.
+  """Checks that a text of `length` tokens, special ones included, fits.
 
   Raises:
-    UserError: if it is longer than the model's rows.
+    UserError: if it is longer than the model's `max_seq_len`.
   """
   longest = loaded.model.config.max_seq_len
   if length > longest:
     quoted = text if len(text) <= 60 else text[:57] + "..."
     raise UserError(
-      f"{quoted!r} takes {length} tokens, over the model's"
+      f"{quoted!r} has {length} tokens, more than the model's"
       f" max_seq_len={longest}"
     )
-
-
-def round_up(length: int, multiple: int, limit: int) -> int:
-  """Rounds a row's length up, so that few lengths need compiling."""
-  return min(-(-length // multiple) * multiple, limit)

@@ -24,7 +24,6 @@ from antlm_jax.inference.framing import TextModel
 from antlm_jax.models.layers import likeliest
 from antlm_jax.settings import setting
 
-_SLOT_STEP = 64  # slots are multiples of it
 _PIECE = 16  # tokens of a prompt that are encoded at once; it divides the slots
 
 
@@ -120,7 +119,7 @@ def _lay_out(starts: Sequence[np.ndarray], tokens: int, longest: int):
   length = np.array([len(start) for start in starts], np.int32)
   stop = np.minimum(length + tokens, longest).astype(np.int32)
   # There may be more slots than the model has places: nothing comes there.
-  slots = -(-stop.max() // _SLOT_STEP) * _SLOT_STEP
+  slots = programs.round_up(stop.max())
   rows = np.zeros((len(starts), slots), np.int32)
   for row, start in zip(rows, starts, strict=True):
     row[: len(start)] = start
@@ -135,7 +134,7 @@ def encode(loaded: TextModel, prompt: str) -> np.ndarray:
   Raises:
     UserError: if it is too long to be continued, or nothing.
   """
-  before, after = framing.frame(loaded)
+  before, after = loaded.frame
   if MASK in prompt and loaded.tokenizer.mask_id is not None:
     start = filling.encode(loaded, prompt)
     start = start[: len(start) - len(after)]

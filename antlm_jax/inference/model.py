@@ -13,6 +13,7 @@ from etils import epath
 
 from antlm_jax import models
 from antlm_jax.errors import UserError
+from antlm_jax.inference.framing import TextModel
 from antlm_jax.runtime import compilation, files
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FOLDER, Meta
@@ -38,13 +39,11 @@ class FineTuned:
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded(Meta):
+class Loaded(Meta, TextModel):
   """A trained model: what every command but training starts from."""
 
   path: pathlib.Path  # the checkpoint's folder
   step: int
-  model: models.Model  # the encoder
-  params: models.Params  # its own: the average where there is one
   task: FineTuned | None = None  # what it was fine-tuned for, and the head
 
   @property

@@ -1,9 +1,8 @@
-"""Compiled programs, kept for the next call: of generation, filling, scoring.
+"""Compiled programs of generation, filling and scoring, kept for the next call.
 
-A program is a function of a model. One is kept for each of the last few
-(function, model's configuration, static arguments), and below it jit keeps one
-executable for every shape that it met. So callers pad rows to few lengths, by
-`framing.round_up`.
+A program is a function of a model. The last few are kept, one for each
+function, model configuration and static arguments. Below them, jit keeps one
+executable for every shape. `round_up` keeps the shapes few.
 """
 
 import dataclasses
@@ -16,7 +15,18 @@ from antlm_jax import models
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.models.encoder import EncoderConfig
 
+LOGIT_ROWS = 256  # tokens whose logits `[V]` are in memory at once
 _KEPT = 32  # programs; their executables take host memory
+_STEP = 32  # row lengths are multiples of it
+
+
+def round_up(length: int, limit: int | None = None) -> int:
+  """Rounds a number of tokens up, at most to `limit`.
+
+  Each length of a row needs a compilation, so there should be few.
+  """
+  rounded = -(-int(length) // _STEP) * _STEP
+  return rounded if limit is None else min(rounded, limit)
 
 
 @functools.lru_cache(maxsize=_KEPT)
@@ -26,20 +36,20 @@ def compiled(
   """Returns `function(model, *static, ...)` as a jitted function of the rest.
 
   Args:
-    function: A module's function: another closure would be another program.
-    config: The model's configuration, which says all of its computation; the
-      parameters are among the rest, so models of one shape share a program.
-    static: What else the program depends on.
+    function: Function of a module; each closure would be another program.
+    config: Configuration of the model. It determines the computation, and the
+      parameters are an argument: models of one shape share a program.
+    static: Other values that the program depends on.
   """
   model = models.from_config(config)
   return jax.jit(functools.partial(function, model, *static))
 
 
 def unrolled(loaded: TextModel) -> tuple[EncoderConfig, models.Params]:
-  """Returns a model's configuration and parameters, its blocks one by one.
+  """Returns a model's configuration and parameters with its blocks unstacked.
 
-  For programs that encode again and again: a loop over the blocks would copy
-  each one's weights every time.
+  Programs that encode many times need it: a loop over stacked blocks would copy
+  the weights of each block every time.
   """
   config = dataclasses.replace(
     loaded.model.config, scan_layers="no", remat="none"

@@ -25,8 +25,6 @@ from antlm_jax.runtime import sharding
 MODES = ("causal", "mlm", "mntp", "fused")
 REDUCTIONS = ("sum", "mean")
 BATCH_TOKENS = 8192
-_ROW = 64  # tokens of a row; longer ones are multiples of it
-_LOGIT_ROWS = 256  # targets whose logits are in memory at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +82,7 @@ def passes(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
   if mode == "causal":
     return (causal,)
   if mode == "fused":
-    return causal, Pass(True, framing.mask_shift(loaded.config))
+    return causal, Pass(True, loaded.mask_shift)
   return (Pass(True, {"mlm": 0, "mntp": 1}[mode]),)
 
 
@@ -163,7 +161,7 @@ def encode(
     UserError: if a text holds no token to score.
   """
   earliest = max(p.shift for p in wanted)
-  before, after = framing.frame(loaded)
+  before, after = loaded.frame
   if not text_format.framed:
     before = after = before[:0]
   # What stands before a text without a context: with one, the frame alone.
@@ -251,7 +249,7 @@ def totals(
   out = np.zeros((len(texts), len(temperatures)))
   likeliest = np.zeros(len(texts), np.int64)
   longest = max((p.reads(text) for text in texts for p in wanted), default=1)
-  length = framing.round_up(longest, _ROW, loaded.model.config.max_seq_len)
+  length = programs.round_up(longest, loaded.model.config.max_seq_len)
   most = max(1, batch_tokens // length)  # rows of a pass
   groups = list(_groups(texts, wanted, length, most))
   shape = _shape(groups, most)
@@ -373,7 +371,7 @@ def _shape(groups: Sequence[_Group], most: int) -> tuple[list[int], int]:
   targets = max((len(group.targets) for group in groups), default=1)
   # Powers of two, so that little is compiled.
   rows = [min(most, 1 << (int(n) - 1).bit_length()) for n in rows]
-  return rows, -(-targets // _LOGIT_ROWS) * _LOGIT_ROWS
+  return rows, -(-targets // programs.LOGIT_ROWS) * programs.LOGIT_ROWS
 
 
 def _filled_up(values, size: int) -> np.ndarray:
@@ -412,6 +410,6 @@ def _logprobs(
 
   states = [hidden(*one) for one in zip(wanted, passes, strict=True)]
   states = jnp.stack(states, axis=1)
-  out = jax.lax.map(logprobs, (states, targets), batch_size=_LOGIT_ROWS)
+  out = jax.lax.map(logprobs, (states, targets), batch_size=programs.LOGIT_ROWS)
   # Every process of a run that is scored while it trains reads all of them.
   return jax.tree.map(lambda x: sharding.constrain(x, *[None] * x.ndim), out)

@@ -24,8 +24,6 @@ from antlm_jax.masks import AttentionMask
 from antlm_jax.objectives.objective import Objective
 from antlm_jax.settings import setting
 
-_STEP = 16  # rows' lengths are multiples of it, and the masks of a block
-_LOGIT_ROWS = 256  # masks whose logits are in memory at once
 _NONE = np.iinfo(np.int32).max  # the block of a row that is filled
 
 
@@ -98,7 +96,7 @@ def stream(
   static = _Static(
     (how.temperature, how.top_k, how.top_p),
     how.order,
-    framing.mask_shift(loaded.config),
+    loaded.mask_shift,
     _most_masks(rows),
   )
   fill = programs.compiled(_fill, config, static)
@@ -147,7 +145,7 @@ def _lay_out(loaded: TextModel, texts: Sequence[str], how: Unmasking) -> _Rows:
     filling.predicted_at(loaded, tokens)
   lengths = np.array([[len(tokens)] for tokens in encoded])
   longest = loaded.model.config.max_seq_len
-  at = np.arange(framing.round_up(lengths.max(), _STEP, longest))
+  at = np.arange(programs.round_up(lengths.max(), longest))
   rows = np.zeros((len(texts), len(at)), np.int32)
   for row, tokens in zip(rows, encoded, strict=True):
     row[: len(tokens)] = tokens
@@ -211,7 +209,7 @@ def _most_masks(rows: _Rows) -> int:
     np.sum(rows.masked & (rows.blocks == block), axis=1).max()
     for block in np.unique(rows.blocks)
   ]
-  return framing.round_up(int(max(masks)), _STEP, rows.masked.shape[1])
+  return programs.round_up(max(masks), rows.masked.shape[1])
 
 
 def _decode(loaded: TextModel, row: _Rows, canvas: np.ndarray) -> str:
@@ -301,7 +299,7 @@ def _draw(logits_of, drawn, hidden, keys, banned, whole):
 
   states = hidden, keys, jnp.broadcast_to(whole[:, None], keys.shape)
   flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), states)
-  out = jax.lax.map(one, flat, batch_size=_LOGIT_ROWS)
+  out = jax.lax.map(one, flat, batch_size=programs.LOGIT_ROWS)
   return [x.reshape(keys.shape) for x in out]
 
 

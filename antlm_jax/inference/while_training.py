@@ -34,11 +34,11 @@ class Pairs(hooks.Evaluator):
     """Scores the pairs with the parameters that would be saved now."""
     run = trainer.run
     live = framing.TextModel(
-      run.model,
-      trainer.state.best_params,
-      run.tokenizer,
-      run.meta.boundary,
-      run.config,
+      model=run.model,
+      params=trainer.state.best_params,
+      tokenizer=run.tokenizer,
+      boundary=run.meta.boundary,
+      config=run.config,
     )
     return {
       f"{PAIRS}{mode}": pairs.accuracy(live, self._pairs, mode)

@@ -25,7 +25,6 @@ from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy
 from antlm_jax.evals.finetuning.tagging import Tags
 from antlm_jax.evals.finetuning.task import PerToken, Suite, Task, split_of
-from antlm_jax.inference import framing
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files as io
 from antlm_jax.settings import setting
@@ -76,7 +75,7 @@ class Spans(PerToken):
 
   def encode(self, loaded, examples, max_length) -> Rows:
     """Makes rows of a question and a window of its text."""
-    before, after = framing.frame(loaded)
+    before, after = loaded.frame
     limit = batching.longest(loaded, max_length)
     most = min(_QUESTION, limit // 2)  # of a question: the rest is for the text
     tokens, labels, windows, cut = [], [], [], 0

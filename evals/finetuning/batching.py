@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from antlm_jax import hashing
-from antlm_jax.inference import framing
 from antlm_jax.inference.model import Loaded
 
 _SHORTEST = 16  # tokens; longer rows are padded to it doubled, and so on
@@ -85,7 +84,7 @@ def framed(
   Returns:
     tokens int32 `[n, T]`, lengths int32 `[n]`, and how many rows were too long.
   """
-  before, after = framing.frame(loaded)
+  before, after = loaded.frame
   flat = [text for those in texts for text in those]
   ids = iter(loaded.tokenizer.encode_batch(flat))
   limit = longest(loaded, max_length)
@@ -118,7 +117,7 @@ def labelled(
     tokens int32 `[n, T]`, lengths int32 `[n]`, labels int32 `[n, T]`, and how
     many rows were too long.
   """
-  before, after = framing.frame(loaded)
+  before, after = loaded.frame
   limit = longest(loaded, max_length) - len(after)
   rows, labels, cut = [], [], 0
   for ids, marks in texts:

@@ -30,7 +30,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts
 from antlm_jax.evals.zero_shot.command import Outcome
 from antlm_jax.evals.zero_shot.texts import TextTask
-from antlm_jax.inference import framing, scoring
+from antlm_jax.inference import scoring
 from antlm_jax.inference.scoring import Text
 from antlm_jax.settings import setting
 
@@ -122,7 +122,7 @@ class Perplexity(TextTask):
 
 
 def _framed(loaded, documents: Sequence[str], wanted) -> Iterator[Text]:
-  before, after = framing.frame(loaded)
+  before, after = loaded.frame
   # What nothing stands before, nothing can predict from there.
   first = max(len(before), *(p.shift for p in wanted))
   for at in range(0, len(documents), _ENCODED):

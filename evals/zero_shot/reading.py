@@ -108,7 +108,7 @@ def surprisals(
   masks = [framing.mask_id(loaded)] * (_MASKS - 1) if masked else []
   # Each is scored once: most words are also the word before another.
   unique = list(dict.fromkeys(words))
-  before, after = framing.frame(loaded)
+  before, after = loaded.frame
 
   def encoded(text: str, target: int) -> scoring.Text:
     # A mask takes the space before it, as in exported tokenizers.
