@@ -319,5 +319,5 @@ def test_the_command(tmp_path):
   as_a_pickle(drawn("ltg"), path)
   made = runs.run("antlm_jax.import_hf", *words)
   assert made.returncode == 0, made.stderr
-  assert "note: distances are read as BabyLM's LTG-BERT does" in made.stdout
+  assert "note: distances follow BabyLM's LTG-BERT" in made.stdout
   assert Tokenizer.load(tmp_path / "run/tokenizer.json").mask_id == 3

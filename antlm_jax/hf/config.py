@@ -1,7 +1,6 @@
-"""config.json and generation_config.json: written, and read with care.
+"""Writes and reads config.json and generation_config.json.
 
-Reading refuses what our encoders would compute differently: better no model
-than one that is silently another.
+Reading refuses a model that our encoders would compute differently.
 """
 
 import dataclasses
@@ -30,9 +29,9 @@ def config(
   target: Target,
   dtype: str,
 ) -> dict[str, Any]:
-  """Returns a model's config.json; `special` is of `special_ids`.
+  """Returns a model's config.json, with the ids of `tokenizer.special_ids`.
 
-  Every field is written, since transformers' defaults differ by architecture.
+  It writes every field, because transformers' defaults differ by architecture.
 
   Raises:
     UserError: if transformers has no such model.
@@ -40,29 +39,33 @@ def config(
   ours = model.config
   if ours.width % ours.heads:
     raise UserError(
-      f"transformers has no width ({ours.width}) that is not a multiple of the"
-      f" heads ({ours.heads})"
+      f"model.width={ours.width} is not a multiple of model.heads={ours.heads},"
+      " as transformers needs"
     )
   out = {"architectures": [next(iter(target.classes.values()))]}
   out |= {"model_type": target.model_type, **target.settings}
   out |= {t: getattr(ours, o) for o, t in architecture.settings.items()}
   out |= {f"{role}_token_id": index for role, index in special.items()}
-  if (
-    out["mask_token_id"] is None
-  ):  # EuroBERT's config wants a number or nothing
+  if out["mask_token_id"] is None:  # EuroBERT's config refuses null
     del out["mask_token_id"]
   for name, roles in target.ids.items():
     known = (special[role] for role in roles if special[role] is not None)
     out[f"{name}_token_id"] = next(known, None)
   out |= architecture.extra(ours, target)
-  # The second is the dtype's name until transformers 4.56.
+  # transformers reads torch_dtype up to version 4.56.
   return out | {"dtype": dtype, "torch_dtype": dtype}
 
 
 def generation_config(
   special: Mapping[str, int | None], ends: np.ndarray, never_drawn: np.ndarray
 ) -> dict[str, Any]:
-  """Returns generation_config.json; the arguments say which tokens are what."""
+  """Returns generation_config.json.
+
+  Args:
+    special: Token ids by role.
+    ends: Tokens that end a text; -1 for none.
+    never_drawn: Whether generation must not draw a token, bool `[V]`.
+  """
   out = {
     f"{role}_token_id": index
     for role, index in special.items()
@@ -77,20 +80,20 @@ def generation_config(
 
 
 class Described(NamedTuple):
-  """What a config.json says."""
+  """Meaning of a config.json."""
 
-  encoder: str  # the name of ours
+  encoder: str  # name of our encoder
   weights: Mapping[str, str]  # its tensors, as `Architecture.weights`
   settings: dict[str, Any]  # the encoder's, with `vocab_size`
-  objective: str  # the curriculum's letter for what it was made to do
-  special: dict[str, int]  # token ids by role, one of `ROLES`, as far as said
+  objective: str  # letter of the objective that fits the model
+  special: dict[str, int]  # known token ids by role, of `ROLES`
 
 
 def fields(folder: pathlib.Path) -> dict[str, Any]:
   """Reads a model folder's config.json.
 
   Raises:
-    UserError: if there is none.
+    UserError: if it has none.
   """
   path = folder / CONFIG
   if not path.exists():
@@ -101,10 +104,10 @@ def fields(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
-  """Says what the fields of a config.json mean.
+  """Interprets the fields of a config.json.
 
   Raises:
-    UserError: if it is not a model of ours, naming the file by its path.
+    UserError: if our encoders do not compute such a model; it names the path.
   """
   try:
     encoder, architecture, target = mapping.of_model_type(
@@ -117,14 +120,21 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
   objective = "N" if fields.get("mask_shift") else "M"
   if fields.get(architecture.causal_field):
     objective = "C"
+  special = {}
+  for role in ROLES:
+    index = fields.get(f"{role}_token_id")
+    if isinstance(index, list) and index:  # one of several ends
+      index = index[0]
+    if isinstance(index, int):
+      special[role] = index
   names = architecture.names(target)
-  return Described(encoder, names, settings, objective, _special(fields))
+  return Described(encoder, names, settings, objective, special)
 
 
 def ends(
   folder: pathlib.Path, fields: Mapping[str, Any], rows: int
 ) -> tuple[int, ...]:
-  """Returns which tokens of V end what a folder's model generates."""
+  """Returns the tokens, of V, that end a text which the model generates."""
   path = folder / GENERATION
   own = files.read_json(path, "the model's") if path.exists() else {}
   found = own.get("eos_token_id", fields.get("eos_token_id"))
@@ -132,33 +142,25 @@ def ends(
   return tuple(i for i in found if type(i) is int and 0 <= i < rows)
 
 
-def _special(fields: Mapping) -> dict[str, int]:
-  out = {}
-  for role in ROLES:
-    index = fields.get(f"{role}_token_id")
-    if isinstance(index, list) and index:  # several ends; the first is theirs
-      index = index[0]
-    if isinstance(index, int):
-      out[role] = index
-  return out
-
-
 def _settings(
   encoder: str, architecture: Architecture, fields: Mapping
 ) -> dict[str, Any]:
+  """Returns our settings of the fields, checked for their types."""
   config_type = models.ENCODERS[encoder][1]
   types = {field.name: field.type for field in dataclasses.fields(config_type)}
   out = {}
   for ours, theirs in architecture.settings.items():
-    if ours not in types:  # follows from the others
+    if ours not in types:  # computed from other settings
       continue
     found, kind = fields.get(theirs), types[ours]
     kind = typing.get_origin(kind) or kind  # tuple, of tuple[float, ...]
     if found is None:
       raise ValueError(f"it does not say {theirs}")
-    fine = (int, float) if kind is float else kind
+    allowed = (int, float) if kind is float else kind
     # In Python a bool is an int as well.
-    if not isinstance(found, fine) or (type(found) is bool) != (kind is bool):
+    if not isinstance(found, allowed) or (type(found) is bool) != (
+      kind is bool
+    ):
       raise ValueError(f"{theirs}={found!r} is not of type {kind.__name__}")
     out[ours] = kind(found)
   return out

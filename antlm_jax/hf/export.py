@@ -1,4 +1,4 @@
-"""A trained model, written as a folder of transformers, and pushed."""
+"""Writes a trained model as a folder of transformers."""
 
 import dataclasses
 import json
@@ -13,7 +13,7 @@ from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
 from antlm_jax.hf import card, heads, hub, tokenizer, weights
 from antlm_jax.hf import config as hf_config
-from antlm_jax.hf.architecture import NATIVE, Architecture, Target
+from antlm_jax.hf.architecture import NATIVE, Target
 from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import Loaded
@@ -35,14 +35,14 @@ def export(
   """Writes a model as one folder or, for two attentions, two folders in one.
 
   Args:
-    loaded: The model; of a fine-tuned one its head comes along.
+    loaded: The model; a fine-tuned one keeps its head.
     output: The folder, which must not exist.
-    attentions: Of `ATTENTIONS`; what it was trained with by default.
-    dtype: Of the weights, one of `weights.DTYPES`.
-    shard_bytes: Of one file of weights, at most.
-    sentences: Also as a sentence-transformers model, the mean over tokens; an
-      embedder is one in any case.
-    about: What its card says that nothing here knows.
+    attentions: One or two of `ATTENTIONS`; by default those of its training.
+    dtype: Dtype of the weights, one of `weights.DTYPES`.
+    shard_bytes: Largest size of a weights file, in bytes.
+    sentences: Also write a sentence-transformers model that averages the
+      tokens. An embedder always is one.
+    about: Facts for the card that only the user knows.
 
   Returns:
     The folders that transformers opens.
@@ -55,61 +55,74 @@ def export(
   attentions = tuple(attentions) or trained_attentions(loaded)
   if loaded.task and attentions != trained_attentions(loaded):
     raise UserError(
-      f"{loaded.path} was fine-tuned reading {loaded.task.attention}ly, and is"
-      " exported so: leave --as out"
+      f"{loaded.path} was fine-tuned reading {loaded.task.attention}ly and"
+      " exports only that way: leave out --as"
     )
-  architecture = ARCHITECTURES[loaded.config.model.name]
   targets = {a: target_of(loaded, a) for a in attentions}
   texts = {a: _texts(loaded, a, dtype, sentences, about) for a in attentions}
   inside = attentions if len(attentions) > 1 else (".",)
   with files.replacing(output) as aside:
-    for name, attention in zip(inside, attentions, strict=True):
-      (aside / name).mkdir(parents=True, exist_ok=True)
+    for name, (attention, target) in zip(inside, targets.items(), strict=True):
+      folder = aside / name
+      folder.mkdir(parents=True, exist_ok=True)
       for path, text in texts[attention].items():
-        (aside / name / path).parent.mkdir(exist_ok=True)
-        (aside / name / path).write_text(text, "utf-8")
-      target = targets[attention]
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(text, "utf-8")
       for code in target.code:
-        shutil.copyfile(_CODE / code, aside / name / code)
+        shutil.copyfile(_CODE / code, folder / code)
       first = targets[attentions[0]]
-      same = (first.zeros, first.weights) == (target.zeros, target.weights)
-      if name != inside[0] and same:
-        _share(aside / inside[0], aside / name)
-      else:
-        tensors = _tensors(loaded, architecture, target, dtype)
-        weights.write(aside / name, tensors, shard_bytes)
+      if target is first or (first.zeros, first.weights) != (
+        target.zeros,
+        target.weights,
+      ):
+        tensors = _tensors(loaded, target, dtype)
+        weights.write(folder, tensors, shard_bytes)
+        continue
+      for path in (aside / inside[0]).glob("model*.safetensors*"):
+        try:
+          os.link(path, folder / path.name)
+        except OSError:  # a file system without links
+          shutil.copyfile(path, folder / path.name)
   return [output / name for name in inside]
 
 
 def check_new(output: str | os.PathLike) -> None:
-  """Fails where there is something already, before any work is done.
+  """Checks that a path does not exist yet.
 
   Raises:
-    UserError: if the path exists.
+    UserError: if it does.
   """
   if os.path.lexists(output):
     raise UserError(f"{output} exists: give another folder, or remove it")
 
 
 def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
-  """Returns the attentions that a model was trained with, or fine-tuned."""
+  """Returns the attentions of a model's training, or of its fine-tuning.
+
+  Raises:
+    UserError: if transformers has none of them.
+  """
   if loaded.task:
     return (loaded.task.attention,)
   trained = framing.trained(loaded.config)
-  # A prefix is read both ways, and what follows it causally.
+  # A prefix is read bidirectionally, the text after it causally.
   causal = ("causal",) * any(o.left_to_right for o in trained)
   both = any(o.attention == "bidirectional" for o in trained)
   if not causal and not both:
     raise UserError(
-      f"{loaded.path} was trained with attention in blocks alone, which no"
-      " model of transformers has; --as=bidirectional reads a text as one block"
+      f"{loaded.path} was trained with attention in blocks alone, which"
+      " transformers lacks: --as=bidirectional reads a text as one block"
     )
   return causal + ("bidirectional",) * both
 
 
 def target_of(loaded: Loaded, attention: str) -> Target:
-  """Returns what a model becomes in transformers, read with an attention."""
-  # A fine-tuned head reads the states themselves, wherever masks are predicted.
+  """Returns the model of transformers that reads with this attention.
+
+  Raises:
+    UserError: if transformers has no such model.
+  """
+  # A fine-tuned head reads hidden states, whatever position predicts a mask.
   shift = 0 if loaded.task else loaded.mask_shift
   architecture = ARCHITECTURES[loaded.config.model.name]
   return architecture.target(loaded.model.config, attention, shift)
@@ -122,17 +135,17 @@ def _texts(
   sentences: bool,
   about: card.About,
 ) -> dict[str, str]:
-  """Returns the text files of a folder, by path in it."""
+  """Returns the text files of a folder, by their path in it."""
   architecture = ARCHITECTURES[loaded.config.model.name]
   target = target_of(loaded, attention)
   masked = attention == "bidirectional" and not loaded.task
   if masked and loaded.tokenizer.mask_id is None:
     raise UserError(
-      f"the tokenizer of {loaded.path} has no <mask> token: only --as=causal"
-      " makes sense of this model"
+      f"the tokenizer of {loaded.path} has no <mask> token: export with"
+      " --as=causal"
     )
   before, after = (ids.tolist() for ids in loaded.frame)
-  # What is generated comes after the text, so nothing else may.
+  # A causal model continues the text, so no special token may follow it.
   after = after if attention == "bidirectional" or loaded.task else []
   special = tokenizer.special_ids(loaded.tokenizer, before)
   config = hf_config.config(loaded.model, special, architecture, target, dtype)
@@ -140,14 +153,10 @@ def _texts(
     config["mask_shift"] = loaded.mask_shift
   if loaded.task:
     config |= heads.config(loaded, target)
+  names = loaded.tokenizer, before, after, loaded.longest_row
   values = {
     hf_config.CONFIG: config,
-    **tokenizer.files(
-      loaded.tokenizer,
-      before,
-      after,
-      loaded.longest_row,
-    ),
+    **tokenizer.files(*names),
     NATIVE: _native(loaded),
   }
   if attention == "causal" and not loaded.task:
@@ -165,9 +174,10 @@ def _texts(
 
 
 def _tensors(
-  loaded: Loaded, architecture: Architecture, target: Target, dtype: str
+  loaded: Loaded, target: Target, dtype: str
 ) -> dict[str, np.ndarray]:
-  """Returns a folder's weights; a fine-tuned head is in the other's place."""
+  """Returns a folder's weights; a task's head replaces the language model's."""
+  architecture = ARCHITECTURES[loaded.config.model.name]
   names, params = architecture.names(target), loaded.params
   if loaded.task:
     params = {p: v for p, v in params.items() if not p.startswith("head/")}
@@ -180,27 +190,26 @@ def _tensors(
 
 
 def _native(loaded: Loaded) -> dict[str, object]:
-  """Returns what import needs beside the weights, less the folders of here."""
-  settings = json.loads(config_lib.to_json(loaded.config), object_hook=_names)
-  settings = config_lib.from_json(json.dumps(settings))
-  meta = dataclasses.replace(loaded, config=settings)
+  """Returns what import needs besides weights, without this machine's paths."""
+
+  def last_names(settings: dict) -> dict:
+    return {
+      key: card.without_folders(value)
+      if isinstance(value, str) and not value.startswith(hub.PREFIX)
+      else value
+      for key, value in settings.items()
+    }
+
+  text = config_lib.to_json(loaded.config)
+  settings = json.dumps(json.loads(text, object_hook=last_names))
+  meta = dataclasses.replace(loaded, config=config_lib.from_json(settings))
   return meta.to_json() | {"step": loaded.step}
-
-
-def _names(settings: dict) -> dict:
-  """Takes from settings that are paths all but the last name of each."""
-
-  def name(value):
-    is_path = isinstance(value, str) and not value.startswith(hub.PREFIX)
-    return card.without_folders(value) if is_path else value
-
-  return {key: name(value) for key, value in settings.items()}
 
 
 def _sentences(
   loaded: Loaded, prompts: Mapping[str, str] | None
 ) -> dict[str, object]:
-  """Returns what sentence-transformers reads: the mean of all tokens."""
+  """Returns the files of sentence-transformers: the mean of all tokens."""
   package = "sentence_transformers.models"
   modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
   if prompts:
@@ -226,12 +235,3 @@ def _sentences(
       "include_prompt": True,
     },
   }
-
-
-def _share(whole: pathlib.Path, other: pathlib.Path) -> None:
-  """Puts the same weights into another folder: linked, where that works."""
-  for path in whole.glob("model*.safetensors*"):
-    try:
-      os.link(path, other / path.name)
-    except OSError:
-      shutil.copyfile(path, other / path.name)

@@ -1,6 +1,6 @@
 """Fine-tuned heads in transformers: a table by the kind of head.
 
-A head whose kind has no row here has no place in transformers.
+Only the kinds in this table can be exported.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.hf.architecture import Target
 from antlm_jax.inference.model import FineTuned, Loaded
 
-_POOLS = {  # ours, and theirs
+_POOLS = {  # our pooling to theirs
   "EuroBERT": {"first": "bos", "mean": "mean"},
   "ModernBERT": {"first": "cls", "mean": "mean"},
 }
@@ -21,12 +21,14 @@ _POOLS = {  # ours, and theirs
 class Place:
   """A kind of head in transformers."""
 
-  auto: str  # the auto class that opens it
-  tag: str  # what the Hub calls what it does
-  weights: Mapping[str, str]  # our parameters and its tensors
-  # What config.json says of it, by the checkpoint and the model_type.
+  auto: str  # auto class that opens it
+  tag: str  # the Hub's name for its task
+  weights: Mapping[str, str]  # our parameters to its tensors
+  # Fields of config.json, from the checkpoint and the model_type.
   config: Callable[[Loaded, str], dict[str, Any]]
-  embeds: bool = False  # what sentence-transformers opens, as lengths of 1
+  embeds: bool = (
+    False  # opened by sentence-transformers, with vectors of norm 1
+  )
 
 
 def _labels(loaded: Loaded, model_type: str) -> dict[str, Any]:
@@ -49,14 +51,15 @@ def _classifier(loaded: Loaded, model_type: str) -> dict[str, Any]:
       "classifier_norms": head["norms"],
       "classifier_dropout": head["dropout"],
     }
-  last_norm = head.get("last_norm", False)  # not said by older checkpoints
-  family, name = ("EuroBERT", "plain")
-  if modern := model_type == "modernbert":
-    family, name = "ModernBERT", "last_norm"
+  modern = model_type == "modernbert"
+  family, name = (
+    ("ModernBERT", "last_norm") if modern else ("EuroBERT", "plain")
+  )
+  last_norm = head.get("last_norm", False)  # older checkpoints lack it
   if head["norms"] or last_norm != modern or head["pool"] not in _POOLS[family]:
     raise UserError(
-      f"{loaded.path} has a head that transformers' {family} has not:"
-      f" fine-tune with --head={name} and --pool=mean or first"
+      f"{loaded.path}: {family} has no head of this type; fine-tune with"
+      f" --head={name} --pool=mean (or --pool=first)"
     )
   out["classifier_pooling"] = _POOLS[family][head["pool"]]
   if modern:
@@ -97,10 +100,10 @@ HEADS = {  # by `FineTuned.kind`
 
 
 def place(task: FineTuned) -> Place:
-  """Returns where a task's head stands in transformers.
+  """Returns the row of a task's head.
 
   Raises:
-    UserError: if it has no place there.
+    UserError: if transformers has no such head.
   """
   if task.kind not in HEADS:
     raise UserError(
@@ -111,17 +114,15 @@ def place(task: FineTuned) -> Place:
 
 
 def prompts(loaded: Loaded) -> dict[str, str] | None:
-  """Returns what an embedder puts before texts; None if it is none."""
+  """Returns an embedder's prefixes of texts; None for any other model."""
   if not (loaded.task and place(loaded.task).embeds):
     return None
-  names = "query", "document"
-  return dict(
-    zip(names, loaded.task.settings.get("prompts", ("", "")), strict=True)
-  )
+  query, document = loaded.task.settings.get("prompts", ("", ""))
+  return {"query": query, "document": document}
 
 
 def config(loaded: Loaded, target: Target) -> dict[str, Any]:
-  """Returns what config.json says of a fine-tuned head.
+  """Returns the fields of config.json about a fine-tuned head.
 
   Raises:
     UserError: if transformers has no such head on such an encoder.
@@ -129,11 +130,10 @@ def config(loaded: Loaded, target: Target) -> dict[str, Any]:
   found = place(loaded.task)
   if found.auto not in target.classes:
     causal = loaded.task.attention == "causal"
+    hint = ": fine-tune with --attention=bidirectional" if causal else ""
     raise UserError(
       f"{loaded.path} was fine-tuned reading {loaded.task.attention}ly, and"
-      f" transformers' {target.model_type} has no {found.auto} for that"
-      + ": fine-tune with --attention=bidirectional"
-      * causal
+      f" transformers' {target.model_type} has no {found.auto}{hint}"
     )
   about = found.config(loaded, target.model_type)
   return {"architectures": [target.classes[found.auto]], **about}

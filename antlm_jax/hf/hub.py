@@ -1,6 +1,6 @@
-"""Hugging Face's Hub: all that goes over the network.
+"""Hugging Face's Hub: everything that uses the network.
 
-A model's name there is ORG/NAME, or ORG/NAME@REVISION.
+A model's name is ORG/NAME, or ORG/NAME@REVISION.
 """
 
 import os
@@ -10,26 +10,26 @@ from collections.abc import Sequence
 
 from antlm_jax.errors import UserError
 
-PREFIX = "hf://"  # before the name, in a config, of what a run began from
+PREFIX = "hf://"  # before the name in a config's init.checkpoint
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?")
 _FILES = ["*.json", "model*.safetensors"]
 
 
 def is_name(model: str | os.PathLike) -> bool:
-  """Whether it is a name on the Hub rather than a folder here."""
+  """Whether it is a name on the Hub rather than a local folder."""
   if not _NAME.fullmatch(os.fspath(model)) or os.path.exists(model):
     return False
-  # runs/slip, where there are other runs, is a slip.
+  # If runs/ exists, runs/slip is a mistyped path.
   return not pathlib.Path(model).parent.exists()
 
 
 def folder(name: str) -> pathlib.Path:
-  """Returns the folder of a model on the Hub, after downloading it.
+  """Downloads a model from the Hub and returns its folder.
 
-  What is in the cache of huggingface_hub is not downloaded again.
+  Files in the cache of huggingface_hub are not downloaded again.
 
   Raises:
-    UserError: if it cannot be had, with what to do.
+    UserError: if the download fails.
   """
   import huggingface_hub
 
@@ -41,7 +41,7 @@ def folder(name: str) -> pathlib.Path:
       repo,
       revision=revision,
       allow_patterns=list(patterns),
-      ignore_patterns=["*/*"],  # other programs' forms of it
+      ignore_patterns=["*/*"],  # subfolders hold other programs' formats
     )
     return pathlib.Path(path)
 
@@ -49,12 +49,12 @@ def folder(name: str) -> pathlib.Path:
     path = download(_FILES)
     if not any(path.glob("*.safetensors")):
       path = download(["*.bin"])
-  except Exception as error:  # what a network can do has no common base
+  except _failures() as error:
     where = f"{repo} --revision={revision}" if revision else repo
     raise UserError(
-      f"{name} is no folder here, and the Hub does not give it"
-      f" ({_reason(error)}): where it does, run `hf download {where}"
-      " --local-dir=FOLDER`, and give --model=FOLDER"
+      f"{name} is no local folder, and downloading it failed"
+      f" ({_reason(error)}): on a machine with a network, run `hf download"
+      f" {where} --local-dir=FOLDER`, then use --model=FOLDER"
     ) from error
   return path
 
@@ -64,11 +64,11 @@ def push(
 ) -> None:
   """Uploads folders to the Hub, by default as its main revision.
 
-  Several folders go to REPO-causal and REPO-bidirectional. Log in before
-  (`hf auth login`).
+  Several folders become REPO-causal and REPO-bidirectional. Log in first (`hf
+  auth login`).
 
   Raises:
-    UserError: if the Hub refuses.
+    UserError: if the upload fails.
   """
   import huggingface_hub
 
@@ -83,16 +83,26 @@ def push(
         repo_id=name,
         folder_path=path,
         revision=revision,
-        # Weights in other shards would be read instead of the new ones.
+        # transformers would read older shards instead of the new ones.
         delete_patterns=["*.safetensors*"],
       )
-    except Exception as error:
+    except _failures() as error:
       raise UserError(
         f"pushing to {name} failed: {_reason(error)}; {path} is written"
       ) from error
     print(f"pushed to {name}" + (f", revision {revision}" if revision else ""))
 
 
+def _failures() -> tuple[type[Exception], ...]:
+  """Returns what huggingface_hub raises for the network and for names."""
+  import httpx
+  from huggingface_hub import errors
+
+  xet = getattr(errors, "XetDownloadError", OSError)  # newer versions only
+  missing = errors.EntryNotFoundError
+  return OSError, ValueError, RuntimeError, httpx.HTTPError, missing, xet
+
+
 def _reason(error: Exception) -> str:
-  said = (str(error).strip() or type(error).__name__).splitlines()[0]
-  return said.split(". ")[0]
+  text = (str(error).strip() or type(error).__name__).splitlines()[0]
+  return text.split(". ")[0]

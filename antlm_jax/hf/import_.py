@@ -1,4 +1,4 @@
-"""A folder of transformers, read as a checkpoint of ours."""
+"""Reads a folder of transformers as a checkpoint of ours."""
 
 import dataclasses
 import functools
@@ -6,6 +6,7 @@ import os
 import pathlib
 import shutil
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 
@@ -31,23 +32,26 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
-@dataclasses.dataclass(frozen=True)
-class Imported:
-  """A model of transformers as a checkpoint of ours."""
+class Opened(NamedTuple):
+  """A model of transformers whose parameters are not read yet."""
 
-  weights: Callable[[], Params]  # reads them
-  meta: Meta  # what a checkpoint says beside its arrays
-  step: int  # 0 of a foreign one
-  notes: tuple[str, ...]  # what a person should know
+  meta: Meta  # of the checkpoint that it becomes
+  step: int  # 0 unless export wrote the folder
+  notes: tuple[str, ...]  # for the user
+  weights: Callable[[], Params]  # reads the parameters, float32
 
-  @property
-  def params(self) -> Params:
-    """Its parameters, float32."""
-    return self.weights()
+
+class Imported(NamedTuple):
+  """A model of transformers as a checkpoint of ours; see `Opened`."""
+
+  meta: Meta
+  step: int
+  notes: tuple[str, ...]
+  params: Params  # float32
 
 
 def start(model: str) -> Start:
-  """Returns what a run begins from: a checkpoint or a model of transformers."""
+  """Returns the start of a run: a checkpoint or a model of transformers."""
   return Foreign(model) if is_foreign(model) else Start(model)
 
 
@@ -55,13 +59,13 @@ class Foreign(Start):
   """A model of transformers that a run begins from, opened when first used."""
 
   @functools.cached_property
-  def _found(self) -> Imported:
+  def _found(self) -> Opened:
     return opened(self._path.removeprefix(hub.PREFIX))
 
   @property
   def name(self) -> str:
     """The model's name on the Hub, or the path to its folder."""
-    # The run remembers it, wherever it resumes.
+    # The run's config keeps it, so it must be valid from any folder.
     name = self._path.removeprefix(hub.PREFIX)
     return hub.PREFIX + name if hub.is_name(name) else os.path.abspath(name)
 
@@ -74,31 +78,31 @@ class Foreign(Start):
     """Returns a state that begins with the model's parameters."""
     if with_optimizer:
       raise UserError(
-        f"{self.name} has no optimizer's state: set init.optimizer=reset"
+        f"{self.name} has no optimizer state: set init.optimizer=reset"
       )
     params = {
       path: jax.make_array_from_callback(
         value.shape, like.params[path].sharding, value.__getitem__
       )
-      # Read anew, not kept: what is begun from stays with its run.
+      # Read again for each run, which keeps no copy of them.
       for path, value in self._found.weights().items()
     }
     return checkpoint.complete(like, {"params": params})
 
 
 def is_foreign(model: str | os.PathLike) -> bool:
-  """Whether it is a model of transformers, by its folder or on the Hub."""
+  """Whether it is a model of transformers: a folder or a name on the Hub."""
   name = os.fspath(model)
   if name.startswith(hub.PREFIX) or hub.is_name(name):
     return True
-  # A run has a config.json, too.
-  there = pathlib.Path(name)
-  ours = checkpoint.steps(there) or (there / "params").is_dir()
-  return (there / hf_config.CONFIG).is_file() and not ours
+  # Our runs have a config.json, too.
+  folder = pathlib.Path(name)
+  ours = checkpoint.steps(folder) or (folder / "params").is_dir()
+  return (folder / hf_config.CONFIG).is_file() and not ours
 
 
 def load(model: str) -> Loaded:
-  """Loads a run's model, or one of transformers, with all of its parameters.
+  """Loads a run's model, or one of transformers, with its parameters.
 
   Raises:
     UserError: if it is neither, or cannot be read.
@@ -118,29 +122,27 @@ def load(model: str) -> Loaded:
 
 
 def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
-  """Reads a model folder, with its parameters; see `opened`."""
-  found = opened(path, boundary)
-  params = found.weights()  # raises now what is wrong with them
-  return dataclasses.replace(found, weights=lambda: params)
+  """Reads a model folder and its parameters; see `opened`."""
+  meta, step, notes, params = opened(path, boundary)
+  return Imported(meta, step, notes, params())
 
 
-def opened(path: str | os.PathLike, boundary: str | None = None) -> Imported:
-  """Reads what a model folder says, but for its parameters.
+def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
+  """Opens a model folder and checks it, without reading its parameters.
 
   Args:
-    path: Holds config.json, tokenizer.json and weights; or ORG/NAME, a model on
-      the Hub.
-    boundary: Which special tokens stand around a text, one of
-      `packing.BOUNDARIES`; what the folder's tokenizer adds by default.
+    path: Folder with config.json, tokenizer.json and weights; or ORG/NAME, a
+      model on the Hub.
+    boundary: Special tokens around a text, a key of `packing.BOUNDARIES`; by
+      default those that the folder's tokenizer adds.
 
   Raises:
-    UserError: if it is no such folder, or not a model that we compute.
+    UserError: if it is no such folder, or no model that we compute.
   """
   name = os.fspath(path)
   path = hub.folder(name) if hub.is_name(name) else pathlib.Path(name)
   fields, tensors = hf_config.fields(path), weights.read(path)
   layout = layouts.layout(tensors)
-  tensors = layout.tensors_of(tensors)
   described = hf_config.describe(
     path / hf_config.CONFIG, layout.fields_of(fields)
   )
@@ -152,20 +154,28 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Imported:
     raise UserError(f"{path / hf_config.CONFIG}: {error}") from error
   tokenizer = Tokenizer.load(path / TOKENIZER)
   _check_tokenizer(path, tokenizer, rows, described.special)
-  unused = ARCHITECTURES[described.encoder].unused
-  params = functools.partial(
-    weights.params, tensors, described.weights, model.shapes, unused
+  # Before anything of the config's sizes is made: the files bound them.
+  params = weights.reader(
+    layout.tensors_of(tensors),
+    described.weights,
+    model.shapes,
+    ARCHITECTURES[described.encoder].unused,
   )
   if (path / NATIVE).exists():
     return _native(path, params, model, boundary)
-  tokenizer, notes = _with_names(path, tokenizer, rows)
+  notes = list(layout.notes)
+  if known := rows - tokenizer.vocab_size:
+    tokenizer = _with_names(path, tokenizer, rows)
+    notes.insert(
+      0,
+      f"{known} rows of the embedding have no token: they are named"
+      f" <no_token_{rows - known}>, ...",
+    )
   config = config_lib.default(described.encoder)
   config.model.update(settings)
   if hub.is_name(name):
     config.init.checkpoint = hub.PREFIX + name
-  # What the weights were trained for, as far as their form tells.
   config.curriculum = layout.curriculum or f"1{described.objective}"
-  notes += layout.notes
   boundary = boundary or layout.boundary
   if not boundary:
     boundary = framing.OWN
@@ -176,34 +186,36 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Imported:
       " embedding the mean of the others"
     )
   meta = Meta(
-    *(config.lock(), tokenizer, boundary),
+    config.lock(),
+    tokenizer,
+    boundary,
     data="",
     ends=hf_config.ends(path, fields, rows),
-    row_tokens=model.config.max_seq_len,  # as far as its maker says
+    row_tokens=model.config.max_seq_len,
   )
-  return Imported(params, meta, 0, tuple(notes))
+  return Opened(meta, 0, tuple(notes), params)
 
 
 def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
-  """Refuses a tokenizer that is not the model's."""
+  """Refuses a tokenizer of another model."""
   size = tokenizer.vocab_size
   if size > rows:
     raise UserError(
       f"{path}: tokenizer.json has {size:,} tokens, but config.json says"
       f" vocab_size={rows:,}"
     )
-  # Defaults of transformers that were written out may be of no token at all.
+  # transformers may write defaults that are no token of this vocabulary.
   for role in ("bos", "eos"):
     if size <= special.get(role, 0) < rows:
       raise UserError(
-        f"{path}: config.json says {role}_token_id={special[role]}, which"
-        f" tokenizer.json has not: it ends at {size - 1}"
+        f"{path}: config.json says {role}_token_id={special[role]}, but the"
+        f" last token of tokenizer.json is {size - 1}"
       )
   mask = special.get("mask", rows)
   if mask < size and tokenizer.special[mask] and tokenizer.mask_id is None:
     raise UserError(
-      f"{path}: the mask is token {mask}, by a name that is not known here:"
-      f" call it {MASK} in tokenizer.json"
+      f"{path}: the mask, token {mask}, has an unknown name: call it {MASK} in"
+      " tokenizer.json"
     )
 
 
@@ -212,16 +224,16 @@ def _native(
   params: Callable[[], Params],
   model: models.Model,
   boundary: str | None,
-) -> Imported:
-  """Gives back the checkpoint that export_hf wrote."""
-  fields = files.read_json(path / NATIVE, "what export_hf wrote of the run:")
+) -> Opened:
+  """Returns the checkpoint that export wrote."""
+  fields = files.read_json(path / NATIVE, "the export's record of the run:")
   try:
     meta = Meta.from_json(fields)
     step = int(fields["step"])
     if meta.boundary not in packing.BOUNDARIES:
       raise ValueError(f"boundary {meta.boundary!r} is unknown")
   except (KeyError, ValueError, TypeError, AttributeError) as error:
-    raise UserError(f"{path / NATIVE} is not whole: {error}") from error
+    raise UserError(f"{path / NATIVE} is incomplete: {error}") from error
   own = models.build(meta.config.model, meta.tokenizer.vocab_size).config
   shared = ARCHITECTURES[meta.config.model.name].settings
   changed = [n for n in shared if getattr(own, n) != getattr(model.config, n)]
@@ -230,38 +242,33 @@ def _native(
       f"{path}: {NATIVE} and config.json disagree on {', '.join(changed)}:"
       f" remove {NATIVE} to go by config.json"
     )
-  if boundary:
-    meta = dataclasses.replace(meta, boundary=boundary)
-  return Imported(params, meta, step, ())
+  meta = dataclasses.replace(meta, boundary=boundary or meta.boundary)
+  return Opened(meta, step, (), params)
 
 
 def _with_names(
   path: pathlib.Path, tokenizer: Tokenizer, rows: int
-) -> tuple[Tokenizer, list[str]]:
-  """Gives every row of the embedding a token; a note says so."""
-  known = tokenizer.vocab_size
-  if known == rows:
-    return tokenizer, []
-  note = (
-    f"{rows - known} rows of the embedding have no token: <no_token_{known}>"
-  )
+) -> Tokenizer:
+  """Names a token for every row of the embedding."""
+  names = [f"<no_token_{i}>" for i in range(tokenizer.vocab_size, rows)]
   try:
-    names = [f"<no_token_{i}>" for i in range(known, rows)]
-    return tokenizer.extended(names), [f"{note}, ..."]
+    return tokenizer.extended(names)
   except UserError as error:
     raise UserError(f"{path / TOKENIZER}: {error}") from error
 
 
 def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
-  """Says what the tokenizer adds, and where that is not what its config says.
+  """Returns notes on the special tokens that the tokenizer adds.
 
-  As in transformers 5, which goes by tokenizer.json.
+  As in transformers 5, tokenizer.json overrides tokenizer_config.json.
   """
   before, after = (
     tokenizer.decode(ids, skip_special=False) for ids in tokenizer.frame
   )
-  notes = [f"texts are framed by its tokenizer: {before or 'nothing'} before"]
-  notes[0] += f", {after or 'nothing'} after"
+  notes = [
+    f"texts are framed by its tokenizer: {before or 'nothing'} before,"
+    f" {after or 'nothing'} after"
+  ]
   file = path / TOKENIZER_CONFIG
   fields = files.read_json(file, "the tokenizer's") if file.exists() else {}
   for name, adds in (("add_bos_token", before), ("add_eos_token", after)):
@@ -276,13 +283,13 @@ def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
 def write(
   imported: Imported, workdir: str | os.PathLike, task: FineTuned | None = None
 ) -> pathlib.Path:
-  """Writes a run of one checkpoint, and its tokenizer beside it.
+  """Writes a run with one checkpoint and its tokenizer.
 
   Returns:
     The checkpoint's folder.
 
   Raises:
-    UserError: if the workdir holds a run already, or cannot be written.
+    UserError: if the workdir already holds a run, or cannot be written.
   """
   workdir = pathlib.Path(workdir).absolute()
   check_workdir(workdir)
@@ -290,17 +297,17 @@ def write(
   model_lib.write(path, imported.step, imported.params, imported.meta, task)
   try:
     files.write_text(workdir / TOKENIZER, imported.meta.tokenizer.to_json())
-  except BaseException:  # the same command is to work when there is room again
+  except BaseException:  # with room again, the same command must work
     shutil.rmtree(path)
     raise
   return path
 
 
 def check_workdir(workdir: str | os.PathLike) -> None:
-  """Fails where a run or a model is, before any work is done.
+  """Checks that a folder holds neither a run nor a model.
 
   Raises:
-    UserError: if the workdir is not free.
+    UserError: if it does.
   """
   workdir = pathlib.Path(workdir)
   if checkpoint.steps(workdir):

@@ -1,6 +1,7 @@
-"""Checkpoints of encoders of ours as other programs write them.
+"""Layouts in which other programs write checkpoints of our encoders.
 
-A `Layout` is a row: by it a folder reads as one that export_hf would write.
+Each `Layout` is a row that renames a folder's fields and tensors to those that
+export writes.
 """
 
 import collections
@@ -12,28 +13,28 @@ from typing import Any
 import numpy as np
 
 from antlm_jax.errors import UserError
-from antlm_jax.hf.weights import Tensor, Weights
+from antlm_jax.hf.weights import Stored, Weights
 
-# What their programs put the modules in, one around the other.
-_AROUND = re.compile(r"((module|model|transformer|classifier|lm_head)\.)*")
+# Modules that wrap the encoder in other programs.
+_WRAPPERS = re.compile(r"((module|model|transformer|classifier|lm_head)\.)*")
 _OURS = "model.layers.{}.self_attn"
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Where a published model has what ours has.
+  """Names in another program's checkpoints, and our names for them.
 
   Attributes:
-    mark: The tensor by which it is known, named as in `tensors`.
-    tensors: Names there, less what is around them and with `{}` for a number,
-      to names here of what they hold, in equal parts along the first axis.
-      Numbered ones of one name here follow one another in it.
-    fields: Fields of config.json there to the same here.
-    settings: Fields that config.json has here and not there.
-    curriculum: What it was trained with; by config.json if empty.
-    boundary: What framed its texts; by the tokenizer if empty.
-    notes: What a person should know.
-    around: What stands before all other names here, and not there.
+    mark: Tensor that identifies the layout, named as in `tensors`.
+    tensors: Their tensor names, without wrappers and with `{}` for a number, to
+      our names for equal parts along its first axis. Numbered tensors with one
+      name here are joined along that axis.
+    fields: Their fields of config.json to ours.
+    settings: Fields that our config.json has and theirs lacks.
+    curriculum: The objective of training; empty to go by config.json.
+    boundary: Special tokens around texts; empty to go by the tokenizer.
+    notes: Notes for the user.
+    prefix: Prefix of our names that theirs lack.
   """
 
   mark: str
@@ -43,22 +44,22 @@ class Layout:
   curriculum: str = ""
   boundary: str = ""
   notes: tuple[str, ...] = ()
-  around: str = ""
+  prefix: str = ""
 
   def fields_of(self, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the fields of config.json as they are called here."""
+    """Returns the fields of config.json under our names."""
     named = {o: fields[t] for t, o in self.fields.items() if t in fields}
     return {**fields, **named, **self.settings}
 
   def tensors_of(self, weights: Weights) -> Weights:
-    """Returns the weights as they are called here.
+    """Returns the weights under our names.
 
     Raises:
-      UserError: if the parts of one do not fit together.
+      UserError: if numbered tensors have shapes that cannot be joined.
     """
     pieces = collections.defaultdict(dict)
     for name, tensor in weights.tensors.items():
-      number, names = self._place(name)
+      number, names = self._named(name)
       for i, ours in enumerate(names):
         pieces[ours][number] = _part(tensor, i, len(names))
     joined = {
@@ -67,42 +68,42 @@ class Layout:
     }
     return dataclasses.replace(weights, tensors=joined)
 
-  def _place(self, name: str) -> tuple[int, list[str]]:
-    """Returns a tensor's number, and its names here."""
+  def _named(self, name: str) -> tuple[int, list[str]]:
+    """Returns a tensor's number and our names for it."""
     inner = _inner(name)
     for theirs, ours in self.tensors.items():
       pattern = re.escape(theirs).replace(r"\{\}", r"(\d+)")
       if found := re.fullmatch(pattern, inner):
         number = int(found[1]) if found.groups() else 0
         return number, [each.format(number) for each in ours]
-    return 0, [self.around + name]
+    return 0, [self.prefix + name]
 
 
 def _inner(name: str) -> str:
-  return _AROUND.sub("", name, count=1)
+  return _WRAPPERS.sub("", name, count=1)
 
 
-def _part(tensor: Tensor, index: int, count: int) -> Tensor:
-  """Returns one of equal parts along the first axis.
+def _part(tensor: Stored, index: int, count: int) -> Stored:
+  """Returns one of `count` parts along the first axis.
 
-  Where it cannot be divided they are not equal: what is wrong shows in shapes.
+  If the axis is not divisible, the check of shapes reports the uneven parts.
   """
   if count == 1 or not tensor.shape:
     return tensor
   start, stop = (tensor.shape[0] * i // count for i in (index, index + 1))
   shape = stop - start, *tensor.shape[1:]
-  return Tensor(shape, tensor.dtype, lambda: tensor.read()[start:stop])
+  return Stored(shape, tensor.dtype, lambda: tensor.read()[start:stop])
 
 
-def _joined(name: str, tensors: list[Tensor]) -> Tensor:
-  """Returns tensors one after the other along the first axis."""
+def _joined(name: str, tensors: list[Stored]) -> Stored:
+  """Returns tensors joined along the first axis."""
   if len(tensors) == 1:
     return tensors[0]
   shapes = [tensor.shape for tensor in tensors]
   if () in shapes or len({shape[1:] for shape in shapes}) > 1:
-    told = ", ".join(str(list(shape)) for shape in shapes)
-    raise UserError(f"{name} has parts that do not fit together: {told}")
-  return Tensor(
+    found = ", ".join(str(list(shape)) for shape in shapes)
+    raise UserError(f"{name} has parts with different shapes: {found}")
+  return Stored(
     (sum(shape[0] for shape in shapes), *shapes[0][1:]),
     tensors[0].dtype,
     lambda: np.concatenate([tensor.read() for tensor in tensors]),
@@ -110,7 +111,7 @@ def _joined(name: str, tensors: list[Tensor]) -> Tensor:
 
 
 def _both(theirs: str, *ours: str) -> dict[str, tuple[str, ...]]:
-  """Rows of a weight and of its bias."""
+  """Returns rows for a weight and its bias."""
   return {
     f"{theirs}.{kind}": tuple(f"{name}.{kind}" for name in ours)
     for kind in ("weight", "bias")
@@ -118,7 +119,7 @@ def _both(theirs: str, *ours: str) -> dict[str, tuple[str, ...]]:
 
 
 def _ltg_bert(attention: str, mlp: str) -> dict[str, tuple[str, ...]]:
-  """Rows that LTG-BERT and GPT-BERT share, by where the sublayers are."""
+  """Returns rows that LTG-BERT and GPT-BERT share, by sublayer names."""
   ours = "model.layers.{}"
   return {
     "embedding.word_embedding.weight": ("model.embed_tokens.weight",),
@@ -126,7 +127,7 @@ def _ltg_bert(attention: str, mlp: str) -> dict[str, tuple[str, ...]]:
     **_both("embedding.relative_layer_norm", "model.relative_norm"),
     **_both(f"{attention}.in_proj_qk", f"{_OURS}.q_proj", f"{_OURS}.k_proj"),
     **_both(f"{attention}.out_proj", f"{_OURS}.o_proj"),
-    # The first half is what GELU of the second gates.
+    # GELU of the second half gates the first.
     f"{mlp}.mlp.1.weight": (
       f"{ours}.mlp.up_proj.weight",
       f"{ours}.mlp.gate_proj.weight",
@@ -158,8 +159,8 @@ LAYOUTS = (
     },
     boundary="bos_eos",
     notes=(
-      "distances are read as BabyLM's LTG-BERT does; BNC-BERT and NorBERT 3,"
-      " whose files look the same, lay out their projection otherwise",
+      "distances follow BabyLM's LTG-BERT; BNC-BERT and NorBERT 3 use the same"
+      " names but another layout of this projection",
     ),
   ),
   Layout(  # github.com/ltgoslo/gpt-bert, pretraining/model_extra.py
@@ -182,12 +183,12 @@ LAYOUTS = (
   ),
 )
 OWN = Layout(mark="", tensors={}, fields={}, settings={})
-# Of transformers' AutoModel, as models for embeddings are published.
-BARE = dataclasses.replace(OWN, mark="embed_tokens.weight", around="model.")
+# Saved by transformers' AutoModel, as embedding models are.
+BARE = dataclasses.replace(OWN, mark="embed_tokens.weight", prefix="model.")
 
 
 def layout(weights: Weights) -> Layout:
-  """Returns the layout of a folder's weights; export_hf's own if none else."""
+  """Returns the layout of a folder's weights; by default that of export."""
   if BARE.mark in weights.tensors:
     return BARE
   names = set(map(_inner, weights))

@@ -1,13 +1,13 @@
-"""Weights in safetensors files, in shards if they are large."""
+"""Weights of a model folder: safetensors files, or PyTorch's pickles."""
 
 import argparse
 import collections
-import contextlib
 import dataclasses
 import functools
 import pathlib
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +23,16 @@ INDEX = "model.safetensors.index.json"
 PICKLE = ".bin"
 DTYPES = ("float32", "bfloat16", "float16")
 _FLOATS = ("F64", "F32", "F16", "BF16")
-# Buffers of old Llama files and of LTG-BERT's, which follow from the config.
+# What PyTorch raises for a damaged or foreign pickle.
+_DAMAGED = (
+  OSError,
+  RuntimeError,
+  ValueError,
+  EOFError,
+  LookupError,
+  pickle.UnpicklingError,
+)
+# Buffers in old Llama and LTG-BERT files; the config determines them.
 _FOLLOW = ("rotary_emb.inv_freq", ".position_indices")
 
 
@@ -31,7 +40,7 @@ _FOLLOW = ("rotary_emb.inv_freq", ".position_indices")
 
 
 def zeros(names: Sequence[str], config, dtype: str) -> dict[str, np.ndarray]:
-  """Returns biases that a target has and ours has not, by tensor."""
+  """Returns biases that the target has and our encoder lacks, by tensor."""
   return {
     name.format(i): np.zeros(config.width, jnp.dtype(dtype))
     for name in names
@@ -50,66 +59,63 @@ def tensors(
     value = np.asarray(params[path]).astype(jnp.dtype(dtype), copy=False)
     if path.endswith("/kernel"):
       value = value.swapaxes(-1, -2)
-    layers = value if "{}" in name else [value]
-    for i, layer in enumerate(layers):
+    for i, layer in enumerate(value if "{}" in name else [value]):
       parts[name.format(i)].append(layer)
-  # Transposed ones may come out in columns, and files hold rows.
+  # A transposed array is stored by columns; files store rows.
   return {n: np.ascontiguousarray(np.concatenate(p)) for n, p in parts.items()}
 
 
 def write(
   folder: pathlib.Path, tensors: Mapping[str, np.ndarray], shard_bytes: int
 ) -> None:
-  """Writes one file, or several of at most so many bytes and an index."""
-  shards: list[dict[str, np.ndarray]] = [{}]
-  held = 0
-  for name, value in tensors.items():
-    if held and held + value.nbytes > shard_bytes:
-      shards.append({})
-      held = 0
-    shards[-1][name] = value
-    held += value.nbytes
-  paths = [SINGLE]
-  if len(shards) > 1:
-    paths = [
-      f"model-{i:05}-of-{len(shards):05}.safetensors"
-      for i in range(1, len(shards) + 1)
-    ]
-  for path, shard in zip(paths, shards, strict=True):
-    safetensors.numpy.save_file(shard, folder / path, {"format": "pt"})
-  if len(shards) > 1:
-    size = sum(value.nbytes for value in tensors.values())
-    where = {n: p for p, s in zip(paths, shards, strict=True) for n in s}
-    index = {"metadata": {"total_size": size}, "weight_map": where}
+  """Writes one file, or several of at most `shard_bytes` and an index."""
+  import huggingface_hub  # slow to import
+
+  split = huggingface_hub.split_state_dict_into_shards_factory(
+    dict(tensors),
+    get_storage_size=lambda value: value.nbytes,
+    filename_pattern="model{suffix}.safetensors",
+    max_shard_size=shard_bytes,
+  )
+  for file, names in split.filename_to_tensors.items():
+    path = folder / file
+    path.touch()
+    mode = path.stat().st_mode  # safetensors would leave 0600
+    shard = {name: tensors[name] for name in names}
+    safetensors.numpy.save_file(shard, path, {"format": "pt"})
+    path.chmod(mode)
+  if split.is_sharded:
+    where = {name: split.tensor_to_filename[name] for name in tensors}
+    index = {"metadata": split.metadata, "weight_map": where}
     files.write_json(folder / INDEX, index)
 
 
 # ------------------------------------------------------------------- reading
 
 
-class Tensor(NamedTuple):
-  """A tensor of a file, which is read when it is asked for."""
+class Stored(NamedTuple):
+  """A tensor in a file; `read` loads it."""
 
   shape: tuple[int, ...]
-  dtype: str  # as safetensors calls it, such as BF16
+  dtype: str  # in the terms of safetensors, such as BF16
   read: Callable[[], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
 class Weights:
-  """The tensors of a folder, by name, read one by one."""
+  """The tensors of a folder by name, loaded one at a time."""
 
   folder: pathlib.Path
-  tensors: Mapping[str, Tensor]
+  tensors: Mapping[str, Stored]
 
   def __iter__(self) -> Iterator[str]:
     return iter(self.tensors)
 
   def __getitem__(self, name: str) -> np.ndarray:
-    """Reads a tensor, as float32.
+    """Reads a tensor as float32.
 
     Raises:
-      UserError: if it holds what is no number, or is too large for float32.
+      UserError: if a number is NaN, infinite or too large for float32.
     """
     with np.errstate(over="ignore"):
       value = self.tensors[name].read().astype(np.float32)
@@ -122,10 +128,10 @@ class Weights:
 
 
 def read(folder: pathlib.Path) -> Weights:
-  """Opens a folder's weights: safetensors, or else PyTorch's pickles.
+  """Opens a folder's weights: safetensors if it has them, else a pickle.
 
   Raises:
-    UserError: if there are none, or they are not weights alone.
+    UserError: if the folder has no weights, or they cannot be read.
   """
   tensors = {}
   for path in _paths(folder):
@@ -141,21 +147,38 @@ def _paths(folder: pathlib.Path) -> list[pathlib.Path]:
     if (folder / single).is_file():
       return [folder / single]
     if index.is_file():
-      return [folder / name for name in _shards(index)]
-  pickles = sorted(folder.glob(f"*{PICKLE}"))  # of a training loop, any name
+      return _shards(index)
+  pickles = sorted(folder.glob(f"*{PICKLE}"))  # training loops choose the name
   if len(pickles) == 1:
     return pickles
   several = ", ".join(path.name for path in pickles)
-  which = f", and {several} may each be meant: leave one" if pickles else ""
+  which = f", but several pickles ({several}): leave one" if pickles else ""
   raise UserError(f"{folder} holds no {SINGLE}{which}")
 
 
-def _opened(path: pathlib.Path) -> dict[str, Tensor]:
-  with _readable(path):
+def _shards(index: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files that an index names."""
+  names = files.read_json(index, "the weights' index").get("weight_map")
+  names = names.values() if isinstance(names, dict) else [None]
+  if not all(isinstance(name, str) for name in names):
+    raise UserError(f"{index} has no weight_map of names to files")
+  for name in names:
+    if pathlib.PurePath(name).name != name:  # such as ../../other
+      raise UserError(f"{index} names {name!r}, which is not in its folder")
+  return [index.parent / name for name in sorted(set(names))]
+
+
+def _opened(path: pathlib.Path) -> dict[str, Stored]:
+  try:
     file = safetensors.safe_open(path, framework="np")
     views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+  except OSError as error:
+    reason = str(error).splitlines()[0]
+    raise UserError(f"cannot read {path}: {reason}") from error
+  except safetensors.SafetensorError as error:
+    raise UserError(f"{path} is incomplete: {error}") from error
   return {
-    name: Tensor(
+    name: Stored(
       tuple(view.get_shape()),
       view.get_dtype(),
       functools.partial(file.get_tensor, name),
@@ -164,129 +187,124 @@ def _opened(path: pathlib.Path) -> dict[str, Tensor]:
   }
 
 
-def _pickled(path: pathlib.Path) -> dict[str, Tensor]:
-  """Opens a pickle; of what a training loop saved, the model alone."""
-  found = _unpickled(path)
-  found = found if isinstance(found, dict) else {}
-  model = found.get("model")
-  state = model if isinstance(model, dict) else found
+def _pickled(path: pathlib.Path) -> dict[str, Stored]:
+  """Opens a pickle of tensors, or of a training loop's state with `model`.
+
+  PyTorch unpickles tensors only, nothing that runs code.
+  """
+  try:
+    import torch
+  except ImportError as error:
+    raise UserError(
+      f"{path} is pickled: install torch to read it, or convert it to"
+      " safetensors on a machine with torch"
+    ) from error
+  try:
+    # LTG-BERT's training saves its command's arguments next to the model.
+    with torch.serialization.safe_globals([argparse.Namespace]):
+      found = torch.load(path, map_location="cpu", weights_only=True)
+  except _DAMAGED as error:
+    said = str(error).split("WeightsUnpickler error:")[-1].strip()
+    reason = said.splitlines()[0].split(". ")[0] if said else repr(error)
+    raise UserError(
+      f"{path} cannot be read as weights alone: {reason}"
+    ) from error
+  state = found if isinstance(found, dict) else {}
+  if isinstance(state.get("model"), dict):
+    state = state["model"]
   return {
-    str(name): Tensor(
+    str(name): Stored(
       tuple(value.shape),
       "F32" if value.is_floating_point() else str(value.dtype),
-      functools.partial(_array, value),
+      lambda value=value: value.detach().float().numpy(),
     )
     for name, value in state.items()
     if hasattr(value, "is_floating_point")
   }
 
 
-def _unpickled(path: pathlib.Path) -> Any:
-  """Unpickles by PyTorch, which takes tensors and nothing that runs."""
-  try:
-    import torch
-  except ImportError as error:
-    raise UserError(
-      f"{path} is pickled: install torch to read it, or convert it to"
-      " safetensors where there is one"
-    ) from error
-  try:
-    # The command's arguments, which LTG-BERT's training keeps with the model.
-    with torch.serialization.safe_globals([argparse.Namespace]):
-      return torch.load(path, map_location="cpu", weights_only=True)
-  except Exception as error:  # what is not whole fails in many ways
-    said = str(error).split("WeightsUnpickler error:")[-1].strip()
-    reason = said.splitlines()[0].split(". ")[0] if said else repr(error)
-    raise UserError(
-      f"{path} cannot be read as weights alone: {reason}"
-    ) from error
+# -------------------------------------------------------------------- mapping
 
 
-def _array(tensor) -> np.ndarray:
-  return tensor.detach().float().numpy()
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """One layer of a parameter: rows of a tensor, transposed if a kernel."""
+
+  tensor: str
+  rows: slice
+  transpose: bool
+
+  def read(self, weights: Weights) -> np.ndarray:
+    """Reads the part, float32."""
+    value = weights[self.tensor][self.rows]
+    return value.T if self.transpose else value
 
 
-def _shards(path: pathlib.Path) -> list[str]:
-  index = files.read_json(path, "the weights' index").get("weight_map")
-  if not isinstance(index, dict) or not all(
-    isinstance(name, str) for name in index.values()
-  ):
-    raise UserError(f"{path} has no weight_map of names to files")
-  for name in index.values():
-    if pathlib.PurePath(name).name != name:  # such as ../../other
-      raise UserError(f"{path} names {name!r}, which is not in its folder")
-    if (path.parent / name).exists() and not (path.parent / name).is_file():
-      raise UserError(f"{path} names {name!r}, which is not a regular file")
-  return sorted(set(index.values()))
-
-
-@contextlib.contextmanager
-def _readable(path: pathlib.Path):
-  try:
-    yield
-  except OSError as error:
-    missing = isinstance(error, FileNotFoundError)  # it names the path again
-    reason = "no such file" if missing else str(error).splitlines()[0]
-    raise UserError(f"cannot read {path}: {reason}") from error
-  except safetensors.SafetensorError as error:
-    raise UserError(f"{path} is not whole: {error}") from error
-
-
-def params(
+def reader(
   weights: Weights,
   names: Mapping[str, str],
   shapes: Mapping,
   unused: Sequence[str] = (),
-) -> dict[str, np.ndarray]:
-  """Reads all parameters of an encoder.
+) -> Callable[[], Params]:
+  """Checks a folder's weights and returns a function that reads parameters.
+
+  The check needs the names, shapes and dtypes of the tensors. It reads values
+  only of tensors that the encoder lacks.
 
   Args:
-    weights: Where from.
-    names: Tensors by path, as in `Architecture.weights`.
-    shapes: By path, of those wanted.
-    unused: Tensors that are not there: ones.
+    weights: The folder's tensors.
+    names: Tensor of each parameter's path, as in `Architecture.weights`.
+    shapes: Shapes of the wanted parameters, by path.
+    unused: Tensors that the folder lacks; they are read as ones.
 
   Raises:
-    UserError: naming the tensors that are missing, unknown or of another shape.
+    UserError: if tensors are missing, unknown, quantized or of another shape.
   """
-  wanted = {}  # by path, its tensors and which of their rows are its own
-  expected = {}  # by tensor, its shape
+  parts: dict[str, list[Part]] = {}
+  expected: dict[str, tuple[int, ...]] = {}  # shape of each tensor
   for path in filter(shapes.__contains__, names):
-    name, own = names[path], tuple(shapes[path].shape)
-    layers, own = (own[0], own[1:]) if "{}" in name else (1, own)
-    rows, *columns = own[::-1] if path.endswith("/kernel") else own
-    wanted[path] = []
-    for tensor in map(name.format, range(layers)):
+    stacked, transpose = "{}" in names[path], path.endswith("/kernel")
+    shape = shapes[path].shape
+    layers, shape = (shape[0], shape[1:]) if stacked else (1, shape)
+    shape = shape[::-1] if transpose else shape
+    parts[path] = []
+    for tensor in map(names[path].format, range(layers)):
       start = expected[tensor][0] if tensor in expected else 0
-      expected[tensor] = (start + rows, *columns)
-      wanted[path].append((tensor, slice(start, start + rows)))
+      stop = start + shape[0]
+      expected[tensor] = (stop, *shape[1:])
+      parts[path].append(Part(tensor, slice(start, stop), transpose))
   ones = {
-    n: Tensor(expected[n], "F32", functools.partial(np.ones, expected[n]))
+    n: Stored(expected[n], "F32", functools.partial(np.ones, expected[n]))
     for n in unused
   }
   weights = dataclasses.replace(weights, tensors={**ones, **weights.tensors})
   if problems := list(_problems(weights, names, expected)):
     raise UserError(f"{weights.folder}: {'; '.join(problems)}")
-  out = {}
-  for path, parts in wanted.items():
-    layers = [weights[tensor][rows] for tensor, rows in parts]
-    value = np.stack(layers) if "{}" in names[path] else layers[0]
-    out[path] = value.swapaxes(-1, -2) if path.endswith("/kernel") else value
-  return out
+
+  def params() -> Params:
+    out = {}
+    for path, own in parts.items():
+      layers = [part.read(weights) for part in own]
+      out[path] = np.stack(layers) if "{}" in names[path] else layers[0]
+    return out
+
+  return params
 
 
 def _problems(
   weights: Weights, names: Mapping[str, str], expected: Mapping
 ) -> Iterator[str]:
-  """Says what does not fit, each kind in a phrase."""
-  there = set(weights)
-  if missing := sorted(expected.keys() - there):
+  """Yields a phrase for each kind of mismatch."""
+  found = set(weights)
+  if missing := sorted(expected.keys() - found):
     yield f"weights are missing: {_listed(missing)}"
-  # A bias of zeros computes nothing.
-  extra = {n for n in there - expected.keys() if not _is_zero_bias(weights, n)}
-  tied = names.get("head/kernel")
-  embedding = names["embedding"]
-  if tied in extra and embedding in there:  # some files hold it twice
+  extra = found - expected.keys()
+  # A bias of zeros changes nothing.
+  extra -= {
+    n for n in extra if n.endswith("proj.bias") and not weights[n].any()
+  }
+  tied, embedding = names.get("head/kernel"), names["embedding"]
+  if tied in extra and embedding in found:  # some files store it twice
     extra.discard(tied)
     if not np.array_equal(weights[tied], weights[embedding]):
       yield (
@@ -294,22 +312,18 @@ def _problems(
       )
   if extra:
     yield (
-      f"the encoder has no place for {_listed(sorted(extra))} (a task's head is"
-      " not read)"
+      f"the encoder has no place for {_listed(sorted(extra))} (heads of tasks"
+      " are not read)"
     )
-  both = sorted(expected.keys() & there)
-  if other := [n for n in both if weights.tensors[n].shape != expected[n]]:
-    shapes = (
-      f"{n} {list(weights.tensors[n].shape)}, not {list(expected[n])}"
-      for n in other
-    )
-    yield f"of other shapes than config.json says: {_listed(list(shapes))}"
-  if other := [n for n in both if weights.tensors[n].dtype not in _FLOATS]:
-    yield f"quantized weights are not read: {_listed(other)}"
-
-
-def _is_zero_bias(weights: Weights, name: str) -> bool:
-  return name.endswith("proj.bias") and not weights[name].any()
+  both = {n: weights.tensors[n] for n in sorted(expected.keys() & found)}
+  if other := [
+    f"{n} {list(tensor.shape)}, not {list(expected[n])}"
+    for n, tensor in both.items()
+    if tensor.shape != expected[n]
+  ]:
+    yield f"tensor shapes do not match config.json: {_listed(other)}"
+  if other := [n for n, tensor in both.items() if tensor.dtype not in _FLOATS]:
+    yield f"quantized weights cannot be read: {_listed(other)}"
 
 
 def _listed(names: list[str]) -> str:
