@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> None:
   parts = [import_.load(model) for model in wanted.models]
   base = import_.load(wanted.base) if wanted.base else None
   meta, params = merging.merge(parts, wanted.weights, wanted.method, base)
-  merged = import_.Imported(lambda: params, meta, 0, ())
+  merged = import_.Imported(meta, 0, (), params)
   path = import_.write(merged, wanted.workdir, parts[0].task)
   print(f"{meta.merged}: {path}")
 
