@@ -5,12 +5,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-from ml_collections import ConfigDict
 
 from antlm_jax import tables
 from antlm_jax.evals import branches
 from antlm_jax.evals.design import Study
-from antlm_jax.objectives.curriculum import Phase
 from antlm_jax.planning.search import Pod
 from antlm_jax.runtime import chips
 from antlm_jax.training import flops
@@ -45,7 +43,11 @@ def _of_row(study: Study, name: str, known: dict) -> Cost | None:
   if curriculum is None:
     return None
   begin, work = branch.step if branch else 0, 0.0
-  kinds = [_kind(config, phase) for phase in curriculum.phases]
+  # A step's operations depend on these alone.
+  kinds = [
+    (str(config.model), str(config.train), tuple(branches.mix(config, phase)))
+    for phase in curriculum.phases
+  ]
   if not known.keys() >= set(kinds):
     known |= zip(kinds, _counted(study, name), strict=True)
   for phase, kind in zip(curriculum.phases, kinds, strict=True):
@@ -53,12 +55,6 @@ def _of_row(study: Study, name: str, known: dict) -> Cost | None:
   own = curriculum.steps - begin
   tokens = own * config.train.batch_size * text.seq_len
   return Cost(curriculum.steps, own, tokens, work, study.seeds(name))
-
-
-def _kind(config: ConfigDict, phase: Phase):
-  """Returns what a step's operations depend on."""
-  mix = branches.mix(config, phase)
-  return str(config.model), str(config.train), tuple(mix)
 
 
 def _counted(study: Study, name: str) -> list[float]:

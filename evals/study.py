@@ -23,7 +23,7 @@ from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals import costs, design
-from antlm_jax.evals.design import Evaluation, Row, Study
+from antlm_jax.evals.design import Study
 from antlm_jax.evals.jobs import Job, call, run
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
@@ -170,21 +170,16 @@ def _evaluations(
       steps = run / checkpoint.FOLDER
       at = {f" at step {step}": steps / str(step) for step in study.looks(name)}
     for where, path in at.items():
-      for options in _ways(evaluation, row, data):
+      by_mode = any("{mode}" in option for option in evaluation.options)
+      for mode in row.modes if by_mode else ("",):
+        known = {"data": data, "attention": row.attention, "mode": mode}
+        options = [option.format(**known) for option in evaluation.options]
         yield Job(
           f"{name}, seed {seed}{where}: {evaluation.about}",
           evaluation.module,
           (f"--checkpoint={path}", *options),
           run,
         )
-
-
-def _ways(evaluation: Evaluation, row: Row, data) -> Iterator[list[str]]:
-  """Yields an evaluation's options, for each mode if they have one."""
-  by_mode = any("{mode}" in option for option in evaluation.options)
-  for mode in row.modes if by_mode else ("",):
-    fields = {"data": data, "attention": row.attention, "mode": mode}
-    yield [option.format(**fields) for option in evaluation.options]
 
 
 # ------------------------------------------------------------------ the command

@@ -55,7 +55,11 @@ def main(argv: Sequence[str]) -> None:
   training = argv[at + 1 :]
   _check(training, points)
   folder = pathlib.Path(settings.output).absolute()
-  todo = [_job(folder, point, training) for point in points]
+  todo = []
+  for point in points:
+    workdir = _workdir(folder, point)
+    arguments = f"--workdir={workdir}", *training, *_overrides(point)
+    todo.append(Job(_title(point), "antlm_jax.train", arguments, workdir))
   failed = run(todo, folder, go_on=True)
   runs = _read(folder, points)
   if runs:
@@ -112,12 +116,6 @@ def _workdir(folder: pathlib.Path, point: _Point) -> pathlib.Path:
   # Commas would end an argument of `--config=continued:model=RUN,...`.
   name = "_".join(f"{key}={value}" for key, value in point.items())
   return folder / urllib.parse.quote(name, safe="=+*()")
-
-
-def _job(folder: pathlib.Path, point: _Point, training) -> Job:
-  workdir = _workdir(folder, point)
-  arguments = f"--workdir={workdir}", *training, *_overrides(point)
-  return Job(_title(point), "antlm_jax.train", arguments, workdir)
 
 
 def _title(point: _Point) -> str:

@@ -202,9 +202,14 @@ def make(folder, name: str, options: Options, attention: str) -> Task:
   Raises:
     UserError: if a file of it is absent.
   """
-  inside = _inside(pathlib.Path(folder), name)
+  inside = pathlib.Path(folder, "retrieval", name)
+  if not inside.is_dir():
+    inside = pathlib.Path(folder, name)
   sets = dict(zip(("train", *SCORES[name]), SPLITS[name], strict=True))
-  paths = {split: _qrels(inside, part) for split, part in sets.items()}
+  paths = {
+    split: inside / (part if "." in part else f"qrels/{part}.tsv")
+    for split, part in sets.items()
+  }
   common = inside / "corpus.jsonl", inside / "queries.jsonl"
   for path in (*common, *paths.values()):
     if not path.is_file():
@@ -225,15 +230,6 @@ def make(folder, name: str, options: Options, attention: str) -> Task:
 
 
 SUITE = Suite("retrieval", SCORES, make)
-
-
-def _inside(folder: pathlib.Path, name: str) -> pathlib.Path:
-  within = folder / "retrieval" / name
-  return within if within.is_dir() else folder / name
-
-
-def _qrels(folder: pathlib.Path, part: str) -> pathlib.Path:
-  return folder / part if "." in part else folder / "qrels" / f"{part}.tsv"
 
 
 def first_is_right(found: Mapping, relevant: Mapping[str, float]) -> bool:

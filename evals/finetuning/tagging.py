@@ -215,7 +215,12 @@ def make(folder, name: str, options: object, attention: str) -> Task:
     UserError: if a file of it is absent.
   """
   form = FORMATS[name]
-  found = {split: _find(folder, form, split) for split in form.files}
+  found = {}
+  for split, names in form.files.items():
+    paths = [pathlib.Path(folder) / name for name in names]
+    if not any(path.is_file() for path in paths):
+      raise UserError(f"{split} is absent: {paths[0]} does not exist")
+    found[split] = next(path for path in paths if path.is_file())
   classes = form.classes
   return Task(
     name=name,
@@ -234,14 +239,6 @@ def make(folder, name: str, options: object, attention: str) -> Task:
 
 
 SUITE = Suite("tagging", SCORES, make)
-
-
-def _find(folder, form: Format, split: str) -> pathlib.Path:
-  paths = [pathlib.Path(folder) / name for name in form.files[split]]
-  for path in paths:
-    if path.is_file():
-      return path
-  raise UserError(f"{split} is absent: {paths[0]} is not there")
 
 
 def load(path: pathlib.Path, form: Format, split: str) -> list[Example]:

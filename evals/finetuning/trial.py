@@ -195,7 +195,10 @@ def _programs(
   def predict(params, frozen, tokens, lengths):
     out = compute(params, frozen, tokens, lengths)
     # Before they are reduced: the largest of NaNs is a class like any other.
-    return head.reduce(out), jax.vmap(_has_nan)(out)
+    is_nan = [
+      jnp.isnan(x).reshape(len(x), -1).any(1) for x in jax.tree.leaves(out)
+    ]
+    return head.reduce(out), jnp.stack(is_nan).any(0)
 
   # What all runs share has no axis: frozen parameters, step, evaluation rows.
   return Programs(
@@ -204,11 +207,6 @@ def _programs(
     jax.jit(jax.vmap(predict, in_axes=(0, None, None, None))),
     trained,
   )
-
-
-def _has_nan(tree) -> jax.Array:
-  leaves = [jnp.isnan(x).any() for x in jax.tree.leaves(tree)]
-  return jnp.stack(leaves).any()
 
 
 def outputs(model: models.Model, head: Head, causal: bool) -> Callable:

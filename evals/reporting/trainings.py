@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 import pathlib
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
 from flax import traverse_util
@@ -63,7 +64,14 @@ def report(title: str, runs: _Runs, by: Sequence[str] = ()) -> Report:
     )
   if not by:
     raise UserError(f"no loss was measured by every run; {_known(kinds)}")
-  ranked = dict(sorted(runs.items(), key=lambda item: _rank(item[1], by)))
+
+  def rank(label: str) -> tuple[bool, float]:
+    """Puts finished runs first, then the lowest loss."""
+    found = _over_seeds(runs[label], by)
+    ended = all(run.summary for run in runs[label])
+    return not ended, found.mean if found else math.inf
+
+  ranked = {label: runs[label] for label in sorted(runs, key=rank)}
   rows = [_row(label, found, kinds, by) for label, found in ranked.items()]
   curves = functools.partial(_curves, title, ranked, kinds)
   parts = [
@@ -98,24 +106,14 @@ def _at(run: TrainedRun) -> int:
   return best["step"] if best else max(run.held_out(run.kinds[0]))
 
 
-def _loss(run: TrainedRun, kinds: Sequence[str]) -> float:
-  """The mean of held-out losses in nats; NaN without one of them."""
-  found = [run.held_out(kind).get(_at(run), math.nan) for kind in kinds]
-  return sum(found) / len(found)
-
-
 def _over_seeds(
   runs: Sequence[TrainedRun], kinds: Sequence[str]
 ) -> Mean | None:
-  losses = {run.seed: _loss(run, kinds) for run in runs}
+  losses = {}
+  for run in runs:
+    found = [run.held_out(kind).get(_at(run), math.nan) for kind in kinds]
+    losses[run.seed] = sum(found) / len(found)
   return mean({s: x for s, x in losses.items() if not math.isnan(x)})
-
-
-def _rank(runs: Sequence[TrainedRun], by: Sequence[str]) -> tuple[bool, float]:
-  """Those at their end come first, then those with the lowest loss."""
-  found = _over_seeds(runs, by)
-  ended = all(run.summary for run in runs)
-  return not ended, found.mean if found else math.inf
 
 
 def _row(label: str, runs, kinds, by) -> dict[str, Cell | str]:
@@ -127,7 +125,15 @@ def _row(label: str, runs, kinds, by) -> dict[str, Cell | str]:
     row[kind] = nats(_over_seeds(runs, [kind]), spread=True)
   if len(by) > 1:
     row["mean"] = nats(_over_seeds(runs, by), spread=True)
-  return row | {"parameters": _parameters(runs[0]), "time": _time(runs)}
+  summaries = [run.summary for run in runs if run.summary]
+  row |= {"parameters": None, "time": None}
+  if runs[0].summary:
+    count = runs[0].summary["parameters"]
+    row["parameters"] = Cell(count, units.quantity(count))
+  if len(summaries) == len(runs):
+    seconds = sum(summary["seconds"]["total"] for summary in summaries)
+    row["time"] = Cell(seconds, units.duration(seconds))
+  return row
 
 
 def _steps(runs: Sequence[TrainedRun]) -> Cell:
@@ -135,18 +141,6 @@ def _steps(runs: Sequence[TrainedRun]) -> Cell:
   text = "-".join(f"{step:,}" for step in sorted({min(steps), max(steps)}))
   going = not all(run.summary for run in runs)
   return Cell(max(steps), f"{text}, not at its end" if going else text)
-
-
-def _parameters(run: TrainedRun) -> Cell | None:
-  count = run.summary and run.summary["parameters"]
-  return count and Cell(count, units.quantity(count))
-
-
-def _time(runs: Sequence[TrainedRun]) -> Cell | None:
-  if not all(run.summary for run in runs):
-    return None
-  seconds = sum(run.summary["seconds"]["total"] for run in runs)
-  return Cell(seconds, units.duration(seconds))
 
 
 def _notes(runs: Sequence[TrainedRun], by: Sequence[str]) -> list[str]:
@@ -177,16 +171,14 @@ def _differences(runs: _Runs) -> list[dict[str, str]]:
   keys = dict.fromkeys(itertools.chain.from_iterable(settings.values()))
   return [
     {"setting": key}
-    | {name: _shown(s.get(key)) for name, s in settings.items()}
+    | {
+      name: Cell(s.get(key), textwrap.shorten(str(s.get(key)), 60))
+      for name, s in settings.items()
+    }
     for key in keys
     if not any(f"{key}.".startswith(f"{apart}.") for apart in _APART)
     and len({str(s.get(key)) for s in settings.values()}) > 1
   ]
-
-
-def _shown(value) -> Cell:
-  text = str(value)
-  return Cell(value, text if len(text) <= 60 else f"{text[:57]}...")
 
 
 # ---------------------------------------------------------------- the picture

@@ -134,7 +134,10 @@ def run(
     "reduction": options["reduction"],
     **task.request(loaded, asked),
   }
-  output = pathlib.Path(asked.output or _default_output(loaded, asked))
+  name = "-".join((str(loaded.step), asked.mode, asked.pipeline))
+  data = pathlib.Path(asked.data).absolute().name
+  default = loaded.evals / data / name.removesuffix("-ours")
+  output = pathlib.Path(asked.output or default)
   if not asked.overwrite and (done := results_lib.finished(output, request)):
     print(task.table(done, asked))
     print(f"already scored: {output} (--overwrite scores again)")
@@ -172,13 +175,6 @@ def _parse(argv, description: str, tasks) -> argparse.Namespace:
   parser.set_defaults(task=named)
   settings.add_arguments(parser, task.settings)
   return parser.parse_args(argv)
-
-
-def _default_output(loaded, asked: Settings) -> pathlib.Path:
-  """Returns RUN/evals/DATA/STEP-MODE, or STEP-MODE-PIPELINE."""
-  name = "-".join((str(loaded.step), asked.mode, asked.pipeline))
-  data = pathlib.Path(asked.data).absolute().name
-  return loaded.evals / data / name.removesuffix("-ours")
 
 
 def _peak_memory() -> float:

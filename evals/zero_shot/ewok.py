@@ -19,7 +19,6 @@ scores a context and its target as one text, as pipeline 2025 does if asked to.
 import collections
 import pathlib
 import re
-from collections.abc import Iterator
 
 from antlm_jax.errors import UserError
 from antlm_jax.inference import pairs
@@ -74,17 +73,17 @@ def read(
   lines = [Line(folder / FILE, *row) for row in rows]
   if not unfiltered:
     known = _vocabulary(folder)
-    lines = [line for line in lines if known.issuperset(_words(line))]
+    lines = [
+      line
+      for line in lines
+      if all(known.issuperset(words(line.text(name))) for name in _TEXTS)
+    ]
   # Each target fits one of the contexts, and is the bad choice in the other.
   both = (_pair(line, o, seen, whole) for line in lines for o in ("12", "21"))
   out = [item for item in both if not limit or int(item.item_id) < limit]
   if not out:
     raise UserError(f"--data={folder}: no row of {FILE} is left to score")
   return out
-
-
-def _words(line: Line) -> Iterator[str]:
-  return (word for name in _TEXTS for word in words(line.text(name)))
 
 
 def _vocabulary(folder: pathlib.Path) -> set[str]:
