@@ -119,7 +119,7 @@ class Optimizer:
   weight_decay: float = setting(0.1, "Times the learning rate", least=0)
   # matrices: neither norms nor biases; hidden: nor embeddings.
   decay_scope: str = setting(
-    "matrices", "What decays", choices=("all", "matrices", "hidden")
+    "matrices", "Parameters that decay", choices=("all", "matrices", "hidden")
   )
   clip: float = setting(1.0, "Largest gradient norm; 0: no clipping", least=0)
   ema: float = setting(

@@ -81,6 +81,11 @@ def test_every_file_and_command_that_a_page_names_exists(page):
     assert {name, f"{name} {second}"} & COMMANDS.keys(), (name, second)
 
 
+def test_the_readme_lists_every_config_once():
+  listed = re.findall(r"^\| `configs/(\w+)\.py`", README.read_text(), re.M)
+  assert sorted(listed) == sorted(p.stem for p in config.CONFIGS.glob("*.py"))
+
+
 def test_every_page_is_in_the_readme():
   for page in PAGES:
     assert f"(docs/{page.name})" in README.read_text()
