@@ -262,23 +262,24 @@ class Order:
   def _shuffled(self, stretch: _Stretch, slots: np.ndarray):
     """Returns the source of each slot, and how many slots it filled before.
 
-    The shares of the mix decide exactly how often each source fills one of the
-    block's slots (`_counts`), and a shuffle decides which ones. The rows of a
-    source keep their order.
+    The shares of the mix decide exactly how many slots of a block each source
+    fills (`_counts`). A shuffle decides which ones. The rows of a source keep
+    their order.
     """
     if len(self.sources) == 1:
       return np.zeros_like(slots), slots
     source, count = np.empty_like(slots), np.empty_like(slots)
     for block in np.unique(slots // _BLOCK):
       every = block * _BLOCK + np.arange(_BLOCK)
-      before = self._counts(stretch.phase, every)  # [S, _BLOCK]
-      fills = self._counts(stretch.phase, every + 1) > before
+      # Slots that each source fills before each of these, `[S, _BLOCK + 1]`.
+      counts = self._counts(stretch.phase, np.append(every, every[-1] + 1))
+      fills = np.diff(counts)  # 1 for the source that fills a slot
       draws = hashing.bits(self.seed, _SHUFFLE, stretch.taken.sum() + every)
       # Slots after the stretch's end stay behind those before, whose shares
       # are then exact.
       draws = np.where(every < stretch.slots, draws.astype(np.int64), 2**32)
       fills = fills[:, np.argsort(draws, kind="stable")]
-      counts = before[:, :1] + fills.cumsum(axis=1) - fills
+      counts = counts[:, :1] + fills.cumsum(axis=1) - fills
       inside = slots // _BLOCK == block
       place = slots[inside] % _BLOCK
       source[inside] = fills.argmax(axis=0)[place]

@@ -157,6 +157,8 @@ class Source:
         self.vocabulary,
         progress,
       )
+      if mine.all():
+        return part
       merged = merged or Corrupted(
         *(np.empty(tokens.shape, array.dtype) for array in part)
       )
