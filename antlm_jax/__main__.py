@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import antlm_jax
 from antlm_jax import cli, tables
 from antlm_jax.errors import UserError
+from antlm_jax.planning import compilers
 
 # Modules that have `main(argv)`, by command.
 COMMANDS = {
@@ -71,6 +72,7 @@ def _about(module: str) -> str:
 
 def run() -> None:
   """Entry point of the installed `antlm`."""
+  compilers.ignore_absent_devices()
   cli.run(main)
 
 

@@ -102,8 +102,7 @@ def _sums(costs: Sequence[Cost]) -> Iterator[str]:
   )
   yield (
     f"{quantity(work, 'FLOPs')}: {_hours(work):,.1f} hours of a v5p chip at"
-    f" {_UTILIZATION:.0%} of its peak (assumed; its bound: python -m"
-    " antlm_jax.plan)"
+    f" {_UTILIZATION:.0%} of its peak (assumed; its bound: antlm plan)"
   )
 
 

@@ -17,12 +17,12 @@ from antlm_jax.evals.benchmarks.attention import Shape
 from antlm_jax.masks import CAUSAL
 from antlm_jax.models import llama
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.planning import topology
+from antlm_jax.planning import compilers, topology
 from antlm_jax.runtime import sharding
 from tests import helpers
 
 needs_libtpu = pytest.mark.skipif(
-  topology.libtpu() is None,
+  compilers.libtpu() is None,
   reason="libtpu is not installed: launch/setup.sh libtpu (700 MB)",
 )
 GENERATIONS = {  # of TPUs, a small slice of each
@@ -272,14 +272,14 @@ def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
 
 
 def test_without_libtpu_it_is_said_how_to_get_it(monkeypatch):
-  monkeypatch.setattr(topology, "libtpu", lambda: None)
-  with pytest.raises(UserError, match=r"run launch/setup.sh libtpu"):
+  monkeypatch.setattr(compilers, "libtpu", lambda: None)
+  with pytest.raises(UserError, match=r"pip install 'antlm_jax\[plan-tpu\]'"):
     topology.devices("v5e:2x2")
 
 
 @needs_libtpu
 def test_a_topology_that_there_is_not_is_told():
-  with pytest.raises(UserError, match="'v5e:3x7' is not a TPU topology"):
+  with pytest.raises(UserError, match="'v5e:3x7' is no TPU topology"):
     topology.devices("v5e:3x7")
 
 

@@ -513,6 +513,7 @@ def test_the_frame_is_what_the_tokenizer_adds(
   (out,) = export.export(loaded, tmp_path / "hf", ["bidirectional"])
   again = Tokenizer.load(out / "tokenizer.json")
   assert again.frame == (before, after)
+  assert import_.read(out).meta.boundary == framing.OWN
   config = json.dumps({"add_bos_token": not before, "add_eos_token": None})
   (foreign / "tokenizer_config.json").write_text(config)
   assert "but tokenizer.json decides" in import_.read(foreign).notes[1]

@@ -144,6 +144,7 @@ def test_the_command(run, loaded, tmp_path):
   assert "slerp is of two" in refused(three, "--method=slerp")
   assert "give --base" in refused(two, "--method=task")
   assert "weights from 0 up" in refused(two, "--weights=1,-1")
+  assert "give --models=MODEL,MODEL" in refused("--models=")
   assert "holds no checkpoint" in refused(f"--models={run},{tmp_path}")
   other = refused(f"{words[0]}", f"--workdir={tmp_path / 'new'}")
   assert "holds a run" in other

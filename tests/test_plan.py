@@ -12,7 +12,14 @@ import pytest
 from antlm_jax import plan
 from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
-from antlm_jax.planning import bundles, estimate, hlo, search, topology
+from antlm_jax.planning import (
+  bundles,
+  compilers,
+  estimate,
+  hlo,
+  search,
+  topology,
+)
 from antlm_jax.planning.hlo import Collective
 from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips, sharding
@@ -659,7 +666,7 @@ def test_a_sweep_ranks_the_meshes(small, tmp_path, capsys):
 @pytest.mark.parametrize(
   "words, said",
   [
-    (["--topology=v5e:3x7"], "'v5e:3x7' is not a TPU topology"),
+    (["--topology=v5e:3x7"], "'v5e:3x7' is no TPU topology"),
     (["--topology=v5e:2x2", "--config.mesh.fsdp=3"], r"fit 4 devices"),
     (
       ["--topology=v5e:2x2", "--config.train.batch_size=6"],
@@ -707,6 +714,6 @@ def test_bad_input_is_told_before_anything_is_compiled(
 
 
 def test_without_libtpu_it_is_said_how_to_get_it(small, monkeypatch):
-  monkeypatch.setattr(topology, "libtpu", lambda: None)
-  with pytest.raises(UserError, match=r"run launch/setup.sh libtpu"):
+  monkeypatch.setattr(compilers, "libtpu", lambda: None)
+  with pytest.raises(UserError, match=r"pip install 'antlm_jax\[plan-tpu\]'"):
     plan.main([f"--config={small}", "--topology=v5e:2x2"])

@@ -1,5 +1,9 @@
 """Plans of runs on GPUs that are not there."""
 
+import os
+import pathlib
+import subprocess
+import sys
 import types
 
 import jax
@@ -8,14 +12,14 @@ import pytest
 
 from antlm_jax import plan
 from antlm_jax.errors import UserError
-from antlm_jax.planning import estimate, gpus, search, topology
+from antlm_jax.planning import compilers, estimate, gpus, search, topology
 from antlm_jax.planning.hlo import Collective
 from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips
 from tests.test_plan import SMALL
 
 needs_compiler = pytest.mark.skipif(
-  gpus.library() is None,
+  compilers.cuda() is None,
   reason="XLA's compiler for GPUs is not installed: launch/setup.sh"
   " cuda-compiler (400 MB)",
 )
@@ -80,24 +84,56 @@ def test_of_a_gpus_memory_there_is_what_jax_takes(monkeypatch):
 @pytest.mark.parametrize(
   "words, said",
   [
-    (["h100:"], "'h100:' is not h100:8"),
-    (["h100"], "'h100' is not h100:8"),
-    (["h200:0"], "'h200:0' is not h200:8"),
-    (["b200:16"], "'b200:16' is not b200:8, GPUs of a node, at most 8"),
-    (["h100:4x"], "nor h100:4x8, of nodes, at most 1,024"),
-    (["h100:2000x8"], "'h100:2000x8' is not"),
-    (["h100:2x2x2"], "'h100:2x2x2' is not"),
-    (["h100:8", "--slices=2"], "the nodes of h100:8 are part of it"),
+    (["h100:"], r"'h100:': write h100:8 \(one node of at most 8\)"),
+    (["h100"], "'h100': write h100:8"),
+    (["h200:0"], "'h200:0': write h200:8"),
+    (["b200:16"], "'b200:16': write b200:8"),
+    (["h100:4x"], r"or h100:4x8 \(at most 1,024 nodes\)"),
+    (["h100:2000x8"], "'h100:2000x8': write"),
+    (["h100:2x2x2"], "'h100:2x2x2': write"),
+    (["h100:8", "--slices=2"], "h100:8 includes its nodes"),
+    (["a100:8"], r"'a100:8': write TPUs \(v4:4x4x4, v5e:16x16, .*h200:8"),
   ],
 )
-def test_a_topology_that_there_is_not_is_told(small, words, said):
+def test_an_unknown_topology_is_refused(small, words, said, monkeypatch):
+  """And this needs no compiler."""
+  monkeypatch.setattr(compilers, "cuda", lambda: None)
+  monkeypatch.setattr(compilers, "libtpu", lambda: None)
   with pytest.raises(UserError, match=said):
     plan.main([f"--config={small}", f"--topology={words[0]}", *words[1:]])
 
 
+@pytest.mark.parametrize("package", ["libtpu", "cuda-compiler"])
+def test_a_compiler_among_the_packages_finds_no_device(package, tmp_path):
+  """It is used for plans, and no command looks for its devices."""
+  folder = pathlib.Path(sys.prefix) / package
+  if not folder.exists():
+    pytest.skip(f"{package} is not installed: launch/setup.sh {package}")
+  code = (
+    "from antlm_jax import __main__\n"
+    "from antlm_jax.planning import compilers\n"
+    "compilers.ignore_absent_devices()\n"
+    "import jax; from antlm_jax.planning import topology\n"
+    "print(compilers.libtpu() if LIBTPU else compilers.cuda())\n"
+    "print(jax.devices(), len(topology.devices('v5e:2x2' if LIBTPU else"
+    " 'h100:4')))"
+  ).replace("LIBTPU", str(package == "libtpu"))
+  env = {k: v for k, v in os.environ.items() if k != "JAX_PLATFORMS"}
+  env["PYTHONPATH"] = f"{folder}:{env.get('PYTHONPATH', '')}"
+  # The packages' own folder would be found as well, so another prefix.
+  code = f"import sys; sys.prefix = {str(tmp_path)!r}\n{code}"
+  done = subprocess.run(
+    [sys.executable, "-c", code], env=env, capture_output=True, text=True
+  )
+  found, devices = done.stdout.splitlines()
+  assert found.startswith(str(folder))
+  assert devices == "[CpuDevice(id=0)] 4"
+  assert "Traceback" not in done.stderr and "ERROR" not in done.stderr
+
+
 def test_without_the_compiler_it_is_said_how_to_get_it(small, monkeypatch):
-  monkeypatch.setattr(gpus, "library", lambda: None)
-  with pytest.raises(UserError, match=r"run launch/setup.sh cuda-compiler"):
+  monkeypatch.setattr(compilers, "cuda", lambda: None)
+  with pytest.raises(UserError, match=r"pip install 'antlm_jax\[plan-gpu\]'"):
     plan.main([f"--config={small}", "--topology=h100:8"])
 
 

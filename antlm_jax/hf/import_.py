@@ -230,7 +230,7 @@ def _native(
   try:
     meta = Meta.from_json(fields)
     step = int(fields["step"])
-    if meta.boundary not in packing.BOUNDARIES:
+    if meta.boundary not in (*packing.BOUNDARIES, framing.OWN):
       raise ValueError(f"boundary {meta.boundary!r} is unknown")
   except (KeyError, ValueError, TypeError, AttributeError) as error:
     raise UserError(f"{path / NATIVE} is incomplete: {error}") from error

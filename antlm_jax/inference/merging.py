@@ -91,6 +91,8 @@ def merge(
   Raises:
     UserError: if they do not fit each other or the method.
   """
+  if not parts:
+    raise UserError("there are no models to merge: give --models=MODEL,MODEL")
   weights = tuple(weights) or (1 / len(parts),) * len(parts)
   _check(parts, weights, method, base)
   everyone = [*parts, *([base] if base else [])]

@@ -1,13 +1,11 @@
-"""GPUs that are not here: their descriptions, and what stands in for cuDNN."""
+"""Absent GPUs: their descriptions, and a stand-in for cuDNN's attention."""
 
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import os
 import pathlib
 import re
-import sys
 from collections.abc import Iterator, Sequence
 
 import jax
@@ -21,36 +19,37 @@ from jaxlib import xla_client
 from antlm_jax.attention import api
 from antlm_jax.attention.split import on_shards
 from antlm_jax.errors import UserError
+from antlm_jax.planning import compilers
 from antlm_jax.runtime import chips
 
-# Custom calls that nobody has registered, as the stand-in, are let be.
+# XLA refuses unregistered custom calls, such as the stand-in, by default.
 COMPILER_OPTIONS = {"xla_gpu_mock_custom_calls": True}
 _STAND_IN = "antlm_cudnn_attention"
 _MOST_NODES = 1024
-_MOST_IN_NODE = 8  # of what NVLink joins in the nodes that `runtime.chips` has
+_MOST_IN_NODE = 8  # GPUs joined by NVLink in the nodes of `runtime.chips`
 
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-  """What XLA wants to know of a GPU, beside what `runtime.chips` knows."""
+  """A GPU's description for XLA, in addition to `runtime.chips`."""
 
   kind: str  # its jax.Device.device_kind
   capability: int  # compute capability, the part before the point
   cores: int  # streaming multiprocessors
-  clock: float  # their highest, GHz
-  cache: int  # bytes of the second level
+  clock: float  # their highest clock, GHz
+  cache: int  # bytes of the second-level cache
 
 
-# As CUDA's own description of each says, in openxla/xla,
-# xla/backends/gpu/target_config/specs (h100_sxm, h200, b200).
+# CUDA's own descriptions: openxla/xla, xla/backends/gpu/target_config/specs
+# (h100_sxm, h200, b200).
 GPUS = {
   "h100": Gpu("NVIDIA H100 80GB HBM3", 9, 132, 1.98, 52_428_800),
   "h200": Gpu("NVIDIA H200", 9, 132, 1.98, 52_428_800),
   "b200": Gpu("NVIDIA B200", 10, 148, 1.965, 132_644_864),
 }
 # A GpuTargetConfig (openxla/xla, xla/stream_executor/device_description.proto).
-# The limits are those of compute capability 9.0 and of 10.0 alike (CUDA C++
-# Programming Guide, "Technical Specifications per Compute Capability").
+# Compute capabilities 9.0 and 10.0 have the same limits (CUDA C++ Programming
+# Guide, "Technical Specifications per Compute Capability").
 _DESCRIPTION = """
 gpu_device_info {{
   cuda_compute_capability {{
@@ -82,45 +81,35 @@ dnn_version_info {{ major: 9 minor: 12 }}
 
 
 def description(gpu: Gpu) -> str:
-  """Returns the text that XLA compiles for a GPU from."""
+  """Returns the text by which XLA knows a GPU."""
   chip = chips.CHIPS[chips.kind(gpu.kind)]
   known = dataclasses.asdict(gpu) | dataclasses.asdict(chip)
   return _DESCRIPTION.format(**known)
 
 
-def library() -> pathlib.Path | None:
-  """Returns XLA's compiler for NVIDIA's GPUs; None if it is not installed."""
-  # Among the packages, or where launch/setup.sh puts it beside them.
-  found = importlib.util.find_spec("jax_plugins")
-  places = found.submodule_search_locations if found else ()
-  for place in (*places, f"{sys.prefix}/cuda-compiler/jax_plugins"):
-    for path in pathlib.Path(place).glob("xla_cuda*/xla_cuda_plugin.so"):
-      return path
-  return None
-
-
 def devices(topology: str) -> Sequence[jax.Device]:
   """Returns GPUs to compile for, which cannot run anything.
 
-  A topology is a kind and its number, such as h100:8 for those of one node, or
-  h100:4x8 for four nodes of eight; a device's process is its node.
+  A topology is a kind and a number: h100:8 for one node, h100:4x8 for four
+  nodes of eight. The process of a device is its node.
 
   Raises:
-    UserError: if the compiler is not installed, or there are no such nodes.
+    UserError: for impossible nodes or a compiler that is not installed.
   """
   name, _, shape = topology.partition(":")
   found = re.fullmatch(r"(?:(\d+)x)?(\d+)", shape)
   nodes, each = (int(n or 1) for n in found.groups()) if found else (0, 0)
   if not (0 < nodes <= _MOST_NODES and 0 < each <= _MOST_IN_NODE):
     raise UserError(
-      f"{topology!r} is not {name}:8, GPUs of a node, at most {_MOST_IN_NODE};"
-      f" nor {name}:4x8, of nodes, at most {_MOST_NODES:,}"
+      f"unknown topology {topology!r}: write {name}:8 (one node of at most"
+      f" {_MOST_IN_NODE}) or {name}:4x8 (at most {_MOST_NODES:,} nodes)"
     )
-  path = library()
+  path = compilers.cuda()
   if path is None:
     raise UserError(
-      "compiling for a GPU needs XLA's compiler for it: run launch/setup.sh"
-      " cuda-compiler"
+      "compiling for a GPU needs XLA's compiler for it: pip install"
+      " 'antlm_jax[plan-gpu]' (or, in a checkout, ./launch/setup.sh"
+      " cuda-compiler)"
     )
   _load(path)
   return topologies.get_topology_desc(
@@ -133,37 +122,38 @@ def devices(topology: str) -> Sequence[jax.Device]:
 
 @functools.cache
 def _load(path: pathlib.Path) -> None:
-  """Makes the compiler known to JAX."""
-  # What devices there are is settled first: JAX would look for a GPU.
+  """Registers the compiler with JAX."""
+  # First lets JAX find its devices, or it would look for a GPU.
   jax.devices()
-  # Errors alone: of memory that is too small, XLA would warn at length.
+  # Only errors: XLA warns at length of too little memory.
   os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
   if not xla_client.pjrt_plugin_loaded("cuda"):
     xla_bridge.register_plugin("cuda", library_path=str(path))
 
 
-# ------------------------------------------------------- in the place of cuDNN
+# ------------------------------------------------------- stand-in for cuDNN
 
 
 @contextlib.contextmanager
 def without_cudnn() -> Iterator[None]:
-  """Has programs that are traced call a stand-in for cuDNN's attention.
+  """Traces programs with a stand-in for cuDNN's attention.
 
-  It takes and gives the arrays that cuDNN's does, and names its operations.
-  What it does not have is scratch memory, which cuDNN alone knows.
+  It has the arguments, results and FLOPs of cuDNN's, but no scratch memory,
+  whose size only cuDNN knows.
   """
+
+  def attend(q, k, v, prepared, scale, dropout, relative):
+    split = prepared.split
+    spec = PartitionSpec(split.rows, None, split.heads, None)
+    run = functools.partial(_local, prepared.mask.causal)
+    return on_shards(run, (spec,) * 3, spec)(q, k, v)
+
   real = api.IMPLEMENTATIONS["cudnn"]
-  api.IMPLEMENTATIONS["cudnn"] = _attend
+  api.IMPLEMENTATIONS["cudnn"] = attend
   try:
     yield
   finally:
     api.IMPLEMENTATIONS["cudnn"] = real
-
-
-def _attend(q, k, v, prepared, scale, dropout, relative):
-  spec = PartitionSpec(prepared.split.rows, None, prepared.split.heads, None)
-  run = functools.partial(_local, prepared.mask.causal)
-  return on_shards(run, (spec,) * 3, spec)(q, k, v)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -187,7 +177,7 @@ _local.defvjp(_forward, _backward)
 
 
 def _call(causal: bool, products: int, arguments, results):
-  """Calls what makes such results, by so many products of queries and keys."""
+  """Calls the stand-in, which multiplies queries and keys `products` times."""
   q, k = arguments[:2]
   pairs = q.shape[1] * k.shape[1] / (2 if causal else 1)
   operations = 2 * products * pairs * q.size / q.shape[1]

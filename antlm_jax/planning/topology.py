@@ -1,10 +1,7 @@
-"""Compiling for TPUs and GPUs on a machine that has none."""
+"""Compiles for TPUs and GPUs on a machine that has none."""
 
-import importlib.util
 import math
 import os
-import pathlib
-import sys
 import warnings
 from collections.abc import Mapping, Sequence
 
@@ -13,11 +10,19 @@ from jax.experimental import topologies
 
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.planning import gpus
+from antlm_jax.planning import compilers, gpus
 from antlm_jax.runtime import sharding
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
-# Libtpu is not to look for a TPU, nor to complain of its absence.
+# An example of each TPU generation, by the names of libtpu.
+TPUS = {
+  "v4": "v4:4x4x4",
+  "v5e": "v5e:16x16",
+  "v5p": "v5p:4x4x8",
+  "v6e": "v6e:16x16",
+  "tpu7x": "tpu7x:4x4x4",
+}
+# Without these, libtpu looks for a TPU and reports that there is none.
 _ENVIRONMENT = {
   "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
   "TPU_ACCELERATOR_TYPE": "v5litepod-1",
@@ -26,45 +31,42 @@ _ENVIRONMENT = {
   "TPU_STDERR_LOG_LEVEL": "3",
   "TPU_WORKER_HOSTNAMES": "localhost",
 }
-# Where launch/setup.sh puts libtpu: beside the packages, since in their midst
-# every command of a machine without a TPU would look for one.
-_BESIDE = pathlib.Path(sys.prefix) / "libtpu/libtpu/libtpu.so"
-
-
-def libtpu() -> pathlib.Path | None:
-  """Returns TPU's compiler and runtime, or None where it is not installed."""
-  found = importlib.util.find_spec("libtpu")
-  if found is not None and found.origin:
-    return pathlib.Path(found.origin).with_name("libtpu.so")
-  return _BESIDE if _BESIDE.exists() else None
 
 
 def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   """Returns devices to compile for, which cannot run anything.
 
-  A topology is a TPU's generation and its shape, such as v5p:4x4x8, of which
-  there may be several slices; or GPUs, as in `gpus.devices`.
+  A topology is a TPU generation and its shape, such as v5p:4x4x8, in one or
+  several slices; or GPUs, as in `gpus.devices`.
 
   Raises:
-    UserError: if the compiler is not installed, or knows no such topology.
+    UserError: for an unknown topology or a compiler that is not installed.
   """
-  if topology.partition(":")[0] in gpus.GPUS:
+  kind = topology.partition(":")[0]
+  if kind in gpus.GPUS:
     if slices > 1:
       raise UserError(
-        f"--slices={slices} is for TPUs: the nodes of {topology} are part of it"
+        f"--slices={slices} is for TPUs: {topology} includes its nodes"
       )
     return gpus.devices(topology)
-  path = libtpu()
+  if kind not in TPUS:
+    known = f"TPUs ({', '.join(TPUS.values())}) or GPUs"
+    raise UserError(
+      f"unknown topology {topology!r}: write {known} of one node"
+      f" ({', '.join(f'{name}:8' for name in gpus.GPUS)}) or several (h100:4x8)"
+    )
+  path = compilers.libtpu()
   if path is None:
     raise UserError(
-      "compiling for a TPU needs libtpu: run launch/setup.sh libtpu"
+      "compiling for a TPU needs libtpu: pip install 'antlm_jax[plan-tpu]' (or,"
+      " in a checkout, ./launch/setup.sh libtpu)"
     )
   for name, value in _ENVIRONMENT.items():
     os.environ.setdefault(name, value)
   os.environ.setdefault("TPU_LIBRARY_PATH", str(path))
   options = {"num_slices": slices} if slices > 1 else {}
-  if topology.startswith("v4:"):
-    options["chip_config_name"] = "megacore"  # a device a chip, as on them
+  if kind == "v4":
+    options["chip_config_name"] = "megacore"  # one device a chip, as on a v4
   try:
     return topologies.get_topology_desc(
       platform="tpu", topology_name=topology, **options
@@ -72,8 +74,7 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
     reason = str(error).splitlines()[0]
     raise UserError(
-      f"{topology!r} is not a TPU topology, nor of {', '.join(gpus.GPUS)}:"
-      f" {reason}"
+      f"{topology!r} is no TPU topology (one is {TPUS[kind]}): {reason}"
     ) from error
 
 
@@ -82,7 +83,7 @@ def lower(
 ) -> jax.stages.Lowered:
   """Lowers a run's train step, or its evaluation of a batch, for a mesh.
 
-  The mesh's devices need not be there; shapes and dtypes will do for a batch.
+  The mesh's devices may be absent, and the batch may hold shapes only.
   """
   if training:
     _, function = jitted(step, state_shardings(step, mesh))
@@ -95,30 +96,30 @@ def lower(
 def arguments(
   step: TrainStep, mesh: jax.sharding.Mesh, batch: Batch, training: bool
 ) -> tuple:
-  """Returns the shapes of what `lower`'s program takes, with shardings."""
+  """Returns the shapes and shardings of the arguments of `lower`'s program."""
+
+  def like(x, where):
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+
   shapes = jax.eval_shape(step.init)
-  state = jax.tree.map(_like, shapes, state_shardings(step, mesh))
-  batch = jax.tree.map(lambda x: _like(x, sharding.rows(mesh)), batch)
+  state = jax.tree.map(like, shapes, state_shardings(step, mesh))
+  batch = jax.tree.map(lambda x: like(x, sharding.rows(mesh)), batch)
   return (state if training else state.best_params), batch
 
 
 def compile_lowered(
   lowered: jax.stages.Lowered, options: Mapping | None = None
 ) -> jax.stages.Compiled:
-  """Compiles a program, past JAX's cache: without the device none is read.
+  """Compiles a program outside of JAX's cache, which needs the device.
 
   Options are those of `jax.stages.Lowered.compile`.
   """
   name = "jax_persistent_cache_min_compile_time_secs"
   before = getattr(jax.config, name)
-  jax.config.update(name, math.inf)  # nothing is kept
+  jax.config.update(name, math.inf)  # writes nothing
   try:
-    with warnings.catch_warnings():  # of what was kept by others
+    with warnings.catch_warnings():  # about entries of other programs
       warnings.filterwarnings("ignore", "Error reading persistent compilation")
       return lowered.compile(compiler_options=options)
   finally:
     jax.config.update(name, before)
-
-
-def _like(x, where):
-  return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)

@@ -1,0 +1,44 @@
+"""Compilers for TPUs and GPUs that this machine may lack.
+
+`pip install 'antlm_jax[plan-tpu]'` and `[plan-gpu]` put them among the other
+packages, launch/setup.sh into folders of their own next to the packages.
+"""
+
+import glob
+import importlib.util
+import os
+import pathlib
+import sys
+
+_TPUS = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
+_GPUS = ("/dev/nvidia*", "/dev/dxg", "/dev/kfd")
+
+
+def libtpu() -> pathlib.Path | None:
+  """Returns the compiler for TPUs, or None if it is not installed."""
+  found = importlib.util.find_spec("libtpu")
+  if found is not None and found.origin:
+    return pathlib.Path(found.origin).with_name("libtpu.so")
+  apart = pathlib.Path(sys.prefix, "libtpu/libtpu/libtpu.so")
+  return apart if apart.exists() else None
+
+
+def cuda() -> pathlib.Path | None:
+  """Returns XLA's compiler for NVIDIA GPUs, or None if it is not installed."""
+  found = importlib.util.find_spec("jax_plugins")
+  places = found.submodule_search_locations if found else ()
+  for place in (*places, f"{sys.prefix}/cuda-compiler/jax_plugins"):
+    for path in pathlib.Path(place).glob("xla_cuda*/xla_cuda_plugin.so"):
+      return path
+  return None
+
+
+def ignore_absent_devices() -> None:
+  """Makes JAX use the CPU on a machine that has compilers but no device.
+
+  JAX would look for a TPU or a GPU and report at length that it has none. Call
+  this before JAX is imported. JAX_PLATFORMS, if set, still decides.
+  """
+  devices = any(glob.glob(pattern) for pattern in _TPUS + _GPUS)
+  if not devices and (libtpu() or cuda()):
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
