@@ -6,7 +6,7 @@ each segment; a token may not attend outside its segment. Position 0 of a row
 always starts one. Blocks hold about `_WINDOW` tokens, so memory is bounded.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -109,18 +109,52 @@ def documents(
       for sequence in window
       for start in range(0, len(sequence), seq_len)
     ]
-    yield _place(pieces, seq_len, pad_id)
+    begins = best_fit([len(piece) for piece in pieces], seq_len)
+    yield fill(pieces, begins, begins.max() // seq_len + 1, seq_len, pad_id)
 
 
-def _place(pieces: list[np.ndarray], seq_len: int, pad_id: int) -> Block:
+def best_fit(lengths: Sequence[int], seq_len: int) -> np.ndarray:
+  """Places n pieces in rows, the longest first, each where it fits best.
+
+  Returns:
+    Index of each piece's first token in the flat rows, int64 `[n]`.
+  """
+  begins = np.zeros(len(lengths), np.int64)
+  # The fullest row that still takes a piece is the lowest set bit at or above
+  # its length: one shift of a long int, rather than a search over rows.
+  with_room = [[] for _ in range(seq_len + 1)]
+  rooms = 0  # bit r is set where a row has room for exactly r more tokens
+  count = 0
+  for piece in np.argsort(-np.asarray(lengths), kind="stable").tolist():
+    length = int(lengths[piece])
+    if fitting := rooms >> length:
+      room = length + (fitting & -fitting).bit_length() - 1
+      row = with_room[room].pop()
+      if not with_room[room]:
+        rooms ^= 1 << room
+    else:
+      room, row, count = seq_len, count, count + 1
+    begins[piece] = (row + 1) * seq_len - room
+    # Now it has less room; full rows (bit 0) are never asked for again.
+    with_room[room - length].append(row)
+    rooms |= 1 << (room - length)
+  return begins
+
+
+def fill(
+  pieces: Sequence[np.ndarray],
+  begins: np.ndarray,
+  rows: int,
+  seq_len: int,
+  pad_id: int,
+) -> Block:
+  """Writes n pieces into rows as segments, at the places of `best_fit`."""
   # All pieces are copied at once, by the flat index of each token: a loop over
   # millions of them would take longer than the tokenizer.
   lengths = np.array([len(piece) for piece in pieces], np.int64)
-  rows, offsets = _best_fit(lengths, seq_len)
-  used = np.bincount(rows, lengths).astype(np.int64)
-  tokens = np.full((len(used), seq_len), pad_id, np.int32)
+  used = np.bincount(begins // seq_len, lengths, rows).astype(np.int64)
+  tokens = np.full((rows, seq_len), pad_id, np.int32)
   starts = np.zeros(tokens.shape, bool)
-  begins = rows * seq_len + offsets
   # A token's place is its piece's begin and its index in the piece.
   inside = np.arange(lengths.sum()) - np.repeat(
     np.cumsum(lengths) - lengths, lengths
@@ -131,30 +165,6 @@ def _place(pieces: list[np.ndarray], seq_len: int, pad_id: int) -> Block:
   padded = np.flatnonzero(used < seq_len)
   starts[padded, used[padded]] = True
   return tokens, starts
-
-
-def _best_fit(lengths: np.ndarray, seq_len: int):
-  """Places pieces, longest first; returns rows and offsets there, `[n]`."""
-  rows, offsets = np.zeros_like(lengths), np.zeros_like(lengths)
-  # The fullest row that still takes a piece is the lowest set bit at or above
-  # its length: one shift of a long int, rather than a search over rows.
-  with_room = [[] for _ in range(seq_len + 1)]
-  rooms = 0  # bit r is set where a row has room for exactly r more tokens
-  count = 0
-  for piece in np.argsort(-lengths, kind="stable").tolist():
-    length = int(lengths[piece])
-    if fitting := rooms >> length:
-      room = length + (fitting & -fitting).bit_length() - 1
-      row = with_room[room].pop()
-      if not with_room[room]:
-        rooms ^= 1 << room
-    else:
-      room, row, count = seq_len, count, count + 1
-    rows[piece], offsets[piece] = row, seq_len - room
-    # Now it has less room; full rows (bit 0) are never asked for again.
-    with_room[room - length].append(row)
-    rooms |= 1 << (room - length)
-  return rows, offsets
 
 
 def _windows(sequences: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:

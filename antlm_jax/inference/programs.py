@@ -20,12 +20,12 @@ _KEPT = 32  # programs; their executables take host memory
 _STEP = 32  # row lengths are multiples of it
 
 
-def round_up(length: int, limit: int | None = None) -> int:
-  """Rounds a number of tokens up, at most to `limit`.
+def round_up(length: int, limit: int | None = None, step: int = _STEP) -> int:
+  """Rounds a number of tokens up to a multiple of `step`, at most to `limit`.
 
   Each length of a row needs a compilation, so there should be few.
   """
-  rounded = -(-int(length) // _STEP) * _STEP
+  rounded = -(-int(length) // step) * step
   return rounded if limit is None else min(rounded, limit)
 
 

@@ -1,14 +1,17 @@
-"""Scores of texts, or of what follows a context.
+"""Scores texts, with or without a context.
 
-A *mode* says which outputs predict a token: `causal`, those of one pass left
-to right; `mlm`, those of a bidirectional pass in which that token alone is
-masked (pseudo-log-likelihood, arXiv 1910.14659); `mntp`, the same read one
-position before; `fused`, the sum of the logits of a causal and a masked pass
-(GPT-BERT, arXiv 2410.24159), the masked one read as the model was trained.
+A *mode* says which outputs predict a token:
+
+  causal  one pass from left to right (log-likelihood)
+  mlm     a bidirectional pass with that one token masked, at the mask
+          (pseudo-log-likelihood, arXiv 1910.14659)
+  mntp    the same pass, at the position before the mask
+  fused   the sum of the logits of a causal and a masked pass (GPT-BERT, arXiv
+          2410.24159); the masked one is read where the model was trained
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -16,10 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import models
+from antlm_jax.data import packing
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, programs
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.masks import AttentionMask
+from antlm_jax.objectives.corruption import Segments
 from antlm_jax.runtime import sharding
 
 MODES = ("causal", "mlm", "mntp", "fused")
@@ -29,49 +34,54 @@ BATCH_TOKENS = 8192
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-  """What stands around a scored text."""
+  """How a text is laid out for scoring.
 
-  framed: bool = True  # by the special tokens of training, around it all
-  separator: str = " "  # stands between a context and the text
-  # The special token that takes the place of a context that is empty, the
-  # separator after it: `bos` (or else `eos`) or `eos`; with "" such a text
-  # stands alone.
+  Attributes:
+    framed: Whether the special tokens of training surround it.
+    separator: Characters between a context and the text.
+    no_context: Special token in place of an empty context, before the
+      separator: `bos` (`eos` if there is none) or `eos`; "" for no token.
+  """
+
+  framed: bool = True
+  separator: str = " "
   no_context: str = ""
 
 
 class Pass(NamedTuple):
-  """A pass over a text, and where in it a token is predicted."""
+  """A pass over a text, and the position that predicts a token."""
 
-  masked: bool  # whether it is bidirectional, with the token masked, or causal
-  shift: int  # how many positions before the token its prediction stands
+  masked: bool  # bidirectional, with the token masked; else causal
+  shift: int  # number of positions from the prediction to the token
 
   def reads(self, text: "Text") -> int:
-    """Returns how many tokens of a text it encodes."""
-    # What is predicted last, nothing that is predicted left to right sees.
+    """Returns the number of tokens of a text that it encodes."""
+    # The last token is never an input to a left-to-right prediction.
     return len(text.tokens) if self.masked else text.stop - 1
 
 
 class Text(NamedTuple):
-  """Tokens int32 `[n]` with what stands around them; which are scored."""
+  """An encoded text, of which the tokens from `start` to `stop` are scored."""
 
-  tokens: np.ndarray
+  tokens: np.ndarray  # with context and special tokens, int32 `[n]`
   start: int
   stop: int
 
   @property
   def targets(self) -> int:
+    """Number of scored tokens."""
     return self.stop - self.start
 
 
 class Totals(NamedTuple):
-  """What is known of n texts' scored tokens."""
+  """Results of n texts at K temperatures."""
 
-  logprobs: np.ndarray  # sums of log-probabilities in nats, float64 `[n, K]`
-  likeliest: np.ndarray  # how many tokens are the likeliest ones, int `[n]`
+  logprobs: np.ndarray  # sums over scored tokens in nats, float64 `[n, K]`
+  likeliest: np.ndarray  # number of tokens that are the likeliest, int `[n]`
 
 
 def passes(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
-  """Returns the passes whose logits a mode adds.
+  """Returns the passes of a mode, a masked one last. Their logits are added.
 
   Raises:
     UserError: for an unknown mode.
@@ -97,23 +107,23 @@ def score(
   batch_tokens: int = BATCH_TOKENS,
   track: Callable[[Sequence], Iterable] = iter,
 ) -> np.ndarray:
-  """Scores texts; the higher, the likelier.
+  """Scores texts; a higher score is a likelier text.
 
-  By default a text stands in the special tokens that stood around documents
-  in training. They are not scored, nor is its context, nor a token that
-  nothing can predict: the first one, where it is predicted one position before
-  and no special token stands there. A token across the end of the context
-  counts as the text's.
+  By default, the special tokens that surrounded documents in training surround
+  a text. Special tokens and contexts are not scored. Nor is the first token, if
+  its prediction stands one position before and there is no special token. A
+  token across the end of the context belongs to the text.
 
   Args:
     loaded: The model.
     texts: n texts; equal ones are scored once.
-    mode: `causal`, `mlm`, `mntp` or `fused`; see above.
-    contexts: n texts that they follow, some or all of them empty.
-    text_format: What stands around them.
+    mode: `causal`, `mlm`, `mntp` or `fused`.
+    contexts: n texts before them, each of which may be empty.
+    text_format: How texts and contexts are laid out.
     reduction: `sum` or `mean` over the scored tokens.
-    temperature: Divides the logits. Several cost little more than one.
-    batch_tokens: Tokens encoded at once, in rows as long as the longest text.
+    temperature: Divisor of the logits. Several cost little more than one.
+    batch_tokens: Number of tokens encoded at once, in rows as long as the
+      longest text.
     track: Wraps the list of batches, as tqdm does, to show progress.
 
   Returns:
@@ -134,7 +144,7 @@ def score(
     raise UserError(f"temperature {temperature} is not positive")
   contexts = [""] * len(texts) if contexts is None else contexts
   pairs = list(zip(contexts, texts, strict=True))
-  # Benchmarks repeat sentences: each is scored once, and looked up below.
+  # Benchmarks repeat sentences: each is scored once.
   unique = list(dict.fromkeys(pairs))
   encoded = encode(loaded, unique, text_format, wanted)
   for text, (context, choice) in zip(encoded, unique, strict=True):
@@ -155,19 +165,19 @@ def encode(
   text_format: Format,
   wanted: tuple[Pass, ...],
 ) -> list[Text]:
-  """Encodes (context, text)s, as `score` does; they may be too long.
+  """Encodes (context, text)s as `score` does, without a limit of length.
 
   Raises:
-    UserError: if a text holds no token to score.
+    UserError: if a text has no token to score.
   """
   earliest = max(p.shift for p in wanted)
   before, after = loaded.frame
   if not text_format.framed:
     before = after = before[:0]
-  # What stands before a text without a context: with one, the frame alone.
+  # Special tokens before a text without context.
   alone = np.append(before, _stand_in(loaded, text_format)).astype(np.int32)
-  # A context and its text are encoded together, as they would stand in a
-  # document: tokens may differ from those of each by itself.
+  # A context and its text are encoded together, as in a document: each alone
+  # could have other tokens.
   lead = text_format.separator
   whole = [
     context + lead * bool(context or text_format.no_context) + text
@@ -179,10 +189,10 @@ def encode(
     head = before if context else alone
     tokens = np.concatenate([head, ids, after])
     start, stop = len(head), len(head) + len(ids)
-    if context:  # those of its tokens that end within it are not scored
+    if context:  # tokens that end within it are not scored
       _, spans = loaded.tokenizer.encode_offsets(joined)
       start += sum(end <= len(context) for _, end in spans)
-    start = max(start, earliest)  # nothing stands before to predict the first
+    start = max(start, earliest)  # no position before predicts the first token
     if stop <= start or not text.strip():
       raise UserError(f"the sentence {text!r} holds no token to score")
     out.append(Text(tokens, start, stop))
@@ -190,13 +200,13 @@ def encode(
 
 
 def cropped(text: Text, wanted: tuple[Pass, ...], longest: int) -> Text:
-  """Leaves out the beginning of a text of which a pass reads too much."""
+  """Cuts the beginning of a text so that a pass reads `longest` at most."""
   over = max(0, *(p.reads(text) - longest for p in wanted))
   return Text(text.tokens[over:], text.start - over, text.stop - over)
 
 
 def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
-  """Returns the token in the place of a context that is empty, if any."""
+  """Returns the token in place of an empty context, if there is one."""
   if not text_format.no_context:
     return []
   bos, eos = loaded.tokenizer.bos_id, loaded.tokenizer.eos_id
@@ -204,30 +214,50 @@ def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
   found = [i for i in ids if i is not None]
   if not found:
     raise UserError(
-      "the tokenizer has no token to stand for an empty context, as this"
-      " pipeline needs: leave --pipeline out"
+      "the tokenizer has no token for an empty context, which this pipeline"
+      " needs: leave --pipeline out"
     )
   return found[:1]
 
 
 # ------------------------------------------------------------------- batching
 #
-# A target is a (text, position). A group is as many of them as there is room
-# for: their texts stand side by side in rows, each a segment that sees nothing
-# but itself, so that hardly anything is padding, and one program does all the
-# groups. A causal pass reads a text once, whatever number of its targets; a
-# masked pass once for each target, with that one token masked. Logits `[V]` are
-# computed at the targets alone, in both.
+# A target is a token that is scored. A causal pass reads a text once for all of
+# its targets. A masked pass reads it once for each target, with that one token
+# masked. Each reading is a segment. Segments are packed as training rows are,
+# so little is padding. Logits `[V]` are computed at the targets alone.
+
+
+class Targets(NamedTuple):
+  """A table of targets, int `[R]` both."""
+
+  text: np.ndarray  # index of the text
+  position: np.ndarray  # index of the token in the text
+
+
+class Packed(NamedTuple):
+  """Segments that a pass reads to predict R targets, packed into rows."""
+
+  where: Pass
+  text: np.ndarray  # text of each segment, int `[S]`
+  begin: np.ndarray  # its first token in the flat rows, int `[S]`
+  segment: np.ndarray  # segment of each target, int `[R]`
+
+
+class Batch(NamedTuple):
+  """Targets, and the segments of each pass that predicts them."""
+
+  targets: Targets
+  packed: tuple[Packed, ...]
 
 
 class Rows(NamedTuple):
-  """Segments side by side, and where in them R targets are predicted."""
+  """Arrays of a pass on the device."""
 
   tokens: np.ndarray  # int32 `[B, T]`
-  positions: np.ndarray  # of a token in its segment, int32 `[B, T]`
-  starts: np.ndarray  # of its segment in the row, int32 `[B, T]`
-  ends: np.ndarray  # likewise; 0 where there is no segment
-  predicted: np.ndarray  # places among B * T, int32 `[R]`
+  starts: np.ndarray  # first token of each token's segment, int32 `[B, T]`
+  ends: np.ndarray  # one past the last, int32 `[B, T]`
+  predicted: np.ndarray  # places in the flat rows of the targets, int32 `[R]`
 
 
 def totals(
@@ -236,145 +266,109 @@ def totals(
   wanted: tuple[Pass, ...],
   temperatures: Sequence[float] = (1.0,),
   batch_tokens: int = BATCH_TOKENS,
-  track: Callable[[Sequence], Iterable] = iter,
+  track: Callable[[Sequence[Batch]], Iterable[Batch]] = iter,
 ) -> Totals:
-  """Sums over n encoded texts, of which no pass reads more than a row.
+  """Sums the log-probabilities of n encoded texts.
 
-  `wanted` is of `passes`, the rest as for `score`.
+  Args:
+    loaded: The model.
+    texts: Texts of which no pass reads more than `max_seq_len` tokens.
+    wanted: Passes of a mode, from `passes`.
+    temperatures: K divisors of the logits.
+    batch_tokens: Number of tokens that a pass encodes at once.
+    track: Wraps the list of batches.
   """
+  out = np.zeros((len(texts), len(temperatures)))
+  likeliest = np.zeros(len(texts), np.int64)
+  if not texts:
+    return Totals(out, likeliest)
   masked = any(p.masked for p in wanted)
   mask_id = framing.mask_id(loaded) if masked else 0
   program = programs.compiled(_logprobs, loaded.model.config, wanted)
   temperatures = np.asarray(temperatures, np.float32)
-  out = np.zeros((len(texts), len(temperatures)))
-  likeliest = np.zeros(len(texts), np.int64)
-  longest = max((p.reads(text) for text in texts for p in wanted), default=1)
+  longest = max(p.reads(text) for text in texts for p in wanted)
   length = programs.round_up(longest, loaded.model.config.max_seq_len)
-  most = max(1, batch_tokens // length)  # rows of a pass
-  groups = list(_groups(texts, wanted, length, most))
-  shape = _shape(groups, most)
-  for group in track(groups):
-    arrays = group.arrays(texts, *shape, mask_id)
-    logprobs, top = program(loaded.params, *arrays, temperatures)
-    # Float32 on the device, as it is trained; sums in float64 here, so that
-    # they do not depend on how the texts were grouped.
-    owners = group.targets[:, 0]
-    np.add.at(out, owners, np.asarray(logprobs, np.float64)[: len(owners)])
-    np.add.at(likeliest, owners, np.asarray(top)[: len(owners)])
+  most = max(1, batch_tokens // length)
+  batches = _batches(texts, wanted, length, most)
+  # All batches have the same shapes, for one compilation: R targets, and of
+  # each pass a power of two of rows, so that few requests differ.
+  size = max(len(batch.targets.text) for batch in batches)
+  size = programs.round_up(size, step=programs.LOGIT_ROWS)
+  rows = [[one.begin.max() // length + 1 for one in b.packed] for b in batches]
+  rows = np.max(rows, axis=0)
+  rows = np.maximum(rows, np.minimum(most, 2 ** np.ceil(np.log2(rows))))
+  for targets, packed in track(batches):
+    inputs = [
+      _rows(texts, targets, one, (int(count), length), size, mask_id)
+      for one, count in zip(packed, rows, strict=True)
+    ]
+    tokens = [texts[i].tokens[at] for i, at in zip(*targets, strict=True)]
+    logprobs, top = program(
+      loaded.params, inputs, _padded(tokens, size), temperatures
+    )
+    # Float32 on the device, as in training. Sums are in float64, so that they
+    # do not depend on the batches.
+    np.add.at(
+      out, targets.text, np.asarray(logprobs, np.float64)[: len(tokens)]
+    )
+    np.add.at(likeliest, targets.text, np.asarray(top)[: len(tokens)])
   return Totals(out, likeliest)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Group:
-  """Targets, and where their segments begin among the B * T of each pass."""
-
-  wanted: tuple[Pass, ...]
-  length: int  # T
-  targets: np.ndarray  # (text, position), `[R, 2]`
-  begins: np.ndarray  # of its segment, by pass, `[R, passes]`
-
-  def rows(self) -> np.ndarray:
-    """Returns how many rows each pass takes."""
-    return self.begins.max(axis=0) // self.length + 1
-
-  def arrays(
-    self, texts: Sequence[Text], rows: Sequence[int], size: int, mask_id: int
-  ) -> tuple[list[Rows], np.ndarray]:
-    """Returns what `_logprobs` takes: rows by pass, and R = `size` tokens.
-
-    What fills the list of targets up is predicted at place 0, and dropped.
-    """
-    owners, positions = self.targets.T
-    passes = []
-    for where, begins, count in zip(
-      self.wanted, self.begins.T, rows, strict=True
-    ):
-      # A causal segment is of several targets.
-      starts, first = np.unique(begins, return_index=True)
-      read = [texts[i] for i in owners[first]]
-      segments = [text.tokens[: where.reads(text)] for text in read]
-      out = self._side_by_side(segments, starts, count)
-      if where.masked:
-        out[0].reshape(-1)[begins + positions] = mask_id
-      predicted = begins + positions - where.shift
-      passes.append(Rows(*out, _filled_up(predicted, size)))
-    tokens = [texts[i].tokens[at] for i, at in self.targets]
-    return passes, _filled_up(tokens, size)
-
-  def _side_by_side(self, segments, begins, rows: int) -> list[np.ndarray]:
-    """Returns the first four of `Rows`."""
-    sizes = np.array([len(segment) for segment in segments])
-    within = np.concatenate([np.arange(size) for size in sizes])
-    starts = np.repeat(begins % self.length, sizes)
-    ends = starts + np.repeat(sizes, sizes)
-    cells = np.repeat(begins, sizes) + within
-    out = []
-    for values in (np.concatenate(segments), within, starts, ends):
-      array = np.zeros(rows * self.length, np.int32)
-      array[cells] = values
-      out.append(array.reshape(rows, self.length))
-    return out
+def _batches(
+  texts: Sequence[Text], wanted: tuple[Pass, ...], length: int, most: int
+) -> list[Batch]:
+  """Divides all targets into batches of at most `most` rows of each pass."""
+  text = np.repeat(np.arange(len(texts)), [t.targets for t in texts])
+  position = np.concatenate([np.arange(t.start, t.stop) for t in texts])
+  targets = Targets(text, position)
+  # The masked pass, if there is one, has by far the most rows.
+  packed = _packed(wanted[-1], texts, targets, length)
+  batch = packed.begin[packed.segment] // (most * length)
+  ends = np.cumsum(np.bincount(batch))[:-1]
+  out = []
+  for index in np.split(np.argsort(batch, kind="stable"), ends):
+    some = Targets(text[index], position[index])
+    # The last pass is packed into the same rows again.
+    out.append(
+      Batch(some, tuple(_packed(p, texts, some, length) for p in wanted))
+    )
+  return out
 
 
-def _groups(
+def _packed(
+  where: Pass, texts: Sequence[Text], targets: Targets, length: int
+) -> Packed:
+  """Packs the segments that predict some targets."""
+  text, segment = targets.text, np.arange(len(targets.text))
+  if not where.masked:  # one segment for all targets of a text
+    text, segment = np.unique(text, return_inverse=True)
+  lengths = [where.reads(texts[i]) for i in text]
+  return Packed(where, text, packing.best_fit(lengths, length), segment)
+
+
+def _rows(
   texts: Sequence[Text],
-  wanted: tuple[Pass, ...],
-  length: int,
-  most: int,
-) -> Iterator[_Group]:
-  """Yields all targets in groups of `most` rows, the longest texts' first."""
-  parts, begins, ends = [], [], [0] * len(wanted)
-  masked = any(where.masked for where in wanted)
-
-  def group():
-    owners, starts, stops = np.array(parts).T
-    positions = np.concatenate([np.arange(*part[1:]) for part in parts])
-    targets = np.repeat(owners, stops - starts), positions
-    places = np.repeat(begins, stops - starts, axis=0)
-    return _Group(wanted, length, np.stack(targets, axis=1), places)
-
-  for i in sorted(range(len(texts)), key=lambda i: -len(texts[i].tokens)):
-    sizes = [where.reads(texts[i]) for where in wanted]
-    # A masked pass reads a text for one target, a causal one for all of them.
-    step = 1 if masked else max(1, texts[i].targets)
-    for at in range(texts[i].start, texts[i].stop, step):
-      known = parts and parts[-1][0] == i
-      found = [
-        begins[-1][p]
-        if known and not where.masked
-        else _next(end, size, length)
-        for p, (where, end, size) in enumerate(
-          zip(wanted, ends, sizes, strict=True)
-        )
-      ]
-      reach = [begin + size for begin, size in zip(found, sizes, strict=True)]
-      if max(reach) > most * length:
-        yield group()
-        parts, begins, found = [], [], [0] * len(wanted)
-        reach = sizes
-      parts.append((i, at, at + step))
-      begins.append(found)
-      ends = reach
-  if parts:
-    yield group()
+  targets: Targets,
+  packed: Packed,
+  shape: tuple[int, int],
+  size: int,
+  mask_id: int,
+) -> Rows:
+  """Writes packed segments into rows `[B, T]`, and `size` targets."""
+  where, text, begin, segment = packed
+  pieces = [texts[i].tokens[: where.reads(texts[i])] for i in text]
+  tokens, starts = packing.fill(pieces, begin, *shape, pad_id=0)
+  places = begin[segment] + targets.position
+  if where.masked:
+    tokens.flat[places] = mask_id
+  segments = Segments.of(starts)
+  predicted = _padded(places - where.shift, size)
+  return Rows(tokens, segments.start, segments.end, predicted)
 
 
-def _next(end: int, size: int, length: int) -> int:
-  """Returns where a segment may begin that does not go over a row's end."""
-  over = end % length + size > length
-  return end + -end % length if over else end
-
-
-def _shape(groups: Sequence[_Group], most: int) -> tuple[list[int], int]:
-  """Returns the rows B of each pass and the targets R that suit all groups."""
-  rows = np.max([group.rows() for group in groups], axis=0, initial=1)
-  targets = max((len(group.targets) for group in groups), default=1)
-  # Powers of two, so that little is compiled.
-  rows = [min(most, 1 << (int(n) - 1).bit_length()) for n in rows]
-  return rows, -(-targets // programs.LOGIT_ROWS) * programs.LOGIT_ROWS
-
-
-def _filled_up(values, size: int) -> np.ndarray:
+def _padded(values: Sequence[int], size: int) -> np.ndarray:
+  """Pads with zeros: the results of place 0 and token 0 are dropped."""
   return np.pad(np.asarray(values, np.int32), (0, size - len(values)))
 
 
@@ -383,32 +377,43 @@ def _filled_up(values, size: int) -> np.ndarray:
 
 def _logprobs(
   model: models.Model,
-  wanted: tuple[Pass, ...],  # the passes whose logits are added
+  wanted: tuple[Pass, ...],
   params: models.Params,
-  passes: Sequence[Rows],  # what each reads
-  targets: jax.Array,  # the tokens that are predicted, int32 `[R]`
-  temperatures: jax.Array,  # float32 `[K]`
+  inputs: Sequence[Rows],
+  targets: jax.Array,
+  temperatures: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Computes the log-probabilities of a group's targets, float32 `[R, K]`.
+  """Computes the log-probabilities of R targets, float32 `[R, K]`.
 
-  And whether they are the likeliest tokens, bool `[R]`.
+  Args:
+    model: The encoder.
+    wanted: Passes whose logits are added.
+    params: Parameters of the encoder.
+    inputs: Rows of each pass.
+    targets: Tokens to predict, int32 `[R]`.
+    temperatures: Divisors of the logits, float32 `[K]`.
+
+  Returns:
+    Log-probabilities in nats, and whether each target is the likeliest token,
+    bool `[R]`.
   """
 
-  # A row of [T, V] logits would be the largest array by far: only the hidden
-  # states of the targets, [R, D], go on to the vocabulary, and in chunks.
+  # Logits of whole rows, [T, V], would be the largest array by far. So only the
+  # hidden states of targets, [R, D], become logits, and in chunks.
   def hidden(where: Pass, rows: Rows) -> jax.Array:
+    positions = jnp.arange(rows.tokens.shape[1]) - rows.starts
     mask = AttentionMask(not where.masked, rows.starts, rows.ends)
-    out = model.encode(params, rows.tokens, rows.positions, mask)
+    out = model.encode(params, rows.tokens, positions, mask)
     return out.reshape(-1, out.shape[-1])[rows.predicted]
 
-  def logprobs(one):  # of one target: hidden [passes, D], and the token
+  def logprobs(one):  # states [passes, D] and the token of one target
     states, target = one
     logits = model.logits(params, states).sum(axis=0)
     scaled = logits / temperatures[:, None]
     found = scaled[:, target] - jax.nn.logsumexp(scaled, axis=-1)
     return found, jnp.argmax(logits) == target
 
-  states = [hidden(*one) for one in zip(wanted, passes, strict=True)]
+  states = [hidden(*one) for one in zip(wanted, inputs, strict=True)]
   states = jnp.stack(states, axis=1)
   out = jax.lax.map(logprobs, (states, targets), batch_size=programs.LOGIT_ROWS)
   # Every process of a run that is scored while it trains reads all of them.
