@@ -1,40 +1,39 @@
-"""The curriculum: which objectives a step trains, as a function of the step.
+"""The curriculum: the objectives of each step, as a function of the step.
 
-Written as a string of phases:
+It is written as a string of phases:
 
     4C+16M+4C            epochs (AntLM's schedule for BabyLlama)
     10000C+32000M        steps: counts of 1,000 or more
-    300C+700M steps      the unit said
+    300C+700M steps      steps, with the unit
     25%C+75%M            shares of the run's length
     C+M+C                equal shares of the run's length
     C:M=1:15             both in every batch, in this proportion
     2C+20C:M=1:7+2C      a mixed phase between two pure ones
     12*(1C+1M)           the phases in brackets, twelve times
-    75%M30+25%M5         M with 30 and with 5 % masked (`objective.with_ratio`)
+    75%M30+25%M5         M with 30 % and with 5 % masked (`with_ratio`)
 
-The letters name objectives: `objective.OBJECTIVES`, or `config.objectives`.
-What is read when is written alike, with names of data: `90%web+10%books`.
+Letters name objectives: those of `objective.OBJECTIVES` or of
+`config.objectives`. `data.mix` has the same grammar, with names of sources:
+`90%web+10%books`.
 """
 
 import bisect
 import dataclasses
+import functools
 import itertools
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.settings import LARGEST
 
-UNITS = ("epochs", "steps")
 NAME = "[A-Za-z][A-Za-z0-9_]*"
-# The setting that a string of these names is.
+# The setting whose string has names of this kind.
 _SETTINGS = {"objective": "curriculum", "source": "data.mix"}
-# What nobody means, but a slip of the keyboard makes.
-_LONGEST = 1e12
 _MOST_PHASES = 100_000
-_MOST_BRACKETS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +54,9 @@ class Phase:
   def rows(self, step: int, batch_size: int) -> np.ndarray:
     """Assigns each row of a step's batch to an objective of `shares`.
 
-    Over the steps of a phase the counts of up to four objectives stay within
-    one row of the shares, and inside a batch the rows of an objective are
-    spread evenly.
+    Over the steps of a phase, the counts of up to four objectives stay within
+    one row of their shares. Inside a batch, the rows of an objective are spread
+    evenly.
 
     Returns:
       int64 `[batch_size]`: an index into `list(self.shares)`.
@@ -65,8 +64,8 @@ class Phase:
     done = (step - self.start) * batch_size
     ends = self.counts(np.array([done, done + batch_size]))
     (counts,) = np.diff(ends).T
-    # Sorting a Weyl sequence deals the places out as evenly as cards: any
-    # microbatch or shard, a run of neighbours, gets its part of each objective.
+    # Sorting a Weyl sequence spreads the places evenly: a microbatch or shard,
+    # which is a run of neighbours, gets its part of each objective.
     spread = (np.arange(batch_size) * 0x9E3779B9) % 2**32
     out = np.empty(batch_size, np.int64)
     out[np.argsort(spread, kind="stable")] = np.repeat(
@@ -75,20 +74,20 @@ class Phase:
     return out
 
   def counts(self, rows: np.ndarray) -> np.ndarray:
-    """Says how many of a phase's first `rows` rows are each name's.
+    """Divides a phase's first `rows` rows among its names.
 
     Returns:
-      int64 `[names, *rows.shape]`, which add up to `rows`.
+      Counts, int64 `[names, *rows.shape]`, which add up to `rows`.
     """
     return np.stack(_counts(rows, list(self.shares.values())))
 
 
 def _counts(rows: np.ndarray, shares: list[float]) -> list[np.ndarray]:
-  """Splits so many rows among shares.
+  """Divides numbers of rows by shares, as `Phase.counts` does.
 
-  Half of the names take their part of all rows, rounded, and the others what
-  is left. Neither shrinks as rows grow, so no count does (as differences of
-  rounded sums may), and errors do not add up.
+  The first half of the names takes its part of all rows, rounded, and the other
+  half takes the rest. Neither shrinks as rows grow, so no count does (as
+  differences of rounded sums may), and errors do not add up.
   """
   if len(shares) == 1:
     return [rows]
@@ -112,7 +111,7 @@ class Curriculum:
 
   @property
   def objectives(self) -> tuple[str, ...]:
-    """Objectives in the order in which they first appear."""
+    """Names of the objectives, in the order in which they first appear."""
     return tuple(dict.fromkeys(n for p in self.phases for n in p.shares))
 
   @property
@@ -129,21 +128,159 @@ class Curriculum:
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-  """A phase as written: `count` in `unit` ("%", "" for unsaid) of `shares`."""
+  """A phase as written."""
 
   count: float | None
-  unit: str
+  unit: str  # "shares", "equal shares", or "" for that of the whole string
   shares: Mapping[str, float]
-  position: int
+  position: int  # of its first character
 
 
-def names(text: str, objectives: Collection[str]) -> tuple[str, ...]:
-  """Returns a curriculum's objectives as they first appear, for any length.
+class _Reader:
+  """A curriculum string, read from left to right by recursive descent.
+
+  curriculum = sum [unit]                 sum = term {"+" term}
+  term = phase | times "*" "(" sum ")"    phase = [count ["%"]] mix
+  mix = name {":" name} ["=" number {":" number}]
+  """
+
+  def __init__(self, text: str, known: tuple[str, ...], kind: str):
+    self.text, self.known, self.kind = text, known, kind
+    self.what = f"{_SETTINGS[kind]} {text!r}"
+    self.at = self.begin = 0  # the next character, and the last match's first
+    self._take("")
+    self.parts = self._sum()
+    self.unit = self._take(r"[a-z]+")
+    if self.unit not in (None, "epochs", "steps"):
+      self.fail("the unit is 'epochs' or 'steps'", self.begin)
+    if self.at < len(text):
+      self.fail("expected '+' and another phase, or the end")
+
+  def lengths(
+    self, steps_per_epoch: float, run_steps: int | None
+  ) -> list[float]:
+    """Returns the length of each phase in steps, before rounding."""
+    # Nobody trains a phase of a thousand epochs, and papers of two stages write
+    # steps as 10000C.
+    units = {
+      part.unit or self.unit or ("steps" if part.count >= 1000 else "epochs")
+      for part in self.parts
+    }
+    if len(units) > 1:
+      raise UserError(
+        f"{self.what} mixes {' and '.join(sorted(units))}: write all"
+        " counts in one unit, such as '300C+700M steps'"
+      )
+    if units == {"epochs"}:
+      return [part.count * steps_per_epoch for part in self.parts]
+    if units == {"steps"}:
+      return [part.count for part in self.parts]
+    if run_steps is None:
+      raise UserError(
+        f"{self.what} divides the run, but the run's length is not set: set"
+        " train.epochs or train.steps, or write counts, such as '4C+16M+4C'"
+      )
+    if units == {"equal shares"}:
+      return [run_steps / len(self.parts)] * len(self.parts)
+    total = sum(part.count for part in self.parts)
+    if abs(total - 100) > 1e-6:
+      raise UserError(f"{self.what} adds up to {total:g} %, not 100 %")
+    return [part.count / 100 * run_steps for part in self.parts]
+
+  def _list(self, item: Callable[[], Any], separator: str = ":") -> list:
+    """Reads items with separators between them."""
+    items = [item()]
+    while self._take(re.escape(separator)):
+      items.append(item())
+    return items
+
+  def _sum(self) -> list[_Part]:
+    return [part for parts in self._list(self._term, "+") for part in parts]
+
+  def _term(self) -> list[_Part]:
+    begin = self.at
+    repeat = self._take(r"\d+\s*\*")
+    if repeat is None:
+      return [self._phase()]
+    if not self._take(r"\("):
+      self.fail("expected '(' and the phases to repeat")
+    parts = self._sum()
+    if not self._take(r"\)"):
+      self.fail("expected ')'")
+    times = float(repeat[:-1])
+    if times == 0:
+      self.fail("repeat at least once", begin)
+    if len(parts) * times > _MOST_PHASES:
+      self.fail(f"over {_MOST_PHASES} phases", begin)
+    return parts * int(times)
+
+  def _phase(self) -> _Part:
+    position = self.at
+    count = self._number()
+    if count == 0:
+      self.fail("a phase of length 0", position)
+    unit = "equal shares" if count is None else ""
+    if count is not None and self._take("%"):
+      unit = "shares"
+    names, begin = self._list(self._name), self.at
+    weights = [1.0] * len(names)
+    if self._take("="):
+      weights = self._list(self._weight)
+    if len(weights) != len(names):
+      self.fail(f"expected {len(names)} proportions", begin)
+    shares: dict[str, float] = {}
+    for name, weight in zip(names, weights, strict=True):
+      # C:M:C=1:2:1 has C twice.
+      shares[name] = shares.get(name, 0) + weight / sum(weights)
+    return _Part(count, unit, shares, position)
+
+  def _name(self) -> str:
+    name, known = self._take(NAME), ", ".join(self.known)
+    if name is None:
+      self.fail(f"expected a name ({known})")
+    if name not in self.known:
+      self.fail(f"unknown {self.kind} {name!r} (known: {known})", self.begin)
+    return name
+
+  def _weight(self) -> float:
+    weight = self._number()
+    if weight is None:
+      self.fail("expected a number")
+    if weight == 0:
+      self.fail("a proportion of 0: leave that name out", self.begin)
+    return weight
+
+  def _number(self) -> float | None:
+    text = self._take(r"\d+(\.\d*)?|\.\d+")
+    return None if text is None else float(text)
+
+  def _take(self, pattern: str) -> str | None:
+    """Takes a match from here, and the blanks after it."""
+    match = re.compile(rf"({pattern})\s*").match(self.text, self.at)
+    if match is None:
+      return None
+    self.begin, self.at = self.at, match.end()
+    return match[1]
+
+  def fail(self, message: str, at: int | None = None):
+    """Raises an error that points at a character."""
+    at = self.at if at is None else at
+    where = f"character {at + 1}"
+    if at < len(self.text):
+      where += f" ({self.text[at]!r})"
+    raise UserError(f"{self.what}, {where}: {message}")
+
+
+_read = functools.lru_cache(_Reader)  # runs read their string several times
+
+
+def names(text: str, known: Collection[str]) -> tuple[str, ...]:
+  """Returns the names in a curriculum string as they first appear.
 
   Raises:
-    UserError: for a string that cannot be read.
+    UserError: The string cannot be read.
   """
-  parts, _ = _Parser(text, objectives).parse()
+  parts = _read(text, tuple(known), "objective").parts
   return tuple(dict.fromkeys(name for part in parts for name in part.shares))
 
 
@@ -162,179 +299,27 @@ def parse(
   Args:
     text: The string; see the module's documentation.
     known: The names that may appear.
-    steps_per_epoch: Steps that read the data once; may be a fraction.
-    run_steps: The run's length, for shares; None if only the string says.
-    kind: What the names are of: `objective`, or `source` of data.
+    steps_per_epoch: Number of steps that read the data once; may be a fraction.
+    run_steps: Length of the run, for shares of it; None if it is not set.
+    kind: Kind of the names: `objective`, or `source` of data.
 
   Raises:
-    UserError: for a string that cannot be read, pointing at the character,
-      and for phases that do not fit the run.
+    UserError: The string cannot be read (the error points at a character), or
+      its phases do not fit the run.
   """
-  parser = _Parser(text, known, kind)
-  parts, unit = parser.parse()
-  lengths = _lengths(parser.what, parts, unit, steps_per_epoch, run_steps)
-  ends = [round(end) for end in np.cumsum(lengths)]
-  if ends[-1] > LARGEST:  # the step is an int32 on the devices
-    raise UserError(f"{parser.what} is over {LARGEST} steps long")
+  read = _read(text, tuple(known), kind)
+  lengths = read.lengths(steps_per_epoch, run_steps)
+  if sum(lengths) > LARGEST:  # the step is an int32 on the devices
+    raise UserError(f"{read.what} is over {LARGEST} steps long")
   phases, start = [], 0
-  for part, stop in zip(parts, ends, strict=True):
-    if stop == start:
-      parser.fail("this phase is shorter than one step", part.position)
-    phases.append(Phase(start, stop, part.shares))
-    start = stop
+  for part, end in zip(read.parts, np.cumsum(lengths), strict=True):
+    if round(end) == start:
+      read.fail("this phase is shorter than one step", part.position)
+    phases.append(Phase(start, round(end), part.shares))
+    start = round(end)
   return Curriculum(tuple(phases))
 
 
-def _lengths(what, parts, unit, steps_per_epoch, run_steps) -> list[float]:
-  """Length of each phase in steps, before rounding."""
-  units = {_unit_of(part, unit) for part in parts}
-  if len(units) > 1:
-    raise UserError(
-      f"{what} mixes {' and '.join(sorted(units))}: write all"
-      " counts in one unit, such as '300C+700M steps'"
-    )
-  if units == {"epochs"}:
-    return [part.count * steps_per_epoch for part in parts]
-  if units == {"steps"}:
-    return [part.count for part in parts]
-  if run_steps is None:
-    raise UserError(
-      f"{what} shares out the run, whose length is not given:"
-      " set train.epochs or train.steps, or write counts, such as '4C+16M+4C'"
-    )
-  if units == {"equal shares"}:
-    return [run_steps / len(parts)] * len(parts)
-  total = sum(part.count for part in parts)
-  if abs(total - 100) > 1e-6:
-    raise UserError(f"{what} adds up to {total:g} %, not 100 %")
-  return [part.count / 100 * run_steps for part in parts]
-
-
-def _unit_of(part: _Part, unit: str | None) -> str:
-  if part.count is None:
-    return "equal shares"
-  if part.unit == "%":
-    return "shares"
-  # Nobody trains a phase of a thousand epochs, and 10000C is how the two-stage
-  # papers write steps.
-  return unit or ("steps" if part.count >= 1000 else "epochs")
-
-
-class _Parser:
-  """Recursive descent over the string.
-
-  curriculum = sum [unit]                 sum = term {"+" term}
-  term = phase | times "*" "(" sum ")"    phase = [count ["%"]] mix
-  mix = name {":" name} ["=" number {":" number}]
-  """
-
-  def __init__(
-    self, text: str, known: Collection[str], kind: str = "objective"
-  ):
-    self.text, self.known, self.kind = text, known, kind
-    self.what = f"{_SETTINGS[kind]} {text!r}"
-    self.at = self.begin = 0  # where to read on, where the last token began
-
-  def parse(self) -> tuple[list[_Part], str | None]:
-    self._take("")
-    parts = self._sum()
-    unit = self._take(r"[a-z]+")
-    if unit is not None and unit not in UNITS:
-      self.fail("the unit is 'epochs' or 'steps'", self.begin)
-    if self.at < len(self.text):
-      self.fail("expected '+' and another phase, or the end")
-    return parts, unit
-
-  def _sum(self) -> list[_Part]:
-    parts = self._term()
-    while self._take(r"\+"):
-      parts += self._term()
-    return parts
-
-  def _term(self) -> list[_Part]:
-    repeat = self._take(r"\d+\s*\*")
-    if repeat is None:
-      return [self._phase()]
-    times = float(repeat[:-1])
-    if times == 0:
-      self.fail("repeat at least once", self.begin)
-    # Deeper than this, Python's own recursion would end.
-    if self.text.count("(", 0, self.at) >= _MOST_BRACKETS:
-      self.fail(f"over {_MOST_BRACKETS} brackets", self.begin)
-    begin = self.begin
-    if not self._take(r"\("):
-      self.fail("expected '(' and the phases to repeat")
-    parts = self._sum()
-    if not self._take(r"\)"):
-      self.fail("expected ')'")
-    if len(parts) * times > _MOST_PHASES:
-      self.fail(f"over {_MOST_PHASES} phases", begin)
-    return parts * int(times)
-
-  def _phase(self) -> _Part:
-    position = self.at
-    count = self._number()
-    if count == 0:
-      self.fail("a phase of length 0", self.begin)
-    if count is not None and count > _LONGEST:
-      self.fail(f"a phase longer than {_LONGEST:g}", self.begin)
-    unit = "%" if count is not None and self._take("%") else ""
-    return _Part(count, unit, self._mix(), position)
-
-  def _mix(self) -> dict[str, float]:
-    names = [self._name()]
-    while self._take(":"):
-      names.append(self._name())
-    weights = self._ratio(len(names))
-    shares: dict[str, float] = {}
-    for name, weight in zip(names, weights, strict=True):
-      if weight > 0:  # C:M:C=1:2:1 names C twice
-        shares[name] = shares.get(name, 0) + weight / sum(weights)
-    return shares
-
-  def _name(self) -> str:
-    name = self._take(NAME)
-    known = ", ".join(self.known)
-    if name is None:
-      self.fail(f"expected a name ({known})")
-    if name not in self.known:
-      self.fail(f"unknown {self.kind} {name!r} (known: {known})", self.begin)
-    return name
-
-  def _ratio(self, length: int) -> list[float]:
-    start = self.at
-    if not self._take("="):
-      return [1.0] * length
-    numbers = []
-    while not numbers or self._take(":"):
-      numbers.append(self._number())
-      if numbers[-1] is None:
-        self.fail("expected a number")
-    if len(numbers) != length or not 0 < sum(numbers) <= _LONGEST:
-      self.fail(f"expected {length} proportions, not all zero", start)
-    return numbers
-
-  def _number(self) -> float | None:
-    text = self._take(r"\d+(\.\d*)?|\.\d+")
-    return None if text is None else float(text)
-
-  def _take(self, pattern: str) -> str | None:
-    """Takes what matches here, and the blanks after it."""
-    match = re.compile(rf"({pattern})\s*").match(self.text, self.at)
-    if match is None:
-      return None
-    self.begin, self.at = self.at, match.end()
-    return match[1]
-
-  def fail(self, message: str, at: int | None = None):
-    """Raises an error that points at a character."""
-    at = self.at if at is None else at
-    where = f"character {at + 1}"
-    if at < len(self.text):
-      where += f" ({self.text[at]!r})"
-    raise UserError(f"{self.what}, {where}: {message}")
-
-
 def amount(value: float, steps: int) -> int:
-  """A value under 1 is a share of `steps`, any other a number of steps."""
+  """Returns a number of steps; a value under 1 is a share of `steps`."""
   return max(1, round(value * steps)) if 0 < value < 1 else round(value)
