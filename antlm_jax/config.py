@@ -511,9 +511,13 @@ def from_json(text: str) -> ConfigDict:
 def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
   """Lists the settings that differ and must not when a run resumes."""
   before, after = leaves(old), leaves(new)
+  # The curriculum uses none of the objectives that only one of them has, such
+  # as those that a version adds or removes: it is the same, and both can run.
+  unused = set(old.objectives) ^ set(new.objectives)
+  free_keys = (*FREE, *(f"objectives.{name}" for name in unused))
   out = []
   for key in sorted(before.keys() | after.keys()):
-    if any(key == free or key.startswith(free + ".") for free in FREE):
+    if any(key == free or key.startswith(free + ".") for free in free_keys):
       continue
     # A setting that only one of them has is a difference, too.
     if before.get(key) != after.get(key):

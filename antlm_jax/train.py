@@ -19,11 +19,10 @@ def main(argv: Sequence[str]) -> None:
     from antlm_jax import config as config_lib
     from antlm_jax.hf import import_
     from antlm_jax.inference.while_training import Pairs
-    from antlm_jax.runtime import compilation, processes
+    from antlm_jax.runtime import processes
     from antlm_jax.training import loop
 
     args, overrides = _parse(argv, config_lib.described())
-    compilation.keep_programs()
     with processes.together():
       config = config_lib.load(args.config, overrides)
       hooks = [Pairs(config.eval.pairs)] if config.eval.pairs else []

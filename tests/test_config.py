@@ -448,11 +448,18 @@ def test_differences_name_what_matters_and_leave_out_the_rest():
 
 
 def test_differences_see_settings_that_only_one_has():
-  old = config.default()
-  new = config.default()
+  old, new = config.default(), config.default()
+  new.model.extra = 1
+  assert config.differences(old, new) == ["model.extra was None, is 1"]
+
+
+def test_an_objective_that_is_not_used_is_no_difference():
+  old, new = config.default(), config.default()
   new.objectives.X = dataclasses.asdict(Objective("x"))
-  found = config.differences(old, new)
-  assert any("objectives.X.name" in line for line in found)
+  assert config.differences(old, new) == config.differences(new, old) == []
+  new.curriculum = "4X"
+  (line,) = config.differences(old, new)
+  assert line.startswith("curriculum was")
 
 
 # Objectives and amounts

@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 import pytest
 
 from antlm_jax import config as config_lib
-from antlm_jax import models
+from antlm_jax import models, units
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
@@ -21,6 +21,7 @@ from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.task import Task
 from antlm_jax.inference.model import FineTuned, Loaded, load, write
 from antlm_jax.training import checkpoint
+from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.step import TrainState
 from tests import random_models, runs
 from tests.helpers import equal
@@ -53,10 +54,17 @@ def test_weights_alone_are_a_checkpoint(foreign):
   found = load(workdir)
   assert equal(found.params, params)
   assert (found.step, found.boundary, found.task) == (5, "eos", None)
-  assert checkpoint.read_meta(found.path).data == "nothing of ours"
+  size = units.quantity(found.model.size)
+  assert repr(found) == f"<llama, {size} parameters, step 5, {workdir}>"
+  # By content: not the place, but the weights.
+  assert found.digest == checkpoint.digest(checkpoint.sums(params))
+  assert found.digest != checkpoint.digest(
+    checkpoint.sums(params | {"norm/scale": params["norm/scale"] + 1})
+  )
+  assert Checkpoint.open(found.path).meta.data == "nothing of ours"
   zeros = jax.tree.map(jnp.zeros_like, found.params)
   like = TrainState(jnp.int32(0), zeros, {"mu": jnp.ones(2)}, zeros)
-  state = checkpoint.restore(found.path, like, with_optimizer=False)
+  state = Checkpoint.open(found.path).restore(like, with_optimizer=False)
   assert equal(state.params, params) and equal(state.ema, params)
   assert state.step == 5 and equal(state.opt_state, like.opt_state)
 
@@ -74,7 +82,7 @@ def test_a_run_cannot_keep_an_optimizer_that_is_not_there(
 def test_nothing_is_written_over_or_halfway(foreign, tmp_path, monkeypatch):
   workdir, params = foreign
   path = workdir / "checkpoints" / "5"
-  meta = checkpoint.read_meta(path)
+  meta = Checkpoint.open(path).meta
   before = load(path).params
   with pytest.raises(UserError, match="already exists") as error:
     write(path, 6, params, meta)
@@ -150,7 +158,7 @@ def test_the_best_model_is_kept(run, loaded, tmp_path):
   assert (model.step, model.boundary) == (loaded.step, loaded.boundary)
   assert model.config == loaded.config
   assert model.tokenizer.to_json() == loaded.tokenizer.to_json()
-  meta, before = (checkpoint.read_meta(m.path) for m in (model, loaded))
+  meta, before = (Checkpoint.open(m.path).meta for m in (model, loaded))
   assert meta.data == before.data
   request = json.loads((folder / "summary.json").read_text())["request"]
   assert request["head"]["norms"] is False and "save" not in request

@@ -118,6 +118,7 @@ def load(model: str) -> Loaded:
     step=found.step,
     model=models.build(meta.config.model, meta.tokenizer.vocab_size),
     params=found.params,
+    digest=checkpoint.digest(checkpoint.sums(found.params)),
   )
 
 

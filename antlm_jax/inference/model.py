@@ -1,4 +1,4 @@
-"""Trained models: what every command but training starts from."""
+"""Trained models: every command but training starts from one."""
 
 import argparse
 import dataclasses
@@ -11,40 +11,68 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from antlm_jax import models
+from antlm_jax import models, units
 from antlm_jax.errors import UserError
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.runtime import compilation, files
 from antlm_jax.training import checkpoint
-from antlm_jax.training.checkpoint import FOLDER, Meta
+from antlm_jax.training.checkpoint import FOLDER, Checkpoint, Meta
 
 
 @dataclasses.dataclass(frozen=True)
 class FineTuned:
-  """What a fine-tuned checkpoint has beside its encoder: a task's head.
+  """The task of a fine-tuned checkpoint, and the head on its encoder.
 
-  What the settings and the parameters mean is known to who trained the head
-  (`evals.finetuning.saved`) and to who exports its kind (`antlm_jax.hf.heads`).
+  `evals.finetuning.saved` and `antlm_jax.hf.heads` interpret the settings and
+  the parameters.
+
+  Attributes:
+    name: The task.
+    attention: How rows are read: bidirectional or causal.
+    kind: Kind of the head.
+    settings: The head's settings, plain JSON.
+    params: The head's parameters, `{path: array}`, which may be empty.
   """
 
-  name: str  # the task's
-  attention: str  # how rows are read: bidirectional or causal
-  kind: str  # the head's, as what follows
-  settings: Mapping[str, Any]  # plain JSON
-  params: Mapping[str, Any]  # {path: array}; may be none
+  name: str
+  attention: str
+  kind: str
+  settings: Mapping[str, Any]
+  params: Mapping[str, Any]
 
   def to_json(self) -> dict[str, Any]:
     """Returns all but the parameters, for orbax to write."""
     return {name: x for name, x in vars(self).items() if name != "params"}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Loaded(Meta, TextModel):
-  """A trained model: what every command but training starts from."""
+  """A trained model with all that using it needs.
 
-  path: pathlib.Path  # the checkpoint's folder
+  `params` are the encoder's: their average if the run kept one.
+
+  Attributes:
+    path: The checkpoint's folder.
+    step: Number of steps that it was trained for.
+    digest: CRC-32 of the sums of the parameters' bits; equal weights have
+      equal digests, wherever they are.
+    task: The task that it was fine-tuned for, if any, with its head.
+  """
+
+  path: pathlib.Path
   step: int
-  task: FineTuned | None = None  # what it was fine-tuned for, and the head
+  digest: int
+  task: FineTuned | None = None
+
+  def __repr__(self) -> str:
+    size = units.quantity(self.model.size)
+    where = self.run if self.path.parent.name == FOLDER else self.path
+    if where.is_relative_to(pathlib.Path.cwd()):
+      where = where.relative_to(pathlib.Path.cwd())
+    return (
+      f"<{self.config.model.name}, {size} parameters, step {self.step:,},"
+      f" {where}>"
+    )
 
   @property
   def longest_row(self) -> int:
@@ -53,13 +81,13 @@ class Loaded(Meta, TextModel):
 
   @property
   def run(self) -> pathlib.Path:
-    """The run's folder, or that which holds a checkpoint by itself."""
+    """The run's folder, or the folder that holds a single checkpoint."""
     above = self.path.parent
     return above.parent if above.name == FOLDER else above
 
   @property
   def evals(self) -> pathlib.Path:
-    """Where evaluations go: RUN/evals; here runs/RUN/evals for a bucket's."""
+    """Folder of evaluations: RUN/evals; here runs/RUN/evals for a bucket's."""
     run = self.run
     if files.is_remote(run):
       run = pathlib.Path("runs", run.name)
@@ -67,50 +95,61 @@ class Loaded(Meta, TextModel):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-  """Adds --checkpoint and --step, which `from_args` takes, to a command."""
-  add = parser.add_argument
-  add("--checkpoint", required=True, help="a run or a step; may be gs://...")
-  add("--step", type=int, help="which step of the run; the newest by default")
+  """Adds --checkpoint and --step, which `from_args` reads, to a command."""
+  parser.add_argument(
+    "--checkpoint",
+    required=True,
+    help="path to a run or one of its checkpoints; may be gs://...",
+  )
+  parser.add_argument(
+    "--step", type=int, help="step of the run (default: the newest)"
+  )
 
 
 def from_args(args: argparse.Namespace) -> Loaded:
-  """Like `load`, of a command's arguments; what it compiles is kept."""
-  compilation.keep_programs()
+  """Loads the model that a command's arguments name."""
   return load(args.checkpoint, args.step)
 
 
 def load(path, step: int | None = None) -> Loaded:
   """Loads a trained model from a run or one of its checkpoints.
 
+  Args:
+    path: Path to the run or to the checkpoint; may be gs://BUCKET/RUN.
+    step: Step of the run, by default the newest.
+
   Raises:
     UserError: if there is no such checkpoint, or it cannot be read.
   """
-  path = checkpoint.find(path, step)
-  with checkpoint.readable(path / "meta"):
-    fields = checkpoint.read_fields(path)
-    meta = Meta.from_json(fields)
-    item = "ema" if "ema" in fields["sums"] else "params"
+  compilation.keep_programs()
+  saved = Checkpoint.open(checkpoint.find(path, step))
+  meta, task = saved.meta, saved.fields.get("task")
   model = models.build(meta.config.model, meta.tokenizer.vocab_size)
+  item = "ema" if "ema" in saved.sums else "params"
   wanted = {
-    item: _here(model.shapes),
-    "counters": _here({"step": jax.ShapeDtypeStruct((), np.int32)}),
+    item: model.shapes,
+    "counters": {"step": jax.ShapeDtypeStruct((), np.int32)},
   }
-  if "head" in fields["sums"]:
-    with checkpoint.readable(path / "head"):  # only what is there knows them
+  if "head" in saved.sums:
+    with checkpoint.readable(saved.path / "head"):  # its shapes are only there
       handler = ocp.StandardCheckpointHandler()
-      wanted["head"] = _here(handler.metadata(epath.Path(path / "head")))
-  found, fields = checkpoint.read(path, wanted)
-  checkpoint.check_sums(path, found, fields)
-  task = fields.get("task")
-  if task is not None:
-    task = FineTuned(**task, params=found.get("head", {}))
+      wanted["head"] = handler.metadata(epath.Path(saved.path / "head"))
+  # One device, whatever devices the checkpoint was saved from.
+  one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  found = saved.read(
+    jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), wanted
+    )
+  )
+  saved.verify(found)
   return Loaded(
     **vars(meta),
-    path=path,
+    path=saved.path,
     step=int(found["counters"]["step"]),
     model=model,
     params=found[item],
-    task=task,
+    digest=checkpoint.digest(saved.sums[item]),
+    task=task and FineTuned(**task, params=found.get("head", {})),
   )
 
 
@@ -121,26 +160,27 @@ def write(
   meta: Meta,
   task: FineTuned | None = None,
 ) -> pathlib.Path:
-  """Writes a checkpoint without optimizer's state, whole or not at all.
+  """Writes a checkpoint without optimizer state, whole or not at all.
 
   Args:
-    path: The folder that it becomes: `WORKDIR/checkpoints/STEP` to be found as
-      a run's step, or any other. There must be nothing yet.
+    path: The folder to make: `WORKDIR/checkpoints/STEP` for a step of a run,
+      or any other. It must not exist.
     step: Number of steps done.
     params: The encoder's parameters, NumPy's or JAX's, as `{path: array}` of
       the shapes that `models.build` gives to the config in `meta`.
-    meta: What it says beside its arrays.
+    meta: The metadata.
     task: The task of a fine-tuned model, with its head.
 
-  Returns its absolute path.
+  Returns:
+    The absolute path.
 
   Raises:
-    UserError: if it cannot be written, or is there already.
+    UserError: if it cannot be written, or exists.
   """
   path = files.path(path)
   counters = {"step": np.asarray(step, np.int32)}
   items = {"params": dict(params), "counters": counters}
-  fields: dict[str, Any] = meta.to_json()
+  fields = meta.to_json()
   if task is not None:
     fields["task"] = task.to_json()
     if task.params:
@@ -153,12 +193,3 @@ def write(
   except files.failures() as error:
     raise UserError(f"writing {path} failed: {files.reason(error)}") from error
   return path
-
-
-def _here(shapes):
-  """Asks for one device, whatever devices the checkpoint was saved from."""
-  one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  return {
-    name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=one)
-    for name, array in shapes.items()
-  }

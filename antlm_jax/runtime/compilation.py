@@ -6,6 +6,7 @@ import platform
 import zlib
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from antlm_jax.runtime import files
 
@@ -13,11 +14,13 @@ _LEAST = 0.1  # seconds that a program took to compile, to be kept
 
 
 def keep_programs() -> None:
-  """Has JAX keep what it compiles, unless JAX_COMPILATION_CACHE_DIR is set."""
-  if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+  """Lets JAX keep compiled programs, unless the user has chosen a folder."""
+  chosen = jax.config.jax_compilation_cache_dir
+  if chosen or "JAX_COMPILATION_CACHE_DIR" in os.environ:
     return
   folder = files.cache() / "compiled" / _machine()
   jax.config.update("jax_compilation_cache_dir", str(folder))
+  compilation_cache.reset_cache()  # JAX looks only once for a folder
   if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", _LEAST)
 

@@ -1,8 +1,8 @@
-"""Checkpoints: plain `{path: array}` trees, with all that reading them needs.
+"""The format of checkpoints: trees of arrays by path, and their metadata.
 
-Orbax writes a step aside and renames it, so a step that has its name was whole
-once (in a bucket, one that has a commit file); sums of its arrays' bits, saved
-with it, tell whether it still is.
+Orbax writes a checkpoint aside and renames it when it is whole. In a bucket,
+which cannot rename, it writes a commit file last. The item `meta` is JSON. It
+holds a sum of the bits of every array, which reading verifies.
 """
 
 import contextlib
@@ -12,9 +12,8 @@ import json
 import os
 import pathlib
 import shutil
-import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -30,32 +29,46 @@ from antlm_jax.runtime import files
 from antlm_jax.training.step import TrainState
 
 FOLDER = "checkpoints"
-_COMMITTED = "commit_success.txt"  # what orbax writes last, in a bucket
-_SPARE = 1 << 20  # bytes for what orbax writes beside the arrays
-# Of errors that orbax and tensorstore raise for files that are not as written;
-# most go on for hundreds of lines.
+_COMMITTED = "commit_success.txt"  # orbax writes it last, in a bucket
+_SPARE = 1 << 20  # bytes that orbax writes in addition to the arrays
+# Words of the errors that orbax and tensorstore raise for damaged files. Most
+# of these errors have hundreds of lines.
 _DAMAGED = ("TensorStore", "DATA_LOSS", "does not exist", "not found")
 
 
 class Unreadable(UserError):
-  """A checkpoint is there, but cannot be read, or is not what was saved."""
+  """A checkpoint exists, but its files are damaged or do not fit the model."""
+
+
+# --------------------------------------------------------------------- metadata
 
 
 @dataclasses.dataclass(frozen=True)
 class Meta:
-  """What a checkpoint says beside its arrays."""
+  """The metadata of a checkpoint: all that its arrays need to be used.
 
-  config: ConfigDict  # the run's, resolved
+  Attributes:
+    config: The run's resolved configuration.
+    tokenizer: The tokenizer of its text.
+    boundary: Special tokens around documents, of `packing.BOUNDARIES`.
+    data: Hash of the rows that it was trained on.
+    row_tokens: Tokens in the longest of these rows; 0 in old checkpoints.
+    ends: Tokens that end a generated text; the tokenizer's end of text if
+      empty.
+    milestones: The run's steps by the number of words seen, as in
+      `Run.milestones`.
+    merged: The models that it was merged from, in a line; empty for others.
+  """
+
+  config: ConfigDict
   tokenizer: Tokenizer
-  boundary: str  # special tokens around documents: `antlm_jax.data.packing`
-  data: str  # hash of the rows that it was trained on
+  boundary: str
+  data: str
   _: dataclasses.KW_ONLY
-  row_tokens: int = 0  # in the longest of them; 0 in checkpoints of old
-  # What ends a generated text; the tokenizer's end of text if empty.
+  row_tokens: int = 0
   ends: tuple[int, ...] = ()
-  # The run's steps by words of text seen, as `Run.milestones`.
   milestones: Mapping[str, int] = dataclasses.field(default_factory=dict)
-  merged: str = ""  # what it was merged of, if it was
+  merged: str = ""
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain JSON, for orbax to write."""
@@ -69,17 +82,19 @@ class Meta:
 
   @classmethod
   def from_json(cls, fields: Mapping[str, Any]) -> "Meta":
-    """Reads what `to_json` returns."""
+    """Reads what `to_json` returns, from any version of this library."""
+    names = {f.name for f in dataclasses.fields(cls)} & fields.keys()
     return cls(
-      config_lib.from_json(fields["config"]),
-      Tokenizer.from_json(fields["tokenizer"]),
-      fields["boundary"],
-      fields["data"],
-      milestones=fields.get("milestones", {}),
-      row_tokens=fields.get("row_tokens", 0),
-      ends=tuple(fields.get("ends", ())),
-      merged=fields.get("merged", ""),
+      **{name: fields[name] for name in names}
+      | {
+        "config": config_lib.from_json(fields["config"]),
+        "tokenizer": Tokenizer.from_json(fields["tokenizer"]),
+        "ends": tuple(fields.get("ends", ())),
+      }
     )
+
+
+# ---------------------------------------------------------------------- writing
 
 
 def to_items(state: TrainState) -> dict[str, dict[str, Any]]:
@@ -92,47 +107,57 @@ def to_items(state: TrainState) -> dict[str, dict[str, Any]]:
   return items if state.ema is None else items | {"ema": state.ema}
 
 
-@jax.jit
-def _sums_of_bits(items):
-  def total(x):
-    # Bits, since sums of floats depend on the order, and a NaN has no equal.
-    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
-    bits = jax.lax.bitcast_convert_type(x, kind)
-    return jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
-
-  return jax.tree.map(total, items)
-
-
-def _sums(items) -> dict[str, dict[str, int]]:
-  """Sums the bits of each array modulo 2^32: the same for every sharding."""
-  return jax.tree.map(int, jax.device_get(_sums_of_bits(items)))
-
-
-def _crc32(fields: Mapping[str, Any]) -> int:
-  return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
-
-
 def _flatten(tree) -> dict[str, Any]:
   """Names each leaf by its path, such as `1/mu/blocks/mlp/up/kernel`."""
-  # Paths, not positions: optax may reorder a state without our notice.
+  # Positions would change where optax reorders a state.
   return {
     jax.tree_util.keystr(path, simple=True, separator="/"): leaf
     for path, leaf in jax.tree.leaves_with_path(tree)
   }
 
 
+@jax.jit
+def _sums_of_bits(arrays):
+  def total(x):
+    # Sums of floats depend on the order, and NaN equals nothing.
+    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(x, kind)
+    return jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
+
+  return jax.tree.map(total, arrays)
+
+
+def sums(arrays):
+  """Sums the bits of each array modulo 2^32: the same for every sharding."""
+  return jax.tree.map(int, jax.device_get(_sums_of_bits(arrays)))
+
+
+def digest(sums: Mapping[str, Any]) -> int:
+  """Returns the CRC-32 of plain JSON, such as the arrays' sums."""
+  return zlib.crc32(json.dumps(sums, sort_keys=True).encode())
+
+
+def save_args(items, fields: Mapping[str, Any]) -> ocp.args.Composite:
+  """Returns orbax's arguments that save `to_items`' arrays, and JSON fields."""
+  # The CRC-32 covers the sums, and thereby every array.
+  fields = {**fields, "sums": sums(items)}
+  fields["crc32"] = digest(fields)
+  saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
+  return ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
+
+
 def check_space(folder: pathlib.Path, arrays) -> None:
-  """Fails before anything is written rather than in the middle.
+  """Fails before anything is written rather than halfway.
 
   Raises:
     OSError: if the folder cannot be written, or the arrays do not fit.
   """
   if files.is_remote(folder):
     return
-  needed = sum(array.nbytes for array in jax.tree.leaves(arrays)) + _SPARE
-  # A process that failed later would be waited for by the others, for long.
+  # The other processes would wait long for one that fails later.
   if not os.access(folder, os.W_OK):
     raise OSError("it cannot be written")
+  needed = sum(array.nbytes for array in jax.tree.leaves(arrays)) + _SPARE
   free = shutil.disk_usage(folder).free
   if free < needed:
     raise OSError(
@@ -140,20 +165,21 @@ def check_space(folder: pathlib.Path, arrays) -> None:
     )
 
 
-def save_args(items, fields: Mapping[str, Any]) -> ocp.args.Composite:
-  """Returns what orbax is to write: `to_items`' arrays, and `fields` as JSON.
+# ---------------------------------------------------------------------- reading
 
-  Sums of both, which tell whether they are still what was saved, are added.
-  """
-  # The arrays' sums are among what the CRC is of, so it covers everything.
-  fields = {**fields, "sums": _sums(items)}
-  fields["crc32"] = _crc32(fields)
-  saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
-  return ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
+
+def steps(path) -> dict[int, pathlib.Path]:
+  """Finds the whole checkpoints of a run, or of a folder of steps."""
+  path = files.path(path)
+  folder = path / FOLDER if (path / FOLDER).is_dir() else path
+  mark = _COMMITTED if files.is_remote(path) else "meta"
+  whole = (entry.parent for entry in folder.glob(f"*/{mark}"))
+  found = {int(step.name): step for step in whole if step.name.isdigit()}
+  return dict(sorted(found.items()))
 
 
 def find(path, step: int | None = None) -> pathlib.Path:
-  """Returns the step folder, by default the newest, that `path` is or holds.
+  """Returns a step's folder, by default the newest, that `path` is or holds.
 
   Raises:
     UserError: if there is no such checkpoint.
@@ -163,38 +189,26 @@ def find(path, step: int | None = None) -> pathlib.Path:
     if step is not None and path.name != str(step):
       raise UserError(f"{path} is not step {step}: name the run's folder")
     return path
-  there = steps(path)
-  if not there:
+  found = steps(path)
+  if not found:
     raise UserError(
       f"{path} holds no checkpoint: give a run's workdir or one of its"
       f" {FOLDER}/STEP folders"
     )
-  if step is not None and step not in there:
-    steps_there = ", ".join(map(str, sorted(there)))
-    raise UserError(f"{path} has no step {step}, but steps {steps_there}")
-  return there[max(there) if step is None else step]
-
-
-def steps(path) -> dict[int, pathlib.Path]:
-  """Finds the whole checkpoints of a workdir, or of a folder of steps."""
-  path = files.path(path)
-  folder = path / FOLDER if (path / FOLDER).is_dir() else path
-  # On a disk, orbax renames a step when it is whole; an object store cannot
-  # rename a folder, so there a file says it.
-  mark = _COMMITTED if files.is_remote(path) else "meta"
-  whole = sorted(entry.parent for entry in folder.glob(f"*/{mark}"))
-  return {int(step.name): step for step in whole if step.name.isdigit()}
+  if step is not None and step not in found:
+    existing = ", ".join(map(str, found))
+    raise UserError(f"{path} has no step {step}, but steps {existing}")
+  return found[max(found) if step is None else step]
 
 
 @contextlib.contextmanager
-def readable(part: pathlib.Path):
-  """Makes an error in its block one that names a checkpoint's part."""
-  _hush()
+def readable(part: pathlib.Path) -> Iterator[None]:
+  """Turns an error in its block into one that names a checkpoint's part."""
   try:
     yield
   except (UserError, jax.errors.JaxRuntimeError):
     raise
-  except Exception as error:  # orbax raises it bare for a cut file
+  except Exception as error:  # orbax raises a bare one for a truncated file
     # A checkpoint that is out of reach now must not be passed over.
     away, why = files.out_of_reach(error), files.reason(error)
     if not away and any(word in str(error) for word in _DAMAGED):
@@ -204,58 +218,118 @@ def readable(part: pathlib.Path):
     ) from error
 
 
-@functools.cache
-def _hush() -> None:
-  """Leaves out what Python would print beside the error of a failed read."""
-  # Where one array cannot be read, orbax gives up on the others in the middle:
-  # their coroutines are dropped, and tensorstore's threads, which come to their
-  # end later, find the event loop closed.
-  before = sys.unraisablehook
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+  """A checkpoint whose metadata has been read.
 
-  def hook(found) -> None:
-    name = getattr(found.object, "__qualname__", "")
-    closed = str(found.exc_value) == "Event loop is closed"
-    if not closed and "_read_array_index" not in name:
-      before(found)
-
-  sys.unraisablehook = hook
-
-
-def read_meta(path: pathlib.Path) -> Meta:
-  """Reads what a checkpoint says of itself."""
-  with readable(path / "meta"):
-    return Meta.from_json(read_fields(path))
-
-
-# With the handlers alone, without a Checkpointer: it would have the processes
-# wait for one that could not read its part.
-def read_fields(path: pathlib.Path) -> dict[str, Any]:
-  fields = ocp.JsonCheckpointHandler().restore(
-    epath.Path(path / "meta"), ocp.args.JsonRestore()
-  )
-  if fields.pop("crc32", None) != _crc32(fields):
-    raise ValueError("it is not what was saved")
-  return fields
-
-
-def restore(
-  path: pathlib.Path, like: TrainState, with_optimizer: bool = True
-) -> TrainState:
-  """Reads a checkpoint's state into the structure and shardings of `like`.
-
-  What the checkpoint does not hold stays as it is in `like`; so does the
-  optimizer's state, if it is not asked for.
-
-  Raises:
-    Unreadable: if it does not hold that structure, or not what was saved.
-    UserError: if it has no optimizer's state.
+  Attributes:
+    path: The checkpoint's folder.
+    fields: The item `meta`, plain JSON.
+    meta: The metadata among these fields.
   """
-  wanted = to_items(like)
-  if not with_optimizer:
-    del wanted["optimizer"]
-  found, fields = read(path, wanted)
-  check_sums(path, found, fields)
-  return complete(like, found)
+
+  path: pathlib.Path
+  fields: Mapping[str, Any]
+  meta: Meta
+
+  @classmethod
+  def open(cls, path: pathlib.Path) -> "Checkpoint":
+    """Reads a checkpoint's metadata.
+
+    Raises:
+      Unreadable: if it is damaged.
+    """
+    with readable(path / "meta"):
+      # A Checkpointer would have all processes wait for one that fails.
+      fields = ocp.JsonCheckpointHandler().restore(
+        epath.Path(path / "meta"), ocp.args.JsonRestore()
+      )
+      if fields.pop("crc32", None) != digest(fields):
+        raise ValueError("it is not what was saved")
+      return cls(path, fields, Meta.from_json(fields))
+
+  @property
+  def sums(self) -> Mapping[str, Mapping[str, int]]:
+    """Sums of the arrays' bits, by item and path."""
+    return self.fields["sums"]
+
+  def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads those of the wanted groups of arrays that it holds, unverified.
+
+    Raises:
+      Unreadable: if it does not hold that structure.
+      UserError: if it lacks a wanted optimizer state.
+    """
+    if "optimizer" in wanted and "optimizer" not in self.sums:
+      raise UserError(
+        f"{self.path} has no optimizer's state: start another run from it, with"
+        " init.checkpoint and init.optimizer=reset"
+      )
+    found = {}
+    for name in wanted.keys() & self.sums.keys():
+      # Orbax would name all arrays of both, over many lines.
+      if other := sorted(wanted[name].keys() ^ self.sums[name].keys()):
+        has = "has" if other[0] in self.sums[name] else "has no"
+        raise Unreadable(
+          f"{self.path} is of another model or optimizer: it {has}"
+          f" {name}/{other[0]}"
+        )
+      with readable(self.path / name):
+        found[name] = ocp.StandardCheckpointHandler().restore(
+          epath.Path(self.path / name),
+          args=ocp.args.StandardRestore(wanted[name]),
+        )
+    return found
+
+  def verify(self, found: Mapping[str, Any]) -> None:
+    """Checks that arrays have the bits that were saved.
+
+    Raises:
+      Unreadable: if one has not, on all processes that share it.
+    """
+    for name, group in sums(found).items():
+      for key, total in group.items():
+        if self.sums[name].get(key) != total:
+          raise Unreadable(
+            f"cannot read the checkpoint {self.path}: {name}/{key} is not what"
+            " was saved: its file is damaged"
+          )
+
+  def restore(
+    self, like: TrainState, with_optimizer: bool = True
+  ) -> TrainState:
+    """Reads the state into the structure and shardings of `like`.
+
+    What the checkpoint does not hold stays as it is in `like`; so does the
+    optimizer's state, if it is not wanted.
+
+    Raises:
+      Unreadable: if it does not hold that structure, or is damaged.
+      UserError: if it has no optimizer's state.
+    """
+    wanted = to_items(like)
+    if not with_optimizer:
+      del wanted["optimizer"]
+    found = self.read(wanted)
+    self.verify(found)
+    return complete(like, found)
+
+
+def complete(like: TrainState, found: Mapping[str, Any]) -> TrainState:
+  """Makes a state of the arrays that were read, and of `like` for the rest."""
+  items = to_items(like) | found
+  if "ema" in items and "ema" not in found:
+    # A run without an average can start one with an average.
+    items["ema"] = jax.tree.map(jnp.copy, items["params"])
+  # The structure is that of today's optimizer, whose leaves are found by name.
+  treedef = jax.tree.structure(like.opt_state)
+  opt_state = [items["optimizer"][name] for name in _flatten(like.opt_state)]
+  return TrainState(
+    step=items["counters"]["step"],
+    params=items["params"],
+    opt_state=treedef.unflatten(opt_state),
+    ema=items.get("ema"),
+  )
 
 
 class Start:
@@ -269,76 +343,19 @@ class Start:
     self._path = path
 
   @functools.cached_property
+  def _found(self) -> Checkpoint:
+    return Checkpoint.open(find(self._path))
+
+  @property
   def name(self) -> str:
     """Path to the checkpoint."""
-    return str(find(self._path))
+    return str(self._found.path)
 
-  @functools.cached_property
+  @property
   def meta(self) -> Meta:
     """The checkpoint's metadata."""
-    return read_meta(pathlib.Path(self.name))
+    return self._found.meta
 
   def restore(self, like: TrainState, with_optimizer: bool) -> TrainState:
-    """Reads the state, as the function `restore` does."""
-    return restore(pathlib.Path(self.name), like, with_optimizer)
-
-
-def read(path: pathlib.Path, wanted: Mapping[str, Any]):
-  """Reads groups of arrays, as many as there are, and `save_args`' fields.
-
-  Raises:
-    Unreadable: if it does not hold that structure.
-    UserError: if the optimizer's state is wanted, and it has none.
-  """
-  with readable(path / "meta"):
-    fields = read_fields(path)
-  there, found = fields["sums"], {}
-  if "optimizer" in wanted and "optimizer" not in there:
-    raise UserError(
-      f"{path} has no optimizer's state: start another run from it, with"
-      " init.checkpoint and init.optimizer=reset"
-    )
-  for name in wanted.keys() & there.keys():
-    # Orbax would name all arrays of both, over many lines.
-    if other := sorted(wanted[name].keys() ^ there[name].keys()):
-      has = "has" if other[0] in there[name] else "has no"
-      raise Unreadable(
-        f"{path} is of another model or optimizer: it {has} {name}/{other[0]}"
-      )
-    with readable(path / name):
-      found[name] = ocp.StandardCheckpointHandler().restore(
-        epath.Path(path / name), args=ocp.args.StandardRestore(wanted[name])
-      )
-  return found, fields
-
-
-def complete(like: TrainState, found: Mapping[str, Any]) -> TrainState:
-  """Makes a state of what was read, and otherwise of what `like` has."""
-  items = to_items(like) | found
-  if "ema" in items and "ema" not in found:
-    # A run without an average can start one with an average.
-    items["ema"] = jax.tree.map(jnp.copy, items["params"])
-  # The structure is the optimizer's of today, and the names find its leaves.
-  treedef = jax.tree.structure(like.opt_state)
-  opt_state = [items["optimizer"][name] for name in _flatten(like.opt_state)]
-  return TrainState(
-    step=items["counters"]["step"],
-    params=items["params"],
-    opt_state=treedef.unflatten(opt_state),
-    ema=items.get("ema"),
-  )
-
-
-def check_sums(path: pathlib.Path, found, fields) -> None:
-  """Checks that arrays are what was saved.
-
-  Raises:
-    Unreadable: if one is not, on all processes that share them.
-  """
-  for name, sums in _sums(found).items():
-    for key, total in sums.items():
-      if fields["sums"][name].get(key) != total:
-        raise Unreadable(
-          f"cannot read the checkpoint {path}: {name}/{key} is not what was"
-          " saved: its file is damaged"
-        )
+    """Reads the state, as `Checkpoint.restore` does."""
+    return self._found.restore(like, with_optimizer)

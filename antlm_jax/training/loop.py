@@ -15,7 +15,14 @@ from antlm_jax.data import source as source_lib
 from antlm_jax.data.source import Source
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.runtime import buckets, files, processes, progress, sharding
+from antlm_jax.runtime import (
+  buckets,
+  compilation,
+  files,
+  processes,
+  progress,
+  sharding,
+)
 from antlm_jax.runtime.signals import Stop, listening
 from antlm_jax.training import (
   experiment,
@@ -57,6 +64,7 @@ def train(
       not finite, or a failed save.
     Stopped: when told to end by a signal, after what was trained is saved.
   """
+  compilation.keep_programs()
   with (
     listening() as stop,
     buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror,

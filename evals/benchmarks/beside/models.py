@@ -56,6 +56,7 @@ def make(
     step=0,
     model=model,
     params=jax.jit(functools.partial(model.init, 0))(),
+    digest=0,
   )
 
 
