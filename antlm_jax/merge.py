@@ -1,16 +1,17 @@
-"""Merges models into one: their mean, a point between two, sums of changes.
+"""Merges models into one: their mean, a point between two, or their changes.
 
   antlm merge --models=RUN,RUN --weights=0.7,0.3 --workdir=MERGED
   antlm merge --models=RUN,RUN --method=slerp --workdir=MERGED
   antlm merge --models=RUN,RUN --method=task --base=MODEL --workdir=MERGED
 
-Each model is a run, one of its steps, or what `antlm import` takes: a folder of
-transformers, or a name on the Hub. MERGED is then a run like any other; its
-config is the first model's, and its card says what it was merged of.
+A model is a run, one of its checkpoints, a folder of transformers, or a name on
+the Hub. MERGED is then a run like any other. It has the config of the first
+model, and its card lists the merged models.
 
-  linear  the mean, each by its weight's part of all weights
-  slerp   of two, on the arc between them, tensor by tensor: norms stay
-  task    the base, and each one's difference from it times its weight
+  linear  weighted mean of the models
+  slerp   point on the arc between two models, tensor by tensor, which keeps
+          the norms
+  task    the base plus the weighted changes of each model since it
 """
 
 import dataclasses
@@ -24,21 +25,27 @@ from antlm_jax.settings import setting
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """What the command takes."""
+  """Options of the command."""
 
-  models: tuple[str, ...] = setting(help="with commas")
-  weights: tuple[float, ...] = setting((), "one for each; equal parts if none")
-  method: str = setting("linear", "see above", choices=tuple(merging.METHODS))
-  base: str = setting("", "the model that task starts from")
-  workdir: str = setting(help="receives the checkpoint", read=cli.here)
+  models: tuple[str, ...] = setting(help="Models, separated by commas")
+  weights: tuple[float, ...] = setting(
+    (), "Weight of each model; equal by default"
+  )
+  method: str = setting(
+    "linear", "Method of merging, see above", choices=tuple(merging.METHODS)
+  )
+  base: str = setting("", "Model that `task` starts from")
+  workdir: str = setting(
+    help="Path to the folder for the merged model", read=cli.here
+  )
 
 
 def main(argv: Sequence[str]) -> None:
-  """The command."""
+  """Runs the command."""
   parser = cli.Parser(description=__doc__)
   settings.add_arguments(parser, Settings)
   wanted = settings.from_args(Settings, parser.parse_args(argv))
-  import_.check_workdir(wanted.workdir)  # before minutes of reading
+  import_.check_workdir(wanted.workdir)  # before reading, which takes minutes
   parts = [import_.load(model) for model in wanted.models]
   base = import_.load(wanted.base) if wanted.base else None
   meta, params = merging.merge(parts, wanted.weights, wanted.method, base)

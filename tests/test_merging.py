@@ -141,7 +141,9 @@ def test_the_command(run, loaded, tmp_path):
   two = f"--models={run},{run}"
   assert "2 models have 3 weights" in refused(two, "--weights=1,1,1")
   three = f"--models={run},{run},{run}"
-  assert "slerp is of two" in refused(three, "--method=slerp")
+  assert "slerp merges exactly two models, got 3" in refused(
+    three, "--method=slerp"
+  )
   assert "give --base" in refused(two, "--method=task")
   assert "weights from 0 up" in refused(two, "--weights=1,-1")
   assert "give --models=MODEL,MODEL" in refused("--models=")

@@ -1,10 +1,10 @@
-"""Merging: one model made of the parameters of several, without training.
+"""Merging: one model from the parameters of several, without training.
 
-`linear` is their weighted mean (model soups, arXiv 2203.05482), `slerp` goes
-from one of two to the other on a great circle, so that equal norms stay, and
-`task` adds what each has learnt since a common base (task arithmetic, arXiv
-2212.04089). Each is a function of one tensor of each model, that of one layer
-where layers are stacked, in float64 on the host.
+`linear` is the weighted mean (model soups, arXiv 2203.05482). `slerp` follows
+a great circle from one model to the other, which keeps the norm. `task` adds
+the changes of each model since a common base (task arithmetic, arXiv
+2212.04089). Each is a function of one tensor of each model, in float64 on the
+host; each layer of stacked layers is a tensor.
 """
 
 import dataclasses
@@ -16,38 +16,38 @@ import numpy as np
 from antlm_jax import models
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.inference.model import Loaded
+from antlm_jax.inference.model import FOLDER, Loaded
 from antlm_jax.models import Params
-from antlm_jax.training import checkpoint, saving
+from antlm_jax.training import saving
 from antlm_jax.training.checkpoint import Meta
 
 Tensors = Sequence[np.ndarray]  # one of each model, float64, of one shape
-# Settings that trained parameters do not depend on.
+# Settings that do not change the meaning of trained parameters.
 _FREE = {
   *("vocab_size", "max_seq_len", "init_std", "dropout", "attention_dropout"),
   *("attention", "dtype", "scan_layers", "remat"),
 }
-_PARALLEL = 1e-9  # sine of an angle under which there is no great circle
+_PARALLEL = 1e-9  # sine of the smallest angle that defines a great circle
 
 
 def linear(tensors: Tensors, weights: Sequence[float], base=None) -> np.ndarray:
-  """The sum of the tensors, each times its weight's part of all weights."""
+  """Returns the weighted mean of the tensors."""
   total = sum(weights)
-  # Without those of weight 0: their rounding would be added as well.
+  # Adding a tensor of weight 0 would add its rounding.
   pairs = zip(weights, tensors, strict=True)
   return sum(w / total * x for w, x in pairs if w)
 
 
 def slerp(tensors: Tensors, weights: Sequence[float], base=None) -> np.ndarray:
-  """The point between two on the arc of their directions, as of vectors.
+  """Returns the point between two tensors on the arc of their directions.
 
-  Where they are parallel, or one is zero, that is `linear`.
+  It is `linear` if they are parallel, or if one is zero.
   """
   norms = [np.linalg.norm(x) for x in tensors]
   if not all(norms):
     return linear(tensors, weights)
   a, b = (x / norm for x, norm in zip(tensors, norms, strict=True))
-  # Of small angles the cosine says nothing.
+  # The cosine of a small angle rounds to 1.
   angle = 2 * np.arctan2(np.linalg.norm(a - b), np.linalg.norm(a + b))
   if np.sin(angle) < _PARALLEL:
     return linear(tensors, weights)
@@ -56,7 +56,7 @@ def slerp(tensors: Tensors, weights: Sequence[float], base=None) -> np.ndarray:
 
 
 def task(tensors: Tensors, weights: Sequence[float], base=None) -> np.ndarray:
-  """The base, and each one's difference from it times its weight."""
+  """Returns the base plus the weighted changes of each tensor from it."""
   pairs = zip(weights, tensors, strict=True)
   return base + sum(w * (x - base) for w, x in pairs)
 
@@ -76,121 +76,92 @@ def merge(
 ) -> tuple[Meta, Params]:
   """Merges models of one shape and one tokenizer.
 
-  A tokenizer may lack the mask that others have: its model gets one, the mean
-  of its other tokens, as it would in training.
+  If some tokenizers lack the mask that others have, their models receive one:
+  the mean of their other tokens, as in training.
 
   Args:
-    parts: The models; what is said beside the arrays is the first one's.
-    weights: One of each; equal parts by default.
-    method: Of `METHODS`.
-    base: What `task` starts from.
+    parts: The models. The first one's metadata is kept.
+    weights: One weight for each model; by default they are equal.
+    method: Name of the method, one of `METHODS`.
+    base: The model that `task` starts from.
 
   Returns:
-    What a checkpoint of it says, and its parameters, float32.
+    The metadata of a checkpoint of the merged model, and its parameters,
+    float32.
 
   Raises:
-    UserError: if they do not fit each other or the method.
+    UserError: if the models do not fit each other or the method.
   """
   if not parts:
     raise UserError("there are no models to merge: give --models=MODEL,MODEL")
   weights = tuple(weights) or (1 / len(parts),) * len(parts)
-  _check(parts, weights, method, base)
+  _check_request(parts, weights, method, base)
   everyone = [*parts, *([base] if base else [])]
+  _check_same_encoder(everyone)
   tokenizer = _tokenizer(everyone)
   model = models.build(parts[0].config.model, tokenizer.vocab_size)
-  _check_shapes(everyone, parts[0])
-
-  def of(path: str, shape: Sequence[int]) -> np.ndarray:
-    grown = [
-      np.asarray(saving.with_mean(one.params[path], shape), np.float64)
+  params = {}
+  for path, shape in model.shapes.items():
+    tensors = [
+      np.asarray(saving.with_mean(one.params[path], shape.shape), np.float64)
       for one in everyone
     ]
-    # Layers that are stacked are tensors of their own.
     stacked = model.axes[path][0] is None
-    layers = zip(*grown, strict=True) if stacked else [grown]
+    layers = zip(*tensors, strict=True) if stacked else [tensors]
     merged = [
       METHODS[method](layer[: len(parts)], weights, layer[-1] if base else None)
       for layer in layers
     ]
-    return (np.stack(merged) if stacked else merged[0]).astype(np.float32)
-
-  params = {path: of(path, x.shape) for path, x in model.shapes.items()}
-  meta = dataclasses.replace(
-    _meta(parts[0]),
-    tokenizer=tokenizer,
-    data="",
-    milestones={},
-    merged=described(parts, weights, method, base),
-  )
-  return meta, params
-
-
-def described(parts, weights, method: str, base: Loaded | None) -> str:
-  """Says in a line what was merged, without naming folders around it."""
+    params[path] = np.float32(merged if stacked else merged[0])
   terms = [
     f"{weight:.4g} * {_name(one)}"
     for one, weight in zip(parts, weights, strict=True)
   ]
   since = f" since {_name(base)}" if base else ""
-  return f"{method}: {' + '.join(terms)}{since}"
+  kept = {f.name: getattr(parts[0], f.name) for f in dataclasses.fields(Meta)}
+  changed = {
+    "tokenizer": tokenizer,
+    "data": "",
+    "milestones": {},
+    "merged": f"{method}: {' + '.join(terms)}{since}",
+  }
+  return Meta(**kept | changed), params
 
 
 def _name(one: Loaded) -> str:
-  in_run = one.path.parent.name == checkpoint.FOLDER
+  """Names a model in a line, without the folders around it."""
+  in_run = one.path.parent.name == FOLDER
   name = one.run.name if in_run else one.path.name
   return f"{name} (step {one.step})" if one.step else name
 
 
-def _meta(one: Loaded) -> Meta:
-  names = (field.name for field in dataclasses.fields(Meta))
-  return Meta(**{name: getattr(one, name) for name in names})
-
-
-def _check(parts, weights, method: str, base: Loaded | None) -> None:
+def _check_request(parts, weights, method: str, base: Loaded | None) -> None:
+  """Checks that the method can merge these models with these weights."""
   if len(weights) != len(parts):
     raise UserError(
       f"{len(parts)} models have {len(weights)} weights: give one for each"
     )
   if method == "slerp" and len(parts) != 2:
-    raise UserError(f"slerp is of two models, not of {len(parts)}")
+    raise UserError(f"slerp merges exactly two models, got {len(parts)}")
   if (method == "task") != (base is not None):
-    raise UserError("task needs a base, and it alone: give --base=MODEL")
+    raise UserError(
+      "task, and no other method, needs a base: give --base=MODEL"
+    )
   if method != "task" and (min(weights) < 0 or not sum(weights) > 0):
     raise UserError(f"{method} needs weights from 0 up, and one above 0")
   for one in parts:
     if one.task and (one.task.params or one.task != parts[0].task):
       raise UserError(
         f"{one.path} has a head for {one.task.name}: only encoders are merged,"
-        " or embedders that are alike"
+        " or embedders of the same kind"
       )
 
 
-def _tokenizer(parts: Sequence[Loaded]) -> Tokenizer:
-  """Returns the tokenizer of all, with a mask if one has it."""
-  masked = any(one.tokenizer.mask_id is not None for one in parts)
-  found = []
-  for one in parts:
-    lacks = masked and one.tokenizer.mask_id is None
-    found.append(one.tokenizer.extended([MASK]) if lacks else one.tokenizer)
-  for one, tokenizer in zip(parts, found, strict=True):
-    if _vocabulary(tokenizer) != _vocabulary(found[0]):
-      raise UserError(
-        f"{one.path} has another tokenizer than {parts[0].path}: only models of"
-        " one tokenizer are merged"
-      )
-  return found[0]
-
-
-def _vocabulary(tokenizer: Tokenizer) -> tuple:
-  """Returns what rows mean; what a tokenizer puts around a text is no part."""
-  spec = json.loads(tokenizer.to_json())
-  return spec["model"], [(t["id"], t["content"]) for t in spec["added_tokens"]]
-
-
-def _check_shapes(parts: Sequence[Loaded], first: Loaded) -> None:
-  """Checks that all are one encoder."""
+def _check_same_encoder(everyone: Sequence[Loaded]) -> None:
+  """Checks that all are the same encoder."""
+  first = everyone[0]
   wanted = vars(first.model.config)
-  for one in parts:
+  for one in everyone:
     found = vars(one.model.config)
     changed = [
       f"{name} is {found.get(name)!r} there, {wanted.get(name)!r} here"
@@ -201,3 +172,23 @@ def _check_shapes(parts: Sequence[Loaded], first: Loaded) -> None:
       raise UserError(
         f"{one.path} is another model than {first.path}: {'; '.join(changed)}"
       )
+
+
+def _tokenizer(everyone: Sequence[Loaded]) -> Tokenizer:
+  """Returns the tokenizer of all, with a mask if one has it."""
+  found = [one.tokenizer for one in everyone]
+  if any(tokenizer.mask_id is not None for tokenizer in found):
+    found = [t.extended([MASK]) if t.mask_id is None else t for t in found]
+  for one, tokenizer in zip(everyone, found, strict=True):
+    if _vocabulary(tokenizer) != _vocabulary(found[0]):
+      raise UserError(
+        f"{one.path} has another tokenizer than {everyone[0].path}: only models"
+        " with the same tokenizer can be merged"
+      )
+  return found[0]
+
+
+def _vocabulary(tokenizer: Tokenizer) -> tuple:
+  """Returns the tokens; the special tokens around a text may differ."""
+  spec = json.loads(tokenizer.to_json())
+  return spec["model"], [(t["id"], t["content"]) for t in spec["added_tokens"]]
