@@ -227,17 +227,18 @@ def default(encoder: str = "llama") -> ConfigDict:
 
 def described() -> str:
   """Returns a line for each setting: key, default and help text."""
-  encoders = [("model", models.config_type(name)) for name in models.ENCODERS]
+  others = [("model", models.config_type(name)) for name in models.ENCODERS]
+  others.append(("objectives.NAME", Objective))
   lines = {}
-  for group, section in [("", Run), *GROUPS.items(), *encoders]:
+  for group, section in [("", Run), *GROUPS.items(), *others]:
     for field in dataclasses.fields(section):
       key = ".".join(filter(None, (group, field.name)))
       choices = field.metadata["choices"]
-      one_of = f" ({', '.join(choices)})" if choices else ""
+      one_of = f" ({', '.join(map(str, choices))})" if choices else ""
       pair = f"{key}={settings.written(field.default)}"
       line = f"  {pair:33} {field.metadata['help']}{one_of}"
       lines.setdefault(key, line)  # the first encoder's, of what all have
-  del lines["model.vocab_size"]  # the data's
+  del lines["model.vocab_size"], lines["objectives.NAME.name"]
   return "\n".join(lines.values())
 
 

@@ -36,8 +36,7 @@ def _parse(argv: Sequence[str], settings: str):
   """Returns the arguments, and those that override the config."""
   parser = cli.Parser(
     description="Trains a model; the same command again goes on.",
-    epilog=f"settings, each --config.KEY=VALUE:\n{settings}\n"
-    "  objectives.NAME.KEY: see antlm_jax/objectives/objective.py",
+    epilog=f"settings, each --config.KEY=VALUE:\n{settings}",
   )
   parser.add_argument(
     "--config", required=True, help="a config file, FILE.py or FILE.py:ARG"

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from antlm_jax import config
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Layout, assemble
 from antlm_jax.objectives.corruption import Draw, corrupt
@@ -735,3 +736,9 @@ def test_the_table_says_what_each_objective_needs():
   needs = {n: o.needs_mask_token for n, o in OBJECTIVES.items()}
   assert {name for name, need in needs.items() if need} == {*"MNEDF"}
   assert len({o.name for o in OBJECTIVES.values()}) == len(OBJECTIVES)
+
+
+def test_help_describes_every_setting_of_an_objective():
+  for field in dataclasses.fields(Objective)[1:]:
+    assert field.metadata["help"]
+    assert f"  objectives.NAME.{field.name}=" in config.described()

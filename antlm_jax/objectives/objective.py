@@ -1,9 +1,8 @@
-"""Objectives as values: what is hidden, what is seen, what is predicted.
+"""Objectives as values: inputs, attention mask and targets.
 
 An objective turns rows of tokens into inputs, an attention mask and targets.
-All of them are rows of one small table, `OBJECTIVES`; a new one is a new value
-(in the table, or in `config.objectives`), and neither the model nor the train
-step knows which one a batch has.
+`OBJECTIVES` is a table of them, and `config.objectives` may add more. Neither
+the model nor the train step knows which objective a batch has.
 """
 
 import dataclasses
@@ -16,6 +15,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.settings import check, setting
 
 ATTENTION = ("causal", "bidirectional", "prefix", "block")
+PREDICT = ("all", "masked", "suffix")
 UNITS = ("token", "word", "span")
 CHOICES = ("coin", "binomial", "exact", "covering")
 
@@ -24,100 +24,112 @@ CHOICES = ("coin", "binomial", "exact", "covering")
 class Objective:
   """One training objective.
 
-  Attributes:
-    name: What logs call it.
-    attention: Which keys of its own document a position sees: `causal`, those
-      up to itself; `bidirectional`, all; `prefix`, all of a random prefix and
-      those up to itself; `block`, those up to the end of its own block (block
-      diffusion, arXiv 2503.09573, on one canvas: what a block sees of those
-      before it is masked as they are).
-    block_length: Tokens of a block, counted from the document's start.
-    shift: The output at position i predicts the token at i + shift: 1 for
-      next-token prediction, 0 for prediction in place.
-    predict: Which tokens are targets: `all`; `masked`, the chosen ones;
-      `suffix`, those after the prefix.
-    middle_rate: Share of documents whose middle stands last, so that it is
-      predicted from what is around it (fill-in-the-middle, arXiv 2207.14255):
-      `prefix <mask> suffix <mask> middle` (PSM), or with the prefix before the
-      middle, `<mask> suffix <mask> prefix middle` (SPM), as often. The cuts
-      are drawn evenly among the tokens between special ones. Masks are never
-      predicted, and the document's last two tokens make room for them.
-    mask_ratio: Share of tokens chosen, special ones never.
-    mask_ends: Whether documents' end tokens are chosen as ordinary ones are.
-    mask_ratio_end: If set, the share at the end of the run, reached linearly.
-    mask_ratio_high: If set, each row draws its own share, evenly between
-      `mask_ratio` and this one; the rows of a step spread over that range. With
-      `block` attention each block draws its own (as in 2503.09573, and in
-      MaxText): those before it are then often nearly whole, as they are where
-      text is generated.
-    mask_token: Of the chosen, the share that becomes `<mask>`.
-    random_token: Of the chosen, the share that becomes a random token; what
-      is left of 1 stays as it is.
-    unit: What is chosen at once, with one draw for its fate: a `token`, a
-      whole `word`, or a `span` of 1 to `span_length` tokens.
-    choice: How units are chosen: by a `coin` each; so many as a coin for each
-      token says (`binomial`, LTG-BERT's); so that the ratio is met in each row
-      (`exact`); or so that a row's tokens take turns as well (`covering`):
-      within eight visits of a row all are chosen about as often. GPT-BERT's
-      code counts how often each was, and begins with the least; this needs no
-      counts.
-    frequency_power: If over 0, rare tokens are chosen more often (arXiv
-      2509.05056, whose code ends at 0.02): a token's rank by frequency, from 0
-      to 1 in its row, to this power, scaled so that the row's share stays.
-    span_length: Longest span.
-    span_lengths: How often a span has each length: `uniform` (GPT-BERT's, up
-      to 3), or `geometric`, each two thirds as often as the one before
-      (LTG-BERT's, up to 9).
-    weight: Weight of each target in the loss.
-    per_ratio: Whether that is divided by the share of its row or block, so
-      that the loss of each is, as expected, that of all its tokens.
+  A position sees keys of its own document. With `causal` attention it sees
+  those up to itself, with `bidirectional` all, and with `prefix` those up to
+  itself and all of a prefix of random length. With `block` it sees those up to
+  the end of its block. This is block diffusion (arXiv 2503.09573) on one
+  canvas: a block sees the blocks before it as they are masked.
+
+  The targets are `all` tokens, the `masked` ones, or the `suffix` after the
+  prefix. Special tokens are never masked, and masks are never targets.
+
+  Fill-in-the-middle (`middle_rate`, arXiv 2207.14255) turns a document into
+  `prefix <mask> suffix <mask> middle` (PSM) or into `<mask> suffix <mask>
+  prefix middle` (SPM), with equal probability. The cuts are uniform among the
+  tokens between special ones. The document loses its last two tokens.
+
+  Tokens are masked in units, and all tokens of a unit have the same fate. Units
+  are chosen
+
+  - by one `coin` for each unit;
+  - until their tokens are as many as coins for each token give (`binomial`,
+    LTG-BERT);
+  - until each row has its share (`exact`);
+  - until each row has its share, by turns (`covering`): within eight visits of
+    a row, all tokens are chosen about equally often. GPT-BERT's code counts how
+    often each token was chosen. This choice needs no counts.
+
+  With `frequency_power` (arXiv 2509.05056, whose code ends at 0.02), a token's
+  share is proportional to its rank by frequency within the row, from 0 to 1, to
+  this power. The row's mean share stays.
+
+  With `mask_ratio_high`, each row draws its own share between `mask_ratio` and
+  this one, and the rows of a step spread evenly over that range. With `block`
+  attention each block draws its own (as in 2503.09573 and in MaxText): the
+  blocks before it are then often nearly whole, as in generation.
   """
 
-  name: str = setting()
-  attention: str = setting("causal", choices=ATTENTION)
-  block_length: int = setting(16, least=1, most=2**16)
-  shift: int = setting(1, choices=(0, 1))
-  predict: str = setting("all", choices=("all", "masked", "suffix"))
-  middle_rate: float = setting(0.0, least=0, most=1)
-  mask_ratio: float = setting(0.0, least=0, most=1)
-  mask_ends: bool = setting(False)
-  mask_ratio_end: float | None = setting(None, least=0, most=1)
-  mask_ratio_high: float | None = setting(None, least=0, most=1)
-  mask_token: float = setting(0.8, least=0, most=1)
-  random_token: float = setting(0.1, least=0, most=1)
-  unit: str = setting("token", choices=UNITS)
-  choice: str = setting("coin", choices=CHOICES)
-  frequency_power: float = setting(0.0, least=0, most=10)
-  span_length: int = setting(3, least=1, most=2**16)
-  span_lengths: str = setting("uniform", choices=("uniform", "geometric"))
-  weight: float = setting(1.0, over=0)
-  per_ratio: bool = setting(False)
+  name: str = setting()  # in logs and metrics
+  attention: str = setting("causal", "Keys that are seen", choices=ATTENTION)
+  block_length: int = setting(
+    16, "Tokens of a block, from the document's start", least=1, most=2**16
+  )
+  shift: int = setting(
+    1, "1: output i predicts token i + 1; 0: token i", choices=(0, 1)
+  )
+  predict: str = setting("all", "Targets", choices=PREDICT)
+  middle_rate: float = setting(
+    0.0, "Share of the documents whose middle is last", least=0, most=1
+  )
+  mask_ratio: float = setting(
+    0.0, "Share of the tokens that are masked", least=0, most=1
+  )
+  mask_ends: bool = setting(False, "Mask also the documents' end tokens")
+  mask_ratio_end: float | None = setting(
+    None, "mask_ratio at the end of the run, reached linearly", least=0, most=1
+  )
+  mask_ratio_high: float | None = setting(
+    None, "Highest mask_ratio, if each row draws its own", least=0, most=1
+  )
+  mask_token: float = setting(
+    0.8, "Share of the masked tokens that become <mask>", least=0, most=1
+  )
+  random_token: float = setting(
+    0.1, "Share of them that become random; others stay", least=0, most=1
+  )
+  unit: str = setting("token", "Tokens masked together", choices=UNITS)
+  choice: str = setting("coin", "Choice of the units", choices=CHOICES)
+  frequency_power: float = setting(
+    0.0, "Exponent with which rare tokens are preferred", least=0, most=10
+  )
+  span_length: int = setting(
+    3, "Longest span; GPT-BERT 3, LTG-BERT 9", least=1, most=2**16
+  )
+  # geometric: each length two thirds as often as the one before (LTG-BERT).
+  span_lengths: str = setting(
+    "uniform", "Law of the spans' lengths", choices=("uniform", "geometric")
+  )
+  weight: float = setting(1.0, "Weight of a target in the loss", over=0)
+  # The expected loss of a row or block is then that of all its tokens.
+  per_ratio: bool = setting(
+    False, "Divide the weight by the share of its row or block"
+  )
 
   def __post_init__(self):
     check(self, f"objective {self.name!r}: ")
     if self.mask_token + self.random_token > 1 + 1e-6:
       self._fail("random_token", "at most 1 - mask_token")
     if self.predict == "suffix" and self.attention != "prefix":
-      self._fail("predict", "all or masked where there is no prefix")
+      self._fail("predict", "all or masked: only prefix attention has a suffix")
     if self.mask_ratio_high is not None and self.mask_ratio_end is not None:
-      self._fail("mask_ratio_high", "None where mask_ratio_end is set")
+      self._fail("mask_ratio_high", "None, as mask_ratio_end needs")
     if self.per_ratio and not (self.predict == "masked" and self.mask_ratio):
-      self._fail("per_ratio", "False but of masked targets, mask_ratio over 0")
+      self._fail("per_ratio", "False without masked targets and a mask_ratio")
     if self.middle_rate and self.attention != "causal":
-      self._fail("attention", "causal where documents' middles stand last")
+      self._fail("attention", "causal, as middle_rate needs")
     if self.middle_rate and self.max_mask_ratio:
-      self._fail("mask_ratio", "0 where documents' middles stand last")
+      self._fail("mask_ratio", "0, as middle_rate needs")
     if self.ratio_of_blocks or self.frequency_power:
-      why = "where tokens of a row have shares of their own"
+      why = "as frequency_power and shares of blocks need"
       if self.unit != "token":
-        self._fail("unit", f"token {why}")
+        self._fail("unit", f"token, {why}")
       if self.choice != "coin":
-        self._fail("choice", f"coin {why}")
+        self._fail("choice", f"coin, {why}")
     if self.max_mask_ratio:
       return
-    # Nothing is hidden by masks: the attention has to hide the targets.
+    # Without masks, only the attention hides the targets.
     if self.predict == "masked":
-      self._fail("mask_ratio", "over 0 where the masked tokens are predicted")
+      self._fail("mask_ratio", "over 0, as predict=masked needs")
     if self.shift == 0:
       self._fail("shift", "1: every token would be predicted from itself")
     if self.attention in ("bidirectional", "block"):
@@ -133,23 +145,23 @@ class Objective:
 
   @property
   def left_to_right(self) -> bool:
-    """Whether a text is read up to a token to predict the next one."""
+    """Whether tokens are predicted from those before them alone."""
     return self.attention in ("causal", "prefix")
 
   @property
   def ratio_of_blocks(self) -> bool:
-    """Whether shares are drawn by blocks, and not by rows."""
+    """Whether each block draws its own share."""
     return self.attention == "block" and self.mask_ratio_high is not None
 
   @property
   def max_mask_ratio(self) -> float:
-    """Largest share chosen at any time of the run."""
+    """Largest share that is masked at any time of the run."""
     others = self.mask_ratio_end, self.mask_ratio_high
     return max(self.mask_ratio, *(ratio or 0.0 for ratio in others))
 
   @property
   def needs_mask_token(self) -> bool:
-    """Whether its inputs can hold `<mask>`."""
+    """Whether inputs can have a `<mask>`."""
     masked = self.max_mask_ratio > 0 and self.mask_token > 0
     return masked or self.middle_rate > 0
 
@@ -174,7 +186,7 @@ class Objective:
     return float(self.span_shares @ sizes**2 / (self.span_shares @ sizes))
 
   def ratio_at(self, progress: float) -> float:
-    """Returns the share chosen at a part `progress` (0 to 1) of the run."""
+    """Returns the mask ratio at a point of the run, `progress` from 0 to 1."""
     end = (
       self.mask_ratio if self.mask_ratio_end is None else self.mask_ratio_end
     )
@@ -200,10 +212,10 @@ OBJECTIVES = {
   # Mask-enhanced autoregressive prediction (arXiv 2502.07490): next-token
   # prediction with a small share of the inputs masked.
   "E": Objective("meap", mask_ratio=0.15, mask_token=1.0, random_token=0.0),
-  # Masked diffusion (arXiv 2406.07524, equation 10): its loss bounds the nats
-  # per token from above, and compares with CLM's, so ends are predicted too.
+  # Masked diffusion (arXiv 2406.07524, equation 10). Its loss is an upper bound
+  # of the nats per token, comparable with CLM's, so ends are predicted too.
   # Tokens are predicted one position before, as in dual language models (arXiv
-  # 2512.14549); shift=0 is in place.
+  # 2512.14549); shift=0 predicts in place.
   "D": Objective(
     "diffusion",
     attention="bidirectional",
@@ -215,11 +227,9 @@ OBJECTIVES = {
     random_token=0.0,
     per_ratio=True,
   ),
-  # Prefix language modeling: a prefix of random length sees itself whole, and
-  # what follows it is predicted.
+  # Prefix language modeling: the prefix has a random length.
   "P": Objective("prefix_lm", attention="prefix", predict="suffix"),
-  # Fill-in-the-middle: next-token prediction, half of the documents with their
-  # middle last.
+  # Fill-in-the-middle: CLM, with half of the documents' middles last.
   "F": Objective("fim", middle_rate=0.5),
 }
 
@@ -227,12 +237,12 @@ OBJECTIVES = {
 def with_ratio(
   name: str, objectives: Mapping[str, Objective]
 ) -> Objective | None:
-  """Returns the objective that a letter and a percentage name, such as M30.
+  """Returns the objective of a letter and a percentage, such as M30.
 
-  None for other names, and where the share is not one fixed number.
+  Returns None for other names, and if the objective's share is not fixed.
   """
-  of, percent = re.fullmatch("(.*?)([0-9]*)", name).groups()
-  base = objectives.get(of)
+  letter, percent = re.fullmatch("(.*?)([0-9]*)", name).groups()
+  base = objectives.get(letter)
   if not percent or not base or not base.mask_ratio or int(percent) > 100:
     return None
   if base.mask_ratio_end is not None or base.mask_ratio_high is not None:
