@@ -92,7 +92,8 @@ def finished(gcs, data, tmp_path_factory):
     url = "gs://bucket/run"
     status, out, err = ended(url, data, lambda: second in gcs.names("bucket"))
     assert status == 75, err
-    assert "saved: the same command goes on" in out and "Traceback" not in err
+    assert "saved: run the same command to resume" in out
+    assert "Traceback" not in err
     saved = max(checkpoint.steps(url))
     assert 8 <= saved < 20
     gcs.put("bucket", f"run/checkpoints/{saved}/meta/metadata", b"{", {})

@@ -22,6 +22,7 @@ from antlm_jax.training import (
   checkpoint,
   experiment,
   metrics,
+  plots,
   saving,
   summary,
 )
@@ -72,8 +73,9 @@ def test_a_run_leaves_all_that_it_promises(whole):
       "4C+8M",
       {"clm": (3.0, 3.2), "mlm": (5, 4.1)},
       [
-        "clm ends at 3.200 nats, above its best, 3.000 after step 4",
-        "mlm ends at 4.100 nats, above the 4.000 of its tokens' frequencies",
+        "warning: clm loss 3.200 is worse than its best (3.000 after step 4)",
+        "warning: mlm loss 4.100 is worse than always predicting token"
+        " frequencies (4.000)",
         "--config.curriculum='12C:M steps'",
       ],
     ),
@@ -88,14 +90,32 @@ def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
 ):
   words = runs.train_args("w", prepared, f"curriculum={curriculum} steps")
   run = experiment.build(config_lib.load(runs.QUICK, words[2:]))
-  records = [
-    {"step": step} | {f"eval/{name}/loss": float(v[i]) for name, v in pairs}
+  rows = {
+    step: {f"eval/{name}/loss": float(v[i]) for name, v in losses.items()}
     for i, step in enumerate((4, 12))
-    for pairs in [losses.items()]
-  ]
-  lines = summary.advice(summary.modes(records, run), 4.0, run)
+  }
+  lines = summary.advice(summary.modes(rows, run), 4.0, run)
   assert len(lines) == len(told)
   assert all(words in line for words, line in zip(told, lines, strict=True))
+
+
+def test_a_training_curve_is_means_over_300_parts_of_the_run():
+  noise = np.random.default_rng(0).normal(3, 1, 12_001)
+  rows = {
+    step: {f"train/{'mlm' if 3000 < step <= 6000 else 'clm'}/loss": noise[step]}
+    for step in range(1, 12_001)
+  } | {0: {"eval/clm/loss": 6.0}}
+  before, after = plots.smooth(rows, "train/clm/loss", 12_000)
+  means = noise[1:].reshape(300, 40).mean(1)
+  # It pauses where the objective does.
+  assert np.allclose(before[1], means[:75]) and np.allclose(
+    after[1], means[150:]
+  )
+  assert before[0][0] == 20.5 and after[0][0] == 6020.5
+  # A short run's are the values themselves.
+  few = {step: rows[step] for step in range(1, 101)}
+  ((steps, values),) = plots.smooth(few, "train/clm/loss", 100)
+  assert list(steps) == list(few) and np.array_equal(values, noise[1:101])
 
 
 def test_metrics_hold_each_step_once_and_each_objective_in_its_phase(whole):
@@ -204,11 +224,13 @@ def test_killed_in_the_second_objective_and_resumed_is_bit_exact(
   assert steps == list(range(1, 61))
   with (tmp_path / "metrics.csv").open(newline="") as file:
     rows = list(csv.DictReader(file))
-  found = {int(row.pop("step")): row for row in rows}
-  assert list(found) == list(range(61)) and len(rows) == 61
-  for step, values in metrics.by_step(records).items():
-    there = {name: float(v) for name, v in found[step].items() if v}
-    assert there == values
+  found = {(int(r["step"]), r["name"]): float(r["value"]) for r in rows}
+  assert len(found) == len(rows)  # each once
+  assert found == {
+    (step, name): value
+    for step, values in metrics.by_step(records).items()
+    for name, value in values.items()
+  }
 
 
 @pytest.mark.slow
@@ -241,7 +263,7 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
   process.send_signal(signal.SIGINT)
   out, err = process.communicate(timeout=60)
   assert process.returncode == 130
-  assert "saved: the same command goes on" in out
+  assert "saved: run the same command to resume" in out
   assert "Traceback" not in err
   steps = f"| steps | {max(checkpoint.steps(tmp_path))} of 60 |"
   assert steps in (tmp_path / "README.md").read_text()
@@ -416,7 +438,7 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_any_save(
     "antlm_jax.train", *runs.train_args(tmp_path, prepared, *args)
   )
   assert "stopped before saving" in line and "at step" in line
-  assert "last good checkpoint there is none" in line
+  assert "there is no good checkpoint" in line
   assert not (tmp_path / "checkpoints").exists()
   # Nothing was kept, so a corrected setting is welcome.
   runs.train(tmp_path, prepared, "curriculum=4C steps")
@@ -525,7 +547,7 @@ def test_the_last_good_checkpoint_is_named(prepared, tmp_path):
   )
   line = runs.refused("antlm_jax.train", *trunk)
   last = max(checkpoint.steps(tmp_path), default=None)
-  told = "there is none" if last is None else f"is step {last}"
+  told = "no good checkpoint" if last is None else f"checkpoint is step {last}"
   assert told in line
 
 

@@ -51,7 +51,7 @@ def test_ten_epochs_are_within_the_rules_and_more_are_told(prepared, rounding):
     return " ".join(summary.of_run(run))
 
   assert "BabyLM" not in first_lines("4C+6M", "train.max_epochs=10")
-  assert "11 epochs of its data" in first_lines("4C+7M")
+  assert "has 11 epochs of its data" in first_lines("4C+7M")
   with pytest.raises(UserError, match=r"takes 11 epochs .* 20%C\+80%M"):
     first_lines("4C+7M", "train.max_epochs=10")
 

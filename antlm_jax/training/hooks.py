@@ -1,7 +1,7 @@
-"""What is done around the steps of a run: logging, evaluating, saving.
+"""Hooks: actions around the steps of a run, such as logging and saving.
 
-A hook is one place for one such thing; `of_run` is the list. Others are given
-to `loop.train`: an evaluator, for instance, is
+`of_run` lists a run's own hooks, and `loop.train` accepts further ones. For
+example, this evaluator records the norm of the parameters:
 
     class Norm(hooks.Evaluator):
       prefixes = ("eval/norm",)
@@ -24,7 +24,6 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from antlm_jax import units
-from antlm_jax.data.source import Source
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch
@@ -37,121 +36,119 @@ class Taken:
   """A step that was taken."""
 
   step: int  # number of steps done with it
-  batch: Batch  # what it took; of several processes, this one's part
+  batch: Batch  # its batch; of several processes, this one's part
   metrics: Mapping[str, np.ndarray]  # the train step's; in hooks, NumPy arrays
-  timed: bool  # its time tells the speed: nothing was compiled for it
+  timed: bool  # whether its time tells the speed: nothing was compiled
 
   def here(self) -> "Taken":
-    """Waits for the results, and fetches them from the device."""
+    """Waits for the metrics and fetches them from the device."""
     return dataclasses.replace(self, metrics=jax.device_get(self.metrics))
 
 
 class Hook:
-  """Something that is done around the steps; by default nothing.
+  """An action around the steps of a run. By default it does nothing.
 
-  All processes of a run have the same hooks, called in the same order.
+  All processes of a run have the same hooks and call them in the same order.
   """
 
-  spent_on = "hooks"  # what the time of `run` counts as, in the summary
+  spent_on = "hooks"  # activity of `run` in the summary of time
 
   def start(self, trainer) -> None:
     """Called before the first step."""
 
   def after_step(self, trainer, taken: Taken) -> None:
-    """Called after every step; the state may be a step ahead of its results."""
+    """Called after every step; the state may be a step ahead of `taken`."""
 
   def due(self, trainer) -> bool:
     """Whether to call `run` now, after `trainer.step` steps."""
     return False
 
   def run(self, trainer) -> None:
-    """Called where due; `trainer.state` is that after `trainer.step` steps."""
+    """Called when due; `trainer.state` is that after `trainer.step` steps."""
 
   def stop(self, trainer) -> None:
-    """Called where a signal ends the run, after `trainer.step` steps."""
+    """Called when a signal ends the run, after `trainer.step` steps."""
 
   def end(self) -> None:
-    """Called at the end of the run, well or not."""
+    """Called at the end of the run, whether it fails or not."""
 
 
 def of_run(
   config: ConfigDict, folder: pathlib.Path, given: Sequence[Hook]
 ) -> list[Hook]:
-  """Returns a run's hooks, in their order; what grows is in `folder`."""
-  # Log is first: it counts a step before others record what came after it.
-  # Save is after all that records, which a run that goes on has then.
-  return [
-    Log(),
-    HeldOut(),
-    *given,
-    *([Watch()] if config.eval.watch else []),
-    Save(),
-    Trace(config.log.trace, folder / "trace"),
-  ]
+  """Returns a run's hooks in their order; a profile goes into `folder`."""
+  # Log is first: it counts a step before other hooks record values after it.
+  # Save is after all hooks that record, so that a resumed run has their values.
+  watch = [Watch()] if config.eval.watch else []
+  trace = Trace(config.log.trace, folder / "trace")
+  return [Log(), HeldOut(), *given, *watch, Save(), trace]
 
 
 def is_time(trainer, every: float) -> bool:
-  """Whether `every` so much (`curriculum.amount`) are done, or all; 0: all."""
+  """Whether the run is at its end, or at a multiple of `every`.
+
+  `every` is a number of steps or a share of the run, as `curriculum.amount`
+  reads it; 0 means at the end alone.
+  """
   steps = curriculum.amount(every, trainer.total)
   at_end = trainer.step == trainer.total
   return at_end or (steps > 0 and trainer.step % steps == 0)
 
 
 def is_evaluated(trainer) -> bool:
-  """Whether the state is one that evaluators measure."""
+  """Whether evaluators measure the state: as `eval.every`, and at switches."""
   at_switch = trainer.step in trainer.run.switches
   return at_switch or is_time(trainer, trainer.config.eval.every)
 
 
 class Evaluator(Hook):
-  """Measures the state at the start, as often as `eval.every`, at switches."""
+  """Measures the state at the start, as `eval.every` says, and at switches."""
 
   spent_on = "evaluation"
-  prefixes: tuple[str, ...] = ()  # what the names of its values begin with
+  prefixes: tuple[str, ...] = ()  # of the names of its values
 
   def measure(self, trainer) -> dict[str, float]:
     """Returns values by their names, such as `eval/clm/loss`."""
     raise NotImplementedError
 
   def say(self, trainer, values: Mapping[str, float]) -> str:
-    """Puts values into a line."""
+    """Returns a line that shows the values."""
     shown = (f"{name} {value:.4g}" for name, value in values.items())
     return f"after step {trainer.step}: {' · '.join(shown)}"
 
   def start(self, trainer) -> None:
-    """Measures what a run begins with, or what an end came before."""
-    if not trainer.resumed or (self.due(trainer) and not self._done(trainer)):
-      with trainer.ledger.time(self.spent_on):
-        self.run(trainer)
+    """Measures the first state, or one that a signal left unmeasured."""
+    if trainer.resumed:
+      rows = metrics.by_step(metrics.read_records(trainer.folder))
+      names = rows.get(trainer.step, {})
+      done = any(name.startswith(self.prefixes) for name in names)
+      if not self.due(trainer) or processes.agreed(
+        processes.is_first() and done
+      ):
+        return
+    with trainer.ledger.time(self.spent_on):
+      self.run(trainer)
 
   def due(self, trainer) -> bool:
-    """As often as the config says, and where objectives or data change."""
+    """Whether to measure now: as `eval.every` says, and at switches."""
     return is_evaluated(trainer)
 
   def run(self, trainer) -> None:
-    """Measures, and records it."""
+    """Measures the state, and records and shows the values."""
     if values := self.measure(trainer):
       trainer.record(trainer.step, values)
       trainer.say(self.say(trainer, values))
-
-  def _done(self, trainer) -> bool:
-    """Whether the start was measured, before the run was told to end."""
-    records = metrics.read_records(trainer.folder)
-    row = metrics.by_step(records).get(trainer.step, {})
-    done = any(name.startswith(self.prefixes) for name in row)
-    return bool(processes.agreed(processes.is_first() and done))
 
 
 class HeldOut(Evaluator):
   """Measures every objective of `eval.objectives` on held-out text.
 
-  `eval/clm/loss` is of what the run's own data hold out, all together; of
-  several sets each has an `eval/clm/NAME/loss`, too.
+  `eval/clm/loss` is the loss on all that the run's own data hold out. If there
+  are several held-out sets, each also has an `eval/clm/NAME/loss`.
   """
 
   def start(self, trainer) -> None:
-    self._sources = trainer.run.evaluations
-    self.prefixes = tuple(f"eval/{name}/" for name in self._sources)
+    self.prefixes = tuple(f"eval/{name}/" for name in trainer.run.evaluations)
     self._evaluate = jax.jit(
       trainer.run.step.evaluate, out_shardings=sharding.whole(trainer.run.mesh)
     )
@@ -159,17 +156,25 @@ class HeldOut(Evaluator):
 
   def measure(self, trainer) -> dict[str, float]:
     out = {}
-    for name, sets in self._sources.items():
-      sums = {of: self._sums(trainer, sets[of]) for of in sets}
+    for name, sets in trainer.run.evaluations.items():
+      sums = {of: self._sums(trainer, source) for of, source in sets.items()}
       own = [sums[of] for of in trainer.run.sources.train]
-      of_each = {name: jax.tree.map(lambda *each: sum(each), *own)}
+      totals = {name: jax.tree.map(lambda *each: sum(each), *own)}
       if len(sums) > 1:
-        of_each |= {f"{name}/{of}": sums[of] for of in filter(None, sums)}
-      for what, total in of_each.items():
-        out |= {f"eval/{what}/{k}": v for k, v in _means(total).items()}
+        totals |= {f"{name}/{of}": sums[of] for of in filter(None, sums)}
+      for key, total in totals.items():
+        # Divided once, over all batches. Targets count by their weights, as in
+        # training: weights differ within an objective if a row's share does.
+        loss = total["loss"] / max(total["weight"], 1e-9)
+        out |= {
+          f"eval/{key}/loss": loss,
+          f"eval/{key}/perplexity": math.exp(min(loss, 700)),
+          f"eval/{key}/accuracy": total["correct"] / max(total["count"], 1),
+        }
     return out
 
-  def _sums(self, trainer, source: Source) -> dict[str, float]:
+  def _sums(self, trainer, source) -> dict[str, float]:
+    """Returns the sums of `losses.cross_entropy` over all batches."""
     sums = collections.defaultdict(float)
     for batch in trainer.in_step(source):
       placed = sharding.place(trainer.run.mesh, batch)
@@ -183,20 +188,10 @@ class HeldOut(Evaluator):
     return f"held out after step {trainer.step}: {shown}"
 
 
-def _means(sums: Mapping[str, float]) -> dict[str, float]:
-  # Divided once, over all batches. Targets count by their weights, as in
-  # training: they differ within an objective where a row's share does.
-  loss = sums["loss"] / max(sums["weight"], 1e-9)
-  accuracy = sums["correct"] / max(sums["count"], 1)
-  perplexity = math.exp(min(loss, 700))
-  return {"loss": loss, "perplexity": perplexity, "accuracy": accuracy}
-
-
 class Watch(Hook):
-  """Keeps the best step by `eval.watch`, and ends a run that gets no better.
+  """Keeps the best step by `eval.watch`, and ends a run that stops improving.
 
-  What was recorded says all, so a run that goes on, also one that was ended,
-  is where it was.
+  It reads the recorded losses alone, so a resumed run continues it.
   """
 
   spent_on = "evaluation"
@@ -211,7 +206,8 @@ class Watch(Hook):
     watch, patience = trainer.config.eval.watch, trainer.config.eval.patience
     found, best = {}, 0
     if processes.is_first():
-      found = summary.watched(metrics.read_records(trainer.folder), watch)
+      records = metrics.read_records(trainer.folder)
+      found = summary.watched(metrics.by_step(records), watch)
       best = min(found, key=found.get, default=0)
     since = sum(step > best for step in found)
     best, since = map(int, processes.largest(lambda: [best, since])())
@@ -219,13 +215,13 @@ class Watch(Hook):
     if patience and since >= patience and trainer.step < trainer.total:
       trainer.end_here()
       trainer.say(
-        f"ended after step {trainer.step}: {' + '.join(watch)} got no better in"
-        f" {since} evaluations; best after step {best}"
+        f"ended after step {trainer.step}: {' + '.join(watch)} has not improved"
+        f" in {since} evaluations; the best step is {best}"
       )
 
 
 class Save(Hook):
-  """Saves as `checkpoint` says, and where a signal ends the run."""
+  """Saves as `checkpoint` says, and when a signal ends the run."""
 
   spent_on = "checkpoint"
 
@@ -253,23 +249,8 @@ class Log(Hook):
   def after_step(self, trainer, taken: Taken) -> None:
     trainer.progress.step()
     trainer.window.add(taken.metrics, *self._work(trainer, taken))
-    every, at_end = trainer.config.log.every, taken.step == trainer.total
-    if at_end or taken.step % every == 0:
-      self._log(trainer, taken)
-
-  def _work(self, trainer, taken: Taken) -> tuple[float, float]:
-    """Returns a step's tokens and operations, if they tell the speed."""
-    if not taken.timed:
-      return 0.0, 0.0
-    inputs = taken.batch.inputs
-    whole = sharding.abstract(trainer.run.mesh, inputs)
-    # An objective's work in the other processes' rows is about that in ours.
-    work = flops.train_step(trainer.run.model, taken.batch)
-    order, step = trainer.run.order, taken.step - 1
-    filled = order.batch_size(step) / order.at(step).layout.batch_size
-    return whole.size * filled, work * whole.size / inputs.size * filled
-
-  def _log(self, trainer, taken: Taken) -> None:
+    if taken.step % trainer.config.log.every and taken.step != trainer.total:
+      return
     run = trainer.run
     names = [run.objectives[n].name for n in run.curriculum.objectives]
     values = trainer.window.take(names)
@@ -283,6 +264,18 @@ class Log(Hook):
     }
     trainer.record(taken.step, values)
     trainer.progress.show(taken.step, " · ".join(shown))
+
+  def _work(self, trainer, taken: Taken) -> tuple[float, float]:
+    """Returns a step's tokens and operations; 0 if it compiled a program."""
+    if not taken.timed:
+      return 0.0, 0.0
+    inputs = taken.batch.inputs
+    size = sharding.abstract(trainer.run.mesh, inputs).size
+    # This process's rows stand for those of the other processes.
+    work = flops.train_step(trainer.run.model, taken.batch) / inputs.size
+    order, step = trainer.run.order, taken.step - 1
+    filled = order.batch_size(step) / order.at(step).layout.batch_size
+    return size * filled, work * size * filled
 
   def _speed(self, trainer, values, step: int) -> list[str]:
     rate = values.get("train/tokens_per_second")
@@ -300,10 +293,10 @@ class Log(Hook):
 
 
 class Trace(Hook):
-  """Profiles steps `FIRST:LAST` of the first process; none of empty text.
+  """Profiles steps `FIRST:LAST` of the first process; none if `steps` is "".
 
   Raises:
-    UserError: for steps that cannot be read.
+    UserError: `steps` cannot be read.
   """
 
   def __init__(self, steps: str, folder: pathlib.Path):
@@ -323,14 +316,14 @@ class Trace(Hook):
     return trainer.step in (self._first, self._last)
 
   def run(self, trainer) -> None:
-    """Begins or ends, while nothing is being computed."""
+    """Begins or ends the profile, while the device computes nothing."""
     self.end()
     if trainer.step == self._first and processes.is_first():
       jax.profiler.start_trace(str(self._folder))
       self._running = True
 
   def end(self) -> None:
-    """Ends, and writes what was seen; nothing where none was begun."""
+    """Ends the profile and writes it, if it has begun."""
     if self._running:
       jax.profiler.stop_trace()
       self._running = False

@@ -1,4 +1,4 @@
-"""The training loop: data, a step, and the hooks around it."""
+"""The training loop: batches, a step, and the hooks around it."""
 
 import contextlib
 import dataclasses
@@ -34,6 +34,7 @@ from antlm_jax.training import (
 )
 from antlm_jax.training import hooks as hooks_lib
 from antlm_jax.training.checkpoint import Start
+from antlm_jax.training.experiment import Run
 from antlm_jax.training.hooks import Hook, Taken
 from antlm_jax.training.step import jitted, state_shardings
 
@@ -49,20 +50,23 @@ def train(
   command: str = "",
   start: Start | None = None,
 ) -> dict | None:
-  """Trains to the end of the curriculum, from where `workdir` stands.
+  """Trains to the end of the curriculum, and resumes a run that was stopped.
 
-  The workdir, which may be in a bucket, receives what docs/runs.md lists;
-  `hooks` are called beside `hooks.of_run`'s, `command` is what does this, for
-  the page about the run, and `start` is the model of init.checkpoint, if that
-  is not a run's checkpoint.
+  Args:
+    config: The run's configuration.
+    workdir: Path to the run's folder, which may be in a bucket. docs/runs.md
+      lists the files that it receives.
+    hooks: Hooks to call in addition to those of `hooks.of_run`.
+    command: Command line to show on the run's page.
+    start: The model of `init.checkpoint`, if that is not a run's checkpoint.
 
   Returns:
     The summary, as in summary.json; None on all processes but the first.
 
   Raises:
-    UserError: for bad input, a workdir in use by another run, a loss that is
-      not finite, or a failed save.
-    Stopped: when told to end by a signal, after what was trained is saved.
+    UserError: Bad input, a workdir in use by another run, a loss that is not
+      finite, or a failed save.
+    Stopped: A signal ended the run. Its last step is saved.
   """
   compilation.keep_programs()
   with (
@@ -81,35 +85,44 @@ def train(
       return trainer.train()
 
 
+def _check_same(run: Run, workdir: pathlib.Path) -> None:
+  """Checks that all processes train the same run."""
+  text = config_lib.to_json(run.config) + run.meta.data
+  if files.is_remote(workdir):  # on a disk, the lock tells
+    text += str(workdir)
+  if not processes.same(text):
+    raise UserError(
+      "the processes of this run have different settings or different data:"
+      " start all of them with the same command, on the same data"
+    )
+
+
 class Trainer:
-  """What trains: the state of a run, and what hooks need.
+  """The state of a run, with all that hooks need.
 
   Attributes:
     run, config, workdir, checkpoints: The run's.
-    folder: The folder on this machine for the files that grow.
-    total: Its number of steps; fewer than the curriculum's if it ends early.
-    state: The state after `step` steps, those that are done.
-    resumed: Whether it goes on from a checkpoint of its own.
-    window, ledger, progress: Sums since the last log line, where its time goes,
-      and what is shown.
+    folder: Path to the folder on this machine for files that grow.
+    total: Number of steps; fewer than the curriculum's if the run ends early.
+    state: The state after `step` steps.
+    resumed: Whether the run continues from a checkpoint of its own.
+    window, ledger, progress: Sums since the last log line, seconds by activity,
+      and the progress bar.
   """
 
   def __init__(
     self,
-    run: experiment.Run,
+    run: Run,
     mirror: buckets.Mirror,
     stop: Stop,
     hooks: Sequence[Hook],
     command: str,
   ):
     self.run, self.config, self.hooks = run, run.config, hooks
-    self.command = command
     self.workdir, self.folder = mirror.workdir, mirror.folder
+    self._mirror, self._stop, self._command = mirror, stop, command
     self.total = run.curriculum.steps
-    self.ledger = metrics.Ledger()
-    self.window = metrics.Window(self.ledger)
-    self._mirror, self._stop = mirror, stop
-    self._pending: Taken | None = None  # the last step, not yet looked at
+    self._pending: Taken | None = None  # the last step; its loss is not known
     self.checkpoints = saving.Checkpoints(
       self.workdir, run.meta, run.config.checkpoint
     )
@@ -118,19 +131,23 @@ class Trainer:
     self._reset = jax.jit(
       run.step.reset_optimizer, out_shardings=shardings, donate_argnums=0
     )
+    self.ledger = metrics.Ledger()
     with self.ledger.time("start"):
       begun = saving.begin(run, self.checkpoints, init, shardings)
       self.state, self.resumed = begun.state, begun.resumed
       self.step = self._begun = int(self.state.step)
-      self.window.restore(begun.window)
-    # Only now, once all else has been checked: then the workdir is this run's.
+    self.window = metrics.Window(self.ledger, begun.window)
+    # All checks have passed: from here on the workdir is this run's.
     if processes.is_first():
       config = config_lib.to_json(run.config)
       files.write_text(self.workdir / saving.CONFIG, config)
-    # What was recorded before a first checkpoint is recorded again.
-    start = self.step if self.resumed else -1
-    name = self.workdir.name
-    self._records = metrics.Records(self.folder, start, run.config, name)
+    self._records = metrics.Records(
+      self.folder,
+      # Values before the first checkpoint will be recorded again.
+      self.step if self.resumed else -1,
+      run.config,
+      self.workdir.name,
+    )
     self.progress = progress.Progress(self.step, self.total)
     for line in (*summary.of_run(run), *begun.notes):
       self.say(line)
@@ -140,8 +157,8 @@ class Trainer:
 
   def __exit__(self, kind, *exception):
     failed = kind is not None and not issubclass(kind, errors.Stopped)
-    with contextlib.ExitStack() as ends:  # each, also where one before fails
-      # A save takes all processes: with one that fails, none waits for it.
+    with contextlib.ExitStack() as ends:  # calls each, even if one fails
+      # A save takes all processes, so none waits for it after a failure.
       if not (failed and jax.process_count() > 1):
         ends.callback(self.checkpoints.close)
       ends.callback(self.progress.close)
@@ -150,77 +167,88 @@ class Trainer:
         ends.callback(hook.end)
 
   def train(self) -> dict | None:
-    """Takes every step that is left, then sums up."""
+    """Takes all remaining steps and writes the summary."""
     batches = self.in_step(self.run.source, self.step, self.config.data.threads)
     for hook in self.hooks:
       hook.start(self)
-    # From here on a signal is looked at between steps, by all processes.
+    # From here on, all processes look for a signal between steps.
     self._stop.waits = True
     while self.step < self.total:
       with self.ledger.time("data"):
         batch = next(batches)
       self._take(batch)
-      # Hooks that are due take the device's lead away: they need the state,
-      # and its loss is to be known to be good before it is saved.
+      # Hooks need the state, and its loss must be good before it is saved. So
+      # the host waits for the device, which may then idle.
       if any(hook.due(self) for hook in self.hooks):
         self._settle()
         for hook in self.hooks:
-          # Asked again: one before may have ended the run here.
+          # Asked again, since a hook before it may have ended the run here.
           if hook.due(self):
             with self.ledger.time(hook.spent_on):
               hook.run(self)
     with self.ledger.time("checkpoint"):
       self.checkpoints.wait()
-    found = self._sum_up() if processes.is_first() else None
-    processes.agreed(0)  # the others end with the first, well or not
+    found = None
+    if processes.is_first():
+      found, table = self._describe()
+      files.write_json(self.folder / "summary.json", found)
+      self.say(f"\ndone: {self.total} steps in {self.ledger}\n")
+      for line in (*table.splitlines(), *found["advice"]):
+        self.say(line)
+      self.say(f"\npage, curves, metrics and checkpoints: {self.workdir}")
+    processes.agreed(0)  # the other processes end when the first one does
     return found
 
   # -------------------------------------------------------- a step, its results
 
   def _take(self, batch: Batch) -> None:
-    """Begins a step, and looks at the results of the one before."""
+    """Begins a step, then checks the results of the one before."""
     switches = self.run.curriculum.switches
     if self.config.optimizer.reset_at_switch and self.step in switches:
       self.state = self._reset(self.state)
     placed = sharding.place(self.run.mesh, batch)
-    # A step that compiles takes minutes; it is no part of the speed.
+    # A step that compiles takes minutes, which do not count for the speed.
     compiled = self._update._cache_size()
     begun = time.monotonic()
     self.state, results = self._update(self.state, placed)
     new = self._update._cache_size() > compiled
-    self.ledger.add("compile" if new else "steps", time.monotonic() - begun)
+    activity = "compile" if new else "steps"
+    self.ledger.seconds[activity] += time.monotonic() - begun
     self._settle()
     self.step += 1
     self._pending = Taken(self.step, batch, results, timed=not new)
 
   def _settle(self) -> None:
-    """Waits for the step begun last, checks its loss, and tells the hooks."""
-    taken, self._pending = self._pending, None
-    if taken is None:
+    """Waits for the last step, checks its loss, and calls the hooks."""
+    if self._pending is None:
       return
     with self.ledger.time("steps"):
-      taken = taken.here()
+      taken = self._pending.here()
+    self._pending = None
     self._check(taken)
     for hook in self.hooks:
       hook.after_step(self, taken)
 
   def _check(self, taken: Taken) -> None:
+    """Checks that a step's loss and norms are finite."""
     wrong = [n for n in _WATCHED if not taken.metrics[n] < BLOWN_UP]  # or NaN
     if not wrong:
       return
     self.checkpoints.wait()
     last = self.checkpoints.last_good
-    where = "there is none" if last is None else f"is step {last}"
+    good = "there is no good checkpoint"
+    if last is not None:
+      good = f"the last good checkpoint is step {last}"
     # A step's loss and gradient are those of the parameters before it.
     advice = "Try a lower schedule.peak_lr, or a longer schedule.warmup_steps"
     if taken.step == self._begun + 1 and wrong[0] != "param_norm":
       advice = (
-        "It was so from the first step: no learning rate did it, but the"
-        " settings in model, or the parameters that it began with"
+        "The first step already had it, so look at the settings in model, or at"
+        " the parameters of init.checkpoint, not at the learning rate"
       )
     raise UserError(
       f"{wrong[0]} is {taken.metrics[wrong[0]]:g} at step {taken.step}:"
-      f" stopped before saving; the last good checkpoint {where}. {advice}"
+      f" stopped before saving; {good}. {advice}"
     )
 
   # -------------------------------------------------------------- for the hooks
@@ -247,7 +275,7 @@ class Trainer:
     self._mirror.push()
 
   def say(self, line: str) -> None:
-    """Prints a line above the progress bar."""
+    """Prints a line, above the progress bar."""
     progress.say(line)
 
   def end_here(self) -> None:
@@ -263,36 +291,26 @@ class Trainer:
   # -------------------------------------------------------------------- the end
 
   def _end_early(self, status: int) -> None:
-    """Saves, as a signal to one of the processes asked for, and ends."""
+    """Saves the state, and ends with the status that a signal asks for."""
     self._settle()
     for hook in self.hooks:
       hook.stop(self)
-    self.say(f"stopped after step {self.step}, saved: the same command goes on")
+    self.say(
+      f"stopped after step {self.step}, saved: run the same command to resume"
+    )
     if processes.is_first():
-      with contextlib.suppress(UserError):  # it ends well all the same
+      with contextlib.suppress(UserError):  # the state is saved without a page
         self._describe()
     raise errors.Stopped(status, saved=True)
 
-  def _sum_up(self) -> dict:
-    """Writes the summary and what goes with it, and prints it."""
-    found, table = self._describe()
-    files.write_json(self.folder / "summary.json", found)
-    for line in (
-      f"\ndone: {self.total} steps in {self.ledger}\n",
-      *table.splitlines(),
-      *found["advice"],
-      f"\nwhat it is, curves, metrics, checkpoints: {self.workdir}",
-    ):
-      self.say(line)
-    return found
-
   def _describe(self) -> tuple[dict, str]:
-    """Draws the curves and writes the page; returns the summary, its table."""
-    run, records = self.run, metrics.read_records(self.folder)
-    watched = summary.watched(records, self.config.eval.watch)
+    """Writes the curves and the page; returns the summary and its table."""
+    run = self.run
+    values = metrics.by_step(metrics.read_records(self.folder))
+    watched = summary.watched(values, self.config.eval.watch)
     best = min(watched, key=watched.get, default=None)
-    held_out = summary.held_out(records, run, self.step, best)
-    unigram, modes = run.unigram_entropy(), summary.modes(records, run)
+    held_out = summary.held_out(values, run, self.step, best)
+    unigram, modes = run.unigram_entropy(), summary.modes(values, run)
     at_end = self.step == self.total
     found = {
       "steps": self.step,
@@ -306,24 +324,12 @@ class Trainer:
       "seconds": {**self.ledger.seconds, "total": self.ledger.total},
     }
     if self.step == self._begun and at_end:
-      # Nothing was left to train: the times are those of the run that did.
-      with contextlib.suppress(errors.UserError, KeyError):
-        before = files.read_json(self.folder / "summary.json", "it")
+      # No step was left to train: keep the times of the run that trained.
+      with contextlib.suppress(UserError, KeyError):
+        before = files.read_json(self.folder / "summary.json", "the summary")
         found["seconds"] = before["seconds"]
-    rows, head = summary.table(held_out, unigram, run, self.step)
-    plots.curves(run, records, unigram, self.folder / "curves.png")
-    page = summary.page(run, self.workdir, self.command, found, rows, head)
+    table = summary.table(held_out, unigram, run, self.step)
+    plots.curves(run, values, unigram, self.folder / "curves.png")
+    page = summary.page(run, self.workdir, self._command, found, table)
     files.write_text(self.folder / "README.md", page)
-    return found, tables.text(rows, head, "<>")
-
-
-def _check_same(run: experiment.Run, workdir: pathlib.Path) -> None:
-  """Checks that all processes are about to train the same."""
-  text = config_lib.to_json(run.config) + run.meta.data
-  if files.is_remote(workdir):  # elsewhere the lock tells
-    text += str(workdir)
-  if not processes.same(text):
-    raise UserError(
-      "the processes of this run have different settings, or different data:"
-      " start all of them by the same command, on the same data"
-    )
+    return found, tables.text(*table, "<>")

@@ -1,126 +1,128 @@
-"""The picture of a run: its learning curves over its curriculum."""
+"""Plots of a run: its learning curves over its curriculum."""
 
 import itertools
+import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import files
 from antlm_jax.training.experiment import Run
 from antlm_jax.training.metrics import PAIRS
+from antlm_jax.training.summary import Rows
 from antlm_jax.units import quantity
 
-# Colours by order of appearance; told apart in grey and by the colour-blind.
+# Colours by order of appearance. They differ in grey and for the colour-blind.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-GREYS = ("0.1", "0.9", "0.5")  # of data
+GREYS = ("0.1", "0.9", "0.5")  # of sources of data
 _DASHES = ("--", ":", "-.")  # of several held-out sets
+_BINS = 300  # points of a training curve over the whole run
 
 
-def curves(
-  run: Run, records: Sequence[dict], unigram: float, path: pathlib.Path
-) -> None:
-  """Draws training and held-out losses, phases shaded, to a PNG.
+def curves(run: Run, rows: Rows, unigram: float, path: pathlib.Path) -> None:
+  """Draws training and held-out losses over shaded phases, to a PNG.
 
-  Accuracies on minimal pairs have a panel of their own, and phases of data are
-  the lowest panel's shades, if there are any. `records` are those of
-  `metrics.read_records`, `unigram` the entropy of the held-out tokens in nats.
+  Accuracies on minimal pairs have a panel. If sources of data are mixed, the
+  lowest panel shows their phases.
+
+  Args:
+    run: The run.
+    rows: Recorded values by step, as `metrics.by_step` returns them.
+    unigram: Entropy of the held-out tokens, in nats.
+    path: Path to the PNG.
   """
   curriculum, mix = run.curriculum, run.order.mix
   names = {name: o.name for name, o in run.objectives.items()}
-  pairs = sorted({k for r in records for k in r if k.startswith(PAIRS)})
+  keys = list(dict.fromkeys(itertools.chain(*rows.values())))
+  pairs = sorted(key for key in keys if key.startswith(PAIRS))
   heights = (5, 2, 1) if pairs else (5, 1)
   figure = canvas(9, 5.2 + bool(pairs))
   panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
-  kinds = _kinds(records, curriculum, names)
-  colours = dict(zip(kinds, COLOURS * len(kinds), strict=False))
+  # Objectives in training order, then those only evaluated.
+  kinds = [names[name] for name in curriculum.objectives]
+  parts = [key.split("/") for key in keys]
+  kinds = dict.fromkeys(kinds + [p[1] for p in parts if p[2:] == ["loss"]])
+  sets = list(dict.fromkeys(p[2] for p in parts if p[3:] == ["loss"]))
+  colours = dict(zip(kinds, itertools.cycle(COLOURS), strict=False))
   shade(panels[:-1] if mix else panels, curriculum, names, colours)
   _label(panels[0], curriculum, names, colours)
   if mix:
-    grey = {name: GREYS[i % 3] for i, name in enumerate(mix.objectives)}
-    same = {name: name for name in grey}
-    shade(panels[-1:], mix, same, grey)
-    _label(panels[-1], mix, same, dict.fromkeys(grey, "0.3"))
-  _draw_losses(panels[0], records, colours, unigram)
+    same = {name: name for name in mix.objectives}
+    greys = dict(zip(same, itertools.cycle(GREYS), strict=False))
+    shade(panels[-1:], mix, same, greys)
+    _label(panels[-1], mix, same, dict.fromkeys(same, "0.3"))
+  _draw_losses(panels[0], rows, colours, sets, curriculum.steps, unigram)
+  for key, colour in zip(pairs, COLOURS, strict=False):
+    style = {"lw": 2, "marker": "o", "ms": 3.5}
+    _line(panels[1], rows, key, color=colour, label=key[len(PAIRS) :], **style)
   if pairs:
-    _draw_pairs(panels[1], records, pairs)
-  rate = panels[-1]
-  _line(rate, records, "train/learning_rate", "0.2", lw=1.2)
-  rate.set_ylabel("rate")
-  rate.set_xlabel("step")
-  rate.set_xlim(0, curriculum.steps)
+    panels[1].axhline(0.5, color="0.4", lw=1, ls=":")  # by chance
+    panels[1].set_ylabel("pairs right")
+    panels[1].legend(loc="best", frameon=True)
+  _line(panels[-1], rows, "train/learning_rate", color="0.2", lw=1.2)
+  panels[-1].set(ylabel="rate", xlabel="step", xlim=(0, curriculum.steps))
   for axes in panels:
     step_axis(axes)
   save(figure, path)
 
 
-def _draw_losses(axes, records, colours, unigram) -> None:
+def _draw_losses(axes, rows, colours, sets, steps: int, unigram) -> None:
+  """Draws training losses, and above them the held-out losses."""
+  held_out = [unigram]  # its line is to be seen
   for kind, colour in colours.items():
-    _line(axes, records, f"train/{kind}/loss", colour, alpha=0.45, lw=1)
-    style = {"lw": 2, "marker": "o", "ms": 3.5, "label": f"{kind}, held out"}
-    _line(axes, records, f"eval/{kind}/loss", colour, **style)
-    for of, dashes in zip(_sets(records), itertools.cycle(_DASHES)):
+    for x, y in smooth(rows, f"train/{kind}/loss", steps):
+      axes.plot(x, y, color=colour, alpha=0.45, lw=1, zorder=1)
+  for kind, colour in colours.items():
+    of_all = {"lw": 2, "marker": "o", "ms": 3.5, "label": f"{kind}, held out"}
+    _line(axes, rows, f"eval/{kind}/loss", color=colour, **of_all)
+    for of, dashes in zip(sets, itertools.cycle(_DASHES), strict=False):
       style = {"lw": 1.3, "ls": dashes, "label": f"{kind}, {of}"}
-      _line(axes, records, f"eval/{kind}/{of}/loss", colour, **style)
+      _line(axes, rows, f"eval/{kind}/{of}/loss", color=colour, **style)
+  for step, row in rows.items():
+    keys = (k for k in row if k.startswith("eval/") and k.endswith("/loss"))
+    # The first losses would flatten the curves.
+    held_out += [row[key] for key in keys if step > 0]
+  margin = 0.08 * (max(held_out) - min(held_out)) + 0.05
   axes.axhline(unigram, color="0.4", lw=1, ls=":", label="unigram entropy")
   axes.set_ylabel("loss (nats per target)")
-  axes.set_ylim(*_limits(records, unigram))
-  # Many curves leave no room for it among them.
-  beside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
-  place = beside if _sets(records) else {"loc": "best"}
+  axes.set_ylim(min(held_out) - margin, max(held_out) + margin)
+  # The curves of several sets leave no room for the legend.
+  outside = {"loc": "upper left", "bbox_to_anchor": (1, 1)}
+  place = outside if sets else {"loc": "best"}
   axes.legend(**place, frameon=True, title="thin: in training")
 
 
-def _draw_pairs(axes, records, keys) -> None:
-  for key, colour in zip(keys, COLOURS, strict=False):
-    mode = key.removeprefix(PAIRS)
-    _line(axes, records, key, colour, lw=2, marker="o", ms=3.5, label=mode)
-  axes.axhline(0.5, color="0.4", lw=1, ls=":")  # by chance
-  axes.set_ylabel("pairs right")
-  axes.legend(loc="best", frameon=True)
+def smooth(
+  rows: Rows, key: str, steps: int
+) -> Iterator[tuple[list[float], list[float]]]:
+  """Yields the curves of a training loss: their steps and values.
 
-
-def _kinds(records, curriculum, names) -> list[str]:
-  """Objectives in training order, then those only evaluated."""
-  kinds = [names[name] for name in curriculum.objectives]
-  for record in records:
-    for key in record:
-      part = key.split("/")
-      if part[2:] == ["loss"] and part[1] not in kinds:
-        kinds.append(part[1])
-  return kinds
-
-
-def _sets(records) -> list[str]:
-  """The names of the held-out sets, if there are several."""
-  parts = [key.split("/") for record in records for key in record]
-  return list(dict.fromkeys(p[2] for p in parts if p[3:] == ["loss"]))
-
-
-def _line(axes, records, key, colour, **style) -> None:
-  points = [(r["step"], r[key]) for r in records if key in r]
-  # A gap where the objective paused, not a line across the other's phase.
-  logged = [r["step"] for r in records if any(k[:6] == key[:6] for k in r)]
-  place = {step: i for i, step in enumerate(dict.fromkeys(logged))}
-  broken = points[:1]
-  for (before, _), point in itertools.pairwise(points):
-    if place[point[0]] - place[before] > 1:
-      broken.append((before, float("nan")))
-    broken.append(point)
-  if broken:
-    axes.plot(*zip(*broken, strict=True), color=colour, **style)
-
-
-def _limits(records, unigram) -> tuple[float, float]:
-  """Fits the held-out curves; the first steps' losses would flatten them."""
-  values = [
-    value
-    for r in records
-    for key, value in r.items()
-    if key.startswith("eval/") and key.endswith("/loss") and r["step"] > 0
+  Values are means over 1/300 of the run's steps. Where the objective paused, a
+  curve ends and another begins.
+  """
+  # Steps that logged another objective's loss alone divide the curves.
+  logged = [
+    (step, row)
+    for step, row in rows.items()
+    if any(name.startswith("train/") for name in row)
   ]
-  values.append(unigram)  # its line is to be seen
-  margin = 0.08 * (max(values) - min(values)) + 0.05
-  return min(values) - margin, max(values) + margin
+  for known, part in itertools.groupby(logged, lambda pair: key in pair[1]):
+    if known:
+      bins = itertools.groupby(
+        part, lambda pair: (pair[0] - 1) * _BINS // steps
+      )
+      means = [_mean([(s, row[key]) for s, row in group]) for _, group in bins]
+      yield tuple(zip(*means, strict=True))
+
+
+def _mean(points: Sequence[Sequence[float]]) -> list[float]:
+  return [math.fsum(each) / len(points) for each in zip(*points, strict=True)]
+
+
+def _line(axes, rows: Rows, key: str, **style) -> None:
+  points = [(step, row[key]) for step, row in rows.items() if key in row]
+  if points:
+    axes.plot(*zip(*points, strict=True), **style)
 
 
 def _label(axes, curriculum: Curriculum, names, colours) -> None:
@@ -138,7 +140,7 @@ def _label(axes, curriculum: Curriculum, names, colours) -> None:
 
 
 def canvas(width: float, height: float):
-  """Returns an empty figure of this size in inches."""
+  """Returns an empty figure of a size in inches."""
   # Here: it takes half a second, and most commands draw nothing.
   from matplotlib.backends.backend_agg import FigureCanvasAgg
   from matplotlib.figure import Figure
@@ -149,7 +151,7 @@ def canvas(width: float, height: float):
 
 
 def step_axis(axes) -> None:
-  """Makes x the steps, and leaves out the frame's upper right half."""
+  """Formats the x axis as steps, and removes the frame's upper right half."""
   from matplotlib.ticker import FuncFormatter
 
   axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: quantity(x)))
@@ -162,10 +164,13 @@ def shade(
   names: Mapping[str, str],
   colours: Mapping[str, str],
 ) -> None:
-  """Shades phases in the colours of what they train, in bands by its shares.
+  """Shades phases in the colours of their objectives, in bands by share.
 
-  `names` are the objectives' logged names by name in the curriculum, `colours`
-  are by logged name.
+  Args:
+    panels: Axes to shade.
+    curriculum: The phases.
+    names: The objectives' logged names by name in the curriculum.
+    colours: Colours by logged name.
   """
   for phase in curriculum.phases:
     low = 0.0

@@ -1,8 +1,10 @@
-"""What a run says of itself: what it is, how it went, and on a page of it."""
+"""Summary of a run: its settings, its results, and a page of both."""
 
 import dataclasses
+import itertools
 import math
 import pathlib
+import string
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,15 +13,49 @@ import jax
 from antlm_jax import tables, units
 from antlm_jax.runtime import compilation, sharding
 from antlm_jax.training.experiment import Run
-from antlm_jax.training.metrics import PAIRS, by_step
+from antlm_jax.training.metrics import PAIRS
 
-_BABYLM_EPOCHS = 10  # that a submission may have, since 2025
-_WORSE = 0.05  # nats above its best that a loss may end: 5 % of perplexity
-_ROWS = 12  # of the table: the beginning and the end tell it; the file has all
+Rows = Mapping[int, Mapping[str, float]]  # values by step, as `metrics.by_step`
+_BABYLM_EPOCHS = 10  # the most that a submission may have, since 2025
+_WORSE = 0.05  # nats that a loss may end above its best: 5 % of perplexity
+_MOST_LINES = 12  # of the table; summary.json has all
+
+_PAGE = string.Template("""\
+# $name
+
+$about
+
+$command$figures
+
+## Held-out text
+
+$held_out
+
+![Learning curves](curves.png)
+
+$advice## Use
+
+```
+$uses
+```
+
+```python
+import antlm_jax
+model = antlm_jax.load("$workdir")
+```
+""")
+_COMMAND = string.Template("""\
+```
+$command
+```
+
+All its settings are in `config.json`.
+
+""")
 
 
 def of_run(run: Run) -> Iterator[str]:
-  """Says what is trained, on what, and what computes its attention."""
+  """Yields lines about a run: model, data, attention, sharding."""
   device = jax.devices()[0]
   yield (
     f"{run.config.model.name} of"
@@ -30,8 +66,9 @@ def of_run(run: Run) -> Iterator[str]:
   )
   if run.exceeds(_BABYLM_EPOCHS):
     yield (
-      f"that is {run.epochs:.3g} epochs of its data, where BabyLM's rules allow"
-      f" {_BABYLM_EPOCHS} (train.max_epochs={_BABYLM_EPOCHS} refuses more)"
+      f"warning: the run has {run.epochs:.3g} epochs of its data, but BabyLM's"
+      f" rules allow {_BABYLM_EPOCHS}: set train.max_epochs={_BABYLM_EPOCHS} to"
+      " refuse more"
     )
   if len(run.order.sources) > 1:
     taken = run.order.taken(run.curriculum.steps)
@@ -53,7 +90,7 @@ def of_run(run: Run) -> Iterator[str]:
 
 
 def of_evaluation(values: Mapping[str, float]) -> str:
-  """Says how an evaluation of all objectives came out, in a line."""
+  """Returns a line with the results of an evaluation of all objectives."""
   parts = []
   for key in values:
     if key.endswith("/loss"):
@@ -67,58 +104,52 @@ def of_evaluation(values: Mapping[str, float]) -> str:
 
 
 def _name(key: str) -> str:
-  """What a held-out loss is of: an objective, or also a set of text."""
+  """Returns a held-out loss's objective, with its set if there are several."""
   return key.removeprefix("eval/").removesuffix("/loss")
 
 
-def held_out(
-  records: Sequence[dict], run: Run, end: int, best: int | None
-) -> list[dict]:
+def held_out(rows: Rows, run: Run, end: int, best: int | None) -> list[dict]:
   """Returns the evaluations at the start, each switch, the best and the end."""
-  rows = {
+  measured = {
     step: {"step": step} | found
-    for step, row in by_step(records).items()
+    for step, row in rows.items()
     if (found := {k: v for k, v in row.items() if k.startswith("eval/")})
   }
-  wanted = {min(rows, default=0), *run.switches, best, end}
-  return [row for step, row in rows.items() if step in wanted]
+  wanted = {min(measured, default=0), *run.switches, best, end}
+  return [row for step, row in measured.items() if step in wanted]
 
 
-def watched(
-  records: Sequence[dict], objectives: Sequence[str]
-) -> dict[int, float]:
+def watched(rows: Rows, objectives: Sequence[str]) -> dict[int, float]:
   """Returns the sum of held-out losses in nats, by step."""
   keys = [f"eval/{name}/loss" for name in objectives]
   return {
     step: sum(row[key] for key in keys)
-    for step, row in by_step(records).items()
+    for step, row in rows.items()
     if keys and all(key in row for key in keys)
   }
 
 
 def table(
-  rows: Sequence[dict], unigram_entropy: float, run: Run, end: int
+  found: Sequence[dict], unigram_entropy: float, run: Run, end: int
 ) -> tuple[list[list[str]], list[str]]:
-  """Returns `held_out`'s rows as a table's rows and its head."""
-  keys = dict.fromkeys(key for row in rows for key in row)
+  """Returns the rows and the head of a table of `held_out`'s evaluations."""
+  keys = dict.fromkeys(key for row in found for key in row)
   losses = [key for key in keys if key.endswith("/loss")]
   modes = sorted(key for key in keys if key.startswith(PAIRS))
-  columns = losses + modes
-  names = [_name(key) for key in losses]
-  names += [f"pairs {key.removeprefix(PAIRS)}" for key in modes]
-  lines = [
-    [_moment(row["step"], run, end)]
-    + [f"{row.get(key, math.nan):.3f}" for key in columns]
-    for row in rows
-  ]
-  if len(lines) > _ROWS:
+  lines = []
+  for row in found:
+    figures = [f"{row.get(key, math.nan):.3f}" for key in losses + modes]
+    lines.append([_moment(row["step"], run, end), *figures])
+  if len(lines) > _MOST_LINES:
     lines[5:-6] = [["..."]]
   lines.append(["unigram entropy", f"{unigram_entropy:.3f}"])
+  names = [_name(key) for key in losses]
+  names += [f"pairs {key.removeprefix(PAIRS)}" for key in modes]
   return lines, ["held out, loss in nats", *names]
 
 
 def _moment(step: int, run: Run, end: int) -> str:
-  """Says where in the curriculum a number of steps done is."""
+  """Names a number of steps by its place in the curriculum."""
   if step == end:
     return f"after step {step} (end)"
   changes = [
@@ -133,22 +164,20 @@ def _moment(step: int, run: Run, end: int) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Mode:
-  """How an objective that was trained went on held-out text, in nats."""
+  """Held-out losses of a trained objective, in nats."""
 
   loss: float  # at the last evaluation
   best: float  # the lowest
   best_step: int
 
 
-def modes(records: Sequence[dict], run: Run) -> dict[str, Mode]:
+def modes(rows: Rows, run: Run) -> dict[str, Mode]:
   """Returns the objectives trained and evaluated so far, by logged name."""
-  out, rows = {}, by_step(records)
-  end = max(rows, default=0)
+  out, end = {}, max(rows, default=0)
   trained = [p.shares for p in run.curriculum.phases if p.start < end]
-  for name in dict.fromkeys(name for shares in trained for name in shares):
+  for name in dict.fromkeys(itertools.chain(*trained)):
     logged = run.objectives[name].name
-    key = f"eval/{logged}/loss"
-    losses = {step: row[key] for step, row in rows.items() if key in row}
+    losses = watched(rows, [logged])
     if losses:
       best = min(losses, key=losses.get)
       out[logged] = Mode(losses[max(losses)], losses[best], best)
@@ -156,38 +185,39 @@ def modes(records: Sequence[dict], run: Run) -> dict[str, Mode]:
 
 
 def advice(found: Mapping[str, Mode], unigram: float, run: Run) -> list[str]:
-  """Says which modes ended worse than they should, and what else to try.
+  """Returns warnings of losses that ended too high, and a tip.
 
-  That is above their own best, or above the unigram entropy, in nats.
+  A loss is too high above the unigram entropy, or more than 0.05 nats above its
+  own best.
   """
   out, fell = [], []
   for name, mode in found.items():
-    above = []
+    worse = []
     if mode.loss > unigram:
-      above.append(f"the {unigram:.3f} of its tokens' frequencies alone")
+      worse.append(f"always predicting token frequencies ({unigram:.3f})")
     if mode.loss > mode.best + _WORSE:
-      above.append(f"its best, {mode.best:.3f} after step {mode.best_step}")
+      worse.append(f"its best ({mode.best:.3f} after step {mode.best_step})")
       fell.append(name)
-    if above:
-      loss = f"{name} ends at {mode.loss:.3f} nats"
-      out.append(f"{loss}, above {' and '.join(above)}")
-  return [*out, _instead(fell, run)] if out else []
-
-
-def _instead(fell: Sequence[str], run: Run) -> str:
-  names, phases = run.curriculum.objectives, run.curriculum.phases
-  if any(len(phase.shares) < len(names) for phase in phases):
+    if worse:
+      loss = f"warning: {name} loss {mode.loss:.3f} is worse than"
+      out.append(f"{loss} {' and '.join(worse)}")
+  if not out:
+    return []
+  names = run.curriculum.objectives
+  if any(len(p.shares) < len(names) for p in run.curriculum.phases):
     mixed = f"{run.curriculum.steps}{':'.join(names)} steps"
-    return (
-      "phases can undo what others learnt; mixed in every batch, all modes"
-      f" stay: --config.curriculum='{mixed}'"
+    tip = (
+      "later phases can undo what earlier ones learnt; train all objectives in"
+      f" every batch, with --config.curriculum='{mixed}'"
     )
-  if fell:
-    return (
-      "train for fewer epochs, or end where it is best by"
+  elif fell:
+    tip = (
+      "train for fewer epochs, or end at the best step with"
       f" --config.eval.watch={','.join(fell)} --config.eval.patience=5"
     )
-  return "train for longer, or with another schedule.peak_lr"
+  else:
+    tip = "train for longer, or change schedule.peak_lr"
+  return [*out, f"tip: {tip}"]
 
 
 def page(
@@ -195,29 +225,32 @@ def page(
   workdir: pathlib.Path,
   command: str,
   found: Mapping[str, Any],
-  rows: Sequence[Sequence[str]],
-  head: Sequence[str],
+  table: tuple[Sequence[Sequence[str]], Sequence[str]],
 ) -> str:
   """Returns README.md of a run's folder.
 
-  It has the command that trains it, if that was one, and of its summary so far
-  (`found`, as in summary.json) the held-out losses as a table.
+  Args:
+    run: The run.
+    workdir: Path to its folder.
+    command: Command line that trains it; "" for a run from Python.
+    found: Its summary so far, as in summary.json.
+    table: The rows and the head of the table of held-out losses.
   """
-  parts = [f"# {workdir.name}", next(of_run(run))]
-  if command:
-    parts += [_code(command), "All its settings are in `config.json`."]
-  parts += [tables.markdown(_figures(run, found), ("", ""))]
-  parts += ["## Held-out text", tables.markdown(rows, head)]
-  parts += ["![Learning curves](curves.png)"]
-  if found["advice"]:
-    parts += ["\n".join(f"- {line}" for line in found["advice"])]
-  load = "import antlm_jax", f'model = antlm_jax.load("{workdir}")'
-  parts += ["## Use", _code(*_uses(run, workdir))]
-  parts += [_code(*load, language="python")]
-  return "\n\n".join(parts) + "\n"
+  return _PAGE.substitute(
+    name=workdir.name,
+    about=next(of_run(run)),
+    command=_COMMAND.substitute(command=command) if command else "",
+    figures=tables.markdown(_figures(run, found), ("", "")),
+    held_out=tables.markdown(*table),
+    advice="".join(f"- {line}\n" for line in found["advice"])
+    + "\n" * bool(found["advice"]),
+    uses="\n".join(_uses(run, workdir)),
+    workdir=workdir,
+  )
 
 
 def _figures(run: Run, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+  """Yields names and values of a run's figures."""
   step, whole = found["steps"], run.curriculum.steps
   yield "steps", f"{step:,}" + (f" of {whole:,}" if step < whole else "")
   tokens = sum(run.order.taken(step).values()) * run.sources.rows.seq_len
@@ -233,7 +266,7 @@ def _figures(run: Run, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
-  """Yields commands that fit what was trained."""
+  """Yields commands for the modes that the run trains."""
   trained = [run.objectives[name] for name in run.curriculum.objectives]
   of = f"--checkpoint={workdir}"
   if any(o.left_to_right for o in trained):
@@ -245,7 +278,3 @@ def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
   if any(o.needs_mask_token and not o.left_to_right for o in trained):
     yield f'antlm fill_mask {of} --text="... <mask> ..."'
   yield f"antlm export {of} --output={workdir}-hf   # for transformers"
-
-
-def _code(*lines: str, language: str = "") -> str:
-  return "\n".join((f"```{language}", *lines, "```"))

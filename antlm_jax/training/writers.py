@@ -1,8 +1,8 @@
-"""Where metrics go beside metrics.jsonl: for TensorBoard, as CSV, to W&B.
+"""Writers: TensorBoard, CSV and Weights & Biases, next to metrics.jsonl.
 
-A writer is made of the run's folder, the rows that a run which goes on has
-recorded, by step, its name and its config. It is given each later row, whole
-and once, and closed at the end, well or not.
+A writer is made with the run's folder, the values that a resumed run has
+recorded, by step, and the run's name and configuration. It then receives every
+later value, and is closed at the end of the run, whether that fails or not.
 """
 
 import csv
@@ -14,99 +14,116 @@ import shutil
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 
-WANDB_ID = "wandb_id"  # a file: which of W&B's runs a folder is
-_EVERY = 10.0  # seconds from one writing of the CSV file to the next, at least
-_SHARE = 0.01  # of the time that this may take
+WANDB_ID = "wandb_id"  # the file with the id of the folder's run at W&B
+
+
+class Csv:
+  """`metrics.csv`: a line `step,name,value` for each value."""
+
+  def __init__(self, folder, rows, name, config):
+    self._path = folder / "metrics.csv"
+    files.write_text(self._path, "step,name,value\n")
+    self._append(rows)
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    self._append({step: values})
+
+  def _append(self, rows: Mapping[int, Mapping[str, float]]) -> None:
+    with self._path.open("a", newline="") as file:
+      csv.writer(file, lineterminator="\n").writerows(
+        (step, name, value)
+        for step, values in rows.items()
+        for name, value in values.items()
+      )
+
+  def close(self) -> None:
+    pass
 
 
 class TensorBoard:
   """Event files, in `tensorboard/`.
 
-  Written here, since every library for it imports torch or TensorFlow where
-  they are installed (seconds of each start), and writes in a thread whose
-  errors none could handle. A file is a sequence of records of bytes, each with
-  checksums; a record is an `Event` message of tensorflow/core/util/event.proto.
+  Libraries for them import torch or TensorFlow where those are installed, and
+  write in a thread whose errors nobody sees. A file is a sequence of records
+  with checksums, each an `Event` of tensorflow/core/util/event.proto.
   """
 
   def __init__(self, folder, rows, name, config):
-    self._folder, self._file = folder / "tensorboard", None
-    self._purge = max(rows, default=-1) + 1  # steps from here on are forgotten
-
-  def write(self, step, row):
-    if self._file is None:
-      self._open()
-    each = [
-      _field(1, name) + b"\x15" + struct.pack("<f", value)
-      for name, value in row.items()
-    ]
-    self._event(step, _field(5, b"".join(_field(1, value) for value in each)))
-
-  def _open(self) -> None:
-    self._folder.mkdir(parents=True, exist_ok=True)
     now, host = time.time(), socket.gethostname()
-    name = f"events.out.tfevents.{now:.0f}.{host}.{os.getpid()}"
-    self._file = (self._folder / name).open("ab")
-    self._event(0, _field(3, b"brain.Event:2"))  # the first of every file
-    # A session log with status START: what makes TensorBoard forget.
-    self._event(self._purge, _field(7, b"\x08\x01"))
+    file = f"events.out.tfevents.{now:.0f}.{host}.{os.getpid()}"
+    self._path = folder / "tensorboard" / file
+    self._next = max(rows, default=-1) + 1
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    if not self._path.exists():
+      self._path.parent.mkdir(parents=True, exist_ok=True)
+      self._event(0, _field(3, b"brain.Event:2"))  # the first of every file
+      # A session log with status START: TensorBoard then drops later steps of
+      # older files.
+      self._event(self._next, _field(7, b"\x08\x01"))
+    scalars = (
+      _field(1, name.encode()) + b"\x15" + struct.pack("<f", value)
+      for name, value in values.items()
+    )
+    self._event(step, _field(5, b"".join(_field(1, s) for s in scalars)))
 
   def _event(self, step: int, content: bytes) -> None:
-    head = b"\x09" + struct.pack("<d", time.time()) + b"\x10" + _varint(step)
-    data = head + content
-    size = struct.pack("<Q", len(data))
-    self._file.write(size + _checksum(size) + data + _checksum(data))
-    self._file.flush()
+    wall_time = b"\x09" + struct.pack("<d", time.time())
+    event = wall_time + b"\x10" + _varint(step) + content
+    size = struct.pack("<Q", len(event))
+    with self._path.open("ab") as file:
+      file.write(size + _checksum(size) + event + _checksum(event))
 
-  def close(self):
-    if self._file is not None:
-      self._file.close()
+  def close(self) -> None:
+    pass
 
 
-class Csv:
-  """`metrics.csv`: a line for each step, a column for each name.
+def _varint(number: int) -> bytes:
+  """Encodes a whole number as protocol buffers do."""
+  out = bytearray()
+  while number > 0x7F:
+    out.append(number & 0x7F | 0x80)
+    number >>= 7
+  return bytes([*out, number])
 
-  Any step may bring a new column, so it is written anew, every few seconds.
-  """
 
-  def __init__(self, folder, rows, name, config):
-    self._path, self._rows = folder / "metrics.csv", dict(rows)
-    self._next = time.monotonic() + _EVERY
+def _field(number: int, data: bytes) -> bytes:
+  """Encodes a field of text or a message as protocol buffers do."""
+  return bytes([number << 3 | 2]) + _varint(len(data)) + data
 
-  def write(self, step, row):
-    self._rows[step] = row
-    if time.monotonic() > self._next:
-      self.close()
 
-  def close(self):
-    begun = time.monotonic()
-    names = sorted({name for row in self._rows.values() for name in row})
-    with files.replacing(self._path) as aside, aside.open("w", newline="") as f:
-      table = csv.DictWriter(f, ["step", *names])
-      table.writeheader()
-      table.writerows({"step": s, **row} for s, row in self._rows.items())
-    end = time.monotonic()
-    self._next = end + max(_EVERY, (end - begun) / _SHARE)
+def _checksum(data: bytes) -> bytes:
+  """Returns the CRC-32C, rotated and shifted as in TensorFlow's records."""
+  crc = 0xFFFFFFFF
+  for byte in data:
+    crc ^= byte
+    for _ in range(8):
+      crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+  crc ^= 0xFFFFFFFF
+  return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 class Wandb:
   """A run at Weights & Biases; with WANDB_MODE=offline a folder in `wandb/`.
 
-  A folder goes on with its own run there. The step is a metric: W&B's counter
-  cannot go back to where a killed run goes on.
+  A folder continues its own run there. The step is a metric, since W&B's own
+  counter cannot return to the step at which a killed run resumes.
 
   Raises:
-    UserError: if W&B cannot be reached, or knows nobody.
+    UserError: W&B cannot be reached, or there is no login.
   """
 
-  def __init__(self, folder, rows, name, config):
+  def __init__(self, folder: pathlib.Path, rows, name, config):
     import wandb
 
-    run_id = _id(folder / WANDB_ID)
+    if not (folder / WANDB_ID).exists():
+      files.write_text(folder / WANDB_ID, secrets.token_hex(4))
+    run_id = (folder / WANDB_ID).read_text().strip()
     before = list(folder.glob(f"wandb/offline-run-*-{run_id}"))
     try:
       self._run = wandb.init(
@@ -125,72 +142,39 @@ class Wandb:
       ) from error
     self._run.define_metric("step")
     self._run.define_metric("*", step_metric="step")
-    # What W&B lacks: of what a killed process has sent the end may be lost,
-    # and what is recorded again has been sent. Offline that is all, and what
-    # was written before would be there twice.
-    self._last = self._run.summary.get("step", -1)
-    for step, row in rows.items():
-      self.write(step, row)
+    # Send all that W&B lacks: it may have lost the last values of a killed
+    # process. An offline folder starts anew, and replaces the one before.
+    self._sent = self._run.summary.get("step", -1)
+    self._step, self._values = -1, {}
+    for step, values in rows.items():
+      self.write(step, values)
     for old in before:
       shutil.rmtree(old)
 
-  def write(self, step, row):
-    if step > self._last:
-      self._run.log({"step": step, **row})
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    if step != self._step:
+      self._send()
+    self._step, self._values = step, {**self._values, **values}
 
-  def close(self):
+  def _send(self) -> None:
+    """Sends a step's values at once, since W&B keeps each call as a row."""
+    if self._values and self._step > self._sent:
+      self._run.log({"step": self._step, **self._values})
+    self._values = {}
+
+  def close(self) -> None:
+    self._send()
     self._run.finish()
-
-
-def _id(file: pathlib.Path) -> str:
-  if not file.exists():
-    files.write_text(file, secrets.token_hex(4))
-  return file.read_text().strip()
-
-
-# Protocol buffers' encoding: a field is its number and kind, then its value.
-
-
-def _varint(number: int) -> bytes:
-  out = bytearray()
-  while number > 0x7F:
-    out.append(number & 0x7F | 0x80)
-    number >>= 7
-  return bytes([*out, number])
-
-
-def _field(number: int, value: str | bytes) -> bytes:
-  """A field that holds text, bytes or a message."""
-  data = value.encode() if isinstance(value, str) else value
-  return bytes([number << 3 | 2]) + _varint(len(data)) + data
-
-
-def _crc_of(byte: int) -> int:
-  for _ in range(8):
-    byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-  return byte
-
-
-_CRC = [_crc_of(byte) for byte in range(256)]
-
-
-def _checksum(data: bytes) -> bytes:
-  """CRC-32C, rotated and shifted as record files have it."""
-  crc = 0xFFFFFFFF
-  for byte in data:
-    crc = _CRC[(crc ^ byte) & 0xFF] ^ crc >> 8
-  crc ^= 0xFFFFFFFF
-  return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
 WRITERS = {"tensorboard": TensorBoard, "csv": Csv, "wandb": Wandb}
 
 
 def check(names: Sequence[str]) -> None:
-  """Checks that what writers need is installed.
+  """Checks that the packages of the writers are installed.
 
   Raises:
-    UserError: if it is not.
+    UserError: One is not.
   """
   if "wandb" in names and importlib.util.find_spec("wandb") is None:
     raise UserError(
