@@ -1,4 +1,4 @@
-"""Our gemma in transformers: the text model of a Gemma 3, both ways to read."""
+"""Our gemma in transformers: the text model of a Gemma 3, read either way."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,12 +8,13 @@ from antlm_jax.hf import llama, rope
 from antlm_jax.hf.architecture import Architecture, Target, completed, differs
 from antlm_jax.models import encoder
 
-# The only values under which transformers computes what our gemma does.
+# Our gemma computes only these values.
 _ONLY = {
   "hidden_activation": "gelu_pytorch_tanh",
   "attn_logit_softcapping": None,
   "final_logit_softcapping": None,
 }
+_L = "model.layers.{}"
 _BOTH_WAYS = "use_bidirectional_attention"
 _WINDOW = "sliding_window"
 _LOCAL = "rope_local_base_freq"
@@ -43,7 +44,7 @@ _MASKED = {"AutoModelForMaskedLM": "Gemma3ForMaskedLM"}
 
 
 def _target(both_ways: bool) -> Target:
-  """Of a model that reads both ways transformers lacks but a masked LM."""
+  """Returns a Gemma 3; read both ways, its masked LM brings code."""
   code = {auto: f"modeling_masked.{name}" for auto, name in _MASKED.items()}
   return Target(
     "gemma3_text",
@@ -52,7 +53,7 @@ def _target(both_ways: bool) -> Target:
     ours={"qk_norm": True, "qkv_bias": False},
     settings={**_ONLY, "use_cache": True, _BOTH_WAYS: both_ways}
     | ({"auto_map": code} if both_ways else {}),
-    code=("modeling_masked.py",) if both_ways else (),
+    code=("modeling_masked.py", "masked_prediction.py") if both_ways else (),
   )
 
 
@@ -71,10 +72,10 @@ def _extra(config, target: Target) -> dict[str, Any]:
     rope.field() | {"rope_theta": config.window_rope_theta},
   )
   return {
-    # Reading both ways it halves this, and adds one.
+    # A bidirectional Gemma halves this and adds one.
     _WINDOW: 2 * (width - 1) if target.settings[_BOTH_WAYS] else width,
     "layer_types": [_KINDS[window > 0] for window in windows],
-    # Beside rope_scaling and its like, the form until version 5.
+    # transformers 5 reads this, 4 reads rope_scaling and the bases.
     "rope_parameters": dict(zip(_KINDS, rotates, strict=True)),
     "rope_scaling": scaling if config.rope_scaling else None,
   }
@@ -96,7 +97,7 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
 
 
 def _rotations(given: Mapping) -> list[dict[str, Any]]:
-  """Returns what is said of how positions rotate, by kind of layer."""
+  """Returns the fields of RoPE for each kind of layer."""
   said = given.get("rope_parameters", {})
   older = given.get("rope_scaling", {}), {}
   thetas = given["rope_theta"], given[_LOCAL]
@@ -110,7 +111,7 @@ def _rotations(given: Mapping) -> list[dict[str, Any]]:
 
 
 def _windows(given: Mapping, both_ways: bool) -> tuple[int, ...]:
-  """Returns our `windows` of what is said of the layers."""
+  """Returns our `windows`."""
   width, every = given.get(_WINDOW), given.get("sliding_window_pattern", 6)
   if type(width) is not int or width < 1:
     raise differs(_WINDOW, width)
@@ -135,14 +136,9 @@ GEMMA = Architecture(
   },
   weights={
     **llama.LLAMA.weights,
-    **{
-      f"blocks/{ours}/scale": f"model.layers.{{}}.{theirs}_layernorm.weight"
-      for ours, theirs in (
-        ("attention_out_norm", "post_attention"),
-        ("mlp_norm", "pre_feedforward"),
-        ("mlp_out_norm", "post_feedforward"),
-      )
-    },
+    "blocks/attention_out_norm/scale": f"{_L}.post_attention_layernorm.weight",
+    "blocks/mlp_norm/scale": f"{_L}.pre_feedforward_layernorm.weight",
+    "blocks/mlp_out_norm/scale": f"{_L}.post_feedforward_layernorm.weight",
   },
   targets={
     "causal": [_target(False)],

@@ -1,4 +1,4 @@
-"""Our llama in transformers: a Llama or the like, or a EuroBERT."""
+"""Our llama in transformers: a Llama or a similar model, or a EuroBERT."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +13,9 @@ from antlm_jax.hf.architecture import (
   differs,
 )
 
-# What our llama computes, and so must any Llama that is read.
+# Our llama computes only these values.
 _COMPUTES = {"hidden_act": "silu", "mlp_bias": False}
-# Likewise, of all that rotate; not written.
+# So do all encoders with RoPE; export does not write these fields.
 ONLY: dict[str, Any] = {
   "quantization_config": None,
   "partial_rotary_factor": 1.0,
@@ -29,18 +29,19 @@ _DEFAULTS = {
   "rope_theta": 10_000.0,
   "tie_word_embeddings": False,
 }
-_WINDOW = "sliding_window"  # of all layers, in families that have it
-_OUT_BIAS = ("model.layers.{}.self_attn.o_proj.bias",)
+_WINDOW = "sliding_window"  # of all layers
+_LAYER = "model.layers.{}"
+_OUT_BIAS = (f"{_LAYER}.self_attn.o_proj.bias",)
 
 
 def _causal(
   family: str,
   ours: Mapping[str, Any],
-  since: str = "4.45",  # it reads the tokenizer as well
+  since: str = "4.45",  # the first to read the tokenizer
   zeros: tuple[str, ...] = (),
   **defaults,
 ) -> Target:
-  """A family of transformers that computes what our llama does."""
+  """Returns a family of transformers that our llama can be."""
   return Target(
     family.lower(),
     {
@@ -53,14 +54,14 @@ def _causal(
     {"is_causal": True, **defaults},
     zeros,
     note=(
-      f"`{family}ForQuestionAnswering` would begin with random weights, without"
-      " a word: transformers looks for that class's under another name."
+      f"Do not use `{family}ForQuestionAnswering`: it looks for its weights"
+      " under another name and silently begins with random ones."
     ),
   )
 
 
 def _qwen3(bias: bool) -> Target:
-  """Where queries, keys and values have biases, outputs have them as well."""
+  """Returns a Qwen3; with biases of q, k and v it has those of outputs, too."""
   return _causal(
     "Qwen3",
     {"qk_norm": True, "qkv_bias": bias},
@@ -75,11 +76,11 @@ def _qwen3(bias: bool) -> Target:
 
 
 def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
-  """EuroBERT is Llama with bidirectional attention, all names the same.
+  """Returns a EuroBERT: a Llama with bidirectional attention, and its names.
 
-  Where queries, keys and values have biases, there outputs have them as well.
-  What it lacks it has with a file of code, as a type of its own: without the
-  code nothing opens it, rather than transformers' EuroBERT with other scores.
+  With biases of queries, keys and values it has those of outputs, too. `plus`
+  adds features with a file of code. Its type differs, so that transformers' own
+  EuroBERT cannot open it and compute other scores.
   """
   family = "EuroBertPlus" if plus else "EuroBert"
   classes = {auto: f"{family}{name}" for auto, name in _BIDIRECTIONAL.items()}
@@ -100,7 +101,7 @@ def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
       "is_causal": False,
     },
     zeros=_OUT_BIAS if bias else (),
-    code=("modeling_masked.py",) if plus else (),
+    code=("modeling_masked.py", "masked_prediction.py") if plus else (),
   )
 
 
@@ -122,7 +123,7 @@ def _extra(config, target: Target) -> dict[str, Any]:
   scaling = rope.field(config.rope_scaling)
   return {
     _WINDOW: windows[0] if windows else None,
-    # Beside the fields rope_scaling and rope_theta, the form until version 5.
+    # transformers 5 reads this, 4 reads rope_scaling and rope_theta.
     "rope_parameters": scaling | {"rope_theta": config.rope_theta},
     "rope_scaling": scaling if config.rope_scaling else None,
   }
@@ -136,7 +137,7 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
   given.setdefault("num_key_value_heads", heads)
   if isinstance(heads, int) and isinstance(width, int) and heads > 0:
     given.setdefault("head_dim", width // heads)
-  # The older of two fields, of transformers 4 and 5.
+  # The fields of transformers 4 and of 5.
   name = "rope_scaling" if given.get("rope_scaling") else "rope_parameters"
   rotates = given.get(name) or {}
   return given | {
@@ -147,11 +148,11 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
 
 
 def _windows(given: Mapping, target: Target) -> tuple[int, ...]:
-  """Returns our `windows`: one of all layers, or none."""
+  """Returns our `windows`: one for all layers, or none."""
   kinds = given.get("layer_types", [])
   if not isinstance(kinds, list) or any(t != "full_attention" for t in kinds):
     raise differs("layer_types", kinds)
-  # A window as long as the longest row is none.
+  # A window as long as the longest row hides nothing.
   longest = given.get("max_position_embeddings", 0)
   window = given.get(_WINDOW, longest)
   fits = isinstance(window, type(longest))
@@ -174,30 +175,25 @@ LLAMA = Architecture(
     "rope_scaling": "rope_scaling",
     "windows": _WINDOW,
     "qkv_bias": "attention_bias",
-    "qk_norm": "qk_norm",  # of none there but our own
+    "qk_norm": "qk_norm",  # only our own code reads it
     "tied": "tie_word_embeddings",
   },
   weights={
     "embedding": "model.embed_tokens.weight",
-    "blocks/attention_norm/scale": "model.layers.{}.input_layernorm.weight",
-    **{
-      f"blocks/attention/{x}/{part}": (
-        f"model.layers.{{}}.self_attn.{x}_proj.{of_torch}"
-      )
-      for x in "qkv"
-      for part, of_torch in (("kernel", "weight"), ("bias", "bias"))
-    },
-    **{
-      f"blocks/attention/{x}_norm/scale": (
-        f"model.layers.{{}}.self_attn.{x}_norm.weight"
-      )
-      for x in "qk"
-    },
-    "blocks/attention/out/kernel": "model.layers.{}.self_attn.o_proj.weight",
-    "blocks/mlp_norm/scale": "model.layers.{}.post_attention_layernorm.weight",
-    "blocks/mlp/gate/kernel": "model.layers.{}.mlp.gate_proj.weight",
-    "blocks/mlp/up/kernel": "model.layers.{}.mlp.up_proj.weight",
-    "blocks/mlp/down/kernel": "model.layers.{}.mlp.down_proj.weight",
+    "blocks/attention_norm/scale": f"{_LAYER}.input_layernorm.weight",
+    "blocks/attention/q/kernel": f"{_LAYER}.self_attn.q_proj.weight",
+    "blocks/attention/q/bias": f"{_LAYER}.self_attn.q_proj.bias",
+    "blocks/attention/k/kernel": f"{_LAYER}.self_attn.k_proj.weight",
+    "blocks/attention/k/bias": f"{_LAYER}.self_attn.k_proj.bias",
+    "blocks/attention/v/kernel": f"{_LAYER}.self_attn.v_proj.weight",
+    "blocks/attention/v/bias": f"{_LAYER}.self_attn.v_proj.bias",
+    "blocks/attention/q_norm/scale": f"{_LAYER}.self_attn.q_norm.weight",
+    "blocks/attention/k_norm/scale": f"{_LAYER}.self_attn.k_norm.weight",
+    "blocks/attention/out/kernel": f"{_LAYER}.self_attn.o_proj.weight",
+    "blocks/mlp_norm/scale": f"{_LAYER}.post_attention_layernorm.weight",
+    "blocks/mlp/gate/kernel": f"{_LAYER}.mlp.gate_proj.weight",
+    "blocks/mlp/up/kernel": f"{_LAYER}.mlp.up_proj.weight",
+    "blocks/mlp/down/kernel": f"{_LAYER}.mlp.down_proj.weight",
     "norm/scale": "model.norm.weight",
     "head/kernel": "lm_head.weight",
   },
@@ -217,7 +213,7 @@ LLAMA = Architecture(
         use_sliding_window=False,
       ),
       *map(_qwen3, _BIASES),
-      # Without a window it goes out as the Llama that it is.
+      # Without a window it is exported as a Llama.
       _causal(
         "Mistral",
         {"qkv_bias": False, "qk_norm": False},

@@ -1,7 +1,8 @@
-"""Our LTG-BERT in transformers: a model that brings its own code along."""
+"""Our LTG-BERT in transformers: a model with its own code."""
 
 from antlm_jax.hf.architecture import SETTINGS, Architecture, Target
 
+_LAYER = "model.layers.{}"
 _CLASSES = {
   "AutoModelForCausalLM": "LtgBertForCausalLM",
   "AutoModelForMaskedLM": "LtgBertForMaskedLM",
@@ -24,7 +25,11 @@ def _target(masked: bool, classes: dict[str, str]) -> Target:
     classes,
     since="4.45",
     settings=_SETTINGS | {"is_decoder": not masked},
-    code=("configuration_ltg_bert.py", "modeling_ltg_bert.py"),
+    code=(
+      "configuration_ltg_bert.py",
+      "modeling_ltg_bert.py",
+      "masked_prediction.py",
+    ),
   )
 
 
@@ -45,30 +50,26 @@ LTG_BERT = Architecture(
     "relative": "model.relative_embedding.weight",
     "relative_norm/scale": "model.relative_norm.weight",
     "relative_norm/bias": "model.relative_norm.bias",
-    **{
-      f"blocks/attention/{ours}/{part}": (
-        f"model.layers.{{}}.self_attn.{theirs}_proj.{of_torch}"
-      )
-      for ours, theirs in (
-        *(("q", "q"), ("k", "k"), ("v", "v")),
-        *(("gate", "g"), ("out", "o")),
-      )
-      for part, of_torch in (("kernel", "weight"), ("bias", "bias"))
-    },
-    "blocks/attention/out_norm/scale": (
-      "model.layers.{}.self_attn.out_norm.weight"
-    ),
-    "blocks/attention/out_norm/bias": (
-      "model.layers.{}.self_attn.out_norm.bias"
-    ),
-    "blocks/mlp/gate/kernel": "model.layers.{}.mlp.gate_proj.weight",
-    "blocks/mlp/up/kernel": "model.layers.{}.mlp.up_proj.weight",
-    "blocks/mlp/down/kernel": "model.layers.{}.mlp.down_proj.weight",
+    "blocks/attention/q/kernel": f"{_LAYER}.self_attn.q_proj.weight",
+    "blocks/attention/q/bias": f"{_LAYER}.self_attn.q_proj.bias",
+    "blocks/attention/k/kernel": f"{_LAYER}.self_attn.k_proj.weight",
+    "blocks/attention/k/bias": f"{_LAYER}.self_attn.k_proj.bias",
+    "blocks/attention/v/kernel": f"{_LAYER}.self_attn.v_proj.weight",
+    "blocks/attention/v/bias": f"{_LAYER}.self_attn.v_proj.bias",
+    "blocks/attention/gate/kernel": f"{_LAYER}.self_attn.g_proj.weight",
+    "blocks/attention/gate/bias": f"{_LAYER}.self_attn.g_proj.bias",
+    "blocks/attention/out/kernel": f"{_LAYER}.self_attn.o_proj.weight",
+    "blocks/attention/out/bias": f"{_LAYER}.self_attn.o_proj.bias",
+    "blocks/attention/out_norm/scale": f"{_LAYER}.self_attn.out_norm.weight",
+    "blocks/attention/out_norm/bias": f"{_LAYER}.self_attn.out_norm.bias",
+    "blocks/mlp/gate/kernel": f"{_LAYER}.mlp.gate_proj.weight",
+    "blocks/mlp/up/kernel": f"{_LAYER}.mlp.up_proj.weight",
+    "blocks/mlp/down/kernel": f"{_LAYER}.mlp.down_proj.weight",
     "depth_weights": "model.depth_weights",
     "head/linear/kernel": "lm_head.dense.weight",
     "head/linear/bias": "lm_head.dense.bias",
     "head/bias": "lm_head.bias",
-    # Tied, so that no file of ours has it; others may.
+    # Tied: only other programs' files have it.
     "head/kernel": "lm_head.weight",
   },
   targets={

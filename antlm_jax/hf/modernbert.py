@@ -14,7 +14,7 @@ from antlm_jax.hf.architecture import (
 )
 from antlm_jax.models import encoder
 
-# What ours computes, and so must any ModernBERT that is read.
+# Our ModernBERT computes only these values.
 _COMPUTES = {
   "hidden_activation": "gelu",
   "norm_bias": False,
@@ -26,7 +26,7 @@ _COMPUTES = {
   "tie_word_embeddings": True,
 }
 _ONLY = {**_COMPUTES, "quantization_config": None, "rope_scaling": None}
-# What transformers takes where a config.json does not say.
+# Defaults of transformers.
 _DEFAULTS = {
   "vocab_size": 50_368,
   "hidden_size": 768,
@@ -47,8 +47,8 @@ _DEFAULTS = {
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _CAUSAL, _BIDIRECTIONAL = "modernbert-decoder", "modernbert"
 _BLOCK = "model.layers.{}"
-# The tokens that its config has numbers of by default, which are another
-# vocabulary's, and what they are in ours.
+# Its config's default token ids belong to another vocabulary. These are our
+# roles in their place, the first known.
 _IDS = {
   "bos": ("bos", "pad"),
   "eos": ("eos", "pad"),
@@ -68,7 +68,7 @@ def _extra(config, target: Target) -> dict[str, Any]:
   bases = {_FULL: config.rope_theta, _SLIDING: config.window_rope_theta}
   return {
     "layer_types": [_SLIDING if w else _FULL for w in windows],
-    # In both directions together; the decoder counts a token's own place too.
+    # Both directions together; the decoder also counts the token itself.
     "local_attention": 2 * (widest - (target.model_type == _BIDIRECTIONAL)),
     "rope_parameters": {
       kind: rope.field() | {"rope_theta": base} for kind, base in bases.items()
@@ -96,7 +96,7 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
     raise differs("layer_types", kinds)
   windows = encoder.pattern([window * (kind == _SLIDING) for kind in kinds])
   base = given["global_rope_theta"]
-  if fields.get("local_rope_theta", 0) is None:  # then it is the other's
+  if fields.get("local_rope_theta", 0) is None:  # null means the other base
     given["local_rope_theta"] = base
   return given | {
     "layer_types": windows if any(windows) else (),
@@ -108,12 +108,12 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
 def _whole(fields: Mapping, name: str, least: int) -> int:
   found = fields.get(name)
   if type(found) is not int or not least <= found < 2**20:
-    raise ValueError(f"{name}={found!r} is no number that it may be")
+    raise ValueError(f"{name}={found!r} is no integer from {least} to {2**20}")
   return found
 
 
 def _theta(fields: Mapping, kind: str, older: float) -> float:
-  """Returns RoPE's base: as transformers 5 says it, or as until then."""
+  """Returns RoPE's base, in the form of transformers 5 or of 4."""
   ropes = fields.get("rope_parameters", {})
   if not isinstance(ropes, dict):
     raise differs("rope_parameters", ropes)

@@ -1,8 +1,8 @@
-"""What the steps of a run need, and what bounds their speed, before they run.
+"""Estimates the needs and the speed of a run's steps before they run.
 
-A step is compiled for devices that are not there (`topology`); what it takes
-of memory the compiler says, and what it does is counted in its text (`hlo`).
-Times are a roofline's, from published peaks (`runtime.chips`, `network`).
+Each step is compiled for absent devices (`topology`). The compiler reports its
+memory, and `hlo` counts its operations, bytes and collectives. Times are those
+of a roofline from published peaks (`runtime.chips`, `network`).
 """
 
 import dataclasses
@@ -26,21 +26,21 @@ from antlm_jax.runtime import chips, progress, sharding
 from antlm_jax.training import flops
 from antlm_jax.training.experiment import Program, Run
 
-_CUTS = 0x9C07  # keeps the pieces' draws apart from the objectives'
+_CUTS = 0x9C07  # a random stream other than the objectives'
 _PREFIXES = " KMGTPE"  # each 2^10 times the one before
 
 
-# ------------------------------------------ the data, or what stands in for it
+# --------------------------------------------------------------- stand-in data
 
 
 @dataclasses.dataclass(frozen=True)
 class StandIn:
-  """Rows and tokenizer of data that is not there."""
+  """Rows and a tokenizer in the place of absent data."""
 
   vocab_size: int  # number of tokens V
   seq_len: int  # tokens in a row T
   pieces: int  # documents in a row, cut at random
-  size: int  # number of rows, which make an epoch
+  size: int  # rows in an epoch
 
   mask_id, pad_id, bos_id, eos_id = 0, None, 1, None
   special = property(lambda self: np.arange(self.vocab_size) == self.mask_id)
@@ -67,62 +67,62 @@ class StandIn:
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-  """Bytes of a device's memory."""
+  """Memory of a device, in bytes."""
 
-  limit: int  # what there is for programs
-  needed: int  # what this one takes
-  arguments: int  # of that, the state and the batch
-  temporaries: int  # what it takes beside them
+  limit: int  # available to programs
+  needed: int  # by this program
+  arguments: int  # the state and the batch, a part of `needed`
+  temporaries: int  # the rest of `needed`
 
   @property
   def fits(self) -> bool:
-    """Whether it is enough."""
+    """Whether the program fits."""
     return self.needed <= self.limit
 
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-  """What is known of a program before it ever ran; of one device, per step."""
+  """Needs and speed of a program, per step and, unless noted, per device."""
 
   name: str  # the program's
-  steps: int  # how many of the run's steps are of it
-  rows: int  # of a batch, over all devices
+  steps: int  # number of the run's steps that it trains
+  rows: int  # in a batch, over all devices
   seq_len: int  # tokens in a row
-  devices: int  # how many
-  peak: float  # FLOP/s of one
-  attention: str  # what computes it
-  work: flops.Work  # the operations that a step needs, over all devices
-  compile_seconds: float  # what compiling it took here
-  memory: Memory  # where a TPU has too little, nothing below is known
-  # Operations of the matrix units, with recomputation and padding.
+  devices: int  # number of devices
+  peak: float  # FLOP/s of a device
+  attention: str  # attention's implementation
+  work: flops.Work  # FLOPs that a step needs, over all devices
+  compile_seconds: float  # on this machine
+  memory: Memory  # if a TPU has too little, everything below is unknown
+  # FLOPs of the matrix units, with recomputation and padding.
   executed: float = 0.0
-  moved: float = 0.0  # bytes through the memory
-  # Each kind along the same axes: how often, the arrays' bytes, the bytes that
-  # a device sends, and the seconds that it takes.
+  moved: float = 0.0  # bytes read from and written to memory
+  # A dict for each kind and axes: its count, bytes of arrays, bytes sent by a
+  # device, and seconds.
   collectives: tuple[dict, ...] = ()
-  # The time of products, memory and network, if nothing waits.
+  # Seconds of compute, memory and network, if none waits for another.
   seconds: dict[str, float] = dataclasses.field(default_factory=dict)
   unknown_loops: int = 0  # loops of unknown length, counted as one pass
-  # What it may take, or why that is not known; None if it is not asked for.
+  # A forecast, the reason why there is none, or None if not asked for.
   forecast: Forecast | str | None = None
 
   @property
   def bound(self) -> str:
-    """What takes longest: compute, memory or network."""
+    """The slowest part: compute, memory or network."""
     return max(self.seconds, key=self.seconds.get)
 
   @property
   def step_seconds(self) -> float:
-    """The shortest that a step can take."""
+    """Lower bound of a step's time."""
     return self.seconds[self.bound]
 
   def mfu(self, seconds: float | None = None) -> float:
-    """The share of the peak in so many seconds; by default the highest."""
+    """Returns the share of the peak, by default at the lower bound."""
     of_peak = self.devices * self.peak * (seconds or self.step_seconds)
     return self.work.total / of_peak
 
   def to_json(self) -> dict:
-    """Returns all of it as plain values."""
+    """Returns the estimate as plain values."""
     out = dataclasses.asdict(self)
     out["memory"]["fits"] = self.memory.fits
     if self.seconds:
@@ -141,8 +141,8 @@ def estimate_all(
   """Yields `estimate` of the programs; equal ones are compiled once."""
   done: dict = {}
   for program in progress.track(chosen, "program", "compiled", 0):
+    # Different objectives may have equal batches to the compiler.
     shapes = sharding.abstract(run.mesh, program.batch)
-    # Batches of other objectives may well be the same to the compiler.
     leaves, tree = jax.tree.flatten(shapes)
     key = tree, *leaves, program.steps > 0
     if key not in done:
@@ -151,29 +151,31 @@ def estimate_all(
 
 
 def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
-  """Compiles a program and reads off what it needs.
+  """Compiles a program and estimates what it needs.
 
-  With `forecasts`, it also compiles attention by itself, for its time.
+  With `forecasts`, it also compiles attention alone to forecast its time.
 
   Raises:
-    UserError: if the attention that the config asks for cannot be.
+    UserError: if the config's attention is impossible.
   """
   batch, mesh, training = program.batch, run.mesh, program.steps > 0
-  shapes = sharding.abstract(mesh, batch)
-  chip = chips.of(mesh.devices.flat[0])
-  whole = shapes.inputs.size / batch.inputs.size  # of the first process's
-  # Backward a product is two: by its input and by its weights.
+  device = mesh.devices.flat[0]
+  shapes, chip = sharding.abstract(mesh, batch), chips.of(device)
+  whole = shapes.inputs.size / batch.inputs.size  # over all processes
+  # The backward pass has two products for each forward: by inputs, by weights.
   work = flops.forward(run.model, batch) * (3 if training else 1) * whole
   attention = run.attention_of(batch)
-  begun, found = time.monotonic(), {}
-  # A whole batch: a program does not tell how much of a growing one is filled.
+  found = {}
+  # The whole batch, even if the run's batches grow to it.
   step = dataclasses.replace(run.step, growing=False)
+  begun = time.monotonic()
   lowered = topology.lower(step, mesh, shapes, training)
-  on_gpu = mesh.devices.flat[0].platform == "gpu"
-  options = gpus.COMPILER_OPTIONS if on_gpu else None
+  options = gpus.COMPILER_OPTIONS if device.platform == "gpu" else None
   try:
     compiled = topology.compile_lowered(lowered, options)
+    spent = time.monotonic() - begun
   except jax.errors.JaxRuntimeError as error:
+    spent = time.monotonic() - begun
     arguments = topology.arguments(step, mesh, shapes, training)
     on_a_device = (
       math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
@@ -182,15 +184,24 @@ def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
     memory = exceeded(str(error), sum(on_a_device))
     if memory is None:
       raise
-    spent = time.monotonic() - begun
   else:
-    spent = time.monotonic() - begun
-    memory = _memory(compiled, chip)
+    of = compiled.memory_analysis()
+    # A result in the place of an argument needs no memory.
+    temporaries = of.temp_size_in_bytes + of.generated_code_size_in_bytes
+    temporaries += of.output_size_in_bytes - of.alias_size_in_bytes
+    arguments = of.argument_size_in_bytes
+    needed = arguments + temporaries
+    memory = Memory(chip.memory, needed, arguments, temporaries)
     counts = hlo.count(compiled.as_text())
     found = _speed(run, batch, attention, counts)
     if forecasts:
       found["forecast"] = forecast.step(
-        *(mesh, run.model, batch, whole, training, counts),
+        mesh,
+        run.model,
+        batch,
+        whole,
+        training,
+        counts,
         visited=found["executed"] - counts.flops,
         network=found["seconds"]["network"],
       )
@@ -209,97 +220,36 @@ def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
   )
 
 
-# ---------------------------------------------------------------- its memory
-
-
-def _memory(compiled, chip: chips.Chip) -> Memory:
-  """Reads how much a program needs that the compiler finds to fit."""
-  of = compiled.memory_analysis()
-  arguments = of.argument_size_in_bytes
-  beside = of.temp_size_in_bytes + of.generated_code_size_in_bytes
-  # Results that lie where arguments did take no room of their own.
-  beside += of.output_size_in_bytes - of.alias_size_in_bytes
-  return Memory(chip.memory, arguments + beside, arguments, beside)
-
-
 def exceeded(message: str, arguments: int) -> Memory | None:
-  """Reads from the compiler's error how much memory would be needed.
+  """Reads the memory that a program needs from the compiler's error.
 
-  `arguments` are the bytes of the program's arguments on a device.
+  `arguments` is the size of the program's arguments on a device, in bytes.
   """
   size = r"([\d.]+)([KMGTPE]?)"
-  found, beside = re.search(rf"Used {size} of {size} hbm", message), 0
-  if not found:  # temporaries are too much already, without the arguments
+  found, more = re.search(rf"Used {size} of {size} hbm", message), 0
+  if not found:  # an error about temporaries alone
     pattern = rf"\({size}\) exceeds available HBM \({size}\)"
-    found, beside = re.search(pattern, message), arguments
+    found, more = re.search(pattern, message), arguments
   if not found or "RESOURCE_EXHAUSTED" not in message:
     return None
   used, limit = (
     int(float(number) * 2 ** (10 * _PREFIXES.index(prefix or " ")))
     for number, prefix in (found.group(1, 2), found.group(3, 4))
   )
-  needed = beside + used
+  needed = more + used
   return Memory(limit, needed, arguments, needed - arguments)
 
 
-# ----------------------------------------------------------------- its speed
-
-
 def _speed(run: Run, batch: Batch, attention: str, counts: hlo.Counts) -> dict:
-  """Returns the part of an `Estimate` that is about speed."""
+  """Returns the fields of an `Estimate` about speed."""
   chip = chips.of(run.mesh.devices.flat[0])
   executed = counts.flops
-  # A kernel's operations, as it says them, are of the whole square or of half
-  # of it; its bytes are those of its arrays, and `counts` has them.
   if counts.kernel_flops:
     executed += counts.kernel_flops * _visited(run.model, batch, attention)
-  collectives = _collectives(run.mesh, counts)
-  return {
-    "executed": executed,
-    "moved": counts.bytes,
-    "collectives": collectives,
-    "unknown_loops": counts.unknown_loops,
-    "seconds": {
-      "compute": executed / chip.flops,
-      "memory": counts.bytes / chip.bandwidth,
-      "network": sum(c["seconds"] for c in collectives),
-    },
-  }
-
-
-def _visited(model: models.Model, batch: Batch, attention: str) -> float:
-  """Scores that the kernel computes, of those that it says it does.
-
-  It visits blocks, and of a mask with bounds it cannot know how many: the
-  schedules of this batch do.
-  """
-  if attention == "cudnn":  # its stand-in says what it does
-    return 1.0
-  c, length = model.config, batch.inputs.shape[-1]
-  mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
-  rows = math.prod(batch.inputs.shape[:2])
-  group = c.heads // c.kv_heads
-  blocks = kernel.cut(length, length, group, c.head_width, c.dtype)
-  said = rows * length**2 / (2 if mask.causal else 1)
-
-  def share(mask):
-    if attention == "mosaic":
-      made = visits.make(mask, rows, length, length)
-      return made.by_query.share
-    by_query, _ = grid.make(mask, rows, blocks)
-    steps = math.prod(int(n) for n in by_query.grid(rows))
-    return steps * blocks.q_size * blocks.k_size / said
-
-  masks = encoder.masks(c, mask, (rows, length))
-  return float(masks.total(share)) / c.layers
-
-
-def _collectives(mesh, counts: hlo.Counts) -> tuple[dict, ...]:
-  """The collectives by kind and axes, the slowest first."""
-  network, out = Network(mesh), {}
+  network, collectives = Network(run.mesh), {}
   for one, times in counts.collectives.items():
     axes = ", ".join(network.axes(one.group))
-    total = out.setdefault(
+    total = collectives.setdefault(
       (one.kind, axes),
       {"kind": one.kind, "axes": axes, "devices": len(one.group)}
       | dict.fromkeys(("times", "bytes", "sent", "seconds"), 0),
@@ -308,4 +258,41 @@ def _collectives(mesh, counts: hlo.Counts) -> tuple[dict, ...]:
     total["bytes"] += times * one.bytes
     total["sent"] += times * one.sent
     total["seconds"] += times * network.seconds(one)
-  return tuple(sorted(out.values(), key=lambda c: -c["seconds"]))
+  slowest = tuple(sorted(collectives.values(), key=lambda c: -c["seconds"]))
+  return {
+    "executed": executed,
+    "moved": counts.bytes,
+    "collectives": slowest,
+    "unknown_loops": counts.unknown_loops,
+    "seconds": {
+      "compute": executed / chip.flops,
+      "memory": counts.bytes / chip.bandwidth,
+      "network": sum(c["seconds"] for c in slowest),
+    },
+  }
+
+
+def _visited(model: models.Model, batch: Batch, attention: str) -> float:
+  """Returns the share of its stated FLOPs that the attention kernel computes.
+
+  It states those of all pairs of tokens (half of them if causal), but visits
+  only blocks that this batch's mask does not hide.
+  """
+  if attention == "cudnn":  # its stand-in states what it does
+    return 1.0
+  c, length = model.config, batch.inputs.shape[-1]
+  mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
+  rows = math.prod(batch.inputs.shape[:2])
+  group = c.heads // c.kv_heads
+  blocks = kernel.cut(length, length, group, c.head_width, c.dtype)
+  stated = rows * length**2 / (2 if mask.causal else 1)
+
+  def share(mask):
+    if attention == "mosaic":
+      return visits.make(mask, rows, length, length).by_query.share
+    by_query, _ = grid.make(mask, rows, blocks)
+    steps = math.prod(int(n) for n in by_query.grid(rows))
+    return steps * blocks.q_size * blocks.k_size / stated
+
+  masks = encoder.masks(c, mask, (rows, length))
+  return float(masks.total(share)) / c.layers

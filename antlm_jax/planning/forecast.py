@@ -1,6 +1,6 @@
-"""How long a step may take: a forecast, beside the bound.
+"""Forecasts the time of a step, in addition to its lower bound.
 
-Its plain model, and how far that is from measured times, docs/pods.md says.
+docs/pods.md describes the model and compares it with measured times.
 """
 
 import dataclasses
@@ -24,25 +24,25 @@ from antlm_jax.runtime import chips, sharding
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-  """What is measured of a chip, and not only published as its peak."""
+  """Measurements of a chip, in addition to its published peaks."""
 
-  # The share of the peak that a product of 4,096 x 4,096 x 4,096 in bfloat16
-  # reaches, with the fastest kernel of those tried: the tables of times in
-  # the wheel of tokamax 0.0.17, ragged_dot with a single group.
+  # Share of the peak that a product of 4,096 x 4,096 x 4,096 in bfloat16
+  # reaches with the fastest of several kernels: the tables of times in the
+  # wheel of tokamax 0.0.17, ragged_dot with a single group.
   product: float
-  # The least and most that the measured time of attention was of the forecast:
+  # Least and greatest ratio of attention's measured time to its forecast:
   # evals/benchmarks/results/forecast-errors.json, rows of 1,024 tokens and
-  # more. Of v5e none is published: v5p's. Of GPUs nothing is checked.
+  # more. v5e has that of v5p, GPUs have none: no times of them are published.
   times: tuple[float, float] | None = None
-  # A TPU device's cores, and their cycles a second: with these, its matrix
+  # A TPU device's cores and clock in cycles a second. With these, its matrix
   # units (v5: four of 128 x 128 a core, later four of 256 x 256 a core) have
   # the published peak. And the smallest topology that compiles for it.
   cores: int = 0
   clock: float = 0.0
   topology: str = ""
-  # Of a GPU, the share that fused attention reaches of the peak, by the width
-  # of a head, from which on: forward and backward, and both of a causal mask.
-  # The same tables, pallas_mosaic_gpu_flash_attention, 2,048 tokens.
+  # Shares of the peak of a GPU's fused attention by the least width of a head:
+  # forward and backward, then both with a causal mask. Those tables'
+  # pallas_mosaic_gpu_flash_attention, 2,048 tokens.
   attention: Mapping[int, tuple[float, float, float, float]] = (
     dataclasses.field(default_factory=dict)
   )
@@ -71,26 +71,26 @@ MEASURED = {
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-  """Seconds of a step, by what they are for."""
+  """Seconds of a step, by part."""
 
-  instructions: float  # products, and what goes through the memory
-  attention: float  # its kernels; 0 where it is instructions
+  instructions: float  # products and memory traffic
+  attention: float  # its kernels; 0 if attention is plain instructions
   network: float
   times: tuple[float, float] | None  # of `Measured`
 
   @property
   def seconds(self) -> float:
-    """All of them."""
+    """Seconds of the whole step."""
     return self.instructions + self.attention + self.network
 
   @property
   def range(self) -> tuple[float, float] | None:
-    """From and to how many seconds, were all forecast as attention is."""
+    """Range of the seconds, if every part errs as attention does."""
     return self.times and tuple(self.seconds * t for t in self.times)
 
 
 def of(device: jax.Device) -> Measured | None:
-  """Returns what is measured of a device's chip; None where nothing is."""
+  """Returns the measurements of a device's chip, or None."""
   return MEASURED.get(chips.kind(device.device_kind))
 
 
@@ -105,16 +105,22 @@ def step(
   visited: float,
   network: float,
 ) -> Forecast | str:
-  """Forecasts a step from its program, or says why it cannot.
+  """Forecasts a step from its program, or returns why it cannot.
 
-  The batch is a process's part, of NumPy arrays, and has `whole` times as many
-  rows; `counts` are of one device, `visited` the operations of its kernels in
-  the blocks that they visit, `network` the seconds of the collectives.
+  Args:
+    mesh: The run's mesh.
+    model: The model.
+    batch: A process's part of the batch, in NumPy arrays.
+    whole: Size of the batch over that of the part.
+    training: Whether the step trains.
+    counts: Counts of one device.
+    visited: FLOPs of its kernels in the blocks that they visit.
+    network: Seconds of the collectives.
   """
   device = mesh.devices.flat[0]
   measured, chip = of(device), chips.of(device)
   if measured is None:
-    return f"nothing is measured of {device.device_kind}"
+    return f"nothing is measured on {device.device_kind}"
   spent = 0.0
   if counts.kernels and device.platform == "tpu":
     each = _attention(mesh, model, batch, training, measured)
@@ -122,7 +128,7 @@ def step(
       times * each[re.search(_KERNELS, name)[0]]
       for (name, _), times in counts.kernels.items()
     )
-    # A call is for one part's rows of a data shard.
+    # A call computes one microbatch's rows of a data shard.
     shards = mesh.size // mesh.shape["tensor"]
     spent *= whole / (len(batch.inputs) * shards)
   elif counts.kernels:
@@ -134,10 +140,8 @@ def step(
     # Two products forward, and five backward.
     share = 7 / (2 / forward + 5 / backward) if training else forward
     spent = visited / (chip.flops * share)
-  return Forecast(
-    *(instructions(counts.work, chip, measured), spent, network),
-    measured.times,
-  )
+  seconds = instructions(counts.work, chip, measured)
+  return Forecast(seconds, spent, network, measured.times)
 
 
 def instructions(
@@ -145,7 +149,7 @@ def instructions(
   chip: chips.Chip,
   measured: Measured,
 ) -> float:
-  """Returns the seconds of instructions, by `hlo.Counts.work`."""
+  """Returns the seconds of `hlo.Counts.work`."""
   products = chip.flops * measured.product
   rate = measured.cores * measured.clock or math.inf
   return sum(
@@ -161,7 +165,7 @@ def kernel(
   outputs: float,
   measured: Measured,
 ) -> float:
-  """Returns a TPU kernel's seconds, as `Listing.cycles`; its cores share it."""
+  """Returns the seconds of a TPU kernel on all cores; see `Listing.cycles`."""
   cycles = listing.cycles(masked, whole, outputs)
   return cycles / (measured.clock * measured.cores)
 
@@ -179,13 +183,13 @@ forecast.compile_attention(*map(json.loads, sys.argv[1:]))
 def _attention(
   mesh, model: Model, batch: Batch, training: bool, measured: Measured
 ) -> dict[str, float]:
-  """Seconds of each of the kernels for the batch, by their names."""
+  """Returns the seconds of each kernel for the batch, by name."""
   c, (parts, rows, length) = model.config, batch.inputs.shape
   heads, kv_heads = (n // mesh.shape["tensor"] for n in (c.heads, c.kv_heads))
   group, dtype = c.heads // c.kv_heads, jnp.dtype(c.dtype)
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   masks = encoder.masks(c, mask, (parts * rows, length))
-  mask = masks.kinds[0]  # all have bounds, or none
+  mask = masks.kinds[0]  # all kinds have bounds, or none has
   found = listings(
     measured.topology,
     (length, heads, kv_heads, c.head_width, dtype.name),
@@ -194,8 +198,8 @@ def _attention(
     getattr(c, "edges", None),
   )
   blocks = tpu_kernel.cut(length, length, group, c.head_width, dtype)
-  taken = tpu_kernel.heads_of_a_step(
-    *(kv_heads, group, c.head_width, blocks, dtype)
+  at_once = tpu_kernel.heads_of_a_step(
+    kv_heads, group, c.head_width, blocks, dtype
   )
 
   def visits(mask):
@@ -205,14 +209,14 @@ def _attention(
   steps = (masks.total(visits) / c.layers).tolist()  # of the average layer
   out = {}
   for name, listing in found.items():
-    visits = steps[name in ("attention_gradients", "attention_key_gradients")]
-    of_all = (n * kv_heads // taken for n in visits)
-    out[name] = kernel(listing, *of_all, measured)
+    by_keys = name in ("attention_gradients", "attention_key_gradients")
+    over_heads = (n * kv_heads // at_once for n in steps[by_keys])
+    out[name] = kernel(listing, *over_heads, measured)
   return out
 
 
 def _visits(order: tpu_grid.Schedule, rows: int) -> tuple[int, int, int]:
-  """Blocks of a schedule that are masked, and whole, and output blocks."""
+  """Returns the numbers of masked, of whole and of output blocks."""
   grid = [int(n) for n in order.grid(rows)]
   ids = jnp.indices(grid).reshape(len(grid), -1)
 
@@ -227,16 +231,19 @@ def _visits(order: tpu_grid.Schedule, rows: int) -> tuple[int, int, int]:
 
 @functools.cache
 def listings(where: str, *what) -> dict[str, bundles.Listing]:
-  """Returns the listings of our kernels, as `compile_attention` makes them."""
+  """Returns the listings of the kernels of `compile_attention`."""
   return bundles.listings(_COMPILE, _KERNELS, where, *what)
 
 
 def compile_attention(where: str, shape, mask, rate: float, edges) -> None:
-  """Compiles attention and its gradient, of a row, for a device of a topology.
+  """Compiles attention and its gradient, for one row, on one device.
 
-  `shape` is tokens, query heads, key heads, their width and dtype; `mask`
-  whether it is causal, and has bounds where keys start and end; `edges` are of
-  position terms, None without.
+  Args:
+    where: The device's topology.
+    shape: Tokens, query heads, key heads, their width and dtype.
+    mask: Whether it is causal, bounds the first key, and bounds the last key.
+    rate: Dropout of attention weights.
+    edges: Edges of the position terms' buckets, or None.
   """
   length, heads, kv_heads, width, dtype = shape
   mesh = sharding.make_mesh(
@@ -256,21 +263,22 @@ def compile_attention(where: str, shape, mask, rate: float, edges) -> None:
 
   def run(q, k, v, terms, bounds, row_keys):
     return attention.attend(
-      *(q, k, v, AttentionMask(causal, *bounds)),
+      q,
+      k,
+      v,
+      AttentionMask(causal, *bounds),
       dropout=attention.Dropout(rate, row_keys),
       relative=terms and attention.Relative(*terms, tuple(edges)),
     )
 
   def gradients(g, *arrays, **rest):
-    # Without the terms' own gradients, which are sums over other kernels.
+    # Other kernels sum up the gradients of the terms.
     out, pull = jax.vjp(functools.partial(run, **rest), *arrays)
     return out, pull(g)
 
   bounds = (bound if start else None, bound if end else None)
   with jax.set_mesh(mesh):
     lowered = jax.jit(gradients).lower(
-      *(q, q, k, k, terms),
-      bounds=bounds,
-      row_keys=like(dtype="uint32"),
+      q, q, k, k, terms, bounds=bounds, row_keys=like(dtype="uint32")
     )
     topology.compile_lowered(lowered)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """LTG-BERT (arXiv 2303.09859) and GPT-BERT (arXiv 2410.24159) in PyTorch.
 
-Positions are relative: each attention score adds what the query and the key
-have for the bucket of their distance (DeBERTa, arXiv 2006.03654). Which keys a
-token sees is the mask's business alone, so the same weights read causally
-(`LtgBertForCausalLM`) or bidirectionally (`LtgBertForMaskedLM`). There is no
+Positions are relative: each attention score adds terms of the query and of the
+key for the bucket of their distance (DeBERTa, arXiv 2006.03654). Only the mask
+decides which keys a token sees, so the same weights read causally
+(`LtgBertForCausalLM`) or bidirectionally (`LtgBertForMaskedLM`). It has no
 cache of keys and values: generation reads the whole row for every token.
 
-In shapes B is rows, T tokens, N heads, H a head's width, D = N H the hidden
-width, C buckets of distances and V tokens of the vocabulary.
+Shapes: rows B, tokens T, heads N, head width H, hidden width D = N H, buckets
+of distances C, vocabulary V.
 """
 
 import torch
@@ -24,6 +24,7 @@ from transformers.modeling_outputs import (
 )
 
 from .configuration_ltg_bert import LtgBertConfig
+from .masked_prediction import at_masks, next_labels
 
 # -------------------------------------------------------------------- layers
 
@@ -36,9 +37,8 @@ def _layer_norm(config, width, affine=False):
 class LtgBertAttention(nn.Module):
   """Attention with disentangled relative positions, between two norms.
 
-  Written out where the weights are asked for, or by `attn_implementation=
-  "eager"`; else by scaled_dot_product_attention, which takes the position
-  terms as a bias.
+  It uses scaled_dot_product_attention, with the position terms as a bias. If
+  you ask for the weights or for `attn_implementation="eager"`, it does not.
   """
 
   def __init__(self, config):
@@ -64,11 +64,11 @@ class LtgBertAttention(nn.Module):
       x: `[B, T, D]`.
       relative: The buckets' embeddings, `[C, D]`.
       buckets: The bucket of each query's distance to each key, `[T, T]`.
-      mask: What is added to the scores, `[B or 1, 1, T, T]`.
+      mask: Added to the scores, `[B or 1, 1, T, T]`.
       with_weights: Whether to return the attention weights.
 
     Returns:
-      What is added to x, and the attention weights `[B, N, T, T]` or None.
+      The sublayer's output, and the attention weights `[B, N, T, T]` or None.
     """
     x = self.norm(x)
     q, k, v = (
@@ -76,40 +76,37 @@ class LtgBertAttention(nn.Module):
       for projection in (self.q_proj, self.k_proj, self.v_proj)
     )
     bias = mask + self.scale * self._position_terms(q, k, relative, buckets)
-    y, weights = self._attend(q, k, v, bias, with_weights)
+    rate = self.config.attention_probs_dropout_prob if self.training else 0.0
+    if self.config._attn_implementation == "sdpa" and not with_weights:
+      weights = None
+      y = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=bias, dropout_p=rate, scale=self.scale
+      )
+    else:
+      scores = self.scale * (q @ k.mT) + bias
+      weights = scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype)
+      weights = F.dropout(weights, rate)
+      y = weights @ v
     y = y.transpose(1, 2).flatten(2)
     if self.config.attention_gate:
       y = self.o_proj(self.out_norm(y * F.gelu(self.g_proj(x))))
     else:
       y = self.out_norm(self.o_proj(y))
-    return self.dropout(y), weights
+    return self.dropout(y), weights if with_weights else None
 
   def _heads(self, x):
     """`[..., T, D]` to `[..., N, T, H]`."""
     return x.unflatten(-1, (-1, self.config.head_width)).transpose(-2, -3)
 
   def _position_terms(self, q, k, relative, buckets):
-    """Returns what the distances add to the scores, `[B, N, T, T]`."""
-    # Queries meet the positions' keys, and keys the positions' queries; both
-    # come by the projections of the tokens.
+    """Returns the terms that distances add to the scores, `[B, N, T, T]`."""
+    # The tokens' projections make the positions' keys and queries.
     relative = self.dropout(relative)
     of_query = q @ self._heads(self.k_proj(relative)).mT
     of_key = k @ self._heads(self.q_proj(relative)).mT
     shape = (*q.shape[:2], *buckets.shape)
     of_query = of_query.gather(-1, buckets.expand(shape))
     return of_query + of_key.gather(-1, buckets.mT.expand(shape)).mT
-
-  def _attend(self, q, k, v, bias, with_weights):
-    rate = self.config.attention_probs_dropout_prob if self.training else 0.0
-    if self.config._attn_implementation == "sdpa" and not with_weights:
-      y = F.scaled_dot_product_attention(
-        *(q, k, v), attn_mask=bias, dropout_p=rate, scale=self.scale
-      )
-      return y, None
-    scores = self.scale * (q @ k.mT) + bias
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(v.dtype)
-    weights = F.dropout(weights, rate)
-    return weights @ v, weights if with_weights else None
 
 
 class LtgBertMLP(nn.Module):
@@ -146,7 +143,7 @@ class LtgBertLayer(nn.Module):
 
     Args:
       x: `[B, T, D]`.
-      pass_on: Makes the next sublayer's input of a sublayer's sum.
+      pass_on: Function from a sublayer's sum to the next one's input.
       *attention_inputs: See `LtgBertAttention.forward`.
 
     Returns:
@@ -158,7 +155,7 @@ class LtgBertLayer(nn.Module):
 
 
 class LtgBertHead(nn.Module):
-  """Hidden states to scores of tokens, by the input embeddings."""
+  """Scores of tokens from hidden states, using the input embeddings."""
 
   def __init__(self, config):
     super().__init__()
@@ -170,7 +167,7 @@ class LtgBertHead(nn.Module):
     self.bias = nn.Parameter(torch.zeros(config.vocab_size))
 
   def forward(self, hidden, embeddings):
-    """`[..., D]` and embeddings `[V, D]` to scores `[..., V]`."""
+    """Returns scores `[..., V]` of states `[..., D]`, embeddings `[V, D]`."""
     x = self.out_norm(F.gelu(self.dense(self.norm(hidden))))
     return F.linear(self.dropout(x), embeddings, self.bias)
 
@@ -179,12 +176,12 @@ class LtgBertHead(nn.Module):
 
 
 class LtgBertPreTrainedModel(PreTrainedModel):
-  """What all models here share: their first weights, and how they load."""
+  """Base class: initial weights and outputs."""
 
   config_class = LtgBertConfig
   base_model_prefix = "model"
   _supports_sdpa = True
-  # Losses are means over a batch, whatever else a trainer would pass.
+  # Losses are means over a batch, so a trainer must not scale them.
   accepts_loss_kwargs = False
 
   def _init_weights(self, module):
@@ -197,18 +194,18 @@ class LtgBertPreTrainedModel(PreTrainedModel):
     if isinstance(getattr(module, "bias", None), nn.Parameter):
       nn.init.zeros_(module.bias)
     if isinstance(getattr(module, "depth_weights", None), nn.Parameter):
-      # At first each sublayer reads the output before it, and no other.
+      # Initially each sublayer reads only the output before it.
       sublayers = 2 * self.config.num_hidden_layers
       rows = [torch.eye(n)[-1] for n in range(2, sublayers + 2)]
       with torch.no_grad():
         module.depth_weights.copy_(torch.cat(rows))
 
   def get_output_embeddings(self):
-    """There are none: the head takes those of the input."""
+    """Returns None: the head uses the input embeddings."""
     return None
 
   def _output(self, kind, encoded, loss, logits, return_dict):
-    """Returns an output of a kind, with what the encoder says beside."""
+    """Returns an output with the encoder's states and attentions."""
     output = kind(
       loss=loss,
       logits=logits,
@@ -261,19 +258,17 @@ class LtgBertModel(LtgBertPreTrainedModel):
 
     Args:
       input_ids: `[B, T]`.
-      attention_mask: 1 where there is a token and 0 where there is padding,
-        on either side, `[B, T]`. Or which keys each query sees, causality
-        with it, `[B, 1, T, T]`: added to the scores if floating, else 1
-        where seen.
-      is_causal: Whether no token sees a later one; as config.is_decoder says
-        by default.
+      attention_mask: 1 for a token and 0 for padding, on either side, `[B, T]`.
+        Or the keys that each query sees, including causality, `[B, 1, T, T]`:
+        1 for a visible key or, if floating, a term added to the scores.
+      is_causal: Whether no token sees a later one; default config.is_decoder.
       output_attentions: Whether to return each layer's attention weights.
       output_hidden_states: Whether to return the embeddings and each layer's
         output.
       return_dict: Whether to return an object rather than a tuple.
 
     Returns:
-      Hidden states `[B, T, D]`, without a last norm: a head begins with one.
+      Hidden states `[B, T, D]` without a last norm, with which heads begin.
     """
     config = self.config
     if is_causal is None:
@@ -324,17 +319,14 @@ class LtgBertModel(LtgBertPreTrainedModel):
 
 
 def _additive_mask(attention_mask, x, is_causal):
-  """Returns what is added to the scores, `[B or 1, 1, T, T]`.
+  """Returns the mask as a term of the scores, `[B or 1, 1, T, T]`.
 
-  Args:
-    attention_mask: See `LtgBertModel.forward`.
-    x: Of the dtype and on the device of the scores, `[B, T, D]`.
-    is_causal: Whether no token sees a later one.
+  `x` `[B, T, D]` has the scores' dtype and device; see `LtgBertModel.forward`.
   """
   lowest = torch.finfo(x.dtype).min
   ready = attention_mask is not None and attention_mask.dim() == 4
   if ready and attention_mask.is_floating_point():
-    # Not -inf: a row of nothing else would have no softmax.
+    # Not -inf: the softmax of a fully hidden row would be NaN.
     return attention_mask.to(x.dtype).clamp(min=lowest)
   tokens = x.shape[1]
   seen = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=x.device)
@@ -344,7 +336,7 @@ def _additive_mask(attention_mask, x, is_causal):
     seen = seen.tril()
   if attention_mask is not None and not ready:
     seen = seen & attention_mask[:, None, None, :].bool()
-    # Padding sees itself, so that it sees something.
+    # Padding sees itself, or it would see nothing.
     seen = seen | torch.eye(tokens, dtype=torch.bool, device=x.device)
   return x.new_zeros(seen.shape).masked_fill(~seen, lowest)
 
@@ -353,7 +345,7 @@ def _additive_mask(attention_mask, x, is_causal):
 
 
 class LtgBertLMModel(LtgBertPreTrainedModel):
-  """The encoder and its head, which both language models are."""
+  """The encoder and its head: base class of both language models."""
 
   def __init__(self, config):
     super().__init__(config)
@@ -377,22 +369,16 @@ class LtgBertForMaskedLM(LtgBertLMModel):
   """Reads bidirectionally and predicts masked tokens."""
 
   def forward(self, input_ids, attention_mask=None, labels=None, **options):
-    """Predicts the token at every position.
-
-    Of a model that predicts a masked token one position before it
-    (config.mask_shift = 1), the logits at a mask are those of the position
-    before it, and elsewhere the position's own. At a row's first token a mask
-    has none: its logits are 0, and no label there is counted. A padded row is
-    best padded on the right, or its first token is predicted from padding.
+    """Predicts the token at every position, as in `masked_prediction`.
 
     Args:
       input_ids: `[B, T]`.
       attention_mask: See `LtgBertModel.forward`.
-      labels: Which token each is, `[B, T]`; -100 where it is not asked for.
+      labels: Token at each position, `[B, T]`; -100 does not count.
       **options: See `LtgBertModel.forward`.
 
     Returns:
-      Logits `[B, T, V]`, and with labels the loss, their mean.
+      Logits `[B, T, V]`, and with labels the mean loss.
     """
     shift = self.config.mask_shift
     return_dict = options.pop("return_dict", None)
@@ -401,12 +387,9 @@ class LtgBertForMaskedLM(LtgBertLMModel):
     logits = self._logits(encoded.last_hidden_state)
     loss = None
     if labels is not None:
-      last = logits.shape[1] - shift
-      loss = _cross_entropy(logits[:, :last], labels[:, shift:])
+      loss = _cross_entropy(logits, next_labels(labels) if shift else labels)
     if shift:
-      masked = (input_ids == self.config.mask_token_id)[..., None]
-      before = F.pad(logits[:, :-1], (0, 0, 1, 0))
-      logits = torch.where(masked, before, logits)
+      logits = at_masks(logits, input_ids, self.config.mask_token_id)
     return self._output(MaskedLMOutput, encoded, loss, logits, return_dict)
 
 
@@ -426,13 +409,12 @@ class LtgBertForCausalLM(LtgBertLMModel, GenerationMixin):
     Args:
       input_ids: `[B, T]`.
       attention_mask: See `LtgBertModel.forward`.
-      labels: The tokens themselves, `[B, T]`; -100 where it is not asked for.
-        They need the logits of all positions.
-      logits_to_keep: Return logits of so many last positions, or of all (0).
+      labels: Tokens `[B, T]`; -100 does not count. Needs all logits.
+      logits_to_keep: Number of last positions with logits, or 0 for all.
       **options: See `LtgBertModel.forward`.
 
     Returns:
-      Logits `[B, T, V]`, and with labels the loss, their mean.
+      Logits `[B, T, V]`, and with labels the mean loss.
     """
     return_dict = options.pop("return_dict", None)
     options |= {"is_causal": True, "return_dict": True}
@@ -440,13 +422,13 @@ class LtgBertForCausalLM(LtgBertLMModel, GenerationMixin):
     logits = self._logits(encoded.last_hidden_state[:, -logits_to_keep:])
     loss = None
     if labels is not None:
-      loss = _cross_entropy(logits[:, :-1], labels[:, 1:])
+      loss = _cross_entropy(logits, next_labels(labels))
     return self._output(CausalLMOutput, encoded, loss, logits, return_dict)
 
   def prepare_inputs_for_generation(
     self, input_ids, attention_mask=None, **kwargs
   ):
-    """Gives the whole row for every token, since there is no cache."""
+    """Passes the whole row for every token, because there is no cache."""
     passed = ("logits_to_keep", "output_attentions", "output_hidden_states")
     return {
       "input_ids": input_ids,
@@ -459,7 +441,7 @@ class LtgBertForCausalLM(LtgBertLMModel, GenerationMixin):
 
 
 class LtgBertForSequenceClassification(LtgBertPreTrainedModel):
-  """Classifies texts by one vector: of the first or last token, or the mean."""
+  """Classifies texts by their first or last vector, or by the mean."""
 
   def __init__(self, config):
     super().__init__(config)
@@ -474,24 +456,27 @@ class LtgBertForSequenceClassification(LtgBertPreTrainedModel):
 
     Args:
       input_ids: `[B, T]`.
-      attention_mask: 1 where there is a token and 0 where there is padding,
-        `[B, T]`.
-      labels: Classes `[B]`; or numbers `[B]` or `[B, num_labels]`, in a
-        regression; or 0 and 1 for each of several labels, `[B, num_labels]`.
+      attention_mask: 1 for a token and 0 for padding, `[B, T]`.
+      labels: Classes `[B]`; for a regression, numbers `[B]` or
+        `[B, num_labels]`; for several labels, 0 or 1 for each.
       **options: See `LtgBertModel.forward`.
 
     Returns:
-      Logits `[B, num_labels]`, and with labels the loss, their mean.
+      Logits `[B, num_labels]`, and with labels the mean loss.
 
     Raises:
-      ValueError: for a mask that does not say what is padding.
+      ValueError: for a mask of another shape.
     """
     if attention_mask is not None and attention_mask.dim() != 2:
       raise ValueError("texts are classified with a mask of shape [B, T]")
     return_dict = options.pop("return_dict", None)
     encoded = self.model(input_ids, attention_mask, return_dict=True, **options)
     x = self._pooled(encoded.last_hidden_state, attention_mask)
-    logits = self.classifier(self.dropout(self._activated(x)))
+    if self.config.classifier_norms:
+      x = _plain_norm(F.gelu(self.dense(_plain_norm(x))))
+    else:
+      x = F.gelu(self.dense(x))
+    logits = self.classifier(self.dropout(x))
     loss = None
     if labels is not None:
       loss = _classification_loss(self.config, logits, labels)
@@ -500,7 +485,7 @@ class LtgBertForSequenceClassification(LtgBertPreTrainedModel):
     )
 
   def _pooled(self, hidden, attention_mask):
-    """Returns one vector of each row's tokens, `[B, D]`."""
+    """Returns one vector for each row, `[B, D]`."""
     if attention_mask is None:
       attention_mask = hidden.new_ones(hidden.shape[:2])
     real = (attention_mask != 0).long()
@@ -508,15 +493,10 @@ class LtgBertForSequenceClassification(LtgBertPreTrainedModel):
       total = (hidden * real[..., None]).sum(dim=1)
       return total / real.sum(dim=1, keepdim=True)
     if self.config.classifier_pooling == "first":
-      at = real.argmax(dim=1)  # the first of those that are largest
+      at = real.argmax(dim=1)  # the first of the largest
     else:
       at = real.shape[1] - 1 - real.flip(1).argmax(dim=1)
     return hidden[torch.arange(len(hidden), device=hidden.device), at]
-
-  def _activated(self, x):
-    if not self.config.classifier_norms:
-      return F.gelu(self.dense(x))
-    return _plain_norm(F.gelu(self.dense(_plain_norm(x))))
 
 
 class LtgBertForTokenClassification(LtgBertPreTrainedModel):
@@ -535,11 +515,11 @@ class LtgBertForTokenClassification(LtgBertPreTrainedModel):
     Args:
       input_ids: `[B, T]`.
       attention_mask: See `LtgBertModel.forward`.
-      labels: Classes `[B, T]`; -100 where it is not asked for.
+      labels: Classes `[B, T]`; -100 does not count.
       **options: See `LtgBertModel.forward`.
 
     Returns:
-      Logits `[B, T, num_labels]`, and with labels the loss, their mean.
+      Logits `[B, T, num_labels]`, and with labels the mean loss.
     """
     return_dict = options.pop("return_dict", None)
     encoded = self.model(input_ids, attention_mask, return_dict=True, **options)
@@ -560,17 +540,14 @@ def _plain_norm(x):
 
 
 def _cross_entropy(logits, labels):
-  """Returns the mean in nats over labels that are not -100, float32 `[]`."""
+  """Returns the mean over labels that are not -100, in nats, float32 `[]`."""
   return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
 
 
 def _classification_loss(config, logits, labels):
-  """Returns the loss of config.problem_type, or of what the labels look like.
+  """Returns the loss of config.problem_type, or the one that fits the labels.
 
-  Args:
-    config: The model's.
-    logits: `[B, num_labels]`.
-    labels: See `LtgBertForSequenceClassification.forward`.
+  See `LtgBertForSequenceClassification.forward`.
   """
   problem = config.problem_type
   if problem is None:
@@ -588,7 +565,7 @@ def _classification_loss(config, logits, labels):
   return F.binary_cross_entropy_with_logits(logits, labels)
 
 
-# So that save_pretrained writes this code beside the weights.
+# Makes save_pretrained copy this code.
 LtgBertModel.register_for_auto_class("AutoModel")
 for _task in (
   LtgBertForCausalLM,
