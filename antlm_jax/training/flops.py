@@ -1,4 +1,4 @@
-"""Floating-point operations that a batch needs."""
+"""Number of floating-point operations that a batch needs."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -12,18 +12,18 @@ from antlm_jax.objectives.batch import Batch
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-  """Multiplications and additions by what they are for, each counted as two."""
+  """Floating-point operations by purpose; a multiply-add counts as two."""
 
   blocks: float  # the blocks' matrices, on every token
   head: float  # on every target
-  # The two products of attention for every pair of a query and a key that it
-  # sees: in rows where none sees a later one, and in all others.
+  # Attention's two products, for every pair of a query and a visible key: in
+  # rows where no query sees a later key, and in all others.
   causal: float
   bidirectional: float
 
   @property
   def total(self) -> float:
-    """All of it."""
+    """Sum of all parts."""
     return self.blocks + self.head + self.causal + self.bidirectional
 
   def __mul__(self, times: float) -> "Work":
@@ -32,15 +32,14 @@ class Work:
 
 
 def train_step(model: Model, batch: Batch) -> float:
-  """Counts what a step needs, without recomputation and lists' padding."""
+  """Counts a step's operations, without recomputation and padded targets."""
   return 3 * forward(model, batch).total
 
 
 def forward(model: Model, batch: Batch) -> Work:
-  """Counts the multiplications and additions of a batch's evaluation."""
+  """Counts the operations of a batch's evaluation."""
   c = model.config
-  # Norms and biases are vectors per layer; matrices have a third axis, that
-  # of the layers.
+  # Matrices have three axes, with that of the layers; norms and biases two.
   blocks = sum(
     shape.size
     for path, shape in model.shapes.items()
@@ -60,10 +59,10 @@ def forward(model: Model, batch: Batch) -> Work:
 
 
 def visible_pairs(mask: AttentionMask, shape: Sequence[int]) -> tuple[int, int]:
-  """Counts the queries and keys that see each other, in rows `[..., T]`.
+  """Counts pairs of a query and a visible key, in rows `[..., T]`.
 
   Returns:
-    Those of rows where no query sees a later key, and those of the others.
+    Pairs in rows where no query sees a later key, and pairs in other rows.
   """
   # A query sees an interval of keys, so its length is the number of pairs.
   start, end = mask.bounds(shape[-1], shape[-1], np)

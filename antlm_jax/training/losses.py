@@ -1,10 +1,11 @@
-"""Cross-entropy where a target stands, in chunks, so `[B, T, V]` never is.
+"""Cross-entropy at the targets, in chunks: `[B, T, V]` is never in memory.
 
-Its gradient is formed with it, while a chunk's scores are in memory: they are
-neither kept for the backward pass nor computed again there (as in Liger Kernel,
-arXiv 2410.10989, section 3.2).
+The gradient is computed together with the loss, while a chunk's scores are in
+memory: they are neither kept for the backward pass nor computed again (as in
+Liger Kernel, arXiv 2410.10989, section 3.2).
 """
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -30,13 +31,13 @@ def cross_entropy(
   Args:
     logits_at: Maps hidden states `[..., D]` and their places `[...]` to
       scores float32 `[..., V]`.
-    hidden: Where each target is predicted, `[S, C, D]` (S data shards).
-    places: Where that is in the microbatch, int32 `[S, C]`.
+    hidden: State that predicts each target, `[S, C, D]` (S data shards).
+    places: Index of that state in the microbatch, int32 `[S, C]`.
     targets: int32 `[S, C]`.
     weights: float32 `[S, C]`; 0 for padding.
     objective_ids: Each target's objective, int32 `[S, C]`.
     num_objectives: Number of objectives K.
-    chunk: At most so many targets of a shard have their scores in memory; 0
+    chunk: Largest number of a shard's targets whose scores are in memory; 0
       for 2048, or on CPU 256, whose scores mostly stay in its cache.
     z_loss: Weight of the squared log-partition in the loss, which keeps it
       near 0 (PaLM, arXiv 2204.02311, section 5).
@@ -51,8 +52,8 @@ def cross_entropy(
   chunks = -(-capacity // chunk)
   size = -(-capacity // chunks)
 
-  # Every chunk has the same size, so that one program does them all; targets
-  # that fill up the last one have weight 0 and count for nothing.
+  # Every chunk has the same size, so that one program computes them all. The
+  # last one is filled up with targets of weight 0.
   def split(x):  # [S, C, ...] to [chunks, S, size, ...], padded with zeros
     pad = [(0, 0), (0, chunks * size - capacity)] + [(0, 0)] * (x.ndim - 2)
     x = jnp.pad(x, pad).reshape(x.shape[0], chunks, size, *x.shape[2:])
@@ -60,7 +61,7 @@ def cross_entropy(
 
   arrays = hidden, places, targets, weights, objective_ids
   hidden, *about = map(split, arrays)
-  # With what it is computed from, such as the head, as arguments.
+  # The head's parameters become arguments, so that they have a gradient.
   logits_at, params = jax.closure_convert(logits_at, hidden[0], about[0][0])
 
   def sums(params, hidden, places, targets, weights, objective_ids):
@@ -85,43 +86,48 @@ def cross_entropy(
       k: jnp.einsum("sc,sck->k", v, by_kind) for k, v in each.items()
     }
 
-  return _summed(sums, params, hidden, about)
+  return _scan_sum_with_grad(sums, params, hidden, about)
 
 
-def _summed(f, params, x, about):
-  """Sums `f(params, x[i], *about[i])` over i, and its gradient with it.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _scan_sum_with_grad(f, params, xs, aux):
+  """Sums `f(params, xs[i], *aux[i])` over i, and its gradient with it.
 
-  `f` returns a scalar, and what else is to be summed, which has no gradient.
+  `f` returns a scalar, which alone has a gradient, and other sums. The gradient
+  is computed in the forward pass, and the backward pass scales it.
   """
+  sums, _ = _scan_sum(lambda x, aux: (f(params, x, *aux), None), xs, aux)
+  return sums
 
-  def over_all(each, x):
-    """Sums the first, and stacks the second, of what `each` returns."""
-    parts = x, about
-    shapes, _ = jax.eval_shape(each, *jax.tree.map(lambda a: a[0], parts))
-    zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
-    def body(total, part):
-      one, rest = each(*part)
-      return jax.tree.map(jnp.add, total, one), rest
+def _forward(f, params, xs, aux):
+  value_and_grad = jax.value_and_grad(f, argnums=(0, 1), has_aux=True)
 
-    return jax.lax.scan(body, zero, parts, unroll=len(x) == 1)
+  def of_chunk(x, aux):
+    value, (of_params, of_x) = value_and_grad(params, x, *aux)
+    return (value, of_params), of_x
 
-  @jax.custom_vjp
-  def total(params, x):
-    return over_all(lambda x, about: (f(params, x, *about), None), x)[0]
+  (sums, of_params), of_xs = _scan_sum(of_chunk, xs, aux)
+  return sums, (of_params, of_xs)
 
-  def forward(params, x):
-    def each(x, about):
-      grad = jax.value_and_grad(f, argnums=(0, 1), has_aux=True)
-      out, (of_params, of_x) = grad(params, x, *about)
-      return (out, of_params), of_x
 
-    (out, of_params), of_x = over_all(each, x)
-    return out, (of_params, of_x)
+def _backward(f, grads, cotangents):
+  scale, _ = cotangents
+  scaled = jax.tree.map(lambda g: (scale * g).astype(g.dtype), grads)
+  return *scaled, None
 
-  def backward(grads, cotangents):
-    scale, _ = cotangents
-    return jax.tree.map(lambda g: (scale * g).astype(g.dtype), grads)
 
-  total.defvjp(forward, backward)
-  return total(params, x)
+_scan_sum_with_grad.defvjp(_forward, _backward)
+
+
+def _scan_sum(f, xs, aux):
+  """Sums the first and stacks the second result of `f(xs[i], aux[i])`."""
+  first = jax.tree.map(lambda x: x[0], (xs, aux))
+  shapes, _ = jax.eval_shape(f, *first)
+
+  def body(total, part):
+    summed, stacked = f(*part)
+    return jax.tree.map(jnp.add, total, summed), stacked
+
+  zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+  return jax.lax.scan(body, zero, (xs, aux), unroll=len(xs) == 1)

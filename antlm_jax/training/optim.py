@@ -12,8 +12,6 @@ from antlm_jax.errors import UserError
 from antlm_jax.models import Tensor
 from antlm_jax.objectives.curriculum import amount
 
-Array = jax.Array | np.ndarray
-
 
 def decays(axes: Mapping[str, Sequence[str | None]], scope: str):
   """Returns which parameters weight decay applies to, by path.
@@ -21,7 +19,7 @@ def decays(axes: Mapping[str, Sequence[str | None]], scope: str):
   The scope is `all` (as arXiv 2507.00994's code), `matrices` (neither norms
   nor biases), or `hidden` (nor embeddings, as LTG-BERT).
   """
-  # The axes that a parameter may not have, to decay.
+  # A parameter with one of these axes does not decay.
   left_out = {
     "all": set(),
     "matrices": {"norm", "bias"},
@@ -37,65 +35,70 @@ def make(
 ) -> optax.GradientTransformation:
   """Makes the optimizer of an `optimizer` config section.
 
-  Its updates are to be multiplied by the learning rate and subtracted: the
+  Multiply its updates by the learning rate and subtract them. The learning
   rate is a function of the run's step, not of the optimizer's own count, so
   that resetting the optimizer does not restart the schedule.
 
-  The `axes` are the parameters' logical ones, and `tensors` what each is in
-  published code, by default a tensor by itself.
+  Args:
+    config: The section; see `antlm_jax.config`.
+    axes: Logical axes of the parameters, by path.
+    tensors: Published tensors that the parameters belong to, by path; by
+      default each parameter is a tensor.
   """
   mask = decays(axes, config.decay_scope)
-  tensors = tensors or {path: Tensor(path) for path in axes}
   adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
-  decay = optax.add_decayed_weights(config.weight_decay, mask)
-  # LAMB's trust ratio only where there is decay, as in LTG-BERT's code: norms
-  # get plain Adam.
-  trust = optax.masked(_scale_by_trust_ratio(axes, tensors), mask)
-  chains = {"adamw": (adam, decay), "lamb": (adam, decay, trust)}
-  clip = [optax.clip_by_global_norm(config.clip)] if config.clip > 0 else []
-  return optax.chain(*clip, *chains[config.name])
+  chain = [adam, optax.add_decayed_weights(config.weight_decay, mask)]
+  if config.clip > 0:
+    chain.insert(0, optax.clip_by_global_norm(config.clip))
+  if config.name == "lamb":
+    tensors = tensors or {path: Tensor(path) for path in axes}
+    # Only parameters that decay, as in LTG-BERT's code: norms get plain Adam.
+    chain.append(optax.masked(_scale_by_trust_ratio(axes, tensors), mask))
+  return optax.chain(*chain)
 
 
 def _scale_by_trust_ratio(axes, tensors) -> optax.GradientTransformation:
-  """LAMB's trust ratio, |parameter| / |update|, of each published tensor.
+  """LAMB's trust ratio, |parameter| / |update|, for each published tensor.
 
-  optax's own would take the layers stacked in one array together, and apart
-  what is one tensor there, such as a query's and a key's projection.
+  optax's own has one ratio for each array. An array here may hold a tensor for
+  each layer, or several in a row (`Tensor.parts`), and a published tensor may
+  be several arrays here, such as the projections of queries and keys.
   """
+  paths_of = {}  # the arrays of each published tensor
+  for path in sorted(axes):
+    paths_of.setdefault(tensors[path].name, []).append(path)
 
   def squares(path, x):
-    """Sums of squares of each tensor that an array is, or is part of."""
+    """Sums of squares: `[]`, or one for each layer or part."""
     if parts := tensors[path].parts:
-      which = np.repeat(np.arange(len(parts)), parts)
-      return jax.ops.segment_sum(x * x, which, len(parts))
-    # An axis without a name is that of the layers: they lie in one array.
+      return jax.ops.segment_sum(x * x, _part_of_each(parts), len(parts))
+    # The layer axis has no name, and is the first.
     stacked = int(axes[path][0] is None)
     return jnp.sum(x * x, axis=tuple(range(stacked, x.ndim)))
 
-  def norms(arrays):
-    total = {}
-    for path, x in arrays.items():
-      name = tensors[path].name
-      total[name] = total.get(name, 0.0) + squares(path, x)
-    return {name: jnp.sqrt(x) for name, x in total.items()}
+  def scaled(path, x, ratio):
+    if parts := tensors[path].parts:
+      return x * ratio[_part_of_each(parts)]
+    return x * ratio.reshape(ratio.shape + (1,) * (x.ndim - ratio.ndim))
 
   def scale(updates, params):
-    # What does not decay is masked.
-    ours = {k: u for k, u in updates.items() if isinstance(params[k], Array)}
-    p, u = norms({k: params[k] for k in ours}), norms(ours)
     out = dict(updates)
-    for path, update in ours.items():
-      tensor = tensors[path]
-      a, b = p[tensor.name], u[tensor.name]
-      ratio = jnp.where((a > 0) & (b > 0), a / jnp.where(b > 0, b, 1), 1)
-      if tensor.parts:
-        ratio = jnp.repeat(ratio, np.array(tensor.parts))
-      else:
-        ratio = ratio.reshape(ratio.shape + (1,) * (update.ndim - ratio.ndim))
-      out[path] = update * ratio
+    for paths in paths_of.values():
+      if isinstance(updates[paths[0]], optax.MaskedNode):  # does not decay
+        continue
+      p = jnp.sqrt(sum(squares(path, params[path]) for path in paths))
+      u = jnp.sqrt(sum(squares(path, updates[path]) for path in paths))
+      ratio = jnp.where((p > 0) & (u > 0), p / jnp.where(u > 0, u, 1), 1)
+      for path in paths:
+        out[path] = scaled(path, updates[path], ratio)
     return out
 
   return optax.stateless(scale)
+
+
+def _part_of_each(parts: Sequence[int]) -> np.ndarray:
+  """Index of the part that each element of a vector belongs to."""
+  return np.repeat(np.arange(len(parts)), parts)
 
 
 _DECAYS = {
@@ -111,27 +114,25 @@ def schedule(
   """Makes the learning rate of a `schedule` config section.
 
   Warmup, stable, decay: linear from peak / warmup_steps up to the peak, the
-  peak, then down to `min_lr_ratio` x peak at the last step. `cosine` is the
-  same shape without a stable part. With `cooldown_steps` the last of them
-  fall from `min_lr_ratio` x peak to zero, whatever came before (GPT-BERT).
+  peak, then down to `min_lr_ratio` x peak at the last step. `cosine` has no
+  stable part. In the last `cooldown_steps` the rate falls from `min_lr_ratio`
+  x peak to zero (GPT-BERT).
 
   Args:
-    config: The section, checked; see `antlm_jax.config`.
+    config: The section; see `antlm_jax.config`.
     steps: Length of the run.
-    restarts: Steps at which the schedule begins anew; warmup and decay are then
-      those of each part.
+    restarts: Steps at which the schedule begins anew: each part has a warmup
+      and a decay.
 
   Raises:
     UserError: if warmup and decay are longer than their part of the run.
   """
-  bounds = [0, *restarts, steps]
-  parts = [
-    _one(config, stop - start) for start, stop in itertools.pairwise(bounds)
-  ]
-  return optax.join_schedules(parts, bounds[1:-1])
+  bounds = itertools.pairwise([0, *restarts, steps])
+  parts = [_without_restarts(config, stop - start) for start, stop in bounds]
+  return optax.join_schedules(parts, list(restarts))
 
 
-def _one(config, steps: int) -> optax.Schedule:
+def _without_restarts(config, steps: int) -> optax.Schedule:
   warmup = amount(config.warmup_steps, steps)
   shape, decay = config.decay, amount(config.decay_steps, steps)
   if config.name == "cosine":
@@ -144,8 +145,8 @@ def _one(config, steps: int) -> optax.Schedule:
     )
 
   def rate(step):
-    # The first step is one part of the peak, not zero, and the last step is
-    # at the floor: the rate at step s is that after s + 1 parts.
+    # Step s has the rate after s + 1 parts: the first step is over zero, and
+    # the last is at the floor.
     up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
     t = jnp.clip((step + 1 - (steps - decay)) / max(decay, 1), 0.0, 1.0)
     down = config.min_lr_ratio + (1 - config.min_lr_ratio) * _DECAYS[shape](t)
@@ -155,8 +156,3 @@ def _one(config, steps: int) -> optax.Schedule:
     return config.peak_lr * jnp.where(step < warmup, up, down)
 
   return rate
-
-
-def ema(average, params, decay: float):
-  """Moves an exponential moving average towards `params`."""
-  return jax.tree.map(lambda a, p: decay * a + (1 - decay) * p, average, params)

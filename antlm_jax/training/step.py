@@ -1,7 +1,7 @@
-"""The train and evaluation steps: pure functions, without I/O.
+"""Train and evaluation steps: pure functions, without I/O.
 
-Neither knows which objectives a batch has: a `Batch` says what is seen and
-what is predicted where.
+They do not depend on a batch's objectives: a `Batch` has an attention mask and
+a list of targets.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from antlm_jax.models import Model, Params
 from antlm_jax.models.layers import At
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.runtime import sharding
-from antlm_jax.training import losses, optim
+from antlm_jax.training import losses
 
 Metrics = dict[str, jax.Array]
 
@@ -24,7 +24,7 @@ Metrics = dict[str, jax.Array]
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-  """All that a run carries from step to step."""
+  """State that a run carries from step to step."""
 
   step: jax.Array  # number of steps done, int32 []
   params: Params  # by path
@@ -39,21 +39,21 @@ class TrainState:
 
 @dataclasses.dataclass(frozen=True)
 class TrainStep:
-  """What the steps are made of; static, so it may be closed over by jit."""
+  """Parts of a step; static, so that jit may close over it."""
 
   model: Model
   optimizer: optax.GradientTransformation  # before the learning rate
   schedule: Callable[[jax.Array], jax.Array]  # step to learning rate
-  num_objectives: int  # K, those in the curriculum
+  num_objectives: int  # K, of the curriculum
   seed: int = 0  # of the parameters and of dropout
-  loss_chunk: int = 0  # targets of a shard whose scores are in memory; 0: auto
+  loss_chunk: int = 0  # `losses.cross_entropy`'s chunk
   ema: float = 0.0  # decay of the moving average; 0 for none
   loss_average: str = "targets"  # or "objectives": the mean of their means
   z_loss: float = 0.0  # weight of the squared log-partition
   growing: bool = False  # batches' last microbatches may have no targets
 
   def init(self) -> TrainState:
-    """Makes the first state. Call it under jit, to be born sharded."""
+    """Makes the first state. Under jit with shardings, it is born sharded."""
     params = self.model.init(self.seed)
     return TrainState(
       step=jnp.zeros((), jnp.int32),
@@ -81,7 +81,7 @@ class TrainStep:
       loss, the gradient's norm, the new parameters' norm and the learning
       rate, each `[]`.
     """
-    # By the step alone, so that a run that goes on drops what it would have.
+    # Depends on the step alone, so that a resumed run has the same dropout.
     key = jax.random.fold_in(jax.random.key(self.seed), state.step)
     if self.loss_average == "objectives":
       batch = self._shared(batch)
@@ -102,13 +102,15 @@ class TrainStep:
     }
     average = state.ema
     if average is not None:
-      average = optim.ema(average, params, self.ema)
+      average = jax.tree.map(
+        lambda a, p: self.ema * a + (1 - self.ema) * p, average, params
+      )
     return TrainState(state.step + 1, params, opt_state, average), metrics
 
   def _shared(self, batch: Batch) -> Batch:
-    """Divides targets' weights by how many their objective has in the batch."""
-    # As where every GPU has one objective, takes the mean of its own targets,
-    # and the means are averaged (GPT-BERT's code).
+    """Divides each weight by its objective's number of targets in the batch."""
+    # The same as in GPT-BERT's code, where each GPU has one objective, and the
+    # GPUs' mean losses are averaged.
     ids = jax.nn.one_hot(batch.objective_ids, self.num_objectives)
     count = jnp.einsum("mdc,mdck->k", jnp.sign(batch.weights), ids)
     share = ids @ (1 / jnp.maximum(count, 1))
@@ -117,7 +119,7 @@ class TrainStep:
   def evaluate(self, params: Params, batch: Batch) -> Metrics:
     """Returns `losses.cross_entropy`'s sums of a batch of M = 1.
 
-    Without the z-loss, which belongs to training alone: `loss` is in nats.
+    The z-loss belongs to training alone: `loss` is in nats.
     """
     step = dataclasses.replace(self, z_loss=0.0)
     return step.loss(params, jax.tree.map(lambda x: x[0], batch), None)[1]
@@ -141,13 +143,13 @@ class TrainStep:
     shards = micro.target_positions.shape[0]
     hidden = hidden.reshape(shards, -1, hidden.shape[-1])
     hidden = sharding.constrain(hidden, "batch", None, None)
-    # From here on only where something is predicted: with 15 % masked that is
-    # a seventh of the logits. Each data shard has its own targets, so that
+    # From here on only states that predict a target: with 15 % masked, a
+    # seventh of the logits. Each data shard has its own targets, so that
     # nothing crosses devices.
     at_targets = jnp.take_along_axis(
       hidden, micro.target_positions[..., None], axis=1
     )
-    # Counted over the microbatch, so that the shards do not matter.
+    # Indices in the microbatch do not depend on the shards.
     first = jnp.arange(shards)[:, None] * hidden.shape[1]
 
     logits = self.model.logits_of(params)
@@ -175,20 +177,19 @@ class TrainStep:
     grad = jax.grad(self.loss, has_aux=True)
     count = batch.inputs.shape[0]
     keys = jax.random.split(key, count)
+    first = jax.tree.map(lambda x: x[0], (batch, keys))
     # A loop of one would keep two copies of the gradients.
     if count == 1:
-      return grad(params, jax.tree.map(lambda x: x[0], batch), keys[0])
+      return grad(params, *first)
 
-    shapes = jax.eval_shape(
-      grad, params, jax.tree.map(lambda x: x[0], batch), keys[0]
-    )
+    shapes = jax.eval_shape(grad, params, *first)
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
     def add(i, total):
       part = jax.tree.map(lambda x: x[i], (batch, keys))
       return jax.tree.map(jnp.add, total, grad(params, *part))
 
-    if self.growing:  # known on the device alone: one program for every size
+    if self.growing:  # counted on the device: one program for every size
       filled = batch.weights.any(axis=(1, 2))
       count = jnp.max(jnp.where(filled, jnp.arange(1, count + 1), 0))
     return jax.lax.fori_loop(0, count, add, zero)
@@ -197,14 +198,14 @@ class TrainStep:
 def state_shardings(train_step: TrainStep, mesh) -> TrainState:
   """Returns the sharding of every array of the state.
 
-  A parameter's sharding follows from its logical axes; whatever in the
-  optimizer stands under a parameter's path, and has its shape, follows it.
+  A parameter's sharding follows from its logical axes. The optimizer's arrays
+  with a parameter's path and shape have that parameter's sharding.
   """
   model = train_step.model
 
   def of(path, leaf):
-    # Adam's moments are trees of the parameters' own paths; counts, and what
-    # else optax holds, have none and are whole everywhere.
+    # Adam's moments have the parameters' paths. Counts have none, and are
+    # whole on every device.
     name = getattr(path[-1], "key", None) if path else None
     like = model.shapes.get(name)
     if like is not None and like.shape == leaf.shape:
@@ -219,7 +220,7 @@ def state_shardings(train_step: TrainStep, mesh) -> TrainState:
 def jitted(train_step: TrainStep, shardings: TrainState):
   """Returns `init` and `update` as a run compiles them.
 
-  The state is born sharded and stays so; a step takes its memory over.
+  The state is born sharded and stays sharded; a step reuses its memory.
   """
   return (
     jax.jit(train_step.init, out_shardings=shardings),
