@@ -1,11 +1,11 @@
 """Fused attention in Pallas for TPU, forward and backward, for every mask.
 
-The scores exist one block at a time, in vector memory (`scores` says how they
-lie there), so that memory is linear in the rows' length. The online softmax
-and its gradient are those of FlashAttention-2 (arXiv 2307.08691). Which blocks
-are visited: `antlm_jax.attention.tpu.grid`.
+The scores exist one block at a time, in vector memory (`tpu.scores` has their
+layout), so memory is linear in the length of the rows. The online softmax and
+its gradient are those of FlashAttention-2 (arXiv 2307.08691). `tpu.grid`
+chooses the blocks to visit.
 
-In short, of a row's block of queries, over the blocks of keys that it needs:
+For a block of queries, over the blocks of keys that it needs:
 
     forward    m, l, acc  the maximum, sum and weighted values so far
                out = acc / l,  lse = m + log2 l
@@ -15,8 +15,11 @@ In short, of a row's block of queries, over the blocks of keys that it needs:
                dv += p dout,  dk += ds q,  dq += ds k
 """
 
+import dataclasses
 import functools
 import math
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,8 +38,6 @@ from antlm_jax.attention.tpu.scores import (
   ScoreBlock,
 )
 
-_OF_KEYS = ("k", "v", "of_key")  # the others are cut by queries
-_ROW = "_row"  # ends the name of an output that is not cut, but a whole row
 _HIDDEN = -1e38  # score of a hidden key
 _FLOOR = -1e37  # the first maximum: so far over _HIDDEN that exp2 gives 0
 _BLOCK = 512  # largest side of a block
@@ -73,9 +74,9 @@ def obstacle(q, kv_heads: int, buckets: int = 0) -> str | None:
 def heads_of_a_step(
   kv_heads: int, group: int, width: int, blocks: Blocks, dtype
 ) -> int:
-  """Returns how many key heads a step takes, so that it is worth its start.
+  """Returns the number of key heads of a step, so that it is worth its start.
 
-  At most half of them: v4 and v5p share them out to two cores.
+  At most half of all heads: v4 and v5p divide the heads between two cores.
   """
   scores = group * blocks.q_size * blocks.k_size
   fit = min(_most_scores(width, dtype) // scores, kv_heads // 2)
@@ -83,7 +84,7 @@ def heads_of_a_step(
 
 
 def _most_scores(width: int, dtype) -> int:
-  """Most scores of a step: what is wide leaves them less vector memory."""
+  """Most scores of a step: wide heads leave them less vector memory."""
   return 2 * _SCORES // (-(-width // LANES) * jnp.dtype(dtype).itemsize)
 
 
@@ -94,114 +95,115 @@ def flash(
   """Runs the kernel.
 
   Args:
-    settings: What is static.
+    settings: Static settings.
     q: Queries `[B, K, G, H, T]`: G heads for each key head.
     k: Keys `[B, K, H, S]`.
     v: Values `[B, K, H, S]`.
-    terms: Those of the positions, if `settings.edges` are there: "of_query"
+    terms: Position terms, if there are `settings.edges`: "of_query"
       `[B, K, 1, C, T]` and "of_key" `[B, K, C, S]`; G is 1 then.
-    bounds: The mask's: "start" and "end", int32 `[B, T]`, those it has.
-    seeds: The dropout's, uint32 `[B, K, G]`, or None.
-    schedules: By queries and by keys, from `grid.make`.
+    bounds: The mask's "start" and "end", int32 `[B, T]`, if it has them.
+    seeds: Dropout's seeds, uint32 `[B, K, G]`, or None.
+    schedules: Schedules by queries and by keys, from `grid.make`.
 
   Returns:
     `[B, K, G, H, T]`, of q's dtype.
   """
-  return _flash_forward(settings, q, k, v, terms, bounds, seeds, schedules)[0]
+  return _forward(settings, q, k, v, terms, bounds, seeds, schedules)[0]
 
 
-def _flash_forward(settings, q, k, v, terms, bounds, seeds, schedules):
+def _forward(settings, q, k, v, terms, bounds, seeds, schedules):
+  cut = _Cut.of(settings.blocks, q)
   lanes = q.shape[2] * settings.blocks.q_size
+  lse = jax.ShapeDtypeStruct((*q.shape[:3], q.shape[4]), jnp.float32)
   out, lse = _call(
-    _output,
+    settings,
     "attention_output",
-    settings=settings,
-    schedule=schedules[0],
-    arrays={"q": q, "k": k, "v": v} | terms | bounds,
+    _output,
+    schedules[0],
     seeds=seeds,
-    outputs={"q": q, "lse": jax.ShapeDtypeStruct(_rows(q), jnp.float32)},
-    scratch=((q.shape[3], lanes), (1, lanes), (1, lanes)),
-    products=2,
+    inputs=_inputs(settings, cut, q, k, v, terms, bounds),
+    outputs={"out": cut.queries(q), "lse": cut.queries(lse)},
+    sums=[(q.shape[3], lanes), (1, lanes), (1, lanes)],
+    products=2 + len(terms),
   )
-  # Of the scores the backward pass needs only `lse`, from which it computes
-  # them again; remat that keeps these two by name never runs this twice.
+  # The backward pass computes the scores again from `lse`. If remat keeps these
+  # two by name, this never runs twice.
   out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
   return out, (q, k, v, terms, bounds, seeds, schedules, out, lse)
 
 
-def _flash_backward(settings, residuals, grad):
+def _backward(settings, residuals, grad):
   q, k, v, terms, bounds, seeds, (by_query, by_key), out, lse = residuals
+  blocks, cut = settings.blocks, _Cut.of(settings.blocks, q)
   delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
-  arrays = {"q": q, "k": k, "v": v, "do": grad, "lse": lse, "delta": delta}
-  wanted = {"q": q, "k": k, "v": v} | terms
-  of_keys = {n: x for n, x in wanted.items() if n in _OF_KEYS}
-  of_queries = {n: x for n, x in wanted.items() if n not in _OF_KEYS}
-  # dQ adds up over blocks of keys, dK and dV over blocks of queries: in either
-  # order of the blocks, one of them is unfinished from block to block. Going
-  # by keys, all of a row's dQ waits in vector memory, if it fits: then every
-  # score is computed again but once. If not, there is a pass for each order.
-  if _row_bytes(settings, *of_queries.values()) <= _ROW_BYTES:
-    of_rows = {f"{n}{_ROW}": x for n, x in of_queries.items()}
-    passes = [("attention_gradients", by_key, of_rows | of_keys, 5)]
-  else:
-    passes = [
-      ("attention_query_gradient", by_query, of_queries, 3),
-      ("attention_key_gradients", by_key, of_keys, 4),
+  inputs = _inputs(settings, cut, q, k, v, terms, bounds)
+  inputs["do"] = cut.queries(grad)
+  inputs |= {"lse": cut.queries(lse), "delta": cut.queries(delta)}
+  of_queries, of_keys = {"q": q}, {"k": k, "v": v}
+  if terms:
+    of_queries["of_query"] = terms["of_query"]
+    of_keys["of_key"] = terms["of_key"]
+  run = functools.partial(_call, settings, seeds=seeds, inputs=inputs)
+
+  # A head's gradients add up for a block of keys, `[H, k_size]`, and for some
+  # blocks of queries, `[blocks, H, lanes]`.
+  def query_sums(count):
+    return [
+      (count, x.shape[3], x.shape[2] * blocks.q_size)
+      for x in of_queries.values()
     ]
-  grads = {}
-  for name, schedule, outputs, products in passes:
-    made = _call(
-      _gradients,
-      name,
-      settings=settings,
-      schedule=schedule,
-      arrays=arrays | terms | bounds,
-      seeds=seeds,
-      outputs=outputs,
-      scratch=[_sum_shape(n, x, settings) for n, x in outputs.items()],
-      products=products,
+
+  key_sums = [(x.shape[2], blocks.k_size) for x in of_keys.values()]
+  key_parts = {n: cut.keys(x) for n, x in of_keys.items()}
+  # dQ adds up over blocks of keys, dK and dV over blocks of queries: in either
+  # order of the blocks one of them is unfinished from block to block. If all of
+  # a row's dQ fits into vector memory, it waits there while the kernel goes by
+  # keys, and computes every score again once. Otherwise each order has a pass.
+  row_sums = query_sums(blocks.q_count)
+  # In float32 to add up, and twice in q's dtype to be written from.
+  row_bytes = cut.heads * (4 + 2 * q.dtype.itemsize)
+  if row_bytes * sum(map(math.prod, row_sums)) <= _ROW_BYTES:
+    made = run(
+      "attention_gradients",
+      functools.partial(_gradients, whole_row=True),
+      by_key,
+      outputs={n: cut.row(x) for n, x in of_queries.items()} | key_parts,
+      sums=row_sums + key_sums,
+      products=5 + 2 * len(terms),
     )
-    names = (n.removesuffix(_ROW) for n in outputs)
-    grads |= dict(zip(names, made, strict=True))
+  else:
+    made = run(
+      "attention_query_gradient",
+      _gradients,
+      by_query,
+      outputs={n: cut.queries(x) for n, x in of_queries.items()},
+      sums=query_sums(1),
+      products=3 + 3 * len(terms) // 2,
+    )
+    made += run(
+      "attention_key_gradients",
+      _gradients,
+      by_key,
+      outputs=key_parts,
+      sums=key_sums,
+      products=4 + 3 * len(terms) // 2,
+    )
+  grads = dict(zip(of_queries | of_keys, made, strict=True))
   dq, dk, dv = (grads.pop(n) for n in "qkv")
   return dq, dk, dv, grads, None, None, None
 
 
-def _sum_shape(name: str, x, settings: KernelSettings) -> tuple[int, ...]:
-  """The shape in which a head's gradient adds up."""
-  blocks = settings.blocks
-  if name in _OF_KEYS:
-    return x.shape[2], blocks.k_size
-  count = blocks.q_count if name.endswith(_ROW) else 1
-  return count, x.shape[3], x.shape[2] * blocks.q_size
+flash.defvjp(_forward, _backward)
 
 
-def _row_bytes(settings: KernelSettings, q, *of_query) -> int:
-  """Vector memory for dQ of a step's heads and all their queries."""
-  heads = heads_of_a_step(*q.shape[1:4], settings.blocks, q.dtype)
-  queries = settings.blocks.q_count * settings.blocks.q_size
-  columns = sum(math.prod(x.shape[2:4]) for x in (q, *of_query))
-  # In float32 to add up, and twice in q's dtype to be written from.
-  size = 4 + 2 * q.dtype.itemsize
-  return heads * columns * queries * size
+# The kernels: the work on each block of scores.
 
 
-def _rows(q):
-  """The shape of what there is one of per query, `[B, K, G, T]`."""
-  return (*q.shape[:3], q.shape[4])
-
-
-flash.defvjp(_flash_forward, _flash_backward)
-
-
-# The kernels: what is done with each block of scores.
-
-
-def _output(b: ScoreBlock, outs, acc, top, total):
-  """Attention's output, and the base-2 log-sum-exp of each query's scores.
-
-  Accumulated are `acc`, `[H, lanes]`, and a row of `top` and of `total`.
-  """
+def _output(b: ScoreBlock, outs, sums):
+  """Attention's output, and the base-2 log-sum-exp of each query's scores."""
+  acc, top, total = (
+    sums  # for each head `[H, lanes]`, and two rows `[1, lanes]`
+  )
 
   @pl.when(b.step.first)
   def _begin():
@@ -214,7 +216,7 @@ def _output(b: ScoreBlock, outs, acc, top, total):
     scores = p.hide(p.scores(), _HIDDEN)
     highest = jnp.maximum(top[p.h], scores.max(axis=0, keepdims=True))
     weights = jnp.exp2(scores - highest)
-    # What was added up relative to the old maximum is brought to the new one.
+    # The sums so far, relative to the old maximum, are brought to the new one.
     # A row `[1, lanes]` scales `[H, lanes]` without leaving its lanes.
     shrink = jnp.exp2(top[p.h] - highest)
     top[p.h] = highest
@@ -228,99 +230,161 @@ def _output(b: ScoreBlock, outs, acc, top, total):
     for h in range(b.heads):
       seen = total[h] > 0.0  # a query that sees nothing gets zeros
       divisor = jnp.where(seen, total[h] * (1.0 - b.settings.rate), 1.0)
-      b.store_queries(outs["q"], h, acc[h] / divisor)
+      b.store_queries(outs["out"], h, acc[h] / divisor)
       lse = jnp.where(seen, top[h] + jnp.log2(total[h]), 0.0)
       b.store_row(outs["lse"], h, lse)
 
 
-def _gradients(b: ScoreBlock, outs, *sums):
-  """The gradients that `outs` has, by name; those of a whole row end in _ROW.
+def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
+  """The gradients of the inputs that `outs` names.
 
-  Accumulated are `[H, k_size]` of keys, and of queries a `[H, lanes]` for the
-  block at hand, or for each of the row's.
+  With `whole_row`, the queries' gradients are written once a row.
   """
   sums = dict(zip(outs, sums, strict=True))
-  of_rows = {n: x for n, x in sums.items() if n.endswith(_ROW)}
-  of_blocks = {n: x for n, x in sums.items() if n not in of_rows}
+  of_keys = {n: x for n, x in sums.items() if n in ("k", "v", "of_key")}
+  of_queries = {n: x for n, x in sums.items() if n not in of_keys}
 
-  def begin(sums):
+  def clear(sums):
     for x in sums.values():
       x[...] = jnp.zeros_like(x)
 
-  def end(sums):
-    for name, x in sums.items():
-      out = outs[name]
-      if name in _OF_KEYS:
-        # What `weights_and_gradient` left out.
-        kept = 1.0 - b.settings.rate
-        scale = 1.0 / kept if name == "v" else b.settings.scale
-        out[0] = (x[...] * scale).astype(out.dtype)
-        continue
+  def write_queries():
+    for name, x in of_queries.items():
       for h in range(b.heads):
         for q in range(x.shape[1]):
-          b.store_queries(out, h, x[h, q] * b.settings.scale, q)
+          b.store_queries(outs[name], h, x[h, q] * b.settings.scale, q)
 
-  if of_rows:
-    pl.when(b.step.row_first)(lambda: begin(of_rows))
-  pl.when(b.step.first)(lambda: begin(of_blocks))
+  def write_keys():
+    for name, x in of_keys.items():
+      # The factor that `weights_and_gradient` leaves out.
+      kept = 1.0 - b.settings.rate
+      scale = 1.0 / kept if name == "v" else b.settings.scale
+      outs[name][0] = (x[...] * scale).astype(outs[name].dtype)
+
+  begins, ends = b.step.first, b.step.last
+  if whole_row:
+    begins, ends = b.step.row_first, b.step.row_last
+  if of_queries:
+    pl.when(begins)(lambda: clear(of_queries))
+  if of_keys:
+    pl.when(b.step.first)(lambda: clear(of_keys))
 
   @b.visit
   def _add(p: HeadScores):
     weights, of_scores = p.weights_and_gradient()
     for name, x in sums.items():
-      part = p.gradient_of(name.removesuffix(_ROW), weights, of_scores)
-      if name in _OF_KEYS:
+      part = p.gradient_of(name, weights, of_scores)
+      if name in of_keys:
         x[p.h] += part
       else:
-        x[p.h, b.step.q if name in of_rows else 0] += part
+        x[p.h, b.step.q if whole_row else 0] += part
 
-  pl.when(b.step.last)(lambda: end(of_blocks))
-  if of_rows:
-    pl.when(b.step.row_last)(lambda: end(of_rows))
+  if of_keys:
+    pl.when(b.step.last)(write_keys)
+  if of_queries:
+    pl.when(ends)(write_queries)
 
 
-# The call: which part of each array a step sees.
+# The call: the part of each array that a step sees.
+
+
+class _Part(NamedTuple):
+  """An array, cut into blocks of which each step sees one."""
+
+  array: jax.Array | jax.ShapeDtypeStruct
+  block: tuple[int, ...]  # its shape
+  index: Callable  # `index(h, step)` is its index, for the h-th heads
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cut:
+  """Cuts arrays `[B, K, ..., positions]` for steps of some heads each."""
+
+  blocks: Blocks
+  heads: int  # key heads of a step
+
+  @classmethod
+  def of(cls, blocks: Blocks, q) -> "_Cut":
+    return cls(blocks, heads_of_a_step(*q.shape[1:4], blocks, q.dtype))
+
+  def queries(self, x) -> _Part:
+    return self._part(x, self.blocks.q_size, lambda step: step.q)
+
+  def row(self, x) -> _Part:
+    """All of a row's queries."""
+    return self._part(x, self.blocks.queries, lambda step: 0)
+
+  def keys(self, x) -> _Part:
+    return self._part(x, self.blocks.k_size, lambda step: step.k)
+
+  def _part(self, x, size: int, at) -> _Part:
+    inner = x.shape[2:-1]
+
+    def index(h, step):
+      return step.row, h, *[0] * len(inner), at(step)
+
+    return _Part(x, (1, self.heads, *inner, size), index)
+
+
+def _inputs(settings, cut: _Cut, q, k, v, terms, bounds) -> dict[str, _Part]:
+  """The inputs of every pass, by name."""
+  parts = {"q": cut.queries(q), "k": cut.keys(k), "v": cut.keys(v)}
+  if terms:
+    parts["of_query"] = cut.queries(terms["of_query"])
+    parts["of_key"] = cut.keys(terms["of_key"])
+  for name, bound in bounds.items():
+    parts[name] = _Part(
+      bound[:, None],
+      (1, 1, settings.blocks.q_size),
+      lambda h, step: (step.row, 0, step.q),
+    )
+  if terms:
+    dtype = terms["of_query"].dtype
+    table = diagonals.one_hots(settings.edges, settings.blocks, dtype)
+    parts["one_hots"] = _Part(
+      table,
+      (1, *table.shape[1:]),
+      lambda h, step: (diagonals.offset(step, settings.blocks), 0, 0, 0),
+    )
+  return parts
 
 
 def _call(
-  body,
+  settings: KernelSettings,
   name: str,
-  *,
-  settings,
+  body: Callable,
   schedule: Schedule,
-  arrays,
+  *,
   seeds,
-  outputs,
-  scratch,
-  products,
-):
-  """Runs a kernel over a schedule; scratch is per head, and float32."""
-  rows, kv_heads, group, width, _ = arrays["q"].shape
-  blocks = settings.blocks
-  heads = heads_of_a_step(kv_heads, group, width, blocks, arrays["q"].dtype)
-  arrays = {n: x[:, None] if x.ndim == 2 else x for n, x in arrays.items()}
-  if settings.edges is not None:
-    dtype = arrays["of_query"].dtype
-    arrays["one_hots"] = diagonals.one_hots(settings.edges, blocks, dtype)
+  inputs: dict[str, _Part],
+  outputs: dict[str, _Part],
+  sums: list[tuple[int, ...]],
+  products: int,
+) -> list[jax.Array]:
+  """Runs `body(block, outputs, sums)` over a schedule.
+
+  The sums are float32 scratch memory of these shapes for each head. The kernel
+  makes so many `products` of queries and keys, or of their size.
+  """
+  rows, kv_heads, group = inputs["q"].array.shape[:3]
+  heads = inputs["q"].block[1]
   # Scalars are in scalar memory before the grid begins: a table's steps and
   # the dropout's seeds, which the kernel and its index maps read by program id.
   grid, scalars = schedule.grid(rows), schedule.scalars
   if seeds is not None:
     scalars += (jax.lax.bitcast_convert_type(seeds, jnp.int32).reshape(-1),)
 
-  def spec(name, x):
-    shape, index = _part(name, x.shape, heads, blocks)
+  def spec(part):
+    def index(h, *rest):
+      return part.index(h, schedule.at(rest[: len(grid)], rest[len(grid) :]))
 
-    def index_map(h, *rest):
-      return index(h, schedule.at(rest[: len(grid)], rest[len(grid) :]))
-
-    return pl.BlockSpec(shape, index_map)
+    return pl.BlockSpec(part.block, index)
 
   def kernel(*refs):
-    prefetched, refs = refs[: len(scalars)], refs[len(scalars) :]
-    ins = dict(zip(arrays, refs[: len(arrays)], strict=True))
-    refs = refs[len(arrays) :]
-    outs = dict(zip(outputs, refs[: len(outputs)], strict=True))
+    refs = iter(refs)
+    prefetched = [next(refs) for _ in scalars]
+    ins = {name: next(refs) for name in inputs}
+    outs = {name: next(refs) for name in outputs}
     head, *ids = (pl.program_id(axis) for axis in range(1 + len(grid)))
     step = schedule.at(ids, prefetched)
 
@@ -328,63 +392,42 @@ def _call(
       at = (step.row * kv_heads + head * heads + h) * group + g
       return prefetched[-1][at]
 
-    block = ScoreBlock(settings, step, ins, seed, heads, group)
-    body(block, outs, *refs[len(outputs) :])
+    body(ScoreBlock(settings, step, ins, seed, heads, group), outs, list(refs))
 
   return pl.pallas_call(
     kernel,
     out_shape=[
-      jax.ShapeDtypeStruct(x.shape, x.dtype) for x in outputs.values()
+      jax.ShapeDtypeStruct(part.array.shape, part.array.dtype)
+      for part in outputs.values()
     ],
     grid_spec=pltpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=len(scalars),
       grid=(kv_heads // heads, *grid),
-      in_specs=[spec(*item) for item in arrays.items()],
-      out_specs=[spec(*item) for item in outputs.items()],
-      scratch_shapes=[pltpu.VMEM((heads, *s), jnp.float32) for s in scratch],
+      in_specs=[spec(part) for part in inputs.values()],
+      out_specs=[spec(part) for part in outputs.values()],
+      scratch_shapes=[pltpu.VMEM((heads, *s), jnp.float32) for s in sums],
     ),
     compiler_params=pltpu.CompilerParams(
       # Heads may go to two cores; steps must not: sums wait in scratch.
       dimension_semantics=("parallel", *["arbitrary"] * len(grid))
     ),
-    cost_estimate=_cost(settings, arrays, outputs, products),
+    cost_estimate=_cost(
+      settings, [*inputs.values(), *outputs.values()], products
+    ),
     interpret=settings.interpret,
     name=name,
-  )(*scalars, *arrays.values())
+  )(*scalars, *(part.array for part in inputs.values()))
 
 
-def _part(name: str, shape, heads: int, blocks: Blocks) -> tuple:
-  """Returns the shape of an array's part, and `index(h, step)`: where it is."""
-  if name == "one_hots":
-    at = functools.partial(diagonals.offset, blocks=blocks)
-    return (1, *shape[1:]), lambda h, step: (at(step), 0, 0, 0)
-  if name in ("start", "end"):
-    return (1, 1, blocks.q_size), lambda h, step: (step.row, 0, step.q)
-  if name in _OF_KEYS:
-    size, at = blocks.k_size, lambda step: step.k
-  elif name.endswith(_ROW):
-    size, at = blocks.queries, lambda step: 0
-  else:
-    size, at = blocks.q_size, lambda step: step.q
-  whole = shape[2:-1]
-
-  def index(h, step):
-    return step.row, h, *[0] * len(whole), at(step)
-
-  return (1, heads, *whole, size), index
-
-
-def _cost(settings, arrays, outputs, products: int) -> pl.CostEstimate:
-  """Counts work, of a table as if it hid nothing more, and each array once."""
-  q = arrays["q"]
-  scores = math.prod(_rows(q)) * settings.blocks.keys
+def _cost(settings, parts, products: int) -> pl.CostEstimate:
+  """Work as if a table hid nothing more, and each array moved once."""
+  arrays = [part.array for part in parts]
+  q = arrays[0]
+  scores = q.size // q.shape[3] * settings.blocks.keys
   if settings.causal:
     scores //= 2
-  if settings.edges is not None:
-    products += 2 + sum(name.startswith("of_") for name in outputs)
-  moved = [*arrays.values(), *outputs.values()]
   return pl.CostEstimate(
     flops=2 * products * scores * q.shape[3],
     transcendentals=scores,
-    bytes_accessed=sum(x.size * x.dtype.itemsize for x in moved),
+    bytes_accessed=sum(x.size * x.dtype.itemsize for x in arrays),
   )
