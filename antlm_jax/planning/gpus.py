@@ -16,7 +16,7 @@ from jax.experimental import topologies
 from jax.sharding import PartitionSpec
 from jaxlib import xla_client
 
-from antlm_jax.attention import api
+from antlm_jax.attention.backends import BACKENDS
 from antlm_jax.attention.split import on_shards
 from antlm_jax.errors import UserError
 from antlm_jax.planning import compilers
@@ -148,12 +148,12 @@ def without_cudnn() -> Iterator[None]:
     run = functools.partial(_local, prepared.mask.causal)
     return on_shards(run, (spec,) * 3, spec)(q, k, v)
 
-  real = api.IMPLEMENTATIONS["cudnn"]
-  api.IMPLEMENTATIONS["cudnn"] = attend
+  real = BACKENDS["cudnn"]
+  BACKENDS["cudnn"] = real._replace(run=attend)
   try:
     yield
   finally:
-    api.IMPLEMENTATIONS["cudnn"] = real
+    BACKENDS["cudnn"] = real
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

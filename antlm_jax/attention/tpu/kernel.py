@@ -53,10 +53,10 @@ def cut(queries: int, keys: int, group: int, width: int, dtype) -> Blocks:
   return Blocks.of(queries, keys, largest)
 
 
-def obstacle(q, kv_heads: int, buckets: int = 0) -> str | None:
-  """Returns what the kernel would need for queries q `[B, T, N, H]`."""
-  group = q.shape[2] // kv_heads
-  if q.dtype == jnp.float16:
+def obstacle(q, kv_heads: int, dtype, buckets: int = 0) -> str | None:
+  """Returns what the kernel needs and queries `[B, T, N, H]` = q lack."""
+  group = q[2] // kv_heads
+  if dtype == "float16":
     return "float32 or bfloat16, not float16"
   if buckets > LANES:
     return f"position terms of at most {LANES} buckets, not {buckets}"
@@ -64,8 +64,8 @@ def obstacle(q, kv_heads: int, buckets: int = 0) -> str | None:
     return f"as many key as query heads with position terms, not {kv_heads}"
   if buckets and "v4" in device().device_kind.lower():
     return "a TPU of generation 5 or later with position terms"
-  # The smallest block of a group's queries still is one of all its heads.
-  most = 2 * _most_scores(q.shape[3], q.dtype) // LANES**2
+  # The smallest block of a group's queries has all of the group's heads.
+  most = 2 * _most_scores(q[3], dtype) // LANES**2
   if group > most:
     return f"at most {most} query heads to a key head; these are {group}"
   return None
