@@ -217,11 +217,10 @@ def test_data_that_changed_is_copied_anew(gcs):
   assert (second / "rows").read_bytes() == b"two"
 
 
-def test_large_data_is_copied_in_parts(gcs, monkeypatch):
-  rows = np.random.default_rng(0).bytes(10_001)
+def test_large_data_is_copied_whole(gcs):
+  rows = np.random.default_rng(0).bytes(40_000_001)  # in several requests
   gcs.put("bucket", "large/rows", rows, {})
   gcs.put("bucket", "large/stamp", b"", {})
-  monkeypatch.setattr(buckets, "_CHUNK", 1000)
   copy = buckets.local("gs://bucket/large", "stamp")
   assert (copy / "rows").read_bytes() == rows
 
@@ -279,8 +278,24 @@ def test_a_mirror_that_fails_says_so_once_and_keeps_its_files(allowed, capsys):
     mirror.push(wait=10)
   told = capsys.readouterr().out
   assert told.count("cannot be copied") == 1 and "no right to POST" in told
-  assert f"is in {mirror.folder}" in told
+  assert f"are in {mirror.folder}" in told
   assert (mirror.folder / "log").read_text() == "one\n"
+  shutil.rmtree(mirror.folder)
+
+
+def test_a_bug_in_copying_is_not_an_unreachable_bucket(gcs, monkeypatch):
+  def bug(path):
+    raise ValueError("a bug")
+
+  with (
+    pytest.raises(ValueError, match="a bug"),
+    buckets.Mirror("gs://bucket/bug") as mirror,
+  ):
+    (mirror.folder / "log").write_text("one\n")
+    monkeypatch.setattr(type(mirror.folder), "read_bytes", bug)
+    mirror.push(wait=10)
+    mirror.push(wait=10)
+  assert (mirror.folder / "log").exists()
   shutil.rmtree(mirror.folder)
 
 
@@ -300,7 +315,6 @@ def test_training_does_not_wait_for_a_bucket_that_hangs(allowed):
 
 
 def test_without_gcsfs_the_package_is_named(monkeypatch):
-  files._set_up_buckets.cache_clear()
   monkeypatch.setattr(files.importlib.util, "find_spec", lambda name: None)
   with pytest.raises(UserError, match="pip install gcsfs"):
     files.path("gs://bucket/run")

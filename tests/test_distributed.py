@@ -333,7 +333,7 @@ def test_a_process_without_peers_does_not_wait_for_ever(process):
   done = join(f"127.0.0.1:{port}", process)
   assert done.returncode == 1, done.stderr
   line = done.stderr.splitlines()[-1]
-  assert f"did not all come together at 127.0.0.1:{port} within 3 s" in line
+  assert f"did not all join at 127.0.0.1:{port} within 3 s" in line
 
 
 def test_a_port_that_is_taken_is_told():
@@ -463,6 +463,6 @@ def test_addresses_that_are_not_whole_are_told(
 def test_a_number_of_tasks_that_is_none_is_told(count, joined, monkeypatch):
   for name, value in (SLURM | {"SLURM_NTASKS": count}).items():
     monkeypatch.setenv(name, value)
-  with pytest.raises(UserError, match=f"SLURM_NTASKS={count} is no number"):
+  with pytest.raises(UserError, match=f"SLURM_NTASKS={count} is not a number"):
     processes.initialize()
   assert not joined

@@ -16,15 +16,9 @@ from antlm_jax.runtime import files
 # ------------------------------------------------------------------- reading
 
 
-def _fifo(path):
-  os.mkfifo(path)
-
-
 _UNREADABLE = [
   (lambda path: None, "No such file"),
   (lambda path: path.mkdir(), "Is a directory"),
-  (_fifo, "not a regular file"),
-  (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
   (lambda path: path.write_bytes(b'{}\n"\xff"'), "line 2: not UTF-8"),
 ]
 
@@ -48,9 +42,6 @@ def test_what_cannot_be_read_is_told_with_its_name(tmp_path, read, make, told):
     ("", "line 1: not JSON: Expecting value"),
     ('{\n "a": 1,\n}', "line 3: not JSON: Expecting property name"),
     ("[1]", "line 1: not a JSON object"),
-    ('{"a": ' + "[" * 100_000, "line 1: nested too deeply"),
-    ('{"a": "\\ud800"}', "surrogates not allowed"),
-    ('{"a": ' + "9" * 5000 + "}", "line 1: not JSON: Exceeds the limit"),
   ],
 )
 def test_what_is_no_json_is_told_with_its_line(tmp_path, text, told):
@@ -65,14 +56,15 @@ def test_what_is_no_json_is_told_with_its_line(tmp_path, text, told):
   assert list(files.read_jsonl(path, "x", lenient=True)) == [(1, {"a": 1})]
 
 
-@pytest.mark.parametrize("name", ["a\0b", "x" * 5000])
-def test_impossible_names_are_told(tmp_path, name):
-  path = f"{tmp_path}/{name}"
-  with pytest.raises(UserError, match="cannot read x"):
-    files.read_json(path, "x")
-  with pytest.raises(UserError, match="cannot write"):
-    files.write_text(path, "")
-  assert not list(tmp_path.iterdir())
+def test_a_bug_is_not_a_bad_file(tmp_path, monkeypatch):
+  def bug(*args, **kwargs):
+    raise ValueError("a bug")
+
+  monkeypatch.setattr(files.pathlib.Path, "read_bytes", bug)
+  with pytest.raises(ValueError, match="a bug"):
+    files.read_text(tmp_path, "x")
+  with pytest.raises(ValueError, match="a bug"), files.writing(tmp_path):
+    bug()
 
 
 def test_other_line_separators_are_part_of_a_line(tmp_path):
@@ -135,7 +127,7 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
   assert (tmp_path / "x" / "of" / "it").read_text() == "all"
 
 
-def test_what_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
+def test_content_reaches_the_disk_before_the_rename(tmp_path, monkeypatch):
   calls = []
   monkeypatch.setattr(files.os, "fsync", lambda file: calls.append("fsync"))
   replace = files.pathlib.Path.replace
@@ -153,6 +145,7 @@ def test_what_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
   [
     OSError(28, "No space left on device"),
     RuntimeError("Failed: No space left on device (os error 28)"),
+    ValueError("Error writing: No space left on device [os_error_code='28']"),
   ],
 )
 def test_a_full_disk_is_told_with_the_path(error):
@@ -174,7 +167,6 @@ def test_writing_is_checked_before_the_work(tmp_path):
     (tmp_path / "file" / "x", False),
     (tmp_path / "file", True),
     (tmp_path / "file" / "x", True),
-    (tmp_path / "a\0b", False),
     ("/proc/x", False),
   ):
     with pytest.raises(UserError, match="cannot write"):

@@ -369,8 +369,6 @@ GOOD = '{"sentence": "a", "label": 1}'
     (GOOD.replace("1", "NaN"), "line 1: the label nan is not one of 0, 1"),
     (GOOD.replace("1", "1e999"), "line 1: the label inf is not one of 0, 1"),
     (GOOD.replace("1", "[1]"), r"line 1: the label \[1\] is not one of 0, 1"),
-    (GOOD.replace("a", "\\ud800"), "line 1: not JSON: .*surrogates"),
-    ("[" * 100_000, "line 1: nested too deeply"),
     ('{"sentence": "a"}', "line 1: no field 'label'"),
     ('{"label": 1}', "line 1: no field 'sentence'"),
     (GOOD.replace("1", "2"), "line 1: the label 2 is not one of 0, 1"),

@@ -680,7 +680,7 @@ def test_a_sweep_ranks_the_meshes(small, tmp_path, capsys):
     (["--topology=v5e:2x2", "--slices=0"], "--slices=0 is not at least 1"),
     (["--topology=v5e:2x2", "--mesh=4"], "unknown argument '--mesh=4'"),
     (["--topology=v4:2x2x1", "--slices=2"], "is not published"),
-    (["--topology=v5e:2x2", "--output=."], r"cannot write \.: Is a directory"),
+    (["--topology=v5e:2x2", "--output=."], r"cannot write \.: not a regular"),
     (["--topology=v5e:2x2", "--output=/dev/null"], "not a regular file"),
     (["--topology=v5e:2x2", "--output=/proc/x/y"], "cannot write /proc/x/y"),
     (

@@ -178,6 +178,8 @@ def write(
     UserError: if it cannot be written, or exists.
   """
   path = files.path(path)
+  if path.exists():
+    raise UserError(f"{path} already exists: give another folder")
   counters = {"step": np.asarray(step, np.int32)}
   items = {"params": dict(params), "counters": counters}
   fields = meta.to_json()
@@ -185,11 +187,9 @@ def write(
     fields["task"] = task.to_json()
     if task.params:
       items["head"] = dict(task.params)
-  try:
+  with files.writing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.check_space(path.parent, items)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
       saver.save(path, checkpoint.save_args(items, fields))
-  except files.failures() as error:
-    raise UserError(f"writing {path} failed: {files.reason(error)}") from error
   return path

@@ -1,7 +1,7 @@
-"""Runs and data in a bucket: what must be on this machine all the same.
+"""Runs and data in a bucket: the files that must be on this machine.
 
-Files that grow (metrics, TensorBoard's) cannot be there, since objects cannot
-be appended to: `Mirror` copies them. Rows are read from a copy: `local`.
+Objects in a bucket cannot grow, so `Mirror` copies the files that do (metrics,
+TensorBoard's). `local` copies prepared data.
 """
 
 import concurrent.futures
@@ -19,25 +19,24 @@ from antlm_jax import units
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes, progress
 
-_EVERY = 30.0  # seconds from one copy of the mirror to the next, at least
+_EVERY = 30.0  # least seconds from one copy of the mirror to the next
 PATIENCE = 10.0  # seconds that training waits for a copy
-_CHUNK = 32 << 20  # bytes of a request
-_REQUESTS = 8  # at a time
 
 
 class Mirror:
   """The folder on this machine for the files of a run that grow.
 
-  For a run on this machine that is its own. For one in a bucket it is a new
-  one, with the files `fetched`, from which the first process copies to the
-  bucket what has changed. It ends with its block, unless its last copy failed.
+  For a run on this machine, it is the run's folder. For a run in a bucket, it
+  is a new folder with the files `fetched`. The first process copies changed
+  files from there to the bucket. The folder is deleted at the end of the block,
+  unless the last copy failed.
 
   Attributes:
-    workdir: The run's folder, as `files.path` gives it.
-    folder: Where to write.
+    workdir: The run's folder, as `files.path` returns it.
+    folder: The folder to write to.
 
   Raises:
-    UserError: if the bucket is not there, or may not be written.
+    UserError: if the bucket does not exist, or cannot be written.
   """
 
   def __init__(self, workdir: str | os.PathLike, *fetched: str):
@@ -49,12 +48,12 @@ class Mirror:
     if self._copies:
       _check(self.workdir)
     self.folder = pathlib.Path(tempfile.mkdtemp(prefix="antlm_jax_"))
-    # One thread: copies of the same file are not to overtake each other.
+    # One thread: an older copy of a file must not replace a newer one.
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
     self._copying: concurrent.futures.Future | None = None
     self._begun = 0.0
     self._seen: dict[pathlib.Path, int] = {}
-    self._failed = ""
+    self._failed, self._whole = "", False  # the last copy
     for name in fetched if self._copies else ():
       with contextlib.suppress(FileNotFoundError):
         data = (self.workdir / name).read_bytes()
@@ -64,24 +63,26 @@ class Mirror:
     return self
 
   def __exit__(self, *exception):
-    if not files.is_remote(self.workdir):
+    if self.folder == self.workdir:
       return
     self.push(wait=6 * PATIENCE)
     self._pool.shutdown(wait=False, cancel_futures=True)
-    if self._copies and (self._failed or not self._copying.done()):
+    if self._copies and not self._whole:
       progress.say(f"files not copied to {self.workdir} are in {self.folder}")
     else:
       shutil.rmtree(self.folder, ignore_errors=True)
 
   def push(self, wait: float = 0.0) -> None:
-    """Begins to copy to the bucket what has changed.
+    """Starts to copy changed files to the bucket.
 
-    Waits so many seconds until it is there; with 0, does nothing where
-    something was copied a moment ago.
+    Waits at most `wait` seconds for the copy. With 0, it skips copies that are
+    less than 30 seconds apart.
     """
     if not self._copies:
       return
     idle = self._copying is None or self._copying.done()
+    if self._copying is not None and idle:
+      self._copying.result()  # raises what `_copy` did not expect
     if wait or (idle and time.monotonic() - self._begun >= _EVERY):
       self._begun = time.monotonic()
       self._copying = self._pool.submit(self._copy)
@@ -89,6 +90,7 @@ class Mirror:
       concurrent.futures.wait([self._copying], timeout=wait)
 
   def _copy(self) -> None:
+    self._whole = False
     try:
       for path in sorted(self.folder.rglob("*")):
         if not path.is_file() or path.suffix == ".tmp":  # half written
@@ -97,9 +99,9 @@ class Mirror:
           name = path.relative_to(self.folder).as_posix()
           (self.workdir / name).write_bytes(path.read_bytes())
           self._seen[path] = changed
-      self._failed = ""
+      self._failed, self._whole = "", True
     except files.failures() as error:
-      if not self._failed:  # told once; the next push tries again
+      if not self._failed:  # the next push tries again, silently
         self._failed = files.reason(error)
         progress.say(
           f"metrics cannot be copied to {self.workdir} now: {self._failed}"
@@ -107,10 +109,10 @@ class Mirror:
 
 
 def _check(url) -> None:
-  """Uses every right that a run needs: they have no better test."""
+  """Tries every right that a run needs."""
   probe = url / f".writable-{os.getpid()}"
   try:
-    # Orbax asks the same, to know whether the bucket has real folders.
+    # Orbax asks for the bucket, too, to know whether it has real folders.
     fsspec.filesystem("gcs").call("GET", f"b/{url.parts[2]}")
     probe.write_text("")
     probe.read_text()
@@ -119,25 +121,25 @@ def _check(url) -> None:
     raise UserError(
       f"{url}: there is no such bucket: gcloud storage buckets create makes one"
     ) from error
-  except files.failures() as error:
+  except (*files.failures(), ValueError) as error:  # that of a name's letters
     raise UserError(f"{url} cannot be used: {files.reason(error)}") from error
 
 
 def local(folder: str | os.PathLike, stamp: str) -> pathlib.Path:
   """Returns a folder on this machine: itself, or a copy of one in a bucket.
 
-  A copy, of the files in it and not of its subfolders, is kept in the user's
-  cache. `stamp` is the file that is another one when the content is.
+  The copy, without subfolders, is kept in the user's cache. `stamp` is the name
+  of a file that changes with the content.
 
   Raises:
-    UserError: if there is no stamp, no room, or no way to read it.
+    UserError: if there is no stamp, no space, or no way to read the folder.
   """
   if not files.is_remote(folder):
     return pathlib.Path(folder)
   source = files.path(folder)
   try:
     content = (source / stamp).read_bytes()
-    # Other content has another name: an older copy is never taken for it.
+    # Other content has another name, so that an old copy is never used for it.
     key = hashlib.sha256(f"{source}\n".encode() + content).hexdigest()[:16]
     copy = files.cache() / key
     copy.parent.mkdir(parents=True, exist_ok=True)
@@ -166,30 +168,6 @@ def _fetch(source, copy: pathlib.Path) -> None:
   aside = copy.with_suffix(".part")
   shutil.rmtree(aside, ignore_errors=True)
   aside.mkdir()
-  for name in sizes:  # the parts are written into them, in any order
-    (aside / pathlib.PurePosixPath(name).name).touch()
-  with concurrent.futures.ThreadPoolExecutor(_REQUESTS) as pool:
-    parts = [
-      pool.submit(_fetch_part, system, name, start, size, aside)
-      for name, size in sizes.items()
-      for start in range(0, size, _CHUNK)
-    ]
-    try:
-      for part in progress.track(
-        parts, f"{_CHUNK >> 20} MB", f"copying {source}"
-      ):
-        part.result()
-    except BaseException:
-      pool.shutdown(wait=False, cancel_futures=True)
-      raise
+  for name in progress.track(list(sizes), "file", f"copying {source}"):
+    system.get_file(name, str(aside / pathlib.PurePosixPath(name).name))
   aside.rename(copy)
-
-
-def _fetch_part(system, name: str, start: int, size: int, folder) -> None:
-  stop = min(start + _CHUNK, size)
-  data = system.cat_file(name, start=start, end=stop)
-  if len(data) != stop - start:
-    raise OSError(f"{name} ended at byte {start + len(data)} of {size}")
-  with (folder / pathlib.PurePosixPath(name).name).open("r+b") as file:
-    file.seek(start)
-    file.write(data)

@@ -1,14 +1,13 @@
-"""Files: where they are, reading them with clear errors, writing them whole.
+"""Reads files with clear errors, and writes them whole or not at all.
 
-A path that begins with gs:// is a place in a bucket of Google Cloud Storage.
-`path` makes it an `epath.Path`, which is used like a `pathlib.Path`.
+A path that begins with gs:// names a file in a bucket of Google Cloud Storage.
+`path` returns it as an `epath.Path`, which works like a `pathlib.Path`.
 """
 
 import contextlib
 import csv
 import errno
 import fcntl
-import functools
 import importlib.util
 import io
 import json
@@ -27,46 +26,41 @@ from etils import epath
 
 from antlm_jax.errors import UserError
 
-_BUCKETS = "gs://"
-# How tensorstore names what is no fault of the files.
-_OUT_OF_REACH = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED")
 FULL = os.strerror(errno.ENOSPC)
+# In tensorstore's errors, which are all ValueErrors: a bucket is out of reach.
+_OUT_OF_REACH = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED")
+_TENSORSTORES = ("os_error_code=", *_OUT_OF_REACH)  # it cannot write
 
 
 def is_remote(path: str | os.PathLike) -> bool:
   """Whether a path is in a bucket."""
-  return os.fspath(path).startswith(_BUCKETS)
+  return os.fspath(path).startswith("gs://")
 
 
 def path(where: str | os.PathLike) -> pathlib.Path | epath.Path:
   """Returns an absolute path, on this machine or in a bucket.
 
   Raises:
-    UserError: if it is in a bucket, and what reads buckets is not installed.
+    UserError: if it is in a bucket, and gcsfs is not installed.
   """
   if not is_remote(where):
     return pathlib.Path(where).absolute()
-  _set_up_buckets()
-  return epath.Path(where)
-
-
-def cache() -> pathlib.Path:
-  """Returns this library's folder in the user's cache; it may not be there."""
-  base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-  return pathlib.Path(base, "antlm_jax")
-
-
-@functools.cache
-def _set_up_buckets() -> None:
   if importlib.util.find_spec("gcsfs") is None:
     raise UserError(
       "gs:// paths need gcsfs, which is missing: pip install gcsfs"
     )
-  # It would not see what tensorstore and other processes write.
+  # A cached listing would lack the files of tensorstore and other processes.
   fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
-  # They log errors that are raised as well.
+  # These log the errors that they raise.
   for name in ("gcsfs", "google.auth"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
+  return epath.Path(where)
+
+
+def cache() -> pathlib.Path:
+  """Returns this library's folder in the user's cache; it may not exist."""
+  base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  return pathlib.Path(base, "antlm_jax")
 
 
 # ------------------------------------------------------------------- reading
@@ -77,40 +71,28 @@ def read_text(
 ) -> str:
   """Reads a text file, on this machine or in a bucket.
 
-  `what` names it in errors, such as `the config`; `lenient` replaces bytes that
-  are not UTF-8.
+  `what` names the file in errors, such as `the config`; `lenient` replaces
+  bytes that are not UTF-8.
 
   Raises:
-    UserError: if it is missing, no regular file, or not UTF-8.
+    UserError: if the file cannot be read, or is not UTF-8.
   """
   try:
-    if not is_remote(where):
-      _check_regular(pathlib.Path(where))
     data = path(where).read_bytes()
-  except failures() as error:
-    raise UserError(f"cannot read {what} {where}: {_why(error)}") from error
-  try:
     return data.decode("utf-8", "replace" if lenient else "strict")
   except UnicodeDecodeError as error:
     line = data.count(b"\n", 0, error.start) + 1
-    raise UserError(
-      f"cannot read {what} {where}, line {line}: not UTF-8: {error.reason}"
-    ) from error
-
-
-def _check_regular(file: pathlib.Path) -> None:
-  """A FIFO or a device would be waited for, or have no end."""
-  if file.is_dir():
-    raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-  if file.exists() and not file.is_file():
-    raise OSError(errno.EINVAL, "not a regular file")
+    why = f"line {line}: not UTF-8: {error.reason}"
+  except failures() as error:
+    why = _why(error)
+  raise UserError(f"cannot read {what} {where}: {why}")
 
 
 def read_json(where: str | os.PathLike, what: str) -> dict:
   """Reads a file that holds one JSON object.
 
   Raises:
-    UserError: as `read_text`, or if it is anything else.
+    UserError: as `read_text`, or if the file holds something else.
   """
   return _object(read_text(where, what), f"cannot read {what} {where}", 1)
 
@@ -118,14 +100,15 @@ def read_json(where: str | os.PathLike, what: str) -> dict:
 def read_jsonl(
   where: str | os.PathLike, what: str, lenient: bool = False
 ) -> Iterator[tuple[int, dict]]:
-  """Yields each JSON object of a file of one a line, and the line's number.
+  """Yields the line numbers and objects of a file with a JSON object a line.
+
+  `lenient` skips other lines, such as one that a kill cut short.
 
   Raises:
-    UserError: as `read_text`, or if a line is anything else, and not empty;
-      `lenient` leaves such lines out, as one that a kill has cut off.
+    UserError: as `read_text`, or if a line holds something else.
   """
   text = read_text(where, what, lenient)
-  # Not splitlines: U+2028 and the like may stand inside a JSON string.
+  # Not splitlines: U+2028 and the like may be part of a JSON string.
   for number, line in enumerate(text.split("\n"), start=1):
     if line.strip():
       try:
@@ -135,15 +118,27 @@ def read_jsonl(
           raise
 
 
+def _object(text: str, start: str, line: int) -> dict:
+  """Parses a JSON object that begins on `line`; errors begin with `start`."""
+  try:
+    found = json.loads(text)
+  except json.JSONDecodeError as error:
+    line += error.lineno - 1
+    raise UserError(f"{start}, line {line}: not JSON: {error.msg}") from error
+  if not isinstance(found, dict):
+    raise UserError(f"{start}, line {line}: not a JSON object")
+  return found
+
+
 def read_csv(
   where: str | os.PathLike, what: str, **dialect
 ) -> Iterator[tuple[int, dict[str, str]]]:
-  """Yields each row of a CSV file by its columns, and its line's number.
+  """Yields the line numbers and rows of a CSV file.
 
-  The first row names the columns; `dialect` is as for `csv.reader`.
+  The first row names the columns; `dialect` has options of `csv.reader`.
 
   Raises:
-    UserError: as `read_text`, or if it is not CSV.
+    UserError: as `read_text`, or if the file is not CSV.
   """
   rows = csv.DictReader(io.StringIO(read_text(where, what), ""), **dialect)
   try:
@@ -155,59 +150,40 @@ def read_csv(
     ) from error
 
 
-def _object(text: str, where: str, line: int) -> dict:
-  """Parses a JSON object that begins on a line of a file."""
-  try:
-    found = json.loads(text)
-    if "\\u" in text:  # half a surrogate pair could never be written again
-      json.dumps(found, ensure_ascii=False).encode("utf-8")
-    if isinstance(found, dict):
-      return found
-    why = "not a JSON object"
-  except json.JSONDecodeError as error:
-    line, why = line + error.lineno - 1, f"not JSON: {error.msg}"
-  except RecursionError:
-    why = "nested too deeply"
-  except ValueError as error:  # of half a pair, or a number of 5,000 digits
-    why = f"not JSON: {error}"
-  raise UserError(f"{where}, line {line}: {why}")
-
-
 # ------------------------------------------------------------------- writing
 
 
 @contextlib.contextmanager
 def writing(where: str | os.PathLike) -> Iterator[None]:
-  """Makes what the system refuses in its block a `UserError` with the path."""
+  """Raises failures to write in its block as a `UserError` with the path."""
   try:
     yield
   except (UserError, BrokenPipeError):
     raise
-  except Exception as error:
-    ours = isinstance(error, (OSError, *_clients_failures()))
-    # Libraries wrap a full disk in errors of their own.
-    if not ours and not any(w in str(error) for w in (FULL, "null byte")):
+  except Exception as error:  # libraries wrap a full disk in many types
+    wrapped = any(word in str(error) for word in (FULL, *_TENSORSTORES))
+    if not wrapped and not isinstance(error, failures()):
       raise
     raise UserError(f"cannot write {where}: {_why(error)}") from error
 
 
 @contextlib.contextmanager
 def replacing(where: str | os.PathLike) -> Iterator[pathlib.Path]:
-  """Yields the path of a file or folder to make, which then takes its place.
+  """Yields a temporary path, which replaces `where` at the end of the block.
 
-  There is all of it or nothing, also when the machine goes down. A folder
-  replaces nothing but an empty one.
+  The new file or folder appears whole or not at all, even if the machine goes
+  down. A folder replaces nothing but an empty folder.
 
   Raises:
     UserError: if it cannot be written.
   """
   target = pathlib.Path(where).absolute()
+  aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
   with writing(where):
-    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
       target.parent.mkdir(parents=True, exist_ok=True)
       yield aside
-      # A rename may reach the disk before what is in the file.
+      # A rename may reach the disk before the file's content.
       for file in (aside, *aside.rglob("*")):
         if file.is_file():
           with file.open("rb") as opened:
@@ -224,7 +200,7 @@ def write_text(where: str | os.PathLike, text: str) -> None:
   Raises:
     UserError: if it cannot be written.
   """
-  if is_remote(where):  # an object is there when it is whole
+  if is_remote(where):  # an object appears when it is whole
     with writing(where):
       path(where).write_text(text)
     return
@@ -238,33 +214,29 @@ def write_json(where: str | os.PathLike, value, indent: int = 2) -> None:
 
 
 def check_writable(where: str | os.PathLike, folder: bool = False) -> None:
-  """Fails before the work is done rather than after.
+  """Checks, before long work, that its result can be written.
 
   Raises:
-    UserError: if the file, or the folder, could not be written.
+    UserError: if the file, or the folder, cannot be written.
   """
   target = pathlib.Path(where).absolute()
   place = target if folder else target.parent
   with writing(where):
-    os.access(target, os.F_OK)  # raises for names that cannot be
-    if not folder:
-      _check_regular(target)
+    if target.exists() and not folder and not target.is_file():
+      raise OSError(errno.EINVAL, "not a regular file")
     nearest = next(p for p in (place, *place.parents) if p.exists())
-    if not nearest.is_dir():
-      raise NotADirectoryError(errno.ENOTDIR, f"{nearest} is no folder")
-    tempfile.TemporaryFile(dir=nearest).close()  # a right is not enough
+    tempfile.TemporaryFile(dir=nearest).close()  # permissions may not suffice
 
 
 @contextlib.contextmanager
 def locked(where: str | os.PathLike, wait: bool = False) -> Iterator[None]:
   """Holds a lock for the time of its block.
 
-  The system frees it when its holder ends. The file, which says who that is,
-  stays. A bucket has no locks: there none is held.
+  The system releases the lock when its holder ends. The file names the last
+  holder and is never deleted. Buckets have no locks.
 
   Raises:
-    UserError: if another process holds it, which it names, and this one is not
-      to `wait` for it.
+    UserError: if another process holds the lock. With `wait`, it waits instead.
   """
   if is_remote(where):
     yield
@@ -294,43 +266,51 @@ def locked(where: str | os.PathLike, wait: bool = False) -> Iterator[None]:
 
 
 def failures() -> tuple[type[Exception], ...]:
-  """Returns what reading or writing files may raise; buckets raise more."""
-  return (OSError, ValueError, *_clients_failures())
+  """Returns the errors of files and buckets; all others are bugs.
 
-
-def _clients_failures() -> tuple[type[Exception], ...]:
-  """The errors of gcsfs, and of those below it, which no class unites."""
+  tensorstore raises ValueErrors instead: `writing` knows them by their text.
+  """
   if "gcsfs" not in sys.modules:
-    return ()
+    return (OSError,)
   import aiohttp
   from gcsfs.retry import HttpError
   from google.api_core.exceptions import GoogleAPIError
   from google.auth.exceptions import GoogleAuthError
 
-  return aiohttp.ClientError, HttpError, GoogleAPIError, GoogleAuthError
+  # No class unites the errors of gcsfs and of the libraries below it.
+  return (
+    OSError,
+    aiohttp.ClientError,
+    HttpError,
+    GoogleAPIError,
+    GoogleAuthError,
+  )
 
 
 def out_of_reach(error: Exception) -> bool:
-  """Whether a bucket failed, or a right to it, rather than what is there."""
-  return isinstance(error, (*_clients_failures(), TimeoutError)) or any(
-    word in str(error) for word in (*_OUT_OF_REACH, "Forbidden: ")
+  """Whether a bucket, or the right to use it, is missing, not its content."""
+  words = (*_OUT_OF_REACH, "Forbidden: ")
+  return isinstance(error, (*failures()[1:], TimeoutError)) or any(
+    word in str(error) for word in words
   )
 
 
 def reason(error: Exception) -> str:
-  """Returns why a file could not be read or written, in a line."""
-  text = " ".join(str(error).split())
-  if getattr(error, "strerror", None):
-    text = f"{error.strerror}: {error.filename}"
-  elif isinstance(error, KeyError):
-    text = f"it has no {text}"
-  elif FULL in text and not text.startswith(FULL):
-    text = FULL  # at the end of a long story of tensorstore's
-  if "nonymous" in text:
-    return "you are not logged in: gcloud auth application-default login"
-  return (text or type(error).__name__)[:300]
+  """Returns in one line why a file could not be read or written."""
+  if getattr(error, "filename", None):
+    return f"{error.strerror}: {error.filename}"
+  return _why(error)
 
 
 def _why(error: Exception) -> str:
-  """The reason, without the file where that is told anyway."""
-  return getattr(error, "strerror", None) or reason(error)
+  """The reason without the file, which the caller names."""
+  text = " ".join(str(error).split())
+  if "nonymous" in text:
+    return "you are not logged in: gcloud auth application-default login"
+  if isinstance(error, KeyError):
+    text = f"it has no {text}"
+  elif FULL in text and not text.startswith(FULL):
+    text = FULL  # from the end of tensorstore's long message
+  return (getattr(error, "strerror", None) or text or type(error).__name__)[
+    :300
+  ]

@@ -369,12 +369,8 @@ class Checkpoints:
   def _reported(self, step: int | None) -> Iterator[None]:
     """Turns a failure to save in its block into a UserError."""
     try:
-      yield
-    except files.failures() as error:
-      if processes.is_of_a_computation(error):
-        raise
+      with files.writing(f"step {step} under {self._folder}"):
+        yield
+    except UserError as error:
       last = "none" if self.last_good is None else f"step {self.last_good}"
-      raise UserError(
-        f"saving step {step} under {self._folder} failed:"
-        f" {files.reason(error)}; the last good checkpoint is {last}"
-      ) from error
+      raise UserError(f"{error}; the last good checkpoint is {last}") from error
