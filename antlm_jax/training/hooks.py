@@ -27,7 +27,7 @@ from antlm_jax import units
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.runtime import processes, sharding
+from antlm_jax.runtime import chips, processes, progress, sharding
 from antlm_jax.training import flops, metrics, summary
 
 
@@ -137,7 +137,7 @@ class Evaluator(Hook):
     """Measures the state, and records and shows the values."""
     if values := self.measure(trainer):
       trainer.record(trainer.step, values)
-      trainer.say(self.say(trainer, values))
+      progress.say(self.say(trainer, values))
 
 
 class HeldOut(Evaluator):
@@ -213,8 +213,8 @@ class Watch(Hook):
     best, since = map(int, processes.largest(lambda: [best, since])())
     trainer.checkpoints.best = best
     if patience and since >= patience and trainer.step < trainer.total:
-      trainer.end_here()
-      trainer.say(
+      trainer.total = trainer.step
+      progress.say(
         f"ended after step {trainer.step}: {' + '.join(watch)} has not improved"
         f" in {since} evaluations; the best step is {best}"
       )
@@ -246,50 +246,78 @@ class Save(Hook):
 class Log(Hook):
   """Records losses, speed and every scalar of the step, and shows progress."""
 
+  def start(self, trainer) -> None:
+    self._tokens = self._work = 0.0
+    self._begun = trainer.ledger.training
+
   def after_step(self, trainer, taken: Taken) -> None:
     trainer.progress.step()
-    trainer.window.add(taken.metrics, *self._work(trainer, taken))
-    if taken.step % trainer.config.log.every and taken.step != trainer.total:
-      return
-    run = trainer.run
-    names = [run.objectives[n].name for n in run.curriculum.objectives]
-    values = trainer.window.take(names)
-    losses = ((name, values.get(f"train/{name}/loss")) for name in names)
-    shown = [f"{name} {loss:.3f}" for name, loss in losses if loss is not None]
-    shown += self._speed(trainer, values, taken.step)
-    values |= {
-      f"train/{name}": float(value)
-      for name, value in taken.metrics.items()
-      if np.ndim(value) == 0
-    }
-    trainer.record(taken.step, values)
-    trainer.progress.show(taken.step, " · ".join(shown))
+    for name in ("nats", "count", "weight"):  # of `losses.cross_entropy`
+      trainer.sums[name] = trainer.sums.get(name, 0) + taken.metrics[name]
+    if taken.timed:
+      self._count(trainer.run, taken)
+    if (
+      taken.step % trainer.config.log.every == 0 or taken.step == trainer.total
+    ):
+      scalars = {
+        f"train/{name}": float(value)
+        for name, value in taken.metrics.items()
+        if np.ndim(value) == 0
+      }
+      losses, shown = self._losses(trainer)
+      speed, shown_too = self._speed(trainer, taken.step)
+      trainer.record(taken.step, losses | speed | scalars)
+      trainer.progress.show(taken.step, " · ".join(shown + shown_too))
+      self.start(trainer)
 
-  def _work(self, trainer, taken: Taken) -> tuple[float, float]:
-    """Returns a step's tokens and operations; 0 if it compiled a program."""
-    if not taken.timed:
-      return 0.0, 0.0
-    inputs = taken.batch.inputs
-    size = sharding.abstract(trainer.run.mesh, inputs).size
+  def _count(self, run, taken: Taken) -> None:
+    """Adds a step's tokens and operations to those that tell the speed."""
+    inputs, step = taken.batch.inputs, taken.step - 1
+    size = sharding.abstract(run.mesh, inputs).size
+    layout = run.order.at(step).layout
+    filled = size * run.order.batch_size(step) / layout.batch_size
+    self._tokens += filled
     # This process's rows stand for those of the other processes.
-    work = flops.train_step(trainer.run.model, taken.batch) / inputs.size
-    order, step = trainer.run.order, taken.step - 1
-    filled = order.batch_size(step) / order.at(step).layout.batch_size
-    return size * filled, work * size * filled
+    self._work += (
+      flops.train_step(run.model, taken.batch) / inputs.size * filled
+    )
 
-  def _speed(self, trainer, values, step: int) -> list[str]:
-    rate = values.get("train/tokens_per_second")
-    if not rate:
-      return []
+  def _losses(self, trainer) -> tuple[dict[str, float], list[str]]:
+    """Returns losses since the last log line, also as text, and clears them."""
+    values, shown = {}, []
+    sums, trainer.sums = trainer.sums, {}
+    # Each objective's part of the loss, by the weights of its targets.
+    shares = sums["weight"] / max(sums["weight"].sum(), 1e-9)
+    for k, objective in enumerate(trainer.run.curriculum.objectives):
+      if sums["count"][k] > 0:
+        name = trainer.run.objectives[objective].name
+        loss = values[f"train/{name}/loss"] = float(
+          sums["nats"][k] / sums["count"][k]
+        )
+        values[f"train/{name}/share"] = float(shares[k])
+        shown.append(f"{name} {loss:.3f}")
+    return values, shown
+
+  def _speed(self, trainer, step: int) -> tuple[dict[str, float], list[str]]:
+    """Returns the speed since the last log line, also as text."""
+    if not self._tokens:
+      return {}, []
+    seconds, devices = trainer.ledger.training - self._begun, jax.device_count()
+    rate = self._tokens / seconds
+    values = {
+      "train/tokens_per_second": rate,
+      "train/tokens_per_second_per_device": rate / devices,
+    }
     shown = [f"{units.quantity(rate)} tokens/s"]
-    if jax.device_count() > 1:
-      each = values["train/tokens_per_second_per_device"]
-      shown.append(f"{units.quantity(each)} on each device")
-    if mfu := values.get("train/mfu"):
+    if devices > 1:
+      shown.append(f"{units.quantity(rate / devices)} on each device")
+    if chip := chips.of(jax.devices()[0]):
+      mfu = self._work / seconds / (chip.flops * devices)
+      values["train/mfu"] = mfu
       shown.append(f"MFU {mfu:.1%}")
     tokens = trainer.config.train.batch_size * trainer.run.sources.rows.seq_len
     left = (trainer.total - step) * tokens / rate
-    return [*shown, f"{units.duration(left)} left"]
+    return values, [*shown, f"{units.duration(left)} left"]
 
 
 class Trace(Hook):

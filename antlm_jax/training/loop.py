@@ -1,12 +1,12 @@
 """The training loop: batches, a step, and the hooks around it."""
 
 import contextlib
-import dataclasses
 import pathlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
+import numpy as np
 from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
@@ -103,11 +103,11 @@ class Trainer:
   Attributes:
     run, config, workdir, checkpoints: The run's.
     folder: Path to the folder on this machine for files that grow.
-    total: Number of steps; fewer than the curriculum's if the run ends early.
+    total: Number of steps. A hook that lowers it ends the run early.
     state: The state after `step` steps.
     resumed: Whether the run continues from a checkpoint of its own.
-    window, ledger, progress: Sums since the last log line, seconds by activity,
-      and the progress bar.
+    sums: Sums of the steps' metrics since the last log line.
+    ledger, progress: Seconds by activity, and the progress bar.
   """
 
   def __init__(
@@ -136,7 +136,10 @@ class Trainer:
       begun = saving.begin(run, self.checkpoints, init, shardings)
       self.state, self.resumed = begun.state, begun.resumed
       self.step = self._begun = int(self.state.step)
-    self.window = metrics.Window(self.ledger, begun.window)
+    self.sums = {
+      name: np.asarray(total, np.float32)
+      for name, total in begun.window.items()
+    }
     # All checks have passed: from here on the workdir is this run's.
     if processes.is_first():
       config = config_lib.to_json(run.config)
@@ -150,7 +153,7 @@ class Trainer:
     )
     self.progress = progress.Progress(self.step, self.total)
     for line in (*summary.of_run(run), *begun.notes):
-      self.say(line)
+      progress.say(line)
 
   def __enter__(self):
     return self
@@ -192,10 +195,10 @@ class Trainer:
     if processes.is_first():
       found, table = self._describe()
       files.write_json(self.folder / "summary.json", found)
-      self.say(f"\ndone: {self.total} steps in {self.ledger}\n")
+      progress.say(f"\ndone: {self.total} steps in {self.ledger}\n")
       for line in (*table.splitlines(), *found["advice"]):
-        self.say(line)
-      self.say(f"\npage, curves, metrics and checkpoints: {self.workdir}")
+        progress.say(line)
+      progress.say(f"\npage, curves, metrics and checkpoints: {self.workdir}")
     processes.agreed(0)  # the other processes end when the first one does
     return found
 
@@ -274,19 +277,12 @@ class Trainer:
     self._records.write(step, values)
     self._mirror.push()
 
-  def say(self, line: str) -> None:
-    """Prints a line, above the progress bar."""
-    progress.say(line)
-
-  def end_here(self) -> None:
-    """Ends the run after the steps done, as if the curriculum did."""
-    self.total = self.step
-
   def save(self) -> None:
     """Begins to save the state, whose loss is known to be good."""
     # First, so that no checkpoint is ahead of the bucket's metrics.
     self._mirror.push(wait=buckets.PATIENCE)
-    self.checkpoints.save(self.step, self.state, self.window.sums())
+    sums = {name: total.tolist() for name, total in self.sums.items()}
+    self.checkpoints.save(self.step, self.state, sums)
 
   # -------------------------------------------------------------------- the end
 
@@ -295,7 +291,7 @@ class Trainer:
     self._settle()
     for hook in self.hooks:
       hook.stop(self)
-    self.say(
+    progress.say(
       f"stopped after step {self.step}, saved: run the same command to resume"
     )
     if processes.is_first():
@@ -318,7 +314,7 @@ class Trainer:
       "unigram_entropy": unigram,
       "switches": [s for s in run.curriculum.switches if s < self.step],
       "best": {"step": best, "loss": watched[best]} if watched else None,
-      "modes": {name: dataclasses.asdict(m) for name, m in modes.items()},
+      "modes": modes,
       "advice": summary.advice(modes, unigram, run) if at_end else [],
       "held_out": held_out,
       "seconds": {**self.ledger.seconds, "total": self.ledger.total},

@@ -5,20 +5,17 @@ import contextlib
 import json
 import pathlib
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
-import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import chips, files, processes
+from antlm_jax.runtime import files, processes
 from antlm_jax.training.writers import WRITERS
 from antlm_jax.units import duration
 
 METRICS = "metrics.jsonl"
 PAIRS = "eval/pairs/"  # prefix of accuracies on minimal pairs, by mode
-_SUMMED = ("nats", "count", "weight")  # sums of `losses.cross_entropy`
 
 
 class Records:
@@ -105,6 +102,11 @@ class Ledger:
       self.seconds[activity] += time.monotonic() - begun
 
   @property
+  def training(self) -> float:
+    """Seconds spent on steps and their data, without compilation."""
+    return self.seconds.get("data", 0.0) + self.seconds.get("steps", 0.0)
+
+  @property
   def total(self) -> float:
     """Seconds since the ledger was made."""
     return time.monotonic() - self._begun
@@ -115,66 +117,3 @@ class Ledger:
     return ", ".join(
       f"{activity} {duration(s)}" for activity, s in parts.items() if s >= 0.05
     )
-
-
-class Window:
-  """Sums of the steps since the last log line.
-
-  Args:
-    ledger: Seconds spent on `data` and `steps`, which tell the speed.
-    sums: The sums that a resumed run continues from, as `sums` returns them.
-  """
-
-  def __init__(self, ledger: Ledger, sums: Mapping[str, Sequence[float]]):
-    self._ledger = ledger
-    self._clear()
-    for name, total in sums.items():
-      self._sums[name] = np.asarray(total, np.float32)
-
-  def _clear(self) -> None:
-    self._sums = dict.fromkeys(_SUMMED, np.zeros((), np.float32))  # then [K]
-    self._tokens = self._work = 0.0
-    self._begun = self._spent()
-
-  def _spent(self) -> float:
-    """Returns the seconds of training so far, without compilation."""
-    seconds = self._ledger.seconds
-    return seconds.get("data", 0.0) + seconds.get("steps", 0.0)
-
-  def add(self, metrics: Mapping, tokens: float, work: float) -> None:
-    """Adds a step.
-
-    Args:
-      metrics: Metrics of the train step.
-      tokens: Number of its tokens; 0 if its time does not tell the speed.
-      work: Number of its floating-point operations; likewise.
-    """
-    self._sums = {name: s + metrics[name] for name, s in self._sums.items()}
-    self._tokens += tokens
-    self._work += work
-
-  def take(self, names: Sequence[str]) -> dict[str, float]:
-    """Returns losses by objectives' logged names and the speed; clears."""
-    values = {}
-    # Each objective's part of the loss, by the weights of its targets.
-    shares = self._sums["weight"] / max(self._sums["weight"].sum(), 1e-9)
-    nats, counts = self._sums["nats"], self._sums["count"]
-    for name, n, count, share in zip(names, nats, counts, shares, strict=True):
-      if count > 0:
-        values[f"train/{name}/loss"] = float(n / count)
-        values[f"train/{name}/share"] = float(share)
-    if self._tokens:
-      seconds, devices = self._spent() - self._begun, jax.device_count()
-      rate = self._tokens / seconds
-      values["train/tokens_per_second"] = rate
-      values["train/tokens_per_second_per_device"] = rate / devices
-      if chip := chips.of(jax.devices()[0]):
-        peak = chip.flops * devices
-        values["train/mfu"] = self._work / seconds / peak
-    self._clear()
-    return values
-
-  def sums(self) -> dict[str, list[float]]:
-    """Returns the losses' sums, from which a resumed run continues."""
-    sums = self._sums.items()
-    return {name: total.tolist() for name, total in sums if total.ndim}

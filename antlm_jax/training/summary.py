@@ -1,6 +1,5 @@
 """Summary of a run: its settings, its results, and a page of both."""
 
-import dataclasses
 import itertools
 import math
 import pathlib
@@ -43,14 +42,6 @@ $uses
 import antlm_jax
 model = antlm_jax.load("$workdir")
 ```
-""")
-_COMMAND = string.Template("""\
-```
-$command
-```
-
-All its settings are in `config.json`.
-
 """)
 
 
@@ -162,29 +153,26 @@ def _moment(step: int, run: Run, end: int) -> str:
   return f"at step {step}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Mode:
-  """Held-out losses of a trained objective, in nats."""
+def modes(rows: Rows, run: Run) -> dict[str, dict[str, float]]:
+  """Returns held-out losses of the objectives trained so far.
 
-  loss: float  # at the last evaluation
-  best: float  # the lowest
-  best_step: int
-
-
-def modes(rows: Rows, run: Run) -> dict[str, Mode]:
-  """Returns the objectives trained and evaluated so far, by logged name."""
+  Returns:
+    By logged name, in nats: the last `loss`, and the `best` with its step.
+  """
   out, end = {}, max(rows, default=0)
   trained = [p.shares for p in run.curriculum.phases if p.start < end]
   for name in dict.fromkeys(itertools.chain(*trained)):
     logged = run.objectives[name].name
-    losses = watched(rows, [logged])
-    if losses:
+    if losses := watched(rows, [logged]):
       best = min(losses, key=losses.get)
-      out[logged] = Mode(losses[max(losses)], losses[best], best)
+      last = losses[max(losses)]
+      out[logged] = {"loss": last, "best": losses[best], "best_step": best}
   return out
 
 
-def advice(found: Mapping[str, Mode], unigram: float, run: Run) -> list[str]:
+def advice(
+  found: Mapping[str, Mapping[str, float]], unigram: float, run: Run
+) -> list[str]:
   """Returns warnings of losses that ended too high, and a tip.
 
   A loss is too high above the unigram entropy, or more than 0.05 nats above its
@@ -193,13 +181,14 @@ def advice(found: Mapping[str, Mode], unigram: float, run: Run) -> list[str]:
   out, fell = [], []
   for name, mode in found.items():
     worse = []
-    if mode.loss > unigram:
+    if mode["loss"] > unigram:
       worse.append(f"always predicting token frequencies ({unigram:.3f})")
-    if mode.loss > mode.best + _WORSE:
-      worse.append(f"its best ({mode.best:.3f} after step {mode.best_step})")
+    if mode["loss"] > mode["best"] + _WORSE:
+      step = mode["best_step"]
+      worse.append(f"its best ({mode['best']:.3f} after step {step})")
       fell.append(name)
     if worse:
-      loss = f"warning: {name} loss {mode.loss:.3f} is worse than"
+      loss = f"warning: {name} loss {mode['loss']:.3f} is worse than"
       out.append(f"{loss} {' and '.join(worse)}")
   if not out:
     return []
@@ -236,14 +225,18 @@ def page(
     found: Its summary so far, as in summary.json.
     table: The rows and the head of the table of held-out losses.
   """
+  if command:
+    command = (
+      f"```\n{command}\n```\n\nAll its settings are in `config.json`.\n\n"
+    )
+  lines = [f"- {line}" for line in found["advice"]]
   return _PAGE.substitute(
     name=workdir.name,
     about=next(of_run(run)),
-    command=_COMMAND.substitute(command=command) if command else "",
+    command=command,
     figures=tables.markdown(_figures(run, found), ("", "")),
     held_out=tables.markdown(*table),
-    advice="".join(f"- {line}\n" for line in found["advice"])
-    + "\n" * bool(found["advice"]),
+    advice="\n".join([*lines, "\n"]) if lines else "",
     uses="\n".join(_uses(run, workdir)),
     workdir=workdir,
   )
