@@ -2,16 +2,15 @@
 
   antlm export --checkpoint=RUN --output=FOLDER
 
-A llama encoder needs no code of ours there: read causally it is a Llama
-(AutoModelForCausalLM), bidirectionally a EuroBERT (AutoModelForMaskedLM,
-AutoModel, ...). So is a modernbert: a ModernBERT, or its decoder. LTG-BERT, and
-a EuroBERT that predicts masked tokens one position before them, bring their
-code along (trust_remote_code=True).
+A llama opens without code of ours: causal as a Llama (AutoModelForCausalLM),
+bidirectional as a EuroBERT (AutoModelForMaskedLM, AutoModel, ...). A modernbert
+opens as a ModernBERT or as its decoder. LTG-BERT, and a EuroBERT that predicts
+masked tokens one position before them, include code (trust_remote_code=True).
 --as=both writes FOLDER/causal and FOLDER/bidirectional, the weights once.
---revisions writes FOLDER/main, the newest step, and for each step of the run's
-checkpoint.words FOLDER/chck_1M, ..., as BabyLM names a repository's revisions.
+--revisions writes FOLDER/main, the newest step, and a folder for each step of
+the run's checkpoint.words: FOLDER/chck_1M, ..., BabyLM's names of revisions.
 
-Nothing goes over the network without --repo.
+Only --repo uses the network.
 """
 
 import dataclasses
@@ -29,16 +28,16 @@ from antlm_jax.training import checkpoint
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(card.About):
-  """What the command takes, beside the checkpoint and the attention."""
+  """The command's arguments, except the checkpoint and the attention."""
 
-  output: str = setting(help="a folder, which must not exist", read=cli.here)
-  dtype: str = setting("float32", "of the weights", choices=weights.DTYPES)
-  shard_gb: float = setting(5.0, "GB of a file, at most", over=0, most=1e6)
+  output: str = setting(help="path to a new folder", read=cli.here)
+  dtype: str = setting("float32", "dtype of weights", choices=weights.DTYPES)
+  shard_gb: float = setting(5.0, "largest file, in GB", over=0, most=1e6)
   sentence_transformers: bool = setting(
-    False, "also as a sentence-transformers model, by the mean over tokens"
+    False, "add files of sentence-transformers: the mean over tokens"
   )
-  revisions: bool = setting(False, "also the steps of checkpoint.words")
-  repo: str = setting("", "also push it to this repository of the Hub")
+  revisions: bool = setting(False, "also export the steps of checkpoint.words")
+  repo: str = setting("", "push to this repository of the Hub")
 
 
 def _parser() -> cli.Parser:
@@ -48,7 +47,7 @@ def _parser() -> cli.Parser:
     "--as",
     dest="attention",
     choices=(*ATTENTIONS, "both"),
-    help="its attention there; as it was trained by default",
+    help="attention of the export (default: those of its training)",
   )
   settings.add_arguments(parser, Settings)
   return parser
@@ -72,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _steps(loaded: Loaded) -> dict[str, pathlib.Path]:
-  """Returns the steps of `checkpoint.words`, by the name of their revision."""
+  """Returns the kept steps of `checkpoint.words`, by revision."""
   there = checkpoint.steps(loaded.run)
   names = loaded.milestones
   if not names or not there.keys() & names.values():
@@ -81,7 +80,7 @@ def _steps(loaded: Loaded) -> dict[str, pathlib.Path]:
       " --config.checkpoint.words=babylm, or 1M,2M and so on"
     )
   if lacking := [name for name, step in names.items() if step not in there]:
-    print(f"not there, and left out: {', '.join(lacking)}")
+    print(f"left out, not kept: {', '.join(lacking)}")
   return {name: there[s] for name, s in names.items() if s in there}
 
 
@@ -92,7 +91,7 @@ def _export(
   output: str,
   revision: str | None,
 ) -> None:
-  """Writes one model, and pushes it where that is asked for."""
+  """Writes one model, and pushes it if --repo is given."""
   chosen = ATTENTIONS if attention == "both" else (attention,)
   if attention is None:
     chosen = export.trained_attentions(loaded)

@@ -1,12 +1,11 @@
-"""Makes a checkpoint of a transformers folder, to continue or evaluate.
+"""Makes a checkpoint of a transformers model, to continue or evaluate.
 
   antlm import --model=FOLDER --workdir=RUN
   antlm import --model=ORG/NAME --workdir=RUN
 
-Reads a Llama, a Mistral, a Qwen2 or 3, a EuroBERT, a ModernBERT or its decoder,
-our LTG-BERT, or the LTG-BERT and GPT-BERT that their authors published, as
-transformers reads them. RUN is then a run like any other: evaluate
-it, generate with it, or continue it with any curriculum, on data prepared with
+Reads a Llama, Mistral, Qwen2 or Qwen3, Gemma 3, EuroBERT, ModernBERT or its
+decoder, our LTG-BERT, or the LTG-BERT and GPT-BERT of their authors. Evaluate
+RUN, generate with it, or continue it with any curriculum, on data prepared with
 its tokenizer:
 
   antlm prepare --tokenizer=RUN/tokenizer.json ...
@@ -24,12 +23,12 @@ def main(argv: Sequence[str]) -> None:
   """The command."""
   parser = cli.Parser(description=__doc__)
   add = parser.add_argument
-  add("--model", required=True, help="a folder; or a name on the Hub")
-  add("--workdir", type=cli.here, required=True, help="receives the checkpoint")
+  add("--model", required=True, help="path to a folder, or a name on the Hub")
+  add("--workdir", type=cli.here, required=True, help="path to the new run")
   add(
     "--boundary",
     choices=tuple(packing.BOUNDARIES),
-    help="special tokens around a text; by default what its tokenizer adds",
+    help="special tokens around a text (default: those of its tokenizer)",
   )
   args = parser.parse_args(argv)
   import_.check_workdir(args.workdir)

@@ -1,9 +1,9 @@
-"""What an encoder of ours is in transformers: one value, both directions.
+"""Encoders of ours as models of transformers: one table for both directions.
 
-An `Architecture` pairs the settings and parameters of an encoder of ours with
-those of a model there. Export reads it from left to right, import from right to
-left. A name with `{}` is numbered by layer: there the layers' parameters stand
-one by one, here stacked. Kernels are `[in, out]` here and `[out, in]` there.
+An `Architecture` pairs our settings and parameters with those of a model of
+transformers. Export reads it from left to right, import from right to left. A
+name with `{}` is numbered by layer there, and the layers are stacked here.
+Kernels are `[in, out]` here and `[out, in]` there.
 """
 
 import dataclasses
@@ -14,8 +14,8 @@ from typing import Any
 from antlm_jax.errors import UserError
 
 ATTENTIONS = ("causal", "bidirectional")
-NATIVE = "antlm_jax.json"  # what import needs to give back the same checkpoint
-# The settings that all encoders have, by the names that most models there use.
+NATIVE = "antlm_jax.json"  # lets import restore the same checkpoint
+# Settings of all encoders, by their usual names in transformers.
 SETTINGS = {
   "vocab_size": "vocab_size",
   "width": "hidden_size",
@@ -29,28 +29,35 @@ SETTINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """A model of transformers that reads the same weights with one attention."""
+  """A model of transformers that reads the weights with one attention.
 
-  model_type: str  # its config's
-  classes: Mapping[str, str]  # what opens it, by auto class; first its own
-  since: str  # the first version of transformers that was seen to open it
-  # Settings that ours must have to be this.
+  Attributes:
+    model_type: Its config's type.
+    classes: Its classes, by auto class; its own first.
+    since: First version of transformers that opens it.
+    ours: Settings that our encoder must have.
+    settings: Further fields of its config.
+    defaults: Defaults of transformers for absent fields.
+    zeros: Biases `[D]` of each layer that our encoder lacks, by tensor.
+    weights: Tensors with other names than in `Architecture.weights`.
+    ids: Our roles, the first known, for token ids that it has by default.
+    head: Tensors with other names than in `heads.HEADS`.
+    code: Python files of its folder, in `antlm_jax/hf/remote`.
+    note: A note for its card.
+  """
+
+  model_type: str
+  classes: Mapping[str, str]
+  since: str
   ours: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  # What else its config says.
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  # What transformers takes where a config.json does not say.
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  # Biases `[D]` of each layer that it has and ours has not, by tensor: zeros.
   zeros: tuple[str, ...] = ()
-  # Tensors that it calls otherwise than `Architecture.weights`.
   weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  # Ids of tokens that it has by default, and our roles, the first known.
   ids: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
-  # Likewise of a fine-tuned head's, than `heads.HEADS`.
   head: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  # Python files that its folder brings along, in `antlm_jax/hf/remote`.
   code: tuple[str, ...] = ()
-  note: str = ""  # what else its card says
+  note: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,22 +65,19 @@ class Architecture:
   """An encoder of ours in transformers.
 
   Attributes:
-    paper: Where it is described.
-    settings: Our settings and those of its config.json.
-    weights: Our parameters and its tensors; those of one name are joined
-      there along the first axis, in this order.
-    unused: Tensors that it lacks: scales in ours that nothing is made of.
-    targets: What it may become, by its attention, one of `ATTENTIONS`, the
-      first that fits; as `mntp`, likewise if it predicts masks one position
-      before, where what reads bidirectionally does not do both: nothing, if
-      that is empty.
-    causal_field: The field of a config.json that says whether it reads
-      causally.
-    extra: The encoder's configuration, and the target, to further fields of
-      config.json. Raises UserError where transformers has no such model.
-    complete: The fields of a config.json, and the target of its model_type, to
-      fields with nothing left out. Raises ValueError, which says what our
-      encoder would compute differently.
+    paper: URL of its paper.
+    settings: Our settings to fields of config.json.
+    weights: Our parameters to tensors. Parameters of one tensor are joined
+      along its first axis, in this order.
+    targets: Its models, by attention; the first that fits is used. `mntp` has
+      those for bidirectional models that predict masks one position before
+      (by default `bidirectional`).
+    causal_field: Field of config.json that makes a model causal.
+    extra: Returns further fields of config.json for our configuration and a
+      target. Raises UserError if transformers has no such model.
+    complete: Returns the fields of a config.json with defaults for absent ones.
+      Raises ValueError if our encoder would compute something else.
+    unused: Tensors that transformers lacks: scales without effect.
   """
 
   paper: str
@@ -86,9 +90,7 @@ class Architecture:
   unused: Sequence[str] = ()
 
   def target(self, config, attention: str, mask_shift: int) -> Target:
-    """Returns what an encoder of this configuration becomes.
-
-    By how it reads and where it predicts masks.
+    """Returns the model for a configuration, an attention and a mask_shift.
 
     Raises:
       UserError: if transformers has no such model.
@@ -105,23 +107,23 @@ class Architecture:
         "transformers has no such model that predicts a mask one position"
         " before it: train with M, or export with --as=causal"
       )
-    said = ", ".join(f"model.{n}={getattr(config, n)}" for n in differing)
-    raise UserError(f"transformers has no {row.model_type} with {said}")
+    own = ", ".join(f"model.{n}={getattr(config, n)}" for n in differing)
+    raise UserError(f"transformers has no {row.model_type} with {own}")
 
   def names(self, target: Target) -> dict[str, str]:
-    """Returns our parameters and the target's tensors, as `weights`."""
+    """Returns our parameters to the target's tensors, as `weights`."""
     return {**self.weights, **target.weights}
 
 
 def completed(
   fields: Mapping[str, Any], defaults: Mapping[str, Any], only: Mapping
 ) -> dict[str, Any]:
-  """Returns the fields of a config.json, and defaults of those left out.
+  """Returns the fields of a config.json with defaults for absent ones.
 
-  What is null there is no default, such as the window of a Mistral.
+  A null field is absent and gets no default.
 
   Raises:
-    ValueError: if one has another value than the `only` that ours computes.
+    ValueError: if a field differs from `only`, the values that ours compute.
   """
   given = {k: v for k, v in {**defaults, **fields}.items() if v is not None}
   for name, right in only.items():
@@ -131,7 +133,7 @@ def completed(
 
 
 def differs(name: str, found: Any) -> ValueError:
-  """Returns the error of a field that our encoders would not follow."""
+  """Returns the error for a field that our encoders do not implement."""
   shown = json.dumps(found) if isinstance(found, dict) else repr(found)
   return ValueError(
     f"{name} is {shown[:60]}, which this library does not compute"

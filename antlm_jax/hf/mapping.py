@@ -1,4 +1,4 @@
-"""Which of our encoders is what in transformers: a row for each."""
+"""Architectures of our encoders in transformers."""
 
 import itertools
 
@@ -8,7 +8,7 @@ from antlm_jax.hf.llama import LLAMA
 from antlm_jax.hf.ltg_bert import LTG_BERT
 from antlm_jax.hf.modernbert import MODERNBERT
 
-ARCHITECTURES = {  # by encoder of ours
+ARCHITECTURES = {
   "llama": LLAMA,
   "gemma": GEMMA,
   "ltg_bert": LTG_BERT,
@@ -17,10 +17,10 @@ ARCHITECTURES = {  # by encoder of ours
 
 
 def of_model_type(model_type: object) -> tuple[str, Architecture, Target]:
-  """Returns our encoder's name for a config.json's model_type, and its rows.
+  """Returns the encoder, architecture and target of a config's model_type.
 
   Raises:
-    ValueError: if no encoder of ours is such a model.
+    ValueError: if none of our encoders is such a model.
   """
   known = {
     target.model_type: (name, architecture, target)

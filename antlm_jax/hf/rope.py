@@ -1,11 +1,11 @@
-"""How positions rotate, as a config.json says it of all layers or of a kind."""
+"""RoPE in config.json, of all layers or of one kind of layer."""
 
 from collections.abc import Sequence
 from typing import Any
 
 from antlm_jax.hf.architecture import differs
 
-# What each rope_type says, in the order of our `rope_scaling`.
+# Fields of each rope_type, in the order of our `rope_scaling`.
 _KINDS = {
   "default": (),
   "linear": ("factor",),
@@ -19,7 +19,7 @@ _KINDS = {
 
 
 def field(scaling: Sequence[float] = ()) -> dict[str, Any]:
-  """Returns what config.json says of our `rope_scaling`."""
+  """Returns the field of config.json for our `rope_scaling`."""
   kind, parts = next(x for x in _KINDS.items() if len(x[1]) == len(scaling))
   out = {"rope_type": kind, **dict(zip(parts, scaling, strict=True))}
   length = "original_max_position_embeddings"
@@ -27,10 +27,10 @@ def field(scaling: Sequence[float] = ()) -> dict[str, Any]:
 
 
 def scaling(name: str, rope: Any) -> tuple[float, ...]:
-  """Returns our `rope_scaling` of what the field of a name says.
+  """Returns our `rope_scaling` for a field of config.json.
 
   Raises:
-    ValueError: if it is something that our encoders do not compute.
+    ValueError: if our encoders do not compute it.
   """
   nested = isinstance(rope, dict) and any(
     isinstance(value, dict) for value in rope.values()

@@ -1,8 +1,8 @@
-"""Our tokenizer as the files of a fast tokenizer of transformers.
+"""Writes our tokenizer as a fast tokenizer of transformers.
 
-Beside the vocabulary those say what our evaluations do in code: which special
-tokens frame a text, that `<mask>` takes the space before it as a word does, and
-that the text after it is not the beginning of a text.
+Its files also do what our evaluations do in code: special tokens frame a text,
+`<mask>` takes the space before it as a word does, and the text after a mask
+does not begin a text.
 """
 
 import json
@@ -21,12 +21,11 @@ _SPACE = "▁"  # how SentencePiece writes one
 def special_ids(
   tokenizer: Tokenizer, before: Sequence[int] = ()
 ) -> dict[str, int | None]:
-  """Returns the ids that transformers is told, by role.
+  """Returns token ids for transformers, by role.
 
-  What stands before a text begins it, also where that is the end of another:
-  who asks for a text's likelihood takes it for the context. A batch needs
-  padding: without a token for it the end of text is taken, as is usual. What is
-  padding, its attention mask says.
+  The token before a text is `bos`, even if it is `</s>`: libraries that compute
+  a text's likelihood use it as the context. Without a token for padding, `</s>`
+  pads, as usual; the attention mask marks padding.
   """
   ids = {role: getattr(tokenizer, f"{role}_id") for role in ROLES}
   found = (i for i in ids.values() if i is not None)
@@ -43,21 +42,23 @@ def files(
 ) -> dict[str, dict[str, Any]]:
   """Returns tokenizer.json and tokenizer_config.json.
 
-  `before` and `after` are the special tokens put around a text; `longest` is
-  how many tokens a row has at most.
+  `before` and `after` are special tokens around a text, and `longest` is the
+  largest number of tokens in a row.
   """
   spec = json.loads(tokenizer.to_json())
   ids = special_ids(tokenizer, before)
   name = tokenizers.Tokenizer.from_str(json.dumps(spec)).id_to_token
   added = {token["id"]: token for token in spec["added_tokens"]}
   for index in sorted({i for i in ids.values() if i is not None} - set(added)):
-    added[index] = _added(index, name(index))
+    flags = "single_word", "lstrip", "rstrip", "normalized"
+    added[index] = {"id": index, "content": name(index)}
+    added[index] |= dict.fromkeys(flags, False) | {"special": True}
   spec["added_tokens"] = list(added.values())
   if tokenizer.mask_id is not None:
     _mask_like_a_word(spec, added[tokenizer.mask_id])
   framed = len(before) + len(after) > 0
   spec["post_processor"] = _frame(name, before, after) if framed else None
-  # Who takes the frame by these names does not score it as words.
+  # Evaluation code that knows these names does not score the frame.
   roles = ids | {
     "cls": next(iter(before), None),
     "sep": next(iter(after), None),
@@ -66,7 +67,7 @@ def files(
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": longest,
     "clean_up_tokenization_spaces": False,
-    # Some of our encoders have no token types, and no position needs them.
+    # Without token types, which some of our encoders lack.
     "model_input_names": ["input_ids", "attention_mask"],
     **{f"{r}_token": name(i) for r, i in roles.items() if i is not None},
   }
@@ -78,20 +79,12 @@ def files(
   return {"tokenizer.json": spec, "tokenizer_config.json": config}
 
 
-def _added(index: int, content: str) -> dict[str, Any]:
-  """Returns a special token as tokenizer.json has it."""
-  false = dict.fromkeys(
-    ("single_word", "lstrip", "rstrip", "normalized"), False
-  )
-  return {"id": index, "content": content, **false, "special": True}
-
-
 def _mask_like_a_word(spec: dict[str, Any], mask: dict[str, Any]) -> None:
-  """Lets the mask take the space before it, and begin no text after it.
+  """Makes the mask take the space before it, and begin no text after it.
 
-  Tokenizers put a space before a text, in one of three ways, and before what
-  follows a special token too: "<mask>." would be a mask and " .". Where the
-  normalizer puts it, the mask is looked for after normalizing.
+  Tokenizers put a space before a text, in one of three ways, and also before
+  the text after a special token: "<mask>." would be a mask and " .". If the
+  normalizer puts the space, the mask is found after normalizing.
   """
   mask["lstrip"] = True
   escaped, content = re.escape(mask["content"]), mask["content"]
@@ -105,13 +98,13 @@ def _mask_like_a_word(spec: dict[str, Any], mask: dict[str, Any]) -> None:
   if byte_level:
     for part in byte_level:
       part["add_prefix_space"] = False
-    # A text that begins with a space gets no second.
+    # A text that begins with a space gets no second one.
     steps = [
       *steps,
       {"type": "Prepend", "prepend": " "},
       _replace(r"\A  ", " "),
     ]
-    # The library finds the mask by its own normal form: without a space.
+    # The library finds the mask by its own normal form, which has no space.
     steps.append(_replace(rf"\A {escaped}\z", content))
   elif any(step.get("prepend") == _SPACE for step in steps):
     steps = [*steps, _replace(f"{_SPACE}{escaped}", content)]
@@ -126,7 +119,7 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
 
 
 def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
-  """Returns the parts of a sequence, or what is alone."""
+  """Returns the parts of a sequence, or a single part."""
   if part is None:
     return []
   return part.get(key, [part])
@@ -135,7 +128,7 @@ def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
 def _frame(name, before: Sequence[int], after: Sequence[int]) -> dict | None:
   """Returns the post-processor that puts special tokens around a text.
 
-  Of two texts each is followed by the last ones, as in fine-tuning.
+  `after` follows each text of a pair, as in fine-tuning.
   """
 
   def special(ids):

@@ -1,4 +1,4 @@
-"""How long a TPU's kernel takes: its core does one bundle of it a cycle."""
+"""Reads a TPU kernel's instruction bundles; a core runs one bundle a cycle."""
 
 import dataclasses
 import json
@@ -9,25 +9,27 @@ import subprocess
 import sys
 import tempfile
 
-_LONG = 0.5  # of the longest part: from here on it is a block's arithmetic
-# Options of libtpu, which reads them once: hence a process of its own.
+_LONG = (
+  0.5  # parts this long, relative to the longest, are a block's arithmetic
+)
+# libtpu reads its options once, so each listing needs a new process.
 _DUMP = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true"
 
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """A kernel's bundles, by where they are."""
+  """Numbers of a kernel's bundles."""
 
-  masked: int  # of a block of scores some of which are hidden
-  whole: int  # of a block of which none is
-  rest: int  # all others: where an output block begins and ends
+  masked: int  # for a block of scores of which some are hidden
+  whole: int  # for a block of which none is hidden
+  rest: int  # others: the beginning and the end of an output block
 
   @classmethod
   def parse(cls, text: str) -> "Listing":
-    """Reads a listing, cut into parts at its branches.
+    """Reads a listing, divided at its branches.
 
-    A kernel has its block's arithmetic once, or once with the mask and once
-    without, which is shorter.
+    A kernel has its block's arithmetic once, or twice: with the mask, and a
+    shorter one without.
     """
     lines = [x for x in text.splitlines() if re.match(r"\s*0x[0-9a-f]+", x)]
     cuts = [
@@ -39,17 +41,17 @@ class Listing:
     return cls(max(blocks), min(blocks), len(lines) - sum(blocks))
 
   def cycles(self, masked: float, whole: float, outputs: float) -> float:
-    """Returns the cycles for so many blocks of scores, and output blocks."""
+    """Returns the cycles for numbers of masked, whole and output blocks."""
     return masked * self.masked + whole * self.whole + outputs * self.rest
 
 
 def environment(folder: str) -> dict[str, str]:
-  """Returns what makes libtpu, as it is loaded, write its listings there."""
+  """Returns variables that make libtpu write its listings to a folder."""
   return {"LIBTPU_INIT_ARGS": _DUMP.format(folder)}
 
 
 def read(folder: str, names: str) -> dict[str, Listing]:
-  """Reads and removes a folder's listings; returns those that names find."""
+  """Removes a folder's listings; returns those whose names match a pattern."""
   out = {}
   for path in sorted(pathlib.Path(folder).glob("*.txt")):
     listing = path.name.endswith("final_bundles.txt")
@@ -61,18 +63,17 @@ def read(folder: str, names: str) -> dict[str, Listing]:
 
 
 def listings(code: str, names: str, *arguments) -> dict[str, Listing]:
-  """Runs Python code that compiles for a TPU, in a process of its own.
+  """Runs Python code that compiles for a TPU in a process; see `read`.
 
-  The code finds the arguments as JSON in `sys.argv`. Returns what `read` does.
+  The code finds the arguments in `sys.argv`, as JSON.
 
   Raises:
-    RuntimeError: if the code fails, with the last of what it said.
+    RuntimeError: if the code fails, with the end of its error.
   """
   with tempfile.TemporaryDirectory() as folder:
-    set_up = {"JAX_PLATFORMS": "cpu", **environment(folder)}
     done = subprocess.run(
       [sys.executable, "-c", code, *map(json.dumps, arguments)],
-      env=os.environ | set_up,
+      env=os.environ | {"JAX_PLATFORMS": "cpu", **environment(folder)},
       capture_output=True,
       text=True,
     )

@@ -1,8 +1,7 @@
-"""What a compiled program does, counted from its text.
+"""Counts the operations, bytes and collectives of a compiled program's text.
 
-XLA's own cost analysis counts the body of a loop once, and knows neither how
-often a collective happens nor between which devices, nor what stays out of the
-main memory. Here what is in a body counts as often as it runs.
+XLA's own cost analysis counts the body of a loop once. It knows neither the
+devices and the number of collectives, nor which arrays stay out of main memory.
 """
 
 import collections
@@ -13,20 +12,20 @@ import re
 
 import numpy as np
 
-# A computation's first line; an instruction: whether its result is the
-# computation's, its name, shape, code, what is in parentheses, and the rest.
+# First line of a computation. Then an instruction: ROOT if it gives the
+# computation's result, name, shape, code, parentheses, attributes.
 _HEAD = re.compile(r"^(ENTRY )?%(\S+) \(.*\{$")
 _LINE = re.compile(
   r"^\s+(ROOT )?%(\S+) = (.*?) ([a-z][\w\-]*)\((.*?)\)(?:$|, (.*))"
 )
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\](?:\{([^}]*)\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
-# What an instruction runs, but for a loop's condition.
+# Computations that an instruction runs, except a loop's condition.
 _CALLED = re.compile(
   r"(?:calls|to_apply|body|(?:true|false|branch)_computations?)="
   r"\{?(%[\w.\-]+(?:, %[\w.\-]+)*)"
 )
-# What moves nothing, or whose parts are counted by themselves.
+# Instructions that move nothing, or whose parts are counted.
 _FREE = re.compile(
   "after-all|bitcast|call|conditional|constant|get-tuple-element|opt-barrier"
   "|parameter|partition-id|replica-id|tuple|while|.*-start|.*-update"
@@ -36,7 +35,7 @@ _COLLECTIVE = re.compile(
   "|ragged-all-to-all|reduce-scatter)(-start)?"
 )
 _SLICES = ("dynamic-slice", "gather", "slice")
-# Which operand holds what is written in place of a part of the first.
+# Index of the operand that replaces a part of the first operand.
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}
 
 
@@ -46,63 +45,57 @@ class Collective:
 
   kind: str  # such as all-gather
   bytes: int  # of the array that is gathered, reduced or sent
-  # The devices that take part, by their place in the mesh; the first of the
-  # groups. Without any, it is between so many slices.
+  # Places in the mesh of the first group's devices; empty between slices.
   group: tuple[int, ...] = ()
-  slices: int = 0
+  slices: int = 0  # number of slices, if between slices
 
   @property
   def sent(self) -> float:
-    """Bytes that a device sends, if the group is a ring."""
+    """Bytes that a device sends around a ring of the group."""
     n = len(self.group) or self.slices
     if self.kind in ("collective-permute", "collective-broadcast"):
       return self.bytes
-    # Round a ring each device passes on the parts of the n - 1 others; a sum
-    # goes round twice: once to be added up, once to be handed out.
+    # Each device passes on the parts of the n - 1 others. A sum goes round
+    # twice: to be added up, and to be handed out.
     return self.bytes * (n - 1) / n * (2 if self.kind == "all-reduce" else 1)
 
 
 @dataclasses.dataclass
 class Counts:
-  """What one device does in a run of a program, and how often."""
+  """Work of one device in a run of a program."""
 
   flops: float = 0.0  # of matrix products, two per multiplication and addition
-  # Read from and written to the main memory, each operand of an instruction
-  # once: what a kernel or a product loads again is not in it.
+  # Read from and written to main memory, each operand of an instruction once:
+  # repeated loads of a kernel or a product are missing.
   bytes: float = 0.0
-  # By a kernel's name, and the operations that it says it does.
+  # By a kernel's name and the operations that it states.
   kernels: collections.Counter[tuple[str, float]] = dataclasses.field(
     default_factory=collections.Counter
   )
-  # Instructions that are no kernels, by `flops`, `bytes`, and cycles by the
-  # compiler's own estimate: 0 on GPUs.
+  # Other instructions, by `flops`, `bytes` and the cycles that the compiler
+  # estimates (0 on GPUs).
   work: collections.Counter[tuple[float, int, int]] = dataclasses.field(
     default_factory=collections.Counter
   )
-  unknown_loops: int = 0  # of unknown length: their bodies count once
+  unknown_loops: int = 0  # loops of unknown length, whose bodies count once
   collectives: collections.Counter[Collective] = dataclasses.field(
     default_factory=collections.Counter
   )
 
   @property
   def kernel_flops(self) -> float:
-    """Operations that the kernels say they do."""
-    return sum(said * times for (_, said), times in self.kernels.items())
+    """Operations that the kernels state."""
+    return sum(stated * times for (_, stated), times in self.kernels.items())
 
   def add(self, other: "Counts", times: int = 1) -> None:
-    """Adds what happens `times` times."""
+    """Adds work that happens `times` times."""
     self.flops += times * other.flops
     self.bytes += times * other.bytes
-    self.unknown_loops += other.unknown_loops  # of the program's text
+    self.unknown_loops += other.unknown_loops  # counted in the text
     for name in ("kernels", "work", "collectives"):
       mine = getattr(self, name)
       for key, count in getattr(other, name).items():
         mine[key] += times * count
-
-
-def count(text: str) -> Counts:
-  """Counts what a program does, given after all of XLA's optimizations."""
-  return _parse(text).counts
 
 
 # ------------------------------------------------------------------- the text
@@ -110,30 +103,30 @@ def count(text: str) -> Counts:
 
 @dataclasses.dataclass(frozen=True)
 class _Array:
-  """An array's sizes, bytes, and whether it is out of the main memory."""
+  """An array of the program."""
 
   dims: tuple[int, ...]
   bytes: int
-  near: bool
+  near: bool  # whether it is in a memory near the units
 
   @classmethod
   def parse(cls, kind: str, dims: str, layout: str) -> "_Array":
     sizes = tuple(_numbers(dims))
-    # The first number of bf16, s32 or f8e4m3fn; a token has no size.
+    # The first number of bf16, s32 or f8e4m3fn; tokens have none.
     bits = _numbers(kind) or [8 * (kind == "pred")]
-    # {1,0:T(8,128)S(1)} is in memory space 1; the main memory is not named.
+    # {1,0:T(8,128)S(1)} is in memory space 1; main memory is not named.
     return cls(sizes, math.prod(sizes) * bits[0] // 8, "S(" in layout)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Op:
-  """An instruction, and the computation that it is in."""
+  """An instruction of a computation."""
 
   home: "_Computation"
   name: str
   shape: str
-  code: str  # what it does, such as fusion
-  inside: str  # the parentheses: its operands, or a constant's value
+  code: str  # such as fusion
+  inside: str  # its operands, or a constant's value
   attributes: str
 
   @functools.cached_property
@@ -150,34 +143,34 @@ class _Op:
 
   @property
   def far(self) -> int:
-    """Bytes of its result that are in the main memory."""
+    """Bytes of its result in main memory."""
     return sum(array.bytes for array in self.arrays if not array.near)
 
   @property
   def called(self) -> list["_Computation"]:
-    """The computations that it runs, but for a loop's condition."""
+    """Computations that it runs, except a loop's condition."""
     names = " ".join(_CALLED.findall(self.attributes))
     return [self.home.program[name] for name in _NAME.findall(names)]
 
   @property
   def users(self) -> list[tuple["_Op", int]]:
-    """The instructions that use it, and which operand of theirs it is."""
+    """Instructions that use it, with its index among their operands."""
     return self.home.users[self.name]
 
   @property
   def origin(self) -> "_Op":
-    """The instruction that made the value that this one may but pass on."""
+    """The instruction that made the value, past copies and reshapes."""
     passed_on = self.code in ("bitcast", "copy", "reshape")
     return self.operands[0].origin if passed_on else self
 
   def get(self, pattern: str) -> str:
-    """The first group of a pattern in the attributes; empty if not there."""
+    """Returns a pattern's first group in the attributes, or ""."""
     found = re.search(pattern, self.attributes)
     return found[1] if found else ""
 
 
 class _Computation:
-  """Instructions by name, those of the whole program among them."""
+  """Instructions by name, and the computations of its program."""
 
   def __init__(self, program: dict[str, "_Computation"]):
     self.program = program
@@ -194,25 +187,25 @@ class _Computation:
 
   @functools.cached_property
   def counts(self) -> Counts:
-    """What happens when its instructions run one after another."""
+    """Work of all its instructions."""
     out = Counts()
     for op in self.ops.values():
       _add(out, op)
     return out
 
   def parameter(self, index: int) -> _Op:
-    of = (op for op in self.ops.values() if op.code == "parameter")
-    return next(op for op in of if op.inside == str(index))
+    own = (op for op in self.ops.values() if op.code == "parameter")
+    return next(op for op in own if op.inside == str(index))
 
 
-def _parse(text: str) -> _Computation:
-  """Reads a program; returns the computation that it begins with."""
+def count(text: str) -> Counts:
+  """Counts the work of a program, given its text after all optimizations."""
   program: dict[str, _Computation] = {}
   current = entry = None
   for line in text.splitlines():
     if found := _LINE.match(line):
       op = _Op(current, *found.groups(default="")[1:])
-      if op.code == "fusion-done":  # one of its own stream: here it is whole
+      if op.code == "fusion-done":  # in another stream; counted at its end
         (begun,) = op.operands
         made = {"inside": begun.inside, "attributes": begun.attributes}
         op = dataclasses.replace(op, code="fusion", **made)
@@ -222,31 +215,31 @@ def _parse(text: str) -> _Computation:
     elif head := _HEAD.match(line):
       current = program[head[2]] = _Computation(program)
       entry = current if head[1] else entry
-  return entry
+  return entry.counts
 
 
 def _numbers(text: str) -> list[int]:
   return [int(n) for n in re.findall(r"-?\d+", text)]
 
 
-# --------------------------------------------- what is computed, and how often
+# ------------------------------------------------------------- work and loops
 
 
 def _add(out: Counts, op: _Op) -> None:
-  """Adds what an instruction does."""
+  """Adds the work of an instruction."""
   if op.code == "while":
     passes = _passes(op)
     out.unknown_loops += passes is None
     (body,) = op.called
     out.add(body.counts, 1 if passes is None else passes)
-  elif op.code == "conditional":  # the branch that does most
+  elif op.code == "conditional":  # the branch with most work
     branches = [branch.counts for branch in op.called]
     out.add(max(branches, key=lambda b: (b.flops, b.bytes)))
   elif op.code in ("call", "async-start"):
     for callee in op.called:
       out.add(callee.counts)
   else:
-    # A fusion is one instruction to the memory, and several to the units.
+    # A fusion moves bytes as one instruction and computes as several.
     one = Counts(bytes=_moved(op))
     _work(one, op)
     if not one.kernels:
@@ -260,29 +253,39 @@ def _work(out: Counts, op: _Op) -> None:
   if op.code == "fusion":
     for part in op.called[0].ops.values():
       _work(out, part)
-  elif op.code == "dot":
-    out.flops += _dot_flops(op)
+  elif op.code == "dot":  # as XLA's cost analysis counts it
+    left = op.operands[0].arrays[0].dims
+    contracted = _numbers(op.get(r"lhs_contracting_dims=\{([\d,]*)\}"))
+    ways = math.prod(left[d] for d in contracted)
+    out.flops += 2.0 * math.prod(op.arrays[0].dims) * ways
   elif op.code == "convolution":
     out.flops += _convolution_flops(op)
   elif (kind := _COLLECTIVE.fullmatch(op.code)) and _begins(op):
     out.collectives[_collective(op, kind[1])] += 1
   elif op.code == "send" and "_xla_megascale_target" in op.attributes:
-    # Between slices the host carries it: no collective of the program's.
-    out.collectives[_between_slices(op)] += 1
+    # The host carries it between slices.
+    kind = op.get(r'_xla_megascale_transfer_type="(\w+)"')
+    slices = 0
+    for part in op.get(r'_xla_megascale_target="\{([\d,:]+)\}').split(","):
+      first, *last = _numbers(part)  # of 1, or of 1:2
+      slices += max(last, default=first) - first + 1
+    kind = kind.lower().replace("_", "-")
+    one = Collective(kind, op.arrays[0].bytes, slices=slices)
+    out.collectives[one] += 1
   elif 'custom_call_target="tpu_custom_call"' in op.attributes:
-    said = op.get(r'"cost_estimate":\{"flops":"(\d+)"')
-    out.kernels[op.name, float(said or 0)] += 1
-  elif said := op.get(r'cost_estimate_json = "\{\\22flops\\22: (\d+)'):
-    out.kernels[op.name, float(said)] += 1  # a Mosaic kernel for GPUs
-  elif said := op.get(r"backend_config=\{flops = (\d+) : i64"):
-    out.kernels[op.name, float(said)] += 1  # a stand-in for one not here
+    stated = op.get(r'"cost_estimate":\{"flops":"(\d+)"')
+    out.kernels[op.name, float(stated or 0)] += 1
+  elif stated := op.get(r'cost_estimate_json = "\{\\22flops\\22: (\d+)'):
+    out.kernels[op.name, float(stated)] += 1  # a Mosaic kernel for GPUs
+  elif stated := op.get(r"backend_config=\{flops = (\d+) : i64"):
+    out.kernels[op.name, float(stated)] += 1  # `gpus.without_cudnn`
 
 
 def _passes(loop: _Op) -> int | None:
-  """How often a loop runs; None if that cannot be read.
+  """Returns how often a loop runs, or None if the text does not show it.
 
-  On TPU no number is written. There a counter, which is among what the loop
-  carries, begins at a constant, grows by one, and is compared with another.
+  TPU programs state no number. Their loops carry a counter, which begins at a
+  constant, grows by one and is compared with another constant.
   """
   known = loop.get(r'"known_trip_count":\{"n":"(\d+)"')
   if known:
@@ -294,7 +297,7 @@ def _passes(loop: _Op) -> int | None:
     return None
   if not counter or {first.code, body.root.code} != {"tuple"}:
     return None
-  # Evaluated as the loop begins, and the counter again after one pass.
+  # Values when the loop begins, and the counter's after one pass.
   begin, end = (_value(side, first) for side in test.operands)
   after = _value(body.root.operands[int(counter)], first)
   if None in (begin, end, after) or after <= begin:
@@ -303,7 +306,7 @@ def _passes(loop: _Op) -> int | None:
 
 
 def _value(op: _Op, first: _Op | None = None) -> int | None:
-  """An integer made of constants, and of those that a loop begins with."""
+  """Returns an integer computed from constants; `first` are a loop's inputs."""
   op = op.origin
   if op.code == "constant" and re.fullmatch(r"-?\d+", op.inside):
     return int(op.inside)
@@ -315,18 +318,8 @@ def _value(op: _Op, first: _Op | None = None) -> int | None:
   return None
 
 
-# Matrix products, as XLA's cost analysis counts them.
-
-
-def _dot_flops(op: _Op) -> float:
-  left = op.operands[0].arrays[0].dims
-  contracted = _numbers(op.get(r"lhs_contracting_dims=\{([\d,]*)\}"))
-  ways = math.prod(left[d] for d in contracted)
-  return 2.0 * math.prod(op.arrays[0].dims) * ways
-
-
 def _convolution_flops(op: _Op) -> float:
-  """On a TPU every product is one; what falls on padding is not computed."""
+  """Returns the FLOPs of a product on a TPU, without those on padding."""
   labels = re.split("_|->", op.get(r"dim_labels=([\w>-]+)"))
   left, right, out = (
     dict(zip(names, of.arrays[0].dims, strict=True))
@@ -336,25 +329,21 @@ def _convolution_flops(op: _Op) -> float:
   flops = 2.0 * right["i"] * out["b"] * out["f"]
   for axis in sorted(out.keys() - set("bf")):
     along = {n: _numbers(v.split("x")[int(axis)])[0] for n, v in window}
-    flops *= _pairs(left[axis], right[axis], out[axis], along)
+    # Places of the window that meet places of the input, not padding.
+    first = np.arange(out[axis])[:, None] * along.get("stride", 1)
+    place = first - along.get("pad", 0)  # the padding in front
+    place = place + np.arange(right[axis]) * along.get("rhs_dilate", 1)
+    apart = along.get("lhs_dilate", 1)
+    inside = (place >= 0) & (place < left[axis] * apart) & (place % apart == 0)
+    flops *= int(inside.sum())
   return flops
-
-
-def _pairs(left: int, right: int, out: int, window: dict[str, int]) -> int:
-  """How many places of the window meet a place of the input, on one axis."""
-  first = np.arange(out)[:, None] * window.get("stride", 1)
-  place = first - window.get("pad", 0)  # of the paddings the one in front
-  place = place + np.arange(right) * window.get("rhs_dilate", 1)
-  apart = window.get("lhs_dilate", 1)
-  inside = (place >= 0) & (place < left * apart) & (place % apart == 0)
-  return int(inside.sum())
 
 
 # ---------------------------------------------------------------- collectives
 
 
 def _begins(op: _Op) -> bool:
-  """Whether a collective begins here: TPUs name it in several fusions."""
+  """Whether a collective begins here; TPUs write it in several fusions."""
   if '"async_collective_fusion_config"' not in op.attributes:
     return True
   beside = op.home.ops.values()
@@ -362,7 +351,7 @@ def _begins(op: _Op) -> bool:
 
 
 def _collective(op: _Op, kind: str) -> Collective:
-  # A device gives its part of what is gathered, and all of what is summed.
+  # A device gives a part of a gathered array, and all of a summed one.
   given = sum(operand.bytes for operand in op.operands)
   group = _group(op.attributes, kind)
   if kind == "all-gather":
@@ -373,7 +362,7 @@ def _collective(op: _Op, kind: str) -> Collective:
 
 
 def _is_cut(op: _Op) -> bool:
-  """Whether each device keeps but a part of a sum: TPUs fuse the two."""
+  """Whether each device keeps only a part of a sum; TPUs fuse the two."""
   users = [user for user, _ in op.users]
   while users and all(
     user.code in ("get-tuple-element", "bitcast") for user in users
@@ -382,19 +371,8 @@ def _is_cut(op: _Op) -> bool:
   return bool(users) and all(user.code == "dynamic-slice" for user in users)
 
 
-def _between_slices(op: _Op) -> Collective:
-  """What is handed to the host, to be exchanged between slices."""
-  kind = op.get(r'_xla_megascale_transfer_type="(\w+)"')
-  slices = 0
-  for part in op.get(r'_xla_megascale_target="\{([\d,:]+)\}').split(","):
-    first, *last = _numbers(part)  # of 1, or of 1:2
-    slices += max(last, default=first) - first + 1
-  kind = kind.lower().replace("_", "-")
-  return Collective(kind, op.arrays[0].bytes, slices=slices)
-
-
 def _group(attributes: str, kind: str) -> tuple[int, ...]:
-  """The first group of devices, in any of four ways to write the groups."""
+  """Returns the first group of devices, in any of four notations."""
   if kind == "collective-permute":
     pairs = re.search(r"source_target_pairs=\{\{(\d+,\d+)\}", attributes)
     return tuple(_numbers(pairs[1])) if pairs else (0,)
@@ -407,19 +385,19 @@ def _group(attributes: str, kind: str) -> tuple[int, ...]:
 
 
 def _group_of_axes(text: str) -> tuple[int, ...]:
-  """The group as axes of a grid of devices.
+  """Returns a group written as axes of a grid of devices.
 
-  Written as `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}`; of an axis,
-  `'b':(2)2` is a part: of size 2, within it one of size 4 / (2 * 2).
+  For example `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}`. `'b':(2)2` is
+  a part of an axis: size 2, and within it size 4 / (2 * 2).
   """
   found = re.match(
     r"mesh\[([^\]]*)\](?:, device_ids=\((.*?\)?)\))? *\{([^}]*)\}", text
   )
   if not found:
-    raise ValueError(f"which devices take part cannot be read: {text[:80]}")
+    raise ValueError(f"cannot read this group of devices: {text[:80]}")
   axes = re.findall(r"'(\w+)'=(\d+)", found[1])
   ids = _iota(found[2] or f"[{math.prod(int(size) for _, size in axes)}]")
-  # Each axis in three, of which the middle one may be the group's.
+  # Divides each axis in three; the middle one may be the group's.
   sizes, mine = [], []
   for name, size in axes:
     part = re.search(rf"'{name}'(?::\((\d+)\)(\d+))?", found[3])
@@ -432,7 +410,7 @@ def _group_of_axes(text: str) -> tuple[int, ...]:
 
 
 def _iota(text: str) -> np.ndarray:
-  """Numbers from 0 on in the order of `[4,2]T(1,0)`, or those listed."""
+  """Returns numbers in the order of `[4,2]T(1,0)`, or a list of them."""
   if not text.startswith("["):
     return np.array(_numbers(text))
   sizes, _, order = text.partition("T")
@@ -440,17 +418,17 @@ def _iota(text: str) -> np.ndarray:
   return (ids.transpose(_numbers(order)) if order else ids).reshape(-1)
 
 
-# ------------------------------------------- what goes through the main memory
+# --------------------------------------------------------- bytes of main memory
 
 
 def _moved(op: _Op) -> int:
-  """Bytes that an instruction reads from and writes to the main memory."""
+  """Returns the bytes that an instruction reads from and writes to memory."""
   if _FREE.fullmatch(op.code) or "AllocateBuffer" in op.attributes:
     return 0
-  if op.code.endswith("-done"):  # where all is known of a copy
+  if op.code.endswith("-done"):  # the end of a copy
     sources = op.operands[0].operands
     return min(sum(o.far for o in sources), op.bytes) + op.far
-  # What the compiler has put near the units costs the main memory nothing.
+  # Arrays near the units are not in main memory.
   reads = (
     min(operand.far, _read(op, index, operand.bytes))
     for index, operand in enumerate(op.operands)
@@ -459,7 +437,7 @@ def _moved(op: _Op) -> int:
 
 
 def _read(op: _Op, index: int, whole: int) -> int:
-  """How much of an operand an instruction reads."""
+  """Returns the bytes of an operand that an instruction reads."""
   if op.code == "fusion":
     return min(whole, _used(op.called[0].parameter(index), whole))
   if index == 0 and op.code in _SLICES:
@@ -470,13 +448,13 @@ def _read(op: _Op, index: int, whole: int) -> int:
 
 
 def _used(value: _Op, whole: int) -> int:
-  """How much of a fusion's parameter is read by those that use it."""
+  """Returns the bytes of a fusion's parameter that its users read."""
   total = 0
   for user, index in value.users:
     if user.code == "bitcast":
       total += _used(user, whole)
     elif "AsyncCollective" in user.attributes:
-      pass  # what begins, goes on or ends here is the collective's to read
+      pass  # the collective reads it
     elif _COLLECTIVE.fullmatch(user.code):
       total += whole if _begins(user) else 0
     elif user.code != "tuple":
@@ -485,29 +463,26 @@ def _used(value: _Op, whole: int) -> int:
 
 
 def _written(op: _Op) -> int:
-  """Bytes of its result that an instruction writes."""
+  """Returns the bytes of its result that an instruction writes."""
   if op.code in _UPDATES:
     return op.operands[_UPDATES[op.code]].bytes
   if op.code != "fusion":
     return op.far
-  # A fusion's results, and what within it makes each of them.
+  # The fusion's results, and the instructions that make them.
   root = op.called[0].root
   parts = root.operands if root.code == "tuple" else [root]
   if len(parts) != len(op.arrays):
     parts = [root] * len(op.arrays)
-  # Which of the results lie where an operand did.
-  said = op.get(r"output_to_operand_aliasing=\{(.*?)\)\}")
-  kept = {int(i or 0) for i in re.findall(r"\{(\d*)\}: \(", said)}
-  return sum(
-    min(array.bytes, _made(part, i in kept))
-    for i, (array, part) in enumerate(zip(op.arrays, parts, strict=True))
-    if not array.near
-  )
-
-
-def _made(result: _Op, in_place: bool) -> int:
-  """How much of one of a fusion's results is new."""
-  op = result.origin
-  if op.code in _UPDATES:
-    return op.operands[_UPDATES[op.code]].bytes
-  return 0 if in_place else op.bytes
+  # Results in the place of an operand.
+  aliases = op.get(r"output_to_operand_aliasing=\{(.*?)\)\}")
+  kept = {int(i or 0) for i in re.findall(r"\{(\d*)\}: \(", aliases)}
+  total = 0
+  for i, (array, part) in enumerate(zip(op.arrays, parts, strict=True)):
+    made = part.origin
+    if array.near:
+      continue
+    if made.code in _UPDATES:
+      total += min(array.bytes, made.operands[_UPDATES[made.code]].bytes)
+    elif i not in kept:
+      total += min(array.bytes, made.bytes)
+  return total

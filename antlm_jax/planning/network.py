@@ -1,4 +1,4 @@
-"""How fast the devices of a mesh reach each other, from published peaks."""
+"""Time of collectives between the devices of a mesh, from published peaks."""
 
 import collections
 from collections.abc import Sequence
@@ -13,10 +13,10 @@ from antlm_jax.runtime import chips
 class Network:
   """The links between the devices of a mesh.
 
-  Each collective is thought to have nothing to contend with. On TPUs it uses
-  all links along the sides of the slice that its group spans, both ways where
-  a side closes to a ring. On GPUs it is a ring through the switches of NVLink,
-  and between nodes through the network cards of all the group's GPUs there.
+  Each collective is alone on the network. On TPUs it uses all links along the
+  sides of the slice that its group spans, both ways if a side closes to a ring.
+  On GPUs it is a ring through NVLink's switches and, between nodes, through the
+  network cards of the group's GPUs in each node.
   """
 
   def __init__(self, mesh: jax.sharding.Mesh):
@@ -29,7 +29,7 @@ class Network:
   def axes(self, group: Sequence[int]) -> tuple[str, ...]:
     """Returns the mesh axes along which a group's devices differ.
 
-    Where these are on several nodes or slices, that is said beside them.
+    It adds `nodes` for GPUs of several nodes. Between slices it is `slices`.
     """
     if not group:
       return ("slices",)
@@ -40,7 +40,7 @@ class Network:
     return (*axes, "nodes") if nodes else axes
 
   def seconds(self, collective: Collective) -> float:
-    """Returns how long a collective takes."""
+    """Returns the seconds of a collective."""
     group = collective.group
     if collective.slices:
       return collective.sent / self._chip.dcn
@@ -49,26 +49,21 @@ class Network:
       if len(nodes) > 1:
         rate = min(rate, min(nodes.values()) * self._chip.dcn)
       return collective.sent / rate
-    rate = self._rate(group)
-    if collective.kind == "collective-permute":  # to one neighbour
-      rate = min(rate, self._chip.link)
-    return collective.sent / rate
-
-  def _rate(self, group: Sequence[int]) -> float:
-    """Bytes a second that each device of a slice can send to the others."""
-    rate = 0.0
+    rate = 0.0  # bytes a second from each device of the slice to the others
     for size, whole in zip(self._sides(group), self._slice, strict=True):
       if size > 1:
         ring = size == whole and size % self._chip.closes == 0
         rate += self._chip.link * (2 if ring else 1)
-    # The devices of one chip share its memory.
-    return rate or self._chip.bandwidth
+    rate = rate or self._chip.bandwidth  # devices of a chip share its memory
+    if collective.kind == "collective-permute":  # to one neighbour
+      rate = min(rate, self._chip.link)
+    return collective.sent / rate
 
   def _sides(self, group: Sequence[int]) -> list[int]:
-    """How many places of a slice's torus a group has along each side."""
+    """Returns a group's number of places along each side of the torus."""
     places = (self._devices[i].coords for i in group)
     return [len(set(side)) for side in zip(*places, strict=True)]
 
   def _nodes(self, group: Sequence[int]) -> dict[int, int]:
-    """How many of a group's devices each node has, which is one process."""
+    """Returns the number of a group's devices in each node (a process)."""
     return collections.Counter(self._devices[i].process_index for i in group)

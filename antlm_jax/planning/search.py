@@ -1,4 +1,4 @@
-"""Settings with which a run fits, and the meshes that are fastest."""
+"""Searches settings that fit into memory, and the fastest meshes."""
 
 import contextlib
 import dataclasses
@@ -16,32 +16,30 @@ from antlm_jax.runtime import progress, sharding
 from antlm_jax.training import experiment
 from antlm_jax.training.experiment import Run
 
-_EPOCH = 1000  # steps in an epoch of data that is not there
-_MOST_TOKENS = 2**27  # of a batch: one of each kind is made here
-_MOST_FSDP = 64  # wider, it does not divide the published encoders
-_MOST_TRIED = 8  # settings, until one fits
+_EPOCH = 1000  # steps in an epoch of stand-in data
+_MOST_TOKENS = 2**27  # in a batch: this machine makes one of each kind
+_MOST_FSDP = 64  # more does not divide the published encoders
+_MOST_TRIED = 8  # settings
 
 
 @dataclasses.dataclass(frozen=True)
 class Pod:
-  """What a plan is for."""
+  """A config, its devices, and stand-in data if the config has none."""
 
-  spec: str  # the config file and its argument
+  spec: str  # config file and argument
   overrides: tuple[str, ...]  # `--config.key=value`
   devices: Sequence[jax.Device]
-  # Where there is no data: the number of tokens, those in a row, None for as
-  # many as the model takes, and the documents in a row.
   vocab_size: int
-  seq_len: int | None = None
-  pieces: int = 1
+  seq_len: int | None = None  # tokens in a row; None for the model's longest
+  pieces: int = 1  # documents in a row
 
   def run(self, settings: Sequence[str] = ()) -> Run:
-    """Builds the run with further `key=value`; the devices need not be there.
+    """Builds the run with further settings `key=value`.
 
-    The data of `data.path` is read, if that is set.
+    The devices may be absent. It reads the data of `data.path`, if set.
 
     Raises:
-      UserError: for settings that do not fit the devices or each other.
+      UserError: if the settings contradict the devices or each other.
     """
     more = [f"--config.{setting}" for setting in settings]
     config = config_lib.load(self.spec, [*self.overrides, *more])
@@ -60,17 +58,17 @@ class Pod:
     return experiment.assemble(config, sources, self.devices)
 
 
-# ------------------------------------------------------- where it does not fit
+# ------------------------------------------------------------- to save memory
 
 
 def advise(
   pod: Pod, run: Run, found: Sequence[Estimate]
 ) -> tuple[tuple[str, ...], list[Estimate]]:
-  """Tries settings until those programs that did not fit do.
+  """Tries settings until the programs fit that did not.
 
   Returns:
-    The settings `key=value` tried last, and what they make of the programs;
-    the last of them does not fit if none was enough.
+    The settings `key=value` tried last, and their estimates, of which the last
+    one does not fit if no setting was enough.
   """
   failed = {e.name for e in found if not e.memory.fits}
   over = max(e.memory.needed - e.memory.limit for e in found)
@@ -90,21 +88,21 @@ def advise(
 
 
 def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
-  """Yields settings that take ever less memory, the cheapest first.
+  """Yields settings that need less and less memory, the cheapest first.
 
-  The run does not fit by so many bytes.
+  The run needs `over` bytes too many.
   """
   kept, mesh, remat = (), run.mesh.shape, run.config.model.remat
-  # In float32: the parameters, their two moments, and perhaps their average.
+  # The parameters, their two moments and perhaps their average, in float32.
   state = 4 * run.model.size * (3 + bool(run.step.ema))
   state //= mesh["fsdp"] * mesh["tensor"]
   wider = [n for n in fsdp_sizes(run, mesh["tensor"]) if n > mesh["fsdp"]]
-  # The narrowest that spares enough: wider ones only send more.
+  # The narrowest that saves enough: wider ones only send more.
   enough = [n for n in wider if state * (1 - mesh["fsdp"] / n) > over]
   for size in (enough or wider[-1:])[:1]:
     kept = ("mesh.data=-1", f"mesh.fsdp={size}")
     yield kept
-  # Then recomputing, which costs time, and last smaller parts of a batch.
+  # Then recomputation, and last smaller parts of a batch.
   for policy in {"none": ("dots", "block"), "dots": ("block",)}.get(remat, ()):
     yield (*kept, f"model.remat={policy}")
   if remat != "block":
@@ -115,12 +113,12 @@ def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
 
 
 def fsdp_sizes(run: Run, tensor: int) -> list[int]:
-  """Returns sizes of fsdp that the devices allow and that divide the width."""
+  """Returns sizes of fsdp that fit the devices and divide the width."""
   out, size = [], 1
   while size <= _MOST_FSDP:
     sizes = {"data": -1, "fsdp": size, "tensor": tensor}
     if run.model.config.width % size == 0:
-      with contextlib.suppress(UserError):  # the devices do not allow it
+      with contextlib.suppress(UserError):  # it does not fit the devices
         sharding.make_mesh(sizes, list(run.mesh.devices.flat))
         out.append(size)
     size *= 2
@@ -128,49 +126,43 @@ def fsdp_sizes(run: Run, tensor: int) -> list[int]:
 
 
 def microbatches(run: Run) -> list[int]:
-  """Returns numbers of microbatches that divide every batch of a run."""
+  """Returns the numbers of microbatches that divide every batch of a run."""
   layouts = [part.layout for part in run.order.parts]
   common = math.gcd(*(of.shard_rows * of.microbatches for of in layouts))
   return [n for n in range(1, common + 1) if common % n == 0]
 
 
-# -------------------------------------------------------------- what is fastest
+# ----------------------------------------------------------------- the fastest
 
 
 def sweep(pod: Pod, run: Run, budget: float) -> list[dict]:
   """Estimates the train steps on every mesh, the fastest first.
 
-  After the budget, in seconds, nothing further is compiled.
+  It stops compiling after the budget, in seconds.
   """
-  end, out = time.monotonic() + budget, []
-  meshes = list(_meshes(run))  # to be counted
+  end, out, c = time.monotonic() + budget, [], run.model.config
+  meshes = [
+    ("mesh.data=-1", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}")
+    for tensor in (1, 2, 4)
+    if all(n % tensor == 0 for n in (c.heads, c.kv_heads, c.mlp_width))
+    for fsdp in fsdp_sizes(run, tensor)
+  ]
   for mesh in progress.track(meshes, "mesh", "sweep", 0):
-    for count in _microbatches_on(pod, mesh):
+    counts = []
+    with contextlib.suppress(UserError):  # the shards do not divide the batch
+      counts = microbatches(pod.run((*mesh, "train.microbatches=1")))
+    for count in counts:
       if time.monotonic() > end:
         break
-      row = _of_sweep(pod.run((*mesh, f"train.microbatches={count}")))
+      row = _row(pod.run((*mesh, f"train.microbatches={count}")))
       out.append(row)
-      if row["fits"]:  # more microbatches would but be slower
+      if row["fits"]:  # more microbatches would be slower
         break
   return sorted(out, key=lambda row: row.get("seconds", math.inf))
 
 
-def _meshes(run: Run) -> Iterator[tuple[str, ...]]:
-  c = run.model.config
-  for tensor in (1, 2, 4):
-    if all(n % tensor == 0 for n in (c.heads, c.kv_heads, c.mlp_width)):
-      for fsdp in fsdp_sizes(run, tensor):
-        yield "mesh.data=-1", f"mesh.fsdp={fsdp}", f"mesh.tensor={tensor}"
-
-
-def _microbatches_on(pod: Pod, mesh: tuple[str, ...]) -> list[int]:
-  with contextlib.suppress(UserError):  # the batch is no multiple of the shards
-    return microbatches(pod.run((*mesh, "train.microbatches=1")))
-  return []
-
-
-def _of_sweep(run: Run) -> dict:
-  """A line of the sweep: all train steps of a run."""
+def _row(run: Run) -> dict:
+  """Returns a row of the sweep, over all train steps of a run."""
   found = list(estimate_all(run, run.programs(evaluations=False)))
   fits = all(e.memory.fits for e in found)
   row = {

@@ -1,14 +1,13 @@
-"""What chips can do, from what their makers publish.
+"""Peaks of chips, as their makers publish them.
 
 TPUs: the system architecture pages of Google Cloud (docs.cloud.google.com/tpu
 /docs/v4, v5e, v5p, v6e, tpu7x); v4's links: arXiv 2304.01433, Table 4. The
-memory that programs may use is what libtpu's compiler says when it is
-exceeded.
+memory is the limit that libtpu's compiler reports when a program exceeds it.
 
-GPUs: NVIDIA's data sheets, of H100, H200 and B200 the SXM modules; the bytes of
-their memory are CUDA's figure (openxla/xla, xla/backends/gpu/target_config
-/specs); the network is the card that each GPU has in NVIDIA's own nodes (user
-guides of DGX H100, H200 and B200: eight of 400 Gb/s).
+GPUs: NVIDIA's data sheets, of the SXM modules for H100, H200 and B200. Memory
+in bytes is CUDA's (openxla/xla, xla/backends/gpu/target_config/specs). The
+network is each GPU's card in NVIDIA's own nodes (user guides of DGX H100, H200
+and B200: eight of 400 Gb/s).
 """
 
 import dataclasses
@@ -17,32 +16,29 @@ import os
 import jax
 
 _GIB = 2**30
-# Of a GPU's memory, by JAX: docs.jax.dev, "GPU memory allocation".
+# JAX's share of a GPU's memory: docs.jax.dev, "GPU memory allocation".
 _TAKEN = 0.75
 
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """A chip; or a device, where JAX shows one chip as several.
-
-  What is not known is 0.
-  """
+  """Peaks of a chip, or of one of several devices of a chip; 0 if unknown."""
 
   flops: float  # dense bfloat16 operations a second
-  memory: int = 0  # bytes of main memory; of a TPU, that programs may use
-  bandwidth: float = 0.0  # bytes a second to and from it
+  memory: int = 0  # bytes of main memory that programs may use
+  bandwidth: float = 0.0  # bytes a second to and from main memory
   links: int = 0  # to other chips
   link: float = 0.0  # bytes a second over one of them, each way
   dcn: float = 0.0  # bytes a second over the data centre's network
-  # A slice's side closes to a ring if this divides it; 0 where switches join
-  # all the links.
+  # A slice's side closes to a ring if this divides it; 0 if links meet at
+  # switches.
   closes: int = 0
-  devices: int = 1  # how many JAX shows it as
+  devices: int = 1  # number of devices that JAX shows
 
 
-# By the beginning of jax.Device.device_kind. The longest that fits counts.
+# By prefix of jax.Device.device_kind; the longest counts.
 CHIPS = {
-  # Of the network of v4 only the links are published.
+  # The network between slices of v4 is not published.
   "TPU v4": Chip(275e12, int(30.75 * _GIB), 1200e9, 6, 50e9, 0.0, 4),
   "TPU v5 lite": Chip(197e12, int(15.75 * _GIB), 819e9, 4, 50e9, 25e9 / 8, 16),
   "TPU v5e": Chip(197e12, int(15.75 * _GIB), 819e9, 4, 50e9, 25e9 / 8, 16),
@@ -69,9 +65,9 @@ def kind(name: str) -> str | None:
 
 
 def of(device: jax.Device) -> Chip | None:
-  """Returns what a device can do; None where that is not known.
+  """Returns a device's peaks, or None if they are unknown.
 
-  Of a GPU's memory, the share that JAX takes.
+  A GPU's memory is the share that JAX takes.
   """
   known = kind(device.device_kind)
   if known is None:
