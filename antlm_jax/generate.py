@@ -1,10 +1,11 @@
-"""Continues a prompt, left to right or by masked diffusion.
+"""Continues a prompt, from left to right or by masked diffusion.
 
 antlm generate --checkpoint=RUN --prompt="Once upon a time"
 antlm generate --checkpoint=RUN --prompt="Once" --mode=diffusion --steps=8
 antlm generate --checkpoint=RUN --text="Once <mask> <mask> ." --mode=diffusion
 
-One text is shown as it grows, or on a terminal as it is filled.
+A single text is shown as it grows. On a terminal, diffusion shows it as it is
+filled.
 """
 
 import shutil
@@ -15,7 +16,9 @@ from antlm_jax import cli, settings
 from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
 from antlm_jax.inference import generation, unmasking
+from antlm_jax.inference.generation import Sampling
 from antlm_jax.inference.model import add_arguments, from_args
+from antlm_jax.inference.unmasking import Unmasking
 
 _CUT = "\ufffd"  # what the first bytes of a character are shown as
 
@@ -25,49 +28,43 @@ def main(argv: Sequence[str]) -> None:
   parser = cli.Parser(description=__doc__, may_be_empty=("prompt",))
   add_arguments(parser)
   text = parser.add_mutually_exclusive_group(required=True)
-  text.add_argument("--prompt", help="the text to continue")
+  text.add_argument("--prompt", help="Text to continue")
   text.add_argument(
     "--text",
-    help=f"holds one {MASK} or more, each for one token, which diffusion fills",
+    help=f"Text with one or more {MASK}, each for one token, for diffusion",
   )
   parser.add_argument(
     "--mode",
     choices=("causal", "diffusion"),
     default="causal",
-    help="left to right, or all tokens together in few steps",
+    help="Draw tokens from left to right, or fill masks in few steps",
   )
-  settings.add_arguments(parser, unmasking.Unmasking)
+  settings.add_arguments(parser, Unmasking)
   args = parser.parse_args(argv)
+  how = settings.from_args(Unmasking, args)
   if args.mode == "causal":
-    return _continue(args)
-  how = settings.from_args(unmasking.Unmasking, args)
+    sampling = settings.from_args(Sampling, args)
+    if args.text is not None or how != Unmasking(**vars(sampling)):
+      raise UserError(
+        "--text, --steps, --order and --block_length are for --mode=diffusion"
+      )
+    loaded = from_args(args)
+    longest = loaded.model.config.max_seq_len
+    start = generation.encode(loaded, args.prompt)
+    if len(start) + how.tokens > longest:
+      note = f"note: texts stop at the model's max_seq_len={longest} tokens"
+      print(note, file=sys.stderr)
+    growing = generation.stream(loaded, args.prompt, **vars(sampling))
+    return _print(growing, how.count, _show_growing)
   if args.text is not None and MASK not in args.text:
     raise UserError(f"--text={args.text!a} holds no {MASK}")
   text = args.prompt if args.text is None else args.text
-  loaded = from_args(args)
-  _print(unmasking.stream(loaded, text, **vars(how)), how.count, _show_filling)
-
-
-def _continue(args) -> None:
-  """Continues a prompt, left to right."""
-  how = settings.from_args(generation.Sampling, args)
-  diffusion = settings.from_args(unmasking.Unmasking, args)
-  if args.text is not None or diffusion != unmasking.Unmasking(**vars(how)):
-    raise UserError(
-      "--text, --steps, --order and --block_length are for --mode=diffusion"
-    )
-  loaded = from_args(args)
-  longest = loaded.model.config.max_seq_len
-  start = generation.encode(loaded, args.prompt)
-  if len(start) + how.tokens > longest:
-    note = f"note: texts stop at the model's max_seq_len={longest} tokens"
-    print(note, file=sys.stderr)
-  growing = generation.stream(loaded, args.prompt, **vars(how))
-  _print(growing, how.count, _show_growing)
+  filling = unmasking.stream(from_args(args), text, **vars(how))
+  return _print(filling, how.count, _show_filling)
 
 
 def _print(growing: Iterable[list[str]], count: int, show: Callable) -> None:
-  """Prints texts: one as it grows, several when they are whole."""
+  """Prints one text as it grows, or several texts when they are complete."""
   if count == 1:
     return show(text for (text,) in growing)
   *_, texts = growing

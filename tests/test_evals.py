@@ -214,8 +214,8 @@ def test_equal_sentences_are_scored_once(loaded, sentences):
   seen = []
 
   def track(batches):
-    for targets, _ in batches:
-      seen.extend(zip(*map(np.ndarray.tolist, targets), strict=True))
+    for batch in batches:
+      seen.extend(zip(batch.text, batch.position, strict=True))
     return batches
 
   doubled = [*sentences, *sentences]
@@ -223,6 +223,27 @@ def test_equal_sentences_are_scored_once(loaded, sentences):
   assert len({text for text, _ in seen}) == len(set(sentences))
   assert len(seen) == len(set(seen))
   np.testing.assert_array_equal(*np.split(scores, 2))
+
+
+@pytest.mark.parametrize("mode", scoring.MODES)
+def test_a_batch_has_its_rows_and_no_more(loaded, mode):
+  """Every segment lies within a row, and none lies on another."""
+  wanted, length, most = scoring.passes(loaded, mode), 48, 3
+  pairs = [("", sentence) for sentence in toy_english.sentences(1, 40)]
+  texts = scoring.encode(loaded, pairs, scoring.Format(), wanted)
+  batches = scoring._batches(texts, wanted, length, most)
+  assert len(batches) > 1
+  targets = [t for b in batches for t in zip(b.text, b.position, strict=True)]
+  assert len(targets) == len(set(targets)) == sum(t.targets for t in texts)
+  for batch in batches:
+    for where, begins in zip(wanted, batch.begins, strict=True):
+      segments = dict(zip(begins.tolist(), batch.text, strict=True))
+      taken = []
+      for begin, text in segments.items():
+        end = begin + where.reads(texts[text])
+        assert begin // length == (end - 1) // length < most
+        taken += range(begin, end)
+      assert len(taken) == len(set(taken))
 
 
 def test_temperatures_in_one_pass(loaded, logits_of, sentences):
@@ -290,13 +311,11 @@ PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
     ("generate", (*PROMPT, "--top_p=1.5"), "--top_p=1.5 is not over 0"),
     ("generate", (*PROMPT, f"--seed={10**30}"), "at most 2147483647"),
     ("generate", (*PROMPT, "--count=1000000000"), "at most 4096"),
-    ("generate", (NAMED, "--prompt=\udcff"), "not valid text"),
     ("generate", (*PROMPT, "--steps=2"), "are for --mode=diffusion"),
     ("generate", (NAMED, "--text=<mask>"), "are for --mode=diffusion"),
     ("generate", (NAMED, "--text=a", DIFFUSION), "--text='a' holds no <mask>"),
     ("fill_mask", (NAMED, "--text=<mask>"), "nowhere holds no checkpoint"),
     ("fill_mask", (NAMED, "--text="), "--text is empty"),
-    ("fill_mask", (NAMED, "--text=\udcff<mask>"), "not valid text"),
     ("fill_mask", (NAMED, "--text=<mask>", "--top=0"), "--top=0 is not at"),
     ("blimp", PAIRS, "no such folder of pairs: nowhere"),
     ("blimp", (*PAIRS, f"--data={'a' * 5000}"), "File name too long"),

@@ -1,4 +1,4 @@
-"""Filling masks in a text."""
+"""Fills masks in a text."""
 
 import dataclasses
 
@@ -14,29 +14,29 @@ from antlm_jax.inference.framing import TextModel
 from antlm_jax.masks import AttentionMask
 from antlm_jax.settings import setting
 
-_STAND_IN = "0"  # no letter, so that it stays apart from what is around it
+_STAND_IN = "0"  # not a letter: it stays apart from the words around it
 
 
 @dataclasses.dataclass(frozen=True)
 class Filling:
-  """What is filled."""
+  """Arguments of `fill_mask`."""
 
-  text: str = setting(help=f"holds one {MASK} or more, each for one token")
-  top: int = setting(5, "candidates of each mask", least=1)
+  text: str = setting(help=f"Text with one or more {MASK}, each for one token")
+  top: int = setting(5, "Number of candidates for each mask", least=1)
 
 
 def fill_mask(
   loaded: TextModel, text: str, top: int = 5
 ) -> list[list[tuple[str, float]]]:
-  """Predicts the masked tokens of a text, each by itself.
+  """Predicts each masked token of a text on its own.
 
-  Attention is bidirectional. A prediction is read in place, or one position
-  before where the model was trained so (see `TextModel.mask_shift`).
+  Attention is bidirectional. A prediction is read at the mask, or one position
+  before if the model was trained so (see `TextModel.mask_shift`).
 
   Args:
     loaded: The model.
-    text: Holds one `<mask>` or more; each stands for one token.
-    top: Candidates of each mask.
+    text: Text with one or more `<mask>`, each for one token.
+    top: Number of candidates for each mask.
 
   Returns:
     For each mask, its candidates and their probabilities, best first.
@@ -48,7 +48,12 @@ def fill_mask(
   settings.check(Filling(text, top))
   tokens = encode(loaded, text)
   framing.check_length(loaded, len(tokens), text)
-  probabilities = _probabilities(loaded, tokens)[predicted_at(loaded, tokens)]
+  at = predicted_at(loaded, tokens)
+  config = loaded.model.config
+  length = programs.round_up(len(tokens), config.max_seq_len)
+  row = np.pad(tokens, (0, length - len(tokens)))[None]
+  program = programs.compiled(_probabilities, config)
+  probabilities = np.asarray(program(loaded.params, row, len(tokens)))[at]
   best = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top]
   decode = loaded.tokenizer.decode
   return [
@@ -57,11 +62,19 @@ def fill_mask(
   ]
 
 
+def _probabilities(model: models.Model, params, row, length) -> jax.Array:
+  """Computes probabilities at all places of a padded row, `[T, V]`."""
+  positions = jnp.arange(row.shape[1])[None]
+  mask = AttentionMask(k_end=jnp.full(row.shape, length))
+  hidden = model.encode(params, row, positions, mask)
+  return jax.nn.softmax(model.logits(params, hidden[0]))
+
+
 def predicted_at(loaded: TextModel, tokens: np.ndarray) -> np.ndarray:
-  """Returns where the outputs that predict the masks of a text stand, `[m]`.
+  """Returns the places of the outputs that predict a text's m masks, `[m]`.
 
   Raises:
-    UserError: if there is no mask, or no such place.
+    UserError: if there is no mask, or no place to predict the first one.
   """
   (masked,) = np.nonzero(tokens == framing.mask_id(loaded))
   if not len(masked):
@@ -69,53 +82,37 @@ def predicted_at(loaded: TextModel, tokens: np.ndarray) -> np.ndarray:
   at = masked - loaded.mask_shift
   if at[0] < 0:
     raise UserError(
-      "nothing stands before the first <mask>, where this model predicts it"
+      "nothing stands before the first <mask>, where this model predicts it:"
+      " put a word before it"
     )
   return at
 
 
 def encode(loaded: TextModel, text: str, masks: int = 0) -> np.ndarray:
-  """Encodes a text with masks, and so many behind it, framed, int32 `[n]`.
+  """Encodes a text with its frame, int32 `[n]`; `masks` more follow the text.
 
-  The text around a mask is encoded as it would be around a word: a mask takes
-  the space before it, as a word does.
+  The tokens around a mask are those around a word. Like a word, a mask includes
+  the space before it.
   """
   mask_id = framing.mask_id(loaded)
-  pieces = text.split(MASK)
-  # The text is encoded with a sign in the place of each mask; then the tokens
-  # that meet a sign, or the space before it, become masks. There may be two of
-  # a mask (the space alone, then the sign), or one of two masks.
-  ids, spans = loaded.tokenizer.encode_offsets(_STAND_IN.join(pieces))
-  ends = np.cumsum([len(piece) + 1 for piece in pieces[:-1]])
-  # The space before may be a token of its own, and is added where none is.
-  spaces = [not piece or piece.endswith(" ") for piece in pieces[:-1]]
-  starts = ends - 1 - np.array(spaces, int)
-  out, done = [], 0  # masks that are written
+  *pieces, rest = text.split(MASK)
+  # A character takes the place of each mask. Then all tokens that overlap it,
+  # or the space before it, become one mask.
+  joined, places = "", []
+  for piece in pieces:
+    joined += piece + _STAND_IN
+    # The tokenizer may add a space at the start of the text.
+    space = not piece or piece.endswith(" ")
+    places.append((len(joined) - 1 - space, len(joined)))
+  ids, spans = loaded.tokenizer.encode_offsets(joined + rest)
+  out, written = [], 0  # tokens, and number of masks among them
   for token, (start, end) in zip(ids, spans, strict=True):
-    begun = int(np.searchsorted(starts, end))
-    if begun == np.searchsorted(ends, start, side="right"):  # meets no mask
+    met = [n for n, (a, b) in enumerate(places) if a < end and start < b]
+    if met:
+      out += [mask_id] * (met[-1] + 1 - written)
+      written = met[-1] + 1
+    else:
       out.append(token)
-      continue
-    out += [mask_id] * (begun - done)
-    done = begun
   before, after = loaded.frame
   out += [mask_id] * masks
   return np.concatenate([before, np.array(out, np.int32), after])
-
-
-def _probabilities(loaded: TextModel, tokens: np.ndarray) -> np.ndarray:
-  """Probabilities at every position of a row, float32 `[n, V]`."""
-  config = loaded.model.config
-  length = programs.round_up(len(tokens), config.max_seq_len)
-  # Zeros fill it up: bidirectional attention must be told to end before them.
-  row = np.zeros((1, length), np.int32)
-  row[0, : len(tokens)] = tokens
-  program = programs.compiled(_softmax, config)
-  return np.asarray(program(loaded.params, row, len(tokens)))[: len(tokens)]
-
-
-def _softmax(model: models.Model, params, row, length):
-  positions = jnp.arange(row.shape[1])[None]
-  mask = AttentionMask(k_end=jnp.full(row.shape, length))
-  hidden = model.encode(params, row, positions, mask)
-  return jax.nn.softmax(model.logits(params, hidden[0]))

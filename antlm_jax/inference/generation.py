@@ -1,10 +1,9 @@
-"""Continuing prompts, left to right.
+"""Continues prompts from left to right.
 
-Every row has S slots: its prompt, then what is drawn, from slot 0 on, however
-long the prompts beside it are. Prompts are encoded a piece at a time, and then
-each step encodes the row's last token, with what is kept of those before it,
-and draws the next. So one program serves all prompts and lengths that S slots
-hold.
+Each row has S slots for its prompt and the tokens drawn after it. Prompts are
+encoded in pieces. Then each step encodes the last token of every row, with the
+cached keys and values of the tokens before it, and draws the next token. One
+program serves all prompts that fit in S slots.
 """
 
 import dataclasses
@@ -24,55 +23,54 @@ from antlm_jax.inference.framing import TextModel
 from antlm_jax.models.layers import likeliest
 from antlm_jax.settings import setting
 
-_PIECE = 16  # tokens of a prompt that are encoded at once; it divides the slots
+_PIECE = 16  # tokens of a prompt encoded at once; it divides S
 
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-  """How a prompt is continued."""
+  """How tokens are drawn."""
 
-  tokens: int = setting(50, "tokens to add, at most", least=1)
+  tokens: int = setting(50, "Largest number of tokens to add", least=1)
   temperature: float = setting(
-    0.8, "divides the logits; 0 takes the likeliest token", least=0
+    0.8, "Divisor of the logits; 0 takes the likeliest token", least=0
   )
   top_k: int = setting(
-    0, "draws from so many of the likeliest tokens; 0 for all", least=0
+    0, "Number of likeliest tokens to draw from; 0 for all", least=0
   )
   top_p: float = setting(
     1.0,
-    "draws from the likeliest tokens that are this likely together (nucleus"
+    "Draw from the likeliest tokens with this total probability (nucleus"
     " sampling, arXiv 1904.09751)",
     over=0,
     most=1,
   )
-  seed: int = setting(0, "equal seeds give equal texts")
-  count: int = setting(1, "how many continuations", least=1, most=4096)
+  seed: int = setting(0, "Random seed; equal seeds give equal texts")
+  count: int = setting(1, "Number of texts for each prompt", least=1, most=4096)
 
 
 def generate(
   loaded: TextModel, prompt: str | Sequence[str], **sampling
 ) -> list[str]:
-  """Continues a prompt, or several at once.
+  """Continues one or more prompts.
 
-  A text ends with the end-of-text token, after so many tokens more, or where
-  the model's max_seq_len is reached. No other special token is ever drawn, but
-  by an imported model.
-  What is drawn after a prompt does not depend on the prompts beside it.
+  A text ends with the end-of-text token, after `tokens` tokens, or at the
+  model's `max_seq_len`. No other special token is drawn, unless the model is
+  imported. What follows a prompt does not depend on the other prompts.
 
   Args:
     loaded: The model.
-    prompt: One or more; may be empty where documents began with a special
-      token.
-    **sampling: The fields of `Sampling`: `tokens=50`, `temperature=0.8`,
-      `top_k=0`, `top_p=1.0`, `seed=0`, `count=1`.
+    prompt: One prompt or several. A prompt may be empty if documents began with
+      a special token in training.
+    **sampling: Fields of `Sampling`: `tokens=50`, `temperature=0.8`, `top_k=0`,
+      `top_p=1.0`, `seed=0`, `count=1`.
 
   Returns:
-    `count` texts of each prompt, one prompt after another, each with the
-    prompt.
+    `count` texts for each prompt, in the order of the prompts. A text begins
+    with its prompt.
 
   Raises:
-    UserError: for a prompt that is too long or that nothing can continue, or
-      a setting out of range.
+    UserError: for a prompt that is too long or cannot be continued, or a
+      setting out of range.
   """
   how = Sampling(**sampling)
   (texts,) = stream(loaded, prompt, how.tokens, **sampling)
@@ -82,7 +80,7 @@ def generate(
 def stream(
   loaded: TextModel, prompt: str | Sequence[str], every: int = 8, **sampling
 ) -> Iterator[list[str]]:
-  """Yields what `generate` returns as it grows, after every so many tokens.
+  """Yields the texts of `generate` after each `every` tokens, as they grow.
 
   The arguments and errors are those of `generate`.
   """
@@ -93,9 +91,13 @@ def stream(
     raise UserError("there is no prompt to continue")
   starts = [encode(loaded, one) for one in prompts]
   config, params = programs.unrolled(loaded)
-  rows = _lay_out(starts, how.tokens, config.max_seq_len)
+  length = np.array([len(start) for start in starts], np.int32)
+  stop = np.minimum(length + how.tokens, config.max_seq_len).astype(np.int32)
+  # There may be more slots than the model has positions; they stay empty.
+  slots = programs.round_up(stop.max())
+  tokens = np.stack([np.pad(s, (0, slots - len(s))) for s in starts])
   begin = programs.compiled(_begin, config, how.count)
-  rows, numbers = begin(params, *rows)
+  rows, numbers = begin(params, tokens, length, stop)
   drawn = how.temperature, how.top_k, how.top_p
   go_on = programs.compiled(_continue, config, drawn)
   endings = framing.never_drawn(loaded), framing.ends(loaded)
@@ -110,29 +112,13 @@ def stream(
     ]
 
 
-def _lay_out(starts: Sequence[np.ndarray], tokens: int, longest: int):
-  """Lays encoded prompts out, to be continued by so many tokens.
-
-  Returns:
-    What `_Rows` begins with.
-  """
-  length = np.array([len(start) for start in starts], np.int32)
-  stop = np.minimum(length + tokens, longest).astype(np.int32)
-  # There may be more slots than the model has places: nothing comes there.
-  slots = programs.round_up(stop.max())
-  rows = np.zeros((len(starts), slots), np.int32)
-  for row, start in zip(rows, starts, strict=True):
-    row[: len(start)] = start
-  return rows, length, stop
-
-
 def encode(loaded: TextModel, prompt: str) -> np.ndarray:
-  """Encodes a prompt after what stood before a document, int32 `[n]`.
+  """Encodes a prompt after the special tokens before a document, int32 `[n]`.
 
-  It may hold `<mask>`, as fill-in-the-middle has it.
+  It may hold `<mask>`, as prompts for fill-in-the-middle do.
 
   Raises:
-    UserError: if it is too long to be continued, or nothing.
+    UserError: if it is too long to be continued, or has no token.
   """
   before, after = loaded.frame
   if MASK in prompt and loaded.tokenizer.mask_id is not None:
@@ -156,7 +142,7 @@ def draw(
   top_k: int = 0,
   top_p: float = 1.0,
 ) -> jax.Array:
-  """Draws tokens `[...]` from logits `[..., V]`, as `Sampling` says."""
+  """Draws tokens `[...]` from logits `[..., V]`; see `Sampling`."""
   if temperature == 0:
     return likeliest(logits)
   logits = logits / temperature
@@ -165,8 +151,8 @@ def draw(
   order = jnp.argsort(-logits, axis=-1)
   ranked = jnp.take_along_axis(logits, order, axis=-1)
   likely = jax.nn.softmax(ranked)
-  # A token stays if those before it are not yet likely enough together: so the
-  # likeliest one always does.
+  # A token stays if the tokens before it have a lower total probability. So the
+  # likeliest token always stays.
   kept = jnp.cumsum(likely, axis=-1) - likely < top_p
   if top_k:
     kept &= jnp.arange(logits.shape[-1]) < top_k
@@ -181,21 +167,21 @@ class _Rows(NamedTuple):
   """Texts as they grow."""
 
   tokens: jax.Array  # int32 `[B, S]`
-  length: jax.Array  # how many of them there are, int32 `[B]`
-  stop: jax.Array  # how many there may be, int32 `[B]`
-  cache: Cache  # of all but the last of them
+  length: jax.Array  # number of tokens, int32 `[B]`
+  stop: jax.Array  # largest number of tokens, int32 `[B]`
+  cache: Cache  # of all tokens but the last
 
 
 def _begin(model: models.Model, count: int, params, tokens, length, stop):
-  """Encodes prompts, each to be continued `count` times.
+  """Encodes prompts, each for `count` rows.
 
   Returns:
-    Their rows, and each one's number among those of its prompt, `[B]`.
+    The rows, and the number of each among those of its prompt, int32 `[B]`.
   """
 
   def piece(i, cache):
     part = jax.lax.dynamic_slice_in_dim(tokens, i * _PIECE, _PIECE, axis=1)
-    # What a shorter prompt keeps of zeros is not seen before it is replaced.
+    # Slots behind a shorter prompt are not seen before they are replaced.
     start = jnp.full_like(length, i * _PIECE)
     return model.extend(params, part, start, cache)[1]
 
@@ -210,23 +196,23 @@ def _begin(model: models.Model, count: int, params, tokens, length, stop):
 def _continue(
   model: models.Model, drawn, params, rows, numbers, steps, banned, ends, seed
 ) -> _Rows:
-  """Continues rows by at most so many tokens each.
+  """Adds at most `steps` tokens to each row.
 
   Args:
     model: The encoder.
-    drawn: What `draw` takes: temperature, top_k, top_p.
-    params: Its parameters.
-    rows: What `_begin` made, or an earlier call.
-    numbers: Of each row among those of its prompt, int32 `[B]`.
-    steps: So many.
-    banned: Which tokens are not drawn, bool `[V]`.
-    ends: The tokens that end a text, int32 `[n]`.
-    seed: Of what is drawn.
+    drawn: Arguments of `draw`: temperature, top_k and top_p.
+    params: Parameters of the encoder.
+    rows: Rows from `_begin` or an earlier call.
+    numbers: Number of each row among those of its prompt, int32 `[B]`.
+    steps: Largest number of tokens.
+    banned: Tokens that are not drawn, bool `[V]`.
+    ends: Tokens that end a text, int32 `[n]`.
+    seed: Random seed.
   """
   every = jnp.arange(len(numbers))
-  # A text's draws are by its number and the place: not by its neighbours.
+  # Draws depend on the row's number and the slot, not on the other prompts.
   keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
-  # Once: a tied head is the transposed table, a copy of it on a CPU.
+  # Outside the loop: a tied head is the transposed table, a copy of it on CPU.
   logits_of = model.logits_of(params)
 
   def unfinished(carry):
@@ -240,7 +226,7 @@ def _continue(
     logits = jnp.where(banned, -jnp.inf, logits_of(hidden[:, 0]))
     here = jax.vmap(jax.random.fold_in)(keys, length)
     token = jax.vmap(lambda key, row: draw(key, row, *drawn))(here, logits)
-    # What is written behind the end of a text is not read.
+    # Nothing reads the slots behind the end of a text.
     tokens = tokens.at[every, length].set(token)
     ended = (length >= stop) | jnp.isin(token, ends)
     stop = jnp.where(ended, length, stop)

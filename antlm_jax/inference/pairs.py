@@ -1,10 +1,9 @@
 """Minimal pairs and other choices, and accuracy on them.
 
-A folder's *.jsonl hold one item a line. Of a minimal pair that is
-`sentence_good` and `sentence_bad`, and, if known, `UID`, `linguistics_term`,
+A folder holds *.jsonl files with one item a line. The fields of a minimal pair
+are `sentence_good`, `sentence_bad` and, optionally, `UID`, `linguistics_term`,
 `field` and `pair_id`. BabyLM's filtered BLiMP and its supplement are such
-folders. The UID is the file's name where a line names none, as in the
-supplement.
+folders. Without a `UID`, as in the supplement, the UID is the file's name.
 """
 
 import collections
@@ -26,7 +25,7 @@ _GROUPS = ("field", "UID", "linguistics_term")
 
 
 class Choice(NamedTuple):
-  """A text that is scored, and what it follows, or ""."""
+  """A text to score, and the context before it, which may be empty."""
 
   context: str
   text: str
@@ -34,14 +33,14 @@ class Choice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-  """What a model decides between: choices, of which the first one is right.
+  """Choices between which a model decides; the first one is right.
 
   Attributes:
     choices: Two of them for a minimal pair.
-    item_id: Its name among those of its UID.
-    groups: What accuracies are taken by, name to value, as the data names
-      them: always `UID`, the paradigm or domain.
-    rating: How people judge the first choice, where they were asked.
+    item_id: Name of the item among those of its UID.
+    groups: Values by which accuracies are averaged, by the names in the data.
+      They include `UID`, the paradigm or domain.
+    rating: People's rating of the first choice, if there is one.
   """
 
   choices: tuple[Choice, ...]
@@ -79,10 +78,10 @@ class Line(NamedTuple):
   fields: Mapping[str, Any]
 
   def text(self, name: str) -> str:
-    """Returns a field that is a text.
+    """Returns a text field.
 
     Raises:
-      UserError: if there is none, or an empty one.
+      UserError: if there is none, or it is empty.
     """
     found = self.fields.get(name)
     if not isinstance(found, str) or not found:
@@ -90,7 +89,7 @@ class Line(NamedTuple):
     return found
 
   def error(self, why: str) -> UserError:
-    """Returns the error that says what is wrong with the line."""
+    """Returns an error that names the line."""
     return UserError(f"{self.path}, line {self.number}: {why}")
 
 
@@ -100,10 +99,10 @@ def read(
   """Reads the items of a folder.
 
   Args:
-    folder: Holds *.jsonl files.
+    folder: Path to a folder of *.jsonl files.
     parse: Makes an item of a line.
-    limit: At most so many items of each file; 0 for all.
-    what: What they are, for errors.
+    limit: Largest number of items of each file; 0 for all.
+    what: Name of the items in errors.
 
   Raises:
     UserError: if there are none, or a line is not an item.
@@ -125,21 +124,20 @@ def read(
   return found
 
 
-def minimal_pair(line: Line) -> Item:
-  """Makes the item of a minimal pair's line."""
-  fields = {"UID": line.path.stem} | dict(line.fields)
-  return pair(
-    context="",
-    good=line.text("sentence_good"),
-    bad=line.text("sentence_bad"),
-    item_id=str(fields.get("pair_id", line.number - 1)),
-    groups={name: str(fields[name]) for name in _GROUPS if name in fields},
-  )
-
-
 def minimal_pairs(folder, limit: int = 0) -> list[Item]:
   """Reads the minimal pairs of a folder, as `read` does."""
-  return read(folder, minimal_pair, limit, "pairs")
+
+  def parse(line: Line) -> Item:
+    fields = {"UID": line.path.stem} | dict(line.fields)
+    return pair(
+      context="",
+      good=line.text("sentence_good"),
+      bad=line.text("sentence_bad"),
+      item_id=str(fields.get("pair_id", line.number - 1)),
+      groups={name: str(fields[name]) for name in _GROUPS if name in fields},
+    )
+
+  return read(folder, parse, limit, "pairs")
 
 
 # ------------------------------------------------------------------- scoring
@@ -151,37 +149,31 @@ def scores(
   """Scores the choices of n items; `options` are those of `scoring.score`.
 
   Returns:
-    float64 `[C, n]`, or `[C, n, K]` for K temperatures, for at most C choices
-    of an item: what is missing is -inf, so that nothing chooses it.
+    float64 `[C, n]`, or `[C, n, K]` for K temperatures; C is the largest number
+    of choices. Choices that an item lacks have -inf.
   """
-  # All choices in one call, item by item: they are batched by length.
   choices = [choice for item in items for choice in item.choices]
-  found = scoring.score(
-    loaded,
-    [choice.text for choice in choices],
-    mode,
-    contexts=[choice.context for choice in choices],
-    **options,
-  )
+  contexts, texts = zip(*choices, strict=True)
+  found = scoring.score(loaded, texts, mode, contexts=contexts, **options)
   counts = np.array([len(item.choices) for item in items])
-  there = np.arange(counts.max()) < counts[:, None]  # [n, C]
-  out = np.full((*there.shape, *found.shape[1:]), -np.inf)
-  out[there] = found
+  present = np.arange(counts.max()) < counts[:, None]  # [n, C]
+  out = np.full((*present.shape, *found.shape[1:]), -np.inf)
+  out[present] = found
   return out.swapaxes(0, 1)
 
 
 def correct(scores: np.ndarray) -> np.ndarray:
-  """Returns which items are right, bool `[n, ...]`, of scores `[C, n, ...]`.
+  """Returns which items are right, bool `[n, ...]`, from scores `[C, n, ...]`.
 
-  One is when its first choice's score is higher than those of all others.
+  The score of the first choice must be higher than all others.
   """
   return scores[0] > scores[1:].max(axis=0)
 
 
 def rows_by(group: str, items: Sequence[Item]) -> dict[str, list[int]]:
-  """Returns by a group's values which items have them.
+  """Returns the indices of the items with each value of a group.
 
-  `group` is one of the names in `Item.groups`; items without it are left out.
+  `group` is a name in `Item.groups`. Items without it are left out.
   """
   rows = collections.defaultdict(list)
   for row, item in enumerate(items):
@@ -190,22 +182,8 @@ def rows_by(group: str, items: Sequence[Item]) -> dict[str, list[int]]:
   return dict(rows)
 
 
-def accuracy_by(
-  group: str, items: Sequence[Item], correct: np.ndarray
-) -> dict[str, tuple[int, np.ndarray]]:
-  """Returns by a group's values the number of items and accuracy `[...]`.
-
-  Args:
-    group: As for `rows_by`.
-    items: n items.
-    correct: Which ones are right, bool `[n, ...]`.
-  """
-  rows = rows_by(group, items)
-  return {n: (len(r), correct[r].mean(axis=0)) for n, r in rows.items()}
-
-
 def accuracy(loaded: TextModel, items: Sequence[Item], mode: str) -> float:
-  """Returns the share of right items, the mean over UIDs: BabyLM's number."""
-  found = correct(scores(loaded, items, mode))
-  by_uid = accuracy_by("UID", items, found)
-  return float(np.mean([share for _, share in by_uid.values()]))
+  """Returns BabyLM's accuracy: the share of right items, averaged over UIDs."""
+  right = correct(scores(loaded, items, mode))
+  by_uid = rows_by("UID", items).values()
+  return float(np.mean([right[rows].mean() for rows in by_uid]))

@@ -199,12 +199,6 @@ def encode(
   return out
 
 
-def cropped(text: Text, wanted: tuple[Pass, ...], longest: int) -> Text:
-  """Cuts the beginning of a text so that a pass reads `longest` at most."""
-  over = max(0, *(p.reads(text) - longest for p in wanted))
-  return Text(text.tokens[over:], text.start - over, text.stop - over)
-
-
 def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
   """Returns the token in place of an empty context, if there is one."""
   if not text_format.no_context:
@@ -229,35 +223,20 @@ def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
 
 
 class Targets(NamedTuple):
-  """A table of targets, int `[R]` both."""
+  """A table of R targets, and where P passes read their texts."""
 
-  text: np.ndarray  # index of the text
-  position: np.ndarray  # index of the token in the text
-
-
-class Packed(NamedTuple):
-  """Segments that a pass reads to predict R targets, packed into rows."""
-
-  where: Pass
-  text: np.ndarray  # text of each segment, int `[S]`
-  begin: np.ndarray  # its first token in the flat rows, int `[S]`
-  segment: np.ndarray  # segment of each target, int `[R]`
-
-
-class Batch(NamedTuple):
-  """Targets, and the segments of each pass that predicts them."""
-
-  targets: Targets
-  packed: tuple[Packed, ...]
+  text: np.ndarray  # index of the text, int `[R]`
+  position: np.ndarray  # index of the token in the text, int `[R]`
+  begins: np.ndarray  # first token of the segment in flat rows, int `[P, R]`
 
 
 class Rows(NamedTuple):
-  """Arrays of a pass on the device."""
+  """Segments of a pass in rows, and the places that predict targets."""
 
   tokens: np.ndarray  # int32 `[B, T]`
-  starts: np.ndarray  # first token of each token's segment, int32 `[B, T]`
-  ends: np.ndarray  # one past the last, int32 `[B, T]`
-  predicted: np.ndarray  # places in the flat rows of the targets, int32 `[R]`
+  starts: np.ndarray  # first place of each token's segment, int32 `[B, T]`
+  ends: np.ndarray  # one past its last place, int32 `[B, T]`
+  predicted: np.ndarray  # places in flat rows, int32 `[R]`
 
 
 def totals(
@@ -266,17 +245,12 @@ def totals(
   wanted: tuple[Pass, ...],
   temperatures: Sequence[float] = (1.0,),
   batch_tokens: int = BATCH_TOKENS,
-  track: Callable[[Sequence[Batch]], Iterable[Batch]] = iter,
+  track: Callable[[Sequence[Targets]], Iterable[Targets]] = iter,
 ) -> Totals:
-  """Sums the log-probabilities of n encoded texts.
+  """Sums the log-probabilities of n encoded texts; see `score`.
 
-  Args:
-    loaded: The model.
-    texts: Texts of which no pass reads more than `max_seq_len` tokens.
-    wanted: Passes of a mode, from `passes`.
-    temperatures: K divisors of the logits.
-    batch_tokens: Number of tokens that a pass encodes at once.
-    track: Wraps the list of batches.
+  No pass may read more than `max_seq_len` tokens of a text. `wanted` comes from
+  `passes`.
   """
   out = np.zeros((len(texts), len(temperatures)))
   likeliest = np.zeros(len(texts), np.int64)
@@ -284,91 +258,85 @@ def totals(
     return Totals(out, likeliest)
   masked = any(p.masked for p in wanted)
   mask_id = framing.mask_id(loaded) if masked else 0
-  program = programs.compiled(_logprobs, loaded.model.config, wanted)
   temperatures = np.asarray(temperatures, np.float32)
+  program = programs.compiled(_logprobs, loaded.model.config, wanted)
   longest = max(p.reads(text) for text in texts for p in wanted)
   length = programs.round_up(longest, loaded.model.config.max_seq_len)
   most = max(1, batch_tokens // length)
   batches = _batches(texts, wanted, length, most)
-  # All batches have the same shapes, for one compilation: R targets, and of
-  # each pass a power of two of rows, so that few requests differ.
-  size = max(len(batch.targets.text) for batch in batches)
+  # All batches have the same shapes, so that one program serves them. A pass
+  # has a power of two of rows, so that it serves most requests.
+  counts = np.max([b.begins.max(axis=1) // length + 1 for b in batches], axis=0)
+  powers = 2 ** np.ceil(np.log2(counts)).astype(int)
+  counts = np.maximum(counts, np.minimum(powers, most)).tolist()
+  size = max(len(batch.text) for batch in batches)
   size = programs.round_up(size, step=programs.LOGIT_ROWS)
-  rows = [[one.begin.max() // length + 1 for one in b.packed] for b in batches]
-  rows = np.max(rows, axis=0)
-  rows = np.maximum(rows, np.minimum(most, 2 ** np.ceil(np.log2(rows))))
-  for targets, packed in track(batches):
-    inputs = [
-      _rows(texts, targets, one, (int(count), length), size, mask_id)
-      for one, count in zip(packed, rows, strict=True)
+  for batch in track(batches):
+    rows = [
+      _rows(texts, batch, i, wanted[i], (counts[i], length), size, mask_id)
+      for i in range(len(wanted))
     ]
-    tokens = [texts[i].tokens[at] for i, at in zip(*targets, strict=True)]
-    logprobs, top = program(
-      loaded.params, inputs, _padded(tokens, size), temperatures
-    )
+    places = zip(batch.text, batch.position, strict=True)
+    tokens = _padded([texts[i].tokens[at] for i, at in places], size)
+    found = program(loaded.params, rows, tokens, temperatures)
+    logprobs, top = (np.asarray(x)[: len(batch.text)] for x in found)
     # Float32 on the device, as in training. Sums are in float64, so that they
     # do not depend on the batches.
-    np.add.at(
-      out, targets.text, np.asarray(logprobs, np.float64)[: len(tokens)]
-    )
-    np.add.at(likeliest, targets.text, np.asarray(top)[: len(tokens)])
+    np.add.at(out, batch.text, logprobs.astype(np.float64))
+    np.add.at(likeliest, batch.text, top)
   return Totals(out, likeliest)
 
 
 def _batches(
   texts: Sequence[Text], wanted: tuple[Pass, ...], length: int, most: int
-) -> list[Batch]:
-  """Divides all targets into batches of at most `most` rows of each pass."""
+) -> list[Targets]:
+  """Divides all targets into batches of at most `most` rows a pass."""
+
+  def place(where: Pass, owners: np.ndarray) -> np.ndarray:
+    """Packs the texts of some targets; returns where their segments begin."""
+    segments, segment = owners, np.arange(len(owners))
+    if not where.masked:  # one segment for all targets of a text
+      segments, segment = np.unique(owners, return_inverse=True)
+    lengths = [where.reads(texts[i]) for i in segments]
+    return packing.best_fit(lengths, length)[segment]
+
   text = np.repeat(np.arange(len(texts)), [t.targets for t in texts])
   position = np.concatenate([np.arange(t.start, t.stop) for t in texts])
-  targets = Targets(text, position)
-  # The masked pass, if there is one, has by far the most rows.
-  packed = _packed(wanted[-1], texts, targets, length)
-  batch = packed.begin[packed.segment] // (most * length)
-  ends = np.cumsum(np.bincount(batch))[:-1]
+  # The last pass is the masked one, if there is one: it has most of the rows.
+  batch = place(wanted[-1], text) // (most * length)
+  order = np.argsort(batch, kind="stable")
   out = []
-  for index in np.split(np.argsort(batch, kind="stable"), ends):
-    some = Targets(text[index], position[index])
+  for index in np.split(order, np.cumsum(np.bincount(batch))[:-1]):
     # The last pass is packed into the same rows again.
-    out.append(
-      Batch(some, tuple(_packed(p, texts, some, length) for p in wanted))
-    )
+    begins = np.stack([place(where, text[index]) for where in wanted])
+    out.append(Targets(text[index], position[index], begins))
   return out
-
-
-def _packed(
-  where: Pass, texts: Sequence[Text], targets: Targets, length: int
-) -> Packed:
-  """Packs the segments that predict some targets."""
-  text, segment = targets.text, np.arange(len(targets.text))
-  if not where.masked:  # one segment for all targets of a text
-    text, segment = np.unique(text, return_inverse=True)
-  lengths = [where.reads(texts[i]) for i in text]
-  return Packed(where, text, packing.best_fit(lengths, length), segment)
 
 
 def _rows(
   texts: Sequence[Text],
-  targets: Targets,
-  packed: Packed,
+  batch: Targets,
+  number: int,
+  where: Pass,
   shape: tuple[int, int],
   size: int,
   mask_id: int,
 ) -> Rows:
-  """Writes packed segments into rows `[B, T]`, and `size` targets."""
-  where, text, begin, segment = packed
-  pieces = [texts[i].tokens[: where.reads(texts[i])] for i in text]
-  tokens, starts = packing.fill(pieces, begin, *shape, pad_id=0)
-  places = begin[segment] + targets.position
+  """Writes the segments of a pass, by its number, into rows `[B, T]`."""
+  begins = batch.begins[number]
+  starts, first = np.unique(begins, return_index=True)
+  read = [texts[i] for i in batch.text[first]]
+  pieces = [text.tokens[: where.reads(text)] for text in read]
+  tokens, segments = packing.fill(pieces, starts, *shape, pad_id=0)
   if where.masked:
-    tokens.flat[places] = mask_id
-  segments = Segments.of(starts)
-  predicted = _padded(places - where.shift, size)
-  return Rows(tokens, segments.start, segments.end, predicted)
+    tokens.flat[begins + batch.position] = mask_id
+  bounds = Segments.of(segments)
+  predicted = begins + batch.position - where.shift
+  return Rows(tokens, bounds.start, bounds.end, _padded(predicted, size))
 
 
 def _padded(values: Sequence[int], size: int) -> np.ndarray:
-  """Pads with zeros: the results of place 0 and token 0 are dropped."""
+  """Pads with zeros; results of the padding are dropped."""
   return np.pad(np.asarray(values, np.int32), (0, size - len(values)))
 
 

@@ -1,9 +1,8 @@
-"""Filling all masks of a text together: sampling of masked diffusion.
+"""Fills all masks of a text together: sampling of masked diffusion.
 
-A row, the canvas, is a whole text with its frame, some of its tokens masked.
-Each step predicts all of them by one pass over the canvas, and keeps what it
-drew for a few; the next step sees these. Within a block of the canvas the steps
-share its masks out, and blocks are filled from left to right.
+Each step encodes the whole text, draws a token for each mask and keeps a few of
+them. Later steps see the kept tokens. A text may be filled in blocks, from left
+to right; the steps of a block share its masks.
 """
 
 import dataclasses
@@ -21,10 +20,7 @@ from antlm_jax.inference import filling, framing, programs
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.generation import Sampling, draw
 from antlm_jax.masks import AttentionMask
-from antlm_jax.objectives.objective import Objective
 from antlm_jax.settings import setting
-
-_NONE = np.iinfo(np.int32).max  # the block of a row that is filled
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,18 +28,18 @@ class Unmasking(Sampling):
   """How the masks of a text are filled."""
 
   steps: int = setting(
-    16, "steps of diffusion, for each block; 0 for a token a step", least=0
+    16, "Number of steps for each block; 0 for one token a step", least=0
   )
   order: str = setting(
     "confidence",
-    "which masks a step of diffusion fills: those it is surest of, as many in"
-    " each step (MaskGIT, LLaDA); as many at random; or each by a coin (MDLM)",
+    "Masks that a step fills: those with the likeliest tokens (MaskGIT, LLaDA),"
+    " the same number at random, or each by a coin (MDLM)",
     choices=("confidence", "random", "ancestral"),
   )
   block_length: int = setting(
     0,
-    "fills the text in blocks of so many tokens, from left to right; 0 in those"
-    " that it was trained in, or as a whole",
+    "Number of tokens in a block, filled from left to right; 0 for the blocks"
+    " of training, or the whole text",
     least=0,
   )
 
@@ -51,28 +47,26 @@ class Unmasking(Sampling):
 def unmask(
   loaded: TextModel, text: str | Sequence[str], **unmasking
 ) -> list[str]:
-  """Fills the masks of a text, or of several at once, in few steps.
+  """Fills the masks of one or more texts in few steps.
 
-  Masks are filled together, each seeing those filled before; `fill_mask`
-  predicts each by itself. A model trained with attention in blocks fills one
-  after another. Behind a text without masks come so many `tokens`, masked: the
-  model sees that the text ends there, as a document does, and may end it before
-  by the end-of-text token. No other special token is drawn, but by an imported
-  model.
-  What is drawn for a text does not depend on those beside it.
+  Each mask sees the masks filled before; `fill_mask` predicts each on its own.
+  A text without masks is a prompt: `tokens` masks follow it. The model sees
+  that the text ends there, as a document does, and the end-of-text token may
+  end it earlier. No other special token is drawn, unless the model is imported.
+  What is drawn for a text does not depend on the other texts.
 
   Args:
-    loaded: A model trained with attention both ways, of a text or its blocks.
-    text: One or more; each `<mask>` stands for one token.
-    **unmasking: The fields of `Unmasking`: those of `generate`, and
-      `steps=16`, `order="confidence"`, `block_length=0`.
+    loaded: A model trained with bidirectional attention, whole or in blocks.
+    text: One text or several; each `<mask>` is one token.
+    **unmasking: Fields of `Unmasking`: those of `generate`, `steps=16`,
+      `order="confidence"` and `block_length=0`.
 
   Returns:
-    `count` texts of each text, one after another.
+    `count` texts for each text, in the order of the texts.
 
   Raises:
-    UserError: for a text that is too long, a model that cannot predict a mask
-      from both sides, or a setting out of range.
+    UserError: for a text that is too long, a model without bidirectional
+      training, or a setting out of range.
   """
   *_, texts = stream(loaded, text, every=settings.LARGEST, **unmasking)
   return texts
@@ -81,61 +75,89 @@ def unmask(
 def stream(
   loaded: TextModel, text: str | Sequence[str], every: int = 1, **unmasking
 ) -> Iterator[list[str]]:
-  """Yields texts as `unmask` fills them, after every so many steps.
+  """Yields the texts of `unmask` after each `every` steps.
 
-  The arguments and errors are those of `unmask`. What is not filled yet is
-  `<mask>`.
+  The arguments and errors are those of `unmask`. A mask that is not filled yet
+  is `<mask>`.
   """
   how = Unmasking(**unmasking)
   settings.check(how)
   texts = [text] if isinstance(text, str) else text
   if not texts:
     raise UserError("there is no text to fill")
-  rows = _lay_out(loaded, texts, how)
+  longest = loaded.model.config.max_seq_len
+  seen = _block_length(loaded) or longest
+  block_length = how.block_length or seen
+  canvas, state = _lay_out(loaded, texts, how)
+  blocks = np.arange(canvas.masked.shape[1]) // block_length
+  most = max(
+    np.sum(canvas.masked[:, blocks == block], axis=1).max()
+    for block in set(blocks)
+  )
   config, params = programs.unrolled(loaded)
-  static = _Static(
+  fill = programs.compiled(
+    _fill,
+    config,
     (how.temperature, how.top_k, how.top_p),
     how.order,
     loaded.mask_shift,
-    _most_masks(rows),
+    programs.round_up(most, len(blocks)),
   )
-  fill = programs.compiled(_fill, config, static)
-  banned, canvas = _banned(loaded), rows.masked
-  while np.any(rows.masked):
-    rows = fill(params, rows, banned, how.steps, every, how.seed)
-    rows = jax.device_get(rows)
-    yield [
-      _decode(loaded, row, drawn)
-      for row, drawn in zip(map(_Rows, *rows), canvas, strict=True)
-    ]
+  # Tokens that are not drawn: where a text may end early, and where not.
+  never, ends = framing.never_drawn(loaded), framing.ends(loaded)
+  never[framing.mask_id(loaded)] = True
+  banned = np.stack([never, never | np.isin(np.arange(len(never)), ends)])
+  while np.any(state.masked):
+    state = jax.device_get(
+      fill(
+        params,
+        canvas,
+        state,
+        banned,
+        (seen, block_length),
+        (how.steps, every),
+        how.seed,
+      )
+    )
+    yield [_decode(loaded, canvas, state, n) for n in range(len(state.tokens))]
 
 
-class _Rows(NamedTuple):
-  """Texts as they are filled."""
+class _Canvas(NamedTuple):
+  """Rows before any mask is filled."""
+
+  masked: np.ndarray  # bool `[B, T]`
+  length: np.ndarray  # number of tokens, int32 `[B]`
+  whole: np.ndarray  # 1 if the text may not end early, else 0, int32 `[B]`
+  number: np.ndarray  # index among the rows of the same text, int32 `[B]`
+
+
+class _State(NamedTuple):
+  """Rows while their masks are filled."""
 
   tokens: jax.Array  # int32 `[B, T]`
-  masked: jax.Array  # which are not filled yet, bool `[B, T]`
-  k_end: jax.Array  # one past the last that each sees, int32 `[B, T]`
-  blocks: jax.Array  # which one each is in, int32 `[B, T]`
-  whole: jax.Array  # whether the text may not end early, 0 or 1, `[B]`
-  number: jax.Array  # among the rows of the same text, int32 `[B]`
-  step: jax.Array  # how many there were, int32 `[B]`
-  block: jax.Array  # which one the last of them was at, int32 `[B]`
-  left: jax.Array  # how many are left for that block, int32 `[B]`
+  masked: jax.Array  # tokens that are not filled yet, bool `[B, T]`
+  step: jax.Array  # number of steps done, int32
+  block: jax.Array  # block of the last step, int32 `[B]`
+  left: jax.Array  # number of steps left for that block, int32 `[B]`
 
 
-class _Static(NamedTuple):
-  """What a program of filling depends on."""
+def _block_length(loaded: TextModel) -> int:
+  """Returns the tokens in a block of bidirectional training; 0 for no blocks.
 
-  drawn: tuple[float, int, float]  # temperature, top_k, top_p
-  order: str  # which masks a step fills
-  shift: int  # how far before a mask it is predicted
-  most: int  # masks of a row that a step looks at, M
+  Raises:
+    UserError: if the model had no bidirectional training.
+  """
+  found = [o for o in framing.trained(loaded.config) if not o.left_to_right]
+  if not found:
+    raise UserError(
+      "the model was trained left to right alone (curriculum="
+      f"{loaded.config.curriculum}): use --mode=causal"
+    )
+  return next((o.block_length for o in found if o.attention == "block"), 0)
 
 
-def _lay_out(loaded: TextModel, texts: Sequence[str], how: Unmasking) -> _Rows:
-  """Encodes texts, and lays each out `count` times."""
-  objective = _both_sides(loaded)
+def _lay_out(loaded: TextModel, texts: Sequence[str], how: Unmasking):
+  """Encodes texts into `count` rows each."""
   encoded = [
     filling.encode(loaded, text, 0 if MASK in text else how.tokens)
     for text in texts
@@ -143,151 +165,119 @@ def _lay_out(loaded: TextModel, texts: Sequence[str], how: Unmasking) -> _Rows:
   for text, tokens in zip(texts, encoded, strict=True):
     framing.check_length(loaded, len(tokens), text)
     filling.predicted_at(loaded, tokens)
-  lengths = np.array([[len(tokens)] for tokens in encoded])
-  longest = loaded.model.config.max_seq_len
-  at = np.arange(programs.round_up(lengths.max(), longest))
-  rows = np.zeros((len(texts), len(at)), np.int32)
-  for row, tokens in zip(rows, encoded, strict=True):
-    row[: len(tokens)] = tokens
-  each = (
-    rows,
-    (rows == framing.mask_id(loaded)) & (at < lengths),
-    *_blocks(objective, how.block_length, lengths, at),
-    np.array([MASK in text for text in texts], np.int32),
+  length = np.array([len(tokens) for tokens in encoded], np.int32)
+  size = programs.round_up(length.max(), loaded.model.config.max_seq_len)
+  tokens = np.stack([np.pad(t, (0, size - len(t))) for t in encoded])
+  masked = tokens == framing.mask_id(loaded)
+  masked &= np.arange(size) < length[:, None]
+  whole = np.array([MASK in text for text in texts], np.int32)
+  tokens, masked, length, whole = (
+    np.repeat(x, how.count, axis=0) for x in (tokens, masked, length, whole)
   )
-  each = [np.repeat(x, how.count, axis=0) for x in each]
-  zeros = np.zeros(len(each[0]), np.int32)
   number = np.tile(np.arange(how.count, dtype=np.int32), len(texts))
-  return _Rows(*each, number, zeros, zeros - 1, zeros)
+  zeros = np.zeros(len(number), np.int32)
+  state = _State(tokens, masked, np.int32(0), zeros - 1, zeros)
+  return _Canvas(masked, length, whole, number), state
 
 
-def _both_sides(loaded: TextModel) -> Objective:
-  """Returns the objective by which the model reads texts from both sides.
-
-  That in blocks, if there is one.
-
-  Raises:
-    UserError: if it was trained with none.
-  """
-  found = [o for o in framing.trained(loaded.config) if not o.left_to_right]
-  if not found:
-    raise UserError(
-      "the model was trained left to right alone (curriculum="
-      f"{loaded.config.curriculum}): only --mode=causal is for it"
-    )
-  return max(found, key=lambda o: o.attention == "block")
-
-
-def _blocks(objective: Objective, block_length: int, lengths, at):
-  """Returns what tokens see, and the blocks to fill, int32 `[n, T]` both."""
-  k_end = np.broadcast_to(lengths, (len(lengths), len(at)))
-  if objective.attention == "block":
-    own = objective.block_length
-    k_end = np.minimum(k_end, at // own * own + own)
-    block_length = block_length or own
-  blocks = np.broadcast_to(at // (block_length or len(at)), k_end.shape)
-  return k_end.astype(np.int32), blocks.astype(np.int32)
-
-
-def _banned(loaded: TextModel) -> np.ndarray:
-  """Returns which tokens are not drawn, bool `[2, V]`.
-
-  First where a text may end, then where it may not.
-  """
-  never = framing.never_drawn(loaded)
-  never[framing.mask_id(loaded)] = True
-  return np.stack([never, never | _ends(loaded, np.arange(len(never)))])
-
-
-def _ends(loaded: TextModel, tokens: np.ndarray) -> np.ndarray:
-  return np.isin(tokens, framing.ends(loaded))
-
-
-def _most_masks(rows: _Rows) -> int:
-  """Returns how many masks a block has at most, rounded up."""
-  masks = [
-    np.sum(rows.masked & (rows.blocks == block), axis=1).max()
-    for block in np.unique(rows.blocks)
-  ]
-  return programs.round_up(max(masks), rows.masked.shape[1])
-
-
-def _decode(loaded: TextModel, row: _Rows, canvas: np.ndarray) -> str:
-  """Decodes a row up to its end, with `<mask>` where it is masked."""
-  # Special tokens are left out here: all but the masks.
-  kept = row.masked | ~loaded.tokenizer.special[row.tokens]
-  kept[row.k_end[-1] :] = False
-  (ends,) = np.nonzero(canvas & ~row.masked & _ends(loaded, row.tokens))
+def _decode(loaded: TextModel, canvas: _Canvas, state: _State, n: int) -> str:
+  """Decodes row n up to its end, with `<mask>` for each mask."""
+  tokens, masked = state.tokens[n], state.masked[n]
+  kept = masked | ~loaded.tokenizer.special[tokens]
+  kept[canvas.length[n] :] = False
+  drawn = canvas.masked[n] & ~masked
+  (ends,) = np.nonzero(drawn & np.isin(tokens, framing.ends(loaded)))
   if len(ends):
     kept[ends[0] :] = False
-  return loaded.tokenizer.decode(row.tokens[kept], skip_special=False)
+  return loaded.tokenizer.decode(tokens[kept], skip_special=False)
 
 
 # ------------------------------------------------------------- on the device
 
 
 def _fill(
-  model: models.Model, how: _Static, params, rows, banned, steps, every, seed
-) -> _Rows:
-  """Fills masks of rows for at most so many steps.
+  model: models.Model,
+  drawn: tuple[float, int, float],
+  order: str,
+  shift: int,
+  most: int,
+  params,
+  canvas: _Canvas,
+  state: _State,
+  banned,
+  lengths,
+  steps,
+  seed,
+) -> _State:
+  """Fills masks.
 
   Args:
     model: The encoder.
-    how: What the program depends on.
-    params: The encoder's parameters.
-    rows: What `_lay_out` made, or an earlier call.
-    banned: Which tokens are not drawn, by `rows.whole`, bool `[2, V]`.
-    steps: That of `Unmasking`.
-    every: So many.
-    seed: Of what is drawn.
+    drawn: Arguments of `draw`: temperature, top_k and top_p.
+    order: Field of `Unmasking`.
+    shift: Distance from a mask back to its prediction.
+    most: Largest number M of masks in a row's block.
+    params: Parameters of the encoder.
+    canvas: Rows from `_lay_out`.
+    state: The same rows, from `_lay_out` or an earlier call.
+    banned: Tokens that are not drawn, by `canvas.whole`, bool `[2, V]`.
+    lengths: Number of tokens in a block of attention, and in a filled block.
+    steps: Number of steps for each block, 0 for one token a step; and largest
+      number of steps of this call.
+    seed: Random seed.
   """
-  stop = rows.step[0] + every
-  # What is drawn for a text is by its number, the step and the place: not by
-  # its neighbours.
-  fold_in = jax.vmap(jax.random.fold_in)
-  key = jax.random.key(seed)
-  keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows.number)
-  places = jnp.arange(rows.tokens.shape[1])[None]
-  every_row = jnp.arange(len(rows.step))[:, None]
+  (seen, filled), (each, every) = lengths, steps
+  stop = state.step + every
+  # Draws depend on the row's number, the step and the place, not on other rows.
+  fold_in = jax.random.fold_in
+  keys = jax.vmap(fold_in, (None, 0))(jax.random.key(seed), canvas.number)
+  places = jnp.arange(canvas.masked.shape[1])
+  blocks = places // filled
+  k_end = jnp.minimum(canvas.length[:, None], (places // seen + 1) * seen)
+  rows = jnp.arange(len(canvas.number))[:, None]
   logits_of = model.logits_of(params)
 
-  def step(rows):
-    block = jnp.min(jnp.where(rows.masked, rows.blocks, _NONE), axis=1)
-    unfilled = rows.masked & (rows.blocks == block[:, None])
-    first = jnp.where(steps > 0, steps, jnp.sum(unfilled, axis=1))
-    left = jnp.where(block == rows.block, rows.left, first)
-    # Only M places of a row are looked at, its masks the first of them.
-    at = jnp.argsort(~unfilled, axis=1, stable=True)[:, : how.most]
+  def step(state):
+    # The block of each row is the first one with a mask.
+    block = jnp.min(jnp.where(state.masked, blocks, len(places)), axis=1)
+    unfilled = state.masked & (blocks == block[:, None])
+    first = jnp.where(each > 0, each, jnp.sum(unfilled, axis=1))
+    left = jnp.where(block == state.block, state.left, first)
+    # The places of its masks come first, of M in all.
+    at = jnp.argsort(~unfilled, axis=1, stable=True)[:, :most]
     here = jnp.take_along_axis(unfilled, at, axis=1)
-    mask = AttentionMask(k_end=rows.k_end)
-    hidden = model.encode(params, rows.tokens, places, mask)
-    hidden = hidden[every_row, at - how.shift]
-    own_keys = jax.vmap(fold_in, (None, 1), 1)(fold_in(keys, rows.step), at)
+    mask = AttentionMask(k_end=k_end)
+    hidden = model.encode(params, state.tokens, places[None], mask)
+    now = jax.vmap(fold_in, (0, None))(keys, state.step)
     new, sure, noise = _draw(
-      logits_of, how.drawn, hidden, own_keys, banned, rows.whole
+      logits_of,
+      drawn,
+      hidden[rows, at - shift],
+      jax.vmap(jax.vmap(fold_in, (None, 0)))(now, at),
+      banned,
+      canvas.whole,
     )
-    chosen = _chosen(how.order, here, sure, noise, left)
-    old = rows.tokens[every_row, at]
-    return rows._replace(
-      tokens=rows.tokens.at[every_row, at].set(jnp.where(chosen, new, old)),
-      masked=rows.masked.at[every_row, at].min(~chosen),
-      step=rows.step + 1,
+    chosen = _chosen(order, here, sure, noise, left)
+    tokens = jnp.where(chosen, new, state.tokens[rows, at])
+    return _State(
+      tokens=state.tokens.at[rows, at].set(tokens),
+      masked=state.masked.at[rows, at].min(~chosen),
+      step=state.step + 1,
       block=block,
       left=left - 1,
     )
 
-  def unfinished(rows):
-    return (rows.step[0] < stop) & jnp.any(rows.masked)
+  def unfinished(state):
+    return (state.step < stop) & jnp.any(state.masked)
 
-  return jax.lax.while_loop(unfinished, step, rows)
+  return jax.lax.while_loop(unfinished, step, state)
 
 
 def _draw(logits_of, drawn, hidden, keys, banned, whole):
   """Draws a token for each of B x M hidden states.
 
   Returns:
-    The tokens, how likely the model holds each, and a number of its own, even
-    in [0, 1); all `[B, M]`.
+    Tokens, their probabilities, and uniform noise in [0, 1), all `[B, M]`.
   """
 
   def one(state):
@@ -304,14 +294,14 @@ def _draw(logits_of, drawn, hidden, keys, banned, whole):
 
 
 def _chosen(order: str, here, sure, noise, left) -> jax.Array:
-  """Chooses which masks are filled, bool `[B, M]`.
+  """Chooses the masks that a step fills, bool `[B, M]`.
 
   Args:
-    order: That of `Unmasking`.
+    order: Field of `Unmasking`.
     here: Which of M places are masks, bool `[B, M]`.
-    sure: The model's probabilities of the tokens drawn there, `[B, M]`.
-    noise: Even in [0, 1), `[B, M]`.
-    left: Steps left to fill all of them, this one too, `[B]`.
+    sure: Probabilities of the tokens drawn there, `[B, M]`.
+    noise: Uniform in [0, 1), `[B, M]`.
+    left: Number of steps to fill them all, with this one, `[B]`.
   """
   left = jnp.maximum(left, 1)[:, None]
   if order == "ancestral":

@@ -47,7 +47,8 @@ class Lambada(TextTask):
     longest, parts = loaded.model.config.max_seq_len, []
     encoded = scoring.encode(loaded, items, options["text_format"], wanted)
     for text, (_, word) in zip(encoded, items, strict=True):
-      text = scoring.cropped(text, wanted, longest)
+      over = max(0, *(p.reads(text) - longest for p in wanted))
+      text = Text(text.tokens[over:], text.start - over, text.stop - over)
       if text.start < 1:
         raise UserError(f"the word {word!r:.60} leaves no room for a context")
       parts.append(list(_hidden(loaded, text)) if masked else [text])
