@@ -243,16 +243,11 @@ def hidden_share(objective, progress=0.0, special=0.15):
 
 
 @pytest.mark.parametrize("ratio", [0.05, 0.15, 0.4, 0.9, 1.0])
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", [*UNITS, "M long spans"])
 def test_masked_share_is_the_ratio(unit, ratio):
-  objective = replace(MLM, unit=unit, mask_ratio=ratio, span_length=4)
-  assert hidden_share(objective) == pytest.approx(ratio, abs=0.006)
-
-
-@pytest.mark.parametrize("ratio", [0.15, 0.5])
-def test_long_spans_share_is_the_ratio(ratio):
-  objective = replace(VARIANTS["M long spans"], mask_ratio=ratio)
-  assert hidden_share(objective, special=0) == pytest.approx(ratio, abs=0.006)
+  objective = VARIANTS.get(unit) or replace(MLM, unit=unit, span_length=4)
+  found = hidden_share(replace(objective, mask_ratio=ratio), special=0.15)
+  assert found == pytest.approx(ratio, abs=0.006)
 
 
 @pytest.mark.parametrize("unit", UNITS)
@@ -383,24 +378,27 @@ def runs_of(row):
   return [length for value, length in found[1:-1] if value]
 
 
-def test_isolated_spans_have_every_length_up_to_the_longest():
-  objective = replace(MLM, unit="span", mask_ratio=0.01, span_length=4)
-  case = make(objective, 2500, 200, special=0)
-  predicted = case.corrupt().predicted
-  lengths = np.concatenate([runs_of(row) for row in predicted])
-  shares = np.bincount(lengths.astype(int), minlength=6) / len(lengths)
-  assert shares[1:5] == pytest.approx(0.25, abs=0.03)
-  assert shares[5:].sum() < 0.02  # two that touch
-
-
-def test_geometric_spans_are_each_two_thirds_as_often_as_the_one_before():
-  objective = replace(VARIANTS["M long spans"], mask_ratio=0.01)
+@pytest.mark.parametrize(
+  "objective, ratio",
+  [
+    (replace(MLM, unit="span", span_length=4), 1),
+    (VARIANTS["M long spans"], 2 / 3),
+  ],
+  ids=["uniform", "geometric"],
+)
+def test_isolated_spans_have_lengths_by_their_law(objective, ratio):
+  objective, longest = (
+    replace(objective, mask_ratio=0.01),
+    objective.span_length,
+  )
   case = make(objective, 4000, 200, special=0)
   predicted = case.corrupt().predicted
   lengths = np.concatenate([runs_of(row) for row in predicted]).astype(int)
-  shares = np.bincount(lengths, minlength=10)[1:10] / len(lengths)
-  expected = (2 / 3) ** np.arange(9)
-  assert shares == pytest.approx(expected / expected.sum(), abs=0.02)
+  shares = np.bincount(lengths, minlength=longest + 2) / len(lengths)
+  expected = ratio ** np.arange(longest)
+  expected = expected / expected.sum()
+  assert shares[1 : longest + 1] == pytest.approx(expected, abs=0.02)
+  assert shares[longest + 1 :].sum() < 0.02  # two that touch
 
 
 def test_an_isolated_span_has_one_fate():

@@ -102,7 +102,9 @@ def capacity(
   """
   expected = variance = 0.0
   for objective, share in shares:
-    # A mixed batch's rows are spread over the shards evenly, but not exactly.
+    # A mixed batch's rows are spread over the shards evenly, to within a row.
+    # Shards of 64 rows may rarely have one row more: the margin has room for
+    # it, unless rows have more than 4,096 tokens.
     shard_rows = rows if share == 1 else min(rows, math.ceil(rows * share) + 1)
     targets = shard_rows * length * objective.max_target_share
     expected += targets

@@ -15,18 +15,9 @@ from antlm_jax.objectives.objective import Objective
 
 CYCLE = 8  # visits of a text after which its tokens get another random order
 _GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, lie evenly in [0, 1]
-_PURPOSES = (
-  "choose",
-  "fate",
-  "replacement",
-  "span",
-  "prefix",
-  "turn",
-  "order",
-  "tile",
-  "ratio",
-  "middle",
-)
+# An index in this list is a counter of the draws: only append to it.
+_PURPOSES = "choose fate replacement span prefix turn order tile ratio middle"
+_PURPOSES = _PURPOSES.split()
 
 
 @dataclasses.dataclass(frozen=True)
