@@ -1,9 +1,8 @@
-"""An encoder: its contract, and what all of them share.
+"""Interface of encoders, and their shared parts.
 
 A new encoder is one file and one row of `antlm_jax.models.model.ENCODERS`: a
-subclass of `EncoderConfig` and one of `Encoder`. Nothing else asks which
-encoder it has: losses, sharding, checkpoints and scoring go by the parameters'
-paths and logical axes and by the settings here.
+subclass of `EncoderConfig` and one of `Encoder`. Losses, sharding, checkpoints
+and scoring depend on parameters' paths, logical axes and the settings here.
 """
 
 import dataclasses
@@ -31,15 +30,15 @@ REMAT_POLICIES = {
     jax.checkpoint_policies.save_only_these_names(attention.SAVED),
   ),
 }
-_WIDEST = 2**20  # of any kind: more is a slip
+_WIDEST = 2**20  # more is a typing error
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderConfig:
-  """The settings that every encoder has; a subclass adds its own.
+  """Settings that every encoder has; a subclass adds more.
 
-  It may also turn `kv_heads`, `head_width`, `buckets` and `windows` into
-  settings, or compute them: flops, plans and attention ask for them.
+  A subclass may make `kv_heads`, `head_width`, `buckets` and `windows` settings
+  or derive them: FLOP counts, plans and attention use them.
   """
 
   vocab_size: int = setting(help="number of tokens V", least=1)
@@ -49,39 +48,37 @@ class EncoderConfig:
   mlp_width: int = setting(2048, "MLP's inner width F", least=1, most=_WIDEST)
   max_seq_len: int = setting(2048, "longest row, in tokens", least=1)
   norm_eps: float = setting(1e-5, "added to variances", least=0, most=1)
-  # In training: of embeddings and sublayers' outputs, of attention weights.
+  # Dropout of embeddings and sublayers' outputs, in training.
   dropout: float = setting(0.0, "share of states dropped", least=0, under=1)
   attention_dropout: float = setting(
     0.0, "share of attention weights dropped", least=0, under=1
   )
   attention: str = setting(
     "auto",
-    "what computes attention",
+    "implementation of attention",
     choices=("auto", *attention.IMPLEMENTATIONS),
   )
   # Parameters, softmax and loss stay float32.
   dtype: str = setting(
-    "float32", "what is computed in", choices=("float32", "bfloat16")
+    "float32", "dtype of computations", choices=("float32", "bfloat16")
   )
-  # A loop compiles fast; on CPU it costs speed, and auto unrolls it there.
+  # A loop compiles faster. On CPU it runs slower, so auto unrolls it there.
   scan_layers: str = setting(
     "auto", "run the blocks as a loop", choices=("auto", "yes", "no")
   )
   remat: str = setting(
-    "none", "what the backward pass recomputes", choices=tuple(REMAT_POLICIES)
+    "none", "recomputation in the backward pass", choices=tuple(REMAT_POLICIES)
   )
 
-  buckets = 0  # of the scores' position terms; none
-  # The layers' windows, a pattern that is repeated: keys nearer than it are
-  # seen, and 0 hides none.
-  windows = ()
+  buckets = 0  # of position terms in the scores; 0 for none
+  windows = ()  # repeated over the layers: keys nearer are seen; 0 for all
 
   def __post_init__(self):
     for name, value in vars(self).items():
-      if isinstance(value, list):  # JSON has those, and caches need a hash
+      if isinstance(value, list):  # from JSON; caches need a hash
         object.__setattr__(self, name, tuple(value))
     settings.check(self, "model")
-    if self.windows:  # of what is said in several ways, one is kept
+    if self.windows:  # equal patterns make equal configurations
       windows = pattern(self.layer_windows)
       object.__setattr__(self, "windows", windows if any(windows) else ())
     if not vars(self).get("head_width") and self.width % self.heads:
@@ -93,7 +90,7 @@ class EncoderConfig:
 
   @property
   def kv_heads(self) -> int:
-    """Key/value heads K: by default every query head has its own."""
+    """Number of key/value heads K, by default that of query heads."""
     return self.heads
 
   @property
@@ -102,33 +99,32 @@ class EncoderConfig:
     return self.width // self.heads
 
   def windows_in(self, length: int) -> tuple[int, ...]:
-    """Returns each layer's window in rows of T tokens: T where none is."""
+    """Returns each layer's window in rows of T tokens; T without a window."""
     return tuple(min(w or length, length) for w in self.layer_windows)
 
   @property
   def layer_windows(self) -> tuple[int, ...]:
-    """Each layer's window; 0 where none is."""
+    """Each layer's window; 0 without."""
     pattern = self.windows or (0,)
     return tuple(pattern[i % len(pattern)] for i in range(self.layers))
 
 
-# Hidden states `[..., D]`, and in training where they stand, to `[..., V]`.
+# Hidden states `[..., D]`, and in training their places, to `[..., V]`.
 LogitsOf = Callable[[jax.Array, layers.At | None], jax.Array]
 
 
 class Encoder(nnx.Module):
-  """What an encoder does, for a subclass to do.
+  """Base class of encoders.
 
-  Parameters are declared where they are made, by `nnx.Param(values,
-  axes=...)`, as in `antlm_jax.models.layers`. Those of blocks that are alike
-  are stacked by `stack`. An axis is named by what it counts: one of
-  `sharding.RULES` may be split over the mesh, any other is whole on every
-  device. What has an axis "norm" or "bias" is not decayed
+  Declare each parameter by `nnx.Param(values, axes=...)`, as in
+  `antlm_jax.models.layers`, and stack equal blocks by `stack`. The mesh may
+  split axes named in `sharding.RULES`; every device has all of the others.
+  Parameters with an axis "norm" or "bias" are not decayed
   (`antlm_jax.training.optim`).
 
   Args:
-    rngs: Where first values are drawn from, under `jax.eval_shape` too.
-    config: Its configuration.
+    rngs: Source of the initial values, under `jax.eval_shape` too.
+    config: The encoder's settings.
   """
 
   def __init__(self, rngs: nnx.Rngs, config: EncoderConfig):
@@ -143,16 +139,16 @@ class Encoder(nnx.Module):
   ) -> jax.Array:
     """Encodes tokens.
 
-    The mask alone says which keys a position sees, so that the same weights
-    run causal or bidirectional: it is to reach attention as it is, and
-    nothing else may mix positions. That is also why a cache may take its
-    place: what attention keeps is all that later tokens need.
+    The mask alone decides which keys a position sees, so that the same weights
+    run causal or bidirectional. Pass it to attention unchanged: nothing else
+    may mix positions. A cache may replace it, since later tokens need only
+    what attention keeps.
 
     Args:
       tokens: int32 `[B, T]`.
-      positions: Place of each token in its document, int32 `[B, T]`.
-      mask: Which keys each position sees; or a cache, of earlier tokens.
-      dropout_key: Given in training; without it nothing is dropped.
+      positions: Index of each token in its document, int32 `[B, T]`.
+      mask: Keys that each position sees; or a cache of earlier tokens.
+      dropout_key: Key for dropout in training; None for no dropout.
 
     Returns:
       Hidden states `[B, T, D]` of the compute dtype.
@@ -160,15 +156,15 @@ class Encoder(nnx.Module):
     raise NotImplementedError
 
   def logits_of(self) -> LogitsOf:
-    """Returns what scores every token; see `Model.logits`."""
+    """Returns the function that scores every token; see `Model.logits`."""
     raise NotImplementedError
 
 
 def table(embedding: nnx.Param) -> jax.Array:
-  """Returns the embeddings, float32 `[V, D]`, as rows meet them.
+  """Returns the embeddings, float32 `[V, D]`, gathered over the mesh.
 
-  To be cast after a lookup or in a product, not before: gradients of the same
-  token, and of many chunks, are then added up in float32.
+  Cast them after a lookup or in a product, not before, so that the gradients of
+  a token and of chunks add up in float32.
   """
   return sharding.gathered(embedding[...], "vocab", "embed")
 
@@ -186,11 +182,11 @@ def begin(
   mask: AttentionMask | attention.Cached,
   dropout_key: jax.Array | None,
 ):
-  """Makes the first block's input of embeddings `[B, T, D]`.
+  """Makes the first block's input from embeddings `[B, T, D]`.
 
   Returns:
-    x after dropout, the mask made ready for each layer, and a dropout key for
-    each block `[L]`, or None where nothing is dropped.
+    x after dropout, the mask prepared for each layer, and a dropout key for
+    each block `[L]`, or None without dropout.
   """
   keys = None
   if dropout_key is not None and (config.dropout or config.attention_dropout):
@@ -204,18 +200,18 @@ def begin(
 
 @dataclasses.dataclass(frozen=True)
 class PerLayer:
-  """What differs between layers: of a few kinds, one for each layer.
+  """A value for each layer, of a few distinct ones.
 
   Attributes:
-    kinds: Trees that differ in the values of their leaves alone.
-    which: Index of each layer's kind.
+    kinds: Distinct values: trees of the same structure and shapes.
+    which: Index of each layer's value.
   """
 
   kinds: Sequence[Any]
   which: Sequence[int]
 
   def of_layer(self, layer: int | jax.Array) -> Any:
-    """Returns a layer's. In a loop over layers the index is an array."""
+    """Returns a layer's value. In a loop over layers the index is an array."""
     if len(self.kinds) == 1:
       return self.kinds[0]
     if isinstance(layer, int):
@@ -244,7 +240,7 @@ def pattern(values: Sequence[Hashable]) -> tuple:
 
 
 def per_layer(values: Sequence[Hashable]) -> PerLayer:
-  """Returns the layers' values, each kind once."""
+  """Returns the layers' values, each distinct one once."""
   kinds = list(dict.fromkeys(values))
   return PerLayer(kinds, [kinds.index(v) for v in values])
 
@@ -252,14 +248,12 @@ def per_layer(values: Sequence[Hashable]) -> PerLayer:
 def masks(
   config: EncoderConfig, mask: AttentionMask, shape: Sequence[int], xp=jnp
 ) -> PerLayer:
-  """Returns each layer's mask, with its window in it.
-
-  All of them have bounds `[..., T]`, or none has other than the mask has.
+  """Returns each layer's mask, limited to the layer's window.
 
   Args:
-    config: The encoder's.
-    mask: What every layer sees at most.
-    shape: Of its bounds, or which it would have.
+    config: The encoder's settings.
+    mask: The mask without windows.
+    shape: Shape of its bounds, `[..., T]`, also if it has none.
     xp: jax.numpy, or numpy to stay on the host.
   """
   windows = per_layer(config.windows_in(shape[-1]))
@@ -276,10 +270,7 @@ def prepare_masks(
   *,
   training: bool,
 ) -> PerLayer:
-  """Makes the mask of B rows of T tokens ready, once for each window.
-
-  In training attention weights may be dropped.
-  """
+  """Prepares the mask of B rows of T tokens, once for each window."""
 
   def like(heads):
     shape = (rows, length, heads, config.head_width)
@@ -299,7 +290,7 @@ def prepare_masks(
 
 
 def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
-  """Makes blocks by `make_block(rngs, index)`, as one with a layer axis."""
+  """Stacks blocks made by `make_block(rngs, index)` along a layer axis."""
 
   @jax.vmap
   def make(key, index):
@@ -311,15 +302,14 @@ def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
 def run_blocks(
   config: EncoderConfig, blocks, x: jax.Array, mask, keys, *shared
 ):
-  """Runs `x = block(x, *shared, mask, key)` over stacked blocks.
+  """Runs `x = block(x, *shared, mask, key)` over the blocks of `stack`.
 
-  `scan_layers` and `remat` say how. The blocks are those of `stack`, the mask
-  and the keys those of `begin`. What is shared may be `PerLayer`.
+  The mask and the keys are those of `begin`. Shared values may be `PerLayer`.
   """
 
   def step(x, layer, block, key):
     def run(block, x, key):
-      # Chosen in here, so that remat does not keep it for every layer.
+      # Chosen inside, so that remat does not keep them for every layer.
       given = (
         s.of_layer(layer) if isinstance(s, PerLayer | attention.Cached) else s
         for s in (*shared, mask)
@@ -343,16 +333,27 @@ def run_blocks(
 
 
 def rematerialized(config: EncoderConfig, step):
-  """Makes the backward pass recompute of a step what `remat` says."""
+  """Makes the backward pass recompute a step, as `remat` says."""
   if config.remat == "none":
     return step
   return jax.checkpoint(step, policy=REMAT_POLICIES[config.remat])
 
 
+def rope_by_window(config, positions: jax.Array) -> PerLayer:
+  """Returns each layer's RoPE; layers with a window have their own base."""
+
+  def rope(near: bool):
+    theta = config.window_rope_theta if near else config.rope_theta
+    scaling = () if near else getattr(config, "rope_scaling", ())
+    return layers.rotary(positions, config.head_width, theta, scaling)
+
+  return per_layer([window > 0 for window in config.layer_windows]).map(rope)
+
+
 def unstack(tree):
   """Splits every leaf along its leading axis; yields one tree per index.
 
-  A list in a leaf's place is split already.
+  A list in place of a leaf is already split.
   """
   leaves, treedef = jax.tree.flatten(tree, lambda x: isinstance(x, list))
   split = [x if isinstance(x, list) else split_layers(x) for x in leaves]
@@ -363,7 +364,7 @@ def unstack(tree):
 def split_layers(x: jax.Array) -> list[jax.Array]:
   """Splits an array along its leading axis.
 
-  Differentiates into one concatenation, where indexing would add up a whole
-  stack of zeros per layer.
+  Its gradient is one concatenation. The gradient of indexing would add up a
+  whole stack of zeros per layer.
   """
   return [part[0] for part in jax.lax.split(x, [1] * x.shape[0])]

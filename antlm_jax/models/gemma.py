@@ -1,7 +1,7 @@
 """The gemma encoder: llama with norms after its sublayers as well.
 
 Gemma 3's text models (arXiv 2503.19786), and the encoder of EmbeddingGemma. By
-default every sixth layer sees all keys, and the others those that are near.
+default every sixth layer sees all keys, and the others only near ones.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from antlm_jax.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class GemmaConfig(llama.LlamaConfig):
-  """The gemma encoder's shape: llama's settings, and its own."""
+  """Settings of the gemma encoder: those of llama, and its own."""
 
   windows: tuple[int, ...] = setting(
     (512,) * 5 + (0,), "as llama's, repeated: keys nearer are seen", least=0
@@ -35,7 +35,7 @@ class GemmaConfig(llama.LlamaConfig):
 
   @property
   def score_scale(self) -> float:
-    """What multiplies attention's scores."""
+    """Factor of attention's scores."""
     return self.query_scalar**-0.5
 
 
@@ -48,7 +48,7 @@ class Block(llama.Block):
     self.mlp_out_norm = config.norm(config.width, config.norm_eps)
 
   def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
-    keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+    keys = layers.split_key(key, 3)
     y = self.attention(self.attention_norm(x), rope, mask, keys[0])
     x = x + layers.dropout(self.attention_out_norm(y), self.dropout, keys[1])
     y = self.mlp_out_norm(self.mlp(self.mlp_norm(x)))
@@ -60,18 +60,10 @@ class Gemma(llama.Llama):
 
   block = Block
 
-  def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
+  def embed(self, tokens: jax.Array) -> jax.Array:
     c = self.config
-    x = encoder.table(self.embedding)[tokens].astype(c.dtype)
-    # Rounded to the compute dtype, as its authors do.
-    x = x * jnp.asarray(c.width**0.5, c.dtype)
-    x, mask, keys = encoder.begin(c, x, mask, dropout_key)
-    turn = functools.partial(layers.rotary, positions, c.head_width)
-    rope = encoder.per_layer([window > 0 for window in c.layer_windows]).map(
-      lambda near: (
-        turn(c.window_rope_theta)
-        if near
-        else turn(c.rope_theta, c.rope_scaling)
-      )
-    )
-    return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys, rope))
+    # The factor is rounded to the compute dtype, as in its authors' code.
+    return super().embed(tokens) * jnp.asarray(c.width**0.5, c.dtype)
+
+  def rope(self, positions: jax.Array) -> encoder.PerLayer:
+    return encoder.rope_by_window(self.config, positions)

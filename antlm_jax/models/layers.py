@@ -1,9 +1,8 @@
 """Layers that several encoders share; each parameter is declared once.
 
-A parameter's shape, logical axes and initial values stand together in the
-`nnx.Param` that declares it. Sharding, weight decay and Hugging Face names are
-tables over the same paths and axes (`antlm_jax.runtime.sharding`,
-`antlm_jax.training.optim`).
+The `nnx.Param` that declares a parameter has its shape, logical axes and
+initial values. Sharding, weight decay and Hugging Face names are tables over
+the paths and axes (`antlm_jax.runtime.sharding`, `antlm_jax.training.optim`).
 """
 
 from collections.abc import Sequence
@@ -24,18 +23,18 @@ def normal(rngs: nnx.Rngs, shape, axes, std) -> nnx.Param:
 
 
 def truncated(rngs: nnx.Rngs, shape, axes, std) -> nnx.Param:
-  """Likewise, but none over two deviations; those left are not rescaled."""
+  """Like `normal`, truncated at two deviations and not rescaled."""
   draws = jax.random.truncated_normal(rngs.params(), -2.0, 2.0, shape)
   return nnx.Param(std * draws, axes=axes)
 
 
 def vector(values: jax.Array, axis: str, **metadata) -> nnx.Param:
-  """Declares a parameter of one axis by its initial values."""
+  """Declares a parameter of one axis, with these initial values."""
   return nnx.Param(values, axes=(axis,), **metadata)
 
 
 class Linear(nnx.Module):
-  """`[..., i]` to `[..., o]` by a kernel `[i, o]`, with or without a bias."""
+  """Maps `[..., i]` to `[..., o]` with a kernel `[i, o]` and maybe a bias."""
 
   def __init__(self, kernel: nnx.Param, bias: bool = False):
     self.kernel, self.axes = kernel, kernel.get_metadata("axes")
@@ -49,9 +48,9 @@ class Linear(nnx.Module):
 
 
 def published_as(tensor: str, *linears: Linear) -> None:
-  """Says that layers' kernels, and biases, are one tensor in published code.
+  """Marks layers' kernels, and biases, as one tensor in published code.
 
-  It changes what LAMB takes the norm of, and nothing else.
+  LAMB scales each published tensor by its norm; nothing else uses the mark.
   """
   for linear in linears:
     linear.kernel.set_metadata("tensor", f"{tensor}/kernel")
@@ -63,15 +62,15 @@ def published_as(tensor: str, *linears: Linear) -> None:
 def matmul(x: jax.Array, kernel: jax.Array) -> jax.Array:
   """`[..., i]` times `[i, o]`, with a weight gradient that is fast on CPU.
 
-  XLA's CPU backend is slow where the left operand is to be transposed inside
-  the product (a step of a small encoder gains about a fifth by this), so
-  there it is transposed before.
+  XLA's CPU backend is slow if it transposes the left operand inside the
+  product, so the operand is transposed before: a step of a small encoder is
+  about a fifth faster.
   """
   return x @ kernel
 
 
 def _matmul_forward(x, kernel):
-  # The product itself, not `matmul`: remat's policies know it by its name.
+  # Not `matmul`: remat's policies recognize the product itself.
   return x @ kernel, (x, kernel)
 
 
@@ -90,9 +89,9 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 def likeliest(logits: jax.Array) -> jax.Array:
-  """The first highest of `[..., V]`, int32 `[...]`.
+  """Index of the first highest of `[..., V]`, int32 `[...]`.
 
-  As `jnp.argmax`, which takes as long as the logits themselves on CPU.
+  On CPU `jnp.argmax` would take as long as computing the logits.
   """
   last = logits.shape[-1] - 1
   best = logits == jnp.max(logits, axis=-1, keepdims=True)
@@ -102,7 +101,7 @@ def likeliest(logits: jax.Array) -> jax.Array:
 class RMSNorm(nnx.Module):
   """Root-mean-square norm over the last axis, in float32, then scaled.
 
-  The cast back comes before the scale, as in Llama.
+  As in Llama, it is cast back before the scale.
   """
 
   def __init__(self, width: int, eps: float):
@@ -113,13 +112,13 @@ class RMSNorm(nnx.Module):
     return self.normed(x).astype(x.dtype) * self.scale[...].astype(x.dtype)
 
   def normed(self, x: jax.Array) -> jax.Array:
-    """Returns x less its scale, float32."""
+    """Returns x normed and without a scale, float32."""
     y = x.astype(jnp.float32)
     return y * jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
 
 
 class OffsetRMSNorm(RMSNorm):
-  """Likewise, scaled by 1 + scale before the cast back, as in Gemma."""
+  """RMSNorm scaled by 1 + scale before the cast back, as in Gemma."""
 
   def __init__(self, width: int, eps: float):
     self.scale = vector(jnp.zeros(width), "norm")
@@ -130,7 +129,7 @@ class OffsetRMSNorm(RMSNorm):
 
 
 class LayerNorm(nnx.Module):
-  """Layer norm over the last axis, in float32; affine only if asked."""
+  """Layer norm over the last axis, in float32; by default not affine."""
 
   def __init__(
     self, width: int, eps: float, affine: bool = False, bias: bool = True
@@ -152,8 +151,13 @@ class LayerNorm(nnx.Module):
     return y.astype(x.dtype)
 
 
+def split_key(key: jax.Array | None, count: int):
+  """Splits a key into `count` keys, or None into Nones."""
+  return (None,) * count if key is None else jax.random.split(key, count)
+
+
 def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
-  """Zeroes a share `rate` of x and scales the rest; no key, no dropout."""
+  """Zeroes a share `rate` of x and scales the rest; nothing without a key."""
   if key is None or rate == 0.0:
     return x
   keep = jax.random.bernoulli(key, 1.0 - rate, x.shape)
@@ -161,16 +165,15 @@ def dropout(x: jax.Array, rate: float, key: jax.Array | None) -> jax.Array:
 
 
 class At(NamedTuple):
-  """Where hidden states stand, for a dropout that depends on nothing else."""
+  """Seed and places of hidden states, on which their dropout depends alone."""
 
   seed: jax.Array  # uint32 `[]`
-  # An index of each state among all of its microbatch's, int32 `[...]`, for
-  # states `[..., D]`.
+  # Index in the microbatch of each of the states `[..., D]`, int32 `[...]`.
   places: jax.Array
 
 
 def dropout_at(x: jax.Array, rate: float, at: At | None) -> jax.Array:
-  """Like `dropout`, the same for a state in whatever chunk or shard it is."""
+  """Like `dropout`, and the same for every division into chunks or shards."""
   if at is None or rate == 0.0:
     return x
   kept = keep(rate, at.seed, at.places[..., None], jnp.arange(x.shape[-1]))
@@ -180,7 +183,7 @@ def dropout_at(x: jax.Array, rate: float, at: At | None) -> jax.Array:
 def attention_dropout(
   rate: float, key: jax.Array | None, rows: int
 ) -> attention.Dropout | None:
-  """Says what is dropped of the attention weights of B rows; no key, none."""
+  """Returns the dropout of attention weights of B rows; None without a key."""
   if key is None or rate == 0.0:
     return None
   return attention.Dropout(rate, jax.random.bits(key, (rows,), jnp.uint32))
@@ -200,9 +203,9 @@ def rotary(
   """Returns RoPE's cosines and sines, each float32 `[B, T, 1, H/2]`.
 
   `scaling` is a factor that divides all frequencies, or Llama 3's: factor, low,
-  high and length. There those that turn less than `low` times in the length are
-  divided by the factor, those that turn more than `high` times stay, and
-  between them it is interpolated.
+  high and length. Frequencies that turn less than `low` times in the length are
+  divided by the factor, those that turn more than `high` times stay, and those
+  between are interpolated.
   """
   frequencies = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
   if scaling:

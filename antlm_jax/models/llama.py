@@ -20,7 +20,7 @@ from antlm_jax.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class LlamaConfig(EncoderConfig):
-  """The llama encoder's shape, beside the settings of every encoder."""
+  """Settings of the llama encoder, in addition to those of every encoder."""
 
   kv_heads: int = setting(
     12, "key/value heads K, which divide the query heads", least=1
@@ -42,7 +42,7 @@ class LlamaConfig(EncoderConfig):
   )
   tied: bool = setting(True, "whether the head is the transposed embedding")
 
-  # What a relative may compute otherwise.
+  # Subclasses may change these.
   norm = layers.RMSNorm
   activation = staticmethod(jax.nn.silu)
   score_scale = None  # 1 / sqrt(H)
@@ -70,8 +70,8 @@ class LlamaConfig(EncoderConfig):
       )
 
 
-# Published encoders: BabyLlama's llama-97M, and those of arXiv 2507.00994
-# (Table 1), by the sizes that their papers call them by.
+# BabyLlama's llama-97M, and the encoders of arXiv 2507.00994 (Table 1), by
+# their size.
 _COLUMNS = ("layers", "width", "mlp_width", "heads", "kv_heads")
 SHAPES = {
   size: dict(zip(_COLUMNS, row, strict=True))
@@ -144,7 +144,7 @@ class Block(nnx.Module):
     self.dropout = config.dropout
 
   def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
-    keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+    keys = layers.split_key(key, 3)
     y = self.attention(self.attention_norm(x), rope, mask, keys[0])
     x = x + layers.dropout(y, self.dropout, keys[1])
     y = self.mlp(self.mlp_norm(x))
@@ -169,10 +169,18 @@ class Llama(encoder.Encoder):
 
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     c = self.config
-    x = encoder.table(self.embedding)[tokens].astype(c.dtype)
-    x, mask, keys = encoder.begin(c, x, mask, dropout_key)
-    rope = layers.rotary(positions, c.head_width, c.rope_theta, c.rope_scaling)
+    x, mask, keys = encoder.begin(c, self.embed(tokens), mask, dropout_key)
+    rope = self.rope(positions)
     return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys, rope))
+
+  def embed(self, tokens: jax.Array) -> jax.Array:
+    """Returns the first states `[B, T, D]`."""
+    return encoder.table(self.embedding)[tokens].astype(self.config.dtype)
+
+  def rope(self, positions: jax.Array):
+    """Returns the rotations of every layer, or of each."""
+    c = self.config
+    return layers.rotary(positions, c.head_width, c.rope_theta, c.rope_scaling)
 
   def logits_of(self) -> encoder.LogitsOf:
     if self.config.tied:

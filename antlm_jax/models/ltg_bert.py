@@ -1,12 +1,12 @@
 """The LTG-BERT encoder: relative positions, NormFormer, GEGLU.
 
 LTG-BERT (arXiv 2303.09859) has no absolute positions: each attention score
-adds what the query and the key have for the bucket of their distance (DeBERTa,
-arXiv 2006.03654). Every sublayer is normed before and after (NormFormer, arXiv
-2110.09456).
+adds a term of the query and a term of the key for the bucket of their distance
+(DeBERTa, arXiv 2006.03654). Every sublayer is normed before and after
+(NormFormer, arXiv 2110.09456).
 
-GPT-BERT (arXiv 2410.24159) is the same with a gate on attention's output and
-each sublayer reading a weighted sum of all before it: two settings.
+GPT-BERT (arXiv 2410.24159) adds a gate on attention's output, and each sublayer
+reads a weighted sum of all outputs before it: two settings.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ from antlm_jax.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class LtgBertConfig(EncoderConfig):
-  """The LTG-BERT encoder's shape, beside the settings of every encoder.
+  """Settings of LTG-BERT, in addition to those of every encoder.
 
-  `attention_gate` norms attention's output before the output projection rather
-  than after it, and `depth_weights` are those of DenseFormer (arXiv
-  2402.02622): both together are GPT-BERT's.
+  With `attention_gate`, attention's output is normed before the output
+  projection instead of after it. `depth_weights` are those of DenseFormer
+  (arXiv 2402.02622). GPT-BERT has both.
   """
 
   max_seq_len: int = setting(512, "longest row, in tokens", least=1)
@@ -70,12 +70,12 @@ class LtgBertConfig(EncoderConfig):
 
   @property
   def buckets(self) -> int:
-    """Number of buckets of distances C, those that hold any."""
+    """Number of buckets of distances C that are not empty."""
     return len(self.edges) + 1
 
   @functools.cached_property
   def edges(self) -> tuple[int, ...]:
-    """Where the buckets of distances begin."""
+    """First distance of each bucket but the first."""
     return attention.log_edges(self.position_buckets, self.longest_distance)
 
 
@@ -117,20 +117,23 @@ class Attention(nnx.Module):
   def __call__(self, x, relative, mask: attention.Prepared, key) -> jax.Array:
     """Attends, from x `[B, T, D]` and the buckets' embeddings `[C, D]`."""
     c = self.config
-    keys = (None,) * 3 if key is None else jax.random.split(key, 3)
+    keys = layers.split_key(key, 3)
     heads = functools.partial(layers.split_heads, width=c.head_width)
     relative = layers.dropout(relative, c.dropout, keys[0])
     x = self.norm(x)
     q, k, v = (heads(f(x)) for f in (self.q, self.k, self.v))
-    # Queries meet the positions' keys, and keys the positions' queries; both
-    # come by the projections of the tokens.
+    # Queries meet the positions' keys, and keys the positions' queries. The
+    # projections are those of the tokens.
     terms = attention.Relative(
       query=jnp.einsum("btnh,cnh->btnc", q, heads(self.k(relative))),
       key=jnp.einsum("bsnh,cnh->bsnc", k, heads(self.q(relative))),
       edges=c.edges,
     )
     y = attention.attend(
-      *(q, k, v, mask),
+      q,
+      k,
+      v,
+      mask,
       scale=(3 * c.head_width) ** -0.5,  # three terms make a score
       dropout=layers.attention_dropout(c.attention_dropout, keys[1], len(x)),
       relative=terms,
@@ -176,8 +179,8 @@ class Block(nnx.Module):
     self.mlp = GEGLU(rngs, config, index)
 
   def sublayers(self, relative, mask: attention.Prepared, key):
-    """Returns both as functions `[B, T, D]` to what is added to it."""
-    keys = (None,) * 2 if key is None else jax.random.split(key)
+    """Returns both as functions of the states `[B, T, D]` to an addend."""
+    keys = layers.split_key(key, 2)
     return (
       lambda x: self.attention(x, relative, mask, keys[0]),
       lambda x: self.mlp(x, keys[1]),
@@ -190,7 +193,7 @@ class Block(nnx.Module):
 
 
 class TokenHead(nnx.Module):
-  """What makes hidden states ready to meet the embeddings."""
+  """Maps hidden states to the space of the embeddings."""
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
     c = self.config = config
@@ -205,7 +208,7 @@ class TokenHead(nnx.Module):
 
 
 class LtgBert(encoder.Encoder):
-  """The encoder; hidden states lack a last norm: the head begins with one."""
+  """The encoder; hidden states have no last norm: the head begins with one."""
 
   def __init__(self, rngs: nnx.Rngs, config: LtgBertConfig):
     c = self.config = config
@@ -216,14 +219,14 @@ class LtgBert(encoder.Encoder):
     self.relative_norm = layers.LayerNorm(c.width, c.norm_eps, affine=True)
     self.blocks = encoder.stack(lambda r, i: Block(r, c, i), rngs, c.layers)
     if c.depth_weights:
-      # At first each sublayer reads the output before it, and no other.
+      # At first each sublayer reads only the output before it.
       sizes = tuple(range(2, 2 * c.layers + 2))
       weights = jnp.concatenate([jnp.eye(n)[-1] for n in sizes])
       self.depth_weights = layers.vector(weights, "depth", parts=sizes)
     self.head = TokenHead(rngs, c)
 
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
-    # `positions` are not used: distances are all that counts.
+    # `positions` are not used: only distances matter.
     c = self.config
     x = encoder.table(self.embedding)[tokens].astype(c.dtype)
     x = self.embedding_norm(x)
@@ -234,7 +237,7 @@ class LtgBert(encoder.Encoder):
     return encoder.run_blocks(c, self.blocks, x, mask, keys, relative)
 
   def _run_by_depth(self, x, mask, keys, relative) -> jax.Array:
-    """Runs the blocks where each reads all before it, so not as a loop."""
+    """Runs the blocks without a loop: each reads all outputs before it."""
     outputs, begin = [x], 0
     layers = encoder.unstack((self.blocks, keys))
     for layer, (block, key) in enumerate(layers):
@@ -243,7 +246,7 @@ class LtgBert(encoder.Encoder):
           self.config, lambda x, f=sublayer: x + f(x)
         )
         outputs.append(sharding.constrain(step(x), "batch", None, None))
-        # The sublayer's own part of the weights, one for each output so far.
+        # The sublayer's part of the weights, one for each output so far.
         weights = self.depth_weights[begin : begin + len(outputs)]
         begin += len(outputs)
         weights = weights.astype(x.dtype)

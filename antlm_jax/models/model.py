@@ -1,4 +1,4 @@
-"""The encoders, behind one functional interface."""
+"""Encoders as pure functions of their parameters."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from antlm_jax.models.layers import At
 
 Params = dict[str, jax.Array]  # {"blocks/mlp/up/kernel": array}, layers stacked
 
-# Each encoder and its configuration, by the name that `model.name` has.
+# Each encoder and its configuration, by `model.name`.
 ENCODERS: dict[str, tuple[type[Encoder], type[EncoderConfig]]] = {
   "llama": (llama.Llama, llama.LlamaConfig),
   "gemma": (gemma.Gemma, gemma.GemmaConfig),
@@ -27,11 +27,11 @@ ENCODERS: dict[str, tuple[type[Encoder], type[EncoderConfig]]] = {
 
 
 class Tensor(NamedTuple):
-  """What a parameter is in published code, of each layer.
+  """The tensor of published code that a parameter belongs to.
 
   Attributes:
-    name: The tensor; parameters of one name are one there.
-    parts: Sizes of the tensors that a vector is there; empty for one.
+    name: Name of the tensor; parameters with the same name are one tensor.
+    parts: Sizes of the tensors that a vector holds; empty for one tensor.
   """
 
   name: str
@@ -44,9 +44,10 @@ class Model:
 
   config: EncoderConfig
   graph: Any  # the encoder's structure, without parameters
-  shapes: dict[str, jax.ShapeDtypeStruct]  # of each parameter, by path
+  # Of each parameter, by path:
+  shapes: dict[str, jax.ShapeDtypeStruct]
   axes: dict[str, tuple[str | None, ...]]  # logical; None for the layer axis
-  tensors: dict[str, Tensor]  # which each is in published code, by path
+  tensors: dict[str, Tensor]  # in published code
 
   def init(self, seed: int) -> Params:
     """Draws the parameters; the same for every mesh. Call it under jit."""
@@ -61,14 +62,14 @@ class Model:
     mask: AttentionMask | Cached,
     dropout_key: jax.Array | None = None,
   ) -> jax.Array:
-    """Tokens int32 `[B, T]` to hidden states `[B, T, D]`."""
+    """Maps tokens int32 `[B, T]` to hidden states `[B, T, D]`."""
     return self.bind(params)(tokens, positions, mask, dropout_key)
 
   def unstack(self, params: Params) -> dict[str, jax.Array | list[jax.Array]]:
-    """Splits what is stacked into lists of the layers' own.
+    """Splits stacked parameters into a list for each layer.
 
-    For a program that runs again and again, without `scan_layers`: each run
-    would begin by copying every layer out of its stack.
+    Without `scan_layers`, a program that runs often need not copy every layer
+    out of its stack each time.
     """
     stacked = {path for path, axes in self.axes.items() if axes[0] is None}
     return {
@@ -77,7 +78,7 @@ class Model:
     }
 
   def cache(self, rows: int, slots: int) -> Cache:
-    """Makes room for what `extend` keeps of B rows of at most S tokens."""
+    """Returns an empty cache for `extend`, of B rows of at most S tokens."""
     c = self.config
     kinds = [(c.kv_heads, c.head_width)] * 2
     kinds += [(c.heads, c.buckets)] * bool(c.buckets)
@@ -90,21 +91,21 @@ class Model:
   def extend(
     self, params: Params, tokens: jax.Array, start: jax.Array, cache: Cache
   ) -> tuple[jax.Array, Cache]:
-    """Encodes causally tokens whose row's earlier ones are in a cache.
+    """Encodes new tokens causally, with the earlier tokens in a cache.
 
-    The model must be one with `scan_layers="no"` and `remat="none"`: the blocks
-    differ by what they keep, and there is no backward pass.
+    The model must have `scan_layers="no"` and `remat="none"`: each block has
+    its own cache, and there is no backward pass.
 
     Args:
-      params: Its parameters.
+      params: Parameters by path.
       tokens: New tokens of each row, int32 `[B, T]`.
-      start: How many of the row's stand before them, int32 `[B]`. There must
-        be room for T more.
-      cache: Of `cache`, or of an earlier call.
+      start: Number of the row's earlier tokens, int32 `[B]`, at least T fewer
+        than the cache has slots.
+      cache: The result of `cache`, or of an earlier call.
 
     Returns:
-      Hidden states `[B, T, D]`, and the cache with the tokens' own in it. What
-      was kept from `start` on before is lost.
+      Hidden states `[B, T, D]`, and the cache with the new tokens written from
+      slot `start` on.
     """
     refs = jax.tree.map(jax.new_ref, cache)
     windows = self.config.windows_in(cache[0][0].shape[2])
@@ -117,24 +118,24 @@ class Model:
   def logits(
     self, params: Params, hidden: jax.Array, at: At | None = None
   ) -> jax.Array:
-    """Hidden states `[..., D]` to scores float32 `[..., V]`.
+    """Maps hidden states `[..., D]` to scores float32 `[..., V]`.
 
-    In training, `at` says where they stand: a head may have dropout.
+    In training, `at` has their places, for heads with dropout.
     """
     return self.logits_of(params)(hidden, at)
 
   def logits_of(self, params: Params) -> encoder.LogitsOf:
-    """Returns `logits` for these parameters, brought together once for all."""
+    """Returns `logits` of these parameters, which are gathered once."""
     return self.bind(params).logits_of()
 
   def attention_of(self, inputs, mask: AttentionMask) -> str:
-    """Returns what computes attention in training.
+    """Returns the implementation of attention in training.
 
     The inputs are the tokens of M microbatches, or their shape `[M, B, T]`;
-    the mask's bounds, if any, have that shape too.
+    the mask's bounds, if any, have the same shape.
 
     Raises:
-      ValueError: if what the configuration asks for cannot.
+      ValueError: if the configured implementation cannot compute it.
     """
 
     def prepare(mask):
@@ -159,7 +160,7 @@ class Model:
 
 
 def build(config: Mapping[str, Any], vocab_size: int) -> Model:
-  """Builds an encoder from a `model` config section: its name and settings.
+  """Builds a model from a `model` config section: its name and settings.
 
   Raises:
     UserError: for an unknown name or settings that do not fit together.
@@ -176,10 +177,10 @@ def build(config: Mapping[str, Any], vocab_size: int) -> Model:
 
 
 def config_type(name: str) -> type[EncoderConfig]:
-  """Returns what an encoder's settings are, by its name in `ENCODERS`.
+  """Returns the configuration class of an encoder in `ENCODERS`.
 
   Raises:
-    UserError: if there is none.
+    UserError: for an unknown name.
   """
   if name not in ENCODERS:
     raise UserError(
@@ -189,26 +190,24 @@ def config_type(name: str) -> type[EncoderConfig]:
 
 
 def defaults(name: str) -> dict[str, Any]:
-  """Returns an encoder's settings but for its vocabulary, which is data's."""
+  """Returns an encoder's default settings, without its vocabulary."""
   fields = dataclasses.fields(config_type(name))
   return {f.name: f.default for f in fields if f.name != "vocab_size"}
 
 
 def from_config(config: EncoderConfig) -> Model:
-  """Builds the encoder of its configuration."""
+  """Builds a model from an encoder's configuration."""
   with nnx.set_graph_mode(False):
     module = nnx.eval_shape(lambda: _module(config, 0))
     graph, _ = nnx.split(module)
   shapes, axes, tensors = {}, {}, {}
   for path, variable in _variables(module).items():
     shape, names = variable.get_value(), variable.get_metadata("axes")
-    # In front of what a block declared stands the layer axis of `stack`.
+    # `stack` puts the layer axis in front of a block's axes.
     stacked = (None,) * (shape.ndim - len(names))
     shapes[path], axes[path] = shape, (*stacked, *names)
-    # A tensor's name is under the module that holds the layers.
-    metadata = variable.get_metadata()
-    name = path
-    if "tensor" in metadata:
+    metadata, name = variable.get_metadata(), path
+    if "tensor" in metadata:  # under the module that has the layers
       name = f"{path.rsplit('/', 2)[0]}/{metadata['tensor']}"
     tensors[path] = Tensor(name, metadata.get("parts", ()))
   return Model(config, graph, shapes, axes, tensors)

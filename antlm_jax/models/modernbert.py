@@ -1,12 +1,11 @@
 """The ModernBERT encoder: windows in most layers, RoPE, GeGLU, no biases.
 
 ModernBERT (arXiv 2412.13663) and, with Gemma 2's tokenizer, mmBERT (arXiv
-2509.06888) read bidirectionally; the decoders of Ettin (arXiv 2507.11412) are
-the same read causally, with windows one token shorter.
+2509.06888) are bidirectional. The decoders of Ettin (arXiv 2507.11412) are the
+same encoder with a causal mask and windows one token shorter.
 """
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -21,10 +20,10 @@ from antlm_jax.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class ModernBertConfig(EncoderConfig):
-  """ModernBERT's shape, that of the base size, beside every encoder's settings.
+  """Settings of ModernBERT, by default those of the base size.
 
-  `dropout` is of the embeddings and inside the MLPs, `attention_dropout` also
-  of attention's outputs.
+  `dropout` applies to the embeddings and inside the MLPs, `attention_dropout`
+  to attention's weights and outputs.
   """
 
   layers: int = setting(22, "number of blocks L", least=1, most=1000)
@@ -53,7 +52,7 @@ class ModernBertConfig(EncoderConfig):
 
 
 def _linear(rngs, config: ModernBertConfig, shape, axes, out: bool = False):
-  """Declares a matrix; those that add to the states begin smaller."""
+  """Declares a matrix; matrices that add to the states begin smaller."""
   std = config.init_std / ((2 * config.layers) ** 0.5 if out else 1)
   return layers.Linear(layers.truncated(rngs, shape, axes, std))
 
@@ -78,7 +77,7 @@ class Attention(nnx.Module):
       layers.split_heads(f(x), c.head_width) for f in (self.q, self.k, self.v)
     )
     q, k = layers.rotate(q, *rope), layers.rotate(k, *rope)
-    keys = (None,) * 2 if key is None else jax.random.split(key)
+    keys = layers.split_key(key, 2)
     dropped = layers.attention_dropout(c.attention_dropout, keys[0], len(x))
     y = attention.attend(q, k, v, mask, dropout=dropped)
     y = self.out(y.reshape(*y.shape[:2], -1))
@@ -111,15 +110,15 @@ class Block(nnx.Module):
     self.mlp = GeGLU(rngs, config)
 
   def __call__(self, x, first, rope, mask: attention.Prepared, key):
-    keys = (None,) * 2 if key is None else jax.random.split(key)
-    # The first block's input has just been normed: its own norm is not used.
+    keys = layers.split_key(key, 2)
+    # The first block's input is already normed.
     y = jnp.where(first, x, self.attention_norm(x))
     x = x + self.attention(y, rope, mask, keys[0])
     return x + self.mlp(self.mlp_norm(x), keys[1])
 
 
 class TokenHead(nnx.Module):
-  """What makes hidden states ready to meet the embeddings."""
+  """Maps hidden states to the space of the embeddings."""
 
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
     c = config
@@ -150,12 +149,7 @@ class ModernBert(encoder.Encoder):
     x = encoder.table(self.embedding)[tokens].astype(c.dtype)
     x, mask, keys = encoder.begin(c, self.embedding_norm(x), mask, dropout_key)
     first = encoder.per_layer([layer == 0 for layer in range(c.layers)])
-    bases = [
-      c.window_rope_theta if w else c.rope_theta for w in c.layer_windows
-    ]
-    rope = encoder.per_layer(bases).map(
-      functools.partial(layers.rotary, positions, c.head_width)
-    )
+    rope = encoder.rope_by_window(c, positions)
     x = encoder.run_blocks(c, self.blocks, x, mask, keys, first, rope)
     return self.norm(x)
 
