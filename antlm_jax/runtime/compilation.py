@@ -1,4 +1,4 @@
-"""Compiled programs are kept on disk, so that the next run has them at once."""
+"""Keeps compiled programs on disk, so that later runs need not compile."""
 
 import os
 import pathlib
@@ -10,7 +10,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from antlm_jax.runtime import files
 
-_LEAST = 0.1  # seconds that a program took to compile, to be kept
+_LEAST = 0.1  # least seconds of compiling for a program to be kept
 
 
 def keep_programs() -> None:
@@ -26,18 +26,18 @@ def keep_programs() -> None:
 
 
 def _machine() -> str:
-  """Names what a CPU can do: programs for another one might not run here."""
+  """Names the CPU's features: programs for other CPUs may not run here."""
   known = platform.machine()
   try:
     lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
   except OSError:
     return known
-  # Not all lines: its frequency is among them.
+  # Other lines, such as the frequency, change.
   able = [x for x in lines if x.startswith(("flags", "Features", "model name"))]
   return f"{known}-{zlib.crc32(str(sorted(set(able))).encode()):08x}"
 
 
 def folder() -> str | None:
-  """Returns where programs are kept, or None."""
+  """Returns the folder of compiled programs, or None."""
   kept = jax.config.jax_enable_compilation_cache
   return (kept and jax.config.jax_compilation_cache_dir) or None

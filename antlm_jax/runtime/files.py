@@ -1,7 +1,8 @@
 """Reads files with clear errors, and writes them whole or not at all.
 
-A path that begins with gs:// names a file in a bucket of Google Cloud Storage.
-`path` returns it as an `epath.Path`, which works like a `pathlib.Path`.
+A path that begins with gs:// is in a bucket of Google Cloud Storage. All
+functions raise a `UserError` with the path and the reason if a file cannot be
+read, is damaged, or cannot be written.
 """
 
 import contextlib
@@ -38,11 +39,7 @@ def is_remote(path: str | os.PathLike) -> bool:
 
 
 def path(where: str | os.PathLike) -> pathlib.Path | epath.Path:
-  """Returns an absolute path, on this machine or in a bucket.
-
-  Raises:
-    UserError: if it is in a bucket, and gcsfs is not installed.
-  """
+  """Returns an absolute path, on this machine or in a bucket (needs gcsfs)."""
   if not is_remote(where):
     return pathlib.Path(where).absolute()
   if importlib.util.find_spec("gcsfs") is None:
@@ -63,19 +60,13 @@ def cache() -> pathlib.Path:
   return pathlib.Path(base, "antlm_jax")
 
 
-# ------------------------------------------------------------------- reading
-
-
 def read_text(
   where: str | os.PathLike, what: str, lenient: bool = False
 ) -> str:
-  """Reads a text file, on this machine or in a bucket.
+  """Reads a file of UTF-8 text, on this machine or in a bucket.
 
-  `what` names the file in errors, such as `the config`; `lenient` replaces
-  bytes that are not UTF-8.
-
-  Raises:
-    UserError: if the file cannot be read, or is not UTF-8.
+  `what` names the file in errors, such as `the config`. With `lenient`, other
+  bytes are replaced.
   """
   try:
     data = path(where).read_bytes()
@@ -89,11 +80,7 @@ def read_text(
 
 
 def read_json(where: str | os.PathLike, what: str) -> dict:
-  """Reads a file that holds one JSON object.
-
-  Raises:
-    UserError: as `read_text`, or if the file holds something else.
-  """
+  """Reads a file that holds one JSON object."""
   return _object(read_text(where, what), f"cannot read {what} {where}", 1)
 
 
@@ -102,10 +89,7 @@ def read_jsonl(
 ) -> Iterator[tuple[int, dict]]:
   """Yields the line numbers and objects of a file with a JSON object a line.
 
-  `lenient` skips other lines, such as one that a kill cut short.
-
-  Raises:
-    UserError: as `read_text`, or if a line holds something else.
+  `lenient` skips damaged lines, such as one that a kill cut short.
   """
   text = read_text(where, what, lenient)
   # Not splitlines: U+2028 and the like may be part of a JSON string.
@@ -136,9 +120,6 @@ def read_csv(
   """Yields the line numbers and rows of a CSV file.
 
   The first row names the columns; `dialect` has options of `csv.reader`.
-
-  Raises:
-    UserError: as `read_text`, or if the file is not CSV.
   """
   rows = csv.DictReader(io.StringIO(read_text(where, what), ""), **dialect)
   try:
@@ -148,9 +129,6 @@ def read_csv(
     raise UserError(
       f"cannot read {what} {where}, line {rows.line_num + 1}: {error}"
     ) from error
-
-
-# ------------------------------------------------------------------- writing
 
 
 @contextlib.contextmanager
@@ -173,9 +151,6 @@ def replacing(where: str | os.PathLike) -> Iterator[pathlib.Path]:
 
   The new file or folder appears whole or not at all, even if the machine goes
   down. A folder replaces nothing but an empty folder.
-
-  Raises:
-    UserError: if it cannot be written.
   """
   target = pathlib.Path(where).absolute()
   aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -195,11 +170,7 @@ def replacing(where: str | os.PathLike) -> Iterator[pathlib.Path]:
 
 
 def write_text(where: str | os.PathLike, text: str) -> None:
-  """Writes a file whole or not at all, on this machine or in a bucket.
-
-  Raises:
-    UserError: if it cannot be written.
-  """
+  """Writes a file whole or not at all, on this machine or in a bucket."""
   if is_remote(where):  # an object appears when it is whole
     with writing(where):
       path(where).write_text(text)
@@ -214,11 +185,7 @@ def write_json(where: str | os.PathLike, value, indent: int = 2) -> None:
 
 
 def check_writable(where: str | os.PathLike, folder: bool = False) -> None:
-  """Checks, before long work, that its result can be written.
-
-  Raises:
-    UserError: if the file, or the folder, cannot be written.
-  """
+  """Checks, before long work, that its file or folder can be written."""
   target = pathlib.Path(where).absolute()
   place = target if folder else target.parent
   with writing(where):
@@ -232,11 +199,9 @@ def check_writable(where: str | os.PathLike, folder: bool = False) -> None:
 def locked(where: str | os.PathLike, wait: bool = False) -> Iterator[None]:
   """Holds a lock for the time of its block.
 
-  The system releases the lock when its holder ends. The file names the last
-  holder and is never deleted. Buckets have no locks.
-
-  Raises:
-    UserError: if another process holds the lock. With `wait`, it waits instead.
+  If another process holds it, this raises a `UserError` that names the process,
+  or waits. The system releases the lock when its holder ends; the file stays.
+  Buckets have no locks.
   """
   if is_remote(where):
     yield
@@ -262,13 +227,10 @@ def locked(where: str | os.PathLike, wait: bool = False) -> Iterator[None]:
     yield
 
 
-# ------------------------------------------------------------------- failing
-
-
 def failures() -> tuple[type[Exception], ...]:
-  """Returns the errors of files and buckets; all others are bugs.
+  """Returns the errors of files and buckets; others are bugs.
 
-  tensorstore raises ValueErrors instead: `writing` knows them by their text.
+  tensorstore raises a ValueError instead. `writing` knows it by its text.
   """
   if "gcsfs" not in sys.modules:
     return (OSError,)
@@ -289,10 +251,8 @@ def failures() -> tuple[type[Exception], ...]:
 
 def out_of_reach(error: Exception) -> bool:
   """Whether a bucket, or the right to use it, is missing, not its content."""
-  words = (*_OUT_OF_REACH, "Forbidden: ")
-  return isinstance(error, (*failures()[1:], TimeoutError)) or any(
-    word in str(error) for word in words
-  )
+  words = any(w in str(error) for w in (*_OUT_OF_REACH, "Forbidden: "))
+  return words or isinstance(error, (TimeoutError, *failures()[1:]))
 
 
 def reason(error: Exception) -> str:
@@ -311,6 +271,5 @@ def _why(error: Exception) -> str:
     text = f"it has no {text}"
   elif FULL in text and not text.startswith(FULL):
     text = FULL  # from the end of tensorstore's long message
-  return (getattr(error, "strerror", None) or text or type(error).__name__)[
-    :300
-  ]
+  text = getattr(error, "strerror", None) or text or type(error).__name__
+  return text[:300]

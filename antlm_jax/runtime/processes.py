@@ -20,7 +20,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from antlm_jax import errors
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import signals
 
 # launch/local.sh sets these, as may a user who knows the addresses.
 EXPLICIT = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
@@ -52,8 +51,7 @@ def initialize() -> None:
     "initialization_timeout": 10 * JOIN,  # then JAX would abort the process
   }
   try:
-    with signals.listening():
-      _join(options)
+    _join(options)
   except KeyboardInterrupt as error:
     _end(*errors.explain(error))
   except ValueError as error:
@@ -64,20 +62,12 @@ def initialize() -> None:
 
 def _addresses() -> dict | None:
   """Returns options for JAX, which finds others itself; None if alone."""
-  # JAX_COORDINATOR_ADDRESS alone may be left from another command.
-  if any(name in os.environ for name in EXPLICIT[1:]):
+  if any(name in os.environ for name in EXPLICIT):
     options = _explicit()
     return options if options["num_processes"] > 1 else None
   if all(name in os.environ for name in _SLURM):
-    count = os.environ.get("SLURM_NTASKS", "1")
-    if not count.isdecimal():
-      raise UserError(f"SLURM_NTASKS={count} is not a number of tasks")
-    return {} if int(count) > 1 else None
-  if _on_tpu():
-    return {}
-  if EXPLICIT[0] in os.environ:
-    _explicit()  # raises: the others are missing
-  return None
+    return {} if int(os.environ.get("SLURM_NTASKS", "1")) > 1 else None
+  return {} if _on_tpu() else None
 
 
 def _explicit() -> dict:
@@ -120,16 +110,16 @@ def _join(options: dict) -> None:
   pool = concurrent.futures.ThreadPoolExecutor(1)
   joined = pool.submit(jax.distributed.initialize, **options)
   deadline = time.monotonic() + JOIN
-  while not joined.done():
-    # A signal that reaches another thread is handled after the wait.
+  # In short waits: a signal that reaches another thread is handled after one.
+  while not joined.done() and time.monotonic() < deadline:
     concurrent.futures.wait([joined], timeout=_POLL)
-    if time.monotonic() >= deadline and not joined.done():
-      where = options.get("coordinator_address", "the address of the first")
-      _end(
-        errors.CRASHED,
-        f"error: the processes of this run did not all join at {where} within"
-        f" {JOIN} s: check that each is running with this address",
-      )
+  if not joined.done():
+    where = options.get("coordinator_address", "the address of the first")
+    _end(
+      errors.CRASHED,
+      f"error: the processes of this run did not all join at {where} within"
+      f" {JOIN} s: check that each is running with this address",
+    )
   joined.result()
 
 

@@ -1,4 +1,4 @@
-"""The device mesh, and which mesh axis each logical axis is split over."""
+"""The device mesh, and the mesh axes that split each logical axis."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,8 +13,8 @@ MESH_AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")  # rows are split over both
 _AUTO = (jax.sharding.AxisType.Auto,) * len(MESH_AXES)
 
-# Logical axis to mesh axes, the first that divides it. Axes without a rule are
-# whole on every device, so that an encoder may name its own.
+# Mesh axes for each logical axis: the first that divides it. Axes without a
+# rule are whole on every device, so that an encoder may use other names.
 RULES: dict[str, tuple[str | tuple[str, ...], ...]] = {
   "batch": (BATCH,),
   "vocab": ("tensor", "fsdp"),
@@ -28,7 +28,9 @@ RULES: dict[str, tuple[str | tuple[str, ...], ...]] = {
 def make_mesh(
   shape: Mapping[str, int], devices: Sequence[jax.Device] | None = None
 ) -> jax.sharding.Mesh:
-  """Makes the mesh `(data, fsdp, tensor)`; one size may be -1, the rest.
+  """Returns the mesh `(data, fsdp, tensor)`.
+
+  One size may be -1, for the remaining devices.
 
   Raises:
     UserError: if the sizes do not multiply to the number of devices.
@@ -46,25 +48,20 @@ def make_mesh(
       f" multiply to {len(devices)}"
     )
   slices = len({getattr(device, "slice_index", 0) or 0 for device in devices})
+  # jax.make_mesh splits no side of the torus of v4 and v5p, and so has no
+  # fsdp=2 for 4x4x8.
+  split = {"devices": devices, "allow_split_physical_axes": True}
   if devices[0].platform != "tpu" or slices == 1:
-    # Not jax.make_mesh: of v4 and v5p it splits no side of the torus, and so
-    # has no fsdp=2 for 4x4x8.
-    grid = mesh_utils.create_device_mesh(
-      sizes, devices, allow_split_physical_axes=True
-    )
-    return jax.sharding.Mesh(grid, MESH_AXES, axis_types=_AUTO)
-  # Between slices there is only the data centre's network: the rows' sums are
-  # all that has to cross it.
-  if sizes[0] % slices:
+    grid = mesh_utils.create_device_mesh(sizes, **split)
+  elif sizes[0] % slices:
     raise UserError(
-      f"mesh ({named}): data={sizes[0]} is no multiple of the {slices} slices"
+      f"mesh ({named}): data={sizes[0]} is not a multiple of the {slices}"
+      " slices"
     )
-  grid = mesh_utils.create_hybrid_device_mesh(
-    (sizes[0] // slices, *sizes[1:]),
-    (slices, 1, 1),
-    devices,
-    allow_split_physical_axes=True,
-  )
+  else:
+    # Only gradients cross the slow network between slices.
+    within = (sizes[0] // slices, *sizes[1:])
+    grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), **split)
   return jax.sharding.Mesh(grid, MESH_AXES, axis_types=_AUTO)
 
 
@@ -76,29 +73,27 @@ def spec(
 ):
   """Returns the PartitionSpec of an array with these logical axes.
 
-  It is not split over the mesh axes in `but`.
+  It does not use the mesh axes in `but`. Each logical axis gets its first rule
+  that is free and divides its size.
   """
   used: set[str] = set(but)
   entries = []
   for axis, size in zip(axes, shape, strict=True):
-    entries.append(_mesh_axes(mesh, axis, size, used))
+    entry = None
+    for rule in RULES.get(axis, ()):
+      names = (rule,) if isinstance(rule, str) else rule
+      ways = math.prod(mesh.shape.get(name, 0) for name in names)
+      if ways > 1 and size % ways == 0 and not used & set(names):
+        used.update(names)
+        entry = rule
+        break
+    entries.append(entry)
   return PartitionSpec(*entries)
 
 
-def _mesh_axes(mesh, axis: str | None, size: int, used: set[str]):
-  """The first rule of `axis` that is free and divides `size`, or None."""
-  for rule in RULES.get(axis, ()):
-    names = (rule,) if isinstance(rule, str) else rule
-    ways = math.prod(mesh.shape.get(name, 0) for name in names)
-    if ways > 1 and size % ways == 0 and not used & set(names):
-      used.update(names)
-      return rule
-  return None
-
-
 def undivided(mesh, axes: Mapping, shapes: Mapping) -> list[str]:
-  """Says which of parameters' axes stay whole since no rule divides them."""
-  said = {}
+  """Returns notes on parameters' axes that no rule divides."""
+  notes = {}
   for path, names in axes.items():
     shape = shapes[path].shape
     split = spec(mesh, names, shape)
@@ -106,12 +101,12 @@ def undivided(mesh, axes: Mapping, shapes: Mapping) -> list[str]:
       ways = [r for r in RULES.get(axis, ()) if mesh.shape[r] > 1]
       if entry is None and not set(ways) <= set(split) and ways:
         over = " or ".join(f"{r}={mesh.shape[r]}" for r in ways)
-        said[f"{axis} of {size} is not split over {over}: replicated"] = True
-  return list(said)
+        notes[f"{axis} of {size} is not split over {over}: replicated"] = True
+  return list(notes)
 
 
 def constrain(x: jax.Array, *axes: str | None, but=()) -> jax.Array:
-  """Asks for the sharding of these logical axes; nothing without a mesh."""
+  """Shards `x` by its logical axes; does nothing without a mesh."""
   mesh = _mesh_to_split_over()
   if mesh is None:
     return x
@@ -119,14 +114,14 @@ def constrain(x: jax.Array, *axes: str | None, but=()) -> jax.Array:
 
 
 def gathered(x: jax.Array, *axes: str | None) -> jax.Array:
-  """Asks for a parameter whole over fsdp, which the rows it meets are over."""
-  # Left to itself, XLA may instead split a product over the parameter's width,
-  # and add up parts of its large result.
+  """Gathers a parameter over fsdp, the axis that splits the rows."""
+  # Otherwise XLA may split a matrix multiplication over the parameter's width,
+  # and sum parts of its large result.
   return constrain(x, *axes, but=("fsdp",))
 
 
 def batch_and_heads(kv_shape: Sequence[int]):
-  """Returns mesh axes, or None, of rows and heads of keys `[B, S, K, H]`."""
+  """Returns the mesh axes, or None, of the rows and heads of `[B, S, K, H]`."""
   mesh = _mesh_to_split_over()
   if mesh is None:
     return None, None
@@ -135,19 +130,19 @@ def batch_and_heads(kv_shape: Sequence[int]):
 
 
 def _mesh_to_split_over():
-  """The mesh; None without one, or where we are on one shard of it already."""
+  """The mesh; None without one, and inside a `shard_map`."""
   mesh = jax.sharding.get_abstract_mesh()
   return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
 
 
 def data_shards(mesh) -> int:
-  """Number of parts that the rows of a batch are split into."""
+  """Returns the number of parts that the rows of a batch are split into."""
   return math.prod(mesh.shape[axis] for axis in BATCH)
 
 
 def local_shards(mesh) -> tuple[int, ...]:
-  """Returns which parts of a batch's rows this process's devices hold."""
-  # Processes that share the devices of a part, as over `tensor`, each make it.
+  """Returns the parts of a batch's rows on the devices of this process."""
+  # Processes that share a part, such as over `tensor`, each make it.
   places = rows(mesh).addressable_devices_indices_map((1, data_shards(mesh)))
   return tuple(
     sorted({index[1].indices(2**30)[0] for index in places.values()})
@@ -155,7 +150,7 @@ def local_shards(mesh) -> tuple[int, ...]:
 
 
 def abstract(mesh, batch):
-  """Returns the shapes of `place`'s arrays."""
+  """Returns the shapes and shardings of the arrays that `place` returns."""
   shards, local = data_shards(mesh), len(local_shards(mesh))
 
   def shape_of(x):
@@ -168,7 +163,8 @@ def abstract(mesh, batch):
 def place(mesh, batch):
   """Puts this process's rows of a batch, on axis 1, onto its devices.
 
-  They are those of `local_shards`, in their order; in the result those of all.
+  The rows are those of `local_shards`, in that order. The result has the rows
+  of all processes.
   """
   if not mesh.is_multi_process:
     return jax.device_put(batch, rows(mesh))
@@ -192,5 +188,5 @@ def rows(mesh) -> NamedSharding:
 
 
 def whole(mesh) -> NamedSharding:
-  """Returns the sharding of what every device has all of."""
+  """Returns the sharding of arrays that every device holds whole."""
   return NamedSharding(mesh, PartitionSpec())

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: they end a run, after saving if there is something."""
+"""Ctrl-C and SIGTERM end a run, after it has saved."""
 
 import contextlib
 import dataclasses
@@ -7,22 +7,27 @@ from collections.abc import Iterator
 
 from antlm_jax import errors
 
-# What a signal asks of a run, by the exit status that says so.
+# Exit statuses of the signals.
 ENDS = {signal.SIGINT: errors.INTERRUPTED, signal.SIGTERM: errors.RUN_AGAIN}
 
 
 @dataclasses.dataclass
 class Stop:
-  """What a signal asked for."""
+  """The signal that a run received.
 
-  status: int = 0  # one of ENDS; 0 if there was none
-  waits: bool = False  # the run looks at it itself; before, a signal ends it
+  Attributes:
+    status: Exit status; 0 without a signal.
+    waits: Whether the run looks at `status` itself. Otherwise, signals end it.
+  """
+
+  status: int = 0
+  waits: bool = False
 
   def __call__(self, number: int, frame) -> None:
-    """Handles a signal."""
-    # A launcher's SIGTERM may come twice: to us and to all of our group.
+    """Handles a signal; a second Ctrl-C ends the run at once."""
+    # A launcher may send SIGTERM twice: to the process and to its group.
     if self.status and number == signal.SIGINT:
-      raise KeyboardInterrupt  # a second time: at once
+      raise KeyboardInterrupt
     self.status = self.status or ENDS[number]
     if not self.waits:
       raise errors.Stopped(self.status)
@@ -30,10 +35,12 @@ class Stop:
 
 @contextlib.contextmanager
 def listening() -> Iterator[Stop]:
-  """Handles signals for the time of its block, or of the outermost of several.
+  """Handles signals for the time of its block.
+
+  Blocks may be nested; the outermost one handles signals.
 
   Raises:
-    Stopped: if one came that a library has swallowed, as imports may.
+    Stopped: if a library has swallowed an earlier signal, as imports may.
   """
   stop = signal.getsignal(signal.SIGTERM)
   if isinstance(stop, Stop):
