@@ -173,11 +173,7 @@ class _Rows(NamedTuple):
 
 
 def _begin(model: models.Model, count: int, params, tokens, length, stop):
-  """Encodes prompts, each for `count` rows.
-
-  Returns:
-    The rows, and the number of each among those of its prompt, int32 `[B]`.
-  """
+  """Encodes prompts; returns `count` rows of each, and their `numbers`."""
 
   def piece(i, cache):
     part = jax.lax.dynamic_slice_in_dim(tokens, i * _PIECE, _PIECE, axis=1)
@@ -194,21 +190,17 @@ def _begin(model: models.Model, count: int, params, tokens, length, stop):
 
 
 def _continue(
-  model: models.Model, drawn, params, rows, numbers, steps, banned, ends, seed
+  model: models.Model,
+  drawn: tuple[float, int, float],  # temperature, top_k and top_p
+  params,
+  rows: _Rows,
+  numbers,  # index of each row among those of its prompt, int32 `[B]`
+  steps,
+  banned,  # tokens that are not drawn, bool `[V]`
+  ends,  # tokens that end a text, int32 `[n]`
+  seed,
 ) -> _Rows:
-  """Adds at most `steps` tokens to each row.
-
-  Args:
-    model: The encoder.
-    drawn: Arguments of `draw`: temperature, top_k and top_p.
-    params: Parameters of the encoder.
-    rows: Rows from `_begin` or an earlier call.
-    numbers: Number of each row among those of its prompt, int32 `[B]`.
-    steps: Largest number of tokens.
-    banned: Tokens that are not drawn, bool `[V]`.
-    ends: Tokens that end a text, int32 `[n]`.
-    seed: Random seed.
-  """
+  """Adds at most `steps` tokens to rows from `_begin` or an earlier call."""
   every = jnp.arange(len(numbers))
   # Draws depend on the row's number and the slot, not on the other prompts.
   keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)

@@ -347,24 +347,11 @@ def _logprobs(
   model: models.Model,
   wanted: tuple[Pass, ...],
   params: models.Params,
-  inputs: Sequence[Rows],
-  targets: jax.Array,
-  temperatures: jax.Array,
+  inputs: Sequence[Rows],  # of each pass
+  targets: jax.Array,  # tokens to predict, int32 `[R]`
+  temperatures: jax.Array,  # float32 `[K]`
 ) -> tuple[jax.Array, jax.Array]:
-  """Computes the log-probabilities of R targets, float32 `[R, K]`.
-
-  Args:
-    model: The encoder.
-    wanted: Passes whose logits are added.
-    params: Parameters of the encoder.
-    inputs: Rows of each pass.
-    targets: Tokens to predict, int32 `[R]`.
-    temperatures: Divisors of the logits, float32 `[K]`.
-
-  Returns:
-    Log-probabilities in nats, and whether each target is the likeliest token,
-    bool `[R]`.
-  """
+  """Returns log-probabilities `[R, K]`, and which targets are the likeliest."""
 
   # Logits of whole rows, [T, V], would be the largest array by far. So only the
   # hidden states of targets, [R, D], become logits, and in chunks.

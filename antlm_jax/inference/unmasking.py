@@ -114,8 +114,10 @@ def stream(
         canvas,
         state,
         banned,
-        (seen, block_length),
-        (how.steps, every),
+        seen,
+        block_length,
+        how.steps,
+        every,
         how.seed,
       )
     )
@@ -197,36 +199,21 @@ def _decode(loaded: TextModel, canvas: _Canvas, state: _State, n: int) -> str:
 
 def _fill(
   model: models.Model,
-  drawn: tuple[float, int, float],
+  drawn: tuple[float, int, float],  # temperature, top_k and top_p
   order: str,
-  shift: int,
-  most: int,
+  shift: int,  # distance from a mask back to its prediction
+  most: int,  # largest number M of masks in a row's block
   params,
   canvas: _Canvas,
   state: _State,
-  banned,
-  lengths,
-  steps,
+  banned,  # tokens that are not drawn, by `canvas.whole`, bool `[2, V]`
+  seen,  # number of tokens in a block of attention
+  filled,  # number of tokens in a block that is filled
+  steps,  # number of steps for each block; 0 for one token a step
+  every,  # largest number of steps of this call
   seed,
 ) -> _State:
-  """Fills masks.
-
-  Args:
-    model: The encoder.
-    drawn: Arguments of `draw`: temperature, top_k and top_p.
-    order: Field of `Unmasking`.
-    shift: Distance from a mask back to its prediction.
-    most: Largest number M of masks in a row's block.
-    params: Parameters of the encoder.
-    canvas: Rows from `_lay_out`.
-    state: The same rows, from `_lay_out` or an earlier call.
-    banned: Tokens that are not drawn, by `canvas.whole`, bool `[2, V]`.
-    lengths: Number of tokens in a block of attention, and in a filled block.
-    steps: Number of steps for each block, 0 for one token a step; and largest
-      number of steps of this call.
-    seed: Random seed.
-  """
-  (seen, filled), (each, every) = lengths, steps
+  """Fills masks of rows from `_lay_out` or an earlier call."""
   stop = state.step + every
   # Draws depend on the row's number, the step and the place, not on other rows.
   fold_in = jax.random.fold_in
@@ -241,7 +228,7 @@ def _fill(
     # The block of each row is the first one with a mask.
     block = jnp.min(jnp.where(state.masked, blocks, len(places)), axis=1)
     unfilled = state.masked & (blocks == block[:, None])
-    first = jnp.where(each > 0, each, jnp.sum(unfilled, axis=1))
+    first = jnp.where(steps > 0, steps, jnp.sum(unfilled, axis=1))
     left = jnp.where(block == state.block, state.left, first)
     # The places of its masks come first, of M in all.
     at = jnp.argsort(~unfilled, axis=1, stable=True)[:, :most]
@@ -274,11 +261,7 @@ def _fill(
 
 
 def _draw(logits_of, drawn, hidden, keys, banned, whole):
-  """Draws a token for each of B x M hidden states.
-
-  Returns:
-    Tokens, their probabilities, and uniform noise in [0, 1), all `[B, M]`.
-  """
+  """Draws tokens; returns them, their probabilities and noise, `[B, M]`."""
 
   def one(state):
     hidden, key, whole = state
@@ -294,15 +277,7 @@ def _draw(logits_of, drawn, hidden, keys, banned, whole):
 
 
 def _chosen(order: str, here, sure, noise, left) -> jax.Array:
-  """Chooses the masks that a step fills, bool `[B, M]`.
-
-  Args:
-    order: Field of `Unmasking`.
-    here: Which of M places are masks, bool `[B, M]`.
-    sure: Probabilities of the tokens drawn there, `[B, M]`.
-    noise: Uniform in [0, 1), `[B, M]`.
-    left: Number of steps to fill them all, with this one, `[B]`.
-  """
+  """Chooses the masks that a step fills; `left` steps fill them all."""
   left = jnp.maximum(left, 1)[:, None]
   if order == "ancestral":
     return here & (noise * left < 1)

@@ -10,7 +10,6 @@ one at hand and those after it are masked (arXiv 2305.10588). So their number is
 known, and figures are not those of a causal mode.
 """
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 from antlm_jax.errors import UserError
@@ -51,7 +50,15 @@ class Lambada(TextTask):
       text = Text(text.tokens[over:], text.start - over, text.stop - over)
       if text.start < 1:
         raise UserError(f"the word {word!r:.60} leaves no room for a context")
-      parts.append(list(_hidden(loaded, text)) if masked else [text])
+      part = [text]
+      if masked:  # one text for each token, with the tokens after it masked
+        part = [
+          Text(text.tokens.copy(), at, at + 1)
+          for at in range(text.start, text.stop)
+        ]
+        for one in part:
+          one.tokens[one.stop : text.stop] = framing.mask_id(loaded)
+      parts.append(part)
     logprobs, likeliest = texts.score(loaded, parts, wanted, asked, track)
     right = likeliest == [text.targets for text in encoded]
     summary = {
@@ -65,12 +72,3 @@ class Lambada(TextTask):
       for (context, word), nats, hit in rows
     ]
     return Outcome(summary, lines)
-
-
-def _hidden(loaded, text: Text) -> Iterator[Text]:
-  """Yields a text for each token that is scored, those after it masked."""
-  mask = framing.mask_id(loaded)
-  for at in range(text.start, text.stop):
-    tokens = text.tokens.copy()
-    tokens[at + 1 : text.stop] = mask
-    yield Text(tokens, at, at + 1)

@@ -34,7 +34,7 @@ from antlm_jax.inference import scoring
 from antlm_jax.inference.scoring import Text
 from antlm_jax.settings import setting
 
-_ENCODED = 256  # documents at once: meanwhile they take 30 times their size
+_ENCODED = 256  # documents at once: encoding takes 30 times their memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,25 +110,20 @@ class Perplexity(TextTask):
 
   def score(self, loaded, items, asked, options, track) -> Outcome:
     wanted = scoring.passes(loaded, asked.mode)
-    parts = [
-      list(windows(text, wanted, loaded.model.config.max_seq_len, asked.stride))
-      for text in _framed(loaded, items, wanted)
-    ]
+    before, after = loaded.frame
+    # No position before predicts the first token of a text without a frame.
+    first = max(len(before), *(p.shift for p in wanted))
+    longest, parts = loaded.model.config.max_seq_len, []
+    for at in range(0, len(items), _ENCODED):
+      for ids in loaded.tokenizer.encode_batch(items[at : at + _ENCODED]):
+        tokens = np.concatenate([before, ids, after])
+        text = Text(tokens, first, len(before) + len(ids))
+        parts.append(list(windows(text, wanted, longest, asked.stride)))
     if not any(parts):
       raise UserError(f"{asked.data} holds no token to predict")
     logprobs, likeliest = texts.score(loaded, parts, wanted, asked, track)
     tokens = [sum(window.targets for window in those) for those in parts]
     return outcome(items, tokens, -logprobs, likeliest)
-
-
-def _framed(loaded, documents: Sequence[str], wanted) -> Iterator[Text]:
-  before, after = loaded.frame
-  # What nothing stands before, nothing can predict from there.
-  first = max(len(before), *(p.shift for p in wanted))
-  for at in range(0, len(documents), _ENCODED):
-    for ids in loaded.tokenizer.encode_batch(documents[at : at + _ENCODED]):
-      tokens = np.concatenate([before, ids, after])
-      yield Text(tokens, first, len(before) + len(ids))
 
 
 def windows(
