@@ -247,75 +247,60 @@ class Log(Hook):
   """Records losses, speed and every scalar of the step, and shows progress."""
 
   def start(self, trainer) -> None:
-    self._tokens = self._work = 0.0
+    self._tokens = self._work = 0.0  # of the steps since the last log line
     self._begun = trainer.ledger.training
 
   def after_step(self, trainer, taken: Taken) -> None:
     trainer.progress.step()
     for name in ("nats", "count", "weight"):  # of `losses.cross_entropy`
       trainer.sums[name] = trainer.sums.get(name, 0) + taken.metrics[name]
+    run, step = trainer.run, taken.step
     if taken.timed:
-      self._count(trainer.run, taken)
-    if (
-      taken.step % trainer.config.log.every == 0 or taken.step == trainer.total
-    ):
-      scalars = {
-        f"train/{name}": float(value)
-        for name, value in taken.metrics.items()
-        if np.ndim(value) == 0
-      }
-      losses, shown = self._losses(trainer)
-      speed, shown_too = self._speed(trainer, taken.step)
-      trainer.record(taken.step, losses | speed | scalars)
-      trainer.progress.show(taken.step, " · ".join(shown + shown_too))
+      inputs, order = taken.batch.inputs, run.order
+      tokens = sharding.abstract(run.mesh, inputs).size
+      tokens *= (
+        order.batch_size(step - 1) / order.at(step - 1).layout.batch_size
+      )
+      self._tokens += tokens
+      # This process's rows stand for those of the other processes.
+      work = flops.train_step(run.model, taken.batch) / inputs.size
+      self._work += work * tokens
+    if step % trainer.config.log.every == 0 or step == trainer.total:
+      values, shown = self._values(trainer, step)
+      for name, value in taken.metrics.items():
+        if np.ndim(value) == 0:
+          values[f"train/{name}"] = float(value)
+      trainer.record(step, values)
+      trainer.progress.show(step, " · ".join(shown))
       self.start(trainer)
 
-  def _count(self, run, taken: Taken) -> None:
-    """Adds a step's tokens and operations to those that tell the speed."""
-    inputs, step = taken.batch.inputs, taken.step - 1
-    size = sharding.abstract(run.mesh, inputs).size
-    layout = run.order.at(step).layout
-    filled = size * run.order.batch_size(step) / layout.batch_size
-    self._tokens += filled
-    # This process's rows stand for those of the other processes.
-    self._work += (
-      flops.train_step(run.model, taken.batch) / inputs.size * filled
-    )
-
-  def _losses(self, trainer) -> tuple[dict[str, float], list[str]]:
-    """Returns losses since the last log line, also as text, and clears them."""
-    values, shown = {}, []
+  def _values(self, trainer, step) -> tuple[dict[str, float], list[str]]:
+    """Returns losses and speed since the last log line, also as text."""
+    values, shown, run = {}, [], trainer.run
     sums, trainer.sums = trainer.sums, {}
     # Each objective's part of the loss, by the weights of its targets.
     shares = sums["weight"] / max(sums["weight"].sum(), 1e-9)
-    for k, objective in enumerate(trainer.run.curriculum.objectives):
+    for k, objective in enumerate(run.curriculum.objectives):
       if sums["count"][k] > 0:
-        name = trainer.run.objectives[objective].name
-        loss = values[f"train/{name}/loss"] = float(
-          sums["nats"][k] / sums["count"][k]
-        )
+        name = run.objectives[objective].name
+        loss = float(sums["nats"][k] / sums["count"][k])
+        values[f"train/{name}/loss"] = loss
         values[f"train/{name}/share"] = float(shares[k])
         shown.append(f"{name} {loss:.3f}")
-    return values, shown
-
-  def _speed(self, trainer, step: int) -> tuple[dict[str, float], list[str]]:
-    """Returns the speed since the last log line, also as text."""
     if not self._tokens:
-      return {}, []
+      return values, shown
     seconds, devices = trainer.ledger.training - self._begun, jax.device_count()
     rate = self._tokens / seconds
-    values = {
-      "train/tokens_per_second": rate,
-      "train/tokens_per_second_per_device": rate / devices,
-    }
-    shown = [f"{units.quantity(rate)} tokens/s"]
+    values["train/tokens_per_second"] = rate
+    values["train/tokens_per_second_per_device"] = rate / devices
+    shown.append(f"{units.quantity(rate)} tokens/s")
     if devices > 1:
       shown.append(f"{units.quantity(rate / devices)} on each device")
     if chip := chips.of(jax.devices()[0]):
       mfu = self._work / seconds / (chip.flops * devices)
       values["train/mfu"] = mfu
       shown.append(f"MFU {mfu:.1%}")
-    tokens = trainer.config.train.batch_size * trainer.run.sources.rows.seq_len
+    tokens = trainer.config.train.batch_size * run.sources.rows.seq_len
     left = (trainer.total - step) * tokens / rate
     return values, [*shown, f"{units.duration(left)} left"]
 

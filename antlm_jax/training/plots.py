@@ -1,9 +1,10 @@
 """Plots of a run: its learning curves over its curriculum."""
 
 import itertools
-import math
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
 
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.runtime import files
@@ -70,8 +71,8 @@ def _draw_losses(axes, rows, colours, sets, steps: int, unigram) -> None:
   """Draws training losses, and above them the held-out losses."""
   held_out = [unigram]  # its line is to be seen
   for kind, colour in colours.items():
-    for x, y in smooth(rows, f"train/{kind}/loss", steps):
-      axes.plot(x, y, color=colour, alpha=0.45, lw=1, zorder=1)
+    for curve in smooth(rows, f"train/{kind}/loss", steps):
+      axes.plot(*curve, color=colour, alpha=0.45, lw=1, zorder=1)
   for kind, colour in colours.items():
     of_all = {"lw": 2, "marker": "o", "ms": 3.5, "label": f"{kind}, held out"}
     _line(axes, rows, f"eval/{kind}/loss", color=colour, **of_all)
@@ -92,15 +93,12 @@ def _draw_losses(axes, rows, colours, sets, steps: int, unigram) -> None:
   axes.legend(**place, frameon=True, title="thin: in training")
 
 
-def smooth(
-  rows: Rows, key: str, steps: int
-) -> Iterator[tuple[list[float], list[float]]]:
-  """Yields the curves of a training loss: their steps and values.
+def smooth(rows: Rows, key: str, steps: int) -> Iterator[np.ndarray]:
+  """Yields the curves of a training loss: steps and values, `[2, n]`.
 
-  Values are means over 1/300 of the run's steps. Where the objective paused, a
+  Both are means over 1/300 of the run's `steps`. Where the objective paused, a
   curve ends and another begins.
   """
-  # Steps that logged another objective's loss alone divide the curves.
   logged = [
     (step, row)
     for step, row in rows.items()
@@ -108,15 +106,9 @@ def smooth(
   ]
   for known, part in itertools.groupby(logged, lambda pair: key in pair[1]):
     if known:
-      bins = itertools.groupby(
-        part, lambda pair: (pair[0] - 1) * _BINS // steps
-      )
-      means = [_mean([(s, row[key]) for s, row in group]) for _, group in bins]
-      yield tuple(zip(*means, strict=True))
-
-
-def _mean(points: Sequence[Sequence[float]]) -> list[float]:
-  return [math.fsum(each) / len(points) for each in zip(*points, strict=True)]
+      points = ((step, row[key]) for step, row in part)
+      bins = itertools.groupby(points, lambda p: (p[0] - 1) * _BINS // steps)
+      yield np.stack([np.mean(list(group), 0) for _, group in bins], 1)
 
 
 def _line(axes, rows: Rows, key: str, **style) -> None:

@@ -80,7 +80,7 @@ class Begun:
     state: The state.
     resumed: Whether it is from a checkpoint of the run itself.
     notes: Lines for the user.
-    window: The sums since the last log line, from `metrics.Window.sums`.
+    window: The sums since the last log line, by metric.
   """
 
   state: TrainState
