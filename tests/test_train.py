@@ -342,7 +342,7 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("optimizer.name=sgd", ("optimizer.name='sgd'", "adamw, lamb")),
     ("objectives.M.mask_ratio=2", ("objective 'mlm'", "mask_ratio=2.0")),
     ("eval.objectives=C,Q", ("eval.objectives", "Q")),
-    ("curriculum=4C train.steps=9", ("train.steps", "leave those at 0")),
+    ("curriculum=8C steps;train.steps=9", ("train.steps", "leave those at 0")),
     ("train.microbatches=0", ("train.microbatches=0", "at least 1")),
     ("log.every=0", ("log.every=0", "at least 1")),
     ("log.trace=5", ("log.trace='5'", "FIRST:LAST")),
@@ -359,7 +359,7 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
   ],
 )
 def test_bad_settings_are_told_in_one_line(prepared, tmp_path, override, words):
-  args = runs.train_args(tmp_path / "run", prepared, *override.split())
+  args = runs.train_args(tmp_path / "run", prepared, *override.split(";"))
   line = runs.refused("antlm_jax.train", *args)
   for word in words:
     assert word in line
