@@ -1,5 +1,6 @@
 """Own text: its files, its documents, and what of them is held out."""
 
+import bz2
 import csv
 import gzip
 import itertools
@@ -300,6 +301,11 @@ BAD = {
   "k.parquet": (b"PAR1", "cannot read .*k.parquet: "),
   "l.pdf": (b"%PDF", r"l\.pdf is of no known kind; give .* \.txt .* \.parquet"),
   "m.txt.gz": (b"text", "cannot read .*m.txt.gz: "),
+  "n.txt.gz": (gzip.compress(b"ok\nx\xff"), "not UTF-8: .* at byte 4; convert"),
+  "o.txt.bz2": (
+    bz2.compress(b"ok\n" + b"e" * (1 << 21) + b"\xc3"),
+    f"byte {3 + (1 << 21)};",
+  ),
 }
 
 
