@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from antlm_jax import errors
 from antlm_jax.data import hold_out, make_folder, readers
+from antlm_jax.data.document_store import Spool
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.data.text_files import find
 
@@ -354,15 +355,13 @@ def test_the_held_out_documents_are_spread():
 @hypothesis.given(st.integers(1, 300), st.floats(0.005, 0.5))
 @hypothesis.settings(deadline=None, max_examples=30)
 def test_splits_are_disjoint_and_a_share_is_spread(tmp_path_factory, n, share):
-  path = tmp_path_factory.mktemp("text") / "a.txt"
-  path.write_text("".join(f"{1000 + i}\n" for i in range(n)))
-  corpus = find([str(path)], documents="line")
-  division = hold_out.Division.of(corpus, share, 1.0)
-  train, dev = (list(division.texts(split)) for split in hold_out.SPLITS)
-  assert sorted("".join(train + dev)) == sorted(
-    "".join(path.read_text().split())
-  )
-  some = list(hold_out.Division.of(corpus, share, 0.3).texts("train"))
+  folder = tmp_path_factory.mktemp("text")
+  texts = [f"{1000 + i}" for i in range(n)]
+  spool = Spool(map(readers.Piece, texts), folder)
+  division = hold_out.divide(spool, share, 1.0)
+  train, dev = (list(spool.texts(spans)) for spans in division[:2])
+  assert sorted("".join(train + dev)) == sorted("".join(texts))
+  some = list(spool.texts(hold_out.divide(spool, share, 0.3).train))
   assert len(some) == math.ceil(0.3 * len(train) - 1e-9)
   # Of any ten in a row, as many as of all, give or take one.
   taken = np.isin(train, some)

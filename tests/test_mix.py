@@ -308,8 +308,8 @@ def test_a_name_for_one_folder_changes_nothing(prepared):
     ("a={a},b={a}", ("data.mix=3a+8b steps",), "is 11 steps long, but the run"),
     ("a={a},b={a}", ("data.rounding=up",), "several sources of data"),
     ("{a}", ("data.mix=a",), "data.path none"),
-    ("{a}", ("eval.data={a}",), "a name of its own"),
-    ("a={a}", ("eval.data=a={a}",), "a name of its own"),
+    ("{a}", ("eval.data={a}",), "a name that no other has"),
+    ("a={a}", ("eval.data=a={a}",), "a name that no other has"),
     ("a={a},b=/nowhere", (), "/nowhere is not a prepared dataset"),
   ],
 )

@@ -1,113 +1,103 @@
-"""Text as a tensorflow-datasets dataset of documents, in their order."""
+"""Documents on disk: in a temporary file, and in a prepared folder."""
 
-import contextlib
-import functools
-import io
-import math
+import array
+import mmap
 import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 
-import tensorflow_datasets as tfds
-from absl import logging
+import numpy as np
 
+from antlm_jax.data.readers import Piece
 from antlm_jax.errors import UserError
 
-# tensorflow-datasets holds the shard that it writes in memory.
-_SHARD_BYTES = 32 << 20
-# Documents read at once: one by one is ten times slower, and each may be 1 MiB.
-_READ = 64
+# Documents read at once. Reading them one by one is ten times slower.
+_BATCH = 64
 
 
-class Texts(NamedTuple):
-  """The documents of a split."""
+class Spool:
+  """Documents in a temporary file, so that their sources are read only once.
 
-  read: Callable[[], Iterator[str]]  # yields them
-  size: int  # bytes of UTF-8, about
-
-
-class Documents(tfds.core.ShardBasedBuilder):
-  """Documents of text: `{"text": Text}`, splits as they are given.
-
-  Shard based, since a GeneratorBasedBuilder keeps up to 1 GB in memory to
-  shuffle, and needs TensorFlow beyond that.
+  Attributes:
+    begins, ends: Bytes where each piece begins and ends, int64 `[n]`.
+    documents: Number of the document that each piece belongs to, int64 `[n]`.
   """
 
-  VERSION = tfds.core.Version("1.0.0")
+  def __init__(self, pieces: Iterable[Piece], folder: str | os.PathLike):
+    """Writes pieces to a file without a name, in a folder."""
+    sizes, firsts = array.array("q"), array.array("b")
+    with tempfile.TemporaryFile(dir=folder) as file:
+      for text, first in pieces:
+        sizes.append(file.write(text.encode("utf-8")))
+        firsts.append(first)
+      file.flush()
+      # The mapping keeps the file, which has no name, until it is collected.
+      self._bytes = b""
+      if sizes:
+        self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    self.ends = np.cumsum(sizes, dtype=np.int64)
+    self.begins = self.ends - sizes
+    self.documents = np.cumsum(firsts, dtype=np.int64) - 1
 
-  def __init__(self, texts: Mapping[str, Texts], **kwargs):
-    self._texts = texts
-    super().__init__(**kwargs)
+  def read(self, begin: int, end: int) -> str:
+    """Returns the text between two bytes, without half a character."""
+    return self._bytes[begin:end].decode("utf-8", errors="ignore")
 
-  def _info(self) -> tfds.core.DatasetInfo:
-    return tfds.core.DatasetInfo(
-      builder=self,
+  def texts(self, spans: np.ndarray) -> Iterator[str]:
+    """Yields the texts of spans `[n, 2]`, without space at either end."""
+    for begin, end in spans.tolist():
+      if text := self.read(begin, end).strip():
+        yield text
+
+
+class Writer:
+  """Writes documents as a tensorflow-datasets dataset `{"text": Text}`."""
+
+  def __init__(self, folder: str | os.PathLike, splits: Sequence[str]):
+    import tensorflow_datasets as tfds  # slow to import: not for --help
+    from tensorflow_datasets.core import dataset_info
+
+    os.mkdir(folder)
+    identity = dataset_info.DatasetIdentity(
+      name="documents",
+      version=tfds.core.Version("1.0.0"),
+      data_dir=os.fspath(folder),
+      module_name=__name__,
+    )
+    info = tfds.core.DatasetInfo(
+      builder=identity,
       description="Documents of plain text, in the order of their files.",
       features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
       disable_shuffling=True,
     )
+    self._writer = tfds.core.SequentialWriter(
+      info, max_examples_per_shard=1 << 20, file_format="array_record"
+    )
+    self._writer.initialize_splits(list(splits))
 
-  def _shard_iterators_per_split(self, dl_manager):
-    return {split: _shards(texts) for split, texts in self._texts.items()}
+  def write(self, split: str, texts: Sequence[str]) -> None:
+    """Appends documents to a split."""
+    self._writer.add_examples({split: ({"text": text} for text in texts)})
 
-
-def build(
-  folder: str | os.PathLike, texts: Mapping[str, Texts]
-) -> tfds.core.DatasetBuilder:
-  """Writes the documents of each split under `folder`, as ArrayRecord.
-
-  Returns:
-    The builder: `build(...).as_data_source("train")[0]["text"]` is bytes.
-  """
-  options = tfds.download.DownloadConfig(try_download_gcs=False)
-  with _quiet():
-    builder = Documents(texts, data_dir=folder, file_format="array_record")
-    builder.download_and_prepare(download_config=options)
-  return builder
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-  """Silences tensorflow-datasets' notes on downloads and custom configs."""
-  verbosity = logging.get_verbosity()
-  logging.set_verbosity(logging.ERROR)
-  try:
-    with contextlib.redirect_stdout(io.StringIO()):
-      yield
-  finally:
-    logging.set_verbosity(verbosity)
-
-
-def _shards(texts: Texts) -> list[Callable[[], Iterator]]:
-  """Makes the generators of a split's shards, to be called in order."""
-  # One stream under all shards: tensorflow-datasets runs them in order, and
-  # each takes up where the one before stopped, the last all that is left.
-  examples = ((i, {"text": text}) for i, text in enumerate(texts.read()))
-  count = math.ceil(texts.size / _SHARD_BYTES) or 1
-  limits = [_SHARD_BYTES] * (count - 1) + [math.inf]
-  return [functools.partial(_take, examples, limit) for limit in limits]
-
-
-def _take(examples: Iterator, limit: float) -> Iterator:
-  """Yields examples until their text reaches `limit` characters."""
-  taken = 0
-  while taken < limit and (example := next(examples, None)):
-    taken += len(example[1]["text"])
-    yield example
+  def close(self) -> None:
+    """Completes the dataset."""
+    self._writer.close_all()
 
 
 def read(prepared: str | os.PathLike, split: str) -> Iterator[str]:
   """Yields the documents of a split of a prepared folder.
 
   Raises:
-    UserError: They are not there.
+    UserError: The folder holds no documents.
   """
+  import tensorflow_datasets as tfds
+
   found = next(pathlib.Path(prepared).rglob("dataset_info.json"), None)
   if found is None:
     raise UserError(f"{prepared} holds no documents; prepare its text again")
   source = tfds.builder_from_directory(found.parent).as_data_source(split)
-  for first in range(0, len(source), _READ):
-    block = range(first, min(first + _READ, len(source)))
+  for first in range(0, len(source), _BATCH):
+    block = range(first, min(first + _BATCH, len(source)))
     for example in source.__getitems__(block):
       yield example["text"].decode("utf-8")

@@ -1,87 +1,58 @@
-"""Dividing documents into what is trained on and what is held out."""
+"""Holds out a share of the documents, and takes a share of the others."""
 
-import array
-import dataclasses
-import math
-from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 
-from antlm_jax.data.readers import Piece
-from antlm_jax.data.text_files import Corpus
-
-SPLITS = ("train", "dev")
+from antlm_jax.data.document_store import Spool
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Division:
-  """Which documents of a corpus are of which split."""
+class Division(NamedTuple):
+  """Bytes where texts begin and end in a spool, in order, int64 `[n, 2]`."""
 
-  corpus: Corpus
-  sizes: np.ndarray  # of its train sources' documents, in bytes, int64 `[n]`
-  # Where in each the held-out part begins, int64 `[n]`: at 0 in what is held
-  # out, at its end in all others.
-  begins: np.ndarray
-  share: float  # of the documents to train on
-
-  @classmethod
-  def of(cls, corpus: Corpus, dev_share: float, share: float) -> "Division":
-    """Reads the corpus, and holds out `dev_share` if nothing in it is dev."""
-    sizes = measure(corpus.pieces("train"))
-    whole = len(corpus.dev) > 0 or not len(sizes)
-    begins = sizes if whole else hold_out(sizes, dev_share)
-    return cls(corpus, sizes, begins, share)
-
-  @property
-  def cut(self) -> int | None:
-    """The number of the document, from 1 on, whose end is held out, if any."""
-    (cut,) = np.nonzero((self.begins > 0) & (self.begins < self.sizes))
-    return int(cut[0]) + 1 if len(cut) else None
-
-  def size(self, split: str) -> float:
-    """Returns the size of a split in bytes, about."""
-    if split == "train":
-      return self.share * self.begins.sum()
-    return (self.sizes - self.begins).sum()
-
-  def texts(self, split: str) -> Iterator[str]:
-    """Yields the documents of a split, in order; of train, a share.
-
-    The share is spread evenly, and begins with the first.
-    """
-    if split == "dev" and self.corpus.dev:
-      yield from (piece.text for piece in self.corpus.pieces("dev"))
-      return
-    pieces = self.corpus.pieces("train")
-    found = divide(pieces, self.sizes, self.begins, split)
-    share, count, last = self.share if split == "train" else 1.0, 0, None
-    for document, text in found:
-      # Of what is left to train on, so that dev does not depend on the share.
-      count, last = count + (document != last), document
-      # Taken where the sum of shares steps over a whole number.
-      if math.ceil(share * count) > math.ceil(share * (count - 1)):
-        yield text
+  train: np.ndarray
+  dev: np.ndarray
+  cut: int | None  # number of the document whose end is held out
 
 
-def measure(pieces: Iterable[Piece]) -> np.ndarray:
-  """Returns the sizes of documents in bytes of UTF-8, int64 `[n]`."""
-  # Bytes are near to tokens in any script, as neither characters nor words are.
-  sizes = array.array("q")
-  for text, first in pieces:
-    size = len(text.encode("utf-8"))
-    if first:
-      sizes.append(size)
-    else:
-      sizes[-1] += size
-  return np.array(sizes, np.int64)
+def divide(spool: Spool, dev_share: float, share: float) -> Division:
+  """Divides documents into those to train on and those held out.
+
+  Args:
+    spool: Documents.
+    dev_share: Share of their bytes to hold out; 0 holds out none.
+    share: Share of the other documents to take, spread evenly from the first.
+  """
+  sizes = np.bincount(spool.documents, spool.ends - spool.begins)
+  sizes, held_out = sizes.astype(np.int64), np.zeros(len(sizes), np.int64)
+  if dev_share and len(sizes):
+    held_out = sizes - hold_out(sizes, dev_share)
+  # The byte where the held-out part of each document begins.
+  begins, cut = np.cumsum(sizes) - held_out, None
+  for cut in np.flatnonzero((held_out > 0) & (held_out < sizes)).tolist():
+    begins[cut] = _word_before(spool, begins[cut], held_out[cut] // 4)
+  begins = begins[spool.documents]
+  train = np.stack([spool.begins, np.minimum(spool.ends, begins)], axis=1)
+  dev = np.stack([np.maximum(spool.begins, begins), spool.ends], axis=1)
+  in_train, in_dev = train[:, 0] < train[:, 1], dev[:, 0] < dev[:, 1]
+  # A document is taken where the sum of the shares reaches a whole number.
+  _, number = np.unique(spool.documents[in_train], return_inverse=True)
+  taken = np.diff(np.ceil(share * np.arange(len(sizes) + 1))) > 0
+  return Division(train[in_train][taken[number]], dev[in_dev], cut)
 
 
 def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:
   """Returns where in each document the held-out part begins, int64 `[n]`.
 
-  Of the documents' sizes `[n]` that is between half and twice the share (of at
-  most a half), in whole ones, spread evenly. Where they are too few or too
-  large, it is the one whose size is nearest; or else the end of a long one.
+  That is 0 in documents that are held out, and the size in all others. Their
+  sum is between half and twice the share. They are whole documents, spread
+  evenly. If documents are too few or too large for that, it is the document
+  whose size is nearest, or else the end of a long one.
+
+  Args:
+    sizes: Sizes of documents in bytes, int64 `[n]`. Bytes are nearer to tokens,
+      in any script, than characters or words are.
+    share: Share of their sum to hold out, at most a half.
   """
   begins = sizes.copy()
   wanted = share * sizes.sum()
@@ -101,8 +72,8 @@ def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:
 
 def _spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   """Returns the indices of sizes, evenly spread, whose sum is about wanted."""
-  # Every so many, whatever their size, so that they are like the others; of all
-  # ways to begin the one that comes nearest.
+  # Every n-th of any size, so that they are like the others. Of 16 ways to
+  # begin, the one whose sum is nearest.
   step = sizes.sum() / wanted
   ways = [
     np.arange(step * phase, len(sizes) - 1e-3, step).astype(np.int64)
@@ -111,7 +82,7 @@ def _spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   off = [abs(sizes[taken].sum() / wanted - 1) for taken in ways]
   if min(off) < 0.25:
     return ways[np.argmin(off)]
-  # They are few, and unequal: each that brings their sum nearer to its share.
+  # They are few and unequal: take each that brings the sum nearer to its share.
   due, taken = 0.0, []
   for index, size in enumerate(sizes.tolist()):
     due += size / step
@@ -121,33 +92,11 @@ def _spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   return np.array(taken)
 
 
-def divide(
-  pieces: Iterable[Piece], sizes: np.ndarray, begins: np.ndarray, split: str
-) -> Iterator[tuple[int, str]]:
-  """Yields what is of a split, each with the index of its document.
-
-  Documents have `sizes` in bytes and held-out parts from `begins` on, `[n]`.
-  """
-  sizes, begins = memoryview(sizes), memoryview(begins)
-  document, at = -1, 0  # byte in the document
-  for text, first in pieces:
-    if first:
-      document, at = document + 1, 0
-    size, left = len(text.encode("utf-8")), begins[document] - at
-    at += size
-    if 0 < left < size:
-      parts = _cut(text, left, (sizes[document] - begins[document]) // 4)
-      text = parts[SPLITS.index(split)].strip()
-    elif (left > 0) != (split == "train"):
-      continue
-    if text:
-      yield document, text
-
-
-def _cut(text: str, at: int, spare: int) -> tuple[str, str]:
-  """Cuts at a byte, or before its word if that moves at most `spare`."""
-  before = text.encode("utf-8")[:at].decode("utf-8", errors="ignore")
+def _word_before(spool: Spool, at: int, spare: int) -> int:
+  """Returns where the word at a byte begins, if `spare` characters reach it."""
+  begin = int(spool.begins[np.searchsorted(spool.ends, at, side="right")])
+  before = spool.read(begin, int(at))
   space = max(before.rfind(" "), before.rfind("\n")) + 1
   if len(before) - space <= spare:
     before = before[:space]
-  return before, text[len(before) :]
+  return begin + len(before.encode("utf-8"))

@@ -1,58 +1,56 @@
-"""A prepared folder: what was asked of it, and opening it whole and checked.
+"""A prepared folder: its manifest, and opening one folder or several.
 
-What can be checked without reading every row is checked as it is opened; a row
-when it is read; all of them by `Prepared.verify`.
+Opening a folder checks the sizes of its files and the tokenizer's hash. Reading
+a row checks that row. `Prepared.verify` checks all rows.
 """
 
 import dataclasses
 import hashlib
-import json
 import os
 import pathlib
 import re
 from collections.abc import Mapping
 
-from antlm_jax.data.hold_out import SPLITS
 from antlm_jax.data.rows import Concatenated, Rows, damaged
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.runtime import buckets, files
 
+SPLITS = ("train", "dev")
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
 _VERSION = 1
-_BLOCK = 4096  # rows that are verified at once
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """What a split holds."""
+  """Counts of a split, and its file of rows."""
 
   rows: int
   documents: int
-  words: int  # as spaces divide them
-  text_bytes: int  # of UTF-8
-  tokens: int  # of all documents, boundaries included
+  words: int  # separated by space
+  text_bytes: int  # in UTF-8
+  tokens: int  # of all documents, with boundaries
   dropped: int  # tokens that filled no row
   padding: int  # tokens
   file: str  # name of the file of rows
-  bytes: int  # its size
-  sha256: str  # its hash
+  bytes: int  # size of that file
+  sha256: str  # hash of that file
 
   @property
   def row_words(self) -> float:
-    """Words in a row, in the mean."""
+    """Mean number of words in a row."""
     return self.words * (1 - self.dropped / self.tokens) / self.rows
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-  """What a prepared folder holds, and how it came to be."""
+  """Contents of a prepared folder, and the settings that made it."""
 
-  settings: dict  # what was asked, by name; without places, which may change
-  sources: list[dict]  # per text file its split, path, bytes and sha256
-  tokenizer: dict  # sha256 of its file, and its vocab_size
+  settings: dict  # by name, without paths
+  sources: list[dict]  # split, path, bytes and sha256 of each text file
+  tokenizer: dict  # sha256 of its file, and vocab_size
   seq_len: int  # tokens in a row, T
   dtype: str  # of the tokens on disk
   segmented: bool  # whether rows are divided into segments
@@ -60,44 +58,35 @@ class Manifest:
   version: int = _VERSION  # of this format
 
   def save(self, folder: str | os.PathLike) -> None:
-    """Writes the manifest, and its own hash in it, at once or not at all."""
-    fields = dataclasses.asdict(self)
-    fields["checksum"] = _checksum(fields)
-    files.write_json(pathlib.Path(folder, MANIFEST), fields)
+    """Writes the manifest to a folder."""
+    files.write_json(pathlib.Path(folder, MANIFEST), dataclasses.asdict(self))
 
   @classmethod
   def load(cls, folder: str | os.PathLike) -> "Manifest":
     """Reads a folder's manifest.
 
     Raises:
-      UserError: There is none, or it is not as it was written.
+      UserError: There is none, or another version of antlm_jax wrote it.
     """
     path = pathlib.Path(folder, MANIFEST)
     try:
       fields = files.read_json(path, "the manifest")
     except UserError as error:
       raise UserError(
-        f"{folder} is not a prepared dataset, or its preparation was"
-        f" interrupted ({error}); run antlm prepare"
+        f"{folder} is not a prepared folder ({error}); run antlm prepare"
       ) from error
-    # No field is looked at before the hash of them all is right: whatever is
-    # missing, of another type or changed by hand is told at this one place.
-    written = fields.pop("checksum", None)
-    if written != _checksum(fields) or fields["version"] != _VERSION:
+    fields.pop("checksum", None)  # once a hash of the other fields
+    try:
+      splits = {name: Split(**fields["splits"][name]) for name in SPLITS}
+      manifest = cls(**fields | {"splits": splits})
+    except (KeyError, TypeError):
+      manifest = None
+    if manifest is None or manifest.version != _VERSION:
       raise UserError(
-        f"{path} was changed after it was written, or is of another version of"
-        " antlm_jax; run antlm prepare with another --output"
+        f"{path} was changed, or is of another version of antlm_jax; run antlm"
+        " prepare with another --output"
       )
-    splits = {name: Split(**s) for name, s in fields.pop("splits").items()}
-    return cls(splits=splits, **fields)
-
-
-def _checksum(fields: dict) -> str:
-  return _sha256(json.dumps(fields, sort_keys=True))
-
-
-def _sha256(text: str) -> str:
-  return hashlib.sha256(text.encode()).hexdigest()
+    return manifest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +94,7 @@ class Prepared:
   """A prepared folder."""
 
   folder: pathlib.Path
-  manifest: Manifest  # what it says of itself
+  manifest: Manifest
   tokenizer: Tokenizer  # the one that its rows were made with
   train: Rows
   dev: Rows  # held out
@@ -115,81 +104,96 @@ class Prepared:
     """Opens a folder, without reading all of it.
 
     Raises:
-      UserError: It is not a prepared folder, or not as it was prepared.
+      UserError: It is not a prepared folder, or a file of it is damaged.
     """
     folder = pathlib.Path(folder)
     manifest = Manifest.load(folder)
-    # Ids mean nothing under another tokenizer, even one of the same size.
+    # Ids mean nothing to another tokenizer, even one of the same size.
     path = folder / TOKENIZER
     content = files.read_text(path, "the tokenizer")
-    if _sha256(content) != manifest.tokenizer["sha256"]:
+    if (
+      hashlib.sha256(content.encode()).hexdigest()
+      != (manifest.tokenizer["sha256"])
+    ):
       raise damaged(path, "is not the tokenizer that the rows were made with")
-    train, dev = (_open_rows(folder, manifest, name) for name in SPLITS)
-    return cls(folder, manifest, Tokenizer.from_json(content), train, dev)
+    rows = {}
+    for name in SPLITS:
+      split = manifest.splits[name]
+      # Not the file's name in the manifest, which could lead elsewhere.
+      path = folder / rows_file(name)
+      found = path.stat().st_size if path.is_file() else 0
+      if found != split.bytes:
+        raise damaged(
+          path, f"has {found} bytes, not the {split.bytes} of its manifest"
+        )
+      rows[name] = Rows(
+        path,
+        split.rows,
+        manifest.seq_len,
+        manifest.tokenizer["vocab_size"],
+        manifest.segmented,
+      )
+    return cls(folder, manifest, Tokenizer.from_json(content), **rows)
 
   def verify(self) -> None:
-    """Reads all rows, and compares the files with the manifest's hashes.
+    """Compares all rows with the manifest's hashes.
 
     Raises:
-      UserError: A file is not as it was prepared.
+      UserError: A file of rows is not as it was prepared.
     """
-    for name, rows in zip(SPLITS, (self.train, self.dev), strict=True):
-      # Rows first: their error names the row, the hash's only the file.
-      for start in range(0, len(rows), _BLOCK):
-        rows.read(range(start, min(start + _BLOCK, len(rows))))
+    for name, split in self.manifest.splits.items():
       path = self.folder / rows_file(name)
-      if sha256(path) != self.manifest.splits[name].sha256:
+      if sha256(path) != split.sha256:
         raise damaged(path, "is not as it was prepared")
 
 
 @dataclasses.dataclass(frozen=True)
 class Sources:
-  """What a run reads: prepared folders by name, prepared alike.
+  """The data of a run: prepared folders by name, all prepared alike.
 
-  One folder may have no name, which is then "".
+  A single folder may have the name "".
   """
 
   train: Mapping[str, Rows]
-  held_out: Mapping[str, Rows]  # of the same, then sets of others
-  tokenizer: Tokenizer  # that of all of them
-  boundary: str  # special tokens around documents: `antlm_jax.data.packing`
-  words: Mapping[str, float]  # in a row to train on, in the mean
-  sha256: str  # of the rows to train on
+  held_out: Mapping[str, Rows]  # of these folders, then of further ones
+  tokenizer: Tokenizer  # of all folders
+  boundary: str  # special tokens around documents, of `packing.BOUNDARIES`
+  words: Mapping[str, float]  # mean number of words in a train row
+  sha256: str  # of the train rows
 
   @classmethod
   def open(cls, path: str, further: str = "") -> "Sources":
     """Opens folders, each `FOLDER` or `NAME=FOLDER,NAME=FOLDER`.
 
-    They may be in a bucket. Of `further` ones only what is held out is read.
+    Args:
+      path: Folders to train on, on this machine or in a bucket.
+      further: Folders whose held-out rows are measured as well.
 
     Raises:
-      UserError: They cannot be read so, or were not prepared alike.
+      UserError: A folder cannot be opened, two have the same name, or they were
+        not prepared alike.
     """
-    own, others = (
-      {
-        name: Prepared.open(buckets.local(folder, MANIFEST))
-        for name, folder in named(text, key).items()
-      }
-      for text, key in ((path, "data.path"), (further, "eval.data"))
-    )
-    for name in others:
-      if name in own or not name:
-        raise UserError(
-          f"eval.data={further}: give each folder a name of its own, such as"
-          " news=FOLDER"
-        )
+    own = _open_all(path, "data.path")
+    others = _open_all(further, "eval.data")
+    if {*others} & {"", *own}:
+      raise UserError(
+        f"eval.data={further}: give each folder a name that no other has, such"
+        " as news=FOLDER"
+      )
     every = own | others
     _check_alike(every)
-    first, *more = own.values()
+    first = next(iter(own.values()))
     splits = {name: of.manifest.splits["train"] for name, of in own.items()}
-    joined = ",".join(f"{name}={of.sha256}" for name, of in splits.items())
+    sha256 = ",".join(f"{name}={of.sha256}" for name, of in splits.items())
+    if len(splits) == 1:
+      sha256 = sha256.partition("=")[2]
     return cls(
       train={name: of.train for name, of in own.items()},
       held_out={name: of.dev for name, of in every.items()},
       tokenizer=first.tokenizer,
       boundary=first.manifest.settings["boundary"],
       words={name: of.row_words for name, of in splits.items()},
-      sha256=joined if more else joined.partition("=")[2],
+      sha256=sha256,
     )
 
   @property
@@ -199,11 +203,19 @@ class Sources:
     return Concatenated([first, *more]) if more else first
 
 
+def _open_all(text: str, key: str) -> dict[str, Prepared]:
+  return {
+    name: Prepared.open(buckets.local(folder, MANIFEST))
+    for name, folder in named(text, key).items()
+  }
+
+
 def named(text: str, key: str) -> dict[str, str]:
   """Reads `FOLDER`, or `NAME=FOLDER,NAME=FOLDER`, as folders by name.
 
   Raises:
-    UserError: for a name that is there twice; it names the setting `key`.
+    UserError: Two folders have the same name. The error names the setting
+      `key`.
   """
   name = f"{curriculum.NAME}="
   if not re.match(name, text):
@@ -212,12 +224,12 @@ def named(text: str, key: str) -> dict[str, str]:
   pairs = [part.split("=", 1) for part in re.split(f",(?={name})", text)]
   out = dict(pairs)
   if len(out) < len(pairs):
-    raise UserError(f"{key}={text}: a name is there twice")
+    raise UserError(f"{key}={text}: two folders have the same name")
   return out
 
 
 def _check_alike(prepared: Mapping[str, Prepared]) -> None:
-  """Checks that rows of all of them may stand in one batch."""
+  """Checks that rows of all folders can be in one batch."""
   (first, like), *others = prepared.items()
   for name, of in others:
     ours, theirs = (
@@ -239,27 +251,17 @@ def _check_alike(prepared: Mapping[str, Prepared]) -> None:
         )
 
 
-def _open_rows(folder: pathlib.Path, manifest: Manifest, name: str) -> Rows:
-  path, split = folder / rows_file(name), manifest.splits[name]
-  # The file's name is ours, not the manifest's, which could lead elsewhere.
-  found = path.stat().st_size if path.is_file() else 0
-  if found != split.bytes:
-    raise damaged(
-      path, f"has {found} bytes, not the {split.bytes} of its manifest"
-    )
-  vocab_size = manifest.tokenizer["vocab_size"]
-  return Rows(
-    path, split.rows, manifest.seq_len, vocab_size, manifest.segmented
-  )
-
-
 def rows_file(split: str) -> str:
-  """Names the file of a split's rows."""
+  """Returns the name of the file of a split's rows."""
   return f"{split}.array_record"
 
 
 def sha256(path: str | os.PathLike) -> str:
-  """Hashes a file; UserError if it cannot be read."""
+  """Returns the hash of a file.
+
+  Raises:
+    UserError: It cannot be read.
+  """
   try:
     with open(path, "rb") as file:
       return hashlib.file_digest(file, "sha256").hexdigest()

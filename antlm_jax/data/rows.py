@@ -1,7 +1,7 @@
-"""Packed rows on disk: written once, read at random.
+"""Packed rows on disk: written once, read in any order.
 
 A record is a row's tokens, little-endian uint16 (uint32 for vocabularies
-beyond 65,536), then, if the rows are segmented, the bits of its starts.
+beyond 65,536). If rows are segmented, the bits of its starts follow.
 """
 
 import os
@@ -14,13 +14,13 @@ from array_record.python import array_record_module
 from antlm_jax.data import packing
 from antlm_jax.errors import UserError
 
-# Defaults write 20 times slower (they compress), and read ahead for nothing.
+# The defaults compress, which is 20 times slower, and read ahead in vain.
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 
 
 def token_dtype(vocab_size: int) -> str:
-  """Names the smallest little-endian dtype that holds every token."""
+  """Returns the smallest little-endian dtype that holds every token."""
   return "<u2" if vocab_size <= 1 << 16 else "<u4"
 
 
@@ -33,9 +33,9 @@ def write(
   """Writes blocks of rows `(tokens [n, T], starts [n, T])`.
 
   Returns:
-    How many rows were written.
+    Number of rows.
   """
-  # A record of its own for each row: reading one reads no other.
+  # A record for each row: reading one reads no other.
   writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
   count = 0
   for tokens, starts in blocks:
@@ -50,7 +50,7 @@ def write(
 
 
 class Rows:
-  """Rows of `seq_len` tokens T, `segmented` or not, read at random."""
+  """Rows of `seq_len` tokens T in a file, `segmented` or not."""
 
   def __init__(
     self,
@@ -60,16 +60,13 @@ class Rows:
     vocab_size: int,
     segmented: bool,
   ):
-    """Opens a file of `count` rows, and reads its first and its last.
-
-    All their tokens are under `vocab_size`.
+    """Opens a file of `count` rows, and reads the first and the last.
 
     Raises:
       UserError: It cannot be read, or has another number of rows.
     """
     self.seq_len, self.segmented = seq_len, segmented
     self._path, self._count = pathlib.Path(path), count
-    self._vocab_size = vocab_size
     self._dtype = np.dtype(token_dtype(vocab_size))
     self._reader = array_record_module.ArrayRecordReader(
       str(path), _READER_OPTIONS
@@ -79,7 +76,7 @@ class Rows:
       raise damaged(
         self._path, f"has {found} rows, not the {count} of its manifest"
       )
-    # What is cut off, zeroed or of another width shows at the ends.
+    # A file that was zeroed or is of other rows fails here.
     self.read([0, count - 1])
 
   def __len__(self) -> int:
@@ -100,50 +97,31 @@ class Rows:
     indices = np.asarray(indices, np.int64)
     if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
       raise IndexError(f"rows must be in [0, {len(self)}), got {indices}")
+    # ArrayRecord hashes each record, so a flipped bit raises. One call reads
+    # all rows: the reader's own threads fetch them in parallel.
+    try:
+      records = self._reader.read(indices.tolist()) if indices.size else []
+    except RuntimeError as error:
+      reason = " ".join(str(error).split())
+      if "() failed" in reason:  # the system's error, as of a network drive:
+        raise  # the same command may work again
+      raise damaged(self._path, f"has a bad row: {reason}") from error
     split = self.seq_len * self._dtype.itemsize
     width = split + -(-self.seq_len // 8) * self.segmented
-    # One call for all of them: the reader's own threads fetch in parallel.
-    data = self._records(indices.tolist(), width)
+    data = np.frombuffer(b"".join(records), np.uint8)
+    if data.size != indices.size * width:
+      raise damaged(self._path, f"has rows that are not of {width} bytes")
+    data = data.reshape(-1, width)
     tokens = np.ascontiguousarray(data[:, :split]).view(self._dtype)
     tokens = tokens.astype(np.int32)
-    # uint32 beyond int32 is negative by now.
-    wrong = ((tokens < 0) | (tokens >= self._vocab_size)).any(axis=1)
-    if wrong.any():
-      raise damaged(
-        self._path,
-        f"has tokens past its vocabulary of {self._vocab_size} in row"
-        f" {indices[wrong.argmax()]}",
-      )
     if not self.segmented:
       return tokens, None
     starts = np.unpackbits(data[:, split:], axis=1, count=self.seq_len)
     return tokens, starts.view(bool)
 
-  def _records(self, indices: list[int], width: int) -> np.ndarray:
-    """Reads records as uint8 `[n, width]`."""
-    # ArrayRecord hashes each record: a flipped bit raises, and is not read.
-    try:
-      records = self._reader.read(indices) if indices else []
-    except RuntimeError as error:
-      if "() failed" in str(error):  # the system's, as of a network drive:
-        raise  # the same command may work again
-      # Told for all of them: which one is it?
-      if len(indices) == 1:
-        reason = " ".join(str(error).split())
-        raise damaged(
-          self._path, f"has a bad row {indices[0]}: {reason}"
-        ) from error
-      records = [self._records([index], width).tobytes() for index in indices]
-    for index, record in zip(indices, records, strict=True):
-      if len(record) != width:
-        raise damaged(
-          self._path, f"has {len(record)} bytes in row {index}, not {width}"
-        )
-    return np.frombuffer(b"".join(records), np.uint8).reshape(-1, width)
-
 
 class Concatenated:
-  """Rows of several files, one after the other, read as `Rows` are."""
+  """Rows of several files, one file after the other, as `Rows`."""
 
   def __init__(self, parts: Sequence[Rows]):
     self.seq_len, self.segmented = parts[0].seq_len, parts[0].segmented
@@ -170,5 +148,5 @@ class Concatenated:
 
 
 def damaged(path: pathlib.Path, what: str) -> UserError:
-  """Returns the error of a file in a prepared folder that is not whole."""
+  """Returns the error for a damaged file of a prepared folder."""
   return UserError(f"{path} {what}; delete {path.parent} and prepare it again")

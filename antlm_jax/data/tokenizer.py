@@ -21,6 +21,8 @@ KINDS = {
 # Signs for space, newline, tab and carriage return before a word: of
 # byte-level BPE, SentencePiece and GPT-BERT.
 _SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
+# Beyond it, arrays with an entry for each id fill the memory.
+_MOST_IDS = 1 << 24
 # Merges settle long before this much text (characters, about 200M words).
 _TRAINING_CHARACTERS = 1 << 30
 # Of that, in text with few spaces: its words are phrases, each of them another,
@@ -84,17 +86,32 @@ class Tokenizer:
       return cls.from_json(text)
     except ValueError as error:
       raise UserError(
-        f"{path} is not a tokenizer.json of the tokenizers library: "
-        f"{str(error).splitlines()[0]}"
+        f"{path} is not a tokenizer.json that antlm_jax can use:"
+        f" {str(error).splitlines()[0]}"
       ) from error
 
   @classmethod
   def from_json(cls, text: str) -> "Tokenizer":
-    """Makes a tokenizer of `to_json`'s text; ValueError if it is not such."""
+    """Makes a tokenizer from `to_json`'s text.
+
+    Raises:
+      ValueError: It is not such a text, or an id is too large.
+    """
     try:
-      return cls(tokenizers.Tokenizer.from_str(text))
-    except Exception as error:  # the library raises bare Exceptions
+      backend = tokenizers.Tokenizer.from_str(text)
+    except Exception as error:
+      if type(error) is not Exception:  # the library raises bare Exceptions
+        raise
       raise ValueError(str(error)) from error
+    vocab = backend.get_vocab(with_added_tokens=True)
+    token, largest = max(
+      vocab.items(), key=lambda item: item[1], default=("", 0)
+    )
+    if largest >= _MOST_IDS:
+      raise ValueError(
+        f"token {token!r:.40} has the id {largest:,}, over {_MOST_IDS - 1:,}"
+      )
+    return cls(backend)
 
   def to_json(self) -> str:
     return self._backend.to_str()
