@@ -504,7 +504,7 @@ def test_interrupted_preparation_is_done_again(tmp_path, stop):
   process = subprocess.Popen(
     line, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
   )
-  while not list(tmp_path.glob(".out.*/documents")) and process.poll() is None:
+  while not list(tmp_path.glob(".out.*")) and process.poll() is None:
     time.sleep(0.01)
   process.send_signal(stop)
   _, errors = process.communicate(timeout=30)
@@ -584,7 +584,7 @@ def test_bad_text(tmp_path, files, message):
 
 def test_bad_outputs(corpus, tmp_path):
   (tmp_path / "file").write_text("mine")
-  with pytest.raises(errors.UserError, match="is no folder"):
+  with pytest.raises(errors.UserError, match="Not a directory"):
     make_folder.prepare(small(corpus, tmp_path / "file"))
   with pytest.raises(errors.UserError, match="is not empty"):
     make_folder.prepare(small(corpus, corpus))

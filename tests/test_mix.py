@@ -174,7 +174,7 @@ def test_moved_text_ends_with_its_source():
 def test_folders_have_names():
   assert named("runs/a,b", "data.path") == {"": "runs/a,b"}
   assert named("a=x,y,b=z=1", "data.path") == {"a": "x,y", "b": "z=1"}
-  with pytest.raises(UserError, match="twice"):
+  with pytest.raises(UserError, match="have the same name"):
     named("a=x,a=y", "data.path")
 
 
@@ -310,7 +310,7 @@ def test_a_name_for_one_folder_changes_nothing(prepared):
     ("{a}", ("data.mix=a",), "data.path none"),
     ("{a}", ("eval.data={a}",), "a name that no other has"),
     ("a={a}", ("eval.data=a={a}",), "a name that no other has"),
-    ("a={a},b=/nowhere", (), "/nowhere is not a prepared dataset"),
+    ("a={a},b=/nowhere", (), "/nowhere is not a prepared folder"),
   ],
 )
 def test_what_does_not_fit_is_told(path, settings, words, prepared, other):

@@ -675,7 +675,7 @@ def test_a_sweep_ranks_the_meshes(small, tmp_path, capsys):
     (["--topology=v5e:2x2", "--seq_len=512"], "over model.max_seq_len=256"),
     (
       ["--topology=v5e:2x2", "--config.data.path=nowhere"],
-      "nowhere is not a prepared dataset",
+      "nowhere is not a prepared folder",
     ),
     (["--topology=v5e:2x2", "--slices=0"], "--slices=0 is not at least 1"),
     (["--topology=v5e:2x2", "--mesh=4"], "unknown argument '--mesh=4'"),
