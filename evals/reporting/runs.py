@@ -247,7 +247,7 @@ class TrainedRun:
   def check(self) -> None:
     """Raises an error if its files lack a value that reports need."""
     needed = [self.attention]
-    if self.summary:
+    if self.summary is not None:
       needed += [self.summary["parameters"], self.summary["unigram_entropy"]]
       needed += self.curriculum.phases
     if None in needed:
