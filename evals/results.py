@@ -1,8 +1,9 @@
-"""Where an evaluation's results go, and whether they are there already.
+"""Folders of an evaluation's results, which a repeated request reuses.
 
 An evaluation writes a folder, summary.json last. Its `request` holds all that
-the results depend on, the parameters and the data by their content: the same
-request again, on whatever machine, finds them; another one is told.
+the results depend on, with digests of the parameters and the data. Repeating a
+request, on any machine, reuses its results. Another request for the same folder
+is an error.
 """
 
 import contextlib
@@ -16,15 +17,16 @@ from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files
 
 SUMMARY = "summary.json"
+_MODEL = (["params_digest"], ["revisions"])  # parts of a request with a digest
 
 
 def model_digest(loaded: Loaded) -> dict:
-  """Returns a request's part that says which model it is of, by content."""
+  """Returns the part of a request that identifies the model by its weights."""
   return {"step": loaded.step, "params_digest": loaded.digest}
 
 
 def data_digest(paths: Iterable[pathlib.Path]) -> dict[str, int]:
-  """Returns a request's part that says what it reads: CRC-32 by file name.
+  """Returns the part of a request that identifies its files: their CRC-32.
 
   Raises:
     UserError: if a file cannot be read.
@@ -39,11 +41,11 @@ def data_digest(paths: Iterable[pathlib.Path]) -> dict[str, int]:
 
 
 def finished(folder: pathlib.Path, request: dict) -> dict | None:
-  """Returns the summary of a request that is done, or None.
+  """Returns the summary of a request that was performed before, or None.
 
   Args:
-    folder: Where its results go.
-    request: All that they depend on.
+    folder: Folder of the results.
+    request: All that the results depend on.
 
   Raises:
     UserError: if the folder holds the results of another request.
@@ -55,10 +57,12 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
   before = summary.get("request")
   if not isinstance(before, dict):
     return None
-  if "params_crc32" in json.dumps(before):  # the digest of earlier versions
+  wanted = json.loads(json.dumps(request))  # tuples become lists
+  changed = [k for k in wanted if before.get(k) != wanted[k]]
+  # Earlier versions had another digest: what they evaluated is not known.
+  if "params_crc32" in str(before) and changed in _MODEL:
     return None
-  wanted = json.loads(json.dumps(request))  # a tuple is a list there
-  if changed := [k for k in wanted if before.get(k) != wanted[k]]:
+  if changed:
     raise UserError(
       f"{folder / SUMMARY} is of another request ({', '.join(changed)}"
       " differ): give another --output, or --overwrite"
@@ -67,7 +71,7 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
 
 
 def write(folder: pathlib.Path, texts: Mapping[str, str], summary: dict):
-  """Writes files by name, all of them or none; the summary takes place last.
+  """Writes files by name, all of them or none, the summary last.
 
   Raises:
     UserError: if they cannot be written.

@@ -324,6 +324,15 @@ def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
       times(extra)
     assert [times(extra, "--overwrite"), times(extra)] == [1, 0], extra
     assert times("--overwrite") == 1
+  summary = json.loads((output / "summary.json").read_text())
+  del summary["request"]["params_digest"]  # as in earlier versions
+  summary["request"]["params_crc32"] = 1
+  (output / "summary.json").write_text(json.dumps(summary))
+  with pytest.raises(
+    UserError, match=r"another request \(limit, params_digest"
+  ):
+    times("--limit=3")
+  assert [times(), times()] == [1, 0]
   write_pairs(data, "a.jsonl")  # the same pairs, written later
   assert times() == 0
   (data / "a.jsonl").write_text(GOOD)

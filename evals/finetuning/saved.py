@@ -1,12 +1,12 @@
-"""Fine-tuned models that are saved: an encoder with a task's head on it.
+"""Saves fine-tuned models, an encoder with a task's head, and uses them.
+
+`antlm eval finetune --save` saves models that are used like this:
 
   import antlm_jax
   from antlm_jax.evals.finetuning import saved
 
   model = antlm_jax.load("RUN/evals/finetune/rte/60-bidirectional/model")
   classes = saved.predict(model, [("Tom sat near the hills.", "Tom sat.")])
-
-is what `antlm eval finetune --save` saves, and how it is used.
 """
 
 import functools
@@ -32,7 +32,7 @@ from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.inference import programs
 from antlm_jax.inference.model import FineTuned, Loaded, write
 
-FOLDER = "model"  # in the folder of a task's results
+FOLDER = "model"  # of the folder of a task's results
 HEADS: dict[str, type[Head]] = {  # by the kind that a checkpoint names
   head.kind: head
   for head in (Classifier, Linear, Tagger, Spans, Inside, Towers)
@@ -42,10 +42,9 @@ HEADS: dict[str, type[Head]] = {  # by the kind that a checkpoint names
 class Best:
   """The parameters of the best run at its best epoch, on the host.
 
-  Costs a run's trained parameters and its head's once in host memory, and on
-  the device, while they are copied, their largest array once more. They are
-  copied when a run becomes the best, or better than it was. Where scores are
-  equal, the first of all runs is the best.
+  Needs host memory for one copy of the trained parameters, and device memory
+  for one extra copy of the largest array. If scores are equal, the earlier run
+  is the best.
   """
 
   def __init__(self, runs: Sequence[Run]):
@@ -70,8 +69,12 @@ def save(
 ) -> None:
   """Writes a run's model into the folder of its task's results.
 
-  The folder has no model yet. What the run started from, `loaded`, has the
-  rest of its parameters.
+  Args:
+    folder: The folder of results, which has no model yet.
+    loaded: The model that was fine-tuned, for the parameters that were not.
+    task: The task.
+    attention: How rows are read: bidirectional or causal.
+    params: The trained parameters of the encoder and the head.
 
   Raises:
     UserError: if it cannot be written.
@@ -84,7 +87,7 @@ def save(
 
 
 def remove(folder: pathlib.Path) -> None:
-  """Removes the model saved in a folder: aside first, so never a part of it."""
+  """Removes a folder's saved model, after a rename: never only a part."""
   model, aside = folder / FOLDER, folder / f"{FOLDER}.old"
   shutil.rmtree(aside, ignore_errors=True)
   if model.exists():
@@ -96,7 +99,7 @@ def head(loaded: Loaded) -> Head:
   """Returns the head of a saved model.
 
   Raises:
-    UserError: if it has none, or one of a kind that is not known here.
+    UserError: if it has none, or one of an unknown kind.
   """
   task = loaded.task
   if task is None:
@@ -108,7 +111,7 @@ def head(loaded: Loaded) -> Head:
       f"{loaded.path} has a head of the kind {task.kind!r}, which is not one of"
       f" {', '.join(HEADS)}"
     )
-  # JSON has lists for tuples, which a head needs to be hashable.
+  # JSON turns tuples into lists, which cannot be hashed.
   lists = {k: tuple(v) for k, v in task.settings.items() if isinstance(v, list)}
   try:
     return HEADS[task.kind](**{**task.settings, **lists})
@@ -124,16 +127,16 @@ def predict(
   max_length: int = Settings.max_length,
   batch_size: int = Settings.batch_size,
 ) -> Predictions:
-  """Returns what a saved model predicts of examples.
+  """Returns a saved model's predictions for examples.
 
   Args:
     loaded: The model.
-    examples: Examples as its task has them, or their texts alone.
-    max_length: Tokens of a row, at most.
-    batch_size: Rows that are computed together.
+    examples: Examples of its task, or only their texts.
+    max_length: Largest number of tokens in a row.
+    batch_size: Number of rows that are computed together.
 
   Raises:
-    UserError: if the checkpoint has no head that is known here.
+    UserError: if the checkpoint has no head, or one of an unknown kind.
   """
   found, rows = _compute(loaded, examples, max_length, batch_size)
   reduced = jax.device_get(head(loaded).reduce(found))
@@ -146,7 +149,7 @@ def outputs(
   max_length: int = Settings.max_length,
   batch_size: int = Settings.batch_size,
 ) -> Any:
-  """Like `predict`, but the head's outputs for each row, such as logits."""
+  """Returns the head's outputs for each row, such as logits; see `predict`."""
   return _compute(loaded, examples, max_length, batch_size)[0]
 
 
