@@ -23,22 +23,14 @@ from antlm_jax.training.checkpoint import FOLDER, Checkpoint, Meta
 class FineTuned:
   """The task of a fine-tuned checkpoint, and the head on its encoder.
 
-  `evals.finetuning.saved` and `antlm_jax.hf.heads` interpret the settings and
-  the parameters.
-
-  Attributes:
-    name: The task.
-    attention: How rows are read: bidirectional or causal.
-    kind: Kind of the head.
-    settings: The head's settings, plain JSON.
-    params: The head's parameters, `{path: array}`, which may be empty.
+  `evals.finetuning.saved` and `antlm_jax.hf.heads` interpret the head.
   """
 
-  name: str
-  attention: str
-  kind: str
-  settings: Mapping[str, Any]
-  params: Mapping[str, Any]
+  name: str  # of the task
+  attention: str  # bidirectional or causal
+  kind: str  # of the head
+  settings: Mapping[str, Any]  # of the head, plain JSON
+  params: Mapping[str, Any]  # of the head, `{path: array}`; may be empty
 
   def to_json(self) -> dict[str, Any]:
     """Returns all but the parameters, for orbax to write."""
@@ -50,19 +42,12 @@ class Loaded(Meta, TextModel):
   """A trained model with all that using it needs.
 
   `params` are the encoder's: their average if the run kept one.
-
-  Attributes:
-    path: The checkpoint's folder.
-    step: Number of steps that it was trained for.
-    digest: CRC-32 of the sums of the parameters' bits; equal weights have
-      equal digests, wherever they are.
-    task: The task that it was fine-tuned for, if any, with its head.
   """
 
-  path: pathlib.Path
-  step: int
-  digest: int
-  task: FineTuned | None = None
+  path: pathlib.Path  # the checkpoint's folder
+  step: int  # number of steps that it was trained for
+  digest: int  # CRC-32 of the weights, which depends on nothing else
+  task: FineTuned | None = None  # that it was fine-tuned for
 
   def __repr__(self) -> str:
     size = units.quantity(self.model.size)
@@ -89,9 +74,8 @@ class Loaded(Meta, TextModel):
   def evals(self) -> pathlib.Path:
     """Folder of evaluations: RUN/evals; here runs/RUN/evals for a bucket's."""
     run = self.run
-    if files.is_remote(run):
-      run = pathlib.Path("runs", run.name)
-    return run / "evals"
+    here = pathlib.Path("runs", run.name) if files.is_remote(run) else run
+    return here / "evals"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import shutil
 import zlib
@@ -45,30 +44,19 @@ class Unreadable(UserError):
 
 @dataclasses.dataclass(frozen=True)
 class Meta:
-  """The metadata of a checkpoint: all that its arrays need to be used.
+  """The metadata of a checkpoint: all that its arrays need to be used."""
 
-  Attributes:
-    config: The run's resolved configuration.
-    tokenizer: The tokenizer of its text.
-    boundary: Special tokens around documents, of `packing.BOUNDARIES`.
-    data: Hash of the rows that it was trained on.
-    row_tokens: Tokens in the longest of these rows; 0 in old checkpoints.
-    ends: Tokens that end a generated text; the tokenizer's end of text if
-      empty.
-    milestones: The run's steps by the number of words seen, as in
-      `Run.milestones`.
-    merged: The models that it was merged from, in a line; empty for others.
-  """
-
-  config: ConfigDict
+  config: ConfigDict  # of its run, resolved
   tokenizer: Tokenizer
-  boundary: str
-  data: str
+  boundary: str  # special tokens around documents: `packing.BOUNDARIES`
+  data: str  # hash of the rows that it was trained on
   _: dataclasses.KW_ONLY
-  row_tokens: int = 0
-  ends: tuple[int, ...] = ()
+  row_tokens: int = 0  # in the longest of these rows; 0 in old checkpoints
+  ends: tuple[
+    int, ...
+  ] = ()  # end a text; if empty, the tokenizer's `</s>` does
   milestones: Mapping[str, int] = dataclasses.field(default_factory=dict)
-  merged: str = ""
+  merged: str = ""  # the models that it was merged from, in a line
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain JSON, for orbax to write."""
@@ -120,8 +108,7 @@ def _flatten(tree) -> dict[str, Any]:
 def _sums_of_bits(arrays):
   def total(x):
     # Sums of floats depend on the order, and NaN equals nothing.
-    kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
-    bits = jax.lax.bitcast_convert_type(x, kind)
+    bits = jax.lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
     return jnp.sum(bits.astype(jnp.uint32), dtype=jnp.uint32)
 
   return jax.tree.map(total, arrays)
@@ -147,16 +134,12 @@ def save_args(items, fields: Mapping[str, Any]) -> ocp.args.Composite:
 
 
 def check_space(folder: pathlib.Path, arrays) -> None:
-  """Fails before anything is written rather than halfway.
+  """Raises an OSError if the disk has no space for the arrays.
 
-  Raises:
-    OSError: if the folder cannot be written, or the arrays do not fit.
+  Several processes would wait long for one that fails later.
   """
   if files.is_remote(folder):
     return
-  # The other processes would wait long for one that fails later.
-  if not os.access(folder, os.W_OK):
-    raise OSError("it cannot be written")
   needed = sum(array.nbytes for array in jax.tree.leaves(arrays)) + _SPARE
   free = shutil.disk_usage(folder).free
   if free < needed:
@@ -220,25 +203,15 @@ def readable(part: pathlib.Path) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """A checkpoint whose metadata has been read.
-
-  Attributes:
-    path: The checkpoint's folder.
-    fields: The item `meta`, plain JSON.
-    meta: The metadata among these fields.
-  """
+  """A checkpoint whose metadata has been read, and whose arrays can be."""
 
   path: pathlib.Path
-  fields: Mapping[str, Any]
+  fields: Mapping[str, Any]  # plain JSON: the metadata, `sums`, and more
   meta: Meta
 
   @classmethod
   def open(cls, path: pathlib.Path) -> "Checkpoint":
-    """Reads a checkpoint's metadata.
-
-    Raises:
-      Unreadable: if it is damaged.
-    """
+    """Reads the metadata; raises Unreadable if it is damaged."""
     with readable(path / "meta"):
       # A Checkpointer would have all processes wait for one that fails.
       fields = ocp.JsonCheckpointHandler().restore(
@@ -282,18 +255,13 @@ class Checkpoint:
     return found
 
   def verify(self, found: Mapping[str, Any]) -> None:
-    """Checks that arrays have the bits that were saved.
-
-    Raises:
-      Unreadable: if one has not, on all processes that share it.
-    """
+    """Raises Unreadable, on all processes, for arrays with other bits."""
     for name, group in sums(found).items():
-      for key, total in group.items():
-        if self.sums[name].get(key) != total:
-          raise Unreadable(
-            f"cannot read the checkpoint {self.path}: {name}/{key} is not what"
-            " was saved: its file is damaged"
-          )
+      if wrong := [key for key in group if group[key] != self.sums[name][key]]:
+        raise Unreadable(
+          f"cannot read the checkpoint {self.path}: {name}/{wrong[0]} is not"
+          " what was saved: its file is damaged"
+        )
 
   def restore(
     self, like: TrainState, with_optimizer: bool = True

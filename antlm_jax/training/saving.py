@@ -74,18 +74,12 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
 
 @dataclasses.dataclass(frozen=True)
 class Begun:
-  """The state that a run begins with.
-
-  Attributes:
-    state: The state.
-    resumed: Whether it is from a checkpoint of the run itself.
-    notes: Lines for the user.
-    window: The sums since the last log line, by metric.
-  """
+  """The state that a run begins with."""
 
   state: TrainState
-  resumed: bool
-  notes: list[str]
+  resumed: bool  # from a checkpoint of the run itself
+  notes: list[str]  # for the user, a line each
+  # The sums since the last log line, by metric.
   window: Mapping = dataclasses.field(default_factory=dict)
 
 
@@ -97,11 +91,7 @@ def begin(
 ) -> Begun:
   """Begins at the run's newest checkpoint, at another run's, or from scratch.
 
-  Args:
-    run: The run.
-    checkpoints: Its checkpoints.
-    init: Makes the first state.
-    shardings: The shardings of the state.
+  `init` makes the first state, which has these shardings.
 
   Raises:
     UserError: if the workdir is another run's, or if the checkpoint does not
@@ -233,14 +223,8 @@ class _Chosen(policies.PreservationPolicy):
 class Checkpoints:
   """The checkpoints of a run, saved in the background.
 
-  Args:
-    workdir: The run's folder.
-    meta: The metadata of every checkpoint.
-    settings: The config's section `checkpoint`.
-
-  Attributes:
-    workdir: The run's folder.
-    best: The best step by `eval.watch`, which is kept, or None.
+  All have the metadata `meta`. The config's section `settings`, the milestones
+  and `best`, the best step by `eval.watch`, choose those that are kept.
   """
 
   def __init__(self, workdir, meta: Meta, settings: config_lib.Checkpoint):
@@ -267,8 +251,7 @@ class Checkpoints:
   def save(self, step: int, state: TrainState, window: Mapping) -> None:
     """Begins to save, with the log's sums, after the save before has ended.
 
-    Raises:
-      UserError: if either cannot be written. The error has the last good step.
+    Raises a UserError, with the last good step, if either cannot be written.
     """
     with self._reported(step):
       self.wait()  # one at a time: memory holds a copy of each
@@ -299,17 +282,18 @@ class Checkpoints:
   ) -> Begun | None:
     """Reads the newest step that all processes can read, if there is any step.
 
-    Newer steps are renamed, so that they can be saved again, and noted.
-
-    Args:
-      like: Shapes and shardings of the state.
-      check: Raises a UserError for the metadata of another run.
+    `like` has the shapes and shardings of the state. `check` raises a UserError
+    for the metadata of another run. Unreadable steps are renamed, so that they
+    can be saved again.
 
     Raises:
       Unreadable: if there are steps, and none can be read.
     """
     bad: dict[int, str] = {}
-    while (step := self._newest_but(bad)) >= 0:
+    while True:
+      steps = checkpoint.steps(self._folder).keys() - bad.keys()
+      if (step := processes.agreed(max(steps, default=-1))) < 0:
+        break
       found, why = None, "another process cannot read it"
       try:
         saved = Checkpoint.open(self._folder / str(step))
@@ -333,11 +317,6 @@ class Checkpoints:
       f"{bad[max(bad)]}; nor can any other step under {self._folder} be read:"
       " move that folder away to start anew"
     )
-
-  def _newest_but(self, bad: Mapping[int, str]) -> int:
-    """Returns the newest step, or -1, the same for all processes."""
-    found = checkpoint.steps(self._folder).keys() - bad.keys()
-    return processes.agreed(max(found, default=-1))
 
   def _set_aside(self, bad: Mapping[int, str]) -> list[str]:
     """Renames unreadable steps; returns a note about each."""
