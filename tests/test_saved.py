@@ -61,10 +61,10 @@ def test_weights_alone_are_a_checkpoint(foreign):
   assert found.digest != checkpoint.digest(
     checkpoint.sums(params | {"norm/scale": params["norm/scale"] + 1})
   )
-  assert Checkpoint.open(found.path).meta.data == "nothing of ours"
+  assert Checkpoint(found.path).meta.data == "nothing of ours"
   zeros = jax.tree.map(jnp.zeros_like, found.params)
   like = TrainState(jnp.int32(0), zeros, {"mu": jnp.ones(2)}, zeros)
-  state = Checkpoint.open(found.path).restore(like, with_optimizer=False)
+  state = Checkpoint(found.path).restore(like, with_optimizer=False)
   assert equal(state.params, params) and equal(state.ema, params)
   assert state.step == 5 and equal(state.opt_state, like.opt_state)
 
@@ -82,7 +82,7 @@ def test_a_run_cannot_keep_an_optimizer_that_is_not_there(
 def test_nothing_is_written_over_or_halfway(foreign, tmp_path, monkeypatch):
   workdir, params = foreign
   path = workdir / "checkpoints" / "5"
-  meta = Checkpoint.open(path).meta
+  meta = Checkpoint(path).meta
   before = load(path).params
   with pytest.raises(UserError, match="already exists") as error:
     write(path, 6, params, meta)
@@ -158,7 +158,7 @@ def test_the_best_model_is_kept(run, loaded, tmp_path):
   assert (model.step, model.boundary) == (loaded.step, loaded.boundary)
   assert model.config == loaded.config
   assert model.tokenizer.to_json() == loaded.tokenizer.to_json()
-  meta, before = (Checkpoint.open(m.path).meta for m in (model, loaded))
+  meta, before = (Checkpoint(m.path).meta for m in (model, loaded))
   assert meta.data == before.data
   request = json.loads((folder / "summary.json").read_text())["request"]
   assert request["head"]["norms"] is False and "save" not in request

@@ -1,6 +1,7 @@
 """The training command as a user runs it: journeys, resuming, bad input."""
 
 import csv
+import gc
 import json
 import os
 import random
@@ -141,7 +142,7 @@ def test_a_finished_run_run_again_changes_nothing(copy, prepared):
 
 def run_lib_of(workdir):
   """The step functions of a run."""
-  config = Checkpoint.open(checkpoint.find(workdir)).meta.config
+  config = Checkpoint(workdir).meta.config
   return experiment.build(config).step
 
 
@@ -273,7 +274,7 @@ def test_interrupted_saves_and_goes_on_bit_exact(whole, prepared, tmp_path):
 
 def state(path):
   """All that a checkpoint holds: parameters, optimizer's state, step."""
-  saved = Checkpoint.open(path)
+  saved = Checkpoint(path)
   run = experiment.build(saved.meta.config)
   return saved.restore(jax.jit(run.step.init)())
 
@@ -479,7 +480,7 @@ def test_a_model_of_another_width_is_told(whole, prepared, tmp_path):
 def test_arrays_of_another_model_are_named(whole):
   step = checkpoint.steps(whole)[60]
   with pytest.raises(checkpoint.Unreadable) as told:
-    Checkpoint.open(step).read({"counters": {"step": None, "other": None}})
+    Checkpoint(step).read({"counters": {"step": None, "other": None}})
   assert str(told.value) == (
     f"{step} is of another model or optimizer: it has no counters/other"
   )
@@ -520,6 +521,8 @@ DAMAGES = {
 }
 
 
+# Orbax drops the reads of other arrays when one fails; Python reports them.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("why", DAMAGES)
 def test_a_damaged_checkpoint_is_told_in_a_line(why, whole, tmp_path):
   run = tmp_path / "run"
@@ -531,12 +534,13 @@ def test_a_damaged_checkpoint_is_told_in_a_line(why, whole, tmp_path):
   like = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), like
   )
-  meta = Checkpoint.open(run / "checkpoints" / "56").meta
+  meta = Checkpoint(run / "checkpoints" / "56").meta
   saver = saving.Checkpoints(run, meta, config_lib.Checkpoint())
   begun = saver.read_newest(like, check=lambda meta: None)
   note, then = begun.notes
   assert int(begun.state.step) == 56 and then == "going on from step 56"
   assert f"{newest}: {why}" in note and "kept as 60.unreadable" in note
+  gc.collect()  # within this test, which ignores them
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from antlm_jax.inference.model import FineTuned, Loaded
 from antlm_jax.models import Params
 from antlm_jax.runtime import files
 from antlm_jax.training import checkpoint
-from antlm_jax.training.checkpoint import Meta, Start
+from antlm_jax.training.checkpoint import Checkpoint, Meta
 from antlm_jax.training.step import TrainState
 
 TOKENIZER = "tokenizer.json"
@@ -50,23 +50,23 @@ class Imported(NamedTuple):
   params: Params  # float32
 
 
-def start(model: str) -> Start:
+def start(model: str) -> Checkpoint:
   """Returns the start of a run: a checkpoint or a model of transformers."""
-  return Foreign(model) if is_foreign(model) else Start(model)
+  return Foreign(model) if is_foreign(model) else Checkpoint(model)
 
 
-class Foreign(Start):
+class Foreign(Checkpoint):
   """A model of transformers that a run begins from, opened when first used."""
 
   @functools.cached_property
   def _found(self) -> Opened:
-    return opened(self._path.removeprefix(hub.PREFIX))
+    return opened(self._where.removeprefix(hub.PREFIX))
 
   @property
   def name(self) -> str:
     """The model's name on the Hub, or the path to its folder."""
     # The run's config keeps it, so it must be valid from any folder.
-    name = self._path.removeprefix(hub.PREFIX)
+    name = self._where.removeprefix(hub.PREFIX)
     return hub.PREFIX + name if hub.is_name(name) else os.path.abspath(name)
 
   @property

@@ -106,7 +106,7 @@ def load(path, step: int | None = None) -> Loaded:
     UserError: if there is no such checkpoint, or it cannot be read.
   """
   compilation.keep_programs()
-  saved = Checkpoint.open(checkpoint.find(path, step))
+  saved = Checkpoint(path, step)
   meta, task = saved.meta, saved.fields.get("task")
   model = models.build(meta.config.model, meta.tokenizer.vocab_size)
   item = "ema" if "ema" in saved.sums else "params"

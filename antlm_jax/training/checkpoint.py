@@ -168,7 +168,7 @@ def find(path, step: int | None = None) -> pathlib.Path:
     UserError: if there is no such checkpoint.
   """
   path = files.path(path)
-  if (path / "meta").is_dir() and (path / "params").is_dir():
+  if (path / "meta").is_dir():
     if step is not None and path.name != str(step):
       raise UserError(f"{path} is not step {step}: name the run's folder")
     return path
@@ -201,25 +201,47 @@ def readable(part: pathlib.Path) -> Iterator[None]:
     ) from error
 
 
-@dataclasses.dataclass(frozen=True)
 class Checkpoint:
-  """A checkpoint whose metadata has been read, and whose arrays can be."""
+  """A checkpoint, found and opened when first used.
 
-  path: pathlib.Path
-  fields: Mapping[str, Any]  # plain JSON: the metadata, `sums`, and more
-  meta: Meta
+  Its properties raise a UserError if there is no such checkpoint, and
+  Unreadable if its metadata is damaged.
 
-  @classmethod
-  def open(cls, path: pathlib.Path) -> "Checkpoint":
-    """Reads the metadata; raises Unreadable if it is damaged."""
-    with readable(path / "meta"):
+  Args:
+    where: Path to the checkpoint, or to a run.
+    step: Step of the run, by default the newest.
+  """
+
+  def __init__(self, where, step: int | None = None):
+    self._where, self._step = where, step
+
+  @functools.cached_property
+  def path(self) -> pathlib.Path:
+    """Path to the checkpoint."""
+    return find(self._where, self._step)
+
+  @property
+  def name(self) -> str:
+    """The checkpoint's name, for the user."""
+    return str(self.path)
+
+  @functools.cached_property
+  def fields(self) -> Mapping[str, Any]:
+    """The item `meta`, plain JSON: the metadata, `sums`, and more."""
+    with readable(self.path / "meta"):
       # A Checkpointer would have all processes wait for one that fails.
       fields = ocp.JsonCheckpointHandler().restore(
-        epath.Path(path / "meta"), ocp.args.JsonRestore()
+        epath.Path(self.path / "meta"), ocp.args.JsonRestore()
       )
       if fields.pop("crc32", None) != digest(fields):
         raise ValueError("it is not what was saved")
-      return cls(path, fields, Meta.from_json(fields))
+      return fields
+
+  @functools.cached_property
+  def meta(self) -> Meta:
+    """The metadata."""
+    with readable(self.path / "meta"):
+      return Meta.from_json(self.fields)
 
   @property
   def sums(self) -> Mapping[str, Mapping[str, int]]:
@@ -298,32 +320,3 @@ def complete(like: TrainState, found: Mapping[str, Any]) -> TrainState:
     opt_state=treedef.unflatten(opt_state),
     ema=items.get("ema"),
   )
-
-
-class Start:
-  """The checkpoint that a run begins from, opened when first used.
-
-  Its properties raise a UserError if there is no such checkpoint, or if it
-  cannot be read.
-  """
-
-  def __init__(self, path):
-    self._path = path
-
-  @functools.cached_property
-  def _found(self) -> Checkpoint:
-    return Checkpoint.open(find(self._path))
-
-  @property
-  def name(self) -> str:
-    """Path to the checkpoint."""
-    return str(self._found.path)
-
-  @property
-  def meta(self) -> Meta:
-    """The checkpoint's metadata."""
-    return self._found.meta
-
-  def restore(self, like: TrainState, with_optimizer: bool) -> TrainState:
-    """Reads the state, as `Checkpoint.restore` does."""
-    return self._found.restore(like, with_optimizer)

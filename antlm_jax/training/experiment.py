@@ -23,7 +23,7 @@ from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.objectives.objective import Objective
 from antlm_jax.runtime import sharding
 from antlm_jax.training import frequencies, held_out, milestones, optim
-from antlm_jax.training.checkpoint import Meta, Start
+from antlm_jax.training.checkpoint import Checkpoint, Meta
 from antlm_jax.training.step import TrainStep
 
 
@@ -50,7 +50,7 @@ class Run:
   step: TrainStep
   source: Source  # the training batches
   evaluations: Mapping[str, Mapping[str, Source]]  # see `held_out.sources`
-  start: Start | None  # the model of init.checkpoint
+  start: Checkpoint | None  # the model of init.checkpoint
   # `build` adds these:
   attention: Mapping[str, str] = dataclasses.field(default_factory=dict)
   milestones: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -133,7 +133,7 @@ class Run:
       raise UserError(f"model.{error}") from error
 
 
-def build(config: ConfigDict, start: Start | None = None) -> Run:
+def build(config: ConfigDict, start: Checkpoint | None = None) -> Run:
   """Builds a run and checks all that can be wrong before its first step.
 
   Args:
@@ -177,7 +177,7 @@ def assemble(
   config: ConfigDict,
   sources: Sources,
   devices: Sequence[jax.Device] | None = None,
-  start: Start | None = None,
+  start: Checkpoint | None = None,
 ) -> Run:
   """Assembles a run from its config, its data and devices, even absent ones.
 
@@ -185,7 +185,7 @@ def assemble(
     UserError: Settings, data and devices do not fit together.
   """
   if config.init.checkpoint and start is None:
-    start = Start(config.init.checkpoint)
+    start = Checkpoint(config.init.checkpoint)
   objectives = config_lib.objectives(config)
   mesh = sharding.make_mesh(config.mesh, devices)
   curriculum, order = _schedule(config, objectives, sources, mesh)

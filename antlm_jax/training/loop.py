@@ -33,7 +33,7 @@ from antlm_jax.training import (
   writers,
 )
 from antlm_jax.training import hooks as hooks_lib
-from antlm_jax.training.checkpoint import Start
+from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.experiment import Run
 from antlm_jax.training.hooks import Hook, Taken
 from antlm_jax.training.step import jitted, state_shardings
@@ -48,7 +48,7 @@ def train(
   workdir: str | pathlib.Path,
   hooks: Sequence[Hook] = (),
   command: str = "",
-  start: Start | None = None,
+  start: Checkpoint | None = None,
 ) -> dict | None:
   """Trains to the end of the curriculum, and resumes a run that was stopped.
 

@@ -21,7 +21,7 @@ from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes, sharding
 from antlm_jax.training import checkpoint
-from antlm_jax.training.checkpoint import Checkpoint, Meta, Start, Unreadable
+from antlm_jax.training.checkpoint import Checkpoint, Meta, Unreadable
 from antlm_jax.training.experiment import Run
 from antlm_jax.training.step import TrainState
 
@@ -146,7 +146,7 @@ def _branch(run: Run, init: Callable[[], TrainState]) -> Begun:
   return Begun(loaded, False, [note])
 
 
-def _check_fits(start: Start, run: Run) -> None:
+def _check_fits(start: Checkpoint, run: Run) -> None:
   """Checks that a model has the run's shapes, and its tokens but the mask."""
   own = start.meta.tokenizer
   if own.mask_id is None and run.tokenizer.mask_id is not None:
@@ -172,7 +172,7 @@ def _check_fits(start: Start, run: Run) -> None:
     )
 
 
-def _with_mask(start: Start, state: TrainState) -> TrainState:
+def _with_mask(start: Checkpoint, state: TrainState) -> TrainState:
   """Restores a model whose vocabulary lacks the last token, the mask.
 
   The mask's embedding is the mean of the others: no loss then changes by more
@@ -253,8 +253,8 @@ class Checkpoints:
 
     Raises a UserError, with the last good step, if either cannot be written.
     """
+    self.wait()  # one at a time: memory holds a copy of each
     with self._reported(step):
-      self.wait()  # one at a time: memory holds a copy of each
       self._folder.mkdir(parents=True, exist_ok=True)
       checkpoint.check_space(self._folder, state)
       if self._manager is None:
@@ -269,13 +269,13 @@ class Checkpoints:
       args = checkpoint.save_args(checkpoint.to_items(state), fields)
       self._manager.save(step, args=args, force=True)
       self._saving = step
-      # A CPU writes the state itself: while that lasts, a step cannot reuse
-      # its memory and would need it twice.
-      if jax.default_backend() == "cpu":
-        self.wait()
-        # glibc keeps freed memory in pieces that no step's arrays fit in.
-        with contextlib.suppress(AttributeError, OSError, TypeError):
-          ctypes.CDLL(None).malloc_trim(0)
+    # A CPU writes the state itself: while that lasts, a step cannot reuse its
+    # memory and would need it twice.
+    if jax.default_backend() == "cpu":
+      self.wait()
+      # glibc keeps freed memory in pieces that no step's arrays fit in.
+      with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
   def read_newest(
     self, like: TrainState, check: Callable[[Meta], None]
@@ -296,7 +296,7 @@ class Checkpoints:
         break
       found, why = None, "another process cannot read it"
       try:
-        saved = Checkpoint.open(self._folder / str(step))
+        saved = Checkpoint(self._folder / str(step))
         check(saved.meta)
         found = saved.read(checkpoint.to_items(like))
       except Unreadable as error:
