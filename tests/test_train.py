@@ -584,9 +584,9 @@ def test_a_file_in_the_checkpoints_place_ends_the_run(prepared, tmp_path):
   (run / "checkpoints").write_text("")
   args = runs.train_args(run, prepared, "curriculum=1C steps", "eval.rows=0")
   line = runs.error_of(runs.run("antlm_jax.train", *args))
-  assert (
-    f"saving step 1 under {run / 'checkpoints'} failed: File exists" in line
-  )
+  folder = run / "checkpoints"
+  assert f"cannot write step 1 under {folder}: File exists" in line
+  assert line.endswith("; the last good checkpoint is none")
 
 
 IMPORTING = """
