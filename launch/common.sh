@@ -1,15 +1,15 @@
-# What the launchers share: options, errors, dry runs, waiting. Is sourced.
+# Shared by the launchers: options, errors, dry runs, waiting.
 #
 # A launcher fills `option` with its options and their defaults ("no" for one
 # without a value) and calls `parse "$@"`. Then `option` holds what was asked
-# for, `words` the arguments without dashes, and `rest` what stood after `--`.
+# for, `words` the arguments without dashes, and `rest` those after `--`.
 # shellcheck shell=bash
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
   echo "error: bash $BASH_VERSION is too old: take 4.4 or later (macOS: brew" \
     "install bash)" >&2
   exit 2
 fi
-exec 3>&1 4>&2 # where dry runs and notes go, whatever is redirected
+exec 3>&1 4>&2 # for dry runs and notes, if stdout or stderr is redirected
 declare -A option
 words=()
 rest=()
@@ -20,7 +20,7 @@ fail() { # MESSAGE
   exit 2
 }
 
-# Tells what goes on, beside what is printed.
+# Prints a note on stderr.
 note() { # MESSAGE
   echo "$(basename "$0"): $1" >&4
 }
@@ -102,7 +102,7 @@ after --: ... -- --config=configs/X.py --workdir=..."
   [[ " ${rest[*]} " != *" --dry_run "* ]] || fail "--dry_run belongs before --"
 }
 
-# Says so if what is trained would be lost with its machine.
+# Warns if the machine's end would delete the run.
 check_workdir() {
   [[ " ${rest[*]}" == *" --workdir=gs://"* ]] ||
     note "the workdir is not gs://...: it will be lost with the machine"

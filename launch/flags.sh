@@ -45,10 +45,10 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
   . "$(dirname "$0")/common.sh"
   parse "$@"
   if [ "${#words[@]}" -lt 1 ] || [ "${#words[@]}" -gt 2 ]; then
-    fail "one generation, and the number of slices (see --help)"
+    fail "give a generation and the number of slices (see --help)"
   fi
   [[ ${words[1]:-1} =~ ^[1-9][0-9]{0,8}$ ]] || fail "slices: ${words[1]}"
   line="$(flags "${words[@]}")" ||
-    fail "no generation ${words[0]}: v4, v5e, v5p, v6e, tpu7x, gpu"
+    fail "unknown generation ${words[0]}: give v4, v5e, v5p, v6e, tpu7x, gpu"
   printf '%s\n' "${line%%=*}=$(quote "${line#*=}")"
 fi

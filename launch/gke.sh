@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains on TPUs of a GKE cluster (v4 to tpu7x), by xpk (pip install xpk).
+# Trains on TPUs of a GKE cluster (v4 to tpu7x), using xpk (pip install xpk).
 #
 #   ./launch/gke.sh create_cluster --cluster=C --type=v5litepod-256 --spot
 #   ./launch/gke.sh run NAME --cluster=C --type=v5litepod-256 -- \
@@ -9,22 +9,22 @@
 #   ./launch/gke.sh delete NAME --cluster=C         ends the training
 #   ./launch/gke.sh delete_cluster --cluster=C      asks first
 #
-# run puts this checkout on a base image, and each container installs it when
-# it starts; with --image, an image of yours that has antlm_jax is taken as it
-# is. Kubernetes runs it again: after status 75, a crash or a preemption all
-# containers are started anew, --max_restarts times in all; after status 2 not.
+# run adds this checkout to a base image, and each container installs it when it
+# starts. An --image of your own must contain antlm_jax. Kubernetes restarts all
+# containers after status 75, a crash or a preemption, at most --max_restarts
+# times. It does not restart them after status 2.
 #
-#   --type=TYPE           of one slice, as xpk calls it: v5litepod-256, v5p-256,
-#                         v6e-256, tpu7x-4x4x4, ...
-#   --slices=1            slices, joined over the data centre's network
-#   --zone, --project     by default gcloud's own
-#   --spot, --on_demand, --reservation=R      what the cluster is made of
+#   --type=TYPE           TPU of one slice, in xpk's terms: v5litepod-256,
+#                         v5p-256, v6e-256, tpu7x-4x4x4, ...
+#   --slices=1            number of slices, joined over the network
+#   --zone, --project     default: gcloud's own
+#   --spot, --on_demand, --reservation=R      capacity of the cluster
 #   --base_image=python:3.12, --image=IMAGE
-#   --max_restarts=20     preemptions count as well
-#   --grace=120           seconds to save in, when a container is told to end
-#   --node=0, --worker=0  whose log to print: which slice, which of its workers
+#   --max_restarts=20     includes restarts after preemptions
+#   --grace=120           seconds that a container has to save before it ends
+#   --node=0, --worker=0  slice and worker whose log to print
 #   --yes                 delete_cluster without asking
-#   --dry_run             prints the commands instead
+#   --dry_run             print the commands and do not run them
 set -euo pipefail
 launch="$(cd "$(dirname "$0")" && pwd)"
 root="$(dirname "$launch")"
@@ -64,7 +64,7 @@ create_cluster() {
   [ -z "${option[reservation]}" ] ||
     capacity+=("--reservation=${option[reservation]}")
   [ "${#capacity[@]}" -eq 1 ] ||
-    fail "one of --spot, --on_demand and --reservation=R"
+    fail "give one of --spot, --on_demand and --reservation=R"
   xpk_ cluster create "--tpu-type=${option[type]}" \
     "--num-slices=${option[slices]}" "${capacity[@]}"
 }
@@ -113,7 +113,7 @@ logs() {
 }
 
 parse "$@"
-[ "${#words[@]}" -gt 0 ] || fail "a command (see --help)"
+[ "${#words[@]}" -gt 0 ] || fail "give a command (see --help)"
 numbers 1 slices
 numbers 0 max_restarts grace node worker
 need xpk "pip install xpk"
@@ -125,13 +125,13 @@ force=()
 [ "${option[yes]}" = no ] || force=(--force)
 case "${words[0]}" in
   create_cluster | delete_cluster)
-    [ "${#words[@]}" -eq 1 ] || fail "the cluster's name is --cluster=NAME" ;;
+    [ "${#words[@]}" -eq 1 ] || fail "name it with --cluster=NAME" ;;
   *)
-    [ "${#words[@]}" -eq 2 ] || fail "a command and a name (see --help)"
+    [ "${#words[@]}" -eq 2 ] || fail "give a command and a name (see --help)"
     name="${words[1]}"
     # What xpk takes; it makes longer names of it.
     [[ $name =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] ||
-      fail "$name: a name has small letters, digits and dashes, 40 at most" ;;
+      fail "$name: a name has at most 40 small letters, digits and dashes" ;;
 esac
 case "${words[0]}" in
   create_cluster) create_cluster ;;

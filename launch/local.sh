@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Runs a command as N processes of this machine that train together, on its CPU.
+# Runs a command as N processes that train together on the CPU of this machine.
 #
 #   ./launch/local.sh N [--devices=D] -- COMMAND...
 #
-# Each process gets D devices (1), and JAX_COORDINATOR_ADDRESS (a free port of
-# the loopback, or --port), JAX_NUM_PROCESSES and JAX_PROCESS_ID. Its lines are
-# printed behind its number. SIGTERM and SIGINT are passed on (SIGHUP as
-# SIGTERM). If one ends with an error, the others have --grace=30 seconds to end
-# as well, then get SIGTERM, and after as long again SIGKILL.
+# Each process gets D devices (default 1) and the variables
+# JAX_COORDINATOR_ADDRESS (a free port of the loopback, or --port),
+# JAX_NUM_PROCESSES and JAX_PROCESS_ID. Its number precedes each line it prints.
+# SIGTERM and SIGINT go on to the processes (SIGHUP as SIGTERM). If one process
+# fails, the others have --grace=30 seconds to end. Then they get SIGTERM, and
+# SIGKILL after the same time.
 #
-# Exit status: 0 if all ended with 0; 75 (run me again) if one ended with 75 and
-# none crashed; else that of the first that failed. --dry_run prints the
-# commands.
+# Exit status: 0 if all processes end with 0; 75 (run me again) if one ends with
+# 75 and none crashes; else the status of the first that fails. --dry_run prints
+# the commands.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"

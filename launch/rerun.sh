@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Runs a command again while it asks for that.
+# Runs a command again after crashes, and when it asks for that.
 #
 #   ./launch/rerun.sh [--tries=5] [--pause=10] [--end_on_75] COMMAND...
 #
-# By exit status:
-#   0, 2, 130   done, bad input, interrupted by a person: ends with it
-#   75          saved, run me again: runs it again after the pause, or with
-#               --end_on_75 ends with it, where the platform starts it again
-#   else        a crash: runs it again, up to --tries times, after pauses that
-#               double from --pause seconds to five minutes; then ends with it
+# The exit status decides:
+#   0, 2, 130   done, bad input, interrupted: rerun.sh ends with this status
+#   75          saved: rerun.sh runs the command again after the pause. With
+#               --end_on_75 it ends with 75: the platform runs it again
+#   others      crash: rerun.sh runs the command again, at most --tries times,
+#               after pauses that double from --pause seconds to five minutes
 #
-# SIGTERM and SIGINT are passed on (SIGHUP as SIGTERM), and the command is not
-# run again; SIGUSR1 only says that it is not to be. --dry_run prints it.
+# SIGTERM and SIGINT go on to the command, which does not run again (SIGHUP does
+# the same as SIGTERM). After SIGUSR1 the command runs on, but not again.
+# --dry_run prints the command.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 . "$(dirname "$0")/common.sh"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv/ with antlm_jax in it; does nothing if it is up to date.
+# Installs antlm_jax into .venv/, unless it is up to date.
 # Needs only python3 (3.11 or later).
 #
-#   launch/setup.sh [EXTRA,...]  of setup.py: test, hf, notebook, tpu, cuda, gcs
-#   launch/setup.sh libtpu        the compiler alone for TPUs that are not here
-#   launch/setup.sh cuda-compiler               ... for GPUs that are not here
+#   launch/setup.sh [EXTRA,...]   extras of setup.py: test, hf, notebook, tpu,
+#                                 cuda, gcs
+#   launch/setup.sh libtpu        only the compiler for TPUs, for `antlm plan`
+#   launch/setup.sh cuda-compiler      only the compiler for GPUs
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

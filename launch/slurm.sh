@@ -6,20 +6,20 @@
 #     --config=configs/X.py --workdir=...
 #   ./launch/slurm.sh logs NAME [--follow]
 #   ./launch/slurm.sh status NAME
-#   ./launch/slurm.sh stop NAME         training saves, ends and stays ended
+#   ./launch/slurm.sh stop NAME         lets training save and end for good
 #   ./launch/slurm.sh delete NAME       cancels the job, waiting or running
 #
-# The job is queued again by itself when its time is over, saved by then, after
-# status 75, and when a node fails. After a crash it is run again in place,
-# --tries times; after status 2 not.
+# Before its time is over, the job saves and queues itself again. It does this
+# after status 75, too, and Slurm does it when a node fails. After a crash it
+# runs again in place, at most --tries times. After status 2 it ends.
 #
-#   --nodes=1, --gpus=8   nodes, and GPUs of each
-#   --time=HH:MM:SS       the limit of one stay; by default the partition's
-#   --leave=300           seconds before it, in which training saves and ends
+#   --nodes=1, --gpus=8   number of nodes, and of GPUs per node
+#   --time=HH:MM:SS       time limit of the job, default: the partition's
+#   --leave=300           seconds before the limit at which training saves
 #   --partition, --account
 #   --sbatch_args='...'   more arguments for sbatch, such as --mem=0
-#   --tries=3             runs after crashes, in one stay
-#   --dry_run             prints the commands instead
+#   --tries=3             number of runs after crashes, within the time limit
+#   --dry_run             print the commands and do not run them
 set -euo pipefail
 launch="$(cd "$(dirname "$0")" && pwd)"
 root="$(dirname "$launch")"
@@ -65,9 +65,9 @@ find_log() {
 parse "$@"
 numbers 1 nodes gpus
 numbers 0 tries leave
-[ "${#words[@]}" -gt 0 ] || fail "a command (see --help)"
+[ "${#words[@]}" -gt 0 ] || fail "give a command (see --help)"
 if [ "${words[0]}" != setup ]; then
-  [ "${#words[@]}" -eq 2 ] || fail "a command and a name (see --help)"
+  [ "${#words[@]}" -eq 2 ] || fail "give a command and a name (see --help)"
   name="${words[1]}"
   [[ $name =~ ^[A-Za-z][A-Za-z0-9_.-]*$ ]] ||
     fail "$name: a name has letters, digits, dots, dashes and underscores"

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# The job of launch/slurm.sh, which gives it to sbatch.
+# The job of launch/slurm.sh, which submits it with sbatch.
 #
 #   launch/slurm_job.sh TRIES TRAINING_ARGUMENT...
 #
-# Slurm sends it SIGUSR1 some minutes before the job's time is over, and SIGTERM
-# when it is to end for good.
+# Slurm sends it SIGUSR1 some minutes before its time is over, and SIGTERM to
+# end it for good.
 set -euo pipefail
 # Slurm runs a copy of this file, elsewhere; it is in the checkout by --chdir.
 # shellcheck source-path=SCRIPTDIR source=common.sh

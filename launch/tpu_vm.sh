@@ -1,33 +1,33 @@
 #!/usr/bin/env bash
-# Trains on Cloud TPU VMs (v4, v5e, v5p, v6e), got as a queued resource.
+# Trains on Cloud TPU VMs (v4, v5e, v5p, v6e), requested as a queued resource.
 #
 #   ./launch/tpu_vm.sh create NAME --type=v5litepod-256 [--spot]
-#   ./launch/tpu_vm.sh setup NAME       waits, copies this checkout to all
-#                                       workers, installs it in their .venv/
+#   ./launch/tpu_vm.sh setup NAME       waits, then copies this checkout to all
+#                                       workers and installs it in their .venv/
 #   ./launch/tpu_vm.sh run NAME --type=v5litepod-256 [--follow | --rerun] -- \
 #     --config=configs/X.py --workdir=gs://...
 #   ./launch/tpu_vm.sh logs NAME [--follow]
 #   ./launch/tpu_vm.sh status NAME
-#   ./launch/tpu_vm.sh stop NAME        training saves and ends
-#   ./launch/tpu_vm.sh delete NAME      the TPUs; asks first
+#   ./launch/tpu_vm.sh stop NAME        lets training save and end
+#   ./launch/tpu_vm.sh delete NAME      deletes the TPUs; asks first
 #
-# run starts training in the background of all workers. With --follow it then
-# prints the log of the first, with --rerun as well, and after a preemption it
-# requests the resource anew, sets it up and trains on, until training has
-# ended; give it the options of create again. Ctrl-C ends only the watching.
+# run starts training in the background of all workers. With --follow it prints
+# the log of the first worker. With --rerun it also waits until training ends.
+# After a preemption it requests the resource again, sets it up and resumes;
+# give it the options of create again. Ctrl-C ends only the watching.
 #
-#   --type=TYPE           of one slice, as gcloud calls it: v4-32, v5p-256, ...
-#   --slices=1            slices, joined over the data centre's network
+#   --type=TYPE           TPU of one slice, in gcloud's terms, e.g. v5p-256
+#   --slices=1            number of slices, joined over the network
 #   --spot, --reserved    cheap and preemptible; from your reservation
-#   --zone, --project     by default gcloud's own
-#   --runtime=VERSION     of the TPU's software, by default the generation's
-#   --iap                 no external addresses; ssh goes through IAP
+#   --zone, --project     default: gcloud's own
+#   --runtime=VERSION     TPU software, default: the one for this generation
+#   --iap                 no external addresses; ssh uses IAP
 #   --create_args='...'   more arguments for gcloud's create
-#   --node=0, --worker=0  whose log to print: which slice, which of its workers
-#   --tries=5             runs after crashes
+#   --node=0, --worker=0  slice and worker whose log to print
+#   --tries=5             number of runs after crashes
 #   --poll=30             seconds between two looks at the state
 #   --yes                 delete without asking
-#   --dry_run             prints the commands instead
+#   --dry_run             print the commands and do not run them
 set -euo pipefail
 launch="$(cd "$(dirname "$0")" && pwd)"
 root="$(dirname "$launch")"
@@ -80,7 +80,7 @@ plan_request() {
   local kind
   kind="$(generation)"
   [ "${option[spot]}${option[reserved]}" != yesyes ] ||
-    fail "--spot or --reserved, not both"
+    fail "give --spot or --reserved, not both"
   request=("--accelerator-type=${option[type]}"
     "--runtime-version=${option[runtime]:-$(runtime "$kind")}")
   if [ "${option[slices]}" -gt 1 ]; then
@@ -208,7 +208,7 @@ watch() {
     look
     case "$answer $state" in
       *" SUSPENDED")
-        note "$name was preempted: requesting it anew"
+        note "$name was preempted: requesting it again"
         request_anew || true ;;
       running* | " "*) sleep "${option[poll]}" ;;
       *" ACTIVE")
@@ -234,10 +234,10 @@ watch_dry() {
 }
 
 parse "$@"
-[ "${#words[@]}" -eq 2 ] || fail "a command and a name (see --help)"
+[ "${#words[@]}" -eq 2 ] || fail "give a command and a name (see --help)"
 name="${words[1]}"
 [[ $name =~ ^[a-z]([-a-z0-9]{0,38}[a-z0-9])?$ ]] ||
-  fail "$name: a name has small letters, digits and dashes, 40 at most"
+  fail "$name: a name has at most 40 small letters, digits and dashes"
 numbers 1 slices
 numbers 0 node worker tries poll
 need gcloud "https://cloud.google.com/sdk/docs/install"

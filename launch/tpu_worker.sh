@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# One worker's part of launch/tpu_vm.sh, which runs it there by ssh.
+# Runs on one worker for launch/tpu_vm.sh, which calls it over ssh.
 #
-#   launch/tpu_worker.sh setup              a Python, .venv/, antlm_jax for TPUs
-#   launch/tpu_worker.sh start COMMAND...   in the background; left alone if it
-#                                           is running already
-#   launch/tpu_worker.sh status             none, running, lost, stopped STATUS
-#                                           or ended STATUS
-#   launch/tpu_worker.sh log [--follow]     its last lines
-#   launch/tpu_worker.sh stop               SIGTERM, and waits for the end
+#   launch/tpu_worker.sh setup              installs Python and antlm_jax
+#   launch/tpu_worker.sh start COMMAND...   runs the command in the background,
+#                                           unless it is already running
+#   launch/tpu_worker.sh status             prints none, running, lost,
+#                                           stopped STATUS or ended STATUS
+#   launch/tpu_worker.sh log [--follow]     prints its last lines
+#   launch/tpu_worker.sh stop               sends SIGTERM and waits for the end
 #
-# "lost" is a command that ended without a word, as by a restart of the machine.
+# A command is "lost" if it ended without a status, such as when the machine
+# restarted.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source-path=SCRIPTDIR source=common.sh

@@ -306,7 +306,7 @@ def test_a_dry_run_prints_exactly_what_would_run(asked, tmp_path):
   [
     (("tpu_vm",), "a command and a name"),
     (("tpu_vm", "fly", "a"), "create, setup, run"),
-    (("tpu_vm", "create", "A b", "--type=v4-8"), "a name has small letters"),
+    (("tpu_vm", "create", "A b", "--type=v4-8"), "at most 40 small letters"),
     (("tpu_vm", "create", "a"), "which TPU?"),
     (("tpu_vm", "create", "a", "--type=v9-8"), "--type=v9-8: must be"),
     (("tpu_vm", "create", "a", "--type=tpu7x-4x4x4"), "launch/gke.sh"),
@@ -332,7 +332,7 @@ def test_a_dry_run_prints_exactly_what_would_run(asked, tmp_path):
     (("local", "2"), "no command"),
     (("rerun",), "no command"),
     (("rerun", "--often", "true"), "unknown option --often"),
-    (("flags", "v9"), "no generation v9"),
+    (("flags", "v9"), "unknown generation v9"),
     (("flags", "v4", "x"), "slices: x"),
   ],
 )

@@ -409,7 +409,7 @@ def test_training_survives_a_preemption(cloud):
   done = run_in_cloud(cloud, PREEMPTED)
   assert done.returncode == 0, done.stderr
   assert "training 1" in done.stdout and "training 2" in done.stdout
-  assert "was preempted: requesting it anew" in done.stderr
+  assert "was preempted: requesting it again" in done.stderr
   verbs = calls(cloud)
   assert verbs.count("create") == 2 and verbs.count("delete") == 1
   assert "training has ended 0" in done.stderr
