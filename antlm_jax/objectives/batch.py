@@ -90,7 +90,8 @@ def capacity(
     in 10^15 overflows.
   - Words and spans masked by coins: sizes s of their units multiply the
     variance by E[s^2] / E[s], so that one list in 10^8 overflows (5.5
-    deviations). For words this assumes a factor of at most 2.5, as in English.
+    deviations). For words this assumes a factor of at most 2.5; in English
+    prose it is 1.7.
   - A count that is fixed for each row (`exact`, `covering`) varies less than
     coins do, and so does one share for each row (`mask_ratio_high`), which is
     counted as if all rows had the highest.
