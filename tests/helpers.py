@@ -1,5 +1,7 @@
 """Small models, rows and sources that several tests build on."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from ml_collections import ConfigDict
 from antlm_jax import config, models
 from antlm_jax.data.order import Order, Part
 from antlm_jax.data.source import Source
+from antlm_jax.masks import BIDIRECTIONAL
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch, Layout
 from antlm_jax.objectives.corruption import Segments, Vocabulary
@@ -207,3 +210,26 @@ def closest(tree, other) -> float:
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
     worst = max(worst, np.abs(x - y).max() / max(np.abs(y).max(), 1e-30))
   return worst
+
+
+@functools.cache
+def _forward(model_config):
+  of = models.from_config(model_config)
+
+  def forward(params, tokens, mask):
+    positions = jnp.arange(tokens.shape[1])[None]
+    return of.logits(params, of.encode(params, tokens, positions, mask)[0])
+
+  return jax.jit(forward)
+
+
+def logits(loaded, tokens, mask=BIDIRECTIONAL):
+  """Logits `[n, V]` of one row `[n]`, alone and without padding, in float64."""
+  row = np.array(tokens, np.int32)[None]
+  forward = _forward(loaded.model.config)
+  return np.asarray(forward(loaded.params, row, mask), np.float64)
+
+
+def log_softmax(logits):
+  """Log-probabilities of logits `[..., V]`."""
+  return logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)

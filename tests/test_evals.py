@@ -14,7 +14,7 @@ from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference import generation, scoring
 from antlm_jax.inference.filling import encode
 from antlm_jax.inference.generation import draw, stream
-from antlm_jax.masks import CAUSAL, AttentionMask
+from antlm_jax.masks import CAUSAL
 from tests import helpers, random_models, runs
 
 run = random_models.run()
@@ -26,31 +26,6 @@ def sentences():
 
 
 # ------------------------------------------------------- an independent scorer
-
-
-@pytest.fixture(scope="module")
-def logits_of(loaded):
-  """Logits `[n, V]` of one sentence, alone and without padding."""
-
-  @jax.jit
-  def causal(tokens):
-    return forward(tokens, AttentionMask(causal=True))
-
-  @jax.jit
-  def full(tokens):
-    return forward(tokens, AttentionMask())
-
-  def forward(tokens, mask):
-    positions = jnp.arange(len(tokens))[None]
-    model, params = loaded.model, loaded.params
-    hidden = model.encode(params, tokens[None], positions, mask)
-    return model.logits(params, hidden)[0]
-
-  def call(tokens, is_causal):
-    program = causal if is_causal else full
-    return np.asarray(program(jnp.asarray(tokens)), np.float64)
-
-  return call
 
 
 def laid_out(loaded, context, text, mode, pipeline):
@@ -75,7 +50,6 @@ def laid_out(loaded, context, text, mode, pipeline):
 
 def slow_score(
   loaded,
-  logits_of,
   text,
   mode,
   temperature=1.0,
@@ -93,15 +67,12 @@ def slow_score(
       continue
     logits = 0.0
     if mode in ("causal", "fused"):
-      logits = logits + logits_of(tokens, True)[i - 1]
+      logits = logits + helpers.logits(loaded, tokens, CAUSAL)[i - 1]
     if mode != "causal":
       masked = tokens.copy()
       masked[i] = loaded.tokenizer.mask_id
-      logits = logits + logits_of(masked, False)[i - shift]
-    logits = logits / temperature
-    top = logits.max()
-    norm = top + np.log(np.exp(logits - top).sum())
-    total += logits[tokens[i]] - norm
+      logits = logits + helpers.logits(loaded, masked)[i - shift]
+    total += helpers.log_softmax(logits / temperature)[tokens[i]]
     count += 1
   return total, count
 
@@ -109,12 +80,12 @@ def slow_score(
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("boundary", ["bos_eos", "eos", "none"])
 @pytest.mark.parametrize("mode", scoring.MODES)
-def test_scores_equal_a_slow_loop(loaded, logits_of, sentences, mode, boundary):
+def test_scores_equal_a_slow_loop(loaded, sentences, mode, boundary):
   loaded = dataclasses.replace(loaded, boundary=boundary)
   texts = [s for s in sentences if len(loaded.tokenizer.encode(s)) > 1]
   if boundary != "bos_eos":
     texts = texts[:3]
-  expected = np.array([slow_score(loaded, logits_of, s, mode) for s in texts])
+  expected = np.array([slow_score(loaded, s, mode) for s in texts])
   got = score(loaded, texts, mode)
   np.testing.assert_allclose(got, expected[:, 0], rtol=2e-5, atol=2e-4)
   mean = score(loaded, texts, mode, reduction="mean")
@@ -130,12 +101,12 @@ CONTEXTS = ("", "the hills near")
   ("pipeline", "mode"),
   [(name, mode) for name, p in pipelines.PIPELINES.items() for mode in p.modes],
 )
-def test_scores_of_a_choice_in_a_context(loaded, logits_of, pipeline, mode):
+def test_scores_of_a_choice_in_a_context(loaded, pipeline, mode):
   choices = ("Tom rested .", "rests")
   texts = [(c, t) for c in CONTEXTS for t in choices]
   expected = np.array(
     [
-      slow_score(loaded, logits_of, t, mode, context=c, pipeline=pipeline)
+      slow_score(loaded, t, mode, context=c, pipeline=pipeline)
       for c, t in texts
     ]
   )
@@ -151,11 +122,11 @@ def test_scores_of_a_choice_in_a_context(loaded, logits_of, pipeline, mode):
 
 
 @pytest.mark.parametrize("mode", ["causal", "mlm"])
-def test_no_frame_and_no_context(loaded, logits_of, mode):
+def test_no_frame_and_no_context(loaded, mode):
   """Where the rows held no special tokens, the 2024 pipeline adds its own."""
   bare = dataclasses.replace(loaded, boundary="none")
   expected = [
-    slow_score(bare, logits_of, "Tom sat .", mode, context=c, pipeline="2024")
+    slow_score(bare, "Tom sat .", mode, context=c, pipeline="2024")
     for c in CONTEXTS
   ]
   got = score(
@@ -177,14 +148,12 @@ def test_a_context_and_its_choice_make_the_whole(loaded):
   assert rest < -1
 
 
-def test_fused_reads_masks_as_trained(loaded, logits_of, sentences):
+def test_fused_reads_masks_as_trained(loaded, sentences):
   texts = sentences[:3]
   for curriculum, shift in (("1C+1N", 1), ("C:N=1:3", 1), ("1C+1M+1N", 0)):
     trained = random_models.with_curriculum(loaded, curriculum)
     assert trained.mask_shift == shift
-    expected = [
-      slow_score(trained, logits_of, s, "fused", shift=shift)[0] for s in texts
-    ]
+    expected = [slow_score(trained, s, "fused", shift=shift)[0] for s in texts]
     got = score(trained, texts, "fused")
     np.testing.assert_allclose(got, expected, rtol=2e-5, atol=2e-4)
 
@@ -246,7 +215,7 @@ def test_a_batch_has_its_rows_and_no_more(loaded, mode):
       assert len(taken) == len(set(taken))
 
 
-def test_temperatures_in_one_pass(loaded, logits_of, sentences):
+def test_temperatures_in_one_pass(loaded, sentences):
   temperatures = (1.0, 0.5, 2.0)
   texts = sentences[:4]
   got = score(loaded, texts, "mlm", temperature=temperatures)
@@ -254,7 +223,7 @@ def test_temperatures_in_one_pass(loaded, logits_of, sentences):
   for k, t in enumerate(temperatures):
     alone = score(loaded, texts, "mlm", temperature=t)
     np.testing.assert_allclose(got[:, k], alone, rtol=1e-6)
-    expected = slow_score(loaded, logits_of, texts[0], "mlm", t)[0]
+    expected = slow_score(loaded, texts[0], "mlm", t)[0]
     np.testing.assert_allclose(got[0, k], expected, rtol=2e-5)
 
 
@@ -479,15 +448,13 @@ def test_generate_command(run, loaded):
 
 
 @pytest.mark.parametrize(("curriculum", "shift"), [("1C+1M", 0), ("1N", 1)])
-def test_fill_mask_is_the_top_of_the_softmax(
-  loaded, logits_of, curriculum, shift
-):
+def test_fill_mask_is_the_top_of_the_softmax(loaded, curriculum, shift):
   loaded = random_models.with_curriculum(loaded, curriculum)
   t = loaded.tokenizer
   text = "The <mask> near Tom <mask> ."
   tokens = encode(loaded, text)
-  logits = logits_of(tokens, False)[np.flatnonzero(tokens == t.mask_id) - shift]
-  p = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+  at = np.flatnonzero(tokens == t.mask_id) - shift
+  p = np.exp(helpers.log_softmax(helpers.logits(loaded, tokens)[at]))
   for row, candidates in zip(p, fill_mask(loaded, text, 4), strict=True):
     best = np.argsort(-row)[:4]
     names = [t.decode([i], skip_special=False) for i in best]

@@ -12,8 +12,8 @@ from antlm_jax.evals.zero_shot import perplexity, pipelines
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.inference import scoring
 from antlm_jax.inference.scoring import Text
-from antlm_jax.masks import AttentionMask
-from tests import hub, random_models, runs
+from antlm_jax.masks import CAUSAL
+from tests import helpers, hub, random_models, runs
 
 run = random_models.run()
 LONGEST = 48  # tokens of the model's rows
@@ -140,7 +140,7 @@ class TestLmEval:
       word = SENTENCES[-1].split()[index % 3]
       ids = np.append([tokens.bos_id], tokens.encode(context))[-LONGEST:]
       row = np.pad(ids, (0, LONGEST - len(ids)))  # a shape is compiled once
-      likeliest = int(np.argmax(_logits(loaded, row, True)[len(ids) - 1]))
+      likeliest = helpers.logits(loaded, row, CAUSAL)[len(ids) - 1].argmax()
       said = tokens.decode([*tokens.encode("a"), likeliest])[1:]
       if said.startswith(" ") and said.strip():
         word = said.strip()
@@ -163,14 +163,6 @@ class TestLmEval:
 # --------------------------------------------------------------------- lambada
 
 
-def _logits(loaded, ids, causal):
-  positions = np.arange(len(ids))[None]
-  mask = AttentionMask(causal=causal)
-  ids = np.asarray(ids)[None]
-  hidden = loaded.model.encode(loaded.params, ids, positions, mask)
-  return np.asarray(loaded.model.logits(loaded.params, hidden))[0]
-
-
 def test_a_last_word_behind_masks(loaded):
   tokenizer = loaded.tokenizer
   items = [("the dogs near", "xyzzy"), ("Tom", "sat")]
@@ -184,8 +176,8 @@ def test_a_last_word_behind_masks(loaded):
     for i, piece in enumerate(pieces):
       hidden = [tokenizer.mask_id] * (len(pieces) - i)
       row = [*before, *pieces[:i], *hidden, tokenizer.eos_id]
-      logits = _logits(loaded, row, False)[len(before) + i].astype(np.float64)
-      total += logits[piece] - np.log(np.exp(logits).sum())
+      logits = helpers.logits(loaded, row)[len(before) + i]
+      total += helpers.log_softmax(logits)[piece]
       hits.append(logits.argmax() == piece)
     assert line["logprob"] == pytest.approx(total, rel=1e-5)
     assert line["correct"] == all(hits)

@@ -5,8 +5,6 @@ import itertools
 import json
 import math
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,7 +17,7 @@ from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.inference.model import load
 from antlm_jax.inference.pairs import Choice, Item, pair
 from antlm_jax.masks import AttentionMask
-from tests import random_models, runs
+from tests import helpers, random_models, runs
 
 run = random_models.run(max_seq_len=128)
 
@@ -155,42 +153,19 @@ def test_masked_scores_say_whether_they_are_in_order(run, tmp_path):
 # ------------------------------------------------------- tasks with choices
 
 
-@pytest.fixture(scope="module")
-def log_probabilities():
-  """What a model predicts `[n, V]` of one text, alone and without padding."""
-  programs = {}
-
-  def call(loaded, tokens, causal):
-    def forward(params, tokens):
-      positions = jnp.arange(len(tokens))[None]
-      mask = AttentionMask(causal=causal)
-      hidden = loaded.model.encode(params, tokens[None], positions, mask)
-      return jax.nn.log_softmax(loaded.model.logits(params, hidden)[0])
-
-    key = id(loaded), causal
-    program = programs.setdefault(key, jax.jit(forward))
-    return np.asarray(program(loaded.params, np.array(tokens)), np.float64)
-
-  return call
-
-
-@pytest.fixture
-def log_probability(log_probabilities):
+def log_probability(loaded, context, text, mode="causal"):
   """Sums the scores of the tokens that end after a context, as 2025 does."""
-
-  def call(loaded, context, text, mode="causal"):
-    t = loaded.tokenizer
-    ids, spans = t.encode_offsets(context + text)
-    tokens, total = [t.bos_id, *ids, t.eos_id], 0.0
-    for place, (_, end) in enumerate(spans, start=1):
-      if end > len(context):
-        seen = list(tokens)
-        seen[place] = tokens[place] if mode == "causal" else t.mask_id
-        found = log_probabilities(loaded, seen, mode == "causal")
-        total += found[place - (mode != "mlm"), tokens[place]]
-    return total
-
-  return call
+  t = loaded.tokenizer
+  ids, spans = t.encode_offsets(context + text)
+  tokens, total = [t.bos_id, *ids, t.eos_id], 0.0
+  for place, (_, end) in enumerate(spans, start=1):
+    if end > len(context):
+      seen = list(tokens)
+      seen[place] = tokens[place] if mode == "causal" else t.mask_id
+      logits = helpers.logits(loaded, seen, AttentionMask(mode == "causal"))
+      found = helpers.log_softmax(logits[place - (mode != "mlm")])
+      total += found[tokens[place]]
+  return total
 
 
 EWOK = [
@@ -208,7 +183,7 @@ EWOK = [
 ]
 
 
-def test_ewok_as_the_pipelines_write_it(run, loaded, log_probability, tmp_path):
+def test_ewok_as_the_pipelines_write_it(run, loaded, tmp_path):
   data = write(tmp_path / "ewok", a__b=EWOK[:2], c__d=EWOK[2:])
   for whole in (False, True):
     options = ["--pipeline=2025", *["--full_sentence_scores"] * whole]
@@ -246,7 +221,7 @@ COMPS = [
 
 
 @pytest.mark.parametrize("mode", ["causal", "mlm"])
-def test_comps(run, loaded, log_probability, tmp_path, mode):
+def test_comps(run, loaded, tmp_path, mode):
   files = {"comps_base": COMPS, "comps_wugs_dist__before": COMPS[1:]}
   data = write(tmp_path / "comps", **files)
   options = "--pipeline=2025", "--task=comps"
@@ -281,7 +256,7 @@ def entities(count, seed):
   ]
 
 
-def test_entity_tracking(run, loaded, log_probability, tmp_path):
+def test_entity_tracking(run, loaded, tmp_path):
   rows = {"ambiref": entities(7, 0), "regular": entities(4, 1)}
   data = write(tmp_path / "boxes", **rows)
   options = "--pipeline=2025", "--task=entity_tracking"
@@ -323,9 +298,7 @@ def rank(values):
 
 
 @pytest.mark.parametrize("task", ["wug_adj", "wug_past"])
-def test_made_up_words_are_beside_what_people_say(
-  run, loaded, log_probability, tmp_path, task
-):
+def test_made_up_words_are_beside_what_people_say(run, loaded, tmp_path, task):
   rows = [
     {"sentences": f"Tom {a} .\tTom {b} .", "ratio": ratio}
     for a, b, ratio in (
@@ -471,7 +444,7 @@ def reading_data(folder, count=60):
   return rows
 
 
-def slow_surprisal(loaded, log_probabilities, text, word, mode):
+def slow_surprisal(loaded, text, word, mode):
   """The pipeline's get_p2, get_p2_mlm and get_p2_mntp."""
   t = loaded.tokenizer
   decode = t._backend.decode
@@ -485,8 +458,8 @@ def slow_surprisal(loaded, log_probabilities, text, word, mode):
     place = len(tokens)
     if mode != "causal":
       tokens += [t.mask_id] * 3 + [t.eos_id]
-    found = log_probabilities(loaded, tokens, mode == "causal")
-    total -= found[place - (mode != "mlm"), target]
+    logits = helpers.logits(loaded, tokens, AttentionMask(mode == "causal"))
+    total -= helpers.log_softmax(logits[place - (mode != "mlm")])[target]
     text += piece
   return total
 
@@ -515,7 +488,7 @@ def gain(rows, time, names):
 
 
 @pytest.mark.parametrize("mode", ["causal", "mlm", "mntp"])
-def test_reading_times(run, loaded, log_probabilities, tmp_path, mode):
+def test_reading_times(run, loaded, tmp_path, mode):
   rows = reading_data(tmp_path / "reading")
   options = "--task=reading", "--pipeline=2025"
   summary, predictions, report = score(
@@ -525,9 +498,7 @@ def test_reading_times(run, loaded, log_probabilities, tmp_path, mode):
     text, before = row["item"] or "None", row["prev_item"]
     words = [(text, row["word"]), (before, row["prev_word"])]
     row["pred"], row["prev_pred"] = (
-      slow_surprisal(loaded, log_probabilities, *pair, mode)
-      if pair[0]
-      else math.nan
+      slow_surprisal(loaded, *pair, mode) if pair[0] else math.nan
       for pair in words
     )
   found = predictions["reading"]["predictions"]
@@ -593,7 +564,7 @@ def test_ages_of_curves_that_are_known():
   assert age_of_acquisition.child_age(months[:2], late[:2]) is None
 
 
-def test_age_of_acquisition(run, loaded, log_probability, tmp_path):
+def test_age_of_acquisition(run, loaded, tmp_path):
   contexts = {
     "dog": [{"context": "Tom sat near the "}, {"context": "A"}],
     "sits": [{"context": "the cat"}],
