@@ -26,20 +26,20 @@ def bits(seed: int, *counters) -> np.ndarray:
 def mix(state, counter):
   """Hashes one more counter into a state, both uint32, broadcast together.
 
-  For NumPy and JAX arrays alike, also inside a kernel: what is hashed on the
-  host and on a device agrees bit for bit.
+  Works on NumPy and JAX arrays, also inside a kernel: host and device compute
+  the same bits.
   """
   with np.errstate(over="ignore"):
     return _mix((state + _GOLDEN) ^ (counter * _GOLDEN))
 
 
 def uniform(seed: int, *counters) -> np.ndarray:
-  """Like `bits`, as float64 in [0, 1), so that n times it stays under n."""
+  """Like `bits`, as float64 in [0, 1) with 24 bits: n times it is under n."""
   return (bits(seed, *counters) >> np.uint32(8)) * 2.0**-24
 
 
 def _mix(x):
-  """A bijection of uint32 in which every bit moves every other."""
+  """A bijection of uint32 in which every bit depends on every other."""
   with np.errstate(over="ignore"):
     x = x ^ (x >> np.uint32(16))
     x = x * np.uint32(0x21F0AAAD)
@@ -51,9 +51,9 @@ def _mix(x):
 def permute(indices: np.ndarray, size: int, *key: int) -> np.ndarray:
   """Maps indices by a pseudorandom permutation of range(size).
 
-  A Feistel network over the next even power of two, walked until the result
-  is back inside: no table, so any index of any epoch costs the same. The `key`
-  chooses the permutation; indices are int64 `[n]`, each in [0, size).
+  A Feistel network over the next even power of two, repeated until the result
+  is in range: without a table, every index of every epoch costs the same. The
+  `key` chooses the permutation; indices are int64 `[n]`, each in [0, size).
   """
   half = max(1, ((size - 1).bit_length() + 1) // 2)
   out = np.asarray(indices, np.int64)

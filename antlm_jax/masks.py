@@ -13,13 +13,13 @@ class AttentionMask:
   """Key j is visible to query i when k_start[i] <= j < k_end[i].
 
   If `causal`, also j <= i. This is the encoder's attention-mask argument, and
-  the only place where causal and bidirectional differ. Causal, bidirectional,
-  packed documents, padding, sliding windows, prefix-LM, and rows of several
-  kinds in one batch are all this one thing; see `antlm_jax.objectives`.
+  the only difference between causal and bidirectional. It covers packed
+  documents, padding, sliding windows, prefix-LM, and rows of several kinds in
+  one batch; see `antlm_jax.objectives`.
 
   A query with k_start = k_end sees nothing: attention gives it zeros. Bounds
-  outside [0, S] and k_start > k_end are refused where their values are known;
-  in a compiled program they mean the row's ends, and nothing seen.
+  outside [0, S] and k_start > k_end are errors if their values are known; in a
+  compiled program they mean the row's ends, and nothing visible.
 
   Attributes:
     causal: Whether no query sees a later key. Static: part of the program.
@@ -33,15 +33,14 @@ class AttentionMask:
 
   @property
   def bounded(self) -> bool:
-    """Whether it has bounds, and is not plainly causal or full."""
+    """Whether the mask has bounds, and is not plainly causal or full."""
     return self.k_start is not None or self.k_end is not None
 
   def bounds(self, queries: int, keys: int, xp=jnp):
     """Returns first and one past last visible key, int32 `[B or 1, T]`.
 
-    Causality is in them, and they are within [0, S].
-
-    For T queries and S keys; with `xp=numpy` it stays on the host.
+    They include causality, and are within [0, S], for T queries and S keys.
+    With `xp=numpy` they stay on the host.
     """
     start = xp.zeros((1, queries), xp.int32)
     end = xp.full((1, queries), keys, xp.int32)
@@ -56,12 +55,11 @@ class AttentionMask:
   def within(
     self, window: int, shape: Sequence[int], xp=jnp
   ) -> "AttentionMask":
-    """Returns the mask with what is `window` or further away hidden too.
+    """Returns the mask limited to keys nearer than `window`.
 
     Args:
-      window: Key j stays visible to query i where |i - j| < window.
-      shape: Of its bounds, those that this has and those of the result:
-        `[..., T]`.
+      window: Key j stays visible to query i if |i - j| < window.
+      shape: Shape of the bounds, `[..., T]`.
       xp: As in `bounds`.
     """
     start, end = self.bounds(shape[-1], shape[-1], xp)

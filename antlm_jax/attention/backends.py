@@ -40,153 +40,166 @@ class Call(NamedTuple):
     return kernel.cut(self.q[1], self.k[1], group, self.q[3], self.dtype)
 
 
-class Backend(NamedTuple):
-  """An implementation of attention.
+class Backend:
+  """An implementation of attention."""
 
-  Attributes:
-    run: `(q, k, v, prepared, scale, dropout, relative)` to `[B, T, N, H]`.
-    obstacle: `(mask, call, split)` to what the implementation needs and this
-      call lacks; None if it can compute the call.
-    schedule: `(mask, rows, call)` to the blocks that a kernel visits; None for
-      an implementation that needs no schedule.
-  """
+  def run(self, q, k, v, prepared, scale, dropout, relative) -> jax.Array:
+    """Computes `[B, T, N, H]`."""
+    raise NotImplementedError
 
-  run: Callable
-  obstacle: Callable = lambda mask, call, split: None
+  def obstacle(self, mask, call: Call, split) -> str | None:
+    """Returns a requirement that a call does not meet, or None."""
+    return None
+
+  # `schedule(mask, rows, call)` lists the blocks that a kernel visits.
   schedule: Callable | None = None
 
 
-def _pallas(q, k, v, prepared, scale, dropout, relative):
-  mask, kv_heads = prepared.mask, k.shape[2]
-  settings = kernel.KernelSettings(
-    blocks=prepared.call.blocks,
-    causal=mask.causal,
-    scale=scale,
-    rate=dropout.rate if dropout else 0.0,
-    edges=relative.edges if relative else None,
-    interpret=device().platform != "tpu",
-  )
-  bounds = {"start": mask.k_start, "end": mask.k_end}
-  bounds = {n: jnp.asarray(b) for n, b in bounds.items() if b is not None}
-  seeds, terms = None, {}
-  if dropout:
-    seeds = dropout.seeds(q.shape[2]).reshape(len(q), kv_heads, -1)
-  if relative:
-    terms = {"of_query": relative.query, "of_key": relative.key}
+class Pallas(Backend):
+  """The fused kernel for TPU."""
 
-  def run(q, k, v, terms, bounds, seeds, schedules):
-    # In the kernel's order positions are along the lanes: a transpose moves
-    # each array once, and the kernel then reads whole tiles.
-    batch, queries, heads, width = q.shape
-    q = q.reshape(batch, queries, k.shape[2], -1, width)
-    terms = {name: x.transpose(0, 2, 3, 1) for name, x in terms.items()}
-    if terms:
-      terms["of_query"] = terms["of_query"][:, :, None]
-    q = q.transpose(0, 2, 3, 4, 1)
-    k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
-    out = kernel.flash(settings, q, k, v, terms, bounds, seeds, schedules)
-    out = out.transpose(0, 4, 1, 2, 3)
-    return out.reshape(batch, queries, heads, width)
+  def run(self, q, k, v, prepared, scale, dropout, relative):
+    mask, kv_heads = prepared.mask, k.shape[2]
+    settings = kernel.KernelSettings(
+      blocks=prepared.call.blocks,
+      causal=mask.causal,
+      scale=scale,
+      rate=dropout.rate if dropout else 0.0,
+      edges=relative.edges if relative else None,
+      interpret=device().platform != "tpu",
+    )
+    bounds = {"start": mask.k_start, "end": mask.k_end}
+    bounds = {n: jnp.asarray(b) for n, b in bounds.items() if b is not None}
+    seeds, terms = None, {}
+    if dropout:
+      seeds = dropout.seeds(q.shape[2]).reshape(len(q), kv_heads, -1)
+    if relative:
+      terms = {"of_query": relative.query, "of_key": relative.key}
 
-  rows, heads = prepared.split
-  arrays = PartitionSpec(rows, None, heads, None)
-  of_rows, of_heads = PartitionSpec(rows), PartitionSpec(rows, heads)
-  specs = (arrays, arrays, arrays, arrays, of_rows, of_heads, of_rows)
-  run = on_shards(run, specs, arrays)
-  return run(q, k, v, terms, bounds, seeds, prepared.schedules)
+    def run(q, k, v, terms, bounds, seeds, schedules):
+      # In the kernel's order positions are along the lanes: a transpose moves
+      # each array once, and the kernel then reads whole tiles.
+      batch, queries, heads, width = q.shape
+      q = q.reshape(batch, queries, k.shape[2], -1, width)
+      terms = {name: x.transpose(0, 2, 3, 1) for name, x in terms.items()}
+      if terms:
+        terms["of_query"] = terms["of_query"][:, :, None]
+      q = q.transpose(0, 2, 3, 4, 1)
+      k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
+      out = kernel.flash(settings, q, k, v, terms, bounds, seeds, schedules)
+      out = out.transpose(0, 4, 1, 2, 3)
+      return out.reshape(batch, queries, heads, width)
 
+    rows, heads = prepared.split
+    arrays = PartitionSpec(rows, None, heads, None)
+    of_rows, of_heads = PartitionSpec(rows), PartitionSpec(rows, heads)
+    specs = (arrays, arrays, arrays, arrays, of_rows, of_heads, of_rows)
+    run = on_shards(run, specs, arrays)
+    return run(q, k, v, terms, bounds, seeds, prepared.schedules)
 
-def _pallas_obstacle(mask, call: Call, split) -> str | None:
-  # All tables and seeds of a shard are in scalar memory at once.
-  scalars = grid.table_size(mask, call.q[0], call.blocks)
-  if call.dropout:
-    scalars += call.q[0] * call.q[2] // parts(split.heads)
-  scalars //= parts(split.rows)
-  if scalars > _MOST_SCALARS:
-    return f"smaller batches: {scalars} numbers for {_MOST_SCALARS} places"
-  return kernel.obstacle(call.q, call.k[2], call.dtype, call.buckets)
+  def obstacle(self, mask, call, split) -> str | None:
+    # All tables and seeds of a shard are in scalar memory at once.
+    scalars = grid.table_size(mask, call.q[0], call.blocks)
+    if call.dropout:
+      scalars += call.q[0] * call.q[2] // parts(split.heads)
+    scalars //= parts(split.rows)
+    if scalars > _MOST_SCALARS:
+      return f"smaller batches: {scalars} numbers for {_MOST_SCALARS} places"
+    return kernel.obstacle(call.q, call.k[2], call.dtype, call.buckets)
 
-
-def _cudnn(q, k, v, prepared, scale, dropout, relative):
-  spec = PartitionSpec(prepared.split.rows, None, prepared.split.heads, None)
-  run = functools.partial(
-    jax.nn.dot_product_attention,
-    scale=scale,
-    is_causal=prepared.mask.causal,
-    implementation="cudnn",
-  )
-  return on_shards(run, (spec,) * 3, spec)(q, k, v)
+  def schedule(self, mask, rows: int, call: Call):
+    return grid.make(mask, rows, call.blocks)
 
 
-def _cudnn_obstacle(mask, call: Call, split) -> str | None:
-  if device().platform != "gpu":
-    return "a GPU"
-  version = capability(device().device_kind)
-  if version is None:
-    return f"a known GPU by NVIDIA, not {device().device_kind}"
-  # A T4 (7.5) has no such kernel, and JAX asks only while it compiles.
-  widest = 256 if version >= 9 else 128
-  if version < 8:
-    return f"compute capability 8.0 or later; this GPU has {version}"
-  if mask.bounded:
-    return "a mask that is plainly causal or full"
-  if call.dtype != "bfloat16":
-    return f"bfloat16, not {call.dtype}"
-  if call.q[3] > widest or call.q[3] % 8:
-    return f"a head width that is a multiple of 8, of at most {widest}"
-  if call.buckets:
-    return "scores without position terms"
-  return "no attention dropout" if call.dropout else None
+class Cudnn(Backend):
+  """cuDNN's kernel, by JAX."""
+
+  def run(self, q, k, v, prepared, scale, dropout, relative):
+    spec = PartitionSpec(prepared.split.rows, None, prepared.split.heads, None)
+    run = functools.partial(
+      jax.nn.dot_product_attention,
+      scale=scale,
+      is_causal=prepared.mask.causal,
+      implementation="cudnn",
+    )
+    return on_shards(run, (spec,) * 3, spec)(q, k, v)
+
+  def obstacle(self, mask, call, split) -> str | None:
+    if device().platform != "gpu":
+      return "a GPU"
+    version = capability(device().device_kind)
+    if version is None:
+      return f"a known GPU by NVIDIA, not {device().device_kind}"
+    # A T4 (7.5) has no such kernel, and JAX asks only while it compiles.
+    widest = 256 if version >= 9 else 128
+    if version < 8:
+      return f"compute capability 8.0 or later; this GPU has {version}"
+    if mask.bounded:
+      return "a mask that is plainly causal or full"
+    if call.dtype != "bfloat16":
+      return f"bfloat16, not {call.dtype}"
+    if call.q[3] > widest or call.q[3] % 8:
+      return f"a head width that is a multiple of 8, of at most {widest}"
+    if call.buckets:
+      return "scores without position terms"
+    return "no attention dropout" if call.dropout else None
 
 
-def _mosaic(q, k, v, prepared, scale, dropout, relative):
-  # Imported here: it loads slowly, and needs a newer JAX than the rest.
-  from antlm_jax.attention.gpu import kernel as gpu_kernel
+class Mosaic(Backend):
+  """The fused kernel for Hopper GPUs."""
 
-  settings = gpu_kernel.Settings(
-    scale=scale,
-    rate=dropout.rate if dropout else 0.0,
-    interpret=device().platform != "gpu",
-  )
-  seeds = dropout.seeds(q.shape[2]) if dropout else None
-  rows, heads = prepared.split
-  arrays = PartitionSpec(rows, None, heads, None)
-  specs = *(arrays,) * 3, PartitionSpec(rows, heads), PartitionSpec(rows)
-  run = on_shards(functools.partial(gpu_kernel.flash, settings), specs, arrays)
-  return run(q, k, v, seeds, prepared.schedules)
+  def run(self, q, k, v, prepared, scale, dropout, relative):
+    # Imported here: it loads slowly, and needs a newer JAX than the rest.
+    from antlm_jax.attention.gpu import kernel as gpu_kernel
+
+    settings = gpu_kernel.Settings(
+      scale=scale,
+      rate=dropout.rate if dropout else 0.0,
+      interpret=device().platform != "gpu",
+    )
+    seeds = dropout.seeds(q.shape[2]) if dropout else None
+    rows, heads = prepared.split
+    arrays = PartitionSpec(rows, None, heads, None)
+    specs = *(arrays,) * 3, PartitionSpec(rows, heads), PartitionSpec(rows)
+    run = on_shards(
+      functools.partial(gpu_kernel.flash, settings), specs, arrays
+    )
+    return run(q, k, v, seeds, prepared.schedules)
+
+  def obstacle(self, mask, call, split) -> str | None:
+    platform, kind = device().platform, device().device_kind
+    if platform not in ("gpu", "cpu"):
+      return "a GPU"
+    # Blackwell lacks the instructions of the kernel's products.
+    if platform == "gpu" and int(capability(kind) or 0) != 9:
+      return f"a Hopper GPU, for its wgmma instructions, not {kind}"
+    # JAX 0.12 has the interpreter, and the kernel's calls by these names.
+    if jax.__version_info__ < (0, 12):
+      return f"jax 0.12 or later, and so Python 3.12, not jax {jax.__version__}"
+    if call.dtype not in ("bfloat16", "float16"):
+      return f"bfloat16 or float16, not {call.dtype}"
+    if call.q[3] not in _MOSAIC_WIDTHS:
+      return f"a head width of {_MOSAIC_WIDTHS}, not {call.q[3]}"
+    return "scores without position terms" if call.buckets else None
+
+  def schedule(self, mask, rows: int, call: Call):
+    return visits.make(mask, rows, call.q[1], call.k[1])
 
 
-def _mosaic_obstacle(mask, call: Call, split) -> str | None:
-  platform, kind = device().platform, device().device_kind
-  if platform not in ("gpu", "cpu"):
-    return "a GPU"
-  # Blackwell lacks the instructions of the kernel's products.
-  if platform == "gpu" and int(capability(kind) or 0) != 9:
-    return f"a Hopper GPU, for its wgmma instructions, not {kind}"
-  # JAX 0.12 has the interpreter, and the kernel's calls by these names.
-  if jax.__version_info__ < (0, 12):
-    return f"jax 0.12 or later, and so Python 3.12, not jax {jax.__version__}"
-  if call.dtype not in ("bfloat16", "float16"):
-    return f"bfloat16 or float16, not {call.dtype}"
-  if call.q[3] not in _MOSAIC_WIDTHS:
-    return f"a head width of {_MOSAIC_WIDTHS}, not {call.q[3]}"
-  return "scores without position terms" if call.buckets else None
+class Plain(Backend):
+  """Plain XLA, by a function of `antlm_jax.attention.reference`."""
+
+  def __init__(self, function: Callable):
+    self.function = function
+
+  def run(self, q, k, v, prepared, *args):
+    return self.function(q, k, v, prepared.mask, *args)
 
 
-BACKENDS = {
-  "pallas": Backend(
-    _pallas,
-    _pallas_obstacle,
-    lambda mask, rows, call: grid.make(mask, rows, call.blocks),
-  ),
-  "cudnn": Backend(_cudnn, _cudnn_obstacle),
-  "mosaic": Backend(
-    _mosaic,
-    _mosaic_obstacle,
-    lambda mask, rows, call: visits.make(mask, rows, call.q[1], call.k[1]),
-  ),
-  "chunked": Backend(lambda q, k, v, p, *args: chunked(q, k, v, p.mask, *args)),
-  "reference": Backend(
-    lambda q, k, v, p, *args: reference(q, k, v, p.mask, *args)
-  ),
+BACKENDS: dict[str, Backend] = {
+  "pallas": Pallas(),
+  "cudnn": Cudnn(),
+  "mosaic": Mosaic(),
+  "chunked": Plain(chunked),
+  "reference": Plain(reference),
 }

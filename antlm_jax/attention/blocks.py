@@ -1,8 +1,7 @@
-"""How the kernels cut scores into blocks, and which blocks a mask needs.
+"""Blocks of scores in the kernels, and the blocks that a mask needs.
 
-Both kernels visit the blocks that some query needs and no others; in which
-order, and how they are told, is each one's own: `attention.tpu.grid`,
-`attention.gpu.visits`.
+Both kernels visit only blocks that some query needs. `attention.tpu.grid` and
+`attention.gpu.visits` have the order of their visits.
 """
 
 import dataclasses
@@ -11,15 +10,15 @@ import jax.numpy as jnp
 
 from antlm_jax.masks import AttentionMask
 
-# A block's sides are multiples of it: the lanes of a TPU, and the queries or
-# keys that a GPU's multiprocessor works on at a time.
+# A block's sides are multiples of this: a TPU's lanes, and the queries or keys
+# that a GPU's multiprocessor works on at a time.
 UNIT = 128
 SAVED = "attention"  # `jax.checkpoint` may keep the residuals by this name
 
 
 @dataclasses.dataclass(frozen=True)
 class Blocks:
-  """How T queries and S keys are cut into blocks."""
+  """Division of T queries and S keys into blocks."""
 
   queries: int  # T
   keys: int  # S
@@ -28,8 +27,15 @@ class Blocks:
 
   @classmethod
   def of(cls, queries: int, keys: int, largest: int) -> "Blocks":
-    """Chooses as few blocks as `largest` allows, then as small as they fit."""
-    return cls(queries, keys, _size(queries, largest), _size(keys, largest))
+    """Chooses as few blocks as `largest` allows, then the smallest size."""
+
+    def size(length):
+      # 640 in blocks of at most 512 are two of 384, not 512 and a rest, so that
+      # the last block computes little beyond the end.
+      count = -(-length // largest)
+      return -(-length // (count * UNIT)) * UNIT
+
+    return cls(queries, keys, size(queries), size(keys))
 
   @property
   def q_count(self) -> int:
@@ -41,16 +47,16 @@ class Blocks:
 
   @property
   def ragged_q(self) -> bool:
-    """Whether the last block of queries reaches over the end."""
+    """Whether the last block of queries extends beyond the end."""
     return self.queries % self.q_size != 0
 
   @property
   def ragged_k(self) -> bool:
-    """Whether the last block of keys reaches over the end."""
+    """Whether the last block of keys extends beyond the end."""
     return self.keys % self.k_size != 0
 
   def over_the_end(self, q, k):
-    """Whether a block reaches over either end; False if none ever does."""
+    """Whether a block extends beyond an end; False if no block does."""
     over = False
     if self.ragged_q:
       over = over | (q == self.q_count - 1)
@@ -59,15 +65,8 @@ class Blocks:
     return over
 
 
-def _size(length: int, largest: int) -> int:
-  # 640 in blocks of at most 512 are two of 384, not one of 512 and a rest: the
-  # last block then computes the least beyond the end.
-  count = -(-length // largest)
-  return -(-length // (count * UNIT)) * UNIT
-
-
 def visibility(mask: AttentionMask, rows: int, blocks: Blocks):
-  """Returns which blocks have a visible score, and which no hidden one.
+  """Returns the blocks with a visible score, and those without a hidden one.
 
   Both are bool `[B, query blocks, key blocks]`.
   """
@@ -76,8 +75,8 @@ def visibility(mask: AttentionMask, rows: int, blocks: Blocks):
 
   def by_block(bound):  # [B, query blocks, queries of a block, 1]
     bound = jnp.broadcast_to(bound, (rows, blocks.queries))
-    # Over the end intervals are empty: they need no block, and no block that
-    # reaches there counts as whole.
+    # Beyond the end intervals are empty: they need no block, and no block
+    # there counts as whole.
     bound = jnp.pad(bound, ((0, 0), pad))
     return bound.reshape(rows, blocks.q_count, blocks.q_size, 1)
 

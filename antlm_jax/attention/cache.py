@@ -1,8 +1,8 @@
-"""Attention to what is kept of a row's earlier tokens.
+"""Attention to a cache of a row's earlier tokens.
 
-Where attention is causal, nothing of a token changes by those after it. So of
-a text that grows at its end only the new tokens are encoded: each layer keeps
-the keys and values of the others.
+With causal attention, later tokens do not change earlier ones. So only the new
+tokens of a growing text are encoded: each layer keeps the keys and values of
+the others.
 """
 
 import dataclasses
@@ -15,23 +15,22 @@ from antlm_jax.attention.reference import reference
 from antlm_jax.attention.relative import Relative
 from antlm_jax.masks import AttentionMask
 
-# What each layer keeps in S slots a row, arrays `[B, heads, S, width]`: keys,
-# values, and with relative positions the keys' terms.
+# For each layer, arrays `[B, heads, S, width]` of S slots a row: keys, values,
+# and with relative positions the keys' terms.
 Cache = tuple[tuple[jax.Array, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cached:
-  """A cache in a mask's place: each of T new tokens sees those before it.
+  """A cache in place of a mask: each of T new tokens sees those before it.
 
-  `attend` writes what is kept of the new tokens into their slots, and then
-  shows each of them its row's slots up to its own. Rows may stand at
-  different slots, so none is padded at its left.
+  `attend` writes the new tokens into their slots, and each then sees its row's
+  slots up to its own. Rows may be at different slots, without padding.
 
   Attributes:
     start: Slot of each row's first new token, int32 `[B]`.
-    layers: The cache, as refs: writing changes what they hold.
-    windows: How near a key must be in each layer, as in `AttentionMask.within`.
+    layers: The cache as mutable refs.
+    windows: Each layer's window, as in `AttentionMask.within`.
   """
 
   start: jax.Array
@@ -39,7 +38,7 @@ class Cached:
   windows: tuple[int, ...]
 
   def of_layer(self, layer: int) -> "Cached":
-    """Returns what a layer attends by."""
+    """Returns the cache of one layer."""
     return dataclasses.replace(
       self, layers=(self.layers[layer],), windows=(self.windows[layer],)
     )
@@ -52,19 +51,16 @@ class Cached:
     scale: float,
     relative: Relative | None,
   ) -> jax.Array:
-    """As `attention.attend`, of new tokens `[B, T, ...]` alone."""
+    """Like `attention.attend`, for the new tokens `[B, T, ...]`."""
     (refs,), (window,) = self.layers, self.windows
+    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
     new = (k, v) if relative is None else (k, v, relative.key)
-    k, v, *terms = map(self._put, refs, new)
+    for ref, x in zip(refs, new, strict=True):
+      ref[...] = jax.vmap(update)(ref[...], x.swapaxes(1, 2), self.start)
+    k, v, *terms = (ref[...].swapaxes(1, 2) for ref in refs)
     if relative is not None:
       relative = dataclasses.replace(relative, key=terms[0])
     end = self.start[:, None] + jnp.arange(1, q.shape[1] + 1)
-    # Few queries: their scores are small, and no kernel has work for a block.
+    # With few queries the scores are small, and no kernel fills a block.
     mask = AttentionMask(k_start=end - window, k_end=end)
     return reference(q, k, v, mask, scale, None, relative, self.start)
-
-  def _put(self, ref: jax.Ref, new: jax.Array) -> jax.Array:
-    """Writes `[B, T, heads, width]`; returns the slots, `[B, S, ...]`."""
-    update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
-    ref[...] = jax.vmap(update)(ref[...], new.swapaxes(1, 2), self.start)
-    return ref[...].swapaxes(1, 2)

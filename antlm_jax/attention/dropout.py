@@ -1,4 +1,4 @@
-"""Dropout of attention weights, as a function of where they stand."""
+"""Dropout of attention weights, as a function of their place."""
 
 import dataclasses
 
@@ -7,16 +7,16 @@ import jax.numpy as jnp
 
 from antlm_jax import hashing
 
-_BITS = 24  # of 32: they fit a signed integer, which every chip compares
+_BITS = 24  # of 32: they fit a signed integer, which every chip can compare
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-  """Which attention weights are dropped: a hash of (row, head, query, key).
+  """Dropout of attention weights by a hash of (row, head, query, key).
 
-  No mask is stored, and none is drawn: forward and backward pass, kernel and
-  reference, and every sharding compute the same bits.
+  No mask is stored: forward and backward pass, kernel and reference, and every
+  sharding compute the same bits.
 
   Attributes:
     rate: Share of the weights that is dropped. Static.
@@ -28,7 +28,7 @@ class Dropout:
 
   @property
   def scale(self) -> float:
-    """What the kept weights are multiplied by."""
+    """Factor of the kept weights."""
     return 1.0 / (1.0 - self.rate)
 
   def seeds(self, heads: int) -> jax.Array:
@@ -37,21 +37,21 @@ class Dropout:
     return hashing.mix(self.row_keys[:, None], head)
 
   def kept(self, heads: int, queries, keys) -> jax.Array:
-    """Returns what is kept, bool `[B, N, T, S]`, of these indices."""
+    """Returns whether weights are kept, bool `[B, N, T, S]`."""
     seeds = self.seeds(heads)[:, :, None, None]
     return keep(self.rate, seeds, queries[:, None], keys)
 
 
 def keep(rate: float, seed, queries, keys) -> jax.Array:
-  """Decides one weight each; the arguments are broadcast together.
+  """Returns whether weights are kept; the arguments are broadcast together.
 
-  A share `rate` is dropped. The seed is uint32, of the row and head; queries
+  A share `rate` is dropped. The uint32 seed is that of a row and head; queries
   and keys are indices in their row.
   """
   return keep_of(rate, hashing.mix(seed, queries.astype(jnp.uint32)), keys)
 
 
 def keep_of(rate: float, state, keys) -> jax.Array:
-  """Like `keep`, of a seed and a query that are mixed already."""
+  """Like `keep`, for a seed and a query that are already mixed."""
   state = hashing.mix(state, keys.astype(jnp.uint32))
   return (state >> (32 - _BITS)).astype(jnp.int32) >= round(rate * 2**_BITS)

@@ -1,8 +1,8 @@
 """Scores by relative position, from one small table per row.
 
-To the score of query i and key j are added a term of the query and a term of
-the key, each chosen by the bucket of the distance i - j: DeBERTa's content to
-position and position to content (arXiv 2006.03654, section 3.1).
+The score of query i and key j adds a term of the query and a term of the key,
+each chosen by the bucket of the distance i - j: DeBERTa's content to position
+and position to content (arXiv 2006.03654, section 3.1).
 """
 
 import dataclasses
@@ -18,20 +18,20 @@ import numpy as np
 class Relative:
   """The position terms of queries and keys, by bucket."""
 
-  query: jax.Array  # what each query adds in each of C buckets, `[B, T, N, C]`
-  key: jax.Array  # what each key adds, `[B, S, N, C]`
-  # C - 1 ascending distances: the bucket of i - j is the number of edges up to
+  query: jax.Array  # term of each query in each of C buckets, `[B, T, N, C]`
+  key: jax.Array  # term of each key, `[B, S, N, C]`
+  # C - 1 ascending distances. The bucket of i - j is the number of edges up to
   # it.
   edges: tuple[int, ...] = dataclasses.field(metadata={"static": True})
 
   def scores(self, first: jax.Array | int = 0) -> jax.Array:
-    """Returns what is added to the scores, float32 `[B, N, T, S]`.
+    """Returns the terms of the scores, float32 `[B, N, T, S]`.
 
-    Each row is spread over its diagonals by a product with a one-hot matrix,
-    and moved into place by a reshape: no gather, and no scatter in backward.
+    A product with a one-hot matrix spreads each row over its diagonals, and a
+    reshape moves it into place: no gather, and no scatter in backward.
 
     Args:
-      first: Index in its row of the first query; or of each row's, `[B]`.
+      first: Index of the first query in its row; or of each row's, `[B]`.
     """
     if jnp.ndim(first):
       return self._scores_of_few(first)
@@ -42,7 +42,7 @@ class Relative:
     return _skew(of_query, keys) + _skew(of_key, queries).swapaxes(-1, -2)
 
   def _scores_of_few(self, first: jax.Array) -> jax.Array:
-    """Likewise for few queries, whose rows share no diagonals: by a gather."""
+    """`scores` of few queries, whose rows share no diagonals, by a gather."""
     index = first[:, None] + jnp.arange(self.query.shape[1])
     distance = index[:, :, None] - jnp.arange(self.key.shape[1])
     bucket = bucket_of(distance, self.edges)[:, None]  # [B, 1, T, S]
@@ -58,8 +58,8 @@ class Relative:
 def log_edges(size: int, longest: int) -> tuple[int, ...]:
   """Edges of LTG-BERT's 2 x size - 1 buckets (arXiv 2303.09859).
 
-  Distances up to size / 2 have buckets of their own, further ones share them
-  by their logarithm, and all from `longest` - 1 on share the last.
+  Distances up to size / 2 have one bucket each. Longer ones share buckets by
+  their logarithm, and all from `longest` - 1 on share the last.
   """
   middle, last = size // 2, longest - 1
   distance = np.arange(longest)
@@ -67,7 +67,7 @@ def log_edges(size: int, longest: int) -> tuple[int, ...]:
   bucket = np.where(
     distance <= middle, distance, middle + np.ceil(scaled * (middle - 1))
   )
-  # Of all distances, from 1 - longest on: an edge is where the bucket rises.
+  # An edge is a distance, from 1 - longest on, at which the bucket rises.
   rises = np.flatnonzero(np.diff(np.concatenate([-bucket[:0:-1], bucket])))
   return tuple(int(2 - longest + at) for at in rises)
 
@@ -83,7 +83,7 @@ def _spread(terms, edges: tuple[int, ...], distances) -> jax.Array:
   chosen = jax.nn.one_hot(
     bucket_of(distances, edges), len(edges) + 1, dtype=terms.dtype, axis=0
   )
-  # By ones and zeros: exact, in bfloat16 too, where float32 is not rounded.
+  # Products with ones and zeros are exact, unless float32 is rounded.
   exact = jax.lax.Precision.HIGHEST if terms.dtype == jnp.float32 else None
   spread = jnp.einsum("brnc,cw->bnrw", terms, chosen, precision=exact)
   return spread.astype(jnp.float32)
@@ -92,8 +92,8 @@ def _spread(terms, edges: tuple[int, ...], distances) -> jax.Array:
 def _skew(x: jax.Array, columns: int) -> jax.Array:
   """Returns y[r, c] = x[r, R - 1 - r + c], of x `[..., R, R + columns]`.
 
-  Counted along all rows, y[r, c] stands at R - 1 + r (W - 1) + c: rows one
-  element shorter.
+  In the flat array, y[r, c] is at R - 1 + r (W - 1) + c: rows are one element
+  shorter.
   """
   *batch, rows, width = x.shape
   flat = x.reshape(*batch, rows * width)

@@ -9,16 +9,13 @@ Axes = str | tuple[str, ...] | None
 
 
 class Split(NamedTuple):
-  """Which axes of the mesh rows and heads are split over.
-
-  None where each device has all of them.
-  """
+  """Mesh axes that split rows and heads; None if each device has them all."""
 
   rows: Axes = None
   heads: Axes = None  # key/value heads, and the query heads that go with them
 
   def here(self, rows: int, kv_heads: int) -> "Split":
-    """Returns the split at this place of a program: none on a single shard.
+    """Returns the split in this part of a program: `WHOLE` on a single shard.
 
     Raises:
       ValueError: if the mesh lacks an axis, or the axes do not divide a size.
@@ -45,7 +42,7 @@ def parts(axes: Axes) -> int:
 
 
 def on_shards(f, in_specs, out_specs):
-  """Runs f on each device's part of its arguments; as it is without a mesh."""
+  """Makes f run on each device's part of its arguments, if there is a mesh."""
   if _mesh() is None:
     return f
   return jax.shard_map(
@@ -54,7 +51,7 @@ def on_shards(f, in_specs, out_specs):
 
 
 def _mesh():
-  """The mesh; None without one, or where we are on one shard of it already."""
+  """The mesh; None without one, or inside a program of one shard."""
   mesh = jax.sharding.get_abstract_mesh()
   return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
 

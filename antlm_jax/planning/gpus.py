@@ -148,12 +148,11 @@ def without_cudnn() -> Iterator[None]:
     run = functools.partial(_local, prepared.mask.causal)
     return on_shards(run, (spec,) * 3, spec)(q, k, v)
 
-  real = BACKENDS["cudnn"]
-  BACKENDS["cudnn"] = real._replace(run=attend)
+  BACKENDS["cudnn"].run = attend
   try:
     yield
   finally:
-    BACKENDS["cudnn"] = real
+    del BACKENDS["cudnn"].run  # the class has the real one
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -1,14 +1,14 @@
 """Fused attention in Pallas Mosaic GPU for Hopper, for every mask.
 
 As on a TPU (`attention.tpu.kernel`) scores exist one block at a time, the
-backward pass computes them again from each query's log-sum-exp, and no block
-is visited that no query needs (`attention.gpu.visits`).
+backward pass computes them again from each query's log-sum-exp, and only blocks
+that a query needs are visited (`attention.gpu.visits`).
 
 A thread block has three warpgroups. Two compute, each for a part of a block:
-64 queries, or in the gradients of keys and values 64 keys. The third brings
-what they go through from global memory, one block of 128 after another, into
-slots of shared memory; the barrier `ready` says that a slot is filled, `free`
-that both are done with it. The division of labour is FlashAttention-3's (arXiv
+64 queries, or in the gradients of keys and values 64 keys. The third loads the
+other operands from global memory, in blocks of 128, into slots of shared
+memory. The barrier `ready` signals a filled slot, and `free` that both have
+finished with it. This division of labour is that of FlashAttention-3 (arXiv
 2407.08608).
 
     output     q stays               k, v come
@@ -38,16 +38,16 @@ _LOG2E = math.log2(math.e)
 _FLOOR = -1e37  # the first maximum: over a hidden key's, under any other score
 _PART = 64  # queries or keys of a warpgroup
 _PARTS = UNIT // _PART
-_SLOTS = 2  # for blocks that come: one is worked on, one on its way
-# Registers of a thread of those who compute, and of those who load. The
-# hardware has 65,536, and 2 * 240 + 24 is three times what all begin with, 168.
+_SLOTS = 2  # of shared memory: one is computed on while the other is loaded
+# Registers of threads that compute, and of threads that load. The hardware has
+# 65,536, and 2 * 240 + 24 is three times the 168 that all begin with.
 _MANY, _FEW = 240, 24
-_TILE = plgpu.Layout.WGMMA  # how a product lies in a warpgroup's registers
+_TILE = plgpu.Layout.WGMMA  # a product's layout in a warpgroup's registers
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What a compiled kernel depends on beside its arguments' shapes."""
+  """Static settings of a kernel, in addition to its arguments' shapes."""
 
   scale: float  # multiplies the scores
   rate: float = 0.0  # share of the attention weights that is dropped
@@ -58,12 +58,12 @@ def flash(settings: Settings, q, k, v, seeds, schedule: Schedule) -> jax.Array:
   """Runs the kernels.
 
   Args:
-    settings: What is static.
+    settings: Static settings.
     q: Queries `[B, T, N, H]`, bfloat16 or float16.
     k: Keys `[B, S, K, H]`.
     v: Values `[B, S, K, H]`.
-    seeds: The dropout's, uint32 `[B, N]`, or None.
-    schedule: From `visits.make`.
+    seeds: Dropout's seeds, uint32 `[B, N]`, or None.
+    schedule: Schedule of the mask, from `visits.make`.
 
   Returns:
     `[B, T, N, H]`, of q's dtype.
@@ -71,14 +71,12 @@ def flash(settings: Settings, q, k, v, seeds, schedule: Schedule) -> jax.Array:
   if settings.scale <= 0:  # the kernels take the maximum before they scale
     q = q * settings.scale
     settings = dataclasses.replace(settings, scale=1.0)
-  # The schedule hides what is added.
-  whole = (_padded(x) for x in (q, k, v))
-  return _flash(settings, *whole, seeds, schedule)[:, : q.shape[1]]
-
-
-def _padded(x):
-  """Appends zeros, to whole blocks of positions."""
-  return jnp.pad(x, ((0, 0), (0, -x.shape[1] % UNIT), (0, 0), (0, 0)))
+  # Zeros fill up the last block; the schedule hides them.
+  padded = (
+    jnp.pad(x, ((0, 0), (0, -x.shape[1] % UNIT), (0, 0), (0, 0)))
+    for x in (q, k, v)
+  )
+  return _flash(settings, *padded, seeds, schedule)[:, : q.shape[1]]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -100,8 +98,8 @@ def _forward(settings, q, k, v, seeds, schedule):
     come={"k_s": _tiles(_SLOTS, UNIT, k), "v_s": _tiles(_SLOTS, UNIT, v)},
     scratch={"lse_s": plgpu.SMEM((_PARTS, _PART), jnp.float32)},
   )
-  # Of the scores the backward pass needs only `lse`, from which it computes
-  # them again; remat that keeps these two by name never runs this twice.
+  # The backward pass computes the scores again from `lse`. If remat keeps these
+  # two by name, this never runs twice.
   out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
   return out, (q, k, v, seeds, schedule, out, lse)
 
@@ -111,7 +109,7 @@ def _backward(settings, residuals, grad):
   rows, queries, heads, _ = q.shape
   delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
   arrays = {"q": q, "k": k, "v": v, "do": grad, "bounds": schedule.bounds}
-  # What the forward pass left of each query: `[B, N, 2, T]`.
+  # Two numbers per query, `[B, N, 2, T]`.
   arrays["sums"] = jnp.stack([lse, delta.swapaxes(1, 2)], axis=2)
   arrays["seeds"] = seeds
   (dq,) = _call(
@@ -149,7 +147,7 @@ def _backward(settings, residuals, grad):
 _flash.defvjp(_forward, _backward)
 
 
-# What there is one of for each query: in which array, and where in it.
+# Array of each value per query, and its index there.
 _GIVEN = {
   "start": ("bounds", 0),  # first visible key
   "end": ("bounds", 1),  # one past the last
@@ -157,8 +155,8 @@ _GIVEN = {
   "delta": ("sums", 1),  # the output times its gradient
 }
 
-# The kernels: what a thread block does. `r` are the references by name, those
-# to shared memory end in _s.
+# The kernels: the work of a thread block. `r` has the references by name; names
+# of shared memory end in _s.
 
 
 def _output(b: "_Block", r):
@@ -188,7 +186,7 @@ def _output(b: "_Block", r):
       (scores,) = _products((r.q_s.at[part], k.transpose((1, 0))))
       if masked:
         scores = jnp.where(p.seen(), scores, -jnp.inf)
-      # e^x is 2^(x log2 e): in base 2 one multiplication does for both
+      # e^x is 2^(x log2 e): in base 2 one multiplication applies both
       # constants, and is one instruction with the subtraction.
       scale = b.settings.scale * _LOG2E
       highest = jnp.maximum(top, scores.max(axis=1) * scale)
@@ -259,7 +257,7 @@ def _query_gradient(b: "_Block", r):
 
 def _key_gradients(b: "_Block", r):
   width, dtype = r.k.shape[3], r.k.dtype
-  # Here `b.head` is a key head; its group of query heads are visited in turn.
+  # Here `b.head` is a key head; its query heads are visited in turn.
 
   @b.load
   def _(block, head):
@@ -283,9 +281,9 @@ def _key_gradients(b: "_Block", r):
         for at in range(0, UNIT, _PART):
           queries = slot, pl.ds(at, _PART)
           query = block * UNIT + at
-          # Registers are few beside the sums, and in this layout a thread has
-          # 16 queries: what there is one of per query is read where it is
-          # needed, and one product is done with before the next begins.
+          # The sums leave few registers, and in this layout a thread has 16
+          # queries. So values per query are read when they are needed, and a
+          # product ends before the next begins.
           read = functools.partial(
             _read,
             bounds=r.bounds_s.at[slot],
@@ -294,7 +292,7 @@ def _key_gradients(b: "_Block", r):
             axis=1,
           )
           p = _Scores(b, (_PART, _PART), 1, query, first, read, head)
-          # Transposed scores: it is keys that are summed up for.
+          # Transposed scores, since the sums are those of keys.
           q, do = r.q_s.at[queries], r.do_s.at[queries]
           (scores,) = _products((r.k_s.at[part], q.transpose((1, 0))))
           weights = p.weights(masked, scores)
@@ -323,13 +321,13 @@ class _Scores:
   block: "_Block"
   shape: tuple[int, int]
   axis: int  # of the queries; the keys have the other
-  query: jax.Array  # the first's index in its row
-  key: jax.Array  # likewise
+  query: jax.Array  # index of the first query in its row
+  key: jax.Array  # index of the first key
   given: Callable  # reads one of `_GIVEN`
   head: jax.Array  # of the queries
 
   def spread(self, row: jax.Array) -> jax.Array:
-    """What each query has one of, at each of its scores."""
+    """Repeats a value per query at each of its scores."""
     return lax.broadcast_in_dim(row, self.shape, [self.axis])
 
   def keys(self) -> jax.Array:
@@ -344,7 +342,7 @@ class _Scores:
 
   @functools.cached_property
   def kept(self) -> jax.Array:
-    """What dropout leaves: a hash of the place, in every kernel the same."""
+    """Whether dropout keeps a weight: the same hash in every kernel."""
     b, size = self.block, (self.shape[self.axis],)
     layout = _TILE.reduce(1 - self.axis)
     query = plgpu.broadcasted_iota(jnp.int32, size, 0, layout=layout)
@@ -355,14 +353,14 @@ class _Scores:
   def drop(self, x: jax.Array) -> jax.Array:
     return jnp.where(self.kept, x, 0.0) if self.block.settings.rate else x
 
-  # The weights lack dropout's scale, the scores' gradient that of the scores:
-  # both are multiplied in once, when a sum is written out.
+  # The weights lack dropout's scale, and the scores' gradient that of the
+  # scores: a sum is multiplied once, when it is written out.
 
   def weights(self, masked: bool, scores: jax.Array) -> jax.Array:
-    """The weights before dropout, as the forward pass had them."""
+    """The weights before dropout, as in the forward pass."""
     scores = scores * (self.block.settings.scale * _LOG2E)
     weights = jnp.exp2(scores - self.spread(self.given("lse")))
-    # A hidden score's weight may be anything, infinite too, until it is hidden.
+    # A hidden score's weight may be infinite until it is hidden.
     return jnp.where(self.seen(), weights, 0.0) if masked else weights
 
   def gradient(self, weights: jax.Array, of_weights: jax.Array) -> jax.Array:
@@ -372,7 +370,7 @@ class _Scores:
     return weights * (of_weights - self.spread(self.given("delta")))
 
 
-# What the kernels have in common.
+# Shared by the kernels.
 
 
 def _call(
@@ -392,17 +390,17 @@ def _call(
   """Runs a kernel.
 
   Args:
-    body: Called with a `_Block` and the references.
-    settings: What is static.
-    products: How many it makes of queries and keys, or of their size.
-    grid: The numbers of heads, of blocks that own something, and of rows.
-    arrays: By name, what is in global memory.
-    visits: What is visited.
-    outputs: What the results are like, by name.
+    body: Function of a `_Block` and the references.
+    settings: Static settings.
+    products: Number of products of queries and keys, or of their size.
+    grid: Numbers of heads, of blocks that own queries or keys, and of rows.
+    arrays: Arrays in global memory, by name.
+    visits: Blocks to visit.
+    outputs: Arrays or structs with the results' shapes and dtypes, by name.
     stay: Shared memory that each part fills once.
-    come: Shared memory of slots, filled block by block.
+    come: Shared memory in slots, filled block by block.
     scratch: Other shared memory.
-    group: How many heads of queries there are to one of the grid.
+    group: Number of query heads for each head of the grid.
   """
   arrays = {n: x for n, x in arrays.items() if n != "seeds" or settings.rate}
   arrays |= {"blocks": visits.blocks, "counts": visits.counts}
@@ -443,7 +441,7 @@ _GRID = ("head", "tile", "row")
 
 
 def _cost(products: int, arrays, outputs) -> pl.CostEstimate:
-  """Counts the work as if no block were left out, and each array once."""
+  """Work as if every block were visited, and each array moved once."""
   rows, queries, heads, width = arrays["q"].shape
   scores = rows * queries * heads * arrays["k"].shape[1]
   moved = [*arrays.values(), *outputs.values()]
@@ -456,18 +454,17 @@ def _cost(products: int, arrays, outputs) -> pl.CostEstimate:
 
 @dataclasses.dataclass(frozen=True)
 class _Block:
-  """A thread block: what it owns, and how its warpgroups work together."""
+  """A thread block, the tile that it owns, and the work of its warpgroups."""
 
   settings: Settings
   refs: types.SimpleNamespace
   row: jax.Array
-  head: jax.Array  # of the queries, or if keys are owned of the keys
-  tile: jax.Array  # which block of queries or keys is owned
-
-  group: int  # heads of queries that are visited for an owner
+  head: jax.Array  # query head, or if the tile is one of keys, key head
+  tile: jax.Array  # index of the owned block of queries or keys
+  group: int  # query heads to visit for the tile
 
   def load(self, sources: Callable) -> None:
-    """The warpgroup that brings what `sources(block, head)` names."""
+    """Runs the warpgroup that loads the arrays of `sources(block, head)`."""
     r = self.refs
 
     @pl.when(lax.axis_index("warpgroup") == _PARTS)
@@ -490,7 +487,7 @@ class _Block:
       self._each_head(of_head, None)
 
   def compute(self, run: Callable) -> None:
-    """The warpgroups that compute, each its part."""
+    """Runs the warpgroups that compute, each its part."""
 
     @pl.when(lax.axis_index("warpgroup") < _PARTS)
     def _():
@@ -498,7 +495,7 @@ class _Block:
       run(lax.axis_index("warpgroup"))
 
   def bring(self, part, sources: dict) -> None:
-    """Brings what stays in a part's shared memory."""
+    """Loads arrays that stay in a part's shared memory."""
     r = self.refs
     for name, source in sources.items():
       target = getattr(r, name).at[part]
@@ -520,7 +517,7 @@ class _Block:
         plgpu.barrier_arrive(r.free.at[slot])
         return carry
 
-      # Two programs: where all queries see all keys there is no mask.
+      # Two programs: blocks in which all queries see all keys need no mask.
       run = functools.partial(one, False)
       carry = lax.fori_loop(jnp.int32(0), whole, run, carry)
       return lax.fori_loop(whole, needed, functools.partial(one, True), carry)
@@ -533,11 +530,11 @@ class _Block:
     return lax.fori_loop(jnp.int32(0), jnp.int32(self.group), run, carry)
 
   def operand(self, part, which: int, x: jax.Array, dtype) -> jax.Array:
-    """Rounds x to what products take."""
+    """Rounds x to the dtype of products."""
     x = x.astype(dtype)
     if not self.settings.interpret:
       return x  # from registers
-    # The interpreter multiplies only what is in shared memory.
+    # The interpreter multiplies only operands in shared memory.
     spare = self.refs.spare_s.at[part, which, :, pl.ds(0, x.shape[1])]
     spare[...] = x
     plgpu.commit_smem()
@@ -558,12 +555,12 @@ def _products(*pairs) -> list[jax.Array]:
 
 
 def _slot(n: jax.Array) -> jax.Array:
-  """Where the n-th block comes to lie."""
+  """Slot of the n-th block."""
   return lax.rem(n, jnp.int32(_SLOTS))
 
 
 def _reuses(n: jax.Array) -> jax.Array:
-  """Whether the n-th block comes to lie where another was."""
+  """Whether the n-th block's slot had another block before."""
   return n >= _SLOTS
 
 
@@ -576,7 +573,7 @@ def _send(*pairs) -> None:
 
 
 def _read(name: str, bounds, sums, at, axis: int) -> jax.Array:
-  """Reads what there is one of per query, along an axis of scores."""
+  """Reads a value per query, along an axis of scores."""
   of, i = _GIVEN[name]
   ref = {"bounds": bounds, "sums": sums}[of].at[i, at]
   return plgpu.load(ref, layout=_TILE.reduce(1 - axis), optimized=False)
@@ -595,7 +592,7 @@ def _like(shape: tuple[int, ...], dtype) -> jax.ShapeDtypeStruct:
 
 
 def _tiles(count: int, size: int, like: jax.Array):
-  """Shared memory for rows of a head's width, as products read it."""
+  """Shared memory for rows of a head's width, in the layout of products."""
   swizzle = plgpu.find_swizzle(like.shape[3] * 8 * like.dtype.itemsize)
   tiling = plgpu.TilingTransform((8, swizzle // like.dtype.itemsize))
   return plgpu.SMEM(

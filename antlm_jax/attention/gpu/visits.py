@@ -1,8 +1,8 @@
-"""Which blocks of the score matrix the GPU's kernels visit, in which order.
+"""Blocks of the score matrix that the GPU's kernels visit, in order.
 
-Each thread block of a kernel owns a block of queries, or of keys, and goes
-through a list of the blocks of the others that it needs. First come those of
-which nothing is hidden, so that the loop over them has no mask in it.
+Each thread block of a kernel owns a block of queries, or of keys, and visits a
+list of the blocks of the other kind that it needs. Blocks without hidden scores
+come first, so that the loop over them has no mask.
 """
 
 import dataclasses
@@ -16,14 +16,14 @@ from antlm_jax.masks import AttentionMask
 
 
 class Visits(NamedTuple):
-  """What is visited for each block of queries, or of keys: the outer ones."""
+  """Blocks to visit for each outer block: of queries, or of keys."""
 
-  blocks: jax.Array  # those needed come first, int32 `[B, outer, inner]`
-  counts: jax.Array  # whole ones, and all needed, int32 `[B, outer, 2]`
+  blocks: jax.Array  # needed blocks first, int32 `[B, outer, inner]`
+  counts: jax.Array  # of whole blocks, and of needed, int32 `[B, outer, 2]`
 
   @property
   def share(self) -> jax.Array:
-    """Share of all blocks that is visited."""
+    """Share of the blocks that are visited."""
     return self.counts[..., 1].sum() / self.blocks.size
 
 
@@ -32,8 +32,8 @@ class Visits(NamedTuple):
 class Schedule:
   """A mask as the kernels read it."""
 
-  # First and one past last visible key, int32 `[B, 2, T]`: T is
-  # rounded up to a multiple of `UNIT`, with queries that see nothing.
+  # First and one past last visible key, int32 `[B, 2, T]`, with T rounded up to
+  # a multiple of `UNIT` by queries that see nothing.
   bounds: jax.Array
   by_query: Visits
   by_key: Visits
@@ -54,7 +54,7 @@ def make(mask: AttentionMask, rows: int, queries: int, keys: int) -> Schedule:
 
 
 def _list(needed: jax.Array, whole: jax.Array) -> Visits:
-  """Lists what is needed, bool `[B, outer, inner]`."""
+  """Lists the needed blocks, bool `[B, outer, inner]`."""
   rank = jnp.where(whole, 0, jnp.where(needed, 1, 2))
   counts = jnp.stack([whole.sum(-1), needed.sum(-1)], axis=-1)
   order = jnp.argsort(rank, axis=-1, stable=True)

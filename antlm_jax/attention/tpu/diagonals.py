@@ -1,10 +1,10 @@
-"""Scores by relative position, inside the kernel, one block at a time.
+"""Scores by relative position inside the TPU kernel, one block at a time.
 
-A bucket covers whole diagonals of a block. So a query's terms are spread over
-the diagonals that it meets, by a product with a one-hot matrix, and its column
-is moved so far that each diagonal comes to lie at the query's key there. The
-terms of the keys take the same way with keys and queries exchanged, and are
-transposed. All of it is exact, and the gradients take the same way back.
+A bucket covers whole diagonals of a block. A product with a one-hot matrix
+spreads a query's terms over the diagonals that it meets, and a shift of the
+query's column moves each diagonal to its key. The terms of the keys do the same
+with keys and queries exchanged, and are transposed. All of this is exact, and
+the gradients go the same way back.
 """
 
 import dataclasses
@@ -22,21 +22,21 @@ _SUBLANES = 8
 
 
 def one_hots(edges: tuple[int, ...], blocks: Blocks, dtype) -> jax.Array:
-  """Returns which bucket covers which diagonal, for every offset of a block.
+  """Returns the bucket of each diagonal, for every offset of a block.
 
-  Blocks as far from the main diagonal as each other share theirs, `offset`
-  says which. The diagonals are in the order that falls from query to key, and
-  in the one that rises: for the terms of the queries, and of the keys.
+  Blocks at the same distance from the main diagonal share an `offset`. The
+  distances fall along the diagonals for the terms of the queries, and rise for
+  those of the keys.
 
   Returns:
     `[offsets, 2, q_size + k_size, C]`.
   """
-  # An offset is the distance, query minus key, of a block's first of each.
+  # An offset is the distance of a block's first query and first key.
   step, first = _offsets(blocks)
   last = (blocks.q_count - 1) * blocks.q_size
   offset = jnp.arange(first, last + 1, step)[:, None]
-  # R queries and R' keys meet in R + R' - 1 diagonals; one more makes the
-  # number a multiple of 128, and is cut off as soon as it is in its place.
+  # R queries and R' keys meet in R + R' - 1 diagonals. One more makes it a
+  # multiple of 128, and is cut off after the shift.
   diagonal = jnp.arange(blocks.q_size + blocks.k_size)
   falling = offset + blocks.q_size - diagonal
   rising = offset - blocks.k_size + diagonal
@@ -45,7 +45,7 @@ def one_hots(edges: tuple[int, ...], blocks: Blocks, dtype) -> jax.Array:
 
 
 def offset(step: Step, blocks: Blocks) -> jax.Array:
-  """Returns which of the `one_hots` are a block's."""
+  """Returns the index of a block's `one_hots`."""
   # (q * q_size - k * k_size - first) / unit, without a division at run time.
   unit, _ = _offsets(blocks)
   q, k = blocks.q_size // unit, blocks.k_size // unit
@@ -53,7 +53,7 @@ def offset(step: Step, blocks: Blocks) -> jax.Array:
 
 
 def _offsets(blocks: Blocks) -> tuple[int, int]:
-  """How far offsets are apart, and the first: that of the last keys."""
+  """Distance between offsets, and the first offset: that of the last keys."""
   unit = math.gcd(blocks.q_size, blocks.k_size)
   return unit, -(blocks.k_count - 1) * blocks.k_size
 
@@ -72,10 +72,10 @@ def dot(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Diagonals:
-  """A block's diagonals as R queries or keys meet them, to R' of the others.
+  """A block's diagonals, as R queries or keys meet R' of the other kind.
 
-  It goes by `LANES` of the R at a time: each column of such a part meets R'
-  diagonals, and all of them together R' + LANES, whatever R is.
+  `LANES` of the R are done at a time: each column of such a part meets R'
+  diagonals, and all of them together R' + LANES, for every R.
 
   Attributes:
     one_hot: The buckets, a reference to `[R + R', C]`.
@@ -87,10 +87,10 @@ class Diagonals:
     """Returns float32 `[R', R]` of the terms `[C, R]`."""
     size, parts = terms.shape[1], []
     for at in range(0, size, LANES):
-      # [R' + LANES, LANES]: what each of the part would add on each diagonal.
+      # [R' + LANES, LANES]: the term of each column on each diagonal.
       met = dot(self._met(size, at), terms[:, at : at + LANES], 1, 0)
-      # Column c moves down by c, and what it meets begins at row LANES; above
-      # it are the diagonals that only its neighbours meet.
+      # Column c moves down by c, and its diagonals begin at row LANES. Above
+      # are the diagonals that only its neighbours meet.
       parts.append(_shear(met, 1)[LANES:])
     return jnp.concatenate(parts, axis=1)
 
@@ -98,15 +98,15 @@ class Diagonals:
     """Returns the terms' gradient, float32 `[C, R]`, from that of scores."""
     size, parts = scores.shape[1], []
     for at in range(0, size, LANES):
-      # `scores` backwards: padded where it cuts, sheared the other way, and
-      # multiplied by the same ones, which adds up each bucket.
+      # The reverse of `scores`: padded, sheared the other way, and multiplied
+      # by the same ones, which adds up each bucket.
       met = self._met(size, at)
       part = jnp.pad(scores[:, at : at + LANES], ((LANES, 0), (0, 0)))
       parts.append(dot(met, _shear(part, -1).astype(met.dtype), 0, 0))
     return jnp.concatenate(parts, axis=1)
 
   def _met(self, size: int, at: int) -> jax.Array:
-    """What `LANES` of R = `size` queries or keys meet, from the one `at` on."""
+    """Buckets that `LANES` of R = `size` queries or keys meet, from `at` on."""
     first = size - at - LANES
     return self.one_hot[first : self.one_hot.shape[0] - at]
 
@@ -120,8 +120,8 @@ def _shear(x: jax.Array, sign: int) -> jax.Array:
   while bit >= _SUBLANES:
     x = jnp.where((lane & bit) != 0, _roll(x, sign * bit), x)
     bit //= 2
-  # What is left of c is under 8: a permutation of the sublanes within each
-  # register, and for what leaves its register, within the neighbour.
+  # The rest of c is under 8: a permutation of the sublanes in each register,
+  # and in the neighbour for values that leave their register.
   tiles = x.reshape(-1, _SUBLANES, LANES)
   sublane = jax.lax.broadcasted_iota(jnp.int32, tiles.shape, 1)
   source = sublane - sign * (lane & (_SUBLANES - 1))

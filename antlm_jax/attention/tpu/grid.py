@@ -1,10 +1,10 @@
-"""Which blocks of the score matrix the kernel visits, in which order.
+"""Blocks of the score matrix that the TPU's kernel visits, in order.
 
 A schedule turns the kernel's program ids into a `Step`: one block of queries
-against one block of keys. It visits the blocks that some query needs and no
-others, those of one output block after another. A plain full or causal mask
-needs no more than arithmetic; a mask with bounds is listed in a table, made
-once per step of training and handed to the kernel by scalar prefetch.
+against one block of keys. It visits the blocks that some query needs, one
+output block after another. A plain full or causal mask needs only arithmetic.
+A mask with bounds has a table of blocks, made once per training step and passed
+to the kernel by scalar prefetch.
 """
 
 import dataclasses
@@ -17,8 +17,7 @@ from antlm_jax.attention.blocks import Blocks, visibility
 from antlm_jax.masks import AttentionMask
 
 LANES = 128  # of a register
-# What a table's code says of a step beside its place: the last six fields of
-# `Step`, in their order, one bit each.
+# Bits of a table's code, in the order of the last six fields of `Step`.
 _FIRST, _LAST, _ROW_FIRST, _ROW_LAST, _WORK, _MASKED = (
   1 << bit for bit in range(6)
 )
@@ -26,40 +25,36 @@ _FLAG_BITS = 6
 
 
 class Step(NamedTuple):
-  """What the kernel does at one point of its grid.
+  """The kernel's work at one point of its grid.
 
-  An output block is accumulated in scratch memory over consecutive steps:
-  `first` is where it is cleared, `last` where it is written out. The gradient
-  of a whole row's queries is accumulated likewise from `row_first` to
-  `row_last`.
+  An output block adds up in scratch memory over consecutive steps. The `first`
+  step clears it and the `last` step writes it. The gradient of a whole row's
+  queries adds up likewise from `row_first` to `row_last`.
   """
 
   row: jax.Array  # of the batch
   q: jax.Array  # block of queries
   k: jax.Array  # block of keys
-  first: jax.Array  # whether the output block begins here
-  last: jax.Array  # whether it ends here
-  row_first: jax.Array  # whether the row begins here
-  row_last: jax.Array  # whether it ends here
-  work: jax.Array | bool  # False where an output block is only to be zeroed
+  first: jax.Array  # whether this is the output block's first step
+  last: jax.Array
+  row_first: jax.Array  # whether this is the row's first step
+  row_last: jax.Array
+  work: jax.Array | bool  # False if the output block is only to be zeroed
   masked: jax.Array | bool  # whether some query does not see some key
 
 
 @dataclasses.dataclass(frozen=True)
 class _Base:
-  """What all schedules have.
+  """Base of schedules: `grid(rows)`, its sizes, and `at(ids, scalars)`, a step.
 
-  `grid(rows)` gives the sizes of the grid, and `at(ids, scalars)` the step at
-  a point of it, from what the kernel gets by scalar prefetch.
-
-  An output block is one of queries, or if `by_key` one of keys: the loop over
-  the inner blocks is then over queries.
+  An output block is one of queries, or if `by_key` one of keys: the inner loop
+  is then over blocks of queries.
   """
 
   blocks: Blocks = dataclasses.field(metadata={"static": True})
   by_key: bool = dataclasses.field(metadata={"static": True})
 
-  scalars = ()  # what the kernel gets by scalar prefetch
+  scalars = ()  # arrays that the kernel gets by scalar prefetch
 
 
 @jax.tree_util.register_dataclass
@@ -85,12 +80,12 @@ class Triangle(_Base):
   """The blocks on and below the diagonal, for a causal square mask.
 
   The triangle's rows of 1, 2, ..., n blocks are folded into a rectangle: a
-  short row and a long one fill each of its rows, so that no step is idle.
+  short and a long row fill each of its rows, so that no step is idle.
   """
 
   def grid(self, rows: int) -> tuple[int, ...]:
     # n even: n / 2 pairs of n + 1 blocks. n odd: the longest row is alone,
-    # and the others pair up to its length n.
+    # and pairs of the others have its length n.
     count = self.blocks.q_count
     return (rows, (count + 1) // 2, count + 1 - count % 2)
 
@@ -101,7 +96,7 @@ class Triangle(_Base):
     is_short = place <= short
     outer = jnp.where(is_short, short, count - 1 - pair)
     inner = jnp.where(is_short, place, place - short - 1)
-    # Mirrored at the second diagonal, the same triangle goes by keys.
+    # Mirrored at the second diagonal, the triangle goes by keys.
     q, k = outer, inner
     if self.by_key:
       q, k = count - 1 - inner, count - 1 - outer
@@ -120,19 +115,19 @@ class Triangle(_Base):
 class Table(_Base):
   """A list of blocks, for a mask with bounds."""
 
-  # The steps, int32 `[steps at most]`: row, outer block, inner block and flags
-  # in bit fields, since the scalar core divides slowly.
+  # Steps, int32 `[most steps]`: row, outer block, inner block and flags in bit
+  # fields, since the scalar core divides slowly.
   codes: jax.Array
   total: jax.Array  # number of steps, int32 `[1]`: the size of the grid
 
   @property
   def scalars(self):
-    # In scalar memory before the grid begins, so that a step's block is known,
-    # and on its way from HBM, while the step before is computed.
+    # In scalar memory before the grid begins, so that a step's block is loaded
+    # from HBM during the step before.
     return (self.codes,)
 
   def grid(self, rows: int) -> tuple[jax.Array, ...]:
-    # Known only when it runs: blocks that no query needs are not even steps.
+    # Known only at run time: blocks that no query needs are no steps.
     return (self.total[0],)
 
   def at(self, ids, scalars) -> Step:
@@ -147,7 +142,7 @@ class Table(_Base):
 
 
 def _bits(blocks: Blocks, by_key: bool) -> tuple[int, int]:
-  """Returns how many bits an outer and an inner block take."""
+  """Number of bits of an outer and of an inner block."""
   bits = (blocks.q_count - 1).bit_length(), (blocks.k_count - 1).bit_length()
   return bits[::-1] if by_key else bits
 
@@ -173,7 +168,7 @@ def make(
 
 
 def table_size(mask: AttentionMask, rows: int, blocks: Blocks) -> int:
-  """Returns how many entries the longest table has; 0 without tables."""
+  """Returns the most entries of a table; 0 without tables."""
   if _is_plain(mask, blocks):
     return 0
   return rows * blocks.q_count * blocks.k_count
@@ -186,9 +181,9 @@ def _is_plain(mask: AttentionMask, blocks: Blocks) -> bool:
 
 
 def _list(needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int):
-  """Lists what is needed, bool `[B, outer, inner]`: `Table.codes`, `.total`."""
+  """Lists needed blocks, bool `[B, outer, inner]`, as a table's arrays."""
   row, outer, inner = (jnp.arange(n) for n in needed.shape)
-  # An output that needs no block still has to be zeroed: it gets one idle step.
+  # An output that needs no block is zeroed in one idle step.
   idle = ~needed.any(axis=-1, keepdims=True) & (inner == 0)
   visited = needed | idle
   # argmax is the first True: the first and the last inner block visited.
@@ -201,8 +196,8 @@ def _list(needed: jax.Array, whole: jax.Array, outer_bits, inner_bits: int):
   flags |= needed * _WORK | (needed & ~whole) * _MASKED
   codes = (row[:, None, None] << outer_bits) | outer
   codes = (((codes << inner_bits) | inner) << _FLAG_BITS) | flags
-  # Shapes are static: the visited ones move to the front, in their order, and
-  # the rest of the table is never reached, since the grid ends at `total`.
+  # Shapes are static: visited blocks move to the front, in their order. The
+  # grid ends at `total`, before the rest of the table.
   (order,) = jnp.nonzero(visited.reshape(-1), size=visited.size, fill_value=0)
   total = visited.sum(dtype=jnp.int32)[None]
   return codes.reshape(-1)[order].astype(jnp.int32), total

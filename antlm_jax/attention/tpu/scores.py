@@ -1,10 +1,9 @@
-"""A block of scores, as the kernel sees it at a step of its grid.
+"""A block of scores at a step of the TPU kernel's grid.
 
-The scores lie with keys along the sublanes and queries along the lanes. What
-belongs to a query (its bounds, its maximum, its sum) is then a row, as it lies
-in memory, and a head narrower than the 128 lanes wastes none of them. The
-queries of all heads that share a key head lie side by side, so that keys and
-values are loaded once for the group.
+Keys are along the sublanes and queries along the lanes. A query's bounds,
+maximum and sum are then rows, as in memory, and a head narrower than the 128
+lanes wastes none of them. The queries of all heads that share a key head are
+side by side, so that keys and values are loaded once for the group.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ _LOG2E = math.log2(math.e)
 
 @dataclasses.dataclass(frozen=True)
 class KernelSettings:
-  """What a compiled kernel depends on beside its arguments' shapes."""
+  """Static settings of a kernel, in addition to its arguments' shapes."""
 
   blocks: Blocks  # how queries and keys are cut
   causal: bool  # whether no query sees a later key
@@ -40,9 +39,9 @@ class ScoreBlock:
   """The block of scores at a step, of some key heads and all their queries."""
 
   settings: KernelSettings
-  step: Step  # where the block stands
+  step: Step
   refs: dict  # the step's part of the inputs, by name
-  seed: Callable  # `seed(h, g)` gives the dropout's seed of a head
+  seed: Callable  # `seed(h, g)` is a head's seed of dropout
   heads: int  # number of key heads
   group: int  # query heads per key head G
 
@@ -53,8 +52,8 @@ class ScoreBlock:
       for h in range(self.heads):
         add(HeadScores(self, h, masked))
 
-    # Two programs: a block that all its queries see whole, as most are in long
-    # rows, goes without the mask's compares and selects.
+    # Two programs: blocks without a hidden score, as most are in long rows,
+    # need no comparisons with the mask.
     if self.step.masked is False:
       return run(False)
     work, masked = self.step.work, self.step.masked
@@ -76,7 +75,7 @@ class ScoreBlock:
     return self.join([self.step.q * size + at] * self.group)
 
   def join(self, parts) -> jax.Array:
-    """Puts what belongs to the query heads of a group side by side."""
+    """Puts arrays of a group's query heads side by side."""
     return jnp.concatenate(parts, axis=1)
 
   def store_queries(self, ref, h: int, x: jax.Array, q: int = 0) -> None:
@@ -106,11 +105,11 @@ class HeadScores:
   masked: bool  # whether some key may be hidden from some query
 
   def scores(self) -> jax.Array:
-    """The scores in base 2, float32 `[keys, lanes]`, hidden ones too."""
+    """The scores in base 2, float32 `[keys, lanes]`, also hidden ones."""
     settings = self.block.settings
     scores = dot(self.keys("k"), self.queries("q"), 0, 0)
     if self.block.diagonals:
-      # Over the ends there may be anything: those scores are hidden.
+      # Beyond the ends scores are arbitrary, and hidden later.
       refs, (of_query, of_key) = self.block.refs, self.block.diagonals
       scores += of_query.scores(refs["of_query"][0, self.h, 0])
       scores += of_key.scores(refs["of_key"][0, self.h]).T
@@ -120,21 +119,21 @@ class HeadScores:
   def weights_and_gradient(self) -> tuple[jax.Array, jax.Array]:
     """The weights after dropout, and the gradient of the scores.
 
-    The weights lack dropout's scale, the gradient that of the scores: both
-    are multiplied in once, when a sum is written out.
+    The weights lack dropout's scale, and the gradient that of the scores: a sum
+    is multiplied once, when it is written out.
     """
     rate = self.block.settings.rate
-    # The forward pass left the log-sum-exp, so this is the softmax at once.
-    # A hidden score's weight may be anything, infinite too, until it is hidden.
+    # With the forward pass's log-sum-exp, this is the softmax. A hidden score's
+    # weight may be infinite until it is hidden.
     weights = jnp.exp2(self.scores() - self.row("lse"))
     weights = self.hide(weights, 0.0)
     gradient = dot(self.keys("v"), self.queries("do"), 0, 0)
     gradient = self.drop(gradient / (1.0 - rate) if rate else gradient)
-    # The softmax's gradient, p (dp - sum of p dp). That sum over all keys is
+    # The softmax's gradient is p (dp - sum of p dp). The sum over all keys is
     # `delta`, the product of the output and its gradient: a number per query.
     gradient = weights * (gradient - self.row("delta"))
     if self.block.settings.blocks.ragged_q:
-      gradient = self.hide(gradient, 0.0)  # delta is anything over the end
+      gradient = self.hide(gradient, 0.0)  # delta is arbitrary beyond the end
     return self.drop(weights), gradient
 
   def gradient_of(self, name: str, weights, of_scores) -> jax.Array:
@@ -157,12 +156,12 @@ class HeadScores:
     return of_key.gradient(of_scores.T)
 
   def hide(self, x: jax.Array, fill: float) -> jax.Array:
-    """Puts `fill` where a query does not see a key."""
+    """Replaces hidden scores by `fill`."""
     if not self.masked:
       return x
     block = self.block
     blocks, i, j = block.settings.blocks, block.queries(), self.key_index(0)
-    # All conditions on a key are one interval per query: rows `[1, lanes]` are
+    # A query's conditions on keys are one interval: rows `[1, lanes]` are
     # reduced first, and the whole block is compared once or twice.
     end = jnp.full_like(i, blocks.keys)
     if block.settings.causal:
@@ -177,11 +176,11 @@ class HeadScores:
     return jnp.where(visible, x, fill)
 
   def drop(self, x: jax.Array) -> jax.Array:
-    """Puts 0 where dropout takes a weight away."""
+    """Replaces dropped weights by 0."""
     block = self.block
     if not block.settings.rate:
       return x
-    # A hash of the place: every pass over a block draws the same bits again.
+    # A hash of the place: every pass over a block computes the same bits.
     size = block.settings.blocks.q_size
     seeds = [
       jnp.full((1, size), block.seed(self.h, g)) for g in range(block.group)
@@ -200,7 +199,7 @@ class HeadScores:
     blocks = self.block.settings.blocks
     if not (self.masked and blocks.ragged_k):
       return x
-    # Over the end there may be anything, and 0 times anything may be NaN.
+    # Values beyond the end are arbitrary, and 0 times a value may be NaN.
     return jnp.where(self.key_index(1) < blocks.keys, x, 0)
 
   def queries(self, name: str) -> jax.Array:
