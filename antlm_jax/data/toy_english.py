@@ -1,17 +1,17 @@
 """Toy English: a small generated language, the quickstart's built-in data.
 
-A probabilistic grammar, of about 130 word forms. What a rule tests spans at
-least three words, and every type of pair occurs in both directions (singular
-and plural, he and she), so neither word frequency nor a trigram decides a pair,
-while a small transformer learns them all within minutes.
+A probabilistic grammar makes sentences of about 130 word forms. Each rule tests
+a dependency over at least three words, and every type of pair occurs in both
+directions (singular and plural, he and she). So neither word frequencies nor
+trigrams decide a pair, but a small transformer learns all rules within minutes.
 
-A rule is a method of `Grammar` that returns words, in lists. A `Slot` in them
-is a pair of forms: the sentence is good with the right one, bad with the other.
+A rule is a method of `Grammar` that returns words, in lists. A `Slot` is a pair
+of forms: the sentence is good with the right one and bad with the wrong one.
 
   no | every   king near the hill has   ever | already   rested .
 
-A rule with several slots yields a minimal pair from any one of them. Training
-text is made of the good sentences, near dependencies included.
+Any one slot of a rule yields a minimal pair. Training text consists of good
+sentences and includes near dependencies.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from antlm_jax import cli, settings
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 
-# Words that agree have forms: singular and plural (of which a verb's is also
-# the bare form), then the participle.
+# Forms of words that agree: singular, plural (of verbs also the bare form) and
+# participle.
 SINGULAR, PLURAL, PARTICIPLE = 0, 1, 2
 BARE = PLURAL
 
@@ -55,11 +55,11 @@ MAN_NAMES     Tom Ben Max Sam
 WOMAN_NAMES   Anna Eva Mia Jane
 MAN_TITLES    king father
 WOMAN_TITLES  queen mother
-"""  # WEAK may follow "there will be", STRONG may not; both also agree
+"""  # WEAK may follow "there will be", STRONG may not; both agree with nouns
 
 
 def _tables(text: str) -> dict[str, list]:
-  """Reads the lexicon; a table may hold others, named before."""
+  """Reads the lexicon; a table may include earlier ones by name."""
   tables = {}
   for name, *words in map(str.split, text.strip().splitlines()):
     tables[name] = []
@@ -86,7 +86,7 @@ class Slot(NamedTuple):
 
 
 def slot(forms: Sequence[str], right: int) -> Slot:
-  """The form wanted of two, against the other one."""
+  """Returns a slot for the form of index `right`."""
   return Slot(forms[right], forms[1 - right])
 
 
@@ -94,29 +94,31 @@ Words = list  # of str, Slot, and Words
 
 
 class Grammar:
-  """The phrases and rules of the language, and the random choices in them."""
+  """The phrases and rules of the language, with random choices.
+
+  With `far`, every dependency is long.
+  """
 
   def __init__(self, seed: str, far: bool = False):
-    # far: what is between a dependency's ends is there without a coin's toss.
     self._random, self._far = random.Random(seed).random, far
 
   def say(self, rule: str) -> list[str | Slot]:
-    """Returns the words of a sentence by the rule of that name."""
+    """Returns a sentence of the rule of that name."""
     return _flat(getattr(self, rule)())
 
   def choose(self, options: Sequence):
     return options[int(self._random() * len(options))]
 
   def pick(self, table: str):
-    """A word of the lexicon: its forms, if it has several."""
+    """Returns a word of the lexicon: its forms, if it has several."""
     return self.choose(LEXICON[table])
 
   def coin(self) -> int:
-    """A number, a gender, a polarity: 0 or 1, equally often."""
+    """Returns 0 or 1 with equal probability."""
     return int(self._random() < 0.5)
 
   def between(self, phrase: Callable[[], Words]) -> Words:
-    """A phrase that lengthens the dependency around it."""
+    """Returns a phrase that lengthens the dependency around it, or nothing."""
     return phrase() if self._far or self.coin() else []
 
   def optional(self, phrase: Callable[[], Words]) -> Words:
@@ -129,19 +131,18 @@ class Grammar:
     return [self.pick("ADVERBS")]
 
   def the(self, table: str, number: int | None = None) -> Words:
-    """The red dogs; without a number, of any."""
+    """The red dogs; by default in either number."""
     noun = self.pick(table)
     number = self.coin() if number is None else number
     return ["the", self.optional(self.adjective), noun[number]]
 
   def name(self, gender: int) -> Words:
-    """Tom, or king Tom: the titles tell which names are whose."""
+    """Tom or king Tom; the titles show the names' genders."""
     title = self.optional(lambda: [self.pick(TITLES[gender])])
     return [title, self.pick(NAMES[gender])]
 
   def someone(self, number: int) -> Words:
-    """An animate noun phrase: names are singular."""
-    # No coin for a plural: names have none.
+    """An animate noun phrase; names are singular."""
     if number == SINGULAR and self.coin():
       return self.name(self.coin())
     return self.the("ANIMATE", number)
@@ -150,7 +151,7 @@ class Grammar:
     return self.someone(self.coin())
 
   def person(self, gender: int) -> Words:
-    """One person, whose gender the word tells."""
+    """A person of a gender."""
     if self.coin():
       return self.name(gender)
     return self.the(PEOPLE[gender], SINGULAR)
@@ -161,26 +162,26 @@ class Grammar:
     return [preposition, self.anyone() if self.coin() else self.the("PLACES")]
 
   def action(self) -> tuple[Sequence[str], Words]:
-    """A verb's forms and its object, if it takes one."""
+    """A verb's forms, and its object if it has one."""
     if self.coin():
       return self.pick("INTRANSITIVE"), []
     return self.pick("TRANSITIVE"), self.anyone()
 
   def predicate(self, number: int) -> Words:
-    """A finite verb phrase, the slot in its agreeing verb."""
+    """A finite verb phrase with a slot for the verb that agrees."""
     verb, rest = self.action()
     if self.coin():
       return [slot(verb, number), rest]
     return [slot(HAVE, number), verb[PARTICIPLE], rest]
 
   def auxiliary(self, number: int) -> tuple[str, int]:
-    """An auxiliary, and the form of the verb that it wants."""
+    """An auxiliary, and the form of its verb."""
     if self.coin():
       return HAVE[number], PARTICIPLE
     return self.pick("MODALS"), BARE
 
-  # The rules, each with an example: right | wrong. Draws are made in the order
-  # in which they stand, so that moving a line gives another text.
+  # The rules, each with an example: right | wrong. The order of the lines is
+  # that of the random draws: another order makes another text.
 
   def agreement_across_phrase(self) -> Words:
     """The dogs near the red house often rest | rests."""
@@ -218,7 +219,7 @@ class Grammar:
     """The queen near Tom has often helped herself | himself."""
     gender, (auxiliary, form) = self.coin(), self.auxiliary(SINGULAR)
     verb = self.pick("TRANSITIVE")
-    # The auxiliary, which shows no gender, keeps the two apart.
+    # The auxiliary, without a gender, separates the two.
     distant = self.between(lambda: [auxiliary, self.adverb(), verb[form]])
     subject = [self.person(gender), self.between(self.where)]
     return [subject, distant or verb[SINGULAR], slot(REFLEXIVES, gender)]
@@ -234,7 +235,7 @@ class Grammar:
   def npi_subject(self) -> Words:
     """No | every king near the hill has ever | already rested."""
     polarity, subject = self.coin(), self.pick("SUBJECTS")
-    # "Nobody" is a subject by itself; "no" wants a noun.
+    # "Nobody" is a subject; "no" needs a noun.
     noun = [] if "nobody" in subject else self.pick("ANIMATE")[SINGULAR]
     verb, rest = self.action()
     noun = [slot(subject, polarity), noun, self.between(self.where), "has"]
@@ -284,8 +285,7 @@ class Grammar:
   def existential_quantifier(self) -> Words:
     """There will soon be many | all dogs; here | there will be all dogs."""
     n = self.coin()
-    # Both the opening and the quantifier are tested, each where the other is
-    # of a kind that occurs in either sentence.
+    # Tests the opening or the quantifier; the other one is right in both.
     opening, quantifier = Slot("here", "there"), self.pick("STRONG")[n]
     if self.coin():
       opening, quantifier = "there", Slot(self.pick("WEAK")[n], quantifier)
@@ -294,8 +294,7 @@ class Grammar:
     return [verb, noun, self.optional(self.where)]
 
 
-# By UID, the name of a rule: BLiMP's field and term for it, and its share of
-# the training text.
+# By UID, a rule's name: BLiMP's field and term, and its share of the text.
 PHENOMENA = {
   "agreement_across_phrase": ("morphology", "subject_verb_agreement", 2),
   "agreement_across_clause": ("morphology", "subject_verb_agreement", 2),
@@ -311,14 +310,14 @@ PHENOMENA = {
   "existential_quantifier": ("semantics", "quantifiers", 2),
 }
 RULES = [uid for uid, (*_, share) in PHENOMENA.items() for _ in range(share)]
-# Below what every rule can make, so that looking for new pairs must end.
+# Every rule can make more, so the search for new pairs ends.
 MOST_PAIRS = 2000
 
 
 def sentences(
   seed: int | str, count: int, exclude: Collection[str] = frozenset()
 ) -> Iterator[str]:
-  """Yields `count` good sentences, none of them in `exclude`; some recur."""
+  """Yields `count` good sentences that are not in `exclude`; some recur."""
   grammar = Grammar(f"sentences {seed}")
   while count > 0:
     line = _line(grammar.say(grammar.choose(RULES)))
@@ -330,10 +329,10 @@ def sentences(
 def minimal_pairs(
   seed: int | str, per_phenomenon: int, exclude: Collection[str] = frozenset()
 ) -> dict[str, list[dict]]:
-  """Makes distinct minimal pairs in BLiMP's form, equally many of each UID.
+  """Makes distinct minimal pairs in BLiMP's form, the same number for each UID.
 
-  At most `MOST_PAIRS` of each; equal seeds make equal pairs, and none contains
-  a sentence of `exclude`.
+  The number is at most `MOST_PAIRS`. Equal seeds make equal pairs, and no pair
+  contains a sentence of `exclude`.
   """
   made = {}
   for uid, (field, term, _) in PHENOMENA.items():
@@ -347,7 +346,7 @@ def minimal_pairs(
       good = _line(words)
       words[tested] = words[tested].wrong
       bad = _line(words)
-      # Nor may a bad sentence be another pair's good one.
+      # A bad sentence must not be another pair's good one.
       if used.isdisjoint((good, bad)):
         sides = {"sentence_good": good, "sentence_bad": bad}
         pairs.append({**sides, **about, "pair_id": str(len(pairs))})
@@ -356,7 +355,7 @@ def minimal_pairs(
 
 
 def _line(words: list) -> str:
-  """The sentence as text, all its slots right."""
+  """Returns the sentence as text, with all slots right."""
   right = (word if isinstance(word, str) else word.right for word in words)
   return " ".join([*right, "."])
 
@@ -370,29 +369,35 @@ def _flat(words: Words) -> list[str | Slot]:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What to write: the quickstart's, by default."""
+  """The command's arguments; the defaults are the quickstart's."""
 
-  output: str = setting(help="folder to write to", read=cli.here)
+  output: str = setting(help="path to the output folder", read=cli.here)
   sentences: int = setting(
-    160_000, "how many sentences of training text", least=1, most=10**7
+    160_000, "number of training sentences", least=1, most=10**7
   )
   pairs: int = setting(
-    150, "how many minimal pairs of each phenomenon", least=1, most=MOST_PAIRS
+    150, "number of pairs of each phenomenon", least=1, most=MOST_PAIRS
   )
-  seed: int = setting(0, "what the random choices start from")
+  seed: int = setting(0, "random seed")
 
 
 def write(folder: str | Path, **changes: int) -> str:
-  """Writes text/toy.train, text/toy.dev and pairs/UID.jsonl under `folder`.
+  """Writes text/toy.train, text/toy.dev and pairs/UID.jsonl to a folder.
 
-  One sentence a line, none of them in two of the three; the held-out text has a
-  twentieth of the training text's. `changes` are `Settings` that are not the
-  default; equal ones write equal files, in the place of older ones. Returns
-  what it wrote, in a paragraph and a sample.
+  Each line is a sentence, and no sentence is in two of the three. The held-out
+  text has a twentieth of the training text's sentences. Equal settings write
+  equal files, which replace older ones.
+
+  Args:
+    folder: The folder.
+    **changes: Settings that differ from the defaults of `Settings`.
+
+  Returns:
+    A summary with a sample.
   """
   asked = Settings(str(folder), **changes)
   settings.check(asked)
-  # Each leaves out what was made before it, the rarest first.
+  # Each part excludes the sentences of the parts before it.
   pairs = minimal_pairs(asked.seed, asked.pairs)
   tested = [pair for group in pairs.values() for pair in group]
   taken = {p[f"sentence_{side}"] for p in tested for side in ("good", "bad")}
@@ -420,14 +425,13 @@ def write(folder: str | Path, **changes: int) -> str:
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(
-    description="Write the toy English: text/toy.train, text/toy.dev, "
-    "pairs/*.jsonl.",
+    description="Write toy English: text/toy.{train,dev} and pairs/*.jsonl."
   )
   settings.add_arguments(parser, Settings)
-  asked = dataclasses.asdict(
-    settings.from_args(Settings, parser.parse_args(argv))
-  )
-  print(write(asked.pop("output"), **asked))
+  asked = settings.from_args(Settings, parser.parse_args(argv))
+  asked = dataclasses.asdict(asked)
+  folder = asked.pop("output")
+  print(write(folder, **asked))
 
 
 if __name__ == "__main__":

@@ -166,11 +166,15 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
     return _native(path, params, model, boundary)
   notes = list(layout.notes)
   if known := rows - tokenizer.vocab_size:
-    tokenizer = _with_names(path, tokenizer, rows)
+    names = [f"<no_token_{i}>" for i in range(rows - known, rows)]
+    try:
+      tokenizer = tokenizer.extended(names)
+    except UserError as error:
+      raise UserError(f"{path / TOKENIZER}: {error}") from error
     notes.insert(
       0,
       f"{known} rows of the embedding have no token: they are named"
-      f" <no_token_{rows - known}>, ...",
+      f" {names[0]}, ...",
     )
   config = config_lib.default(described.encoder)
   config.model.update(settings)
@@ -245,17 +249,6 @@ def _native(
     )
   meta = dataclasses.replace(meta, boundary=boundary or meta.boundary)
   return Opened(meta, step, (), params)
-
-
-def _with_names(
-  path: pathlib.Path, tokenizer: Tokenizer, rows: int
-) -> Tokenizer:
-  """Names a token for every row of the embedding."""
-  names = [f"<no_token_{i}>" for i in range(tokenizer.vocab_size, rows)]
-  try:
-    return tokenizer.extended(names)
-  except UserError as error:
-    raise UserError(f"{path / TOKENIZER}: {error}") from error
 
 
 def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:

@@ -60,21 +60,6 @@ def _causal(
   )
 
 
-def _qwen3(bias: bool) -> Target:
-  """Returns a Qwen3; with biases of q, k and v it has those of outputs, too."""
-  return _causal(
-    "Qwen3",
-    {"qk_norm": True, "qkv_bias": bias},
-    since="4.51",
-    zeros=_OUT_BIAS if bias else (),
-    qk_norm=True,
-    head_dim=128,
-    max_position_embeddings=32_768,
-    num_key_value_heads=32,
-    use_sliding_window=False,
-  )
-
-
 def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
   """Returns a EuroBERT: a Llama with bidirectional attention, and its names.
 
@@ -212,7 +197,20 @@ LLAMA = Architecture(
         num_key_value_heads=32,
         use_sliding_window=False,
       ),
-      *map(_qwen3, _BIASES),
+      *(
+        _causal(
+          "Qwen3",
+          {"qk_norm": True, "qkv_bias": bias},
+          since="4.51",
+          zeros=_OUT_BIAS if bias else (),  # with the others it has this one
+          qk_norm=True,
+          head_dim=128,
+          max_position_embeddings=32_768,
+          num_key_value_heads=32,
+          use_sliding_window=False,
+        )
+        for bias in _BIASES
+      ),
       # Without a window it is exported as a Llama.
       _causal(
         "Mistral",

@@ -204,8 +204,22 @@ class LtgBertPreTrainedModel(PreTrainedModel):
     """Returns None: the head uses the input embeddings."""
     return None
 
-  def _output(self, kind, encoded, loss, logits, return_dict):
-    """Returns an output with the encoder's states and attentions."""
+  def _run(self, kind, input_ids, attention_mask, options, score):
+    """Encodes tokens, and scores them by a function of hidden states.
+
+    Args:
+      kind: Class of the output.
+      input_ids: `[B, T]`.
+      attention_mask: See `LtgBertModel.forward`.
+      options: Further arguments of `LtgBertModel.forward`.
+      score: Function from hidden states `[B, T, D]` to logits and the loss.
+
+    Returns:
+      The output, or a tuple without `return_dict`.
+    """
+    return_dict = options.pop("return_dict", None)
+    encoded = self.model(input_ids, attention_mask, return_dict=True, **options)
+    logits, loss = score(encoded.last_hidden_state)
     output = kind(
       loss=loss,
       logits=logits,
@@ -278,9 +292,13 @@ class LtgBertModel(LtgBertPreTrainedModel):
     if output_hidden_states is None:
       output_hidden_states = config.output_hidden_states
     x = self.dropout(self.embedding_norm(self.embed_tokens(input_ids)))
+    # A distance's bucket is the number of edges up to it, `[T, T]`.
+    edges = torch.tensor(config.distance_edges, device=x.device)
+    at = torch.arange(x.shape[1], device=x.device)
+    buckets = torch.bucketize(at[:, None] - at, edges, right=True)
     attention_inputs = (
       self.relative_norm(self.relative_embedding.weight),
-      self._buckets(x),
+      buckets,
       _additive_mask(attention_mask, x, is_causal),
       output_attentions,
     )
@@ -296,13 +314,6 @@ class LtgBertModel(LtgBertPreTrainedModel):
       attentions=tuple(attentions) if output_attentions else None,
     )
     return self._in_form(output, return_dict)
-
-  def _buckets(self, x):
-    """Returns the bucket of each distance, query minus key, `[T, T]`."""
-    edges = torch.tensor(self.config.distance_edges, device=x.device)
-    at = torch.arange(x.shape[1], device=x.device)
-    # The number of edges up to the distance.
-    return torch.bucketize(at[:, None] - at, edges, right=True)
 
   def _weighing(self, first):
     """Returns a function that weighs an output with all before it."""
@@ -369,28 +380,23 @@ class LtgBertForMaskedLM(LtgBertLMModel):
   """Reads bidirectionally and predicts masked tokens."""
 
   def forward(self, input_ids, attention_mask=None, labels=None, **options):
-    """Predicts the token at every position, as in `masked_prediction`.
+    """Returns logits `[B, T, V]`, as in `masked_prediction`, and the mean loss.
 
-    Args:
-      input_ids: `[B, T]`.
-      attention_mask: See `LtgBertModel.forward`.
-      labels: Token at each position, `[B, T]`; -100 does not count.
-      **options: See `LtgBertModel.forward`.
-
-    Returns:
-      Logits `[B, T, V]`, and with labels the mean loss.
+    Labels are tokens `[B, T]`; -100 does not count. For the other arguments see
+    `LtgBertModel.forward`.
     """
     shift = self.config.mask_shift
-    return_dict = options.pop("return_dict", None)
-    options |= {"is_causal": False, "return_dict": True}
-    encoded = self.model(input_ids, attention_mask, **options)
-    logits = self._logits(encoded.last_hidden_state)
-    loss = None
-    if labels is not None:
-      loss = _cross_entropy(logits, next_labels(labels) if shift else labels)
-    if shift:
-      logits = at_masks(logits, input_ids, self.config.mask_token_id)
-    return self._output(MaskedLMOutput, encoded, loss, logits, return_dict)
+
+    def score(hidden):
+      logits, loss = self._logits(hidden), None
+      if labels is not None:
+        loss = _cross_entropy(logits, next_labels(labels) if shift else labels)
+      if shift:
+        logits = at_masks(logits, input_ids, self.config.mask_token_id)
+      return logits, loss
+
+    options["is_causal"] = False
+    return self._run(MaskedLMOutput, input_ids, attention_mask, options, score)
 
 
 class LtgBertForCausalLM(LtgBertLMModel, GenerationMixin):
@@ -404,26 +410,21 @@ class LtgBertForCausalLM(LtgBertLMModel, GenerationMixin):
     logits_to_keep=0,
     **options,
   ):
-    """Predicts the token after every position.
+    """Returns logits `[B, T, V]` of next tokens, and the mean loss.
 
-    Args:
-      input_ids: `[B, T]`.
-      attention_mask: See `LtgBertModel.forward`.
-      labels: Tokens `[B, T]`; -100 does not count. Needs all logits.
-      logits_to_keep: Number of last positions with logits, or 0 for all.
-      **options: See `LtgBertModel.forward`.
-
-    Returns:
-      Logits `[B, T, V]`, and with labels the mean loss.
+    Labels are the tokens `[B, T]`; -100 does not count. They need the logits of
+    all positions, not only the last `logits_to_keep`. For the other arguments
+    see `LtgBertModel.forward`.
     """
-    return_dict = options.pop("return_dict", None)
-    options |= {"is_causal": True, "return_dict": True}
-    encoded = self.model(input_ids, attention_mask, **options)
-    logits = self._logits(encoded.last_hidden_state[:, -logits_to_keep:])
-    loss = None
-    if labels is not None:
-      loss = _cross_entropy(logits, next_labels(labels))
-    return self._output(CausalLMOutput, encoded, loss, logits, return_dict)
+
+    def score(hidden):
+      logits, loss = self._logits(hidden[:, -logits_to_keep:]), None
+      if labels is not None:
+        loss = _cross_entropy(logits, next_labels(labels))
+      return logits, loss
+
+    options["is_causal"] = True
+    return self._run(CausalLMOutput, input_ids, attention_mask, options, score)
 
   def prepare_inputs_for_generation(
     self, input_ids, attention_mask=None, **kwargs
@@ -440,49 +441,53 @@ class LtgBertForCausalLM(LtgBertLMModel, GenerationMixin):
 # ------------------------------------------------------------- classification
 
 
-class LtgBertForSequenceClassification(LtgBertPreTrainedModel):
-  """Classifies texts by their first or last vector, or by the mean."""
+class LtgBertClassifier(LtgBertPreTrainedModel):
+  """The encoder and a linear layer: base class of both classifiers."""
 
   def __init__(self, config):
     super().__init__(config)
     self.model = LtgBertModel(config)
-    self.dense = nn.Linear(config.hidden_size, config.hidden_size)
-    self.dropout = _classifier_dropout(config)
+    rate = config.classifier_dropout
+    rate = config.hidden_dropout_prob if rate is None else rate
+    self.dropout = nn.Dropout(rate)
     self.classifier = nn.Linear(config.hidden_size, config.num_labels)
     self.post_init()
 
+
+class LtgBertForSequenceClassification(LtgBertClassifier):
+  """Classifies texts by their first or last vector, or by the mean."""
+
+  def __init__(self, config):
+    super().__init__(config)
+    self.dense = nn.Linear(config.hidden_size, config.hidden_size)
+    self.post_init()
+
   def forward(self, input_ids, attention_mask=None, labels=None, **options):
-    """Classifies texts.
+    """Returns logits `[B, num_labels]` and the mean loss.
 
-    Args:
-      input_ids: `[B, T]`.
-      attention_mask: 1 for a token and 0 for padding, `[B, T]`.
-      labels: Classes `[B]`; for a regression, numbers `[B]` or
-        `[B, num_labels]`; for several labels, 0 or 1 for each.
-      **options: See `LtgBertModel.forward`.
-
-    Returns:
-      Logits `[B, num_labels]`, and with labels the mean loss.
+    The mask is 1 for a token and 0 for padding, `[B, T]`. Labels are classes
+    `[B]`; for a regression, numbers `[B]` or `[B, num_labels]`; for several
+    labels, 0 or 1 for each. For the options see `LtgBertModel.forward`.
 
     Raises:
       ValueError: for a mask of another shape.
     """
     if attention_mask is not None and attention_mask.dim() != 2:
       raise ValueError("texts are classified with a mask of shape [B, T]")
-    return_dict = options.pop("return_dict", None)
-    encoded = self.model(input_ids, attention_mask, return_dict=True, **options)
-    x = self._pooled(encoded.last_hidden_state, attention_mask)
-    if self.config.classifier_norms:
-      x = _plain_norm(F.gelu(self.dense(_plain_norm(x))))
-    else:
-      x = F.gelu(self.dense(x))
-    logits = self.classifier(self.dropout(x))
-    loss = None
-    if labels is not None:
-      loss = _classification_loss(self.config, logits, labels)
-    return self._output(
-      SequenceClassifierOutput, encoded, loss, logits, return_dict
-    )
+
+    def score(hidden):
+      x = self._pooled(hidden, attention_mask)
+      if self.config.classifier_norms:
+        x = _plain_norm(F.gelu(self.dense(_plain_norm(x))))
+      else:
+        x = F.gelu(self.dense(x))
+      logits, loss = self.classifier(self.dropout(x)), None
+      if labels is not None:
+        loss = _classification_loss(self.config, logits, labels)
+      return logits, loss
+
+    kind = SequenceClassifierOutput
+    return self._run(kind, input_ids, attention_mask, options, score)
 
   def _pooled(self, hidden, attention_mask):
     """Returns one vector for each row, `[B, D]`."""
@@ -499,40 +504,22 @@ class LtgBertForSequenceClassification(LtgBertPreTrainedModel):
     return hidden[torch.arange(len(hidden), device=hidden.device), at]
 
 
-class LtgBertForTokenClassification(LtgBertPreTrainedModel):
+class LtgBertForTokenClassification(LtgBertClassifier):
   """Classifies every token by its hidden state."""
 
-  def __init__(self, config):
-    super().__init__(config)
-    self.model = LtgBertModel(config)
-    self.dropout = _classifier_dropout(config)
-    self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-    self.post_init()
-
   def forward(self, input_ids, attention_mask=None, labels=None, **options):
-    """Classifies tokens.
+    """Returns logits `[B, T, num_labels]` and the mean loss.
 
-    Args:
-      input_ids: `[B, T]`.
-      attention_mask: See `LtgBertModel.forward`.
-      labels: Classes `[B, T]`; -100 does not count.
-      **options: See `LtgBertModel.forward`.
-
-    Returns:
-      Logits `[B, T, num_labels]`, and with labels the mean loss.
+    Labels are classes `[B, T]`; -100 does not count. For the other arguments
+    see `LtgBertModel.forward`.
     """
-    return_dict = options.pop("return_dict", None)
-    encoded = self.model(input_ids, attention_mask, return_dict=True, **options)
-    logits = self.classifier(self.dropout(encoded.last_hidden_state))
-    loss = None if labels is None else _cross_entropy(logits, labels)
-    return self._output(
-      TokenClassifierOutput, encoded, loss, logits, return_dict
-    )
 
+    def score(hidden):
+      logits = self.classifier(self.dropout(hidden))
+      return logits, None if labels is None else _cross_entropy(logits, labels)
 
-def _classifier_dropout(config):
-  rate = config.classifier_dropout
-  return nn.Dropout(config.hidden_dropout_prob if rate is None else rate)
+    kind = TokenClassifierOutput
+    return self._run(kind, input_ids, attention_mask, options, score)
 
 
 def _plain_norm(x):
