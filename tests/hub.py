@@ -1,5 +1,6 @@
-"""What tests share that open folders in transformers."""
+"""Helpers of tests that open folders in transformers."""
 
+import numpy as np
 import pytest
 
 MARKS = [
@@ -10,3 +11,54 @@ MARKS = [
   pytest.mark.filterwarnings("ignore::FutureWarning"),
   pytest.mark.filterwarnings("ignore::UserWarning"),
 ]
+
+
+def opened(path, form, **options):
+  """Opens a folder as a language model; every weight must be expected."""
+  import transformers
+
+  auto = {
+    "causal": transformers.AutoModelForCausalLM,
+    "bidirectional": transformers.AutoModelForMaskedLM,
+  }[form]
+  model, info = auto.from_pretrained(
+    path, output_loading_info=True, trust_remote_code=True, **options
+  )
+  assert not any(info[name] for name in info if name != "error_msgs"), info
+  return model.eval()
+
+
+def drawn(kind, **settings):
+  """Returns a random model of transformers that tells texts apart."""
+  import torch
+  import transformers
+
+  shape = {
+    "vocab_size": 8192,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 3,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+  }
+  torch.manual_seed(0)
+  config = getattr(transformers, f"{kind}Config")(**shape | settings)
+  head = "MaskedLM" if kind in ("EuroBert", "ModernBert") else "CausalLM"
+  model = getattr(transformers, f"{kind.removesuffix('Text')}For{head}")(config)
+  for value in model.parameters():
+    if value.ndim == 1:  # biases and norms begin as zeros and ones
+      torch.nn.init.normal_(value, float(value[0]), 0.3)
+  return model.eval()
+
+
+def our_logits(loaded, ids, mask, positions=None):
+  """Returns our model's logits of rows of tokens."""
+  if positions is None:
+    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
+  hidden = loaded.model.encode(loaded.params, ids, positions, mask)
+  return np.asarray(loaded.model.logits(loaded.params, hidden))

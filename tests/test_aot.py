@@ -11,7 +11,6 @@ import pytest
 from jax._src import compilation_cache
 
 from antlm_jax import attention, models
-from antlm_jax.errors import UserError
 from antlm_jax.evals.benchmarks import attention as benchmark
 from antlm_jax.evals.benchmarks.attention import Shape
 from antlm_jax.masks import CAUSAL
@@ -269,18 +268,6 @@ def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
   assert any(str(length) in shape.split(",") for shape in shapes)
   squares = {s for s in shapes if s.split(",").count(str(length)) > 1}
   assert not squares
-
-
-def test_without_libtpu_it_is_said_how_to_get_it(monkeypatch):
-  monkeypatch.setattr(compilers, "libtpu", lambda: None)
-  with pytest.raises(UserError, match=r"pip install 'antlm_jax\[plan-tpu\]'"):
-    topology.devices("v5e:2x2")
-
-
-@needs_libtpu
-def test_a_topology_that_there_is_not_is_told():
-  with pytest.raises(UserError, match="'v5e:3x7' is no TPU topology"):
-    topology.devices("v5e:3x7")
 
 
 @needs_libtpu

@@ -97,5 +97,5 @@ def test_from_a_folder_to_an_embedder_and_out(tmp_path):
   vector /= np.linalg.norm(vector)
   np.testing.assert_allclose(documents[0], vector, atol=1e-5)
   card = (path / "README.md").read_text()
-  assert 'library_name: "sentence-transformers"' in card
+  assert "library_name: sentence-transformers" in card
   assert best["ndcg"] > first["ndcg"]

@@ -679,9 +679,7 @@ def test_folders_that_are_not_whole(foreign, file, content, said):
     import_.read(foreign)
 
 
-@pytest.mark.parametrize(
-  "name", ["../other.safetensors", "/etc/passwd", "sub/a.safetensors"]
-)
+@pytest.mark.parametrize("name", ["../other.safetensors", "/etc/passwd"])
 def test_an_index_stays_in_its_folder(foreign, name):
   (foreign / folders.SINGLE).rename(foreign.parent / "other.safetensors")
   index = {"weight_map": {"model.norm.weight": name}}

@@ -61,27 +61,8 @@ def pair(request, tokenizer, tmp_path_factory):
   return loaded, {"causal": causal, "bidirectional": bidirectional}
 
 
-def opened(path, form, **options):
-  auto = {
-    "causal": transformers.AutoModelForCausalLM,
-    "bidirectional": transformers.AutoModelForMaskedLM,
-  }[form]
-  model, info = auto.from_pretrained(
-    path, output_loading_info=True, trust_remote_code=True, **options
-  )
-  assert not any(info[name] for name in info if name != "error_msgs"), info
-  return model.eval()
-
-
 def tokens(vocab_size, rows=3):
   return np.random.default_rng(0).integers(4, vocab_size, (rows, LENGTH))
-
-
-def our_logits(loaded, ids, mask, positions=None):
-  if positions is None:
-    positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-  hidden = loaded.model.encode(loaded.params, ids, positions, mask)
-  return np.asarray(loaded.model.logits(loaded.params, hidden))
 
 
 def their_logits(model, ids, **inputs):
@@ -107,16 +88,16 @@ def largest(what, ours, theirs):
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_logits_are_ours(pair, form, attention):
   loaded, paths = pair
-  model = opened(paths[form], form, attn_implementation=attention)
+  model = hub.opened(paths[form], form, attn_implementation=attention)
   ids = tokens(loaded.tokenizer.vocab_size)
   causal = form == "causal"
   what = f"{form}, {attention}"
-  ours = our_logits(loaded, ids, AttentionMask(causal))
+  ours = hub.our_logits(loaded, ids, AttentionMask(causal))
   largest(f"{what}, whole rows", ours, their_logits(model, ids))
 
   lengths = np.array([LENGTH, LENGTH // 2, 3])
   end = np.broadcast_to(lengths[:, None], ids.shape)
-  ours = our_logits(
+  ours = hub.our_logits(
     loaded, ids, AttentionMask(causal, k_end=end.astype(np.int32))
   )
   real = np.arange(LENGTH) < end
@@ -129,7 +110,7 @@ def test_logits_are_ours(pair, form, attention):
   start = np.where(at < cut, 0, cut)
   end = np.where(at < cut, cut, LENGTH)
   mask = AttentionMask(causal, start.astype(np.int32), end.astype(np.int32))
-  ours = our_logits(loaded, ids, mask, at - start)
+  ours = hub.our_logits(loaded, ids, mask, at - start)
   seen = (at >= start[..., None]) & (at < end[..., None])
   if causal:
     seen &= at <= at[:, None]
@@ -153,7 +134,7 @@ def test_logits_are_ours(pair, form, attention):
 def test_bfloat16_opens_as_bfloat16(pair, tmp_path):
   loaded, _ = pair
   (path,) = export.export(loaded, tmp_path / "hf", ["causal"], "bfloat16")
-  model = opened(path, "causal")
+  model = hub.opened(path, "causal")
   assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
 
 
@@ -197,7 +178,7 @@ def test_what_is_decoded_after_a_prompt_keeps_its_space(pair):
 def test_a_trainer_trains_it(pair, tmp_path):
   _, paths = pair
   tokenizer = transformers.AutoTokenizer.from_pretrained(paths["bidirectional"])
-  model = opened(paths["bidirectional"], "bidirectional")
+  model = hub.opened(paths["bidirectional"], "bidirectional")
   rows = [{"input_ids": tokenizer("the dogs rest .")["input_ids"]}] * 16
   before = [p.detach().clone() for p in model.parameters()]
   trainer = transformers.Trainer(
@@ -367,35 +348,14 @@ def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
 # -------------------------------------------------------------------- and back
 
 
-def foreign(kind, tokenizer, **settings):
-  config = {
-    "vocab_size": tokenizer.vocab_size,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-  }
-  if kind == "EuroBert":
-    config["mask_token_id"] = 3
-  config_type = getattr(transformers, f"{kind}Config")
-  suffix = "MaskedLM" if kind == "EuroBert" else "CausalLM"
-  model_type = getattr(transformers, f"{kind}For{suffix}")
-  return model_type(config_type(**config | settings)).eval()
-
-
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("kind", ["Llama", "EuroBert"])
 def test_their_models_are_read(kind, tied, tokenizer, tmp_path):
   """Sharded, in bfloat16, as transformers writes them."""
-  torch.manual_seed(0)
-  settings = {"tie_word_embeddings": tied, "head_dim": 10}
-  model = foreign(kind, tokenizer, **settings).to(torch.bfloat16)
+  settings = {"tie_word_embeddings": tied, "head_dim": 10, "pad_token_id": 0}
+  settings |= {"mask_token_id": 3} if kind == "EuroBert" else {}
+  size = tokenizer.vocab_size
+  model = hub.drawn(kind, vocab_size=size, **settings).to(torch.bfloat16)
   model.save_pretrained(tmp_path / "hf", max_shard_size="20KB")
   assert len(list((tmp_path / "hf").glob("*.safetensors"))) > 1
   (tmp_path / "hf/tokenizer.json").write_text(tokenizer.to_json())
@@ -404,8 +364,8 @@ def test_their_models_are_read(kind, tied, tokenizer, tmp_path):
   ids = tokens(tokenizer.vocab_size)
   form = "bidirectional" if kind == "EuroBert" else "causal"
   # Opened again: in memory, bfloat16 has rounded RoPE's frequencies too.
-  model = opened(tmp_path / "hf", form, dtype=torch.float32)
-  ours = our_logits(loaded, ids, AttentionMask(form == "causal"))
+  model = hub.opened(tmp_path / "hf", form, dtype=torch.float32)
+  ours = hub.our_logits(loaded, ids, AttentionMask(form == "causal"))
   largest(kind, ours, their_logits(model, ids))
 
 
@@ -457,7 +417,7 @@ def test_a_real_model_reads_as_it_did(name, request):
   text = "The capital of France is Paris, and its river is the Seine."
   ids = framed(text)
   theirs = their_logits(model, ids)
-  ours = our_logits(loaded, ids, AttentionMask(causal=True))
+  ours = hub.our_logits(loaded, ids, AttentionMask(causal=True))
   assert ours.shape == theirs.shape  # no mask among them
   difference = np.abs(ours - theirs).max()
   print(f"logits: {difference:.1e} of {np.abs(theirs).max():.1f}")
