@@ -565,6 +565,7 @@ def test_rows_without_a_token_get_one(llama, foreign):
       "rope_parameters.factor is None",
     ),
     ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
+    ({"rope_parameters": {"rope_type": ["linear"]}}, "rope_type is ['linear']"),
     ({"rope_parameters": {"full_attention": {}}}, "rope_parameters is {"),
     ({"layer_types": ["sliding_attention"]}, "layer_types"),
     ({"hidden_size": None}, "does not say hidden_size"),

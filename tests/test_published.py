@@ -273,6 +273,14 @@ def test_logits_are_theirs(kind, folder, save, tmp_path):
   assert (loaded.tokenizer.bos_id, loaded.tokenizer.mask_id) == (1, 3)
 
 
+def test_a_distance_that_would_fill_the_memory_is_refused(kind, folder):
+  as_safetensors(drawn(kind), folder)
+  config = json.dumps(CONFIG | {"max_position_embeddings": 10**9})
+  (folder / "config.json").write_text(config)
+  with pytest.raises(UserError, match="longest_distance=1000000000 is not"):
+    import_.read(folder)
+
+
 def test_what_does_not_fit_is_named(kind, folder):
   state = drawn(kind)
   at = places(kind, 1)[0]

@@ -38,7 +38,7 @@ def scaling(name: str, rope: Any) -> tuple[float, ...]:
   if nested or not isinstance(rope, dict):
     raise differs(name, rope)
   kind = rope.get("rope_type", rope.get("type", "default"))
-  if kind not in _KINDS:
+  if not isinstance(kind, str) or kind not in _KINDS:
     raise differs(f"{name}.rope_type", kind)
   if (part := rope.get("partial_rotary_factor", 1.0)) != 1.0:
     raise differs(f"{name}.partial_rotary_factor", part)

@@ -44,7 +44,7 @@ class LtgBertConfig(EncoderConfig):
     32, "buckets of distances in each direction, 0 in both", least=4
   )
   longest_distance: int = setting(
-    512, "distances from here on share the last bucket"
+    512, "distances from here on share the last bucket", most=2**20
   )
   attention_gate: bool = setting(False, "multiply attention's output by a gate")
   depth_weights: bool = setting(
