@@ -158,8 +158,11 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
 ):
   def train(patience):
     settings = (
-      *("curriculum=8C+52M steps", "schedule.peak_lr=0.02", "eval.watch=clm"),
-      *(f"eval.patience={patience}", "checkpoint.keep_last=1"),
+      "curriculum=8C+52M steps",
+      "schedule.peak_lr=0.02",
+      "eval.watch=clm",
+      f"eval.patience={patience}",
+      "checkpoint.keep_last=1",
     )
     args = runs.train_args(tmp_path / "run", prepared, *SMALL, *settings)
     command.main(args)

@@ -18,8 +18,10 @@ from tests import runs
 @pytest.mark.parametrize("schedule", ["", "8x64@0.4"])
 def test_a_milestone_is_the_step_that_has_seen_the_words(prepared, schedule):
   settings = (
-    *("curriculum=30C+30M steps", "train.batch_size=32"),
-    *(f"train.batch_schedule={schedule}", "checkpoint.words=3k,12k,20k"),
+    "curriculum=30C+30M steps",
+    "train.batch_size=32",
+    f"train.batch_schedule={schedule}",
+    "checkpoint.words=3k,12k,20k",
   )
   spec, _, *rest = runs.train_args("unused", prepared, *settings)
   run = experiment.build(config.load(spec.removeprefix("--config="), rest))
@@ -76,8 +78,12 @@ def test_milestones_stay_and_are_exported_as_revisions(
   prepared, tmp_path, monkeypatch
 ):
   settings = (
-    *("curriculum=12C steps", "model.layers=1", "eval.rows=0", "log.writers="),
-    *("checkpoint.words=200,400,600", "checkpoint.keep_last=1"),
+    "curriculum=12C steps",
+    "model.layers=1",
+    "eval.rows=0",
+    "log.writers=",
+    "checkpoint.words=200,400,600",
+    "checkpoint.keep_last=1",
   )
   run, output = tmp_path / "run", tmp_path / "out"
   runs.main("antlm_jax.train", *runs.train_args(run, prepared, *settings))

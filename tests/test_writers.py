@@ -84,8 +84,11 @@ def test_wandb_has_each_step_of_a_killed_run_once(
   pytest.importorskip("wandb")
   monkeypatch.setenv("WANDB_MODE", "offline")
   settings = (
-    *("log.writers=wandb", "curriculum=8C+6M steps", "model.layers=1"),
-    *("checkpoint.every=4", "eval.every=5"),
+    "log.writers=wandb",
+    "curriculum=8C+6M steps",
+    "model.layers=1",
+    "checkpoint.every=4",
+    "eval.every=5",
   )
   args = runs.train_args(tmp_path / "run", prepared, *settings)
   killed = subprocess.run([sys.executable, "-c", KILLED, *args], cwd=runs.ROOT)

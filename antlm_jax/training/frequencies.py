@@ -25,11 +25,7 @@ def entropy(sets: Iterable[Rows], special: np.ndarray) -> float:
   """Returns the unigram entropy of all sets' tokens, in nats.
 
   This is the loss of a model that always predicts the tokens' frequencies.
-
-  Args:
-    sets: Sets of prepared rows.
-    special: Which tokens are special, bool `[V]`. They do not count, since no
-      objective predicts them.
+  Tokens that are `special` (bool `[V]`) do not count: they are never predicted.
   """
   total = sum(counts(rows, len(special)) for rows in sets)
   total[special] = 0

@@ -17,10 +17,7 @@ def sources(
 ) -> dict[str, dict[str, Source]]:
   """Returns held-out batches by an objective's logged name and by set.
 
-  Args:
-    config: The run's configuration.
-    training: The training batches, whose objectives and layout these share.
-    sets: The held-out rows by name.
+  They share the objectives and the layout of the `training` batches.
 
   Raises:
     UserError: `eval.objectives` names an unknown objective, or `eval.watch` a

@@ -85,10 +85,9 @@ def of_run(
 
 
 def is_time(trainer, every: float) -> bool:
-  """Whether the run is at its end, or at a multiple of `every`.
+  """Whether the run ends, or is at a multiple of `every`; 0: only at the end.
 
-  `every` is a number of steps or a share of the run, as `curriculum.amount`
-  reads it; 0 means at the end alone.
+  `every` is an amount of steps as `curriculum.amount` reads it.
   """
   steps = curriculum.amount(every, trainer.total)
   at_end = trainer.step == trainer.total

@@ -21,14 +21,8 @@ PAIRS = "eval/pairs/"  # prefix of accuracies on minimal pairs, by mode
 class Records:
   """Values by step, as JSON lines and for the writers of `log.writers`.
 
-  Only the first of several processes writes.
-
-  Args:
-    folder: Path to the run's folder.
-    start: The step that the run resumes from. What a killed run recorded after
-      it goes, since it will be recorded again.
-    config: The run's configuration; None for no writers.
-    name: The run's name.
+  Values after `start`, the step that a killed run resumes from, are dropped,
+  since they will be recorded again. Only the first process writes.
   """
 
   def __init__(

@@ -24,10 +24,8 @@ def find(
 ) -> dict[str, int]:
   """Returns the steps of `checkpoint.words` by BabyLM's names, e.g. chck_1M.
 
-  Args:
-    wanted: Numbers of words, such as `1M`, or `babylm`.
-    words: Returns the number of words that a number of steps sees.
-    steps: Number of steps in the run.
+  `wanted` are numbers of words, such as `1M`, or `babylm`. `words` returns how
+  many words a number of steps sees, of the run's `steps`.
 
   Raises:
     UserError: A value is not a number of words, or the run never reaches it.

@@ -24,13 +24,8 @@ def curves(run: Run, rows: Rows, unigram: float, path: pathlib.Path) -> None:
   """Draws training and held-out losses over shaded phases, to a PNG.
 
   Accuracies on minimal pairs have a panel. If sources of data are mixed, the
-  lowest panel shows their phases.
-
-  Args:
-    run: The run.
-    rows: Recorded values by step, as `metrics.by_step` returns them.
-    unigram: Entropy of the held-out tokens, in nats.
-    path: Path to the PNG.
+  lowest panel shows their phases. `unigram` is the held-out tokens' entropy in
+  nats.
   """
   curriculum, mix = run.curriculum, run.order.mix
   names = {name: o.name for name, o in run.objectives.items()}
@@ -158,11 +153,7 @@ def shade(
 ) -> None:
   """Shades phases in the colours of their objectives, in bands by share.
 
-  Args:
-    panels: Axes to shade.
-    curriculum: The phases.
-    names: The objectives' logged names by name in the curriculum.
-    colours: Colours by logged name.
+  `names` are logged names by name in the curriculum, `colours` by logged name.
   """
   for phase in curriculum.phases:
     low = 0.0

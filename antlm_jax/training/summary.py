@@ -154,11 +154,7 @@ def _moment(step: int, run: Run, end: int) -> str:
 
 
 def modes(rows: Rows, run: Run) -> dict[str, dict[str, float]]:
-  """Returns held-out losses of the objectives trained so far.
-
-  Returns:
-    By logged name, in nats: the last `loss`, and the `best` with its step.
-  """
+  """Returns the last and the best loss in nats of objectives trained so far."""
   out, end = {}, max(rows, default=0)
   trained = [p.shares for p in run.curriculum.phases if p.start < end]
   for name in dict.fromkeys(itertools.chain(*trained)):
@@ -175,8 +171,7 @@ def advice(
 ) -> list[str]:
   """Returns warnings of losses that ended too high, and a tip.
 
-  A loss is too high above the unigram entropy, or more than 0.05 nats above its
-  own best.
+  Too high is above the unigram entropy, or 0.05 nats above the own best.
   """
   out, fell = [], []
   for name, mode in found.items():
@@ -218,12 +213,8 @@ def page(
 ) -> str:
   """Returns README.md of a run's folder.
 
-  Args:
-    run: The run.
-    workdir: Path to its folder.
-    command: Command line that trains it; "" for a run from Python.
-    found: Its summary so far, as in summary.json.
-    table: The rows and the head of the table of held-out losses.
+  `found` is the summary so far, as in summary.json, and `table` has the rows
+  and the head of the table of held-out losses. `command` may be empty.
   """
   if command:
     command = (
