@@ -1,4 +1,4 @@
-"""Which files hold the text of each split."""
+"""Finds files of text, and sorts them into train, dev and test by name."""
 
 import collections
 import dataclasses
@@ -14,8 +14,8 @@ from antlm_jax.data import readers
 from antlm_jax.data.readers import RULES, Piece
 from antlm_jax.errors import UserError
 
-# What a file's name between two dots, or a folder's, says of the split:
-# train, corpus_valid, train-00000-of-00002, train_10M.
+# A file's name, between two dots, or a folder's that names a split: train,
+# corpus_valid, train-00000-of-00002, train_10M.
 _NAMED = re.compile(
   r"(?:.*[-_])?(?:(?P<train>train)|(?P<dev>dev|valid|validation|val)"
   r"|(?P<test>test))(?:[-_]?\d[\w-]*)?"
@@ -32,17 +32,17 @@ _SHOWN = 3  # names in a list of files
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """The sources of each split: paths, and datasets as `readers` names them."""
+  """Sources of text of each split: paths, and datasets `hf://...`."""
 
   train: tuple[str, ...]
-  dev: tuple[str, ...]  # none: a share of train is held out
-  unused: dict[str, list[str]]  # what else was found, by why
+  dev: tuple[str, ...]  # if empty, a share of train is to be held out
+  unused: dict[str, list[str]]  # all others that were found, by reason
   documents: str = "auto"  # where one of plain text ends, of `readers.RULES`
-  column: str = "text"  # what is read of records
+  column: str = "text"  # column of records that holds their text
 
   @property
   def test(self) -> tuple[str, ...]:
-    """The sources that are named test, which nothing is trained on."""
+    """Sources that are named test. Nothing is trained on them."""
     return tuple(self.unused.get(_UNUSED["test"], ()))
 
   def pieces(self, split: str) -> Iterator[Piece]:
@@ -58,114 +58,118 @@ class Corpus:
 
 class _Found(NamedTuple):
   source: str
-  split: str  # that its name says, "" for none; "unknown" if the kind is
-  alone: bool  # given by itself, rather than found in a folder
-
-  @property
-  def key(self) -> str:
-    """What a file that is named twice, or through a link, has in common."""
-    hub = self.source.startswith(readers.HUB)
-    return self.source if hub else os.path.realpath(self.source)
+  split: str  # named by the file: train, dev, test, "" or, if no text, unknown
+  alone: bool = False  # given by its own path, rather than found in a folder
 
 
 def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
-  """Finds files, in folders (recursively) and by globs too, and hub datasets.
+  """Finds files, in folders (recursively) and by globs, and datasets of a hub.
 
-  Files are of the split that their names say (docs/data.md). All others are
-  train, but for those in a folder beside files named train. A file given by
-  itself is of the split that it is given for, if there is no other.
+  A file belongs to the split that its name says (docs/data.md). Others are
+  train, unless their folder has files named train. If nothing else is found,
+  a file given by its own path is train, also if it is named dev or test.
 
-  Paths in `text` are of what to train on and, if it is so named, of what to
-  hold out, unless `dev` has those; `reading` is `documents` and `column`.
+  Args:
+    text: Paths to train on. Their files named dev are held out.
+    dev: Paths to hold out instead.
+    **reading: `documents` and `column` of the corpus.
 
   Raises:
     UserError: A path is missing or of no known kind, or there is no text to
-      train on, or to hold out in `dev`.
+      train on or, in `dev`, to hold out.
   """
-  given = [_find(path) for path in text]
-  everything = list(itertools.chain(*given))
-  train = [f for some in given for f in _first(some, "train", "")]
-  train = train or _first([f for f in everything if f.alone], "dev", "test")
-  held_out = [f for f in everything if f.split == "dev" and f not in train]
+  found = [_search(path) for path in text]
+  everything = list(itertools.chain(*found))
+  train = [file for files in found for file in _first(files, "train", "")]
+  if not train:
+    train = _first([f for f in everything if f.alone], "dev", "test")
   if dev:
-    held_out = [f for path in dev for f in _held_out(path)]
-  # Once each; and what is held out is not trained on.
-  seen, unused = set(), collections.defaultdict(list)
-  dev_of = _once(held_out, seen)
-  train_of = _once(train, seen)
-  for found in everything:
-    if _once([found], seen):
-      unused[_UNUSED[found.split]].append(found.source)
-  corpus = Corpus(train_of, dev_of, dict(unused), **reading)
+    held_out = [file for path in dev for file in _held_out(path)]
+  else:
+    held_out = [f for f in everything if f.split == "dev" and f not in train]
+  # Each file is used once, and what is held out is not trained on.
+  dev_of = _by_file(held_out)
+  train_of = _by_file(f for f in train if _file(f) not in dev_of)
+  unused = collections.defaultdict(list)
+  for file, one in _by_file(everything).items():
+    if file not in dev_of and file not in train_of:
+      unused[_UNUSED[one.split]].append(one.source)
+  corpus = Corpus(
+    tuple(one.source for one in train_of.values()),
+    tuple(one.source for one in dev_of.values()),
+    dict(unused),
+    **reading,
+  )
   if not train_of:
-    there = "; ".join(str(corpus).splitlines()) or "no files"
+    has = "; ".join(str(corpus).splitlines()) or "no files"
     raise UserError(
-      f"no text to train on in {' '.join(text)} ({there}); give files that end"
+      f"no text to train on in {' '.join(text)} ({has}); give files that end"
       f" in {readers.endings()}"
     )
-  # A FIFO or a device cannot be read more than once.
-  for source in (*train_of, *dev_of):
-    if not (source.startswith(readers.HUB) or os.path.isfile(source)):
-      raise UserError(
-        f"{source} is not a regular file; give text files or folders"
-      )
   return corpus
 
 
-def _once(found: Iterable[_Found], seen: set[str]) -> tuple[str, ...]:
-  """Returns the sources of those that are not seen yet, and adds them."""
-  new = {}
+def _file(found: _Found) -> str:
+  """Returns the same name for a file and for links to it."""
+  hub = found.source.startswith(readers.HUB)
+  return found.source if hub else os.path.realpath(found.source)
+
+
+def _by_file(found: Iterable[_Found]) -> dict[str, _Found]:
+  out = {}
   for one in found:
-    if one.key not in seen:
-      new.setdefault(one.key, one.source)
-  seen.update(new)
-  return tuple(new.values())
+    out.setdefault(_file(one), one)
+  return out
 
 
-def _held_out(path: str) -> list[_Found]:
-  found = _find(path)
-  taken = _first(found, "dev", "") or [f for f in found if f.alone]
-  if not taken:
-    raise UserError(f"no text to hold out in {path}; name its files themselves")
-  return taken
-
-
-def _first(found: Iterable[_Found], *splits: str) -> list[_Found]:
-  """Returns those of the first of some splits that has any."""
-  of = [[f for f in found if f.split == split] for split in splits]
+def _first(found: Sequence[_Found], *splits: str) -> list[_Found]:
+  """Returns the files of the first of some splits that has any."""
+  of = ([f for f in found if f.split == split] for split in splits)
   return next(filter(None, of), [])
 
 
-def _find(path: str) -> list[_Found]:
-  """Finds what a path stands for, in the order of names."""
+def _held_out(path: str) -> list[_Found]:
+  found = _search(path)
+  taken = _first(found, "dev", "") or [f for f in found if f.alone]
+  if not taken:
+    raise UserError(f"no text to hold out in {path}; give its files themselves")
+  return taken
+
+
+def _search(path: str) -> list[_Found]:
+  """Finds the files of a path, in the order of their names."""
   if path.startswith(readers.HUB):
-    sources = readers.splits_of(path)
     alone = path.count(":") > 2
+    sources = readers.splits_of(path)
     return [_Found(s, _split([s.rpartition(":")[2]]), alone) for s in sources]
-  # Not path.exists(), which raises for names that are too long to be.
+  # Not path.exists(), which raises for names that are too long.
   if os.path.isdir(path):
-    return [_named(file, path) for file in _inside(path)]
+    return [_sorted(file, path) for file in _inside(path)]
   if os.path.exists(path):
-    found = _named(path, os.path.dirname(path), alone=True)
+    found = _sorted(path, os.path.dirname(path), alone=True)
     if found.split == "unknown":
       raise UserError(
         f"{path} is of no known kind; give files that end in"
         f" {readers.endings()}"
       )
+    if not os.path.isfile(path):  # a pipe cannot be read twice
+      raise UserError(
+        f"{path} is not a regular file; give text files or folders"
+      )
     return [found]
-  root = glob.has_magic(path) and re.split(r"[^/]*[*?[]", path)[0]
   matched = sorted(map(pathlib.Path, glob.glob(path, recursive=True)))
   if not matched:
     raise UserError(f"{path} does not exist; give text files or folders")
+  root = re.split(r"[^/]*[*?[]", path)[0]
   return [
-    _named(file, root)
+    _sorted(file, root)
     for match in matched
     for file in (_inside(match) if match.is_dir() else [match])
   ]
 
 
 def _inside(folder: str | os.PathLike) -> list[pathlib.Path]:
-  """Returns the files in a folder, but hidden ones, in the order of names."""
+  """Returns the files in a folder, without hidden ones, in order of names."""
   files, seen = [], set()
   for place, folders, names in os.walk(folder, followlinks=True):
     seen.add(os.path.realpath(place))
@@ -178,12 +182,12 @@ def _inside(folder: str | os.PathLike) -> list[pathlib.Path]:
   return sorted(files)
 
 
-def _named(
+def _sorted(
   file: str | os.PathLike, root: str | os.PathLike, alone: bool = False
 ) -> _Found:
-  """Sorts a file by its name, and those of the folders under `root`."""
+  """Finds a file's split in its name, and in those of folders under `root`."""
   source = os.fspath(file)
-  # Text often has no ending; in a folder, so have many other things.
+  # Text often has no ending. In a folder, many other files have none either.
   plain = alone and "." not in os.path.basename(source)
   if not plain and readers.kind(source) is None:
     return _Found(source, "unknown", alone)
@@ -192,7 +196,7 @@ def _named(
 
 
 def _split(names: Iterable[str]) -> str:
-  """Returns the split that the first name to say so says, "" if none does."""
+  """Returns the split of the first name that says one, "" if none does."""
   matches = (_NAMED.fullmatch(name.lower()) for name in names)
   return next((match.lastgroup for match in matches if match), "")
 
