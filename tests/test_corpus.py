@@ -358,10 +358,9 @@ def test_splits_are_disjoint_and_a_share_is_spread(tmp_path_factory, n, share):
   folder = tmp_path_factory.mktemp("text")
   texts = [f"{1000 + i}" for i in range(n)]
   spool = Spool(map(readers.Piece, texts), folder)
-  division = hold_out.divide(spool, share, 1.0)
-  train, dev = (list(spool.texts(spans)) for spans in division[:2])
+  train, dev = (part.read() for part in hold_out.divide(spool, share, 1.0)[:2])
   assert sorted("".join(train + dev)) == sorted("".join(texts))
-  some = list(spool.texts(hold_out.divide(spool, share, 0.3).train))
+  some = hold_out.divide(spool, share, 0.3)[0].read()
   assert len(some) == math.ceil(0.3 * len(train) - 1e-9)
   # Of any ten in a row, as many as of all, give or take one.
   taken = np.isin(train, some)

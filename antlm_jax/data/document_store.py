@@ -1,6 +1,7 @@
 """Documents on disk: in a temporary file, and in a prepared folder."""
 
 import array
+import dataclasses
 import mmap
 import os
 import pathlib
@@ -44,11 +45,24 @@ class Spool:
     """Returns the text between two bytes, without half a character."""
     return self._bytes[begin:end].decode("utf-8", errors="ignore")
 
-  def texts(self, spans: np.ndarray) -> Iterator[str]:
-    """Yields the texts of spans `[n, 2]`, without space at either end."""
-    for begin, end in spans.tolist():
-      if text := self.read(begin, end).strip():
-        yield text
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Texts:
+  """Some texts of a spool, in order."""
+
+  spool: Spool
+  spans: np.ndarray  # bytes where each begins and ends, int64 [n, 2]
+
+  @property
+  def sizes(self) -> np.ndarray:
+    """Sizes in bytes, int64 `[n]`."""
+    return self.spans[:, 1] - self.spans[:, 0]
+
+  def read(self, first: int = 0, end: int | None = None) -> list[str]:
+    """Reads texts by number, without blank ones and space at their ends."""
+    spans = self.spans[first:end].tolist()
+    texts = (self.spool.read(begin, stop).strip() for begin, stop in spans)
+    return [text for text in texts if text]
 
 
 class Writer:

@@ -1,27 +1,23 @@
 """Holds out a share of the documents, and takes a share of the others."""
 
-from typing import NamedTuple
-
 import numpy as np
 
-from antlm_jax.data.document_store import Spool
+from antlm_jax.data.document_store import Spool, Texts
 
 
-class Division(NamedTuple):
-  """Bytes where texts begin and end in a spool, in order, int64 `[n, 2]`."""
-
-  train: np.ndarray
-  dev: np.ndarray
-  cut: int | None  # number of the document whose end is held out
-
-
-def divide(spool: Spool, dev_share: float, share: float) -> Division:
+def divide(
+  spool: Spool, dev_share: float, share: float
+) -> tuple[Texts, Texts, int | None]:
   """Divides documents into those to train on and those held out.
 
   Args:
     spool: Documents.
     dev_share: Share of their bytes to hold out; 0 holds out none.
     share: Share of the other documents to take, spread evenly from the first.
+
+  Returns:
+    Texts to train on, held-out texts, and the number of the document of which
+    only the end is held out, if there is one.
   """
   sizes = np.bincount(spool.documents, spool.ends - spool.begins)
   sizes, held_out = sizes.astype(np.int64), np.zeros(len(sizes), np.int64)
@@ -38,7 +34,8 @@ def divide(spool: Spool, dev_share: float, share: float) -> Division:
   # A document is taken where the sum of the shares reaches a whole number.
   _, number = np.unique(spool.documents[in_train], return_inverse=True)
   taken = np.diff(np.ceil(share * np.arange(len(sizes) + 1))) > 0
-  return Division(train[in_train][taken[number]], dev[in_dev], cut)
+  train = train[in_train][taken[number]]
+  return Texts(spool, train), Texts(spool, dev[in_dev]), cut
 
 
 def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:

@@ -5,7 +5,6 @@ trains the tokenizer. A second pass encodes, packs and writes all of it.
 """
 
 import collections
-import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -20,7 +19,7 @@ from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.data import document_store, hold_out, packing, readers, rows
 from antlm_jax.data import prepared_folder as folder_lib
-from antlm_jax.data.document_store import Spool
+from antlm_jax.data.document_store import Spool, Texts
 from antlm_jax.data.packing import BOUNDARIES, PACKINGS
 from antlm_jax.data.prepared_folder import SPLITS, Manifest, Prepared, Split
 from antlm_jax.data.readers import RULES
@@ -31,7 +30,7 @@ from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 
 # Bytes of text encoded at once. The tokenizers library needs 30 times as much.
-_BATCH_BYTES = 1 << 22
+_BATCH_BYTES = 1 << 22  # 4 MiB
 _SAMPLED = 64  # pieces in a row that train the tokenizer
 
 
@@ -256,21 +255,17 @@ def _make(
   folder: pathlib.Path,
 ) -> Manifest:
   """Fills an empty folder."""
-  with _timed("text"):
-    texts = _read(settings, corpus, folder)
+  texts = _read(settings, corpus, folder)
   if tokenizer is None:
     # Train text alone: the held-out text stays unseen.
-    with _timed("tokenizer"):
-      tokenizer = _train_tokenizer(settings, *texts["train"])
+    tokenizer = _train_tokenizer(settings, texts["train"])
   path = folder / folder_lib.TOKENIZER
   path.write_text(tokenizer.to_json(), "utf-8")
   store = document_store.Writer(folder / "documents", SPLITS)
-  splits = {}
-  for name, (spool, spans) in texts.items():
-    with _timed(f"rows of {name}"):
-      splits[name] = _write(
-        settings, tokenizer, spool, spans, name, folder, store
-      )
+  splits = {
+    name: _write(settings, tokenizer, texts[name], name, folder, store)
+    for name in SPLITS
+  }
   store.close()
   manifest = Manifest(
     settings=asked,
@@ -296,78 +291,71 @@ def _make(
   return manifest
 
 
-@contextlib.contextmanager
-def _timed(stage: str) -> Iterator[None]:
-  begin = time.monotonic()
-  yield
-  progress.say(f"{stage}: {time.monotonic() - begin:.1f} s")
-
-
 def _read(
   settings: Settings, corpus: Corpus, folder: pathlib.Path
-) -> dict[str, tuple[Spool, np.ndarray]]:
-  """Reads the text, and returns where each split's texts are."""
+) -> dict[str, Texts]:
+  """Reads the text of each split."""
   spool = Spool(corpus.pieces("train"), folder)
-  dev_share = 0 if corpus.dev else settings.dev_share
-  divided = hold_out.divide(spool, dev_share, settings.share)
-  texts = {"train": (spool, divided.train), "dev": (spool, divided.dev)}
   if corpus.dev:
+    train, _, cut = hold_out.divide(spool, 0, settings.share)
     held_out = Spool(corpus.pieces("dev"), folder)
-    texts["dev"] = held_out, hold_out.divide(held_out, 0, 1).train
-  for name, (_, spans) in texts.items():
-    if not len(spans):
+    dev, _, _ = hold_out.divide(held_out, 0, 1)
+  else:
+    train, dev, cut = hold_out.divide(spool, settings.dev_share, settings.share)
+  for name, texts in (("train", train), ("dev", dev)):
+    if not len(texts.spans):
       where = " ".join((*settings.text, *settings.dev))
       raise UserError(f"no words for {name} in {where}; give more text")
-  if divided.cut is not None:
+  if cut is not None:
     progress.say(
-      f"dev: the end of document {divided.cut + 1}, since documents are too few"
-      " or too large to hold out whole ones"
+      f"dev: the end of document {cut + 1}, since documents are too few or too"
+      " large to hold out whole ones"
     )
   elif not corpus.dev:
-    held = np.diff(divided.dev).sum() / spool.ends[-1]
-    progress.say(f"dev: {held:.1%} of the text, in whole documents")
-  return texts
+    progress.say(
+      f"dev: {sum(dev.sizes) / spool.ends[-1]:.1%} of the text, in whole"
+      " documents"
+    )
+  return {"train": train, "dev": dev}
 
 
-def _train_tokenizer(
-  settings: Settings, spool: Spool, spans: np.ndarray
-) -> Tokenizer:
+def _train_tokenizer(settings: Settings, texts: Texts) -> Tokenizer:
   # Spread over the text, since the tokenizer may see only a part of it.
-  firsts = range(0, len(spans), _SAMPLED)
+  firsts = range(0, len(texts.spans), _SAMPLED)
   order = sorted(firsts, key=lambda first: first * 0.618 % 1)
-  texts = (
-    spool.texts(spans[first : first + _SAMPLED])
-    for first in progress.track(order, f"{_SAMPLED} documents")
+  sample = (
+    texts.read(first, first + _SAMPLED)
+    for first in progress.track(order, f"{_SAMPLED} documents", "tokenizer")
   )
   return Tokenizer.train(
-    itertools.chain.from_iterable(texts), settings.vocab_size, settings.kind
+    itertools.chain.from_iterable(sample), settings.vocab_size, settings.kind
   )
 
 
 def _write(
   settings: Settings,
   tokenizer: Tokenizer,
-  spool: Spool,
-  spans: np.ndarray,
+  texts: Texts,
   name: str,
   folder: pathlib.Path,
   store: document_store.Writer,
 ) -> Split:
   """Encodes, packs, counts and writes the texts of a split."""
   # By size, not by number: a text may have five bytes or a million.
-  batch_of = np.cumsum(np.diff(spans)) // _BATCH_BYTES
-  batches = np.split(spans, np.flatnonzero(np.diff(batch_of)) + 1)
-  ends = packing.boundary_ids(tokenizer, settings.boundary)
+  batch_of = np.cumsum(texts.sizes) // _BATCH_BYTES
+  ends = np.flatnonzero(np.diff(batch_of, append=-1)) + 1
+  batches = list(itertools.pairwise([0, *ends.tolist()]))
+  around = packing.boundary_ids(tokenizer, settings.boundary)
   tally = collections.Counter()
 
   def documents() -> Iterator[np.ndarray]:
-    for batch in progress.track(batches, f"{_BATCH_BYTES >> 20} MiB", name):
-      texts = list(spool.texts(batch))
-      store.write(name, texts)
-      tally["documents"] += len(texts)
-      tally["words"] += sum(len(text.split()) for text in texts)
-      tally["text_bytes"] += sum(len(text.encode("utf-8")) for text in texts)
-      for tokens in packing.bound(tokenizer.encode_batch(texts), *ends):
+    for begin, end in progress.track(batches, "4 MiB", name):
+      batch = texts.read(begin, end)
+      store.write(name, batch)
+      tally["documents"] += len(batch)
+      tally["words"] += sum(len(text.split()) for text in batch)
+      tally["text_bytes"] += sum(len(text.encode("utf-8")) for text in batch)
+      for tokens in packing.bound(tokenizer.encode_batch(batch), *around):
         tally["tokens"] += len(tokens)
         yield tokens
 

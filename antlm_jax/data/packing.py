@@ -1,9 +1,10 @@
 """Packs documents into rows of equal length, in segments.
 
-A packer takes an iterator of token arrays, one per document, and yields blocks
-`(tokens int32 [n, T], starts bool [n, T])`. `starts` marks the first token of
-each segment; a token may not attend outside its segment. Position 0 of a row
-always starts one. Blocks hold about `_WINDOW` tokens, so memory is bounded.
+A packer takes an iterator of token arrays, one for each document, and yields
+blocks `(tokens int32 [n, T], starts bool [n, T])`. `starts` marks the first
+token of each segment; a token attends only within its segment. Position 0 of a
+row always starts a segment. A block holds about `_WINDOW` tokens, which bounds
+the memory.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -62,11 +63,11 @@ def bound(
 def stream(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[Block]:
   """Cuts the concatenated documents into rows, one segment each (BabyLlama).
 
-  What is left at the end, less than a row, is dropped.
+  Tokens at the end that do not fill a row are dropped.
   """
   left = np.zeros(0, np.int32)
   for window in _windows(sequences):
-    # The rest of a window begins the next one's first row.
+    # Tokens left over begin the next window's first row.
     joined = np.concatenate([left, *window])
     whole = len(joined) // seq_len * seq_len
     tokens, left = joined[:whole].reshape(-1, seq_len), joined[whole:]
@@ -80,14 +81,14 @@ def chunks(
 ) -> Iterator[Block]:
   """Like `stream`, with each row cut in two segments (arXiv 2507.00994).
 
-  The first is r tokens long, r uniform on [12, T - 12] and a function of
-  (seed, row) only.
+  The first segment has r tokens, with r uniform on [12, T - 12] and a function
+  of (seed, row) only.
   """
   span = seq_len - 2 * SHORTEST_CHUNK + 1
   row = 0
   for tokens, starts in stream(sequences, seq_len):
     rows = np.arange(row, row + len(tokens))
-    # Of the row's number, not of the block: windows do not change the cuts.
+    # By the row's number, so that windows do not change the cuts.
     draw = hashing.uniform(seed, _CHUNK_PURPOSE, rows)
     cut = SHORTEST_CHUNK + (draw * span).astype(np.int64)
     starts[np.arange(len(tokens)), cut] = True
@@ -98,10 +99,10 @@ def chunks(
 def documents(
   sequences: Iterable[np.ndarray], seq_len: int, pad_id: int
 ) -> Iterator[Block]:
-  """Packs documents, cut where they are longer than a row, as segments.
+  """Packs each document as a segment, and cuts documents longer than a row.
 
-  Nothing is dropped. Within a window the longest pieces are placed first, each
-  where it fits best; a row's end is padding, a segment of its own.
+  Nothing is dropped. Within a window, the longest pieces are placed first, each
+  where it fits best. The rest of a row is padding, in a separate segment.
   """
   for window in _windows(sequences):
     pieces = [
@@ -120,8 +121,8 @@ def best_fit(lengths: Sequence[int], seq_len: int) -> np.ndarray:
     Index of each piece's first token in the flat rows, int64 `[n]`.
   """
   begins = np.zeros(len(lengths), np.int64)
-  # The fullest row that still takes a piece is the lowest set bit at or above
-  # its length: one shift of a long int, rather than a search over rows.
+  # The fullest row that still has room for a piece is the lowest set bit at or
+  # above its length. One shift of a long int replaces a search over rows.
   with_room = [[] for _ in range(seq_len + 1)]
   rooms = 0  # bit r is set where a row has room for exactly r more tokens
   count = 0
@@ -135,7 +136,7 @@ def best_fit(lengths: Sequence[int], seq_len: int) -> np.ndarray:
     else:
       room, row, count = seq_len, count, count + 1
     begins[piece] = (row + 1) * seq_len - room
-    # Now it has less room; full rows (bit 0) are never asked for again.
+    # The row now has less room. Full rows (bit 0) are never looked up again.
     with_room[room - length].append(row)
     rooms |= 1 << (room - length)
   return begins
@@ -149,8 +150,8 @@ def fill(
   pad_id: int,
 ) -> Block:
   """Writes n pieces into rows as segments, at the places of `best_fit`."""
-  # All pieces are copied at once, by the flat index of each token: a loop over
-  # millions of them would take longer than the tokenizer.
+  # Copies all pieces at once, by the flat index of each token. A loop over
+  # millions of pieces would take longer than the tokenizer.
   lengths = np.array([len(piece) for piece in pieces], np.int64)
   used = np.bincount(begins // seq_len, lengths, rows).astype(np.int64)
   tokens = np.full((rows, seq_len), pad_id, np.int32)
@@ -161,7 +162,7 @@ def fill(
   )
   tokens.flat[np.repeat(begins, lengths) + inside] = np.concatenate(pieces)
   starts.flat[begins] = True
-  # Padding is a segment of its own, so that no token sees it.
+  # Padding is a separate segment, so that no token sees it.
   padded = np.flatnonzero(used < seq_len)
   starts[padded, used[padded]] = True
   return tokens, starts
@@ -169,7 +170,6 @@ def fill(
 
 def _windows(sequences: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
   """Groups documents until each group holds `_WINDOW` tokens."""
-  # Packing sees no further than a window, which bounds its memory.
   window, size = [], 0
   for sequence in sequences:
     window.append(sequence)

@@ -1,4 +1,4 @@
-"""Subword tokenizers: byte-level, trained here, or any `tokenizer.json`."""
+"""Subword tokenizers: byte-level ones trained here, or any tokenizer.json."""
 
 import functools
 import json
@@ -18,20 +18,20 @@ KINDS = {
   "bpe": _SPECIAL_TOKENS,
   "wordpiece": (*_SPECIAL_TOKENS, "<unk>"),
 }
-# Signs for space, newline, tab and carriage return before a word: of
-# byte-level BPE, SentencePiece and GPT-BERT.
+# Signs for space, newline, tab and carriage return before a word, in byte-level
+# BPE, SentencePiece and GPT-BERT.
 _SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
 # Beyond it, arrays with an entry for each id fill the memory.
 _MOST_IDS = 1 << 24
 # Merges settle long before this much text (characters, about 200M words).
 _TRAINING_CHARACTERS = 1 << 30
-# Of that, in text with few spaces: its words are phrases, each of them another,
-# for which the trainer needs about 40 bytes a byte.
+# As much of it in text with few spaces. Its words are whole
+# phrases, and the trainer needs about 40 bytes of memory for each byte of them.
 _TRAINING_PHRASES = 1 << 23
 
 
 class Tokenizer:
-  """Text to token ids and back.
+  """Encodes text as token ids, and decodes it.
 
   Attributes:
     pad_id, bos_id, eos_id, mask_id: Ids of the special tokens, or None.
@@ -39,11 +39,11 @@ class Tokenizer:
 
   def __init__(self, backend: tokenizers.Tokenizer):
     self._backend = backend
-    # Files from elsewhere may say to pad and to truncate.
+    # Foreign files may ask for padding and truncation.
     self._backend.no_padding()
     self._backend.no_truncation()
     self._backend.encode_special_tokens = True  # "</s>" in a text is text
-    # Names in common vocabularies: ours come first, GPT-BERT's last.
+    # Names in common vocabularies: ours first, GPT-BERT's last.
     self.pad_id = self._find("<pad>", "[PAD]", "<|pad|>", "␢")
     self.bos_id = self._find("<s>", "[CLS]", "<bos>", "<|begin_of_text|>", "␂")
     self.eos_id = self._find(
@@ -55,17 +55,38 @@ class Tokenizer:
   def train(
     cls, texts: Iterable[str], vocab_size: int, kind: str = "bpe"
   ) -> "Tokenizer":
-    """Trains on bytes; the same text gives the same tokenizer.
+    """Trains a tokenizer. The same text gives the same tokenizer.
 
-    Ids are `<pad> <s> </s> <mask>`, the 256 bytes, then what is merged of
-    pairs, `vocab_size` at most; little text gives fewer. Of the kinds `bpe`
-    merges in order (BabyLlama: pairs seen at least twice); `wordpiece` takes
-    the longest piece first, digits one by one, with `<unk>` (LTG-BERT: pairs
-    seen at least ten times).
+    Ids are `<pad> <s> </s> <mask>`, the 256 bytes, then merged pairs.
+
+    Args:
+      texts: Texts to train on.
+      vocab_size: Largest number of ids. Little text gives fewer.
+      kind: `bpe` encodes by merging pairs in order (BabyLlama: pairs seen at
+        least twice). `wordpiece` encodes the longest piece first and digits one
+        by one, and has `<unk>` (LTG-BERT: pairs seen at least ten times).
     """
-    backend, trainer = _untrained(kind)
-    # Not BabyLlama's NFKC, which also rewrites characters (½ to 1⁄2): decoding
-    # gives back what was encoded.
+    # With a space before it, the first word has the token it has elsewhere.
+    to_bytes = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    special = list(KINDS[kind])
+    if kind == "bpe":
+      backend = tokenizers.Tokenizer(tokenizers.models.BPE())
+      backend.pre_tokenizer = to_bytes
+      trainer = tokenizers.trainers.BpeTrainer(
+        min_frequency=2, special_tokens=special
+      )
+    else:
+      model = tokenizers.models.WordPiece(unk_token="<unk>")
+      backend = tokenizers.Tokenizer(model)
+      digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
+      backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
+        [to_bytes, digits]
+      )
+      trainer = tokenizers.trainers.WordPieceTrainer(
+        min_frequency=10, special_tokens=special, continuing_subword_prefix=""
+      )
+    # Unlike BabyLlama's NFKC, NFC does not rewrite characters (½ to 1⁄2), so
+    # decoding returns the encoded text.
     backend.normalizer = tokenizers.normalizers.NFC()
     backend.decoder = tokenizers.decoders.ByteLevel()
     trainer.vocab_size = vocab_size
@@ -117,10 +138,10 @@ class Tokenizer:
     return self._backend.to_str()
 
   def extended(self, tokens: Sequence[str]) -> "Tokenizer":
-    """Returns a tokenizer with further special tokens, the next ids.
+    """Returns a tokenizer with further special tokens, which get the next ids.
 
     Raises:
-      UserError: If it has one of them already, or ids that nothing has.
+      UserError: It has one of them already, or ids without a token.
     """
     # A copy: the library's tokenizers change in place.
     backend = tokenizers.Tokenizer.from_str(self.to_json())
@@ -129,9 +150,9 @@ class Tokenizer:
     for index, token in enumerate(tokens, start=first):
       if backend.token_to_id(token) != index:
         raise UserError(
-          f"{token} cannot be added to the tokenizer as token {index}: it is"
-          f" there already, or there are ids under {index} that no token has;"
-          " take a tokenizer that has it"
+          f"cannot add {token} to the tokenizer as token {index}: it is there"
+          f" already, or ids under {index} have no token; choose a tokenizer"
+          " that has it"
         )
     return Tokenizer(backend)
 
@@ -149,7 +170,7 @@ class Tokenizer:
   def encode_offsets(
     self, text: str
   ) -> tuple[np.ndarray, list[tuple[int, int]]]:
-    """Encodes text and says where each token stands in it.
+    """Encodes text, and finds the characters of each token.
 
     Returns:
       ids int32 `[n]`, and n spans (start, end) of characters, without the
@@ -166,7 +187,7 @@ class Tokenizer:
     return np.asarray(encoding.ids, np.int32), spans
 
   def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-    """Turns ids to text, less the space put before the first word."""
+    """Returns the text of ids, without a space added before the first word."""
     text = self._backend.decode(
       [int(token) for token in ids], skip_special_tokens=skip_special
     )
@@ -174,8 +195,7 @@ class Tokenizer:
 
   @property
   def vocab_size(self) -> int:
-    """Number of ids: one more than the highest."""
-    # Not their number: ids may have gaps, and logits are by id.
+    """The highest id plus one. Ids may have gaps."""
     return 1 + max(self._vocab.values())
 
   @functools.cached_property
@@ -183,7 +203,7 @@ class Tokenizer:
     """Whether each token begins a word, or is special, bool `[V]`."""
     model = self._backend.model
     inside = getattr(model, "continuing_subword_prefix", None)  # WordPiece: ##
-    # Either pieces inside words are marked (##), or those that begin them.
+    # Either pieces inside words are marked (##), or pieces that begin words.
     begins = self.special.copy()
     for token, index in self._vocab.items():
       if inside:
@@ -194,7 +214,7 @@ class Tokenizer:
 
   @functools.cached_property
   def frame(self) -> tuple[list[int], list[int]]:
-    """The special tokens that it puts before and after a text by itself."""
+    """Special tokens that the tokenizer itself adds before and after a text."""
     found = self._backend.encode("a", add_special_tokens=True)
     text = [i for i, own in enumerate(found.special_tokens_mask) if not own]
     first, last = (text[0], text[-1]) if text else (len(found.ids),) * 2
@@ -222,29 +242,8 @@ class Tokenizer:
     return next((index for index in ids if index is not None), None)
 
 
-def _untrained(kind: str):
-  """Returns an untrained tokenizer and its trainer."""
-  # With a space before the first word, it is the token that it is elsewhere.
-  to_bytes = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
-  if kind == "bpe":
-    backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-    backend.pre_tokenizer = to_bytes
-    return backend, tokenizers.trainers.BpeTrainer(
-      min_frequency=2, special_tokens=list(KINDS[kind])
-    )
-  backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="<unk>"))
-  backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-    [to_bytes, tokenizers.pre_tokenizers.Digits(individual_digits=True)]
-  )
-  return backend, tokenizers.trainers.WordPieceTrainer(
-    min_frequency=10,
-    special_tokens=list(KINDS[kind]),
-    continuing_subword_prefix="",
-  )
-
-
 def _first(texts: Iterable[str]) -> Iterator[str]:
-  """Yields texts up to the number of characters that training is to see."""
+  """Yields texts until training has enough characters."""
   characters, phrases = _TRAINING_CHARACTERS, _TRAINING_PHRASES
   for text in texts:
     if characters <= 0:
