@@ -172,8 +172,7 @@ def write(
     if task.params:
       items["head"] = dict(task.params)
   with files.writing(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.check_space(path.parent, items)
+    args = checkpoint.save_args(path.parent, items, fields)
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as saver:
-      saver.save(path, checkpoint.save_args(items, fields))
+      saver.save(path, args)
   return path

@@ -64,22 +64,17 @@ class Meta:
     return fields | {
       "config": config_lib.to_json(self.config),
       "tokenizer": self.tokenizer.to_json(),
-      "milestones": dict(self.milestones),
-      "ends": list(self.ends),
     }
 
   @classmethod
   def from_json(cls, fields: Mapping[str, Any]) -> "Meta":
     """Reads what `to_json` returns, from any version of this library."""
-    names = {f.name for f in dataclasses.fields(cls)} & fields.keys()
-    return cls(
-      **{name: fields[name] for name in names}
-      | {
-        "config": config_lib.from_json(fields["config"]),
-        "tokenizer": Tokenizer.from_json(fields["tokenizer"]),
-        "ends": tuple(fields.get("ends", ())),
-      }
-    )
+    names = {f.name for f in dataclasses.fields(Meta)} & fields.keys()
+    own = {name: fields[name] for name in names}
+    own["config"] = config_lib.from_json(fields["config"])
+    own["tokenizer"] = Tokenizer.from_json(fields["tokenizer"])
+    own["ends"] = tuple(fields.get("ends", ()))
+    return cls(**own)
 
 
 # ---------------------------------------------------------------------- writing
@@ -124,28 +119,30 @@ def digest(sums: Mapping[str, Any]) -> int:
   return zlib.crc32(json.dumps(sums, sort_keys=True).encode())
 
 
-def save_args(items, fields: Mapping[str, Any]) -> ocp.args.Composite:
-  """Returns orbax's arguments that save `to_items`' arrays, and JSON fields."""
+def save_args(
+  folder: pathlib.Path, items, fields: Mapping[str, Any]
+) -> ocp.args.Composite:
+  """Returns orbax's arguments that save `to_items`' arrays, and JSON fields.
+
+  Makes the folder that the checkpoint goes to.
+
+  Raises:
+    OSError: if the folder cannot be made, or its disk lacks the space.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  if not files.is_remote(folder):
+    # The other processes would wait long for one that fails later.
+    needed = sum(array.nbytes for array in jax.tree.leaves(items)) + _SPARE
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+      raise OSError(
+        f"{files.FULL} ({needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free)"
+      )
   # The CRC-32 covers the sums, and thereby every array.
   fields = {**fields, "sums": sums(items)}
   fields["crc32"] = digest(fields)
   saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
   return ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
-
-
-def check_space(folder: pathlib.Path, arrays) -> None:
-  """Raises an OSError if the disk has no space for the arrays.
-
-  Several processes would wait long for one that fails later.
-  """
-  if files.is_remote(folder):
-    return
-  needed = sum(array.nbytes for array in jax.tree.leaves(arrays)) + _SPARE
-  free = shutil.disk_usage(folder).free
-  if free < needed:
-    raise OSError(
-      f"{files.FULL} ({needed / 1e6:.0f} MB needed, {free / 1e6:.0f} MB free)"
-    )
 
 
 # ---------------------------------------------------------------------- reading

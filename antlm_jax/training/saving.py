@@ -255,8 +255,9 @@ class Checkpoints:
     """
     self.wait()  # one at a time: memory holds a copy of each
     with self._reported(step):
-      self._folder.mkdir(parents=True, exist_ok=True)
-      checkpoint.check_space(self._folder, state)
+      items = checkpoint.to_items(state)
+      fields = {**self._meta, "window": window}
+      args = checkpoint.save_args(self._folder, items, fields)
       if self._manager is None:
         self._manager = ocp.CheckpointManager(
           self._folder,
@@ -265,8 +266,6 @@ class Checkpoints:
             async_options=ocp.AsyncOptions(timeout_secs=_PATIENCE),
           ),
         )
-      fields = {**self._meta, "window": window}
-      args = checkpoint.save_args(checkpoint.to_items(state), fields)
       self._manager.save(step, args=args, force=True)
       self._saving = step
     # A CPU writes the state itself: while that lasts, a step cannot reuse its
