@@ -84,3 +84,9 @@ def same_params(a, b) -> bool:
   a, b = load(a).params, load(b).params
   assert a.keys() == b.keys()
   return all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def largest_file(folder: pathlib.Path) -> pathlib.Path:
+  """The largest file in a folder, such as an array's."""
+  files = (path for path in folder.rglob("*") if path.is_file())
+  return max(files, key=lambda path: path.stat().st_size)

@@ -1,13 +1,12 @@
-"""Training is disturbed at random moments, and ends as if it had not been.
+"""Disturbs training at random moments: it ends as if nothing had happened.
 
-Real processes are killed, told to end, find their newest checkpoint broken or
-their disk full. Run again, each must end with the bits of a run that nothing
-disturbed: the parameters, and the loss of every step.
+The tests kill real processes, send them signals, damage their newest
+checkpoints or fill their disk. Run again, each must end with the bits of an
+undisturbed run: the parameters, and the loss of every step.
 
-Some of the cases are run with the other slow tests, all of them nightly.
+Two cases run with the other slow tests, and all of them nightly.
 """
 
-import collections
 import contextlib
 import dataclasses
 import os
@@ -111,7 +110,7 @@ class Case:
     return []
 
 
-# The ways to disturb a run.
+# The disturbances.
 
 
 def kill(case: Case, *who: int) -> None:
@@ -122,14 +121,6 @@ def kill(case: Case, *who: int) -> None:
   status, out = working.end(120)
   assert status == 137 and "Traceback" not in out, out
   print(f"over {time.monotonic() - begun:.1f} s after the kill")
-
-
-def kill_first(case: Case) -> None:
-  kill(case, 0)
-
-
-def kill_second(case: Case) -> None:
-  kill(case, 1)
 
 
 def terminate(case: Case, *who: int) -> None:
@@ -144,22 +135,13 @@ def terminate(case: Case, *who: int) -> None:
   assert f"going on from step {last}" in case.finish()
 
 
-def terminate_one(case: Case) -> None:
-  terminate(case, 1)
-
-
-def largest_file(folder: pathlib.Path) -> pathlib.Path:
-  files = [path for path in folder.rglob("*") if path.is_file()]
-  return max(files, key=lambda path: path.stat().st_size)
-
-
 def truncate(step: pathlib.Path) -> None:
-  path = largest_file(step / "params")
+  path = runs.largest_file(step / "params")
   os.truncate(path, path.stat().st_size // 2)
 
 
 def flip(step: pathlib.Path) -> None:
-  path = largest_file(step / "optimizer")
+  path = runs.largest_file(step / "optimizer")
   content = bytearray(path.read_bytes())
   middle = len(content) // 2
   for i in range(middle, middle + 64):
@@ -168,11 +150,11 @@ def flip(step: pathlib.Path) -> None:
 
 
 def delete(step: pathlib.Path) -> None:
-  largest_file(step / "optimizer").unlink()
+  runs.largest_file(step / "optimizer").unlink()
 
 
 def empty_meta(step: pathlib.Path) -> None:
-  os.truncate(largest_file(step / "meta"), 0)
+  os.truncate(runs.largest_file(step / "meta"), 0)
 
 
 def corrupt(case: Case, *damages: Callable[[pathlib.Path], None]) -> None:
@@ -188,26 +170,6 @@ def corrupt(case: Case, *damages: Callable[[pathlib.Path], None]) -> None:
     assert f"passed over, and kept as {step.name}.unreadable" in out, out
     assert step.with_name(f"{step.name}.unreadable").is_dir()
   assert f"going on from step {int(broken[-1].name) - 4}" in out, out
-
-
-def corrupt_truncated(case: Case) -> None:
-  corrupt(case, truncate)
-
-
-def corrupt_flipped(case: Case) -> None:
-  corrupt(case, flip)
-
-
-def corrupt_deleted(case: Case) -> None:
-  corrupt(case, delete)
-
-
-def corrupt_meta(case: Case) -> None:
-  corrupt(case, empty_meta)
-
-
-def corrupt_two(case: Case) -> None:
-  corrupt(case, flip, truncate)
 
 
 def fill_disk(case: Case) -> None:
@@ -226,7 +188,7 @@ def fill_disk(case: Case) -> None:
     good = len(inside.saved())
     status, out = working.end(120)
     assert status == 2 and "No space left" in out, out
-    # Beside it, asyncio prints of what orbax left when its write failed.
+    # asyncio also prints lines about orbax's failed writes.
     assert len(inside.saved()) >= good, "none is lost"
     (disk / "filler").unlink()
     inside.finish()
@@ -236,23 +198,21 @@ def fill_disk(case: Case) -> None:
 
 
 CASES = [
-  *[(kill, ALONE)] * 3,
-  *[(terminate, ALONE)] * 2,
-  (corrupt_truncated, ALONE),
-  (corrupt_flipped, ALONE),
-  (corrupt_deleted, ALONE),
-  (corrupt_meta, ALONE),
-  (corrupt_two, ALONE),
-  (fill_disk, ALONE),
-  (kill, PAIR),
-  (kill, PAIR),
-  (kill_first, PAIR),
-  (kill_second, PAIR),
-  (kill_second, PAIR),
-  (terminate, PAIR),
-  (terminate_one, PAIR),
-  (corrupt_flipped, PAIR),
-  (fill_disk, PAIR),
+  *[(kill, (), ALONE)] * 3,
+  *[(terminate, (), ALONE)] * 2,
+  (corrupt, (truncate,), ALONE),
+  (corrupt, (flip,), ALONE),
+  (corrupt, (delete,), ALONE),
+  (corrupt, (empty_meta,), ALONE),
+  (corrupt, (flip, truncate), ALONE),
+  (fill_disk, (), ALONE),
+  *[(kill, (), PAIR)] * 2,
+  (kill, (0,), PAIR),
+  *[(kill, (1,), PAIR)] * 2,
+  (terminate, (), PAIR),
+  (terminate, (1,), PAIR),
+  (corrupt, (flip,), PAIR),
+  (fill_disk, (), PAIR),
 ]
 
 
@@ -279,17 +239,7 @@ def whole(prepared, cache, tmp_path_factory):
   return folder
 
 
-@pytest.fixture(scope="module")
-def tally():
-  """Counts what was survived, and prints it in the end."""
-  counts = collections.Counter()
-  yield counts
-  print(f"\nsurvived {counts.total()} disturbances:")
-  for name, count in sorted(counts.items()):
-    print(f"  {count} x {name}")
-
-
-# A kill and a broken checkpoint alone; a kill in a pair is test_distributed's.
+# One kill and one damage; test_distributed kills one of a pair.
 FEW = (0, 5)
 
 
@@ -301,17 +251,15 @@ FEW = (0, 5)
   ],
 )
 def test_a_disturbed_run_ends_as_if_nothing_had_happened(
-  number, prepared, whole, cache, tally, tmp_path
+  number, prepared, whole, cache, tmp_path
 ):
-  disturb, options = CASES[number]
+  disturb, args, options = CASES[number]
   rng = random.Random(f"{SEED} {number}")
   expected = whole(options)
   case = Case(tmp_path / "run", prepared, options | {"cache": cache}, rng)
-  disturb(case)
+  disturb(case, *args)
   case.finish()
   losses = pods.losses(case.workdir)
   assert {step for step, _ in losses} >= set(range(1, STEPS + 1))
   assert losses == pods.losses(expected)
   assert runs.same_params(case.workdir, expected)
-  count = options["count"]
-  tally[f"{disturb.__name__}, {count} process{'es' * (count > 1)}"] += 1

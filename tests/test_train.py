@@ -501,21 +501,17 @@ def test_a_damaged_config_and_junk_in_the_metrics_do_not_matter(
   assert json.loads((run / "config.json").read_text())["seed"] == 0
 
 
-def largest(folder):
-  """The largest file in a folder."""
-  found = (path for path in folder.rglob("*") if path.is_file())
-  return max(found, key=lambda path: path.stat().st_size)
-
-
 DAMAGES = {
   "params: its files are damaged": lambda step: os.truncate(
-    largest(step / "params"), 100
+    runs.largest_file(step / "params"), 100
   ),
   "optimizer: its files are damaged, or not all there": lambda step: (
     shutil.rmtree(step / "optimizer")
   ),
-  "meta: Expecting value": lambda step: os.truncate(largest(step / "meta"), 0),
-  "meta: it is not what was saved": lambda step: largest(
+  "meta: Expecting value": lambda step: os.truncate(
+    runs.largest_file(step / "meta"), 0
+  ),
+  "meta: it is not what was saved": lambda step: runs.largest_file(
     step / "meta"
   ).write_text("{}"),
 }
