@@ -85,8 +85,7 @@ def stream(
   texts = [text] if isinstance(text, str) else text
   if not texts:
     raise UserError("there is no text to fill")
-  longest = loaded.model.config.max_seq_len
-  seen = _block_length(loaded) or longest
+  seen = _block_length(loaded) or loaded.model.config.max_seq_len
   block_length = how.block_length or seen
   canvas, state = _lay_out(loaded, texts, how)
   blocks = np.arange(canvas.masked.shape[1]) // block_length
@@ -95,32 +94,19 @@ def stream(
     for block in set(blocks)
   )
   config, params = programs.unrolled(loaded)
+  most = programs.round_up(most, len(blocks))
+  drawn = how.temperature, how.top_k, how.top_p
   fill = programs.compiled(
-    _fill,
-    config,
-    (how.temperature, how.top_k, how.top_p),
-    how.order,
-    loaded.mask_shift,
-    programs.round_up(most, len(blocks)),
+    _fill, config, drawn, how.order, loaded.mask_shift, most
   )
   # Tokens that are not drawn: where a text may end early, and where not.
   never, ends = framing.never_drawn(loaded), framing.ends(loaded)
   never[framing.mask_id(loaded)] = True
   banned = np.stack([never, never | np.isin(np.arange(len(never)), ends)])
+  numbers = seen, block_length, how.steps, every, how.seed
   while np.any(state.masked):
-    state = jax.device_get(
-      fill(
-        params,
-        canvas,
-        state,
-        banned,
-        seen,
-        block_length,
-        how.steps,
-        every,
-        how.seed,
-      )
-    )
+    state = fill(params, canvas, state, banned, *numbers)
+    state = jax.device_get(state)
     yield [_decode(loaded, canvas, state, n) for n in range(len(state.tokens))]
 
 
