@@ -15,7 +15,7 @@ class _HelpFormatter(
   """Keeps the lines of descriptions, and shows defaults but None and False."""
 
   def _get_help_string(self, action):
-    if action.default is None or action.default is False:
+    if action.default in (None, []) or action.default is False:
       return action.help
     return super()._get_help_string(action)
 

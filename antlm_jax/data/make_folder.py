@@ -218,11 +218,12 @@ def _check_same(
     for name in asked | there
     if there.get(name) != asked.get(name)
   ]
-  contents = [
+  # Other paths to the same text are fine.
+  before, now = (
     [(source["split"], source["sha256"]) for source in those]
     for those in (manifest.sources, sources)
-  ]
-  if contents[0] != contents[1]:  # other paths to the same text are fine
+  )
+  if before != now:
     differ.append("other text")
   if differ:
     raise UserError(

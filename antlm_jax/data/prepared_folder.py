@@ -257,15 +257,6 @@ def rows_file(split: str) -> str:
 
 
 def sha256(path: str | os.PathLike) -> str:
-  """Returns the hash of a file.
-
-  Raises:
-    UserError: It cannot be read.
-  """
-  try:
-    with open(path, "rb") as file:
-      return hashlib.file_digest(file, "sha256").hexdigest()
-  except OSError as error:
-    raise UserError(
-      f"cannot read {path}: {error.strerror}; check the file"
-    ) from error
+  """Returns the hash of a file."""
+  with open(path, "rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
