@@ -8,7 +8,9 @@ import sys
 
 import numpy as np
 import pytest
+from ml_collections import ConfigDict
 
+from antlm_jax import config
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
 
@@ -58,6 +60,11 @@ def train_args(workdir, data, *overrides: str) -> list[str]:
     f"--config.data.path={data}",
     *(f"--config.{override}" for override in overrides),
   ]
+
+
+def settings(data, *overrides: str) -> ConfigDict:
+  """The configuration of such a run."""
+  return config.load(QUICK, train_args("unused", data, *overrides)[2:])
 
 
 def train(

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from antlm_jax import config
 from antlm_jax import train as command
 from antlm_jax.errors import Stopped, UserError
 from antlm_jax.inference import pairs
@@ -36,10 +35,8 @@ def train(prepared):
   """Trains in this process."""
 
   def go(workdir, *given, overrides=()):
-    words = runs.train_args(workdir, prepared, *SMALL, *overrides)
-    spec, _, *rest = words
-    loaded = config.load(spec.removeprefix("--config="), rest)
-    return loop.train(loaded, workdir, given)
+    settings = runs.settings(prepared, *SMALL, *overrides)
+    return loop.train(settings, workdir, given)
 
   return go
 
@@ -289,8 +286,7 @@ def test_the_advice_fits_what_blew_up(
 
 
 def test_a_config_that_no_command_has_loaded_is_checked(prepared, tmp_path):
-  words = runs.train_args(tmp_path / "run", prepared, *SMALL)
-  made = config.load(words[0].removeprefix("--config="), words[2:])
+  made = runs.settings(prepared, *SMALL)
   with made.unlocked():
     made.optimizer.b1 = 2.0
   with pytest.raises(UserError, match=r"optimizer\.b1=2"):

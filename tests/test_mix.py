@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antlm_jax import config
 from antlm_jax.data.make_folder import Settings, prepare
 from antlm_jax.data.order import Order, Part
 from antlm_jax.data.prepared_folder import Sources, named
@@ -221,8 +220,7 @@ MIX = "data.mix=50%a+50%a:b=1:3"
 
 
 def train(workdir, paths, *overrides, hook=None):
-  words = runs.train_args(workdir, paths, *MIXED, *overrides)
-  loaded = config.load(runs.QUICK, words[2:])
+  loaded = runs.settings(paths, *MIXED, *overrides)
   return loop.train(loaded, workdir, [hook] if hook else [])
 
 
@@ -256,9 +254,8 @@ def test_a_run_that_ends_in_a_mix_goes_on_bit_for_bit(whole, paths, tmp_path):
 
 
 def test_frequencies_are_those_of_all_rows_to_train_on(paths):
-  words = (f"data.path={paths}", "curriculum=4C:M steps", "model.layers=1")
-  words = [f"--config.{w}" for w in (*words, "objectives.M.frequency_power=1")]
-  run = experiment.build(config.load(runs.QUICK, words))
+  given = "curriculum=4C:M steps", "objectives.M.frequency_power=1"
+  run = experiment.build(runs.settings(paths, *given, "model.layers=1"))
   rows = run.sources.rows
   tokens, _ = rows.read(np.arange(len(rows)))
   rank = run.source.vocabulary.rank
@@ -284,10 +281,10 @@ def test_each_held_out_set_has_its_curve(whole):
 
 
 def test_a_name_for_one_folder_changes_nothing(prepared):
-  built = []
-  for path in (prepared, f"books={prepared}"):
-    words = [f"--config.data.path={path}", "--config.curriculum=4C:M steps"]
-    built.append(experiment.build(config.load(runs.QUICK, words)))
+  built = [
+    experiment.build(runs.settings(path, "curriculum=4C:M steps"))
+    for path in (prepared, f"books={prepared}")
+  ]
   for step in range(4):
     assert helpers.equal(*(run.source[step] for run in built))
   assert built[0].meta.data == built[1].meta.data
@@ -315,10 +312,9 @@ def test_a_name_for_one_folder_changes_nothing(prepared):
 )
 def test_what_does_not_fit_is_told(path, settings, words, prepared, other):
   fill = {"a": prepared, "other": other}
-  given = (f"data.path={path}", "curriculum=12C steps", *settings)
-  options = [f"--config.{s.format(**fill)}" for s in given]
+  given = (s.format(**fill) for s in (path, "curriculum=12C steps", *settings))
   with pytest.raises(UserError) as told:
-    experiment.build(config.load(runs.QUICK, options))
+    experiment.build(runs.settings(*given))
   assert words in str(told.value) and "\n" not in str(told.value)
 
 

@@ -89,8 +89,8 @@ def test_a_run_leaves_all_that_it_promises(whole):
 def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
   curriculum, losses, told, prepared
 ):
-  words = runs.train_args("w", prepared, f"curriculum={curriculum} steps")
-  run = experiment.build(config_lib.load(runs.QUICK, words[2:]))
+  settings = runs.settings(prepared, f"curriculum={curriculum} steps")
+  run = experiment.build(settings)
   rows = {
     step: {f"eval/{name}/loss": float(v[i]) for name, v in losses.items()}
     for i, step in enumerate((4, 12))
