@@ -53,18 +53,10 @@ class Training:
     self.count, self._pids = count, pathlib.Path(pids)
     for i in range(count):
       self._pid_file(i).unlink(missing_ok=True)
-    words = [
-      LAUNCH / "local.sh",
-      count,
-      f"--devices={devices}",
-      "--grace=60",
-      "--",
-      "bash",
-      "-c",
-      f'{TELL}; {own}; exec "$@"',
-      self._pids,
-      *command,
-    ]
+    launcher = [LAUNCH / "local.sh", count, f"--devices={devices}"]
+    script = f'{TELL}; {own}; exec "$@"'
+    bash = ["--grace=60", "--", "bash", "-c", script, self._pids]
+    words = [*launcher, *bash, *command]
     self._process = subprocess.Popen(
       list(map(str, words)),
       cwd=runs.ROOT,

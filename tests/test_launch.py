@@ -41,48 +41,27 @@ def dry(script: str, *words, **kwargs) -> list[list[str]]:
 
 
 def test_a_tpu_request_has_what_was_asked_for():
-  gcloud = ["gcloud", "compute", "tpus", "queued-resources"]
-  (command,) = dry(
-    "tpu_vm",
-    "create",
-    "pod-1",
-    "--type=v5p-256",
-    "--slices=4",
-    "--spot",
-    "--zone=us-east5-a",
-    "--project=p",
-    "--iap",
-    "--create_args=--subnetwork=net --tags=a,b",
+  assert gcloud(
+    "create pod-1 --type=v5p-256 --slices=4 --spot --zone=us-east5-a"
+    " --project=p --iap --create_args='--subnetwork=net --tags=a,b'"
+  ) == (
+    "create pod-1 --zone=us-east5-a --project=p --accelerator-type=v5p-256"
+    " --runtime-version=v2-alpha-tpuv5 --node-count=4 --node-prefix=pod-1"
+    " --spot --internal-ips --subnetwork=net --tags=a,b"
   )
-  assert command == [
-    *gcloud,
-    "create",
-    "pod-1",
-    "--zone=us-east5-a",
-    "--project=p",
-    "--accelerator-type=v5p-256",
-    "--runtime-version=v2-alpha-tpuv5",
-    "--node-count=4",
-    "--node-prefix=pod-1",
-    "--spot",
-    "--internal-ips",
-    "--subnetwork=net",
-    "--tags=a,b",
-  ]
-  (command,) = dry("tpu_vm", "create", "one", "--type=v4-8", "--reserved")
-  assert command == [
-    *gcloud,
-    "create",
-    "one",
-    "--accelerator-type=v4-8",
-    "--runtime-version=tpu-ubuntu2204-base",
-    "--node-id=one",
-    "--reserved",
-  ]
-  (command,) = dry("tpu_vm", "delete", "one")
-  assert command == [*gcloud, "delete", "one", "--force"], "gcloud asks itself"
-  (command,) = dry("tpu_vm", "delete", "one", "--yes")
-  assert command == [*gcloud, "delete", "one", "--force", "--quiet"]
+  assert gcloud("create one --type=v4-8 --reserved") == (
+    "create one --accelerator-type=v4-8 --runtime-version=tpu-ubuntu2204-base"
+    " --node-id=one --reserved"
+  )
+  assert gcloud("delete one") == "delete one --force", "gcloud asks itself"
+  assert gcloud("delete one --yes") == "delete one --force --quiet"
+
+
+def gcloud(words: str) -> str:
+  """The words after `gcloud` that a command of tpu_vm.sh would run."""
+  (command,) = dry("tpu_vm", *shlex.split(words))
+  assert command[:4] == ["gcloud", "compute", "tpus", "queued-resources"]
+  return shlex.join(command[4:])
 
 
 @pytest.mark.parametrize(
@@ -109,14 +88,9 @@ def test_a_run_on_tpu_vms_keeps_its_words_through_two_shells():
   assert remote[:3] == ["antlm_jax/launch/tpu_worker.sh", "start", "env"]
   (flags,) = [x for x in remote if x.startswith("LIBTPU_INIT_ARGS=")]
   assert flags.count("--xla") == 2
-  assert remote[remote.index("launch/rerun.sh") :] == [
-    "launch/rerun.sh",
-    "--tries=5",
-    ".venv/bin/python",
-    "-m",
-    "antlm_jax.train",
-    *TRAINING[1:],
-  ]
+  program = "launch/rerun.sh --tries=5 .venv/bin/python -m antlm_jax.train"
+  at = remote.index("launch/rerun.sh")
+  assert remote[at:] == [*program.split(), *TRAINING[1:]]
 
 
 def test_a_rerun_requests_sets_up_and_starts_anew():
@@ -145,17 +119,8 @@ def test_a_rerun_requests_sets_up_and_starts_anew():
 
 
 def test_gke_starts_a_workload_that_is_run_again():
-  *files, command = dry(
-    "gke",
-    "run",
-    "a",
-    "--cluster=c",
-    "--zone=z",
-    "--project=p",
-    "--type=tpu7x-4x4x4",
-    "--slices=2",
-    *TRAINING,
-  )
+  words = "run a --cluster=c --zone=z --project=p --type=tpu7x-4x4x4 --slices=2"
+  *files, command = dry("gke", *words.split(), *TRAINING)
   assert [x[0] for x in files] == ["mkdir", "tar", "rm", "mkdir", "tar"]
   assert command[:3] == ["xpk", "workload", "create"]
   values = dict(word.partition("=")[::2] for word in command[3:])
@@ -164,12 +129,8 @@ def test_gke_starts_a_workload_that_is_run_again():
   assert values["--num-slices"] == "2" and values["--max-restarts"] == "20"
   install, training = values["--command"].split(" && exec ")
   assert install == "launch/setup.sh tpu"
-  assert shlex.split(training) == [
-    ".venv/bin/python",
-    "-m",
-    "antlm_jax.train",
-    *TRAINING[1:],
-  ]
+  program = [".venv/bin/python", "-m", "antlm_jax.train"]
+  assert shlex.split(training) == [*program, *TRAINING[1:]]
   environment = [x for x in command if x.startswith("--env=LIBTPU_INIT_ARGS=")]
   assert "data_parallel_all_reduce_opt=true" in environment[0]
   # All statuses but 0 and 2; xpk itself adds 42 and those from 127 on.
@@ -191,59 +152,27 @@ def test_gke_takes_an_image_as_it_is():
 
 
 def test_a_slurm_job_has_a_task_for_each_gpu():
-  _, command = dry(
-    "slurm",
-    "run",
-    "a",
-    "--nodes=4",
-    "--gpus=8",
-    "--time=24:00:00",
-    "--sbatch_args=--mem=0 --exclusive",
-    *TRAINING,
+  words = "run a --nodes=4 --gpus=8 --time=24:00:00"
+  options = "--sbatch_args=--mem=0 --exclusive"
+  _, command = dry("slurm", *words.split(), options, *TRAINING)
+  expected = (
+    "sbatch --job-name=a --nodes=4 --ntasks-per-node=8 --gpus-per-node=8"
+    " --time=24:00:00 --requeue --signal=B:USR1@300 --open-mode=append"
+    f" --chdir={ROOT} --output={ROOT}/runs/slurm/a-%j.log --mem=0 --exclusive"
+    f" {LAUNCH}/slurm_job.sh 3"
   )
-  assert command == [
-    "sbatch",
-    "--job-name=a",
-    "--nodes=4",
-    "--ntasks-per-node=8",
-    "--gpus-per-node=8",
-    "--time=24:00:00",
-    "--requeue",
-    "--signal=B:USR1@300",
-    "--open-mode=append",
-    f"--chdir={ROOT}",
-    f"--output={ROOT}/runs/slurm/a-%j.log",
-    "--mem=0",
-    "--exclusive",
-    f"{LAUNCH}/slurm_job.sh",
-    "3",
-    *TRAINING[1:],
-  ]
+  assert command == [*expected.split(), *TRAINING[1:]]
 
 
 def test_local_gives_each_process_its_place():
-  commands = dry(
-    "local",
-    "2",
-    "--devices=4",
-    "--port=2000",
-    "--",
-    "a b",
-    "$c",
-    env={"XLA_FLAGS": "--mine=1"},
-  )
-  for i, command in enumerate(commands):
-    assert command == [
-      "env",
-      "JAX_PLATFORMS=cpu",
-      "XLA_FLAGS=--mine=1 --xla_force_host_platform_device_count=4",
-      "JAX_COORDINATOR_ADDRESS=127.0.0.1:2000",
-      "JAX_NUM_PROCESSES=2",
-      f"JAX_PROCESS_ID={i}",
-      "a b",
-      "$c",
-    ]
-  assert len(commands) == 2
+  words = ["2", "--devices=4", "--port=2000", "--", "a b", "$c"]
+  commands = dry("local", *words, env={"XLA_FLAGS": "--mine=1"})
+  flags = "XLA_FLAGS=--mine=1 --xla_force_host_platform_device_count=4"
+  shared = "JAX_COORDINATOR_ADDRESS=127.0.0.1:2000 JAX_NUM_PROCESSES=2"
+  start = ["env", "JAX_PLATFORMS=cpu", flags, *shared.split()]
+  assert commands == [
+    [*start, f"JAX_PROCESS_ID={i}", "a b", "$c"] for i in range(2)
+  ]
 
 
 CLUSTER = ("--cluster=c", "--zone=z")

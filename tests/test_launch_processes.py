@@ -116,12 +116,18 @@ except KeyboardInterrupt:
 @pytest.mark.parametrize(
   "sent, status", [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
 )
-def test_a_signal_is_passed_on_and_ends_it(sent, status):
-  with start(LAUNCH / "rerun.sh", sys.executable, "-c", WAITS) as process:
-    assert process.stdout.readline() == "ready\n"
+@pytest.mark.parametrize(
+  "words, marks",
+  [(["rerun.sh"], [""]), (["local.sh", 2, "--"], ["[0] ", "[1] "])],
+)
+def test_a_signal_is_passed_on_and_ends_it(sent, status, words, marks):
+  command = (LAUNCH / words[0], *words[1:], sys.executable, "-c", WAITS)
+  with start(*command) as process:
+    ready = {process.stdout.readline() for _ in marks}
+    assert ready == {f"{mark}ready\n" for mark in marks}
     process.send_signal(sent)
     assert process.wait(timeout=20) == status
-    assert process.stdout.read() == "told\n"
+    assert sorted(process.stdout) == [f"{mark}told\n" for mark in marks]
 
 
 def test_a_signal_ends_a_pause(tmp_path):
@@ -218,34 +224,12 @@ def test_others_that_save_when_told_do_not_hide_the_crash():
   assert done.returncode == 3, done.stderr
 
 
-@pytest.mark.parametrize(
-  "sent, status", [(signal.SIGTERM, 75), (signal.SIGINT, 130)]
-)
-def test_local_passes_signals_on(sent, status):
-  command = (LAUNCH / "local.sh", 2, "--", sys.executable, "-c", WAITS)
-  with start(*command) as process:
-    ready = {process.stdout.readline() for _ in range(2)}
-    assert ready == {"[0] ready\n", "[1] ready\n"}
-    process.send_signal(sent)
-    assert process.wait(timeout=20) == status
-    assert sorted(process.stdout) == ["[0] told\n", "[1] told\n"]
-
-
 def test_local_within_rerun_is_run_again_until_it_is_done(tmp_path):
   script = (
     'echo "$JAX_PROCESS_ID" >> "$0"; [ "$(wc -l < "$0")" -ge 4 ] || exit 75'
   )
-  done = launch(
-    "rerun",
-    "--pause=0",
-    LAUNCH / "local.sh",
-    "2",
-    "--",
-    "bash",
-    "-c",
-    script,
-    tmp_path / "runs",
-  )
+  command = (LAUNCH / "local.sh", 2, "--", "bash", "-c", script)
+  done = launch("rerun", "--pause=0", *command, tmp_path / "runs")
   assert done.returncode == 0, done.stderr
   assert runs(tmp_path) >= 4
 
