@@ -304,36 +304,50 @@ def addresses(*values: str) -> dict[str, str]:
   return dict(zip(processes.EXPLICIT, values, strict=False))
 
 
+# Waits for its peers for 3 s; with an argument, gets SIGTERM after a second, in
+# a thread that is not the one that waits.
 JOIN = """
+import signal, sys, threading, time
 from antlm_jax import cli
-from antlm_jax.runtime import processes
-processes.JOIN = 3
-cli.run(lambda argv: processes.initialize())
+from antlm_jax.runtime import processes, signals
+def terminate():
+  time.sleep(1)
+  signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+def main(argv):
+  processes.JOIN = 30 if argv else 3
+  if argv:
+    threading.Thread(target=terminate, daemon=True).start()
+  with signals.listening():
+    processes.initialize()
+cli.run(main)
 """
 
 
-def join(address, process=1, **environment) -> subprocess.CompletedProcess:
+def join(address, process=1, *argv: str) -> subprocess.CompletedProcess:
   """Lets a process wait for its peers, for a short while."""
-  values = (address, "2", process)
-  named = zip(processes.EXPLICIT, map(str, values), strict=True)
   return subprocess.run(
-    [sys.executable, "-W", "error", "-c", JOIN],
+    [sys.executable, "-W", "error", "-c", JOIN, *argv],
     cwd=runs.ROOT,
-    env=os.environ | dict(named),
+    env=os.environ | addresses(address, "2", str(process)),
     capture_output=True,
     text=True,
     timeout=60,
   )
 
 
-@pytest.mark.parametrize("process", [0, 1])
-def test_a_process_without_peers_does_not_wait_for_ever(process):
+@pytest.fixture
+def free():
+  """An address of this machine at which nobody listens."""
   with socket.create_server(("", 0)) as server:
-    port = server.getsockname()[1]
-  done = join(f"127.0.0.1:{port}", process)
+    return f"127.0.0.1:{server.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("process", [0, 1])
+def test_a_process_without_peers_does_not_wait_for_ever(process, free):
+  done = join(free, process)
   assert done.returncode == 1, done.stderr
   line = done.stderr.splitlines()[-1]
-  assert f"did not all join at 127.0.0.1:{port} within 3 s" in line
+  assert f"did not all join at {free} within 3 s" in line
 
 
 def test_a_port_that_is_taken_is_told():
@@ -342,40 +356,9 @@ def test_a_port_that_is_taken_is_told():
   assert "cannot listen there: Address already in use" in runs.error_of(done)
 
 
-JOINING = """
-import signal, threading, time
-import jax
-from antlm_jax import cli
-from antlm_jax.runtime import processes, signals
-initialize = jax.distributed.initialize
-def signalled():
-  time.sleep(1)
-  signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
-def waiting(**options):
-  threading.Thread(target=signalled, daemon=True).start()
-  initialize(**options)
-jax.distributed.initialize = waiting
-def main(argv):
-  with signals.listening():
-    processes.initialize()
-cli.run(main)
-"""
-
-
-def test_a_signal_ends_a_process_that_waits_for_its_peers():
-  with socket.create_server(("", 0)) as server:
-    port = server.getsockname()[1]
-  values = (f"127.0.0.1:{port}", "2", "1")
-  # The signal reaches a thread that is not the one that waits, as some do.
-  done = subprocess.run(
-    [sys.executable, "-c", JOINING],
-    cwd=runs.ROOT,
-    text=True,
-    env=os.environ | addresses(*values),
-    capture_output=True,
-    timeout=100,
-  )
-  assert done.returncode == errors.RUN_AGAIN
+def test_a_signal_ends_a_process_that_waits_for_its_peers(free):
+  done = join(free, 1, "SIGTERM")
+  assert done.returncode == errors.RUN_AGAIN, done.stderr
   assert done.stderr.splitlines()[-1] == "run me again"
 
 
