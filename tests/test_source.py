@@ -135,7 +135,7 @@ def test_shuffling_differs_by_epoch_and_can_be_left_out():
 @pytest.mark.parametrize("packed", [False, True])
 def test_random_access_is_reading_in_order_with_threads(packed):
   of = source(f"C+M+{MIXED}", FakeRows(packed=packed), steps=12)
-  in_order = list(source_lib.load(of, threads=3, ahead=4))
+  in_order = list(source_lib.load(of, threads=3))
   assert len(in_order) == len(of) == 12
   for step in (7, 0, 11, 7, 3):
     assert helpers.equal(of[step], in_order[step])

@@ -172,7 +172,7 @@ class Order:
     epoch, place = np.divmod(count, self._slots_per_epoch(part)[source])
     # A slot's rows are neighbours: groups of them are permuted.
     groups = self._sizes // part.joined
-    place %= groups[source]  # beyond the last one only where rounding is `up`
+    place %= groups[source]  # `up` and `down` may fill up a batch
     if self.shuffle:
       # A batch may reach into the next epoch.
       for s, e in np.unique(np.stack([source, epoch], 1), axis=0).tolist():

@@ -167,22 +167,19 @@ class Source:
     return merged
 
 
-def load(
-  source: Source, start: int = 0, threads: int = 2, ahead: int = 8
-) -> Iterator[Batch]:
+def load(source: Source, start: int = 0, threads: int = 2) -> Iterator[Batch]:
   """Yields `source[start]`, `source[start + 1]`, ..., prefetched by grain.
 
   Args:
     source: The source.
     start: The first step.
     threads: Number of threads that read and corrupt.
-    ahead: Number of batches that wait ready.
 
   Raises:
     UserError: A row cannot be read (`Rows.read`).
   """
   if start >= len(source):
     return iter(())
-  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
+  options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=8)
   steps = grain.MapDataset.source(source)[start:]
   return iter(steps.to_iter_dataset(options))

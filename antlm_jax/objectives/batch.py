@@ -104,8 +104,9 @@ def capacity(
   expected = variance = 0.0
   for objective, share in shares:
     # A mixed batch's rows are spread over the shards evenly, to within a row.
-    # Shards of 64 rows may rarely have one row more: the margin has room for
-    # it, unless rows have more than 4,096 tokens.
+    # Shards of 64 rows have one row more in a step of a thousand: the margin
+    # has room for it in rows of up to 2,048 tokens. Longer ones lose up to 1 %
+    # of a list.
     shard_rows = rows if share == 1 else min(rows, math.ceil(rows * share) + 1)
     targets = shard_rows * length * objective.max_target_share
     expected += targets
@@ -169,17 +170,17 @@ def _target_lists(corrupted, row_objectives, objectives, layout, size):
     where[index][: len(found)] = found
     real[index][: len(found)] = True
 
-  def at(places, values):
+  def pick(places, values):
     return np.take_along_axis(values.reshape(*lists, -1), places, axis=-1)
 
-  objective = at(where // length, row_objectives.astype(np.int32))
+  objective = pick(where // length, row_objectives.astype(np.int32))
   shift = np.array([o.shift for o in objectives], np.int32)
   weight = np.array([o.weight for o in objectives], np.float32)
   arrays = {
     # A token is predicted from `shift` places before it.
     "target_positions": where - shift[objective],
-    "targets": at(where, corrupted.tokens),
-    "weights": weight[objective] * at(where, corrupted.scale),
+    "targets": pick(where, corrupted.tokens),
+    "weights": weight[objective] * pick(where, corrupted.scale),
     "objective_ids": objective,
   }
   return {name: np.where(real, values, 0) for name, values in arrays.items()}
