@@ -198,11 +198,7 @@ OBJECTIVES = {
   "C": Objective("clm"),
   # BERT's masked language modeling, predicted in place.
   "M": Objective(
-    "mlm",
-    attention="bidirectional",
-    shift=0,
-    predict="masked",
-    mask_ratio=0.15,
+    "mlm", attention="bidirectional", shift=0, predict="masked", mask_ratio=0.15
   ),
   # Masked next-token prediction (arXiv 2410.24159, section 2.1): the masked
   # token is predicted one position earlier, so both modes share the head.
