@@ -187,11 +187,7 @@ def by_row(batch: Batch, layout: Layout, shifts) -> tuple:
     kind = int(batch.objective_ids[index])
     key = int(rows[index[:2]][row]), at + shifts[kind]
     assert key not in found
-    found[key] = (
-      int(batch.targets[index]),
-      float(batch.weights[index]),
-      kind,
-    )
+    found[key] = (int(batch.targets[index]), float(batch.weights[index]), kind)
   return dict(zip(layout.rows.tolist(), inputs.tolist(), strict=True)), found
 
 

@@ -29,23 +29,10 @@ VARIANTS = {
   for name, o in OBJECTIVES.items()
   for unit in (UNITS if o.max_mask_ratio else ["token"])
 }
-VARIANTS["M long spans"] = Objective(
-  "ltg_bert",
-  attention="bidirectional",
-  shift=0,
-  predict="masked",
-  mask_ratio=0.15,
-  unit="span",
-  span_length=9,
-  span_lengths="geometric",
+VARIANTS["M long spans"] = replace(
+  OBJECTIVES["M"], unit="span", span_length=9, span_lengths="geometric"
 )
-VARIANTS["prefix spans"] = Objective(
-  "prefix_spans",
-  attention="prefix",
-  predict="suffix",
-  mask_ratio=0.3,
-  unit="span",
-)
+VARIANTS["P spans"] = replace(OBJECTIVES["P"], mask_ratio=0.3, unit="span")
 VARIANTS |= {
   f"N {unit} {choice}": replace(OBJECTIVES["N"], unit=unit, choice=choice)
   for unit, choice in itertools.product(UNITS, CHOICES[1:])
@@ -499,12 +486,7 @@ def assembled(case, found):
   layout = Layout(len(case.tokens))
   objective_ids = np.zeros(len(case.tokens), np.int64)
   return assemble(
-    found,
-    objective_ids,
-    [case.objective],
-    layout,
-    {0: 1.0},
-    segmented=True,
+    found, objective_ids, [case.objective], layout, {0: 1.0}, segmented=True
   )
 
 
@@ -513,8 +495,7 @@ def assembled(case, found):
 def test_no_target_can_be_copied_from_what_its_position_sees(case, keep):
   if not keep:
     case = replace(
-      case,
-      objective=replace(case.objective, mask_token=1.0, random_token=0.0),
+      case, objective=replace(case.objective, mask_token=1.0, random_token=0.0)
     )
   objective, length = case.objective, case.tokens.shape[1]
   found = case.corrupt()

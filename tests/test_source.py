@@ -299,11 +299,7 @@ UNITS = {
   "token": {},
   "word": {"unit": "word"},
   "span": {"unit": "span"},
-  "long spans": {
-    "unit": "span",
-    "span_length": 9,
-    "span_lengths": "geometric",
-  },
+  "long spans": {"unit": "span", "span_length": 9, "span_lengths": "geometric"},
   "binomial": {"unit": "span", "choice": "binomial"},
   "exact": {"choice": "exact"},
   "falling": {"mask_ratio": 0.3, "mask_ratio_end": 0.15},
