@@ -32,22 +32,16 @@ _CHUNK_PURPOSE = 0x63686E6B
 
 def boundary_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
   """Returns the ids before and after a document in rows, None for none."""
-  before, after = BOUNDARIES[boundary]
-  return _id(tokenizer, before), _id(tokenizer, after)
+  return tuple(
+    name and getattr(tokenizer, name) for name in BOUNDARIES[boundary]
+  )
 
 
 def frame_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
-  """Returns the ids before and after a text on its own, None for none.
-
-  They are those around a document in rows. With `eos`, a document follows the
-  `</s>` of the document before it, and so does a text on its own.
-  """
-  before, after = BOUNDARIES[boundary]
-  return _id(tokenizer, before or after), _id(tokenizer, after)
-
-
-def _id(tokenizer, name: str | None) -> int | None:
-  return name and getattr(tokenizer, name)
+  """Returns the ids before and after a text on its own, None for none."""
+  before, after = boundary_ids(tokenizer, boundary)
+  # In such rows, a document follows the `</s>` of the document before it.
+  return after if boundary == "eos" else before, after
 
 
 def bound(

@@ -231,24 +231,25 @@ def named(text: str, key: str) -> dict[str, str]:
 def _check_alike(prepared: Mapping[str, Prepared]) -> None:
   """Checks that rows of all folders can be in one batch."""
   (first, like), *others = prepared.items()
+  ours = _layout(like.manifest)
   for name, of in others:
-    ours, theirs = (
-      {
-        "tokenizer.json": m.tokenizer["sha256"][:8],
-        "--seq_len": m.seq_len,
-        "--boundary": m.settings["boundary"],
-        "rows divided into segments (--packing)": m.segmented,
-      }
-      for m in (like.manifest, of.manifest)
-    )
-    for what in ours:
-      if ours[what] != theirs[what]:
+    for what, value in _layout(of.manifest).items():
+      if value != ours[what]:
         raise UserError(
           f"{like.folder} and {of.folder} were not prepared alike:"
           f" {what} is {ours[what]} for {first or 'the first'}, but"
-          f" {theirs[what]} for {name}; prepare {name} again, with"
+          f" {value} for {name}; prepare {name} again, with"
           f" --tokenizer={like.folder / TOKENIZER} and the same options"
         )
+
+
+def _layout(manifest: Manifest) -> dict:
+  return {
+    "tokenizer.json": manifest.tokenizer["sha256"][:8],
+    "--seq_len": manifest.seq_len,
+    "--boundary": manifest.settings["boundary"],
+    "rows divided into segments (--packing)": manifest.segmented,
+  }
 
 
 def rows_file(split: str) -> str:
