@@ -20,13 +20,13 @@ from antlm_jax.hf import weights as folder
 from antlm_jax.hf.ltg_bert import LTG_BERT
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models.ltg_bert import LtgBertConfig
-from tests import helpers, reference
+from tests import helpers, hub, reference
 from tests.helpers import BOS, EOS, MASK, PAD, VOCAB
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-pytestmark = pytest.mark.slow  # about a minute
+pytestmark = hub.MARKS
 
 CODE = pathlib.Path(configs.__file__).parent / "remote"
 VARIANTS = {
@@ -47,14 +47,6 @@ T = 24  # over helpers.ltg_bert's longest distance, 20
 LONG = 60
 LENGTHS = (T, 15)  # of two rows, where one is padded
 IDS = {"pad": PAD, "bos": BOS, "eos": EOS, "mask": MASK}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def offline():
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setenv("HF_HUB_OFFLINE", "1")
-    patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -18,7 +18,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.hf import import_
 from antlm_jax.inference.model import load
 from antlm_jax.masks import AttentionMask
-from tests import random_models, runs
+from tests import random_models
 
 CONFIG = {
   "attention_probs_dropout_prob": 0.1,
@@ -271,6 +271,9 @@ def test_logits_are_theirs(kind, folder, save, tmp_path):
   assert (loaded.config.curriculum, loaded.boundary) == expected
   assert loaded.config.model.longest_distance == 24
   assert (loaded.tokenizer.bos_id, loaded.tokenizer.mask_id) == (1, 3)
+  assert Tokenizer.load(tmp_path / "run/tokenizer.json").mask_id == 3
+  noted = any("distances follow BabyLM's LTG-BERT" in n for n in imported.notes)
+  assert noted == (kind == "ltg")
 
 
 def test_a_distance_that_would_fill_the_memory_is_refused(kind, folder):
@@ -313,19 +316,3 @@ def test_a_head_that_is_not_tied_is_refused(kind, folder):
   as_a_baseline(state, folder)
   with pytest.raises(UserError, match=r"lm_head.weight differs"):
     import_.read(folder)
-
-
-@pytest.mark.slow
-def test_the_command(tmp_path):
-  path = tmp_path / "theirs"
-  path.mkdir()
-  (path / "config.json").write_text(json.dumps(CONFIG))
-  (path / "tokenizer.json").write_text(tokenizer("ltg"))
-  words = ("--model", path, "--workdir", tmp_path / "run")
-  failed = runs.run("antlm_jax.import_hf", *words)
-  assert "holds no model.safetensors" in runs.error_of(failed)
-  as_a_pickle(drawn("ltg"), path)
-  made = runs.run("antlm_jax.import_hf", *words)
-  assert made.returncode == 0, made.stderr
-  assert "note: distances follow BabyLM's LTG-BERT" in made.stdout
-  assert Tokenizer.load(tmp_path / "run/tokenizer.json").mask_id == 3
