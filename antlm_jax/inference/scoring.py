@@ -30,6 +30,7 @@ from antlm_jax.runtime import sharding
 MODES = ("causal", "mlm", "mntp", "fused")
 REDUCTIONS = ("sum", "mean")
 BATCH_TOKENS = 8192
+_ROW = 64  # row lengths are multiples of it: TPU kernels pad shorter rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +262,7 @@ def totals(
   temperatures = np.asarray(temperatures, np.float32)
   program = programs.compiled(_logprobs, loaded.model.config, wanted)
   longest = max(p.reads(text) for text in texts for p in wanted)
-  length = programs.round_up(longest, loaded.model.config.max_seq_len)
+  length = programs.round_up(longest, loaded.model.config.max_seq_len, _ROW)
   most = max(1, batch_tokens // length)
   batches = _batches(texts, wanted, length, most)
   # All batches have the same shapes, so that one program serves them. A pass
