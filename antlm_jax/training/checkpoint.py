@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import shutil
 import zlib
@@ -127,11 +128,13 @@ def save_args(
   Makes the folder that the checkpoint goes to.
 
   Raises:
-    OSError: if the folder cannot be made, or its disk lacks the space.
+    OSError: if the folder cannot be written, or its disk lacks the space.
   """
   folder.mkdir(parents=True, exist_ok=True)
   if not files.is_remote(folder):
     # The other processes would wait long for one that fails later.
+    if not os.access(folder, os.W_OK):
+      raise OSError("it cannot be written")
     needed = sum(array.nbytes for array in jax.tree.leaves(items)) + _SPARE
     free = shutil.disk_usage(folder).free
     if free < needed:

@@ -53,11 +53,11 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
     try:
       # Before the first process has written its own, an older lock may exist.
       processes.agreed(0)
-      found = zlib.crc32(lock.read_bytes()) if lock.exists() else 0
-      if not processes.same(str(found)):
+      mine = zlib.crc32(lock.read_bytes()) >> 1 if lock.exists() else 0
+      if mine != processes.agreed(mine if processes.is_first() else 0):
         raise UserError(
-          f"--workdir={workdir} is another folder for some processes than for"
-          " the first: give one that all share"
+          f"--workdir={workdir} is another folder for process"
+          f" {jax.process_index()} than for the first: give one that all share"
         )
       yield
     finally:
