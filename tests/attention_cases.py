@@ -1,12 +1,18 @@
-"""Shapes, masks and arrays for the tests of attention."""
+"""Shapes, masks, arrays and checks for the tests of attention."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import strategies as st
 
+from antlm_jax import attention
+from antlm_jax.attention.reference import chunked
 from antlm_jax.attention.tpu import kernel
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
-from tests.reference import relative_error
+from tests import reference
 
 CASES = {  # batch, queries, keys, heads, kv_heads, width
   "square": (2, 9, 9, 4, 4, 8),
@@ -16,6 +22,7 @@ CASES = {  # batch, queries, keys, heads, kv_heads, width
   "one token": (2, 1, 1, 2, 1, 2),
 }
 MODES = ("causal", "full", "bounds", "causal bounds", "only start", "only end")
+EDGES = attention.log_edges(8, 40)
 
 
 def make_mask(mode, batch, queries, keys, seed=0):
@@ -48,7 +55,108 @@ def check_errors(found, expected, limit):
   """Compares results with those of `reference.attention`."""
   exact, floors = (dict(x._asdict()) for x in expected)
   for name, x in zip(exact, found, strict=False):
-    assert relative_error(x, exact[name], floors[name]) < limit, name
+    error = reference.relative_error(x, exact[name], floors[name])
+    assert error < limit, name
+
+
+def position_terms(shape, edges=EDGES, seed=0, dtype=np.float32):
+  batch, queries, keys, heads, *_ = shape
+  draw = np.random.default_rng(seed + 1)
+  sizes = (batch, queries), (batch, keys)
+  return [
+    jnp.asarray(draw.normal(size=(*n, heads, len(edges) + 1)), dtype)
+    for n in sizes
+  ]
+
+
+def attend(q, k, v, mask, g, implementation, terms=(), edges=EDGES, **options):
+  """Returns the output and the gradients by q, k, v and the terms, if any.
+
+  A number as `implementation` means chunks of so many queries.
+  """
+
+  def run(q, k, v, *terms):
+    relative = attention.Relative(*terms, edges) if terms else None
+    if isinstance(implementation, int):
+      scale, dropout = options["scale"], options["dropout"]
+      return chunked(q, k, v, mask, scale, dropout, relative, implementation)
+    return attention.attend(
+      *(q, k, v, mask),
+      relative=relative,
+      implementation=implementation,
+      **options,
+    )
+
+  out, pull = jax.vjp(run, q, k, v, *terms)
+  return out, *pull(g)
+
+
+def expected(shape, mask, arrays, terms=(), edges=EDGES, dropout=None, **scale):
+  """The same by `reference.attention`, with what cancels in each."""
+  batch, queries, keys, heads, *_ = shape
+  relative = kept = None
+  if dropout is not None:
+    kept = dropout.kept(heads, np.arange(queries), np.arange(keys))
+    kept = np.asarray(kept) * dropout.scale
+  if terms:  # the bucket of each pair, by counting the edges, [T, S]
+    distance = np.subtract.outer(np.arange(queries), np.arange(keys))
+    bucket = sum((distance >= edge).astype(int) for edge in edges)
+    relative = (*terms, bucket + 0 * distance)
+  *qkv, g = arrays
+  visible = reference.visible(mask, batch, queries, keys)
+  return reference.attention(
+    *qkv, visible, g, kept=kept, relative=relative, **scale
+  )
+
+
+def check_kernel(case, edges=None):
+  """Compares a case of `kernel_cases` with float64; with terms, if edges."""
+  shape, mask, sizes, rate, dtype, seed = case
+  arrays = inputs(shape, seed, dtype)
+  terms = () if edges is None else position_terms(shape, edges, seed, dtype)
+  options = {"edges": edges, "scale": shape[-1] ** -0.5, "dropout": None}
+  if rate:
+    row_keys = jnp.asarray(np.arange(shape[0]) + seed, jnp.uint32)
+    options["dropout"] = attention.Dropout(rate, row_keys)
+  with pytest.MonkeyPatch.context() as patch:
+    for name, size in sizes.items():
+      patch.setattr(kernel, name, size)
+    # A fresh function: jit's cache does not depend on the sizes.
+    *qkv, g = arrays
+    run = jax.jit(lambda *args: attend(*args[:5], "pallas", args[5], **options))
+    found = run(*qkv, mask, g, terms)
+  assert all(x.dtype == dtype for x in found)
+  exact = expected(shape, mask, arrays, terms, **options)
+  check_errors(found, exact, 1e-5 if dtype == "float32" else 1e-2)
+
+
+def check_leaks(mode, implementation, dtype, patch, edges=None, heads=(2, 1)):
+  """Asserts that a changed key changes only the queries that see it."""
+  patch.setattr(kernel, "_BLOCK", 128)
+  shape = batch, length, *_ = (2, 400, 400, *heads, 16)
+  mask = CAUSAL if mode == "causal" else long_mask(mode, 2, 400, 400, seed=1)
+  q, k, v, _ = inputs(shape, dtype=dtype)
+  of_query = of_key = None
+  if edges:
+    of_query, of_key = position_terms(shape, edges, dtype=dtype)
+
+  @jax.jit
+  def run(k, v, of_key):
+    relative = attention.Relative(of_query, of_key, edges) if edges else None
+    return attention.attend(
+      *(q, k, v, mask), relative=relative, implementation=implementation
+    )
+
+  def changed(at):
+    plus = functools.partial(jax.tree.map, lambda x: x.at[0, at].add(3))
+    return (before != np.asarray(run(*plus((k, v, of_key))))).any(axis=(2, 3))
+
+  before = np.asarray(run(k, v, of_key))
+  visible = reference.visible(mask, batch, length, length)
+  for at in (0, 127, 128, 200, 399):
+    found = changed(at)
+    assert not found[1].any()
+    assert (found[0] == visible[0, :, at]).all()
 
 
 def long_mask(mode, batch, queries, keys, seed):

@@ -27,9 +27,20 @@ def run(
   module: str, *args: str, devices: int = 1
 ) -> subprocess.CompletedProcess:
   """Runs a command to its end, on so many CPU devices."""
+  return _run(command(module, *args), devices)
+
+
+def run_code(code: str, *args: str, devices: int) -> str:
+  """Runs Python code to its end on CPU devices; returns its last line."""
+  done = _run([sys.executable, "-W", "error", "-c", code, *args], devices)
+  assert done.returncode == 0, done.stderr
+  return done.stdout.splitlines()[-1] if done.stdout else ""
+
+
+def _run(words: list[str], devices: int) -> subprocess.CompletedProcess:
   flags = f"--xla_force_host_platform_device_count={devices}"
   return subprocess.run(
-    command(module, *args),
+    words,
     cwd=ROOT,
     env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
     capture_output=True,

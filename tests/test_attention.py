@@ -21,7 +21,10 @@ from tests import reference
 from tests.attention_cases import (
   CASES,
   MODES,
+  attend,
   check_errors,
+  check_kernel,
+  check_leaks,
   inputs,
   kernel_cases,
   long_mask,
@@ -34,16 +37,8 @@ IMPLEMENTATIONS = ("reference", "pallas")
 
 
 @functools.partial(jax.jit, static_argnames="implementation")
-def attend_with_gradients(
-  q, k, v, mask, g, implementation="reference", dropout=None
-):
-  def run(q, k, v):
-    return attention.attend(
-      q, k, v, mask, dropout=dropout, implementation=implementation
-    )
-
-  out, pull = jax.vjp(run, q, k, v)
-  return out, *pull(g)
+def attend_with_gradients(q, k, v, mask, g, implementation="reference"):
+  return attend(q, k, v, mask, g, implementation)
 
 
 # Small rows, every implementation
@@ -170,31 +165,6 @@ def test_bfloat16_rounds_only_in_and_out(mode):
 # The kernel, by properties
 
 
-def check_kernel(case):
-  shape, mask, sizes, rate, dtype, seed = case
-  batch, queries, keys, heads, *_ = shape
-  q, k, v, g = inputs(shape, seed, dtype)
-  dropout = kept = None
-  if rate:
-    row_keys = jnp.asarray(np.arange(batch) + seed, jnp.uint32)
-    dropout = attention.Dropout(rate, row_keys)
-    kept = np.asarray(
-      dropout.kept(heads, np.arange(queries), np.arange(keys))
-    ) / (1.0 - rate)
-  visible = reference.visible(mask, batch, queries, keys)
-  expected = reference.attention(q, k, v, visible, g, kept)
-  with pytest.MonkeyPatch.context() as patch:
-    for name, size in sizes.items():
-      patch.setattr(kernel, name, size)
-    # A fresh function: what jit remembers knows nothing of the sizes.
-    run = jax.jit(
-      lambda *args: attend_with_gradients.__wrapped__(*args, "pallas", dropout)
-    )
-    found = run(q, k, v, mask, g)
-  assert all(x.dtype == dtype for x in found)
-  check_errors(found, expected, 1e-5 if dtype == "float32" else 1e-2)
-
-
 @pytest.mark.slow
 @hypothesis.given(kernel_cases())
 @hypothesis.settings(max_examples=12, deadline=None, derandomize=True)
@@ -224,20 +194,7 @@ def test_the_kernel_and_its_gradients_are_exact_at_length(case):
 def test_nothing_leaks_from_block_to_block(
   mode, implementation, dtype, monkeypatch
 ):
-  monkeypatch.setattr(kernel, "_BLOCK", 128)
-  shape = batch, length, *_ = (2, 400, 400, 2, 1, 16)
-  mask = CAUSAL if mode == "causal" else long_mask(mode, 2, 400, 400, seed=1)
-  q, k, v, _ = inputs(shape, dtype=dtype)
-  run = jax.jit(
-    functools.partial(attention.attend, implementation=implementation)
-  )
-  before = np.asarray(run(q, k, v, mask))
-  visible = reference.visible(mask, batch, length, length)
-  for at in (0, 127, 128, 200, 399):
-    after = run(q, k.at[0, at].add(3), v.at[0, at].add(3), mask)
-    changed = (before != np.asarray(after)).any(axis=(2, 3))
-    assert not changed[1].any()
-    assert (changed[0] == visible[0, :, at]).all()
+  check_leaks(mode, implementation, dtype, monkeypatch)
 
 
 # Dropout

@@ -6,7 +6,6 @@ of races.
 """
 
 import dataclasses
-import functools
 import importlib.util
 import os
 import re
@@ -23,7 +22,14 @@ from hypothesis import strategies as st
 from antlm_jax import attention
 from antlm_jax.masks import CAUSAL, AttentionMask
 from tests import reference
-from tests.attention_cases import MODES, check_errors, inputs, long_mask
+from tests.attention_cases import (
+  MODES,
+  attend,
+  check_errors,
+  expected,
+  inputs,
+  long_mask,
+)
 
 if jax.__version_info__ < (0, 12):
   pytest.skip(
@@ -40,31 +46,16 @@ from antlm_jax.attention.gpu import kernel
 LIMITS = {"bfloat16": 1e-2, "float16": 2e-3}
 
 
-def attend(q, k, v, g, mask, dropout=None):
-  """Returns attention's output and gradients."""
-  out, pull = jax.vjp(
-    functools.partial(
-      attention.attend, mask=mask, dropout=dropout, implementation="mosaic"
-    ),
-    *(q, k, v),
-  )
-  return out, *pull(g)
-
-
 def check(shape, mask, dtype="bfloat16", rate=0.0, seed=0):
   """Compares a case, and its gradients, with float64; returns them."""
-  batch, queries, keys, heads, *_ = shape
-  *arrays, g = inputs(shape, seed, dtype)
-  dropout = kept = None
+  arrays = q, k, v, g = inputs(shape, seed, dtype)
+  dropout = None
   if rate:
-    dropout = attention.Dropout(rate, jnp.arange(batch, dtype=jnp.uint32))
-    kept = dropout.kept(heads, np.arange(queries), np.arange(keys))
-    kept = np.asarray(kept) * dropout.scale
-  seen = reference.visible(mask, batch, queries, keys)
-  found = attend(*arrays, g, mask, dropout)
+    dropout = attention.Dropout(rate, jnp.arange(shape[0], dtype=jnp.uint32))
+  found = attend(q, k, v, mask, g, "mosaic", dropout=dropout)
   assert all(x.dtype == dtype for x in found)
-  expected = reference.attention(*arrays, seen, g, kept)
-  check_errors(found, expected, LIMITS[dtype])
+  exact = expected(shape, mask, arrays, dropout=dropout)
+  check_errors(found, exact, LIMITS[dtype])
   return found
 
 
@@ -131,10 +122,14 @@ def test_blocks_that_no_query_needs_are_not_touched():
   first = np.repeat([0, 256], 256).astype(np.int32)[None]
   mask = AttentionMask(False, first, first + 256)
   arrays = inputs((1, 512, 512, 1, 1, 64), dtype=jnp.bfloat16)
-  whole = attend(*arrays, mask)
+
+  def run(q, k, v, g):
+    return attend(q, k, v, mask, g, "mosaic")
+
+  whole = run(*arrays)
   for there in (slice(0, 256), slice(256, 512)):
     other = [x.at[:, there].set(jnp.nan) for x in arrays]
-    for x, y in zip(whole, attend(*other, mask), strict=True):
+    for x, y in zip(whole, run(*other), strict=True):
       x, y = (np.delete(np.asarray(z), there, axis=1) for z in (x, y))
       assert np.array_equal(x, y)
 

@@ -2,10 +2,6 @@
 
 import fractions
 import functools
-import os
-import pathlib
-import subprocess
-import sys
 
 import hypothesis
 import jax
@@ -15,85 +11,24 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax import attention
-from antlm_jax.attention.reference import chunked
 from antlm_jax.attention.tpu import kernel
 from antlm_jax.masks import CAUSAL, AttentionMask
-from tests import reference
+from tests import runs
 from tests.attention_cases import (
   CASES,
+  EDGES,
+  attend,
   check_errors,
+  check_kernel,
+  check_leaks,
+  expected,
   inputs,
   kernel_cases,
-  long_mask,
   make_mask,
+  position_terms,
 )
 
-EDGES = attention.log_edges(8, 40)
 LTG_BERTS = attention.log_edges(32, 512)
-
-
-def attend(
-  q,
-  k,
-  v,
-  mask,
-  g,
-  terms,
-  implementation,
-  edges=EDGES,
-  dropout=None,
-  scale=0.3,
-  **options,
-):
-  """Returns the output and the gradients by q, k, v and both terms."""
-
-  def run(q, k, v, *terms):
-    relative = attention.Relative(*terms, edges)
-    if isinstance(implementation, int):  # chunks of so many queries
-      return chunked(q, k, v, mask, scale, dropout, relative, implementation)
-    return attention.attend(
-      *(q, k, v, mask),
-      scale=scale,
-      dropout=dropout,
-      relative=relative,
-      implementation=implementation,
-      **options,
-    )
-
-  out, pull = jax.vjp(run, q, k, v, *terms)
-  return out, *pull(g)
-
-
-def position_terms(shape, edges=EDGES, seed=0, dtype=np.float32):
-  batch, queries, keys, heads, *_ = shape
-  draw = np.random.default_rng(seed + 1)
-  sizes = (batch, queries), (batch, keys)
-  return [
-    jnp.asarray(draw.normal(size=(*n, heads, len(edges) + 1)), dtype)
-    for n in sizes
-  ]
-
-
-def buckets(queries, keys, edges=EDGES):
-  """The bucket of each pair, by counting the edges, `[T, S]`."""
-  distance = np.subtract.outer(np.arange(queries), np.arange(keys))
-  return sum(((distance >= edge).astype(int) for edge in edges), 0 * distance)
-
-
-def expected(shape, mask, arrays, terms, edges=EDGES, dropout=None, scale=0.3):
-  """The same by `reference.attention`, with what cancels in each."""
-  batch, queries, keys, heads, *_ = shape
-  kept = None
-  if dropout is not None:
-    kept = dropout.kept(heads, np.arange(queries), np.arange(keys))
-    kept = np.asarray(kept) * dropout.scale
-  *qkv, g = arrays
-  return reference.attention(
-    *(*qkv, reference.visible(mask, batch, queries, keys), g),
-    kept=kept,
-    relative=(*terms, buckets(queries, keys, edges)),
-    scale=scale,
-  )
 
 
 @pytest.mark.sample(4)
@@ -108,8 +43,9 @@ def test_position_terms_and_their_gradients_are_exact(
   terms = position_terms(shape)
   mask = make_mask(mode, batch, queries, keys)
   dropout = attention.Dropout(0.2, jnp.arange(batch, dtype=jnp.uint32))
-  found = attend(q, k, v, mask, g, terms, implementation, dropout=dropout)
-  exact = expected(shape, mask, arrays, terms, dropout=dropout)
+  options = {"dropout": dropout, "scale": 0.3}
+  found = attend(q, k, v, mask, g, implementation, terms, **options)
+  exact = expected(shape, mask, arrays, terms, **options)
   check_errors(found, exact, 1e-6)
 
 
@@ -156,31 +92,11 @@ def relative_cases(draw):
   return draw(kernel_cases(1)), draw(st.just(LTG_BERTS) | edges)
 
 
-def check_kernel(case):
-  (shape, mask, sizes, rate, dtype, seed), edges = case
-  arrays = q, k, v, g = inputs(shape, seed, dtype)
-  terms = position_terms(shape, edges, seed, dtype)
-  dropout = None
-  if rate:
-    row_keys = jnp.asarray(np.arange(shape[0]) + seed, jnp.uint32)
-    dropout = attention.Dropout(rate, row_keys)
-  options = {"edges": edges, "dropout": dropout, "scale": shape[-1] ** -0.5}
-  with pytest.MonkeyPatch.context() as patch:
-    for name, size in sizes.items():
-      patch.setattr(kernel, name, size)
-    # A fresh function: what jit remembers knows nothing of the sizes.
-    run = jax.jit(lambda *args: attend(*args, "pallas", **options))
-    found = run(q, k, v, mask, g, terms)
-  assert all(x.dtype == dtype for x in found)
-  exact = expected(shape, mask, arrays, terms, **options)
-  check_errors(found, exact, 1e-5 if dtype == "float32" else 1e-2)
-
-
 @pytest.mark.slow
 @hypothesis.given(relative_cases())
 @hypothesis.settings(max_examples=5, deadline=None, derandomize=True)
 def test_the_kernels_terms_and_gradients_are_exact(case):
-  check_kernel(case)
+  check_kernel(*case)
 
 
 @pytest.mark.nightly
@@ -188,7 +104,7 @@ def test_the_kernels_terms_and_gradients_are_exact(case):
 @hypothesis.given(relative_cases())
 @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
 def test_the_kernels_terms_and_gradients_are_exact_at_length(case):
-  check_kernel(case)
+  check_kernel(*case)
 
 
 @pytest.mark.slow
@@ -196,7 +112,7 @@ def test_blocks_of_several_heads_have_terms():
   shape = (2, 40, 40, 4, 4, 8)
   blocks = kernel.cut(40, 40, 1, 8, jnp.float32)
   assert kernel.heads_of_a_step(4, 1, 8, blocks, jnp.float32) == 2
-  check_kernel(((shape, CAUSAL, {}, 0.3, "float32", 0), LTG_BERTS))
+  check_kernel((shape, CAUSAL, {}, 0.3, "float32", 0), LTG_BERTS)
 
 
 def test_hidden_keys_have_no_influence_at_all():
@@ -205,9 +121,9 @@ def test_hidden_keys_have_no_influence_at_all():
   of_query, of_key = position_terms(shape)
   mask = AttentionMask(False, None, np.full((batch, queries), 4, np.int32))
   run = jax.jit(functools.partial(attend, implementation="pallas"))
-  before = run(q, k, v, mask, g, [of_query, of_key])
+  before = run(q, k, v, mask, g, terms=[of_query, of_key])
   k, v, of_key = (x.at[:, 4:].set(1e4) for x in (k, v, of_key))
-  after = run(q, k, v, mask, g, [of_query, of_key])
+  after = run(q, k, v, mask, g, terms=[of_query, of_key])
   for x, y in zip(before, after, strict=True):
     assert np.array_equal(x, y)
 
@@ -218,9 +134,8 @@ def test_a_query_that_sees_nothing_has_no_gradients_of_its_terms():
   q, k, v, g = inputs(shape)
   end = np.full((batch, queries), keys, np.int32)
   end[0, 2] = end[1] = 0
-  found = attend(
-    q, k, v, AttentionMask(False, None, end), g, position_terms(shape), "pallas"
-  )
+  mask = AttentionMask(False, None, end)
+  found = attend(q, k, v, mask, g, "pallas", position_terms(shape))
   assert all(np.isfinite(x).all() for x in found)
   *_, of_query, of_key = found
   assert not of_query[0, 2].any() and not of_query[1].any()
@@ -234,26 +149,7 @@ def test_a_query_that_sees_nothing_has_no_gradients_of_its_terms():
 def test_nothing_leaks_from_block_to_block(
   mode, implementation, dtype, monkeypatch
 ):
-  monkeypatch.setattr(kernel, "_BLOCK", 128)
-  shape = batch, length, *_ = (2, 400, 400, 1, 1, 16)
-  mask = CAUSAL if mode == "causal" else long_mask(mode, 2, 400, 400, seed=1)
-  q, k, v, _ = inputs(shape, dtype=dtype)
-  of_query, of_key = position_terms(shape, LTG_BERTS, dtype=dtype)
-
-  @jax.jit
-  def run(v, of_key):
-    relative = attention.Relative(of_query, of_key, LTG_BERTS)
-    return attention.attend(
-      *(q, k, v, mask), relative=relative, implementation=implementation
-    )
-
-  before = np.asarray(run(v, of_key))
-  visible = reference.visible(mask, batch, length, length)
-  for at in (0, 127, 128, 200, 399):
-    after = run(v.at[0, at].add(3), of_key.at[0, at].add(3))
-    changed = (before != np.asarray(after)).any(axis=(2, 3))
-    assert not changed[1].any()
-    assert (changed[0] == visible[0, :, at]).all()
+  check_leaks(mode, implementation, dtype, monkeypatch, LTG_BERTS, (1, 1))
 
 
 def test_what_the_kernel_does_not_do_with_terms_is_told():
@@ -289,7 +185,7 @@ def on_four_devices():
       run = functools.partial(
         attend, implementation="pallas", dropout=dropout, split=split
       )
-      found = jax.jit(run)(q, k, v, mask, g, terms)
+      found = jax.jit(run)(q, k, v, mask, g, terms=terms)
       assert len(found[0].sharding.device_set) == 4
       rows, _, heads, _ = found[0].sharding.shard_shape(q.shape)
       assert (rows, heads) == ((2, 2) if split.rows else (4, 4))
@@ -304,14 +200,5 @@ def on_four_devices():
 
 @pytest.mark.slow
 def test_on_any_mesh_attention_is_the_reference():
-  flags = "--xla_force_host_platform_device_count=4"
   code = "from tests import test_relative; test_relative.on_four_devices()"
-  done = subprocess.run(
-    [sys.executable, "-W", "error", "-c", code],
-    cwd=pathlib.Path(__file__).parent.parent,
-    env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert done.returncode == 0, done.stderr
+  runs.run_code(code, devices=4)

@@ -4,10 +4,6 @@ import dataclasses
 import functools
 import json
 import math
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +16,7 @@ from antlm_jax.objectives.batch import Layout
 from antlm_jax.runtime import sharding
 from antlm_jax.training import losses, optim
 from antlm_jax.training.step import jitted, state_shardings
-from tests import helpers
+from tests import helpers, runs
 from tests.helpers import FakeRows, settings, source
 
 # Cross-entropy
@@ -299,7 +295,7 @@ from antlm_jax.runtime import sharding
 from antlm_jax.training import optim
 from antlm_jax.objectives.batch import Layout
 from antlm_jax.training.step import jitted, state_shardings
-from tests import helpers
+from tests import helpers, runs
 
 def run(make=helpers.model, attention="reference", dropout=0.0, **shape):
   shape = {"data": 1, "fsdp": 1, "tensor": 1} | shape
@@ -348,17 +344,7 @@ print(json.dumps(found))
   "encoder", ["llama", pytest.param("ltg_bert", marks=pytest.mark.nightly)]
 )
 def test_two_devices_train_as_one_and_hold_their_shares(encoder):
-  flags = "--xla_force_host_platform_device_count=2"
-  done = subprocess.run(
-    [sys.executable, "-W", "error", "-c", ON_TWO_DEVICES, encoder],
-    cwd=pathlib.Path(__file__).parent.parent,
-    env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert done.returncode == 0, done.stderr
-  found = json.loads(done.stdout.splitlines()[-1])
+  found = json.loads(runs.run_code(ON_TWO_DEVICES, encoder, devices=2))
   one = found.pop("one")
   assert one["losses"][0] != one["losses"][-1]
   for axis, other in found.items():

@@ -3,10 +3,6 @@
 import dataclasses
 import functools
 import json
-import os
-import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +18,8 @@ from antlm_jax.objectives.batch import Layout
 from antlm_jax.runtime import sharding
 from antlm_jax.training import metrics, optim
 from antlm_jax.training.step import jitted, state_shardings
-from tests import helpers, reference
+from tests import helpers, reference, runs
 
-ROOT = pathlib.Path(__file__).parent.parent
 T = 12
 
 # The encoder: learned positions, LayerNorm, as many key as query heads.
@@ -207,17 +202,7 @@ def test_two_devices_train_it_as_one_and_hold_their_shares():
     "models.ENCODERS['toy_gpt'] = toy.ROW\n"
     "print(json.dumps([toy.steps(), toy.steps(fsdp=2), toy.steps(tensor=2)]))"
   )
-  flags = "--xla_force_host_platform_device_count=2"
-  done = subprocess.run(
-    [sys.executable, "-W", "error", "-c", code],
-    cwd=ROOT,
-    env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert done.returncode == 0, done.stderr
-  one, fsdp, tensor = json.loads(done.stdout.splitlines()[-1])
+  one, fsdp, tensor = json.loads(runs.run_code(code, devices=2))
   assert one["losses"][0] != one["losses"][-1]
   for other in (fsdp, tensor):
     assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)

@@ -142,7 +142,7 @@ def prepare(
   call, schedule = Call.of(q, k, dropout, buckets), BACKENDS[name].schedule
   if schedule is None:
     return Prepared(mask, name, call, split)
-  # Each data shard lists the blocks of its own rows.
+  # Each data shard lists the blocks of its rows.
   local, spec = q.shape[0] // parts(split.rows), PartitionSpec(split.rows)
   make = on_shards(lambda mask: schedule(mask, local, call), spec, spec)
   return Prepared(mask, name, call, split, make(mask))

@@ -141,8 +141,8 @@ class Encoder(nnx.Module):
 
     The mask alone decides which keys a position sees, so that the same weights
     run causal or bidirectional. Pass it to attention unchanged: nothing else
-    may mix positions. A cache may replace it, since later tokens need only
-    what attention keeps.
+    may mix positions. A cache may replace it, since later tokens need only the
+    keys and values that attention keeps.
 
     Args:
       tokens: int32 `[B, T]`.

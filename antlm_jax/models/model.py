@@ -44,8 +44,7 @@ class Model:
 
   config: EncoderConfig
   graph: Any  # the encoder's structure, without parameters
-  # Of each parameter, by path:
-  shapes: dict[str, jax.ShapeDtypeStruct]
+  shapes: dict[str, jax.ShapeDtypeStruct]  # by path, as the next two
   axes: dict[str, tuple[str | None, ...]]  # logical; None for the layer axis
   tensors: dict[str, Tensor]  # in published code
 

@@ -96,7 +96,7 @@ class Triangle(_Base):
     is_short = place <= short
     outer = jnp.where(is_short, short, count - 1 - pair)
     inner = jnp.where(is_short, place, place - short - 1)
-    # Mirrored at the second diagonal, the triangle goes by keys.
+    # Mirrored at the second diagonal, the triangle is ordered by keys.
     q, k = outer, inner
     if self.by_key:
       q, k = count - 1 - inner, count - 1 - outer

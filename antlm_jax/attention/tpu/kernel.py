@@ -54,7 +54,7 @@ def cut(queries: int, keys: int, group: int, width: int, dtype) -> Blocks:
 
 
 def obstacle(q, kv_heads: int, dtype, buckets: int = 0) -> str | None:
-  """Returns what the kernel needs and queries `[B, T, N, H]` = q lack."""
+  """Returns a requirement that queries of shape q do not meet, or None."""
   group = q[2] // kv_heads
   if dtype == "float16":
     return "float32 or bfloat16, not float16"
@@ -157,8 +157,9 @@ def _backward(settings, residuals, grad):
   key_parts = {n: cut.keys(x) for n, x in of_keys.items()}
   # dQ adds up over blocks of keys, dK and dV over blocks of queries: in either
   # order of the blocks one of them is unfinished from block to block. If all of
-  # a row's dQ fits into vector memory, it waits there while the kernel goes by
-  # keys, and computes every score again once. Otherwise each order has a pass.
+  # a row's dQ fits into vector memory, it waits there while blocks of keys are
+  # done in turn: every score is computed again once. Otherwise there is a pass
+  # for each order.
   row_sums = query_sums(blocks.q_count)
   # In float32 to add up, and twice in q's dtype to be written from.
   row_bytes = cut.heads * (4 + 2 * q.dtype.itemsize)
@@ -363,8 +364,8 @@ def _call(
 ) -> list[jax.Array]:
   """Runs `body(block, outputs, sums)` over a schedule.
 
-  The sums are float32 scratch memory of these shapes for each head. The kernel
-  makes so many `products` of queries and keys, or of their size.
+  The sums are float32 scratch memory of these shapes for each head. `products`
+  is the number of products of queries and keys, or of their size.
   """
   rows, kv_heads, group = inputs["q"].array.shape[:3]
   heads = inputs["q"].block[1]
