@@ -1,12 +1,11 @@
-"""A bucket in memory: what of Cloud Storage's JSON API its clients use here.
+"""A bucket in memory, with the part of Cloud Storage's JSON API that we use.
 
 gcsfs and Google's client find it by STORAGE_EMULATOR_HOST, tensorstore by
-TENSORSTORE_GCS_HTTP_URL; `Emulator.environment` has both.
+TENSORSTORE_GCS_HTTP_URL; `Emulator.environment` has both. Other requests get
+status 501.
 """
 
 import base64
-import email
-import email.policy
 import hashlib
 import http.server
 import itertools
@@ -139,13 +138,6 @@ class Emulator:
     return {"kind": "storage#objects", "items": items, "prefixes": prefixes}
 
 
-def _parts(content_type: str, body: bytes) -> list[bytes]:
-  """The parts of a multipart body."""
-  head = f"Content-Type: {content_type}\r\n\r\n".encode()
-  message = email.message_from_bytes(head + body, policy=email.policy.HTTP)
-  return [part.get_payload(decode=True) for part in message.iter_parts()]
-
-
 class _Server(http.server.ThreadingHTTPServer):
   daemon_threads = True
 
@@ -165,7 +157,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     """Says nothing: `Emulator.log` has it."""
 
   def handle_any(self):
-    body = self._body()
+    body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
     try:
       with self.emulator.lock:
         status, headers, data = self._answer(self.command, self.path, body)
@@ -188,22 +180,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
   do_GET = do_POST = do_PUT = do_DELETE = handle_any
 
-  def _body(self) -> bytes:
-    if self.headers.get("Transfer-Encoding", "") != "chunked":
-      return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-    body = b""
-    while size := int(self.rfile.readline(), 16):
-      body += self.rfile.read(size)
-      self.rfile.readline()
-    self.rfile.readline()
-    return body
-
   def _answer(self, method: str, target: str, body: bytes):
     url = urllib.parse.urlsplit(target)
     query = dict(urllib.parse.parse_qsl(url.query))
     self.emulator.log.append(f"{method} {urllib.parse.unquote(url.path)}")
-    if url.path.startswith("/batch/"):
-      return self._batch(body)
     routes = (
       (_UPLOAD, self._upload),
       (_REWRITE, self._rewrite),
@@ -284,13 +264,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     return self._json(json.loads(answer[2])["resource"])
 
   def _upload(self, method, query, body, bucket):
-    kind = query["uploadType"]
-    if kind == "resumable":
+    if query["uploadType"] == "resumable":
       return self._resumable(method, query, body, bucket)
-    name = query.get("name")
-    if kind == "multipart":
-      fields, body = _parts(self.headers["Content-Type"], body)
-      name = name or json.loads(fields)["name"]
+    name = query["name"]
     self._check("POST", name)
     return self._json(self.emulator.put(bucket, name, body, query))
 
@@ -309,24 +285,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       return 308, {"Range": f"bytes=0-{len(received) - 1}"}, b""
     del uploads[query["upload_id"]]
     return self._json(self.emulator.put(bucket, name, bytes(received), query))
-
-  def _batch(self, body: bytes):
-    answers = []
-    for part in _parts(self.headers["Content-Type"], body):
-      method, target, _ = part.decode().split(None, 2)
-      try:
-        status, _, data = self._answer(method, target, b"")
-      except Refused as error:
-        status, message = error.args
-        data = json.dumps(
-          {"error": {"code": status, "message": message}}
-        ).encode()
-      answers.append(
-        b"Content-Type: application/http\r\n\r\n"
-        b"HTTP/1.1 %d .\r\nContent-Type: application/json\r\n\r\n%s"
-        % (status, data)
-      )
-    mark = b"batch_answer"
-    joined = b"".join(b"--%s\r\n%s\r\n" % (mark, one) for one in answers)
-    kind = f"multipart/mixed; boundary={mark.decode()}"
-    return 200, {"Content-Type": kind}, joined + b"--%s--\r\n" % mark
