@@ -140,7 +140,7 @@ def test_a_finished_run_run_again_changes_nothing(copy, prepared):
   assert (copy / "summary.json").read_text() == summary
 
 
-def run_lib_of(workdir):
+def step_of(workdir):
   """The step functions of a run."""
   config = Checkpoint(workdir).meta.config
   return experiment.build(config).step
@@ -523,7 +523,7 @@ DAMAGES = {
 def test_a_damaged_checkpoint_is_told_in_a_line(why, whole, tmp_path):
   run = tmp_path / "run"
   shutil.copytree(whole, run)
-  newest, step = run / "checkpoints" / "60", run_lib_of(whole)
+  newest, step = run / "checkpoints" / "60", step_of(whole)
   DAMAGES[why](newest)
   like = jax.eval_shape(step.init)
   here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
