@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from antlm_jax import tables, units
@@ -65,6 +66,9 @@ def test_a_bug_is_not_a_bad_file(tmp_path, monkeypatch):
     files.read_text(tmp_path, "x")
   with pytest.raises(ValueError, match="a bug"), files.writing(tmp_path):
     bug()
+  lost = jax.errors.JaxRuntimeError("UNAVAILABLE: a peer has ended")
+  with pytest.raises(jax.errors.JaxRuntimeError), files.writing(tmp_path):
+    raise lost
 
 
 def test_other_line_separators_are_part_of_a_line(tmp_path):

@@ -139,7 +139,9 @@ def writing(where: str | os.PathLike) -> Iterator[None]:
   except (UserError, BrokenPipeError):
     raise
   except Exception as error:  # libraries wrap a full disk in many types
-    wrapped = any(word in str(error) for word in (FULL, *_TENSORSTORES))
+    # A failed computation may be "UNAVAILABLE", too, but is no ValueError.
+    words = _TENSORSTORES if isinstance(error, ValueError) else ()
+    wrapped = any(word in str(error) for word in (FULL, *words))
     if not wrapped and not isinstance(error, failures()):
       raise
     raise UserError(f"cannot write {where}: {_why(error)}") from error

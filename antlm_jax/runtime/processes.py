@@ -173,14 +173,6 @@ def same(text: str) -> bool:
   return bool(high == -low)
 
 
-def is_of_a_computation(error: BaseException) -> bool:
-  """Whether a computation failed, as happens when another process ends."""
-  # On CPU, gloo raises a ValueError.
-  return isinstance(error, jax.errors.JaxRuntimeError) or (
-    isinstance(error, ValueError) and "Gloo" in str(error)
-  )
-
-
 @contextlib.contextmanager
 def together() -> Iterator[None]:
   """Joins the other processes of this run for the time of its block.
@@ -233,7 +225,8 @@ def _watch(left: threading.Event) -> None:
 def _fail(error: BaseException, left: threading.Event) -> None:
   """Tells the other processes about an error, and ends this one."""
   me, told = jax.process_index(), errors.explain(error)
-  if is_of_a_computation(error):
+  gloo = isinstance(error, ValueError) and "Gloo" in str(error)  # on CPU
+  if gloo or isinstance(error, jax.errors.JaxRuntimeError):
     # Another process has probably ended. If it says why, `_watch` repeats that.
     time.sleep(2 * _STAY)
     told = (
