@@ -475,6 +475,26 @@ def test_every_option_of_the_command(corpus, tmp_path):
   assert Prepared.open(tmp_path / "again").tokenizer.vocab_size == 290
 
 
+@pytest.mark.parametrize(
+  ("text", "dev", "line"),
+  [
+    ("corpus", (), "dev: a.dev"),
+    ("corpus", ("more.txt",), "dev: more.txt"),
+    ("corpus/a.train", (), "dev: 2.0% of the text, in whole documents"),
+    ("one.jsonl", (), "dev: the end of document 1, since documents are too"),
+  ],
+)
+def test_one_line_says_what_is_held_out(corpus, capsys, text, dev, line):
+  folder = corpus.parent
+  (folder / "more.txt").write_text(make_text(60, seed=2), "utf-8")
+  record = json.dumps({"text": make_text(600)})
+  (folder / "one.jsonl").write_text(record, "utf-8")
+  dev = tuple(str(folder / path) for path in dev)
+  make_folder.prepare(small(folder / text, folder / "out", dev=dev, seq_len=8))
+  said = [s for s in capsys.readouterr().out.splitlines() if s[:4] == "dev:"]
+  assert len(said) == 2 and said[0].startswith(line)  # the second has counts
+
+
 def test_other_text_is_refused(corpus, tmp_path):
   make_folder.prepare(small(corpus, tmp_path / "out"))
   (corpus / "a.train").write_text(make_text(301), "utf-8")
@@ -582,13 +602,18 @@ def test_bad_text(tmp_path, files, message):
   assert not (tmp_path / "out").exists()
 
 
-def test_bad_outputs(corpus, tmp_path):
+def test_bad_outputs(corpus, tmp_path, monkeypatch):
   (tmp_path / "file").write_text("mine")
   with pytest.raises(errors.UserError, match="Not a directory"):
     make_folder.prepare(small(corpus, tmp_path / "file"))
   with pytest.raises(errors.UserError, match="is not empty"):
     make_folder.prepare(small(corpus, corpus))
   assert sorted(f.name for f in corpus.iterdir()) == ["a.dev", "a.train"]
+  monkeypatch.setattr(os.path, "ismount", lambda path: True)
+  with pytest.raises(
+    errors.UserError, match=r"is a mount point, .*out/prepared"
+  ):
+    make_folder.prepare(small(corpus, tmp_path / "out"))
 
 
 @pytest.mark.parametrize(
