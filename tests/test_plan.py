@@ -351,7 +351,7 @@ def test_slices_are_apart_along_data_alone():
   )
   for rows in mesh.devices:
     assert len({device.slice_index for device in rows.flat}) == 1
-  with pytest.raises(UserError, match="no multiple of the 2 slices"):
+  with pytest.raises(UserError, match="not a multiple of the 2 slices"):
     sharding.make_mesh(
       {"data": 1, "fsdp": -1, "tensor": 1}, topology.devices("v5e:4x4", 2)
     )
