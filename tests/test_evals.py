@@ -305,8 +305,11 @@ def test_bad_input_is_told(name, args, told):
 @pytest.mark.parametrize(
   "module",
   [
-    *("antlm_jax.generate", "antlm_jax.fill_mask"),
-    *("evals.blimp", "evals.ewok", "evals.score"),
+    "antlm_jax.generate",
+    "antlm_jax.fill_mask",
+    "evals.blimp",
+    "evals.ewok",
+    "evals.score",
   ],
 )
 def test_help_names_the_arguments(module, capsys):
@@ -434,10 +437,8 @@ def test_generate_refuses(loaded):
 
 
 def test_generate_command(run, loaded):
-  done = runs.run(
-    "antlm_jax.generate",
-    *(f"--checkpoint={run}", "--prompt=Tom sat", "--tokens=99"),
-  )
+  args = f"--checkpoint={run}", "--prompt=Tom sat", "--tokens=99"
+  done = runs.run("antlm_jax.generate", *args)
   assert done.returncode == 0, done.stderr
   (text,) = generate(loaded, "Tom sat", tokens=99)
   assert done.stdout == text + "\n"
@@ -503,9 +504,7 @@ def test_fill_mask_refuses(loaded):
 
 
 def test_fill_mask_command(run):
-  done = runs.run(
-    "antlm_jax.fill_mask",
-    *(f"--checkpoint={run}", "--text=<mask> and <mask>", "--top=3"),
-  )
+  args = f"--checkpoint={run}", "--text=<mask> and <mask>", "--top=3"
+  done = runs.run("antlm_jax.fill_mask", *args)
   assert done.returncode == 0, done.stderr
   assert done.stdout.count("\n") == 2 * (1 + 3)

@@ -40,11 +40,9 @@ def write_pairs(folder, *names, **fields):
 
 def test_blimp_command(run, loaded, tmp_path):
   data = write_pairs(tmp_path / "pairs", "a.jsonl", "b.jsonl")
-  done = runs.run(
-    "evals.blimp",
-    *(f"--checkpoint={run}", f"--data={data}", "--mode=causal"),
-    *("--limit=20", "--temperature=1,2"),
-  )
+  where = f"--checkpoint={run}", f"--data={data}"
+  how = "--mode=causal", "--limit=20", "--temperature=1,2"
+  done = runs.run("evals.blimp", *where, *how)
   assert done.returncode == 0, done.stderr
   output = run / "evals" / "pairs" / f"{random_models.STEP}-causal"
   assert sorted(p.name for p in output.iterdir()) == [

@@ -246,9 +246,6 @@ def test_lambada_command(run, tmp_path, capsys):
 def test_bad_texts(run, tmp_path, task, row, options, message):
   data = tmp_path / "x.jsonl"
   data.write_text(json.dumps(row) + "\n")
-  line = runs.refused(
-    "antlm_jax.evals.score",
-    *(f"--task={task}", f"--checkpoint={run}", f"--data={data}"),
-    *("--mode=causal", *options),
-  )
+  args = f"--checkpoint={run}", f"--data={data}", "--mode=causal", *options
+  line = runs.refused("antlm_jax.evals.score", f"--task={task}", *args)
   assert message in line

@@ -142,11 +142,9 @@ def test_masked_scores_say_whether_they_are_in_order(run, tmp_path):
   assert summary["order"].startswith("as published")
   words = "--as_published is for --pipeline=2024 --mode=mlm"
   for options in ((), ("--pipeline=2025",), ("--mode=causal",)):
-    line = runs.refused(
-      "evals.blimp",
-      *(f"--checkpoint={run}", f"--data={data}", "--as_published"),
-      *("--mode=mlm", *options),
-    )
+    where = f"--checkpoint={run}", f"--data={data}"
+    how = "--as_published", "--mode=mlm", *options
+    line = runs.refused("evals.blimp", *where, *how)
     assert words in line
 
 
@@ -376,7 +374,8 @@ def test_ranks_of_equal_values_are_their_mean():
     ("entity_tracking", "x", entities(1, 0)[0], "name is none of regular"),
     ("entity_tracking", "regular", {"input_prefix": "A"}, "no texts 'options'"),
     (
-      *("entity_tracking", "regular"),
+      "entity_tracking",
+      "regular",
       {"input_prefix": "A", "options": ["a", "b"]},
       "line 1: no number 'numops'",
     ),

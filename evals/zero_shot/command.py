@@ -38,21 +38,30 @@ class Outcome(NamedTuple):
 class Settings:
   """The arguments of every task, but for the model and the task."""
 
-  data: str = setting(help="folder with the task's files")
-  mode: str = setting(help="how to score", choices=MODES)
-  limit: int = setting(0, "items per file or UID; 0 for all", least=0)
-  output: str | None = setting(
-    None, "folder; RUN/evals/DATA/STEP-MODE by default", read=cli.here
+  data: str = setting(help="Path to the folder of the task's files")
+  mode: str = setting(help="Outputs that predict a token", choices=MODES)
+  limit: int = setting(
+    0, "Largest number of items of each file or UID; 0 for all", least=0
   )
-  overwrite: bool = setting(False, "score what is scored already")
-  batch_tokens: int = setting(BATCH_TOKENS, "tokens encoded at once", least=1)
+  output: str | None = setting(
+    None,
+    "Path to a folder for results; RUN/evals/DATA/STEP-MODE by default",
+    read=cli.here,
+  )
+  overwrite: bool = setting(False, "Score again if results exist")
+  batch_tokens: int = setting(
+    BATCH_TOKENS, "Number of tokens encoded at once", least=1
+  )
   # What a task is scored by that takes none of these.
   pipeline: ClassVar[str] = "ours"
   as_published: ClassVar[bool] = False
   reduction: ClassVar[str | None] = None
   # What changes no score.
   apart: ClassVar[tuple[str, ...]] = (
-    *("data", "output", "overwrite", "batch_tokens"),
+    "data",
+    "output",
+    "overwrite",
+    "batch_tokens",
   )
 
 

@@ -1,13 +1,13 @@
-"""LAMBADA: the last word of a text, which takes all of it to be guessed.
+"""LAMBADA: the last word of a text, which takes the whole text to guess.
 
-Each record is a text (arXiv 1606.06031); what stands after its last space is
-predicted. As lm-eval's lambada_openai has it, a word is right if each of its
-tokens is the likeliest one after the text and the tokens before it, and the
-perplexity is that of words. A text that is too long loses its beginning.
+Each record is a text (arXiv 1606.06031). The part after its last space is
+predicted. As in lm-eval's lambada_openai, a word is right if each of its tokens
+is the likeliest one after the text and the tokens before it. The perplexity is
+per word. A text longer than the context loses its beginning.
 
-With masks the word's tokens are predicted one after the other as well: the
-one at hand and those after it are masked (arXiv 2305.10588). So their number is
-known, and figures are not those of a causal mode.
+With masks, the tokens of the word are also predicted one after the other: the
+predicted token and those after it are masked (arXiv 2305.10588). So the model
+sees their number, and figures do not compare with those of a causal mode.
 """
 
 from typing import ClassVar

@@ -1,22 +1,24 @@
-"""Perplexity of any text, left to right or with one mask at a time.
+"""Perplexity of any text, from left to right or with one mask at a time.
 
-  nats per token     the mean of -log p over the text's tokens
-  token perplexity   e to that: of one tokenizer only
-  word perplexity    e to the nats per word; as in lm-eval's word_perplexity,
-                     words are what white space divides
-  bits per byte      bits over the text's bytes of UTF-8: of any tokenizer
-  accuracy           share of the tokens that are the likeliest ones
+  nats per token     mean of -log p over the text's tokens
+  token perplexity   e to the nats per token; it depends on the tokenizer
+  word perplexity    e to the nats per word, between white space; lm-eval's
+                     word_perplexity
+  bits per byte      bits per byte of UTF-8; it does not depend on the tokenizer
+  accuracy           share of tokens that are the likeliest ones
 
---mode=causal is what lm-eval's loglikelihood_rolling gives. The other modes
-predict each token from both sides, it alone masked (pseudo-perplexity, arXiv
-1910.14659): lower than causal ones, and not what masked training reports, which
-masks many tokens at once. They read the text once for each token: --limit.
+--mode=causal gives lm-eval's loglikelihood_rolling. The other modes predict
+each token from both sides, with only that token masked (pseudo-perplexity,
+arXiv 1910.14659). It is lower than causal perplexity. It is not the held-out
+loss of masked training, which masks many tokens at once. These modes read the
+text once for each token: use --limit.
 
-A document stands in the special tokens of training, which are not scored. Of
-one that is longer than the model's rows each token is scored once, in windows
---stride apart, in the one in which most of the text before it is seen, or as
-much before as after it. Nothing is rewritten: lm-eval's wikitext undoes that
-set's spaces around signs before it scores, and counts words and bytes before.
+The special tokens of training surround a document and are not scored. A
+document longer than the context is scored in overlapping windows, `--stride`
+tokens apart. Each token counts once, in the window that gives it the most
+context: before it, or with masks on both sides. The text is scored as it is.
+lm-eval's wikitext first removes that set's spaces around punctuation, but
+counts words and bytes with them.
 """
 
 import dataclasses
@@ -43,8 +45,8 @@ class Settings(texts.Settings):
 
   stride: int = setting(
     0,
-    "tokens from a window to the next; 0 for the model's longest row, so that"
-    " none is read twice, and with masks for half of it",
+    "Number of tokens from one window to the next; 0 for the model's longest"
+    " row, with masks for half of it",
     least=0,
   )
 
@@ -55,13 +57,13 @@ def outcome(
   nats: np.ndarray,
   likeliest: np.ndarray,
 ) -> Outcome:
-  """Makes the figures of n documents.
+  """Returns the figures of n documents.
 
   Args:
-    documents: Their texts.
-    tokens: How many of each are scored.
-    nats: What these have in all, float64 `[n]`.
-    likeliest: How many of them are the likeliest ones, `[n]`.
+    documents: Texts of the documents.
+    tokens: Number of scored tokens of each.
+    nats: Sum over its scored tokens, float64 `[n]`.
+    likeliest: Number of scored tokens that are the likeliest ones, `[n]`.
   """
   lines = [
     {
@@ -129,12 +131,12 @@ class Perplexity(TextTask):
 def windows(
   text: Text, wanted: Sequence[scoring.Pass], longest: int, stride: int = 0
 ) -> Iterator[Text]:
-  """Yields parts of a text of which each pass reads `longest` tokens at most.
+  """Yields parts of a text of which each pass reads at most `longest` tokens.
 
-  Each of its targets is one in a single part. Left to right, that is the part
-  in which it is among the last `stride` tokens, or in the first one, as in
-  lm-eval; with masks, among those in the middle, or at an end of the text. The
-  last part is as long as the others.
+  Each token is scored in one part. Left to right, it is among the last `stride`
+  tokens of that part, or in the first part, as in lm-eval. With masks, it is in
+  the middle of that part, or at an end of the text. The last part is as long as
+  the others.
 
   Raises:
     UserError: if the stride is longer than a row.
@@ -145,7 +147,7 @@ def windows(
     raise UserError(
       f"--stride={stride} is over the model's max_seq_len={longest}"
     )
-  # Left to right the last token is predicted, and not read.
+  # Left to right, the last token is predicted but not read.
   tokens = text.tokens if masked else text.tokens[: text.stop]
   size = longest if masked else longest + 1
   behind = (longest - stride) // 2 if masked else 0

@@ -24,16 +24,19 @@ class Settings(command.Settings):
   """The arguments of tasks that read texts."""
 
   data: str = setting(
-    help="file (text, jsonl, csv, parquet), folder of them, or prepared folder"
+    help="Path to a text, jsonl, csv or parquet file, a folder of them, or a"
+    " prepared folder"
   )
-  limit: int = setting(0, "texts, the first of all; 0 for all", least=0)
-  column: str = setting("text", "what to read of records")
+  limit: int = setting(0, "Largest number of texts; 0 for all", least=0)
+  column: str = setting("text", "Name of the field or column with the text")
   documents: str = setting(
-    "auto", "what a text is in plain text, as for prepare", choices=tuple(RULES)
+    "auto",
+    "Division of plain text into documents, as for prepare",
+    choices=tuple(RULES),
   )
   split: str = setting(
     "dev",
-    "which texts, of a folder that divides them; all if nothing is named dev",
+    "Part of a divided folder; all texts if nothing is named dev",
     choices=(*prepared_folder.SPLITS, "test"),
   )
 
