@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from antlm_jax import errors
 from antlm_jax.data import hold_out, make_folder, readers
-from antlm_jax.data.document_store import Spool
+from antlm_jax.data.document_store import spool
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.data.text_files import find
 
@@ -357,10 +357,10 @@ def test_the_held_out_documents_are_spread():
 def test_splits_are_disjoint_and_a_share_is_spread(tmp_path_factory, n, share):
   folder = tmp_path_factory.mktemp("text")
   texts = [f"{1000 + i}" for i in range(n)]
-  spool = Spool(map(readers.Piece, texts), folder)
-  train, dev = (part.read() for part in hold_out.divide(spool, share, 1.0)[:2])
+  whole = spool(map(readers.Piece, texts), folder)
+  train, dev = (part.read() for part in hold_out.divide(whole, share, 1.0)[:2])
   assert sorted("".join(train + dev)) == sorted("".join(texts))
-  some = hold_out.divide(spool, share, 0.3)[0].read()
+  some = hold_out.divide(whole, share, 0.3)[0].read()
   assert len(some) == math.ceil(0.3 * len(train) - 1e-9)
   # Of any ten in a row, as many as of all, give or take one.
   taken = np.isin(train, some)

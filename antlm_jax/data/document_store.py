@@ -17,52 +17,44 @@ from antlm_jax.errors import UserError
 _BATCH = 64
 
 
-class Spool:
-  """Documents in a temporary file, so that their sources are read only once.
-
-  Attributes:
-    begins, ends: Bytes where each piece begins and ends, int64 `[n]`.
-    documents: Number of the document that each piece belongs to, int64 `[n]`.
-  """
-
-  def __init__(self, pieces: Iterable[Piece], folder: str | os.PathLike):
-    """Writes pieces to a file without a name, in a folder."""
-    sizes, firsts = array.array("q"), array.array("b")
-    with tempfile.TemporaryFile(dir=folder) as file:
-      for text, first in pieces:
-        sizes.append(file.write(text.encode("utf-8")))
-        firsts.append(first)
-      file.flush()
-      # The mapping keeps the file, which has no name, until it is collected.
-      self._bytes = b""
-      if sizes:
-        self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    self.ends = np.cumsum(sizes, dtype=np.int64)
-    self.begins = self.ends - sizes
-    self.documents = np.cumsum(firsts, dtype=np.int64) - 1
-
-  def read(self, begin: int, end: int) -> str:
-    """Returns the text between two bytes, without half a character."""
-    return self._bytes[begin:end].decode("utf-8", errors="ignore")
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
 class Texts:
-  """Some texts of a spool, in order."""
+  """Pieces of documents in a file, in order."""
 
-  spool: Spool
-  spans: np.ndarray  # bytes where each begins and ends, int64 [n, 2]
+  data: mmap.mmap | bytes
+  begins: np.ndarray  # byte where each begins, int64 [n]
+  ends: np.ndarray  # byte after each, int64 [n]
+  documents: np.ndarray  # number of the document of each, int64 [n]
 
   @property
   def sizes(self) -> np.ndarray:
     """Sizes in bytes, int64 `[n]`."""
-    return self.spans[:, 1] - self.spans[:, 0]
+    return self.ends - self.begins
 
   def read(self, first: int = 0, end: int | None = None) -> list[str]:
-    """Reads texts by number, without blank ones and space at their ends."""
-    spans = self.spans[first:end].tolist()
-    texts = (self.spool.read(begin, stop).strip() for begin, stop in spans)
+    """Reads pieces by number, without blank ones and space at their ends."""
+    spans = zip(self.begins[first:end], self.ends[first:end], strict=True)
+    texts = (self.decode(*span).strip() for span in spans)
     return [text for text in texts if text]
+
+  def decode(self, begin: int, end: int) -> str:
+    """Returns the text between two bytes, without half a character."""
+    return self.data[begin:end].decode("utf-8", errors="ignore")
+
+
+def spool(pieces: Iterable[Piece], folder: str | os.PathLike) -> Texts:
+  """Writes pieces to a file without a name, so that sources are read once."""
+  sizes, firsts, data = array.array("q"), array.array("b"), b""
+  with tempfile.TemporaryFile(dir=folder) as file:
+    for text, first in pieces:
+      sizes.append(file.write(text.encode("utf-8")))
+      firsts.append(first)
+    file.flush()
+    # The mapping keeps the file until it is collected.
+    if sizes:
+      data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+  ends = np.cumsum(sizes, dtype=np.int64)
+  return Texts(data, ends - sizes, ends, np.cumsum(firsts, dtype=np.int64) - 1)
 
 
 class Writer:

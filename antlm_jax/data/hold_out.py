@@ -2,16 +2,16 @@
 
 import numpy as np
 
-from antlm_jax.data.document_store import Spool, Texts
+from antlm_jax.data.document_store import Texts
 
 
 def divide(
-  spool: Spool, dev_share: float, share: float
+  texts: Texts, dev_share: float, share: float
 ) -> tuple[Texts, Texts, int | None]:
   """Divides documents into those to train on and those held out.
 
   Args:
-    spool: Documents.
+    texts: Pieces of all documents.
     dev_share: Share of their bytes to hold out; 0 holds out none.
     share: Share of the other documents to take, spread evenly from the first.
 
@@ -19,23 +19,25 @@ def divide(
     Texts to train on, held-out texts, and the number of the document of which
     only the end is held out, if there is one.
   """
-  sizes = np.bincount(spool.documents, spool.ends - spool.begins)
-  sizes, held_out = sizes.astype(np.int64), np.zeros(len(sizes), np.int64)
+  sizes = np.bincount(texts.documents, texts.sizes).astype(np.int64)
+  held_out = np.zeros_like(sizes)
   if dev_share and len(sizes):
     held_out = sizes - hold_out(sizes, dev_share)
   # The byte where the held-out part of each document begins.
   begins, cut = np.cumsum(sizes) - held_out, None
   for cut in np.flatnonzero((held_out > 0) & (held_out < sizes)).tolist():
-    begins[cut] = _word_before(spool, begins[cut], held_out[cut] // 4)
-  begins = begins[spool.documents]
-  train = np.stack([spool.begins, np.minimum(spool.ends, begins)], axis=1)
-  dev = np.stack([np.maximum(spool.begins, begins), spool.ends], axis=1)
-  in_train, in_dev = train[:, 0] < train[:, 1], dev[:, 0] < dev[:, 1]
+    begins[cut] = _word_before(texts, begins[cut], held_out[cut] // 4)
+  middle = np.clip(begins[texts.documents], texts.begins, texts.ends)
+  dev = _part(texts, middle, texts.ends, middle < texts.ends)
+  train = _part(texts, texts.begins, middle, texts.begins < middle)
   # A document is taken where the sum of the shares reaches a whole number.
-  _, number = np.unique(spool.documents[in_train], return_inverse=True)
   taken = np.diff(np.ceil(share * np.arange(len(sizes) + 1))) > 0
-  train = train[in_train][taken[number]]
-  return Texts(spool, train), Texts(spool, dev[in_dev]), cut
+  _, number = np.unique(train.documents, return_inverse=True)
+  return _part(train, train.begins, train.ends, taken[number]), dev, cut
+
+
+def _part(texts: Texts, begins, ends, kept: np.ndarray) -> Texts:
+  return Texts(texts.data, begins[kept], ends[kept], texts.documents[kept])
 
 
 def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:
@@ -89,10 +91,10 @@ def _spread(sizes: np.ndarray, wanted: float) -> np.ndarray:
   return np.array(taken)
 
 
-def _word_before(spool: Spool, at: int, spare: int) -> int:
+def _word_before(texts: Texts, at: int, spare: int) -> int:
   """Returns where the word at a byte begins, if `spare` characters reach it."""
-  begin = int(spool.begins[np.searchsorted(spool.ends, at, side="right")])
-  before = spool.read(begin, int(at))
+  begin = int(texts.begins[np.searchsorted(texts.ends, at, side="right")])
+  before = texts.decode(begin, int(at))
   space = max(before.rfind(" "), before.rfind("\n")) + 1
   if len(before) - space <= spare:
     before = before[:space]

@@ -11,7 +11,7 @@ import itertools
 import os
 import pathlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.data import document_store, hold_out, packing, readers, rows
 from antlm_jax.data import prepared_folder as folder_lib
-from antlm_jax.data.document_store import Spool, Texts
+from antlm_jax.data.document_store import Texts
 from antlm_jax.data.packing import BOUNDARIES, PACKINGS
 from antlm_jax.data.prepared_folder import SPLITS, Manifest, Prepared, Split
 from antlm_jax.data.readers import RULES
@@ -105,10 +105,8 @@ class Settings:
 def prepare(settings: Settings, tokenizer: Tokenizer | None = None) -> Manifest:
   """Prepares a folder, or finds that it is already prepared.
 
-  Args:
-    settings: Text to prepare, and how.
-    tokenizer: Tokenizer to use instead of the file `settings.tokenizer`, which
-      then only names it in errors.
+  A `tokenizer` replaces the file `settings.tokenizer`, which then only names it
+  in errors.
 
   Raises:
     UserError: The settings, the text or the folder cannot be used. The folder
@@ -117,23 +115,14 @@ def prepare(settings: Settings, tokenizer: Tokenizer | None = None) -> Manifest:
   if settings.tokenizer and tokenizer is None:
     tokenizer = Tokenizer.load(settings.tokenizer)
   _check(settings, tokenizer)
-  corpus = find(
-    settings.text,
-    settings.dev,
-    documents=settings.documents,
-    column=settings.column,
-  )
+  reading = {"documents": settings.documents, "column": settings.column}
+  corpus = find(settings.text, settings.dev, **reading)
   progress.say(str(corpus))
-  asked = _asked(settings, tokenizer)
-  sources = [
-    {"split": split, "path": source, **_content(source, corpus)}
-    for split in SPLITS
-    for source in getattr(corpus, split)
-  ]
+  wanted = _asked(settings, tokenizer), _sources(corpus)
   output = pathlib.Path(settings.output)
   if os.path.exists(output / folder_lib.MANIFEST):
     manifest = Prepared.open(output).manifest
-    _check_same(manifest, asked, sources, output)
+    _check_same(output, manifest, *wanted)
     progress.say(
       f"{output} is already prepared with these settings and this text"
     )
@@ -142,7 +131,7 @@ def prepare(settings: Settings, tokenizer: Tokenizer | None = None) -> Manifest:
   begin = time.monotonic()
   with files.replacing(output.resolve()) as folder:
     folder.mkdir()
-    manifest = _make(settings, tokenizer, corpus, asked, sources, folder)
+    manifest = _make(settings, tokenizer, corpus, wanted, folder)
   progress.say(
     f"vocabulary {manifest.tokenizer['vocab_size']:,}, rows of"
     f" {settings.seq_len} tokens; {output} ready in"
@@ -156,28 +145,29 @@ def prepare(settings: Settings, tokenizer: Tokenizer | None = None) -> Manifest:
 
 def _check(settings: Settings, tokenizer: Tokenizer | None) -> None:
   settings_lib.check(settings)
-  smallest = 2 * packing.SHORTEST_CHUNK
-  if settings.packing == "chunks" and settings.seq_len < smallest:
+  chunks, smallest = settings.packing == "chunks", 2 * packing.SHORTEST_CHUNK
+  if chunks and settings.seq_len < smallest:
     raise UserError(
       f"seq_len {settings.seq_len} is too small: chunks packing needs at least"
       f" {smallest}"
     )
-  smallest = 256 + len(KINDS[settings.kind])
-  if tokenizer is None and settings.vocab_size < smallest:
-    raise UserError(
-      f"vocab_size {settings.vocab_size} is too small: 256 bytes and"
-      f" {smallest - 256} special tokens need at least {smallest}"
-    )
-  if tokenizer is not None:
-    padded = settings.packing == "documents"
-    ids = *BOUNDARIES[settings.boundary], "pad_id" if padded else None
-    for name in filter(None, ids):
-      if getattr(tokenizer, name) is None:
-        raise UserError(
-          f"{settings.tokenizer} has no {name[:3]} token, which boundary"
-          f" {settings.boundary} with {settings.packing} packing needs; choose"
-          " another boundary, packing or tokenizer"
-        )
+  if tokenizer is None:
+    special = len(KINDS[settings.kind])
+    if settings.vocab_size < 256 + special:
+      raise UserError(
+        f"vocab_size {settings.vocab_size} is too small: 256 bytes and"
+        f" {special} special tokens need at least {256 + special}"
+      )
+    return
+  needed = [name for name in BOUNDARIES[settings.boundary] if name]
+  needed += ["pad_id"] if settings.packing == "documents" else []
+  for name in needed:
+    if getattr(tokenizer, name) is None:
+      raise UserError(
+        f"{settings.tokenizer} has no {name[:3]} token, which boundary"
+        f" {settings.boundary} with {settings.packing} packing needs; choose"
+        " another boundary, packing or tokenizer"
+      )
 
 
 def _asked(settings: Settings, tokenizer: Tokenizer | None) -> dict:
@@ -186,42 +176,43 @@ def _asked(settings: Settings, tokenizer: Tokenizer | None) -> dict:
   asked = dataclasses.asdict(settings)
   del asked["output"], asked["text"], asked["dev"]
   if tokenizer is not None:
-    if os.path.isfile(settings.tokenizer or ""):
-      asked["tokenizer"] = folder_lib.sha256(settings.tokenizer)
-    else:
-      json = tokenizer.to_json().encode("utf-8")
-      asked["tokenizer"] = hashlib.sha256(json).hexdigest()
+    file = pathlib.Path(settings.tokenizer or "")
+    json = file.read_bytes() if file.is_file() else tokenizer.to_json().encode()
+    asked["tokenizer"] = hashlib.sha256(json).hexdigest()
     del asked["vocab_size"], asked["kind"]
   return asked
 
 
-def _content(source: str, corpus: Corpus) -> dict:
-  if not source.startswith(readers.HUB):
-    return {
-      "bytes": os.path.getsize(source),
-      "sha256": folder_lib.sha256(source),
-    }
-  # A dataset of a hub is not one file: its text counts.
-  size, digest = 0, hashlib.sha256()
-  for text, _ in dataclasses.replace(corpus, train=(source,)).pieces("train"):
-    size += len(text.encode("utf-8"))
-    digest.update(text.encode("utf-8") + b"\0")
-  return {"bytes": size, "sha256": digest.hexdigest()}
+def _sources(corpus: Corpus) -> list[dict]:
+  """Returns the size and hash of each source, for the manifest."""
+  out = []
+  for split, path in ((s, path) for s in SPLITS for path in getattr(corpus, s)):
+    if path.startswith(readers.HUB):
+      # A dataset of a hub is not one file: its text counts.
+      size, digest = 0, hashlib.sha256()
+      only = dataclasses.replace(corpus, train=(path,))
+      for text, _ in only.pieces("train"):
+        size += len(text.encode("utf-8"))
+        digest.update(text.encode("utf-8") + b"\0")
+      sha256 = digest.hexdigest()
+    else:
+      size, sha256 = os.path.getsize(path), folder_lib.sha256(path)
+    out.append({"split": split, "path": path, "bytes": size, "sha256": sha256})
+  return out
 
 
 def _check_same(
-  manifest: Manifest, asked: dict, sources: list[dict], output: pathlib.Path
+  output: pathlib.Path, there: Manifest, asked: dict, sources: list[dict]
 ) -> None:
-  there = manifest.settings
   differ = [
-    f"{name} {there.get(name)} there, {asked.get(name)} asked"
-    for name in asked | there
-    if there.get(name) != asked.get(name)
+    f"{name} {there.settings.get(name)} there, {asked.get(name)} asked"
+    for name in asked | there.settings
+    if there.settings.get(name) != asked.get(name)
   ]
   # Other paths to the same text are fine.
   before, now = (
     [(source["split"], source["sha256"]) for source in those]
-    for those in (manifest.sources, sources)
+    for those in (there.sources, sources)
   )
   if before != now:
     differ.append("other text")
@@ -251,44 +242,33 @@ def _make(
   settings: Settings,
   tokenizer: Tokenizer | None,
   corpus: Corpus,
-  asked: dict,
-  sources: list[dict],
+  wanted: tuple[dict, list[dict]],
   folder: pathlib.Path,
 ) -> Manifest:
   """Fills an empty folder."""
   texts = _read(settings, corpus, folder)
   if tokenizer is None:
     # Train text alone: the held-out text stays unseen.
-    tokenizer = _train_tokenizer(settings, texts["train"])
+    sample = _sample(texts["train"])
+    tokenizer = Tokenizer.train(sample, settings.vocab_size, settings.kind)
   path = folder / folder_lib.TOKENIZER
   path.write_text(tokenizer.to_json(), "utf-8")
   store = document_store.Writer(folder / "documents", SPLITS)
   splits = {
-    name: _write(settings, tokenizer, texts[name], name, folder, store)
+    name: _write(settings, tokenizer, texts[name], folder, name, store)
     for name in SPLITS
   }
   store.close()
+  vocab_size = tokenizer.vocab_size
   manifest = Manifest(
-    settings=asked,
-    sources=sources,
-    tokenizer={
-      "sha256": folder_lib.sha256(path),
-      "vocab_size": tokenizer.vocab_size,
-    },
+    *wanted,
+    tokenizer={"sha256": folder_lib.sha256(path), "vocab_size": vocab_size},
     seq_len=settings.seq_len,
-    dtype=rows.token_dtype(tokenizer.vocab_size),
+    dtype=rows.token_dtype(vocab_size),
     segmented=settings.packing != "stream",
     splits=splits,
   )
-  manifest.save(folder)
-  for name, s in splits.items():
-    progress.say(
-      f"{name}: {s.documents:,} documents, {s.words:,} words, {s.tokens:,}"
-      f" tokens ({s.tokens / s.words:.2f} per word,"
-      f" {s.text_bytes / s.tokens:.2f} bytes each), {s.rows:,} rows,"
-      f" {s.dropped:,} tokens dropped,"
-      f" {s.padding / (s.rows * settings.seq_len):.1%} padding"
-    )
+  files.write_json(folder / folder_lib.MANIFEST, dataclasses.asdict(manifest))
   return manifest
 
 
@@ -296,15 +276,13 @@ def _read(
   settings: Settings, corpus: Corpus, folder: pathlib.Path
 ) -> dict[str, Texts]:
   """Reads the text of each split."""
-  spool = Spool(corpus.pieces("train"), folder)
+  whole = document_store.spool(corpus.pieces("train"), folder)
+  dev_share = 0.0 if corpus.dev else settings.dev_share
+  train, dev, cut = hold_out.divide(whole, dev_share, settings.share)
   if corpus.dev:
-    train, _, cut = hold_out.divide(spool, 0, settings.share)
-    held_out = Spool(corpus.pieces("dev"), folder)
-    dev, _, _ = hold_out.divide(held_out, 0, 1)
-  else:
-    train, dev, cut = hold_out.divide(spool, settings.dev_share, settings.share)
+    dev = document_store.spool(corpus.pieces("dev"), folder)
   for name, texts in (("train", train), ("dev", dev)):
-    if not len(texts.spans):
+    if not len(texts.sizes):
       where = " ".join((*settings.text, *settings.dev))
       raise UserError(f"no words for {name} in {where}; give more text")
   if cut is not None:
@@ -313,32 +291,25 @@ def _read(
       " large to hold out whole ones"
     )
   elif not corpus.dev:
-    progress.say(
-      f"dev: {sum(dev.sizes) / spool.ends[-1]:.1%} of the text, in whole"
-      " documents"
-    )
+    share = dev.sizes.sum() / whole.sizes.sum()
+    progress.say(f"dev: {share:.1%} of the text, in whole documents")
   return {"train": train, "dev": dev}
 
 
-def _train_tokenizer(settings: Settings, texts: Texts) -> Tokenizer:
+def _sample(texts: Texts) -> Iterator[str]:
   # Spread over the text, since the tokenizer may see only a part of it.
-  firsts = range(0, len(texts.spans), _SAMPLED)
+  firsts = range(0, len(texts.sizes), _SAMPLED)
   order = sorted(firsts, key=lambda first: first * 0.618 % 1)
-  sample = (
-    texts.read(first, first + _SAMPLED)
-    for first in progress.track(order, f"{_SAMPLED} documents", "tokenizer")
-  )
-  return Tokenizer.train(
-    itertools.chain.from_iterable(sample), settings.vocab_size, settings.kind
-  )
+  for first in progress.track(order, f"{_SAMPLED} documents", "tokenizer"):
+    yield from texts.read(first, first + _SAMPLED)
 
 
 def _write(
   settings: Settings,
   tokenizer: Tokenizer,
   texts: Texts,
-  name: str,
   folder: pathlib.Path,
+  name: str,
   store: document_store.Writer,
 ) -> Split:
   """Encodes, packs, counts and writes the texts of a split."""
@@ -361,22 +332,25 @@ def _write(
         yield tokens
 
   # Generators all the way: no more than a block of rows is in memory.
+  length, pad_id = settings.seq_len, tokenizer.pad_id
+  if settings.packing == "chunks":
+    blocks = packing.chunks(documents(), length, settings.seed)
+  elif settings.packing == "documents":
+    blocks = packing.documents(documents(), length, pad_id)
+  else:
+    blocks = packing.stream(documents(), length)
   path = folder / folder_lib.rows_file(name)
-  count = rows.write(
-    path,
-    _pack(settings, tokenizer, documents()),
-    rows.token_dtype(tokenizer.vocab_size),
-    settings.packing != "stream",
-  )
+  dtype = rows.token_dtype(tokenizer.vocab_size)
+  count = rows.write(path, blocks, dtype, settings.packing != "stream")
   if not count:
     raise UserError(
       f"the {name} split has {tally['tokens']} tokens, less than a row of"
-      f" {settings.seq_len}; give more text, a smaller --seq_len or, if it is"
-      " held out, a larger --dev_share"
+      f" {length}; give more text, a smaller --seq_len or, if it is held out, a"
+      " larger --dev_share"
     )
   # Packing either drops the last tokens or pads: one of the two is 0.
-  spare = count * settings.seq_len - tally["tokens"]
-  return Split(
+  spare = count * length - tally["tokens"]
+  split = Split(
     rows=count,
     **tally,
     dropped=max(-spare, 0),
@@ -385,13 +359,11 @@ def _write(
     bytes=path.stat().st_size,
     sha256=folder_lib.sha256(path),
   )
-
-
-def _pack(
-  settings: Settings, tokenizer: Tokenizer, documents: Iterable[np.ndarray]
-) -> Iterator[packing.Block]:
-  if settings.packing == "chunks":
-    return packing.chunks(documents, settings.seq_len, settings.seed)
-  if settings.packing == "documents":
-    return packing.documents(documents, settings.seq_len, tokenizer.pad_id)
-  return packing.stream(documents, settings.seq_len)
+  progress.say(
+    f"{name}: {split.documents:,} documents, {split.words:,} words,"
+    f" {split.tokens:,} tokens ({split.tokens / split.words:.2f} per word,"
+    f" {split.text_bytes / split.tokens:.2f} bytes each), {count:,} rows,"
+    f" {split.dropped:,} tokens dropped,"
+    f" {split.padding / (count * length):.1%} padding"
+  )
+  return split

@@ -40,7 +40,6 @@ class Slots(NamedTuple):
 
   rows: np.ndarray  # prepared rows of each slot, int64 `[n, joined]`
   visits: np.ndarray  # number of earlier visits to these rows, int64 `[n]`
-  filled: int  # number of the batch's slots that count: the first ones
 
 
 def parse(
@@ -52,8 +51,7 @@ def parse(
   tokens.
 
   Raises:
-    UserError: A part cannot be read, does not ascend, or has batches that
-      cannot be laid out.
+    UserError: A part cannot be read or laid out, or does not ascend.
   """
   parts = [Part(0.0, layout)]
   for text in schedule:
@@ -65,14 +63,15 @@ def parse(
         " tenths of the run on)"
       )
     size, length, begin = int(found[1]), int(found[2]), float(found[3])
-    if length % seq_len:
+    joined, rest = divmod(length, seq_len)
+    if rest:
       raise UserError(
         f"{what}: {length} is no multiple of the prepared rows' {seq_len}"
       )
     if begin <= parts[-1].begin:
       raise UserError(f"{what} does not begin after the part before it")
-    laid_out = dataclasses.replace(layout, batch_size=size)
-    parts.append(Part(begin, laid_out, length // seq_len))
+    sized = dataclasses.replace(layout, batch_size=size)
+    parts.append(Part(begin, sized, joined))
   return tuple(parts)
 
 
@@ -113,17 +112,16 @@ class Order:
   shuffle: bool = True  # whether to permute at all
 
   def __post_init__(self):
-    changing = len(self.parts) > 1 or self.growth < 1
-    if (changing or len(self.sources) > 1) and self.rounding != "carry":
+    several = len(self.parts) > 1 or len(self.sources) > 1
+    if (several or self.growth < 1) and self.rounding != "carry":
       raise UserError(
         "several sources of data, train.batch_schedule and train.batch_start"
         f" need data.rounding=carry, not {self.rounding}: their epochs do not"
         " end with a batch"
       )
-    if self.joined > self._sizes.min():
+    if self.joined > (rows := self._sizes.min()):
       raise UserError(
-        f"train.batch_schedule joins {self.joined} rows, but there are"
-        f" {self._sizes.min()}"
+        f"train.batch_schedule joins {self.joined} rows, but there are {rows}"
       )
 
   @functools.cached_property
@@ -146,11 +144,11 @@ class Order:
       (part,) = self.parts
       return float(self._slots_per_epoch(part)[0] / part.layout.batch_size)
     # By shares of the run: its number of steps may depend on this result.
-    ends = [*(part.begin for part in self.parts[1:]), 1.0]
-    return int(self._sizes.sum()) / sum(
-      self._grown(part.begin, end) * part.layout.batch_size * part.joined
-      for part, end in zip(self.parts, ends, strict=True)
-    )
+    ends, rows = [*(part.begin for part in self.parts[1:]), 1.0], 0.0
+    for part, end in zip(self.parts, ends, strict=True):
+      share = self._grown(part.begin, end)
+      rows += share * part.layout.batch_size * part.joined
+    return int(self._sizes.sum()) / rows
 
   @property
   def starts(self) -> list[int]:
@@ -182,8 +180,7 @@ class Order:
         place[inside] = hashing.permute(place[inside], int(groups[s]), *key)
     first = np.cumsum(self._sizes) - self._sizes
     rows = (first[source] + place * part.joined)[:, None]
-    rows = rows + np.arange(part.joined)
-    return Slots(rows, epoch, self.batch_size(step))
+    return Slots(rows + np.arange(part.joined), epoch)
 
   def rows(self, step: int) -> np.ndarray:
     """Returns the rows of this process's slots, int64 `[n, joined]`."""

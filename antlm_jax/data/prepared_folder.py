@@ -4,6 +4,7 @@ Opening a folder checks the sizes of its files and the tokenizer's hash. Reading
 a row checks that row. `Prepared.verify` checks all rows.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import os
@@ -57,10 +58,6 @@ class Manifest:
   splits: dict[str, Split]  # train and dev
   version: int = _VERSION  # of this format
 
-  def save(self, folder: str | os.PathLike) -> None:
-    """Writes the manifest to a folder."""
-    files.write_json(pathlib.Path(folder, MANIFEST), dataclasses.asdict(self))
-
   @classmethod
   def load(cls, folder: str | os.PathLike) -> "Manifest":
     """Reads a folder's manifest.
@@ -76,17 +73,15 @@ class Manifest:
         f"{folder} is not a prepared folder ({error}); run antlm prepare"
       ) from error
     fields.pop("checksum", None)  # once a hash of the other fields
-    try:
+    with contextlib.suppress(KeyError, TypeError):
       splits = {name: Split(**fields["splits"][name]) for name in SPLITS}
       manifest = cls(**fields | {"splits": splits})
-    except (KeyError, TypeError):
-      manifest = None
-    if manifest is None or manifest.version != _VERSION:
-      raise UserError(
-        f"{path} was changed, or is of another version of antlm_jax; run antlm"
-        " prepare with another --output"
-      )
-    return manifest
+      if manifest.version == _VERSION:
+        return manifest
+    raise UserError(
+      f"{path} was changed, or is of another version of antlm_jax; run antlm"
+      " prepare with another --output"
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,31 +103,20 @@ class Prepared:
     """
     folder = pathlib.Path(folder)
     manifest = Manifest.load(folder)
-    # Ids mean nothing to another tokenizer, even one of the same size.
-    path = folder / TOKENIZER
+    path, made_with = folder / TOKENIZER, manifest.tokenizer
     content = files.read_text(path, "the tokenizer")
-    if (
-      hashlib.sha256(content.encode()).hexdigest()
-      != (manifest.tokenizer["sha256"])
-    ):
+    # Ids mean nothing to another tokenizer, even one of the same size.
+    if sha256(path) != made_with["sha256"]:
       raise damaged(path, "is not the tokenizer that the rows were made with")
-    rows = {}
-    for name in SPLITS:
-      split = manifest.splits[name]
+    size, segmented, rows = made_with["vocab_size"], manifest.segmented, {}
+    for name, split in manifest.splits.items():
       # Not the file's name in the manifest, which could lead elsewhere.
       path = folder / rows_file(name)
       found = path.stat().st_size if path.is_file() else 0
       if found != split.bytes:
-        raise damaged(
-          path, f"has {found} bytes, not the {split.bytes} of its manifest"
-        )
-      rows[name] = Rows(
-        path,
-        split.rows,
-        manifest.seq_len,
-        manifest.tokenizer["vocab_size"],
-        manifest.segmented,
-      )
+        what = f"has {found} bytes, not the {split.bytes} of its manifest"
+        raise damaged(path, what)
+      rows[name] = Rows(path, split.rows, manifest.seq_len, size, segmented)
     return cls(folder, manifest, Tokenizer.from_json(content), **rows)
 
   def verify(self) -> None:
@@ -173,8 +157,13 @@ class Sources:
       UserError: A folder cannot be opened, two have the same name, or they were
         not prepared alike.
     """
-    own = _open_all(path, "data.path")
-    others = _open_all(further, "eval.data")
+    own, others = (
+      {
+        name: Prepared.open(buckets.local(folder, MANIFEST))
+        for name, folder in named(text, key).items()
+      }
+      for text, key in ((path, "data.path"), (further, "eval.data"))
+    )
     if {*others} & {"", *own}:
       raise UserError(
         f"eval.data={further}: give each folder a name that no other has, such"
@@ -201,13 +190,6 @@ class Sources:
     """All rows to train on."""
     first, *more = self.train.values()
     return Concatenated([first, *more]) if more else first
-
-
-def _open_all(text: str, key: str) -> dict[str, Prepared]:
-  return {
-    name: Prepared.open(buckets.local(folder, MANIFEST))
-    for name, folder in named(text, key).items()
-  }
 
 
 def named(text: str, key: str) -> dict[str, str]:

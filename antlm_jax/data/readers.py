@@ -78,18 +78,25 @@ def pieces(source: str, rule: Rule, column: str) -> Iterator[Piece]:
   Raises:
     UserError: The source cannot be read, or a record has no text.
   """
+  begins = True
+  with _reading(source):
+    for text, ends in _parts(source, rule, column):
+      if text := text.strip():
+        yield Piece(text, begins)
+        begins = False
+      begins |= ends
+
+
+def _parts(source: str, rule: Rule, column: str) -> Iterator[tuple[str, bool]]:
+  """Yields pieces, also blank ones, and whether each ends its document."""
   if (kind(source) or ".txt") in _TEXT:
-    with _reading(source), _open(source) as file:
-      yield from _plain_text(file, rule)
+    with _open(source) as file:
+      yield from _divide(_lines(file), rule)
     return
   for where, (value,) in records(source, {column: "column"}):
-    with _reading(source):
-      document = _document(value, column, where)
-    begins = True
-    for part in _cut(document):
-      if part := part.strip():
-        yield Piece(part, begins)
-        begins = False
+    *parts, last = _cut(_document(value, column, where))
+    yield from ((part, False) for part in parts)
+    yield last, True
 
 
 def records(
@@ -163,17 +170,7 @@ def _open(path: str) -> BinaryIO:
 # ------------------------------------------------------------------ plain text
 
 
-def _plain_text(file: BinaryIO, rule: Rule) -> Iterator[Piece]:
-  begins = True
-  for text, ends in _divide(_lines(file), rule):
-    if text := text.strip():
-      yield Piece(text, begins)
-      begins = False
-    begins |= ends
-
-
 def _divide(lines: Iterable[str], rule: Rule) -> Iterator[tuple[str, bool]]:
-  """Yields pieces, also blank ones, and whether each ends its document."""
   held, length = [], 0
   level = math.inf  # highest level of a heading so far: the articles' level
   for line in lines:

@@ -69,9 +69,9 @@ class Source:
       cut = np.diff(past_end, axis=1, prepend=False)
       starts = cut if starts is None else starts | cut
     # Rows that hold one document need no starts: their mask stays static.
-    segments = (
-      Segments.whole(*tokens.shape) if starts is None else Segments.of(starts)
-    )
+    segmented = starts is not None
+    whole = Segments.whole
+    segments = Segments.of(starts) if segmented else whole(*tokens.shape)
     # An objective's id is its place in the whole curriculum, so that ids mean
     # the same in every phase.
     names = self.curriculum.objectives
@@ -80,7 +80,8 @@ class Source:
     texts = np.stack([taken.rows[:, 0], taken.visits], axis=1)
     draw = Draw(self.seed, step, slots[:, None], texts)
     corrupted = self._corrupt(draw, tokens, segments, objective_ids)
-    counts = slots < taken.filled  # a batch that still grows has empty slots
+    # A batch that still grows has empty slots.
+    counts = slots < self.order.batch_size(step)
     if self.limit is not None:
       counts &= step * layout.batch_size + slots < self.limit
     corrupted.predicted[~counts] = False
@@ -93,7 +94,6 @@ class Source:
         dataclasses.replace(o, weight=o.weight * shares.get(k, 1.0))
         for k, o in enumerate(objectives)
       ]
-    segmented = starts is not None
     return assemble(
       corrupted, objective_ids, objectives, layout, shares, segmented
     )

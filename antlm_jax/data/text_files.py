@@ -89,7 +89,7 @@ def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
     held_out = [f for f in everything if f.split == "dev" and f not in train]
   # Each file is used once, and what is held out is not trained on.
   dev_of = _by_file(held_out)
-  train_of = _by_file(f for f in train if _file(f) not in dev_of)
+  train_of = {k: f for k, f in _by_file(train).items() if k not in dev_of}
   unused = collections.defaultdict(list)
   for file, one in _by_file(everything).items():
     if file not in dev_of and file not in train_of:
@@ -109,16 +109,12 @@ def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
   return corpus
 
 
-def _file(found: _Found) -> str:
-  """Returns the same name for a file and for links to it."""
-  hub = found.source.startswith(readers.HUB)
-  return found.source if hub else os.path.realpath(found.source)
-
-
 def _by_file(found: Iterable[_Found]) -> dict[str, _Found]:
+  """Returns the first of each file and of the links to it."""
   out = {}
   for one in found:
-    out.setdefault(_file(one), one)
+    hub = one.source.startswith(readers.HUB)
+    out.setdefault(one.source if hub else os.path.realpath(one.source), one)
   return out
 
 

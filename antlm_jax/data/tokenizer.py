@@ -124,15 +124,13 @@ class Tokenizer:
       if type(error) is not Exception:  # the library raises bare Exceptions
         raise
       raise ValueError(str(error)) from error
-    vocab = backend.get_vocab(with_added_tokens=True)
-    token, largest = max(
-      vocab.items(), key=lambda item: item[1], default=("", 0)
-    )
-    if largest >= _MOST_IDS:
+    made = cls(backend)
+    token = max(made._vocab, key=made._vocab.get, default="")
+    if (largest := made._vocab.get(token, 0)) >= _MOST_IDS:
       raise ValueError(
         f"token {token!r:.40} has the id {largest:,}, over {_MOST_IDS - 1:,}"
       )
-    return cls(backend)
+    return made
 
   def to_json(self) -> str:
     return self._backend.to_str()
@@ -162,10 +160,9 @@ class Tokenizer:
 
   def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
     """Encodes texts on all cores, without special tokens, as int32 `[n]`."""
-    encodings = self._backend.encode_batch_fast(
-      list(texts), add_special_tokens=False
-    )
-    return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
+    encode = self._backend.encode_batch_fast
+    found = encode(list(texts), add_special_tokens=False)
+    return [np.asarray(encoding.ids, np.int32) for encoding in found]
 
   def encode_offsets(
     self, text: str
@@ -188,9 +185,8 @@ class Tokenizer:
 
   def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
     """Returns the text of ids, without a space added before the first word."""
-    text = self._backend.decode(
-      [int(token) for token in ids], skip_special_tokens=skip_special
-    )
+    ids = [int(token) for token in ids]
+    text = self._backend.decode(ids, skip_special_tokens=skip_special)
     return text.removeprefix(" ") if self._adds_space else text
 
   @property
@@ -203,13 +199,11 @@ class Tokenizer:
     """Whether each token begins a word, or is special, bool `[V]`."""
     model = self._backend.model
     inside = getattr(model, "continuing_subword_prefix", None)  # WordPiece: ##
-    # Either pieces inside words are marked (##), or pieces that begin words.
     begins = self.special.copy()
     for token, index in self._vocab.items():
-      if inside:
-        begins[index] |= not token.startswith(inside)
-      else:
-        begins[index] |= token.startswith(_SPACES)
+      # Either pieces inside words are marked, or pieces that begin words.
+      marked = token.startswith(inside or _SPACES)
+      begins[index] |= marked != bool(inside)
     return begins
 
   @functools.cached_property
