@@ -300,18 +300,9 @@ def test_encoders_take_the_papers_mask_ratio():
     ("configs/encoders.py:size=2B", "size='2B' is not one of 210M, 610M, 1B"),
     ("configs/encoders.py:mask_ratio=lots", "mask_ratio=lots: not float"),
     ("configs/encoders.py:size", None),
-    (
-      "clm_or_mlm:row=tiny_c",
-      "row='tiny_c' is not one of tiny_clm_42,",
-    ),
-    (
-      "clm_or_mlm:row=tiny_clm_42,scale=paper",
-      "has no row tiny_clm_42",
-    ),
-    (
-      "clm_or_mlm:scale=small",
-      "scale='small' is not one of tiny, paper",
-    ),
+    ("clm_or_mlm:row=tiny_c", "row='tiny_c' is not one of tiny_clm_42,"),
+    ("clm_or_mlm:row=tiny_clm_42,scale=paper", "has no row tiny_clm_42"),
+    ("clm_or_mlm:scale=small", "scale='small' is not one of tiny, paper"),
     (
       "configs/antlm_table.py:row=ltg_bert_m,scale=small",
       "scale=small has no row ltg_bert_m",

@@ -59,9 +59,8 @@ def test_files_of_pairs(tmp_path):
     for i in range(20)
   ]
   options = dataclasses.replace(OPTIONS, negative_column=("no",))
-  task = embedding.pairs(
-    write(tmp_path / "my.jsonl", rows), "own", options, "bidirectional"
-  )
+  data = write(tmp_path / "my.jsonl", rows)
+  task = embedding.pairs(data, "own", options, "bidirectional")
   (dev,) = task.evaluations
   train, asked = task.load("train"), task.load(dev)
   assert (task.name, dev, len(train)) == ("my", "my-dev", 18)
@@ -69,29 +68,27 @@ def test_files_of_pairs(tmp_path):
   queries = [e for e in asked if e.label is not None]
   assert len(queries) == 2 and len(asked) == 2 + 2 + 3  # "n" is one document
   # One query in two records asks for both.
-  both = embedding._asked(
-    [embedding.Example(("q", "a")), embedding.Example(("q", "b"))]
-  )
+  both = embedding._asked([embedding.Example(("q", text)) for text in "ab"])
   assert both[0].label == {"d0": 1.0, "d1": 1.0} and len(both) == 3
 
 
-BAD = [
-  ({"query": "a", "positive": " "}, {}, "line 1: no text to read"),
-  ({"query": "a", "positive": ["b", "c"]}, {}, "not one query and one"),
-  ({"query": "a"}, {}, "choose one with --positive_column"),
-  (
-    {"query": "a", "positive": "b", "no": []},
-    {"negative_column": ("no",)},
-    "more texts in --negative_column than others",
-  ),
-]
-
-
-@pytest.mark.parametrize(("row", "changes", "words"), BAD)
-def test_bad_pairs_are_told(tmp_path, row, changes, words):
+@pytest.mark.parametrize(
+  ("row", "negatives", "words"),
+  [
+    ({"positive": " "}, (), "line 1: no text to read"),
+    ({"positive": ["b", "c"]}, (), "not one query and one"),
+    ({}, (), "choose one with --positive_column"),
+    (
+      {"positive": "b", "no": []},
+      ("no",),
+      "more texts in --negative_column",
+    ),
+  ],
+)
+def test_bad_pairs_are_told(tmp_path, row, negatives, words):
   fine = {"query": "a", "positive": "b", "no": "c"}
-  data = write(tmp_path / "my.jsonl", [row, fine])
-  options = dataclasses.replace(OPTIONS, **changes)
+  data = write(tmp_path / "my.jsonl", [{"query": "a"} | row, fine])
+  options = dataclasses.replace(OPTIONS, negative_column=negatives)
   with pytest.raises(UserError, match=words):
     embedding.pairs(data, "own", options, "bidirectional")
 

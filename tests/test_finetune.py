@@ -554,12 +554,7 @@ def test_the_help_says_what_every_preset_is():
 
 @pytest.mark.parametrize(
   ("room", "sizes"),
-  [
-    (30, [30]),
-    (29, [15, 15]),
-    (8, [8, 8, 8, 6]),
-    (1, [1] * 30),
-  ],
+  [(30, [30]), (29, [15, 15]), (8, [8, 8, 8, 6]), (1, [1] * 30)],
 )
 def test_a_device_takes_what_it_has_memory_for(room, sizes):
   runs, taken, lines = [Run(1e-3, seed) for seed in range(30)], [], []

@@ -13,11 +13,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import classification, glue
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.classification import (
-  Classifier,
-  Linear,
-  Options,
-)
+from antlm_jax.evals.finetuning.classification import Classifier, Linear
 from antlm_jax.evals.finetuning.task import Predicted
 from tests import real
 
@@ -43,14 +39,10 @@ def test_metrics_are_their_definitions():
 
 
 def test_metrics_of_constant_predictions():
-  y = np.array([0, 0, 1])
-  assert (
-    classification.mcc(np.ones(3, int), y)
-    == classification.mcc(np.zeros(3, int), y)
-    == 0
-  )
-  assert classification.f1(np.ones(3, int), y) == pytest.approx(0.5)
-  assert classification.f1(np.zeros(3, int), np.zeros(3, int)) == 0
+  y, none, every = np.array([0, 0, 1]), np.zeros(3, int), np.ones(3, int)
+  assert classification.mcc(every, y) == classification.mcc(none, y) == 0
+  assert classification.f1(every, y) == pytest.approx(0.5)
+  assert classification.f1(none, none) == 0
 
 
 # ------------------------------------------------------------------ the head
@@ -64,10 +56,8 @@ def test_pools_skip_padding():
     expected = {"first": hidden[b, 0], "last": hidden[b, n - 1]}
     expected["mean"] = hidden[b, :n].mean(axis=0)
     for pool, vector in expected.items():
-      got = classification.pooled(
-        jnp.asarray(hidden), jnp.asarray(lengths), pool
-      )[b]
-      np.testing.assert_allclose(got, vector, rtol=1e-6)
+      got = classification.pooled(*map(jnp.asarray, (hidden, lengths)), pool)
+      np.testing.assert_allclose(got[b], vector, rtol=1e-6)
 
 
 def with_norms(x, p):
@@ -103,16 +93,13 @@ def test_heads_are_what_they_say(head, reference):
     for name, value in head.init(jax.random.key(0), 16).items()
   }
   assert params.keys() == head.parameters(64).keys()
-  hidden = draw.normal(2, 3, (5, 4, 16)).astype(np.float32)
-  lengths = np.array([4, 1, 3, 2, 4], np.int32)
+  hidden = jnp.asarray(draw.normal(2, 3, (5, 4, 16)), jnp.float32)
+  lengths = jnp.array([4, 1, 3, 2, 4])
   wide = {name: value.astype(np.float64) for name, value in params.items()}
-  x = np.stack([h[n - 1] for h, n in zip(hidden, lengths, strict=True)])
-  got = head(params, jnp.asarray(hidden), jnp.asarray(lengths))
-  np.testing.assert_allclose(
-    got, reference(x.astype(np.float64), wide), rtol=1e-4, atol=1e-4
-  )
-  key = jax.random.key(0)
-  dropped = head(params, jnp.asarray(hidden), jnp.asarray(lengths), key)
+  x = np.asarray(hidden[np.arange(5), lengths - 1], np.float64)
+  got = head(params, hidden, lengths)
+  np.testing.assert_allclose(got, reference(x, wide), rtol=1e-4, atol=1e-4)
+  dropped = head(params, hidden, lengths, jax.random.key(0))
   assert (np.abs(dropped - got).max() > 0.1) == (head.kind == "classifier")
 
 
@@ -288,12 +275,9 @@ def test_prediction_files_of_both_years():
   }
   matched = [{"id": "mnli_0", "pred": 1}, {"id": "mnli_1", "pred": 0}]
   texts = glue.texts_2024(found)
-  assert json.loads(texts.pop("predictions.json")) == {
-    "glue": {
-      "mnli": {"predictions": matched},
-      "mnli-mm": {"predictions": [{"id": "mnli-mm_0", "pred": 2}]},
-    }
-  }
+  expected = {"mnli": {"predictions": matched}}
+  expected["mnli-mm"] = {"predictions": [{"id": "mnli-mm_0", "pred": 2}]}
+  assert json.loads(texts.pop("predictions.json")) == {"glue": expected}
   assert texts == {
     "mnli/predictions.txt": "index\tprediction\n0\t1\n1\t0\n",
     "mnli-mm/predictions.txt": "index\tprediction\n0\t2\n",
@@ -310,12 +294,10 @@ def test_prediction_files_of_both_years():
 def test_other_forms_of_training_sets(tmp_path):
   for folder in ("sst2", "mnli_en_babylm_eval", "glue_filtered"):
     (tmp_path / folder).mkdir()
-  (tmp_path / "sst2/train_full.tsv").write_text(
-    'sentence\tlabel\na "quoted \t1\n\u2028b\t0\n'
-  )
-  (tmp_path / "glue_filtered/sst2.valid.jsonl").write_text(
-    json.dumps({"sentence": "c", "label": 1})
-  )
+  tsv = tmp_path / "sst2/train_full.tsv"
+  tsv.write_text('sentence\tlabel\na "quoted \t1\n\u2028b\t0\n')
+  valid = '{"sentence": "c", "label": 1}'
+  (tmp_path / "glue_filtered/sst2.valid.jsonl").write_text(valid)
   for split in ("train", "valid"):
     path = tmp_path / f"mnli_en_babylm_eval/mnli_en.{split}.jsonl"
     path.write_text(line("mnli", "contradiction"))
@@ -329,7 +311,7 @@ def test_other_forms_of_training_sets(tmp_path):
   assert sst2.load("sst2") == [Example(("c",), 1, "sst2_0")]
   assert mnli.evaluations == ("mnli",)  # that train set has seen mnli-mm
   assert mnli.load("mnli")[0].label == 2
-  (tmp_path / "sst2/train_full.tsv").write_text("sentence\tlabel\na\t1\tb\n")
+  tsv.write_text("sentence\tlabel\na\t1\tb\n")
   with pytest.raises(UserError, match="line 2: more columns than the first"):
     sst2.load("train")
 
@@ -343,14 +325,10 @@ def test_the_real_files(tmp_path):
     labels = {example.label for example in train}
     assert labels == set(range(len(task.head.labels)))
     assert all(text for example in train[:50] for text in example.texts)
-  assert sizes == {
-    "cola": (8551, 522),
-    "mnli": (7107, 1777),
-    "mrpc": (3668, 204),
-    "rte": (2490, 139),
-    "sst2": (67349, 436),
-    "wsc": (554, 52),
-  }
+  train = {"cola": 8551, "mnli": 7107, "mrpc": 3668, "rte": 2490}
+  train |= {"sst2": 67349, "wsc": 554}
+  valid = 522, 1777, 204, 139, 436, 52
+  assert sizes == dict(zip(train, zip(train.values(), valid), strict=True))
   with pytest.raises(UserError, match=r"boolq.train.jsonl is absent"):
     glue.find(tmp_path, "boolq")
 
@@ -363,23 +341,29 @@ GOOD = '{"sentence": "a", "label": 1}'
   [
     (GOOD + "\n{", r"cola.train.jsonl, line 2: not JSON"),
     ("\n[1]", "line 2: not a JSON object"),
-    (GOOD.replace('"a"', "null"), "line 1: the field 'sentence' is not text"),
-    (GOOD.replace('"a"', "5"), "line 1: the field 'sentence' is not text"),
-    (GOOD.replace("1", "0.7"), "line 1: the label 0.7 is not one of 0, 1"),
-    (GOOD.replace("1", "NaN"), "line 1: the label nan is not one of 0, 1"),
-    (GOOD.replace("1", "1e999"), "line 1: the label inf is not one of 0, 1"),
-    (GOOD.replace("1", "[1]"), r"line 1: the label \[1\] is not one of 0, 1"),
+    *(
+      (GOOD.replace('"a"', wrong), "line 1: the field 'sentence' is not text")
+      for wrong in ("null", "5")
+    ),
     ('{"sentence": "a"}', "line 1: no field 'label'"),
     ('{"label": 1}', "line 1: no field 'sentence'"),
-    (GOOD.replace("1", "2"), "line 1: the label 2 is not one of 0, 1"),
-    (GOOD.replace("1", '"x"'), "line 1: the label 'x' is not one of 0, 1"),
-    (GOOD.replace("1", "null"), "line 1: the label None is not one of 0, 1"),
+    *(
+      (
+        GOOD.replace("1", wrong),
+        f"line 1: the label {shown} is not one of 0, 1",
+      )
+      for wrong, shown in (
+        *(("0.7", "0.7"), ("NaN", "nan"), ("1e999", "inf"), ("2", "2")),
+        *(("[1]", r"\[1\]"), ('"x"', "'x'"), ("null", "None")),
+      )
+    ),
   ],
 )
 def test_bad_files(tmp_path, text, message):
   for split, content in (("train", text), ("valid", GOOD)):
     (tmp_path / f"cola.{split}.jsonl").write_text(content)
-  cola = glue.make(tmp_path, "cola", Options(), "bidirectional")
+  options = classification.Options()
+  cola = glue.make(tmp_path, "cola", options, "bidirectional")
   with pytest.raises(UserError, match=message):
     cola.load("train")
 

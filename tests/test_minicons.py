@@ -5,7 +5,6 @@ BabyLM's 2024 pipeline scores masked models with minicons
 """
 
 import json
-import tarfile
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from antlm_jax.hf import export
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference.model import load
 from antlm_jax.inference.scoring import score
-from tests import random_models, runs
+from tests import random_models, real
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -25,22 +24,17 @@ pytest.importorskip("minicons")
 
 pytestmark = pytest.mark.slow  # half a minute
 
-BLIMP = runs.ROOT / "../shared/data/blimp_filtered.tar.xz"
 SHAPE = {"width": 64, "heads": 4, "kv_heads": 2, "mlp_width": 96}
 
 
 @pytest.fixture(scope="module")
-def sentences():
+def sentences(tmp_path_factory):
   """200 pairs of all paradigms, good and bad in turn."""
-  if not BLIMP.exists():
-    pytest.skip(f"{BLIMP} is absent")
-  out = []
-  with tarfile.open(BLIMP) as archive:
-    for member in archive:
-      if member.name.endswith(".jsonl"):
-        lines = archive.extractfile(member).read().decode().splitlines()
-        for pair in map(json.loads, lines[:3]):
-          out += [pair["sentence_good"], pair["sentence_bad"]]
+  out, folder = [], tmp_path_factory.mktemp("blimp")
+  real.unpacked("blimp_filtered", folder)
+  for path in sorted(folder.rglob("*.jsonl")):
+    for pair in map(json.loads, path.read_text().splitlines()[:3]):
+      out += [pair["sentence_good"], pair["sentence_bad"]]
   return out[:400]
 
 
@@ -90,24 +84,15 @@ def equal(ours, theirs):
 
 def test_causal_sums(loaded, causal, sentences):
   theirs = causal.sequence_score(sentences, reduction=summed, bos_token=True)
-  equal(score(loaded, sentences, "causal"), theirs)
-  ours = score(
-    loaded, sentences, "causal", **pipelines.options("2024", "causal")
-  )
-  equal(ours, theirs)
+  for how in ({}, pipelines.options("2024", "causal")):
+    equal(score(loaded, sentences, "causal", **how), theirs)
 
 
 def test_causal_sums_in_a_context(loaded, causal, sentences):
   contexts = [s for good in sentences[::2] for s in (good, good)][::-1]
   theirs = causal.conditional_score(contexts, sentences, reduction=summed)
-  ours = score(
-    loaded,
-    sentences,
-    "causal",
-    contexts=contexts,
-    **pipelines.options("2024", "causal"),
-  )
-  equal(ours, theirs)
+  how = {"contexts": contexts} | pipelines.options("2024", "causal")
+  equal(score(loaded, sentences, "causal", **how), theirs)
 
 
 def test_pseudo_log_likelihoods(loaded, masked, sentences):

@@ -53,18 +53,13 @@ def test_a_file_of_records(run, tmp_path, capsys):
   with open(folder / "films-dev.csv", newline="") as file:
     found = list(csv.DictReader(file))
   by_line = {f"line {i + 2}": row["stars"] for i, row in enumerate(rows)}
-  assert [by_line[one["record"]] for one in found] == [
-    one["label"] for one in found
-  ]
+  assert all(by_line[one["record"]] == one["label"] for one in found)
   pairs = [(one["label"], one["predicted"]) for one in found]
   (scores,) = (r["scores"]["films-dev"] for r in summary["runs"])
   labels, predicted = zip(*pairs, strict=True)
-  assert scores == pytest.approx(
-    {
-      "accuracy": metrics.accuracy_score(labels, predicted),
-      "macro_f1": metrics.f1_score(labels, predicted, average="macro"),
-    }
-  )
+  expected = {"accuracy": metrics.accuracy_score(labels, predicted)}
+  expected["macro_f1"] = metrics.f1_score(labels, predicted, average="macro")
+  assert scores == pytest.approx(expected)
   majority = max(labels.count(label) for label in labels) / len(labels)
   for metric in ("accuracy", "macro_f1"):
     (line,) = (one for one in said.splitlines() if f" {metric} " in one)
@@ -99,27 +94,24 @@ def test_macro_f1_is_sklearns():
     assert classification.macro_f1(x, y) == pytest.approx(expected)
 
 
-GOOD = {"train": ["a,x", "b,y"], "dev": ["a,x"]}
+MANY = " ".join(f"a,{i}" for i in range(30))
 
 
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
     ({"head": "review,mark"}, "no column 'stars' but 'review', 'mark'"),
-    ({"dev": ["a,z"]}, "line 2: the label 'z' is not one of those to train on"),
-    ({"train": ["a,x", "b,x"]}, "all labels to train on are 'x'"),
-    ({"train": ["a,x", ",y"]}, "train.csv, line 3: no text"),
-    ({"train": ["a,x", "b,"]}, "train.csv, line 3: no label"),
-    (
-      {"train": [f"a,{i}" for i in range(30)]},
-      "30 labels of 30 records are no",
-    ),
+    ({"dev": "a,z"}, "line 2: the label 'z' is not one of those to train on"),
+    ({"train": "a,x b,x"}, "all labels to train on are 'x'"),
+    ({"train": "a,x ,y"}, "train.csv, line 3: no text"),
+    ({"train": "a,x b,"}, "train.csv, line 3: no label"),
+    ({"train": MANY}, "30 labels of 30 records are no"),
   ],
 )
 def test_bad_records(run, tmp_path, changes, message):
-  found = GOOD | changes
+  found = {"head": "review,stars", "train": "a,x b,y", "dev": "a,x"} | changes
   for name in ("train", "dev"):
-    lines = [found.get("head", "review,stars"), *found[name]]
-    (tmp_path / f"{name}.csv").write_text("\n".join(lines) + "\n")
+    lines = f"{found['head']} {found[name]}".replace(" ", "\n")
+    (tmp_path / f"{name}.csv").write_text(lines + "\n")
   line = runs.refused("antlm_jax.evals.finetune", *args(run, tmp_path))
   assert message in line

@@ -17,12 +17,12 @@ run = random_models.run(layers=1)
 def mnli(folder, count=60):
   words = ["entailment", "neutral", "contradiction"]
   for name, size in (("train", count), ("valid", 9)):
+    line = {"hypothesis": "sat"}
     lines = [
-      {"premise": f"Tom {i}", "hypothesis": "sat", "label": words[i % 3]}
+      json.dumps(line | {"premise": f"Tom {i}", "label": words[i % 3]})
       for i in range(size)
     ]
-    text = "\n".join(map(json.dumps, lines))
-    (folder / f"mnli.{name}.jsonl").write_text(text)
+    (folder / f"mnli.{name}.jsonl").write_text("\n".join(lines))
 
 
 def test_the_protocol_is_the_codes(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from antlm_jax import config
 from antlm_jax.errors import UserError
-from antlm_jax.evals import design, report
+from antlm_jax.evals import design
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.reporting import runs as runs_lib
@@ -18,6 +18,8 @@ from antlm_jax.inference.pairs import pair
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
 from tests import runs, tuned
+from tests.tuned import cells, section
+from tests.tuned import report_of as make
 
 ROWS = """
 from antlm_jax.evals.design import Row, Scale, Text
@@ -83,9 +85,8 @@ def test_seeds_that_differ_need_the_interval_by_seeds():
 def test_the_width_is_that_of_the_closed_form():
   draw = np.random.default_rng(0)
   correct = np.stack([draw.random(900) < 0.7, np.zeros(900, bool)])
-  interval = statistics.difference(
-    *sides(correct, np.zeros(900, int), 1, draws=4000)
-  )
+  found = sides(correct, np.zeros(900, int), 1, draws=4000)
+  interval = statistics.difference(*found)
   share = correct[0].mean()
   error = 1.96 * (share * (1 - share) / 900) ** 0.5
   assert interval.estimate == pytest.approx(share)
@@ -123,9 +124,8 @@ def test_intervals_are_reproducible_and_runs_need_company():
   found = sides(correct, strata, 3)
   twice = [statistics.difference(*found, by_seeds=True) for _ in range(2)]
   assert twice[0] == twice[1]
-  assert statistics.difference(*sides(correct, strata, 3)) == (
-    statistics.difference(*found)
-  )
+  again = sides(correct, strata, 3)
+  assert statistics.difference(*again) == statistics.difference(*found)
   with pytest.raises(ValueError, match="two a side"):
     statistics.difference(*sides(correct, strata, 4), by_seeds=True)
 
@@ -159,9 +159,8 @@ def score(run, benchmark, mode, right, step=STEPS, **about):
   found, correct = [], []
   for uid, answers in right.items():
     for i, answer in enumerate(answers):
-      groups = {"UID": uid}
-      if uid in UIDS:
-        groups["linguistics_term"] = UIDS[uid]
+      groups = {"UID": uid, "linguistics_term": UIDS.get(uid)}
+      groups = {name: of for name, of in groups.items() if of}
       found.append(pair("", "good", "bad", str(i), groups))
       correct.append(answer)
   good = np.where(correct, 1.0, -1.0)[:, None]
@@ -199,31 +198,11 @@ def rows(tmp_path):
   return path
 
 
-def make(folder, rows, *args):
-  """Runs the command; returns the numbers and the text."""
-  report.main([f"--runs={folder}", f"--config={rows}", *args])
-  out = folder / "report"
-  return json.loads((out / "table.json").read_text()), (
-    (out / "report.md").read_text()
-  )
-
-
-def cells(text, title):
-  """The cells of the first line of a table that begins with a title."""
-  line = next(x for x in text.splitlines() if x.startswith(f"| {title} |"))
-  return [cell.strip() for cell in line.strip("|").split("|")]
-
-
 def scores(numbers, row, mode, family="BabyLlama"):
   """The scores of a row in a mode, by benchmark."""
   rows = numbers["scores"][family]
   (found,) = (r for r in rows if (r["row"], r["mode"]) == (row, mode))
   return found
-
-
-def section(text, title):
-  """The part of the report under a heading."""
-  return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
 # ------------------------------------------------------------------ the table
@@ -284,10 +263,8 @@ def three_rows(folder, seeds=1, antlm=34, spread=0):
     for seed in range(seeds):
       run = train(folder, row, seed)
       for mode in ("causal", "mlm"):
-        found = {
-          uid: answers(base + spread * seed, 40, seed=5 + i)
-          for i, uid in enumerate(UIDS)
-        }
+        right = base + spread * seed
+        found = {u: answers(right, 40, 5 + i) for i, u in enumerate(UIDS)}
         score(run, "blimp_filtered", mode, found)
 
 
@@ -376,21 +353,17 @@ def test_claims_stand_at_the_confidence_that_was_fixed_before(
   (shown,) = numbers["claims"].values()
   found = {(c["claim"], c["on"]): c for c in shown}
   claim = "CLM:diffusion is better than "
+  unsure = "not decided: diffusion knows frequencies at most"
   for control, on, verdict in (
     ("CLM", "clm loss, end", "confirmed"),
     ("CLM", "clm loss, lowest", "not decided"),
-    (
-      "diffusion",
-      "diffusion loss, end",
-      "not decided: diffusion knows frequencies at most",
-    ),
+    ("diffusion", "diffusion loss, end", unsure),
   ):
     line = found[claim + control, f"held-out {on} (nats)"]
     assert line["verdict"] == verdict
   lowest = found[claim + "CLM", "held-out clm loss, lowest (nats)"]["99.69 %"]
-  assert lowest["high"] == pytest.approx(
-    -0.1 + 0.06 / 5**0.5 * 6.3643, abs=1e-4
-  )
+  expected = -0.1 + 0.06 / 5**0.5 * 6.3643
+  assert lowest["high"] == pytest.approx(expected, abs=1e-4)
   losses = section(text, "Held-out losses")
   assert "(6.100 ± 0.000)" in cells(losses, "CLM")  # it has no masked mode
   assert "- neither scored on pairs nor fine-tuned: every run" in text
@@ -404,12 +377,9 @@ def test_phenomena_are_compared(tmp_path, rows):
   numbers, text = make(folder, rows)
   deltas = numbers["parts"]["BabyLlama, BLiMP"]
   assert [d["on"] for d in deltas] == 2 * sorted(UIDS.values())
+  expected = {"AntLM (causal)": "CLM (causal)", "AntLM (mlm)": "MLM (mlm)"}
   for delta in deltas:
-    sides = delta["row"], delta["against"]
-    assert sides in {
-      ("AntLM (causal)", "CLM (causal)"),
-      ("AntLM (mlm)", "MLM (mlm)"),
-    }
+    assert delta["against"] == expected[delta["row"]]
     assert delta["difference"] == pytest.approx(0.1)
   picture = folder / "report" / "phenomena_antlm.png"
   assert picture.read_bytes()[:4] == b"\x89PNG"
@@ -561,21 +531,20 @@ def test_a_table_without_items_has_scores_and_no_interval(tmp_path, rows):
 
 
 def test_bad_input_is_told_in_one_line(tmp_path, rows):
-  folder = tmp_path / "runs"
+  folder, empty, wrong = (tmp_path / x for x in ("runs", "e.py", "w.py"))
+  empty.write_text("get_config = None\n")
+  wrong.write_text(ROWS.replace('"controls"', '"contrls"'))
   with pytest.raises(UserError, match="no such folder"):
     make(folder, rows)
   folder.mkdir()
-  with pytest.raises(UserError, match=r"holds no run: .* c/0/config"):
-    make(folder, rows)
-  with pytest.raises(UserError, match="no such file"):
-    make(folder, tmp_path / "absent.py")
-  empty = tmp_path / "empty.py"
-  empty.write_text("get_config = None\n")
-  with pytest.raises(UserError, match="defines no ROWS"):
-    make(folder, empty)
-  empty.write_text(ROWS.replace('"controls"', '"contrls"'))
-  with pytest.raises(UserError, match="is not one of controls, encoders"):
-    make(folder, empty)
+  for config, words in (
+    (rows, r"holds no run: .* c/0/config"),
+    (tmp_path / "absent.py", "no such file"),
+    (empty, "defines no ROWS"),
+    (wrong, "is not one of controls, encoders"),
+  ):
+    with pytest.raises(UserError, match=words):
+      make(folder, config)
   assert not (folder / "report").exists()
 
 
@@ -618,22 +587,11 @@ def test_command(tmp_path, rows):
   done = runs.run("evals.report", *args)
   assert done.returncode == 0, done.stderr
   assert "3 runs of 3 rows" in done.stdout and str(out) in done.stdout
-  assert sorted(path.name for path in out.iterdir()) == [
-    "alike.csv",
-    "claims.csv",
-    "curves_babyllama.png",
-    "differences.csv",
-    "forgetting.csv",
-    "held_out.csv",
-    "parts.csv",
-    "phenomena_antlm.png",
-    "phenomena_antlm_odds.png",
-    "published.csv",
-    "report.md",
-    "scores.csv",
-    "switches.csv",
-    "table.json",
-  ]
+  tables = "alike claims differences forgetting held_out parts published"
+  names = {f"{name}.csv" for name in [*tables.split(), "scores", "switches"]}
+  names |= {"curves_babyllama.png", "report.md", "table.json"}
+  names |= {"phenomena_antlm.png", "phenomena_antlm_odds.png"}
+  assert {path.name for path in out.iterdir()} == names
 
 
 def test_the_table_of_the_project_has_rows_that_can_be_read():

@@ -15,6 +15,7 @@ from antlm_jax.evals.reporting import claims
 from antlm_jax.evals.reporting.statistics import Interval
 from antlm_jax.runtime import files
 from tests import runs, tuned
+from tests.tuned import cells, section
 
 CONFIG = runs.ROOT / "configs" / "clm_or_mlm.py"
 _, ROWS = design.read(CONFIG, "tiny")
@@ -52,28 +53,13 @@ def tune(run, task, right, step=None, by_example=True, limit=0, **other):
       found[Run(1e-3 + i, seed)] = dict(zip(sets, answers, strict=True))
   if step is None:
     step = json.loads((run / "summary.json").read_text())["steps"]
+  how = {"limit": limit, "by_example": by_example}
   into = run / "evals" / "finetune-study"
-  how = "bidirectional"
-  tuned.write(into, task, found, step, how, limit, by_example=by_example)
+  tuned.write(into, task, found, step, "bidirectional", **how)
 
 
 def make(folder):
-  """Runs the command; returns the numbers and the text."""
-  report.main([f"--runs={folder}", f"--config={CONFIG}", "--scale=tiny"])
-  made = folder / "report"
-  text = (made / "report.md").read_text()
-  return json.loads((made / "table.json").read_text()), text
-
-
-def cells(text, title):
-  """The cells of the first line of a table that begins with a title."""
-  line = next(x for x in text.splitlines() if x.startswith(f"| {title} |"))
-  return [cell.strip() for cell in line.strip("|").split("|")]
-
-
-def section(text, title):
-  """The part of the report under a heading."""
-  return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
+  return tuned.report_of(folder, CONFIG, "--scale=tiny")
 
 
 def contrasts(numbers, about):
@@ -115,11 +101,8 @@ def made(tmp_path_factory):
 def test_a_claim_is_borne_out_or_not_by_the_sign_of_what_is_clear(made):
   _, numbers, text = made
   found = contrasts(numbers, "MLM scores above CLM")
-  assert {kind: row["verdict"] for kind, row in found.items()} == {
-    "SC": "confirmed",
-    "QA": "contradicted",
-    "IR": "not run",
-  }
+  verdicts = {"SC": "confirmed", "QA": "contradicted", "IR": "not run"}
+  assert {kind: row["verdict"] for kind, row in found.items()} == verdicts
   assert found["SC"]["here"] == pytest.approx(30.5)
   assert found["SC"]["95 %"]["low"] > 15
   assert found["QA"]["here"] == pytest.approx(-30.5)
@@ -132,10 +115,7 @@ def test_a_claim_is_borne_out_or_not_by_the_sign_of_what_is_clear(made):
 def test_noise_decides_nothing_and_says_how_much_would(made):
   _, numbers, text = made
   found = contrasts(numbers, "CLM for 3k steps")
-  assert {row["verdict"] for row in found.values()} == {
-    "not decided",
-    "not run",
-  }
+  assert {r["verdict"] for r in found.values()} == {"not decided", "not run"}
   needed = []
   for kind in ("SC", "IR"):
     interval = found[kind]["95 %"]
@@ -173,9 +153,7 @@ def test_claims_without_a_difference_are_said_not_to_be_run(tmp_path):
     (-99, 101, 1, "not decided; some over 1,000 times the seeds and items"),
   ],
 )
-def test_a_verdict_goes_by_the_sign_that_a_claim_expects(
-  low, high, sign, verdict
-):
+def test_a_verdict_goes_by_the_sign_of_a_claim(low, high, sign, verdict):
   interval = Interval((low + high) / 2, low, high)
   contrast = claims.Contrast("it", None, interval, sign)
   assert claims.Claim("it", "there", [contrast]).verdict.startswith(verdict)
@@ -203,9 +181,7 @@ def test_scores_are_means_over_seeds_with_students_interval(tmp_path):
   assert found["conll"] == found["TC"] == "70.0"  # one seed has no interval
 
 
-def test_a_kind_is_the_mean_of_its_tasks_of_the_seeds_that_have_them_all(
-  tmp_path,
-):
+def test_a_kind_is_the_mean_of_its_tasks_where_a_seed_has_all(tmp_path):
   run = train(tmp_path, "mlm40_42")
   tune(run, "sst2", (80, 90))
   tune(run, "qqp", (60, 50, 10))
@@ -246,9 +222,8 @@ def test_the_report_is_written_with_its_figures_and_tables(made):
     assert f"]({name})" in text
   with open(folder / "report" / "scores.csv", newline="") as file:
     lines = list(csv.DictReader(file))
-  assert [line["row"] for line in lines] == [
-    row["row"] for row in numbers["scores"]["tiny"]
-  ]
+  rows = numbers["scores"]["tiny"]
+  assert [line["row"] for line in lines] == [row["row"] for row in rows]
   assert float(lines[0]["sst2"]) == pytest.approx(0.605)
   with open(folder / "report" / "claims.csv", newline="") as file:
     lines = [line for line in csv.DictReader(file) if line["here"]]
@@ -268,31 +243,23 @@ def test_looks_give_points_of_their_steps(made, monkeypatch):
   monkeypatch.setattr("antlm_jax.evals.reporting.plots.lines", draw)
   output = f"--output={folder / 'again'}"
   report.main([f"--runs={folder}", f"--config={CONFIG}", output])
-  looks = drawn["looks_tiny.png"]
-  assert {
-    title: [(step, found.mean) for step, found in points]
-    for title, points in looks.items()
-  } == {
-    "CLM": [(LOOK, pytest.approx(0.405)), (5 * LOOK, pytest.approx(0.505))],
-    "MLM 40 %": [
-      (LOOK, pytest.approx(0.71)),
-      (5 * LOOK, pytest.approx(0.81)),
-    ],
-  }
+  means = {"CLM": (0.405, 0.505), "MLM 40 %": (0.71, 0.81)}
+  assert drawn["looks_tiny.png"].keys() == means.keys()
+  for title, points in drawn["looks_tiny.png"].items():
+    assert [step for step, _ in points] == [LOOK, 5 * LOOK]
+    assert [f.mean for _, f in points] == pytest.approx(means[title])
   places = {
     name: {title: [x for x, _ in points] for title, points in lines.items()}
     for name, lines in drawn.items()
   }
-  unit = LOOK / 2
   assert places["ratios_tiny.png"] == {"MLM alone": [20, 40]}
   assert places["splits_tiny.png"] == {
     "840 steps": pytest.approx([0, 1000 / 42, 100]),
     "240 steps": pytest.approx([0, 25]),
   }
-  assert places["continued_tiny.png"] == {
-    "after CLM": [0, 12 * unit],
-    "after MLM 40 %": [0, 12 * unit],
-  }
+  ends = [0, 6 * LOOK]
+  continued = {"after CLM": ends, "after MLM 40 %": ends}
+  assert places["continued_tiny.png"] == continued
 
 
 # ----------------------------------------------------------- what is not there

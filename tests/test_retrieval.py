@@ -8,20 +8,11 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import (
-  bm25,
-  loop,
-  retrieval,
-  saved,
-  summary,
-  trial,
-)
+from antlm_jax.evals.finetuning import bm25, loop, retrieval, summary, trial
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
-from antlm_jax.evals.finetuning.trial import Settings
-from antlm_jax.inference.model import load
-from tests import random_models
+from tests import random_models, tuned
 
 WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
 run = random_models.run(layers=2)
@@ -95,19 +86,14 @@ def test_documents_are_ranked_by_their_cosine():
 def test_bm25_is_its_definition():
   texts = ["A cat, a CAT!", "the dog", "cat and dog and fox", "¿?"]
   (found,) = bm25.scores(["dog cat cat bird"], texts)
-  weight = {"cat": np.log(1 + 2.5 / 2.5), "dog": np.log(1 + 2.5 / 2.5)}
+  cat = dog = np.log(1 + 2.5 / 2.5)
 
   def gain(count, length):  # of 11 words in 4 texts
     return 2.2 * count / (count + 1.2 * (0.25 + 0.75 * length / 2.75))
 
-  assert found == pytest.approx(
-    [
-      2 * weight["cat"] * gain(2, 4),
-      weight["dog"] * gain(1, 2),
-      (2 * weight["cat"] + weight["dog"]) * gain(1, 5),
-      0,
-    ]
-  )
+  third = (2 * cat + dog) * gain(1, 5)
+  expected = [2 * cat * gain(2, 4), dog * gain(1, 2), third, 0]
+  assert found == pytest.approx(expected)
   assert list(bm25.scores(["a"], ["¿?"])) == [0]
 
 
@@ -121,12 +107,10 @@ def gradients(loaded, at_once, batch, length=16):
   draw = np.random.default_rng(0)
   tokens = draw.integers(5, loaded.tokenizer.vocab_size, (batch, 2, length))
   lengths = draw.integers(4, length + 1, (batch, 2)).astype(np.int32)
-  tokens = tokens.astype(np.int32)
+  rows = tokens.astype(np.int32), lengths, jax.random.key(0)
 
   def loss(params):
-    out = trial.chunked(compute, at_once)(
-      params, {}, tokens, lengths, jax.random.key(0)
-    )
+    out = trial.chunked(compute, at_once)(params, {}, *rows)
     return head.loss(out, jnp.zeros(batch), jnp.ones(batch))
 
   compiled = jax.jit(jax.grad(loss)).lower(loaded.params).compile()
@@ -156,8 +140,9 @@ def test_a_chunk_that_does_not_divide_is_told(loaded):
 # Files
 
 
-def beir(folder, splits=("train", "dev", "test")):
-  """Queries of a word, whose document has it twice."""
+def beir(data, name="nfcorpus", splits=("train", "dev", "test")):
+  """The task of queries of a word, whose document has it twice."""
+  folder = data / name
   (folder / "qrels").mkdir(parents=True)
   draw = np.random.default_rng(0)
   others = ["sat", "often", "near", "the"]
@@ -170,20 +155,19 @@ def beir(folder, splits=("train", "dev", "test")):
     for i, word in enumerate(WORDS)
     for k in range(12)
   ]
-  for name, lines in (("corpus", documents), ("queries", queries)):
+  for file, lines in (("corpus", documents), ("queries", queries)):
     text = "\n".join(json.dumps(line) for line in lines)
-    (folder / f"{name}.jsonl").write_text(text)
+    (folder / f"{file}.jsonl").write_text(text)
   for part, split in enumerate(splits):
     wanted = range(8) if part == 0 else (8 + part, 11)
     rows = [f"q{i}.{k}\td{i}\t1" for i in range(len(WORDS)) for k in wanted]
     head = "query-id\tcorpus-id\tscore"
     (folder / "qrels" / f"{split}.tsv").write_text("\n".join([head, *rows]))
+  return retrieval.make(data, name, retrieval.Options(), "bidirectional")
 
 
 def test_beirs_files_are_read(tmp_path):
-  beir(tmp_path / "nfcorpus")
-  options = retrieval.Options()
-  task = retrieval.make(tmp_path, "nfcorpus", options, "bidirectional")
+  task = beir(tmp_path)
   pairs, test = task.load("train"), task.load("nfcorpus-test")
   assert len(pairs) == 64 and len(test) == 16 + 8
   query, document = pairs[0].texts
@@ -195,15 +179,12 @@ def test_beirs_files_are_read(tmp_path):
 
 
 def test_bm25_stands_beside_the_runs(tmp_path):
-  beir(tmp_path / "nfcorpus")
-  options = retrieval.Options()
-  task = retrieval.make(tmp_path, "nfcorpus", options, "bidirectional")
+  task = beir(tmp_path)
   read = task.load("nfcorpus-test")
   found = task.references["BM25"](read)
   # A query's first word is its document's alone.
-  assert [p["all"][0] for p in found] == [
-    f"d{i}" for i in range(8) for _ in "ab"
-  ]
+  firsts = [p["all"][0] for p in found]
+  assert firsts == [f"d{i}" for i in range(8) for _ in "ab"]
   examples = {name: task.load(name)[:-8] for name in task.evaluations}
   epoch = {"train_loss": 1.0}
   epoch |= {name: dict.fromkeys(task.metrics, 0.5) for name in examples}
@@ -217,13 +198,9 @@ def test_bm25_stands_beside_the_runs(tmp_path):
 
 
 def test_without_a_set_to_choose_on_training_queries_are_left_out(tmp_path):
-  folder = tmp_path / "scifact"
-  beir(folder, splits=("train", "test"))
-  with open(folder / "qrels" / "train.tsv", "a") as file:
+  task = beir(tmp_path, "scifact", splits=("train", "test"))
+  with open(tmp_path / "scifact/qrels/train.tsv", "a") as file:
     file.writelines(f"\nq0.{k}\td7\t1" for k in range(8))  # a second document
-  task = retrieval.make(
-    tmp_path, "scifact", retrieval.Options(), "bidirectional"
-  )
   pairs, dev, test = map(task.load, ("train", *task.evaluations))
   learnt = {e.id.split()[0] for e in pairs}
   left_out = {e.id: e.label for e in dev if e.label is not None}
@@ -234,15 +211,13 @@ def test_without_a_set_to_choose_on_training_queries_are_left_out(tmp_path):
 
 
 def test_pairs_are_read(tmp_path):
-  folder = tmp_path / "msmarco"
-  beir(folder)
-  (folder / "pairs.jsonl").write_text('{"anchor": "a", "positive": "b"}\n')
-  task = retrieval.make(
-    tmp_path, "msmarco", retrieval.Options(), "bidirectional"
-  )
+  path = tmp_path / "msmarco/pairs.jsonl"
+  path.parent.mkdir()
+  path.write_text('{"anchor": "a", "positive": "b"}\n')
+  task = beir(tmp_path, "msmarco")
   (pair,) = task.load("train")
   assert pair.texts == ("a", "b")
-  (folder / "pairs.jsonl").write_text('{"anchor": "a", "positive": " "}\n')
+  path.write_text('{"anchor": "a", "positive": " "}\n')
   with pytest.raises(UserError, match="line 1: a text is empty"):
     task.load("train")
 
@@ -266,11 +241,8 @@ TWICE = '{"_id": "d0", "text": "a"}\n' * 2
   ],
 )
 def test_bad_files_are_told(tmp_path, file, text, words):
-  beir(tmp_path / "nfcorpus")
+  task = beir(tmp_path)
   (tmp_path / "nfcorpus" / file).write_text(text)
-  task = retrieval.make(
-    tmp_path, "nfcorpus", retrieval.Options(), "bidirectional"
-  )
   with pytest.raises(UserError, match=words):
     task.load("nfcorpus-dev")
 
@@ -280,19 +252,8 @@ def test_bad_files_are_told(tmp_path, file, text, words):
 
 @pytest.mark.slow
 def test_it_trains_and_is_saved(loaded, tmp_path):
-  beir(tmp_path / "nfcorpus")
-  task = retrieval.make(
-    tmp_path, "nfcorpus", retrieval.Options(), "bidirectional"
-  )
-  settings = Settings(batch_size=8, rows_at_once=4, epochs=6, max_length=16)
-  data = loop.read(loaded, task, settings.max_length)
+  how = {"batch_size": 8, "rows_at_once": 4, "epochs": 6, "max_length": 16}
   runs = [Run(3e-3, 0), Run(1e-9, 0)]
-  best = saved.Best(runs)
-  outcomes = loop.fit(loaded, task, data, settings, runs, keep=best)
+  outcomes = tuned.trained(loaded, beir(tmp_path), runs, tmp_path, **how)
   learnt, untrained = (o.best["nfcorpus-test"]["ndcg"] for o in outcomes)
   assert learnt > 0.9 and learnt > untrained
-  saved.save(tmp_path, loaded, task, "bidirectional", best.params)
-  model = load(tmp_path / "model")
-  assert saved.head(model) == task.head
-  told = saved.predict(model, task.load("nfcorpus-test"), 16)
-  assert told == outcomes[0].predictions["nfcorpus-test"]

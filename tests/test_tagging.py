@@ -1,19 +1,13 @@
 """Tagging: files, words and their tokens, metrics, and real data."""
 
-import pathlib
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import loop, saved, summary, tagging
+from antlm_jax.evals.finetuning import summary, tagging
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.finetuning.trial import Settings
-from antlm_jax.inference.model import load
-from tests import random_models, real, runs
+from tests import random_models, real, runs, tuned
 
 CONLL = """-DOCSTART- -X- O O
 
@@ -173,20 +167,12 @@ def task(tmp_path) -> tagging.Task:
 
 def test_it_trains_and_is_saved(loaded, tmp_path):
   made = task(tmp_path)
-  settings = Settings(batch_size=16, epochs=6, max_length=16)
-  data = loop.read(loaded, made, settings.max_length)
-  found = [Run(1e-2, 0)]
-  best = saved.Best(found)
-  (outcome,) = loop.fit(loaded, made, data, settings, found, keep=best)
+  how = {"batch_size": 16, "epochs": 6, "max_length": 16}
+  (outcome,) = tuned.trained(loaded, made, [Run(1e-2, 0)], tmp_path, **how)
   examples = {n: made.load(n) for n in made.evaluations}
   about = summary.summarise(made, examples, [outcome])
   assert about["evaluations"]["conll-test"]["baseline"]["entity_f1"] == 0
   assert outcome.best["conll-test"]["entity_f1"] > 0.9
-  saved.save(tmp_path, loaded, made, "bidirectional", best.params)
-  model = load(tmp_path / "model")
-  assert saved.head(model) == made.head
-  told = saved.predict(model, examples["conll-test"], 16)
-  assert told == outcome.predictions["conll-test"]
 
 
 @pytest.mark.slow
@@ -198,14 +184,11 @@ def test_the_real_sentences(loaded, tmp_path):
     for split, paths in form.files.items()
   }
   assert sizes == {"train": 14041, "conll-dev": 3250, "conll-test": 3453}
-  command = [sys.executable, "-m", "evals.finetune", "--preset=tagging"]
-  command += [f"--checkpoint={loaded.path}", f"--data={tmp_path}"]
-  command += ["--task=conll", "--limit=600", "--epochs=1", "--max_length=64"]
-  command += ["--lrs=1e-3", f"--output={tmp_path / 'out'}"]
-  done = subprocess.run(
-    command, cwd=runs.ROOT, capture_output=True, text=True, timeout=600
-  )
+  words = [f"--checkpoint={loaded.path}", f"--data={tmp_path}"]
+  words += ["--task=conll", "--limit=600", "--epochs=1", "--max_length=64"]
+  words += ["--lrs=1e-3", f"--output={tmp_path / 'out'}", "--preset=tagging"]
+  done = runs.run("evals.finetune", *words)
   assert done.returncode == 0, done.stderr
   assert "conll-test" in done.stdout
-  (folder,) = pathlib.Path(tmp_path / "out/conll").iterdir()
+  (folder,) = (tmp_path / "out/conll").iterdir()
   assert (folder / "summary.json").exists()

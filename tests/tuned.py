@@ -1,13 +1,17 @@
-"""Results of fine-tuning, written as the command writes them."""
+"""Fine-tuning, its results as the command writes them, and their report."""
 
 import dataclasses
+import json
 
 import numpy as np
 
-from antlm_jax.evals.finetuning import classification
+from antlm_jax.evals import report
+from antlm_jax.evals.finetuning import classification, loop, saved
 from antlm_jax.evals.finetuning import summary as summaries
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Outcome
+from antlm_jax.evals.finetuning.trial import Settings
+from antlm_jax.inference.model import load
 
 LABELS = np.arange(100) % 2
 
@@ -48,3 +52,37 @@ def write(
   into.mkdir(parents=True)
   summary = {"request": request} | summary
   summaries.write(into, of, summary, outcomes, examples)
+
+
+def trained(loaded, task, runs, folder, **settings) -> list[Outcome]:
+  """Fine-tunes a model, of which the first run is to be the best.
+
+  The model that is saved has the task's head, and predicts as that run did.
+  """
+  settings, best = Settings(**settings), saved.Best(runs)
+  data = loop.read(loaded, task, settings.max_length)
+  outcomes = loop.fit(loaded, task, data, settings, runs, keep=best)
+  saved.save(folder, loaded, task, "bidirectional", best.params)
+  model, test = load(folder / "model"), task.evaluations[-1]
+  assert saved.head(model) == task.head
+  told = saved.predict(model, task.load(test), settings.max_length)
+  assert told == outcomes[0].predictions[test]
+  return outcomes
+
+
+def report_of(folder, config, *args):
+  """Writes the report of runs; returns its numbers and its text."""
+  report.main([f"--runs={folder}", f"--config={config}", *args])
+  text = (folder / "report/report.md").read_text()
+  return json.loads((folder / "report/table.json").read_text()), text
+
+
+def cells(text, title):
+  """The cells of the first line of a table that begins with a title."""
+  line = next(x for x in text.splitlines() if x.startswith(f"| {title} |"))
+  return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def section(text, title):
+  """The part of the report under a heading."""
+  return text.split(f"\n## {title}\n")[1].split("\n## ")[0]
