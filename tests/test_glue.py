@@ -325,10 +325,9 @@ def test_the_real_files(tmp_path):
     labels = {example.label for example in train}
     assert labels == set(range(len(task.head.labels)))
     assert all(text for example in train[:50] for text in example.texts)
-  train = {"cola": 8551, "mnli": 7107, "mrpc": 3668, "rte": 2490}
-  train |= {"sst2": 67349, "wsc": 554}
-  valid = 522, 1777, 204, 139, 436, 52
-  assert sizes == dict(zip(train, zip(train.values(), valid), strict=True))
+  expected = {"cola": (8551, 522), "mnli": (7107, 1777), "mrpc": (3668, 204)}
+  expected |= {"rte": (2490, 139), "sst2": (67349, 436), "wsc": (554, 52)}
+  assert sizes == expected
   with pytest.raises(UserError, match=r"boolq.train.jsonl is absent"):
     glue.find(tmp_path, "boolq")
 
@@ -341,22 +340,17 @@ GOOD = '{"sentence": "a", "label": 1}'
   [
     (GOOD + "\n{", r"cola.train.jsonl, line 2: not JSON"),
     ("\n[1]", "line 2: not a JSON object"),
-    *(
-      (GOOD.replace('"a"', wrong), "line 1: the field 'sentence' is not text")
-      for wrong in ("null", "5")
-    ),
+    (GOOD.replace('"a"', "null"), "line 1: the field 'sentence' is not text"),
+    (GOOD.replace('"a"', "5"), "line 1: the field 'sentence' is not text"),
+    (GOOD.replace("1", "0.7"), "line 1: the label 0.7 is not one of 0, 1"),
+    (GOOD.replace("1", "NaN"), "line 1: the label nan is not one of 0, 1"),
+    (GOOD.replace("1", "1e999"), "line 1: the label inf is not one of 0, 1"),
+    (GOOD.replace("1", "[1]"), r"line 1: the label \[1\] is not one of 0, 1"),
     ('{"sentence": "a"}', "line 1: no field 'label'"),
     ('{"label": 1}', "line 1: no field 'sentence'"),
-    *(
-      (
-        GOOD.replace("1", wrong),
-        f"line 1: the label {shown} is not one of 0, 1",
-      )
-      for wrong, shown in (
-        *(("0.7", "0.7"), ("NaN", "nan"), ("1e999", "inf"), ("2", "2")),
-        *(("[1]", r"\[1\]"), ('"x"', "'x'"), ("null", "None")),
-      )
-    ),
+    (GOOD.replace("1", "2"), "line 1: the label 2 is not one of 0, 1"),
+    (GOOD.replace("1", '"x"'), "line 1: the label 'x' is not one of 0, 1"),
+    (GOOD.replace("1", "null"), "line 1: the label None is not one of 0, 1"),
   ],
 )
 def test_bad_files(tmp_path, text, message):

@@ -537,14 +537,14 @@ def test_bad_input_is_told_in_one_line(tmp_path, rows):
   with pytest.raises(UserError, match="no such folder"):
     make(folder, rows)
   folder.mkdir()
-  for config, words in (
+  for where, words in (
     (rows, r"holds no run: .* c/0/config"),
     (tmp_path / "absent.py", "no such file"),
     (empty, "defines no ROWS"),
     (wrong, "is not one of controls, encoders"),
   ):
     with pytest.raises(UserError, match=words):
-      make(folder, config)
+      make(folder, where)
   assert not (folder / "report").exists()
 
 

@@ -58,9 +58,8 @@ def test_weights_alone_are_a_checkpoint(foreign):
   assert repr(found) == f"<llama, {size} parameters, step 5, {workdir}>"
   # By content: not the place, but the weights.
   assert found.digest == checkpoint.digest(checkpoint.sums(params))
-  assert found.digest != checkpoint.digest(
-    checkpoint.sums(params | {"norm/scale": params["norm/scale"] + 1})
-  )
+  other = params | {"norm/scale": params["norm/scale"] + 1}
+  assert found.digest != checkpoint.digest(checkpoint.sums(other))
   assert Checkpoint(found.path).meta.data == "nothing of ours"
   zeros = jax.tree.map(jnp.zeros_like, found.params)
   like = TrainState(jnp.int32(0), zeros, {"mu": jnp.ones(2)}, zeros)
@@ -70,9 +69,7 @@ def test_weights_alone_are_a_checkpoint(foreign):
 
 
 @pytest.mark.slow
-def test_a_run_cannot_keep_an_optimizer_that_is_not_there(
-  foreign, prepared, tmp_path
-):
+def test_an_absent_optimizer_cannot_be_kept(foreign, prepared, tmp_path):
   args = runs.train_args(tmp_path, prepared, f"init.checkpoint={foreign[0]}")
   message = runs.error_of(runs.run("antlm_jax.train", *args))
   assert str(foreign[0]) in message and "no optimizer's state" in message
@@ -88,12 +85,10 @@ def test_nothing_is_written_over_or_halfway(foreign, tmp_path, monkeypatch):
     write(path, 6, params, meta)
   assert "\n" not in str(error.value)
   assert equal(load(path).params, before)
-  with monkeypatch.context() as patch:
-    patch.setattr(
-      shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 9, 1)
-    )
-    with pytest.raises(UserError, match="No space left on device"):
-      write(tmp_path / "full", 5, params, meta)
+  full = shutil._ntuple_diskusage(10, 9, 1)
+  monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+  with pytest.raises(UserError, match="No space left on device"):
+    write(tmp_path / "full", 5, params, meta)
   assert not list(tmp_path.iterdir())
 
 
@@ -130,27 +125,15 @@ def test_the_best_model_is_kept(run, loaded, tmp_path):
   folder = tmp_path / f"cola/{STEP}-causal"
   model = recomputed(folder)
   task = model.task
-  assert dataclasses.replace(task, params={}) == FineTuned(
-    name="cola",
-    attention="causal",
-    kind="classifier",
-    settings={
-      "labels": ["0", "1"],
-      "pool": "mean",
-      "dropout": 0.2,
-      "norms": False,
-      "last_norm": False,
-    },
-    params={},
-  )
+  head = {"labels": ["0", "1"], "pool": "mean", "dropout": 0.2}
+  head |= {"norms": False, "last_norm": False}
+  expected = FineTuned("cola", "causal", "classifier", head, {})
+  assert dataclasses.replace(task, params={}) == expected
   shapes = {name: value.shape for name, value in task.params.items()}
   width = model.model.config.width
-  assert shapes == {
-    "dense/kernel": (width, width),
-    "dense/bias": (width,),
-    "classes/kernel": (width, 2),
-    "classes/bias": (2,),
-  }
+  expected = {"dense/kernel": (width, width), "dense/bias": (width,)}
+  expected |= {"classes/kernel": (width, 2), "classes/bias": (2,)}
+  assert shapes == expected
   # The encoder: what was not trained is as it was, all else is not.
   assert model.params.keys() == loaded.params.keys()
   same = {n for n, p in loaded.params.items() if equal(p, model.params[n])}
@@ -165,8 +148,8 @@ def test_the_best_model_is_kept(run, loaded, tmp_path):
 
 
 def test_pairs_and_words_for_classes(loaded, tmp_path):
-  (tmp_path / "mnli.train.jsonl").write_text(line("mnli", 0))
-  (tmp_path / "mnli.valid.jsonl").write_text(line("mnli", 0))
+  for split in ("train", "valid"):
+    (tmp_path / f"mnli.{split}.jsonl").write_text(line("mnli", 0))
   options = Options("last", "plain")
   task = glue.make(tmp_path, "mnli", options, "bidirectional")
   head = task.head.init(jax.random.key(0), loaded.model.config.width)
@@ -207,9 +190,8 @@ def backwards(task: Task) -> Task:
   def errors(found, labels):
     return float(np.mean(np.asarray(found) != np.asarray(labels)))
 
-  return dataclasses.replace(
-    task, metrics={"errors": errors}, main_metric="errors", best_by=""
-  )
+  how = {"metrics": {"errors": errors}, "main_metric": "errors", "best_by": ""}
+  return dataclasses.replace(task, **how)
 
 
 @pytest.mark.slow
@@ -234,9 +216,7 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   saved.save(tmp_path, loaded, task, "bidirectional", best.params)
   model = load(tmp_path / "model")
   logits = saved.outputs(model, [(text,) for text in sentences(40, 1)[0]])
-  np.testing.assert_array_equal(
-    logits.argmax(axis=1), leader.predictions["cola"]
-  )
+  assert np.array_equal(logits.argmax(axis=1), leader.predictions["cola"])
 
 
 @pytest.mark.parametrize("group", [0, 1])
@@ -264,9 +244,7 @@ def test_the_first_of_equals_is_the_best():
 # ------------------------------------------------------------- what is done
 
 
-def test_a_model_that_is_asked_for_is_there_in_the_end(
-  run, tmp_path, capsys, monkeypatch
-):
+def test_a_model_is_there_in_the_end(run, tmp_path, capsys, monkeypatch):
   data = write_cola(tmp_path / "data", train=16, valid=8)
   args = [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT]
   args += [f"--output={tmp_path}", GRID]
