@@ -161,10 +161,8 @@ def test_what_goes_by_the_runs_length_is_alike_at_one_length(changes):
 @pytest.mark.parametrize(
   "text, settings",
   [
-    ("24C", {}),
-    ("4C+16M+4C", {}),
-    ("C+M", {"train.epochs": 2.0}),
-    ("25%C+75%M", {"train.epochs": 2.0}),
+    *(("24C", {}), ("4C+16M+4C", {})),
+    *((text, {"train.epochs": 2.0}) for text in ("C+M", "25%C+75%M")),
   ],
 )
 def test_epochs_share_nothing(text, settings):

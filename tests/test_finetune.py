@@ -136,15 +136,10 @@ def test_what_is_cut_is_told_once_a_set(loaded, tmp_path):
   task = dataclasses.replace(task, load=lambda split: long)
   for length in (32, 1000):
     loop.read(loaded, task, length, tell=lines.append)
-  how = "tokens (--max_length)", "tokens (the model's longest row)"
-  assert lines == [
-    f"cola: texts of {name} that are cut to fit {limit}: 1"
-    for limit in (
-      "32 tokens (--max_length)",
-      "48 tokens (the model's longest row)",
-    )
-    for name in ("train", "cola")
-  ]
+  told = "cola: texts of {} that are cut to fit {} tokens ({}): 1".format
+  limits = (32, "--max_length"), (48, "the model's longest row")
+  names = "train", "cola"
+  assert lines == [told(name, *limit) for limit in limits for name in names]
   task = dataclasses.replace(task, load=lambda split: [])
   with pytest.raises(UserError, match=r"cola: its files .* is left for train"):
     loop.read(loaded, task, 8)

@@ -29,10 +29,8 @@ def one_step(batch, **changes):
   train_step = helpers.train_step(rate=1024.0, **changes)
   state = helpers.begin(train_step)
   after, metrics = jax.jit(train_step.update)(state, batch)
-  moved = jax.tree.map(
-    lambda a, b: np.asarray(a - b), state.params, after.params
-  )
-  return moved, metrics
+  both = state.params, after.params
+  return jax.tree.map(lambda a, b: np.asarray(a - b), *both), metrics
 
 
 def only(batch, objective: int):
@@ -46,9 +44,8 @@ def test_each_objective_weighs_as_its_part_of_the_rows():
   assert (batch.objective_ids[batch.weights > 0] == 0).sum() > 16  # causal
   moved, metrics = one_step(batch, loss_average="objectives")
   # Means over GPUs of one objective each: a causal one to fifteen masked.
-  plain = dataclasses.replace(
-    batch, weights=(batch.weights > 0).astype(np.float32)
-  )
+  ones = (batch.weights > 0).astype(np.float32)
+  plain = dataclasses.replace(batch, weights=ones)
   (causal, c), (masked, m) = (one_step(only(plain, k)) for k in (0, 1))
   expected = jax.tree.map(lambda a, b: a / 16 + b * 15 / 16, causal, masked)
   assert helpers.closest(moved, expected) < 2e-6
@@ -60,9 +57,8 @@ def test_each_objective_weighs_as_its_part_of_the_rows():
 
 @pytest.mark.parametrize("step", [0, 20, 39])
 def test_the_causal_part_is_a_sixteenth_from_start_to_end(step):
-  falling = dataclasses.replace(
-    helpers.OBJECTIVES["N"], mask_ratio=0.3, mask_ratio_end=0.15
-  )
+  ratios = {"mask_ratio": 0.3, "mask_ratio_end": 0.15}
+  falling = dataclasses.replace(helpers.OBJECTIVES["N"], **ratios)
   rows = FakeRows(64, 128, special=0.0)
   parts = {}
   for average in ("targets", "objectives"):
@@ -70,11 +66,10 @@ def test_the_causal_part_is_a_sixteenth_from_start_to_end(step):
       MIX, rows, Layout(64), {"N": falling}, steps=40, loss_average=average
     )
     batch = of[step]
-    weights = [only(batch, k).weights.sum() for k in (0, 1)]
+    kept = [only(batch, k).weights for k in (0, 1)]
+    weights = [w.sum() for w in kept]
     if average == "objectives":  # what the step divides by
-      weights = [
-        w / (only(batch, k).weights > 0).sum() for k, w in enumerate(weights)
-      ]
+      weights = [w[w > 0].mean() for w in kept]
     parts[average] = weights[0] / sum(weights)
   assert parts["objectives"] == pytest.approx(1 / 16, rel=1e-6)
   assert parts["targets"] > 0.17  # .18 at the start, .31 at the end
@@ -86,12 +81,9 @@ def test_the_partition_is_drawn_to_one():
   batch = source("C", rows)[0]
   train_step = helpers.train_step(num_objectives=1)
   params = helpers.random_params(train_step.model)
-  hidden = train_step.model.encode(
-    params,
-    batch.inputs[0],
-    batch.positions[0],
-    jax.tree.map(lambda x: x[0], batch.mask),
-  )
+  mask = jax.tree.map(lambda x: x[0], batch.mask)
+  row = batch.inputs[0], batch.positions[0], mask
+  hidden = train_step.model.encode(params, *row)
   logits = np.asarray(train_step.model.logits(params, hidden), np.float64)
   logits = logits.reshape(-1, logits.shape[-1])[batch.target_positions[0, 0]]
   most = logits.max(axis=1, keepdims=True)
@@ -111,15 +103,9 @@ def test_the_partition_is_drawn_to_one():
 
 def test_the_rate_falls_once_more_at_the_end():
   steps, warmup, cooldown, peak, floor = 1000, 16, 16, 0.5, 0.1
-  section = helpers.settings(
-    schedule={
-      "name": "cosine",
-      "peak_lr": peak,
-      "warmup_steps": warmup,
-      "cooldown_steps": cooldown,
-      "min_lr_ratio": floor,
-    }
-  ).schedule
+  how = {"name": "cosine", "peak_lr": peak, "min_lr_ratio": floor}
+  how |= {"warmup_steps": warmup, "cooldown_steps": cooldown}
+  section = helpers.settings(schedule=how).schedule
   rate = optim.schedule(section, steps)
 
   def official(step):
@@ -172,9 +158,8 @@ def test_a_step_of_a_growing_batch_is_that_of_its_rows():
   assert rows.tolist() == [i * 4 < filled for i in range(8)]
   moved, metrics = one_step(batch, num_objectives=1, growing=True)
   alone = source("C", FakeRows(64), Layout(filled), steps=10)
-  fewer = dataclasses.replace(
-    alone, order=dataclasses.replace(alone.order, shuffle=False)
-  )
+  plain = dataclasses.replace(alone.order, shuffle=False)
+  fewer = dataclasses.replace(alone, order=plain)
   fewer.rows.tokens = of.rows.tokens[order.rows(4)[:filled, 0]]
   expected, other = one_step(fewer[0], num_objectives=1)
   assert helpers.closest(moved, expected) < 2e-6
@@ -233,12 +218,10 @@ def test_lamb_moves_the_published_tensors():
   assert len([t for t in tensors if t.startswith("alpha")]) == 4  # 2 layers
   for t in range(1, 21):
     grads = {k: draw.normal(size=p.shape) for k, p in expected.items()}
-    moved, state = update(
-      {k: g.astype(np.float32) for k, g in grads.items()}, state, params
-    )
-    params = optax.apply_updates(
-      params, jax.tree.map(lambda u: -rate * u, moved)
-    )
+    single = {k: g.astype(np.float32) for k, g in grads.items()}
+    moved, state = update(single, state, params)
+    moved = jax.tree.map(lambda u: -rate * u, moved)
+    params = optax.apply_updates(params, moved)
     step = {}
     for k, g in grads.items():
       m[k] = 0.9 * m[k] + 0.1 * g
@@ -275,8 +258,9 @@ def test_every_row_is_framed_and_documents_are_apart(after):
   there = rows.tokens[of.order.rows(0)[:, 0]]
   bare = dataclasses.replace(helpers.OBJECTIVES["C"], name="bare")
   shown = source("C", rows, Layout(24), {"C": bare}, 1, frame=(before, after))
+  visible = shown[0].mask.k_start[0]
   for row, text, k_start in zip(
-    shown[0].inputs[0], there, shown[0].mask.k_start[0], strict=True
+    shown[0].inputs[0], there, visible, strict=True
   ):
     expected = text.tolist() if text[0] == before else [before, *text][:16]
     if after is not None:
@@ -284,9 +268,8 @@ def test_every_row_is_framed_and_documents_are_apart(after):
     assert row.tolist() == expected
     # A token sees back to the last begin of a document.
     begins = [i for i, token in enumerate(expected) if token == before]
-    assert k_start.tolist() == [
-      max(b for b in begins if b <= i) for i in range(16)
-    ]
+    last = [max(b for b in begins if b <= i) for i in range(16)]
+    assert k_start.tolist() == last
 
 
 def test_a_streams_rows_are_cut_elsewhere_at_every_visit():

@@ -30,12 +30,9 @@ pytestmark = hub.MARKS
 FAMILIES = {
   "llama": {"tied": False},
   "ltg_bert": {"encoder": "ltg_bert"},
-  "gpt_bert": {
-    "encoder": "ltg_bert",
-    "attention_gate": True,
-    "depth_weights": True,
-  },
 }
+FAMILIES["gpt_bert"] = {"encoder": "ltg_bert"}
+FAMILIES["gpt_bert"] |= {"attention_gate": True, "depth_weights": True}
 SENTENCES = list(toy_english.sentences(1, 12))
 TEXTS = ("the <mask> often rest .", "a <mask> rests<mask>", "<mask><mask> .")
 TRUSTED = {"trust_remote_code": True}
@@ -109,17 +106,17 @@ def of_2025(folder, model, backend, context, text):
 
 def of_2024(folder, model, text):
   tokenizer = folder.tokenizers["bidirectional"]
-  unscored = {
-    getattr(tokenizer, f"{r}_token_id") for r in ("pad", "cls", "sep")
-  }
+  names = (f"{role}_token_id" for role in ("pad", "cls", "sep"))
+  unscored = {getattr(tokenizer, name) for name in names}
   ids = tokenizer(text)["input_ids"]
   positions = [i for i, token in enumerate(ids) if token not in unscored]
   return masked_one_by_one(model, tokenizer, ids, positions)
 
 
-def compare(what, ours, theirs):
+def compare(folder, model, what, ours, theirs):
   difference = np.abs(ours - np.array(theirs)).max()
-  print(f"{what}: {difference:.1e} of {np.abs(ours).max():.0f} nats")
+  what = type(model).__name__, folder.loaded.config.curriculum, what
+  print(f"{', '.join(what)}: {difference:.1e} of {np.abs(ours).max():.0f} nats")
   assert np.ptp(ours) > 1  # sentences are told apart
   assert difference < 1e-4
 
@@ -139,23 +136,18 @@ def test_2025(folder, backend):
   auto = "AutoModelFor" + ("CausalLM" if backend == "causal" else "MaskedLM")
   model = folder.open(auto)
   for contexts in ([""] * len(SENTENCES), SENTENCES[::-1]):
-    ours = score(
-      folder.loaded, SENTENCES, mode(folder, backend), contexts=contexts
-    )
+    how = mode(folder, backend)
+    ours = score(folder.loaded, SENTENCES, how, contexts=contexts)
     pairs = zip(contexts, SENTENCES, strict=True)
     theirs = [of_2025(folder, model, backend, c, t) for c, t in pairs]
-    name = type(model).__name__
-    compare(
-      f"{name}, {folder.loaded.config.curriculum}, {backend}", ours, theirs
-    )
+    compare(folder, model, backend, ours, theirs)
 
 
 def test_2024(folder):
   model = folder.open()
   ours = score(folder.loaded, SENTENCES, mode(folder, "mlm"))
   theirs = [of_2024(folder, model, text) for text in SENTENCES]
-  name = type(model).__name__
-  compare(f"{name}, {folder.loaded.config.curriculum}, 2024", ours, theirs)
+  compare(folder, model, "2024", ours, theirs)
 
 
 def test_a_mask_has_the_logits_before_it_and_all_else_its_own(shifted):
@@ -167,11 +159,10 @@ def test_a_mask_has_the_logits_before_it_and_all_else_its_own(shifted):
   hidden = loaded.model.encode(loaded.params, ids, positions, BIDIRECTIONAL)
   own = np.asarray(loaded.model.logits(loaded.params, hidden))
   labels = np.where(np.arange(16) % 5 < 2, ids, -100)
+  given = {"labels": torch.tensor(labels)}
   with torch.no_grad():
-    out = model(torch.tensor(ids), labels=torch.tensor(labels))
-    loss, logits = model(
-      torch.tensor(ids), labels=torch.tensor(labels), return_dict=False
-    )
+    out = model(torch.tensor(ids), **given)
+    loss, logits = model(torch.tensor(ids), **given, return_dict=False)
   expected = own.copy()
   expected[0, [5, 9, 10]] = own[0, [4, 8, 9]]
   expected[0, 0] = 0
@@ -185,42 +176,35 @@ def test_a_mask_has_the_logits_before_it_and_all_else_its_own(shifted):
 
 
 def test_fill_mask(folder):
-  pipeline = transformers.pipeline(
-    "fill-mask", model=str(folder.paths["bidirectional"]), **TRUSTED
-  )
+  path, decode = folder.paths["bidirectional"], folder.loaded.tokenizer.decode
+  pipeline = transformers.pipeline("fill-mask", model=str(path), **TRUSTED)
   for text in TEXTS:
     theirs = pipeline(text, top_k=5)
     ours = fill_mask(folder.loaded, text, top=5)
-    for mine, found in zip(
-      ours, [theirs] if len(ours) == 1 else theirs, strict=True
-    ):
-      decode = folder.loaded.tokenizer.decode
-      assert [token for token, _ in mine] == [
-        decode([c["token"]], False) for c in found
-      ]
-      np.testing.assert_allclose(
-        [p for _, p in mine], [c["score"] for c in found], atol=1e-5
-      )
+    theirs = [theirs] if len(ours) == 1 else theirs
+    for mine, found in zip(ours, theirs, strict=True):
+      tokens, shares = zip(*mine, strict=True)
+      assert list(tokens) == [decode([c["token"]], False) for c in found]
+      expected = [c["score"] for c in found]
+      np.testing.assert_allclose(shares, expected, atol=1e-5)
 
 
 def test_without_its_code_a_folder_is_not_opened(shifted):
-  for auto in ("AutoModelForMaskedLM", "AutoModel"):
+  path = shifted.paths["bidirectional"]
+  for auto in AUTOS[:2]:
     with pytest.raises(ValueError, match="trust_remote_code=True"):
-      getattr(transformers, auto).from_pretrained(
-        shifted.paths["bidirectional"], trust_remote_code=False
-      )
+      getattr(transformers, auto).from_pretrained(path, trust_remote_code=False)
 
 
-@pytest.mark.parametrize(
-  "auto",
-  ["AutoModelForMaskedLM", "AutoModel", "AutoModelForTokenClassification"],
-)
+AUTOS = "AutoModelForMaskedLM", "AutoModel", "AutoModelForTokenClassification"
+
+
+@pytest.mark.parametrize("auto", AUTOS)
 def test_what_is_saved_again_opens_again(shifted, auto, tmp_path):
   model = shifted.open(auto)
   model.save_pretrained(tmp_path / "again")
-  again = getattr(transformers, auto).from_pretrained(
-    tmp_path / "again", **TRUSTED
-  )
+  auto = getattr(transformers, auto)
+  again = auto.from_pretrained(tmp_path / "again", **TRUSTED)
   ids = torch.randint(4, 400, (2, 9))
   with torch.no_grad():
     assert torch.equal(again.eval()(ids)[0], model(ids)[0])

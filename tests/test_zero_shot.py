@@ -61,17 +61,14 @@ def as_collated(requests, length):
 
   They are grouped by their second text, and each group is sorted.
   """
-  groups = []
+  groups = {}
   for request in requests:
-    for group in groups:
-      if group[0][1] == request[1]:
-        group.append(request)
-        break
-    else:
-      groups.append([request])
-  for group in groups:
-    group.sort(key=lambda request: (-length(request[0]), request[0]))
-  return [request for group in groups for request in group]
+    groups.setdefault(request[1], []).append(request)
+
+  def rank(request):
+    return -length(request[0]), request[0]
+
+  return [r for group in groups.values() for r in sorted(group, key=rank)]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -86,11 +83,8 @@ def test_scores_are_misordered_as_they_were_published(seed, contexts):
     context = draw.choice(contexts)
     items.append(pair(context, good, bad, str(number), {"UID": uid}))
   # Equal requests have equal scores, which are all different otherwise.
-  numbers = iter(draw.permutation(1000) / 7)
-  value = {}
-  for item in items:
-    for choice in item.choices:
-      value.setdefault(choice, next(numbers))
+  every = [choice for item in items for choice in item.choices]
+  value = dict(zip(every, draw.permutation(1000) / 7, strict=False))
   scores = np.array([[[value[c]] for c in item.choices] for item in items])
 
   def encode(texts):
@@ -127,10 +121,8 @@ def test_published_scores_of_a_text_without_equals_are_its_own():
 
 
 def test_masked_scores_say_whether_they_are_in_order(run, tmp_path):
-  rows = [
-    {"sentence_good": good, "sentence_bad": bad}
-    for good, bad in (("Tom sat .", "Tom hills ."), ("A dog .", "Tom hills ."))
-  ]
+  good = "Tom sat .", "A dog ."
+  rows = [{"sentence_good": x, "sentence_bad": "Tom hills ."} for x in good]
   data = write(tmp_path / "data", x=rows)
 
   def scored(*options):
@@ -141,10 +133,9 @@ def test_masked_scores_say_whether_they_are_in_order(run, tmp_path):
   summary = scored("--pipeline=2024", "--as_published")
   assert summary["order"].startswith("as published")
   words = "--as_published is for --pipeline=2024 --mode=mlm"
+  common = f"--checkpoint={run}", f"--data={data}", "--as_published"
   for options in ((), ("--pipeline=2025",), ("--mode=causal",)):
-    where = f"--checkpoint={run}", f"--data={data}"
-    how = "--as_published", "--mode=mlm", *options
-    line = runs.refused("evals.blimp", *where, *how)
+    line = runs.refused("evals.blimp", *common, "--mode=mlm", *options)
     assert words in line
 
 
@@ -167,16 +158,10 @@ def log_probability(loaded, context, text, mode="causal"):
 
 
 EWOK = [
-  {
-    "Domain": domain,
-    "ContextType": "direct",
-    "ContextDiff": "swap",
-    "TargetDiff": "swap",
-    "Context1": f"Tom {verb} .",
-    "Context2": "Tom sat .",
-    "Target1": "The dogs rest .",
-    "Target2": "The hills rest .",
-  }
+  {"Domain": domain, "ContextType": "direct"}
+  | {"ContextDiff": "swap", "TargetDiff": "swap"}
+  | {"Context1": f"Tom {verb} .", "Context2": "Tom sat ."}
+  | {"Target1": "The dogs rest .", "Target2": "The hills rest ."}
   for domain, verb in (("a-b", "rests"), ("a-b", "sits"), ("c-d", "runs"))
 ]
 
@@ -186,8 +171,7 @@ def test_ewok_as_the_pipelines_write_it(run, loaded, tmp_path):
   for whole in (False, True):
     options = ["--pipeline=2025", *["--full_sentence_scores"] * whole]
     summary, predictions, report = score(run, data, *options, "--task=ewok")
-    right = {"a-b": [], "c-d": []}
-    expected = {"a-b": [], "c-d": []}
+    right, expected = ({"a-b": [], "c-d": []} for _ in range(2))
     for row in EWOK:
       context = row["Context1"]
       completions = [" " + row["Target1"], " " + row["Target2"]]
@@ -205,15 +189,11 @@ def test_ewok_as_the_pipelines_write_it(run, loaded, tmp_path):
 
 
 COMPS = [
-  {
-    "prefix_acceptable": f"A {good}",
-    "prefix_unacceptable": f"A {bad}",
-    "property_phrase": phrase,
-  }
-  for good, bad, phrase in (
-    ("dog", "hill", "sat near Tom ."),
-    ("cat", "tree", "rests ."),
-    ("xyzzy", "dog", "runs ."),
+  {"prefix_acceptable": good, "prefix_unacceptable": bad, "property_phrase": x}
+  for good, bad, x in (
+    ("A dog", "A hill", "sat near Tom ."),
+    ("A cat", "A tree", "rests ."),
+    ("A xyzzy", "A dog", "runs ."),
   )
 ]
 
@@ -232,10 +212,8 @@ def test_comps(run, loaded, tmp_path, mode):
     ]
     best.append(f"{max(found)[1]} {row['property_phrase']}")
   assert chosen(predictions) == {"base": best, "wugs_dist_before": best[1:]}
-  right = [
-    text.startswith(row["prefix_acceptable"] + " ")
-    for text, row in zip(best, COMPS, strict=True)
-  ]
+  good = [row["prefix_acceptable"] + " " for row in COMPS]
+  right = [*map(str.startswith, best, good)]
   macro = np.mean([np.mean(right), np.mean(right[1:])])
   assert summary["macro_accuracy"] == macro
   assert f"\nwugs_dist_before: {100 * np.mean(right[1:]):.2f}\n" in report
@@ -273,7 +251,7 @@ def test_entity_tracking(run, loaded, tmp_path):
   assert chosen(predictions) == best
   shares = {uid: 100 * np.mean(values) for uid, values in right.items()}
   splits = {
-    split: (shares[f"{split}_0_ops"] + shares[f"{split}_1_ops"]) / 2
+    split: np.mean([shares[f"{split}_{n}_ops"] for n in (0, 1)])
     for split in ("regular", "ambiref")
   }
   macro = (splits["regular"] + splits["ambiref"]) / 2
@@ -287,25 +265,17 @@ def test_entity_tracking(run, loaded, tmp_path):
 
 def rank(values):
   """Ranks from 1 on; equal values have the mean of the ranks they take."""
-  return [
-    1
-    + sum(v < value for v in values)
-    + (sum(v == value for v in values) - 1) / 2
-    for value in values
-  ]
+  values = np.array(values)
+  return [(values < v).sum() + ((values == v).sum() + 1) / 2 for v in values]
 
 
 @pytest.mark.parametrize("task", ["wug_adj", "wug_past"])
 def test_made_up_words_are_beside_what_people_say(run, loaded, tmp_path, task):
+  asked = [("wugged", "wug", 0.9), ("dogged", "doggeded", "0.5")]
+  asked += [("catted", "cat", 0.5), ("runned", "ran", 0.1)]
+  asked += [("hilled", "hall", 0.7)]
   rows = [
-    {"sentences": f"Tom {a} .\tTom {b} .", "ratio": ratio}
-    for a, b, ratio in (
-      ("wugged", "wug", 0.9),
-      ("dogged", "doggeded", "0.5"),
-      ("catted", "cat", 0.5),
-      ("runned", "ran", 0.1),
-      ("hilled", "hall", 0.7),
-    )
+    {"sentences": f"Tom {a} .\tTom {b} .", "ratio": x} for a, b, x in asked
   ]
   data = write(tmp_path / "wug", wug=rows)
   options = "--pipeline=2025", f"--task={task}", "--temperature=1,3"
@@ -321,17 +291,15 @@ def test_made_up_words_are_beside_what_people_say(run, loaded, tmp_path, task):
   first, second = (row["macro_spearman"] for row in summary["by_temperature"])
   assert first == summary["macro_spearman"] == pytest.approx(rho)
   top = max(first, second)
-  assert report.endswith(
-    f"\n### UID SPEARMAN'S RHO\navg: {top:.2f}\n\n"
-    f"### AVERAGE SPEARMAN'S RHO\n{top:.2f}\n\n"
-  )
+  rho = "SPEARMAN'S RHO\n"
+  end = f"\n### UID {rho}avg: {top:.2f}\n\n### AVERAGE {rho}{top:.2f}\n\n"
+  assert report.endswith(end)
   found = predictions[task]["predictions"]
   assert [one["id"] for one in found] == [f"{task}_{i}" for i in range(5)]
   assert [one["pred"] for one in found] == best
   if first >= second:
-    np.testing.assert_allclose(
-      [one["prob"] for one in found], shares, rtol=1e-4
-    )
+    found = [one["prob"] for one in found]
+    np.testing.assert_allclose(found, shares, rtol=1e-4)
 
 
 def test_a_temperature_without_a_correlation_is_not_the_best():
@@ -366,6 +334,9 @@ def test_ranks_of_equal_values_are_their_mean():
   assert np.isnan(metrics.spearman([1, 2, 3], [5, 5, 5]))
 
 
+BOX = {"input_prefix": "A", "options": ["a", "b"]}
+
+
 @pytest.mark.parametrize(
   ("task", "name", "row", "message"),
   [
@@ -373,12 +344,7 @@ def test_ranks_of_equal_values_are_their_mean():
     ("comps", "comps_base", {}, "line 1: no text 'property_phrase'"),
     ("entity_tracking", "x", entities(1, 0)[0], "name is none of regular"),
     ("entity_tracking", "regular", {"input_prefix": "A"}, "no texts 'options'"),
-    (
-      "entity_tracking",
-      "regular",
-      {"input_prefix": "A", "options": ["a", "b"]},
-      "line 1: no number 'numops'",
-    ),
+    ("entity_tracking", "regular", BOX, "line 1: no number 'numops'"),
     ("wug_adj", "x", {"sentences": "a", "ratio": 1}, "line 1: no tab"),
     ("wug_adj", "x", {"sentences": "a\tb", "ratio": "x"}, "no number 'ratio'"),
     ("ewok", "x", {"Domain": "a"}, "line 1: no text 'ContextType'"),
@@ -420,17 +386,13 @@ def reading_data(folder, count=60):
     words = ["Tom", "sat", "near", "unhilled", "dogs", ".", "Therefore"]
     draw.shuffle(words)
     at = number % 4  # the first words of a sentence have nothing before them
-    row = {
-      "item": " ".join(words[:at]),
-      "word": " " + words[at],
-      "prev_item": " ".join(words[: at - 1]) if at > 1 else "",
-      "prev_word": " " + words[at - 1] if at else "",
-      "prev_length": len(words[at - 1]) if at else "",
-      "Subtlex_log10": draw.normal(3, 1),
-      "length": len(words[at]),
-      "context_length": at + draw.integers(3),
-      PACED: draw.normal(300, 30),
-    }
+    row = {"item": " ".join(words[:at]), "word": " " + words[at]}
+    row["prev_item"] = " ".join(words[: at - 1]) if at > 1 else ""
+    row["prev_word"] = " " + words[at - 1] if at else ""
+    row["prev_length"] = len(words[at - 1]) if at else ""
+    row |= {"Subtlex_log10": draw.normal(3, 1), "length": len(words[at])}
+    row |= {"context_length": at + draw.integers(3)}
+    row |= {PACED: draw.normal(300, 30)}
     row |= {name: draw.normal(200, 30) for name in TIMES}
     if number == 9:
       row["RTgopast"] = ""
@@ -481,18 +443,15 @@ def gain(rows, time, names):
   for i, a in enumerate(names):
     base += [column[a] * column[b] for b in names[i + 1 :]]
   before = r_squared(base, column[time])
-  return (r_squared([*base, column["pred"]], column[time]) - before) / (
-    1 - before
-  )
+  after = r_squared([*base, column["pred"]], column[time])
+  return (after - before) / (1 - before)
 
 
 @pytest.mark.parametrize("mode", ["causal", "mlm", "mntp"])
 def test_reading_times(run, loaded, tmp_path, mode):
-  rows = reading_data(tmp_path / "reading")
-  options = "--task=reading", "--pipeline=2025"
-  summary, predictions, report = score(
-    run, tmp_path / "reading", *options, mode=mode
-  )
+  folder, options = tmp_path / "reading", ("--task=reading", "--pipeline=2025")
+  rows = reading_data(folder)
+  summary, predictions, report = score(run, folder, *options, mode=mode)
   for row in rows:
     text, before = row["item"] or "None", row["prev_item"]
     words = [(text, row["word"]), (before, row["prev_word"])]
@@ -503,9 +462,8 @@ def test_reading_times(run, loaded, tmp_path, mode):
   found = predictions["reading"]["predictions"]
   assert [one["id"] for one in found] == list(range(len(rows)))
   for name in ("pred", "prev_pred"):
-    np.testing.assert_allclose(
-      [one[name] for one in found], [row[name] for row in rows], rtol=1e-4
-    )
+    both = ([one[name] for one in of] for of in (found, rows))
+    np.testing.assert_allclose(*both, rtol=1e-4)
   names = ("Subtlex_log10", "length", "context_length")
   eyes = [gain(rows, time, names) for time in TIMES]
   paced = gain(rows, PACED, (*names, "prev_length", "prev_pred"))
@@ -554,9 +512,8 @@ def test_ages_of_curves_that_are_known():
   assert summary["correlation"] == pytest.approx(expected, abs=1e-3)
   few = age_of_acquisition.outcome(words[2:], names, curves[2:]).summary
   assert few["correlation"] == 0.0 and few["compared"] == 2
-  falling = age_of_acquisition.outcome(
-    words, names[::-1], [curve[::-1] for curve in curves]
-  )
+  down = [curve[::-1] for curve in curves]
+  falling = age_of_acquisition.outcome(words, names[::-1], down)
   np.testing.assert_allclose(learned(falling)[:4], ages, atol=1e-3)
   late = 1 / (1 + np.exp(-0.6 * (months - 40.0)))
   assert age_of_acquisition.child_age(months, late) is None
@@ -575,15 +532,12 @@ def test_age_of_acquisition(run, loaded, tmp_path):
   (data / "cdi_human.csv").write_text("word,16,17,18\ndog,0.1,NA,0.9\n")
   tokenizer = loaded.tokenizer
   models = {"chck_1M": loaded}
+  revisions = f"--revisions=chck_1M={random_models.STEP}"
   for i in (2, 3):
     path = random_models.save(tmp_path / str(i), tokenizer, init_std=0.1 * i)
     models[f"chck_{i}M"] = load(path)
-  places = [random_models.STEP, tmp_path / "2", tmp_path / "3"]
-  revisions = [f"{n}={p}" for n, p in zip(models, places, strict=True)]
-  options = "--task=aoa", "--pipeline=2025"
-  summary, _, _ = score(
-    run, data, *options, f"--revisions={','.join(revisions)}"
-  )
+    revisions += f",chck_{i}M={path}"
+  summary, _, _ = score(run, data, "--task=aoa", "--pipeline=2025", revisions)
   assert summary["words"] == 2 and summary["correlation"] == 0.0
   assert list(summary["request"]["revisions"]) == list(models)
   (path,) = tmp_path.glob("out*/surprisal.json")
@@ -592,16 +546,10 @@ def test_age_of_acquisition(run, loaded, tmp_path):
     for word in ("dog", "sits"):
       for i, row in enumerate(contexts[word]):
         context = row["context"].strip() + " "
-        expected.append(
-          {
-            "step": name,
-            "word_count": step * 10**6,
-            "target_word": word,
-            "context_id": i,
-            "context": row["context"],
-            "surprisal": -log_probability(model, context, word),
-          }
-        )
+        one = {"step": name, "word_count": step * 10**6, "target_word": word}
+        one |= {"context_id": i, "context": row["context"]}
+        one |= {"surprisal": -log_probability(model, context, word)}
+        expected.append(one)
   found = json.loads(path.read_text())["results"]
   for one, wanted in zip(found, expected, strict=True):
     assert one.pop("surprisal") == pytest.approx(wanted.pop("surprisal"), 1e-4)
@@ -618,7 +566,5 @@ def test_age_of_acquisition(run, loaded, tmp_path):
 )
 def test_revisions_are_named_by_words(revisions, message):
   words = "--checkpoint=nowhere", "--data=nowhere", "--mode=causal"
-  line = runs.refused(
-    "evals.score", "--task=aoa", f"--revisions={revisions}", *words
-  )
-  assert message in line
+  words = "--task=aoa", f"--revisions={revisions}", *words
+  assert message in runs.refused("evals.score", *words)
