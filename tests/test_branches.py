@@ -159,13 +159,11 @@ def test_what_goes_by_the_runs_length_is_alike_at_one_length(changes):
 
 
 @pytest.mark.parametrize(
-  "text, settings",
-  [
-    *(("24C", {}), ("4C+16M+4C", {})),
-    *((text, {"train.epochs": 2.0}) for text in ("C+M", "25%C+75%M")),
-  ],
+  "text, epochs",
+  [("24C", 0.0), ("4C+16M+4C", 0.0), ("C+M", 2.0), ("25%C+75%M", 2.0)],
 )
-def test_epochs_share_nothing(text, settings):
+def test_epochs_share_nothing(text, epochs):
+  settings = {"train.epochs": epochs}
   found = make(text, **settings)
   assert branches.steps_of(found) is None
   assert branches.shared(found, found) == 0

