@@ -54,13 +54,18 @@ def main(module: str, *args: str) -> None:
   importlib.import_module(module).main([str(arg) for arg in args])
 
 
-def refused(module: str, *args: str) -> str:
-  """The one line that a command, run in this process, says of bad input."""
-  with pytest.raises(UserError) as told:
-    main(module, *args)
-  line = str(told.value)
+def told(call, *args) -> str:
+  """The one line of the user's error that a call ends in."""
+  with pytest.raises(UserError) as caught:
+    call(*args)
+  line = str(caught.value)
   assert "\n" not in line, line
   return line
+
+
+def refused(module: str, *args: str) -> str:
+  """The one line that a command, run in this process, says of bad input."""
+  return told(main, module, *args)
 
 
 def train_args(workdir, data, *overrides: str) -> list[str]:

@@ -133,9 +133,7 @@ def test_settings_that_differ_end_what_is_shared(changes, steps):
     ("1C", "1C", 0),
   ],
 )
-def test_mixed_batches_are_alike_by_their_order_and_their_start(
-  one, other, steps
-):
+def test_mixed_batches_are_alike_by_order_and_start(one, other, steps):
   a, b = make(f"{one} steps"), make(f"{other} steps")
   least = min(branches.steps_of(x).steps for x in (a, b)) - 1
   assert branches.shared(a, b) == branches.shared(b, a) == min(steps, least)

@@ -99,12 +99,9 @@ def test_a_rerun_requests_sets_up_and_starts_anew():
   text = [" ".join(command) for command in commands]
   worker = "tpu_worker.sh {}".format
   order = [worker(name) for name in ("start", "log --follow", "status")]
-  order += [
-    "describe a",
-    "delete a --force --quiet",
-    "rerun.sh --tries=5 gcloud",
-  ]
-  order += ["describe a", "scp", worker("setup"), worker("start")]
+  order += ["describe a", "delete a --force --quiet"]
+  order += ["rerun.sh --tries=5 gcloud", "describe a", "scp"]
+  order += [worker("setup"), worker("start")]
   at = -1
   for part in order:
     at = next(i for i in range(at + 1, len(text)) if part in text[i])
