@@ -46,7 +46,10 @@ def explain(error: BaseException) -> tuple[int, str] | None:
   if isinstance(error, OSError) and error.errno in _TOLD:
     where = f": {error.filename}" if error.filename else ""
     return BAD_INPUT, f"error: {error.strerror}{where}"
-  if isinstance(error, RuntimeError | AssertionError) and _of_platforms(error):
+  # JAX raised it looking for devices; for some, a bare assertion.
+  frames = traceback.extract_tb(error.__traceback__)
+  in_jax = bool(frames) and frames[-1].filename.endswith("xla_bridge.py")
+  if isinstance(error, RuntimeError | AssertionError) and in_jax:
     asked = os.environ.get("JAX_PLATFORMS", "")
     why = " ".join(str(error).split()) or "JAX has no such devices here"
     # A device that is held by another process may come free: run again.
@@ -56,9 +59,3 @@ def explain(error: BaseException) -> tuple[int, str] | None:
     status = getattr(error, "status", INTERRUPTED)
     return status, "run me again" if status == RUN_AGAIN else "interrupted"
   return None
-
-
-def _of_platforms(error: BaseException) -> bool:
-  """Whether JAX raised it looking for devices; a bare assertion for some."""
-  frames = traceback.extract_tb(error.__traceback__)
-  return bool(frames) and frames[-1].filename.endswith("xla_bridge.py")

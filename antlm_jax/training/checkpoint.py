@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -187,6 +188,7 @@ def find(path, step: int | None = None) -> pathlib.Path:
 @contextlib.contextmanager
 def readable(part: pathlib.Path) -> Iterator[None]:
   """Turns an error in its block into one that names a checkpoint's part."""
+  _silence_dropped_reads()
   try:
     yield
   except (UserError, jax.errors.JaxRuntimeError):
@@ -199,6 +201,21 @@ def readable(part: pathlib.Path) -> Iterator[None]:
     raise (UserError if away else Unreadable)(
       f"cannot read the checkpoint {part.parent}: {part.name}: {why}"
     ) from error
+
+
+@functools.cache
+def _silence_dropped_reads() -> None:
+  """Keeps Python from printing lines next to the error of a failed read."""
+  # When an array cannot be read, orbax drops the coroutines that read others.
+  before = sys.unraisablehook
+
+  def hook(found) -> None:
+    name = getattr(found.object, "__qualname__", "")
+    closed = str(found.exc_value) == "Event loop is closed"
+    if not closed and "_read_array_index" not in name:
+      before(found)
+
+  sys.unraisablehook = hook
 
 
 class Checkpoint:

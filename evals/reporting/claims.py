@@ -66,17 +66,12 @@ class Claim(NamedTuple):
       return next((c.verdict for c in self.contrasts if c.here), "not run")
     if set(found) == {"not decided"}:
       needed = min(c.needed for c in self.contrasts if c.found)
-      return f"not decided; some {_times(needed)} the seeds and items would"
+      times = "over 1,000" if needed > 1000 else max(2, round(needed))
+      return f"not decided; some {times} times the seeds and items would"
     counts = [(v, found.count(v)) for v in dict.fromkeys(found)]
     if len(counts) == 1:
       return found[0]
     return ", ".join(f"{v} in {n} of {len(found)}" for v, n in counts)
-
-
-def _times(needed: float) -> str:
-  return (
-    "over 1,000 times" if needed > 1000 else f"{max(2, round(needed))} times"
-  )
 
 
 def parts(

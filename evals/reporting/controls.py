@@ -7,7 +7,7 @@ scored as it was trained: causally, or with masks.
 
 import collections
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from antlm_jax.evals.design import CAUSAL
 from antlm_jax.evals.finetuning import glue
@@ -296,17 +296,14 @@ def missing(study: Study) -> list[str]:
     str(study.variants[name]): [run.seed for run in runs]
     for name, runs in study.runs.items()
   }
-  return [
-    f"{what}: {'every run' if rows == every else _runs(rows)}"
-    for what, rows in lacking.items()
-  ]
-
-
-def _runs(rows: Mapping[str, Sequence[str]]) -> str:
-  return ", ".join(
-    f"{title} (seed {', '.join(seeds)})" if seeds else title
-    for title, seeds in rows.items()
-  )
+  out = []
+  for what, rows in lacking.items():
+    named = ", ".join(
+      f"{title} (seed {', '.join(seeds)})" if seeds else title
+      for title, seeds in rows.items()
+    )
+    out.append(f"{what}: {'every run' if rows == every else named}")
+  return out
 
 
 def _lacks(study: Study, run: TrainedRun) -> Iterator[str]:

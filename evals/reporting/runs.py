@@ -285,7 +285,11 @@ def read_runs(folder, variants: Mapping) -> dict[str, list[TrainedRun]]:
   found = {
     name: [
       read_run(name, path)
-      for path in sorted((folder / name).glob("*"), key=_in_order)
+      # 0, 1, ..., 10, then names.
+      for path in sorted(
+        (folder / name).glob("*"),
+        key=lambda p: (not p.name.isdecimal(), len(p.name), p.name),
+      )
       if (path / "config.json").is_file()
     ]
     for name in variants
@@ -310,11 +314,6 @@ def strangers(folder, variants: Mapping) -> list[str]:
   """Returns the folders that hold runs of no variant."""
   configs = pathlib.Path(folder).glob("*/*/config.json")
   return sorted({path.parent.parent.name for path in configs} - set(variants))
-
-
-def _in_order(path: pathlib.Path) -> tuple:
-  """0, 1, ..., 10, then names."""
-  return not path.name.isdecimal(), len(path.name), path.name
 
 
 def read_run(variant: str, path: pathlib.Path) -> TrainedRun:

@@ -120,7 +120,8 @@ def difference(
     weights = np.full((1, size), 1 / size)
     if by_seeds:
       counts = _counts(draw, len(side.resampled), size)
-      wider = _widening(size, sum(sizes) - 2)
+      normal = special.ndtri((1 + CONFIDENCE) / 2)
+      wider = (size / (size - 1)) ** 0.5 * student(sum(sizes) - 2) / normal
       weights = weights + wider * (counts / size - weights)
     means.append((weights * side.resampled).sum(axis=1))
   tail = (1 - CONFIDENCE) / 2
@@ -149,8 +150,3 @@ def paired(
 def student(freedom: int, confidence: float = CONFIDENCE) -> float:
   """Returns how many standard errors half an interval has, by Student's t."""
   return float(special.stdtrit(freedom, (1 + confidence) / 2))
-
-
-def _widening(size: int, freedom: int) -> float:
-  normal = special.ndtri((1 + CONFIDENCE) / 2)
-  return (size / (size - 1)) ** 0.5 * student(freedom) / normal

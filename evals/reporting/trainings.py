@@ -120,7 +120,10 @@ def _row(label: str, runs, kinds, by) -> dict[str, Cell | str]:
   row = {"run": label}
   if len(runs) > 1:
     row["seeds"] = Cell(len(runs), str(len(runs)))
-  row["step"] = _steps(runs)
+  steps = sorted({_at(run) for run in runs})
+  text = "-".join(f"{step:,}" for step in dict.fromkeys((steps[0], steps[-1])))
+  ended = all(run.summary for run in runs)
+  row["step"] = Cell(steps[-1], text if ended else f"{text}, not at its end")
   for kind in kinds:
     row[kind] = nats(_over_seeds(runs, [kind]), spread=True)
   if len(by) > 1:
@@ -134,13 +137,6 @@ def _row(label: str, runs, kinds, by) -> dict[str, Cell | str]:
     seconds = sum(summary["seconds"]["total"] for summary in summaries)
     row["time"] = Cell(seconds, units.duration(seconds))
   return row
-
-
-def _steps(runs: Sequence[TrainedRun]) -> Cell:
-  steps = [_at(run) for run in runs]
-  text = "-".join(f"{step:,}" for step in sorted({min(steps), max(steps)}))
-  going = not all(run.summary for run in runs)
-  return Cell(max(steps), f"{text}, not at its end" if going else text)
 
 
 def _notes(runs: Sequence[TrainedRun], by: Sequence[str]) -> list[str]:
