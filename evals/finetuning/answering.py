@@ -12,7 +12,7 @@ import math
 import pathlib
 import re
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -85,7 +85,9 @@ class Spans(PerToken):
       lead = [*before, *question[:most], *after]
       room = limit - len(lead) - len(after)
       answer = _answer(example, spans)
-      for start in _starts(len(text), room, min(self.stride, room)):
+      stride = min(self.stride, room)
+      # The last window reaches the end.
+      for start in range(0, max(1, len(text) - room + stride), stride):
         stop = min(start + room, len(text))
         tokens.append([*lead, *text[start:stop], *after])
         windows.append(_Window(number, len(lead), spans[start:stop]))
@@ -188,15 +190,6 @@ def _answer(example: Example, spans) -> tuple[int, int] | None:
   end = begin + len(text)
   inside = [i for i, (a, b) in enumerate(spans) if a < end and b > begin]
   return (inside[0], inside[-1]) if inside else None
-
-
-def _starts(length: int, room: int, stride: int) -> Iterator[int]:
-  """Yields where windows begin, the last of which reaches the end."""
-  yield 0
-  for start in range(stride, length, stride):
-    if start - stride + room >= length:
-      return
-    yield start
 
 
 def _labels(lead: int, start: int, stop: int, answer, after: int) -> list[int]:

@@ -276,15 +276,12 @@ def _example(fields: dict, format: Format, name: str, where: str) -> Example:
       raise UserError(f"{where}: no field {needed!r}")
     if needed != "label" and not isinstance(fields[needed], str):
       raise UserError(f"{where}: the field {needed!r} is not text")
-  texts = tuple(text.format_map(fields) for text in format.texts)
-  return Example(texts, _class(fields["label"], format, where), name)
-
-
-def _class(label, format: Format, where: str) -> int:
-  """Returns a label's class: it is a word, or a number, also in quotes."""
-  known = {str(number): number for number in range(len(format.classes))}
-  known |= {word: number for number, word in enumerate(format.classes)}
+  # A label is a word, or a number, also in quotes.
+  label, classes = fields["label"], format.classes
+  known = {str(number): number for number in range(len(classes))}
+  known |= {word: number for number, word in enumerate(classes)}
   if str(label) not in known:
     among = ", ".join(known)
     raise UserError(f"{where}: the label {label!r:.60} is not one of {among}")
-  return known[str(label)]
+  texts = tuple(text.format_map(fields) for text in format.texts)
+  return Example(texts, known[str(label)], name)

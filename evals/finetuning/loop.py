@@ -154,7 +154,14 @@ def fit(
   seeds = np.array([run.seed for run in runs], np.uint32)
   state = made.init(encoder, seeds)
   watch = _Watch(task, data.evaluations, runs, settings)
-  of_epoch = _steps(task, data, settings)
+  size, examples = settings.batch_size, len(data.train)
+  if settings.drop_last and examples < size:
+    raise UserError(
+      f"{task.name}: its {examples} training examples do not fill a batch of"
+      f" {size}, and --drop_last leaves them out: give --batch_size"
+    )
+  of_epoch = examples // size if settings.drop_last else -(-examples // size)
+  # The rate falls over all epochs' steps.
   share = trial.shares(settings, settings.steps or of_epoch * settings.epochs)
   step = 0
   for epoch, batches in enumerate(_parts(data.train, settings, runs)):
@@ -204,17 +211,6 @@ def fit_in_groups(
       size = -(-len(group) // 2)
       tell(f"no memory for {len(group)} runs at once: {size} are tried")
   return out
-
-
-def _steps(task: Task, data: Data, settings: Settings) -> int:
-  """Returns the steps of an epoch; the rate falls over all epochs' steps."""
-  size, examples = settings.batch_size, len(data.train)
-  if settings.drop_last and examples < size:
-    raise UserError(
-      f"{task.name}: its {examples} training examples do not fill a batch of"
-      f" {size}, and --drop_last leaves them out: give --batch_size"
-    )
-  return examples // size if settings.drop_last else -(-examples // size)
 
 
 def _parts(

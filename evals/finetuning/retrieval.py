@@ -11,7 +11,7 @@ import functools
 import itertools
 import math
 import pathlib
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -272,7 +272,14 @@ def load(
   """
   path, train = paths[split], split == "train"
   if path.suffix == ".jsonl":
-    return list(_pairs(path))
+    found = []
+    for number, line in io.read_jsonl(path, "pairs"):
+      where = f"{path}, line {number}"
+      pair = tuple(_field(line, n, where) for n in ("anchor", "positive"))
+      if not all(text.strip() for text in pair):
+        raise UserError(f"{where}: a text is empty")
+      found.append(Example(pair, None, str(number)))
+    return found
   queries = _texts(folder / "queries.jsonl")
   documents = _texts(folder / "corpus.jsonl")
   relevant = _relevant(path, queries, documents)
@@ -288,16 +295,6 @@ def load(
     ]
   asked = [Example((queries[q],), w, q) for q, w in relevant.items()]
   return asked + [Example((t,), None, name) for name, t in documents.items()]
-
-
-def _pairs(path: pathlib.Path) -> Iterator[Example]:
-  """Yields a query and its document a line, as msmarco-pairs has them."""
-  for number, line in io.read_jsonl(path, "pairs"):
-    where = f"{path}, line {number}"
-    query, document = (_field(line, n, where) for n in ("anchor", "positive"))
-    if not query.strip() or not document.strip():
-      raise UserError(f"{where}: a text is empty")
-    yield Example((query, document), None, str(number))
 
 
 def _texts(path: pathlib.Path) -> dict[str, str]:

@@ -41,33 +41,29 @@ def summarise(
     for lr in dict.fromkeys(run["lr"] for run in runs)
   ]
   scores = [standing(task, outcome.best) for outcome in outcomes]
+  evaluations = {}
+  for name, those in examples.items():
+    trivial = [task.measure(answer, those) for answer in task.trivial(those)]
+    read = task.load(name) if task.references else ()  # they see all of it
+    evaluations[name] = {
+      "examples": len(those),
+      "baseline": {m: max(found[m] for found in trivial) for m in task.metrics},
+      "references": {
+        which: task.measure(predict(read), those)
+        for which, predict in task.references.items()
+      },
+    }
   return {
     "task": task.name,
     "main_metric": task.main_metric,
     "also": task.also,
     "best_by": task.chooser,
     "baseline": task.baseline,
-    "evaluations": {
-      name: {
-        "examples": len(those),
-        "baseline": _baseline(task, those),
-        "references": _references(task, name, those),
-      }
-      for name, those in examples.items()
-    },
+    "evaluations": evaluations,
     "best_lr": _best_lr(task, outcomes, by_lr),
     "best_run": int(np.argmax(scores)),
     "by_lr": by_lr,
     "runs": runs,
-  }
-
-
-def _references(task: Task, name: str, examples: Sequence[Example]) -> dict:
-  """Returns the metrics of what is not trained, which sees all that is read."""
-  read = task.load(name) if task.references else ()
-  return {
-    which: task.measure(predict(read), examples)
-    for which, predict in task.references.items()
   }
 
 
@@ -120,11 +116,6 @@ def _over_seeds(runs: Sequence[dict], name: str, metric: str) -> dict:
   values = [run["scores"][name][metric] for run in runs]
   std = float(np.std(values, ddof=1)) if len(values) > 1 else None
   return {"mean": float(np.mean(values)), "std": std}
-
-
-def _baseline(task: Task, examples: Sequence[Example]) -> dict[str, float]:
-  each = [task.measure(answer, examples) for answer in task.trivial(examples)]
-  return {name: max(scores[name] for scores in each) for name in task.metrics}
 
 
 # ----------------------------------------------------------------------- files
@@ -190,10 +181,14 @@ def table(summaries: Sequence[dict], suite: Suite) -> str:
     for summary in summaries
     for name, found in _best(summary)["scores"].items()
   }
-  lines = [tables.text(rows, _HEAD, "<<>>>><")]
-  if len(suite.scores) > 1:
-    lines.append(_average(suite, means))
-  return "\n".join(lines)
+  text, count = tables.text(rows, _HEAD, "<<>>>><"), len(means)
+  if len(suite.scores) == 1:
+    return text
+  every, what = len(suite.all_scores), f"mean of these {count} of"
+  what = f"{what} {every} scores, not comparable with {suite.name}'s"
+  if count >= every:
+    what = f"{suite.name}, unweighted mean of all {count}"
+  return f"{text}\n{what}: {100 * np.mean(list(means.values())):.1f}"
 
 
 def _best(summary: Mapping) -> dict:
@@ -219,18 +214,6 @@ def _rows(summary: Mapping) -> Iterator[tuple]:
       *(name, metric, f"{best['lr']:g}", best["seeds"]),
       *(score, f"{100 * trivial:.1f}", ", ".join(filter(None, remarks))),
     )
-
-
-def _average(suite: Suite, means: Mapping[str, float]) -> str:
-  """Says the mean of a suite's scores, and whether they are all of it."""
-  count, every = len(means), len(suite.all_scores)
-  what = f"{suite.name}, unweighted mean of all {count}"
-  if count < every:
-    what = (
-      f"mean of these {count} of {every} scores, not comparable with"
-      f" {suite.name}'s"
-    )
-  return f"{what}: {100 * np.mean(list(means.values())):.1f}"
 
 
 def divergences(summary: Mapping) -> Iterator[str]:

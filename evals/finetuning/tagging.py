@@ -70,8 +70,13 @@ class Tagger(Tags):
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[list[int]]:
     """Returns each word's class: that of most of its tokens, O of none."""
-    each = zip(reduced, rows.about, rows.examples, strict=True)
-    return [_vote(found, of, len(e.texts)) for found, of, e in each]
+    votes = [[collections.Counter() for _ in e.texts] for e in rows.examples]
+    for found, of, counts in zip(reduced, rows.about, votes, strict=True):
+      for label, word in zip(found.tolist(), of.tolist(), strict=True):
+        if word != _NOWHERE:
+          counts[word][label] += 1
+    # Of equals the one that came first in the word.
+    return [[max(v, key=v.get) if v else OUTSIDE for v in of] for of in votes]
 
 
 def _tokens(tokenizer, words: Sequence[str]) -> tuple[list[int], list[int]]:
@@ -80,15 +85,6 @@ def _tokens(tokenizer, words: Sequence[str]) -> tuple[list[int], list[int]]:
   ids, spans = tokenizer.encode_offsets(" ".join(words))
   starts = [start for start, _ in spans]
   return ids.tolist(), np.searchsorted(ends, starts, side="right").tolist()
-
-
-def _vote(found: np.ndarray, words: np.ndarray, count: int) -> list[int]:
-  votes = [collections.Counter() for _ in range(count)]
-  for label, word in zip(found.tolist(), words.tolist(), strict=True):
-    if word != _NOWHERE:
-      votes[word][label] += 1
-  # Of equals the one that came first in the word.
-  return [max(v, key=v.get) if v else OUTSIDE for v in votes]
 
 
 # --------------------------------------------------------------------- metrics

@@ -72,7 +72,13 @@ def read(
   rows = files.read_csv(folder / FILE, "EWoK")
   lines = [Line(folder / FILE, *row) for row in rows]
   if not unfiltered:
-    known = _vocabulary(folder)
+    paths = sorted(folder.glob("vocab*.txt"))
+    if len(paths) != 1:
+      raise UserError(
+        f"--data={folder} holds {len(paths)} files vocab*.txt, not BabyLM's one"
+        " word list: put it there, or use --unfiltered"
+      )
+    known = set(files.read_text(paths[0], "the word list").splitlines())
     lines = [
       line
       for line in lines
@@ -84,16 +90,6 @@ def read(
   if not out:
     raise UserError(f"--data={folder}: no row of {FILE} is left to score")
   return out
-
-
-def _vocabulary(folder: pathlib.Path) -> set[str]:
-  paths = sorted(folder.glob("vocab*.txt"))
-  if len(paths) != 1:
-    raise UserError(
-      f"--data={folder} holds {len(paths)} files vocab*.txt, not BabyLM's one"
-      " word list: put it there, or use --unfiltered"
-    )
-  return set(files.read_text(paths[0], "the word list").splitlines())
 
 
 def _pair(

@@ -31,11 +31,6 @@ class Metric(NamedTuple):
   all_items: str = ""
 
 
-def _accuracy(items: Sequence[Item], scores: np.ndarray) -> np.ndarray:
-  del items  # their first choices are right
-  return pairs.correct(scores).mean(axis=0)
-
-
 def first_probability(scores: np.ndarray) -> np.ndarray:
   """Returns the first choice's share of probability, float32 `[...]`.
 
@@ -96,7 +91,8 @@ ACCURACY = Metric(
   key="accuracy",
   title="ACCURACY",
   scale=100,
-  of=_accuracy,
+  # The first choice of each item is right.
+  of=lambda items, scores: pairs.correct(scores).mean(axis=0),
   details=lambda scores: ({} for _ in scores[0]),
 )
 SPEARMAN = Metric(
