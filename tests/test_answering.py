@@ -22,9 +22,6 @@ ASKED = Example(("Who wandered?", TEXT), [["Ann", TEXT.index("Ann")]], "q")
 run = random_models.run(layers=1)
 
 
-# Rows
-
-
 @pytest.mark.parametrize("stride", [4, 128])
 @pytest.mark.parametrize("question", ["Who wandered?", "who wandered " * 50])
 @pytest.mark.parametrize("longest", [8, 24])
@@ -77,9 +74,6 @@ def test_inside_marks_the_answers_tokens_alone(loaded):
   assert (rows.labels[0, : rows.lengths[0]] >= 0).all()
   begin = loaded.tokenizer.encode("Question: Who wandered?\nContext: ")
   assert rows.tokens[0, 1 : 1 + len(begin)].tolist() == begin.tolist()
-
-
-# Losses and predictions
 
 
 def test_the_loss_is_over_where_an_answer_may_be(loaded):
@@ -195,9 +189,6 @@ def test_an_answer_that_is_cut_off_is_not_found_by_finding_nothing():
   assert answering.index_f1(found[1:], [None]) == 1
 
 
-# Files
-
-
 def squad(path, count):
   draw, paragraphs = np.random.default_rng(count), []
   for i in range(count):
@@ -245,9 +236,6 @@ def test_bad_files_are_told(tmp_path, text, words):
   (tmp_path / "a").write_text(text)
   with pytest.raises(UserError, match=words):
     answering.read(tmp_path / "a")
-
-
-# Training
 
 
 @pytest.mark.slow

@@ -180,9 +180,6 @@ def test_a_restart_at_a_switch_is_in_the_rates():
   assert branches.shared(one, other) == 4
 
 
-# -------------------------------------------------------------------- studies
-
-
 def read(name, scale):
   return study.read(study.Settings(config=str(CONFIGS / name), scale=scale))
 

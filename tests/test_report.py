@@ -192,6 +192,11 @@ def answers(right, of, seed=0):
 
 
 @pytest.fixture
+def folder(tmp_path):
+  return tmp_path / "runs"
+
+
+@pytest.fixture
 def rows(tmp_path):
   path = tmp_path / "rows.py"
   path.write_text(ROWS)
@@ -208,8 +213,7 @@ def scores(numbers, row, mode, family="BabyLlama"):
 # ------------------------------------------------------------------ the table
 
 
-def test_scores_are_means_over_uids_then_seeds(tmp_path, rows):
-  folder = tmp_path / "runs"
+def test_scores_are_means_over_uids_then_seeds(folder, rows):
   for seed, right in enumerate((6, 8)):
     run = train(folder, "c", seed)
     # UIDs of 10 and 40 pairs: the mean is over UIDs.
@@ -233,8 +237,7 @@ def test_scores_are_means_over_uids_then_seeds(tmp_path, rows):
   assert "- pairs as `--pipeline=2024` scores them: ask for that" in text
 
 
-def test_the_masked_mode_is_the_rows_own(tmp_path, rows):
-  folder = tmp_path / "runs"
+def test_the_masked_mode_is_the_rows_own(folder, rows):
   run = train(folder, "mntp", 0)
   score(run, "ewok", "mlm", {"a": answers(1, 4)})
   score(run, "ewok", "mntp", {"a": answers(3, 4)})
@@ -245,10 +248,10 @@ def test_the_masked_mode_is_the_rows_own(tmp_path, rows):
   assert "mntp, trained only" not in text  # a legend is in the picture
 
 
-def test_published_rows_are_apart_and_named(tmp_path, rows):
-  run = train(tmp_path / "runs", "c", 0)
+def test_published_rows_are_apart_and_named(folder, rows):
+  run = train(folder, "c", 0)
   score(run, "ewok", "mlm", {"a": answers(3, 4)})
-  _, text = make(tmp_path / "runs", rows)
+  _, text = make(folder, rows)
   line = cells(text.split("### Published")[1], "BabyLlama, 2024 baseline")
   assert line[1:] == ["69.8", "59.5", "50.7", "63.3", "60.8", "pipeline"]
   assert "say nothing about a method" in text
@@ -268,8 +271,7 @@ def three_rows(folder, seeds=1, antlm=34, spread=0):
         score(run, "blimp_filtered", mode, found)
 
 
-def test_differences_are_paired_and_say_what_holds(tmp_path, rows):
-  folder = tmp_path / "runs"
+def test_differences_are_paired_and_say_what_holds(folder, rows):
   three_rows(folder)
   numbers, text = make(folder, rows)
   deltas = numbers["differences"]["BabyLlama, BLiMP"]
@@ -292,8 +294,7 @@ def test_differences_are_paired_and_say_what_holds(tmp_path, rows):
     assert line[6:] == ["-", "**above**, by one seed"]
 
 
-def test_an_interval_with_0_is_called_so(tmp_path, rows):
-  folder = tmp_path / "runs"
+def test_an_interval_with_0_is_called_so(folder, rows):
   three_rows(folder, seeds=3, antlm=31, spread=3)
   numbers, text = make(folder, rows)
   for delta in numbers["differences"]["BabyLlama, BLiMP"]:
@@ -309,8 +310,7 @@ def test_an_interval_with_0_is_called_so(tmp_path, rows):
   assert again == numbers
 
 
-def test_other_items_are_not_compared(tmp_path, rows):
-  folder = tmp_path / "runs"
+def test_other_items_are_not_compared(folder, rows):
   three_rows(folder)
   run = train(folder, "antlm", 1)
   score(run, "blimp_filtered", "causal", {"island": answers(1, 40)})
@@ -320,8 +320,7 @@ def test_other_items_are_not_compared(tmp_path, rows):
   assert "BLiMP, causal: other items than most, so not compared:" in text
 
 
-def test_of_one_seed_a_claim_is_not_decided(tmp_path, rows):
-  folder = tmp_path / "runs"
+def test_of_one_seed_a_claim_is_not_decided(folder, rows):
   three_rows(folder)
   numbers, text = make(folder, rows)
   claimed = section(text, "Claims")
@@ -332,10 +331,7 @@ def test_of_one_seed_a_claim_is_not_decided(tmp_path, rows):
   assert [c["here"] for c in pairs] == [pytest.approx(10)]
 
 
-def test_claims_stand_at_the_confidence_that_was_fixed_before(
-  tmp_path, monkeypatch
-):
-  folder = tmp_path / "runs"
+def test_claims_stand_at_the_confidence_fixed_before(folder, monkeypatch):
   rows = {"fresh_c": "4C", "fresh_d": "4D", "fresh_cd": "4C:D=1:1"}
   for row, text in rows.items():
     monkeypatch.setitem(CURRICULA, row, text)
@@ -371,8 +367,7 @@ def test_claims_stand_at_the_confidence_that_was_fixed_before(
   assert text.startswith("# What mixing objectives is worth")
 
 
-def test_phenomena_are_compared(tmp_path, rows):
-  folder = tmp_path / "runs"
+def test_phenomena_are_compared(folder, rows):
   three_rows(folder)
   numbers, text = make(folder, rows)
   deltas = numbers["parts"]["BabyLlama, BLiMP"]
@@ -389,8 +384,7 @@ def test_phenomena_are_compared(tmp_path, rows):
 # ------------------------------------------------------------------- switches
 
 
-def test_what_a_switch_does(tmp_path, rows):
-  folder = tmp_path / "runs"
+def test_what_a_switch_does(folder, rows):
   for seed, more in enumerate((0.0, 0.2)):
     clm = {0: 6.0, 5: 3.4, 10: 3.5, 30: 4.0 + more, 40: 3.3 + more}
     mlm = {0: 6.5, 10: 6.9, 30: 3.0, 40: 3.1 + more}
@@ -418,13 +412,13 @@ def test_what_a_switch_does(tmp_path, rows):
   assert line[3:] == ["sometimes: 1 of 2 times", "-0.100 to +0.100"]
 
 
-def test_many_switches_are_cut_in_the_text_only(tmp_path, rows, monkeypatch):
+def test_many_switches_are_cut_in_the_text_only(folder, rows, monkeypatch):
   monkeypatch.setitem(CURRICULA, "antlm", "20*(1C+1M)")
   monkeypatch.setitem(SWITCHES, "antlm", list(range(1, 40)))
   losses = {"clm": dict.fromkeys(range(41), 3.0)}
   losses["mlm"] = {step: 4.0 - step / 40 for step in range(41)}
-  train(tmp_path / "runs", "antlm", 0, losses)
-  numbers, text = make(tmp_path / "runs", rows)
+  train(folder, "antlm", 0, losses)
+  numbers, text = make(folder, rows)
   assert len(numbers["switches"]["BabyLlama, switches"]) == 2 * 39
   there = section(text, "At every switch")
   assert there.count("\n| AntLM |") == 12 + 1 and "| ... |" in there
@@ -434,8 +428,7 @@ def test_many_switches_are_cut_in_the_text_only(tmp_path, rows, monkeypatch):
 # ---------------------------------------------------------------- fine-tuning
 
 
-def test_fine_tuning_by_task_with_majority_and_collapses(tmp_path, rows):
-  folder = tmp_path / "runs"
+def test_fine_tuning_by_task_with_majority_and_collapses(folder, rows):
   for seed, shares in enumerate(((0.6, 0.8), (0.8, None))):
     run = train(folder, "c", seed)
     tune(run, "rte", shares, attention="causal")
@@ -469,9 +462,9 @@ def whole(folder, row="antlm", limit=0):
   return run
 
 
-def test_the_macro_average_stands_where_all_is_complete(tmp_path, rows):
-  whole(tmp_path / "runs")
-  numbers, text = make(tmp_path / "runs", rows)
+def test_the_macro_average_stands_where_all_is_complete(folder, rows):
+  whole(folder)
+  numbers, text = make(folder, rows)
   found = scores(numbers, "AntLM", "causal")
   assert found["macro-average"]["mean"] == (3 * 0.75 + 1) / 4
   assert scores(numbers, "AntLM", "mlm")["macro-average"] is None
@@ -482,9 +475,9 @@ def test_the_macro_average_stands_where_all_is_complete(tmp_path, rows):
   assert cells(section(text, "Fine-tuning"), "AntLM")[2] == "100.0"
 
 
-def test_no_macro_average_of_less(tmp_path, rows):
-  whole(tmp_path / "runs", limit=50)
-  numbers, text = make(tmp_path / "runs", rows)
+def test_no_macro_average_of_less(folder, rows):
+  whole(folder, limit=50)
+  numbers, text = make(folder, rows)
   assert "macro-average" not in scores(numbers, "AntLM", "causal")
   there = section(text, "Scores").split("### Published")[0]
   assert "| macro-average |" not in there
@@ -494,8 +487,7 @@ def test_no_macro_average_of_less(tmp_path, rows):
 # ----------------------------------------------------------- what is not there
 
 
-def test_what_is_missing_is_named(tmp_path, rows):
-  folder = tmp_path / "runs"
+def test_what_is_missing_is_named(folder, rows):
   train(folder, "c", 0, done=False)
   run = train(folder, "m", 0)
   score(run, "ewok", "mlm", {"a": answers(3, 4)}, step=20)
@@ -516,8 +508,7 @@ def test_what_is_missing_is_named(tmp_path, rows):
   assert "No difference yet" in text and "No run is at its end" not in text
 
 
-def test_a_table_without_items_has_scores_and_no_interval(tmp_path, rows):
-  folder = tmp_path / "runs"
+def test_a_table_without_items_has_scores_and_no_interval(folder, rows):
   three_rows(folder)
   for path in folder.glob("*/*/evals/*/*/items.jsonl"):
     path.unlink()
@@ -551,8 +542,7 @@ def test_bad_input_is_told_in_one_line(tmp_path, rows):
 @pytest.mark.parametrize(
   "name", ["config.json", "evals/blimp_filtered/40-causal/items.jsonl"]
 )
-def test_a_broken_file_is_named(tmp_path, rows, name):
-  folder = tmp_path / "runs"
+def test_a_broken_file_is_named(folder, rows, name):
   three_rows(folder)
   path = folder / "antlm" / "0" / name
   path.write_text(path.read_text()[:100])
@@ -561,27 +551,27 @@ def test_a_broken_file_is_named(tmp_path, rows, name):
   assert not (folder / "report" / "report.md").exists()
 
 
-def test_a_summary_that_does_not_fit_is_named(tmp_path, rows):
-  path = train(tmp_path / "runs", "antlm", 0) / "summary.json"
+def test_a_summary_that_does_not_fit_is_named(folder, rows):
+  path = train(folder, "antlm", 0) / "summary.json"
   whole = json.loads(path.read_text())
   for wrong in ({}, whole | {"switches": [10]}, whole | {"switches": None}):
     path.write_text(json.dumps(wrong))
     with pytest.raises(UserError, match=f"cannot read {path}: .*make it again"):
-      make(tmp_path / "runs", rows)
+      make(folder, rows)
 
 
-def test_results_that_do_not_fit_are_named_once(tmp_path, rows):
-  run = train(tmp_path / "runs", "antlm", 0)
+def test_results_that_do_not_fit_are_named_once(folder, rows):
+  run = train(folder, "antlm", 0)
   score(run, "ewok", "mlm", {"a": answers(1, 4)})
   path = run / "evals/ewok" / f"{STEPS}-mlm/summary.json"
   path.write_text("{}")
   words = rf"^cannot read {path}: KeyError\('request'\): make it again[^:]*$"
   with pytest.raises(UserError, match=words):
-    make(tmp_path / "runs", rows)
+    make(folder, rows)
 
 
-def test_command(tmp_path, rows):
-  folder, out = tmp_path / "runs", tmp_path / "out"
+def test_command(folder, tmp_path, rows):
+  out = tmp_path / "out"
   three_rows(folder)
   args = (f"--runs={folder}", f"--config={rows}", f"--output={out}")
   done = runs.run("evals.report", *args)

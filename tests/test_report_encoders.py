@@ -95,9 +95,6 @@ def made(tmp_path_factory):
   return folder, *make(folder)
 
 
-# --------------------------------------------------------------------- claims
-
-
 def test_a_claim_is_borne_out_or_not_by_the_sign_of_what_is_clear(made):
   _, numbers, text = made
   found = contrasts(numbers, "MLM scores above CLM")
@@ -161,9 +158,6 @@ def test_a_verdict_goes_by_the_sign_of_a_claim(low, high, sign, verdict):
   assert claims.Claim("it", "there", [nothing]).verdict == "not run"
 
 
-# --------------------------------------------------------------------- scores
-
-
 def test_scores_are_means_over_seeds_with_students_interval(tmp_path):
   folder, right = tmp_path, (80, 90, 94)
   run = train(folder, "mlm40_42")
@@ -204,9 +198,6 @@ def test_rates_differ_by_so_much(tmp_path):
   ((_, found),) = numbers["rates"]["tiny"][0].items() - {("row", "MLM 40 %")}
   spreads = [np.std([80, 90, x, x], ddof=1) / 100 for x in (40, 60)]
   assert found == pytest.approx(np.mean(spreads))
-
-
-# ---------------------------------------------------------- figures and files
 
 
 def test_the_report_is_written_with_its_figures_and_tables(made):
@@ -260,9 +251,6 @@ def test_looks_give_points_of_their_steps(made, monkeypatch):
   ends = [0, 6 * LOOK]
   continued = {"after CLM": ends, "after MLM 40 %": ends}
   assert places["continued_tiny.png"] == continued
-
-
-# ----------------------------------------------------------- what is not there
 
 
 def test_what_is_missing_is_named(tmp_path):

@@ -18,9 +18,6 @@ WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
 run = random_models.run(layers=2)
 
 
-# Measures
-
-
 def test_the_measures_are_their_definitions():
   relevant = {"a": 2.0, "b": 1.0, "c": 1.0}
   found = ["x", "a", "b", "y"]
@@ -97,9 +94,6 @@ def test_bm25_is_its_definition():
   assert list(bm25.scores(["a"], ["¿?"])) == [0]
 
 
-# Chunks of a batch
-
-
 def gradients(loaded, at_once, batch, length=16):
   """The gradient of a batch of pairs, and the bytes its program needs."""
   head = Towers(0.05)
@@ -135,9 +129,6 @@ def test_a_batch_in_chunks_has_the_same_gradient(loaded, batch, at_once, share):
 def test_a_chunk_that_does_not_divide_is_told(loaded):
   with pytest.raises(UserError, match="--rows_at_once=3 does not divide"):
     gradients(loaded, 3, 8)
-
-
-# Files
 
 
 def beir(data, name="nfcorpus", splits=("train", "dev", "test")):
@@ -245,9 +236,6 @@ def test_bad_files_are_told(tmp_path, file, text, words):
   (tmp_path / "nfcorpus" / file).write_text(text)
   with pytest.raises(UserError, match=words):
     task.load("nfcorpus-dev")
-
-
-# Training
 
 
 @pytest.mark.slow

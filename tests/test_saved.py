@@ -31,9 +31,6 @@ from tests.test_glue import line
 run = random_models.run(layers=1, tied=False)
 
 
-# --------------------------------------------------------------- weights alone
-
-
 @pytest.fixture(scope="module")
 def foreign(prepared, tmp_path_factory):
   """A workdir of one step, written of NumPy arrays, and these."""
@@ -88,9 +85,6 @@ def test_nothing_is_written_over_or_halfway(foreign, tmp_path, monkeypatch):
   with pytest.raises(UserError, match="No space left on device"):
     write(tmp_path / "full", 5, params, meta)
   assert not list(tmp_path.iterdir())
-
-
-# ----------------------------------------------------------------- the command
 
 
 def command(*args):
@@ -178,9 +172,6 @@ def test_only_a_known_head_has_outputs(loaded):
       saved.predict(dataclasses.replace(loaded, task=task), [("the dogs",)])
 
 
-# ------------------------------------------------------------ which parameters
-
-
 def backwards(task: Task) -> Task:
   """A task that is the better done the worse."""
 
@@ -236,9 +227,6 @@ def test_the_first_of_equals_is_the_best():
   for run, score in offers:
     best(grid[run], score, lambda run=run: taken.append(run) or {"run": run})
   assert taken == [1, 0, 2] and best.params == {"run": 2}
-
-
-# ------------------------------------------------------------- what is done
 
 
 def test_a_model_is_there_in_the_end(run, tmp_path, capsys, monkeypatch):

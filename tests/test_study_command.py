@@ -76,9 +76,6 @@ def step(row, seed, at):
   return f"init.checkpoint={MADE}/{row}/{seed}/checkpoints/{at}"
 
 
-# ----------------------------------------------------------------- the jobs
-
-
 def test_rows_go_on_from_what_they_share_and_what_they_come_after(path):
   jobs = made(path)
   keep = ["init.step=keep", "init.optimizer=keep"]
@@ -165,9 +162,6 @@ def test_what_every_training_is_told_counts_for_what_it_shares(path):
     assert found[0] == word and found[-1] == begins
 
 
-# ---------------------------------------------------------------- the dry run
-
-
 def test_a_dry_run_tells_and_touches_nothing(path, monkeypatch, capsys):
   def said(*args):
     study.main([f"--config={path}", "--dry_run", *args])
@@ -199,9 +193,6 @@ def test_the_commands_are_printed_to_be_run_elsewhere(path, capsys):
   assert [w[:3] for w in lines[:2]] == first
   trained = [w for w in lines if w[2] == "antlm_jax.train"]
   assert len(trained) == 7 and not (folder / "runs").exists()
-
-
-# ------------------------------------------------------------------ bad input
 
 
 @pytest.fixture
@@ -253,9 +244,6 @@ def test_a_study_without_rows_or_with_lost_ones_is_told(path):
   path.write_text(ROWS.replace('after="trunk"', 'after="trnk"'))
   words = "after begins after trnk, which is no row at --scale=tiny"
   assert words in told("--dry_run")
-
-
-# ------------------------------------------------------------------- the whole
 
 
 @pytest.mark.slow

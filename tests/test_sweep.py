@@ -100,9 +100,6 @@ def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
     assert told in runs.refused("antlm_jax.evals.compare", *words)
 
 
-# --------------------------------------------------------------------- sweeps
-
-
 @pytest.fixture
 def trained(monkeypatch):
   """The trainings of a sweep, which write runs without training."""

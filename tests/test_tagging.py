@@ -72,9 +72,6 @@ def test_a_split_that_is_absent_is_told(tmp_path):
     tagging.make(tmp_path, "conll", None, "bidirectional")
 
 
-# Metrics
-
-
 def random_labels(draw, form, sentences=1000):
   for _ in range(sentences):
     size = draw.integers(1, 12)
@@ -124,8 +121,6 @@ def test_metrics_of_little():
   # All O is worth nothing as entities, and much as sentences.
   assert tagging.sentence_f1([[0] * 9], [[one] + [0] * 8]) > 0.45
 
-
-# Training
 
 run = random_models.run(layers=1)
 
