@@ -51,22 +51,22 @@ def sentences(count, seed=0):
   return texts, labels
 
 
-def write_cola(folder, train=96, valid=40, **fields):
+def write_cola(folder, train=96, valid=40):
   """Writes an easy task in CoLA's form."""
   folder.mkdir(parents=True, exist_ok=True)
   for seed, (split, count) in enumerate((("train", train), ("valid", valid))):
     texts, labels = sentences(count, seed)
     lines = [
-      json.dumps({"sentence": text, "label": label, "idx": i} | fields)
-      for i, (text, label) in enumerate(zip(texts, labels, strict=True))
+      json.dumps({"sentence": text, "label": label}) + "\n"
+      for text, label in zip(texts, labels, strict=True)
     ]
-    (folder / f"cola.{split}.jsonl").write_text("\n".join(lines) + "\n")
+    (folder / f"cola.{split}.jsonl").write_text("".join(lines))
   return folder
 
 
-def toy(loaded, folder, settings=QUICK, pool="first", dropout=0.1):
+def toy(loaded, folder, settings=QUICK):
   """The easy task, and its rows."""
-  options = Options(pool, dropout=dropout)
+  options = Options("first", dropout=0.1)
   task = glue.make(write_cola(folder), "cola", options, settings.attention)
   return task, loop.read(loaded, task, settings.max_length)
 
@@ -165,10 +165,9 @@ def test_what_is_kept_of_a_pair(lengths, budget, kept):
   assert batching.truncated(lengths, budget) == kept
 
 
-def make_rows(n=203, longest=100):
-  draw = np.random.default_rng(0)
-  lengths = draw.integers(1, longest + 1, n).astype(np.int32)
-  tokens = np.tile(np.arange(longest, dtype=np.int32), (n, 1))
+def make_rows(n=203):
+  lengths = np.random.default_rng(0).integers(1, 101, n).astype(np.int32)
+  tokens = np.tile(np.arange(100, dtype=np.int32), (n, 1))
   return batching.Rows(tokens, lengths, np.arange(n))
 
 
@@ -286,9 +285,8 @@ def adamw(params, grads, rate, decayed, clip):
   ],
 )
 def test_a_step_is_adamw(loaded, scope, clip, decayed):
-  settings = dataclasses.replace(
-    QUICK, weight_decay=0.1, decay_scope=scope, clip=clip
-  )
+  how = {"weight_decay": 0.1, "decay_scope": scope, "clip": clip}
+  settings = dataclasses.replace(QUICK, **how)
   head = Classifier(("0", "1"), "last", dropout=0.0)
   model = loaded.model
   made = trial.programs(model.config, head, settings)
@@ -317,9 +315,8 @@ def test_a_step_is_adamw(loaded, scope, clip, decayed):
   value, grads = jax.jit(jax.value_and_grad(loss))(first)
   wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (first, grads))
   expected = adamw(*wide, 1e-3, decayed, clip)
-  batch = batching.TaskBatch(
-    tokens[None], lengths[None], labels[None], np.array([[1.0, 1.0, 1.0, 0.0]])
-  )
+  batch = (x[None] for x in (tokens, lengths, labels, np.array([1.0, 1, 1, 0])))
+  batch = batching.TaskBatch(*batch)
   rates, seeds = np.array([1e-3], np.float32), np.array([4], np.uint32)
   state, losses = made.step(state, frozen, batch, rates, seeds, 0)
   assert losses[0] == pytest.approx(float(value), rel=1e-5)
@@ -480,9 +477,8 @@ def test_a_run_that_diverges_takes_no_other_with_it(loaded, toy_fit):
   task, data, settings, (_, *others), _ = toy_fit
   runs, lines = [Run(1e30, 0), *GRID[1:]], []
   best = saved.Best(runs)
-  outcomes = loop.fit(
-    loaded, task, data, settings, runs, tell=lines.append, keep=best
-  )
+  how = {"tell": lines.append, "keep": best}
+  outcomes = loop.fit(loaded, task, data, settings, runs, **how)
   assert outcomes[0].diverged == 1
   for alone, beside in zip(others, outcomes[1:], strict=True):
     assert alone.epochs == beside.epochs  # to the last bit
@@ -612,11 +608,9 @@ def test_summary(mrpc):
 
 def test_the_mean_over_all_is_glue(mrpc):
   outcomes = [outcome(1e-4, 0, LABELS, mrpc.metrics)]
-  one = summary.summarise(mrpc, EXAMPLES, outcomes)
-  text = json.dumps(one)
-  everything = [
-    json.loads(text.replace('"mrpc"', f'"{name}"')) for name in glue.SCORES
-  ]
+  text = json.dumps(summary.summarise(mrpc, EXAMPLES, outcomes))
+  texts = (text.replace('"mrpc"', f'"{name}"') for name in glue.SCORES)
+  everything = [*map(json.loads, texts)]
   for i, about in enumerate(everything):
     about["by_lr"][0]["scores"][about["task"]]["mean"] = i / 10
   table = summary.table(everything, GLUE)
@@ -627,6 +621,12 @@ def test_the_mean_over_all_is_glue(mrpc):
 # ------------------------------------------------------------------ command
 
 SHORT = ("--batch_size=16", "--epochs=2")
+
+
+def cola(run, folder, *more, **counts):
+  """Arguments of the command, for a run and data that are written."""
+  data = write_cola(folder / "data", **counts)
+  return [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT, *more]
 
 
 @pytest.mark.slow
@@ -692,14 +692,13 @@ def test_command_in_2025s_way(run, tmp_path, capsys):
 
 
 def in_process(capsys, *args):
-  finetune.main([str(arg) for arg in args])
+  finetune.main(args)
   return capsys.readouterr().out
 
 
 def test_what_is_done_is_not_done_again(run, tmp_path, capsys):
-  data = write_cola(tmp_path / "data", train=32, valid=20)
-  args = [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT]
-  args += [f"--output={tmp_path / 'out'}", "--lrs=1e-3,1e-5,1e-9"]
+  more = f"--output={tmp_path / 'out'}", "--lrs=1e-3,1e-5,1e-9"
+  args = cola(run, tmp_path, *more, train=32, valid=20)
   summary = tmp_path / f"out/cola/{STEP}-bidirectional/summary.json"
   first = in_process(capsys, *args)
   about = json.loads(summary.read_text())
@@ -713,17 +712,17 @@ def test_what_is_done_is_not_done_again(run, tmp_path, capsys):
     name = other.partition("=")[0]
     with pytest.raises(UserError, match=rf"another request \({name} differ"):
       finetune.main([*args, f"--{other}"])
-  (data / "cola.train.jsonl").write_text('{"sentence": "a", "label": 1}')
+  data = tmp_path / "data/cola.train.jsonl"
+  data.write_text('{"sentence": "a", "label": 1}')
   with pytest.raises(UserError, match=r"another request \(data differ"):
     finetune.main(args)
   assert summary.read_text() == text
 
 
 def test_groups_of_runs_and_limits(run, tmp_path, capsys):
-  data = write_cola(tmp_path / "data", train=32, valid=20)
-  args = [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT]
-  args += [f"--output={tmp_path / 'out'}", "--lrs=1e-3,1e-5,1e-9"]
-  args += ["--limit=20", "--overwrite"]
+  more = f"--output={tmp_path / 'out'}", "--limit=20", "--overwrite"
+  args = cola(run, tmp_path, *more, train=32, valid=20)
+  args += ["--lrs=1e-3,1e-5,1e-9"]
   path = tmp_path / f"out/cola/{STEP}-bidirectional/summary.json"
   summaries = []
   for at_once in (3, 0):  # 0 is one at a time on a CPU
@@ -737,8 +736,7 @@ def test_groups_of_runs_and_limits(run, tmp_path, capsys):
 
 
 def test_bad_arguments(run, tmp_path):
-  data = write_cola(tmp_path / "data")
-  args = [f"--checkpoint={run}", f"--data={data}", "--task=cola"]
+  args = cola(run, tmp_path)
   for extra, message in (
     ("--checkpoint=nowhere", "holds no checkpoint"),
     ("--checkpoint=", "--checkpoint is empty"),
@@ -757,6 +755,6 @@ def test_bad_arguments(run, tmp_path):
     ("--preset=2023", "invalid choice"),
     ("--preset=2025", "'cola' is not all or of boolq, mnli, mrpc"),
     ("--attention=left", "invalid choice"),
-    (f"--output={data / 'cola.train.jsonl'}", "cannot write"),
+    (f"--output={tmp_path}/data/cola.train.jsonl", "cannot write"),
   ):
     assert message in told(finetune.main, [*args, extra])

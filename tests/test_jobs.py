@@ -10,12 +10,12 @@ from antlm_jax.evals import jobs
 from antlm_jax.runtime import files
 
 
-def timed(folder, name, seconds=0.0, result=None):
+def timed(folder, name, seconds=0.0):
   """A job that waits and leaves its folder."""
   code = f"__import__('time').sleep({seconds})"
   made = f"__import__('pathlib').Path({str(folder / name)!r}).mkdir()"
   arguments = ("-n", "1", "-r", "1", "-s", made, code)
-  return jobs.Job(name, "timeit", arguments, result or folder / name)
+  return jobs.Job(name, "timeit", arguments, folder / name)
 
 
 def test_what_is_done_is_not_done_again(tmp_path, capfd):

@@ -125,15 +125,10 @@ def test_the_rate_falls_once_more_at_the_end():
   assert float(rate(steps + 5)) == 0
 
 
-def grown(steps=800, size=512, rows=10_000):
-  layout = Layout(size, 4)
-  joined = dataclasses.replace(layout, batch_size=size // 2)
-  parts = (Part(0.0, layout), Part(0.7, joined, 2))
-  return Order({"": rows}, parts, steps, growth=0.25)
-
-
 def test_batches_grow_linearly():
-  order, taken = dataclasses.replace(grown(), shuffle=False), 0
+  parts = Part(0.0, Layout(512, 4)), Part(0.7, Layout(256, 4), 2)
+  order = Order({"": 10_000}, parts, 800, growth=0.25, shuffle=False)
+  taken = 0
   for step in range(800):
     whole, joined = (512, 1) if step < 560 else (256, 2)
     expected = whole / 4 * (1 - step / 800) + whole * step / 800

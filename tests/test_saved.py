@@ -25,7 +25,7 @@ from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.step import TrainState
 from tests import random_models, runs
 from tests.helpers import equal
-from tests.test_finetune import QUICK, SHORT, STEP, sentences, toy, write_cola
+from tests.test_finetune import QUICK, STEP, cola, sentences, toy
 from tests.test_glue import line
 
 run = random_models.run(layers=1, tied=False)
@@ -87,10 +87,6 @@ def test_nothing_is_written_over_or_halfway(foreign, tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir())
 
 
-def command(*args):
-  finetune.main([str(arg) for arg in args])
-
-
 GRID = "--lrs=1e-9,3e-3,1e-3"  # as many as in other tests: compiled once
 
 
@@ -110,10 +106,9 @@ def recomputed(folder) -> Loaded:
 
 @pytest.mark.slow
 def test_the_best_model_is_kept(run, loaded, tmp_path):
-  data = write_cola(tmp_path / "data")
-  args = [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT]
-  args += [f"--output={tmp_path}", "--head=plain", "--pool=mean", GRID]
-  command(*args, "--attention=causal", "--dropout=0.2", "--save")
+  more = f"--output={tmp_path}", "--head=plain", "--pool=mean", GRID
+  how = "--attention=causal", "--dropout=0.2", "--save"
+  finetune.main(cola(run, tmp_path, *more, *how))
   folder = tmp_path / f"cola/{STEP}-causal"
   model = recomputed(folder)
   task = model.task
@@ -209,11 +204,10 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
 
 @pytest.mark.parametrize("group", [0, 1])
 def test_the_best_of_all_groups_is_kept(run, tmp_path, group):
-  data = write_cola(tmp_path / "data", train=48, valid=20)
-  args = [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT]
-  args += [f"--output={tmp_path}", "--seeds=0,1,2", "--runs_at_once=3"]
   rates = ("3e-3,1e-9", "1e-9,3e-3")[group]  # one of them learns nothing
-  command(*args, f"--lrs={rates}", "--save")
+  more = "--seeds=0,1,2", "--runs_at_once=3", f"--lrs={rates}", "--save"
+  more = f"--output={tmp_path}", *more
+  finetune.main(cola(run, tmp_path, *more, train=48, valid=20))
   folder = tmp_path / f"cola/{STEP}-bidirectional"
   recomputed(folder)
   summary = json.loads((folder / "summary.json").read_text())
@@ -230,14 +224,12 @@ def test_the_first_of_equals_is_the_best():
 
 
 def test_a_model_is_there_in_the_end(run, tmp_path, capsys, monkeypatch):
-  data = write_cola(tmp_path / "data", train=16, valid=8)
-  args = [f"--checkpoint={run}", f"--data={data}", "--task=cola", *SHORT]
-  args += [f"--output={tmp_path}", GRID]
+  args = cola(run, tmp_path, f"--output={tmp_path}", GRID, train=16, valid=8)
   folder = tmp_path / f"cola/{STEP}-bidirectional"
   results = {"items.jsonl", "predictions.json", "summary.json", "cola"}
 
   def done(*more):
-    command(*args, *more)
+    finetune.main([*args, *more])
     there = {path.name for path in folder.iterdir()}
     return "already done" in capsys.readouterr().out, there - results
 

@@ -173,7 +173,6 @@ def batches(
   length, so at most one batch, of the longest, is incomplete.
 
   Args:
-    rows: The rows.
     size: Rows of a batch B.
     seed: With the epoch, permutes the rows of a length; None to leave rows and
       batches in order.

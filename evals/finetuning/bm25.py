@@ -19,8 +19,6 @@ def scores(
   and none is left out. Its weight is Lucene's, which is never below 0.
 
   Args:
-    queries: Texts.
-    documents: Texts.
     k1: How much it counts that a word occurs again.
     b: How much less it counts in a document that is long.
   """

@@ -133,11 +133,6 @@ def fit(
   """Trains runs together, evaluates each epoch, and stops each run by itself.
 
   Args:
-    loaded: What they start from.
-    task: What they learn.
-    data: Its rows.
-    settings: How they are trained.
-    runs: Their rates and seeds.
     track: Wraps the list of an epoch's batches, as tqdm does.
     tell: Is given a line about each epoch.
     keep: Is given the best run, the first of equals, after an epoch that made

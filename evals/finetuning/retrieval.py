@@ -263,7 +263,6 @@ def load(
   """Reads pairs to learn from, or an evaluation set's queries, all documents.
 
   Args:
-    folder: Where the queries and the documents are.
     paths: The files of judgements, or of pairs, by split.
     split: `train`, or the name of an evaluation set.
 

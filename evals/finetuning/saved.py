@@ -72,7 +72,6 @@ def save(
   Args:
     folder: The folder of results, which has no model yet.
     loaded: The model that was fine-tuned, for the parameters that were not.
-    task: The task.
     attention: How rows are read: bidirectional or causal.
     params: The trained parameters of the encoder and the head.
 
@@ -130,7 +129,6 @@ def predict(
   """Returns a saved model's predictions for examples.
 
   Args:
-    loaded: The model.
     examples: Examples of its task, or only their texts.
     max_length: Largest number of tokens in a row.
     batch_size: Number of rows that are computed together.

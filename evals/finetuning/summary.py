@@ -41,6 +41,11 @@ def summarise(
     for lr in dict.fromkeys(run["lr"] for run in runs)
   ]
   scores = [standing(task, outcome.best) for outcome in outcomes]
+  # The rate of the best mean, of those that lost the fewest runs.
+  found = zip(outcomes, scores, strict=True)
+  lost = collections.Counter(o.run.lr for o, s in found if s == -math.inf)
+  first = task.evaluations[0]
+  best = max(by_lr, key=lambda e: (-lost[e["lr"]], e["scores"][first]["mean"]))
   evaluations = {}
   for name, those in examples.items():
     trivial = [task.measure(answer, those) for answer in task.trivial(those)]
@@ -60,23 +65,11 @@ def summarise(
     "best_by": task.chooser,
     "baseline": task.baseline,
     "evaluations": evaluations,
-    "best_lr": _best_lr(task, outcomes, by_lr),
+    "best_lr": best["lr"],
     "best_run": int(np.argmax(scores)),
     "by_lr": by_lr,
     "runs": runs,
   }
-
-
-def _best_lr(
-  task: Task, outcomes: Sequence[Outcome], by_lr: Sequence[dict]
-) -> float:
-  """Returns the rate of the best mean, of those that lost the fewest runs."""
-  lost = collections.Counter(
-    o.run.lr for o in outcomes if standing(task, o.best) == -math.inf
-  )
-  first = task.evaluations[0]
-  best = max(by_lr, key=lambda e: (-lost[e["lr"]], e["scores"][first]["mean"]))
-  return best["lr"]
 
 
 def _run(task: Task, outcome: Outcome) -> dict:

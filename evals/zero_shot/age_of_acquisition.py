@@ -88,17 +88,17 @@ def _children(path: pathlib.Path) -> dict[str, float | None]:
 # ---------------------------------------------------------------------- curves
 
 
-def _sigmoid(x, height, slope, middle, base):
-  return height / (1 + np.exp(-slope * (x - middle))) + base
-
-
 def _reaches(level, x, y, guess, **options) -> float | None:
   """Returns where, in x, a sigmoid fitted to points comes to a level."""
+
+  def sigmoid(x, height, slope, middle, base):
+    return height / (1 + np.exp(-slope * (x - middle))) + base
+
   with warnings.catch_warnings(), np.errstate(all="ignore"):
     warnings.simplefilter("ignore")  # of a covariance that nobody asks for
     try:
       (height, slope, middle, base), _ = optimize.curve_fit(
-        _sigmoid, x, y, p0=guess, maxfev=1000, **options
+        sigmoid, x, y, p0=guess, maxfev=1000, **options
       )
     except (RuntimeError, TypeError, ValueError):  # no such curve is found
       return None

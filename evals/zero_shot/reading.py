@@ -95,9 +95,7 @@ def surprisals(
   three of them (arXiv 2406.04823), and the first is predicted.
 
   Args:
-    loaded: The model.
     words: (text before, word), n of them.
-    asked: The command's settings.
     track: As for `scoring.score`.
 
   Raises:
