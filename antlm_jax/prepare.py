@@ -14,7 +14,7 @@ from antlm_jax.data.prepared_folder import Prepared
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(
-    description="Turn text into documents, a tokenizer and packed rows.",
+    description="Turn text into documents, a tokenizer and packed rows."
   )
   settings.add_arguments(parser, Settings)
   parser.add_argument(

@@ -65,11 +65,11 @@ def small(corpus, output, **changes) -> Settings:
 
 def test_documents_keep_their_order(tmp_path):
   lines = {"train": make_text(300).splitlines(), "dev": ["a dog ."]}
-  writer = document_store.Writer(tmp_path / "documents", ["train", "dev"])
-  writer.write("train", lines["train"][:200])
-  writer.write("dev", lines["dev"])
-  writer.write("train", lines["train"][200:])
-  writer.close()
+  writer = document_store.writer(tmp_path / "documents", ["train", "dev"])
+  train, dev = ([{"text": line} for line in lines[name]] for name in lines)
+  writer.add_examples({"train": train[:200], "dev": dev})
+  writer.add_examples({"train": train[200:]})
+  writer.close_all()
   for split, expected in lines.items():
     assert list(document_store.read(tmp_path, split)) == expected
   assert "tensorflow" not in sys.modules

@@ -57,38 +57,29 @@ def spool(pieces: Iterable[Piece], folder: str | os.PathLike) -> Texts:
   return Texts(data, ends - sizes, ends, np.cumsum(firsts, dtype=np.int64) - 1)
 
 
-class Writer:
-  """Writes documents as a tensorflow-datasets dataset `{"text": Text}`."""
+def writer(folder: str | os.PathLike, splits: Sequence[str]):
+  """Returns a `SequentialWriter` of a dataset `{"text": Text}` of documents."""
+  import tensorflow_datasets as tfds  # slow to import: not for --help
+  from tensorflow_datasets.core import dataset_info
 
-  def __init__(self, folder: str | os.PathLike, splits: Sequence[str]):
-    import tensorflow_datasets as tfds  # slow to import: not for --help
-    from tensorflow_datasets.core import dataset_info
-
-    os.mkdir(folder)
-    identity = dataset_info.DatasetIdentity(
-      name="documents",
-      version=tfds.core.Version("1.0.0"),
-      data_dir=os.fspath(folder),
-      module_name=__name__,
-    )
-    info = tfds.core.DatasetInfo(
-      builder=identity,
-      description="Documents of plain text, in the order of their files.",
-      features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
-      disable_shuffling=True,
-    )
-    self._writer = tfds.core.SequentialWriter(
-      info, max_examples_per_shard=1 << 20, file_format="array_record"
-    )
-    self._writer.initialize_splits(list(splits))
-
-  def write(self, split: str, texts: Sequence[str]) -> None:
-    """Appends documents to a split."""
-    self._writer.add_examples({split: ({"text": text} for text in texts)})
-
-  def close(self) -> None:
-    """Completes the dataset."""
-    self._writer.close_all()
+  os.mkdir(folder)
+  identity = dataset_info.DatasetIdentity(
+    name="documents",
+    version=tfds.core.Version("1.0.0"),
+    data_dir=os.fspath(folder),
+    module_name=__name__,
+  )
+  info = tfds.core.DatasetInfo(
+    builder=identity,
+    description="Documents of plain text, in the order of their files.",
+    features=tfds.features.FeaturesDict({"text": tfds.features.Text()}),
+    disable_shuffling=True,
+  )
+  out = tfds.core.SequentialWriter(
+    info, max_examples_per_shard=1 << 20, file_format="array_record"
+  )
+  out.initialize_splits(list(splits))
+  return out
 
 
 def read(prepared: str | os.PathLike, split: str) -> Iterator[str]:

@@ -10,10 +10,8 @@ def divide(
 ) -> tuple[Texts, Texts, int | None]:
   """Divides documents into those to train on and those held out.
 
-  Args:
-    texts: Pieces of all documents.
-    dev_share: Share of their bytes to hold out; 0 holds out none.
-    share: Share of the other documents to take, spread evenly from the first.
+  Holds out `dev_share` of the bytes. Takes `share` of the other documents,
+  spread evenly from the first.
 
   Returns:
     Texts to train on, held-out texts, and the number of the document of which
@@ -46,12 +44,8 @@ def hold_out(sizes: np.ndarray, share: float) -> np.ndarray:
   That is 0 in documents that are held out, and the size in all others. Their
   sum is between half and twice the share. They are whole documents, spread
   evenly. If documents are too few or too large for that, it is the document
-  whose size is nearest, or else the end of a long one.
-
-  Args:
-    sizes: Sizes of documents in bytes, int64 `[n]`. Bytes are nearer to tokens,
-      in any script, than characters or words are.
-    share: Share of their sum to hold out, at most a half.
+  whose size is nearest, or else the end of a long one. Sizes are bytes, int64
+  `[n]`: these are nearer to tokens, in any script, than characters or words.
   """
   begins = sizes.copy()
   wanted = share * sizes.sum()

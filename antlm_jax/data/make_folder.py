@@ -127,7 +127,15 @@ def prepare(settings: Settings, tokenizer: Tokenizer | None = None) -> Manifest:
       f"{output} is already prepared with these settings and this text"
     )
     return manifest
-  _check_output(output)
+  # Before any work that could not be written after it.
+  files.check_writable(output, folder=True)
+  if output.exists() and any(output.iterdir()):
+    raise UserError(f"output {output} is not empty; choose another --output")
+  if os.path.ismount(output.resolve()):
+    raise UserError(
+      f"output {output} is a mount point, which nothing can replace; choose a"
+      f" folder in it, such as --output={output / 'prepared'}"
+    )
   begin = time.monotonic()
   with files.replacing(output.resolve()) as folder:
     folder.mkdir()
@@ -223,18 +231,6 @@ def _check_same(
     )
 
 
-def _check_output(output: pathlib.Path) -> None:
-  """Refuses a folder before any work that could not be written after it."""
-  files.check_writable(output, folder=True)
-  if output.exists() and any(output.iterdir()):
-    raise UserError(f"output {output} is not empty; choose another --output")
-  if os.path.ismount(output.resolve()):
-    raise UserError(
-      f"output {output} is a mount point, which nothing can replace; choose a"
-      f" folder in it, such as --output={output / 'prepared'}"
-    )
-
-
 # -------------------------------------------------------------------- passes
 
 
@@ -253,12 +249,12 @@ def _make(
     tokenizer = Tokenizer.train(sample, settings.vocab_size, settings.kind)
   path = folder / folder_lib.TOKENIZER
   path.write_text(tokenizer.to_json(), "utf-8")
-  store = document_store.Writer(folder / "documents", SPLITS)
+  store = document_store.writer(folder / "documents", SPLITS)
   splits = {
     name: _write(settings, tokenizer, texts[name], folder, name, store)
     for name in SPLITS
   }
-  store.close()
+  store.close_all()
   vocab_size = tokenizer.vocab_size
   manifest = Manifest(
     *wanted,
@@ -310,7 +306,7 @@ def _write(
   texts: Texts,
   folder: pathlib.Path,
   name: str,
-  store: document_store.Writer,
+  store,
 ) -> Split:
   """Encodes, packs, counts and writes the texts of a split."""
   # By size, not by number: a text may have five bytes or a million.
@@ -323,7 +319,7 @@ def _write(
   def documents() -> Iterator[np.ndarray]:
     for begin, end in progress.track(batches, "4 MiB", name):
       batch = texts.read(begin, end)
-      store.write(name, batch)
+      store.add_examples({name: ({"text": text} for text in batch)})
       tally["documents"] += len(batch)
       tally["words"] += sum(len(text.split()) for text in batch)
       tally["text_bytes"] += sum(len(text.encode("utf-8")) for text in batch)

@@ -149,9 +149,7 @@ class Sources:
   def open(cls, path: str, further: str = "") -> "Sources":
     """Opens folders, each `FOLDER` or `NAME=FOLDER,NAME=FOLDER`.
 
-    Args:
-      path: Folders to train on, on this machine or in a bucket.
-      further: Folders whose held-out rows are measured as well.
+    They may be in a bucket. Held-out rows of `further` are measured as well.
 
     Raises:
       UserError: A folder cannot be opened, two have the same name, or they were

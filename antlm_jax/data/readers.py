@@ -68,12 +68,9 @@ def endings() -> str:
 
 
 def pieces(source: str, rule: Rule, column: str) -> Iterator[Piece]:
-  """Yields the documents of a file or dataset.
+  """Yields the documents of a file, or of a dataset `hf://NAME:CONFIG:SPLIT`.
 
-  Args:
-    source: Path to a file, or `hf://NAME:CONFIG:SPLIT`.
-    rule: Where a document of plain text ends.
-    column: Column of a record that holds its text.
+  `rule` is for plain text. The `column` of a record holds its text.
 
   Raises:
     UserError: The source cannot be read, or a record has no text.
@@ -104,10 +101,7 @@ def records(
 ) -> Iterator[tuple[str, list]]:
   """Yields the place of each record, such as `line 3`, and its values.
 
-  Args:
-    source: Path to a file, or `hf://NAME:CONFIG:SPLIT`.
-    columns: Columns to read, each with the argument that chooses it. The error
-      of a missing column names that argument.
+  `columns` has the argument that chooses each column, for errors.
 
   Raises:
     UserError: The source cannot be read, holds no records or lacks a column.

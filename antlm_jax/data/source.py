@@ -168,12 +168,7 @@ class Source:
 
 
 def load(source: Source, start: int = 0, threads: int = 2) -> Iterator[Batch]:
-  """Yields `source[start]`, `source[start + 1]`, ..., prefetched by grain.
-
-  Args:
-    source: The source.
-    start: The first step.
-    threads: Number of threads that read and corrupt.
+  """Yields `source[start]`, `source[start + 1]`, ..., made by grain's threads.
 
   Raises:
     UserError: A row cannot be read (`Rows.read`).

@@ -68,11 +68,8 @@ def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
   A file belongs to the split that its name says (docs/data.md). Others are
   train, unless their folder has files named train. If nothing else is found,
   a file given by its own path is train, also if it is named dev or test.
-
-  Args:
-    text: Paths to train on. Their files named dev are held out.
-    dev: Paths to hold out instead.
-    **reading: `documents` and `column` of the corpus.
+  Paths in `dev` are held out, instead of files of `text` that are named dev.
+  `reading` holds `documents` and `column` of the corpus.
 
   Raises:
     UserError: A path is missing or of no known kind, or there is no text to
@@ -138,10 +135,9 @@ def _search(path: str) -> list[_Found]:
     alone = path.count(":") > 2
     sources = readers.splits_of(path)
     return [_Found(s, _split([s.rpartition(":")[2]]), alone) for s in sources]
-  # Not path.exists(), which raises for names that are too long.
-  if os.path.isdir(path):
-    return [_sorted(file, path) for file in _inside(path)]
-  if os.path.exists(path):
+  root, matched = path, [pathlib.Path(path)]
+  # Not Path.exists(), which raises for names that are too long.
+  if os.path.exists(path) and not os.path.isdir(path):
     found = _sorted(path, os.path.dirname(path), alone=True)
     if found.split == "unknown":
       raise UserError(
@@ -153,10 +149,11 @@ def _search(path: str) -> list[_Found]:
         f"{path} is not a regular file; give text files or folders"
       )
     return [found]
-  matched = sorted(map(pathlib.Path, glob.glob(path, recursive=True)))
+  if not os.path.isdir(path):
+    root = re.split(r"[^/]*[*?[]", path)[0]
+    matched = sorted(map(pathlib.Path, glob.glob(path, recursive=True)))
   if not matched:
     raise UserError(f"{path} does not exist; give text files or folders")
-  root = re.split(r"[^/]*[*?[]", path)[0]
   return [
     _sorted(file, root)
     for match in matched

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
@@ -14,10 +15,7 @@ from antlm_jax.runtime import files
 MASK = "<mask>"
 _SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", MASK)
 # Special tokens by kind; WordPiece needs one for words over 100 bytes.
-KINDS = {
-  "bpe": _SPECIAL_TOKENS,
-  "wordpiece": (*_SPECIAL_TOKENS, "<unk>"),
-}
+KINDS = {"bpe": _SPECIAL_TOKENS, "wordpiece": (*_SPECIAL_TOKENS, "<unk>")}
 # Signs for space, newline, tab and carriage return before a word, in byte-level
 # BPE, SentencePiece and GPT-BERT.
 _SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
@@ -25,8 +23,8 @@ _SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
 _MOST_IDS = 1 << 24
 # Merges settle long before this much text (characters, about 200M words).
 _TRAINING_CHARACTERS = 1 << 30
-# As much of it in text with few spaces. Its words are whole
-# phrases, and the trainer needs about 40 bytes of memory for each byte of them.
+# As much of it in text with few spaces: its words are whole phrases, and the
+# trainer needs about 40 bytes of memory for each byte of them.
 _TRAINING_PHRASES = 1 << 23
 
 
@@ -57,41 +55,35 @@ class Tokenizer:
   ) -> "Tokenizer":
     """Trains a tokenizer. The same text gives the same tokenizer.
 
-    Ids are `<pad> <s> </s> <mask>`, the 256 bytes, then merged pairs.
-
-    Args:
-      texts: Texts to train on.
-      vocab_size: Largest number of ids. Little text gives fewer.
-      kind: `bpe` encodes by merging pairs in order (BabyLlama: pairs seen at
-        least twice). `wordpiece` encodes the longest piece first and digits one
-        by one, and has `<unk>` (LTG-BERT: pairs seen at least ten times).
+    Ids are `<pad> <s> </s> <mask>`, the 256 bytes, then merged pairs. Little
+    text gives fewer than `vocab_size`. The kind `bpe` encodes by merging pairs
+    in order (BabyLlama: pairs seen at least twice). `wordpiece` encodes the
+    longest piece first and digits one by one, and has `<unk>` (LTG-BERT: pairs
+    seen at least ten times).
     """
     # With a space before it, the first word has the token it has elsewhere.
-    to_bytes = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
-    special = list(KINDS[kind])
+    split = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    options = {
+      "vocab_size": vocab_size,
+      "special_tokens": list(KINDS[kind]),
+      "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
+      "show_progress": False,
+    }
     if kind == "bpe":
-      backend = tokenizers.Tokenizer(tokenizers.models.BPE())
-      backend.pre_tokenizer = to_bytes
-      trainer = tokenizers.trainers.BpeTrainer(
-        min_frequency=2, special_tokens=special
-      )
+      model = models.BPE()
+      trainer = trainers.BpeTrainer(min_frequency=2, **options)
     else:
-      model = tokenizers.models.WordPiece(unk_token="<unk>")
-      backend = tokenizers.Tokenizer(model)
-      digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
-      backend.pre_tokenizer = tokenizers.pre_tokenizers.Sequence(
-        [to_bytes, digits]
-      )
-      trainer = tokenizers.trainers.WordPieceTrainer(
-        min_frequency=10, special_tokens=special, continuing_subword_prefix=""
-      )
+      model = models.WordPiece(unk_token="<unk>")
+      digits = pre_tokenizers.Digits(individual_digits=True)
+      split = pre_tokenizers.Sequence([split, digits])
+      options |= {"min_frequency": 10, "continuing_subword_prefix": ""}
+      trainer = trainers.WordPieceTrainer(**options)
+    backend = tokenizers.Tokenizer(model)
+    backend.pre_tokenizer = split
     # Unlike BabyLlama's NFKC, NFC does not rewrite characters (½ to 1⁄2), so
     # decoding returns the encoded text.
-    backend.normalizer = tokenizers.normalizers.NFC()
-    backend.decoder = tokenizers.decoders.ByteLevel()
-    trainer.vocab_size = vocab_size
-    trainer.show_progress = False
-    trainer.initial_alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    backend.normalizer = normalizers.NFC()
+    backend.decoder = decoders.ByteLevel()
     backend.train_from_iterator(_first(texts), trainer)
     return cls(backend)
 
@@ -144,8 +136,7 @@ class Tokenizer:
     # A copy: the library's tokenizers change in place.
     backend = tokenizers.Tokenizer.from_str(self.to_json())
     backend.add_special_tokens(list(tokens))
-    first = self.vocab_size
-    for index, token in enumerate(tokens, start=first):
+    for index, token in enumerate(tokens, start=self.vocab_size):
       if backend.token_to_id(token) != index:
         raise UserError(
           f"cannot add {token} to the tokenizer as token {index}: it is there"
@@ -197,11 +188,10 @@ class Tokenizer:
   @functools.cached_property
   def word_start(self) -> np.ndarray:
     """Whether each token begins a word, or is special, bool `[V]`."""
-    model = self._backend.model
-    inside = getattr(model, "continuing_subword_prefix", None)  # WordPiece: ##
+    # WordPiece's `##` marks pieces inside words. Others mark those that begin.
+    inside = getattr(self._backend.model, "continuing_subword_prefix", None)
     begins = self.special.copy()
     for token, index in self._vocab.items():
-      # Either pieces inside words are marked, or pieces that begin words.
       marked = token.startswith(inside or _SPACES)
       begins[index] |= marked != bool(inside)
     return begins
