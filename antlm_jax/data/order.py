@@ -8,6 +8,7 @@ gives every source its share of the slots, and shuffles each block of 64 slots.
 import bisect
 import dataclasses
 import functools
+import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -75,13 +76,10 @@ def parse(
   return tuple(parts)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Stretch:
+class _Stretch(NamedTuple):
   """Steps in which neither the batches nor the shares of the sources change."""
 
   start: int  # its first step
-  part: Part
-  phase: Phase  # of the mix
   slots: float  # number of slots that it fills; infinite for the last one
   taken: np.ndarray  # rows that each source gave before it, int64 `[S]`
 
@@ -144,11 +142,11 @@ class Order:
       (part,) = self.parts
       return float(self._slots_per_epoch(part)[0] / part.layout.batch_size)
     # By shares of the run: its number of steps may depend on this result.
-    ends, rows = [*(part.begin for part in self.parts[1:]), 1.0], 0.0
-    for part, end in zip(self.parts, ends, strict=True):
-      share = self._grown(part.begin, end)
-      rows += share * part.layout.batch_size * part.joined
-    return int(self._sizes.sum()) / rows
+    ends = [*(part.begin for part in self.parts[1:]), 1.0]
+    return int(self._sizes.sum()) / sum(
+      self._grown(part.begin, end) * part.layout.batch_size * part.joined
+      for part, end in zip(self.parts, ends, strict=True)
+    )
 
   @property
   def starts(self) -> list[int]:
@@ -161,9 +159,8 @@ class Order:
 
   def slots(self, step: int) -> Slots:
     """Returns the slots of a step that this process fills."""
-    stretch = self._stretch(step)
-    part = stretch.part
-    slots = self._filled(part, stretch.start, step) + part.layout.rows
+    stretch, part = self._stretch(step), self.at(step)
+    slots = self._filled(stretch.start, step) + part.layout.rows
     source, count = self._shuffled(stretch, slots)
     # Each source continues the epoch in which the stretch before it stopped.
     count += stretch.taken[source] // part.joined
@@ -189,17 +186,17 @@ class Order:
   def taken(self, step: int) -> dict[str, int]:
     """Returns the number of rows of each source that the steps before read."""
     stretch = self._stretch(step)
-    slots = self._filled(stretch.part, stretch.start, step)
-    more = self._counts(stretch.phase, slots) * stretch.part.joined
-    return dict(zip(self.sources, (stretch.taken + more).tolist(), strict=True))
+    slots = self._filled(stretch.start, step)
+    taken = stretch.taken + self._counts(step, slots) * self.at(step).joined
+    return dict(zip(self.sources, taken.tolist(), strict=True))
 
   def batch_size(self, step: int) -> int:
     """Returns the number of a step's slots that count: the first ones."""
-    return self._filled(self.at(step), step, step + 1)
+    return self._filled(step, step + 1)
 
-  def _filled(self, part: Part, start: int, stop: int) -> int:
-    """Counts the slots that a part's steps from `start` to `stop` fill."""
-    size = part.layout.batch_size
+  def _filled(self, start: int, stop: int) -> int:
+    """Counts the slots that a part's steps fill, from `start` to `stop`."""
+    size = self.at(start).layout.batch_size
     if self.growth == 1:
       return (stop - start) * size
     # Rounded sums from the run's beginning on, so that they add up.
@@ -232,25 +229,25 @@ class Order:
 
   @functools.cached_property
   def _stretches(self) -> list[_Stretch]:
-    mix, out = self.mix, []
-    if mix is None:
-      sizes = self._sizes / self._sizes.sum()
-      shares = dict(zip(self.sources, sizes.tolist(), strict=True))
-      mix = Curriculum((Phase(0, self.steps, shares),))
-    starts = sorted({*self.starts, *(phase.start for phase in mix.phases)})
+    phases, out = self._mix.phases, []
+    starts = sorted({*self.starts, *(phase.start for phase in phases)})
     taken = np.zeros_like(self._sizes)
-    for start, stop in zip(starts, [*starts[1:], None], strict=True):
-      part, phase = self.at(start), mix.at(start)
-      slots = math.inf if stop is None else self._filled(part, start, stop)
-      out.append(_Stretch(start, part, phase, slots, taken))
-      if stop is not None:
-        # Rows, since slots of two parts may hold different numbers of them.
-        taken = taken + self._counts(phase, slots) * part.joined
-    return out
+    for start, stop in itertools.pairwise(starts):
+      slots = self._filled(start, stop)
+      out.append(_Stretch(start, slots, taken))
+      # Rows, since slots of two parts may hold different numbers of them.
+      taken = taken + self._counts(start, slots) * self.at(start).joined
+    return [*out, _Stretch(starts[-1], math.inf, taken)]
 
-  def _counts(self, phase: Phase, slots) -> np.ndarray:
-    """Says how many of the first `slots` each source fills, `[S, *slots]`."""
-    slots = np.asarray(slots, np.int64)
+  @functools.cached_property
+  def _mix(self) -> Curriculum:
+    sizes = self._sizes / self._sizes.sum()
+    shares = dict(zip(self.sources, sizes.tolist(), strict=True))
+    return self.mix or Curriculum((Phase(0, self.steps, shares),))
+
+  def _counts(self, step: int, slots) -> np.ndarray:
+    """Says how many of a stretch's first `slots` each source fills."""
+    slots, phase = np.asarray(slots, np.int64), self._mix.at(step)
     out = np.zeros((len(self.sources), *slots.shape), np.int64)
     names = list(self.sources)
     out[[names.index(name) for name in phase.shares]] = phase.counts(slots)
@@ -269,7 +266,7 @@ class Order:
     for block in np.unique(slots // _BLOCK):
       every = block * _BLOCK + np.arange(_BLOCK)
       # Slots that each source fills before each of these, `[S, _BLOCK + 1]`.
-      counts = self._counts(stretch.phase, np.append(every, every[-1] + 1))
+      counts = self._counts(stretch.start, np.append(every, every[-1] + 1))
       fills = np.diff(counts)  # 1 for the source that fills a slot
       draws = hashing.bits(self.seed, _SHUFFLE, stretch.taken.sum() + every)
       # Slots after the stretch's end stay behind those before, whose shares

@@ -151,9 +151,8 @@ def fill(
   tokens = np.full((rows, seq_len), pad_id, np.int32)
   starts = np.zeros(tokens.shape, bool)
   # A token's place is its piece's begin and its index in the piece.
-  inside = np.arange(lengths.sum()) - np.repeat(
-    np.cumsum(lengths) - lengths, lengths
-  )
+  first = np.cumsum(lengths) - lengths
+  inside = np.arange(lengths.sum()) - np.repeat(first, lengths)
   tokens.flat[np.repeat(begins, lengths) + inside] = np.concatenate(pieces)
   starts.flat[begins] = True
   # Padding is a separate segment, so that no token sees it.

@@ -91,7 +91,11 @@ def _parts(source: str, rule: Rule, column: str) -> Iterator[tuple[str, bool]]:
       yield from _divide(_lines(file), rule)
     return
   for where, (value,) in records(source, {column: "column"}):
-    *parts, last = _cut(_document(value, column, where))
+    if not isinstance(value, str | None):
+      raise ValueError(f"{where}: {column!r} is no text but {value!r:.60}")
+    text = (value or "").replace("\r\n", "\n").replace("\r", "\n").strip()
+    text.encode("utf-8")  # raises ValueError at half of a surrogate pair
+    *parts, last = _cut(text)
     yield from ((part, False) for part in parts)
     yield last, True
 
@@ -140,15 +144,6 @@ def _reading(source: str) -> Iterator[None]:
     yield
   except (OSError, ValueError, NotImplementedError, csv.Error) as error:
     raise UserError(f"cannot read {source}: {files.reason(error)}") from error
-
-
-def _document(value: Any, column: str, where: str) -> str:
-  """Returns the text of a record, with line ends as in a file's text."""
-  if not isinstance(value, str | None):
-    raise ValueError(f"{where}: {column!r} is no text but {value!r:.60}")
-  value = (value or "").replace("\r\n", "\n").replace("\r", "\n").strip()
-  value.encode("utf-8")  # raises ValueError at half of a surrogate pair
-  return value
 
 
 def _open(path: str) -> BinaryIO:

@@ -30,11 +30,7 @@ def write(
   dtype: str,
   segmented: bool,
 ) -> int:
-  """Writes blocks of rows `(tokens [n, T], starts [n, T])`.
-
-  Returns:
-    Number of rows.
-  """
+  """Writes blocks `(tokens [n, T], starts [n, T])`; returns the row count."""
   # A record for each row: reading one reads no other.
   writer = array_record_module.ArrayRecordWriter(str(path), _WRITER_OPTIONS)
   count = 0
@@ -73,9 +69,8 @@ class Rows:
     )
     found = self._reader.num_records() or count  # 0: its index is damaged
     if found != count:
-      raise damaged(
-        self._path, f"has {found} rows, not the {count} of its manifest"
-      )
+      what = f"has {found} rows, not the {count} of its manifest"
+      raise damaged(self._path, what)
     # A file that was zeroed or is of other rows fails here.
     self.read([0, count - 1])
 
