@@ -17,14 +17,7 @@ import pytest
 from hypothesis import strategies as st
 
 from antlm_jax import errors, prepare
-from antlm_jax.data import (
-  document_store,
-  make_folder,
-  packing,
-  prepared_folder,
-  rows,
-  tokenizer,
-)
+from antlm_jax.data import document_store, make_folder, packing, rows, tokenizer
 from antlm_jax.data.make_folder import Settings
 from antlm_jax.data.prepared_folder import Manifest, Prepared
 
@@ -48,16 +41,26 @@ def corpus(tmp_path) -> pathlib.Path:
   return folder
 
 
-def command(*args, **kwargs) -> subprocess.CompletedProcess:
-  line = [sys.executable, "-m", "antlm_jax.prepare", *map(str, args)]
-  return subprocess.run(
-    line, cwd=ROOT, capture_output=True, text=True, **kwargs
-  )
+COMMAND = [sys.executable, "-m", "antlm_jax.prepare"]
 
 
-def small(corpus, output, **changes) -> Settings:
+def command(*args) -> subprocess.CompletedProcess:
+  line = [*COMMAND, *map(str, args)]
+  return subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
+
+
+def make(corpus, output, **changes) -> Manifest:
   asked = {"vocab_size": 300, "seq_len": 32, **changes}
-  return Settings(text=(str(corpus),), output=str(output), **asked)
+  settings = Settings(text=(str(corpus),), output=str(output), **asked)
+  return make_folder.prepare(settings)
+
+
+def told(message: str, begin, *args, **kwargs) -> str:
+  """The one line that a call fails with."""
+  with pytest.raises(errors.UserError, match=message) as error:
+    begin(*args, **kwargs)
+  assert "\n" not in str(error.value)
+  return str(error.value)
 
 
 # The dataset
@@ -135,15 +138,12 @@ def test_offsets_cover_the_words(small_tokenizer):
 
 
 @pytest.mark.parametrize("index", [1 << 24, 4_000_000_000, 2**32 - 1])
-def test_a_tokenizer_with_a_huge_id_is_refused(
-  small_tokenizer, tmp_path, index
-):
+def test_a_huge_id_is_refused(small_tokenizer, tmp_path, index):
   fields = json.loads(small_tokenizer.to_json())
   fields["model"]["vocab"]["sees"] = index
-  (tmp_path / "t.json").write_text(json.dumps(fields))
-  with pytest.raises(errors.UserError, match=f"id {index:,}, over") as error:
-    tokenizer.Tokenizer.load(tmp_path / "t.json")
-  assert "\n" not in str(error.value)
+  path = tmp_path / "t.json"
+  path.write_text(json.dumps(fields))
+  told(f"id {index:,}, over", tokenizer.Tokenizer.load, path)
 
 
 def test_wordpiece_is_understood(tmp_path):
@@ -242,26 +242,17 @@ def test_documents_pack_tightly(monkeypatch):
   assert (tokens == PAD).mean() < 0.01
 
 
-def test_boundaries():
-  documents = [np.array([5, 6], np.int32)]
-  both = list(packing.bound(documents, 2, EOS))
-  assert both[0].tolist() == [2, 5, 6, EOS]
-  assert next(packing.bound(documents, None, None)).tolist() == [5, 6]
-
-
-@pytest.mark.parametrize(
-  ("boundary", "around", "alone"),
-  [
-    ("bos_eos", (1, 2), (1, 2)),
-    ("bos", (1, None), (1, None)),
-    ("eos", (None, 2), (2, 2)),
-    ("none", (None, None), (None, None)),
-  ],
-)
-def test_special_tokens_of_boundaries(small_tokenizer, boundary, around, alone):
-  assert packing.boundary_ids(small_tokenizer, boundary) == around
-  assert packing.frame_ids(small_tokenizer, boundary) == alone
-  assert boundary in packing.BOUNDARIES
+def test_boundaries(small_tokenizer):
+  for boundary, around, alone, bound in (
+    ("bos_eos", (1, 2), (1, 2), [1, 5, 6, 2]),
+    ("bos", (1, None), (1, None), [1, 5, 6]),
+    ("eos", (None, 2), (2, 2), [5, 6, 2]),
+    ("none", (None, None), (None, None), [5, 6]),
+  ):
+    assert packing.boundary_ids(small_tokenizer, boundary) == around
+    assert packing.frame_ids(small_tokenizer, boundary) == alone
+    (found,) = packing.bound([np.array([5, 6], np.int32)], *around)
+    assert found.tolist() == bound
 
 
 # Rows
@@ -293,38 +284,18 @@ def test_rows_round_trip(tmp_path, vocab_size, segmented):
     read.read([50])
 
 
-def test_unprepared_or_damaged_folders_are_refused(corpus, tmp_path, capsys):
-  for folder in (tmp_path / "none", corpus):
-    with pytest.raises(errors.UserError, match=r"run antlm prepare"):
-      Manifest.load(folder)
-  output = tmp_path / "out"
-  make_folder.prepare(small(corpus, output))
-  with open(output / "train.array_record", "r+b") as file:
-    file.truncate(100)
-  with pytest.raises(errors.UserError, match="100 bytes, not the"):
-    Prepared.open(output)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory) -> pathlib.Path:
   """A prepared folder, to be damaged in copies of it."""
   folder = tmp_path_factory.mktemp("whole")
   (folder / "a.txt").write_text(make_text(2000), "utf-8")
-  make_folder.prepare(small(folder / "a.txt", folder / "out"))
+  make(folder / "a.txt", folder / "out")
   return folder / "out"
 
 
 @pytest.fixture
 def copy(whole, tmp_path) -> pathlib.Path:
   return shutil.copytree(whole, tmp_path / "copy")
-
-
-def told(folder, message: str, begin=Prepared.open) -> str:
-  """The one line that opening a folder, or `begin`, fails with."""
-  with pytest.raises(errors.UserError, match=message) as error:
-    begin(folder)
-  assert "\n" not in str(error.value)
-  return str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -339,14 +310,18 @@ def told(folder, message: str, begin=Prepared.open) -> str:
 def test_a_manifest_of_another_version_is_refused(copy, change):
   manifest = json.loads((copy / "manifest.json").read_text())
   (copy / "manifest.json").write_text(json.dumps(manifest | change))
-  line = told(copy, r"manifest\.json was changed, or is of another version")
+  line = told("json was changed, or is of another version", Prepared.open, copy)
   assert "another --output" in line and "delete" not in line
 
 
-@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff"])
-def test_a_file_that_is_no_manifest_is_refused(copy, content):
-  (copy / "manifest.json").write_bytes(content)
-  told(copy, "is not a prepared folder .*; run antlm prepare")
+@pytest.mark.parametrize("content", [b"", b"[1]", b"{", b"\xff", None])
+def test_a_folder_without_a_manifest_is_refused(copy, content):
+  (copy / "manifest.json").unlink()
+  if content is not None:
+    (copy / "manifest.json").write_bytes(content)
+  message = "is not a prepared folder .*; run antlm prepare"
+  told(message, Prepared.open, copy)
+  told(message, Manifest.load, copy / "none")
 
 
 def test_a_manifest_with_its_own_hash_is_read(copy):
@@ -361,9 +336,10 @@ def test_another_tokenizer_is_refused(copy, tmp_path):
   other = tokenizer.Tokenizer.train(texts, 300)
   assert other.vocab_size == Prepared.open(copy).tokenizer.vocab_size
   (copy / "tokenizer.json").write_text(other.to_json(), "utf-8")
-  told(copy, "is not the tokenizer that the rows were made with")
+  message = "is not the tokenizer that the rows were made with"
+  told(message, Prepared.open, copy)
   (copy / "tokenizer.json").unlink()
-  told(copy, "cannot read the tokenizer")
+  told("cannot read the tokenizer", Prepared.open, copy)
 
 
 def flip(path: pathlib.Path, at: int) -> None:
@@ -382,34 +358,32 @@ def test_damaged_rows_are_told_on_opening(copy, damage):
     path.unlink()
   else:
     os.truncate(path, size + (100 if damage == "grown" else -100))
-  assert "train.array_record has" in told(copy, "prepare it again")
+  line = told("prepare it again", Prepared.open, copy)
+  assert "train.array_record has" in line
+  if damage == "truncated":
+    assert f"has {size - 100} bytes, not the {size} of its manifest" in line
 
 
 def test_a_flipped_bit_is_found(copy):
   path, row = copy / "train.array_record", 7
-  rows = Prepared.open(copy).train
-  record = rows.read([row])[0].astype("<u2").tobytes()
+  record = Prepared.open(copy).train.read([row])[0].astype("<u2").tobytes()
   at = path.read_bytes().index(record) + 9
   flip(path, at)
-  with pytest.raises(errors.UserError, match=r"has a bad row: .*; delete"):
-    Prepared.open(copy).train.read([3, row, 1])
-  told(copy, "not as it was prepared", lambda f: Prepared.open(f).verify())
+  opened = Prepared.open(copy)
+  told("has a bad row: .*; delete", opened.train.read, [3, row, 1])
+  told("not as it was prepared", opened.verify)
   flip(path, at)
   Prepared.open(copy).verify()
   flip(path, 3)  # a byte that no row needs
-  told(copy, "not as it was prepared", lambda f: Prepared.open(f).verify())
+  told("not as it was prepared", Prepared.open(copy).verify)
 
 
 def test_rows_of_another_shape_are_refused(tmp_path):
   tokens = np.array([[1, 2], [3, 8], [4, 5]], np.int32)
   path = tmp_path / "train.array_record"
   rows.write(path, [(tokens, tokens > 9)], "<u2", False)
-  for count, length, message in (
-    (4, 2, "has 3 rows, not the 4"),
-    (3, 3, "rows that are not of 6 bytes"),
-  ):
-    with pytest.raises(errors.UserError, match=message):
-      rows.Rows(path, count, length, 9, False)
+  told("has 3 rows, not the 4", rows.Rows, path, 4, 2, 9, False)
+  told("rows that are not of 6 bytes", rows.Rows, path, 3, 3, 9, False)
 
 
 # Prepare
@@ -417,7 +391,7 @@ def test_rows_of_another_shape_are_refused(tmp_path):
 
 @pytest.mark.parametrize("pack", packing.PACKINGS)
 def test_rows_hold_the_text(corpus, tmp_path, pack):
-  manifest = make_folder.prepare(small(corpus, tmp_path / "out", packing=pack))
+  manifest = make(corpus, tmp_path / "out", packing=pack)
   vocabulary = tokenizer.Tokenizer.load(tmp_path / "out/tokenizer.json")
   opened = Prepared.open(tmp_path / "out")
   for name, source in (("train", opened.train), ("dev", opened.dev)):
@@ -490,26 +464,24 @@ def test_one_line_says_what_is_held_out(corpus, capsys, text, dev, line):
   record = json.dumps({"text": make_text(600)})
   (folder / "one.jsonl").write_text(record, "utf-8")
   dev = tuple(str(folder / path) for path in dev)
-  make_folder.prepare(small(folder / text, folder / "out", dev=dev, seq_len=8))
+  make(folder / text, folder / "out", dev=dev, seq_len=8)
   said = [s for s in capsys.readouterr().out.splitlines() if s[:4] == "dev:"]
   assert len(said) == 2 and said[0].startswith(line)  # the second has counts
 
 
 def test_other_text_is_refused(corpus, tmp_path):
-  make_folder.prepare(small(corpus, tmp_path / "out"))
+  make(corpus, tmp_path / "out")
   (corpus / "a.train").write_text(make_text(301), "utf-8")
-  with pytest.raises(errors.UserError, match="other text"):
-    make_folder.prepare(small(corpus, tmp_path / "out"))
+  told("other text", make, corpus, tmp_path / "out")
 
 
 def test_preparing_again_gives_the_same_bytes(corpus, tmp_path):
   names = ["tokenizer.json", "train.array_record", "dev.array_record"]
-  for folder in ("x", "y"):
-    make_folder.prepare(small(corpus, tmp_path / folder, packing="chunks"))
-  for name in names:
-    assert prepared_folder.sha256(
-      tmp_path / "x" / name
-    ) == prepared_folder.sha256(tmp_path / "y" / name)
+  made = []
+  for folder in (tmp_path / "x", tmp_path / "y"):
+    make(corpus, folder, packing="chunks")
+    made.append([(folder / name).read_bytes() for name in names])
+  assert made[0] == made[1]
 
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
@@ -517,13 +489,11 @@ def test_interrupted_preparation_is_done_again(tmp_path, stop):
   big = tmp_path / "big.txt"
   big.write_text(make_text(60_000), "utf-8")
   output = tmp_path / "out"
-  args = ["--text", big, "--output", output, "--vocab_size", "300"]
-  line = [sys.executable, "-m", "antlm_jax.prepare", *map(str, args)]
+  args = ["--text", str(big), "--output", str(output), "--vocab_size=300"]
   # A background job of a shell, as these tests may be, ignores Ctrl-C.
-  line = ["env", "--default-signal=INT", *line]
-  process = subprocess.Popen(
-    line, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-  )
+  line = ["env", "--default-signal=INT", *COMMAND, *args]
+  pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+  process = subprocess.Popen(line, cwd=ROOT, **pipes)
   while not list(tmp_path.glob(".out.*")) and process.poll() is None:
     time.sleep(0.01)
   process.send_signal(stop)
@@ -541,16 +511,15 @@ def test_interrupted_preparation_is_done_again(tmp_path, stop):
 
 
 def test_two_preparations_do_not_mix(corpus, tmp_path, monkeypatch):
-  make, output = make_folder._make, tmp_path / "out"
+  fill, output = make_folder._make, tmp_path / "out"
 
-  def make_while_another_prepares(*args):
+  def fill_while_another_prepares(*args):
     line = f"--text {corpus} --output {output} --vocab_size=300 --seq_len=16"
     command(*line.split())
-    return make(*args)
+    return fill(*args)
 
-  monkeypatch.setattr(make_folder, "_make", make_while_another_prepares)
-  with pytest.raises(errors.UserError, match="out: Directory not empty"):
-    make_folder.prepare(small(corpus, output))
+  monkeypatch.setattr(make_folder, "_make", fill_while_another_prepares)
+  told("out: Directory not empty", make, corpus, output)
   assert Prepared.open(output).manifest.seq_len == 16
   assert {path.name for path in tmp_path.iterdir()} == {"corpus", "out"}
 
@@ -572,9 +541,7 @@ BAD_SETTINGS = [
 
 @pytest.mark.parametrize(("changes", "message"), BAD_SETTINGS)
 def test_bad_settings(corpus, tmp_path, changes, message):
-  with pytest.raises(errors.UserError, match=message) as error:
-    make_folder.prepare(small(corpus, tmp_path / "out", **changes))
-  assert "\n" not in str(error.value)
+  told(message, make, corpus, tmp_path / "out", **changes)
   assert not (tmp_path / "out").exists()
 
 
@@ -596,24 +563,17 @@ def test_bad_text(tmp_path, files, message):
     corpus.mkdir()
   for name, content in (files or {}).items():
     (corpus / name).write_bytes(content)
-  with pytest.raises(errors.UserError, match=message) as error:
-    make_folder.prepare(small(corpus, tmp_path / "out"))
-  assert "\n" not in str(error.value)
+  told(message, make, corpus, tmp_path / "out")
   assert not (tmp_path / "out").exists()
 
 
 def test_bad_outputs(corpus, tmp_path, monkeypatch):
   (tmp_path / "file").write_text("mine")
-  with pytest.raises(errors.UserError, match="Not a directory"):
-    make_folder.prepare(small(corpus, tmp_path / "file"))
-  with pytest.raises(errors.UserError, match="is not empty"):
-    make_folder.prepare(small(corpus, corpus))
+  told("Not a directory", make, corpus, tmp_path / "file")
+  told("is not empty", make, corpus, corpus)
   assert sorted(f.name for f in corpus.iterdir()) == ["a.dev", "a.train"]
   monkeypatch.setattr(os.path, "ismount", lambda path: True)
-  with pytest.raises(
-    errors.UserError, match=r"is a mount point, .*out/prepared"
-  ):
-    make_folder.prepare(small(corpus, tmp_path / "out"))
+  told("is a mount point, .*out/prepared", make, corpus, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -633,18 +593,13 @@ def test_bad_outputs(corpus, tmp_path, monkeypatch):
     ("--text /dev/zero --output {out}", "/dev/zero is not a regular file"),
     ("--text {long} --output {out}", "does not exist"),
     ("--text {corpus} --output {out}/{long}", "File name too long"),
-    (
-      "--text {corpus} --output {out} --tokenizer={corpus}",
-      "holds no checkpoint",
-    ),
+    ("--text {corpus} --output {out} --tokenizer={corpus}", "no checkpoint"),
   ],
 )
 def test_bad_commands_are_told_in_one_line(corpus, tmp_path, args, message):
   out = tmp_path / "out"
   words = args.format(corpus=corpus, out=out, long="x" * 5000).split()
-  with pytest.raises(errors.UserError, match=message) as error:
-    prepare.main(words)
-  assert "\n" not in str(error.value)
+  told(message, prepare.main, words)
   assert not out.exists()
 
 
@@ -657,14 +612,12 @@ def test_real_text(tmp_path):
       if member.isfile() and member.size < 1_000_000:
         name = pathlib.PurePath(member.name).name
         (corpus / name).write_bytes(archive.extractfile(member).read())
-  settings = small(corpus, tmp_path / "out", vocab_size=4000, seq_len=128)
-  manifest = make_folder.prepare(settings)
-  train = manifest.splits["train"]
+  sizes = {"vocab_size": 4000, "seq_len": 128}
+  train = make(corpus, tmp_path / "out", **sizes).splits["train"]
   assert 2.5 < train.text_bytes / train.tokens < 5
   source = Prepared.open(tmp_path / "out").train
   vocabulary = tokenizer.Tokenizer.load(tmp_path / "out/tokenizer.json")
   tokens, _ = source.read([0])
   start = vocabulary.decode(tokens[0])[:100]
-  assert any(
-    file.read_text("utf-8").startswith(start) for file in corpus.glob("*.train")
-  )
+  texts = (file.read_text("utf-8") for file in corpus.glob("*.train"))
+  assert any(text.startswith(start) for text in texts)
