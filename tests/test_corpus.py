@@ -33,15 +33,14 @@ def write(folder: pathlib.Path, **files: bytes | str) -> pathlib.Path:
 
 
 def documents(tmp_path, content: bytes, rule: str = "auto") -> list[str]:
-  (tmp_path / "a.txt").write_bytes(content)
-  return joined(
-    readers.pieces(str(tmp_path / "a.txt"), readers.RULES[rule], "")
-  )
+  path = str(write(tmp_path, **{"a.txt": content}) / "a.txt")
+  return joined(readers.pieces(path, readers.RULES[rule], ""))
 
 
-def make_text(
-  count: int, words=("the", "cat", "sees", "a", "dog"), end="."
-) -> str:
+ENGLISH = ("the", "cat", "sees", "a", "dog")
+
+
+def make_text(count: int, words=ENGLISH, end=".") -> str:
   """Paragraphs of one line, of unequal lengths."""
   draw = np.random.default_rng(0)
   lines = [
@@ -52,11 +51,9 @@ def make_text(
 
 
 def prepared(tmp_path, paths, name="out", **changes) -> Prepared:
-  asked = {"vocab_size": 300, "seq_len": 16} | changes
+  asked = {"vocab_size": 300, "seq_len": 16, "text": tuple(paths)} | changes
   output = str(tmp_path / name)
-  make_folder.prepare(
-    make_folder.Settings(text=tuple(paths), output=output, **asked)
-  )
+  make_folder.prepare(make_folder.Settings(output=output, **asked))
   return Prepared.open(output)
 
 
@@ -74,10 +71,19 @@ def joined(pieces) -> list[str]:
 # Documents
 
 
-def test_auto_ends_documents_at_blank_lines(tmp_path):
-  content = b"\xef\xbb\xbfa\r\nb\r\n \r\n\r\nc\rd\r\r \r\re \xe2\x80\xa8 f\r"
-  expected = ["a\nb", "c\nd", "e \u2028 f"]
-  assert documents(tmp_path, content) == expected
+@pytest.mark.parametrize(("rule", "content", "expected"), [
+  (
+    "auto",
+    b"\xef\xbb\xbfa\r\nb\r\n \r\n\r\nc\rd\r\r \r\re \xe2\x80\xa8 f\r",
+    ["a\nb", "c\nd", "e \u2028 f"],
+  ),
+  ("line", b"a b\n\nc\n  \nd e", ["a b", "c", "d e"]),
+  ("file", b"a b\n\nc\n  \nd e", ["a b\n\nc\n  \nd e"]),
+  # Blank pieces do not hide where a document begins.
+  ("line", b"a\n" + b" " * (3 << 20) + b"b\nc\n", ["a", "b", "c"]),
+], ids=("auto", "line", "file", "blanks"))  # fmt: skip
+def test_where_documents_end(tmp_path, rule, content, expected):
+  assert documents(tmp_path, content, rule) == expected
 
 
 def test_an_article_is_a_document(tmp_path):
@@ -100,12 +106,6 @@ def test_auto_ends_a_long_document_at_a_line_end(tmp_path):
   assert "\n".join(found) == "\n".join(["word word"] * 20_000)
 
 
-def test_line_and_file_rules(tmp_path):
-  content = b"a b\n\nc\n  \nd e"
-  assert documents(tmp_path, content, "line") == ["a b", "c", "d e"]
-  assert documents(tmp_path, content, "file") == ["a b\n\nc\n  \nd e"]
-
-
 @pytest.mark.parametrize("rule", readers.RULES)
 @pytest.mark.parametrize("word", ["wörd ", "猫在看狗", "é"])
 def test_a_huge_line_is_one_document_in_pieces(tmp_path, rule, word):
@@ -117,17 +117,10 @@ def test_a_huge_line_is_one_document_in_pieces(tmp_path, rule, word):
   assert between.join(pieces) == line.strip()
 
 
-def test_blank_pieces_do_not_hide_where_a_document_begins(tmp_path):
-  content = b"a\n" + b" " * (3 << 20) + b"b\nc\n"
-  assert documents(tmp_path, content, "line") == ["a", "b", "c"]
-
-
-def test_the_bad_byte_is_located(tmp_path):
-  for content, byte in [(b"ok\nx\xff", 4), (b"ab\n" + b"e" * (1 << 21), None)]:
-    if byte is None:
-      content, byte = content + b"\xc3", len(content)
-    with pytest.raises(errors.UserError, match=rf"a\.txt.* byte {byte};"):
-      documents(tmp_path, content)
+@pytest.mark.parametrize("size, bad", [(1, b"\xff"), (1 << 21, b"\xc3")])
+def test_the_bad_byte_is_located(tmp_path, size, bad):
+  with pytest.raises(errors.UserError, match=rf"a\.txt.* byte {3 + size};"):
+    documents(tmp_path, b"ok\n" + b"e" * size + bad)
 
 
 # Files
@@ -201,14 +194,8 @@ def test_links_are_followed_once(tmp_path):
 
 # Kinds
 
-RECORDS = [
-  "the first .",
-  "naïve café\nof two lines",
-  "",
-  "猫 .",
-  '"so, it"',
-  "end",
-]
+TWO_LINES = "naïve café\nof two lines"
+RECORDS = ["the first .", TWO_LINES, "", "猫 .", '"so, it"', "end"]
 
 
 def as_kinds(folder: pathlib.Path, records, column="text") -> list[str]:
@@ -219,17 +206,15 @@ def as_kinds(folder: pathlib.Path, records, column="text") -> list[str]:
   zst = pa.BufferOutputStream()
   with pa.CompressedOutputStream(zst, "zstd") as file:
     file.write(jsonl)
-  write(
-    folder,
-    **{
-      "a.txt": txt,
-      "b.TXT.gz": gzip.compress(txt[:5]) + gzip.compress(txt[5:]),
-      "c.rst": txt.replace(b"\n", b"\r\n"),
-      "d.jsonl": b"\xef\xbb\xbf" + jsonl.replace(b"\\n", b"\\r\\n") + b"\n \n",
-      "e.jsonl.gz": gzip.compress(jsonl),
-      "f.jsonl.zst": zst.getvalue().to_pybytes(),
-    },
-  )
+  files = {
+    "a.txt": txt,
+    "b.TXT.gz": gzip.compress(txt[:5]) + gzip.compress(txt[5:]),
+    "c.rst": txt.replace(b"\n", b"\r\n"),
+    "d.jsonl": b"\xef\xbb\xbf" + jsonl.replace(b"\\n", b"\\r\\n") + b"\n \n",
+    "e.jsonl.gz": gzip.compress(jsonl),
+    "f.jsonl.zst": zst.getvalue().to_pybytes(),
+  }
+  write(folder, **files)
   for name, delimiter in (("g.csv", ","), ("h.tsv", "\t")):
     with open(folder / name, "w", encoding="utf-8-sig", newline="") as file:
       rows = csv.writer(file, delimiter=delimiter)
@@ -263,14 +248,9 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
   records = make_text(300).split("\n\n")
   lines = [json.dumps({"body": record}) + "\n" for record in records]
-  folder = write(
-    tmp_path / "in",
-    **{
-      "train.jsonl": "".join(lines),
-      "validation.jsonl": "".join(lines[:50]),
-      "test.jsonl": lines[0],
-    },
-  )
+  names = {"train": lines, "validation": lines[:50], "test": lines[:1]}
+  contents = {f"{name}.jsonl": "".join(of) for name, of in names.items()}
+  folder = write(tmp_path / "in", **contents)
   source = f"hf://{folder}"
   corpus = find([source], column="body")
   assert corpus.train == (f"{source}::train",)
@@ -334,12 +314,8 @@ def test_the_held_out_share_is_near(sizes, share):
   held = sizes - begins
   wanted = share * sizes.sum()
   assert (held >= 0).all() and (begins >= 0).all()
-  # A byte cannot be cut.
-  assert (
-    wanted / 2 - 1
-    <= held.sum()
-    <= min(2 * wanted, sizes.sum() / 2 + wanted / 2) + 1
-  )
+  most = min(2 * wanted, sizes.sum() / 2 + wanted / 2)
+  assert wanted / 2 - 1 <= held.sum() <= most + 1  # a byte cannot be cut
   # At most one is cut, and only where none of them is small enough.
   cut = (begins > 0) & (held > 0)
   assert cut.sum() == 0 or (cut.sum() == 1 and (sizes[cut] > wanted).all())
@@ -448,10 +424,8 @@ def test_no_corpus_is_held_out_to_more_than_twice_the_share(tmp_path, name):
   of = opened.manifest.splits
   tokens = of["train"].tokens + of["dev"].tokens
   held = of["dev"].tokens / tokens
-  print(
-    f"| {name} | {of['train'].documents:,} | {of['dev'].documents:,} |"
-    f" {tokens:,} | {held:.2%} |"
-  )
+  counts = " | ".join(f"{split.documents:,}" for split in of.values())
+  print(f"| {name} | {counts} | {tokens:,} | {held:.2%} |")
   assert share / 2 <= held <= 2 * share
   # Nothing is lost, and nothing there twice.
   whole = sum(len(p.text.encode()) for p in find(paths).pieces("train"))

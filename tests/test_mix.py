@@ -81,11 +81,9 @@ def mixes(draw):
 def test_any_mix_is_the_same_in_batches_of_any_size_and_layout(text, seed):
   whole = taken(order(text, 60, Part(0.0, Layout(24)), seed=seed))
   smaller = order(text, 180, Part(0.0, Layout(8, 2, 2)), seed=seed)
-  found = [smaller.rows(step)[:, 0] for step in range(180)]
   places = smaller.at(0).layout.rows
-  assert np.array_equal(
-    np.concatenate([rows[np.argsort(places)] for rows in found]), whole
-  )
+  found = [smaller.rows(s)[np.argsort(places), 0] for s in range(180)]
+  assert np.array_equal(np.concatenate(found), whole)
   for local in ((0,), (1,)):  # what a process of two reads
     layout = Layout(8, 2, 2, local)
     mine = order(text, 180, Part(0.0, layout), seed=seed)
@@ -102,14 +100,8 @@ def test_any_mix_is_the_same_in_batches_of_any_size_and_layout(text, seed):
 
 def test_batches_of_other_sizes_and_joined_rows_go_on_in_each_source():
   parts = (Part(0.0, Layout(8)), Part(0.5, Layout(2), 4))
-  of = order(
-    "a:b:c=2:1:1+b",
-    40,
-    *parts,
-    growth=0.5,
-    shuffle=False,
-    sizes={n: 4000 for n in SIZES},
-  )
+  given = {"growth": 0.5, "shuffle": False, "sizes": {n: 4000 for n in SIZES}}
+  of = order("a:b:c=2:1:1+b", 40, *parts, **given)
   found, filled = [], []
   for step in range(40):
     rows = of.rows(step)[: of.batch_size(step)]
@@ -133,10 +125,8 @@ def test_sources_and_objectives_of_a_batch_are_independent(batch):
   of = order("a:b", steps, Part(0.0, Layout(batch)))
   counts = collections.Counter()
   for step in range(steps):
-    kinds = both.rows(step, batch)
-    counts.update(
-      zip(kinds.tolist(), (of.rows(step)[:, 0] >= 70).tolist(), strict=True)
-    )
+    kinds, sources = both.rows(step, batch), of.rows(step)[:, 0] >= 70
+    counts.update(zip(kinds.tolist(), sources.tolist(), strict=True))
   assert len(counts) == 4 and counts.total() == steps * batch
   for count in counts.values():  # a deviation is 14 rows
     assert abs(count - steps * batch / 4) < 50
@@ -191,12 +181,12 @@ def other(english, prepared, shared):
     (folder / "text.txt").write_text(lines)
     common = {"text": (str(folder / "text.txt"),), "documents": "line"}
     alike = {"seq_len": 32, "packing": "documents"} | common
-    tokenizer = str(prepared / "tokenizer.json")
+    same = alike | {"tokenizer": str(prepared / "tokenizer.json")}
     for name, options in {
-      "alike": alike | {"tokenizer": tokenizer},
+      "alike": same,
       "tokens": alike | {"vocab_size": 300},
-      "length": alike | {"tokenizer": tokenizer, "seq_len": 16},
-      "stream": alike | {"tokenizer": tokenizer, "packing": "stream"},
+      "length": same | {"seq_len": 16},
+      "stream": same | {"packing": "stream"},
     }.items():
       prepare(Settings(output=str(folder / name), **options))
 
@@ -297,11 +287,7 @@ def test_a_name_for_one_folder_changes_nothing(prepared):
     ("a={a},b={other}/length", (), "--seq_len is 32 for a, but 16 for b"),
     ("a={a},b={other}/stream", (), "(--packing) is True for a, but False"),
     ("a={a},b={a}", ("data.mix=a:c",), "character 3 ('c'): unknown source 'c'"),
-    (
-      "a={a},b={a}",
-      ("data.mix=a:b=0:1",),
-      "character 5 ('0'): a proportion of",
-    ),
+    ("a={a},b={a}", ("data.mix=a:b=0:1",), "5 ('0'): a proportion of"),
     ("a={a},b={a}", ("data.mix=3a+8b steps",), "is 11 steps long, but the run"),
     ("a={a},b={a}", ("data.rounding=up",), "several sources of data"),
     ("{a}", ("data.mix=a",), "data.path none"),
@@ -323,10 +309,9 @@ def test_several_folders_read_as_their_rows_one_after_the_other(paths):
   a, b = of.train.values()
   indices = np.array([len(a), 0, len(a) - 1, len(of.rows) - 1, 3])
   tokens, starts = of.rows.read(indices)
-  expected = [b.read([0]), a.read([0]), a.read([len(a) - 1])]
-  expected += [b.read([len(b) - 1]), a.read([3])]
-  for i, (row, start) in enumerate(expected):
-    assert np.array_equal(tokens[i], row[0])
-    assert np.array_equal(starts[i], start[0])
+  places = [(b, 0), (a, 0), (a, len(a) - 1), (b, len(b) - 1), (a, 3)]
+  for i, (part, at) in enumerate(places):
+    assert np.array_equal(tokens[i], part.read([at])[0][0])
+    assert np.array_equal(starts[i], part.read([at])[1][0])
   with pytest.raises(IndexError):
     of.rows.read([len(of.rows)])
