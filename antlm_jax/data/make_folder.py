@@ -148,9 +148,6 @@ def prepare(settings: Settings, tokenizer: Tokenizer | None = None) -> Manifest:
   return manifest
 
 
-# -------------------------------------------------------------------- checks
-
-
 def _check(settings: Settings, tokenizer: Tokenizer | None) -> None:
   settings_lib.check(settings)
   chunks, smallest = settings.packing == "chunks", 2 * packing.SHORTEST_CHUNK
@@ -229,9 +226,6 @@ def _check_same(
       f"{output} is already prepared otherwise ({'; '.join(differ)}); choose"
       " another --output"
     )
-
-
-# -------------------------------------------------------------------- passes
 
 
 def _make(
@@ -328,11 +322,11 @@ def _write(
         yield tokens
 
   # Generators all the way: no more than a block of rows is in memory.
-  length, pad_id = settings.seq_len, tokenizer.pad_id
+  length = settings.seq_len
   if settings.packing == "chunks":
     blocks = packing.chunks(documents(), length, settings.seed)
   elif settings.packing == "documents":
-    blocks = packing.documents(documents(), length, pad_id)
+    blocks = packing.documents(documents(), length, tokenizer.pad_id)
   else:
     blocks = packing.stream(documents(), length)
   path = folder / folder_lib.rows_file(name)

@@ -221,8 +221,6 @@ class Order:
       "down": np.maximum(1, groups // batch_size) * batch_size,
     }[self.rounding]
 
-  # ------------------------------------------------- which source fills a slot
-
   def _stretch(self, step: int) -> _Stretch:
     after = bisect.bisect_right(self._stretches, step, key=lambda s: s.start)
     return self._stretches[after - 1]

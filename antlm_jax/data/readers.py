@@ -156,9 +156,6 @@ def _open(path: str) -> BinaryIO:
   return io.BufferedReader(pyarrow.input_stream(path, _COMPRESSED[ending]))
 
 
-# ------------------------------------------------------------------ plain text
-
-
 def _divide(lines: Iterable[str], rule: Rule) -> Iterator[tuple[str, bool]]:
   held, length = [], 0
   level = math.inf  # highest level of a heading so far: the articles' level
@@ -211,9 +208,6 @@ def _cut(text: str) -> Iterator[str]:
     yield text[begin:end]
     begin = end
   yield text[begin:]
-
-
-# --------------------------------------------------------------------- records
 
 
 def _json_lines(path: str, columns: Collection) -> Iterator[tuple[str, Any]]:

@@ -69,9 +69,9 @@ class Source:
       cut = np.diff(past_end, axis=1, prepend=False)
       starts = cut if starts is None else starts | cut
     # Rows that hold one document need no starts: their mask stays static.
-    segmented = starts is not None
-    whole = Segments.whole
-    segments = Segments.of(starts) if segmented else whole(*tokens.shape)
+    segments = Segments.whole(*tokens.shape)
+    if segmented := starts is not None:
+      segments = Segments.of(starts)
     # An objective's id is its place in the whole curriculum, so that ids mean
     # the same in every phase.
     names = self.curriculum.objectives
