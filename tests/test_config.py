@@ -57,9 +57,6 @@ def load(*overrides):
   return config.load(QUICK, [f"--config.{o}" for o in overrides])
 
 
-# Overrides
-
-
 @pytest.mark.parametrize(
   "text, value",
   [
@@ -191,9 +188,6 @@ def test_the_loaded_config_is_locked():
   loaded = load()
   with pytest.raises(AttributeError):
     loaded.sed = 1
-
-
-# Files
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
@@ -342,9 +336,6 @@ def test_parse_arg_gives_each_name_its_type():
     config.parse_arg("b=x", b=1)
 
 
-# Round trips
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)
 def test_json_gives_the_config_back(path, required):
   chosen = spec(path, "shrink", required.get(path.stem, ""))
@@ -402,9 +393,6 @@ def test_an_objective_that_is_not_used_is_no_difference():
   new.curriculum = "4X"
   (line,) = config.differences(old, new)
   assert line.startswith("curriculum was")
-
-
-# Objectives and amounts
 
 
 def test_the_default_objectives_are_the_table():

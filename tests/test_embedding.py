@@ -78,11 +78,7 @@ def test_files_of_pairs(tmp_path):
     ({"positive": " "}, (), "line 1: no text to read"),
     ({"positive": ["b", "c"]}, (), "not one query and one"),
     ({}, (), "choose one with --positive_column"),
-    (
-      {"positive": "b", "no": []},
-      ("no",),
-      "more texts in --negative_column",
-    ),
+    ({"positive": "b", "no": []}, ("no",), "more texts in --negative_colu"),
   ],
 )
 def test_bad_pairs_are_told(tmp_path, row, negatives, words):

@@ -29,8 +29,7 @@ from antlm_jax.evals.finetuning.retrieval import Towers
 from antlm_jax.evals.finetuning.tagging import Tagger
 from antlm_jax.evals.finetuning.trial import Settings
 from antlm_jax.masks import AttentionMask
-from tests import random_models
-from tests.runs import told
+from tests import random_models, runs
 from tests.test_glue import line
 
 STEP = random_models.STEP
@@ -757,4 +756,10 @@ def test_bad_arguments(run, tmp_path):
     ("--attention=left", "invalid choice"),
     (f"--output={tmp_path}/data/cola.train.jsonl", "cannot write"),
   ):
-    assert message in told(finetune.main, [*args, extra])
+    assert message in runs.told(finetune.main, [*args, extra])
+
+
+def test_errors_are_one_line():
+  words = "--checkpoint=nowhere", "--data=x", "--task=cola"
+  line = runs.error_of(runs.run("evals.finetune", *words))
+  assert "holds no checkpoint" in line

@@ -17,8 +17,6 @@ from antlm_jax.evals.finetuning.classification import Classifier, Linear
 from antlm_jax.evals.finetuning.task import Predicted
 from tests import real
 
-# ------------------------------------------------------------------- metrics
-
 
 def test_metrics_are_their_definitions():
   draw = np.random.default_rng(0)
@@ -43,9 +41,6 @@ def test_metrics_of_constant_predictions():
   assert classification.mcc(every, y) == classification.mcc(none, y) == 0
   assert classification.f1(every, y) == pytest.approx(0.5)
   assert classification.f1(none, none) == 0
-
-
-# ------------------------------------------------------------------ the head
 
 
 def test_pools_skip_padding():
@@ -123,8 +118,6 @@ def test_empty_places_weigh_nothing():
   expected = -np.log(p[[0, 1, 2], [0, 2, 1]]).mean()
   assert got == pytest.approx(expected, rel=1e-5)
 
-
-# --------------------------------------------------------------------- files
 
 LINES = {  # fields of a line, and the texts that they make
   "boolq": ({"question": "q", "passage": "p"}, ("q", "p")),
@@ -205,8 +198,6 @@ def test_names():
   with pytest.raises(UserError, match="'cola' is not all or of boolq, mnli, m"):
     glue.SUITES["2025"].named("cola")
 
-
-# --------------------------------------------------------------------- presets
 
 IN_2024 = {
   **{"lrs": (5e-5,), "seeds": (12,), "limit": 0, "batch_size": 64},

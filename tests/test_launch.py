@@ -37,9 +37,6 @@ def dry(script: str, *words, **kwargs) -> list[list[str]]:
   return [shlex.split(line, comments=True) for line in done.stdout.splitlines()]
 
 
-# What would run.
-
-
 def test_a_tpu_request_has_what_was_asked_for():
   assert gcloud(
     "create pod-1 --type=v5p-256 --slices=4 --spot --zone=us-east5-a"
@@ -216,9 +213,6 @@ esac
   assert ran == (tmp_path / "pasted").read_bytes()
 
 
-# What is refused.
-
-
 @pytest.mark.parametrize(
   "words, part",
   [
@@ -292,9 +286,6 @@ def test_each_explains_itself(script):
     assert not missing
 
 
-# Flags.
-
-
 def table() -> dict[tuple[str, int], list[str]]:
   """The flags by generation and number of slices."""
   result = {}
@@ -337,9 +328,6 @@ def test_the_compiler_knows_every_flag():
   assert len(known) > 1000
   for flag in {flag for words in table().values() for flag in words}:
     assert flag.removeprefix("--").partition("=")[0] in known
-
-
-# Form.
 
 
 def test_shellcheck_finds_nothing():

@@ -92,13 +92,8 @@ def test_scores_are_misordered_as_they_were_published(seed, contexts):
 
   found = pipelines.misordered(items, scores.swapaxes(0, 1), encode)
   # One task after the other, the last name first.
-  asked = [
-    (uid, item.choices[i])
-    for uid in ("wh", "a_2", "a_1")
-    for item in items
-    for i in range(2)
-    if item.uid == uid
-  ]
+  order = sorted(items, key=lambda item: item.uid, reverse=True)
+  asked = [(item.uid, choice) for item in order for choice in item.choices]
   requests = [choice for _, choice in asked]
   given = as_collated(requests, lambda text: len(text.split()))
   expected = {uid: [] for uid, _ in asked}
@@ -222,32 +217,28 @@ def test_comps(run, loaded, tmp_path, mode):
 def entities(count, seed):
   draw = np.random.default_rng(seed)
   names = ["the dog", "the cat", "the tree", "nothing", "Tom and the hill"]
-  return [
-    {
-      "input_prefix": f"Box {n} contains {draw.choice(names)} . Box {n} has",
-      "options": [f" {o} ." for o in draw.permutation(names)[: 3 + n % 3]],
-      "numops": int(n % 2),
-    }
-    for n in range(count)
-  ]
+  out = []
+  for n in range(count):
+    prefix = f"Box {n} contains {draw.choice(names)} . Box {n} has"
+    options = [f" {o} ." for o in draw.permutation(names)[: 3 + n % 3]]
+    out.append({"input_prefix": prefix, "options": options, "numops": n % 2})
+  return out
 
 
 def test_entity_tracking(run, loaded, tmp_path):
   rows = {"ambiref": entities(7, 0), "regular": entities(4, 1)}
   data = write(tmp_path / "boxes", **rows)
-  options = "--pipeline=2025", "--task=entity_tracking"
-  summary, predictions, report = score(run, data, *options)
+  asked = "--pipeline=2025", "--task=entity_tracking"
+  summary, predictions, report = score(run, data, *asked)
   right, best = {}, {}
   for name, items in rows.items():
     for item in items:
       uid = f"{name}_{item['numops']}_ops"
-      found = [
-        log_probability(loaded, item["input_prefix"], option)
-        for option in item["options"]
-      ]
+      prefix, options = item["input_prefix"], item["options"]
+      found = [log_probability(loaded, prefix, option) for option in options]
       index = int(np.argmax(found))
       right.setdefault(uid, []).append(index == 0)
-      best.setdefault(uid, []).append(item["options"][index])
+      best.setdefault(uid, []).append(options[index])
   assert chosen(predictions) == best
   shares = {uid: 100 * np.mean(values) for uid, values in right.items()}
   splits = {
@@ -274,9 +265,8 @@ def test_made_up_words_are_beside_what_people_say(run, loaded, tmp_path, task):
   asked = [("wugged", "wug", 0.9), ("dogged", "doggeded", "0.5")]
   asked += [("catted", "cat", 0.5), ("runned", "ran", 0.1)]
   asked += [("hilled", "hall", 0.7)]
-  rows = [
-    {"sentences": f"Tom {a} .\tTom {b} .", "ratio": x} for a, b, x in asked
-  ]
+  texts = [(f"Tom {good} .\tTom {bad} .", x) for good, bad, x in asked]
+  rows = [{"sentences": text, "ratio": ratio} for text, ratio in texts]
   data = write(tmp_path / "wug", wug=rows)
   options = "--pipeline=2025", f"--task={task}", "--temperature=1,3"
   summary, predictions, report = score(run, data, *options)
