@@ -64,9 +64,8 @@ def main(argv: Sequence[str]) -> None:
 
 def _about(module: str) -> str:
   """Returns the first line of a module's docstring without importing it."""
-  text = pathlib.Path(importlib.util.find_spec(module).origin).read_text(
-    "utf-8"
-  )
+  path = pathlib.Path(importlib.util.find_spec(module).origin)
+  text = path.read_text("utf-8")
   return ast.get_docstring(ast.parse(text)).partition("\n")[0]
 
 

@@ -16,7 +16,6 @@ import pathlib
 import re
 import traceback
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
 
 from flax import traverse_util
 from ml_collections import ConfigDict
@@ -267,11 +266,7 @@ def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
 
 
 def check(config: ConfigDict) -> None:
-  """Checks every setting by itself, and those that exclude each other.
-
-  Raises:
-    UserError: for the first that is wrong.
-  """
+  """Checks all settings, alone and together; UserError for the first error."""
   settings.check_values(Run, config)
   for name, section in GROUPS.items():
     settings.check_values(section, config[name], name)
@@ -345,9 +340,8 @@ def _check_keys(path: str, config) -> None:
       continue
     if key in known:
       raise UserError(f"{what} returns no {key}: begin with default()")
-    raise UserError(
-      f"{what} sets {key}, which is unknown; {_nearest(key, known)}"
-    )
+    near = _nearest(key, known)
+    raise UserError(f"{what} sets {key}, which is unknown; {near}")
 
 
 def parse_arg(arg: str, **defaults) -> ConfigDict:
@@ -399,18 +393,13 @@ def _override(config: ConfigDict, override: str) -> str:
   return key
 
 
-def _nearest(
-  name: str,
-  known: Iterable[str],
-  otherwise: str = "antlm train --help lists them",
-) -> str:
+def _nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
   near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+  otherwise = otherwise or "antlm train --help lists them"
   return f"did you mean {near[0]!r}?" if near else otherwise
 
 
-def _set(
-  node: ConfigDict, name: str, text: str, what: str, kind: Any = None
-) -> None:
+def _set(node: ConfigDict, name: str, text: str, what: str, kind=None) -> None:
   """Sets `node.name` from text, read as a type, by default that it has."""
   kind = kind or node.get_type(name)  # also a placeholder, which has no value
   if kind in (ConfigDict, dict):
@@ -476,9 +465,8 @@ def shrink(config: ConfigDict, changed: Collection[str] = ()) -> None:
 def _scaled(config: ConfigDict, steps: int) -> str:
   """Returns the curriculum over `steps` steps, at least one in each phase."""
   # A thousand, so that each phase has at least a step before it is scaled.
-  parsed = curriculum.parse(
-    config.curriculum, list(objectives(config)), 1000, 1000
-  )
+  names = list(objectives(config))
+  parsed = curriculum.parse(config.curriculum, names, 1000, 1000)
   end, phases = 0, []
   for phase in parsed.phases:
     start, end = end, max(end + 1, round(phase.stop / parsed.steps * steps))
@@ -494,11 +482,7 @@ def to_json(config: ConfigDict) -> str:
 
 
 def from_json(text: str) -> ConfigDict:
-  """Reads the text of `to_json`, also if it lacks settings that came later.
-
-  Raises:
-    UserError: if the text is not that of a config.
-  """
+  """Reads the text of `to_json`; UserError if it is not that of a config."""
   try:
     stored = json.loads(text)
     # Settings that came later have their defaults.
@@ -541,9 +525,8 @@ def objectives(config: ConfigDict) -> dict[str, Objective]:
     if not isinstance(group, ConfigDict):
       raise UserError(f"config.objectives.{name}={group!r} is not a group")
     for key in set(group) - known:
-      raise UserError(
-        f"config.objectives.{name}.{key} is unknown; {_nearest(key, known)}"
-      )
+      near = _nearest(key, known)
+      raise UserError(f"config.objectives.{name}.{key} is unknown; {near}")
     out[name] = Objective(**group)
   used = " ".join([config.curriculum, *config.eval.objectives])
   for name in re.findall(curriculum.NAME, used):

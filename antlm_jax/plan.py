@@ -112,9 +112,7 @@ def _column(e: Estimate) -> dict[str, str]:
   return out | {"compiled in": duration(e.compile_seconds)}
 
 
-def _between(
-  ends: Sequence[float] | None, seconds: float, write: Callable[[float], str]
-) -> str:
+def _between(ends, seconds: float, write: Callable[[float], str]) -> str:
   """Writes a forecast and its range, if that is known."""
   if not ends:
     return write(seconds)
@@ -159,14 +157,8 @@ def main(argv: Sequence[str]) -> None:
       f"the network between slices of {args.topology} is not published: plan"
       " one slice"
     )
-  pod = Pod(
-    args.config,
-    tuple(overrides),
-    devices,
-    args.vocab_size,
-    args.seq_len,
-    args.pieces,
-  )
+  sizes = args.vocab_size, args.seq_len, args.pieces
+  pod = Pod(args.config, tuple(overrides), devices, *sizes)
   run = pod.run()
   about = _about(args, overrides, run)
   found, fits = _sweep(args, pod, run) if args.sweep else _plan(pod, run)

@@ -141,11 +141,7 @@ def written(value) -> Any:
 
 
 def parse(text: str, kind: Any, what: str):
-  """Reads a value of a type from text.
-
-  Raises:
-    UserError: if it cannot be read; the message begins with `what`.
-  """
+  """Reads a value of a type; errors are UserErrors that begin with `what`."""
   return _parse(text, _kind(kind), what)
 
 

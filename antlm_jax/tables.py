@@ -38,6 +38,4 @@ def markdown(rows: Iterable[Sequence], head: Sequence[str]) -> str:
 
 
 def _cells(row: Sequence) -> list[str]:
-  return [
-    "-" if cell is None else " ".join(str(cell).split("\n")) for cell in row
-  ]
+  return ["-" if x is None else " ".join(str(x).split("\n")) for x in row]

@@ -59,6 +59,16 @@ class Target:
   code: tuple[str, ...] = ()
   note: str = ""
 
+  def window(self, config, default: int) -> int:
+    """Returns the window of all local layers; UserError if theirs differ."""
+    widths = set(config.layer_windows) - {0} or {default}
+    if len(widths) > 1:
+      raise UserError(
+        f"transformers has no {self.model_type} with windows of several widths:"
+        f" model.windows={config.windows}"
+      )
+    return widths.pop()
+
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
@@ -115,9 +125,7 @@ class Architecture:
     return {**self.weights, **target.weights}
 
 
-def completed(
-  fields: Mapping[str, Any], defaults: Mapping[str, Any], only: Mapping
-) -> dict[str, Any]:
+def completed(fields: Mapping, defaults: Mapping, only: Mapping) -> dict:
   """Returns the fields of a config.json with defaults for absent ones.
 
   A null field is absent and gets no default.

@@ -90,11 +90,7 @@ class Described(NamedTuple):
 
 
 def fields(folder: pathlib.Path) -> dict[str, Any]:
-  """Reads a model folder's config.json.
-
-  Raises:
-    UserError: if it has none.
-  """
+  """Reads a model folder's config.json; UserError if it has none."""
   path = folder / CONFIG
   if not path.exists():
     raise UserError(
@@ -110,9 +106,8 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
     UserError: if our encoders do not compute such a model; it names the path.
   """
   try:
-    encoder, architecture, target = mapping.of_model_type(
-      fields.get("model_type")
-    )
+    model_type = fields.get("model_type")
+    encoder, architecture, target = mapping.of_model_type(model_type)
     fields = architecture.complete(fields, target)
     settings = _settings(encoder, architecture, fields)
   except ValueError as error:
@@ -131,9 +126,7 @@ def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
   return Described(encoder, names, settings, objective, special)
 
 
-def ends(
-  folder: pathlib.Path, fields: Mapping[str, Any], rows: int
-) -> tuple[int, ...]:
+def ends(folder: pathlib.Path, fields: Mapping, rows: int) -> tuple[int, ...]:
   """Returns the tokens, of V, that end a text which the model generates."""
   path = folder / GENERATION
   own = files.read_json(path, "the model's") if path.exists() else {}
@@ -142,12 +135,10 @@ def ends(
   return tuple(i for i in found if type(i) is int and 0 <= i < rows)
 
 
-def _settings(
-  encoder: str, architecture: Architecture, fields: Mapping
-) -> dict[str, Any]:
+def _settings(encoder: str, architecture, fields: Mapping) -> dict[str, Any]:
   """Returns our settings of the fields, checked for their types."""
-  config_type = models.ENCODERS[encoder][1]
-  types = {field.name: field.type for field in dataclasses.fields(config_type)}
+  known = dataclasses.fields(models.config_type(encoder))
+  types = {field.name: field.type for field in known}
   out = {}
   for ours, theirs in architecture.settings.items():
     if ours not in types:  # computed from other settings
@@ -156,11 +147,9 @@ def _settings(
     kind = typing.get_origin(kind) or kind  # tuple, of tuple[float, ...]
     if found is None:
       raise ValueError(f"it does not say {theirs}")
-    allowed = (int, float) if kind is float else kind
+    kinds = (int, float) if kind is float else kind
     # In Python a bool is an int as well.
-    if not isinstance(found, allowed) or (type(found) is bool) != (
-      kind is bool
-    ):
+    if not isinstance(found, kinds) or (type(found) is bool) != (kind is bool):
       raise ValueError(f"{theirs}={found!r} is not of type {kind.__name__}")
     out[ours] = kind(found)
   return out

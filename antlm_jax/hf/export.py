@@ -7,8 +7,6 @@ import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
 from antlm_jax.hf import card, heads, hub, tokenizer, weights
@@ -71,10 +69,8 @@ def export(
       for code in target.code:
         shutil.copyfile(_CODE / code, folder / code)
       first = targets[attentions[0]]
-      if target is first or (first.zeros, first.weights) != (
-        target.zeros,
-        target.weights,
-      ):
+      same = first.zeros == target.zeros and first.weights == target.weights
+      if target is first or not same:
         tensors = _tensors(loaded, target, dtype)
         weights.write(folder, tensors, shard_bytes)
         continue
@@ -87,21 +83,13 @@ def export(
 
 
 def check_new(output: str | os.PathLike) -> None:
-  """Checks that a path does not exist yet.
-
-  Raises:
-    UserError: if it does.
-  """
+  """Raises a UserError if a path already exists."""
   if os.path.lexists(output):
     raise UserError(f"{output} exists: give another folder, or remove it")
 
 
 def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
-  """Returns the attentions of a model's training, or of its fine-tuning.
-
-  Raises:
-    UserError: if transformers has none of them.
-  """
+  """Returns the attentions of its training; UserError for blocks alone."""
   if loaded.task:
     return (loaded.task.attention,)
   trained = framing.trained(loaded.config)
@@ -117,11 +105,7 @@ def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
 
 
 def target_of(loaded: Loaded, attention: str) -> Target:
-  """Returns the model of transformers that reads with this attention.
-
-  Raises:
-    UserError: if transformers has no such model.
-  """
+  """Returns the model that reads with this attention; UserError if none."""
   # A fine-tuned head reads hidden states, whatever position predicts a mask.
   shift = 0 if loaded.task else loaded.mask_shift
   architecture = ARCHITECTURES[loaded.config.model.name]
@@ -129,11 +113,7 @@ def target_of(loaded: Loaded, attention: str) -> Target:
 
 
 def _texts(
-  loaded: Loaded,
-  attention: str,
-  dtype: str,
-  sentences: bool,
-  about: card.About,
+  loaded: Loaded, attention: str, dtype: str, sentences: bool, about: card.About
 ) -> dict[str, str]:
   """Returns the text files of a folder, by their path in it."""
   architecture = ARCHITECTURES[loaded.config.model.name]
@@ -154,11 +134,8 @@ def _texts(
   if loaded.task:
     config |= heads.config(loaded, target)
   names = loaded.tokenizer, before, after, loaded.longest_row
-  values = {
-    hf_config.CONFIG: config,
-    **tokenizer.files(*names),
-    NATIVE: _native(loaded),
-  }
+  values = {hf_config.CONFIG: config, **tokenizer.files(*names)}
+  values[NATIVE] = _native(loaded)
   if attention == "causal" and not loaded.task:
     values[hf_config.GENERATION] = hf_config.generation_config(
       special, framing.ends(loaded), framing.never_drawn(loaded)
@@ -173,9 +150,7 @@ def _texts(
   return texts | {"README.md": card.card(loaded, attention, target, about)}
 
 
-def _tensors(
-  loaded: Loaded, target: Target, dtype: str
-) -> dict[str, np.ndarray]:
+def _tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
   """Returns a folder's weights; a task's head replaces the language model's."""
   architecture = ARCHITECTURES[loaded.config.model.name]
   names, params = architecture.names(target), loaded.params
@@ -206,9 +181,7 @@ def _native(loaded: Loaded) -> dict[str, object]:
   return meta.to_json() | {"step": loaded.step}
 
 
-def _sentences(
-  loaded: Loaded, prompts: Mapping[str, str] | None
-) -> dict[str, object]:
+def _sentences(loaded: Loaded, prompts: Mapping | None) -> dict[str, object]:
   """Returns the files of sentence-transformers: the mean of all tokens."""
   package = "sentence_transformers.models"
   modules = [("", "Transformer"), ("1_Pooling", "Pooling")]

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antlm_jax.errors import UserError
 from antlm_jax.hf import llama, rope
 from antlm_jax.hf.architecture import Architecture, Target, completed, differs
 from antlm_jax.models import encoder
@@ -59,13 +58,7 @@ def _target(both_ways: bool) -> Target:
 
 def _extra(config, target: Target) -> dict[str, Any]:
   windows = config.layer_windows
-  widths = {window for window in windows if window} or {_DEFAULTS[_WINDOW]}
-  if len(widths) > 1:
-    raise UserError(
-      f"transformers has no {target.model_type} with windows of several widths:"
-      f" model.windows={config.windows}"
-    )
-  (width,) = widths
+  width = target.window(config, default=_DEFAULTS[_WINDOW])
   scaling = rope.field(config.rope_scaling)
   rotates = (
     scaling | {"rope_theta": config.rope_theta},
@@ -140,10 +133,7 @@ GEMMA = Architecture(
     "blocks/mlp_norm/scale": f"{_L}.pre_feedforward_layernorm.weight",
     "blocks/mlp_out_norm/scale": f"{_L}.post_feedforward_layernorm.weight",
   },
-  targets={
-    "causal": [_target(False)],
-    "bidirectional": [_target(True)],
-  },
+  targets={"causal": [_target(False)], "bidirectional": [_target(True)]},
   causal_field="is_causal",
   extra=_extra,
   complete=_complete,

@@ -26,9 +26,8 @@ class Place:
   weights: Mapping[str, str]  # our parameters to its tensors
   # Fields of config.json, from the checkpoint and the model_type.
   config: Callable[[Loaded, str], dict[str, Any]]
-  embeds: bool = (
-    False  # opened by sentence-transformers, with vectors of norm 1
-  )
+  # Whether sentence-transformers opens it, with vectors of norm 1.
+  embeds: bool = False
 
 
 def _labels(loaded: Loaded, model_type: str) -> dict[str, Any]:
@@ -41,10 +40,8 @@ def _labels(loaded: Loaded, model_type: str) -> dict[str, Any]:
 
 def _classifier(loaded: Loaded, model_type: str) -> dict[str, Any]:
   head = loaded.task.settings
-  out = {
-    "problem_type": "single_label_classification",
-    **_labels(loaded, model_type),
-  }
+  out = {"problem_type": "single_label_classification"}
+  out |= _labels(loaded, model_type)
   if model_type == "ltg_bert":
     return out | {
       "classifier_pooling": head["pool"],
@@ -52,9 +49,8 @@ def _classifier(loaded: Loaded, model_type: str) -> dict[str, Any]:
       "classifier_dropout": head["dropout"],
     }
   modern = model_type == "modernbert"
-  family, name = (
-    ("ModernBERT", "last_norm") if modern else ("EuroBERT", "plain")
-  )
+  family = "ModernBERT" if modern else "EuroBERT"
+  name = "last_norm" if modern else "plain"
   last_norm = head.get("last_norm", False)  # older checkpoints lack it
   if head["norms"] or last_norm != modern or head["pool"] not in _POOLS[family]:
     raise UserError(
@@ -100,11 +96,7 @@ HEADS = {  # by `FineTuned.kind`
 
 
 def place(task: FineTuned) -> Place:
-  """Returns the row of a task's head.
-
-  Raises:
-    UserError: if transformers has no such head.
-  """
+  """Returns the row of a task's head; UserError if transformers has none."""
   if task.kind not in HEADS:
     raise UserError(
       f"transformers has no head like that of {task.name} ({task.kind}): only"
@@ -122,11 +114,7 @@ def prompts(loaded: Loaded) -> dict[str, str] | None:
 
 
 def config(loaded: Loaded, target: Target) -> dict[str, Any]:
-  """Returns the fields of config.json about a fine-tuned head.
-
-  Raises:
-    UserError: if transformers has no such head on such an encoder.
-  """
+  """Returns config.json's fields for a head; UserError if there is no such."""
   found = place(loaded.task)
   if found.auto not in target.classes:
     causal = loaded.task.attention == "causal"

@@ -12,7 +12,6 @@ from antlm_jax.errors import UserError
 
 PREFIX = "hf://"  # before the name in a config's init.checkpoint
 _NAME = re.compile(r"(?P<repo>\w[\w.-]*/[\w.-]+)(@(?P<revision>[\w./-]+))?")
-_FILES = ["*.json", "model*.safetensors"]
 
 
 def is_name(model: str | os.PathLike) -> bool:
@@ -36,19 +35,16 @@ def folder(name: str) -> pathlib.Path:
   found = _NAME.fullmatch(name)
   repo, revision = found["repo"], found["revision"]
 
-  def download(patterns: Sequence[str]) -> pathlib.Path:
-    path = huggingface_hub.snapshot_download(
-      repo,
-      revision=revision,
-      allow_patterns=list(patterns),
-      ignore_patterns=["*/*"],  # subfolders hold other programs' formats
-    )
-    return pathlib.Path(path)
+  def download(*patterns: str) -> pathlib.Path:
+    # Subfolders hold other programs' formats.
+    kept = {"allow_patterns": list(patterns), "ignore_patterns": ["*/*"]}
+    get = huggingface_hub.snapshot_download
+    return pathlib.Path(get(repo, revision=revision, **kept))
 
   try:
-    path = download(_FILES)
+    path = download("*.json", "model*.safetensors")
     if not any(path.glob("*.safetensors")):
-      path = download(["*.bin"])
+      path = download("*.bin")
   except _failures() as error:
     where = f"{repo} --revision={revision}" if revision else repo
     raise UserError(

@@ -102,11 +102,7 @@ def is_foreign(model: str | os.PathLike) -> bool:
 
 
 def load(model: str) -> Loaded:
-  """Loads a run's model, or one of transformers, with its parameters.
-
-  Raises:
-    UserError: if it is neither, or cannot be read.
-  """
+  """Loads a run's model or one of transformers; UserError if it is neither."""
   if not is_foreign(model):
     return model_lib.load(model)
   name = model.removeprefix(hub.PREFIX)
@@ -144,15 +140,14 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
   path = hub.folder(name) if hub.is_name(name) else pathlib.Path(name)
   fields, tensors = hf_config.fields(path), weights.read(path)
   layout = layouts.layout(tensors)
-  described = hf_config.describe(
-    path / hf_config.CONFIG, layout.fields_of(fields)
-  )
+  file = path / hf_config.CONFIG
+  described = hf_config.describe(file, layout.fields_of(fields))
   settings = dict(described.settings)
   rows = settings.pop("vocab_size")
   try:
     model = models.build({"name": described.encoder, **settings}, rows)
   except UserError as error:
-    raise UserError(f"{path / hf_config.CONFIG}: {error}") from error
+    raise UserError(f"{file}: {error}") from error
   tokenizer = Tokenizer.load(path / TOKENIZER)
   _check_tokenizer(path, tokenizer, rows, described.special)
   # Before anything of the config's sizes is made: the files bound them.
@@ -256,9 +251,7 @@ def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
 
   As in transformers 5, tokenizer.json overrides tokenizer_config.json.
   """
-  before, after = (
-    tokenizer.decode(ids, skip_special=False) for ids in tokenizer.frame
-  )
+  before, after = (tokenizer.decode(ids, False) for ids in tokenizer.frame)
   notes = [
     f"texts are framed by its tokenizer: {before or 'nothing'} before,"
     f" {after or 'nothing'} after"
@@ -277,10 +270,7 @@ def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
 def write(
   imported: Imported, workdir: str | os.PathLike, task: FineTuned | None = None
 ) -> pathlib.Path:
-  """Writes a run with one checkpoint and its tokenizer.
-
-  Returns:
-    The checkpoint's folder.
+  """Writes a run with its tokenizer and one checkpoint; returns the latter.
 
   Raises:
     UserError: if the workdir already holds a run, or cannot be written.
@@ -298,11 +288,7 @@ def write(
 
 
 def check_workdir(workdir: str | os.PathLike) -> None:
-  """Checks that a folder holds neither a run nor a model.
-
-  Raises:
-    UserError: if it does.
-  """
+  """Raises a UserError if a folder holds a run or a model."""
   workdir = pathlib.Path(workdir)
   if checkpoint.steps(workdir):
     raise UserError(f"{workdir} holds a run: give another --workdir")

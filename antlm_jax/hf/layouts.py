@@ -18,6 +18,7 @@ from antlm_jax.hf.weights import Stored, Weights
 # Modules that wrap the encoder in other programs.
 _WRAPPERS = re.compile(r"((module|model|transformer|classifier|lm_head)\.)*")
 _OURS = "model.layers.{}.self_attn"
+_MLP = "model.layers.{}.mlp"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,10 +85,7 @@ def _inner(name: str) -> str:
 
 
 def _part(tensor: Stored, index: int, count: int) -> Stored:
-  """Returns one of `count` parts along the first axis.
-
-  If the axis is not divisible, the check of shapes reports the uneven parts.
-  """
+  """Returns one of `count` parts of the first axis; they may be uneven."""
   if count == 1 or not tensor.shape:
     return tensor
   start, stop = (tensor.shape[0] * i // count for i in (index, index + 1))
@@ -120,7 +118,7 @@ def _both(theirs: str, *ours: str) -> dict[str, tuple[str, ...]]:
 
 def _ltg_bert(attention: str, mlp: str) -> dict[str, tuple[str, ...]]:
   """Returns rows that LTG-BERT and GPT-BERT share, by sublayer names."""
-  ours = "model.layers.{}"
+  up, gate = f"{_MLP}.up_proj.weight", f"{_MLP}.gate_proj.weight"
   return {
     "embedding.word_embedding.weight": ("model.embed_tokens.weight",),
     "embedding.relative_embedding": ("model.relative_embedding.weight",),
@@ -128,11 +126,8 @@ def _ltg_bert(attention: str, mlp: str) -> dict[str, tuple[str, ...]]:
     **_both(f"{attention}.in_proj_qk", f"{_OURS}.q_proj", f"{_OURS}.k_proj"),
     **_both(f"{attention}.out_proj", f"{_OURS}.o_proj"),
     # GELU of the second half gates the first.
-    f"{mlp}.mlp.1.weight": (
-      f"{ours}.mlp.up_proj.weight",
-      f"{ours}.mlp.gate_proj.weight",
-    ),
-    f"{mlp}.mlp.4.weight": (f"{ours}.mlp.down_proj.weight",),
+    f"{mlp}.mlp.1.weight": (up, gate),
+    f"{mlp}.mlp.4.weight": (f"{_MLP}.down_proj.weight",),
     **_both("nonlinearity.1", "lm_head.dense"),
     "nonlinearity.5.weight": ("lm_head.weight",),
     "nonlinearity.5.bias": ("lm_head.bias",),
@@ -143,6 +138,7 @@ _FIELDS = {
   "position_bucket_size": "position_buckets",
   "max_position_embeddings": "longest_distance",
 }
+_GPT_BERT = "attention_gate", "depth_weights"  # LTG-BERT has neither
 LAYOUTS = (
   Layout(  # github.com/ltgoslo/ltg-bert, babylm/
     mark="layers.0.attention.in_proj_qk.weight",
@@ -152,11 +148,7 @@ LAYOUTS = (
       **_both("layers.{}.attention.post_layer_norm", f"{_OURS}.out_norm"),
     },
     fields=_FIELDS,
-    settings={
-      "model_type": "ltg_bert",
-      "attention_gate": False,
-      "depth_weights": False,
-    },
+    settings={"model_type": "ltg_bert", **dict.fromkeys(_GPT_BERT, False)},
     boundary="bos_eos",
     notes=(
       "distances follow BabyLM's LTG-BERT; BNC-BERT and NorBERT 3 use the same"
@@ -173,11 +165,7 @@ LAYOUTS = (
       "dwa_modules.alphas.{}": ("model.depth_weights",),
     },
     fields=_FIELDS,
-    settings={
-      "model_type": "ltg_bert",
-      "attention_gate": True,
-      "depth_weights": True,
-    },
+    settings={"model_type": "ltg_bert", **dict.fromkeys(_GPT_BERT, True)},
     curriculum="C:N=1:15",
     boundary="bos",
   ),

@@ -61,12 +61,9 @@ def _causal(
 
 
 def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
-  """Returns a EuroBERT: a Llama with bidirectional attention, and its names.
-
-  With biases of queries, keys and values it has those of outputs, too. `plus`
-  adds features with a file of code. Its type differs, so that transformers' own
-  EuroBERT cannot open it and compute other scores.
-  """
+  """Returns a EuroBERT, a bidirectional Llama; `plus` adds a file of code."""
+  # With another type, or transformers' own EuroBERT would open it and compute
+  # other scores.
   family = "EuroBertPlus" if plus else "EuroBert"
   classes = {auto: f"{family}{name}" for auto, name in _BIDIRECTIONAL.items()}
   code = {"AutoConfig": f"{family}Config", **classes}
@@ -85,7 +82,7 @@ def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
       "rope_theta": 250_000.0,
       "is_causal": False,
     },
-    zeros=_OUT_BIAS if bias else (),
+    zeros=_OUT_BIAS if bias else (),  # with the others it has this one
     code=("modeling_masked.py", "masked_prediction.py") if plus else (),
   )
 

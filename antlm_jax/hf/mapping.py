@@ -17,11 +17,7 @@ ARCHITECTURES = {
 
 
 def of_model_type(model_type: object) -> tuple[str, Architecture, Target]:
-  """Returns the encoder, architecture and target of a config's model_type.
-
-  Raises:
-    ValueError: if none of our encoders is such a model.
-  """
+  """Returns a model_type's encoder, architecture, target; or ValueError."""
   known = {
     target.model_type: (name, architecture, target)
     for name, architecture in ARCHITECTURES.items()

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-from antlm_jax.errors import UserError
 from antlm_jax.hf import rope
 from antlm_jax.hf.architecture import (
   SETTINGS,
@@ -58,18 +57,12 @@ _IDS = {
 
 
 def _extra(config, target: Target) -> dict[str, Any]:
-  windows = config.layer_windows
-  if len(window := set(windows) - {0}) > 1:
-    raise UserError(
-      f"transformers has no {target.model_type} with windows of several widths:"
-      f" model.windows={config.windows}"
-    )
-  widest = min(window, default=65)
+  width = target.window(config, default=65)
   bases = {_FULL: config.rope_theta, _SLIDING: config.window_rope_theta}
   return {
-    "layer_types": [_SLIDING if w else _FULL for w in windows],
+    "layer_types": [_SLIDING if w else _FULL for w in config.layer_windows],
     # Both directions together; the decoder also counts the token itself.
-    "local_attention": 2 * (widest - (target.model_type == _BIDIRECTIONAL)),
+    "local_attention": 2 * (width - (target.model_type == _BIDIRECTIONAL)),
     "rope_parameters": {
       kind: rope.field() | {"rope_theta": base} for kind, base in bases.items()
     },
@@ -88,11 +81,8 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
   kinds = given.get("layer_types") or [
     _SLIDING if layer % every else _FULL for layer in range(layers)
   ]
-  if (
-    not isinstance(kinds, list)
-    or len(kinds) != layers
-    or any(kind not in (_FULL, _SLIDING) for kind in kinds)
-  ):
+  whole = isinstance(kinds, list) and len(kinds) == layers
+  if not whole or any(kind not in (_FULL, _SLIDING) for kind in kinds):
     raise differs("layer_types", kinds)
   windows = encoder.pattern([window * (kind == _SLIDING) for kind in kinds])
   base = given["global_rope_theta"]

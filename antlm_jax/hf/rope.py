@@ -27,15 +27,8 @@ def field(scaling: Sequence[float] = ()) -> dict[str, Any]:
 
 
 def scaling(name: str, rope: Any) -> tuple[float, ...]:
-  """Returns our `rope_scaling` for a field of config.json.
-
-  Raises:
-    ValueError: if our encoders do not compute it.
-  """
-  nested = isinstance(rope, dict) and any(
-    isinstance(value, dict) for value in rope.values()
-  )
-  if nested or not isinstance(rope, dict):
+  """Returns our `rope_scaling` for a field; ValueError for another kind."""
+  if not isinstance(rope, dict) or dict in map(type, rope.values()):
     raise differs(name, rope)
   kind = rope.get("rope_type", rope.get("type", "default"))
   if not isinstance(kind, str) or kind not in _KINDS:

@@ -59,10 +59,8 @@ def files(
   framed = len(before) + len(after) > 0
   spec["post_processor"] = _frame(name, before, after) if framed else None
   # Evaluation code that knows these names does not score the frame.
-  roles = ids | {
-    "cls": next(iter(before), None),
-    "sep": next(iter(after), None),
-  }
+  first, last = next(iter(before), None), next(iter(after), None)
+  roles = ids | {"cls": first, "sep": last}
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
     "model_max_length": longest,
@@ -99,11 +97,8 @@ def _mask_like_a_word(spec: dict[str, Any], mask: dict[str, Any]) -> None:
     for part in byte_level:
       part["add_prefix_space"] = False
     # A text that begins with a space gets no second one.
-    steps = [
-      *steps,
-      {"type": "Prepend", "prepend": " "},
-      _replace(r"\A  ", " "),
-    ]
+    prepend = {"type": "Prepend", "prepend": " "}
+    steps = [*steps, prepend, _replace(r"\A  ", " ")]
     # The library finds the mask by its own normal form, which has no space.
     steps.append(_replace(rf"\A {escaped}\z", content))
   elif any(step.get("prepend") == _SPACE for step in steps):
@@ -120,16 +115,11 @@ def _replace(pattern: str, content: str) -> dict[str, Any]:
 
 def _parts(part: dict[str, Any] | None, key: str) -> list[dict[str, Any]]:
   """Returns the parts of a sequence, or a single part."""
-  if part is None:
-    return []
-  return part.get(key, [part])
+  return part.get(key, [part]) if part else []
 
 
 def _frame(name, before: Sequence[int], after: Sequence[int]) -> dict | None:
-  """Returns the post-processor that puts special tokens around a text.
-
-  `after` follows each text of a pair, as in fine-tuning.
-  """
+  """Returns the post-processor that puts special tokens around a text."""
 
   def special(ids):
     return [{"SpecialToken": {"id": name(i), "type_id": 0}} for i in ids]

@@ -65,9 +65,7 @@ def tensors(
   return {n: np.ascontiguousarray(np.concatenate(p)) for n, p in parts.items()}
 
 
-def write(
-  folder: pathlib.Path, tensors: Mapping[str, np.ndarray], shard_bytes: int
-) -> None:
+def write(folder: pathlib.Path, tensors: Mapping, shard_bytes: int) -> None:
   """Writes one file, or several of at most `shard_bytes` and an index."""
   import huggingface_hub  # slow to import
 
@@ -112,11 +110,7 @@ class Weights:
     return iter(self.tensors)
 
   def __getitem__(self, name: str) -> np.ndarray:
-    """Reads a tensor as float32.
-
-    Raises:
-      UserError: if a number is NaN, infinite or too large for float32.
-    """
+    """Reads a tensor as float32; UserError if a number is not finite in it."""
     with np.errstate(over="ignore"):
       value = self.tensors[name].read().astype(np.float32)
     if not np.isfinite(value).all():
@@ -169,29 +163,23 @@ def _shards(index: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _opened(path: pathlib.Path) -> dict[str, Stored]:
+  out = {}
   try:
     file = safetensors.safe_open(path, framework="np")
-    views = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+    for name in file.keys():  # noqa: SIM118
+      view = file.get_slice(name)
+      read = functools.partial(file.get_tensor, name)
+      out[name] = Stored(tuple(view.get_shape()), view.get_dtype(), read)
+    return out
   except OSError as error:
     reason = str(error).splitlines()[0]
     raise UserError(f"cannot read {path}: {reason}") from error
   except safetensors.SafetensorError as error:
     raise UserError(f"{path} is incomplete: {error}") from error
-  return {
-    name: Stored(
-      tuple(view.get_shape()),
-      view.get_dtype(),
-      functools.partial(file.get_tensor, name),
-    )
-    for name, view in views.items()
-  }
 
 
 def _pickled(path: pathlib.Path) -> dict[str, Stored]:
-  """Opens a pickle of tensors, or of a training loop's state with `model`.
-
-  PyTorch unpickles tensors only, nothing that runs code.
-  """
+  """Opens a pickle of tensors, or of a training loop's state with `model`."""
   try:
     import torch
   except ImportError as error:
@@ -202,13 +190,12 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
   try:
     # LTG-BERT's training saves its command's arguments next to the model.
     with torch.serialization.safe_globals([argparse.Namespace]):
+      # weights_only runs no code of the file.
       found = torch.load(path, map_location="cpu", weights_only=True)
   except _DAMAGED as error:
     said = str(error).split("WeightsUnpickler error:")[-1].strip()
-    reason = said.splitlines()[0].split(". ")[0] if said else repr(error)
-    raise UserError(
-      f"{path} cannot be read as weights alone: {reason}"
-    ) from error
+    why = said.splitlines()[0].split(". ")[0] if said else repr(error)
+    raise UserError(f"{path} cannot be read as weights alone: {why}") from error
   state = found if isinstance(found, dict) else {}
   if isinstance(state.get("model"), dict):
     state = state["model"]
@@ -252,7 +239,6 @@ def reader(
   only of tensors that the encoder lacks.
 
   Args:
-    weights: The folder's tensors.
     names: Tensor of each parameter's path, as in `Architecture.weights`.
     shapes: Shapes of the wanted parameters, by path.
     unused: Tensors that the folder lacks; they are read as ones.
@@ -291,18 +277,14 @@ def reader(
   return params
 
 
-def _problems(
-  weights: Weights, names: Mapping[str, str], expected: Mapping
-) -> Iterator[str]:
+def _problems(weights: Weights, names: Mapping, expected) -> Iterator[str]:
   """Yields a phrase for each kind of mismatch."""
   found = set(weights)
   if missing := sorted(expected.keys() - found):
     yield f"weights are missing: {_listed(missing)}"
   extra = found - expected.keys()
-  # A bias of zeros changes nothing.
-  extra -= {
-    n for n in extra if n.endswith("proj.bias") and not weights[n].any()
-  }
+  biases = {n for n in extra if n.endswith("proj.bias")}
+  extra -= {n for n in biases if not weights[n].any()}  # changes nothing
   tied, embedding = names.get("head/kernel"), names["embedding"]
   if tied in extra and embedding in found:  # some files store it twice
     extra.discard(tied)

@@ -1,6 +1,7 @@
 """Reads a TPU kernel's instruction bundles; a core runs one bundle a cycle."""
 
 import dataclasses
+import itertools
 import json
 import os
 import pathlib
@@ -9,9 +10,8 @@ import subprocess
 import sys
 import tempfile
 
-_LONG = (
-  0.5  # parts this long, relative to the longest, are a block's arithmetic
-)
+# Parts this long, relative to the longest, are a block's arithmetic.
+_LONG = 0.5
 # libtpu reads its options once, so each listing needs a new process.
 _DUMP = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true"
 
@@ -32,11 +32,10 @@ class Listing:
     shorter one without.
     """
     lines = [x for x in text.splitlines() if re.match(r"\s*0x[0-9a-f]+", x)]
-    cuts = [
-      i for i, x in enumerate(lines) if "sbr.rel" in x or "Start reg" in x
-    ]
-    ends = [*cuts, len(lines)]
-    parts = [b - a for a, b in zip([0, *cuts], ends, strict=True)]
+    branch = re.compile("sbr[.]rel|Start reg")
+    cuts = [i for i, x in enumerate(lines) if branch.search(x)]
+    bounds = itertools.pairwise([0, *cuts, len(lines)])
+    parts = [end - start for start, end in bounds]
     blocks = [part for part in parts if part > _LONG * max(parts)]
     return cls(max(blocks), min(blocks), len(lines) - sum(blocks))
 

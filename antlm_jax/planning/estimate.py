@@ -195,16 +195,10 @@ def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
     counts = hlo.count(compiled.as_text())
     found = _speed(run, batch, attention, counts)
     if forecasts:
-      found["forecast"] = forecast.step(
-        mesh,
-        run.model,
-        batch,
-        whole,
-        training,
-        counts,
-        visited=found["executed"] - counts.flops,
-        network=found["seconds"]["network"],
-      )
+      network = found["seconds"]["network"]
+      what = mesh, run.model, batch, whole, training, counts
+      visited = found["executed"] - counts.flops
+      found["forecast"] = forecast.step(*what, visited=visited, network=network)
   return Estimate(
     name=program.name,
     steps=program.steps,

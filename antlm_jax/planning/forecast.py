@@ -49,13 +49,8 @@ class Measured:
 
 
 _V5P = (0.88, 1.02)
-_HOPPER = Measured(
-  0.728,
-  attention={
-    128: (0.615, 0.459, 0.498, 0.365),
-    0: (0.489, 0.342, 0.352, 0.257),
-  },
-)
+_SHARES = {128: (0.615, 0.459, 0.498, 0.365), 0: (0.489, 0.342, 0.352, 0.257)}
+_HOPPER = Measured(0.728, attention=_SHARES)
 # By the keys of `runtime.chips.CHIPS`.
 MEASURED = {
   "TPU v5 lite": Measured(0.914, _V5P, 1, 1.50e9, "v5e:2x2"),
@@ -108,11 +103,8 @@ def step(
   """Forecasts a step from its program, or returns why it cannot.
 
   Args:
-    mesh: The run's mesh.
-    model: The model.
     batch: A process's part of the batch, in NumPy arrays.
     whole: Size of the batch over that of the part.
-    training: Whether the step trains.
     counts: Counts of one device.
     visited: FLOPs of its kernels in the blocks that they visit.
     network: Seconds of the collectives.
@@ -198,9 +190,8 @@ def _attention(
     getattr(c, "edges", None),
   )
   blocks = tpu_kernel.cut(length, length, group, c.head_width, dtype)
-  at_once = tpu_kernel.heads_of_a_step(
-    kv_heads, group, c.head_width, blocks, dtype
-  )
+  heads_of = tpu_kernel.heads_of_a_step
+  at_once = heads_of(kv_heads, group, c.head_width, blocks, dtype)
 
   def visits(mask):
     orders = tpu_grid.make(mask, parts * rows, blocks)
@@ -246,30 +237,23 @@ def compile_attention(where: str, shape, mask, rate: float, edges) -> None:
     edges: Edges of the position terms' buckets, or None.
   """
   length, heads, kv_heads, width, dtype = shape
-  mesh = sharding.make_mesh(
-    dict.fromkeys(sharding.MESH_AXES, 1), topology.devices(where)[:1]
-  )
+  alone = dict.fromkeys(sharding.MESH_AXES, 1)
+  mesh = sharding.make_mesh(alone, topology.devices(where)[:1])
+  put = sharding.whole(mesh)
 
   def like(*shape, dtype=dtype):
-    put = sharding.whole(mesh)
     return jax.ShapeDtypeStruct((1, *shape), dtype, sharding=put)
 
   q, k = like(length, heads, width), like(length, kv_heads, width)
   bound = like(length, dtype="int32")
   causal, start, end = mask
-  terms = None
-  if edges:
-    terms = (like(length, heads, len(edges) + 1),) * 2
+  terms = (like(length, heads, len(edges) + 1),) * 2 if edges else None
 
   def run(q, k, v, terms, bounds, row_keys):
-    return attention.attend(
-      q,
-      k,
-      v,
-      AttentionMask(causal, *bounds),
-      dropout=attention.Dropout(rate, row_keys),
-      relative=terms and attention.Relative(*terms, tuple(edges)),
-    )
+    mask = AttentionMask(causal, *bounds)
+    dropout = attention.Dropout(rate, row_keys)
+    relative = terms and attention.Relative(*terms, tuple(edges))
+    return attention.attend(q, k, v, mask, dropout=dropout, relative=relative)
 
   def gradients(g, *arrays, **rest):
     # Other kernels sum up the gradients of the terms.

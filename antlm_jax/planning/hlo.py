@@ -287,8 +287,7 @@ def _passes(loop: _Op) -> int | None:
   TPU programs state no number. Their loops carry a counter, which begins at a
   constant, grows by one and is compared with another constant.
   """
-  known = loop.get(r'"known_trip_count":\{"n":"(\d+)"')
-  if known:
+  if known := loop.get(r'"known_trip_count":\{"n":"(\d+)"'):
     return int(known)
   (body,), (first,) = loop.called, loop.operands
   test = loop.home.program[loop.get(r"condition=%([\w.\-]+)")].root
@@ -364,11 +363,10 @@ def _collective(op: _Op, kind: str) -> Collective:
 def _is_cut(op: _Op) -> bool:
   """Whether each device keeps only a part of a sum; TPUs fuse the two."""
   users = [user for user, _ in op.users]
-  while users and all(
-    user.code in ("get-tuple-element", "bitcast") for user in users
-  ):
+  passing_on = {"get-tuple-element", "bitcast"}
+  while users and {user.code for user in users} <= passing_on:
     users = [further for user in users for further, _ in user.users]
-  return bool(users) and all(user.code == "dynamic-slice" for user in users)
+  return {user.code for user in users} == {"dynamic-slice"}
 
 
 def _group(attributes: str, kind: str) -> tuple[int, ...]:
@@ -390,9 +388,8 @@ def _group_of_axes(text: str) -> tuple[int, ...]:
   For example `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a'}`. `'b':(2)2` is
   a part of an axis: size 2, and within it size 4 / (2 * 2).
   """
-  found = re.match(
-    r"mesh\[([^\]]*)\](?:, device_ids=\((.*?\)?)\))? *\{([^}]*)\}", text
-  )
+  pattern = r"mesh\[([^\]]*)\](?:, device_ids=\((.*?\)?)\))? *\{([^}]*)\}"
+  found = re.match(pattern, text)
   if not found:
     raise ValueError(f"cannot read this group of devices: {text[:80]}")
   axes = re.findall(r"'(\w+)'=(\d+)", found[1])

@@ -76,9 +76,8 @@ def advise(
   candidates = list(settings_that_save(run, over))[:_MOST_TRIED]
   for tried in progress.track(candidates, "setting", "tried", 0):
     other, seen = pod.run(tried), []
-    for e in estimate_all(
-      other, [p for p in other.programs() if p.name in failed]
-    ):
+    again = [p for p in other.programs() if p.name in failed]
+    for e in estimate_all(other, again):
       seen.append(e)
       if not e.memory.fits:
         break

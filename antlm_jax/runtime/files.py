@@ -242,13 +242,8 @@ def failures() -> tuple[type[Exception], ...]:
   from google.auth.exceptions import GoogleAuthError
 
   # No class unites the errors of gcsfs and of the libraries below it.
-  return (
-    OSError,
-    aiohttp.ClientError,
-    HttpError,
-    GoogleAPIError,
-    GoogleAuthError,
-  )
+  of_buckets = aiohttp.ClientError, HttpError, GoogleAPIError, GoogleAuthError
+  return OSError, *of_buckets
 
 
 def out_of_reach(error: Exception) -> bool:

@@ -41,7 +41,6 @@ def track(
   """Yields the items and shows progress: a bar, or lines in a log.
 
   Args:
-    items: Items to yield.
     unit: Name of an item, such as `batch`.
     name: Text before the bar or line.
     every: Least number of seconds between two lines.

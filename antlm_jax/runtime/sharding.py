@@ -65,12 +65,7 @@ def make_mesh(
   return jax.sharding.Mesh(grid, MESH_AXES, axis_types=_AUTO)
 
 
-def spec(
-  mesh,
-  axes: Sequence[str | None],
-  shape: Sequence[int],
-  but: Sequence[str] = (),
-):
+def spec(mesh, axes: Sequence[str | None], shape: Sequence[int], but=()):
   """Returns the PartitionSpec of an array with these logical axes.
 
   It does not use the mesh axes in `but`. Each logical axis gets its first rule
@@ -144,9 +139,7 @@ def local_shards(mesh) -> tuple[int, ...]:
   """Returns the parts of a batch's rows on the devices of this process."""
   # Processes that share a part, such as over `tensor`, each make it.
   places = rows(mesh).addressable_devices_indices_map((1, data_shards(mesh)))
-  return tuple(
-    sorted({index[1].indices(2**30)[0] for index in places.values()})
-  )
+  return tuple(sorted({at[1].indices(2**30)[0] for at in places.values()}))
 
 
 def abstract(mesh, batch):
@@ -173,10 +166,9 @@ def place(mesh, batch):
   def global_array(x):
     size = x.shape[1] // len(local)
     part = {s: x[:, i * size : (i + 1) * size] for i, s in enumerate(local)}
+    shape = x.shape[0], size * shards, *x.shape[2:]
     return jax.make_array_from_callback(
-      (x.shape[0], size * shards, *x.shape[2:]),
-      rows(mesh),
-      lambda index: part[(index[1].start or 0) // size],
+      shape, rows(mesh), lambda index: part[(index[1].start or 0) // size]
     )
 
   return jax.tree.map(global_array, batch)
