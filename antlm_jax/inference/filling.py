@@ -34,7 +34,6 @@ def fill_mask(
   before if the model was trained so (see `TextModel.mask_shift`).
 
   Args:
-    loaded: The model.
     text: Text with one or more `<mask>`, each for one token.
     top: Number of candidates for each mask.
 

@@ -23,23 +23,14 @@ OWN = "own"  # boundary: the tokens that the tokenizer adds in other libraries
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextModel:
-  """A model and its tokenizer, ready to read texts.
-
-  Attributes:
-    model: The encoder.
-    params: Its parameters, which may be split over the current mesh.
-    tokenizer: The tokenizer.
-    boundary: Special tokens around a document: `packing.BOUNDARIES` or `OWN`.
-    config: The configuration of its training run.
-    ends: Tokens that end a generated text; empty for the tokenizer's `</s>`.
-  """
+  """A model and its tokenizer, ready to read texts."""
 
   model: models.Model
-  params: models.Params
+  params: models.Params  # may be split over the current mesh
   tokenizer: Tokenizer
-  boundary: str
-  config: ConfigDict
-  ends: tuple[int, ...] = ()
+  boundary: str  # tokens around a document: `packing.BOUNDARIES` or `OWN`
+  config: ConfigDict  # of its training run
+  ends: tuple[int, ...] = ()  # of a generated text; empty: the `</s>` token
 
   @functools.cached_property
   def frame(self) -> tuple[np.ndarray, np.ndarray]:

@@ -58,7 +58,6 @@ def generate(
   imported. What follows a prompt does not depend on the other prompts.
 
   Args:
-    loaded: The model.
     prompt: One prompt or several. A prompt may be empty if documents began with
       a special token in training.
     **sampling: Fields of `Sampling`: `tokens=50`, `temperature=0.8`, `top_k=0`,

@@ -9,7 +9,7 @@ host; each layer of stacked layers is a tensor.
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -61,11 +61,7 @@ def task(tensors: Tensors, weights: Sequence[float], base=None) -> np.ndarray:
   return base + sum(w * (x - base) for w, x in pairs)
 
 
-METHODS: Mapping[str, Callable[..., np.ndarray]] = {
-  "linear": linear,
-  "slerp": slerp,
-  "task": task,
-}
+METHODS = {"linear": linear, "slerp": slerp, "task": task}
 
 
 def merge(
@@ -113,10 +109,8 @@ def merge(
       for layer in layers
     ]
     params[path] = np.float32(merged if stacked else merged[0])
-  terms = [
-    f"{weight:.4g} * {_name(one)}"
-    for one, weight in zip(parts, weights, strict=True)
-  ]
+  pairs = zip(parts, weights, strict=True)
+  terms = [f"{weight:.4g} * {_name(one)}" for one, weight in pairs]
   since = f" since {_name(base)}" if base else ""
   kept = {f.name: getattr(parts[0], f.name) for f in dataclasses.fields(Meta)}
   changed = {

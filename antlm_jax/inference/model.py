@@ -80,14 +80,10 @@ class Loaded(Meta, TextModel):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds --checkpoint and --step, which `from_args` reads, to a command."""
-  parser.add_argument(
-    "--checkpoint",
-    required=True,
-    help="path to a run or one of its checkpoints; may be gs://...",
-  )
-  parser.add_argument(
-    "--step", type=int, help="step of the run (default: the newest)"
-  )
+  add = parser.add_argument
+  where = "path to a run or one of its checkpoints; may be gs://..."
+  add("--checkpoint", required=True, help=where)
+  add("--step", type=int, help="step of the run (default: the newest)")
 
 
 def from_args(args: argparse.Namespace) -> Loaded:
@@ -110,21 +106,18 @@ def load(path, step: int | None = None) -> Loaded:
   meta, task = saved.meta, saved.fields.get("task")
   model = models.build(meta.config.model, meta.tokenizer.vocab_size)
   item = "ema" if "ema" in saved.sums else "params"
-  wanted = {
-    item: model.shapes,
-    "counters": {"step": jax.ShapeDtypeStruct((), np.int32)},
-  }
+  counters = {"step": jax.ShapeDtypeStruct((), np.int32)}
+  wanted = {item: model.shapes, "counters": counters}
   if "head" in saved.sums:
     with checkpoint.readable(saved.path / "head"):  # its shapes are only there
       handler = ocp.StandardCheckpointHandler()
       wanted["head"] = handler.metadata(epath.Path(saved.path / "head"))
   # One device, whatever devices the checkpoint was saved from.
   one = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-  found = saved.read(
-    jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), wanted
-    )
+  wanted = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=one), wanted
   )
+  found = saved.read(wanted)
   saved.verify(found)
   return Loaded(
     **vars(meta),
@@ -154,9 +147,6 @@ def write(
       the shapes that `models.build` gives to the config in `meta`.
     meta: The metadata.
     task: The task of a fine-tuned model, with its head.
-
-  Returns:
-    The absolute path.
 
   Raises:
     UserError: if it cannot be written, or exists.

@@ -33,20 +33,14 @@ class Choice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Item:
-  """Choices between which a model decides; the first one is right.
+  """Choices between which a model decides; the first one is right."""
 
-  Attributes:
-    choices: Two of them for a minimal pair.
-    item_id: Name of the item among those of its UID.
-    groups: Values by which accuracies are averaged, by the names in the data.
-      They include `UID`, the paradigm or domain.
-    rating: People's rating of the first choice, if there is one.
-  """
-
-  choices: tuple[Choice, ...]
-  item_id: str
+  choices: tuple[Choice, ...]  # two of them for a minimal pair
+  item_id: str  # its name among the items of its UID
+  # Values by which accuracies are averaged, by the names in the data. They
+  # include `UID`, the paradigm or domain.
   groups: Mapping[str, str]
-  rating: float | None = None
+  rating: float | None = None  # people's, of the first choice
 
   @property
   def uid(self) -> str:
@@ -65,9 +59,6 @@ def pair(
   """Returns the item of a good and a bad choice after the same context."""
   choices = Choice(context, good), Choice(context, bad)
   return Item(choices, item_id, groups)
-
-
-# ------------------------------------------------------------------- reading
 
 
 class Line(NamedTuple):
@@ -98,11 +89,8 @@ def read(
 ) -> list[Item]:
   """Reads the items of a folder.
 
-  Args:
-    folder: Path to a folder of *.jsonl files.
-    parse: Makes an item of a line.
-    limit: Largest number of items of each file; 0 for all.
-    what: Name of the items in errors.
+  `parse` makes an item of a line. `limit` is the largest number of items of
+  each file; 0 for all. `what` names the items in errors.
 
   Raises:
     UserError: if there are none, or a line is not an item.
@@ -138,9 +126,6 @@ def minimal_pairs(folder, limit: int = 0) -> list[Item]:
     )
 
   return read(folder, parse, limit, "pairs")
-
-
-# ------------------------------------------------------------------- scoring
 
 
 def scores(

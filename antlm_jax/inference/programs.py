@@ -51,7 +51,6 @@ def unrolled(loaded: TextModel) -> tuple[EncoderConfig, models.Params]:
   Programs that encode many times need it: a loop over stacked blocks would copy
   the weights of each block every time.
   """
-  config = dataclasses.replace(
-    loaded.model.config, scan_layers="no", remat="none"
-  )
+  config = loaded.model.config
+  config = dataclasses.replace(config, scan_layers="no", remat="none")
   return config, compiled(models.Model.unstack, config)(loaded.params)

@@ -35,17 +35,12 @@ _ROW = 64  # row lengths are multiples of it: TPU kernels pad shorter rows
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-  """How a text is laid out for scoring.
+  """How a text is laid out for scoring."""
 
-  Attributes:
-    framed: Whether the special tokens of training surround it.
-    separator: Characters between a context and the text.
-    no_context: Special token in place of an empty context, before the
-      separator: `bos` (`eos` if there is none) or `eos`; "" for no token.
-  """
-
-  framed: bool = True
-  separator: str = " "
+  framed: bool = True  # the special tokens of training surround it
+  separator: str = " "  # between a context and the text
+  # Special token in place of an empty context, before the separator: `bos`
+  # (`eos` if there is none) or `eos`; "" for no token.
   no_context: str = ""
 
 
@@ -116,11 +111,9 @@ def score(
   token across the end of the context belongs to the text.
 
   Args:
-    loaded: The model.
     texts: n texts; equal ones are scored once.
     mode: `causal`, `mlm`, `mntp` or `fused`.
     contexts: n texts before them, each of which may be empty.
-    text_format: How texts and contexts are laid out.
     reduction: `sum` or `mean` over the scored tokens.
     temperature: Divisor of the logits. Several cost little more than one.
     batch_tokens: Number of tokens encoded at once, in rows as long as the
@@ -150,9 +143,7 @@ def score(
   encoded = encode(loaded, unique, text_format, wanted)
   for text, (context, choice) in zip(encoded, unique, strict=True):
     framing.check_length(loaded, len(text.tokens), context + choice)
-  found = totals(
-    loaded, encoded, wanted, temperatures, batch_tokens, track
-  ).logprobs
+  found, _ = totals(loaded, encoded, wanted, temperatures, batch_tokens, track)
   if reduction == "mean":
     found /= np.array([text.targets for text in encoded])[:, None]
   index = {pair: i for i, pair in enumerate(unique)}
@@ -315,13 +306,7 @@ def _batches(
 
 
 def _rows(
-  texts: Sequence[Text],
-  batch: Targets,
-  number: int,
-  where: Pass,
-  shape: tuple[int, int],
-  size: int,
-  mask_id: int,
+  texts, batch: Targets, number: int, where: Pass, shape, size, mask_id
 ) -> Rows:
   """Writes the segments of a pass, by its number, into rows `[B, T]`."""
   begins = batch.begins[number]

@@ -105,8 +105,7 @@ def stream(
   banned = np.stack([never, never | np.isin(np.arange(len(never)), ends)])
   numbers = seen, block_length, how.steps, every, how.seed
   while np.any(state.masked):
-    state = fill(params, canvas, state, banned, *numbers)
-    state = jax.device_get(state)
+    state = jax.device_get(fill(params, canvas, state, banned, *numbers))
     yield [_decode(loaded, canvas, state, n) for n in range(len(state.tokens))]
 
 
@@ -222,13 +221,10 @@ def _fill(
     mask = AttentionMask(k_end=k_end)
     hidden = model.encode(params, state.tokens, places[None], mask)
     now = jax.vmap(fold_in, (0, None))(keys, state.step)
+    own = jax.vmap(jax.vmap(fold_in, (None, 0)))(now, at)
+    hidden = hidden[rows, at - shift]
     new, sure, noise = _draw(
-      logits_of,
-      drawn,
-      hidden[rows, at - shift],
-      jax.vmap(jax.vmap(fold_in, (None, 0)))(now, at),
-      banned,
-      canvas.whole,
+      logits_of, drawn, hidden, own, banned, canvas.whole
     )
     chosen = _chosen(order, here, sure, noise, left)
     tokens = jnp.where(chosen, new, state.tokens[rows, at])

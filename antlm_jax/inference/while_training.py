@@ -13,15 +13,10 @@ PER_FILE = 100  # pairs of a file: all 67,000 of BLiMP would hold up a run
 class Pairs(hooks.Evaluator):
   """Records accuracies on minimal pairs in the modes that a run trains.
 
-  It scores the first `PER_FILE` pairs of each file, as often as held-out losses
-  are measured. All processes score the same pairs together, since the
-  parameters are split over them.
-
-  Args:
-    folder: Path to a folder of *.jsonl files of pairs.
-
-  Raises:
-    UserError: if there are no pairs, or a line is not a pair.
+  It scores the first `PER_FILE` pairs of each *.jsonl file of `folder` when
+  held-out losses are measured. All processes score the same pairs together,
+  since the parameters are split over them. Raises a UserError if there are no
+  pairs, or a line is not a pair.
   """
 
   prefixes = (PAIRS,)
@@ -49,7 +44,6 @@ class Pairs(hooks.Evaluator):
     }
 
   def say(self, trainer, values: Mapping[str, float]) -> str:
-    """Returns a line of the accuracies."""
     found = {name.removeprefix(PAIRS): value for name, value in values.items()}
     shown = " · ".join(f"{mode} {value:.1%}" for mode, value in found.items())
     return f"{len(self._pairs)} pairs after step {trainer.step}: {shown}"

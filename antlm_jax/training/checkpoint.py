@@ -41,9 +41,6 @@ class Unreadable(UserError):
   """A checkpoint exists, but its files are damaged or do not fit the model."""
 
 
-# --------------------------------------------------------------------- metadata
-
-
 @dataclasses.dataclass(frozen=True)
 class Meta:
   """The metadata of a checkpoint: all that its arrays need to be used."""
@@ -54,9 +51,8 @@ class Meta:
   data: str  # hash of the rows that it was trained on
   _: dataclasses.KW_ONLY
   row_tokens: int = 0  # in the longest of these rows; 0 in old checkpoints
-  ends: tuple[
-    int, ...
-  ] = ()  # end a text; if empty, the tokenizer's `</s>` does
+  # Tokens that end a text; if empty, the tokenizer's `</s>` does.
+  ends: tuple[int, ...] = ()
   milestones: Mapping[str, int] = dataclasses.field(default_factory=dict)
   merged: str = ""  # the models that it was merged from, in a line
 
@@ -77,9 +73,6 @@ class Meta:
     own["tokenizer"] = Tokenizer.from_json(fields["tokenizer"])
     own["ends"] = tuple(fields.get("ends", ()))
     return cls(**own)
-
-
-# ---------------------------------------------------------------------- writing
 
 
 def to_items(state: TrainState) -> dict[str, dict[str, Any]]:
@@ -147,9 +140,6 @@ def save_args(
   fields["crc32"] = digest(fields)
   saves = {name: ocp.args.StandardSave(item) for name, item in items.items()}
   return ocp.args.Composite(**saves, meta=ocp.args.JsonSave(fields))
-
-
-# ---------------------------------------------------------------------- reading
 
 
 def steps(path) -> dict[int, pathlib.Path]:
@@ -221,12 +211,9 @@ def _silence_dropped_reads() -> None:
 class Checkpoint:
   """A checkpoint, found and opened when first used.
 
-  Its properties raise a UserError if there is no such checkpoint, and
-  Unreadable if its metadata is damaged.
-
-  Args:
-    where: Path to the checkpoint, or to a run.
-    step: Step of the run, by default the newest.
+  `where` is a path to it, or to a run, whose newest step is the default. The
+  properties raise a UserError if there is no such checkpoint, and Unreadable if
+  its metadata is damaged.
   """
 
   def __init__(self, where, step: int | None = None):
@@ -234,7 +221,6 @@ class Checkpoint:
 
   @functools.cached_property
   def path(self) -> pathlib.Path:
-    """Path to the checkpoint."""
     return find(self._where, self._step)
 
   @property
@@ -256,7 +242,6 @@ class Checkpoint:
 
   @functools.cached_property
   def meta(self) -> Meta:
-    """The metadata."""
     with readable(self.path / "meta"):
       return Meta.from_json(self.fields)
 
@@ -286,11 +271,10 @@ class Checkpoint:
           f"{self.path} is of another model or optimizer: it {has}"
           f" {name}/{other[0]}"
         )
+      args = ocp.args.StandardRestore(wanted[name])
       with readable(self.path / name):
-        found[name] = ocp.StandardCheckpointHandler().restore(
-          epath.Path(self.path / name),
-          args=ocp.args.StandardRestore(wanted[name]),
-        )
+        handler = ocp.StandardCheckpointHandler()
+        found[name] = handler.restore(epath.Path(self.path / name), args=args)
     return found
 
   def verify(self, found: Mapping[str, Any]) -> None:
@@ -329,11 +313,7 @@ def complete(like: TrainState, found: Mapping[str, Any]) -> TrainState:
     # A run without an average can start one with an average.
     items["ema"] = jax.tree.map(jnp.copy, items["params"])
   # The structure is that of today's optimizer, whose leaves are found by name.
-  treedef = jax.tree.structure(like.opt_state)
-  opt_state = [items["optimizer"][name] for name in _flatten(like.opt_state)]
-  return TrainState(
-    step=items["counters"]["step"],
-    params=items["params"],
-    opt_state=treedef.unflatten(opt_state),
-    ema=items.get("ema"),
-  )
+  leaves = [items["optimizer"][name] for name in _flatten(like.opt_state)]
+  opt_state = jax.tree.structure(like.opt_state).unflatten(leaves)
+  step = items["counters"]["step"]
+  return TrainState(step, items["params"], opt_state, items.get("ema"))

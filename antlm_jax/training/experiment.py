@@ -136,9 +136,7 @@ class Run:
 def build(config: ConfigDict, start: Checkpoint | None = None) -> Run:
   """Builds a run and checks all that can be wrong before its first step.
 
-  Args:
-    config: The run's configuration.
-    start: The model of `init.checkpoint`, if that is not a run's checkpoint.
+  `start` is the model of `init.checkpoint`, if that is not a run's checkpoint.
 
   Raises:
     UserError: Settings, data and devices do not fit together.
@@ -152,15 +150,12 @@ def build(config: ConfigDict, start: Checkpoint | None = None) -> Run:
       f" train.max_epochs={most:g}: shorten it, or write its counts as shares"
       f" (such as 20%C+80%M) of train.epochs={most:g}"
     )
-  return dataclasses.replace(
-    run,
-    # One batch of each kind tells now, rather than at step 10,000, that an
-    # implementation of attention cannot compute it.
-    attention={p.name: run.attention_of(p.batch) for p in run.programs()},
-    milestones=milestones.find(
-      config.checkpoint.words, run.words, run.curriculum.steps
-    ),
-  )
+  # One batch of each kind tells now, rather than at step 10,000, that an
+  # implementation of attention cannot compute it.
+  attention = {p.name: run.attention_of(p.batch) for p in run.programs()}
+  words = config.checkpoint.words
+  found = milestones.find(words, run.words, run.curriculum.steps)
+  return dataclasses.replace(run, attention=attention, milestones=found)
 
 
 def read_data(config: ConfigDict) -> Sources:
@@ -205,6 +200,19 @@ def assemble(
       " rows, or raise it"
     )
   source = _source(config, sources, tokenizer, objectives, curriculum, order)
+  restarts = curriculum.switches if config.schedule.restart_at_switch else ()
+  step = TrainStep(
+    model=model,
+    optimizer=optim.make(config.optimizer, model.axes, model.tensors),
+    schedule=optim.schedule(config.schedule, curriculum.steps, restarts),
+    num_objectives=len(curriculum.objectives),
+    seed=config.seed,
+    loss_chunk=config.train.loss_chunk,
+    ema=config.optimizer.ema,
+    loss_average=config.train.loss_average,
+    z_loss=config.train.z_loss,
+    growing=config.train.batch_start < 1,
+  )
   return Run(
     config=config,
     sources=sources,
@@ -213,7 +221,7 @@ def assemble(
     curriculum=curriculum,
     order=order,
     mesh=mesh,
-    step=_step(config, model, curriculum),
+    step=step,
     source=source,
     evaluations=held_out.sources(config, source, sources.held_out),
     start=start,
@@ -268,12 +276,7 @@ def _schedule(
 
 
 def _source(
-  config: ConfigDict,
-  sources: Sources,
-  tokenizer: Tokenizer,
-  objectives: Mapping[str, Objective],
-  curriculum: Curriculum,
-  order: Order,
+  config: ConfigDict, sources: Sources, tokenizer, objectives, curriculum, order
 ) -> Source:
   """Returns the training batches."""
   if sources.rows.segmented and (
@@ -313,20 +316,4 @@ def _source(
     short=config.data.short,
     loss_average=config.train.loss_average,
     random_offset=config.data.random_offset,
-  )
-
-
-def _step(config: ConfigDict, model, curriculum: Curriculum) -> TrainStep:
-  restarts = curriculum.switches if config.schedule.restart_at_switch else ()
-  return TrainStep(
-    model=model,
-    optimizer=optim.make(config.optimizer, model.axes, model.tensors),
-    schedule=optim.schedule(config.schedule, curriculum.steps, restarts),
-    num_objectives=len(curriculum.objectives),
-    seed=config.seed,
-    loss_chunk=config.train.loss_chunk,
-    ema=config.optimizer.ema,
-    loss_average=config.train.loss_average,
-    z_loss=config.train.z_loss,
-    growing=config.train.batch_start < 1,
   )

@@ -121,15 +121,13 @@ class Evaluator(Hook):
       rows = metrics.by_step(metrics.read_records(trainer.folder))
       names = rows.get(trainer.step, {})
       done = any(name.startswith(self.prefixes) for name in names)
-      if not self.due(trainer) or processes.agreed(
-        processes.is_first() and done
-      ):
+      done = done and processes.is_first()
+      if not self.due(trainer) or processes.agreed(done):
         return
     with trainer.ledger.time(self.spent_on):
       self.run(trainer)
 
   def due(self, trainer) -> bool:
-    """Whether to measure now: as `eval.every` says, and at switches."""
     return is_evaluated(trainer)
 
   def run(self, trainer) -> None:
@@ -148,9 +146,8 @@ class HeldOut(Evaluator):
 
   def start(self, trainer) -> None:
     self.prefixes = tuple(f"eval/{name}/" for name in trainer.run.evaluations)
-    self._evaluate = jax.jit(
-      trainer.run.step.evaluate, out_shardings=sharding.whole(trainer.run.mesh)
-    )
+    whole, step = sharding.whole(trainer.run.mesh), trainer.run.step
+    self._evaluate = jax.jit(step.evaluate, out_shardings=whole)
     super().start(trainer)
 
   def measure(self, trainer) -> dict[str, float]:
@@ -228,9 +225,8 @@ class Save(Hook):
     self._saved = trainer.step
 
   def due(self, trainer) -> bool:
-    return trainer.checkpoints.keeps(trainer.step) or is_time(
-      trainer, trainer.config.checkpoint.every
-    )
+    every = trainer.config.checkpoint.every
+    return trainer.checkpoints.keeps(trainer.step) or is_time(trainer, every)
 
   def run(self, trainer) -> None:
     if trainer.step != self._saved:
@@ -256,10 +252,9 @@ class Log(Hook):
     run, step = trainer.run, taken.step
     if taken.timed:
       inputs, order = taken.batch.inputs, run.order
+      full = order.at(step - 1).layout.batch_size
       tokens = sharding.abstract(run.mesh, inputs).size
-      tokens *= (
-        order.batch_size(step - 1) / order.at(step - 1).layout.batch_size
-      )
+      tokens *= order.batch_size(step - 1) / full
       self._tokens += tokens
       # This process's rows stand for those of the other processes.
       work = flops.train_step(run.model, taken.batch) / inputs.size

@@ -15,26 +15,13 @@ from antlm_jax.data import source as source_lib
 from antlm_jax.data.source import Source
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.runtime import (
-  buckets,
-  compilation,
-  files,
-  processes,
-  progress,
-  sharding,
-)
+from antlm_jax.runtime import buckets, files, processes, progress, sharding
+from antlm_jax.runtime.compilation import keep_programs
 from antlm_jax.runtime.signals import Stop, listening
-from antlm_jax.training import (
-  experiment,
-  metrics,
-  plots,
-  saving,
-  summary,
-  writers,
-)
 from antlm_jax.training import hooks as hooks_lib
+from antlm_jax.training import metrics, plots, saving, summary, writers
 from antlm_jax.training.checkpoint import Checkpoint
-from antlm_jax.training.experiment import Run
+from antlm_jax.training.experiment import Run, build
 from antlm_jax.training.hooks import Hook, Taken
 from antlm_jax.training.step import jitted, state_shardings
 
@@ -53,7 +40,6 @@ def train(
   """Trains to the end of the curriculum, and resumes a run that was stopped.
 
   Args:
-    config: The run's configuration.
     workdir: Path to the run's folder, which may be in a bucket. docs/runs.md
       lists the files that it receives.
     hooks: Hooks to call in addition to those of `hooks.of_run`.
@@ -68,12 +54,12 @@ def train(
       finite, or a failed save.
     Stopped: A signal ended the run. Its last step is saved.
   """
-  compilation.keep_programs()
+  keep_programs()
   with (
     listening() as stop,
     buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror,
   ):
-    run = experiment.build(config, start)
+    run = build(config, start)
     writers.check(config.log.writers)
     _check_same(run, mirror.workdir)
     around = hooks_lib.of_run(config, mirror.folder, hooks)
@@ -123,9 +109,8 @@ class Trainer:
     self._mirror, self._stop, self._command = mirror, stop, command
     self.total = run.curriculum.steps
     self._pending: Taken | None = None  # the last step; its loss is not known
-    self.checkpoints = saving.Checkpoints(
-      self.workdir, run.meta, run.config.checkpoint
-    )
+    settings = run.config.checkpoint
+    self.checkpoints = saving.Checkpoints(self.workdir, run.meta, settings)
     shardings = state_shardings(run.step, run.mesh)
     init, self._update = jitted(run.step, shardings)
     self._reset = jax.jit(
@@ -136,21 +121,15 @@ class Trainer:
       begun = saving.begin(run, self.checkpoints, init, shardings)
       self.state, self.resumed = begun.state, begun.resumed
       self.step = self._begun = int(self.state.step)
-    self.sums = {
-      name: np.asarray(total, np.float32)
-      for name, total in begun.window.items()
-    }
+    window = begun.window.items()
+    self.sums = {name: np.asarray(x, np.float32) for name, x in window}
     # All checks have passed: from here on the workdir is this run's.
     if processes.is_first():
       config = config_lib.to_json(run.config)
       files.write_text(self.workdir / saving.CONFIG, config)
-    self._records = metrics.Records(
-      self.folder,
-      # Values before the first checkpoint will be recorded again.
-      self.step if self.resumed else -1,
-      run.config,
-      self.workdir.name,
-    )
+    # Values before the first checkpoint will be recorded again.
+    kept, name = self.step if self.resumed else -1, self.workdir.name
+    self._records = metrics.Records(self.folder, kept, run.config, name)
     self.progress = progress.Progress(self.step, self.total)
     for line in (*summary.of_run(run), *begun.notes):
       progress.say(line)
@@ -202,8 +181,6 @@ class Trainer:
     processes.agreed(0)  # the other processes end when the first one does
     return found
 
-  # -------------------------------------------------------- a step, its results
-
   def _take(self, batch: Batch) -> None:
     """Begins a step, then checks the results of the one before."""
     switches = self.run.curriculum.switches
@@ -254,8 +231,6 @@ class Trainer:
       f" stopped before saving; {good}. {advice}"
     )
 
-  # -------------------------------------------------------------- for the hooks
-
   def in_step(
     self, source: Source, start: int = 0, threads: int = 1
   ) -> Iterator[Batch]:
@@ -283,8 +258,6 @@ class Trainer:
     self._mirror.push(wait=buckets.PATIENCE)
     sums = {name: total.tolist() for name, total in self.sums.items()}
     self.checkpoints.save(self.step, self.state, sums)
-
-  # -------------------------------------------------------------------- the end
 
   def _end_early(self, status: int) -> None:
     """Saves the state, and ends with the status that a signal asks for."""

@@ -39,11 +39,8 @@ def make(
   rate is a function of the run's step, not of the optimizer's own count, so
   that resetting the optimizer does not restart the schedule.
 
-  Args:
-    config: The section; see `antlm_jax.config`.
-    axes: Logical axes of the parameters, by path.
-    tensors: Published tensors that the parameters belong to, by path; by
-      default each parameter is a tensor.
+  `axes` are the parameters' logical axes, by path. `tensors` are the published
+  tensors that they belong to, by path; by default each parameter is a tensor.
   """
   mask = decays(axes, config.decay_scope)
   adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
@@ -116,13 +113,8 @@ def schedule(
   Warmup, stable, decay: linear from peak / warmup_steps up to the peak, the
   peak, then down to `min_lr_ratio` x peak at the last step. `cosine` has no
   stable part. In the last `cooldown_steps` the rate falls from `min_lr_ratio`
-  x peak to zero (GPT-BERT).
-
-  Args:
-    config: The section; see `antlm_jax.config`.
-    steps: Length of the run.
-    restarts: Steps at which the schedule begins anew: each part has a warmup
-      and a decay.
+  x peak to zero (GPT-BERT). At the steps `restarts` the schedule begins anew:
+  each part of the run's `steps` has a warmup and a decay.
 
   Raises:
     UserError: if warmup and decay are longer than their part of the run.

@@ -69,9 +69,6 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
             workdir.rmdir()
 
 
-# -------------------------------------------------------------------- beginning
-
-
 @dataclasses.dataclass(frozen=True)
 class Begun:
   """The state that a run begins with."""
@@ -207,9 +204,6 @@ def with_mean(value: jax.Array, shape: Sequence[int]) -> jax.Array:
   return value
 
 
-# ------------------------------------------------------------------ checkpoints
-
-
 @dataclasses.dataclass
 class _Chosen(policies.PreservationPolicy):
   """Keeps the steps that a function chooses."""
@@ -259,13 +253,11 @@ class Checkpoints:
       fields = {**self._meta, "window": window}
       args = checkpoint.save_args(self._folder, items, fields)
       if self._manager is None:
-        self._manager = ocp.CheckpointManager(
-          self._folder,
-          options=ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy(self._kept),
-            async_options=ocp.AsyncOptions(timeout_secs=_PATIENCE),
-          ),
+        options = ocp.CheckpointManagerOptions(
+          preservation_policy=policies.AnyPreservationPolicy(self._kept),
+          async_options=ocp.AsyncOptions(timeout_secs=_PATIENCE),
         )
+        self._manager = ocp.CheckpointManager(self._folder, options=options)
       self._manager.save(step, args=args, force=True)
       self._saving = step
     # A CPU writes the state itself: while that lasts, a step cannot reuse its

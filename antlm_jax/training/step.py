@@ -64,9 +64,8 @@ class TrainStep:
 
   def reset_optimizer(self, state: TrainState) -> TrainState:
     """Forgets the optimizer's moments."""
-    return dataclasses.replace(
-      state, opt_state=self.optimizer.init(state.params)
-    )
+    opt_state = self.optimizer.init(state.params)
+    return dataclasses.replace(state, opt_state=opt_state)
 
   def update(
     self, state: TrainState, batch: Batch
@@ -129,11 +128,8 @@ class TrainStep:
   ) -> tuple[jax.Array, Metrics]:
     """Returns `losses.cross_entropy` of one microbatch.
 
-    Args:
-      params: The parameters by path.
-      micro: A batch without its leading axis: inputs `[B, T]`, targets
-        `[D, C]`.
-      key: For dropout, or None.
+    `micro` is a batch without its leading axis: inputs `[B, T]`, targets
+    `[D, C]`. `key` is for dropout, or None.
     """
     # One key for the encoder, one for the head.
     keys = (None, None) if key is None else jax.random.split(key)
@@ -146,12 +142,10 @@ class TrainStep:
     # From here on only states that predict a target: with 15 % masked, a
     # seventh of the logits. Each data shard has its own targets, so that
     # nothing crosses devices.
-    at_targets = jnp.take_along_axis(
-      hidden, micro.target_positions[..., None], axis=1
-    )
+    places = micro.target_positions
+    at_targets = jnp.take_along_axis(hidden, places[..., None], axis=1)
     # Indices in the microbatch do not depend on the shards.
-    first = jnp.arange(shards)[:, None] * hidden.shape[1]
-
+    places = jnp.arange(shards)[:, None] * hidden.shape[1] + places
     logits = self.model.logits_of(params)
 
     def logits_at(hidden, places):
@@ -163,7 +157,7 @@ class TrainStep:
     return losses.cross_entropy(
       logits_at,
       at_targets,
-      first + micro.target_positions,
+      places,
       micro.targets,
       micro.weights,
       micro.objective_ids,
@@ -198,14 +192,13 @@ class TrainStep:
 def state_shardings(train_step: TrainStep, mesh) -> TrainState:
   """Returns the sharding of every array of the state.
 
-  A parameter's sharding follows from its logical axes. The optimizer's arrays
-  with a parameter's path and shape have that parameter's sharding.
+  A parameter's sharding follows from its logical axes. Arrays of the optimizer
+  with a parameter's path and shape, such as Adam's moments, have that
+  parameter's sharding. Other arrays, such as counts, are whole on every device.
   """
   model = train_step.model
 
   def of(path, leaf):
-    # Adam's moments have the parameters' paths. Counts have none, and are
-    # whole on every device.
     name = getattr(path[-1], "key", None) if path else None
     like = model.shapes.get(name)
     if like is not None and like.shape == leaf.shape:
@@ -222,11 +215,8 @@ def jitted(train_step: TrainStep, shardings: TrainState):
 
   The state is born sharded and stays sharded; a step reuses its memory.
   """
+  out = shardings, shardings.step
   return (
     jax.jit(train_step.init, out_shardings=shardings),
-    jax.jit(
-      train_step.update,
-      out_shardings=(shardings, shardings.step),
-      donate_argnums=0,
-    ),
+    jax.jit(train_step.update, out_shardings=out, donate_argnums=0),
   )
