@@ -72,8 +72,7 @@ def _probabilities(model: models.Model, params, row, length) -> jax.Array:
 def predicted_at(loaded: TextModel, tokens: np.ndarray) -> np.ndarray:
   """Returns the places of the outputs that predict a text's m masks, `[m]`.
 
-  Raises:
-    UserError: if there is no mask, or no place to predict the first one.
+  Raises a UserError if there is no mask, or no place to predict the first one.
   """
   (masked,) = np.nonzero(tokens == framing.mask_id(loaded))
   if not len(masked):

@@ -78,11 +78,7 @@ def trained(config: ConfigDict) -> list[Objective]:
 
 
 def mask_id(loaded: TextModel) -> int:
-  """Returns the id of `<mask>`.
-
-  Raises:
-    UserError: if the tokenizer has none.
-  """
+  """Returns the id of `<mask>`, or raises a UserError if there is none."""
   if loaded.tokenizer.mask_id is None:
     raise UserError(
       "the model's tokenizer has no <mask> token: use --mode=causal or"
@@ -92,10 +88,9 @@ def mask_id(loaded: TextModel) -> int:
 
 
 def check_length(loaded: TextModel, length: int, text: str) -> None:
-  """Checks that a text of `length` tokens, special ones included, fits.
+  """Raises a UserError if a text is longer than the model's `max_seq_len`.
 
-  Raises:
-    UserError: if it is longer than the model's `max_seq_len`.
+  `length` is its number of tokens, special ones included.
   """
   longest = loaded.model.config.max_seq_len
   if length > longest:

@@ -114,10 +114,8 @@ def stream(
 def encode(loaded: TextModel, prompt: str) -> np.ndarray:
   """Encodes a prompt after the special tokens before a document, int32 `[n]`.
 
-  It may hold `<mask>`, as prompts for fill-in-the-middle do.
-
-  Raises:
-    UserError: if it is too long to be continued, or has no token.
+  It may hold `<mask>`, as prompts for fill-in-the-middle do. Raises a UserError
+  if it is too long to be continued, or has no token.
   """
   before, after = loaded.frame
   if MASK in prompt and loaded.tokenizer.mask_id is not None:

@@ -69,11 +69,7 @@ class Line(NamedTuple):
   fields: Mapping[str, Any]
 
   def text(self, name: str) -> str:
-    """Returns a text field.
-
-    Raises:
-      UserError: if there is none, or it is empty.
-    """
+    """Returns a text field, or raises a UserError if it is missing or empty."""
     found = self.fields.get(name)
     if not isinstance(found, str) or not found:
       raise self.error(f"no text {name!r}")
@@ -91,9 +87,7 @@ def read(
 
   `parse` makes an item of a line. `limit` is the largest number of items of
   each file; 0 for all. `what` names the items in errors.
-
-  Raises:
-    UserError: if there are none, or a line is not an item.
+  Raises a UserError if there are none, or a line is not an item.
   """
   folder = pathlib.Path(folder)
   try:

@@ -79,8 +79,7 @@ class Totals(NamedTuple):
 def passes(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
   """Returns the passes of a mode, a masked one last. Their logits are added.
 
-  Raises:
-    UserError: for an unknown mode.
+  Raises a UserError for an unknown mode.
   """
   if mode not in MODES:
     raise UserError(f"mode {mode!r} is not one of {', '.join(MODES)}")
@@ -159,8 +158,7 @@ def encode(
 ) -> list[Text]:
   """Encodes (context, text)s as `score` does, without a limit of length.
 
-  Raises:
-    UserError: if a text has no token to score.
+  Raises a UserError if a text has no token to score.
   """
   earliest = max(p.shift for p in wanted)
   before, after = loaded.frame

@@ -129,11 +129,7 @@ class _State(NamedTuple):
 
 
 def _block_length(loaded: TextModel) -> int:
-  """Returns the tokens in a block of bidirectional training; 0 for no blocks.
-
-  Raises:
-    UserError: if the model had no bidirectional training.
-  """
+  """Returns the tokens in a block of bidirectional training, or 0."""
   found = [o for o in framing.trained(loaded.config) if not o.left_to_right]
   if not found:
     raise UserError(

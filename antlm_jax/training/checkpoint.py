@@ -119,10 +119,8 @@ def save_args(
 ) -> ocp.args.Composite:
   """Returns orbax's arguments that save `to_items`' arrays, and JSON fields.
 
-  Makes the folder that the checkpoint goes to.
-
-  Raises:
-    OSError: if the folder cannot be written, or its disk lacks the space.
+  Makes the folder that the checkpoint goes to. Raises an OSError if that cannot
+  be written, or its disk lacks the space.
   """
   folder.mkdir(parents=True, exist_ok=True)
   if not files.is_remote(folder):
@@ -155,8 +153,7 @@ def steps(path) -> dict[int, pathlib.Path]:
 def find(path, step: int | None = None) -> pathlib.Path:
   """Returns a step's folder, by default the newest, that `path` is or holds.
 
-  Raises:
-    UserError: if there is no such checkpoint.
+  Raises a UserError if there is no such checkpoint.
   """
   path = files.path(path)
   if (path / "meta").is_dir():
@@ -225,7 +222,6 @@ class Checkpoint:
 
   @property
   def name(self) -> str:
-    """The checkpoint's name, for the user."""
     return str(self.path)
 
   @functools.cached_property
@@ -253,9 +249,8 @@ class Checkpoint:
   def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Reads those of the wanted groups of arrays that it holds, unverified.
 
-    Raises:
-      Unreadable: if it does not hold that structure.
-      UserError: if it lacks a wanted optimizer state.
+    Raises Unreadable if it does not hold that structure, and a UserError if it
+    lacks a wanted optimizer state.
     """
     if "optimizer" in wanted and "optimizer" not in self.sums:
       raise UserError(
@@ -292,11 +287,8 @@ class Checkpoint:
     """Reads the state into the structure and shardings of `like`.
 
     What the checkpoint does not hold stays as it is in `like`; so does the
-    optimizer's state, if it is not wanted.
-
-    Raises:
-      Unreadable: if it does not hold that structure, or is damaged.
-      UserError: if it has no optimizer's state.
+    optimizer's state, if it is not wanted. Raises the errors of `read`, and
+    Unreadable if the checkpoint is damaged.
     """
     wanted = to_items(like)
     if not with_optimizer:

@@ -122,8 +122,7 @@ class Run:
   def attention_of(self, batch: Batch) -> str:
     """Returns the name of the backend that computes a batch's attention.
 
-    Raises:
-      UserError: The backend of model.attention cannot compute it.
+    Raises a UserError if the backend of model.attention cannot compute it.
     """
     try:
       with jax.set_mesh(self.mesh):
@@ -137,9 +136,7 @@ def build(config: ConfigDict, start: Checkpoint | None = None) -> Run:
   """Builds a run and checks all that can be wrong before its first step.
 
   `start` is the model of `init.checkpoint`, if that is not a run's checkpoint.
-
-  Raises:
-    UserError: Settings, data and devices do not fit together.
+  Raises a UserError if settings, data and devices do not fit together.
   """
   config_lib.check(config)  # a caller in Python may have made it
   run = assemble(config, read_data(config), start=start)
@@ -176,8 +173,7 @@ def assemble(
 ) -> Run:
   """Assembles a run from its config, its data and devices, even absent ones.
 
-  Raises:
-    UserError: Settings, data and devices do not fit together.
+  Raises a UserError if settings, data and devices do not fit together.
   """
   if config.init.checkpoint and start is None:
     start = Checkpoint(config.init.checkpoint)

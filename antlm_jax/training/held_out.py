@@ -17,11 +17,9 @@ def sources(
 ) -> dict[str, dict[str, Source]]:
   """Returns held-out batches by an objective's logged name and by set.
 
-  They share the objectives and the layout of the `training` batches.
-
-  Raises:
-    UserError: `eval.objectives` names an unknown objective, or `eval.watch` a
-      loss that is not measured.
+  They share the objectives and the layout of the `training` batches. Raises a
+  UserError if `eval.objectives` names an unknown objective, or `eval.watch` a
+  loss that is not measured.
   """
   objectives = training.objectives
   if unknown := sorted({*config.eval.objectives} - {*objectives}):
@@ -46,7 +44,18 @@ def sources(
       of: _source(training, {name: fixed}, rows, config.eval.rows)
       for of, rows in sets.items()
     }
-  _check_watch(config, out)
+  watch, known = config.eval.watch, []
+  for name, sets in out.items():
+    known += [name, *(f"{name}/{of}" for of in sets if len(sets) > 1 and of)]
+  if unknown := [name for name in watch if name not in known]:
+    raise UserError(
+      f"eval.watch: {unknown[0]} is not measured; known: {', '.join(known)}"
+    )
+  if config.eval.patience and not watch:
+    raise UserError(
+      "eval.patience needs eval.watch: name the held-out losses that must"
+      f" improve, one or more of {', '.join(known)}"
+    )
   return out
 
 
@@ -71,18 +80,3 @@ def _source(training: Source, objectives, held_out: Rows, most: int) -> Source:
     frame=training.frame,
     limit=rows,
   )
-
-
-def _check_watch(config: ConfigDict, found) -> None:
-  watch, known = config.eval.watch, []
-  for name, sets in found.items():
-    known += [name, *(f"{name}/{of}" for of in sets if len(sets) > 1 and of)]
-  if unknown := [name for name in watch if name not in known]:
-    raise UserError(
-      f"eval.watch: {unknown[0]} is not measured; known: {', '.join(known)}"
-    )
-  if config.eval.patience and not watch:
-    raise UserError(
-      "eval.patience needs eval.watch: name the held-out losses that must"
-      f" improve, one or more of {', '.join(known)}"
-    )

@@ -302,8 +302,7 @@ class Log(Hook):
 class Trace(Hook):
   """Profiles steps `FIRST:LAST` of the first process; none if `steps` is "".
 
-  Raises:
-    UserError: `steps` cannot be read.
+  Raises a UserError if `steps` cannot be read.
   """
 
   def __init__(self, steps: str, folder: pathlib.Path):

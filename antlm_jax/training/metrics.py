@@ -41,11 +41,7 @@ class Records:
       self._writers.append(WRITERS[writer](folder, by_step(kept), name, config))
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
-    """Records values after `step` steps.
-
-    Raises:
-      UserError: The system refuses to write them.
-    """
+    """Records values after `step` steps; raises a UserError if it cannot."""
     if not processes.is_first():
       return
     with files.writing(self._path):

@@ -25,10 +25,8 @@ def find(
   """Returns the steps of `checkpoint.words` by BabyLM's names, e.g. chck_1M.
 
   `wanted` are numbers of words, such as `1M`, or `babylm`. `words` returns how
-  many words a number of steps sees, of the run's `steps`.
-
-  Raises:
-    UserError: A value is not a number of words, or the run never reaches it.
+  many words a number of steps sees, of the run's `steps`. Raises a UserError if
+  a value is not a number of words, or the run never reaches it.
   """
   out, total = {}, words(steps)
   for text in wanted:

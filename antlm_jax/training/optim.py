@@ -115,9 +115,7 @@ def schedule(
   stable part. In the last `cooldown_steps` the rate falls from `min_lr_ratio`
   x peak to zero (GPT-BERT). At the steps `restarts` the schedule begins anew:
   each part of the run's `steps` has a warmup and a decay.
-
-  Raises:
-    UserError: if warmup and decay are longer than their part of the run.
+  Raises a UserError if warmup and decay are longer than their part.
   """
   bounds = itertools.pairwise([0, *restarts, steps])
   parts = [_without_restarts(config, stop - start) for start, stop in bounds]

@@ -35,11 +35,9 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
   """Keeps other runs out of a workdir while its block runs.
 
   If the block fails before it writes the config, nothing stays. Buckets have
-  no locks: there, nothing prevents two runs on one workdir.
-
-  Raises:
-    UserError: if another run holds it, which the error names, or if this
-      process has another folder of that name than the first process.
+  no locks: there, nothing prevents two runs on one workdir. Raises a UserError
+  if another run holds it, which the error names, or if this process has another
+  folder of that name than the first process.
   """
   if files.is_remote(workdir):
     yield
@@ -88,11 +86,8 @@ def begin(
 ) -> Begun:
   """Begins at the run's newest checkpoint, at another run's, or from scratch.
 
-  `init` makes the first state, which has these shardings.
-
-  Raises:
-    UserError: if the workdir is another run's, or if the checkpoint does not
-      fit the run.
+  `init` makes the first state, which has these shardings. Raises a UserError if
+  the workdir is another run's, or if the checkpoint does not fit the run.
   """
 
   def check(meta: Meta) -> None:
@@ -275,10 +270,8 @@ class Checkpoints:
 
     `like` has the shapes and shardings of the state. `check` raises a UserError
     for the metadata of another run. Unreadable steps are renamed, so that they
-    can be saved again.
-
-    Raises:
-      Unreadable: if there are steps, and none can be read.
+    can be saved again. Raises Unreadable if there are steps, and none can be
+    read.
     """
     bad: dict[int, str] = {}
     while True:

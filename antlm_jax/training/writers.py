@@ -112,10 +112,8 @@ class Wandb:
   """A run at Weights & Biases; with WANDB_MODE=offline a folder in `wandb/`.
 
   A folder continues its own run there. The step is a metric, since W&B's own
-  counter cannot return to the step at which a killed run resumes.
-
-  Raises:
-    UserError: W&B cannot be reached, or there is no login.
+  counter cannot return to the step at which a killed run resumes. Raises a
+  UserError if W&B cannot be reached, or there is no login.
   """
 
   def __init__(self, folder: pathlib.Path, rows, name, config):
@@ -171,11 +169,7 @@ WRITERS = {"tensorboard": TensorBoard, "csv": Csv, "wandb": Wandb}
 
 
 def check(names: Sequence[str]) -> None:
-  """Checks that the packages of the writers are installed.
-
-  Raises:
-    UserError: One is not.
-  """
+  """Raises a UserError if the package of a writer is not installed."""
   if "wandb" in names and importlib.util.find_spec("wandb") is None:
     raise UserError(
       "log.writers=wandb needs wandb, which is missing: pip install"
