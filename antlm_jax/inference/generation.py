@@ -105,10 +105,8 @@ def stream(
     rows = go_on(params, rows, numbers, every, *endings, how.seed)
     tokens, length, stop = jax.device_get(rows[:3])
     growing = np.any(length < stop)
-    yield [
-      loaded.tokenizer.decode(row[:end])
-      for row, end in zip(tokens, length, strict=True)
-    ]
+    ends = zip(tokens, length, strict=True)
+    yield [loaded.tokenizer.decode(row[:end]) for row, end in ends]
 
 
 def encode(loaded: TextModel, prompt: str) -> np.ndarray:
@@ -133,11 +131,7 @@ def encode(loaded: TextModel, prompt: str) -> np.ndarray:
 
 
 def draw(
-  key: jax.Array,
-  logits: jax.Array,
-  temperature: float,
-  top_k: int = 0,
-  top_p: float = 1.0,
+  key, logits: jax.Array, temperature: float, top_k: int = 0, top_p: float = 1.0
 ) -> jax.Array:
   """Draws tokens `[...]` from logits `[..., V]`; see `Sampling`."""
   if temperature == 0:
@@ -180,9 +174,8 @@ def _begin(model: models.Model, count: int, params, tokens, length, stop):
 
   pieces = -(-jnp.max(length) // _PIECE)
   cache = jax.lax.fori_loop(0, pieces, piece, model.cache(*tokens.shape))
-  rows = jax.tree.map(
-    lambda x: jnp.repeat(x, count, axis=0), _Rows(tokens, length, stop, cache)
-  )
+  rows = _Rows(tokens, length, stop, cache)
+  rows = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), rows)
   return rows, jnp.tile(jnp.arange(count), len(tokens))
 
 

@@ -98,16 +98,12 @@ def merge(
   model = models.build(parts[0].config.model, tokenizer.vocab_size)
   params = {}
   for path, shape in model.shapes.items():
-    tensors = [
-      np.asarray(saving.with_mean(one.params[path], shape.shape), np.float64)
-      for one in everyone
-    ]
+    own = (saving.with_mean(one.params[path], shape.shape) for one in everyone)
+    tensors = [np.asarray(x, np.float64) for x in own]
     stacked = model.axes[path][0] is None
     layers = zip(*tensors, strict=True) if stacked else [tensors]
-    merged = [
-      METHODS[method](layer[: len(parts)], weights, layer[-1] if base else None)
-      for layer in layers
-    ]
+    n, combine = len(parts), METHODS[method]
+    merged = [combine(x[:n], weights, x[-1] if base else None) for x in layers]
     params[path] = np.float32(merged if stacked else merged[0])
   pairs = zip(parts, weights, strict=True)
   terms = [f"{weight:.4g} * {_name(one)}" for one, weight in pairs]

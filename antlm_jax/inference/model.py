@@ -54,10 +54,8 @@ class Loaded(Meta, TextModel):
     where = self.run if self.path.parent.name == FOLDER else self.path
     if where.is_relative_to(pathlib.Path.cwd()):
       where = where.relative_to(pathlib.Path.cwd())
-    return (
-      f"<{self.config.model.name}, {size} parameters, step {self.step:,},"
-      f" {where}>"
-    )
+    name = self.config.model.name
+    return f"<{name}, {size} parameters, step {self.step:,}, {where}>"
 
   @property
   def longest_row(self) -> int:
@@ -94,12 +92,8 @@ def from_args(args: argparse.Namespace) -> Loaded:
 def load(path, step: int | None = None) -> Loaded:
   """Loads a trained model from a run or one of its checkpoints.
 
-  Args:
-    path: Path to the run or to the checkpoint; may be gs://BUCKET/RUN.
-    step: Step of the run, by default the newest.
-
-  Raises:
-    UserError: if there is no such checkpoint, or it cannot be read.
+  `path` may be gs://BUCKET/RUN. `step` is by default the newest of the run.
+  Raises a UserError if there is no such checkpoint, or it cannot be read.
   """
   compilation.keep_programs()
   saved = Checkpoint(path, step)
@@ -139,6 +133,9 @@ def write(
 ) -> pathlib.Path:
   """Writes a checkpoint without optimizer state, whole or not at all.
 
+  Returns its absolute path. Raises a UserError if it exists, or cannot be
+  written.
+
   Args:
     path: The folder to make: `WORKDIR/checkpoints/STEP` for a step of a run,
       or any other. It must not exist.
@@ -147,9 +144,6 @@ def write(
       the shapes that `models.build` gives to the config in `meta`.
     meta: The metadata.
     task: The task of a fine-tuned model, with its head.
-
-  Raises:
-    UserError: if it cannot be written, or exists.
   """
   path = files.path(path)
   if path.exists():

@@ -39,7 +39,6 @@ def compiled(
     function: Function of a module; each closure would be another program.
     config: Configuration of the model. It determines the computation, and the
       parameters are an argument: models of one shape share a program.
-    static: Other values that the program depends on.
   """
   model = models.from_config(config)
   return jax.jit(functools.partial(function, model, *static))

@@ -129,9 +129,8 @@ def score(
   """
   wanted = passes(loaded, mode)
   if reduction not in REDUCTIONS:
-    raise UserError(
-      f"reduction {reduction!r} is not one of {', '.join(REDUCTIONS)}"
-    )
+    known = ", ".join(REDUCTIONS)
+    raise UserError(f"reduction {reduction!r} is not one of {known}")
   temperatures = np.atleast_1d(np.asarray(temperature, np.float32))
   if not np.all((temperatures > 0) & np.isfinite(temperatures)):
     raise UserError(f"temperature {temperature} is not positive")
@@ -168,11 +167,8 @@ def encode(
   alone = np.append(before, _stand_in(loaded, text_format)).astype(np.int32)
   # A context and its text are encoded together, as in a document: each alone
   # could have other tokens.
-  lead = text_format.separator
-  whole = [
-    context + lead * bool(context or text_format.no_context) + text
-    for context, text in pairs
-  ]
+  lead, always = text_format.separator, bool(text_format.no_context)
+  whole = [c + lead * (always or bool(c)) + text for c, text in pairs]
   out = []
   ids_of = loaded.tokenizer.encode_batch(whole)
   for (context, text), joined, ids in zip(pairs, whole, ids_of, strict=True):
@@ -204,8 +200,6 @@ def _stand_in(loaded: TextModel, text_format: Format) -> list[int]:
   return found[:1]
 
 
-# ------------------------------------------------------------------- batching
-#
 # A target is a token that is scored. A causal pass reads a text once for all of
 # its targets. A masked pass reads it once for each target, with that one token
 # masked. Each reading is a segment. Segments are packed as training rows are,

@@ -89,10 +89,8 @@ def stream(
   block_length = how.block_length or seen
   canvas, state = _lay_out(loaded, texts, how)
   blocks = np.arange(canvas.masked.shape[1]) // block_length
-  most = max(
-    np.sum(canvas.masked[:, blocks == block], axis=1).max()
-    for block in set(blocks)
-  )
+  in_blocks = (canvas.masked[:, blocks == block] for block in set(blocks))
+  most = max(masked.sum(axis=1).max() for masked in in_blocks)
   config, params = programs.unrolled(loaded)
   most = programs.round_up(most, len(blocks))
   drawn = how.temperature, how.top_k, how.top_p

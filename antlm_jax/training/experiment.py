@@ -275,9 +275,8 @@ def _source(
   config: ConfigDict, sources: Sources, tokenizer, objectives, curriculum, order
 ) -> Source:
   """Returns the training batches."""
-  if sources.rows.segmented and (
-    config.data.random_offset or config.data.framed
-  ):
+  of_stream = config.data.random_offset or config.data.framed
+  if sources.rows.segmented and of_stream:
     raise UserError(
       "data.random_offset and data.framed are for rows of --packing=stream:"
       f" those of {config.data.path} are divided into segments"

@@ -21,13 +21,10 @@ def sources(
   UserError if `eval.objectives` names an unknown objective, or `eval.watch` a
   loss that is not measured.
   """
-  objectives = training.objectives
+  objectives, out = training.objectives, {}
   if unknown := sorted({*config.eval.objectives} - {*objectives}):
-    raise UserError(
-      f"eval.objectives: unknown {', '.join(unknown)}; known:"
-      f" {', '.join(objectives)}"
-    )
-  out = {}
+    names = f"unknown {', '.join(unknown)}; known: {', '.join(objectives)}"
+    raise UserError(f"eval.objectives: {names}")
   for name in config.eval.objectives if config.eval.rows else ():
     objective = objectives[name]
     if objective.needs_mask_token and training.vocabulary.mask_id is None:

@@ -329,7 +329,6 @@ class Trace(Hook):
       self._running = True
 
   def end(self) -> None:
-    """Ends the profile and writes it, if it has begun."""
     if self._running:
       jax.profiler.stop_trace()
       self._running = False

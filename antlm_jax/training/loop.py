@@ -108,9 +108,8 @@ class Trainer:
     self.checkpoints = saving.Checkpoints(self.workdir, run.meta, settings)
     shardings = state_shardings(run.step, run.mesh)
     init, self._update = jitted(run.step, shardings)
-    self._reset = jax.jit(
-      run.step.reset_optimizer, out_shardings=shardings, donate_argnums=0
-    )
+    reset = run.step.reset_optimizer
+    self._reset = jax.jit(reset, out_shardings=shardings, donate_argnums=0)
     self.ledger = metrics.Ledger()
     with self.ledger.time("start"):
       begun = saving.begin(run, self.checkpoints, init, shardings)

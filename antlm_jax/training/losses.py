@@ -81,10 +81,8 @@ def cross_entropy(
     # A product with a table of zeros and ones: a scatter by objective would be
     # slow on a TPU.
     by_kind = jax.nn.one_hot(objective_ids, num_objectives, dtype=jnp.float32)
-    each = jax.lax.stop_gradient(each)
-    return loss.sum(), {
-      k: jnp.einsum("sc,sck->k", v, by_kind) for k, v in each.items()
-    }
+    each = jax.lax.stop_gradient(each).items()
+    return loss.sum(), {k: jnp.einsum("sc,sck->k", v, by_kind) for k, v in each}
 
   return _scan_sum_with_grad(sums, params, hidden, about)
 

@@ -7,8 +7,6 @@ import pathlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from ml_collections import ConfigDict
-
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes
 from antlm_jax.training.writers import WRITERS
@@ -26,11 +24,7 @@ class Records:
   """
 
   def __init__(
-    self,
-    folder: pathlib.Path,
-    start: int,
-    config: ConfigDict | None = None,
-    name: str = "",
+    self, folder: pathlib.Path, start: int, config=None, name: str = ""
   ):
     self._path, self._writers = folder / METRICS, []
     if not processes.is_first():
@@ -103,7 +97,5 @@ class Ledger:
 
   def __str__(self) -> str:
     other = self.total - sum(self.seconds.values())
-    parts = {**self.seconds, "other": other}
-    return ", ".join(
-      f"{activity} {duration(s)}" for activity, s in parts.items() if s >= 0.05
-    )
+    parts = {**self.seconds, "other": other}.items()
+    return ", ".join(f"{name} {duration(s)}" for name, s in parts if s >= 0.05)

@@ -114,8 +114,8 @@ def schedule(
   peak, then down to `min_lr_ratio` x peak at the last step. `cosine` has no
   stable part. In the last `cooldown_steps` the rate falls from `min_lr_ratio`
   x peak to zero (GPT-BERT). At the steps `restarts` the schedule begins anew:
-  each part of the run's `steps` has a warmup and a decay.
-  Raises a UserError if warmup and decay are longer than their part.
+  each part of the run's `steps` has a warmup and a decay. Raises a UserError if
+  these are longer than their part.
   """
   bounds = itertools.pairwise([0, *restarts, steps])
   parts = [_without_restarts(config, stop - start) for start, stop in bounds]

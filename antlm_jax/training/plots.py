@@ -2,7 +2,7 @@
 
 import itertools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -145,12 +145,7 @@ def step_axis(axes) -> None:
   axes.spines[["top", "right"]].set_visible(False)
 
 
-def shade(
-  panels: Sequence,
-  curriculum: Curriculum,
-  names: Mapping[str, str],
-  colours: Mapping[str, str],
-) -> None:
+def shade(panels, curriculum: Curriculum, names, colours) -> None:
   """Shades phases in the colours of their objectives, in bands by share.
 
   `names` are logged names by name in the curriculum, `colours` by logged name.
@@ -159,10 +154,9 @@ def shade(
     low = 0.0
     for name, share in phase.shares.items():
       colour, high = colours[names[name]], min(low + share, 1.0)
+      style = {"color": colour, "alpha": 0.12, "lw": 0}
       for axes in panels:
-        axes.axvspan(
-          phase.start, phase.stop, low, high, color=colour, alpha=0.12, lw=0
-        )
+        axes.axvspan(phase.start, phase.stop, low, high, **style)
       low = high
 
 

@@ -70,15 +70,12 @@ class TrainStep:
   def update(
     self, state: TrainState, batch: Batch
   ) -> tuple[TrainState, Metrics]:
-    """One update from M microbatches.
+    """Returns the state after an update from M microbatches, and metrics.
 
     Losses and weights are summed over microbatches and devices and divided
-    once, so that every target counts the same wherever it falls.
-
-    Returns:
-      The next state, and metrics: `losses.cross_entropy`'s sums `[K]`, the
-      loss, the gradient's norm, the new parameters' norm and the learning
-      rate, each `[]`.
+    once, so that every target counts the same wherever it falls. The metrics
+    are `losses.cross_entropy`'s sums `[K]`, the loss, the gradient's norm, the
+    new parameters' norm and the learning rate, each `[]`.
     """
     # Depends on the step alone, so that a resumed run has the same dropout.
     key = jax.random.fold_in(jax.random.key(self.seed), state.step)

@@ -205,11 +205,7 @@ def advice(
 
 
 def page(
-  run: Run,
-  workdir: pathlib.Path,
-  command: str,
-  found: Mapping[str, Any],
-  table: tuple[Sequence[Sequence[str]], Sequence[str]],
+  run: Run, workdir: pathlib.Path, command: str, found: Mapping[str, Any], table
 ) -> str:
   """Returns README.md of a run's folder.
 
