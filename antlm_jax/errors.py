@@ -27,16 +27,12 @@ class UserError(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-  """A run was told to end: the same command goes on.
-
-  Attributes:
-    status: The exit status: `INTERRUPTED` or `RUN_AGAIN`.
-    saved: Whether it has trained, and all its processes saved and end now.
-  """
+  """A run was told to end: the same command goes on."""
 
   def __init__(self, status: int, saved: bool = False):
     super().__init__()
-    self.status, self.saved = status, saved
+    self.status = status  # `INTERRUPTED` or `RUN_AGAIN`
+    self.saved = saved  # whether it trained, and all processes saved and end
 
 
 def explain(error: BaseException) -> tuple[int, str] | None:

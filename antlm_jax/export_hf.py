@@ -95,15 +95,8 @@ def _export(
   chosen = ATTENTIONS if attention == "both" else (attention,)
   if attention is None:
     chosen = export.trained_attentions(loaded)
-  folders = export.export(
-    loaded,
-    output,
-    chosen,
-    wanted.dtype,
-    round(wanted.shard_gb * 10**9),
-    wanted.sentence_transformers,
-    wanted,
-  )
+  how = wanted.dtype, round(1e9 * wanted.shard_gb), wanted.sentence_transformers
+  folders = export.export(loaded, output, chosen, *how, about=wanted)
   for path, attention in zip(folders, chosen, strict=True):
     opens = ", ".join(export.target_of(loaded, attention).classes)
     print(f"{path}: {attention}, opens by {opens}")

@@ -56,9 +56,6 @@ class Settings:
   output: str | None = setting(None, "path to a JSON file", read=cli.here)
 
 
-# ------------------------------------------------------------------- the tables
-
-
 def table(found: Sequence[Estimate]) -> str:
   """Lays out programs side by side; times and bytes are per device and step."""
   columns = {e.name: _column(e) for e in found}
@@ -135,9 +132,6 @@ def sweep_table(rows: Sequence[dict]) -> str:
 
 def _part_of(needed: int, limit: int) -> str:
   return f"{gib(needed)} ({needed / limit:.0%})"
-
-
-# ------------------------------------------------------------------ the command
 
 
 def main(argv: Sequence[str]) -> None:

@@ -29,35 +29,26 @@ SETTINGS = {
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """A model of transformers that reads the weights with one attention.
+  """A model of transformers that reads the weights with one attention."""
 
-  Attributes:
-    model_type: Its config's type.
-    classes: Its classes, by auto class; its own first.
-    since: First version of transformers that opens it.
-    ours: Settings that our encoder must have.
-    settings: Further fields of its config.
-    defaults: Defaults of transformers for absent fields.
-    zeros: Biases `[D]` of each layer that our encoder lacks, by tensor.
-    weights: Tensors with other names than in `Architecture.weights`.
-    ids: Our roles, the first known, for token ids that it has by default.
-    head: Tensors with other names than in `heads.HEADS`.
-    code: Python files of its folder, in `antlm_jax/hf/remote`.
-    note: A note for its card.
-  """
-
-  model_type: str
-  classes: Mapping[str, str]
-  since: str
+  model_type: str  # its config's type
+  classes: Mapping[str, str]  # by auto class; its own first
+  since: str  # first version of transformers that opens it
+  # Settings that our encoder must have.
   ours: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # Further fields of its config.
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # Defaults of transformers for absent fields.
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  zeros: tuple[str, ...] = ()
+  zeros: tuple[str, ...] = ()  # biases `[D]` of each layer that ours lacks
+  # Tensors with other names than in `Architecture.weights`.
   weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # Our roles, the first known, for token ids that it has by default.
   ids: Mapping[str, Sequence[str]] = dataclasses.field(default_factory=dict)
+  # Tensors with other names than in `heads.HEADS`.
   head: Mapping[str, str] = dataclasses.field(default_factory=dict)
-  code: tuple[str, ...] = ()
-  note: str = ""
+  code: tuple[str, ...] = ()  # Python files of its folder, in hf/remote
+  note: str = ""  # for its card
 
   def window(self, config, default: int) -> int:
     """Returns the window of all local layers; UserError if theirs differ."""
@@ -72,32 +63,25 @@ class Target:
 
 @dataclasses.dataclass(frozen=True)
 class Architecture:
-  """An encoder of ours in transformers.
+  """An encoder of ours in transformers."""
 
-  Attributes:
-    paper: URL of its paper.
-    settings: Our settings to fields of config.json.
-    weights: Our parameters to tensors. Parameters of one tensor are joined
-      along its first axis, in this order.
-    targets: Its models, by attention; the first that fits is used. `mntp` has
-      those for bidirectional models that predict masks one position before
-      (by default `bidirectional`).
-    causal_field: Field of config.json that makes a model causal.
-    extra: Returns further fields of config.json for our configuration and a
-      target. Raises UserError if transformers has no such model.
-    complete: Returns the fields of a config.json with defaults for absent ones.
-      Raises ValueError if our encoder would compute something else.
-    unused: Tensors that transformers lacks: scales without effect.
-  """
-
-  paper: str
-  settings: Mapping[str, str]
+  paper: str  # URL
+  settings: Mapping[str, str]  # our settings to fields of config.json
+  # Our parameters to tensors. Parameters of one tensor are joined along its
+  # first axis, in this order.
   weights: Mapping[str, str]
+  # Its models, by attention; the first that fits is used. `mntp` has those for
+  # bidirectional models that predict masks one position before (by default
+  # `bidirectional`).
   targets: Mapping[str, Sequence[Target]]
-  causal_field: str
+  causal_field: str  # field of config.json that makes a model causal
+  # Returns further fields of config.json for our configuration and a target.
+  # Raises UserError if transformers has no such model.
   extra: Callable[[Any, Target], Mapping[str, Any]] = lambda config, target: {}
+  # Returns the fields of a config.json with defaults for absent ones. Raises
+  # ValueError if our encoder would compute something else.
   complete: Callable[[Mapping, Target], Mapping] = lambda fields, target: fields
-  unused: Sequence[str] = ()
+  unused: Sequence[str] = ()  # tensors that transformers lacks, without effect
 
   def target(self, config, attention: str, mask_shift: int) -> Target:
     """Returns the model for a configuration, an attention and a mask_shift.

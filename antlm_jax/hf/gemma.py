@@ -33,8 +33,6 @@ _DEFAULTS = {
   "sliding_window": 4096,
   "tie_word_embeddings": True,
 }
-
-
 _CLASSES = {
   "AutoModelForCausalLM": "Gemma3ForCausalLM",
   "AutoModel": "Gemma3TextModel",

@@ -23,29 +23,19 @@ _MLP = "model.layers.{}.mlp"
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Names in another program's checkpoints, and our names for them.
+  """Names in another program's checkpoints, and our names for them."""
 
-  Attributes:
-    mark: Tensor that identifies the layout, named as in `tensors`.
-    tensors: Their tensor names, without wrappers and with `{}` for a number, to
-      our names for equal parts along its first axis. Numbered tensors with one
-      name here are joined along that axis.
-    fields: Their fields of config.json to ours.
-    settings: Fields that our config.json has and theirs lacks.
-    curriculum: The objective of training; empty to go by config.json.
-    boundary: Special tokens around texts; empty to go by the tokenizer.
-    notes: Notes for the user.
-    prefix: Prefix of our names that theirs lack.
-  """
-
-  mark: str
+  mark: str  # tensor that identifies the layout, named as in `tensors`
+  # Their tensor names, without wrappers and with `{}` for a number, to our
+  # names for equal parts along its first axis. Numbered tensors with one name
+  # here are joined along that axis.
   tensors: Mapping[str, tuple[str, ...]]
-  fields: Mapping[str, str]
-  settings: Mapping[str, Any]
-  curriculum: str = ""
-  boundary: str = ""
-  notes: tuple[str, ...] = ()
-  prefix: str = ""
+  fields: Mapping[str, str]  # their fields of config.json to ours
+  settings: Mapping[str, Any]  # fields that our config.json alone has
+  curriculum: str = ""  # objective of training; empty to go by config.json
+  boundary: str = ""  # tokens around texts; empty to go by the tokenizer
+  notes: tuple[str, ...] = ()  # for the user
+  prefix: str = ""  # of our names that theirs lack
 
   def fields_of(self, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of config.json under our names."""

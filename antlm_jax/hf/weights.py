@@ -36,9 +36,6 @@ _DAMAGED = (
 _FOLLOW = ("rotary_emb.inv_freq", ".position_indices")
 
 
-# ------------------------------------------------------------------- writing
-
-
 def zeros(names: Sequence[str], config, dtype: str) -> dict[str, np.ndarray]:
   """Returns biases that the target has and our encoder lacks, by tensor."""
   return {
@@ -86,9 +83,6 @@ def write(folder: pathlib.Path, tensors: Mapping, shard_bytes: int) -> None:
     where = {name: split.tensor_to_filename[name] for name in tensors}
     index = {"metadata": split.metadata, "weight_map": where}
     files.write_json(folder / INDEX, index)
-
-
-# ------------------------------------------------------------------- reading
 
 
 class Stored(NamedTuple):
@@ -208,9 +202,6 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
     for name, value in state.items()
     if hasattr(value, "is_floating_point")
   }
-
-
-# -------------------------------------------------------------------- mapping
 
 
 @dataclasses.dataclass(frozen=True)

@@ -30,9 +30,6 @@ _CUTS = 0x9C07  # a random stream other than the objectives'
 _PREFIXES = " KMGTPE"  # each 2^10 times the one before
 
 
-# --------------------------------------------------------------- stand-in data
-
-
 @dataclasses.dataclass(frozen=True)
 class StandIn:
   """Rows and a tokenizer in the place of absent data."""

@@ -136,11 +136,7 @@ def step(
   return Forecast(seconds, spent, network, measured.times)
 
 
-def instructions(
-  work: Mapping[tuple[float, int, int], int],
-  chip: chips.Chip,
-  measured: Measured,
-) -> float:
+def instructions(work: Mapping, chip: chips.Chip, measured: Measured) -> float:
   """Returns the seconds of `hlo.Counts.work`."""
   products = chip.flops * measured.product
   rate = measured.cores * measured.clock or math.inf
@@ -161,8 +157,6 @@ def kernel(
   cycles = listing.cycles(masked, whole, outputs)
   return cycles / (measured.clock * measured.cores)
 
-
-# ------------------------------------------------------- our kernel for TPUs
 
 _KERNELS = "attention_(output|gradients|query_gradient|key_gradients)"
 _COMPILE = """

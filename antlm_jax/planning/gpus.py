@@ -131,9 +131,6 @@ def _load(path: pathlib.Path) -> None:
     xla_bridge.register_plugin("cuda", library_path=str(path))
 
 
-# ------------------------------------------------------- stand-in for cuDNN
-
-
 @contextlib.contextmanager
 def without_cudnn() -> Iterator[None]:
   """Traces programs with a stand-in for cuDNN's attention.

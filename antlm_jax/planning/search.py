@@ -58,9 +58,6 @@ class Pod:
     return experiment.assemble(config, sources, self.devices)
 
 
-# ------------------------------------------------------------- to save memory
-
-
 def advise(
   pod: Pod, run: Run, found: Sequence[Estimate]
 ) -> tuple[tuple[str, ...], list[Estimate]]:
@@ -129,9 +126,6 @@ def microbatches(run: Run) -> list[int]:
   layouts = [part.layout for part in run.order.parts]
   common = math.gcd(*(of.shard_rows * of.microbatches for of in layouts))
   return [n for n in range(1, common + 1) if common % n == 0]
-
-
-# ----------------------------------------------------------------- the fastest
 
 
 def sweep(pod: Pod, run: Run, budget: float) -> list[dict]:

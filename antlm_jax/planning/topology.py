@@ -110,10 +110,7 @@ def arguments(
 def compile_lowered(
   lowered: jax.stages.Lowered, options: Mapping | None = None
 ) -> jax.stages.Compiled:
-  """Compiles a program outside of JAX's cache, which needs the device.
-
-  Options are those of `jax.stages.Lowered.compile`.
-  """
+  """Compiles a program outside of JAX's cache, which needs the device."""
   name = "jax_persistent_cache_min_compile_time_secs"
   before = getattr(jax.config, name)
   jax.config.update(name, math.inf)  # writes nothing

@@ -13,15 +13,10 @@ ENDS = {signal.SIGINT: errors.INTERRUPTED, signal.SIGTERM: errors.RUN_AGAIN}
 
 @dataclasses.dataclass
 class Stop:
-  """The signal that a run received.
+  """The signal that a run received."""
 
-  Attributes:
-    status: Exit status; 0 without a signal.
-    waits: Whether the run looks at `status` itself. Otherwise, signals end it.
-  """
-
-  status: int = 0
-  waits: bool = False
+  status: int = 0  # exit status; 0 without a signal
+  waits: bool = False  # whether the run looks at it; otherwise, signals end it
 
   def __call__(self, number: int, frame) -> None:
     """Handles a signal; a second Ctrl-C ends the run at once."""
