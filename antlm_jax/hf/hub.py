@@ -75,13 +75,9 @@ def push(
       name = api.create_repo(name, exist_ok=True).repo_id
       if revision:
         api.create_branch(name, branch=revision, exist_ok=True)
-      api.upload_folder(
-        repo_id=name,
-        folder_path=path,
-        revision=revision,
-        # transformers would read older shards instead of the new ones.
-        delete_patterns=["*.safetensors*"],
-      )
+      # transformers would read older shards instead of the new ones.
+      old, where = ["*.safetensors*"], {"repo_id": name, "revision": revision}
+      api.upload_folder(**where, folder_path=path, delete_patterns=old)
     except _failures() as error:
       raise UserError(
         f"pushing to {name} failed: {_reason(error)}; {path} is written"

@@ -142,21 +142,17 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
   layout = layouts.layout(tensors)
   file = path / hf_config.CONFIG
   described = hf_config.describe(file, layout.fields_of(fields))
-  settings = dict(described.settings)
+  encoder, settings = described.encoder, dict(described.settings)
   rows = settings.pop("vocab_size")
   try:
-    model = models.build({"name": described.encoder, **settings}, rows)
+    model = models.build({"name": encoder, **settings}, rows)
   except UserError as error:
     raise UserError(f"{file}: {error}") from error
   tokenizer = Tokenizer.load(path / TOKENIZER)
   _check_tokenizer(path, tokenizer, rows, described.special)
   # Before anything of the config's sizes is made: the files bound them.
-  params = weights.reader(
-    layout.tensors_of(tensors),
-    described.weights,
-    model.shapes,
-    ARCHITECTURES[described.encoder].unused,
-  )
+  stored, unused = layout.tensors_of(tensors), ARCHITECTURES[encoder].unused
+  params = weights.reader(stored, described.weights, model.shapes, unused)
   if (path / NATIVE).exists():
     return _native(path, params, model, boundary)
   notes = list(layout.notes)
@@ -171,7 +167,7 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
       f"{known} rows of the embedding have no token: they are named"
       f" {names[0]}, ...",
     )
-  config = config_lib.default(described.encoder)
+  config = config_lib.default(encoder)
   config.model.update(settings)
   if hub.is_name(name):
     config.init.checkpoint = hub.PREFIX + name
@@ -185,13 +181,9 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
       f"the tokenizer has no {MASK}: training that needs one adds it, its"
       " embedding the mean of the others"
     )
+  ends, longest = hf_config.ends(path, fields, rows), model.config.max_seq_len
   meta = Meta(
-    config.lock(),
-    tokenizer,
-    boundary,
-    data="",
-    ends=hf_config.ends(path, fields, rows),
-    row_tokens=model.config.max_seq_len,
+    config.lock(), tokenizer, boundary, data="", ends=ends, row_tokens=longest
   )
   return Opened(meta, 0, tuple(notes), params)
 
@@ -219,12 +211,7 @@ def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
     )
 
 
-def _native(
-  path: pathlib.Path,
-  params: Callable[[], Params],
-  model: models.Model,
-  boundary: str | None,
-) -> Opened:
+def _native(path, params, model: models.Model, boundary: str | None) -> Opened:
   """Returns the checkpoint that export wrote."""
   fields = files.read_json(path / NATIVE, "the export's record of the run:")
   try:
@@ -247,10 +234,7 @@ def _native(
 
 
 def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
-  """Returns notes on the special tokens that the tokenizer adds.
-
-  As in transformers 5, tokenizer.json overrides tokenizer_config.json.
-  """
+  """Returns notes on the special tokens that the tokenizer adds."""
   before, after = (tokenizer.decode(ids, False) for ids in tokenizer.frame)
   notes = [
     f"texts are framed by its tokenizer: {before or 'nothing'} before,"

@@ -70,12 +70,9 @@ def listings(code: str, names: str, *arguments) -> dict[str, Listing]:
     RuntimeError: if the code fails, with the end of its error.
   """
   with tempfile.TemporaryDirectory() as folder:
-    done = subprocess.run(
-      [sys.executable, "-c", code, *map(json.dumps, arguments)],
-      env=os.environ | {"JAX_PLATFORMS": "cpu", **environment(folder)},
-      capture_output=True,
-      text=True,
-    )
+    command = [sys.executable, "-c", code, *map(json.dumps, arguments)]
+    env = os.environ | {"JAX_PLATFORMS": "cpu", **environment(folder)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
     if done.returncode:
       raise RuntimeError(done.stderr[-2000:])
     return read(folder, names)

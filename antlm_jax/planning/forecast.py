@@ -176,13 +176,11 @@ def _attention(
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   masks = encoder.masks(c, mask, (parts * rows, length))
   mask = masks.kinds[0]  # all kinds have bounds, or none has
-  found = listings(
-    measured.topology,
-    (length, heads, kv_heads, c.head_width, dtype.name),
-    (mask.causal, mask.k_start is not None, mask.k_end is not None),
-    c.attention_dropout if training else 0.0,
-    getattr(c, "edges", None),
-  )
+  shape = length, heads, kv_heads, c.head_width, dtype.name
+  sides = mask.causal, mask.k_start is not None, mask.k_end is not None
+  rate = c.attention_dropout if training else 0.0
+  edges = getattr(c, "edges", None)
+  found = listings(measured.topology, shape, sides, rate, edges)
   blocks = tpu_kernel.cut(length, length, group, c.head_width, dtype)
   heads_of = tpu_kernel.heads_of_a_step
   at_once = heads_of(kv_heads, group, c.head_width, blocks, dtype)

@@ -144,11 +144,9 @@ def largest(values: Callable[[], Sequence[int]]) -> Callable[[], np.ndarray]:
   # hosts would make the host wait for the devices at every step.
   mesh = jax.sharding.Mesh(jax.devices(), ("all",))
   mine = np.asarray(values(), np.int32)[None]
-  everyone = jax.make_array_from_callback(
-    (mesh.size, mine.shape[1]),
-    NamedSharding(mesh, PartitionSpec("all")),
-    lambda index: mine,
-  )
+  split = NamedSharding(mesh, PartitionSpec("all"))
+  shape = mesh.size, mine.shape[1]
+  everyone = jax.make_array_from_callback(shape, split, lambda index: mine)
   with jax.set_mesh(mesh):
     found = _columns_largest(everyone)
   return lambda: jax.device_get(found)
