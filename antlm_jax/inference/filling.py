@@ -33,16 +33,9 @@ def fill_mask(
   Attention is bidirectional. A prediction is read at the mask, or one position
   before if the model was trained so (see `TextModel.mask_shift`).
 
-  Args:
-    text: Text with one or more `<mask>`, each for one token.
-    top: Number of candidates for each mask.
-
-  Returns:
-    For each mask, its candidates and their probabilities, best first.
-
-  Raises:
-    UserError: if there is no mask, the text is too long, or the model cannot
-      predict a mask.
+  Returns, for each `<mask>` of the text, its `top` candidates and their
+  probabilities, best first. Raises a UserError if there is no mask, the text is
+  too long, or the model cannot predict a mask.
   """
   settings.check(Filling(text, top))
   tokens = encode(loaded, text)

@@ -81,12 +81,8 @@ def merge(
     method: Name of the method, one of `METHODS`.
     base: The model that `task` starts from.
 
-  Returns:
-    The metadata of a checkpoint of the merged model, and its parameters,
-    float32.
-
-  Raises:
-    UserError: if the models do not fit each other or the method.
+  Returns the metadata of a checkpoint of the merged model, and its parameters,
+  float32. Raises a UserError if the models do not fit each other or the method.
   """
   if not parts:
     raise UserError("there are no models to merge: give --models=MODEL,MODEL")

@@ -44,7 +44,6 @@ class Item:
 
   @property
   def uid(self) -> str:
-    """The paradigm or domain."""
     return self.groups["UID"]
 
   @property
@@ -127,9 +126,8 @@ def scores(
 ) -> np.ndarray:
   """Scores the choices of n items; `options` are those of `scoring.score`.
 
-  Returns:
-    float64 `[C, n]`, or `[C, n, K]` for K temperatures; C is the largest number
-    of choices. Choices that an item lacks have -inf.
+  The result is float64 `[C, n]`, or `[C, n, K]` for K temperatures; C is the
+  largest number of choices. Choices that an item lacks have -inf.
   """
   choices = [choice for item in items for choice in item.choices]
   contexts, texts = zip(*choices, strict=True)

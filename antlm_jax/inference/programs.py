@@ -35,10 +35,9 @@ def compiled(
 ) -> Callable:
   """Returns `function(model, *static, ...)` as a jitted function of the rest.
 
-  Args:
-    function: Function of a module; each closure would be another program.
-    config: Configuration of the model. It determines the computation, and the
-      parameters are an argument: models of one shape share a program.
+  `function` belongs to a module: each closure would be another program. `config`
+  is the model's. The parameters are an argument: models of one shape share a
+  program.
   """
   model = models.from_config(config)
   return jax.jit(functools.partial(function, model, *static))

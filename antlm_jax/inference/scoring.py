@@ -318,9 +318,6 @@ def _padded(values: Sequence[int], size: int) -> np.ndarray:
   return np.pad(np.asarray(values, np.int32), (0, size - len(values)))
 
 
-# ------------------------------------------------------------ on the device
-
-
 def _logprobs(
   model: models.Model,
   wanted: tuple[Pass, ...],

@@ -93,10 +93,8 @@ def stream(
   most = max(masked.sum(axis=1).max() for masked in in_blocks)
   config, params = programs.unrolled(loaded)
   most = programs.round_up(most, len(blocks))
-  drawn = how.temperature, how.top_k, how.top_p
-  fill = programs.compiled(
-    _fill, config, drawn, how.order, loaded.mask_shift, most
-  )
+  drawn, shift = (how.temperature, how.top_k, how.top_p), loaded.mask_shift
+  fill = programs.compiled(_fill, config, drawn, how.order, shift, most)
   # Tokens that are not drawn: where a text may end early, and where not.
   never, ends = framing.never_drawn(loaded), framing.ends(loaded)
   never[framing.mask_id(loaded)] = True
@@ -201,7 +199,7 @@ def _fill(
   blocks = places // filled
   k_end = jnp.minimum(canvas.length[:, None], (places // seen + 1) * seen)
   rows = jnp.arange(len(canvas.number))[:, None]
-  logits_of = model.logits_of(params)
+  logits_of, whole = model.logits_of(params), canvas.whole
 
   def step(state):
     # The block of each row is the first one with a mask.
@@ -217,9 +215,7 @@ def _fill(
     now = jax.vmap(fold_in, (0, None))(keys, state.step)
     own = jax.vmap(jax.vmap(fold_in, (None, 0)))(now, at)
     hidden = hidden[rows, at - shift]
-    new, sure, noise = _draw(
-      logits_of, drawn, hidden, own, banned, canvas.whole
-    )
+    new, sure, noise = _draw(logits_of, drawn, hidden, own, banned, whole)
     chosen = _chosen(order, here, sure, noise, left)
     tokens = jnp.where(chosen, new, state.tokens[rows, at])
     return _State(

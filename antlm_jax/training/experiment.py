@@ -255,14 +255,13 @@ def _schedule(
       f" or train.epochs make it {length}: leave those at 0"
     )
   if text := config.data.mix:
-    if list(order.sources) == [""]:
+    names = list(order.sources)
+    if names == [""]:
       raise UserError(
         f"data.mix={text} has names of data, and data.path none: give"
         " --config.data.path=NAME=FOLDER,NAME=FOLDER"
       )
-    mix = curriculum_lib.parse(
-      text, list(order.sources), per_epoch, steps, kind="source"
-    )
+    mix = curriculum_lib.parse(text, names, per_epoch, steps, kind="source")
     if mix.steps != steps:
       raise UserError(
         f"data.mix {text!r} is {mix.steps} steps long, but the run is {steps}:"

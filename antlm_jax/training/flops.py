@@ -40,18 +40,15 @@ def forward(model: Model, batch: Batch) -> Work:
   """Counts the operations of a batch's evaluation."""
   c = model.config
   # Matrices have three axes, with that of the layers; norms and biases two.
-  blocks = sum(
-    shape.size
-    for path, shape in model.shapes.items()
-    if path.startswith("blocks/") and shape.ndim > 2
-  )
+  blocks = [x for p, x in model.shapes.items() if p.startswith("blocks/")]
+  matrices = sum(x.size for x in blocks if x.ndim > 2)
   targets = int((batch.weights > 0).sum())
   shape = batch.inputs.shape
   masks = encoder.masks(c, batch.mask, shape, np)
   causal, others = masks.total(lambda mask: visible_pairs(mask, shape))
   per_pair = 4.0 * c.heads * c.head_width
   return Work(
-    blocks=2.0 * blocks * batch.inputs.size,
+    blocks=2.0 * matrices * batch.inputs.size,
     head=2.0 * c.width * c.vocab_size * targets,
     causal=per_pair * causal,
     bidirectional=per_pair * others,

@@ -38,7 +38,7 @@ def sources(
       frequency_power=0.0,
     )
     out[objective.name] = {
-      of: _source(training, {name: fixed}, rows, config.eval.rows)
+      of: _source(training, name, fixed, rows, config.eval.rows)
       for of, rows in sets.items()
     }
   watch, known = config.eval.watch, []
@@ -56,7 +56,7 @@ def sources(
   return out
 
 
-def _source(training: Source, objectives, held_out: Rows, most: int) -> Source:
+def _source(training: Source, name, objective, held_out: Rows, most) -> Source:
   """Returns at most `most` held-out rows as batches of one objective."""
   first = training.order.parts[0].layout
   rows = min(most, len(held_out))
@@ -65,13 +65,12 @@ def _source(training: Source, objectives, held_out: Rows, most: int) -> Source:
   size = min(rows, first.batch_size // first.microbatches)
   size = -(-size // first.shards) * first.shards
   layout = dataclasses.replace(first, batch_size=size, microbatches=1)
-  (name,) = objectives
   return Source(
     rows=held_out,
     # Shuffled, so that the first rows are a sample of all.
     order=Order({"": len(held_out)}, (Part(0.0, layout),), rounding="up"),
     curriculum=curriculum.parse(name, [name], 1, -(-rows // size)),
-    objectives=objectives,
+    objectives={name: objective},
     vocabulary=training.vocabulary,
     seed=training.seed,
     frame=training.frame,

@@ -131,7 +131,6 @@ class Evaluator(Hook):
     return is_evaluated(trainer)
 
   def run(self, trainer) -> None:
-    """Measures the state, and records and shows the values."""
     if values := self.measure(trainer):
       trainer.record(trainer.step, values)
       progress.say(self.say(trainer, values))

@@ -123,9 +123,6 @@ def _label(axes, curriculum: Curriculum, names, colours) -> None:
       axes.text(middle, 1.01, str(phase), color=colours[names[main]], **style)
 
 
-# -------------------------------------------- shared with other pictures
-
-
 def canvas(width: float, height: float):
   """Returns an empty figure of a size in inches."""
   # Here: it takes half a second, and most commands draw nothing.

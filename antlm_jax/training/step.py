@@ -85,9 +85,8 @@ class TrainStep:
     # A batch may have no targets; its gradients are zeros then.
     weight = jnp.maximum(sums["weight"].sum(), 1e-9)
     grads = jax.tree.map(lambda g: g / weight, grads)
-    updates, opt_state = self.optimizer.update(
-      grads, state.opt_state, state.params
-    )
+    update = self.optimizer.update
+    updates, opt_state = update(grads, state.opt_state, state.params)
     rate = self.schedule(state.step)
     params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
     metrics = sums | {

@@ -49,8 +49,7 @@ def of_run(run: Run) -> Iterator[str]:
   """Yields lines about a run: model, data, attention, sharding."""
   device = jax.devices()[0]
   yield (
-    f"{run.config.model.name} of"
-    f" {units.quantity(run.model.size)} parameters,"
+    f"{run.config.model.name} of {units.quantity(run.model.size)} parameters,"
     f" {run.config.curriculum} = {run.curriculum.steps} steps of"
     f" {run.config.train.batch_size} x {run.sources.rows.seq_len} tokens on"
     f" {jax.device_count()} {device.device_kind}"
