@@ -35,9 +35,8 @@ def compiled(
 ) -> Callable:
   """Returns `function(model, *static, ...)` as a jitted function of the rest.
 
-  `function` belongs to a module: each closure would be another program. `config`
-  is the model's. The parameters are an argument: models of one shape share a
-  program.
+  `function` belongs to a module: each closure would be another program. The
+  parameters are an argument: models of one `config` share a program.
   """
   model = models.from_config(config)
   return jax.jit(functools.partial(function, model, *static))
