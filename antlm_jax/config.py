@@ -245,11 +245,9 @@ def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
   """Loads `FILE.py` or `FILE.py:ARG`, and locks the config.
 
   `get_config` receives ARG without the word `shrink`, which this function
-  applies after the overrides (each `--config.key.key=value`).
-
-  Raises:
-    UserError: for a file that is not a config, an unknown key (with the
-      nearest right one) or a value of another type or out of its bounds.
+  applies after the overrides (each `--config.key.key=value`). Raises a
+  UserError for a file that is not a config, an unknown key (with the nearest
+  right one) or a value of another type or out of its bounds.
   """
   path, _, arg = spec.partition(":")
   words = arg.split(",")
@@ -347,13 +345,12 @@ def _check_keys(path: str, config) -> None:
 def parse_arg(arg: str, **defaults) -> ConfigDict:
   """Parses the argument of a config file, such as `size=xs,curriculum=24M`.
 
+  Raises a UserError for an unknown name or a value of another type.
+
   Args:
     arg: Comma-separated parts, `name=value` or `name` for `name=True`.
     **defaults: Allowed names with their defaults, or tuples of all allowed
       values, the default first.
-
-  Raises:
-    UserError: for an unknown name or a value of another type.
   """
   choices = {k: v for k, v in defaults.items() if isinstance(v, tuple)}
   parsed = ConfigDict(defaults | {k: v[0] for k, v in choices.items()})
@@ -514,10 +511,8 @@ def objectives(config: ConfigDict) -> dict[str, Objective]:
   """Builds a config's objectives, by their names in the curriculum.
 
   These are `config.objectives` and those that a letter and a percentage name,
-  such as M30.
-
-  Raises:
-    UserError: for an impossible objective, and for two with the same name.
+  such as M30. Raises a UserError for an impossible objective, and for two with
+  the same name.
   """
   known = {field.name for field in dataclasses.fields(Objective)}
   out = {}

@@ -54,10 +54,8 @@ class AttentionMask:
   def within(self, window: int, shape, xp=jnp) -> "AttentionMask":
     """Returns the mask limited to keys nearer than `window`.
 
-    Args:
-      window: Key j stays visible to query i if |i - j| < window.
-      shape: Shape of the bounds, `[..., T]`.
-      xp: As in `bounds`.
+    Key j stays visible to query i if |i - j| < window. The bounds have the
+    shape `[..., T]`; `xp` is as in `bounds`.
     """
     start, end = self.bounds(shape[-1], shape[-1], xp)
     index = xp.arange(shape[-1], dtype=xp.int32)

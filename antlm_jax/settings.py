@@ -68,10 +68,8 @@ def check(section, prefix: str = "") -> None:
   """Checks the values of a section, a dataclass with `setting` fields.
 
   Messages put the prefix before a setting's name: `schedule` gives
-  `schedule.peak_lr=-1`, `--` gives `--limit=-1`.
-
-  Raises:
-    UserError: for the first value that its field does not allow.
+  `schedule.peak_lr=-1`, `--` gives `--limit=-1`. Raises a UserError for the
+  first value that its field does not allow.
   """
   check_values(type(section), vars(section), prefix)
 

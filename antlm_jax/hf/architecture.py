@@ -86,8 +86,7 @@ class Architecture:
   def target(self, config, attention: str, mask_shift: int) -> Target:
     """Returns the model for a configuration, an attention and a mask_shift.
 
-    Raises:
-      UserError: if transformers has no such model.
+    Raises a UserError if transformers has no such model.
     """
     rows = self.targets[attention]
     if mask_shift and attention == "bidirectional":
@@ -112,10 +111,8 @@ class Architecture:
 def completed(fields: Mapping, defaults: Mapping, only: Mapping) -> dict:
   """Returns the fields of a config.json with defaults for absent ones.
 
-  A null field is absent and gets no default.
-
-  Raises:
-    ValueError: if a field differs from `only`, the values that ours compute.
+  A null field is absent and gets no default. Raises a ValueError if a field
+  differs from `only`, the values that ours compute.
   """
   given = {k: v for k, v in {**defaults, **fields}.items() if v is not None}
   for name, right in only.items():

@@ -32,9 +32,7 @@ def config(
   """Returns a model's config.json, with the ids of `tokenizer.special_ids`.
 
   It writes every field, because transformers' defaults differ by architecture.
-
-  Raises:
-    UserError: if transformers has no such model.
+  Raises a UserError if transformers has no such model.
   """
   ours = model.config
   if ours.width % ours.heads:
@@ -61,10 +59,8 @@ def generation_config(
 ) -> dict[str, Any]:
   """Returns generation_config.json.
 
-  Args:
-    special: Token ids by role.
-    ends: Tokens that end a text; -1 for none.
-    never_drawn: Whether generation must not draw a token, bool `[V]`.
+  `special` has token ids by role, and `ends` the tokens that end a text (-1 for
+  none). Generation must not draw the tokens of `never_drawn`, bool `[V]`.
   """
   out = {
     f"{role}_token_id": index
@@ -102,8 +98,8 @@ def fields(folder: pathlib.Path) -> dict[str, Any]:
 def describe(path: pathlib.Path, fields: Mapping[str, Any]) -> Described:
   """Interprets the fields of a config.json.
 
-  Raises:
-    UserError: if our encoders do not compute such a model; it names the path.
+  Raises a UserError if our encoders do not compute such a model; it names the
+  path.
   """
   try:
     model_type = fields.get("model_type")

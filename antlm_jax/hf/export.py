@@ -32,6 +32,9 @@ def export(
 ) -> list[pathlib.Path]:
   """Writes a model as one folder or, for two attentions, two folders in one.
 
+  Returns the folders that transformers opens. Raises a UserError if the output
+  exists, or transformers has no such model.
+
   Args:
     loaded: The model; a fine-tuned one keeps its head.
     output: The folder, which must not exist.
@@ -41,12 +44,6 @@ def export(
     sentences: Also write a sentence-transformers model that averages the
       tokens. An embedder always is one.
     about: Facts for the card that only the user knows.
-
-  Returns:
-    The folders that transformers opens.
-
-  Raises:
-    UserError: if the output exists, or transformers has no such model.
   """
   output = pathlib.Path(output).absolute()
   check_new(output)

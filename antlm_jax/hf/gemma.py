@@ -102,7 +102,6 @@ def _rotations(given: Mapping) -> list[dict[str, Any]]:
 
 
 def _windows(given: Mapping, both_ways: bool) -> tuple[int, ...]:
-  """Returns our `windows`."""
   width, every = given.get(_WINDOW), given.get("sliding_window_pattern", 6)
   if type(width) is not int or width < 1:
     raise differs(_WINDOW, width)

@@ -25,10 +25,8 @@ def is_name(model: str | os.PathLike) -> bool:
 def folder(name: str) -> pathlib.Path:
   """Downloads a model from the Hub and returns its folder.
 
-  Files in the cache of huggingface_hub are not downloaded again.
-
-  Raises:
-    UserError: if the download fails.
+  Files in the cache of huggingface_hub are not downloaded again. Raises a
+  UserError if the download fails.
   """
   import huggingface_hub
 
@@ -61,10 +59,7 @@ def push(
   """Uploads folders to the Hub, by default as its main revision.
 
   Several folders become REPO-causal and REPO-bidirectional. Log in first (`hf
-  auth login`).
-
-  Raises:
-    UserError: if the upload fails.
+  auth login`). Raises a UserError if the upload fails.
   """
   import huggingface_hub
 

@@ -127,14 +127,13 @@ def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
 def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
   """Opens a model folder and checks it, without reading its parameters.
 
+  Raises a UserError if it is no such folder, or no model that we compute.
+
   Args:
     path: Folder with config.json, tokenizer.json and weights; or ORG/NAME, a
       model on the Hub.
     boundary: Special tokens around a text, a key of `packing.BOUNDARIES`; by
       default those that the folder's tokenizer adds.
-
-  Raises:
-    UserError: if it is no such folder, or no model that we compute.
   """
   name = os.fspath(path)
   path = hub.folder(name) if hub.is_name(name) else pathlib.Path(name)
@@ -256,8 +255,7 @@ def write(
 ) -> pathlib.Path:
   """Writes a run with its tokenizer and one checkpoint; returns the latter.
 
-  Raises:
-    UserError: if the workdir already holds a run, or cannot be written.
+  Raises a UserError if the workdir already holds a run, or cannot be written.
   """
   workdir = pathlib.Path(workdir).absolute()
   check_workdir(workdir)

@@ -45,8 +45,7 @@ class Layout:
   def tensors_of(self, weights: Weights) -> Weights:
     """Returns the weights under our names.
 
-    Raises:
-      UserError: if numbered tensors have shapes that cannot be joined.
+    Raises a UserError if numbered tensors have shapes that cannot be joined.
     """
     pieces = collections.defaultdict(dict)
     for name, tensor in weights.tensors.items():

@@ -118,8 +118,7 @@ class Weights:
 def read(folder: pathlib.Path) -> Weights:
   """Opens a folder's weights: safetensors if it has them, else a pickle.
 
-  Raises:
-    UserError: if the folder has no weights, or they cannot be read.
+  Raises a UserError if the folder has no weights, or they cannot be read.
   """
   tensors = {}
   for path in _paths(folder):
@@ -227,15 +226,13 @@ def reader(
   """Checks a folder's weights and returns a function that reads parameters.
 
   The check needs the names, shapes and dtypes of the tensors. It reads values
-  only of tensors that the encoder lacks.
+  only of tensors that the encoder lacks. Raises a UserError if tensors are
+  missing, unknown, quantized or of another shape.
 
   Args:
     names: Tensor of each parameter's path, as in `Architecture.weights`.
     shapes: Shapes of the wanted parameters, by path.
     unused: Tensors that the folder lacks; they are read as ones.
-
-  Raises:
-    UserError: if tensors are missing, unknown, quantized or of another shape.
   """
   parts: dict[str, list[Part]] = {}
   expected: dict[str, tuple[int, ...]] = {}  # shape of each tensor

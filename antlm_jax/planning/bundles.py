@@ -64,10 +64,8 @@ def read(folder: str, names: str) -> dict[str, Listing]:
 def listings(code: str, names: str, *arguments) -> dict[str, Listing]:
   """Runs Python code that compiles for a TPU in a process; see `read`.
 
-  The code finds the arguments in `sys.argv`, as JSON.
-
-  Raises:
-    RuntimeError: if the code fails, with the end of its error.
+  The code finds the arguments in `sys.argv`, as JSON. Raises a RuntimeError if
+  the code fails, with the end of its error.
   """
   with tempfile.TemporaryDirectory() as folder:
     command = [sys.executable, "-c", code, *map(json.dumps, arguments)]

@@ -151,9 +151,7 @@ def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
   """Compiles a program and estimates what it needs.
 
   With `forecasts`, it also compiles attention alone to forecast its time.
-
-  Raises:
-    UserError: if the config's attention is impossible.
+  Raises a UserError if the config's attention is impossible.
   """
   batch, mesh, training = program.batch, run.mesh, program.steps > 0
   device = mesh.devices.flat[0]

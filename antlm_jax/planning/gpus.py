@@ -91,10 +91,8 @@ def devices(topology: str) -> Sequence[jax.Device]:
   """Returns GPUs to compile for, which cannot run anything.
 
   A topology is a kind and a number: h100:8 for one node, h100:4x8 for four
-  nodes of eight. The process of a device is its node.
-
-  Raises:
-    UserError: for impossible nodes or a compiler that is not installed.
+  nodes of eight. The process of a device is its node. Raises a UserError for
+  impossible nodes or a compiler that is not installed.
   """
   name, _, shape = topology.partition(":")
   found = re.fullmatch(r"(?:(\d+)x)?(\d+)", shape)

@@ -36,10 +36,8 @@ class Pod:
   def run(self, settings: Sequence[str] = ()) -> Run:
     """Builds the run with further settings `key=value`.
 
-    The devices may be absent. It reads the data of `data.path`, if set.
-
-    Raises:
-      UserError: if the settings contradict the devices or each other.
+    The devices may be absent. It reads the data of `data.path`, if set. Raises
+    a UserError if the settings contradict the devices or each other.
     """
     more = [f"--config.{setting}" for setting in settings]
     config = config_lib.load(self.spec, [*self.overrides, *more])
@@ -63,9 +61,8 @@ def advise(
 ) -> tuple[tuple[str, ...], list[Estimate]]:
   """Tries settings until the programs fit that did not.
 
-  Returns:
-    The settings `key=value` tried last, and their estimates, of which the last
-    one does not fit if no setting was enough.
+  Returns the settings `key=value` tried last, and their estimates, of which the
+  last one does not fit if no setting was enough.
   """
   failed = {e.name for e in found if not e.memory.fits}
   over = max(e.memory.needed - e.memory.limit for e in found)

@@ -37,10 +37,8 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   """Returns devices to compile for, which cannot run anything.
 
   A topology is a TPU generation and its shape, such as v5p:4x4x8, in one or
-  several slices; or GPUs, as in `gpus.devices`.
-
-  Raises:
-    UserError: for an unknown topology or a compiler that is not installed.
+  several slices; or GPUs, as in `gpus.devices`. Raises a UserError for an
+  unknown topology or a compiler that is not installed.
   """
   kind = topology.partition(":")[0]
   if kind in gpus.GPUS:

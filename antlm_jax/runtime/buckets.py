@@ -29,14 +29,12 @@ class Mirror:
   For a run on this machine, it is the run's folder. For a run in a bucket, it
   is a new folder with the files `fetched`. The first process copies changed
   files from there to the bucket. The folder is deleted at the end of the block,
-  unless the last copy failed.
+  unless the last copy failed. Raises a UserError if the bucket does not exist,
+  or cannot be written.
 
   Attributes:
     workdir: The run's folder, as `files.path` returns it.
     folder: The folder to write to.
-
-  Raises:
-    UserError: if the bucket does not exist, or cannot be written.
   """
 
   def __init__(self, workdir: str | os.PathLike, *fetched: str):
@@ -129,10 +127,8 @@ def local(folder: str | os.PathLike, stamp: str) -> pathlib.Path:
   """Returns a folder on this machine: itself, or a copy of one in a bucket.
 
   The copy, without subfolders, is kept in the user's cache. `stamp` is the name
-  of a file that changes with the content.
-
-  Raises:
-    UserError: if there is no stamp, no space, or no way to read the folder.
+  of a file that changes with the content. Raises a UserError if there is no
+  stamp, no space, or no way to read the folder.
   """
   if not files.is_remote(folder):
     return pathlib.Path(folder)

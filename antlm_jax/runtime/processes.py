@@ -36,10 +36,8 @@ def initialize() -> None:
 
   Addresses come from the environment (`EXPLICIT`), from Slurm (one process a
   task), or from a TPU pod. If the other processes do not join within `JOIN`
-  seconds, the process ends with status 1, so that it is run again.
-
-  Raises:
-    UserError: if the addresses are incomplete or wrong.
+  seconds, the process ends with status 1, so that it is run again. Raises a
+  UserError if the addresses are incomplete or wrong.
   """
   options = _addresses()
   if options is None:
@@ -133,10 +131,8 @@ def largest(values: Callable[[], Sequence[int]]) -> Callable[[], np.ndarray]:
   """Starts to find the elementwise largest of all processes' integers.
 
   Every process must call it, in the same order among its computations. One
-  process alone calls `values` when it asks for the result.
-
-  Returns:
-    A function that waits for the result, int32.
+  process alone calls `values` when it asks for the result. Returns a function
+  that waits for the result, int32.
   """
   if jax.process_count() == 1:
     return lambda: np.asarray(values(), np.int32)

@@ -40,10 +40,8 @@ def track(
 ) -> Iterator:
   """Yields the items and shows progress: a bar, or lines in a log.
 
-  Args:
-    unit: Name of an item, such as `batch`.
-    name: Text before the bar or line.
-    every: Least number of seconds between two lines.
+  `unit` names an item, such as `batch`, and `name` stands before the bar or
+  line. Lines are at least `every` seconds apart.
   """
   shown = bar(total=len(items), unit=unit, desc=name or None, leave=False)
   last = time.monotonic()

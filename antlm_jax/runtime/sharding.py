@@ -30,10 +30,8 @@ def make_mesh(
 ) -> jax.sharding.Mesh:
   """Returns the mesh `(data, fsdp, tensor)`.
 
-  One size may be -1, for the remaining devices.
-
-  Raises:
-    UserError: if the sizes do not multiply to the number of devices.
+  One size may be -1, for the remaining devices. Raises a UserError if the sizes
+  do not multiply to the number of devices.
   """
   devices = devices or jax.devices()
   sizes = [shape[axis] for axis in MESH_AXES]

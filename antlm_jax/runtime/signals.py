@@ -32,10 +32,8 @@ class Stop:
 def listening() -> Iterator[Stop]:
   """Handles signals for the time of its block.
 
-  Blocks may be nested; the outermost one handles signals.
-
-  Raises:
-    Stopped: if a library has swallowed an earlier signal, as imports may.
+  Blocks may be nested; the outermost one handles signals. Raises Stopped if a
+  library has swallowed an earlier signal, as imports may.
   """
   stop = signal.getsignal(signal.SIGTERM)
   if isinstance(stop, Stop):
