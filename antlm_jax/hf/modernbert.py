@@ -48,12 +48,8 @@ _CAUSAL, _BIDIRECTIONAL = "modernbert-decoder", "modernbert"
 _BLOCK = "model.layers.{}"
 # Its config's default token ids belong to another vocabulary. These are our
 # roles in their place, the first known.
-_IDS = {
-  "bos": ("bos", "pad"),
-  "eos": ("eos", "pad"),
-  "cls": ("bos", "pad"),
-  "sep": ("eos", "pad"),
-}
+_BEGIN, _END = ("bos", "pad"), ("eos", "pad")
+_IDS = {"bos": _BEGIN, "eos": _END, "cls": _BEGIN, "sep": _END}
 
 
 def _extra(config, target: Target) -> dict[str, Any]:
