@@ -32,6 +32,7 @@ from antlm_jax.settings import setting
 # Bytes of text encoded at once. The tokenizers library needs 30 times as much.
 _BATCH_BYTES = 1 << 22  # 4 MiB
 _SAMPLED = 64  # pieces in a row that train the tokenizer
+_PATHS = {"nargs": "+", "action": "extend", "metavar": "PATH"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,18 +42,12 @@ class Settings:
   text: tuple[str, ...] = setting(
     help="Text to train on: files, folders, globs or"
     " hf://NAME[:CONFIG][:SPLIT]. Files named dev or validation are held out",
-    nargs="+",
-    action="extend",
     required=False,
-    metavar="PATH",
+    **_PATHS,
   )
   output: str = setting(help="Path to the folder to make", read=cli.here)
   dev: tuple[str, ...] = setting(
-    (),
-    "Text to hold out, given as for --text",
-    nargs="+",
-    action="extend",
-    metavar="PATH",
+    (), "Text to hold out, given as for --text", **_PATHS
   )
   column: str = setting(
     "text", "Column of jsonl, parquet, csv or tsv records that holds the text"
@@ -271,7 +266,8 @@ def _read(
   train, dev, cut = hold_out.divide(whole, dev_share, settings.share)
   if corpus.dev:
     dev = document_store.spool(corpus.pieces("dev"), folder)
-  for name, texts in (("train", train), ("dev", dev)):
+  found = {"train": train, "dev": dev}
+  for name, texts in found.items():
     if not len(texts.sizes):
       where = " ".join((*settings.text, *settings.dev))
       raise UserError(f"no words for {name} in {where}; give more text")
@@ -283,7 +279,7 @@ def _read(
   elif not corpus.dev:
     share = dev.sizes.sum() / whole.sizes.sum()
     progress.say(f"dev: {share:.1%} of the text, in whole documents")
-  return {"train": train, "dev": dev}
+  return found
 
 
 def _sample(texts: Texts) -> Iterator[str]:

@@ -13,6 +13,7 @@ import numpy as np
 
 from antlm_jax import hashing
 
+Documents = Iterable[np.ndarray]
 Block = tuple[np.ndarray, np.ndarray]
 
 PACKINGS = ("stream", "documents", "chunks")
@@ -45,7 +46,7 @@ def frame_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
 
 
 def bound(
-  sequences: Iterable[np.ndarray], bos_id: int | None, eos_id: int | None
+  sequences: Documents, bos_id: int | None, eos_id: int | None
 ) -> Iterator[np.ndarray]:
   """Puts boundary tokens, where not None, around each document `[n]`."""
   before = [] if bos_id is None else [np.array([bos_id], np.int32)]
@@ -54,7 +55,7 @@ def bound(
     yield np.concatenate([*before, sequence, *after])
 
 
-def stream(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[Block]:
+def stream(sequences: Documents, seq_len: int) -> Iterator[Block]:
   """Cuts the concatenated documents into rows, one segment each (BabyLlama).
 
   Tokens at the end that do not fill a row are dropped.
@@ -70,16 +71,13 @@ def stream(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[Block]:
     yield tokens, starts
 
 
-def chunks(
-  sequences: Iterable[np.ndarray], seq_len: int, seed: int
-) -> Iterator[Block]:
+def chunks(sequences: Documents, seq_len: int, seed: int) -> Iterator[Block]:
   """Like `stream`, with each row cut in two segments (arXiv 2507.00994).
 
   The first segment has r tokens, with r uniform on [12, T - 12] and a function
   of (seed, row) only.
   """
-  span = seq_len - 2 * SHORTEST_CHUNK + 1
-  row = 0
+  span, row = seq_len - 2 * SHORTEST_CHUNK + 1, 0
   for tokens, starts in stream(sequences, seq_len):
     rows = np.arange(row, row + len(tokens))
     # By the row's number, so that windows do not change the cuts.
@@ -91,7 +89,7 @@ def chunks(
 
 
 def documents(
-  sequences: Iterable[np.ndarray], seq_len: int, pad_id: int
+  sequences: Documents, seq_len: int, pad_id: int
 ) -> Iterator[Block]:
   """Packs each document as a segment, and cuts documents longer than a row.
 
@@ -161,7 +159,7 @@ def fill(
   return tokens, starts
 
 
-def _windows(sequences: Iterable[np.ndarray]) -> Iterator[list[np.ndarray]]:
+def _windows(sequences: Documents) -> Iterator[list[np.ndarray]]:
   """Groups documents until each group holds `_WINDOW` tokens."""
   window, size = [], 0
   for sequence in sequences:

@@ -171,16 +171,14 @@ class Sources:
     _check_alike(every)
     first = next(iter(own.values()))
     splits = {name: of.manifest.splits["train"] for name, of in own.items()}
-    sha256 = ",".join(f"{name}={of.sha256}" for name, of in splits.items())
-    if len(splits) == 1:
-      sha256 = sha256.partition("=")[2]
+    hashes = ",".join(f"{name}={of.sha256}" for name, of in splits.items())
     return cls(
       train={name: of.train for name, of in own.items()},
       held_out={name: of.dev for name, of in every.items()},
       tokenizer=first.tokenizer,
       boundary=first.manifest.settings["boundary"],
       words={name: of.row_words for name, of in splits.items()},
-      sha256=sha256,
+      sha256=hashes if len(own) > 1 else hashes.partition("=")[2],
     )
 
   @property

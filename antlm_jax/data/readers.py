@@ -27,6 +27,9 @@ _PIECE = 1 << 18
 _HEADING = re.compile(r"\s*(=(?: =)*) [^=\s].* \1\s*")
 
 
+Records = Iterator[tuple[str, Any]]  # the place of each, and what it holds
+
+
 class Piece(NamedTuple):
   """A document, or a part of a document that is too long for memory."""
 
@@ -100,9 +103,7 @@ def _parts(source: str, rule: Rule, column: str) -> Iterator[tuple[str, bool]]:
     yield last, True
 
 
-def records(
-  source: str, columns: Mapping[str, str]
-) -> Iterator[tuple[str, list]]:
+def records(source: str, columns: Mapping[str, str]) -> Records:
   """Yields the place of each record, such as `line 3`, and its values.
 
   `columns` has the argument that chooses each column, for errors.
@@ -210,7 +211,7 @@ def _cut(text: str) -> Iterator[str]:
   yield text[begin:]
 
 
-def _json_lines(path: str, columns: Collection) -> Iterator[tuple[str, Any]]:
+def _json_lines(path: str, columns: Collection) -> Records:
   with _open(path) as file:
     for number, line in enumerate(file, start=1):
       if line.strip():
@@ -221,9 +222,7 @@ def _json_lines(path: str, columns: Collection) -> Iterator[tuple[str, Any]]:
           raise ValueError(f"{where} is not JSON: {error}") from error
 
 
-def _table(
-  path: str, columns: Collection, **dialect
-) -> Iterator[tuple[str, Any]]:
+def _table(path: str, columns: Collection, **dialect) -> Records:
   csv.field_size_limit(2**31 - 1)
   with io.TextIOWrapper(_open(path), "utf-8-sig", newline="") as file:
     # Strict: else a stray quote joins all that follows it to one text.
@@ -235,7 +234,7 @@ def _table(
       raise ValueError(f"line {rows.line_num}: {error}") from error
 
 
-def _parquet(path: str, columns: Collection) -> Iterator[tuple[str, Any]]:
+def _parquet(path: str, columns: Collection) -> Records:
   from pyarrow import parquet  # slow to import
 
   # Without a buffer, it reads a column of a whole row group at once.
@@ -245,7 +244,7 @@ def _parquet(path: str, columns: Collection) -> Iterator[tuple[str, Any]]:
     yield from _rows(file.iter_batches(_BATCH, columns=only))
 
 
-def _of_hub(source: str, columns: Collection) -> Iterator[tuple[str, Any]]:
+def _of_hub(source: str, columns: Collection) -> Records:
   name, config, split = source.removeprefix(HUB).split(":")
   found = _load(name, config)
   if split not in found:
@@ -256,7 +255,7 @@ def _of_hub(source: str, columns: Collection) -> Iterator[tuple[str, Any]]:
   yield from _rows(dataset.with_format("arrow").iter(_BATCH))
 
 
-def _rows(batches: Iterable) -> Iterator[tuple[str, Any]]:
+def _rows(batches: Iterable) -> Records:
   rows = (row for batch in batches for row in batch.to_pylist())
   for number, row in enumerate(rows, start=1):
     yield f"row {number}", row
@@ -276,9 +275,8 @@ def _load(name: str, config: str):
   try:
     return datasets.load_dataset(name, config or None)
   except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-    raise UserError(
-      f"cannot load {HUB}{name}: {files.reason(error)}"
-    ) from error
+    why = files.reason(error)
+    raise UserError(f"cannot load {HUB}{name}: {why}") from error
 
 
 _TEXT = (".txt", ".text", ".md", ".rst")

@@ -14,6 +14,8 @@ from array_record.python import array_record_module
 from antlm_jax.data import packing
 from antlm_jax.errors import UserError
 
+Indices = Sequence[int] | np.ndarray
+
 # The defaults compress, which is 20 times slower, and read ahead in vain.
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
@@ -64,9 +66,8 @@ class Rows:
     self.seq_len, self.segmented = seq_len, segmented
     self._path, self._count = pathlib.Path(path), count
     self._dtype = np.dtype(token_dtype(vocab_size))
-    self._reader = array_record_module.ArrayRecordReader(
-      str(path), _READER_OPTIONS
-    )
+    reader = array_record_module.ArrayRecordReader
+    self._reader = reader(str(path), _READER_OPTIONS)
     found = self._reader.num_records() or count  # 0: its index is damaged
     if found != count:
       what = f"has {found} rows, not the {count} of its manifest"
@@ -77,9 +78,7 @@ class Rows:
   def __len__(self) -> int:
     return self._count
 
-  def read(
-    self, indices: Sequence[int] | np.ndarray
-  ) -> tuple[np.ndarray, np.ndarray | None]:
+  def read(self, indices: Indices) -> tuple[np.ndarray, np.ndarray | None]:
     """Reads rows by their indices `[n]`.
 
     Returns:
@@ -125,9 +124,7 @@ class Concatenated:
   def __len__(self) -> int:
     return int(self._ends[-1])
 
-  def read(
-    self, indices: Sequence[int] | np.ndarray
-  ) -> tuple[np.ndarray, np.ndarray | None]:
+  def read(self, indices: Indices) -> tuple[np.ndarray, np.ndarray | None]:
     """Reads rows, as `Rows.read`."""
     indices = np.asarray(indices, np.int64)
     tokens = np.empty((len(indices), self.seq_len), np.int32)

@@ -29,6 +29,8 @@ _UNUSED = {
 }
 _SHOWN = 3  # names in a list of files
 
+Path = str | os.PathLike
+
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
@@ -175,9 +177,7 @@ def _inside(folder: str | os.PathLike) -> list[pathlib.Path]:
   return sorted(files)
 
 
-def _sorted(
-  file: str | os.PathLike, root: str | os.PathLike, alone: bool = False
-) -> _Found:
+def _sorted(file: Path, root: Path, alone: bool = False) -> _Found:
   """Finds a file's split in its name, and in those of folders under `root`."""
   source = os.fspath(file)
   # Text often has no ending. In a folder, many other files have none either.

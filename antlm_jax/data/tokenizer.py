@@ -12,6 +12,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
 
+Spans = list[tuple[int, int]]
+
 MASK = "<mask>"
 _SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", MASK)
 # Special tokens by kind; WordPiece needs one for words over 100 bytes.
@@ -38,9 +40,9 @@ class Tokenizer:
   def __init__(self, backend: tokenizers.Tokenizer):
     self._backend = backend
     # Foreign files may ask for padding and truncation.
-    self._backend.no_padding()
-    self._backend.no_truncation()
-    self._backend.encode_special_tokens = True  # "</s>" in a text is text
+    backend.no_padding()
+    backend.no_truncation()
+    backend.encode_special_tokens = True  # "</s>" in a text is text
     # Names in common vocabularies: ours first, GPT-BERT's last.
     self.pad_id = self._find("<pad>", "[PAD]", "<|pad|>", "␢")
     self.bos_id = self._find("<s>", "[CLS]", "<bos>", "<|begin_of_text|>", "␂")
@@ -155,9 +157,7 @@ class Tokenizer:
     found = encode(list(texts), add_special_tokens=False)
     return [np.asarray(encoding.ids, np.int32) for encoding in found]
 
-  def encode_offsets(
-    self, text: str
-  ) -> tuple[np.ndarray, list[tuple[int, int]]]:
+  def encode_offsets(self, text: str) -> tuple[np.ndarray, Spans]:
     """Encodes text, and finds the characters of each token.
 
     Returns:
