@@ -68,9 +68,6 @@ def joined(pieces) -> list[str]:
   return found
 
 
-# Documents
-
-
 @pytest.mark.parametrize(("rule", "content", "expected"), [
   (
     "auto",
@@ -121,9 +118,6 @@ def test_a_huge_line_is_one_document_in_pieces(tmp_path, rule, word):
 def test_the_bad_byte_is_located(tmp_path, size, bad):
   with pytest.raises(errors.UserError, match=rf"a\.txt.* byte {3 + size};"):
     documents(tmp_path, b"ok\n" + b"e" * size + bad)
-
-
-# Files
 
 
 def names(sources) -> set[str]:
@@ -191,8 +185,6 @@ def test_links_are_followed_once(tmp_path):
   corpus = find([str(tmp_path / "linked"), str(folder)])
   assert names(corpus.train) == {"a.txt", "b.txt"}
 
-
-# Kinds
 
 TWO_LINES = "naïve café\nof two lines"
 RECORDS = ["the first .", TWO_LINES, "", "猫 .", '"so, it"', "end"]
@@ -299,9 +291,6 @@ def test_bad_files_are_told(tmp_path, name):
   assert "\n" not in str(error.value) and path in str(error.value)
 
 
-# What is held out
-
-
 @hypothesis.given(
   st.lists(st.integers(1, 10**6), min_size=1, max_size=60),
   st.floats(0.005, 0.5),
@@ -343,8 +332,6 @@ def test_splits_are_disjoint_and_a_share_is_spread(tmp_path_factory, n, share):
   windows = np.convolve(taken, np.ones(10), "valid") if n > 20 else [3]
   assert np.abs(np.array(windows) - 3).max() <= 1 + 1e-6
 
-
-# Thirty odd corpora
 
 PARAGRAPHS = make_text(600)
 LINES = PARAGRAPHS.replace("\n\n", "\n")

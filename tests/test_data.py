@@ -63,9 +63,6 @@ def told(message: str, begin, *args, **kwargs) -> str:
   return str(error.value)
 
 
-# The dataset
-
-
 def test_documents_keep_their_order(tmp_path):
   lines = {"train": make_text(300).splitlines(), "dev": ["a dog ."]}
   writer = document_store.writer(tmp_path / "documents", ["train", "dev"])
@@ -76,9 +73,6 @@ def test_documents_keep_their_order(tmp_path):
   for split, expected in lines.items():
     assert list(document_store.read(tmp_path, split)) == expected
   assert "tensorflow" not in sys.modules
-
-
-# Tokenizer
 
 
 @pytest.fixture(scope="module", params=tokenizer.KINDS)
@@ -156,9 +150,6 @@ def test_wordpiece_is_understood(tmp_path):
   t = tokenizer.Tokenizer.load(tmp_path / "t.json")
   assert (t.pad_id, t.bos_id, t.eos_id, t.mask_id) == (0, 1, 2, 3)
   assert t.word_start.tolist() == [True] * 5 + [False]
-
-
-# Packing
 
 
 @st.composite
@@ -253,9 +244,6 @@ def test_boundaries(small_tokenizer):
     assert packing.frame_ids(small_tokenizer, boundary) == alone
     (found,) = packing.bound([np.array([5, 6], np.int32)], *around)
     assert found.tolist() == bound
-
-
-# Rows
 
 
 @pytest.mark.parametrize("vocab_size", [1 << 16, (1 << 16) + 1])
@@ -384,9 +372,6 @@ def test_rows_of_another_shape_are_refused(tmp_path):
   rows.write(path, [(tokens, tokens > 9)], "<u2", False)
   told("has 3 rows, not the 4", rows.Rows, path, 4, 2, 9, False)
   told("rows that are not of 6 bytes", rows.Rows, path, 3, 3, 9, False)
-
-
-# Prepare
 
 
 @pytest.mark.parametrize("pack", packing.PACKINGS)

@@ -167,9 +167,6 @@ def test_folders_have_names():
     named("a=x,a=y", "data.path")
 
 
-# Training
-
-
 @pytest.fixture(scope="module")
 def other(english, prepared, shared):
   """Other text, prepared like `prepared`, and a folder that is not."""

@@ -26,9 +26,6 @@ moderate = hypothesis.settings(max_examples=60, deadline=None)
 MIXED = "C:M=1:1+P:N=1:3"
 
 
-# Hashing
-
-
 @hypothesis.given(
   st.integers(1, 5000), st.integers(0, 2**40), st.integers(0, 9)
 )
@@ -79,9 +76,6 @@ def test_bits_broadcast_as_single_draws():
   assert not np.array_equal(whole[:, :3], swapped.T)
 
 
-# The order
-
-
 def order(size, batch, **options) -> Order:
   return Order({"": size}, (Part(0.0, Layout(batch)),), **options)
 
@@ -128,9 +122,6 @@ def test_shuffling_differs_by_epoch_and_can_be_left_out():
   assert np.array_equal(plain, [np.arange(50)] * 2)
 
 
-# A pure function of the step
-
-
 @pytest.mark.parametrize("packed", [False, True])
 def test_random_access_is_reading_in_order_with_threads(packed):
   of = source(f"C+M+{MIXED}", FakeRows(packed=packed), steps=12)
@@ -150,9 +141,6 @@ def test_what_is_hidden_differs_when_a_row_comes_again():
   assert not np.array_equal(of[0].inputs, of[1].inputs)
   assert helpers.equal(of[0], dataclasses.replace(of, seed=0)[0])
   assert not helpers.equal(of[0], dataclasses.replace(of, seed=1)[0])
-
-
-# Layouts
 
 
 LAYOUTS = {
@@ -227,9 +215,6 @@ def test_weights_are_the_objectives():
   _, found = unfolded(source("C:M", objectives={"M": heavy}), 0)
   kinds = {(kind, weight) for _, weight, kind in found.values()}
   assert kinds == {(0, 1.0), (1, 2.5)}
-
-
-# Capacities
 
 
 def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():
@@ -328,9 +313,6 @@ def test_a_changing_ratio_reaches_its_end_with_the_run():
   assert shares == pytest.approx([0.8, 0.65, 0.5, 0.35, 0.2], abs=0.03)
 
 
-# Masks
-
-
 @pytest.mark.parametrize(
   "text, packed, causal, start, end",
   [
@@ -378,9 +360,6 @@ def test_positions_restart_with_each_document():
   assert np.array_equal(of[0].positions[0], at - first)
 
 
-# A new objective
-
-
 def test_a_new_objective_is_one_value():
   spans = {"mask_ratio": 0.15, "unit": "span"}
   new = Objective("prefix", attention="prefix", predict="suffix", **spans)
@@ -392,9 +371,6 @@ def test_a_new_objective_is_one_value():
   assert min(found.values()) > 0
   assert np.isfinite(metrics["total_loss"]) and metrics["grad_norm"] > 0
   assert int(state.step) == 1
-
-
-# Prepared data
 
 
 @pytest.fixture(scope="module")
