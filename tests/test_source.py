@@ -157,6 +157,10 @@ def laid_out(of, layout):
   return dataclasses.replace(of, order=order)
 
 
+def masked(**changes):
+  return {"M": dataclasses.replace(OBJECTIVES["M"], **changes)}
+
+
 def unfolded(of, step):
   shifts = [of.objectives[name].shift for name in of.curriculum.objectives]
   return by_row(of[step], of.order.at(0).layout, shifts)
@@ -170,8 +174,7 @@ def test_layouts_hold_the_same_rows_inputs_and_targets(name, packed):
   other = laid_out(plain, LAYOUTS[name])
   for step in range(8):
     assert unfolded(plain, step) == unfolded(other, step)
-    a, b = plain[step], other[step]
-    a, b = ((x.positions, x.mask) for x in (a, b))
+    a, b = ((x.positions, x.mask) for x in (plain[step], other[step]))
     assert helpers.equal(*(jax.tree.map(np.ravel, x) for x in (a, b)))
 
 
@@ -194,14 +197,13 @@ def test_targets_are_the_tokens_of_their_rows():
   of = source(MIXED, rows, Layout(16, 2, 2))
   for step in range(8):
     tokens = rows.tokens[of.order.rows(step)[:, 0]]
-    names = of.curriculum.objectives
-    phase = of.curriculum.at(step)
-    objective_ids = np.array(list(phase.shares))[phase.rows(step, 16)]
+    names, phase = of.curriculum.objectives, of.curriculum.at(step)
+    letters = np.array(list(phase.shares))[phase.rows(step, 16)]
     found = unfolded(of, step)[1]
     assert found
     for (row, at), (target, weight, kind) in found.items():
-      assert target == tokens[row, at] and weight == 1.0
-      assert names[kind] == objective_ids[row]
+      assert (target, weight) == (tokens[row, at], 1.0)
+      assert names[kind] == letters[row]
 
 
 @pytest.mark.parametrize("sizes", [(0, 1, 1), (7, 2, 1), (8, 3, 2)])
@@ -211,8 +213,7 @@ def test_a_batch_that_does_not_divide_is_refused(sizes):
 
 
 def test_weights_are_the_objectives():
-  heavy = dataclasses.replace(OBJECTIVES["M"], weight=2.5)
-  _, found = unfolded(source("C:M", objectives={"M": heavy}), 0)
+  _, found = unfolded(source("C:M", objectives=masked(weight=2.5)), 0)
   kinds = {(kind, weight) for _, weight, kind in found.values()}
   assert kinds == {(0, 1.0), (1, 2.5)}
 
@@ -220,10 +221,9 @@ def test_weights_are_the_objectives():
 def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():
   rows = FakeRows(40, 512, special=0)
   rows.tokens |= 1  # odd: no token begins a word, so a row is one word
-  changes = {"unit": "word", "mask_token": 1.0, "random_token": 0.0}
-  words = dataclasses.replace(OBJECTIVES["M"], **changes)
-  of = source("M", rows, Layout(1), objectives={"M": words}, steps=40)
-  size = capacity([(words, 1.0)], 1, 512)
+  words = masked(unit="word", mask_token=1.0, random_token=0.0)
+  of = source("M", rows, Layout(1), objectives=words, steps=40)
+  size = capacity([(words["M"], 1.0)], 1, 512)
   assert size == 256
   # The first step whose row is masked, in a list for half of its tokens.
   step = next(s for s in range(40) if of[s].weights.any())
@@ -285,9 +285,8 @@ UNITS = {
 @pytest.mark.parametrize("text", ["M", "C:M"])
 @pytest.mark.parametrize("name", UNITS)
 def test_a_list_is_full_after_six_deviations_of_what_it_holds(name, text):
-  masked = dataclasses.replace(OBJECTIVES["M"], **UNITS[name])
-  rows = FakeRows(500, 64, special=0)
-  of = source(text, rows, Layout(128), objectives={"M": masked}, steps=6000)
+  rows, objectives = FakeRows(500, 64, special=0), masked(**UNITS[name])
+  of = source(text, rows, Layout(128), objectives=objectives, steps=6000)
   counts = np.array([(of[step].weights > 0).sum() for step in range(60)])
   size = of[0].targets.shape[-1]
   # The helpers' words have two tokens on average, and some have many.
@@ -305,10 +304,9 @@ def test_limit_leaves_rows_after_it_unpredicted():
 
 
 def test_a_changing_ratio_reaches_its_end_with_the_run():
-  ratios = {"mask_ratio": 0.8, "mask_ratio_end": 0.2}
-  falling = dataclasses.replace(OBJECTIVES["M"], **ratios)
+  falling = masked(mask_ratio=0.8, mask_ratio_end=0.2)
   rows = FakeRows(64, 64, special=0)
-  of = source("M", rows, Layout(64), objectives={"M": falling}, steps=5)
+  of = source("M", rows, Layout(64), objectives=falling, steps=5)
   shares = [(of[s].weights > 0).sum() / rows.tokens.size for s in range(5)]
   assert shares == pytest.approx([0.8, 0.65, 0.5, 0.35, 0.2], abs=0.03)
 

@@ -75,8 +75,9 @@ class Source:
     # An objective's id is its place in the whole curriculum, so that ids mean
     # the same in every phase.
     names = self.curriculum.objectives
-    in_phase = np.array([names.index(name) for name in phase.shares])
-    objective_ids = in_phase[phase.rows(step, layout.batch_size)[slots]]
+    shares = {names.index(name): s for name, s in phase.shares.items()}
+    kinds = phase.rows(step, layout.batch_size)[slots]
+    objective_ids = np.array(list(shares))[kinds]
     texts = np.stack([taken.rows[:, 0], taken.visits], axis=1)
     draw = Draw(self.seed, step, slots[:, None], texts)
     corrupted = self._corrupt(draw, tokens, segments, objective_ids)
@@ -87,7 +88,6 @@ class Source:
     corrupted.predicted[~counts] = False
     if past_end is not None:
       corrupted.predicted[past_end] = False
-    shares = {names.index(name): s for name, s in phase.shares.items()}
     objectives = self._objectives
     if self.loss_average == "objectives":
       objectives = [
