@@ -46,7 +46,6 @@ class Prepared:
   implementation: str = dataclasses.field(metadata={"static": True})
   # The calls that it was made for.
   call: Call = dataclasses.field(metadata={"static": True})
-  # Mesh axes that split rows and heads.
   split: Split = dataclasses.field(metadata={"static": True})
   # The kernel's schedules, of each data shard one after another.
   schedules: tuple[grid.Schedule, ...] | visits.Schedule | None = None
@@ -73,8 +72,7 @@ def attend(
 
   Args:
     q: Queries `[B, T, N, H]`, float32, bfloat16 or float16.
-    k: Keys `[B, S, K, H]`, with K dividing N.
-    v: Values `[B, S, K, H]`.
+    k, v: Keys and values `[B, S, K, H]`, with K dividing N.
     mask: Keys that each query sees. If several layers share a mask, `prepare`
       it once. With one layer's cache, q, k and v are those of new tokens.
     scale: Multiplies the scores; None for H ** -0.5.
@@ -124,17 +122,13 @@ def prepare(
 ) -> Prepared:
   """Prepares a mask once for all layers that `attend` with it.
 
+  Arguments and errors are those of `attend`, with these differences:
+
   Args:
     mask: Its bounds, if any, are `[B, T]`.
-    q: Queries, or their shape `[B, T, N, H]` and dtype.
-    k: Keys, or their shape `[B, S, K, H]` and dtype.
-    implementation: A name of `IMPLEMENTATIONS`, or auto.
+    q, k: Queries and keys, or their shapes and dtypes.
     dropout: Whether attention weights will be dropped.
     buckets: Number of buckets of the position terms; 0 without terms.
-    split: As in `attend`.
-
-  Raises:
-    ValueError: as `attend` does.
   """
   _check_bounds(mask, q.shape[:2], k.shape[1])
   split = split.here(k.shape[0], k.shape[2])
@@ -149,13 +143,7 @@ def prepare(
 
 
 def choose(
-  mask: AttentionMask,
-  q,
-  k,
-  implementation: str = "auto",
-  dropout: bool = False,
-  buckets: int = 0,
-  split: Split = WHOLE,
+  mask, q, k, implementation="auto", dropout=False, buckets=0, split=WHOLE
 ) -> str:
   """Returns the name of the implementation that `prepare` chooses.
 

@@ -116,11 +116,9 @@ class Cudnn(Backend):
 
   def run(self, q, k, v, prepared, scale, dropout, relative):
     spec = PartitionSpec(prepared.split.rows, None, prepared.split.heads, None)
+    run, causal = jax.nn.dot_product_attention, prepared.mask.causal
     run = functools.partial(
-      jax.nn.dot_product_attention,
-      scale=scale,
-      is_causal=prepared.mask.causal,
-      implementation="cudnn",
+      run, scale=scale, is_causal=causal, implementation="cudnn"
     )
     return on_shards(run, (spec,) * 3, spec)(q, k, v)
 
@@ -152,19 +150,15 @@ class Mosaic(Backend):
     # Imported here: it loads slowly, and needs a newer JAX than the rest.
     from antlm_jax.attention.gpu import kernel as gpu_kernel
 
-    settings = gpu_kernel.Settings(
-      scale=scale,
-      rate=dropout.rate if dropout else 0.0,
-      interpret=device().platform != "gpu",
-    )
-    seeds = dropout.seeds(q.shape[2]) if dropout else None
+    rate, seeds = 0.0, None
+    if dropout:
+      rate, seeds = dropout.rate, dropout.seeds(q.shape[2])
+    settings = gpu_kernel.Settings(scale, rate, device().platform != "gpu")
+    flash = functools.partial(gpu_kernel.flash, settings)
     rows, heads = prepared.split
     arrays = PartitionSpec(rows, None, heads, None)
     specs = *(arrays,) * 3, PartitionSpec(rows, heads), PartitionSpec(rows)
-    run = on_shards(
-      functools.partial(gpu_kernel.flash, settings), specs, arrays
-    )
-    return run(q, k, v, seeds, prepared.schedules)
+    return on_shards(flash, specs, arrays)(q, k, v, seeds, prepared.schedules)
 
   def obstacle(self, mask, call, split) -> str | None:
     platform, kind = device().platform, device().device_kind

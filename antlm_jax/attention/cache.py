@@ -12,7 +12,6 @@ import jax
 import jax.numpy as jnp
 
 from antlm_jax.attention.reference import reference
-from antlm_jax.attention.relative import Relative
 from antlm_jax.masks import AttentionMask
 
 # For each layer, arrays `[B, heads, S, width]` of S slots a row: keys, values,
@@ -26,16 +25,11 @@ class Cached:
 
   `attend` writes the new tokens into their slots, and each then sees its row's
   slots up to its own. Rows may be at different slots, without padding.
-
-  Attributes:
-    start: Slot of each row's first new token, int32 `[B]`.
-    layers: The cache as mutable refs.
-    windows: Each layer's window, as in `AttentionMask.within`.
   """
 
-  start: jax.Array
-  layers: tuple[tuple[jax.Ref, ...], ...]
-  windows: tuple[int, ...]
+  start: jax.Array  # slot of each row's first new token, int32 `[B]`
+  layers: tuple[tuple[jax.Ref, ...], ...]  # the cache as mutable refs
+  windows: tuple[int, ...]  # each layer's, as in `AttentionMask.within`
 
   def of_layer(self, layer: int) -> "Cached":
     """Returns the cache of one layer."""
@@ -43,14 +37,7 @@ class Cached:
       self, layers=(self.layers[layer],), windows=(self.windows[layer],)
     )
 
-  def attend(
-    self,
-    q: jax.Array,
-    k: jax.Array,
-    v: jax.Array,
-    scale: float,
-    relative: Relative | None,
-  ) -> jax.Array:
+  def attend(self, q, k, v, scale: float, relative) -> jax.Array:
     """Like `attention.attend`, for the new tokens `[B, T, ...]`."""
     (refs,), (window,) = self.layers, self.windows
     update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)

@@ -15,8 +15,7 @@ _CAPABILITIES = {
 def device():
   """Returns a device of the mesh, or the default device.
 
-  It may be a device that is only compiled for, whose platform and kind are
-  known and nothing else.
+  Of a device that is only compiled for, only platform and kind are known.
   """
   mesh = jax.sharding.get_abstract_mesh()
   if mesh.empty or mesh.abstract_device is None:
@@ -27,11 +26,10 @@ def device():
 def capability(kind: str) -> float | None:
   """Returns the compute capability of a kind of GPU, or None if unknown."""
   try:
-    here = {
-      gpu.device_kind: gpu.compute_capability for gpu in jax.devices("gpu")
-    }
+    gpus = jax.devices("gpu")
   except RuntimeError:  # there is none
-    here = {}
+    gpus = []
+  here = {gpu.device_kind: gpu.compute_capability for gpu in gpus}
   named = (c for c, n in _CAPABILITIES.items() if any(x in kind for x in n))
   try:
     return float(here.get(kind, next(named, "")))

@@ -17,14 +17,11 @@ class Dropout:
 
   No mask is stored: forward and backward pass, kernel and reference, and every
   sharding compute the same bits.
-
-  Attributes:
-    rate: Share of the weights that is dropped. Static.
-    row_keys: One key per row, uint32 `[B]`.
   """
 
+  # Share of the weights that is dropped.
   rate: float = dataclasses.field(metadata={"static": True})
-  row_keys: jax.Array
+  row_keys: jax.Array  # one key per row, uint32 `[B]`
 
   @property
   def scale(self) -> float:
@@ -45,8 +42,7 @@ class Dropout:
 def keep(rate: float, seed, queries, keys) -> jax.Array:
   """Returns whether weights are kept; the arguments are broadcast together.
 
-  A share `rate` is dropped. The uint32 seed is that of a row and head; queries
-  and keys are indices in their row.
+  The uint32 seed is that of a row and head; queries and keys are indices.
   """
   return keep_of(rate, hashing.mix(seed, queries.astype(jnp.uint32)), keys)
 

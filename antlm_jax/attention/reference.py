@@ -5,21 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from antlm_jax.attention.dropout import Dropout
 from antlm_jax.attention.relative import Relative
 from antlm_jax.masks import AttentionMask
 
 
-def reference(
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  mask: AttentionMask,
-  scale: float,
-  dropout: Dropout | None,
-  relative: Relative | None = None,
-  first: jax.Array | int = 0,
-) -> jax.Array:
+def reference(q, k, v, mask, scale, dropout, relative=None, first=0):
   """Attention with all scores in memory at once.
 
   The arguments are those of `attention.attend`. The queries may be a part of
@@ -30,7 +20,7 @@ def reference(
   keys, kv_heads = k.shape[1:3]
   q = q.reshape(batch, queries, kv_heads, heads // kv_heads, width)
   shape = batch, *q.shape[2:4], queries, keys
-  terms = kept = None
+  terms, kept, kept_scale = None, None, 1.0
   if relative is not None:
     terms = relative.scores(first).reshape(shape)
   visible = mask.dense(queries, keys)
@@ -38,28 +28,18 @@ def reference(
     visible = visible[:, None, None]
   if dropout is not None:
     kept = dropout.kept(heads, first + jnp.arange(queries), jnp.arange(keys))
-    kept = kept.reshape(shape)
-  out = _weighted(
-    scale,
-    dropout.scale if dropout else 1.0,
-    q.transpose(0, 2, 3, 1, 4),
-    k.transpose(0, 2, 1, 3),
-    v.transpose(0, 2, 1, 3),
-    terms,
-    visible,
-    kept,
-  )
+    kept, kept_scale = kept.reshape(shape), dropout.scale
+  q = q.transpose(0, 2, 3, 1, 4)
+  k, v = k.transpose(0, 2, 1, 3), v.transpose(0, 2, 1, 3)
+  out = _weighted(scale, kept_scale, q, k, v, terms, visible, kept)
   return out.transpose(0, 3, 1, 2, 4).reshape(batch, queries, heads, width)
 
 
 # This backward pass takes two thirds of the time of JAX's own on CPU.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _weighted(scale, kept_scale, q, k, v, terms, visible, kept) -> jax.Array:
-  """Returns weighted values `[B, K, G, T, H]`, the shape of the queries.
-
-  Keys and values are `[B, K, S, H]`. The scores' terms, and which weights are
-  visible and kept, broadcast to `[B, K, G, T, S]` or are None.
-  """
+  # q is `[B, K, G, T, H]`, k and v `[B, K, S, H]`. The terms, `visible` and
+  # `kept` broadcast to `[B, K, G, T, S]` or are None.
   return _forward(scale, kept_scale, q, k, v, terms, visible, kept)[0]
 
 
@@ -67,8 +47,7 @@ def _forward(scale, kept_scale, q, k, v, terms, visible, kept):
   scores = _product("bkgth,bksh->bkgts", q, k)
   scores = (scores if terms is None else scores + terms) * scale
   if visible is not None:
-    # A finite fill keeps a query that sees nothing free of NaN; its weights
-    # are then set to zero.
+    # A finite fill keeps a query that sees nothing free of NaN.
     scores = jnp.where(visible, scores, jnp.finfo(scores.dtype).min)
   weights = jax.nn.softmax(scores, axis=-1)
   if visible is not None:
@@ -106,16 +85,7 @@ def _dropped(weights: jax.Array, scale: float, kept) -> jax.Array:
   return weights if kept is None else scale * jnp.where(kept, weights, 0.0)
 
 
-def chunked(
-  q: jax.Array,
-  k: jax.Array,
-  v: jax.Array,
-  mask: AttentionMask,
-  scale: float,
-  dropout: Dropout | None,
-  relative: Relative | None = None,
-  chunk: int = 256,
-) -> jax.Array:
+def chunked(q, k, v, mask, scale, dropout, relative=None, chunk: int = 256):
   """Like `reference` in memory linear in T, for `chunk` queries at a time.
 
   The backward pass computes each chunk's scores again.

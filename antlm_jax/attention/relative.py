@@ -28,10 +28,8 @@ class Relative:
     """Returns the terms of the scores, float32 `[B, N, T, S]`.
 
     A product with a one-hot matrix spreads each row over its diagonals, and a
-    reshape moves it into place: no gather, and no scatter in backward.
-
-    Args:
-      first: Index of the first query in its row; or of each row's, `[B]`.
+    reshape moves it into place: no gather, and no scatter in backward. `first`
+    is the index of the first query in its row, or in each row `[B]`.
     """
     if jnp.ndim(first):
       return self._scores_of_few(first)
@@ -46,10 +44,8 @@ class Relative:
     index = first[:, None] + jnp.arange(self.query.shape[1])
     distance = index[:, :, None] - jnp.arange(self.key.shape[1])
     bucket = bucket_of(distance, self.edges)[:, None]  # [B, 1, T, S]
-    query, key = (
-      terms.swapaxes(1, 2).astype(jnp.float32)
-      for terms in (self.query, self.key)
-    )
+    query = self.query.swapaxes(1, 2).astype(jnp.float32)
+    key = self.key.swapaxes(1, 2).astype(jnp.float32)
     of_query = jnp.take_along_axis(query, bucket, axis=-1)
     of_key = jnp.take_along_axis(key, bucket.swapaxes(-1, -2), axis=-1)
     return of_query + of_key.swapaxes(-1, -2)
@@ -90,11 +86,8 @@ def _spread(terms, edges: tuple[int, ...], distances) -> jax.Array:
 
 
 def _skew(x: jax.Array, columns: int) -> jax.Array:
-  """Returns y[r, c] = x[r, R - 1 - r + c], of x `[..., R, R + columns]`.
-
-  In the flat array, y[r, c] is at R - 1 + r (W - 1) + c: rows are one element
-  shorter.
-  """
+  """Returns y[r, c] = x[r, R - 1 - r + c], of x `[..., R, W = R + columns]`."""
+  # In the flat array, y[r, c] is at R - 1 + r (W - 1) + c.
   *batch, rows, width = x.shape
   flat = x.reshape(*batch, rows * width)
   flat = flat[..., rows - 1 : rows - 1 + rows * (width - 1)]

@@ -6,7 +6,6 @@ and scoring depend on parameters' paths, logical axes and the settings here.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
@@ -120,11 +119,8 @@ class Encoder(nnx.Module):
   `antlm_jax.models.layers`, and stack equal blocks by `stack`. The mesh may
   split axes named in `sharding.RULES`; every device has all of the others.
   Parameters with an axis "norm" or "bias" are not decayed
-  (`antlm_jax.training.optim`).
-
-  Args:
-    rngs: Source of the initial values, under `jax.eval_shape` too.
-    config: The encoder's settings.
+  (`antlm_jax.training.optim`). `rngs` is the source of their initial values,
+  under `jax.eval_shape` too.
   """
 
   def __init__(self, rngs: nnx.Rngs, config: EncoderConfig):
@@ -184,9 +180,8 @@ def begin(
 ):
   """Makes the first block's input from embeddings `[B, T, D]`.
 
-  Returns:
-    x after dropout, the mask prepared for each layer, and a dropout key for
-    each block `[L]`, or None without dropout.
+  Returns x after dropout, the mask prepared for each layer, and a dropout key
+  for each block `[L]`, or None without dropout.
   """
   keys = None
   if dropout_key is not None and (config.dropout or config.attention_dropout):
@@ -200,15 +195,10 @@ def begin(
 
 @dataclasses.dataclass(frozen=True)
 class PerLayer:
-  """A value for each layer, of a few distinct ones.
+  """A value for each layer, of a few distinct ones."""
 
-  Attributes:
-    kinds: Distinct values: trees of the same structure and shapes.
-    which: Index of each layer's value.
-  """
-
-  kinds: Sequence[Any]
-  which: Sequence[int]
+  kinds: Sequence[Any]  # distinct values: trees of equal structure and shapes
+  which: Sequence[int]  # index of each layer's value
 
   def of_layer(self, layer: int | jax.Array) -> Any:
     """Returns a layer's value. In a loop over layers the index is an array."""
@@ -231,12 +221,9 @@ class PerLayer:
 
 def pattern(values: Sequence[Hashable]) -> tuple:
   """Returns the shortest pattern that, repeated, gives the layers' values."""
-  lengths = range(1, len(values) + 1)
-  return next(
-    tuple(values[:n])
-    for n in lengths
-    if all(value == values[i % n] for i, value in enumerate(values))
-  )
+  for n in range(1, len(values) + 1):
+    if all(value == values[i % n] for i, value in enumerate(values)):
+      return tuple(values[:n])
 
 
 def per_layer(values: Sequence[Hashable]) -> PerLayer:
@@ -250,11 +237,8 @@ def masks(
 ) -> PerLayer:
   """Returns each layer's mask, limited to the layer's window.
 
-  Args:
-    config: The encoder's settings.
-    mask: The mask without windows.
-    shape: Shape of its bounds, `[..., T]`, also if it has none.
-    xp: jax.numpy, or numpy to stay on the host.
+  `shape` is that of the mask's bounds, `[..., T]`, also if it has none. `xp` is
+  numpy to stay on the host.
   """
   windows = per_layer(config.windows_in(shape[-1]))
   if windows.kinds == [shape[-1]]:
@@ -272,30 +256,20 @@ def prepare_masks(
 ) -> PerLayer:
   """Prepares the mask of B rows of T tokens, once for each window."""
 
-  def like(heads):
-    shape = (rows, length, heads, config.head_width)
-    return jax.ShapeDtypeStruct(shape, config.dtype)
-
-  k = like(config.kv_heads)
-  prepare = functools.partial(
-    attention.prepare,
-    q=like(config.heads),
-    k=k,
-    implementation=config.attention,
-    dropout=training and config.attention_dropout > 0,
-    buckets=config.buckets,
-    split=attention.Split(*sharding.batch_and_heads(k.shape)),
+  q, k = (
+    jax.ShapeDtypeStruct((rows, length, n, config.head_width), config.dtype)
+    for n in (config.heads, config.kv_heads)
   )
-  return masks(config, mask, (rows, length)).map(prepare)
+  dropout = training and config.attention_dropout > 0
+  split = attention.Split(*sharding.batch_and_heads(k.shape))
+  call = q, k, config.attention, dropout, config.buckets, split
+  layer_masks = masks(config, mask, (rows, length))
+  return layer_masks.map(lambda mask: attention.prepare(mask, *call))
 
 
 def stack(make_block, rngs: nnx.Rngs, count: int) -> nnx.Module:
   """Stacks blocks made by `make_block(rngs, index)` along a layer axis."""
-
-  @jax.vmap
-  def make(key, index):
-    return make_block(nnx.Rngs(params=key), index)
-
+  make = jax.vmap(lambda key, index: make_block(nnx.Rngs(params=key), index))
   return make(jax.random.split(rngs.params(), count), jnp.arange(count))
 
 
@@ -319,14 +293,12 @@ def run_blocks(
 
     return rematerialized(config, run)(block, x, key)
 
-  if config.scan_layers == "yes" or (
-    config.scan_layers == "auto" and attention.device().platform != "cpu"
-  ):
-    return jax.lax.scan(
-      lambda x, layer: (step(x, *layer), None),
-      x,
-      (jnp.arange(config.layers), blocks, keys),
-    )[0]
+  loop = config.scan_layers == "yes"
+  if config.scan_layers == "auto":
+    loop = attention.device().platform != "cpu"
+  if loop:
+    parts = jnp.arange(config.layers), blocks, keys
+    return jax.lax.scan(lambda x, part: (step(x, *part), None), x, parts)[0]
   for layer, (block, key) in enumerate(unstack((blocks, keys))):
     x = step(x, layer, block, key)
   return x

@@ -195,10 +195,7 @@ def split_heads(x: jax.Array, width: int) -> jax.Array:
 
 
 def rotary(
-  positions: jax.Array,
-  width: int,
-  theta: float,
-  scaling: Sequence[float] = (),
+  positions: jax.Array, width: int, theta: float, scaling: Sequence[float] = ()
 ):
   """Returns RoPE's cosines and sines, each float32 `[B, T, 1, H/2]`.
 

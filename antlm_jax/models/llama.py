@@ -70,8 +70,7 @@ class LlamaConfig(EncoderConfig):
       )
 
 
-# BabyLlama's llama-97M, and the encoders of arXiv 2507.00994 (Table 1), by
-# their size.
+# BabyLlama's, and those of arXiv 2507.00994 (Table 1), by size.
 _COLUMNS = ("layers", "width", "mlp_width", "heads", "kv_heads")
 SHAPES = {
   size: dict(zip(_COLUMNS, row, strict=True))
@@ -84,9 +83,7 @@ SHAPES = {
 }
 
 
-def _linear(
-  rngs: nnx.Rngs, config: LlamaConfig, shape, axes, bias: bool = False
-) -> layers.Linear:
+def _linear(rngs, config: LlamaConfig, shape, axes, bias: bool = False):
   kernel = layers.normal(rngs, shape, axes, config.init_std)
   return layers.Linear(kernel, bias)
 

@@ -102,9 +102,7 @@ class Attention(nnx.Module):
     c = self.config = config
     shape, axes = (c.width, c.width), ("embed", "heads")
     self.norm = layers.LayerNorm(c.width, c.norm_eps)
-    self.q = _linear(rngs, c, shape, axes)
-    self.k = _linear(rngs, c, shape, axes)
-    self.v = _linear(rngs, c, shape, axes)
+    self.q, self.k, self.v = (_linear(rngs, c, shape, axes) for _ in range(3))
     if c.attention_gate:
       self.gate = _linear(rngs, c, shape, axes)
       layers.published_as("v_gate", self.v, self.gate)
@@ -129,16 +127,11 @@ class Attention(nnx.Module):
       key=jnp.einsum("bsnh,cnh->bsnc", k, heads(self.q(relative))),
       edges=c.edges,
     )
+    scale = (3 * c.head_width) ** -0.5  # three terms make a score
+    dropped = layers.attention_dropout(c.attention_dropout, keys[1], len(x))
     y = attention.attend(
-      q,
-      k,
-      v,
-      mask,
-      scale=(3 * c.head_width) ** -0.5,  # three terms make a score
-      dropout=layers.attention_dropout(c.attention_dropout, keys[1], len(x)),
-      relative=terms,
-    )
-    y = y.reshape(x.shape)
+      q, k, v, mask, scale=scale, dropout=dropped, relative=terms
+    ).reshape(x.shape)
     if c.attention_gate:
       gate = jax.nn.gelu(self.gate(x), approximate=False)
       y = self.out(self.out_norm(y * gate))

@@ -27,15 +27,10 @@ ENCODERS: dict[str, tuple[type[Encoder], type[EncoderConfig]]] = {
 
 
 class Tensor(NamedTuple):
-  """The tensor of published code that a parameter belongs to.
+  """The tensor of published code that a parameter belongs to."""
 
-  Attributes:
-    name: Name of the tensor; parameters with the same name are one tensor.
-    parts: Sizes of the tensors that a vector holds; empty for one tensor.
-  """
-
-  name: str
-  parts: tuple[int, ...] = ()
+  name: str  # parameters with the same name are one tensor
+  parts: tuple[int, ...] = ()  # sizes of several tensors in one vector
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +91,7 @@ class Model:
     its own cache, and there is no backward pass.
 
     Args:
-      params: Parameters by path.
+      params: Parameters.
       tokens: New tokens of each row, int32 `[B, T]`.
       start: Number of the row's earlier tokens, int32 `[B]`, at least T fewer
         than the cache has slots.
@@ -109,9 +104,8 @@ class Model:
     refs = jax.tree.map(jax.new_ref, cache)
     windows = self.config.windows_in(cache[0][0].shape[2])
     positions = start[:, None] + jnp.arange(tokens.shape[1])
-    hidden = self.encode(
-      params, tokens, positions, Cached(start, refs, windows)
-    )
+    cached = Cached(start, refs, windows)
+    hidden = self.encode(params, tokens, positions, cached)
     return hidden, jax.tree.map(jax.freeze, refs)
 
   def logits(

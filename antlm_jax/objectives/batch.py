@@ -126,7 +126,7 @@ def assemble(
   """Lays corrupted rows out as a `Batch` of NumPy arrays.
 
   Args:
-    corrupted: Rows as their objectives show them, in `layout.rows` order.
+    corrupted: Rows in `layout.rows` order.
     row_objectives: Objective of each row, as an index in `objectives`, `[n]`.
     objectives: Objectives of the whole curriculum.
     layout: Place of each row.
@@ -160,7 +160,6 @@ def assemble(
 
 def _target_lists(corrupted, row_objectives, objectives, layout, size):
   """Returns the four arrays of targets, each `[M, D, C]`."""
-  length = corrupted.inputs.shape[1]
   lists = layout.microbatches, len(layout.local)
   predicted = corrupted.predicted.reshape(*lists, -1)
   where = np.zeros((*lists, size), np.int32)
@@ -173,7 +172,8 @@ def _target_lists(corrupted, row_objectives, objectives, layout, size):
   def pick(places, values):
     return np.take_along_axis(values.reshape(*lists, -1), places, axis=-1)
 
-  objective = pick(where // length, row_objectives.astype(np.int32))
+  rows = where // corrupted.inputs.shape[1]
+  objective = pick(rows, row_objectives.astype(np.int32))
   shift = np.array([o.shift for o in objectives], np.int32)
   weight = np.array([o.weight for o in objectives], np.float32)
   arrays = {

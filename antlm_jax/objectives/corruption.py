@@ -121,13 +121,8 @@ def corrupt(
 ) -> Corrupted:
   """Shows rows as `objective` does; a pure function of its arguments.
 
-  Args:
-    objective: The objective.
-    tokens: The rows, int32 `[n, T]`.
-    segments: Their documents or chunks.
-    draw: Their randomness.
-    vocabulary: The tokenizer's facts.
-    progress: Part of the run that is done, 0 to 1.
+  The tokens are int32 `[n, T]`, and the segments their documents or chunks.
+  `progress` is the part of the run that is done, 0 to 1.
   """
   at = np.arange(tokens.shape[1], dtype=np.int32)
   if objective.middle_rate:
@@ -145,10 +140,8 @@ def corrupt(
       maskable |= (tokens == vocabulary.eos_id) & (at > segments.start)
     chosen, unit = _choose(objective, own, tokens, maskable, draw, vocabulary)
     inputs = _replace(objective, tokens, chosen, unit, draw, vocabulary)
-  everything = np.ones(tokens.shape, bool)
-  predicted = {"all": everything, "masked": chosen, "suffix": suffix}[
-    objective.predict
-  ]
+  targets = {"all": np.ones_like(chosen), "masked": chosen, "suffix": suffix}
+  predicted = targets[objective.predict]
   for never in (vocabulary.pad_id, vocabulary.mask_id):
     if never is not None:
       predicted = predicted & (tokens != never)
@@ -211,11 +204,9 @@ def _by_frequency(objective, ratio, tokens, vocabulary) -> np.ndarray:
   count = np.maximum(1, np.sum(np.ones_like(rank), **among))
   mean = weight.sum(**among) / count
   # A mean that is too high is scaled towards 0, one that is too low towards 1.
-  return np.where(
-    mean > ratio,
-    weight * ratio / np.maximum(mean, 1e-9),
-    1 - (1 - weight) * (1 - ratio) / np.maximum(1 - mean, 1e-9),
-  )
+  lower = weight * ratio / np.maximum(mean, 1e-9)
+  higher = 1 - (1 - weight) * (1 - ratio) / np.maximum(1 - mean, 1e-9)
+  return np.where(mean > ratio, lower, higher)
 
 
 def _attention_end(objective, segments, draw, at):
@@ -242,12 +233,7 @@ def _block_begin(objective, segments) -> np.ndarray:
 
 
 def _choose(objective, ratio, tokens, maskable, draw, vocabulary):
-  """Chooses which of the `maskable` tokens to hide, bool `[n, T]`.
-
-  Returns:
-    Whether each token is chosen, bool `[n, T]`, and the position whose draws
-    its unit has, int `[n, T]`: mostly that of the unit's first token.
-  """
+  """Returns which tokens are chosen, and the position whose draws each uses."""
   at = np.arange(tokens.shape[1])
   coins = objective.choice == "coin"
   if coins and objective.unit == "span":
@@ -258,7 +244,11 @@ def _choose(objective, ratio, tokens, maskable, draw, vocabulary):
     draw, visit = draw.of_texts()
   unit = np.broadcast_to(at, tokens.shape)
   if objective.unit == "word":
-    unit = _words(tokens, vocabulary)
+    special = vocabulary.special[tokens]
+    # A special token ends the word before it.
+    begins = vocabulary.word_start[tokens] | special
+    begins[:, 1:] |= special[:, :-1]
+    unit = _latest(begins)
   elif objective.unit == "span":
     unit = _tiles(objective, draw, len(at))
   if not coins:
@@ -267,15 +257,6 @@ def _choose(objective, ratio, tokens, maskable, draw, vocabulary):
   if objective.unit == "word":
     u = np.take_along_axis(u, unit, axis=1)
   return (u < ratio) & maskable, unit
-
-
-def _words(tokens, vocabulary) -> np.ndarray:
-  """Returns where the word of each token begins, int `[n, T]`."""
-  special = vocabulary.special[tokens]
-  # A special token ends the word before it.
-  begins = vocabulary.word_start[tokens] | special
-  begins[:, 1:] |= special[:, :-1]
-  return _latest(begins)
 
 
 def _latest(begins: np.ndarray) -> np.ndarray:
@@ -306,15 +287,11 @@ def _in_turn(objective, ratio, unit, maskable, draw, visit) -> np.ndarray:
 
 
 def _places_in_random_order(unit, maskable, draw) -> np.ndarray:
-  """Returns how many maskable tokens are before each token's unit, `[n, T]`.
-
-  The units of each row are in a random order. A unit draws as its first token
-  does, so that its tokens stay together.
-  """
+  """Returns how many maskable tokens are before each token's unit, `[n, T]`."""
   draws = draw.uniform("order", np.arange(unit.shape[1]))
-  order = np.argsort(
-    np.take_along_axis(draws, unit, axis=1), axis=1, kind="stable"
-  )
+  # A unit draws as its first token does, so that its tokens stay together.
+  draws = np.take_along_axis(draws, unit, axis=1)
+  order = np.argsort(draws, axis=1, kind="stable")
   counted = np.take_along_axis(maskable, order, axis=1)
   before = np.empty(unit.shape, np.int64)
   np.put_along_axis(before, order, np.cumsum(counted, axis=1) - counted, axis=1)
@@ -334,13 +311,11 @@ def _tiles(objective: Objective, draw: Draw, length: int) -> np.ndarray:
 
 
 def _spans(objective: Objective, ratio, draw: Draw, length: int):
-  """Chooses spans by coins, as `_choose` does.
-
-  A span that begins inside another one cuts it off. Spans may begin before the
-  row, so that its first tokens are as likely to be chosen as any other.
-  """
+  """Chooses spans by coins; a span that begins inside another cuts it off."""
   shares = objective.span_shares
-  lead = objective.span_length - 1  # places before the row
+  # Spans may begin before the row, so that its first tokens are as likely to be
+  # chosen as any other.
+  lead = objective.span_length - 1
   at = np.arange(length + lead)
   begins = draw.uniform("choose", at) < _span_rate(ratio, shares)
   # The k-th of these is the probability that a span is longer than k.
@@ -382,11 +357,8 @@ def _replace(objective, tokens, chosen, unit, draw, vocabulary):
   fate = draw.uniform("fate", unit[row, at])
   ordinary = vocabulary.ordinary
   random = draw.bits("replacement", at) % np.uint32(len(ordinary))
-  changed = np.where(
-    fate < objective.mask_token + objective.random_token,
-    ordinary[random],
-    tokens[chosen],
-  )
+  is_changed = fate < objective.mask_token + objective.random_token
+  changed = np.where(is_changed, ordinary[random], tokens[chosen])
   if objective.mask_token > 0:
     changed = np.where(fate < objective.mask_token, vocabulary.mask_id, changed)
   out = tokens.copy()

@@ -67,30 +67,22 @@ class Phase:
     # Sorting a Weyl sequence spreads the places evenly: a microbatch or shard,
     # which is a run of neighbours, gets its part of each objective.
     spread = (np.arange(batch_size) * 0x9E3779B9) % 2**32
-    out = np.empty(batch_size, np.int64)
-    out[np.argsort(spread, kind="stable")] = np.repeat(
-      np.arange(len(counts)), counts
-    )
+    order, out = np.argsort(spread, kind="stable"), np.empty_like(spread)
+    out[order] = np.repeat(np.arange(len(counts)), counts)
     return out
 
   def counts(self, rows: np.ndarray) -> np.ndarray:
-    """Divides a phase's first `rows` rows among its names.
-
-    Returns:
-      Counts, int64 `[names, *rows.shape]`, which add up to `rows`.
-    """
+    """Divides a phase's first `rows` rows, int64 `[names, *rows.shape]`."""
     return np.stack(_counts(rows, list(self.shares.values())))
 
 
 def _counts(rows: np.ndarray, shares: list[float]) -> list[np.ndarray]:
-  """Divides numbers of rows by shares, as `Phase.counts` does.
-
-  The first half of the names takes its part of all rows, rounded, and the other
-  half takes the rest. Neither shrinks as rows grow, so no count does (as
-  differences of rounded sums may), and errors do not add up.
-  """
+  """Divides numbers of rows by shares, as `Phase.counts` does."""
   if len(shares) == 1:
     return [rows]
+  # The first half of the names takes its part of all rows, rounded, and the
+  # other half takes the rest. Neither shrinks as rows grow, so no count does
+  # (as differences of rounded sums may), and errors do not add up.
   half = len(shares) // 2
   part = sum(shares[:half]) / sum(shares)
   # 1e-9: 0.1 * 25 must not be 2.4999999999999996 rows.
@@ -156,9 +148,7 @@ class _Reader:
     if self.at < len(text):
       self.fail("expected '+' and another phase, or the end")
 
-  def lengths(
-    self, steps_per_epoch: float, run_steps: int | None
-  ) -> list[float]:
+  def lengths(self, steps_per_epoch: float, run_steps: int | None):
     """Returns the length of each phase in steps, before rounding."""
     # Nobody trains a phase of a thousand epochs, and papers of two stages write
     # steps as 10000C.
@@ -298,7 +288,7 @@ def parse(
 
   Args:
     text: The string; see the module's documentation.
-    known: The names that may appear.
+    known: Names that may appear.
     steps_per_epoch: Number of steps that read the data once; may be a fraction.
     run_steps: Length of the run, for shares of it; None if it is not set.
     kind: Kind of the names: `objective`, or `source` of data.

@@ -1,6 +1,5 @@
 """Objectives as values: inputs, attention mask and targets.
 
-An objective turns rows of tokens into inputs, an attention mask and targets.
 `OBJECTIVES` is a table of them, and `config.objectives` may add more. Neither
 the model nor the train step knows which objective a batch has.
 """
@@ -187,10 +186,8 @@ class Objective:
 
   def ratio_at(self, progress: float) -> float:
     """Returns the mask ratio at a point of the run, `progress` from 0 to 1."""
-    end = (
-      self.mask_ratio if self.mask_ratio_end is None else self.mask_ratio_end
-    )
-    return self.mask_ratio + (end - self.mask_ratio) * progress
+    begin, end = self.mask_ratio, self.mask_ratio_end
+    return begin if end is None else begin + (end - begin) * progress
 
 
 OBJECTIVES = {

@@ -55,18 +55,14 @@ class Settings:
 
 
 def flash(settings: Settings, q, k, v, seeds, schedule: Schedule) -> jax.Array:
-  """Runs the kernels.
+  """Runs the kernels; returns `[B, T, N, H]`, of q's dtype.
 
   Args:
     settings: Static settings.
     q: Queries `[B, T, N, H]`, bfloat16 or float16.
-    k: Keys `[B, S, K, H]`.
-    v: Values `[B, S, K, H]`.
+    k, v: Keys and values `[B, S, K, H]`.
     seeds: Dropout's seeds, uint32 `[B, N]`, or None.
     schedule: Schedule of the mask, from `visits.make`.
-
-  Returns:
-    `[B, T, N, H]`, of q's dtype.
   """
   if settings.scale <= 0:  # the kernels take the maximum before they scale
     q = q * settings.scale
@@ -387,20 +383,10 @@ def _call(
   scratch=None,
   group=1,
 ):
-  """Runs a kernel.
+  """Runs `body(_Block, references)` on a grid of heads, owned blocks and rows.
 
-  Args:
-    body: Function of a `_Block` and the references.
-    settings: Static settings.
-    products: Number of products of queries and keys, or of their size.
-    grid: Numbers of heads, of blocks that own queries or keys, and of rows.
-    arrays: Arrays in global memory, by name.
-    visits: Blocks to visit.
-    outputs: Arrays or structs with the results' shapes and dtypes, by name.
-    stay: Shared memory that each part fills once.
-    come: Shared memory in slots, filled block by block.
-    scratch: Other shared memory.
-    group: Number of query heads for each head of the grid.
+  Of the shared memory, each part fills `stay` once, and `come` has slots that
+  are filled block by block. A head of the grid has `group` query heads.
   """
   arrays = {n: x for n, x in arrays.items() if n != "seeds" or settings.rate}
   arrays |= {"blocks": visits.blocks, "counts": visits.counts}

@@ -22,14 +22,11 @@ _SUBLANES = 8
 
 
 def one_hots(edges: tuple[int, ...], blocks: Blocks, dtype) -> jax.Array:
-  """Returns the bucket of each diagonal, for every offset of a block.
+  """Returns buckets `[offsets, 2, q_size + k_size, C]` of a block's diagonals.
 
   Blocks at the same distance from the main diagonal share an `offset`. The
   distances fall along the diagonals for the terms of the queries, and rise for
   those of the keys.
-
-  Returns:
-    `[offsets, 2, q_size + k_size, C]`.
   """
   # An offset is the distance of a block's first query and first key.
   step, first = _offsets(blocks)
@@ -61,12 +58,9 @@ def _offsets(blocks: Blocks) -> tuple[int, int]:
 def dot(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
   """Multiplies matrices over one axis of each; float32 is not rounded."""
   exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
+  axes = ((a_axis,), (b_axis,)), ((), ())
   return jax.lax.dot_general(
-    a,
-    b,
-    (((a_axis,), (b_axis,)), ((), ())),
-    precision=exact,
-    preferred_element_type=jnp.float32,
+    a, b, axes, precision=exact, preferred_element_type=jnp.float32
   )
 
 
@@ -76,12 +70,9 @@ class Diagonals:
 
   `LANES` of the R are done at a time: each column of such a part meets R'
   diagonals, and all of them together R' + LANES, for every R.
-
-  Attributes:
-    one_hot: The buckets, a reference to `[R + R', C]`.
   """
 
-  one_hot: jax.Array
+  one_hot: jax.Array  # the buckets, a reference to `[R + R', C]`
 
   def scores(self, terms: jax.Array) -> jax.Array:
     """Returns float32 `[R', R]` of the terms `[C, R]`."""

@@ -45,13 +45,10 @@ class Step(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Base:
-  """Base of schedules: `grid(rows)`, its sizes, and `at(ids, scalars)`, a step.
-
-  An output block is one of queries, or if `by_key` one of keys: the inner loop
-  is then over blocks of queries.
-  """
+  """Base of schedules: `grid(rows)`, its sizes; `at(ids, scalars)`, a step."""
 
   blocks: Blocks = dataclasses.field(metadata={"static": True})
+  # Output blocks are those of keys: the inner loop is over blocks of queries.
   by_key: bool = dataclasses.field(metadata={"static": True})
 
   scalars = ()  # arrays that the kernel gets by scalar prefetch
@@ -101,10 +98,8 @@ class Triangle(_Base):
     if self.by_key:
       q, k = count - 1 - inner, count - 1 - outer
     _, pairs, places = self.grid(1)
-    ends = (
-      (pair == 0) & (place == 0),
-      (pair == pairs - 1) & (place == places - 1),
-    )
+    row_first = (pair == 0) & (place == 0)
+    ends = row_first, (pair == pairs - 1) & (place == places - 1)
     # Below the diagonal every query sees every key.
     masked = (q == k) | self.blocks.over_the_end(q, k)
     return Step(row, q, k, inner == 0, inner == outer, *ends, True, masked)
@@ -150,10 +145,8 @@ def _bits(blocks: Blocks, by_key: bool) -> tuple[int, int]:
 Schedule = Full | Triangle | Table
 
 
-def make(
-  mask: AttentionMask, rows: int, blocks: Blocks
-) -> tuple[Schedule, ...]:
-  """Returns the schedules by blocks of queries, and by blocks of keys.
+def make(mask: AttentionMask, rows: int, blocks: Blocks):
+  """Returns the `Schedule` by blocks of queries, and that by blocks of keys.
 
   The mask's bounds, if it has any, are `[rows, T]`.
   """

@@ -92,21 +92,17 @@ def _most_scores(width: int, dtype) -> int:
 def flash(
   settings: KernelSettings, q, k, v, terms, bounds, seeds, schedules
 ) -> jax.Array:
-  """Runs the kernel.
+  """Runs the kernel; returns `[B, K, G, H, T]`, of q's dtype.
 
   Args:
     settings: Static settings.
     q: Queries `[B, K, G, H, T]`: G heads for each key head.
-    k: Keys `[B, K, H, S]`.
-    v: Values `[B, K, H, S]`.
+    k, v: Keys and values `[B, K, H, S]`.
     terms: Position terms, if there are `settings.edges`: "of_query"
       `[B, K, 1, C, T]` and "of_key" `[B, K, C, S]`; G is 1 then.
     bounds: The mask's "start" and "end", int32 `[B, T]`, if it has them.
     seeds: Dropout's seeds, uint32 `[B, K, G]`, or None.
     schedules: Schedules by queries and by keys, from `grid.make`.
-
-  Returns:
-    `[B, K, G, H, T]`, of q's dtype.
   """
   return _forward(settings, q, k, v, terms, bounds, seeds, schedules)[0]
 
@@ -202,9 +198,8 @@ flash.defvjp(_forward, _backward)
 
 def _output(b: ScoreBlock, outs, sums):
   """Attention's output, and the base-2 log-sum-exp of each query's scores."""
-  acc, top, total = (
-    sums  # for each head `[H, lanes]`, and two rows `[1, lanes]`
-  )
+  # For each head `[H, lanes]`, and two rows `[1, lanes]`.
+  acc, top, total = sums
 
   @pl.when(b.step.first)
   def _begin():
@@ -237,10 +232,7 @@ def _output(b: ScoreBlock, outs, sums):
 
 
 def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
-  """The gradients of the inputs that `outs` names.
-
-  With `whole_row`, the queries' gradients are written once a row.
-  """
+  """The gradients of `outs`; those of queries per block or `whole_row`."""
   sums = dict(zip(outs, sums, strict=True))
   of_keys = {n: x for n, x in sums.items() if n in ("k", "v", "of_key")}
   of_queries = {n: x for n, x in sums.items() if n not in of_keys}
@@ -365,7 +357,7 @@ def _call(
   """Runs `body(block, outputs, sums)` over a schedule.
 
   The sums are float32 scratch memory of these shapes for each head. `products`
-  is the number of products of queries and keys, or of their size.
+  counts products of queries and keys, or of their size.
   """
   rows, kv_heads, group = inputs["q"].array.shape[:3]
   heads = inputs["q"].block[1]
@@ -395,6 +387,7 @@ def _call(
 
     body(ScoreBlock(settings, step, ins, seed, heads, group), outs, list(refs))
 
+  parts = [*inputs.values(), *outputs.values()]
   return pl.pallas_call(
     kernel,
     out_shape=[
@@ -412,9 +405,7 @@ def _call(
       # Heads may go to two cores; steps must not: sums wait in scratch.
       dimension_semantics=("parallel", *["arbitrary"] * len(grid))
     ),
-    cost_estimate=_cost(
-      settings, [*inputs.values(), *outputs.values()], products
-    ),
+    cost_estimate=_cost(settings, parts, products),
     interpret=settings.interpret,
     name=name,
   )(*scalars, *(part.array for part in inputs.values()))

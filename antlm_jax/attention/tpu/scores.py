@@ -177,20 +177,16 @@ class HeadScores:
 
   def drop(self, x: jax.Array) -> jax.Array:
     """Replaces dropped weights by 0."""
-    block = self.block
-    if not block.settings.rate:
+    block, rate = self.block, self.block.settings.rate
+    if not rate:
       return x
     # A hash of the place: every pass over a block computes the same bits.
     size = block.settings.blocks.q_size
     seeds = [
       jnp.full((1, size), block.seed(self.h, g)) for g in range(block.group)
     ]
-    kept = keep(
-      block.settings.rate,
-      block.join(seeds).astype(jnp.uint32),
-      block.queries(),
-      self.key_index(0),
-    )
+    seeds = block.join(seeds).astype(jnp.uint32)
+    kept = keep(rate, seeds, block.queries(), self.key_index(0))
     return jnp.where(kept, x, 0.0)
 
   def keys(self, name: str) -> jax.Array:
