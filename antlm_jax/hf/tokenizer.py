@@ -124,14 +124,12 @@ def _frame(name, before: Sequence[int], after: Sequence[int]) -> dict | None:
   def special(ids):
     return [{"SpecialToken": {"id": name(i), "type_id": 0}} for i in ids]
 
-  def sequence(letter):
-    return [{"Sequence": {"id": letter, "type_id": 0}}]
-
-  first = [*special(before), *sequence("A"), *special(after)]
+  one, two = ({"Sequence": {"id": letter, "type_id": 0}} for letter in "AB")
+  first = [*special(before), one, *special(after)]
   return {
     "type": "TemplateProcessing",
     "single": first,
-    "pair": [*first, *sequence("B"), *special(after)],
+    "pair": [*first, two, *special(after)],
     "special_tokens": {
       name(i): {"id": name(i), "ids": [i], "tokens": [name(i)]}
       for i in dict.fromkeys([*before, *after])

@@ -225,8 +225,10 @@ def _fail(error: BaseException, left: threading.Event) -> None:
     time.sleep(2 * _STAY)
     told = (
       errors.CRASHED,
-      f"error: process {me}: a computation failed, as happens when another"
-      f" process ends: {_line(error)}",
+      (
+        f"error: process {me}: a computation failed, as happens when another"
+        f" process ends: {_line(error)}"
+      ),
     )
   elif told is None:
     traceback.print_exception(error)
