@@ -432,10 +432,8 @@ def shrink(config: ConfigDict, changed: Collection[str] = ()) -> None:
   The phases of the curriculum keep their proportions, over 12 steps or the
   `train.steps` that the user asked for.
 
-  Args:
-    config: The config; it is changed.
-    changed: Keys that the user set, which stay. A curriculum that the user
-      wrote in steps, such as `8C+8M steps`, keeps its length.
+  `changed` has the keys that the user set, which stay. A curriculum that the
+  user wrote in steps, such as `8C+8M steps`, keeps its length.
   """
   model = {"layers": 2, "width": 32, "heads": 4, "mlp_width": 64}
   if "kv_heads" in config.model:

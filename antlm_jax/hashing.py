@@ -12,10 +12,8 @@ _GOLDEN = np.uint32(0x9E3779B9)
 def bits(seed: int, *counters) -> np.ndarray:
   """Hashes counters, broadcast together, to uniform uint32.
 
-  Args:
-    seed: The run's seed.
-    *counters: Integers or integer arrays, each read modulo 2^32; put the
-      largest array last, since each is mixed at the shape reached so far.
+  Counters are integers or integer arrays, each read modulo 2^32. Put the
+  largest array last, since each is mixed at the shape reached so far.
   """
   state = _mix(np.asarray(seed & 0xFFFFFFFF, np.uint32))
   for counter in counters:

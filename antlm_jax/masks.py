@@ -19,16 +19,12 @@ class AttentionMask:
   A query with k_start = k_end sees nothing: attention gives it zeros. Bounds
   outside [0, S] and k_start > k_end are errors if their values are known; in a
   compiled program they mean the row's ends, and nothing visible.
-
-  Attributes:
-    causal: Whether no query sees a later key. Static: part of the program.
-    k_start: First visible key of each query, int32 `[B, T]`; None means 0.
-    k_end: One past the last visible key, int32 `[B, T]`; None means S.
   """
 
+  # Whether no query sees a later key. Static: part of the program.
   causal: bool = dataclasses.field(default=False, metadata={"static": True})
-  k_start: jax.Array | None = None
-  k_end: jax.Array | None = None
+  k_start: jax.Array | None = None  # first visible key, int32 `[B, T]`, or 0
+  k_end: jax.Array | None = None  # one past the last one, int32 `[B, T]`, or S
 
   @property
   def bounded(self) -> bool:
