@@ -169,9 +169,6 @@ def choose(
   return implementation
 
 
-# Errors that are known while tracing.
-
-
 def _check_arrays(q, k, v) -> None:
   shapes = f"q {_say(q)}, k {_say(k)}, v {_say(v)}"
   if not q.ndim == k.ndim == v.ndim == 4:

@@ -146,8 +146,7 @@ class Encoder(nnx.Module):
       mask: Keys that each position sees; or a cache of earlier tokens.
       dropout_key: Key for dropout in training; None for no dropout.
 
-    Returns:
-      Hidden states `[B, T, D]` of the compute dtype.
+    Returns hidden states `[B, T, D]` of the compute dtype.
     """
     raise NotImplementedError
 

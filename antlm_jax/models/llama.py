@@ -54,9 +54,8 @@ class LlamaConfig(EncoderConfig):
         f"model.heads={self.heads} is not a multiple of"
         f" model.kv_heads={self.kv_heads}"
       )
-    object.__setattr__(
-      self, "head_width", self.head_width or self.width // self.heads
-    )
+    head_width = self.head_width or self.width // self.heads
+    object.__setattr__(self, "head_width", head_width)
     if self.head_width % 2:
       raise UserError(
         f"model.head_width={self.head_width} is not even, as RoPE needs: set"

@@ -232,17 +232,15 @@ class LtgBert(encoder.Encoder):
   def _run_by_depth(self, x, mask, keys, relative) -> jax.Array:
     """Runs the blocks without a loop: each reads all outputs before it."""
     outputs, begin = [x], 0
-    layers = encoder.unstack((self.blocks, keys))
-    for layer, (block, key) in enumerate(layers):
+    remat = functools.partial(encoder.rematerialized, self.config)
+    for layer, (block, key) in enumerate(encoder.unstack((self.blocks, keys))):
       for sublayer in block.sublayers(relative, mask.of_layer(layer), key):
-        step = encoder.rematerialized(
-          self.config, lambda x, f=sublayer: x + f(x)
-        )
+        step = remat(lambda x, f=sublayer: x + f(x))
         outputs.append(sharding.constrain(step(x), "batch", None, None))
         # The sublayer's part of the weights, one for each output so far.
         weights = self.depth_weights[begin : begin + len(outputs)]
-        begin += len(outputs)
         weights = weights.astype(x.dtype)
+        begin += len(outputs)
         x = sum(w * y for w, y in zip(weights, outputs, strict=True))
     return x
 

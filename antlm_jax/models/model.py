@@ -160,13 +160,12 @@ def build(config: Mapping[str, Any], vocab_size: int) -> Model:
   """
   settings = dict(config)
   name = settings.pop("name")
-  section = config_type(name)
   if unknown := set(settings) - set(defaults(name)):
     raise UserError(
       f"model.{', model.'.join(sorted(unknown))}: no setting of {name}; a"
       f" config file chooses the encoder by default({name!r})"
     )
-  return from_config(section(vocab_size=vocab_size, **settings))
+  return from_config(config_type(name)(vocab_size=vocab_size, **settings))
 
 
 def config_type(name: str) -> type[EncoderConfig]:

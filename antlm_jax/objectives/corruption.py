@@ -266,15 +266,13 @@ def _latest(begins: np.ndarray) -> np.ndarray:
 
 
 def _in_turn(objective, ratio, unit, maskable, draw, visit) -> np.ndarray:
-  """Fills each row's share with units in random order; see `Objective.choice`.
-
-  A row's units lie in random order around a circle as long as its maskable
-  tokens. Units are chosen that begin in an arc of the share's length. The arc
-  begins at a random place, so that all tokens are as likely. With `covering` a
-  text keeps order and place for `CYCLE` visits, and each visit's arc begins a
-  golden section after the one before. Such arcs cover the circle evenly after
-  any number of visits, also while the ratio changes.
-  """
+  """Fills each row's share with units in random order (`Objective.choice`)."""
+  # A row's units lie in random order around a circle as long as its maskable
+  # tokens. The chosen units begin in an arc of the share's length, which begins
+  # at a random place: all tokens are as likely. With `covering` a text keeps
+  # order and place for `CYCLE` visits, and each arc begins a golden section
+  # after the one before. Such arcs cover the circle evenly after any number of
+  # visits, also while the ratio changes.
   at = np.arange(unit.shape[1])
   around = np.maximum(maskable.sum(axis=1, keepdims=True), 1)
   length = ratio * around
@@ -330,12 +328,10 @@ def _spans(objective: Objective, ratio, draw: Draw, length: int):
 
 
 def _span_rate(ratio: np.ndarray, shares: np.ndarray) -> np.ndarray:
-  """Returns how often spans must begin so that they cover `ratio`, `[n, 1]`.
-
-  A token at distance k from the last begin is covered if that span is longer
-  than k. So the covered share is the sum over k of p (1 - p)^k P(length > k),
-  which grows with p.
-  """
+  """Returns how often spans must begin so that they cover `ratio`, `[n, 1]`."""
+  # A token at distance k from the last begin is covered if that span is longer
+  # than k. So the covered share is the sum over k of p (1 - p)^k P(length > k),
+  # which grows with p.
   k = np.arange(len(shares))
   longer = np.cumsum(shares[::-1])[::-1]
   low, high = np.zeros(ratio.shape), np.ones(ratio.shape)

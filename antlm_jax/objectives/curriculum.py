@@ -52,14 +52,11 @@ class Phase:
     )
 
   def rows(self, step: int, batch_size: int) -> np.ndarray:
-    """Assigns each row of a step's batch to an objective of `shares`.
+    """Returns each row's index in `list(self.shares)`, int64 `[batch_size]`.
 
     Over the steps of a phase, the counts of up to four objectives stay within
     one row of their shares. Inside a batch, the rows of an objective are spread
     evenly.
-
-    Returns:
-      int64 `[batch_size]`: an index into `list(self.shares)`.
     """
     done = (step - self.start) * batch_size
     ends = self.counts(np.array([done, done + batch_size]))
