@@ -145,18 +145,17 @@ def prepare(settings: Settings, tokenizer: Tokenizer | None = None) -> Manifest:
 
 def _check(settings: Settings, tokenizer: Tokenizer | None) -> None:
   settings_lib.check(settings)
-  chunks, smallest = settings.packing == "chunks", 2 * packing.SHORTEST_CHUNK
-  if chunks and settings.seq_len < smallest:
+  length, least = settings.seq_len, 2 * packing.SHORTEST_CHUNK
+  if settings.packing == "chunks" and length < least:
     raise UserError(
-      f"seq_len {settings.seq_len} is too small: chunks packing needs at least"
-      f" {smallest}"
+      f"seq_len {length} is too small: chunks packing needs at least {least}"
     )
   if tokenizer is None:
-    special = len(KINDS[settings.kind])
-    if settings.vocab_size < 256 + special:
+    size, special = settings.vocab_size, len(KINDS[settings.kind])
+    if size < 256 + special:
       raise UserError(
-        f"vocab_size {settings.vocab_size} is too small: 256 bytes and"
-        f" {special} special tokens need at least {256 + special}"
+        f"vocab_size {size} is too small: 256 bytes and {special} special"
+        f" tokens need at least {256 + special}"
       )
     return
   needed = [name for name in BOUNDARIES[settings.boundary] if name]

@@ -63,8 +63,13 @@ class Source:
     phase, layout = self.curriculum.at(step), self.order.at(step).layout
     slots, taken = layout.rows, self.order.slots(step)
     tokens, starts = self._read(step, slots, taken.rows)
-    past_end = self._past_end(step, slots, tokens.shape[1])
-    if past_end is not None:
+    if self.short:
+      # Whether and where are two draws: the share of one cannot bias the other.
+      length = tokens.shape[1]
+      short = hashing.uniform(self.seed, _SHORT, step, slots) < self.short
+      share = hashing.uniform(self.seed, _CUT, step, slots)
+      left = np.where(short, 1 + (share * length).astype(np.int64), length)
+      past_end = np.arange(length) >= left[:, None]
       # The cut-off tokens are a segment: no token sees across.
       cut = np.diff(past_end, axis=1, prepend=False)
       starts = cut if starts is None else starts | cut
@@ -86,7 +91,7 @@ class Source:
     if self.limit is not None:
       counts &= step * layout.batch_size + slots < self.limit
     corrupted.predicted[~counts] = False
-    if past_end is not None:
+    if self.short:
       corrupted.predicted[past_end] = False
     objectives = self._objectives
     if self.loss_average == "objectives":
@@ -127,16 +132,6 @@ class Source:
     at = offset[:, None] + np.arange(tokens.shape[1])
     whole = np.concatenate([tokens, more], axis=1)
     return np.take_along_axis(whole, at, axis=1)
-
-  def _past_end(self, step, slots, length: int) -> np.ndarray | None:
-    """Returns which tokens are cut off, bool `[n, T]`; None without cuts."""
-    if not self.short:
-      return None
-    # Whether and where are two draws: the share of one cannot bias the other.
-    short = hashing.uniform(self.seed, _SHORT, step, slots) < self.short
-    share = hashing.uniform(self.seed, _CUT, step, slots)
-    left = np.where(short, 1 + (share * length).astype(np.int64), length)
-    return np.arange(length) >= left[:, None]
 
   @functools.cached_property
   def _objectives(self) -> Sequence[Objective]:

@@ -163,16 +163,13 @@ def _search(path: str) -> list[_Found]:
   ]
 
 
-def _inside(folder: str | os.PathLike) -> list[pathlib.Path]:
+def _inside(folder: Path) -> list[pathlib.Path]:
   """Returns the files in a folder, without hidden ones, in order of names."""
-  files, seen = [], set()
+  files, seen, real = [], set(), os.path.realpath
   for place, folders, names in os.walk(folder, followlinks=True):
-    seen.add(os.path.realpath(place))
-    folders[:] = [
-      name
-      for name in folders
-      if name[0] != "." and os.path.realpath(f"{place}/{name}") not in seen
-    ]
+    seen.add(real(place))
+    visible = [name for name in folders if name[0] != "."]
+    folders[:] = [n for n in visible if real(f"{place}/{n}") not in seen]
     files += [pathlib.Path(place, name) for name in names if name[0] != "."]
   return sorted(files)
 
