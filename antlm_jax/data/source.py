@@ -63,9 +63,9 @@ class Source:
     phase, layout = self.curriculum.at(step), self.order.at(step).layout
     slots, taken = layout.rows, self.order.slots(step)
     tokens, starts = self._read(step, slots, taken.rows)
+    n, length = tokens.shape
     if self.short:
       # Whether and where are two draws: the share of one cannot bias the other.
-      length = tokens.shape[1]
       short = hashing.uniform(self.seed, _SHORT, step, slots) < self.short
       share = hashing.uniform(self.seed, _CUT, step, slots)
       left = np.where(short, 1 + (share * length).astype(np.int64), length)
@@ -74,9 +74,8 @@ class Source:
       cut = np.diff(past_end, axis=1, prepend=False)
       starts = cut if starts is None else starts | cut
     # Rows that hold one document need no starts: their mask stays static.
-    segments = Segments.whole(*tokens.shape)
-    if segmented := starts is not None:
-      segments = Segments.of(starts)
+    segmented = starts is not None
+    segments = Segments.of(starts) if segmented else Segments.whole(n, length)
     # An objective's id is its place in the whole curriculum, so that ids mean
     # the same in every phase.
     names = self.curriculum.objectives
