@@ -33,8 +33,8 @@ class Texts:
 
   def read(self, first: int = 0, end: int | None = None) -> list[str]:
     """Reads pieces by number, without blank ones and space at their ends."""
-    spans = zip(self.begins[first:end], self.ends[first:end], strict=True)
-    texts = (self.decode(*span).strip() for span in spans)
+    spans = np.stack([self.begins[first:end], self.ends[first:end]], axis=1)
+    texts = (self.decode(*span).strip() for span in spans.tolist())
     return [text for text in texts if text]
 
   def decode(self, begin: int, end: int) -> str:
