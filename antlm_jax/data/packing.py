@@ -33,9 +33,8 @@ _CHUNK_PURPOSE = 0x63686E6B
 
 def boundary_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:
   """Returns the ids before and after a document in rows, None for none."""
-  return tuple(
-    name and getattr(tokenizer, name) for name in BOUNDARIES[boundary]
-  )
+  names = BOUNDARIES[boundary]
+  return tuple(name and getattr(tokenizer, name) for name in names)
 
 
 def frame_ids(tokenizer, boundary: str) -> tuple[int | None, int | None]:

@@ -107,7 +107,7 @@ class Source:
     tokens, starts = self.rows.read(rows.reshape(-1))
     # Joined rows follow one another.
     tokens = tokens.reshape(len(rows), -1)
-    starts = None if starts is None else starts.reshape(len(rows), -1)
+    starts = None if starts is None else starts.reshape(tokens.shape)
     if self.random_offset:
       tokens = self._moved(step, slots, rows, tokens)
     if not self.frame:
@@ -153,9 +153,8 @@ class Source:
       )
       if mine.all():
         return part
-      merged = merged or Corrupted(
-        *(np.empty(tokens.shape, array.dtype) for array in part)
-      )
+      if merged is None:
+        merged = Corrupted(*(np.empty(tokens.shape, a.dtype) for a in part))
       for whole, array in zip(merged, part, strict=True):
         whole[mine] = array
     return merged

@@ -82,10 +82,9 @@ def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
   train = [file for files in found for file in _first(files, "train", "")]
   if not train:
     train = _first([f for f in everything if f.alone], "dev", "test")
+  held_out = [f for f in everything if f.split == "dev" and f not in train]
   if dev:
     held_out = [file for path in dev for file in _held_out(path)]
-  else:
-    held_out = [f for f in everything if f.split == "dev" and f not in train]
   # Each file is used once, and what is held out is not trained on.
   dev_of = _by_file(held_out)
   train_of = {k: f for k, f in _by_file(train).items() if k not in dev_of}
