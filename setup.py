@@ -58,6 +58,9 @@ setuptools.setup(
     "tpu": ["jax[tpu]", "gcsfs>=2026.4"],
     "cuda": ["jax[cuda13]"],
     "cuda12": ["jax[cuda12]"],  # for older drivers, such as Colab's
+    # Compilers alone, for `antlm plan` on a machine without TPUs or GPUs.
+    "plan-tpu": ["jax[tpu]"],
+    "plan-gpu": ["jax[cuda13-local]"],
     # Text of Hugging Face's hub, hf://NAME.
     "datasets": ["datasets>=4.0"],
     # Runs and data in buckets of Google Cloud Storage, elsewhere than on TPUs.

@@ -98,17 +98,10 @@ def get_config(arg: str = ""):
   config = make(row.family)
   config.seed = arg.seed
   config.curriculum = row.curriculum[arg.scale]
-  # MNTP's spans and shares are MLM's: only where it predicts them differs.
+  # MNTP has the spans and shares of MLM, and predicts them elsewhere.
   masked = config.objectives.M
-  config.objectives.N.update(
-    {
-      name: masked[name]
-      for name in (
-        *("unit", "choice", "span_length", "span_lengths"),
-        *("mask_ratio",),
-      )
-    }
-  )
+  for name in ("unit", "choice", "span_length", "span_lengths", "mask_ratio"):
+    config.objectives.N[name] = masked[name]
   if row.masked == "mntp":
     config.eval.objectives = ("C", "N")
   config.update_from_flattened_dict(row.settings)

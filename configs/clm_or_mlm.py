@@ -178,13 +178,11 @@ def _tiny(size: str):
 
 _PROTOCOL = ("--preset=study", "--data={data}", "--attention={attention}")
 # The protocol with less of everything, for a CPU.
-_LESS = (
-  *_PROTOCOL,
-  *("--limit=3000", "--batch_size=16", "--steps=60", "--epochs=1"),
-  "--seeds=0,1,2",
-)
+_FEW = ("--limit=3000", "--batch_size=16", "--steps=60", "--epochs=1")
+_LESS = (*_PROTOCOL, *_FEW, "--seeds=0,1,2")
 _SHORT = ("--task=sst2,conll", "--max_length=64")
 _TEXT = ("--packing=chunks", "--boundary=eos")
+_SQUAD = ("train-v1.1.json", "dev-v1.1.json")
 
 
 def _tuning(*options: str, looks: bool = False) -> Evaluation:
@@ -205,10 +203,7 @@ SCALES = {
       _tuning(*_LESS, "--task=nfcorpus", "--max_length=64", "--lrs=1e-3"),
       _tuning(*_LESS, *_SHORT, "--lrs=1e-3", looks=True),
     ),
-    needs=(
-      *("sst2", "conll2003", "train-v1.1.json", "dev-v1.1.json"),
-      "retrieval/nfcorpus",
-    ),
+    needs=("sst2", "conll2003", *_SQUAD, "retrieval/nfcorpus"),
   ),
   "paper": Scale(
     prepare={

@@ -24,7 +24,7 @@ _ENVIRONMENT = {
   "GLIBC_TUNABLES": (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=4294967296"
     ":glibc.malloc.trim_threshold=8589934592"
-  ),
+  )
 }
 
 

@@ -39,9 +39,7 @@ class Settings:
   text: str | None = setting(None, "a folder of *.train and *.dev files")
   scale: str = setting("tiny", "how large; tiny fits a CPU")
   runs: str | None = setting(
-    None,
-    "receives everything; runs/STUDY_SCALE by default",
-    read=cli.here,
+    None, "receives everything; runs/STUDY_SCALE by default", read=cli.here
   )
   rows: tuple[str, ...] = setting((), "rows to make; all by default")
   minutes: float | None = setting(None, "stop after so long", over=0)

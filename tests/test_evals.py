@@ -49,13 +49,7 @@ def laid_out(loaded, context, text, mode, pipeline):
 
 
 def slow_score(
-  loaded,
-  text,
-  mode,
-  temperature=1.0,
-  shift=0,
-  context="",
-  pipeline="ours",
+  loaded, text, mode, temperature=1.0, shift=0, context="", pipeline="ours"
 ):
   """Scores a sentence token by token; returns (sum, number of tokens)."""
   before, ids, after = laid_out(loaded, context, text, mode, pipeline)

@@ -31,11 +31,7 @@ pytestmark = hub.MARKS
 CODE = pathlib.Path(configs.__file__).parent / "remote"
 VARIANTS = {
   "ltg_bert": {},
-  "gpt_bert": {
-    "attention_gate": True,
-    "depth_weights": True,
-    "norm_eps": 1e-5,
-  },
+  "gpt_bert": {"attention_gate": True, "depth_weights": True, "norm_eps": 1e-5},
 }
 AUTO = {
   "causal": "AutoModelForCausalLM",
@@ -519,8 +515,7 @@ def test_classified_tokens(gpt_bert):
   close(out.logits.detach().numpy(), hidden @ weight.numpy().T)
   kept = labels >= 0
   assert torch.allclose(
-    out.loss,
-    torch.nn.functional.cross_entropy(out.logits[kept], labels[kept]),
+    out.loss, torch.nn.functional.cross_entropy(out.logits[kept], labels[kept])
   )
   out.loss.backward()
   assert all(p.grad.any() for p in model.parameters())

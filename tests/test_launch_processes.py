@@ -465,10 +465,7 @@ def job(checkout, tmp_path):
   copy = shutil.copy(
     checkout / "launch/slurm_job.sh", tmp_path / "slurm_script"
   )
-  env = {
-    "PATH": f"{bin_folder}:{os.environ['PATH']}",
-    "SLURM_JOB_ID": "17",
-  }
+  env = {"PATH": f"{bin_folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
   words = ["bash", copy, "0", *TRAINING[1:]]
 
   def start_job(task: str):

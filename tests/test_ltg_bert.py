@@ -20,11 +20,7 @@ VARIANTS = {
   "ltg_bert": {},
   "gate": {"attention_gate": True},
   "depth": {"depth_weights": True},
-  "gpt_bert": {
-    "attention_gate": True,
-    "depth_weights": True,
-    "norm_eps": 1e-5,
-  },
+  "gpt_bert": {"attention_gate": True, "depth_weights": True, "norm_eps": 1e-5},
 }
 MASKS = {
   "causal": CAUSAL,

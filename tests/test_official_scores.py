@@ -27,10 +27,7 @@ transformers = pytest.importorskip("transformers")
 pytestmark = hub.MARKS
 
 
-FAMILIES = {
-  "llama": {"tied": False},
-  "ltg_bert": {"encoder": "ltg_bert"},
-}
+FAMILIES = {"llama": {"tied": False}, "ltg_bert": {"encoder": "ltg_bert"}}
 FAMILIES["gpt_bert"] = {"encoder": "ltg_bert"}
 FAMILIES["gpt_bert"] |= {"attention_gate": True, "depth_weights": True}
 SENTENCES = list(toy_english.sentences(1, 12))

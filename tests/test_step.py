@@ -84,14 +84,7 @@ def test_cross_entropy_and_its_gradients(chunk):
         return jnp.where((same | padding)[..., None], part @ kernel, jnp.nan)
 
       return losses.cross_entropy(
-        logits_at,
-        hidden,
-        places,
-        targets,
-        weights,
-        objective_ids,
-        KINDS,
-        chunk,
+        logits_at, hidden, places, targets, weights, objective_ids, KINDS, chunk
       )
 
     return jax.grad(total, (0, 1), has_aux=True)(hidden, kernel)
@@ -244,11 +237,7 @@ def test_a_program_for_each_mask_and_no_more(attention):
   rows = FakeRows(24, 256, special=0)
   rows.tokens |= 1  # a row is one word, hidden whole or not at all
   of = source(
-    "3*(C+M)+C:M=1:1+E+C",
-    rows,
-    Layout(2),
-    objectives={"M": words},
-    steps=36,
+    "3*(C+M)+C:M=1:1+E+C", rows, Layout(2), objectives={"M": words}, steps=36
   )
   model = helpers.model(
     layers=1, width=8, mlp_width=8, max_seq_len=256, attention=attention

@@ -173,8 +173,7 @@ def splash(shape: Shape, name: str, fused: bool = False):
     run = splash_kernel.make_splash_mha(
       mask=masks.MultiHeadMask([mask] * shape.heads),
       block_sizes=splash_kernel.BlockSizes(
-        **{f"block_{name}": size for name in names},
-        use_fused_bwd_kernel=fused,
+        **{f"block_{name}": size for name in names}, use_fused_bwd_kernel=fused
       ),
       head_shards=1,
       q_seq_shards=1,

@@ -13,12 +13,7 @@ from antlm_jax import tables
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Outcome, Run, standing
-from antlm_jax.evals.finetuning.task import (
-  Predicted,
-  Suite,
-  Task,
-  share_of_one,
-)
+from antlm_jax.evals.finetuning.task import Predicted, Suite, Task, share_of_one
 
 COLLAPSED = 0.95  # share of one answer from which on a run counts as collapsed
 

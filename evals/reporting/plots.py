@@ -149,11 +149,7 @@ _Panels = Mapping[str, Mapping[str, Sequence[tuple[float, Mean]]]]
 
 
 def lines(
-  title: str,
-  axis: str,
-  panels: _Panels,
-  path: pathlib.Path,
-  log: bool = False,
+  title: str, axis: str, panels: _Panels, path: pathlib.Path, log: bool = False
 ) -> None:
   """Draws scores to a PNG, a panel for each kind, a line for each label.
 
@@ -179,10 +175,7 @@ def lines(
 
 
 def losses(
-  title: str,
-  panels: _Panels,
-  limits: tuple[float, float],
-  path: pathlib.Path,
+  title: str, panels: _Panels, limits: tuple[float, float], path: pathlib.Path
 ) -> None:
   """Draws losses to a PNG, a panel for each kind, a line for each label.
 

@@ -131,9 +131,7 @@ def difference(
 
 
 def paired(
-  a: Mapping[str, float],
-  b: Mapping[str, float],
-  confidence: float = CONFIDENCE,
+  a: Mapping[str, float], b: Mapping[str, float], confidence: float = CONFIDENCE
 ) -> Interval | None:
   """Returns the mean of a minus b, by seed, and its interval by Student's t.
 

@@ -25,11 +25,7 @@ from scipy import optimize
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results as results_lib
 from antlm_jax.evals.zero_shot import metrics, pipelines
-from antlm_jax.evals.zero_shot.command import (
-  Outcome,
-  PipelineSettings,
-  Task,
-)
+from antlm_jax.evals.zero_shot.command import Outcome, PipelineSettings, Task
 from antlm_jax.inference import scoring
 from antlm_jax.inference.model import Loaded, load
 from antlm_jax.runtime import files

@@ -17,11 +17,7 @@ import numpy as np
 from antlm_jax import tables
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import pipelines
-from antlm_jax.evals.zero_shot.command import (
-  Outcome,
-  PipelineSettings,
-  Task,
-)
+from antlm_jax.evals.zero_shot.command import Outcome, PipelineSettings, Task
 from antlm_jax.evals.zero_shot.metrics import ACCURACY, Metric
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item

@@ -111,9 +111,7 @@ class Task:
 
 
 def run(
-  argv: Sequence[str],
-  description: str,
-  tasks: Mapping[str, Task],
+  argv: Sequence[str], description: str, tasks: Mapping[str, Task]
 ) -> None:
   """Scores a task and writes the results, unless they are there.
 

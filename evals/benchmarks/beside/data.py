@@ -116,9 +116,7 @@ def _collated(folder: pathlib.Path, file: pathlib.Path, masked: bool):
   import datasets
 
   fast = transformers.PreTrainedTokenizerFast(
-    tokenizer_file=str(file),
-    pad_token="<pad>",
-    mask_token="<mask>",
+    tokenizer_file=str(file), pad_token="<pad>", mask_token="<mask>"
   )
   collate = transformers.DataCollatorForLanguageModeling(fast, mlm=masked)
 
