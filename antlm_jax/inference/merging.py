@@ -23,10 +23,12 @@ from antlm_jax.training.checkpoint import Meta
 
 Tensors = Sequence[np.ndarray]  # one of each model, float64, of one shape
 # Settings that do not change the meaning of trained parameters.
-_FREE = set(
-  "vocab_size max_seq_len init_std dropout attention_dropout attention dtype"
-  " scan_layers remat".split()
-)
+# fmt: off
+_FREE = {
+  "vocab_size", "max_seq_len", "init_std", "dropout", "attention_dropout",
+  "attention", "dtype", "scan_layers", "remat",
+}
+# fmt: on
 _PARALLEL = 1e-9  # sine of the smallest angle that defines a great circle
 
 
