@@ -394,7 +394,7 @@ def test_a_tokenizer_without_a_mask_trains_causally_alone(english, tmp_path):
   args = runs.train_args(tmp_path / "both", data)
   line = runs.refused("antlm_jax.train", *args)
   # Where one was taken out there is a gap, so that none can be added.
-  assert "<mask> cannot be added to the tokenizer as token 260" in line
+  assert "cannot add <mask> to the tokenizer as token 260" in line
   done = runs.train(tmp_path / "causal", data, "curriculum=4C steps")
   assert "clm" in done.stdout and "mlm" not in done.stdout
 
