@@ -1,6 +1,7 @@
 """The attention mask: an interval of visible keys per query."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +48,9 @@ class AttentionMask:
       end = xp.minimum(end, self.k_end)
     return start, end
 
-  def within(self, window: int, shape, xp=jnp) -> "AttentionMask":
+  def within(
+    self, window: int, shape: Sequence[int], xp=jnp
+  ) -> "AttentionMask":
     """Returns the mask limited to keys nearer than `window`.
 
     Key j stays visible to query i if |i - j| < window. The bounds have the

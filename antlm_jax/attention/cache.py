@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from antlm_jax.attention.reference import reference
+from antlm_jax.attention.relative import Relative
 from antlm_jax.masks import AttentionMask
 
 # For each layer, arrays `[B, heads, S, width]` of S slots a row: keys, values,
@@ -37,7 +38,14 @@ class Cached:
       self, layers=(self.layers[layer],), windows=(self.windows[layer],)
     )
 
-  def attend(self, q, k, v, scale: float, relative) -> jax.Array:
+  def attend(
+    self,
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    scale: float,
+    relative: Relative | None,
+  ) -> jax.Array:
     """Like `attention.attend`, for the new tokens `[B, T, ...]`."""
     (refs,), (window,) = self.layers, self.windows
     update = functools.partial(jax.lax.dynamic_update_slice_in_dim, axis=1)

@@ -5,11 +5,21 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from antlm_jax.attention.dropout import Dropout
 from antlm_jax.attention.relative import Relative
 from antlm_jax.masks import AttentionMask
 
 
-def reference(q, k, v, mask, scale, dropout, relative=None, first=0):
+def reference(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  mask: AttentionMask,
+  scale: float,
+  dropout: Dropout | None,
+  relative: Relative | None = None,
+  first: jax.Array | int = 0,
+) -> jax.Array:
   """Attention with all scores in memory at once.
 
   The arguments are those of `attention.attend`. The queries may be a part of
@@ -85,7 +95,16 @@ def _dropped(weights: jax.Array, scale: float, kept) -> jax.Array:
   return weights if kept is None else scale * jnp.where(kept, weights, 0.0)
 
 
-def chunked(q, k, v, mask, scale, dropout, relative=None, chunk: int = 256):
+def chunked(
+  q: jax.Array,
+  k: jax.Array,
+  v: jax.Array,
+  mask: AttentionMask,
+  scale: float,
+  dropout: Dropout | None,
+  relative: Relative | None = None,
+  chunk: int = 256,
+) -> jax.Array:
   """Like `reference` in memory linear in T, for `chunk` queries at a time.
 
   The backward pass computes each chunk's scores again.

@@ -131,7 +131,11 @@ def encode(loaded: TextModel, prompt: str) -> np.ndarray:
 
 
 def draw(
-  key, logits: jax.Array, temperature: float, top_k: int = 0, top_p: float = 1.0
+  key: jax.Array,
+  logits: jax.Array,
+  temperature: float,
+  top_k: int = 0,
+  top_p: float = 1.0,
 ) -> jax.Array:
   """Draws tokens `[...]` from logits `[..., V]`; see `Sampling`."""
   if temperature == 0:

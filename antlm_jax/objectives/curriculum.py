@@ -145,7 +145,9 @@ class _Reader:
     if self.at < len(text):
       self.fail("expected '+' and another phase, or the end")
 
-  def lengths(self, steps_per_epoch: float, run_steps: int | None):
+  def lengths(
+    self, steps_per_epoch: float, run_steps: int | None
+  ) -> list[float]:
     """Returns the length of each phase in steps, before rounding."""
     # Nobody trains a phase of a thousand epochs, and papers of two stages write
     # steps as 10000C.

@@ -97,7 +97,12 @@ class Trainer:
   """
 
   def __init__(
-    self, run: Run, mirror: buckets.Mirror, stop: Stop, hooks, command: str
+    self,
+    run: Run,
+    mirror: buckets.Mirror,
+    stop: Stop,
+    hooks: Sequence[Hook],
+    command: str,
   ):
     self.run, self.config, self.hooks = run, run.config, hooks
     self.workdir, self.folder = mirror.workdir, mirror.folder

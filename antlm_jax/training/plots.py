@@ -2,7 +2,7 @@
 
 import itertools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -142,7 +142,12 @@ def step_axis(axes) -> None:
   axes.spines[["top", "right"]].set_visible(False)
 
 
-def shade(panels, curriculum: Curriculum, names, colours) -> None:
+def shade(
+  panels: Sequence,
+  curriculum: Curriculum,
+  names: Mapping[str, str],
+  colours: Mapping[str, str],
+) -> None:
   """Shades phases in the colours of their objectives, in bands by share.
 
   `names` are logged names by name in the curriculum, `colours` by logged name.

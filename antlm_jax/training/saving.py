@@ -79,7 +79,10 @@ class Begun:
 
 
 def begin(
-  run: Run, checkpoints, init: Callable[[], TrainState], shardings: TrainState
+  run: Run,
+  checkpoints: "Checkpoints",
+  init: Callable[[], TrainState],
+  shardings: TrainState,
 ) -> Begun:
   """Begins at the run's newest checkpoint, at another run's, or from scratch.
 
