@@ -65,7 +65,9 @@ class Data:
 
   path: str = setting("", "Prepared folder, or NAME=FOLDER,NAME=FOLDER")
   mix: str = setting("", "Curriculum of folders, such as 90%a+10%a:b=1:3")
-  rounding: str = setting("carry", "Last batch", choices=order.ROUNDING)
+  rounding: str = setting(
+    "carry", "Rounding of an epoch to whole batches", choices=order.ROUNDING
+  )
   shuffle: bool = setting(True, "Shuffle the rows in every epoch")
   short: float = setting(0.0, "Share of the rows cut short", least=0, most=1)
   random_offset: bool = setting(False, "Cut a stream anew in each epoch")
@@ -115,7 +117,9 @@ class Optimizer:
   b2: float = setting(0.95, "Decay of the second moment", least=0, under=1)
   # Not 0: the moments of a token that never occurred would be 0 / 0.
   eps: float = setting(1e-8, "Added to the second moment's root", over=0)
-  weight_decay: float = setting(0.1, "Times the learning rate", least=0)
+  weight_decay: float = setting(
+    0.1, "Weight decay per step, times the learning rate", least=0
+  )
   # matrices: neither norms nor biases; hidden: nor embeddings.
   decay_scope: str = setting(
     "matrices", "Parameters that decay", choices=("all", "matrices", "hidden")
@@ -138,9 +142,9 @@ class Schedule:
   decay: str = setting(
     "linear", "Shape of wsd's decay", choices=("linear", "cosine", "1-sqrt")
   )
-  min_lr_ratio: float = setting(0.0, "Last rate / peak", least=0, most=1)
+  min_lr_ratio: float = setting(0.0, "Last / highest rate", least=0, most=1)
   cooldown_steps: float = _amount(0.0)  # at the end, from the floor to zero
-  restart_at_switch: bool = setting(False, "Restart in each phase")
+  restart_at_switch: bool = setting(False, "Restart the schedule in each phase")
 
 
 @dataclasses.dataclass(frozen=True)

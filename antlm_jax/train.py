@@ -35,14 +35,18 @@ def main(argv: Sequence[str]) -> None:
 def _parse(argv: Sequence[str], settings: str):
   """Returns the arguments, and those that override the config."""
   parser = cli.Parser(
-    description="Trains a model; the same command again goes on.",
+    description="Trains a model. The same command resumes a run.",
     epilog=f"settings, each --config.KEY=VALUE:\n{settings}",
   )
   parser.add_argument(
-    "--config", required=True, help="a config file, FILE.py or FILE.py:ARG"
+    "--config",
+    required=True,
+    help="Name or path of a config, FILE.py or FILE.py:ARG",
   )
   parser.add_argument(
-    "--workdir", required=True, help="the run's folder; may be gs://BUCKET/RUN"
+    "--workdir",
+    required=True,
+    help="Path to the run's folder; may be gs://BUCKET/RUN",
   )
   return parser.parse_with_overrides(argv)
 
