@@ -255,7 +255,7 @@ class Log(Hook):
       tokens = sharding.abstract(run.mesh, inputs).size
       tokens *= order.batch_size(step - 1) / full
       self._tokens += tokens
-      # This process's rows stand for those of the other processes.
+      # The other processes' rows are taken to be like this process's.
       work = flops.train_step(run.model, taken.batch) / inputs.size
       self._work += work * tokens
     if step % trainer.config.log.every == 0 or step == trainer.total:
