@@ -77,6 +77,8 @@ setuptools.setup(
       "torch==2.13.0",
       "transformers>=5.23,<6",
     ],
+    # The tables and templates of `antlm report`.
+    "evals": ["jinja2>=3.1", "pandas>=2.2"],
     # Metrics to Weights & Biases: log.writers=wandb.
     "wandb": ["wandb>=0.20"],
     # To execute launch/colab.ipynb outside of Colab.
@@ -84,6 +86,8 @@ setuptools.setup(
     "test": [
       "gcsfs>=2026.4",
       "hypothesis",
+      "jinja2>=3.1",
+      "pandas>=2.2",
       "pytest",
       "pytest-xdist",
       "ruff",
