@@ -32,6 +32,27 @@ def main(argv: Sequence[str]) -> None:
       loop.train(config, args.workdir, hooks, command, start)
 
 
+def done(argv: Sequence[str]) -> bool:
+  """Returns whether the run has ended, and had these settings.
+
+  It reads neither the model nor the data.
+
+  Raises:
+    UserError: The arguments or the run's files cannot be read.
+  """
+  from antlm_jax import config as config_lib
+  from antlm_jax.runtime import files
+  from antlm_jax.training import saving
+
+  args, overrides = _parse(argv, "")
+  workdir = files.path(args.workdir)
+  if not (workdir / "summary.json").exists():
+    return False
+  before = files.read_text(workdir / saving.CONFIG, "the run's config")
+  config = config_lib.load(args.config, overrides)
+  return not config_lib.differences(config_lib.from_json(before), config)
+
+
 def _parse(argv: Sequence[str], settings: str):
   """Returns the arguments, and those that override the config."""
   parser = cli.Parser(

@@ -6,7 +6,7 @@ antlm eval blimp --checkpoint=RUN --data=FOLDER --mode=causal
 from antlm_jax import cli
 from antlm_jax.evals.zero_shot.tasks import command
 
-main = command(__doc__, "blimp")
+main, done = command(__doc__, "blimp")
 
 if __name__ == "__main__":
   cli.run(main)

@@ -6,7 +6,7 @@ antlm eval ewok --checkpoint=RUN --data=FOLDER --mode=causal
 from antlm_jax import cli
 from antlm_jax.evals.zero_shot.tasks import command
 
-main = command(__doc__, "ewok")
+main, done = command(__doc__, "ewok")
 
 if __name__ == "__main__":
   cli.run(main)

@@ -64,7 +64,13 @@ from antlm_jax.evals.finetuning import (
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.task import Suite, Task
 from antlm_jax.evals.finetuning.trial import Settings
-from antlm_jax.inference.model import Loaded, add_arguments, from_args
+from antlm_jax.inference.model import (
+  Identity,
+  Loaded,
+  add_arguments,
+  from_args,
+  identify,
+)
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 
@@ -156,32 +162,33 @@ class Job:
   done: dict | None
 
 
-def _job(args, task: Task, loaded: Loaded, digest: dict) -> Job:
+def _job(args, task: Task, model: Identity) -> Job:
   grid = settings.from_args(Grid, args)
   how = settings.from_args(Settings, args)
-  output = args.output or loaded.evals / PRESETS[args.preset].folder
-  name = f"{loaded.step}-{how.attention}"
+  output = args.output or model.evals / PRESETS[args.preset].folder
+  name = f"{model.step}-{how.attention}"
   folder = pathlib.Path(output) / task.name / name
   request = {
     "preset": args.preset,
     "task": task.name,
     "data": {**results.data_digest(task.files), **task.about},
     "head": {"kind": task.head.kind, **task.head.settings},
-    **digest,
+    **results.model_digest(model),
     **{name: getattr(grid, name) for name in ("lrs", "seeds", "limit")},
     **dataclasses.asdict(how),
   }
   done = None if args.overwrite else results.finished(folder, request)
   if args.save and not (folder / saved.FOLDER).is_dir():
     done = None
-  files.check_writable(folder, folder=True)
   return Job(task, grid, how, folder, request, done)
 
 
-def _tasks(argv: Sequence[str]) -> list[tuple[argparse.Namespace, Task]]:
+def _tasks(
+  argv: Sequence[str],
+) -> tuple[list[tuple[argparse.Namespace, Task]], list[str]]:
   """Makes the tasks that are asked for, with each one's arguments.
 
-  Of all, says which ones are absent.
+  Also returns the names of those that are absent, if all are asked for.
   """
   asked = _parser().parse_args(argv)
   suite, found, absent = PRESETS[asked.preset], [], {}
@@ -199,9 +206,7 @@ def _tasks(argv: Sequence[str]) -> list[tuple[argparse.Namespace, Task]]:
       found.append((args, task))
   if not found:
     raise absent.popitem()[1]
-  if absent:
-    print(f"left out, not in {asked.data}: {', '.join(absent)}")
-  return found
+  return found, list(absent)
 
 
 def perform(job: Job, loaded: Loaded, save: bool) -> dict:
@@ -246,9 +251,14 @@ def main(argv: Sequence[str]) -> None:
   suite = PRESETS[args.preset]
   suite.named(args.task)  # before minutes of reading
   loaded = from_args(args)
-  done, digest = [], results.model_digest(loaded)
+  tasks, absent = _tasks(argv)
+  if absent:
+    print(f"left out, not in {args.data}: {', '.join(absent)}")
+  done = []
   # Everything is checked before anything is trained.
-  jobs = [_job(args, task, loaded, digest) for args, task in _tasks(argv)]
+  jobs = [_job(args, task, loaded) for args, task in tasks]
+  for job in jobs:
+    files.check_writable(job.folder, folder=True)
   for job in jobs:
     about = job.done
     if about:
@@ -261,6 +271,19 @@ def main(argv: Sequence[str]) -> None:
   for about in done:
     for line in (*summary.divergences(about), *summary.collapses(about)):
       print(line)
+
+
+def done(argv: Sequence[str]) -> bool:
+  """Returns whether `main` has trained every task, without loading the model.
+
+  Raises:
+    UserError: The arguments or the data cannot be read, or a folder has the
+      results of another request.
+  """
+  args = _parser().parse_args(argv)
+  tasks, _ = _tasks(argv)
+  model = identify(args.checkpoint, args.step)
+  return all(_job(args, task, model).done for args, task in tasks)
 
 
 if __name__ == "__main__":

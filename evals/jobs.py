@@ -1,10 +1,13 @@
 """Commands that make something together, each of them run once.
 
-What is done is written down, so that the same list of jobs goes on after any
-interruption: with the job that was interrupted, which goes on by itself.
+Their results are the record of what is done. A command's module has
+`done(argv)`, which looks for its results without loading a model. So the same
+list of jobs resumes after any interruption, wherever its jobs were run before.
 """
 
+import contextlib
 import dataclasses
+import importlib
 import os
 import pathlib
 import signal
@@ -18,7 +21,6 @@ from antlm_jax.runtime import files
 from antlm_jax.training import saving
 from antlm_jax.units import duration
 
-DONE = "done.json"  # the commands that are done, with their seconds
 # Large pages that stay with the process make a step a quarter faster on a CPU.
 _ENVIRONMENT = {
   "GLIBC_TUNABLES": (
@@ -33,9 +35,17 @@ class Job:
   """A command, and what to say of it."""
 
   about: str
-  module: str
+  module: str  # run as `python -m`
   arguments: tuple[str, ...]
-  result: pathlib.Path  # a folder that it leaves: without it, it is not done
+  folder: pathlib.Path  # the folder that it works on
+
+  @property
+  def done(self) -> bool:
+    """Whether its results exist; False if its module cannot tell."""
+    command = importlib.import_module(self.module)
+    with contextlib.suppress(UserError):  # which the command itself reports
+      return hasattr(command, "done") and command.done(self.arguments)
+    return False
 
 
 def run(
@@ -44,54 +54,45 @@ def run(
   seconds: float | None = None,
   go_on: bool = False,
 ) -> list[Job]:
-  """Runs jobs one after another, but for those that are done.
+  """Runs jobs one after another, except those that are done.
 
   Args:
     todo: The jobs.
-    folder: Of all of them; receives the list of what is done.
-    seconds: When to stop; the job at hand is asked to save first.
-    go_on: Whether to go on after one that fails.
+    folder: Folder of all of them, which no other process may work on.
+    seconds: Time limit. The current job is asked to save first.
+    go_on: Whether to continue after a job that fails.
 
   Returns:
-    Those that failed.
+    The jobs that failed.
 
   Raises:
-    UserError: if one fails and that ends it, what it printed says why; or if
-      another process runs jobs of this folder.
-    Stopped: if time is up, or a signal ends it, before all is done.
+    UserError: A job failed and ended it (its output says why), or another
+      process runs jobs of this folder.
+    Stopped: The time is up, or a signal ended it, before all jobs are done.
   """
   begun, failed = time.monotonic(), []
   with files.writing(folder):
     folder.mkdir(parents=True, exist_ok=True)
   with files.locked(folder / "lock"):
-    ledger = folder / DONE
-    done = files.read_json(ledger, "what is done") if ledger.exists() else {}
     for number, job in enumerate(todo, start=1):
-      # Done is what ran with the very same arguments.
-      command = " ".join([job.module, *job.arguments])
-      if command in done and job.result.exists():
+      if job.done:
         continue
       print(f"\n[{number}/{len(todo)}] {job.about}", flush=True)
-      at = time.monotonic()
-      _wait_for(job.result / saving.LOCK)
+      _wait_for(job.folder / saving.LOCK)
       try:
-        call(job, seconds and begun + seconds - at)
+        call(job, seconds and begun + seconds - time.monotonic())
       except UserError as error:
         if not go_on:
           raise
         print(f"error: {error}", flush=True)
         failed.append(job)
-        continue
-      done[command] = time.monotonic() - at
-      files.write_json(ledger, done)
-  spent = duration(time.monotonic() - begun)
   what = f"{len(failed)} failed" if failed else "all done"
-  print(f"\n{what}: {spent}, of {duration(sum(done.values()))} in all")
+  print(f"\n{what}: {duration(time.monotonic() - begun)}")
   return failed
 
 
 def _wait_for(lock: pathlib.Path) -> None:
-  """Waits for what works on a result still, after the end of who began it."""
+  """Waits for a job that outlived the process which began it."""
   if not lock.exists():
     return
   try:
@@ -104,9 +105,9 @@ def _wait_for(lock: pathlib.Path) -> None:
 
 
 def call(job: Job, seconds: float | None = None) -> None:
-  """Runs one job, done or not; arguments and errors are as of `run`."""
+  """Runs one job, done or not; arguments and errors are those of `run`."""
   command = [sys.executable, "-m", job.module, *job.arguments]
-  environment = {**_ENVIRONMENT, **os.environ}  # the user's counts
+  environment = {**_ENVIRONMENT, **os.environ}  # the user's settings win
   # By default SIGTERM would end this process and leave the job alone.
   before = signal.signal(signal.SIGTERM, _terminated)
   try:

@@ -6,7 +6,7 @@ antlm eval perplexity --checkpoint=RUN --data=TEXT --mode=causal
 from antlm_jax import cli
 from antlm_jax.evals.zero_shot.tasks import command
 
-main = command(__doc__, "perplexity")
+main, done = command(__doc__, "perplexity")
 
 if __name__ == "__main__":
   cli.run(main)

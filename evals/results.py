@@ -13,16 +13,16 @@ import zlib
 from collections.abc import Iterable, Mapping
 
 from antlm_jax.errors import UserError
-from antlm_jax.inference.model import Loaded
+from antlm_jax.inference.model import Identity
 from antlm_jax.runtime import files
 
 SUMMARY = "summary.json"
 _MODEL = (["params_digest"], ["revisions"])  # parts of a request with a digest
 
 
-def model_digest(loaded: Loaded) -> dict:
+def model_digest(model: Identity) -> dict:
   """Returns the part of a request that identifies the model by its weights."""
-  return {"step": loaded.step, "params_digest": loaded.digest}
+  return {"step": model.step, "params_digest": model.digest}
 
 
 def data_digest(paths: Iterable[pathlib.Path]) -> dict[str, int]:

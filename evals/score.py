@@ -13,7 +13,7 @@ from antlm_jax import cli
 from antlm_jax.evals.zero_shot.tasks import TASKS, command
 
 _LINES = (f"  {name:<16}{task.about}" for name, task in TASKS.items())
-main = command(__doc__.format(tasks="\n".join(_LINES)), *TASKS)
+main, done = command(__doc__.format(tasks="\n".join(_LINES)), *TASKS)
 
 
 if __name__ == "__main__":

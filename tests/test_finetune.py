@@ -699,7 +699,9 @@ def test_what_is_done_is_not_done_again(run, tmp_path, capsys):
   more = f"--output={tmp_path / 'out'}", "--lrs=1e-3,1e-5,1e-9"
   args = cola(run, tmp_path, *more, train=32, valid=20)
   summary = tmp_path / f"out/cola/{STEP}-bidirectional/summary.json"
+  assert not finetune.done(args)
   first = in_process(capsys, *args)
+  assert finetune.done(args) and not finetune.done([*args, "--save"])
   about = json.loads(summary.read_text())
   assert about["request"]["head"]["pool"] == "first"
   text = summary.read_text()

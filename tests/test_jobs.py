@@ -1,53 +1,82 @@
-"""Pieces of work: what runs, what is skipped, and what ends them."""
+"""Jobs: what runs, what is skipped, and what ends them."""
 
-import json
 import time
 
 import pytest
 
+from antlm_jax import prepare, train
 from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
-from antlm_jax.evals import jobs
+from antlm_jax.evals import blimp, jobs
+from antlm_jax.inference import model
 from antlm_jax.runtime import files
+from tests import runs
+
+# A command that makes a folder with its arguments in it, after some seconds.
+COMMAND = """
+import pathlib, sys, time
+def done(argv):
+  made = pathlib.Path(argv[0], "argv")
+  return made.exists() and made.read_text() == str(list(argv))
+def main(argv):
+  time.sleep(float(argv[1]))
+  pathlib.Path(argv[0]).mkdir()
+  pathlib.Path(argv[0], "argv").write_text(str(argv))
+if __name__ == "__main__":
+  main(sys.argv[1:])
+"""
 
 
-def timed(folder, name, seconds=0.0):
-  """A job that waits and leaves its folder."""
-  code = f"__import__('time').sleep({seconds})"
-  made = f"__import__('pathlib').Path({str(folder / name)!r}).mkdir()"
-  arguments = ("-n", "1", "-r", "1", "-s", made, code)
-  return jobs.Job(name, "timeit", arguments, folder / name)
+@pytest.fixture
+def timed(tmp_path, monkeypatch):
+  """Makes jobs that wait and leave their folder."""
+  (tmp_path / "code").mkdir()
+  (tmp_path / "code/timed_command.py").write_text(COMMAND)
+  monkeypatch.syspath_prepend(tmp_path / "code")
+  monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
+
+  def make(name, seconds=0.0):
+    words = str(tmp_path / name), str(seconds)
+    return jobs.Job(name, "timed_command", words, tmp_path / name)
+
+  return make
 
 
-def test_what_is_done_is_not_done_again(tmp_path, capfd):
-  todo = [timed(tmp_path, "a"), timed(tmp_path, "b")]
-  jobs.run(todo, tmp_path, None)
+def test_what_is_done_is_not_done_again(timed, tmp_path, capfd):
+  todo = [timed("a"), timed("b")]
+  jobs.run(todo, tmp_path)
   assert "[1/2] a" in capfd.readouterr().out
-  jobs.run(todo, tmp_path, None)  # mkdir would fail
-  assert "[1/2]" not in capfd.readouterr().out
+  jobs.run(todo, tmp_path)  # mkdir would fail
+  assert "[" not in capfd.readouterr().out
+  # Without its result, or with one of other arguments, a job is not done.
+  (tmp_path / "b/argv").unlink()
   (tmp_path / "b").rmdir()
-  jobs.run(todo, tmp_path, None)
+  jobs.run(todo, tmp_path)
   assert "[2/2] b" in capfd.readouterr().out
-  assert len(json.loads((tmp_path / jobs.DONE).read_text())) == 2
+  assert not timed("b", 0.5).done
+  # A command that ran elsewhere is done here.
+  jobs.call(timed("c"))
+  jobs.run([*todo, timed("c")], tmp_path)
+  assert "[" not in capfd.readouterr().out
 
 
-def test_a_piece_that_fails_ends_it_and_is_tried_again(tmp_path):
+def test_a_job_that_fails_ends_it_and_is_tried_again(timed, tmp_path):
   (tmp_path / "a").mkdir()
   with pytest.raises(UserError, match=r"a failed \(status 1\): see above"):
-    jobs.run([timed(tmp_path, "a")], tmp_path, None)
+    jobs.run([timed("a")], tmp_path)
   (tmp_path / "a").rmdir()
-  jobs.run([timed(tmp_path, "a")], tmp_path, None)
+  jobs.run([timed("a")], tmp_path)
 
 
-def test_it_stops_in_time_and_goes_on(tmp_path, capfd):
-  todo = [timed(tmp_path, "a"), timed(tmp_path, "b", seconds=60)]
+def test_it_stops_in_time_and_resumes(timed, tmp_path, capfd):
+  todo = [timed("a"), timed("b", seconds=60)]
   with pytest.raises(Stopped) as stopped:
     jobs.run(todo, tmp_path, 3.0)
   assert stopped.value.status == RUN_AGAIN
   assert "the same command goes on" in capfd.readouterr().out
-  assert len(json.loads((tmp_path / jobs.DONE).read_text())) == 1
+  assert [job.done for job in todo] == [True, False]
 
 
-def test_a_signal_ends_the_piece_too(tmp_path, capfd):
+def test_a_signal_ends_the_job_too(tmp_path):
   term = "__import__('os').kill(__import__('os').getppid(), 15)"
   wait = "__import__('time').sleep(60)"
   code = ("-n", "1", "-r", "1", "-s", term, wait)
@@ -56,12 +85,37 @@ def test_a_signal_ends_the_piece_too(tmp_path, capfd):
     jobs.run([jobs.Job("a", "timeit", code, tmp_path)], tmp_path)
   assert stopped.value.status == RUN_AGAIN
   assert time.monotonic() - begun < 50  # the job did not wait to its end
-  assert not (tmp_path / jobs.DONE).exists()
 
 
-def test_a_folder_is_worked_on_by_one_process(tmp_path):
-  todo = [timed(tmp_path, "a")]
+def test_a_folder_is_worked_on_by_one_process(timed, tmp_path):
   refused = pytest.raises(UserError, match="is in use by process")
   with files.locked(tmp_path / "lock"), refused:
-    jobs.run(todo, tmp_path)
-  jobs.run(todo, tmp_path)
+    jobs.run([timed("a")], tmp_path)
+  jobs.run([timed("a")], tmp_path)
+
+
+def test_commands_tell_whether_they_are_done(
+  english, prepared, tmp_path, monkeypatch
+):
+  run, data = tmp_path / "run", f"--data={english / 'pairs'}"
+  training = runs.train_args(run, prepared, "model.layers=1", "eval.every=0")
+  scoring = [f"--checkpoint={run}", data, "--mode=causal", "--limit=2"]
+  assert not train.done(training)
+  train.main(training)
+  # Settings that change no parameter do not count, as when a run resumes.
+  assert train.done([*training, "--config.eval.rows=9"])
+  assert not train.done([*training, "--config.seed=1"])
+  blimp.main(scoring)
+  # Neither a model nor data are read.
+  monkeypatch.delattr(model, "load")
+  scoring[1] = "--data=/nowhere/pairs"
+  assert blimp.done(scoring) and blimp.done([*scoring, "--step=40"])
+  assert not blimp.done([*scoring, "--mode=mlm"])
+  with pytest.raises(UserError, match=r"another request \(limit differ"):
+    blimp.done([*scoring, "--limit=3"])
+  (run / "evals/pairs/40-causal/summary.json").unlink()
+  assert not blimp.done(scoring)
+  making = [f"--text={english / 'text'}", f"--output={prepared}"]
+  making += ["--vocab_size=400", "--seq_len=32", "--documents=line"]
+  assert prepare.done([*making, "--packing=documents"])
+  assert not prepare.done(making)

@@ -143,6 +143,20 @@ def prepare(settings: Settings, tokenizer: Tokenizer | None = None) -> Manifest:
   return manifest
 
 
+def is_prepared(settings: Settings, tokenizer: Tokenizer | None = None) -> bool:
+  """Returns whether `prepare` made the folder with these settings.
+
+  It does not read the text. The arguments are those of `prepare`.
+
+  Raises:
+    UserError: The tokenizer, or what is in the folder, cannot be read.
+  """
+  if settings.tokenizer and tokenizer is None:
+    tokenizer = Tokenizer.load(settings.tokenizer)
+  there = Prepared.open(settings.output).manifest.settings
+  return there == _asked(settings, tokenizer)
+
+
 def _check(settings: Settings, tokenizer: Tokenizer | None) -> None:
   settings_lib.check(settings)
   length, least = settings.seq_len, 2 * packing.SHORTEST_CHUNK

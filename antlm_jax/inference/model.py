@@ -18,6 +18,8 @@ from antlm_jax.runtime import compilation, files
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FOLDER, Checkpoint, Meta
 
+_COUNTERS = {"step": jax.ShapeDtypeStruct((), np.int32)}
+
 
 @dataclasses.dataclass(frozen=True)
 class FineTuned:
@@ -37,16 +39,35 @@ class FineTuned:
     return {name: x for name, x in vars(self).items() if name != "params"}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Identity:
+  """Where a trained model is, and what tells its weights from others."""
+
+  path: pathlib.Path  # the checkpoint's folder
+  step: int  # number of steps that it was trained for
+  digest: int  # CRC-32 of the weights, which depends on nothing else
+
+  @property
+  def run(self) -> pathlib.Path:
+    """The run's folder, or the folder that holds a single checkpoint."""
+    above = self.path.parent
+    return above.parent if above.name == FOLDER else above
+
+  @property
+  def evals(self) -> pathlib.Path:
+    """Folder of evaluations: RUN/evals; here runs/RUN/evals for a bucket's."""
+    run = self.run
+    here = pathlib.Path("runs", run.name) if files.is_remote(run) else run
+    return here / "evals"
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
-class Loaded(Meta, TextModel):
+class Loaded(Meta, TextModel, Identity):
   """A trained model with all that using it needs.
 
   `params` are the encoder's: their average if the run kept one.
   """
 
-  path: pathlib.Path  # the checkpoint's folder
-  step: int  # number of steps that it was trained for
-  digest: int  # CRC-32 of the weights, which depends on nothing else
   task: FineTuned | None = None  # that it was fine-tuned for
 
   def __repr__(self) -> str:
@@ -61,19 +82,6 @@ class Loaded(Meta, TextModel):
   def longest_row(self) -> int:
     """Tokens in the longest row that it was trained on, as far as known."""
     return self.row_tokens or self.model.config.max_seq_len
-
-  @property
-  def run(self) -> pathlib.Path:
-    """The run's folder, or the folder that holds a single checkpoint."""
-    above = self.path.parent
-    return above.parent if above.name == FOLDER else above
-
-  @property
-  def evals(self) -> pathlib.Path:
-    """Folder of evaluations: RUN/evals; here runs/RUN/evals for a bucket's."""
-    run = self.run
-    here = pathlib.Path("runs", run.name) if files.is_remote(run) else run
-    return here / "evals"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,9 +107,8 @@ def load(path, step: int | None = None) -> Loaded:
   saved = Checkpoint(path, step)
   meta, task = saved.meta, saved.fields.get("task")
   model = models.build(meta.config.model, meta.tokenizer.vocab_size)
-  item = "ema" if "ema" in saved.sums else "params"
-  counters = {"step": jax.ShapeDtypeStruct((), np.int32)}
-  wanted = {item: model.shapes, "counters": counters}
+  item = _item(saved)
+  wanted = {item: model.shapes, "counters": _COUNTERS}
   if "head" in saved.sums:
     with checkpoint.readable(saved.path / "head"):  # its shapes are only there
       handler = ocp.StandardCheckpointHandler()
@@ -122,6 +129,25 @@ def load(path, step: int | None = None) -> Loaded:
     digest=checkpoint.digest(saved.sums[item]),
     task=task and FineTuned(**task, params=found.get("head", {})),
   )
+
+
+def identify(path, step: int | None = None) -> Identity:
+  """Identifies the model that `load` loads, without reading its weights.
+
+  Arguments and errors are those of `load`.
+  """
+  saved = Checkpoint(path, step)
+  found = saved.read({"counters": _COUNTERS})
+  return Identity(
+    path=saved.path,
+    step=int(found["counters"]["step"]),
+    digest=checkpoint.digest(saved.sums[_item(saved)]),
+  )
+
+
+def _item(saved: Checkpoint) -> str:
+  """Returns which of a checkpoint's items has the parameters to use."""
+  return "ema" if "ema" in saved.sums else "params"
 
 
 def write(

@@ -20,7 +20,12 @@ import jax
 from antlm_jax import cli, settings, tables
 from antlm_jax.evals import results as results_lib
 from antlm_jax.evals.zero_shot import pipelines
-from antlm_jax.inference.model import add_arguments, from_args
+from antlm_jax.inference.model import (
+  Identity,
+  add_arguments,
+  from_args,
+  identify,
+)
 from antlm_jax.inference.scoring import BATCH_TOKENS, MODES
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
@@ -126,25 +131,17 @@ def run(
   args = _parse(argv, description, tasks)
   task = tasks[args.task]
   asked = settings.from_args(task.settings, args)
-  options = pipelines.options(asked.pipeline, asked.mode, args.task)
+  options = _options(args.task, asked)
   note = pipelines.note(asked.pipeline, asked.mode, asked.as_published)
-  if asked.reduction:
-    options = options | {"reduction": asked.reduction}
   # What is cheap is checked first: arguments, then the data, then the model.
   items = task.read(asked)
   loaded = from_args(args)
   request = {
-    "task": args.task,
-    **{k: v for k, v in vars(asked).items() if k not in asked.apart},
-    **results_lib.model_digest(loaded),
+    **_request(args.task, asked, loaded),
     "data": task.digest(asked, items),
-    "reduction": options["reduction"],
     **task.request(loaded, asked),
   }
-  name = "-".join((str(loaded.step), asked.mode, asked.pipeline))
-  data = pathlib.Path(asked.data).absolute().name
-  default = loaded.evals / data / name.removesuffix("-ours")
-  output = pathlib.Path(asked.output or default)
+  output = _output(asked, loaded)
   if not asked.overwrite and (done := results_lib.finished(output, request)):
     print(task.table(done, asked))
     print(f"already scored: {output} (--overwrite scores again)")
@@ -163,6 +160,46 @@ def run(
   summary = write(output, outcome, request, about)
   print(task.table(summary, asked))
   print(f"written to {output}")
+
+
+def done(
+  argv: Sequence[str], description: str, tasks: Mapping[str, Task]
+) -> bool:
+  """Returns whether `run` has written its results; reads no model and no data.
+
+  Raises:
+    UserError: The arguments are wrong, there is no such checkpoint, or the
+      folder has the results of another request.
+  """
+  args = _parse(argv, description, tasks)
+  asked = settings.from_args(tasks[args.task].settings, args)
+  model = identify(args.checkpoint, args.step)
+  request = _request(args.task, asked, model)
+  return results_lib.finished(_output(asked, model), request) is not None
+
+
+def _request(task: str, asked: Settings, model: Identity) -> dict:
+  """Returns what the results depend on, except the data."""
+  return {
+    "task": task,
+    **{k: v for k, v in vars(asked).items() if k not in asked.apart},
+    **results_lib.model_digest(model),
+    "reduction": _options(task, asked)["reduction"],
+  }
+
+
+def _options(task: str, asked: Settings) -> dict:
+  """Returns the options of scoring that a pipeline and the settings give."""
+  options = pipelines.options(asked.pipeline, asked.mode, task)
+  return options | ({"reduction": asked.reduction} if asked.reduction else {})
+
+
+def _output(asked: Settings, model: Identity) -> pathlib.Path:
+  """Returns the folder of the results."""
+  name = "-".join((str(model.step), asked.mode, asked.pipeline))
+  data = pathlib.Path(asked.data).absolute().name
+  default = model.evals / data / name.removesuffix("-ours")
+  return pathlib.Path(asked.output or default)
 
 
 def _parse(argv, description: str, tasks) -> argparse.Namespace:

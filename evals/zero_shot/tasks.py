@@ -133,9 +133,13 @@ TASKS: dict[str, Task] = {
 }
 
 
-def command(description: str, *names: str) -> Callable[[Sequence[str]], None]:
-  """Returns the command that scores tasks of these names, given its words."""
-  tasks = {name: TASKS[name] for name in names}
-  return functools.partial(
-    command_lib.run, description=description, tasks=tasks
+def command(description: str, *names: str) -> tuple[Callable, Callable]:
+  """Returns `main` and `done` of the command that scores tasks of these names.
+
+  Both take the command's arguments; see `command.run` and `command.done`.
+  """
+  how = {"description": description, "tasks": {n: TASKS[n] for n in names}}
+  return (
+    functools.partial(command_lib.run, **how),
+    functools.partial(command_lib.done, **how),
   )
