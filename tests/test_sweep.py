@@ -105,18 +105,18 @@ def trained(monkeypatch):
   """The trainings of a sweep, which write runs without training."""
   calls = []
 
-  def call(piece, seconds=None):
-    of, *overrides = piece.arguments[1:]
-    assert piece.module == "antlm_jax.train" and of == "--config=quickstart"
+  def call(job, seconds=None):
+    of, *overrides = job.arguments[1:]
+    assert job.module == "antlm_jax.train" and of == "--config=quickstart"
     words = " ".join(overrides).replace("curriculum ", "curriculum=", 1)
-    words = [f"--config.{w}" for w in words.split("--config.")[1:]]
+    words = [f"--config.{w.strip()}" for w in words.split("--config.")[1:]]
     found = config_lib.load("quickstart", words)
     calls.append((found.schedule.peak_lr, found.seed))
     failing = {1: UserError("not finite"), 2: Stopped(RUN_AGAIN)}
     if calls[-1][0] == 3e-3 and len(calls) < 5 and found.seed in failing:
       raise failing[found.seed]
     loss = 1000 * found.schedule.peak_lr + found.seed
-    write(piece.result, found, {0: {"clm": 9.0}, 4: {"clm": loss}})
+    write(job.folder, found, {0: {"clm": 9.0}, 4: {"clm": loss}})
 
   monkeypatch.setattr(jobs, "call", call)
   return calls
