@@ -92,6 +92,7 @@ class Text:
   vocab_size: int
   seq_len: int  # tokens of a row
   pieces: int = 1  # documents of a row
+  rows: int = 0  # of an epoch, about, if curricula are in epochs
 
 
 @dataclasses.dataclass(frozen=True)

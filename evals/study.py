@@ -5,9 +5,10 @@
 A study is a config file (`evals.design`): configs/clm_or_mlm.py compares CLM
 with MLM (arXiv 2507.00994), configs/antlm_table.py makes AntLM's table (arXiv
 2412.03275). Trainings that begin in the same way share that part, which is
-trained once (`evals.branches`). Jobs that are done are skipped, so the same
-command resumes after any interruption. --minutes stops the study by itself,
-with exit status 75, between jobs. --dry_run lists the jobs and their cost.
+trained once (`evals.branches`). Jobs whose results exist are skipped, so the
+same command resumes after any interruption. --minutes stops the study by
+itself, with exit status 75. --dry_run prints what the trainings take, and
+writes nothing.
 
 --text holds *.train and *.dev files, such as BabyLM's. It may be left out if
 RUNS/data exists. --data holds the evaluation sets.
@@ -18,40 +19,65 @@ import pathlib
 import shlex
 from collections.abc import Iterator, Sequence
 
-from antlm_jax import cli
+import jax
+import numpy as np
+
+from antlm_jax import cli, tables
 from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
+from antlm_jax.data import prepared_folder
 from antlm_jax.errors import UserError
-from antlm_jax.evals import costs, design
+from antlm_jax.evals import branches, design
+from antlm_jax.evals import jobs as jobs_lib
 from antlm_jax.evals.design import Study
-from antlm_jax.evals.jobs import Job, call, run
-from antlm_jax.runtime import files
+from antlm_jax.evals.jobs import Job
+from antlm_jax.planning import search
+from antlm_jax.runtime import chips, files
 from antlm_jax.settings import setting
 from antlm_jax.training import checkpoint, saving
+from antlm_jax.training.experiment import Run
+from antlm_jax.units import quantity
+
+# Share of a chip's peak, an assumption: a real step reaches about half of the
+# bound that `antlm plan` prints.
+_UTILIZATION = 0.4
+_CHIP = "TPU v5"  # v5p
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
   """The command's arguments."""
 
-  data: str | None = setting(None, "the evaluations' folders, see above")
-  config: str = setting("clm_or_mlm", "Study configuration, by name or path")
-  text: str | None = setting(None, "a folder of *.train and *.dev files")
-  scale: str = setting("tiny", "how large; tiny fits a CPU")
-  runs: str | None = setting(
-    None, "receives everything; runs/STUDY_SCALE by default", read=cli.here
+  data: str | None = setting(None, "Path to the folder of evaluation sets")
+  config: str = setting("clm_or_mlm", "Name or path of the study's config")
+  text: str | None = setting(
+    None, "Path to a folder of *.train and *.dev files"
   )
-  rows: tuple[str, ...] = setting((), "rows to make; all by default")
-  minutes: float | None = setting(None, "stop after so long", over=0)
-  dry_run: bool = setting(False, "say what there is to do, and what it takes")
-  commands: bool = setting(False, "print all commands, to be run elsewhere")
+  scale: str = setting("tiny", "Scale of the study; tiny fits a CPU")
+  runs: str | None = setting(
+    None,
+    "Path to the folder for all results; runs/STUDY_SCALE by default",
+    read=cli.here,
+  )
+  rows: tuple[str, ...] = setting((), "Rows to make; all by default")
+  minutes: float | None = setting(None, "Time limit, in minutes", over=0)
+  dry_run: bool = setting(
+    False, "Print steps, tokens and chip-hours of each row, and write nothing"
+  )
+  commands: bool = setting(
+    False, "Print all commands, to run them on other machines"
+  )
 
 
 def read(settings: Settings, overrides: Sequence[str] = ()) -> Study:
-  """Reads a study's config; the overrides are of every training.
+  """Reads a study's config.
+
+  Args:
+    settings: The command's arguments.
+    overrides: `--config.KEY=VALUE` for every training.
 
   Raises:
-    UserError: for a scale or a row that it does not have.
+    UserError: The config has no such scale or row.
   """
   path = pathlib.Path(config_lib.find(settings.config)).absolute()
   scale, there = design.read(path, settings.scale)
@@ -60,7 +86,7 @@ def read(settings: Settings, overrides: Sequence[str] = ()) -> Study:
       raise UserError(f"--rows: {name!r} is not one of {', '.join(there)}")
   wanted = set()
   for name in settings.rows or there:
-    while name and name not in wanted:  # also what that one begins at
+    while name and name not in wanted:  # also the row that it begins after
       wanted.add(name)
       name = there[name].after
   rows = {name: row for name, row in there.items() if name in wanted}
@@ -77,17 +103,24 @@ def jobs(
 
   Args:
     study: The study.
-    runs: Its folder, which receives everything.
-    text: The folder to prepare the data from; None if they are there.
-    data: The evaluations' folder.
+    runs: Path to the folder of all results.
+    text: Path to the folder to prepare the data from; None if they exist.
+    data: Path to the folder of evaluation sets.
 
   Raises:
-    UserError: if there are no data, and no text.
+    UserError: There are no data, and no text.
   """
   for family in dict.fromkeys(row.family for row in study.rows.values()):
-    yield from _prepared(study, runs, text, family)
+    output = _data(study, runs, family)
+    if text:
+      source = pathlib.Path(text).absolute()  # jobs may run elsewhere
+      options = f"--text={source}", f"--output={output}"
+      options += study.scale.prepare[family]
+      yield Job(f"text for {family}", "antlm_jax.prepare", options, output)
+    elif not output.is_dir():
+      raise UserError(f"{output} is not there yet: give --text")
   for seed in range(max(map(study.seeds, study.rows))):
-    # All rows of a seed before the next: what there is can be compared.
+    # All rows of a seed before the next seed, so that finished ones compare.
     names = [name for name in study.rows if seed < study.seeds(name)]
     for name in names:
       yield _training(study, runs, name, seed)
@@ -96,47 +129,29 @@ def jobs(
 
 
 def _data(study: Study, runs: pathlib.Path, family: str) -> pathlib.Path:
-  # Families that are prepared alike share the data: by the first one's name.
+  # Families with the same options share data, named after the first one.
   options = study.scale.prepare
   same = [name for name in options if options[name] == options[family]]
   return runs / "data" / same[0].lower()
 
 
-def _prepared(study: Study, runs, text, family: str) -> Iterator[Job]:
-  output = _data(study, runs, family)
-  if text:
-    text = pathlib.Path(text).absolute()  # jobs run elsewhere
-    options = f"--text={text}", f"--output={output}"
-    yield Job(
-      f"text for {family}",
-      "antlm_jax.prepare",
-      (*options, *study.scale.prepare[family]),
-      output,
-    )
-  elif not output.is_dir():
-    raise UserError(f"{output} is not there yet: give --text")
-
-
 def _training(study: Study, runs, name: str, seed: int) -> Job:
   workdir, kept = runs / name / str(seed), study.kept(name)
   data = _data(study, runs, study.rows[name].family)
-  at = f"--config.checkpoint.at={','.join(map(str, kept))}"
-  return Job(
-    f"{name}, seed {seed}: training",
-    "antlm_jax.train",
-    (
-      f"--config={study.path}:{study.argument(name, seed)}",
-      f"--workdir={workdir}",
-      f"--config.data.path={data}",
-      *study.overrides,
-      *((at,) if kept else ()),
-      *_beginning(study, runs, name, seed),
-    ),
-    workdir,
+  arguments = (
+    f"--config={study.path}:{study.argument(name, seed)}",
+    f"--workdir={workdir}",
+    f"--config.data.path={data}",
+    *study.overrides,
   )
+  if kept:
+    arguments += (f"--config.checkpoint.at={','.join(map(str, kept))}",)
+  arguments += _beginning(study, runs, name, seed)
+  about = f"{name}, seed {seed}: training"
+  return Job(about, "antlm_jax.train", arguments, workdir)
 
 
-def _beginning(study: Study, runs, name: str, seed: int) -> Sequence[str]:
+def _beginning(study: Study, runs, name: str, seed: int) -> tuple[str, ...]:
   """Returns the settings that say where a run begins."""
   row, branch = study.rows[name], study.plan[name]
   begin = "--config.init.checkpoint="
@@ -145,13 +160,13 @@ def _beginning(study: Study, runs, name: str, seed: int) -> Sequence[str]:
     trunk /= str(branch.step)
     begun = runs / name / str(seed) / saving.CONFIG
     branches_off = branch.trunk in study.rows
-    # A run goes on as it was begun, whichever rows were asked for then.
+    # A run resumes as it began, whichever rows were asked for then.
     if begun.exists():
       init = files.read_json(begun, "the run's config")["init"]
       branches_off = init["checkpoint"] == str(trunk)
     if branches_off:
-      # It goes on in all, whatever the row's own beginning is.
-      keep = (f"--config.init.{what}=keep" for what in ("step", "optimizer"))
+      # It continues the trunk in all, wherever the row itself begins.
+      keep = "--config.init.step=keep", "--config.init.optimizer=keep"
       return f"{begin}{trunk}", *keep
   return (f"{begin}{runs / row.after / str(seed)}",) if row.after else ()
 
@@ -167,17 +182,75 @@ def _evaluations(
     if evaluation.looks:
       steps = run / checkpoint.FOLDER
       at = {f" at step {step}": steps / str(step) for step in study.looks(name)}
+    by_mode = any("{mode}" in option for option in evaluation.options)
     for where, path in at.items():
-      by_mode = any("{mode}" in option for option in evaluation.options)
       for mode in row.modes if by_mode else ("",):
         known = {"data": data, "attention": row.attention, "mode": mode}
-        options = [option.format(**known) for option in evaluation.options]
-        yield Job(
-          f"{name}, seed {seed}{where}: {evaluation.about}",
-          evaluation.module,
-          (f"--checkpoint={path}", *options),
-          run,
-        )
+        options = (option.format(**known) for option in evaluation.options)
+        arguments = f"--checkpoint={path}", *options
+        about = f"{name}, seed {seed}{where}: {evaluation.about}"
+        yield Job(about, evaluation.module, arguments, run)
+
+
+# ------------------------------------------------------------------- the cost
+
+
+def costs(study: Study, runs: pathlib.Path) -> str:
+  """Lays out what a study's trainings take, and what shared steps save.
+
+  Epochs are those of the data in `runs`, or else of `Text.rows`.
+  """
+  rows, known, total, guessed = [], {}, np.zeros(3), False
+  for name, row in study.rows.items():
+    run, seeds = _planned(study, runs, name), study.seeds(name)
+    branch, steps = study.branches[name], run.curriculum.steps
+    begin, begins = 0, "from scratch"
+    if branch:
+      begin, begins = branch.step, f"{branch.trunk} at {branch.step:,}"
+    elif row.after:
+      begins = f"{row.after}, at its end"
+    in_epochs = branches.steps_of(run.config) is None
+    guessed |= in_epochs and not run.config.data.path
+    own, work = steps - begin, search.train_flops(run, begin, known)
+    tokens = own * run.config.train.batch_size * run.sources.rows.seq_len
+    cells = f"{steps:,}", f"{own:,}", quantity(tokens), quantity(work), seeds
+    hours = f"{_hours(seeds * work):,.1f}"
+    rows.append((name, run.config.curriculum, begins, *cells, hours))
+    total += seeds * np.array([steps, own, work])
+  head = ("row", "curriculum", "begins", "steps", "to train", "tokens")
+  head += ("FLOPs", "seeds", "chip-hours")
+  steps, own, work = total
+  lines = [
+    tables.text(rows, head, "<<<>"),
+    "",
+    f"{len(rows)} rows, {sum(map(study.seeds, study.rows))} runs",
+    f"{steps:,.0f} steps, of which {steps - own:,.0f} are shared, and trained"
+    f" once: {own:,.0f} are left to train",
+    f"{quantity(work, 'FLOPs')}: {_hours(work):,.1f} hours of a v5p chip at"
+    f" {_UTILIZATION:.0%} of its peak (assumed; its bound: antlm plan)",
+  ]
+  if guessed:
+    lines.append(
+      f"{runs} has no data yet: an epoch is about {study.scale.text.rows:,}"
+      " rows, as of the text that the study's config is for"
+    )
+  return "\n".join(lines)
+
+
+def _planned(study: Study, runs: pathlib.Path, name: str) -> Run:
+  """Builds a row's run of the data that exist, or of stand-ins for them."""
+  overrides, data = study.overrides, _data(study, runs, study.rows[name].family)
+  if (data / prepared_folder.MANIFEST).exists():
+    overrides += (f"--config.data.path={data}",)
+  spec = f"{study.path}:{study.argument(name, 0)}"
+  text = dataclasses.asdict(study.scale.text)
+  pod = search.Pod(spec, overrides, jax.devices()[:1], **text)
+  # Any mesh takes the same number of FLOPs.
+  return pod.run(("mesh.data=-1", "mesh.fsdp=1", "mesh.tensor=1"))
+
+
+def _hours(work: float) -> float:
+  return work / (chips.CHIPS[_CHIP].flops * _UTILIZATION) / 3600
 
 
 # ------------------------------------------------------------------ the command
@@ -190,25 +263,26 @@ def main(argv: Sequence[str]) -> None:
   args, overrides = parser.parse_with_overrides(argv)
   settings = settings_lib.from_args(Settings, args)
   study = read(settings, overrides)
+  runs = pathlib.Path(
+    settings.runs or f"runs/{study.path.stem}_{study.name}"
+  ).absolute()
   if settings.dry_run:
-    print(costs.table(study))
+    print(costs(study, runs))
     return
   data = _found(study, settings.data)
-  default = f"runs/{study.path.stem}_{study.name}"
-  runs = pathlib.Path(settings.runs or default).absolute()
   todo = list(jobs(study, runs, settings.text, data))
   if settings.commands:
     for job in todo:
       print(shlex.join(["python", "-m", job.module, *job.arguments]))
     return
-  run(todo, runs, settings.minutes and 60 * settings.minutes)
+  jobs_lib.run(todo, runs, settings.minutes and 60 * settings.minutes)
   options = f"--runs={runs}", f"--config={study.path}"
   options += (f"--scale={study.name}", f"--output={runs}/report")
-  call(Job("the report", "antlm_jax.evals.report", options, runs))
+  jobs_lib.call(Job("the report", "antlm_jax.evals.report", options, runs))
 
 
 def _found(study: Study, data: str | None) -> str:
-  """Returns the evaluations' folder, which holds what they need."""
+  """Returns the folder of evaluation sets, which holds all that they need."""
   if not study.scale.evaluations:
     return ""
   if not data:

@@ -3,8 +3,8 @@
 #
 #   ./launch/antlm_table.sh --text=BABYLM_FOLDER --data=EVALUATION_FOLDER
 #
-# on a CPU, --scale=paper on an accelerator; --help says more. The same command
-# goes on where it was interrupted.
+# runs on a CPU, and with --scale=paper on an accelerator. The same command
+# resumes an interrupted table; --help lists all options.
 set -euo pipefail
 root="$(cd "$(dirname "$0")/.." && pwd)"
 exec "$root/launch/study.sh" --config="$root/configs/antlm_table.py" "$@"

@@ -267,6 +267,22 @@ def test_a_missing_program_is_named(asked, program, tmp_path):
   ends_with_error(done, f"{program} is not installed: ")
 
 
+def test_a_study_installs_what_its_report_needs_unless_it_only_prints(tmp_path):
+  shutil.copytree(LAUNCH, tmp_path / "launch", ignore=lambda *_: ["guides"])
+  said = 'echo "$(basename "$0")" "$@"\n'
+  write_script(tmp_path / "launch/setup.sh", said)
+  table, words = tmp_path / "launch/antlm_table.sh", ("--text=t", "--data=d")
+  done = run(table, *words, "--dry_run")
+  ends_with_error(done, "installs nothing: run")
+  (tmp_path / ".venv/bin").mkdir(parents=True)
+  write_script(tmp_path / ".venv/bin/python", said)
+  study = f"python -m antlm_jax.evals.study --config={tmp_path}/configs/"
+  study += "antlm_table.py --text=t --data=d"
+  for option in ("--dry_run", "--commands", "--help"):
+    assert run(table, *words, option).stdout == f"{study} {option}\n"
+  assert run(table, *words).stdout == f"setup.sh evals\n{study}\n"
+
+
 def test_a_workdir_that_is_lost_with_its_machine_is_mentioned():
   words = ("run", "a", "--type=v4-8", "--dry_run", "--", "--config=c")
   assert "lost" in launch("tpu_vm", *words, "--workdir=runs/a").stderr

@@ -6,6 +6,9 @@ import shlex
 
 import pytest
 
+from antlm_jax import config as config_lib
+from antlm_jax.__main__ import COMMANDS
+from antlm_jax.data.prepared_folder import Manifest
 from antlm_jax.evals import study
 from tests import real, runs
 
@@ -177,10 +180,32 @@ def test_a_dry_run_tells_and_touches_nothing(path, monkeypatch, capsys):
     assert f" {where} " in line
   assert "32 steps, of which 0 are shared" in said("--rows=branch")
   assert not [*pathlib.Path.cwd().iterdir()]
-  study.main([TABLE, "--dry_run", "--scale=small", "--rows=babyllama_c"])
+  # Without data, epochs are those of the text that the config is for.
+  words = [TABLE, "--dry_run", "--scale=small", "--rows=babyllama_c"]
+  study.main(words)
   table = capsys.readouterr().out
-  assert "1 rows, 5 runs\ntheir curricula are in epochs" in table
+  assert "1 rows, 5 runs\n18,000 steps, of which 0 are shared" in table
+  assert " 3,600     3,600   7.37M  51.8T      5" in table
+  assert "has no data yet: an epoch is about 2,400 rows" in table
   assert not [*pathlib.Path.cwd().iterdir()]
+
+
+def test_a_dry_run_counts_the_epochs_of_the_data(prepared, tmp_path, capsys):
+  (tmp_path / "data").mkdir()
+  (tmp_path / "data/babyllama").symlink_to(prepared)
+  rows = Manifest.load(prepared).splits["train"].rows
+  words = "--rows=babyllama_c", f"--runs={tmp_path}"
+  study.main([TABLE, "--dry_run", *words])
+  table = capsys.readouterr().out
+  assert f"\n{3 * round(6 * rows / 16):,} steps" in table
+  assert "about" not in table
+
+
+@pytest.mark.parametrize("name", ["antlm_table", "clm_or_mlm", "mixing"])
+def test_every_command_of_a_study_works_without_a_checkout(name):
+  scales = config_lib.module(str(CONFIGS / f"{name}.py")).SCALES.values()
+  found = {e.module for scale in scales for e in scale.evaluations}
+  assert found <= {*COMMANDS.values()}
 
 
 def test_the_commands_are_printed_to_be_run_elsewhere(path, capsys):

@@ -13,10 +13,10 @@ from antlm_jax.data.prepared_folder import Sources
 from antlm_jax.errors import UserError
 from antlm_jax.planning.estimate import Estimate, StandIn, estimate_all
 from antlm_jax.runtime import progress, sharding
-from antlm_jax.training import experiment
+from antlm_jax.training import experiment, flops
 from antlm_jax.training.experiment import Run
 
-_EPOCH = 1000  # steps in an epoch of stand-in data
+_EPOCH = 1000  # steps in an epoch of stand-in data, by default
 _MOST_TOKENS = 2**27  # in a batch: this machine makes one of each kind
 _MOST_FSDP = 64  # more does not divide the published encoders
 _MOST_TRIED = 8  # settings
@@ -32,6 +32,7 @@ class Pod:
   vocab_size: int
   seq_len: int | None = None  # tokens in a row; None for the model's longest
   pieces: int = 1  # documents in a row
+  rows: int = 0  # in an epoch; 0 for those of many steps
 
   def run(self, settings: Sequence[str] = ()) -> Run:
     """Builds the run with further settings `key=value`.
@@ -42,18 +43,34 @@ class Pod:
     more = [f"--config.{setting}" for setting in settings]
     config = config_lib.load(self.spec, [*self.overrides, *more])
     length = self.seq_len or config.model.max_seq_len
-    rows = config.train.batch_size
-    if rows * length > _MOST_TOKENS:
+    batch = config.train.batch_size
+    if batch * length > _MOST_TOKENS:
       raise UserError(
-        f"train.batch_size={rows} rows of {length} tokens are too many to plan:"
-        f" at most {_MOST_TOKENS:,} tokens"
+        f"train.batch_size={batch} rows of {length} tokens are too many to"
+        f" plan: at most {_MOST_TOKENS:,} tokens"
       )
     if config.data.path:
       sources = experiment.read_data(config)
     else:
-      data = StandIn(self.vocab_size, length, self.pieces, _EPOCH * rows)
+      rows = self.rows or _EPOCH * batch
+      data = StandIn(self.vocab_size, length, self.pieces, rows)
       sources = Sources({"": data}, {"": data}, data, "bos", {}, "")
     return experiment.assemble(config, sources, self.devices)
+
+
+def train_flops(run: Run, begin: int, known: dict) -> float:
+  """Returns the FLOPs of a run's steps from step `begin` on.
+
+  `known` keeps the FLOPs of a step by its kind, for other runs.
+  """
+  total, c = 0.0, run.config
+  for phase in run.curriculum.phases:
+    shares = [(run.objectives[name], x) for name, x in phase.shares.items()]
+    kind = str((c.model, c.train, c.data, shares))
+    if kind not in known:
+      known[kind] = flops.train_step(run.model, run.source[phase.start])
+    total += max(0, phase.stop - max(phase.start, begin)) * known[kind]
+  return total
 
 
 def advise(
