@@ -1,35 +1,42 @@
-"""Trains a grid of settings, one run after another, and says which is best.
+"""Trains a grid of settings, one run after another, and ranks them.
 
   antlm sweep --output=runs/sweep \\
     --grid="schedule.peak_lr=1e-3,3e-3;seed=1,2" \\
     -- --config=quickstart --config.data.path=runs/data
 
-After -- stand the arguments of `antlm train`, but for the folder: each run has
-its own in OUTPUT, named by its settings, and is a run like any other. At the
-end OUTPUT/comparison has what `antlm compare` writes; runs that differ in their
-seed alone are one line there, with their mean and standard deviation.
+After -- come the arguments of `antlm train`, without --workdir. Each run is a
+run like any other, in OUTPUT/SETTINGS. At the end, OUTPUT/comparison has what
+`antlm compare` writes. Runs that differ in their seed alone share a line, with
+their mean and standard deviation.
 
-The same command goes on where it was interrupted, also with a larger grid. A
-run that fails, as where a loss is not finite, is named, and the others go on.
+The same command resumes an interrupted sweep, also with a larger grid. If a run
+fails, for example at a loss that is not finite, the sweep names it and trains
+the others.
 """
 
+import concurrent.futures
 import dataclasses
 import itertools
+import math
+import multiprocessing
 import pathlib
 import urllib.parse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from antlm_jax import cli
 from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals.jobs import Job, run
+from antlm_jax.evals import jobs
+from antlm_jax.evals.jobs import Job
 from antlm_jax.evals.reporting import trainings
 from antlm_jax.evals.reporting.runs import TrainedRun, read_run
+from antlm_jax.hf import import_
 from antlm_jax.settings import setting
-from antlm_jax.training import saving
+from antlm_jax.training import experiment, saving
 
 _Point = Mapping[str, str]  # a value, as it is written, by key
+_MOST_RUNS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +44,9 @@ class Settings:
   """The command's arguments."""
 
   grid: str = setting(help="KEY=VALUE,...;KEY=VALUE,...: all combinations")
-  output: str = setting(help="the folder of all runs", read=cli.here)
+  output: str = setting(help="Path to the folder of all runs", read=cli.here)
   by: tuple[str, ...] = setting(
-    (), "objectives whose losses rank the runs, such as mlm; all by default"
+    (), "Objectives whose losses rank the runs, such as mlm; all by default"
   )
 
 
@@ -51,16 +58,16 @@ def main(argv: Sequence[str]) -> None:
   settings = settings_lib.from_args(Settings, parser.parse_args(argv[:at]))
   if at == len(argv):
     raise UserError("the training is missing: antlm sweep ... -- --config=...")
-  points = list(_points(settings.grid))
+  points = _points(settings.grid)
   training = argv[at + 1 :]
-  _check(training, points)
+  _check(training, points, settings.by)
   folder = pathlib.Path(settings.output).absolute()
   todo = []
   for point in points:
     workdir = _workdir(folder, point)
     arguments = f"--workdir={workdir}", *training, *_overrides(point)
     todo.append(Job(_title(point), "antlm_jax.train", arguments, workdir))
-  failed = run(todo, folder, go_on=True)
+  failed = jobs.run(todo, folder, go_on=True)
   runs = _read(folder, points)
   if runs:
     print()
@@ -74,14 +81,14 @@ def main(argv: Sequence[str]) -> None:
     )
 
 
-def _points(grid: str) -> Iterator[_Point]:
-  """Yields the combinations of a grid's values.
+def _points(grid: str) -> list[_Point]:
+  """Returns the combinations of a grid's values.
 
   Raises:
-    UserError: if it is not one.
+    UserError: It is not a grid, or has too many combinations.
   """
   values = {}
-  for part in filter(None, grid.split(";")):
+  for part in filter(str.strip, grid.split(";")):
     key, _, listed = part.partition("=")
     key = key.strip().removeprefix("--").removeprefix("config.")
     found = [value.strip() for value in listed.split(",")]
@@ -91,25 +98,57 @@ def _points(grid: str) -> Iterator[_Point]:
         " own"
       )
     values[key] = dict.fromkeys(found)
-  for point in itertools.product(*values.values()):
-    yield dict(zip(values, point, strict=True))
+  if not values:
+    raise UserError(f"--grid={grid}: give KEY=VALUE,VALUE,... to vary")
+  count = math.prod(map(len, values.values()))
+  if count > _MOST_RUNS:
+    raise UserError(
+      f"--grid has {count:,} combinations, over {_MOST_RUNS:,}: give fewer"
+      " values, or several sweeps"
+    )
+  combinations = itertools.product(*values.values())
+  return [dict(zip(values, point, strict=True)) for point in combinations]
 
 
 def _overrides(point: _Point) -> list[str]:
   return [f"--config.{key}={value}" for key, value in point.items()]
 
 
-def _check(training: Sequence[str], points: Sequence[_Point]) -> None:
-  """Checks every run's settings, before the first one begins.
+def _check(
+  training: Sequence[str], points: Sequence[_Point], by: Sequence[str]
+) -> None:
+  """Builds every run, before the first one is trained.
 
   Raises:
-    UserError: for the first that is wrong.
+    UserError: The first run whose settings or data are wrong, or that does not
+      measure an objective of `by`.
   """
   parser = cli.Parser(description="After --: the arguments of `antlm train`.")
   parser.add_argument("--config", required=True)
   args, overrides = parser.parse_with_overrides(training)
-  for point in points:
-    config_lib.load(args.config, [*overrides, *_overrides(point)])
+  words = [[*overrides, *_overrides(point)] for point in points]
+  for point in words:
+    config_lib.load(args.config, point)
+  # In another process, whose end frees the devices for the trainings.
+  spawn = multiprocessing.get_context("spawn")
+  with concurrent.futures.ProcessPoolExecutor(1, spawn) as other:
+    other.submit(_build, args.config, words, by).result()
+
+
+def _build(spec: str, words: Sequence[Sequence[str]], by: Sequence[str]):
+  """Builds the runs of a config with each list of overrides."""
+  for overrides in words:
+    config = config_lib.load(spec, overrides)
+    begin = config.init.checkpoint
+    run = experiment.build(config, import_.start(begin) if begin else None)
+    known = dict.fromkeys(run.evaluations)
+    for name, sets in run.evaluations.items():
+      known |= {f"{name}/{of}": None for of in sets if of and len(sets) > 1}
+    if unknown := [kind for kind in by if kind not in known]:
+      raise UserError(
+        f"--by={unknown[0]}: not every run measures this; measured:"
+        f" {', '.join(known) or 'none'}"
+      )
 
 
 def _workdir(folder: pathlib.Path, point: _Point) -> pathlib.Path:
@@ -119,12 +158,11 @@ def _workdir(folder: pathlib.Path, point: _Point) -> pathlib.Path:
 
 
 def _title(point: _Point) -> str:
-  """Says what a run is: keys by their last part, where that says enough."""
+  """Describes a run, with the last part of each key where that is enough."""
   last = [key.rpartition(".")[2] for key in point]
   names = last if len(set(last)) == len(last) else point
-  return ", ".join(
-    f"{name}={value}" for name, value in zip(names, point.values(), strict=True)
-  )
+  pairs = zip(names, point.values(), strict=True)
+  return ", ".join(f"{name}={value}" for name, value in pairs)
 
 
 def _read(

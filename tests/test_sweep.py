@@ -15,7 +15,9 @@ from antlm_jax.evals import compare, jobs, sweep
 from tests import runs
 
 GRID = "--grid=schedule.peak_lr=1e-3,3e-3;seed=1,2"
+VALUES = [str(n) for n in range(1, 100)]
 TRAINING = ("--", "--config=quickstart", "--config.curriculum", "2C+2M steps")
+TRAINING += ("--config.train.steps=0",)
 
 
 def write(folder, config, losses, entropy=6.0, ended=True, **summary):
@@ -122,8 +124,11 @@ def trained(monkeypatch):
   return calls
 
 
-def test_a_sweep_goes_on_and_says_which_is_best(trained, tmp_path, capsys):
+def test_a_sweep_goes_on_and_says_which_is_best(
+  trained, prepared, tmp_path, capsys
+):
   words = [GRID, f"--output={tmp_path}", *TRAINING]
+  words.append(f"--config.data.path={prepared}")
   with pytest.raises(Stopped):
     sweep.main(words)
   every = [(lr, seed) for lr in (1e-3, 3e-3) for seed in (1, 2)]
@@ -144,9 +149,10 @@ def test_a_sweep_goes_on_and_says_which_is_best(trained, tmp_path, capsys):
   assert trained[6:] == [(1e-3, 3), (3e-3, 3)]
 
 
-def test_a_run_that_fails_is_named(trained, tmp_path, capsys):
+def test_a_run_that_fails_is_named(trained, prepared, tmp_path, capsys):
   trained.append(None)  # the last of four is the fifth call, and passes
   words = [GRID, f"--output={tmp_path}", *TRAINING]
+  words.append(f"--config.data.path={prepared}")
   told = runs.told(sweep.main, words)
   assert "1 of 4 runs failed (peak_lr=3e-3, seed=1)" in told
   assert "error: not finite" in capsys.readouterr().out
@@ -165,12 +171,36 @@ def test_a_run_that_fails_is_named(trained, tmp_path, capsys):
     ("seed", TRAINING, "'seed' is not KEY=VALUE,VALUE,..."),
     ("seed=1,", TRAINING, "'seed=1,' is not KEY=VALUE,VALUE,..."),
     ("seed=1; seed=2", TRAINING, "'seed=2' is not KEY=VALUE,VALUE,... with a"),
+    (" ; ", TRAINING, "--grid= ; : give KEY=VALUE,VALUE,... to vary"),
+    (
+      ";".join(f"objectives.{x}.weight={','.join(VALUES)}" for x in "CMNDS"),
+      TRAINING,
+      "9,509,900,499 combinations, over 4,096: give fewer values",
+    ),
   ],
 )
 def test_a_wrong_sweep_writes_nothing(grid, training, told, tmp_path):
   words = f"--grid={grid}", f"--output={tmp_path / 'sweep'}", *training
   assert told in runs.refused("antlm_jax.evals.sweep", *words)
   assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+  "grid, by, told",
+  [
+    ("curriculum=2C steps,2Q steps", "mlm", "unknown objective 'Q'"),
+    ("model.heads=4,5", "mlm", "heads"),
+    ("seed=1,2", "mlm,foo", "--by=foo: not every run measures this; measured:"),
+  ],
+)
+def test_every_run_is_built_before_the_first_is_trained(
+  grid, by, told, trained, prepared, tmp_path
+):
+  words = [f"--grid={grid}", f"--by={by}", f"--output={tmp_path / 'sweep'}"]
+  words += ["--", "--config=quickstart:shrink"]
+  words += [f"--config.data.path={prepared}"]
+  assert told in runs.refused("antlm_jax.evals.sweep", *words)
+  assert not trained and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
