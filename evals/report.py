@@ -4,13 +4,15 @@
 
 `--runs` holds ROW/SEED/ for the rows of the study's config (`evals.study`),
 each the folder of a training run with what the evaluations wrote into its
-`evals/`. What is not there yet is named.
+`evals/`. The report lists what is missing.
 
 Writes report.md, its pictures, each table as a .csv file, and table.json (the
 same numbers, as shares). Intervals are bootstrapped, always with the same
-draws.
+draws. Needs the extra `evals`: pip install 'antlm_jax[evals]'.
 """
 
+import collections
+import importlib.util
 import pathlib
 from collections.abc import Sequence
 
@@ -18,26 +20,25 @@ from antlm_jax import cli
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals import design
-from antlm_jax.evals.reporting import controls, encoders, render, statistics
-from antlm_jax.evals.reporting import runs as runs_lib
-from antlm_jax.evals.reporting.compare import Study
 from antlm_jax.evals.zero_shot.pipelines import PIPELINES
 
-# What is said of a study: by the name of its config's REPORT.
-REPORTS = {"controls": controls.report, "encoders": encoders.report}
+# Modules of `reporting`, named by a study's config as its REPORT.
+KINDS = ("controls", "encoders")
 
 
 def _parser() -> cli.Parser:
   parser = cli.Parser(description=__doc__)
   add = parser.add_argument
-  add("--runs", type=cli.here, required=True, help="folder of ROW/SEED/")
-  add("--output", type=cli.here, help="folder; RUNS/report by default")
-  add("--config", default="antlm_table", help="the study")
-  add("--scale", default="tiny", help="one of its")
+  add("--runs", type=cli.here, required=True, help="Path to a study's runs")
+  add(
+    "--output", type=cli.here, help="Path to a folder; RUNS/report by default"
+  )
+  add("--config", default="antlm_table", help="Study, by name or path")
+  add("--scale", default="tiny", help="Scale of the study")
   add(
     "--pipeline",
     choices=PIPELINES,
-    help="by which scores of pairs are; by default as most of the results",
+    help="Pipeline whose scores of pairs count; the most used by default",
   )
   return parser
 
@@ -45,35 +46,55 @@ def _parser() -> cli.Parser:
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   args = _parser().parse_args(argv)
+  for name in ("jinja2", "pandas"):
+    if importlib.util.find_spec(name) is None:
+      raise UserError(
+        f"antlm report needs {name}: pip install 'antlm_jax[evals]'"
+      )
+  # Only here: they need what the extra installs.
+  from antlm_jax.evals.reporting import measured, render, runs, statistics
+  from antlm_jax.evals.reporting.findings import Findings
+
   _, variants = design.read(args.config, args.scale)
   module = config_lib.module(args.config)
   kind = getattr(module, "REPORT", None)
-  if kind not in REPORTS:
-    known = ", ".join(REPORTS)
+  if kind not in KINDS:
+    known = ", ".join(KINDS)
     raise UserError(f"--config={args.config}: REPORT is not one of {known}")
-  runs = runs_lib.read_runs(args.runs, variants)
-  print(f"{sum(map(len, runs.values()))} runs of {len(runs)} rows", flush=True)
-  pipelines = runs_lib.pipelines(runs)
+  folder = pathlib.Path(args.runs)
+  found = runs.read_runs(folder, variants)
+  print(
+    f"{sum(map(len, found.values()))} runs of {len(found)} rows", flush=True
+  )
+  table = measured.read(found)
+  used = collections.Counter(measured.latest(table).pipeline)
+  pipelines = [name for name, _ in used.most_common() if name]
   pipeline = args.pipeline or next(iter(pipelines), "ours")
   absent = [
     f"pairs as `--pipeline={name}` scores them: ask for that"
     for name in pipelines
     if name != pipeline
   ]
+  strangers = {p.parent.parent.name for p in folder.glob("*/*/config.json")}
   absent += [
     f"runs of `{name}`: no row of {args.config}"
-    for name in runs_lib.strangers(args.runs, variants)
+    for name in sorted(strangers - set(variants))
   ]
-  output = pathlib.Path(args.output or pathlib.Path(args.runs) / "report")
   about = module.__doc__ or pathlib.Path(args.config).stem
-  study = Study(
-    variants,
-    runs,
-    pipeline,
+  table = table[table.pipeline.isin([pipeline, ""])]
+  study = Findings(
     name=about.partition("\n")[0].rstrip("."),
+    pipeline=pipeline,
+    variants=variants,
+    runs=found,
+    table=table,
+    scores=table[:0],
+    items=measured.ItemFiles(),
     confidence=getattr(module, "CONFIDENCE", statistics.CONFIDENCE),
   )
-  render.write(REPORTS[kind](study, absent), output)
+  make = importlib.import_module(f"antlm_jax.evals.reporting.{kind}").report
+  output = pathlib.Path(args.output or folder / "report")
+  render.write(make(study, absent), output)
   print(f"written to {output / 'report.md'}")
 
 

@@ -10,8 +10,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals import design
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.reporting import runs as runs_lib
-from antlm_jax.evals.reporting import statistics
+from antlm_jax.evals.reporting import measured, statistics
 from antlm_jax.evals.zero_shot import command
 from antlm_jax.evals.zero_shot.choices import Results
 from antlm_jax.inference.pairs import pair
@@ -452,7 +451,7 @@ def test_fine_tuning_by_task_with_majority_and_collapses(folder, rows):
 def whole(folder, row="antlm", limit=0):
   """A run that has everything in full, as its files say."""
   run = train(folder, row, 0)
-  for benchmark in runs_lib.BENCHMARKS:
+  for benchmark in measured.BENCHMARKS:
     score(run, benchmark.folder, "causal", {"a": answers(3, 4)})
     path = run / "evals" / benchmark.folder / f"{STEPS}-causal/summary.json"
     summary = json.loads(path.read_text()) | {"pairs": benchmark.pairs}
@@ -565,7 +564,7 @@ def test_results_that_do_not_fit_are_named_once(folder, rows):
   score(run, "ewok", "mlm", {"a": answers(1, 4)})
   path = run / "evals/ewok" / f"{STEPS}-mlm/summary.json"
   path.write_text("{}")
-  words = rf"^cannot read {path}: KeyError\('request'\): make it again[^:]*$"
+  words = rf"^cannot read {path}: it has no 'request': make it again[^:]*$"
   with pytest.raises(UserError, match=words):
     make(folder, rows)
 

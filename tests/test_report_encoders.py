@@ -152,9 +152,9 @@ def test_claims_without_a_difference_are_said_not_to_be_run(tmp_path):
 )
 def test_a_verdict_goes_by_the_sign_of_a_claim(low, high, sign, verdict):
   interval = Interval((low + high) / 2, low, high)
-  contrast = claims.Contrast("it", None, interval, sign)
+  contrast = claims.Contrast("it", interval, sign=sign)
   assert claims.Claim("it", "there", [contrast]).verdict.startswith(verdict)
-  nothing = claims.Contrast("it", None, None)
+  nothing = claims.Contrast("it", None)
   assert claims.Claim("it", "there", [nothing]).verdict == "not run"
 
 

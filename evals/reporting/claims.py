@@ -1,9 +1,8 @@
 """What papers claim, and whether a study's own figures bear it out."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from antlm_jax.evals.reporting.render import Cell, Table
 from antlm_jax.evals.reporting.statistics import CONFIDENCE, Interval
 
 
@@ -12,19 +11,19 @@ class Contrast(NamedTuple):
 
   Attributes:
     on: What is compared, and on what.
-    published: The paper's difference, in the unit of `text`.
-    found: Ours; None where a side is not there.
+    found: Our difference; None where a side has no runs or one seed.
+    published: The paper's difference, in the same unit.
     sign: Which sign the claim expects of it, 1 or -1.
-    text: Writes a number, such as one in points.
+    digits: Number of decimals that are shown.
     here: Our difference, where one seed a side has no interval.
     but: Why nothing is decided, whatever is found; "" for nothing.
   """
 
   on: str
-  published: float | None
   found: Interval | None
+  published: float | None = None
   sign: int = 1
-  text: Callable[[float], str] = "{:+.2f}".format
+  digits: int = 2
   here: float | None = None
   but: str = ""
 
@@ -74,29 +73,21 @@ class Claim(NamedTuple):
     return ", ".join(f"{v} in {n} of {len(found)}" for v, n in counts)
 
 
-def parts(
-  claims: Sequence[Claim], of: str, confidence: float = CONFIDENCE
-) -> Iterator[list[str] | Table]:
-  """Yields claims of a family with their verdicts, and what is behind them."""
-  yield [f"{c.text} ({c.source}): **{c.verdict}**" for c in claims]
-  head = f"{100 * confidence:.4g} %"
-  rows = [_row(claim, c, head) for claim in claims for c in claim.contrasts]
-  if not any(row["published"].text for row in rows):
-    rows = [{k: v for k, v in row.items() if k != "published"} for row in rows]
-  yield Table("claims", rows, f"{of}: what the verdicts stand on")
-
-
-def _row(claim: Claim, c: Contrast, head: str) -> dict[str, Cell | str | None]:
-  found, published = c.found, c.published
-  here = found.estimate if found else c.here
-  ends = found and f"{c.text(found.low)} to {c.text(found.high)}"
-  return {
-    "claim": claim.text,
-    "on": c.on,
-    "published": Cell(
-      published, None if published is None else c.text(published)
-    ),
-    "here": Cell(here, None if here is None else c.text(here)),
-    head: Cell(found, ends),
-    "verdict": c.verdict,
-  }
+def rows(
+  claims: Iterable[Claim], confidence: float = CONFIDENCE
+) -> list[dict[str, Any]]:
+  """Returns a row for each contrast of some claims."""
+  found = [(claim, c) for claim in claims for c in claim.contrasts]
+  published = any(c.published is not None for _, c in found)
+  return [
+    {
+      "claim": claim.text,
+      "on": c.on,
+      **({"published": c.published} if published else {}),
+      "here": c.found.estimate if c.found else c.here,
+      f"{100 * confidence:.4g} %": c.found,
+      "verdict": c.verdict,
+      "_digits": c.digits,
+    }
+    for claim, c in found
+  ]

@@ -1,31 +1,33 @@
-"""The report of CLM, MLM or both (arXiv 2507.00994), as a value.
+"""The report of CLM, MLM or both (arXiv 2507.00994).
 
 Scores are of the test sets, at the rate that is best on those to choose on.
-Runs of fine-tuning are the seeds here: pretraining has one, as the paper's.
+Trials of fine-tuning are the seeds here: pretraining has one, as the paper's.
 """
 
 import collections
 import dataclasses
 import functools
-import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from antlm_jax import units
 from antlm_jax.evals.finetuning.protocol import KINDS
-from antlm_jax.evals.reporting import claims, compare, plots, render, sections
+from antlm_jax.evals.reporting import claims, measured, plots
 from antlm_jax.evals.reporting.claims import Claim, Contrast
-from antlm_jax.evals.reporting.compare import Mean, Pair, Study
-from antlm_jax.evals.reporting.render import Cell, Figure, Section, Table
-from antlm_jax.evals.reporting.runs import Items, Result, TrainedRun, Tuned
+from antlm_jax.evals.reporting.controls import sizes
+from antlm_jax.evals.reporting.findings import Findings, Pair
+from antlm_jax.evals.reporting.measured import KEY
+from antlm_jax.evals.reporting.render import Figure, Report, Row, fill
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES
 
 ATTENTION = "bidirectional"
 _LONGEST = 42  # thousands of steps of the paper
 _TEST = "-test"
+_TASKS = [task for tasks in KINDS.values() for task in tasks]
 
 # Group averages in percent: SC, TC, QA, IR; 610M, tables 10 to 17.
 PUBLISHED = {
@@ -55,104 +57,39 @@ PUBLISHED = {
 _EARLY = {"clm_42": (73.61, 89.52, 26.89, 47.77)}
 _EARLY["mlm40_42"] = (68.23, 86.80, 17.00, 30.55)
 
-_SCORES = """\
-In percent: the mean over fine-tuning's seeds, ± half of its 95 % interval
-(Student's t over these seeds; that another pretraining would differ, it does
-not know). SC, TC, QA and IR are the unweighted means of their tasks: sentences,
-words, answers, retrieval."""
-_CLAIMS = """\
-Differences in points, with 95 % intervals by a paired bootstrap over the test
-items and over fine-tuning's seeds. A claim is *confirmed* or *contradicted*
-where an interval excludes zero. Each row is one pretraining: what holds of
-these very models need not hold of others."""
-_RATES = """\
-Standard deviation over all rates and seeds of a task's test score, in points,
-mean over the tasks: how much a model depends on the rate that it is given."""
-_PUBLISHED = """\
-In percent, 610M on 100B tokens (arXiv 2507.00994, tables 10 to 17; 1,000 steps
-are 2.4B tokens). Its measures are those above."""
+
+# -------------------------------------------------------------------- scores
 
 
-# ------------------------------------------------------ fine-tuned as results
+def _trials(table: pd.DataFrame, step: int = 0) -> pd.DataFrame:
+  """Returns the trials on test sets, at one step or at each task's last."""
+  found = table[table.task.str.endswith(_TEST)]
+  found = found[found.step == step] if step else measured.latest(found)
+  return found.assign(task=found.task.str.removesuffix(_TEST))
 
 
-@dataclasses.dataclass(frozen=True)
-class Combined(Result):
-  """A kind of task: the unweighted mean of its tasks."""
-
-  results: Sequence[Result]
-  parts: ClassVar[Mapping[str, str]] = types.MappingProxyType({})  # none
-
-  @functools.cached_property
-  def items(self) -> Items | None:
-    """Those of all tasks, each task a stratum."""
-    found = [result.items for result in self.results]
-    if None in found:
-      return None
-    strata = [np.full(len(part.scores), i) for i, part in enumerate(found)]
-    return Items(
-      key=" ".join(part.key for part in found),
-      uids=tuple(uid for part in found for uid in part.uids),
-      strata=np.concatenate(strata),
-      scores=np.concatenate([part.scores for part in found]),
-    )
+def _at(study: Findings, step: int = 0) -> Findings:
+  """Returns a study whose scores are of one step: a seed for each trial."""
+  trials = _trials(study.table, step)
+  chosen = trials[trials.chosen & trials.task.isin(_TASKS)]
+  scores = chosen.assign(seed=chosen.seed + "/" + chosen.trial)
+  return dataclasses.replace(study, scores=pd.concat([scores, _kinds(scores)]))
 
 
-@dataclasses.dataclass(frozen=True)
-class TunedStudy(Study):
-  """A study whose results are test scores, a seed for each run that tunes."""
-
-  step: int = 0  # of the checkpoints that are looked at; 0: each one's last
-
-  @functools.cached_property
-  def results(self) -> dict[tuple[str, str, str], dict[str, Result]]:
-    """All results by (variant, task or kind, attention) and then seed."""
-    out = collections.defaultdict(dict)
-    for name, runs in self.runs.items():
-      for run in runs:
-        for (task, attention), tuned in self.tuned(run).items():
-          for seed, result in tuned.seeds.items():
-            out[name, task, attention][f"{run.seed}/{seed}"] = result
-    return dict(out) | _kinds(out)
-
-  def tuned(self, run: TrainedRun) -> dict[tuple[str, str], Tuned]:
-    """Returns what a run gets on test sets, by task and attention."""
-    found = run.looks.get(self.step, {}) if self.step else run.tuned
-    return {
-      (task.removesuffix(_TEST), attention): tuned
-      for (task, attention), tuned in found.items()
-      if task.endswith(_TEST)
-    }
-
-  @property
-  def tasks(self) -> list[str]:
-    """The tasks that any variant has, in the paper's order."""
-    there = {task for _, task, _ in self.results}
-    return [t for tasks in KINDS.values() for t in tasks if t in there]
-
-  @property
-  def kinds(self) -> list[str]:
-    """The kinds that any variant has."""
-    there = {task for _, task, _ in self.results}
-    return [kind for kind in KINDS if kind in there]
-
-
-def _kinds(found) -> dict[tuple[str, str, str], dict[str, Result]]:
-  """Combines the tasks of each kind, for the seeds that have all of them."""
-  there, out = {task for _, task, _ in found}, {}
+def _kinds(scores: pd.DataFrame) -> pd.DataFrame:
+  """Averages each kind's tasks, for the seeds that have all that any has."""
+  out = []
   for kind, tasks in KINDS.items():
-    present = [task for task in tasks if task in there]
-    for name, attention in {(n, a) for n, _, a in found}:
-      each = [found.get((name, task, attention), {}) for task in present]
-      for seed in each[0] if each else ():
-        if all(seed in results for results in each):
-          parts = [results[seed] for results in each]
-          score = float(np.mean([part.score for part in parts]))
-          whole = all(part.complete for part in parts) and present == [*tasks]
-          out.setdefault((name, kind, attention), {})[seed] = Combined(
-            parts[0].step, score, whole, parts
-          )
-  return out
+    found = scores[scores.task.isin(tasks)]
+    present = [task for task in tasks if task in set(found.task)]
+    for _, rows in found.groupby(["variant", "seed", "mode"], sort=False):
+      if len(rows) == len(present):
+        rows = rows.set_index("task").loc[present]
+        mean = {"task": kind, "value": rows.value.mean()}
+        mean["complete"] = rows.complete.all() and len(present) == len(tasks)
+        mean["items"] = rows["items"].sum() if rows["items"].all() else ()
+        out.append(rows.iloc[0].to_dict() | mean)
+  return pd.DataFrame(out, columns=scores.columns)
 
 
 # ----------------------------------------------------------------- the report
@@ -167,57 +104,79 @@ class Recipe(NamedTuple):
   after: str  # the row that it goes on from
 
 
-def report(study: Study, absent: Sequence[str]) -> render.Report:
-  """Returns the report; what `absent` says stands with what is missing."""
-  study = TunedStudy(study.variants, study.runs, study.pipeline, study.name)
-  absent = [*_missing(study), *absent]
+def report(study: Findings, absent: Sequence[str]) -> Report:
+  """Makes the report.
 
-  def every(
-    parts: Callable[[TunedStudy, str, Sequence[str]], Iterator],
-  ) -> list:
-    return [p for found in study.families.items() for p in parts(study, *found)]
-
-  parts = [
-    Section("Claims", every(_claims), _CLAIMS),
-    Section("Scores", [*every(_scores), _published()], _SCORES),
-    Section("By the ratio that is masked", every(_ratios)),
-    Section("By the steps trained", every(_looks)),
-    Section("CLM, then MLM, by the share of CLM", every(_splits)),
-    Section("Continued with MLM", every(_continued)),
-    Section("By the rate", every(_rates), _RATES),
-    Section("What is not there", [absent], otherwise="Nothing."),
+  Args:
+    study: The study; which of its scores count is decided here.
+    absent: What is missing, in addition to what is found to be.
+  """
+  study = _at(study)
+  tables, families = collections.defaultdict(dict), []
+  for name, variants in study.families.items():
+    made = list(_claims(study, name))
+    run = [c for c in made if any(x.found for x in c.contrasts)]
+    tables["claims"][f"{name}: what the verdicts stand on"] = claims.rows(run)
+    tables["scores"][name] = _scores(study, variants)
+    tables["rates"][name] = _rates(study, variants)
+    families.append(
+      {
+        "name": name,
+        "claims": run,
+        "not_run": [c for c in made if c not in run],
+        "sizes": sizes(study, variants),
+        "figures": dict(_figures(study, name, variants)),
+      }
+    )
+  tables["published"]["Published"] = [
+    {"published": name} | dict(zip(KINDS, found, strict=True))
+    for name, found in PUBLISHED.items()
   ]
-  return render.Report(study.name, parts, {"missing": absent})
-
-
-def _recipe(study: Study, name: str) -> Recipe | None:
-  run = study.runs[name][0]
-  if run.curriculum is None:
-    return None
-  steps = collections.Counter()
-  for phase in run.curriculum.phases:
-    for objective, share in phase.shares.items():
-      steps[objective] += round((phase.stop - phase.start) * share)
-  ratio = run.config["objectives"]["M"]["mask_ratio"]
-  return Recipe(steps["C"], steps["M"], ratio, study.variants[name].after)
-
-
-def _recipes(study: Study, names: Sequence[str]) -> dict[str, Recipe]:
-  found = {name: _recipe(study, name) for name in names}
-  return {name: recipe for name, recipe in found.items() if recipe}
-
-
-def _unit(study: Study, family: str) -> float:
-  """Returns the steps that stand for a thousand of the paper's."""
-  texts = (
-    text
-    for row in study.variants.values()
-    if row.family == family and not row.after
-    for text in row.curriculum.values()
+  about = {"missing": [*_missing(study), *absent]}
+  text = fill(
+    "encoders.md.j2",
+    title=study.name,
+    families=families,
+    tables=dict(tables),
+    **about,
   )
-  # All rows of the family, trained or not.
-  steps = (curriculum.parse(text, OBJECTIVES, 1000, 1000) for text in texts)
-  return max(found.steps for found in steps) / _LONGEST
+  figures = [figure for f in families for figure in f["figures"].values()]
+  return Report(text, about, tables, figures)
+
+
+def _scores(study: Findings, variants: Sequence[str]) -> list[Row]:
+  there = set(study.scores.task)
+  return [
+    {
+      "row": study.title(name),
+      "curriculum": study.runs[name][0].text,
+      **{
+        head: study.mean(name, [head], ATTENTION)
+        for head in (*KINDS, *_TASKS)
+        if head in there
+      },
+    }
+    for name in variants
+  ]
+
+
+def _rates(study: Findings, variants: Sequence[str]) -> list[Row]:
+  """Returns by kind how much tasks' scores deviate over rates and seeds."""
+  trials = _trials(study.table)
+  trials = trials[trials["mode"] == ATTENTION]
+  rows = []
+  for name in variants:
+    # The first run stands for the row: pretraining has one seed.
+    own = trials[trials.variant == name]
+    own = own[own.seed == study.runs[name][0].seed]
+    deviations = own.groupby("task").value.std().dropna()
+    row = {
+      kind: float(np.mean(found))
+      for kind, tasks in KINDS.items()
+      if (found := [deviations[t] for t in tasks if t in deviations])
+    }
+    rows += [{"row": study.title(name)} | row] if row else []
+  return rows
 
 
 # -------------------------------------------------------------------- claims
@@ -266,27 +225,16 @@ _CLAIMED = (
 )
 
 
-def _claims(study: TunedStudy, family: str, names) -> Iterator:
-  early = dataclasses.replace(study, step=round(2 * _unit(study, family)))
-  found = [
-    Claim(
-      claimed.text,
-      claimed.source,
-      [
-        _contrast(early if claimed.early else study, family, claimed, kind)
-        for kind in claimed.kinds
-      ],
-    )
-    for claimed in _CLAIMED
-  ]
-  there = [c for c in found if any(x.found for x in c.contrasts)]
-  yield f"### {family}"
-  yield from claims.parts(there, family)
-  yield [f"not run here: {c.text}" for c in found if c not in there]
+def _claims(study: Findings, family: str) -> Iterator[Claim]:
+  early = _at(study, round(2 * _unit(study, family)))
+  for claimed in _CLAIMED:
+    at = early if claimed.early else study
+    contrasts = [_contrast(at, family, claimed, k) for k in claimed.kinds]
+    yield Claim(claimed.text, claimed.source, contrasts)
 
 
 def _contrast(
-  study: TunedStudy, family: str, claimed: _Claimed, kind: str
+  study: Findings, family: str, claimed: _Claimed, kind: str
 ) -> Contrast:
   a, b = claimed.sides
   published = _EARLY if claimed.early else PUBLISHED
@@ -295,194 +243,160 @@ def _contrast(
   deltas = study.differences(kind, [Pair(*sides)])
   found = deltas[0].interval * 100 if deltas else None
   theirs = published[a][index] - published[b][index]
-  return Contrast(f"{kind}: {a} - {b}", theirs, found)
+  return Contrast(f"{kind}: {a} - {b}", found, theirs)
 
 
-# -------------------------------------------------------------------- scores
-
-
-def _scores(study: TunedStudy, family: str, names) -> Iterator[Table]:
-  rows = [
-    {
-      "row": study.title(name),
-      "curriculum": f"`{study.runs[name][0].text}`",
-      **{
-        head: _percent(study.mean(name, [head], ATTENTION))
-        for head in (*study.kinds, *study.tasks)
-      },
-    }
-    for name in names
-  ]
-  yield Table("scores", rows, family, sections.sizes(study, names))
-
-
-def _percent(found: Mean | None) -> Cell:
-  if found is None:
-    return Cell(None, None)
-  half = compare.half_width(found)
-  spread = "" if half is None else f" ± {100 * half:.1f}"
-  return Cell(found, f"{100 * found.mean:.1f}{spread}")
-
-
-def _published() -> Table:
-  rows = [
-    {
-      "published": name,
-      **{k: Cell(x, f"{x:.2f}") for k, x in zip(KINDS, found, strict=True)},
-    }
-    for name, found in PUBLISHED.items()
-  ]
-  return Table("published", rows, "Published", _PUBLISHED)
+def _unit(study: Findings, family: str) -> float:
+  """Returns the steps that stand for a thousand of the paper's."""
+  texts = (
+    text
+    for row in study.variants.values()
+    if row.family == family and not row.after
+    for text in row.curriculum.values()
+  )
+  # All rows of the family, trained or not.
+  steps = (curriculum.parse(text, OBJECTIVES, 1000, 1000) for text in texts)
+  return max(found.steps for found in steps) / _LONGEST
 
 
 # ------------------------------------------------------------------- figures
 
-_Points = list[tuple[float, Mean]]
+# Points of a figure by line: where each is, and of which study and row.
+_Lines = Mapping[str, list[tuple[float, str, Findings]]]
 
 
-def _panels(
-  study: TunedStudy, lines: Mapping[str, Sequence[tuple[float, str]]]
-):
-  """Returns by kind and label the points of names at their places."""
-  panels = {kind: collections.defaultdict(list) for kind in study.kinds}
-  for kind, panel in panels.items():
-    for label, places in lines.items():
-      for x, name in sorted(places):
-        if found := study.mean(name, [kind], ATTENTION):
-          panel[label].append((x, found))
+def _figures(
+  study: Findings, family: str, variants: Sequence[str]
+) -> Iterator[tuple[str, Figure]]:
+  """Yields by name the figures in which a line has two points."""
+  recipes = {name: _recipe(study, name) for name in variants}
+  recipes = {name: recipe for name, recipe in recipes.items() if recipe}
+  longest = round(_LONGEST * _unit(study, family))
+  for name, title, axis, lines in (
+    (
+      "ratios",
+      "scores by the ratio that is masked",
+      "masked (%)",
+      _by_ratio(study, recipes, longest),
+    ),
+    (
+      "looks",
+      "scores by the steps trained, undecayed",
+      "step",
+      _by_steps(study, variants),
+    ),
+    ("splits", "CLM, then MLM", "share of CLM (%)", _by_split(study, recipes)),
+    (
+      "continued",
+      "continued with MLM",
+      "further steps",
+      _by_more(study, recipes),
+    ),
+  ):
+    panels = _panels(lines)
+    title = f"{family}: {title}"
+    style = {"log": True} if name == "looks" else {}
+    draw = functools.partial(plots.lines, title, axis, panels, **style)
+    if any(len(line) > 1 for of in panels.values() for line in of.values()):
+      yield name, Figure(f"{name}_{family.lower()}.png", draw)
+
+
+def _panels(lines: _Lines):
+  """Returns by kind and label the points' means over seeds."""
+  panels = collections.defaultdict(lambda: collections.defaultdict(list))
+  for kind in KINDS:
+    for label, points in lines.items():
+      for x, name, study in sorted(points, key=lambda point: point[:2]):
+        if mean := study.mean(name, [kind], ATTENTION):
+          panels[kind][label].append((x, mean))
   return panels
 
 
-def _figure(name: str, family: str, title: str, axis: str, panels, **style):
-  """Yields a figure, if any of its lines has two points."""
-  lines = [line for panel in panels.values() for line in panel.values()]
-  if any(len(line) > 1 for line in lines):
-    draw = functools.partial(
-      plots.lines, f"{family}: {title}", axis, panels, **style
-    )
-    yield Figure(f"{name}_{family.lower()}.png", draw)
+def _recipe(study: Findings, name: str) -> Recipe | None:
+  run = study.runs[name][0]
+  if run.curriculum is None:
+    return None
+  steps = collections.Counter()
+  for phase in run.curriculum.phases:
+    for objective, share in phase.shares.items():
+      steps[objective] += round((phase.stop - phase.start) * share)
+  ratio = run.config["objectives"]["M"]["mask_ratio"]
+  return Recipe(steps["C"], steps["M"], ratio, study.variants[name].after)
 
 
-def _ratios(study: TunedStudy, family: str, names) -> Iterator[Figure]:
-  recipes, lines = _recipes(study, names), collections.defaultdict(list)
-  longest = round(_LONGEST * _unit(study, family))
+def _by_ratio(
+  study: Findings, recipes: Mapping[str, Recipe], longest: int
+) -> _Lines:
+  lines = collections.defaultdict(list)
   for name, r in recipes.items():
-    decayed = r.clm and r.mlm <= longest / 20
     if r.mlm and not r.after and r.clm + r.mlm == longest:
+      point = 100 * r.ratio, name, study
       if not r.clm:
-        lines["MLM alone"].append((100 * r.ratio, name))
-      elif decayed:
-        lines["CLM, MLM as it decays"].append((100 * r.ratio, name))
-  yield from _figure(
-    *("ratios", family, "scores by the ratio that is masked"),
-    *("masked (%)", _panels(study, lines)),
-  )
+        lines["MLM alone"].append(point)
+      elif r.mlm <= longest / 20:
+        lines["CLM, MLM as it decays"].append(point)
+  return lines
 
 
-def _looks(study: TunedStudy, family: str, names) -> Iterator[Figure]:
-  panels = {kind: collections.defaultdict(list) for kind in KINDS}
-  for name in names:
-    steps = study.variants[name].looks
-    for step in sorted({s for found in steps.values() for s in found}):
-      at = dataclasses.replace(study, step=step)
-      for kind in KINDS:
-        if found := at.mean(name, [kind], ATTENTION):
-          panels[kind][study.title(name)].append((step, found))
-  panels = {kind: lines for kind, lines in panels.items() if lines}
-  yield from _figure(
-    *("looks", family, "scores by the steps trained, undecayed"),
-    *("step", panels),
-    log=True,
-  )
+def _by_steps(study: Findings, variants: Sequence[str]) -> _Lines:
+  looks = {
+    name: {
+      step for steps in study.variants[name].looks.values() for step in steps
+    }
+    for name in variants
+  }
+  at = {step: _at(study, step) for steps in looks.values() for step in steps}
+  return {
+    study.title(name): [(step, name, at[step]) for step in steps]
+    for name, steps in looks.items()
+  }
 
 
-def _splits(study: TunedStudy, family: str, names) -> Iterator[Figure]:
-  recipes, lines = _recipes(study, names), collections.defaultdict(list)
+def _by_split(study: Findings, recipes: Mapping[str, Recipe]) -> _Lines:
+  lines = collections.defaultdict(list)
   for name, r in recipes.items():
     if not r.after and (r.ratio == 0.4 or not r.mlm):
       total = r.clm + r.mlm
-      lines[f"{units.quantity(total)} steps"].append(
-        (100 * r.clm / total, name)
-      )
-  yield from _figure(
-    *("splits", family, "CLM, then MLM"),
-    *("share of CLM (%)", _panels(study, lines)),
-  )
+      label = f"{units.quantity(total)} steps"
+      lines[label].append((100 * r.clm / total, name, study))
+  return lines
 
 
-def _continued(study: TunedStudy, family: str, names) -> Iterator[Figure]:
-  recipes, lines = _recipes(study, names), {}
+def _by_more(study: Findings, recipes: Mapping[str, Recipe]) -> _Lines:
+  lines = {}
   for name, r in recipes.items():
     if r.after in recipes:
       label = f"after {study.title(r.after)}"
-      lines.setdefault(label, [(0, r.after)]).append((r.mlm, name))
-  yield from _figure(
-    *("continued", family, "continued with MLM"),
-    *("further steps", _panels(study, lines)),
-  )
+      line = lines.setdefault(label, [(0, r.after, study)])
+      line.append((r.mlm, name, study))
+  return lines
 
 
-# --------------------------------------------------------------------- rates
+# ---------------------------------------------------------------------- gaps
 
 
-def _rates(study: TunedStudy, family: str, names) -> Iterator[Table]:
-  rows = []
-  for name in names:
-    spread = {}
-    for kind, tasks in KINDS.items():
-      found = [_spread(study, name, task) for task in tasks]
-      found = [x for x in found if x is not None]
-      if found:
-        mean = float(np.mean(found))
-        spread[kind] = Cell(mean, f"{100 * mean:.1f}")
-    if spread:
-      rows.append({"row": study.title(name), **spread})
-  yield Table("rates", rows, family)
-
-
-def _spread(study: TunedStudy, name: str, task: str) -> float | None:
-  """The deviation over all rates and seeds."""
-  tuned = study.runs[name][0].tuned.get((task + _TEST, ATTENTION))
-  scores = [x for those in tuned.rates.values() for x in those] if tuned else []
-  return float(np.std(scores, ddof=1)) if len(scores) > 1 else None
-
-
-# ----------------------------------------------------------- what is not there
-
-
-def _missing(study: TunedStudy) -> list[str]:
+def _missing(study: Findings) -> list[str]:
   lacking = ((row, _lacks(study, n)) for n, row in study.variants.items())
   out = [f"{row}: {what}" for row, found in lacking for what in found]
-  every = [task for tasks in KINDS.values() for task in tasks]
-  absent = [task for task in every if task not in study.tasks]
+  scores = study.scores[study.scores.task.isin(_TASKS)]
+  there = set(scores.task)
+  absent = [task for task in _TASKS if task not in there]
   if absent:
     out.append(f"no row is fine-tuned on {', '.join(absent)}")
-  parts = [
-    result
-    for (_, task, _), found in study.results.items()
-    if task in every
-    for result in found.values()
-  ]
-  if flat := _unlearnt(study):
+  trials = _trials(study.table)
+  means = trials[trials.chosen].groupby(KEY)[["value", "baseline"]].mean()
+  best = (means.value - means.baseline).groupby("task").max()
+  if flat := [task for task in _TASKS if task in there and best[task] <= 0]:
     out.append(
       f"on {', '.join(flat)} no row is above its trivial answer: what stands"
       " here of it decides nothing"
     )
-  if not all(result.complete for result in parts):
+  if not scores.complete.all():
     out.append("fine-tuned on a part of the training sets (--limit)")
   return out
 
 
-def _unlearnt(study: TunedStudy) -> list[str]:
-  """Returns the tasks on which no row is above the best constant answer."""
-  best = collections.defaultdict(lambda: -np.inf)
-  for run in (run for runs in study.runs.values() for run in runs):
-    for (task, _), tuned in study.tuned(run).items():
-      best[task] = max(best[task], tuned.score - tuned.baseline)
-  return [task for task in study.tasks if best[task] <= 0]
-
-
-def _lacks(study: TunedStudy, name: str) -> Iterator[str]:
+def _lacks(study: Findings, name: str) -> Iterator[str]:
   """Yields what a row lacks."""
   runs = study.runs.get(name, ())
   if not runs:
@@ -490,14 +404,14 @@ def _lacks(study: TunedStudy, name: str) -> Iterator[str]:
   elif runs[0].summary is None:
     yield "training is not at its end"
   else:
-    end = runs[0].summary["steps"]
-    places = {task: study.at(name, task, ATTENTION) for task in study.tasks}
-    absent = [task for task, found in places.items() if not found]
+    there = set(study.scores.task)
+    places = {t: study.at(name, t, ATTENTION) for t in _TASKS if t in there}
+    absent = [task for task, found in places.items() if found.empty]
     if absent:
       yield f"not fine-tuned on {', '.join(absent)}"
     early = collections.defaultdict(list)
     for task, found in places.items():
-      for step in {result.step for result in found.values()} - {end}:
+      for step in set(found.step) - {runs[0].summary["steps"]}:
         early[step].append(task)
     for step, tasks in early.items():
       at = f"fine-tuned at step {step:,}, before the end"

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from antlm_jax.evals.reporting.compare import Delta, Mean, half_width
+from antlm_jax.evals.reporting.findings import Delta
 from antlm_jax.evals.reporting.runs import TrainedRun
+from antlm_jax.evals.reporting.statistics import Mean
 from antlm_jax.training.plots import COLOURS, canvas, save, shade, step_axis
 
 _OPEN = "0.55"  # grey: what an interval leaves open
@@ -167,7 +168,7 @@ def lines(
     for label, points in found.items():
       x = [place for place, _ in points]
       y = [100 * mean.mean for _, mean in points]
-      bars = [100 * (half_width(mean) or 0) for _, mean in points]
+      bars = [100 * (mean.half_width or 0) for _, mean in points]
       style = {**styles[label], "lw": 1.6, "marker": "o", "ms": 4}
       panel.errorbar(x, y, bars, capsize=2.5, label=label, **style)
   _finish(figure, places, title, axis, "score (%)")

@@ -1,104 +1,73 @@
-"""A report as a value, and what makes Markdown, JSON and pictures of it.
+"""Writes reports: Markdown from a template, tables as JSON and CSV, pictures.
 
-A report is a list of sections, a section a list of notes (strings), lists of
-lines, tables and figures. A table is rows of cells by heading. A cell is a
-number with its text, or a text alone: Markdown has the texts, JSON the numbers.
+A table is a list of rows: values by heading. A value is a text, a number, a
+`Mean`, an `Interval`, or a list of them. Headings that begin with _ are for the
+template alone.
 """
 
-import collections
 import csv
 import dataclasses
 import io
 import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from antlm_jax import tables
-from antlm_jax.evals.reporting.compare import Mean
-from antlm_jax.evals.reporting.statistics import Interval
+from antlm_jax import tables as layout
+from antlm_jax import units
 from antlm_jax.runtime import files
 
-
-class Cell(NamedTuple):
-  """A number, and how it is written; None is a dash."""
-
-  value: Any
-  text: str | None
-
-
-class Table(NamedTuple):
-  """Rows of cells by heading, under a title and a note.
-
-  Attributes:
-    name: The kind of table: the JSON has rows by name and title.
-    most: How many rows with the same first cell the Markdown has at most; the
-      middle ones are left out. With 0 the table is in the JSON alone.
-  """
-
-  name: str
-  rows: Sequence[Mapping[str, Cell | str | None]]
-  title: str = ""
-  note: str = ""
-  most: int = 1000
+Row = Mapping[str, Any]
 
 
 class Figure(NamedTuple):
-  """A picture beside the report: its file's name, and what writes it."""
+  """A picture of a report: its file's name, and what writes it."""
 
   name: str
   draw: Callable[[pathlib.Path], None]
 
 
-class Section(NamedTuple):
-  """A part of a report; of its parts, empty ones are not shown."""
-
-  title: str
-  parts: Sequence[str | list[str] | Table | Figure]
-  note: str = ""  # stands first, whether or not there is anything
-  otherwise: str = "None yet."  # what to say if no part has anything
-
-
 class Report(NamedTuple):
-  """Sections, and what the JSON says beside their tables."""
+  """A report, ready to be written."""
 
-  title: str
-  sections: Sequence[Section]
-  about: Mapping[str, Any]
-
-  def parts(self, kind: type) -> list:
-    """Returns the parts of one type, over all sections."""
-    return [p for s in self.sections for p in s.parts if isinstance(p, kind)]
+  markdown: str
+  about: Mapping[str, Any]  # what table.json has besides the tables
+  tables: Mapping[str, Mapping[str, Sequence[Row]]]  # by kind and title
+  figures: Sequence[Figure]
 
 
 def write(report: Report, folder: pathlib.Path) -> None:
-  """Writes FOLDER/report.md, its pictures, its tables as .csv, and table.json.
+  """Writes report.md, table.json, pictures, and a .csv file for each kind.
 
   Raises:
     UserError: if the folder cannot be written.
   """
-  for figure in report.parts(Figure):
+  for figure in report.figures:
     figure.draw(folder / figure.name)
-  for name, rows in numbers(report).items():
-    if isinstance(rows, dict):
-      files.write_text(folder / f"{name}.csv", _csv(rows))
-  files.write_json(folder / "table.json", numbers(report))
-  files.write_text(folder / "report.md", markdown(report))
+  tables = _plain(report.tables)
+  for name, by_title in tables.items():
+    files.write_text(folder / f"{name}.csv", _csv(by_title))
+  files.write_json(folder / "table.json", _plain(report.about) | tables)
+  files.write_text(folder / "report.md", report.markdown)
 
 
-# ---------------------------------------------------------------------- JSON
+def _plain(value):
+  """Returns a value as JSON has it."""
+  if hasattr(value, "_asdict"):
+    return _plain(value._asdict())
+  if dataclasses.is_dataclass(value):
+    return _plain(vars(value))
+  if isinstance(value, Mapping):
+    shown = (key for key in value if not key.startswith("_"))
+    return {key: _plain(value[key]) for key in shown}
+  if isinstance(value, list | tuple):
+    return [_plain(part) for part in value]
+  return value
 
 
-def numbers(report: Report) -> dict[str, Any]:
-  """Returns the rows of every table by its name and title, as JSON has them."""
-  out = collections.defaultdict(dict)
-  for table in report.parts(Table):
-    out[table.name][table.title] = _plain(table.rows)
-  return {**_plain(report.about), **out}
-
-
-def _csv(by_title: Mapping[str, Sequence[Mapping]]) -> str:
-  """Lays out the rows of tables of one name."""
+def _csv(by_title: Mapping[str, Sequence[Row]]) -> str:
+  """Lays out the rows of tables of one kind."""
   rows = [
     {"": t} | _flat(row) for t, found in by_title.items() for row in found
   ]
@@ -110,7 +79,7 @@ def _csv(by_title: Mapping[str, Sequence[Mapping]]) -> str:
   return out.getvalue()
 
 
-def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
+def _flat(row: Row) -> dict[str, Any]:
   """Returns what a row has: of a mean the mean, of an interval its ends."""
   out = {}
   for name, value in row.items():
@@ -123,103 +92,54 @@ def _flat(row: Mapping[str, Any]) -> dict[str, Any]:
   return out
 
 
-def _plain(value):
-  if isinstance(value, Cell):
-    return _plain(value.value)
-  if hasattr(value, "_asdict"):
-    return _plain(value._asdict())
-  if dataclasses.is_dataclass(value):
-    return _plain(vars(value))
-  if isinstance(value, Mapping):
-    return {key: _plain(part) for key, part in value.items()}
-  if isinstance(value, list | tuple):
-    return [_plain(part) for part in value]
-  return value
+# ------------------------------------------------------------------- Markdown
 
 
-# ------------------------------------------------------------------ Markdown
+def fill(template: str, **values) -> str:
+  """Fills a file of templates/ in; needs jinja2."""
+  import jinja2
+
+  environment = jinja2.Environment(
+    loader=jinja2.PackageLoader(__package__),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  environment.globals["table"] = _table
+  environment.filters["quantity"] = units.quantity
+  text = environment.get_template(template).render(values)
+  return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
-def markdown(report: Report) -> str:
-  """Returns the report as Markdown."""
-  parts = [f"# {report.title}"]
-  for section in report.sections:
-    shown = list(filter(None, map(_part, section.parts)))
-    parts += [f"## {section.title}", section.note]
-    parts += shown or [section.otherwise]
-  return "\n\n".join(filter(None, parts)) + "\n"
+def _table(rows: Sequence[Row], caller: Callable, most: int = 1000) -> str:
+  """Lays rows out; the block of the template's `call` writes the numbers.
 
-
-def _part(part: str | list[str] | Table | Figure) -> str:
-  if isinstance(part, str):
-    return part
-  if isinstance(part, Figure):
-    return f"![{part.name}]({part.name})"
-  if isinstance(part, list):
-    return "\n".join(f"- {line}" for line in part)
-  if not part.rows or not part.most:
-    return ""
-  head = _head(part)
-  title = f"### {part.title}" if part.title else ""
-  rows = tables.markdown(_lines(part, head), head)
-  return "\n\n".join(filter(None, (title, part.note, rows)))
-
-
-def text(table: Table) -> str:
-  """Returns a table as a command prints it."""
-  return tables.text(_lines(table, _head(table)), _head(table), "<>")
-
-
-def _head(table: Table) -> list[str]:
-  return list(dict.fromkeys(name for row in table.rows for name in row))
-
-
-def _lines(table: Table, head: Sequence[str]) -> Iterator[list[str | None]]:
-  """Yields the texts of each row that is shown."""
-  cells = [[row.get(name) for name in head] for row in table.rows]
-  texts = [[c.text if isinstance(c, Cell) else c for c in r] for r in cells]
-  for _, group in itertools.groupby(texts, key=lambda row: row[0]):
-    shown, half = list(group), table.most // 2
-    if len(shown) > table.most:
-      shown[half:-half] = [["...", *[""] * (len(head) - 1)]]
-    yield from shown
-
-
-# --------------------------------------------------------------------- cells
-
-
-def percent(found: Mean | None, note: str = "") -> Cell:
-  """Shows shares: their mean over seeds, and their standard deviation."""
-  if found is None:
-    return Cell(None, None)
-  spread = "" if found.std is None else f" ± {100 * found.std:.1f}"
-  return Cell(found, f"{100 * found.mean:.1f}{spread}{note}")
-
-
-def points(found: float | Interval | None) -> Cell:
-  """Shows a difference of shares, or the ends of its interval, in points."""
-  return _difference(found, lambda end: f"{100 * end:+.1f}")
-
-
-def _difference(found: float | Interval | None, write: Callable) -> Cell:
-  if found is None:
-    return Cell(None, None)
-  interval = isinstance(found, Interval)
-  ends = (found.low, found.high) if interval else (found,)
-  return Cell(found, " to ".join(map(write, ends)))
-
-
-def nats(found: Mean | None, sign: str = "", spread: bool = False) -> Cell:
-  """Shows losses by their mean over seeds; differences with `sign="+"`.
-
-  With their spread, the standard deviation over seeds as well.
+  Of rows with the same first value `most` are shown, without the middle ones.
   """
-  if found is None:
-    return Cell(None, None)
-  more = f" ± {found.std:.3f}" if spread and found.std is not None else ""
-  return Cell(found, f"{found.mean:{sign}.3f}{more}")
+  head, texts = cells(rows, caller)
+  shown = []
+  for _, group in itertools.groupby(texts, key=lambda row: row[0]):
+    some, half = list(group), most // 2
+    if len(some) > most:
+      some[half:-half] = [["...", *[""] * (len(head) - 1)]]
+    shown += some
+  return layout.markdown(shown, head) + "\n"
 
 
-def nats_apart(found: float | Interval | None) -> Cell:
-  """Shows a difference in nats, or the ends of its interval."""
-  return _difference(found, lambda end: f"{end:+.3f}")
+def cells(
+  rows: Sequence[Row], write: Callable[[Any, str, Row], str]
+) -> tuple[list[str], list[list[str | None]]]:
+  """Returns a table's headings, and its cells; None where there is no value.
+
+  Args:
+    rows: The table.
+    write: Writes a value, given its heading and its row.
+  """
+  names = dict.fromkeys(name for row in rows for name in row)
+  head = [name for name in names if not name.startswith("_")]
+
+  def cell(row: Row, name: str) -> str | None:
+    value = row.get(name)
+    return None if value is None else write(value, name, row).strip()
+
+  return head, [[cell(row, name) for name in head] for row in rows]

@@ -18,6 +18,7 @@ run's answer to one item counts both as an item's and as a run's.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -69,6 +70,31 @@ class Interval:
   def __mul__(self, unit: float) -> "Interval":
     """Returns it in another unit, such as points: 100 of a share."""
     return Interval(unit * self.estimate, unit * self.low, unit * self.high)
+
+
+class Mean(NamedTuple):
+  """A number over seeds."""
+
+  values: Mapping[str, float]  # by seed; at least one
+  mean: float
+  std: float | None  # the sample's standard deviation; None of one seed
+
+  @property
+  def half_width(self) -> float | None:
+    """Half of the mean's 95 % interval over seeds; None of one seed."""
+    if self.std is None:
+      return None
+    count = len(self.values)
+    return student(count - 1) * self.std / count**0.5
+
+
+def mean(values: Mapping[str, float]) -> Mean | None:
+  """Returns the mean of values by seed, or None if there are none."""
+  if not values:
+    return None
+  found = [*values.values()]
+  std = float(np.std(found, ddof=1)) if len(found) > 1 else None
+  return Mean(dict(values), float(np.mean(found)), std)
 
 
 def resample(

@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from antlm_jax.evals.reporting.compare import Mean, mean
-from antlm_jax.evals.reporting.runs import TrainedRun
+from antlm_jax.evals.reporting.runs import TrainedRun, ended
+from antlm_jax.evals.reporting.statistics import Mean, mean
 
 
 class Moment(NamedTuple):
@@ -36,12 +36,6 @@ class Switch(NamedTuple):
     return None if None in found.values() else mean(found)
 
 
-def ended(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
-  """Returns the runs at their end that have the first such one's curriculum."""
-  runs = [run for run in runs if run.curriculum is not None]
-  return [run for run in runs if run.text == runs[0].text]
-
-
 def read(runs: Sequence[TrainedRun]) -> Iterator[Switch]:
   """Yields every objective that a variant leaves or takes up, in order."""
   runs = ended(runs)
@@ -58,14 +52,15 @@ def read(runs: Sequence[TrainedRun]) -> Iterator[Switch]:
 def _moment(run: TrainedRun, name: str, index: int) -> Moment | None:
   """Reads a run's losses, or None if they were not measured there."""
   losses = run.held_out(run.names[name])
-  _, after, *later = run.curriculum.phases[index:]
+  _, *phases = run.curriculum.phases[index:]
   # Held-out losses are measured at every switch, and so at the phases' ends.
-  again = next((p.stop for p in later if name in p.shares), None)
-  if after.start not in losses or after.stop not in losses:
-    return None
+  if not phases or not losses.keys() >= {phases[0].start, phases[0].stop}:
+    return None  # a run may have ended in an earlier phase than others
+  start, stop = phases[0].start, phases[0].stop
+  again = next((p.stop for p in phases[1:] if name in p.shares), None)
   return Moment(
-    best=min(loss for step, loss in losses.items() if step <= after.start),
-    at=losses[after.start],
-    end=losses[after.stop],
+    best=min(loss for step, loss in losses.items() if step <= start),
+    at=losses[start],
+    end=losses[stop],
     again=losses.get(again),
   )

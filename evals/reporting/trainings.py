@@ -13,19 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from flax import traverse_util
 
 from antlm_jax import config as config_lib
-from antlm_jax import units
+from antlm_jax import tables, units
 from antlm_jax.errors import UserError
 from antlm_jax.evals.reporting import plots, render
-from antlm_jax.evals.reporting.compare import Mean, mean
-from antlm_jax.evals.reporting.render import (
-  Cell,
-  Figure,
-  Report,
-  Section,
-  Table,
-  nats,
-)
+from antlm_jax.evals.reporting.render import Figure, Report, Row
 from antlm_jax.evals.reporting.runs import TrainedRun
+from antlm_jax.evals.reporting.statistics import Mean, mean
 
 _Runs = Mapping[str, Sequence[TrainedRun]]
 FOLDER = "comparison"
@@ -38,7 +31,8 @@ def compare(
 ) -> None:
   """Prints and writes what `report` finds, whose errors it raises."""
   found = report(title, runs, by)
-  print(render.text(found.parts(Table)[0]))
+  head, lines = render.cells(found.tables["runs"][""], _shown)
+  print(tables.text(lines, head, "<>"))
   render.write(found, folder)
   print(f"\nbest: {found.about['best']}\nwritten to {folder / 'report.md'}")
 
@@ -73,23 +67,28 @@ def report(title: str, runs: _Runs, by: Sequence[str] = ()) -> Report:
 
   ranked = {label: runs[label] for label in sorted(runs, key=rank)}
   rows = [_row(label, found, kinds, by) for label, found in ranked.items()]
-  curves = functools.partial(_curves, title, ranked, kinds)
-  parts = [
-    *_notes(every, by),
-    Table("runs", rows),
-    Figure("curves.png", curves),
+  head, lines = render.cells(rows, _shown)
+  settings = _differences(ranked)
+  values = [
+    [textwrap.shorten(str(v), 60) for v in s.values()] for s in settings
   ]
+  text = (
+    f"# {title}",
+    "## Held out",
+    *_notes(every, by),
+    tables.markdown(lines, head),
+    "![curves.png](curves.png)",
+    "## Settings",
+    tables.markdown(values, list(settings[0]))
+    if settings
+    else "They differ in their seeds alone.",
+  )
+  curves = functools.partial(_curves, title, ranked, kinds)
   return Report(
-    title,
-    [
-      Section("Held out", parts),
-      Section(
-        "Settings",
-        [Table("settings", _differences(ranked))],
-        otherwise="They differ in their seeds alone.",
-      ),
-    ],
+    "\n\n".join(text) + "\n",
     {"by": by, "best": next(iter(ranked))},
+    {"runs": {"": rows}, "settings": {"": settings}},
+    [Figure("curves.png", curves)],
   )
 
 
@@ -116,27 +115,38 @@ def _over_seeds(
   return mean({s: x for s, x in losses.items() if not math.isnan(x)})
 
 
-def _row(label: str, runs, kinds, by) -> dict[str, Cell | str]:
+def _row(label: str, runs, kinds, by) -> Row:
   row = {"run": label}
   if len(runs) > 1:
-    row["seeds"] = Cell(len(runs), str(len(runs)))
+    row["seeds"] = len(runs)
   steps = sorted({_at(run) for run in runs})
   text = "-".join(f"{step:,}" for step in dict.fromkeys((steps[0], steps[-1])))
   ended = all(run.summary for run in runs)
-  row["step"] = Cell(steps[-1], text if ended else f"{text}, not at its end")
+  row["step"] = steps[-1]
+  row["_step"] = text if ended else f"{text}, not at its end"
   for kind in kinds:
-    row[kind] = nats(_over_seeds(runs, [kind]), spread=True)
+    row[kind] = _over_seeds(runs, [kind])
   if len(by) > 1:
-    row["mean"] = nats(_over_seeds(runs, by), spread=True)
+    row["mean"] = _over_seeds(runs, by)
   summaries = [run.summary for run in runs if run.summary]
   row |= {"parameters": None, "time": None}
   if runs[0].summary:
-    count = runs[0].summary["parameters"]
-    row["parameters"] = Cell(count, units.quantity(count))
+    row["parameters"] = runs[0].summary["parameters"]
   if len(summaries) == len(runs):
-    seconds = sum(summary["seconds"]["total"] for summary in summaries)
-    row["time"] = Cell(seconds, units.duration(seconds))
+    row["time"] = sum(summary["seconds"]["total"] for summary in summaries)
   return row
+
+
+def _shown(value, heading: str, row: Row) -> str:
+  """Writes a value of a row."""
+  if heading == "step":
+    return row["_step"]
+  if isinstance(value, Mean):
+    spread = "" if value.std is None else f" ± {value.std:.3f}"
+    return f"{value.mean:.3f}{spread}"
+  return {"parameters": units.quantity, "time": units.duration}.get(
+    heading, str
+  )(value)
 
 
 def _notes(runs: Sequence[TrainedRun], by: Sequence[str]) -> list[str]:
@@ -158,7 +168,7 @@ def _notes(runs: Sequence[TrainedRun], by: Sequence[str]) -> list[str]:
 # --------------------------------------------------------------- the settings
 
 
-def _differences(runs: _Runs) -> list[dict[str, str]]:
+def _differences(runs: _Runs) -> list[Row]:
   """Returns a row for each setting that is not the same for all."""
   settings = {
     label: traverse_util.flatten_dict(found[0].config, sep=".")
@@ -166,11 +176,7 @@ def _differences(runs: _Runs) -> list[dict[str, str]]:
   }
   keys = dict.fromkeys(itertools.chain.from_iterable(settings.values()))
   return [
-    {"setting": key}
-    | {
-      name: Cell(s.get(key), textwrap.shorten(str(s.get(key)), 60))
-      for name, s in settings.items()
-    }
+    {"setting": key} | {name: s.get(key) for name, s in settings.items()}
     for key in keys
     if not any(f"{key}.".startswith(f"{apart}.") for apart in _APART)
     and len({str(s.get(key)) for s in settings.values()}) > 1

@@ -1,47 +1,26 @@
-"""Scores of variants compared: means over seeds, and paired differences.
+"""What a study found: means over seeds, and paired differences of variants.
 
-Nothing here knows which variants a study has, or on what they are compared: a
-place is (variant, task, mode), with results by seed. The mode of a task that
-is fine-tuned is its attention.
+Nothing here knows which variants a study has, or on what they are compared.
 """
 
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from antlm_jax.evals.design import CAUSAL, Row
 from antlm_jax.evals.reporting import statistics
-from antlm_jax.evals.reporting.runs import Result, TrainedRun
-from antlm_jax.evals.reporting.statistics import Interval, Resampled
+from antlm_jax.evals.reporting.runs import TrainedRun
+from antlm_jax.evals.reporting.statistics import Interval, Mean, Resampled
 
+if TYPE_CHECKING:
+  import pandas as pd
 
-class Mean(NamedTuple):
-  """A number over seeds."""
-
-  values: Mapping[str, float]  # by seed; at least one
-  mean: float
-  std: float | None  # the sample's standard deviation; None of one seed
-
-
-def mean(values: Mapping[str, float]) -> Mean | None:
-  """Returns the mean of values by seed, or None if there are none."""
-  if not values:
-    return None
-  found = [*values.values()]
-  std = float(np.std(found, ddof=1)) if len(found) > 1 else None
-  return Mean(dict(values), float(np.mean(found)), std)
-
-
-def half_width(found: Mean) -> float | None:
-  """Returns half of the mean's 95 % interval over seeds; None of one seed."""
-  if found.std is None:
-    return None
-  count = len(found.values)
-  return statistics.student(count - 1) * found.std / count**0.5
+  from antlm_jax.evals.reporting.measured import ItemFiles, Items
 
 
 class Pair(NamedTuple):
@@ -57,7 +36,7 @@ class Pair(NamedTuple):
 
 
 class Delta(NamedTuple):
-  """A variant's score minus its control's, in [-1, 1]."""
+  """A variant's score minus its control's, in [-1, 1] or in nats."""
 
   task: str
   part: str  # of the task; "" for all of it
@@ -82,7 +61,7 @@ class Delta(NamedTuple):
 class Common(NamedTuple):
   """A task's items on which runs compare."""
 
-  # Indices of the UIDs of each part, such as a phenomenon, by name.
+  # Indices of the UIDs of each phenomenon, by name.
   parts: Mapping[str, Sequence[int]]
   # Indices among `resampled`'s runs, by variant and mode.
   runs: Mapping[tuple[str, str], Sequence[int]]
@@ -92,16 +71,33 @@ class Common(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Study:
-  """Variants, their runs, and the scores of these."""
+class Findings:
+  """A study's variants, their runs, and the runs' scores.
 
-  variants: Mapping[str, Row]  # by name, in order, with runs or without
-  runs: Mapping[str, Sequence[TrainedRun]]  # of the variants that have any
-  pipeline: str  # by which pairs are scored
-  name: str = ""
-  confidence: float = statistics.CONFIDENCE  # of intervals over paired seeds
+  Attributes:
+    name: Name of the study.
+    pipeline: How items of zero-shot scores were scored.
+    variants: All variants by name, in order, with runs or without.
+    runs: The runs of the variants that have any.
+    table: All that was measured, as `measured.read` returns it.
+    scores: Its scores that count, one for each seed, task and mode.
+    items: Scores of single items.
+    confidence: Confidence of intervals over paired seeds.
+  """
 
-  @property
+  name: str
+  pipeline: str
+  variants: Mapping[str, Row]
+  runs: Mapping[str, Sequence[TrainedRun]]
+  table: "pd.DataFrame"
+  scores: "pd.DataFrame"
+  items: "ItemFiles"
+  confidence: float = statistics.CONFIDENCE
+  _kept: dict[str, Common | None] = dataclasses.field(
+    default_factory=dict, init=False
+  )
+
+  @functools.cached_property
   def families(self) -> dict[str, list[str]]:
     """The variants that have runs, by family, in order."""
     out = collections.defaultdict(list)
@@ -113,19 +109,13 @@ class Study:
     """Returns a variant's title, with the mode or attention that is told."""
     return self.variants[name].title + (f" ({how})" if how else "")
 
-  @functools.cached_property
-  def results(self) -> dict[tuple[str, str, str], dict[str, Result]]:
-    """All results, by (variant, task, mode) and then seed."""
-    out = collections.defaultdict(dict)
-    for name, runs in self.runs.items():
-      for run in runs:
-        for place, result in run.results(self.pipeline).items():
-          out[(name, *place)][run.seed] = result
-    return dict(out)
+  def at(self, variant: str, task: str, mode: str) -> "pd.DataFrame":
+    """Returns the scores of one place, a row for each seed."""
+    return self._places.get((variant, task, mode), self.scores[:0])
 
-  def at(self, variant: str, task: str, mode: str) -> dict[str, Result]:
-    """Returns the results of one place by seed, which may be none."""
-    return self.results.get((variant, task, mode), {})
+  @functools.cached_property
+  def _places(self) -> dict[tuple[str, str, str], "pd.DataFrame"]:
+    return dict(list(self.scores.groupby(["variant", "task", "mode"])))
 
   def mean(
     self, variant: str, tasks: Sequence[str], mode: str, complete: bool = False
@@ -137,14 +127,15 @@ class Study:
     """
     scores = collections.defaultdict(list)
     for task in tasks:
-      for seed, result in self.at(variant, task, mode).items():
-        if result.complete or not complete:
-          scores[seed].append(result.score)
-    return mean(
+      found = self.at(variant, task, mode)
+      found = found[found.complete] if complete else found
+      for seed, value in zip(found.seed, found.value, strict=True):
+        scores[seed].append(value)
+    return statistics.mean(
       {
-        seed: float(np.mean(found))
-        for seed, found in scores.items()
-        if len(found) == len(tasks)  # a mean over fewer is of something else
+        seed: float(np.mean(values))
+        for seed, values in scores.items()
+        if len(values) == len(tasks)  # a mean over fewer is of something else
       }
     )
 
@@ -155,7 +146,7 @@ class Study:
 
     That is on all of the task, or on each part of it.
     """
-    common = self.common.get(task)
+    common = self.common(task)
     if common is None:
       return []
     parts = sorted(common.parts.items()) if by_part else [("", None)]
@@ -166,34 +157,40 @@ class Study:
       if all(runs := [common.runs.get(side) for side in pair])
     ]
 
-  # Kept: every comparison of a task uses the same draws.
-  @functools.cached_property
-  def common(self) -> dict[str, Common]:
-    """The items on which most runs compare, by task that has items."""
-    out = collections.defaultdict(dict)
-    for (variant, task, mode), by_seed in self.results.items():
-      for seed, result in by_seed.items():
-        if result.items is not None:
-          out[task][variant, mode, seed] = result
-    return {task: _common(found) for task, found in out.items()}
+  def common(self, task: str) -> Common | None:
+    """Returns the items on which most runs compare; None if there are none."""
+    if task not in self._kept:  # every comparison of a task has the same draws
+      rows = self.scores[self.scores.task == task]
+      items = map(self.items.of, rows["items"])
+      places = zip(rows.variant, rows["mode"], rows.seed, strict=True)
+      found = {p: of for p, of in zip(places, items, strict=True) if of}
+      terms = (uids.items() for uids in rows.phenomena if uids)
+      phenomena = dict(itertools.chain.from_iterable(terms))
+      self._kept[task] = _common(found, phenomena) if found else None
+    return self._kept[task]
 
 
-def _common(found: Mapping[tuple[str, str, str], Result]) -> Common:
-  # A run that was scored on other items (another --limit, say) cannot be
-  # paired: the items of most runs count, and the report names the others.
-  keys = collections.Counter(result.items.key for result in found.values())
+def _common(
+  found: Mapping[tuple[str, str, str], "Items"], phenomena: Mapping[str, str]
+) -> Common:
+  """Finds the items of most runs, by (variant, mode, seed), and resamples them.
+
+  Runs that were scored on others (another --limit, say) cannot be paired: the
+  report names them.
+  """
+  keys = collections.Counter(items.key for items in found.values())
   most = keys.most_common(1)[0][0]
-  same = {place: r for place, r in found.items() if r.items.key == most}
+  same = {place: items for place, items in found.items() if items.key == most}
   first = next(iter(same.values()))
   runs, parts = collections.defaultdict(list), collections.defaultdict(list)
   # One matrix of all runs, resampled once: that is what pairs the differences.
   for i, (variant, mode, _) in enumerate(same):
     runs[variant, mode].append(i)
-  for i, uid in enumerate(first.items.uids):
-    if first.parts.get(uid):
-      parts[first.parts[uid]].append(i)
-  scores = np.stack([result.items.scores for result in same.values()])
-  resampled = statistics.resample(scores, first.items.strata)
+  for i, uid in enumerate(first.uids):
+    if phenomena.get(uid):
+      parts[phenomena[uid]].append(i)
+  scores = np.stack([items.scores for items in same.values()])
+  resampled = statistics.resample(scores, first.strata)
   return Common(parts, runs, resampled, found.keys() - same.keys())
 
 
