@@ -1,12 +1,9 @@
-"""Zero-shot accuracy on minimal pairs in BLiMP's form (arXiv 1912.00582).
-
-antlm eval blimp --checkpoint=RUN --data=FOLDER --mode=causal
-"""
+"""Scores minimal pairs such as BLiMP's: `eval score --task=blimp`."""
 
 from antlm_jax import cli
-from antlm_jax.evals.zero_shot.tasks import command
+from antlm_jax.evals import score
 
-main, done = command(__doc__, "blimp")
+main, done = score.of("blimp")
 
 if __name__ == "__main__":
   cli.run(main)

@@ -1,12 +1,9 @@
-"""Zero-shot accuracy on EWoK: which sentence fits a context.
-
-antlm eval ewok --checkpoint=RUN --data=FOLDER --mode=causal
-"""
+"""Scores EWoK, sentences that fit a context: `eval score --task=ewok`."""
 
 from antlm_jax import cli
-from antlm_jax.evals.zero_shot.tasks import command
+from antlm_jax.evals import score
 
-main, done = command(__doc__, "ewok")
+main, done = score.of("ewok")
 
 if __name__ == "__main__":
   cli.run(main)

@@ -1,12 +1,9 @@
-"""How well a model predicts a text: perplexity by token and word, bits a byte.
-
-antlm eval perplexity --checkpoint=RUN --data=TEXT --mode=causal
-"""
+"""Measures the perplexity of texts: `eval score --task=perplexity`."""
 
 from antlm_jax import cli
-from antlm_jax.evals.zero_shot.tasks import command
+from antlm_jax.evals import score
 
-main, done = command(__doc__, "perplexity")
+main, done = score.of("perplexity")
 
 if __name__ == "__main__":
   cli.run(main)

@@ -59,6 +59,8 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
     return None
   wanted = json.loads(json.dumps(request))  # tuples become lists
   changed = [k for k in wanted if before.get(k) != wanted[k]]
+  # A switch that only an earlier version has, and that was on.
+  changed += [k for k in before if before[k] is True and k not in wanted]
   # Earlier versions had another digest: what they evaluated is not known.
   if "params_crc32" in str(before) and changed in _MODEL:
     return None

@@ -1,20 +1,33 @@
-"""Scores a task, without training for it.
+"""Scores a zero-shot task: BabyLM's, LAMBADA, or the perplexity of texts.
 
-  antlm eval score --task=comps --checkpoint=RUN --data=FOLDER \\
-    --mode=causal
+  antlm eval score --task=comps --checkpoint=RUN --data=FOLDER --mode=causal
 
-The tasks, whose files are those of BabyLM's evaluation-pipeline-2025, but for
-the last two, which read texts of any kind:
-
-{tasks}
+--task=TASK --help describes a task and its options. The files of all but
+lambada and perplexity, which read any texts, are those of BabyLM's
+evaluation-pipeline-2025.
 """
 
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable
+
 from antlm_jax import cli
-from antlm_jax.evals.zero_shot.tasks import TASKS, command
+from antlm_jax.evals import zero_shot
+from antlm_jax.evals.zero_shot import command
 
-_LINES = (f"  {name:<16}{task.about}" for name, task in TASKS.items())
-main, done = command(__doc__.format(tasks="\n".join(_LINES)), *TASKS)
+# Each module that implements a task adds it to `command.TASKS`.
+for found in pkgutil.iter_modules(zero_shot.__path__):
+  importlib.import_module(f"{zero_shot.__name__}.{found.name}")
 
+
+def of(name: str | None = None) -> tuple[Callable, Callable]:
+  """Returns `main(argv)` and `done(argv)` of a task; by default, of --task."""
+  run, done = command.run, command.done
+  return tuple(functools.partial(f, __doc__, name) for f in (run, done))
+
+
+main, done = of()
 
 if __name__ == "__main__":
   cli.run(main)

@@ -16,7 +16,7 @@ from antlm_jax.evals import blimp, results
 from antlm_jax.evals import ewok as ewok_command
 from antlm_jax.evals.zero_shot import ewok, pipelines
 from antlm_jax.evals.zero_shot.choices import Results
-from antlm_jax.evals.zero_shot.tasks import TASKS
+from antlm_jax.evals.zero_shot.command import TASKS
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.pairs import accuracy, minimal_pairs, pair, scores
@@ -413,6 +413,16 @@ def test_a_full_disk_leaves_all_or_nothing(tmp_path, monkeypatch, before):
 def test_a_damaged_summary_is_none(tmp_path, text):
   (tmp_path / "summary.json").write_text(text, errors="surrogateescape")
   assert results.finished(tmp_path, {"n": 1}) is None
+
+
+@pytest.mark.parametrize("on", [False, True])
+def test_a_switch_of_an_earlier_version_differs_if_it_was_on(tmp_path, on):
+  results.write(tmp_path, {}, {"request": {"n": 1, "as_published": on}})
+  if not on:
+    assert results.finished(tmp_path, {"n": 1})
+    return
+  with pytest.raises(UserError, match=r"request \(as_published differ\)"):
+    results.finished(tmp_path, {"n": 1})
 
 
 def test_accuracy_needs_no_checkpoint(loaded, tmp_path):

@@ -8,8 +8,7 @@ import pytest
 
 from antlm_jax import score
 from antlm_jax.data import toy_english
-from antlm_jax.evals.zero_shot import perplexity, pipelines
-from antlm_jax.evals.zero_shot.tasks import TASKS
+from antlm_jax.evals.zero_shot import lambada, perplexity, texts
 from antlm_jax.inference import scoring
 from antlm_jax.inference.scoring import Text
 from antlm_jax.masks import CAUSAL
@@ -22,14 +21,13 @@ SENTENCES = list(toy_english.sentences(1, 40))
 DOCUMENTS = [SENTENCES[0], " ".join(SENTENCES[1:4]), " ".join(SENTENCES[4:])]
 
 
-def ask(task, **settings):
-  settings = {"data": "x", "mode": "causal"} | settings
-  return TASKS[task].settings(**settings)
+def predicted(loaded, documents, mode="causal"):
+  asked = perplexity.Settings(data="x", mode=mode)
+  return perplexity.score(loaded, documents, asked)
 
 
-def predicted(loaded, documents, **settings):
-  asked = ask("perplexity", **settings)
-  return TASKS["perplexity"].score(loaded, documents, asked, {}, iter)
+def last_words(loaded, items, mode="causal"):
+  return lambada.score(loaded, items, texts.Settings(data="x", mode=mode))
 
 
 def nats(outcome):
@@ -147,9 +145,7 @@ class TestLmEval:
       items.append((context, word))
     asked = requests("loglikelihood", *((c, f" {w}") for c, w in items))
     found = theirs.loglikelihood(asked, disable_tqdm=True)
-    options = pipelines.options("ours", "causal")
-    task = TASKS["lambada"]
-    got = task.score(loaded, items, ask("lambada"), options, iter)
+    got = last_words(loaded, items)
     logprobs, greedy = zip(*found, strict=True)
     ours = [line["logprob"] for line in got.lines]
     np.testing.assert_allclose(ours, logprobs, rtol=1e-5)
@@ -166,9 +162,7 @@ class TestLmEval:
 def test_a_last_word_behind_masks(loaded):
   tokenizer = loaded.tokenizer
   items = [("the dogs near", "xyzzy"), ("Tom", "sat")]
-  options = {"text_format": scoring.Format()}
-  asked = ask("lambada", mode="mlm")
-  got = TASKS["lambada"].score(loaded, items, asked, options, iter)
+  got = last_words(loaded, items, "mlm")
   for (context, word), line in zip(items, got.lines, strict=True):
     before = [tokenizer.bos_id, *tokenizer.encode(context)]
     pieces = tokenizer.encode(f"a {word}")[len(tokenizer.encode("a")) :]

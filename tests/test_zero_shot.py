@@ -1,21 +1,20 @@
 """The tasks of BabyLM's pipelines, each beside its rule written anew."""
 
 import csv
-import itertools
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from antlm_jax.evals import blimp
 from antlm_jax.evals import score as score_command
-from antlm_jax.evals.zero_shot import age_of_acquisition, metrics, pipelines
+from antlm_jax.evals.zero_shot import age_of_acquisition, metrics
 from antlm_jax.evals.zero_shot.age_of_acquisition import Word
-from antlm_jax.evals.zero_shot.choices import Results
-from antlm_jax.evals.zero_shot.tasks import TASKS
+from antlm_jax.evals.zero_shot.choices import Results, Rules
+from antlm_jax.evals.zero_shot.command import TASKS, Outcome, Task, figures
 from antlm_jax.inference.model import load
-from antlm_jax.inference.pairs import Choice, Item, pair
+from antlm_jax.inference.pairs import Choice, Item
 from antlm_jax.masks import AttentionMask
 from tests import helpers, random_models, runs
 
@@ -31,11 +30,11 @@ def write(folder, **files):
   return folder
 
 
-def score(run, data, *options, mode="causal", main=score_command.main):
+def score(run, data, *options, mode="causal"):
   """Runs a command; returns its summary, predictions and report."""
   output = data.parent / f"out{len(list(data.parent.iterdir()))}"
   args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
-  main([*args, f"--mode={mode}", *options])
+  score_command.main([*args, f"--mode={mode}", *options])
   predictions, report = {}, ""
   if (output / "predictions.json").exists():
     predictions = json.loads((output / "predictions.json").read_text())
@@ -51,87 +50,6 @@ def chosen(predictions):
     uid: [one["pred"] for one in found["predictions"]]
     for uid, found in predictions.items()
   }
-
-
-# ------------------------------------------------- what was published in 2024
-
-
-def as_collated(requests, length):
-  """The requests in the order of the scores that 2024's `hf-mlm` returns.
-
-  They are grouped by their second text, and each group is sorted.
-  """
-  groups = {}
-  for request in requests:
-    groups.setdefault(request[1], []).append(request)
-
-  def rank(request):
-    return -length(request[0]), request[0]
-
-  return [r for group in groups.values() for r in sorted(group, key=rank)]
-
-
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("contexts", [[""], ["", "b a", "a b", "a", "c c c"]])
-def test_scores_are_misordered_as_they_were_published(seed, contexts):
-  draw = np.random.default_rng(seed)
-  texts = [f"{a} {b}" for a, b in itertools.product("xyz", "12")]
-  items = []
-  for number in range(30):
-    good, bad = draw.choice(texts, 2)
-    uid = draw.choice(["wh", "a_1", "a_2"])
-    context = draw.choice(contexts)
-    items.append(pair(context, good, bad, str(number), {"UID": uid}))
-  # Equal requests have equal scores, which are all different otherwise.
-  every = [choice for item in items for choice in item.choices]
-  value = dict(zip(every, draw.permutation(1000) / 7, strict=False))
-  scores = np.array([[[value[c]] for c in item.choices] for item in items])
-
-  def encode(texts):
-    return [text.split() for text in texts]
-
-  found = pipelines.misordered(items, scores.swapaxes(0, 1), encode)
-  # One task after the other, the last name first.
-  order = sorted(items, key=lambda item: item.uid, reverse=True)
-  asked = [(item.uid, choice) for item in order for choice in item.choices]
-  requests = [choice for _, choice in asked]
-  given = as_collated(requests, lambda text: len(text.split()))
-  expected = {uid: [] for uid, _ in asked}
-  for (uid, _), request in zip(asked, given, strict=True):
-    expected[uid].append(value[request])
-  for uid, values in expected.items():
-    rows = [i for i, item in enumerate(items) if item.uid == uid]
-    np.testing.assert_allclose(found[:, rows, 0].T.ravel(), values, rtol=1e-12)
-    # The first of equal ones is chosen.
-    first = np.argmax(np.reshape(values, (-1, 2)), axis=1) == 0
-    np.testing.assert_array_equal((found[0] > found[1])[rows, 0], first)
-
-
-def test_published_scores_of_a_text_without_equals_are_its_own():
-  requests = [Choice(c, t) for c, t in (("", "a"), ("z", "b"), ("y y", "c"))]
-  assert pipelines.published_order(requests, [0, 1, 2]) == [0, 1, 2]
-  requests += [Choice("", "a"), Choice("x x", "b"), Choice("a a", "b")]
-  lengths = [0, 1, 2, 0, 2, 2]
-  assert pipelines.published_order(requests, lengths) == [0, 3, 5, 4, 1, 2]
-
-
-def test_masked_scores_say_whether_they_are_in_order(run, tmp_path):
-  good = "Tom sat .", "A dog ."
-  rows = [{"sentence_good": x, "sentence_bad": "Tom hills ."} for x in good]
-  data = write(tmp_path / "data", x=rows)
-
-  def scored(*options):
-    return score(run, data, *options, mode="mlm", main=blimp.main)[0]
-
-  assert "order" not in scored()
-  assert "corrected" in scored("--pipeline=2024")["order"]
-  summary = scored("--pipeline=2024", "--as_published")
-  assert summary["order"].startswith("as published")
-  words = "--as_published is for --pipeline=2024 --mode=mlm"
-  common = f"--checkpoint={run}", f"--data={data}", "--as_published"
-  for options in ((), ("--pipeline=2025",), ("--mode=causal",)):
-    line = runs.refused("evals.blimp", *common, "--mode=mlm", *options)
-    assert words in line
 
 
 # ------------------------------------------------------- tasks with choices
@@ -301,9 +219,64 @@ def test_a_temperature_without_a_correlation_is_not_the_best():
   # At the first of three temperatures all shares are equal.
   first = np.array([[0, 0, 1], [0, 1, 2], [0, 2, 3]], float)
   scores = np.stack([first, np.zeros((3, 3))])
-  found = Results(items, scores, (0.1, 1.0, 2.0), TASKS["wug_adj"])
+  found = Results(
+    items, scores, (0.1, 1.0, 2.0), Rules(metric=metrics.SPEARMAN)
+  )
   assert np.isnan(found.macro).tolist() == [True, False, False]
   assert found.summary()["best_temperature"] == 1.0
+
+
+# ----------------------------------------------------------- a task of its own
+
+
+def counted(loaded, items, asked):
+  """Counts words and tokens."""
+  lines = [{"words": len(item.split())} for item in items]
+  tokens = sum(map(len, loaded.tokenizer.encode_batch(items)))
+  words = sum(line["words"] for line in lines)
+  return Outcome({"words": words, "tokens": tokens}, lines)
+
+
+def test_a_task_is_added_in_one_place(run, tmp_path, monkeypatch, capsys):
+  toy = Task(
+    about="Toy: numbers of words.\n\nThe folder holds text.txt.",
+    read=lambda asked: Path(asked.data, "text.txt").read_text().splitlines(),
+    score=counted,
+    table=figures({"words": "{words:,}"}),
+  )
+  monkeypatch.setitem(TASKS, "toy", toy)
+  data = tmp_path / "toys"
+  data.mkdir()
+  (data / "text.txt").write_text("Tom sat .\nA dog sat .\n")
+  words = f"--checkpoint={run}", "--task=toy", f"--data={data}", "--mode=mlm"
+  runs.main("evals.score", *words)
+  folder = run / "evals" / "toys" / f"{random_models.STEP}-mlm"
+  assert capsys.readouterr().out == (
+    f"2 items of {data}, mlm\nwords  7\nwritten to {folder}\n"
+  )
+  summary = json.loads((folder / "summary.json").read_text())
+  assert summary["task"] == "toy" and summary["words"] == 7
+  lines = (folder / "items.jsonl").read_text().splitlines()
+  assert lines == ['{"words": 3}', '{"words": 4}']
+  runs.main("evals.score", *words)
+  assert "words  7\nalready scored" in capsys.readouterr().out
+  for asked, said in (("--help", "  toy  "), ("--task=toy", "holds text.txt")):
+    with pytest.raises(SystemExit):
+      runs.main("evals.score", asked, "--help")
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", [*TASKS, None])
+def test_help_describes_each_task(task, capsys):
+  with pytest.raises(SystemExit):
+    runs.main("evals.score", *[f"--task={task}"] * bool(task), "--help")
+  said = capsys.readouterr().out
+  about = (TASKS[task].about if task else score_command.__doc__).strip()
+  assert (
+    about in said and "command.Task" not in said and "see above" not in said
+  )
+  assert len(about) > 100 and max(map(len, about.splitlines())) <= 80
+  assert all(f" {name} " in said for name in TASKS if not task)
 
 
 def test_results_of_another_task_are_told(run, tmp_path):
@@ -510,7 +483,7 @@ def test_ages_of_curves_that_are_known():
   assert age_of_acquisition.child_age(months[:2], late[:2]) is None
 
 
-def test_age_of_acquisition(run, loaded, tmp_path):
+def test_age_of_acquisition(run, loaded, tmp_path, monkeypatch):
   contexts = {
     "dog": [{"context": "Tom sat near the "}, {"context": "A"}],
     "sits": [{"context": "the cat"}],
@@ -527,10 +500,27 @@ def test_age_of_acquisition(run, loaded, tmp_path):
     path = random_models.save(tmp_path / str(i), tokenizer, init_std=0.1 * i)
     models[f"chck_{i}M"] = load(path)
     revisions += f",chck_{i}M={path}"
-  summary, _, _ = score(run, data, "--task=aoa", "--pipeline=2025", revisions)
-  assert summary["words"] == 2 and summary["correlation"] == 0.0
-  assert list(summary["request"]["revisions"]) == list(models)
+  loads = []
+  monkeypatch.setattr(
+    age_of_acquisition, "load", lambda path: loads.append(path) or load(path)
+  )
+  options = "--task=aoa", "--pipeline=2025", revisions
+  summary, _, _ = score(run, data, *options)
+  # The first revision is the run's own step, which is there already.
+  folders = [
+    tmp_path / str(i) / f"checkpoints/{random_models.STEP}" for i in (2, 3)
+  ]
   (path,) = tmp_path.glob("out*/surprisal.json")
+  where = f"--checkpoint={run}", f"--data={data}", f"--output={path.parent}"
+  runs.main(
+    "evals.score", *where, "--mode=causal", *options
+  )  # is there already
+  assert loads == folders
+  assert summary["words"] == 2 and summary["correlation"] == 0.0
+  assert summary["request"]["revisions"] == {
+    name: {"step": model.step, "params_digest": model.digest}
+    for name, model in models.items()
+  }
   expected = []
   for step, (name, model) in enumerate(models.items(), start=1):
     for word in ("dog", "sits"):

@@ -18,8 +18,6 @@ from antlm_jax.runtime import compilation, files
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FOLDER, Checkpoint, Meta
 
-_COUNTERS = {"step": jax.ShapeDtypeStruct((), np.int32)}
-
 
 @dataclasses.dataclass(frozen=True)
 class FineTuned:
@@ -87,9 +85,9 @@ class Loaded(Meta, TextModel, Identity):
 def add_arguments(parser: argparse.ArgumentParser) -> None:
   """Adds --checkpoint and --step, which `from_args` reads, to a command."""
   add = parser.add_argument
-  where = "path to a run or one of its checkpoints; may be gs://..."
+  where = "Path to a run or one of its checkpoints; may be gs://..."
   add("--checkpoint", required=True, help=where)
-  add("--step", type=int, help="step of the run (default: the newest)")
+  add("--step", type=int, help="Step of the run (default: the newest)")
 
 
 def from_args(args: argparse.Namespace) -> Loaded:
@@ -107,8 +105,7 @@ def load(path, step: int | None = None) -> Loaded:
   saved = Checkpoint(path, step)
   meta, task = saved.meta, saved.fields.get("task")
   model = models.build(meta.config.model, meta.tokenizer.vocab_size)
-  item = _item(saved)
-  wanted = {item: model.shapes, "counters": _COUNTERS}
+  wanted = {saved.weights: model.shapes}
   if "head" in saved.sums:
     with checkpoint.readable(saved.path / "head"):  # its shapes are only there
       handler = ocp.StandardCheckpointHandler()
@@ -123,10 +120,10 @@ def load(path, step: int | None = None) -> Loaded:
   return Loaded(
     **vars(meta),
     path=saved.path,
-    step=int(found["counters"]["step"]),
+    step=saved.step,
     model=model,
-    params=found[item],
-    digest=checkpoint.digest(saved.sums[item]),
+    params=found[saved.weights],
+    digest=saved.digest,
     task=task and FineTuned(**task, params=found.get("head", {})),
   )
 
@@ -137,17 +134,7 @@ def identify(path, step: int | None = None) -> Identity:
   Arguments and errors are those of `load`.
   """
   saved = Checkpoint(path, step)
-  found = saved.read({"counters": _COUNTERS})
-  return Identity(
-    path=saved.path,
-    step=int(found["counters"]["step"]),
-    digest=checkpoint.digest(saved.sums[_item(saved)]),
-  )
-
-
-def _item(saved: Checkpoint) -> str:
-  """Returns which of a checkpoint's items has the parameters to use."""
-  return "ema" if "ema" in saved.sums else "params"
+  return Identity(path=saved.path, step=saved.step, digest=saved.digest)
 
 
 def write(

@@ -246,6 +246,21 @@ class Checkpoint:
     """Sums of the arrays' bits, by item and path."""
     return self.fields["sums"]
 
+  @property
+  def step(self) -> int:
+    """Number of steps done."""
+    return self.sums["counters"]["step"]  # one number is its own sum
+
+  @property
+  def weights(self) -> str:
+    """Name of the item of the weights to use: their average if it has one."""
+    return "ema" if "ema" in self.sums else "params"
+
+  @property
+  def digest(self) -> int:
+    """CRC-32 of these weights, which depends on nothing else."""
+    return digest(self.sums[self.weights])
+
   def read(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
     """Reads those of the wanted groups of arrays that it holds, unverified.
 

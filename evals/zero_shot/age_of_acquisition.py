@@ -1,14 +1,17 @@
-"""Age of acquisition: whether a model learns words in the order of children.
+"""Age of acquisition: learning words in the order of children.
 
 The folder holds cdi_childes.json of evaluation-pipeline-2025, the contexts of
-each word, and cdi_human.csv, which share of children says a word at 16 to 30
-months of age. `--revisions` names checkpoints by the words that they have
-seen, `chck_1M=STEP` for a step of the run or `chck_1M=CHECKPOINT` for another.
+each word, and cdi_human.csv, the share of children that say a word at 16 to 30
+months of age. --revisions names checkpoints by the words that they have seen:
+chck_1M=STEP for a step of the run, or chck_1M=CHECKPOINT for another one.
 
-A word's age is where a sigmoid, fitted to the shares by month, comes to one
-half; for the model, where one that is fitted to the surprisals of the word by
-the logarithm of words seen comes half the way from chance to the lowest
-(Chang & Bergen, 2022). What counts is the correlation of both over words.
+  antlm eval score --task=aoa --checkpoint=RUN --data=FOLDER --mode=causal \\
+    --revisions=chck_1M=100,chck_2M=200,chck_5M=500
+
+A child's age is where a sigmoid, fitted to the shares by month, reaches one
+half. A model's age is where one that is fitted to the word's surprisals by the
+logarithm of words seen is halfway from chance to the lowest (Chang & Bergen,
+2022). The figure is the correlation of both ages over words.
 """
 
 import dataclasses
@@ -16,18 +19,24 @@ import json
 import pathlib
 import re
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from scipy import optimize
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals import results as results_lib
-from antlm_jax.evals.zero_shot import metrics, pipelines
-from antlm_jax.evals.zero_shot.command import Outcome, PipelineSettings, Task
+from antlm_jax.evals import results
+from antlm_jax.evals.zero_shot import metrics
+from antlm_jax.evals.zero_shot.command import (
+  TASKS,
+  Outcome,
+  PipelineSettings,
+  Task,
+  figures,
+)
 from antlm_jax.inference import scoring
-from antlm_jax.inference.model import Loaded, load
+from antlm_jax.inference.model import Identity, identify, load
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 
@@ -38,23 +47,30 @@ _FEWEST = 3  # points of a curve, and words of a correlation
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(PipelineSettings):
+  """The arguments of the task."""
+
+  revisions: tuple[str, ...] = setting(
+    help="Checkpoints by the words they have seen, three or more: NAME=STEP or"
+    " NAME=CHECKPOINT, with commas between them",
+    metavar="R,...",
+  )
+
+
 class Word(NamedTuple):
-  """A word, what stands before it in some texts, and when children say it."""
+  """A word, the texts before it, and the age at which children say it."""
 
   text: str
   contexts: tuple[str, ...]
-  child: float | None  # in months; None if it is not known
+  child: float | None  # in months, if known
 
 
-def read(folder, limit: int = 0) -> list[Word]:
-  """Reads the words of a folder, at most `limit` of them if it is not 0.
-
-  Raises:
-    UserError: if a file is missing, or is not what it should be.
-  """
-  path = pathlib.Path(folder) / CONTEXTS
-  children = _children(pathlib.Path(folder) / CHILDREN)
-  out = []
+def read(asked: Settings) -> list[Word]:
+  """Reads the words, and checks the names of the revisions."""
+  _revisions(asked)
+  folder, out = pathlib.Path(asked.data), []
+  path, children = folder / CONTEXTS, _children(folder / CHILDREN)
   for text, rows in files.read_json(path, "the contexts").items():
     try:
       contexts = tuple("" + row["context"] for row in rows)
@@ -64,11 +80,11 @@ def read(folder, limit: int = 0) -> list[Word]:
       out.append(Word(text, contexts, children.get(text)))
   if not out:
     raise UserError(f"{path} holds no words with contexts")
-  return out[: limit or None]
+  return out[: asked.limit or None]
 
 
 def _children(path: pathlib.Path) -> dict[str, float | None]:
-  """Returns at which age children say each word."""
+  """Returns the age at which children say each word."""
   out = {}
   for number, row in files.read_csv(path, "children's words"):
     try:
@@ -81,7 +97,36 @@ def _children(path: pathlib.Path) -> dict[str, float | None]:
   return out
 
 
-# ---------------------------------------------------------------------- curves
+def _revisions(asked: Settings) -> dict[str, str]:
+  """Returns the step or checkpoint of each revision."""
+  out = dict(one.split("=", 1) for one in asked.revisions if "=" in one)
+  if len(out) < _FEWEST or len(out) < len(asked.revisions):
+    raise UserError(
+      f"--revisions: {_FEWEST} or more are needed, each NAME=STEP or"
+      " NAME=CHECKPOINT, with commas between them"
+    )
+  if nameless := [name for name in out if words_seen(name) is None]:
+    raise UserError(f"--revisions: no number of words in {nameless[0]!r}")
+  return out
+
+
+def words_seen(name: str) -> float | None:
+  """Reads the number in a revision's name: 10,000,000 in chck_10M."""
+  match = re.search(r"(\d+(?:\.\d+)?)\s*([KMB]?)", name, re.IGNORECASE)
+  return match and float(match[1]) * _UNITS[match[2].upper()]
+
+
+def _found(loaded, asked: Settings) -> dict[str, Identity]:
+  """Finds the revisions, without reading their weights."""
+  return {
+    name: identify(*((loaded.run, int(at)) if at.isdecimal() else (at,)))
+    for name, at in _revisions(asked).items()
+  }
+
+
+def _request(loaded, asked: Settings) -> dict:
+  found = _found(loaded, asked).items()
+  return {"revisions": {name: results.model_digest(one) for name, one in found}}
 
 
 def _reaches(level, x, y, guess, **options) -> float | None:
@@ -107,9 +152,7 @@ def _reaches(level, x, y, guess, **options) -> float | None:
 def child_age(months: np.ndarray, shares: np.ndarray) -> float | None:
   """Returns the age at which half of the children say a word, or None.
 
-  Args:
-    months: `[n]`, rising.
-    shares: Of the children at this age, `[n]`.
+  `months` rise, `[n]`; `shares` are those of the children that say it then.
   """
   if len(months) < _FEWEST:
     return None
@@ -121,9 +164,7 @@ def child_age(months: np.ndarray, shares: np.ndarray) -> float | None:
 def model_age(seen: np.ndarray, surprisals: np.ndarray) -> float | None:
   """Returns log10 of the words seen after which a word is known, or None.
 
-  Args:
-    seen: Words, `[n]`.
-    surprisals: Of the word, `[n]`.
+  `seen` are numbers of words, `[n]`; `surprisals` are the word's after them.
   """
   if len(seen) < _FEWEST:
     return None
@@ -133,53 +174,14 @@ def model_age(seen: np.ndarray, surprisals: np.ndarray) -> float | None:
   return _reaches(level, x, y, guess)
 
 
-# ------------------------------------------------------------------- the task
-
-
-def words_seen(name: str) -> float | None:
-  """Reads the number in a revision's name: 10,000,000 in chck_10M."""
-  match = re.search(r"(\d+(?:\.\d+)?)\s*([KMB]?)", name, re.IGNORECASE)
-  return match and float(match[1]) * _UNITS[match[2].upper()]
-
-
-def _revisions(asked) -> dict[str, str]:
-  """Returns which checkpoint each of the revisions is."""
-  out = dict(one.split("=", 1) for one in asked.revisions if "=" in one)
-  if len(out) < _FEWEST or len(out) < len(asked.revisions):
-    raise UserError(
-      f"--revisions: {_FEWEST} or more are needed, each NAME=STEP or"
-      " NAME=CHECKPOINT, with commas between them"
-    )
-  if nameless := [name for name in out if words_seen(name) is None]:
-    raise UserError(f"--revisions: no number of words in {nameless[0]!r}")
-  return out
-
-
-def _loaded(loaded, asked) -> Iterator[tuple[str, Loaded]]:
-  """Yields the revisions, one loaded after the other."""
-  for name, where in _revisions(asked).items():
-    of_run = where.isdecimal()
-    path, step = (loaded.run, int(where)) if of_run else (where, None)
-    yield name, load(path, step)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(PipelineSettings):
-  """The arguments of the task."""
-
-  revisions: tuple[str, ...] = setting(
-    (), "NAME=STEP or NAME=CHECKPOINT, ...; see above", metavar="R,..."
-  )
-
-
 def outcome(
   words: Sequence[Word],
   revisions: Sequence[str],
   surprisals: Sequence[np.ndarray],
 ) -> Outcome:
-  """Makes the correlation, 0 where it is of fewer than three words.
+  """Returns the correlation, 0 if it is of fewer than three words.
 
-  The surprisals of n words in their contexts are `[revisions, contexts]` each.
+  The surprisals of n words are `[revisions, contexts]` each.
   """
   seen = np.array([words_seen(name) for name in revisions])
   ages = [
@@ -200,12 +202,6 @@ def outcome(
   few = len(both) < _FEWEST
   fit = 0.0 if few else metrics.pearson(*zip(*both, strict=True))
   summary = {"words": len(words), "compared": len(both), "correlation": fit}
-  files = {"surprisal.json": _file_2025(words, revisions, surprisals)}
-  return Outcome(summary, lines, files)
-
-
-def _file_2025(words, revisions, surprisals) -> str:
-  """What `AoA_word` writes."""
   rows = [
     {
       "step": name,
@@ -221,44 +217,31 @@ def _file_2025(words, revisions, surprisals) -> str:
   ]
   steps = dict.fromkeys(("total_steps", "completed_steps"), len(revisions))
   about = {"use_bos_only": False, **steps}
-  return json.dumps({"metadata": about, "results": rows})
+  # The file of `AoA_word` in 2025.
+  own = {"surprisal.json": json.dumps({"metadata": about, "results": rows})}
+  return Outcome(summary, lines, own)
 
 
-class AgeOfAcquisition(Task):
-  """The task; see `command.Task`."""
+def score(loaded, items: Sequence[Word], asked: Settings) -> Outcome:
+  texts = [word.text.strip() for word in items for _ in word.contexts]
+  contexts = [c.strip() + " " for word in items for c in word.contexts]
+  how = {"text_format": scoring.Format(separator=""), **asked.batches}
+  revisions, found = _found(loaded, asked), []
+  for one in revisions.values():  # one of them in memory at a time
+    model = loaded if one.path == loaded.path else load(one.path)
+    found.append(-scoring.score(model, texts, asked.mode, contexts, **how))
+  ends = np.cumsum([len(word.contexts) for word in items])
+  by_word = np.split(np.stack(found), ends[:-1], axis=1)
+  return outcome(items, list(revisions), by_word)
 
-  about = "whether words are learned in the order of children"
-  figures: ClassVar = {
-    "words": "{compared} of {words}",
-    "correlation": "{correlation:.3f}",
-  }
-  settings = Settings
-  notes = f"{__doc__}\n{pipelines.NOTES}"
 
-  def read(self, asked) -> list[Word]:
-    """Reads the words, and checks the names of the revisions."""
-    _revisions(asked)
-    return read(asked.data, asked.limit)
-
-  def request(self, loaded, asked) -> dict:
-    models = _loaded(loaded, asked)
-    return {"revisions": {n: results_lib.model_digest(m) for n, m in models}}
-
-  def score(self, loaded, items, asked, options, track) -> Outcome:
-    texts = [word.text.strip() for word in items for _ in word.contexts]
-    contexts = [c.strip() + " " for word in items for c in word.contexts]
-    found = [
-      -scoring.score(
-        model,
-        texts,
-        asked.mode,
-        contexts,
-        scoring.Format(separator=""),
-        batch_tokens=asked.batch_tokens,
-        track=track,
-      )
-      for _, model in _loaded(loaded, asked)
-    ]
-    ends = np.cumsum([len(word.contexts) for word in items])
-    by_word = np.split(np.stack(found), ends[:-1], axis=1)
-    return outcome(items, list(_revisions(asked)), by_word)
+TASKS["aoa"] = Task(
+  about=__doc__,
+  read=read,
+  score=score,
+  table=figures(
+    {"words": "{compared} of {words}", "correlation": "{correlation:.3f}"}
+  ),
+  settings=Settings,
+  request=_request,
+)

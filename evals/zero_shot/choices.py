@@ -1,22 +1,22 @@
-"""Tasks in which a model chooses, and what scoring the choices gives.
+"""Tasks in which a model chooses, and the figures of its choices.
 
-A pair is right when the good choice's score is the higher one; a tie is wrong
-(BabyLM's pipelines give it to the choice that is listed first, the good one).
-As there, the result is the unweighted mean of the accuracies by UID.
+The model chooses the text with the highest score. An item is right if that is
+its first choice; a tie is wrong (BabyLM's pipelines give it to the good one).
+As there, the result is the unweighted mean over UIDs, unless stated otherwise.
 """
 
 import collections
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from antlm_jax import tables
 from antlm_jax.errors import UserError
-from antlm_jax.evals.zero_shot import pipelines
+from antlm_jax.evals.zero_shot import metrics, pipelines
 from antlm_jax.evals.zero_shot.command import Outcome, PipelineSettings, Task
 from antlm_jax.evals.zero_shot.metrics import ACCURACY, Metric
 from antlm_jax.inference import pairs
@@ -25,29 +25,25 @@ from antlm_jax.inference.scoring import REDUCTIONS
 from antlm_jax.settings import setting
 
 _RULE = __doc__.split("\n\n", 1)[1]
-NOTES = f"{_RULE}\n{pipelines.NOTES}"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(PipelineSettings):
   """The arguments of these tasks."""
 
-  as_published: bool = setting(
-    False, "for 2024, masked: give scores to other sentences, as it does"
-  )
   reduction: str | None = setting(
     None,
-    "over the tokens of a choice; the pipeline's by default",
+    "Sum or mean over the tokens of a choice; the pipeline's by default",
     choices=REDUCTIONS,
   )
   temperature: tuple[float, ...] = setting(
     (1.0,),
-    "divides the logits; items are of the first",
+    "Divisors of the logits; items.jsonl has the scores at the first",
     over=0,
     most=1e30,
     metavar="T[,T2,...]",
   )
-  paradigms: bool = setting(False, "show every UID, not only their groups")
+  paradigms: bool = setting(False, "Print every UID, not only their groups")
   apart: ClassVar[tuple[str, ...]] = (*PipelineSettings.apart, "paradigms")
 
   def __post_init__(self):
@@ -55,102 +51,102 @@ class Settings(PipelineSettings):
       raise UserError("--temperature is empty")
 
 
-@dataclasses.dataclass(frozen=True)
-class Choices(Task):
-  """A task: which items are read, and what their scores say.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+  """How a task's items become figures.
 
   Attributes:
-    about: What it is, for --help.
-    items: Reads them, by the command's settings.
-    glue: Stands between a context and a choice, in `ours` and 2025.
-    metric: What is made of the scores.
-    splits: Beginnings of UIDs. If there are some, what counts is the mean over
+    glue: Text between a context and a choice, in `ours` and 2025.
+    metric: The figure of each UID.
+    splits: Beginnings of UIDs. If there are some, the result is the mean over
       them of the means over UIDs, not the mean over UIDs.
-    with_context: Whether predictions of 2025 hold the context, too.
-    known_as: Names the task of items in 2024's predictions, if it knows it.
-    settings: Its arguments.
-    notes: What --help says of its files, and of all of this.
+    with_context: Whether predictions of 2025 include the context.
+    name_2024: Returns the name of the items' task in predictions of 2024.
   """
 
-  about: str
-  items: Callable[[Settings], list[Item]]
   glue: str = " "
   metric: Metric = ACCURACY
   splits: tuple[str, ...] = ()
   with_context: bool = False
-  known_as: Callable[[Sequence[Item]], str] | None = None
-  settings: type[Settings] = Settings
-  notes: str = NOTES
-
-  def read(self, asked: Settings) -> list[Item]:
-    return self.items(asked)
-
-  def score(self, loaded, items, asked, options, track) -> Outcome:
-    plain = options["text_format"]
-    if plain.separator == " ":  # else it is the pipeline's own
-      plain = dataclasses.replace(plain, separator=self.glue)
-    found = pairs.scores(
-      loaded,
-      items,
-      asked.mode,
-      temperature=asked.temperature,
-      batch_tokens=asked.batch_tokens,
-      track=track,
-      **options | {"text_format": plain},
-    )
-    if asked.as_published:
-      found = pipelines.misordered(items, found, loaded.tokenizer.encode_batch)
-    results = Results(items, found, asked.temperature, self)
-    files = {"2024": results.files_2024, "2025": results.files_2025}
-    own = files.get(asked.pipeline, dict)()
-    return Outcome(results.summary(), results.lines(), own)
-
-  def table(self, summary, asked) -> str:
-    """Lays the metric out in percent: first the means, then by group.
-
-    Groups are phenomena, or else splits, or else the UIDs themselves.
-    """
-    count, key = summary["pairs"], self.metric.key
-    over = "splits" if self.splits else "UIDs"
-    rows = [
-      (f"mean over {over}", count, summary[f"macro_{key}"]),
-      ("mean over pairs", count, summary[f"pair_{key}"]),
-    ]
-    swept = summary["by_temperature"]
-    rows += [
-      (f"mean at temperature {t['temperature']:g}", count, t[f"macro_{key}"])
-      for t in swept * (len(swept) > 1)
-    ]
-    groups = collections.defaultdict(list)
-    for uid, about in sorted(summary["by_uid"].items()):
-      group = about["term"] or self.split(uid)
-      groups[group].append((uid, about["pairs"], about[key]))
-    every = asked.paradigms or not any(groups)
-    for group, those in sorted(groups.items()):
-      if group:
-        _, counts, shares = zip(*those, strict=True)
-        rows.append((group, sum(counts), np.mean(shares)))
-      for uid, *row in those if every or not group else ():
-        rows.append(("  " * bool(group) + uid, *row))
-    shown = tables.text(
-      [(name, count, f"{100 * share:.2f}") for name, count, share in rows],
-      head=("", "pairs", f"{key} (%)"),
-      align="<>",
-    )
-    more = f"\n--paradigms shows all {len(summary['by_uid'])} UIDs"
-    return shown if every else shown + more
+  name_2024: Callable[[Sequence[Item]], str] | None = None
 
   def split(self, uid: str) -> str:
-    """Returns the split that a UID is of, or ""."""
+    """Returns the split of a UID, or ""."""
     return next((s for s in self.splits if uid.startswith(s)), "")
 
-  def prediction(self, choice: Choice) -> str:
-    """Returns a choice as predictions of 2025 hold it."""
-    lead = choice.context if self.with_context else ""
-    return lead + self.glue * bool(choice.context) + choice.text
+
+def task(
+  about: str,
+  read: Callable[[Settings], list[Item]],
+  settings: type[Settings] = Settings,
+  **rules,
+) -> Task:
+  """Returns a task of items with choices; `rules` are those of `Rules`."""
+  rules = Rules(**rules)
+  return Task(
+    about=f"{about.strip()}\n\n{_RULE}\n{pipelines.NOTES}",
+    read=read,
+    score=functools.partial(_score, rules),
+    table=functools.partial(table, rules),
+    settings=settings,
+  )
 
 
-_PAIRS = Choices("minimal pairs", items=lambda asked: [])
+def _score(rules: Rules, loaded, items, asked: Settings) -> Outcome:
+  options = dict(pipelines.options(asked.pipeline, asked.mode))
+  if options["text_format"].separator == " ":  # else it is the pipeline's own
+    form = dataclasses.replace(options["text_format"], separator=rules.glue)
+    options["text_format"] = form
+  if asked.reduction:
+    options["reduction"] = asked.reduction
+  found = pairs.scores(
+    loaded,
+    items,
+    asked.mode,
+    temperature=asked.temperature,
+    **options,
+    **asked.batches,
+  )
+  results = Results(items, found, asked.temperature, rules)
+  own = {"2024": results.files_2024, "2025": results.files_2025}
+  files = own.get(asked.pipeline, dict)()
+  return Outcome(results.summary(), results.lines(), files)
+
+
+def table(rules: Rules, summary: Mapping, asked: Settings) -> str:
+  """Lays out the metric in percent: first the means, then by group.
+
+  Groups are phenomena, or else splits, or else the UIDs themselves.
+  """
+  count, key = summary["pairs"], rules.metric.key
+  over = "splits" if rules.splits else "UIDs"
+  rows = [
+    (f"mean over {over}", count, summary[f"macro_{key}"]),
+    ("mean over pairs", count, summary[f"pair_{key}"]),
+  ]
+  swept = summary["by_temperature"]
+  rows += [
+    (f"mean at temperature {t['temperature']:g}", count, t[f"macro_{key}"])
+    for t in swept * (len(swept) > 1)
+  ]
+  groups = collections.defaultdict(list)
+  for uid, about in sorted(summary["by_uid"].items()):
+    group = about["term"] or rules.split(uid)
+    groups[group].append((uid, about["pairs"], about[key]))
+  every = asked.paradigms or not any(groups)
+  for group, those in sorted(groups.items()):
+    if group:
+      _, counts, shares = zip(*those, strict=True)
+      rows.append((group, sum(counts), np.mean(shares)))
+    for uid, *row in those if every or not group else ():
+      rows.append(("  " * bool(group) + uid, *row))
+  shown = tables.text(
+    [(name, count, f"{100 * share:.2f}") for name, count, share in rows],
+    head=("", "pairs", f"{key} (%)"),
+    align="<>",
+  )
+  more = f"\n--paradigms shows all {len(summary['by_uid'])} UIDs"
+  return shown if every else shown + more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,40 +156,34 @@ class Results:
   items: Sequence[Item]
   scores: np.ndarray  # float64 `[C, n, K]`, of `pairs.scores`
   temperatures: Sequence[float]
-  task: Choices = _PAIRS
-
-  @functools.cached_property
-  def correct(self) -> np.ndarray:
-    """Which items are right, bool `[n, K]`."""
-    return pairs.correct(self.scores)
+  rules: Rules = Rules()
 
   def mean_by(self, group: str) -> dict[str, tuple[int, np.ndarray]]:
-    """Returns by a group's values the number of items and metric `[K]`."""
+    """Returns the number of items and the metric `[K]` by a group's values."""
     return {
-      name: (
-        len(rows),
-        self.task.metric.of(
-          [self.items[r] for r in rows], self.scores[:, rows]
-        ),
-      )
+      name: (len(rows), self._metric(rows))
       for name, rows in pairs.rows_by(group, self.items).items()
     }
+
+  def _metric(self, rows: Sequence[int]) -> np.ndarray:
+    items = [self.items[row] for row in rows]
+    return self.rules.metric.of(items, self.scores[:, rows])
 
   @functools.cached_property
   def by_uid(self) -> dict[str, tuple[int, np.ndarray]]:
     """Number of items and metric `[K]` of each UID."""
     return self.mean_by("UID")
 
-  @property
+  @functools.cached_property
   def by_split(self) -> dict[str, np.ndarray]:
     """Unweighted mean over the UIDs of each split that has some, `[K]`."""
-    found = {split: [] for split in self.task.splits}
+    found = {split: [] for split in self.rules.splits}
     for uid, (_, value) in self.by_uid.items():
       if found:
-        found[self.task.split(uid)].append(value)
+        found[self.rules.split(uid)].append(value)
     return {name: np.mean(v, axis=0) for name, v in found.items() if v}
 
-  @property
+  @functools.cached_property
   def macro(self) -> np.ndarray:
     """Unweighted mean over UIDs, or splits, `[K]`: BabyLM's number."""
     values = [value for _, value in self.by_uid.values()]
@@ -201,14 +191,14 @@ class Results:
 
   @property
   def best(self) -> int:
-    """Which temperature has the highest `macro`; of equal ones the first."""
+    """Index of the temperature with the highest `macro`, the first if equal."""
     # A correlation is NaN where all shares are equal: never the highest.
     return int(np.nan_to_num(self.macro, nan=-np.inf).argmax())
 
   def summary(self) -> dict:
-    """Returns the numbers; those by UID at the first temperature."""
-    key, macro = self.task.metric.key, self.macro
-    whole = self.task.metric.of(self.items, self.scores)
+    """Returns the figures; those by UID are at the first temperature."""
+    key, macro = self.rules.metric.key, self.macro
+    whole = self._metric(range(len(self.items)))
     terms = {item.uid: item.term for item in self.items}
     ties = self.scores[0] == self.scores[1:].max(axis=0)
     return {
@@ -230,48 +220,56 @@ class Results:
 
   def lines(self) -> Iterator[dict]:
     """Yields every item with its scores at the first temperature."""
+    correct = pairs.correct(self.scores[:, :, 0])
     for i, item in enumerate(self.items):
       contexts = [choice.context for choice in item.choices]
-      count = len(contexts)
       yield {
         "uid": item.uid,
         "id": item.item_id,
-        "correct": bool(self.correct[i, 0]),
-        "scores": self.scores[:count, i, 0].tolist(),
+        "correct": bool(correct[i]),
+        "scores": self.scores[: len(contexts), i, 0].tolist(),
         **({"contexts": contexts} if any(contexts) else {}),
         "choices": [choice.text for choice in item.choices],
       }
 
-  # ------------------------------------------------- as the pipelines write it
+  # --------------------------------------------- the files of the pipelines
 
   def files_2024(self) -> dict[str, str]:
-    """The task's part of what collect_results.py writes."""
+    """Returns the task's part of the file that collect_results.py writes."""
     chosen = self._predictions(0, lambda choice: f" {choice.text}")
-    known = self.task.known_as(self.items)
-    return {"predictions.json": json.dumps({known: chosen})}
+    name = self.rules.name_2024(self.items)
+    return {"predictions.json": json.dumps({name: chosen})}
 
   def files_2025(self) -> dict[str, str]:
-    """What sentence_zero_shot writes, at the best temperature."""
-    chosen = self._predictions(self.best, self.task.prediction)
+    """Returns the files of sentence_zero_shot, at the best temperature."""
+
+    def shown(choice: Choice) -> str:
+      lead = choice.context if self.rules.with_context else ""
+      return lead + self.rules.glue * bool(choice.context) + choice.text
+
     return {
-      "predictions.json": json.dumps(chosen),
+      "predictions.json": json.dumps(self._predictions(self.best, shown)),
       "best_temperature_report.txt": self._report(self.best),
     }
 
   def _predictions(self, which: int, shown: Callable[[Choice], str]) -> dict:
-    """Returns what was chosen at a temperature, by UID, as both lay it out."""
+    """Returns the choices at a temperature, by UID, in both years' form."""
     out = collections.defaultdict(lambda: {"predictions": []})
     scores = self.scores[:, :, which]
-    best = np.where(self.correct[:, which], 0, 1 + scores[1:].argmax(axis=0))
-    details = self.task.metric.details(scores)
-    for item, choice, detail in zip(self.items, best, details, strict=True):
-      found, text = out[item.uid]["predictions"], shown(item.choices[choice])
-      # Numbered anew: their ids are places in the file, not the data's names.
-      found.append({"id": f"{item.uid}_{len(found)}", "pred": text, **detail})
+    best = np.where(pairs.correct(scores), 0, 1 + scores[1:].argmax(axis=0))
+    shares = metrics.first_probability(scores)
+    for item, choice, share in zip(self.items, best, shares, strict=True):
+      found = out[item.uid]["predictions"]
+      # Numbered anew: these ids are places in the file, not the data's names.
+      one = {"id": f"{item.uid}_{len(found)}"}
+      one["pred"] = shown(item.choices[choice])
+      if self.rules.metric is metrics.SPEARMAN:
+        one["prob"] = float(share)
+      found.append(one)
     return out
 
   def _report(self, which: int) -> str:
-    metric, scale = self.task.metric, self.task.metric.scale
+    metric, scale = self.rules.metric, self.rules.metric.scale
     lines = [f"TEMPERATURE: {self.temperatures[which]:.2f}", ""]
     for group in dict.fromkeys(g for item in self.items for g in item.groups):
       lines.append(f"### {group.upper()} {metric.title}")
@@ -279,7 +277,7 @@ class Results:
       if group == "UID":
         found |= self.by_split
       for name, value in found.items():
-        shown = metric.all_items or name
+        shown = "avg" if metric is metrics.SPEARMAN else name
         lines.append(f"{shown}: {scale * value[which]:.2f}")
       lines.append("")
     average = f"{scale * self.macro[which]:.2f}"

@@ -1,7 +1,8 @@
-"""What the commands that score a task share.
+"""From the arguments of a zero-shot command to its result files.
 
-Writes summary.json and items.jsonl (what was scored, with the scores).
-Where the output folder holds the results of the same request, they are shown.
+A task is a value in `TASKS`: a reader of its data and a metric of the model's
+scores, with a few words. The module of this package that implements a task
+puts it there, and nothing else needs to know of it.
 """
 
 import argparse
@@ -12,13 +13,13 @@ import pathlib
 import resource
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 
 from antlm_jax import cli, settings, tables
-from antlm_jax.evals import results as results_lib
+from antlm_jax.evals import results
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference.model import (
   Identity,
@@ -30,21 +31,30 @@ from antlm_jax.inference.scoring import BATCH_TOKENS, MODES
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 
+_WRITES = """\
+Writes summary.json (the figures) and items.jsonl (every item with its scores).
+If the output folder has results of the same request, prints those instead."""
+
 
 class Outcome(NamedTuple):
-  """What scoring a task gives."""
+  """The results of a task."""
 
-  summary: dict  # the numbers
-  lines: Iterable[dict]  # what was scored, with the scores
-  files: Mapping[str, str] = {}  # those of the pipeline, text by name
+  summary: dict  # the figures
+  lines: Iterable[dict]  # the items with their scores
+  files: Mapping[str, str] = {}  # a pipeline's own, text by name
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """The arguments of every task, but for the model and the task."""
+  """The arguments of every task, in addition to the model and the task."""
 
   data: str = setting(help="Path to the folder of the task's files")
-  mode: str = setting(help="Outputs that predict a token", choices=MODES)
+  mode: str = setting(
+    help="Outputs that predict a token: left to right (causal), one mask at a"
+    " time (mlm), the same read one position before (mntp), or causal and"
+    " masked together (fused)",
+    choices=MODES,
+  )
   limit: int = setting(
     0, "Largest number of items of each file or UID; 0 for all", least=0
   )
@@ -57,11 +67,10 @@ class Settings:
   batch_tokens: int = setting(
     BATCH_TOKENS, "Number of tokens encoded at once", least=1
   )
-  # What a task is scored by that takes none of these.
+  # For tasks without these arguments.
   pipeline: ClassVar[str] = "ours"
-  as_published: ClassVar[bool] = False
   reduction: ClassVar[str | None] = None
-  # What changes no score.
+  # Arguments that change no score.
   apart: ClassVar[tuple[str, ...]] = (
     "data",
     "output",
@@ -69,156 +78,157 @@ class Settings:
     "batch_tokens",
   )
 
+  @property
+  def batches(self) -> dict[str, Any]:
+    """Options of `scoring.score` that change no score."""
+    track = functools.partial(progress.track, unit="batch")
+    return {"batch_tokens": self.batch_tokens, "track": track}
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineSettings(Settings):
-  """Those of a task of BabyLM's pipelines."""
+  """The arguments of a task of BabyLM's evaluation pipelines."""
 
-  pipeline: str = setting("ours", "see above", choices=pipelines.PIPELINES)
+  pipeline: str = setting(
+    "ours",
+    "Rules of scoring: ours, or those of BabyLM's pipeline of a year",
+    choices=pipelines.PIPELINES,
+  )
 
 
+def digest_files(asked: Settings, items: Sequence) -> dict:
+  """Returns what identifies the files of a folder, wherever it is."""
+  paths = pathlib.Path(asked.data).glob("*")
+  return results.data_digest(sorted(p for p in paths if p.is_file()))
+
+
+def figures(formats: Mapping[str, str]) -> Callable[[Mapping, Settings], str]:
+  """Returns a `Task.table`: formats of a summary's values, by their titles."""
+
+  def table(summary: Mapping, asked: Settings) -> str:
+    rows = (
+      (title, text.format_map(summary)) for title, text in formats.items()
+    )
+    return tables.text(rows, align="<>")
+
+  return table
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """What a folder holds, and what scoring it gives.
+  """A zero-shot task: a reader, and a metric of what a model makes of it.
 
   Attributes:
-    about: What it is, for --help.
-    figures: The lines of its table: formats of a summary, by name.
-    settings: Its arguments.
-    notes: What --help says of them.
+    about: Its description for --help; the first line stands for it in lists.
+    read: Reads the items, given the command's settings. Raises a UserError if
+      the data cannot be read.
+    score: Scores the items with a model, given both and the settings.
+    table: Lays out a summary, given it and the settings.
+    settings: Section of the command's arguments.
+    digest: Identifies the data in a request, given the settings and items.
+    request: Returns further parts of a request, given the model and settings.
   """
 
   about: str
-  figures: Mapping[str, str] = {}
-  settings: type[Settings] = PipelineSettings
-  notes: str = pipelines.NOTES
-
-  def read(self, asked: Settings) -> Sequence:
-    """Reads what is scored."""
-    raise NotImplementedError
-
-  def digest(self, asked: Settings, items: Sequence) -> dict:
-    """Returns what tells the data from other data, wherever it lies."""
-    paths = pathlib.Path(asked.data).glob("*")
-    return results_lib.data_digest(sorted(p for p in paths if p.is_file()))
-
-  def score(self, loaded, items, asked, options, track) -> Outcome:
-    """Scores it; `options` are a pipeline's, `track` wraps lists of batches."""
-    raise NotImplementedError
-
-  def table(self, summary: Mapping, asked: Settings) -> str:
-    """Lays the numbers of an outcome's summary out."""
-    rows = ((n, form.format_map(summary)) for n, form in self.figures.items())
-    return tables.text(rows, align="<>")
-
-  def request(self, loaded, asked: Settings) -> dict:
-    """Returns what the results depend on beside model, data and settings."""
-    return {}
+  read: Callable[[Any], Sequence]
+  score: Callable[[Any, Sequence, Any], Outcome]
+  table: Callable[[Mapping, Any], str]
+  settings: type[Settings] = Settings
+  digest: Callable[[Any, Sequence], dict] = digest_files
+  request: Callable[[Any, Any], dict] = lambda loaded, asked: {}
 
 
-def run(
-  argv: Sequence[str], description: str, tasks: Mapping[str, Task]
-) -> None:
-  """Scores a task and writes the results, unless they are there.
+TASKS: dict[str, Task] = {}
+
+
+def run(description: str, name: str | None, argv: Sequence[str]) -> None:
+  """Scores a task and writes the results, unless they exist.
 
   Args:
-    argv: The command's arguments; --task, if there is more than one.
-    description: Its docstring; this module's is put after it.
-    tasks: The tasks that it knows, by name.
+    description: The command's docstring.
+    name: Name of its task; None for a command with --task.
+    argv: The command's arguments.
 
   Raises:
     UserError: for anything wrong with the checkpoint, data or output.
   """
-  args = _parse(argv, description, tasks)
-  task = tasks[args.task]
-  asked = settings.from_args(task.settings, args)
-  options = _options(args.task, asked)
-  note = pipelines.note(asked.pipeline, asked.mode, asked.as_published)
-  # What is cheap is checked first: arguments, then the data, then the model.
+  args, task, asked = _parse(description, name, argv)
+  # The cheap checks come first: arguments, then data, then the model.
   items = task.read(asked)
   loaded = from_args(args)
-  request = {
-    **_request(args.task, asked, loaded),
-    "data": task.digest(asked, items),
-    **task.request(loaded, asked),
-  }
-  output = _output(asked, loaded)
-  if not asked.overwrite and (done := results_lib.finished(output, request)):
-    print(task.table(done, asked))
+  request, output = _request(args.task, asked, loaded)
+  request |= {"data": task.digest(asked, items), **task.request(loaded, asked)}
+  if not asked.overwrite and (found := results.finished(output, request)):
+    print(task.table(found, asked))
     print(f"already scored: {output} (--overwrite scores again)")
     return
   files.check_writable(output, folder=True)  # before minutes of scoring
   print(f"{len(items):,} items of {asked.data}, {asked.mode}", flush=True)
   began = time.monotonic()
-  track = functools.partial(progress.track, unit="batch")
-  outcome = task.score(loaded, items, asked, options, track)
+  outcome = task.score(loaded, items, asked)
   about = {
     "task": args.task,
     "seconds": time.monotonic() - began,  # compilation included
     "peak_memory_mib": _peak_memory(),
-    **note,
   }
-  summary = write(output, outcome, request, about)
-  print(task.table(summary, asked))
+  print(task.table(write(output, outcome, request, about), asked))
   print(f"written to {output}")
 
 
-def done(
-  argv: Sequence[str], description: str, tasks: Mapping[str, Task]
-) -> bool:
+def done(description: str, name: str | None, argv: Sequence[str]) -> bool:
   """Returns whether `run` has written its results; reads no model and no data.
 
   Raises:
     UserError: The arguments are wrong, there is no such checkpoint, or the
       folder has the results of another request.
   """
-  args = _parse(argv, description, tasks)
-  asked = settings.from_args(tasks[args.task].settings, args)
+  args, _, asked = _parse(description, name, argv)
   model = identify(args.checkpoint, args.step)
-  request = _request(args.task, asked, model)
-  return results_lib.finished(_output(asked, model), request) is not None
+  request, output = _request(args.task, asked, model)
+  return results.finished(output, request) is not None
 
 
-def _request(task: str, asked: Settings, model: Identity) -> dict:
-  """Returns what the results depend on, except the data."""
-  return {
-    "task": task,
+def _request(name: str, asked: Settings, model: Identity) -> tuple:
+  """Returns what the results depend on, except the data, and their folder."""
+  options = pipelines.options(asked.pipeline, asked.mode)
+  request = {
+    "task": name,
     **{k: v for k, v in vars(asked).items() if k not in asked.apart},
-    **results_lib.model_digest(model),
-    "reduction": _options(task, asked)["reduction"],
+    **results.model_digest(model),
+    "reduction": asked.reduction or options["reduction"],
   }
-
-
-def _options(task: str, asked: Settings) -> dict:
-  """Returns the options of scoring that a pipeline and the settings give."""
-  options = pipelines.options(asked.pipeline, asked.mode, task)
-  return options | ({"reduction": asked.reduction} if asked.reduction else {})
-
-
-def _output(asked: Settings, model: Identity) -> pathlib.Path:
-  """Returns the folder of the results."""
-  name = "-".join((str(model.step), asked.mode, asked.pipeline))
+  folder = "-".join((str(model.step), asked.mode, asked.pipeline))
   data = pathlib.Path(asked.data).absolute().name
-  default = model.evals / data / name.removesuffix("-ours")
-  return pathlib.Path(asked.output or default)
+  default = model.evals / data / folder.removesuffix("-ours")
+  return request, pathlib.Path(asked.output or default)
 
 
-def _parse(argv, description: str, tasks) -> argparse.Namespace:
-  """Parses the arguments that the named task has."""
-  first = cli.Parser(add_help=False)
-  only = next(iter(tasks)) if len(tasks) == 1 else None
-  first.add_argument("--task", choices=tasks, default=only)
-  named = first.parse_known_args(argv)[0].task
-  # Without a task, --help shows what most of them have.
-  task = tasks[named] if named else Task()
-  shared = __doc__.split(".", 1)[1]
-  parser = cli.Parser(description=f"{description}\n{task.notes}{shared}")
+def _parse(
+  description: str, name: str | None, argv: Sequence[str]
+) -> tuple[argparse.Namespace, Task, Settings]:
+  """Parses the arguments of the named task, or of the one that --task names."""
+  if fixed := name is not None:
+    about = TASKS[name].about
+  else:
+    first = cli.Parser(add_help=False)
+    first.add_argument("--task", choices=TASKS)
+    name = first.parse_known_args(argv)[0].task
+    rows = [(f"  {n}", t.about.partition("\n")[0]) for n, t in TASKS.items()]
+    every = f"{description}\nThe tasks:\n\n{tables.text(sorted(rows))}"
+    about = TASKS[name].about if name else every
+  parser = cli.Parser(description=f"{about.strip()}\n\n{_WRITES}")
   add_arguments(parser)
-  if not only:
-    about = "see above; --help after it shows its own arguments"
-    parser.add_argument("--task", required=True, choices=tasks, help=about)
-  parser.set_defaults(task=named)
-  settings.add_arguments(parser, task.settings)
-  return parser.parse_args(argv)
+  if fixed:
+    parser.set_defaults(task=name)
+  else:
+    about = "Name of the task"
+    parser.add_argument("--task", required=True, choices=TASKS, help=about)
+  section = TASKS[name].settings if name else Settings
+  settings.add_arguments(parser, section)
+  args = parser.parse_args(argv)
+  asked = settings.from_args(section, args)
+  pipelines.options(asked.pipeline, asked.mode, name)  # refuses what it lacks
+  return args, TASKS[name], asked
 
 
 def _peak_memory() -> float:
@@ -236,5 +246,5 @@ def write(
   """Writes a pipeline's own files, items.jsonl and the summary; returns it."""
   lines = "".join(json.dumps(line) + "\n" for line in outcome.lines)
   summary = {"request": request, **about, **outcome.summary}
-  results_lib.write(folder, {**outcome.files, "items.jsonl": lines}, summary)
+  results.write(folder, {**outcome.files, "items.jsonl": lines}, summary)
   return summary

@@ -1,33 +1,38 @@
-"""EWoK: which sentence fits a context (arXiv 2405.09605).
+"""EWoK: the sentence that fits a context (arXiv 2405.09605).
 
-The folder holds ewok_test.csv, EWoK-core-1.0, whose authors give it out at
-huggingface.co/datasets/ewok-core/ewok-core-1.0 and ask not to publish its text
-where it can be crawled; what is written of it holds such text too. Beside it
-stands BabyLM's word list, vocab*.txt, one word a line (`ewok/vocab.txt` of
+  antlm eval ewok --checkpoint=RUN --data=FOLDER --mode=causal
+
+The folder holds ewok_test.csv, EWoK-core-1.0, which its authors provide at
+huggingface.co/datasets/ewok-core/ewok-core-1.0. They ask not to publish its
+text where it can be crawled: the results contain such text, too. The folder
+also holds BabyLM's word list, vocab*.txt, one word a line (`ewok/vocab.txt` of
 evaluation-pipeline-2024, `evaluation_pipeline/ewok/vocab.txt` of -2025). As in
-both, rows with a word that the list lacks are left out, which leaves 3,809 of
-4,374; `--unfiltered` keeps all of them. A row is two pairs: after Context1
-Target1 is the good choice, after Context2 Target2.
+both, rows with a word that is not on the list are left out, which leaves 3,809
+of 4,374; --unfiltered keeps all. A row is two pairs: Target1 is the good choice
+after Context1, and Target2 after Context2.
 
-Or it holds what the pipelines make of that: a *.jsonl for each domain, whose
+Or the folder holds the pipelines' files, one *.jsonl for each domain. Their
 lines have the same fields and are one pair each, Context1 with Target1.
 
-The UID is the domain, of which there are eleven. `--full_sentence_scores`
-scores a context and its target as one text, as pipeline 2025 does if asked to.
+The UID is the domain, of which there are eleven.
 """
 
 import collections
+import dataclasses
 import pathlib
 import re
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals.zero_shot import choices
+from antlm_jax.evals.zero_shot.command import TASKS
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Item, Line
 from antlm_jax.runtime import files
+from antlm_jax.settings import setting
 
 FILE = "ewok_test.csv"
 _TEXTS = ("Context1", "Context2", "Target1", "Target2")
-# What pipeline 2025 reports accuracies by, with its names for the columns.
+# Pipeline 2025 reports accuracies by these columns, under its own names.
 _GROUPS = {
   "UID": "Domain",
   "context_type": "ContextType",
@@ -44,8 +49,18 @@ _WORD = re.compile(
 )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings(choices.Settings):
+  """The arguments of the task."""
+
+  unfiltered: bool = setting(False, "Keep rows with words not on BabyLM's list")
+  full_sentence_scores: bool = setting(
+    False, "Score context and target as one text, an option of pipeline 2025"
+  )
+
+
 def words(text: str) -> list[str]:
-  """Cuts a text into the lower-case words that the list is asked about."""
+  """Cuts a text into lower-case words, to look up in the list."""
   return _WORD.findall(text.lower())
 
 
@@ -55,9 +70,9 @@ def read(
   """Reads the pairs of a folder.
 
   Args:
-    folder: Holds ewok_test.csv and, unless unfiltered, one vocab*.txt; or
-      *.jsonl.
-    limit: At most so many pairs of each domain; 0 for all.
+    folder: Path to a folder with ewok_test.csv and, unless unfiltered, one
+      vocab*.txt; or with *.jsonl.
+    limit: Largest number of pairs of each domain; 0 for all.
     unfiltered: Whether to keep rows with words that are not on the list.
     whole: Whether contexts are scored as well.
 
@@ -104,3 +119,13 @@ def _pair(
   number = seen[groups["UID"]]
   seen[groups["UID"]] += 1
   return pairs.pair(context, good, bad, str(number), groups)
+
+
+TASKS["ewok"] = choices.task(
+  __doc__,
+  lambda asked: read(
+    asked.data, asked.limit, asked.unfiltered, asked.full_sentence_scores
+  ),
+  settings=Settings,
+  name_2024=lambda items: "ewok",
+)

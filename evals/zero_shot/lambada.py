@@ -1,74 +1,80 @@
-"""LAMBADA: the last word of a text, which takes the whole text to guess.
+"""LAMBADA: the last word of a text, given the text before it.
 
-Each record is a text (arXiv 1606.06031). The part after its last space is
-predicted. As in lm-eval's lambada_openai, a word is right if each of its tokens
-is the likeliest one after the text and the tokens before it. The perplexity is
-per word. A text longer than the context loses its beginning.
+  antlm eval score --task=lambada --checkpoint=RUN --data=lambada.jsonl \\
+    --mode=causal
 
-With masks, the tokens of the word are also predicted one after the other: the
+Each record is a text (arXiv 1606.06031), or each line with --documents=line.
+The model predicts the part after its last space. As in lm-eval's
+lambada_openai, a word is right if each of its tokens is the likeliest one after
+the text and the tokens before it. The perplexity is per word. A text longer
+than the context loses its beginning.
+
+The masked modes also predict the tokens of the word one after the other: the
 predicted token and those after it are masked (arXiv 2305.10588). So the model
-sees their number, and figures do not compare with those of a causal mode.
+sees their number, and figures do not compare with those of --mode=causal.
 """
-
-from typing import ClassVar
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts
-from antlm_jax.evals.zero_shot.command import Outcome
-from antlm_jax.evals.zero_shot.texts import TextTask
+from antlm_jax.evals.zero_shot.command import TASKS, Outcome, figures
 from antlm_jax.inference import framing, scoring
 from antlm_jax.inference.scoring import Text
 
 
-class Lambada(TextTask):
-  """The task; see `command.Task`. Items are (context, word)."""
+def read(asked) -> list[tuple[str, str]]:
+  """Reads contexts and their words."""
+  found = [text.rpartition(" ")[::2] for text in texts.read(asked)]
+  for number, (context, word) in enumerate(found, start=1):
+    if not context.strip() or not word.strip():
+      raise UserError(
+        f"{asked.data}, text {number}: no two words in {word!r:.60}"
+      )
+  return found
 
-  about = "LAMBADA: the last word of a text"
-  figures: ClassVar = {
-    "texts": "{texts:,}",
-    "accuracy": "{accuracy:.2%}",
-    "word perplexity": "{word_perplexity:,.6g}",
+
+def score(loaded, items, asked) -> Outcome:
+  wanted = scoring.passes(loaded, asked.mode)
+  masked = any(p.masked for p in wanted)
+  longest, parts = loaded.model.config.max_seq_len, []
+  encoded = scoring.encode(loaded, items, scoring.Format(), wanted)
+  for text, (_, word) in zip(encoded, items, strict=True):
+    over = max(0, *(p.reads(text) - longest for p in wanted))
+    text = Text(text.tokens[over:], text.start - over, text.stop - over)
+    if text.start < 1:
+      raise UserError(f"the word {word!r:.60} leaves no room for a context")
+    part = [text]
+    if masked:  # one text for each token, with the tokens after it masked
+      part = [
+        Text(text.tokens.copy(), at, at + 1)
+        for at in range(text.start, text.stop)
+      ]
+      for one in part:
+        one.tokens[one.stop : text.stop] = framing.mask_id(loaded)
+    parts.append(part)
+  logprobs, likeliest = texts.score(loaded, parts, wanted, asked)
+  right = likeliest == [text.targets for text in encoded]
+  summary = {
+    "texts": len(items),
+    "accuracy": float(right.mean()),
+    "word_perplexity": texts.perplexity(-logprobs.mean()),
   }
-  notes = __doc__
+  rows = zip(items, logprobs.tolist(), right.tolist(), strict=True)
+  lines = [
+    {"context": context, "word": word, "logprob": nats, "correct": hit}
+    for (context, word), nats, hit in rows
+  ]
+  return Outcome(summary, lines)
 
-  def read(self, asked) -> list[tuple[str, str]]:
-    found = [text.rpartition(" ")[::2] for text in super().read(asked)]
-    for number, (context, word) in enumerate(found, start=1):
-      if not context.strip() or not word.strip():
-        raise UserError(
-          f"{asked.data}, text {number}: no two words in {word!r:.60}"
-        )
-    return found
 
-  def score(self, loaded, items, asked, options, track) -> Outcome:
-    wanted = scoring.passes(loaded, asked.mode)
-    masked = any(p.masked for p in wanted)
-    longest, parts = loaded.model.config.max_seq_len, []
-    encoded = scoring.encode(loaded, items, options["text_format"], wanted)
-    for text, (_, word) in zip(encoded, items, strict=True):
-      over = max(0, *(p.reads(text) - longest for p in wanted))
-      text = Text(text.tokens[over:], text.start - over, text.stop - over)
-      if text.start < 1:
-        raise UserError(f"the word {word!r:.60} leaves no room for a context")
-      part = [text]
-      if masked:  # one text for each token, with the tokens after it masked
-        part = [
-          Text(text.tokens.copy(), at, at + 1)
-          for at in range(text.start, text.stop)
-        ]
-        for one in part:
-          one.tokens[one.stop : text.stop] = framing.mask_id(loaded)
-      parts.append(part)
-    logprobs, likeliest = texts.score(loaded, parts, wanted, asked, track)
-    right = likeliest == [text.targets for text in encoded]
-    summary = {
-      "texts": len(items),
-      "accuracy": float(right.mean()),
-      "word_perplexity": texts.perplexity(-logprobs.mean()),
+TASKS["lambada"] = texts.Task(
+  about=__doc__,
+  read=read,
+  score=score,
+  table=figures(
+    {
+      "texts": "{texts:,}",
+      "accuracy": "{accuracy:.2%}",
+      "word perplexity": "{word_perplexity:,.6g}",
     }
-    rows = zip(items, logprobs.tolist(), right.tolist(), strict=True)
-    lines = [
-      {"context": context, "word": word, "logprob": nats, "correct": hit}
-      for (context, word), nats, hit in rows
-    ]
-    return Outcome(summary, lines)
+  ),
+)

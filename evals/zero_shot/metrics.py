@@ -1,6 +1,6 @@
-"""What scores are made into: accuracy, rank correlation, variance explained."""
+"""Metrics of scores: accuracy, rank correlation and explained variance."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,25 +10,13 @@ from antlm_jax.inference.pairs import Item
 
 
 class Metric(NamedTuple):
-  """A number of some items.
+  """A figure of some items and the scores of their choices."""
 
-  Attributes:
-    key: Its name in summaries.
-    title: Its name in reports of pipeline 2025.
-    scale: What it is multiplied with there.
-    of: Makes it, `[K]`, of n items and the scores `[C, n, K]` of their choices.
-    details: Yields what is predicted of each item beside the choice, of scores
-      `[C, n]`.
-    all_items: What that report calls a group that is all items; "" for the
-      group's own name.
-  """
-
-  key: str
-  title: str
-  scale: float
+  key: str  # its name in summaries
+  title: str  # its name in reports of pipeline 2025
+  scale: float  # its factor in these reports
+  # Computes it, `[K]`, from n items and their scores `[C, n, K]`.
   of: Callable[[Sequence[Item], np.ndarray], np.ndarray]
-  details: Callable[[np.ndarray], Iterator[dict]]
-  all_items: str = ""
 
 
 def first_probability(scores: np.ndarray) -> np.ndarray:
@@ -42,10 +30,18 @@ def first_probability(scores: np.ndarray) -> np.ndarray:
   return weights[0] / weights.sum(axis=0)
 
 
+def _accuracy(items: Sequence[Item], scores: np.ndarray) -> np.ndarray:
+  return pairs.correct(scores).mean(axis=0)
+
+
 def _rank_correlation(items: Sequence[Item], scores: np.ndarray) -> np.ndarray:
   ratings = [item.rating for item in items]
   shares = first_probability(scores)  # [n, K]
   return np.array([spearman(share, ratings) for share in shares.T])
+
+
+ACCURACY = Metric("accuracy", "ACCURACY", 100, _accuracy)
+SPEARMAN = Metric("spearman", "SPEARMAN'S RHO", 1, _rank_correlation)
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
@@ -78,30 +74,10 @@ def explained(predictors: Sequence[np.ndarray], target: np.ndarray) -> float:
   return float(1 - left @ left / (spread @ spread))
 
 
-# What pandas, which the pipeline reads CSV files with, takes for nothing.
+# Texts that pandas, with which the pipeline reads CSV files, takes for missing.
 NOTHING = ("", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null")
 
 
 def number(text: str) -> float:
-  """Reads a number of a CSV file, NaN where there is none."""
+  """Reads a number of a CSV file; NaN if it is missing."""
   return float("nan" if text in NOTHING else text)
-
-
-ACCURACY = Metric(
-  key="accuracy",
-  title="ACCURACY",
-  scale=100,
-  # The first choice of each item is right.
-  of=lambda items, scores: pairs.correct(scores).mean(axis=0),
-  details=lambda scores: ({} for _ in scores[0]),
-)
-SPEARMAN = Metric(
-  key="spearman",
-  title="SPEARMAN'S RHO",
-  scale=1,
-  of=_rank_correlation,
-  details=lambda scores: (
-    {"prob": float(share)} for share in first_probability(scores)
-  ),
-  all_items="avg",
-)

@@ -1,4 +1,6 @@
-"""Perplexity of any text, from left to right or with one mask at a time.
+"""Perplexity of any text, left to right or one mask at a time.
+
+  antlm eval perplexity --checkpoint=RUN --data=TEXT --mode=causal
 
   nats per token     mean of -log p over the text's tokens
   token perplexity   e to the nats per token; it depends on the tokenizer
@@ -14,7 +16,7 @@ loss of masked training, which masks many tokens at once. These modes read the
 text once for each token: use --limit.
 
 The special tokens of training surround a document and are not scored. A
-document longer than the context is scored in overlapping windows, `--stride`
+document longer than the context is scored in overlapping windows, --stride
 tokens apart. Each token counts once, in the window that gives it the most
 context: before it, or with masks on both sides. The text is scored as it is.
 lm-eval's wikitext first removes that set's spaces around punctuation, but
@@ -24,14 +26,12 @@ counts words and bytes with them.
 import dataclasses
 import math
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
 
 import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts
-from antlm_jax.evals.zero_shot.command import Outcome
-from antlm_jax.evals.zero_shot.texts import TextTask
+from antlm_jax.evals.zero_shot.command import TASKS, Outcome, figures
 from antlm_jax.inference import scoring
 from antlm_jax.inference.scoring import Text
 from antlm_jax.settings import setting
@@ -78,10 +78,8 @@ def outcome(
       zip(documents, tokens, nats, strict=True)
     )
   ]
-  sums = {
-    name: sum(line[name] for line in lines)
-    for name in ("tokens", "words", "bytes")
-  }
+  names = "tokens", "words", "bytes"
+  sums = {name: sum(line[name] for line in lines) for name in names}
   total, count = nats.sum(), sums["tokens"]
   summary = {
     "documents": len(documents),
@@ -95,37 +93,23 @@ def outcome(
   return Outcome(summary, lines)
 
 
-class Perplexity(TextTask):
-  """The task; see `command.Task`."""
-
-  about = "perplexity of any text, by token, word and byte"
-  figures: ClassVar = {
-    **{n: f"{{{n}:,}}" for n in ("documents", "tokens", "words", "bytes")},
-    "nats per token": "{nats_per_token:.4f}",
-    "token perplexity": "{token_perplexity:,.6g}",
-    "word perplexity": "{word_perplexity:,.6g}",
-    "bits per byte": "{bits_per_byte:.4f}",
-    "accuracy": "{accuracy:.2%}",
-  }
-  settings = Settings
-  notes = __doc__
-
-  def score(self, loaded, items, asked, options, track) -> Outcome:
-    wanted = scoring.passes(loaded, asked.mode)
-    before, after = loaded.frame
-    # No position before predicts the first token of a text without a frame.
-    first = max(len(before), *(p.shift for p in wanted))
-    longest, parts = loaded.model.config.max_seq_len, []
-    for at in range(0, len(items), _ENCODED):
-      for ids in loaded.tokenizer.encode_batch(items[at : at + _ENCODED]):
-        tokens = np.concatenate([before, ids, after])
-        text = Text(tokens, first, len(before) + len(ids))
-        parts.append(list(windows(text, wanted, longest, asked.stride)))
-    if not any(parts):
-      raise UserError(f"{asked.data} holds no token to predict")
-    logprobs, likeliest = texts.score(loaded, parts, wanted, asked, track)
-    tokens = [sum(window.targets for window in those) for those in parts]
-    return outcome(items, tokens, -logprobs, likeliest)
+def score(loaded, items: Sequence[str], asked: Settings) -> Outcome:
+  """Scores documents: a `Task.score`."""
+  wanted = scoring.passes(loaded, asked.mode)
+  before, after = loaded.frame
+  # No position before predicts the first token of a text without a frame.
+  first = max(len(before), *(p.shift for p in wanted))
+  longest, parts = loaded.model.config.max_seq_len, []
+  for at in range(0, len(items), _ENCODED):
+    for ids in loaded.tokenizer.encode_batch(items[at : at + _ENCODED]):
+      tokens = np.concatenate([before, ids, after])
+      text = Text(tokens, first, len(before) + len(ids))
+      parts.append(list(windows(text, wanted, longest, asked.stride)))
+  if not any(parts):
+    raise UserError(f"{asked.data} holds no token to predict")
+  logprobs, likeliest = texts.score(loaded, parts, wanted, asked)
+  tokens = [sum(window.targets for window in those) for those in parts]
+  return outcome(items, tokens, -logprobs, likeliest)
 
 
 def windows(
@@ -158,3 +142,21 @@ def windows(
     stop = text.stop if whole else min(text.stop, end - behind)
     yield Text(tokens[begin:end], start - begin, stop - begin)
     start, end = stop, min(end + stride, len(tokens))
+
+
+TASKS["perplexity"] = texts.Task(
+  about=__doc__,
+  read=texts.read,
+  score=score,
+  table=figures(
+    {
+      **{n: f"{{{n}:,}}" for n in ("documents", "tokens", "words", "bytes")},
+      "nats per token": "{nats_per_token:.4f}",
+      "token perplexity": "{token_perplexity:,.6g}",
+      "word perplexity": "{word_perplexity:,.6g}",
+      "bits per byte": "{bits_per_byte:.4f}",
+      "accuracy": "{accuracy:.2%}",
+    }
+  ),
+  settings=Settings,
+)

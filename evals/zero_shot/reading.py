@@ -1,30 +1,35 @@
-"""Reading times: what a word's surprisal explains of them.
+"""Reading times, explained by the surprisal of words.
 
 The folder holds reading_data.csv of evaluation-pipeline-2025 (de Varda et al.,
-2023): for each word what stands before it (`item`, `word`), the word before
-with what stands before that (`prev_item`, `prev_word`), predictors and times.
+2023). Each row is a word: the text before it (`item`, `word`), the previous
+word and the text before that (`prev_item`, `prev_word`), predictors and times.
 
-What counts is how much of the variance that a baseline leaves a word's
-surprisal explains, in percent: for eye tracking the mean over four times,
-beside frequency, length and place; for self-paced reading beside these, and
-the length and the surprisal of the word before. Main effects and products of
-two are all there, of the surprisal itself its main effect alone.
+The figures are the share that surprisal explains of the variance that a
+baseline leaves. For eye tracking, it is the mean over four times, and the
+baseline has the word's frequency, length and place. For self-paced reading, the
+baseline also has the length and surprisal of the previous word. A baseline has
+main effects and products of two; surprisal itself has its main effect alone.
 """
 
-import dataclasses
 import itertools
 import json
 import math
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import ClassVar
+from typing import NamedTuple
 
 import numpy as np
 
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.evals.zero_shot import metrics, pipelines, texts
-from antlm_jax.evals.zero_shot.command import Outcome, Task
+from antlm_jax.evals.zero_shot import metrics, texts
+from antlm_jax.evals.zero_shot.command import (
+  TASKS,
+  Outcome,
+  PipelineSettings,
+  Task,
+  figures,
+)
 from antlm_jax.inference import framing, scoring
 from antlm_jax.runtime import files
 
@@ -34,32 +39,21 @@ _PACED = "self_paced_reading_time"
 _PREDICTORS = ("Subtlex_log10", "length", "context_length")
 _BEFORE = ("prev_length", "prev_pred")
 _NUMBERS = (*_PREDICTORS, _BEFORE[0], *_EYES, _PACED)  # columns of the file
-_MASKS = 3  # a text that is read left to right ends with so many
+_MASKS = 3  # at the end of a text that masked modes read
 
 
-@dataclasses.dataclass(frozen=True)
-class Word:
-  """A word in its place, with what was measured of it.
+class Word(NamedTuple):
+  """A word in its place, with its measurements."""
 
-  Attributes:
-    here: What stands before it, and the word.
-    before: The same of the word before, or None.
-    values: Predictors and times by name; NaN where there is none.
-  """
-
-  here: tuple[str, str]
-  before: tuple[str, str] | None
-  values: dict[str, float]
+  here: tuple[str, str]  # the text before it, and the word
+  before: tuple[str, str] | None  # the same of the previous word
+  values: dict[str, float]  # predictors and times by name; NaN if missing
 
 
-def read(folder, limit: int = 0) -> list[Word]:
-  """Reads the words of a folder, at most `limit` of them if it is not 0.
-
-  Raises:
-    UserError: if the file is missing, or is not what it should be.
-  """
-  path = pathlib.Path(folder) / FILE
-  rows = itertools.islice(files.read_csv(path, "reading times"), limit or None)
+def read(asked) -> list[Word]:
+  path = pathlib.Path(asked.data) / FILE
+  rows = files.read_csv(path, "reading times")
+  rows = itertools.islice(rows, asked.limit or None)
   found = [_word(f"{path}, line {number}", row) for number, row in rows]
   if not found:
     raise UserError(f"{path} holds no word")
@@ -70,7 +64,7 @@ def _word(where: str, row: dict[str, str]) -> Word:
   needed = "item", "word", "prev_item", "prev_word", *_NUMBERS
   if missing := [n for n in needed if row.get(n) is None]:
     raise UserError(f"{where}: no {', '.join(missing)}")
-  # The pipeline has the word "None" stand before a word with nothing before.
+  # The pipeline puts the word "None" before a word with nothing before it.
   item = "None" if row["item"] in metrics.NOTHING else row["item"]
   before = None
   if row["prev_item"] not in metrics.NOTHING:
@@ -82,24 +76,13 @@ def _word(where: str, row: dict[str, str]) -> Word:
   return Word((item, row["word"]), before, values)
 
 
-# ------------------------------------------------------------------ surprisal
-
-
-def surprisals(
-  loaded, words: Sequence[tuple[str, str]], asked, track
-) -> np.ndarray:
+def surprisals(loaded, words: Sequence[tuple[str, str]], asked) -> np.ndarray:
   """Returns the surprisals of n words, each after a text, float64 `[n]`.
 
-  As in the pipeline a word is read token by token, each after the text so far
-  encoded anew. Where tokens are predicted behind masks, the text ends with
-  three of them (arXiv 2406.04823), and the first is predicted.
-
-  Args:
-    words: (text before, word), n of them.
-    track: As for `scoring.score`.
-
-  Raises:
-    UserError: if a text is too long, or a word holds no token.
+  As in the pipeline, a word is read token by token, each after the text so far,
+  which is encoded anew. In masked modes, the text ends with three masks (arXiv
+  2406.04823), and the first is predicted. `words` are (text before, word).
+  Raises a UserError if a text is too long, or a word holds no token.
   """
   wanted = scoring.passes(loaded, asked.mode)
   masked = any(p.masked for p in wanted)
@@ -120,7 +103,7 @@ def surprisals(
     [encoded(*one) for one in _tokens(loaded.tokenizer, *word)]
     for word in unique
   ]
-  logprobs, _ = texts.score(loaded, parts, wanted, asked, track)
+  logprobs, _ = texts.score(loaded, parts, wanted, asked)
   index = {word: i for i, word in enumerate(unique)}
   return -logprobs[[index[word] for word in words]]
 
@@ -142,19 +125,13 @@ def _tokens(
     text += piece
 
 
-# ----------------------------------------------------------------- regressions
-
-
-def gain(
+def _gain(
   columns: dict[str, np.ndarray], time: str, predictors: Sequence[str]
 ) -> float:
-  """Returns what surprisal explains of the variance that is left.
+  """Returns the share that surprisal explains of the variance that is left.
 
-  Args:
-    columns: `pred`, the surprisal, and all others `[n]`; NaN where there is no
-      number.
-    time: What is predicted.
-    predictors: By what, beside surprisal, with their products of two.
+  `columns` are the surprisal `pred` and all others `[n]`, with NaN for missing
+  numbers. The predictors of `time` are those of the baseline.
   """
   table = np.stack([columns[name] for name in (*predictors, time, "pred")])
   # The same words for both: a surprisal is there for each of them.
@@ -167,29 +144,25 @@ def gain(
   return (full - base) / (1 - base)
 
 
-def outcome(
-  words: Sequence[Word], surprisal: np.ndarray, before: np.ndarray
-) -> Outcome:
-  """Makes both scores, shares of variance, of the surprisals of n words.
-
-  `surprisal` and `before`, of the words before with NaN for none, are `[n]`.
-  """
-  columns = {n: np.array([w.values[n] for w in words]) for n in _NUMBERS}
-  columns |= {"prev_pred": before, "pred": surprisal}
-  eyes = {name: gain(columns, name, _PREDICTORS) for name in _EYES}
+def score(loaded, items: Sequence[Word], asked) -> Outcome:
+  before = [word.before for word in items if word.before]
+  here = [word.here for word in items]
+  found, rest = np.split(surprisals(loaded, here + before, asked), [len(items)])
+  behind = np.full(len(items), math.nan)
+  behind[[word.before is not None for word in items]] = rest
+  columns = {n: np.array([w.values[n] for w in items]) for n in _NUMBERS}
+  columns |= {"prev_pred": behind, "pred": found}
+  eyes = {name: _gain(columns, name, _PREDICTORS) for name in _EYES}
   eye = float(np.mean(list(eyes.values())))
-  paced = gain(columns, _PACED, (*_PREDICTORS, *_BEFORE))
-  rows = list(zip(words, surprisal.tolist(), before.tolist(), strict=True))
-  lines = [
-    {"id": i, "context": w.here[0], "word": w.here[1], "surprisal": found}
-    for i, (w, found, _) in enumerate(rows)
-  ]
-  said = [
-    {"id": i, "pred": here, "prev_pred": other}
-    for i, (_, here, other) in enumerate(rows)
-  ]
-  # What `reading` writes in 2025, but for its tables of all regressions.
-  files = {
+  paced = _gain(columns, _PACED, (*_PREDICTORS, *_BEFORE))
+  rows = enumerate(zip(here, found.tolist(), behind.tolist(), strict=True))
+  lines, said = [], []
+  for i, ((context, word), nats, previous) in rows:
+    one = {"id": i, "context": context, "word": word, "surprisal": nats}
+    lines.append(one)
+    said.append({"id": i, "pred": nats, "prev_pred": previous})
+  # The files of `reading` in 2025, without its tables of all regressions.
+  own = {
     "predictions.json": json.dumps({"reading": {"predictions": said}}),
     "report.txt": (
       f"EYE TRACKING SCORE: {100 * eye:.2f}\n"
@@ -197,26 +170,18 @@ def outcome(
     ),
   }
   scores = {"eye_tracking": eye, "self_paced_reading": paced, "by_time": eyes}
-  return Outcome({"words": len(words), **scores}, lines, files)
+  return Outcome({"words": len(items), **scores}, lines, own)
 
 
-class Reading(Task):
-  """The task; see `command.Task`."""
-
-  about = "reading times, and what surprisal explains of them"
-  figures: ClassVar = {
-    "eye tracking, explained": "{eye_tracking:.2%}",
-    "self paced reading, explained": "{self_paced_reading:.2%}",
-  }
-  notes = f"{__doc__}\n{pipelines.NOTES}"
-
-  def read(self, asked) -> list[Word]:
-    return read(asked.data, asked.limit)
-
-  def score(self, loaded, items, asked, options, track) -> Outcome:
-    before = [word.before for word in items if word.before]
-    every = [word.here for word in items] + before
-    found = surprisals(loaded, every, asked, track)
-    behind = np.full(len(items), math.nan)
-    behind[[word.before is not None for word in items]] = found[len(items) :]
-    return outcome(items, found[: len(items)], behind)
+TASKS["reading"] = Task(
+  about=__doc__,
+  read=read,
+  score=score,
+  table=figures(
+    {
+      "eye tracking, explained": "{eye_tracking:.2%}",
+      "self paced reading, explained": "{self_paced_reading:.2%}",
+    }
+  ),
+  settings=PipelineSettings,
+)

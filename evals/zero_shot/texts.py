@@ -1,6 +1,7 @@
-"""Texts that are scored: of files of any kind, or of a prepared folder."""
+"""Tasks on texts, from files of any kind or from a prepared folder."""
 
 import dataclasses
+import functools
 import itertools
 import math
 import pathlib
@@ -13,15 +14,14 @@ from antlm_jax.data import prepared_folder, text_files
 from antlm_jax.data.readers import RULES
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import command
-from antlm_jax.evals.zero_shot.command import Task
 from antlm_jax.inference import scoring
-from antlm_jax.inference.scoring import Text
+from antlm_jax.inference.scoring import Pass, Text
 from antlm_jax.settings import setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings(command.Settings):
-  """The arguments of tasks that read texts."""
+  """The arguments of tasks on texts."""
 
   data: str = setting(
     help="Path to a text, jsonl, csv or parquet file, a folder of them, or a"
@@ -41,28 +41,19 @@ class Settings(command.Settings):
   )
 
 
-class TextTask(Task):
-  """A task whose files are texts; see `command.Task`."""
+def read(asked: Settings) -> list[str]:
+  """Reads the texts.
 
-  settings = Settings
-
-  def read(self, asked) -> list[str]:
-    """Reads the texts.
-
-    Raises:
-      UserError: if there are none, or they cannot be read.
-    """
-    found = list(itertools.islice(_texts(asked), asked.limit or None))
-    if not found:
-      raise UserError(f"{asked.data} holds no text")
-    return found
-
-  def digest(self, asked, items) -> dict:
-    """Returns what tells texts from others, wherever they are."""
-    return {"crc32": zlib.crc32(repr(items).encode())}
+  Raises:
+    UserError: if there are none, or they cannot be read.
+  """
+  found = list(itertools.islice(_texts(asked), asked.limit or None))
+  if not found:
+    raise UserError(f"{asked.data} holds no text")
+  return found
 
 
-def _texts(asked) -> Iterator[str]:
+def _texts(asked: Settings) -> Iterator[str]:
   folder = pathlib.Path(asked.data)
   if (folder / prepared_folder.MANIFEST).exists():
     from antlm_jax.data import document_store  # slow to import: not for --help
@@ -86,24 +77,30 @@ def _texts(asked) -> Iterator[str]:
     yield "\n".join(held)
 
 
+def _digest(asked: Settings, items: Sequence) -> dict:
+  """Returns what identifies texts, wherever they are."""
+  return {"crc32": zlib.crc32(repr(items).encode())}
+
+
+Task = functools.partial(command.Task, settings=Settings, digest=_digest)
+
+
 def perplexity(nats: float) -> float:
-  """Returns e to a mean of nats, which is finite whatever that is."""
+  """Returns e to a mean of nats; it is finite even if that overflows."""
   return math.exp(min(nats, 700))
 
 
 def score(
-  loaded, parts: Sequence[Sequence[Text]], wanted, asked, track
+  loaded, parts: Sequence[Sequence[Text]], wanted: tuple[Pass, ...], asked
 ) -> tuple[np.ndarray, np.ndarray]:
   """Scores n texts in parts.
 
   Returns:
-    The sums over their parts: log-probabilities in nats, and how many tokens
-    are the likeliest ones, float64 `[n]`.
+    The sums over their parts, float64 `[n]` both: log-probabilities in nats,
+    and the number of tokens that are the likeliest ones.
   """
   flat = [part for those in parts for part in those]
-  found = scoring.totals(
-    loaded, flat, wanted, batch_tokens=asked.batch_tokens, track=track
-  )
+  found = scoring.totals(loaded, flat, wanted, **asked.batches)
   owner = np.repeat(np.arange(len(parts)), [len(those) for those in parts])
   return tuple(
     np.bincount(owner, values, len(parts))
