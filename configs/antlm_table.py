@@ -202,13 +202,13 @@ SCALES = {
     ("--share=0.0075", "--vocab_size=4096"),
     ("--limit=30",),
     (_FIVE, "--lrs=5e-4", "--epochs=2", "--limit=2000", "--max_length=64"),
-    text=Text(4096, 128, rows=1000),
+    text=Text(4096, 128, rows=1100),
   ),
   "small": _scale(
     ("--share=0.0185", "--vocab_size=4096"),
     ("--limit=100",),
     (_FIVE, "--lrs=5e-4", "--epochs=2", "--limit=2000", "--max_length=64"),
-    text=Text(4096, 128, rows=2400),
+    text=Text(4096, 128, rows=2500),
   ),
   "paper": _scale(
     {
@@ -217,6 +217,6 @@ SCALES = {
     },
     ("--pipeline=2024",),
     ("--task=all", "--lrs=5e-5,1e-4", "--seeds=12,13,14"),
-    text=Text(16_384, 128, rows=107_000),
+    text=Text(16_384, 128, rows=115_000),
   ),
 }

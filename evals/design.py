@@ -1,4 +1,4 @@
-"""A study as a value: its rows, its scales, and what its config says at one.
+"""A study as a value: its rows, its scales, and its trainings at one scale.
 
 A study is a config file with `ROWS` (by name), `SCALES` (by name) and a
 `get_config` whose argument takes `row`, `scale` and `seed`: see
@@ -23,21 +23,19 @@ CAUSAL = "causal"  # a mode, and an attention
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """A row of a study's tables: a way of training, in several seeds.
+  """A row of a study's tables: a way of training, with several seeds.
 
   Attributes:
     family: Rows of a family have the same encoder, and are compared.
-    title: What the report calls the row.
-    curriculum: By scale; at others there is no such row.
-    seeds: How many, by scale.
-    settings: What else it changes of its family's config, by key.
-    masked: The mode of `antlm_jax.inference.scoring` in which it is scored with
-      masks, beside `causal`.
-    attention: The attention with which it is fine-tuned.
+    title: Title in the report.
+    curriculum: Curriculum by scale. The row does not exist at other scales.
+    seeds: Number of seeds by scale.
+    settings: Further changes to its family's config, by key.
+    masked: Mode of `antlm_jax.inference.scoring`, in addition to `causal`.
+    attention: Attention for fine-tuning.
     after: The row at whose end it begins, "" for none.
     looks: Steps whose checkpoints are kept and evaluated as well, by scale.
-    against: Rows that it is claimed to be better than, in what each of them was
-      trained in.
+    against: Rows that it should beat, each in its own objective.
   """
 
   family: str
@@ -57,7 +55,7 @@ class Row:
     return CAUSAL, self.masked
 
   def mode(self, attention: str) -> str:
-    """Returns the mode that is like training with an attention."""
+    """Returns the mode that corresponds to training with an attention."""
     return CAUSAL if attention == CAUSAL else self.masked
 
   def __str__(self) -> str:
@@ -69,13 +67,13 @@ class Evaluation:
   """A command that evaluates a checkpoint.
 
   Attributes:
-    about: What it is called while it runs.
-    module: The command, run by `python -m`.
-    options: Its options. In them {data} is the folder of the evaluations,
-      {attention} the row's, and {mode} one of the two in which it is scored:
-      then the command runs once for each.
-    seeds: How many of a row's seeds are evaluated; 0 for all.
-    looks: Whether it is of the checkpoints of `Row.looks` rather than the last.
+    about: Name of the job in the output.
+    module: The command's module, run as `python -m`.
+    options: Options of the command. {data} is the folder of evaluation sets,
+      {attention} the row's attention, and {mode} one of its two modes: then the
+      command runs once for each.
+    seeds: Number of a row's seeds to evaluate; 0 for all.
+    looks: Evaluate the checkpoints of `Row.looks` instead of the last one.
   """
 
   about: str
@@ -87,26 +85,26 @@ class Evaluation:
 
 @dataclasses.dataclass(frozen=True)
 class Text:
-  """What the data will be, to say what trainings on it take."""
+  """The expected data, from which a dry run estimates the cost."""
 
   vocab_size: int
-  seq_len: int  # tokens of a row
-  pieces: int = 1  # documents of a row
-  rows: int = 0  # of an epoch, about, if curricula are in epochs
+  seq_len: int  # tokens in a row
+  pieces: int = 1  # documents in a row
+  rows: int = 0  # in an epoch, approximately, for curricula in epochs
 
 
 @dataclasses.dataclass(frozen=True)
 class Scale:
-  """How large a study is, but for its trainings.
+  """The size of a study, apart from its trainings.
 
   Attributes:
-    prepare: Options of `antlm_jax.prepare`, by family: those with the same
+    prepare: Options of `antlm_jax.prepare` by family. Families with the same
       options share their data.
-    text: What that will be.
-    evaluations: Of every row.
-    needs: Files and folders that the evaluations' folder must hold.
-    config: The config's scale, where that is another.
-    shrink: Whether the config is shrunk.
+    text: The data that these options make.
+    evaluations: Evaluations of every row.
+    needs: Files and folders that the folder of evaluation sets must hold.
+    config: The config's scale, if its name differs.
+    shrink: Shrink the config.
   """
 
   prepare: Mapping[str, tuple[str, ...]]
@@ -119,29 +117,25 @@ class Scale:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-  """What a study's config says, at one scale."""
+  """A study's config at one scale."""
 
   path: pathlib.Path  # the config file
-  name: str  # the scale's
+  name: str  # of the scale
   scale: Scale
-  every: Mapping[str, Row]  # all that there are
-  rows: Mapping[str, Row]  # those that are asked for, and what they begin at
+  every: Mapping[str, Row]  # all rows of the scale
+  rows: Mapping[str, Row]  # the rows to make, and those that they begin after
   overrides: tuple[str, ...] = ()  # further arguments of every training
 
   @property
   def size(self) -> str:
-    """The scale that its rows and its config know it by."""
+    """The name of the scale in the rows and in the config."""
     return self.scale.config or self.name
 
   @functools.cached_property
   def configs(self) -> dict[str, ConfigDict]:
-    """The training configs of all rows, those of their first seed."""
-    return {
-      name: config_lib.load(
-        f"{self.path}:{self.argument(name, 0)}", self.overrides
-      )
-      for name in self.every
-    }
+    """The training configs of all rows, with their first seed."""
+    specs = {n: f"{self.path}:{self.argument(n, 0)}" for n in self.every}
+    return {n: config_lib.load(s, self.overrides) for n, s in specs.items()}
 
   def argument(self, row: str, seed: int) -> str:
     """Returns the config's argument."""
@@ -149,34 +143,32 @@ class Study:
     return f"row={row},seed={seed},scale={self.size}{shrink}"
 
   def seeds(self, row: str) -> int:
-    """Returns how many runs a row has."""
+    """Returns the number of runs of a row."""
     return self.every[row].seeds[self.size]
 
   @functools.cached_property
   def plan(self) -> dict[str, Branch | None]:
-    """Where each row begins in another's checkpoint; alike for all seeds.
+    """The checkpoint of another row where each row begins, for every seed.
 
-    It is of all rows, whichever are asked for, so that a trunk keeps what
-    those need that are asked for later. Rows that begin at the end of another
-    only branch from each other.
+    It covers all rows, so that a trunk keeps the checkpoints of rows that are
+    made later. Rows that begin at the end of another branch only from each
+    other.
     """
     groups = {}
     for name, row in self.every.items():
       key = row.family, row.after, self.seeds(name)
       groups.setdefault(key, {})[name] = self.configs[name]
-    found = {}
-    for configs in groups.values():
-      found |= branches.plan(configs)
-    return found
+    plans = map(branches.plan, groups.values())
+    return {name: branch for plan in plans for name, branch in plan.items()}
 
   @property
   def branches(self) -> dict[str, Branch | None]:
-    """The plan of the rows; one whose trunk is not among them has no branch."""
+    """The plan of the rows to make; None if a row's trunk is not made."""
     found = {name: self.plan[name] for name in self.rows}
     return {n: b if b and b.trunk in found else None for n, b in found.items()}
 
   def kept(self, row: str) -> list[int]:
-    """Returns the steps whose checkpoints stay, as others need them."""
+    """Returns the steps whose checkpoints stay."""
     asked = self.configs[row].checkpoint.at
     steps = {b.step for b in self.plan.values() if b and b.trunk == row}
     return sorted(steps.union(asked, self.looks(row)))
@@ -186,11 +178,11 @@ class Study:
     return self.every[row].looks.get(self.size, ())
 
 
-def read(path, scale: str) -> tuple[Scale, dict[str, Row]]:
-  """Returns a scale of a study's config, and the rows that there are at it.
+def read(path: str | pathlib.Path, scale: str) -> tuple[Scale, dict[str, Row]]:
+  """Returns a scale of a study's config, and its rows by name.
 
   Raises:
-    UserError: if there is no such file or scale, or it is no study there.
+    UserError: There is no such file or scale, or the file is not a study.
   """
   module = config_lib.module(str(path))
   for name in ("ROWS", "SCALES"):
