@@ -2,10 +2,9 @@
 
   antlm compare runs/first runs/other
 
-Prints the table; writes it with the picture and the settings in which the runs
-differ: report.md, curves.png, runs.csv, settings.csv, table.json. A run is
-shown at its last step, or where `eval.watch` is set at its best one; one that
-still trains as far as it is.
+Prints the table, and writes it with the picture and the settings in which the
+runs differ: report.md, curves.png, runs.csv, settings.csv, table.json. The
+table shows a run at its last step, or with `eval.watch` at its best one.
 """
 
 import dataclasses
@@ -17,7 +16,7 @@ from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals.reporting import trainings
-from antlm_jax.evals.reporting.runs import TrainedRun, read_run
+from antlm_jax.evals.reporting.runs import read_run
 from antlm_jax.settings import setting
 from antlm_jax.training import saving
 
@@ -27,10 +26,18 @@ class Settings:
   """The command's arguments."""
 
   by: tuple[str, ...] = setting(
-    (), "objectives whose losses rank them, such as mlm; all by default"
+    (), "Objectives whose losses rank the runs, such as mlm; all by default"
+  )
+  x: str | None = setting(
+    None,
+    "The picture's x axis; by default step, or share (in % of each run) if the"
+    " longest run has over twice the steps of the shortest",
+    choices=tuple(trainings.AXES),
   )
   output: str | None = setting(
-    None, "folder; comparison/ beside the first run by default", read=cli.here
+    None,
+    "Path to a folder; comparison/ next to the first run by default",
+    read=cli.here,
   )
 
 
@@ -43,18 +50,15 @@ def main(argv: Sequence[str]) -> None:
   settings = settings_lib.from_args(Settings, args)
   paths = [pathlib.Path(os.path.abspath(path)) for path in args.runs]
   output = settings.output or paths[0].parent / trainings.FOLDER
-  title = "Runs compared"
-  trainings.compare(title, _read(paths), settings.by, pathlib.Path(output))
-
-
-def _read(paths: Sequence[pathlib.Path]) -> dict[str, list[TrainedRun]]:
-  """Reads runs, each by what tells its path from the others'."""
   for path in paths:
     if not (path / saving.CONFIG).is_file():
       raise UserError(f"{path} is no run's folder: it holds no {saving.CONFIG}")
+  # A label is the part of a path that tells it from the others.
   common = os.path.commonpath([path.parent for path in paths])
   labels = {os.path.relpath(path, common): path for path in paths}
-  return {label: [read_run(label, path)] for label, path in labels.items()}
+  runs = {label: [read_run(label, path)] for label, path in labels.items()}
+  folder = pathlib.Path(output)
+  trainings.compare("Runs compared", runs, settings.by, folder, settings.x)
 
 
 if __name__ == "__main__":

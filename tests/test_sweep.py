@@ -2,16 +2,19 @@
 
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
 import time
+import types
 
 import pytest
 
 from antlm_jax import config as config_lib
 from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
 from antlm_jax.evals import compare, jobs, sweep
+from antlm_jax.evals.reporting import plots, trainings
 from tests import runs
 
 GRID = "--grid=schedule.peak_lr=1e-3,3e-3;seed=1,2"
@@ -100,6 +103,61 @@ def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
     ((*three, none), "no loss was measured by every run; measured: clm, mlm"),
   ):
     assert told in runs.refused("antlm_jax.evals.compare", *words)
+
+
+def test_runs_of_different_length_share_an_axis(three, tmp_path, monkeypatch):
+  long = {100 * n: {"clm": 5.0 - n, "mlm": 5.0} for n in range(5)}
+  write(tmp_path / "long", config(), long, steps=400)
+  meta = types.SimpleNamespace(meta=types.SimpleNamespace(row_tokens=32))
+  monkeypatch.setattr(trainings, "Checkpoint", lambda path: meta)
+  drawn = {}
+
+  def draw(title, axis, panels, limits, path):
+    drawn[axis] = {
+      k: [x for x, _ in v] for k, v in panels["clm, held out"].items()
+    }
+
+  monkeypatch.setattr(plots, "losses", draw)
+  paths = [str(path) for path in (three[0], three[2], tmp_path / "long")]
+  for words in ([], ["--x=share"], ["--x=tokens"], ["--x=step"]):
+    compare.main([*paths, *words])
+  # c still trains: it has half of its steps.
+  assert drawn.pop("share of the run (%)") == {
+    "a": [0, 100],
+    "c": [0, 50],
+    "long": [0, 25, 50, 75, 100],
+  }
+  assert drawn["tokens"]["long"] == [32 * 32 * s for s in long]
+  assert drawn["step"]["long"] == [*long] and drawn["step"]["a"] == [0, 4]
+  compare.main(paths[:2])  # of the same length
+  assert drawn["step"] == {"a": [0, 4], "c": [0, 2]}
+
+
+@pytest.mark.parametrize(
+  "file, text, told",
+  [
+    ("metrics.jsonl", '{"step": 4, "eval/clm/loss": NaN}', None),
+    ("metrics.jsonl", '{"step": 4, "eval/clm/loss": 1e400}', None),
+    ("metrics.jsonl", '{"step": 4, "eval/clm/loss": [1.0]}', "is [1.0] after"),
+    ("metrics.jsonl", "", "no loss was measured by every run; measured: clm"),
+    ("config.json", "", "config.json"),
+    ("summary.json", "", "summary.json"),
+    ("summary.json", '{"steps": 4}', "it has no 'parameters'"),
+  ],
+)
+def test_files_without_numbers_are_no_tracebacks(
+  file, text, told, three, tmp_path, capsys
+):
+  bad = shutil.copytree(three[0], tmp_path / "bad")
+  (bad / file).write_text(
+    (bad / file).read_text() + text if told is None else text
+  )
+  if told:
+    assert told in runs.refused("antlm_jax.evals.compare", three[0], bad)
+    return
+  # A loss that is not finite is worse than any other.
+  rows, numbers, _ = compared(capsys, three[0], bad)
+  assert numbers["best"] == "a" and rows[1][:3] == ["bad", "4", "-"]
 
 
 @pytest.fixture

@@ -176,11 +176,15 @@ def lines(
 
 
 def losses(
-  title: str, panels: _Panels, limits: tuple[float, float], path: pathlib.Path
+  title: str,
+  axis: str,
+  panels: _Panels,
+  limits: tuple[float, float],
+  path: pathlib.Path,
 ) -> None:
   """Draws losses to a PNG, a panel for each kind, a line for each label.
 
-  `limits` are those of the losses. Thin lines are seeds, and x is the step.
+  `limits` are those of the losses, and `axis` names x. Thin lines are seeds.
   """
   figure, places = _grid(len(panels))
   styles = _styles(panels)
@@ -195,7 +199,7 @@ def losses(
         )
       style = {**styles[label], "lw": 1.8, "marker": "o", "ms": 2.5}
       panel.plot(x, [mean.mean for mean in y], label=label, **style)
-  _finish(figure, places, title, "step", "loss (nats per target)")
+  _finish(figure, places, title, axis, "loss (nats per target)")
   save(figure, path)
 
 

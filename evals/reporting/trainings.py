@@ -1,10 +1,11 @@
-"""Trainings beside each other: their losses, what they differ in, the best.
+"""Trainings compared: their losses, the settings that differ, and the best.
 
-They come by label, those of a label being its seeds.
+Runs come by label. The runs of a label are its seeds.
 """
 
 import functools
 import itertools
+import json
 import math
 import pathlib
 import textwrap
@@ -15,38 +16,51 @@ from flax import traverse_util
 from antlm_jax import config as config_lib
 from antlm_jax import tables, units
 from antlm_jax.errors import UserError
+from antlm_jax.evals import branches
 from antlm_jax.evals.reporting import plots, render
 from antlm_jax.evals.reporting.render import Figure, Report, Row
 from antlm_jax.evals.reporting.runs import TrainedRun
 from antlm_jax.evals.reporting.statistics import Mean, mean
+from antlm_jax.training.checkpoint import Checkpoint
 
 _Runs = Mapping[str, Sequence[TrainedRun]]
 FOLDER = "comparison"
-# Where a run's folders and data lie says nothing of it.
+# Titles of the picture's x axis.
+AXES = {"step": "step", "tokens": "tokens", "share": "share of the run (%)"}
+# The paths of a run's folders and data do not describe it.
 _APART = set(config_lib.FREE) | {"seed"}
 
 
 def compare(
-  title: str, runs: _Runs, by: Sequence[str], folder: pathlib.Path
+  title: str,
+  runs: _Runs,
+  by: Sequence[str],
+  folder: pathlib.Path,
+  axis: str | None = None,
 ) -> None:
-  """Prints and writes what `report` finds, whose errors it raises."""
-  found = report(title, runs, by)
+  """Prints and writes a `report`, whose errors it raises."""
+  found = report(title, runs, by, axis)
   head, lines = render.cells(found.tables["runs"][""], _shown)
   print(tables.text(lines, head, "<>"))
   render.write(found, folder)
   print(f"\nbest: {found.about['best']}\nwritten to {folder / 'report.md'}")
 
 
-def report(title: str, runs: _Runs, by: Sequence[str] = ()) -> Report:
+def report(
+  title: str, runs: _Runs, by: Sequence[str] = (), axis: str | None = None
+) -> Report:
   """Compares runs by the mean of some held-out losses, the lowest first.
 
   Args:
-    title: Of the report.
+    title: Title of the report.
     runs: The runs by label.
     by: Logged names of objectives; by default all that every run has measured.
+    axis: The picture's x axis, a key of `AXES`; by default steps, or shares if
+      the longest run has over twice the steps of the shortest.
 
   Raises:
-    UserError: if a run has none of them.
+    UserError: A run has not measured one of the losses, or the tokens of its
+      steps are not known.
   """
   every = [run for found in runs.values() for run in found]
   kinds = list(dict.fromkeys(kind for run in every for kind in run.kinds))
@@ -83,7 +97,11 @@ def report(title: str, runs: _Runs, by: Sequence[str] = ()) -> Report:
     if settings
     else "They differ in their seeds alone.",
   )
-  curves = functools.partial(_curves, title, ranked, kinds)
+  lengths = [*map(_steps, every)]
+  # A run of a tenth of the steps would be a stroke at 0.
+  axis = axis or ("share" if max(lengths) > 2 * min(lengths) else "step")
+  scales = {label: _scale(found, axis) for label, found in ranked.items()}
+  curves = functools.partial(_curves, title, ranked, kinds, axis, scales)
   return Report(
     "\n\n".join(text) + "\n",
     {"by": by, "best": next(iter(ranked))},
@@ -102,7 +120,7 @@ def _known(kinds: Iterable[str]) -> str:
 def _at(run: TrainedRun) -> int:
   """The step at which a run is looked at: its best by `eval.watch`, or last."""
   best = run.summary and run.summary.get("best")
-  return best["step"] if best else max(run.held_out(run.kinds[0]))
+  return best["step"] if best else max(run.losses[run.kinds[0]])
 
 
 def _over_seeds(
@@ -186,11 +204,43 @@ def _differences(runs: _Runs) -> list[Row]:
 # ---------------------------------------------------------------- the picture
 
 
-def _curves(title: str, runs: _Runs, kinds: Sequence[str], path) -> None:
+def _steps(run: TrainedRun) -> int:
+  """Returns a run's length: its end, the end that it is to have, or so far."""
+  if run.summary:
+    return run.summary["steps"]
+  config = config_lib.from_json(json.dumps(run.config))
+  planned = branches.steps_of(config)
+  return planned.steps if planned else _at(run)
+
+
+def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
+  """Returns what a step of a label's runs adds to x."""
+  if axis == "step":
+    return 1
+  if axis == "share":
+    return 100 / max(1, *map(_steps, runs))
+  run = runs[0]
+  train = run.config["train"]
+  if train["batch_start"] < 1 or train["batch_schedule"]:
+    raise UserError(
+      f"--x=tokens: the batches of {run.folder} change in size: choose --x=step"
+      " or --x=share"
+    )
+  return train["batch_size"] * Checkpoint(run.folder).meta.row_tokens
+
+
+def _curves(
+  title: str,
+  runs: _Runs,
+  kinds: Sequence[str],
+  axis: str,
+  scales: Mapping[str, float],
+  path: pathlib.Path,
+) -> None:
   """Draws a panel for each kind of loss, a line for each label."""
   panels = {
     f"{kind}, held out": {
-      label: line
+      label: [(scales[label] * step, found) for step, found in line]
       for label, found in runs.items()
       if (line := _line([run.held_out(kind) for run in found]))
     }
@@ -204,7 +254,7 @@ def _curves(title: str, runs: _Runs, kinds: Sequence[str], path) -> None:
   low = min(found.mean for line in points for _, found in line)
   margin = 0.05 * (max(top) - low) + 0.02
   limits = low - margin, max(top) + margin
-  plots.losses(title, panels, limits, path)
+  plots.losses(title, AXES[axis], panels, limits, path)
 
 
 def _line(losses: Sequence[Mapping[int, float]]) -> list[tuple[int, Mean]]:
