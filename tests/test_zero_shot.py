@@ -12,7 +12,7 @@ from antlm_jax.evals import score as score_command
 from antlm_jax.evals.zero_shot import age_of_acquisition, metrics
 from antlm_jax.evals.zero_shot.age_of_acquisition import Word
 from antlm_jax.evals.zero_shot.choices import Results, Rules
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome, Task, figures
+from antlm_jax.evals.zero_shot.command import TASKS, Outcome, Task
 from antlm_jax.inference.model import load
 from antlm_jax.inference.pairs import Choice, Item
 from antlm_jax.masks import AttentionMask
@@ -242,7 +242,7 @@ def test_a_task_is_added_in_one_place(run, tmp_path, monkeypatch, capsys):
     about="Toy: numbers of words.\n\nThe folder holds text.txt.",
     read=lambda asked: Path(asked.data, "text.txt").read_text().splitlines(),
     score=counted,
-    table=figures({"words": "{words:,}"}),
+    table={"words": "{words:,}"},
   )
   monkeypatch.setitem(TASKS, "toy", toy)
   data = tmp_path / "toys"

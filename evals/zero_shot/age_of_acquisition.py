@@ -27,14 +27,8 @@ from scipy import optimize
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
-from antlm_jax.evals.zero_shot import metrics
-from antlm_jax.evals.zero_shot.command import (
-  TASKS,
-  Outcome,
-  PipelineSettings,
-  Task,
-  figures,
-)
+from antlm_jax.evals.zero_shot import command, metrics
+from antlm_jax.evals.zero_shot.command import TASKS, Outcome
 from antlm_jax.inference import scoring
 from antlm_jax.inference.model import Identity, identify, load
 from antlm_jax.runtime import files
@@ -48,7 +42,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(PipelineSettings):
+class Settings(command.PipelineSettings):
   """The arguments of the task."""
 
   revisions: tuple[str, ...] = setting(
@@ -56,6 +50,20 @@ class Settings(PipelineSettings):
     " NAME=CHECKPOINT, with commas between them",
     metavar="R,...",
   )
+
+  @property
+  def names(self) -> dict[str, str]:
+    """The step or checkpoint of each revision."""
+    return dict(one.split("=", 1) for one in self.revisions if "=" in one)
+
+  def __post_init__(self):
+    if len(self.names) < max(_FEWEST, len(self.revisions)):
+      raise UserError(
+        f"--revisions: {_FEWEST} or more are needed, each NAME=STEP or"
+        " NAME=CHECKPOINT, with commas between them"
+      )
+    if nameless := [name for name in self.names if words_seen(name) is None]:
+      raise UserError(f"--revisions: no number of words in {nameless[0]!r}")
 
 
 class Word(NamedTuple):
@@ -67,8 +75,7 @@ class Word(NamedTuple):
 
 
 def read(asked: Settings) -> list[Word]:
-  """Reads the words, and checks the names of the revisions."""
-  _revisions(asked)
+  """Reads the words, or raises a UserError."""
   folder, out = pathlib.Path(asked.data), []
   path, children = folder / CONTEXTS, _children(folder / CHILDREN)
   for text, rows in files.read_json(path, "the contexts").items():
@@ -97,19 +104,6 @@ def _children(path: pathlib.Path) -> dict[str, float | None]:
   return out
 
 
-def _revisions(asked: Settings) -> dict[str, str]:
-  """Returns the step or checkpoint of each revision."""
-  out = dict(one.split("=", 1) for one in asked.revisions if "=" in one)
-  if len(out) < _FEWEST or len(out) < len(asked.revisions):
-    raise UserError(
-      f"--revisions: {_FEWEST} or more are needed, each NAME=STEP or"
-      " NAME=CHECKPOINT, with commas between them"
-    )
-  if nameless := [name for name in out if words_seen(name) is None]:
-    raise UserError(f"--revisions: no number of words in {nameless[0]!r}")
-  return out
-
-
 def words_seen(name: str) -> float | None:
   """Reads the number in a revision's name: 10,000,000 in chck_10M."""
   match = re.search(r"(\d+(?:\.\d+)?)\s*([KMB]?)", name, re.IGNORECASE)
@@ -120,7 +114,7 @@ def _found(loaded, asked: Settings) -> dict[str, Identity]:
   """Finds the revisions, without reading their weights."""
   return {
     name: identify(*((loaded.run, int(at)) if at.isdecimal() else (at,)))
-    for name, at in _revisions(asked).items()
+    for name, at in asked.names.items()
   }
 
 
@@ -235,13 +229,11 @@ def score(loaded, items: Sequence[Word], asked: Settings) -> Outcome:
   return outcome(items, list(revisions), by_word)
 
 
-TASKS["aoa"] = Task(
+TASKS["aoa"] = command.Task(
   about=__doc__,
   read=read,
   score=score,
-  table=figures(
-    {"words": "{compared} of {words}", "correlation": "{correlation:.3f}"}
-  ),
+  table={"words": "{compared} of {words}", "correlation": "{correlation:.3f}"},
   settings=Settings,
   request=_request,
 )

@@ -44,7 +44,7 @@ class Settings(PipelineSettings):
     metavar="T[,T2,...]",
   )
   paradigms: bool = setting(False, "Print every UID, not only their groups")
-  apart: ClassVar[tuple[str, ...]] = (*PipelineSettings.apart, "paradigms")
+  apart: ClassVar = PipelineSettings.apart | {"paradigms"}
 
   def __post_init__(self):
     if not self.temperature:
@@ -53,21 +53,15 @@ class Settings(PipelineSettings):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-  """How a task's items become figures.
+  """How a task's items become figures."""
 
-  Attributes:
-    glue: Text between a context and a choice, in `ours` and 2025.
-    metric: The figure of each UID.
-    splits: Beginnings of UIDs. If there are some, the result is the mean over
-      them of the means over UIDs, not the mean over UIDs.
-    with_context: Whether predictions of 2025 include the context.
-    name_2024: Returns the name of the items' task in predictions of 2024.
-  """
-
-  glue: str = " "
-  metric: Metric = ACCURACY
+  glue: str = " "  # between a context and a choice, in `ours` and 2025
+  metric: Metric = ACCURACY  # of each UID
+  # Beginnings of UIDs. If there are some, the result is the mean over them of
+  # the means over UIDs, not the mean over UIDs.
   splits: tuple[str, ...] = ()
-  with_context: bool = False
+  with_context: bool = False  # in predictions of 2025
+  # Names the task of some items in predictions of 2024.
   name_2024: Callable[[Sequence[Item]], str] | None = None
 
   def split(self, uid: str) -> str:
@@ -118,7 +112,7 @@ def table(rules: Rules, summary: Mapping, asked: Settings) -> str:
 
   Groups are phenomena, or else splits, or else the UIDs themselves.
   """
-  count, key = summary["pairs"], rules.metric.key
+  count, key, uids = summary["pairs"], rules.metric.key, summary["by_uid"]
   over = "splits" if rules.splits else "UIDs"
   rows = [
     (f"mean over {over}", count, summary[f"macro_{key}"]),
@@ -130,7 +124,7 @@ def table(rules: Rules, summary: Mapping, asked: Settings) -> str:
     for t in swept * (len(swept) > 1)
   ]
   groups = collections.defaultdict(list)
-  for uid, about in sorted(summary["by_uid"].items()):
+  for uid, about in sorted(uids.items()):
     group = about["term"] or rules.split(uid)
     groups[group].append((uid, about["pairs"], about[key]))
   every = asked.paradigms or not any(groups)
@@ -145,8 +139,7 @@ def table(rules: Rules, summary: Mapping, asked: Settings) -> str:
     head=("", "pairs", f"{key} (%)"),
     align="<>",
   )
-  more = f"\n--paradigms shows all {len(summary['by_uid'])} UIDs"
-  return shown if every else shown + more
+  return shown + f"\n--paradigms shows all {len(uids)} UIDs" * (not every)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,10 +151,10 @@ class Results:
   temperatures: Sequence[float]
   rules: Rules = Rules()
 
-  def mean_by(self, group: str) -> dict[str, tuple[int, np.ndarray]]:
-    """Returns the number of items and the metric `[K]` by a group's values."""
+  def mean_by(self, group: str) -> dict[str, np.ndarray]:
+    """Returns the metric `[K]` by the values of a group."""
     return {
-      name: (len(rows), self._metric(rows))
+      name: self._metric(rows)
       for name, rows in pairs.rows_by(group, self.items).items()
     }
 
@@ -170,26 +163,25 @@ class Results:
     return self.rules.metric.of(items, self.scores[:, rows])
 
   @functools.cached_property
-  def by_uid(self) -> dict[str, tuple[int, np.ndarray]]:
-    """Number of items and metric `[K]` of each UID."""
+  def by_uid(self) -> dict[str, np.ndarray]:
+    """Metric `[K]` of each UID."""
     return self.mean_by("UID")
 
   @functools.cached_property
   def by_split(self) -> dict[str, np.ndarray]:
     """Unweighted mean over the UIDs of each split that has some, `[K]`."""
-    found = {split: [] for split in self.rules.splits}
-    for uid, (_, value) in self.by_uid.items():
-      if found:
-        found[self.rules.split(uid)].append(value)
-    return {name: np.mean(v, axis=0) for name, v in found.items() if v}
+    found = collections.defaultdict(list)
+    for uid, value in self.by_uid.items():
+      found[self.rules.split(uid)].append(value)
+    splits = (split for split in self.rules.splits if split in found)
+    return {split: np.mean(found[split], axis=0) for split in splits}
 
   @functools.cached_property
   def macro(self) -> np.ndarray:
     """Unweighted mean over UIDs, or splits, `[K]`: BabyLM's number."""
-    values = [value for _, value in self.by_uid.values()]
-    return np.mean(list(self.by_split.values()) or values, axis=0)
+    return np.mean([*(self.by_split or self.by_uid).values()], axis=0)
 
-  @property
+  @functools.cached_property
   def best(self) -> int:
     """Index of the temperature with the highest `macro`, the first if equal."""
     # A correlation is NaN where all shares are equal: never the highest.
@@ -200,6 +192,7 @@ class Results:
     key, macro = self.rules.metric.key, self.macro
     whole = self._metric(range(len(self.items)))
     terms = {item.uid: item.term for item in self.items}
+    counts = collections.Counter(item.uid for item in self.items)
     ties = self.scores[0] == self.scores[1:].max(axis=0)
     return {
       "pairs": len(self.items),
@@ -209,8 +202,8 @@ class Results:
       "best_temperature": self.temperatures[self.best],
       **{f"{split}_{key}": float(v[0]) for split, v in self.by_split.items()},
       "by_uid": {
-        uid: {"term": terms[uid], "pairs": count, key: float(value[0])}
-        for uid, (count, value) in self.by_uid.items()
+        uid: {"term": terms[uid], "pairs": counts[uid], key: float(value[0])}
+        for uid, value in self.by_uid.items()
       },
       "by_temperature": [
         {"temperature": t, f"macro_{key}": float(m), f"pair_{key}": float(w)}
@@ -232,8 +225,6 @@ class Results:
         "choices": [choice.text for choice in item.choices],
       }
 
-  # --------------------------------------------- the files of the pipelines
-
   def files_2024(self) -> dict[str, str]:
     """Returns the task's part of the file that collect_results.py writes."""
     chosen = self._predictions(0, lambda choice: f" {choice.text}")
@@ -247,9 +238,23 @@ class Results:
       lead = choice.context if self.rules.with_context else ""
       return lead + self.rules.glue * bool(choice.context) + choice.text
 
+    metric, ranked = self.rules.metric, self.rules.metric is metrics.SPEARMAN
+
+    def figure(value: np.ndarray) -> str:
+      return f"{metric.scale * value[self.best]:.2f}"
+
+    lines = [f"TEMPERATURE: {self.temperatures[self.best]:.2f}", ""]
+    for group in dict.fromkeys(g for item in self.items for g in item.groups):
+      found = self.mean_by(group) | (self.by_split if group == "UID" else {})
+      lines += [
+        f"### {group.upper()} {metric.title}",
+        *(f"{'avg' if ranked else n}: {figure(v)}" for n, v in found.items()),
+        "",
+      ]
+    lines += [f"### AVERAGE {metric.title}", figure(self.macro), "", ""]
     return {
       "predictions.json": json.dumps(self._predictions(self.best, shown)),
-      "best_temperature_report.txt": self._report(self.best),
+      "best_temperature_report.txt": "\n".join(lines),
     }
 
   def _predictions(self, which: int, shown: Callable[[Choice], str]) -> dict:
@@ -267,18 +272,3 @@ class Results:
         one["prob"] = float(share)
       found.append(one)
     return out
-
-  def _report(self, which: int) -> str:
-    metric, scale = self.rules.metric, self.rules.metric.scale
-    lines = [f"TEMPERATURE: {self.temperatures[which]:.2f}", ""]
-    for group in dict.fromkeys(g for item in self.items for g in item.groups):
-      lines.append(f"### {group.upper()} {metric.title}")
-      found = {name: v for name, (_, v) in self.mean_by(group).items()}
-      if group == "UID":
-        found |= self.by_split
-      for name, value in found.items():
-        shown = "avg" if metric is metrics.SPEARMAN else name
-        lines.append(f"{shown}: {scale * value[which]:.2f}")
-      lines.append("")
-    average = f"{scale * self.macro[which]:.2f}"
-    return "\n".join([*lines, f"### AVERAGE {metric.title}", average, "", ""])

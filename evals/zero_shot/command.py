@@ -1,8 +1,7 @@
 """From the arguments of a zero-shot command to its result files.
 
-A task is a value in `TASKS`: a reader of its data and a metric of the model's
-scores, with a few words. The module of this package that implements a task
-puts it there, and nothing else needs to know of it.
+A task is a value in `TASKS`: a reader of its data, a metric of the model's
+scores, and their description. The module that implements a task adds it.
 """
 
 import argparse
@@ -50,9 +49,8 @@ class Settings:
 
   data: str = setting(help="Path to the folder of the task's files")
   mode: str = setting(
-    help="Outputs that predict a token: left to right (causal), one mask at a"
-    " time (mlm), the same read one position before (mntp), or causal and"
-    " masked together (fused)",
+    help="Reading left to right (causal), with one mask at a time (mlm), the"
+    " same predicted one position before (mntp), or both together (fused)",
     choices=MODES,
   )
   limit: int = setting(
@@ -71,12 +69,7 @@ class Settings:
   pipeline: ClassVar[str] = "ours"
   reduction: ClassVar[str | None] = None
   # Arguments that change no score.
-  apart: ClassVar[tuple[str, ...]] = (
-    "data",
-    "output",
-    "overwrite",
-    "batch_tokens",
-  )
+  apart: ClassVar = {"data", "output", "overwrite", "batch_tokens"}
 
   @property
   def batches(self) -> dict[str, Any]:
@@ -102,28 +95,16 @@ def digest_files(asked: Settings, items: Sequence) -> dict:
   return results.data_digest(sorted(p for p in paths if p.is_file()))
 
 
-def figures(formats: Mapping[str, str]) -> Callable[[Mapping, Settings], str]:
-  """Returns a `Task.table`: formats of a summary's values, by their titles."""
-
-  def table(summary: Mapping, asked: Settings) -> str:
-    rows = (
-      (title, text.format_map(summary)) for title, text in formats.items()
-    )
-    return tables.text(rows, align="<>")
-
-  return table
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
   """A zero-shot task: a reader, and a metric of what a model makes of it.
 
   Attributes:
-    about: Its description for --help; the first line stands for it in lists.
-    read: Reads the items, given the command's settings. Raises a UserError if
-      the data cannot be read.
-    score: Scores the items with a model, given both and the settings.
-    table: Lays out a summary, given it and the settings.
+    about: Description for --help; its first line stands for it in lists.
+    read: Reads the items, given the settings, or raises a UserError.
+    score: Scores the items, given the model, the items and the settings.
+    table: Formats of a summary's figures by title, or a function that lays out
+      the summary, given it and the settings.
     settings: Section of the command's arguments.
     digest: Identifies the data in a request, given the settings and items.
     request: Returns further parts of a request, given the model and settings.
@@ -132,10 +113,18 @@ class Task:
   about: str
   read: Callable[[Any], Sequence]
   score: Callable[[Any, Sequence, Any], Outcome]
-  table: Callable[[Mapping, Any], str]
+  table: Mapping[str, str] | Callable[[Mapping, Any], str]
   settings: type[Settings] = Settings
   digest: Callable[[Any, Sequence], dict] = digest_files
   request: Callable[[Any, Any], dict] = lambda loaded, asked: {}
+
+  def show(self, summary: Mapping, asked: Settings) -> None:
+    """Prints the table of a summary."""
+    if callable(self.table):
+      print(self.table(summary, asked))
+    else:
+      rows = ((n, form.format_map(summary)) for n, form in self.table.items())
+      print(tables.text(rows, align="<>"))
 
 
 TASKS: dict[str, Task] = {}
@@ -144,13 +133,9 @@ TASKS: dict[str, Task] = {}
 def run(description: str, name: str | None, argv: Sequence[str]) -> None:
   """Scores a task and writes the results, unless they exist.
 
-  Args:
-    description: The command's docstring.
-    name: Name of its task; None for a command with --task.
-    argv: The command's arguments.
-
-  Raises:
-    UserError: for anything wrong with the checkpoint, data or output.
+  `description` is the command's docstring, and `name` that of its task; None if
+  --task names it. Raises a UserError for anything wrong with the arguments,
+  checkpoint, data or output.
   """
   args, task, asked = _parse(description, name, argv)
   # The cheap checks come first: arguments, then data, then the model.
@@ -159,7 +144,7 @@ def run(description: str, name: str | None, argv: Sequence[str]) -> None:
   request, output = _request(args.task, asked, loaded)
   request |= {"data": task.digest(asked, items), **task.request(loaded, asked)}
   if not asked.overwrite and (found := results.finished(output, request)):
-    print(task.table(found, asked))
+    task.show(found, asked)
     print(f"already scored: {output} (--overwrite scores again)")
     return
   files.check_writable(output, folder=True)  # before minutes of scoring
@@ -171,16 +156,15 @@ def run(description: str, name: str | None, argv: Sequence[str]) -> None:
     "seconds": time.monotonic() - began,  # compilation included
     "peak_memory_mib": _peak_memory(),
   }
-  print(task.table(write(output, outcome, request, about), asked))
+  task.show(write(output, outcome, request, about), asked)
   print(f"written to {output}")
 
 
 def done(description: str, name: str | None, argv: Sequence[str]) -> bool:
   """Returns whether `run` has written its results; reads no model and no data.
 
-  Raises:
-    UserError: The arguments are wrong, there is no such checkpoint, or the
-      folder has the results of another request.
+  Raises a UserError if the arguments are wrong, there is no such checkpoint, or
+  the folder has the results of another request.
   """
   args, _, asked = _parse(description, name, argv)
   model = identify(args.checkpoint, args.step)
@@ -207,28 +191,25 @@ def _parse(
   description: str, name: str | None, argv: Sequence[str]
 ) -> tuple[argparse.Namespace, Task, Settings]:
   """Parses the arguments of the named task, or of the one that --task names."""
-  if fixed := name is not None:
-    about = TASKS[name].about
-  else:
-    first = cli.Parser(add_help=False)
-    first.add_argument("--task", choices=TASKS)
-    name = first.parse_known_args(argv)[0].task
-    rows = [(f"  {n}", t.about.partition("\n")[0]) for n, t in TASKS.items()]
-    every = f"{description}\nThe tasks:\n\n{tables.text(sorted(rows))}"
-    about = TASKS[name].about if name else every
+  parser = cli.Parser(add_help=False)
+  parser.add_argument("--task", choices=TASKS, default=name)
+  named = parser.parse_known_args(argv)[0].task
+  rows = [(f"  {n}", t.about.partition("\n")[0]) for n, t in TASKS.items()]
+  every = f"{description}\nThe tasks:\n\n{tables.text(sorted(rows))}"
+  about = TASKS[named].about if named else every
   parser = cli.Parser(description=f"{about.strip()}\n\n{_WRITES}")
   add_arguments(parser)
-  if fixed:
-    parser.set_defaults(task=name)
-  else:
+  if name is None:
     about = "Name of the task"
     parser.add_argument("--task", required=True, choices=TASKS, help=about)
-  section = TASKS[name].settings if name else Settings
+  else:
+    parser.set_defaults(task=name)
+  section = TASKS[named].settings if named else Settings
   settings.add_arguments(parser, section)
   args = parser.parse_args(argv)
   asked = settings.from_args(section, args)
-  pipelines.options(asked.pipeline, asked.mode, name)  # refuses what it lacks
-  return args, TASKS[name], asked
+  pipelines.options(asked.pipeline, asked.mode, named)  # refuses what it lacks
+  return args, TASKS[named], asked
 
 
 def _peak_memory() -> float:

@@ -2,19 +2,18 @@
 
   antlm eval ewok --checkpoint=RUN --data=FOLDER --mode=causal
 
-The folder holds ewok_test.csv, EWoK-core-1.0, which its authors provide at
-huggingface.co/datasets/ewok-core/ewok-core-1.0. They ask not to publish its
-text where it can be crawled: the results contain such text, too. The folder
-also holds BabyLM's word list, vocab*.txt, one word a line (`ewok/vocab.txt` of
-evaluation-pipeline-2024, `evaluation_pipeline/ewok/vocab.txt` of -2025). As in
-both, rows with a word that is not on the list are left out, which leaves 3,809
-of 4,374; --unfiltered keeps all. A row is two pairs: Target1 is the good choice
-after Context1, and Target2 after Context2.
+The folder holds ewok_test.csv, EWoK-core-1.0, from its authors' page at
+huggingface.co/datasets/ewok-core/ewok-core-1.0, and BabyLM's word list,
+vocab*.txt (`ewok/vocab.txt` of evaluation-pipeline-2024,
+`evaluation_pipeline/ewok/vocab.txt` of -2025). As in both, rows with a word
+that is not on the list are left out, which leaves 3,809 of 4,374. A row is two
+pairs: Target1 is the good choice after Context1, and Target2 after Context2.
 
-Or the folder holds the pipelines' files, one *.jsonl for each domain. Their
-lines have the same fields and are one pair each, Context1 with Target1.
+Or the folder holds the pipelines' files: a *.jsonl for each domain, with the
+same fields and a pair in each line, Context1 with Target1.
 
-The UID is the domain, of which there are eleven.
+The UID is the domain. Do not publish the results where they can be crawled:
+they contain the text of EWoK, whose authors ask for this.
 """
 
 import collections
@@ -69,15 +68,9 @@ def read(
 ) -> list[Item]:
   """Reads the pairs of a folder.
 
-  Args:
-    folder: Path to a folder with ewok_test.csv and, unless unfiltered, one
-      vocab*.txt; or with *.jsonl.
-    limit: Largest number of pairs of each domain; 0 for all.
-    unfiltered: Whether to keep rows with words that are not on the list.
-    whole: Whether contexts are scored as well.
-
-  Raises:
-    UserError: if a file is missing or is not what it should be.
+  `limit` is the largest number of pairs of each domain; 0 for all. `unfiltered`
+  keeps rows with words that are not on the list, and `whole` scores contexts as
+  well. Raises a UserError if a file is missing or is not what it should be.
   """
   folder, seen = pathlib.Path(folder), collections.Counter()
   if not (folder / FILE).exists() and any(folder.glob("*.jsonl")):

@@ -16,7 +16,7 @@ sees their number, and figures do not compare with those of --mode=causal.
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome, figures
+from antlm_jax.evals.zero_shot.command import TASKS, Outcome
 from antlm_jax.inference import framing, scoring
 from antlm_jax.inference.scoring import Text
 
@@ -70,11 +70,9 @@ TASKS["lambada"] = texts.Task(
   about=__doc__,
   read=read,
   score=score,
-  table=figures(
-    {
-      "texts": "{texts:,}",
-      "accuracy": "{accuracy:.2%}",
-      "word perplexity": "{word_perplexity:,.6g}",
-    }
-  ),
+  table={
+    "texts": "{texts:,}",
+    "accuracy": "{accuracy:.2%}",
+    "word perplexity": "{word_perplexity:,.6g}",
+  },
 )

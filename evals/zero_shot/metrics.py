@@ -30,18 +30,16 @@ def first_probability(scores: np.ndarray) -> np.ndarray:
   return weights[0] / weights.sum(axis=0)
 
 
-def _accuracy(items: Sequence[Item], scores: np.ndarray) -> np.ndarray:
-  return pairs.correct(scores).mean(axis=0)
-
-
 def _rank_correlation(items: Sequence[Item], scores: np.ndarray) -> np.ndarray:
   ratings = [item.rating for item in items]
   shares = first_probability(scores)  # [n, K]
   return np.array([spearman(share, ratings) for share in shares.T])
 
 
-ACCURACY = Metric("accuracy", "ACCURACY", 100, _accuracy)
 SPEARMAN = Metric("spearman", "SPEARMAN'S RHO", 1, _rank_correlation)
+ACCURACY = Metric(
+  "accuracy", "ACCURACY", 100, lambda _, scores: pairs.correct(scores).mean(0)
+)
 
 
 def spearman(a: Sequence[float], b: Sequence[float]) -> float:
@@ -64,10 +62,7 @@ def pearson(a: Sequence[float], b: Sequence[float]) -> float:
 
 
 def explained(predictors: Sequence[np.ndarray], target: np.ndarray) -> float:
-  """Returns R^2 of least squares with an intercept.
-
-  `predictors` are P arrays `[n]`, `target` is `[n]`.
-  """
+  """Returns R^2 of least squares, with an intercept, for a target `[n]`."""
   design = np.stack([np.ones_like(target), *predictors], axis=1)
   weights, *_ = np.linalg.lstsq(design, target)
   left, spread = target - design @ weights, target - target.mean()

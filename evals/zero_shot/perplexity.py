@@ -11,9 +11,9 @@
 
 --mode=causal gives lm-eval's loglikelihood_rolling. The other modes predict
 each token from both sides, with only that token masked (pseudo-perplexity,
-arXiv 1910.14659). It is lower than causal perplexity. It is not the held-out
-loss of masked training, which masks many tokens at once. These modes read the
-text once for each token: use --limit.
+arXiv 1910.14659). It is lower than causal perplexity, and not the held-out loss
+of masked training, which masks many tokens at once. These modes read the text
+once for each token: use --limit.
 
 The special tokens of training surround a document and are not scored. A
 document longer than the context is scored in overlapping windows, --stride
@@ -31,7 +31,7 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome, figures
+from antlm_jax.evals.zero_shot.command import TASKS, Outcome
 from antlm_jax.inference import scoring
 from antlm_jax.inference.scoring import Text
 from antlm_jax.settings import setting
@@ -59,11 +59,8 @@ def outcome(
 ) -> Outcome:
   """Returns the figures of n documents.
 
-  Args:
-    documents: Texts of the documents.
-    tokens: Number of scored tokens of each.
-    nats: Sum over its scored tokens, float64 `[n]`.
-    likeliest: Number of scored tokens that are the likeliest ones, `[n]`.
+  For each, given its number of scored tokens, their nats, and how many of them
+  are the likeliest ones, `[n]`.
   """
   lines = [
     {
@@ -120,10 +117,7 @@ def windows(
   Each token is scored in one part. Left to right, it is among the last `stride`
   tokens of that part, or in the first part, as in lm-eval. With masks, it is in
   the middle of that part, or at an end of the text. The last part is as long as
-  the others.
-
-  Raises:
-    UserError: if the stride is longer than a row.
+  the others. Raises a UserError if the stride is longer than a row.
   """
   masked = any(p.masked for p in wanted)
   stride = stride or (max(1, longest // 2) if masked else longest)
@@ -148,15 +142,13 @@ TASKS["perplexity"] = texts.Task(
   about=__doc__,
   read=texts.read,
   score=score,
-  table=figures(
-    {
-      **{n: f"{{{n}:,}}" for n in ("documents", "tokens", "words", "bytes")},
-      "nats per token": "{nats_per_token:.4f}",
-      "token perplexity": "{token_perplexity:,.6g}",
-      "word perplexity": "{word_perplexity:,.6g}",
-      "bits per byte": "{bits_per_byte:.4f}",
-      "accuracy": "{accuracy:.2%}",
-    }
-  ),
+  table={
+    **{n: f"{{{n}:,}}" for n in ("documents", "tokens", "words", "bytes")},
+    "nats per token": "{nats_per_token:.4f}",
+    "token perplexity": "{token_perplexity:,.6g}",
+    "word perplexity": "{word_perplexity:,.6g}",
+    "bits per byte": "{bits_per_byte:.4f}",
+    "accuracy": "{accuracy:.2%}",
+  },
   settings=Settings,
 )

@@ -8,20 +8,16 @@
         an empty context, and two spaces before the choice. The first space is
         often a scored token of its own.
   2025  babylm/evaluation-pipeline-2025, backends causal, mlm and mntp: sums
-        over the tokens that end after the context, between the tokenizer's
-        special tokens. If those are the special tokens of training, the scores
-        equal `ours`.
+        over the tokens that end after the context, as `ours`.
 
 2024 and 2025 also write predictions.json in their forms, and 2025 its reports.
 
-The pipelines take special tokens from a tokenizer's files. Here they are those
-that surrounded documents in training: BOS and EOS, EOS twice, or none. A model
-that is published with others gets other scores there. A token across the end of
-a context belongs to the choice, as in 2025. 2024 counts the tokens of the
-context encoded alone, which is the same for tokenizers that cut at spaces, as
-byte-level BPE does. Two cases that 2024 scores are errors here: a tokenizer
-without an EOS token (2024 puts the word "None") and a text longer than the
-model's rows (2024 cuts it).
+The pipelines take special tokens from a tokenizer's files; here they are those
+of training, so a model that is published with others gets other scores there.
+2024 counts the tokens of the context encoded alone, which is the same for
+byte-level BPE. Two cases that 2024 scores are errors here: a tokenizer without
+an EOS token (2024 puts the word "None") and a text longer than the model's rows
+(2024 cuts it).
 
 Masked scores published with 2024 are of other sentences: its `hf-mlm` sorts the
 texts and returns the scores in that order. Ours are in the order of the data.

@@ -22,14 +22,8 @@ import numpy as np
 
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.evals.zero_shot import metrics, texts
-from antlm_jax.evals.zero_shot.command import (
-  TASKS,
-  Outcome,
-  PipelineSettings,
-  Task,
-  figures,
-)
+from antlm_jax.evals.zero_shot import command, metrics, texts
+from antlm_jax.evals.zero_shot.command import TASKS, Outcome
 from antlm_jax.inference import framing, scoring
 from antlm_jax.runtime import files
 
@@ -173,15 +167,13 @@ def score(loaded, items: Sequence[Word], asked) -> Outcome:
   return Outcome({"words": len(items), **scores}, lines, own)
 
 
-TASKS["reading"] = Task(
+TASKS["reading"] = command.Task(
   about=__doc__,
   read=read,
   score=score,
-  table=figures(
-    {
-      "eye tracking, explained": "{eye_tracking:.2%}",
-      "self paced reading, explained": "{self_paced_reading:.2%}",
-    }
-  ),
-  settings=PipelineSettings,
+  table={
+    "eye tracking, explained": "{eye_tracking:.2%}",
+    "self paced reading, explained": "{self_paced_reading:.2%}",
+  },
+  settings=command.PipelineSettings,
 )

@@ -42,11 +42,7 @@ class Settings(command.Settings):
 
 
 def read(asked: Settings) -> list[str]:
-  """Reads the texts.
-
-  Raises:
-    UserError: if there are none, or they cannot be read.
-  """
+  """Reads the texts, or raises a UserError if there are none."""
   found = list(itertools.islice(_texts(asked), asked.limit or None))
   if not found:
     raise UserError(f"{asked.data} holds no text")
@@ -68,13 +64,11 @@ def _texts(asked: Settings) -> Iterator[str]:
   )
   split = asked.split if asked.split != "dev" or corpus.dev else "train"
   held = []  # of a document that is read in pieces
-  for text, begins in corpus.pieces(split):
+  for text, begins in itertools.chain(corpus.pieces(split), [("", True)]):
     if begins and held:
       yield "\n".join(held)
       held = []
     held.append(text)
-  if held:
-    yield "\n".join(held)
 
 
 def _digest(asked: Settings, items: Sequence) -> dict:
@@ -95,9 +89,8 @@ def score(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Scores n texts in parts.
 
-  Returns:
-    The sums over their parts, float64 `[n]` both: log-probabilities in nats,
-    and the number of tokens that are the likeliest ones.
+  Returns the sums over their parts, float64 `[n]`: log-probabilities in nats,
+  and the numbers of tokens that are the likeliest ones.
   """
   flat = [part for those in parts for part in those]
   found = scoring.totals(loaded, flat, wanted, **asked.batches)
