@@ -1,6 +1,7 @@
 """The report: its intervals, its numbers, and what it says is missing."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -567,6 +568,113 @@ def test_results_that_do_not_fit_are_named_once(folder, rows):
   words = rf"^cannot read {path}: it has no 'request': make it again[^:]*$"
   with pytest.raises(UserError, match=words):
     make(folder, rows)
+
+
+@pytest.mark.parametrize("last", ["NaN", "Infinity", "1e400"])
+def test_a_loss_that_is_not_finite_counts_as_not_measured(folder, rows, last):
+  for seed in range(3):
+    run = train(folder, "c", seed)
+  path = run / "metrics.jsonl"
+  text = path.read_text().replace(
+    '"eval/clm/loss": 3.0', f'"eval/clm/loss": {last}'
+  )
+  path.write_text(text)
+  numbers, _ = make(folder, rows)
+  (row,) = numbers["held_out"]["BabyLlama"]
+  assert row["clm, end"]["values"] == {"0": 3.0, "1": 3.0}
+  assert row["clm, lowest"]["values"] == {"0": 3.0, "1": 3.0, "2": 6.0}
+  assert len(row["mlm, end"]["values"]) == 3
+
+
+@pytest.mark.parametrize("loss", ["[3.0]", '"3.0"', "null"])
+def test_a_loss_that_is_no_number_is_named(folder, rows, loss):
+  path = train(folder, "c", 0) / "metrics.jsonl"
+  path.write_text(path.read_text().replace("3.0", loss))
+  line = runs.told(make, folder, rows)
+  assert line.startswith(f"cannot read {path}: eval/clm/loss is ")
+  assert f"after step {STEPS}, not a number" in line
+
+
+@pytest.mark.parametrize(
+  "name, old, new, words",
+  [
+    ("items.jsonl", None, "", "it is empty"),
+    ("items.jsonl", '"scores": [1.0', '"scores": [NaN', "not a finite number"),
+    (
+      "summary.json",
+      '"macro_accuracy": ',
+      '"macro_accuracy": 1e400, "x": ',
+      "inf",
+    ),
+  ],
+)
+def test_results_without_finite_numbers_are_named(
+  folder, rows, name, old, new, words
+):
+  three_rows(folder)
+  path = folder / "antlm/0/evals/blimp_filtered" / f"{STEPS}-causal" / name
+  path.write_text(path.read_text().replace(old, new) if old else new)
+  line = runs.told(make, folder, rows)
+  assert line.startswith(f"cannot read {path}: ") and words in line
+
+
+def test_a_branch_is_drawn_with_the_steps_that_it_shares(
+  folder, rows, monkeypatch
+):
+  losses = {"clm": {0: 6.0, 5: 5.0, 10: 4.5, STEPS: 3.0}}
+  for seed in (0, 1):
+    train(folder, "c", seed, losses)
+  run = train(folder, "antlm", 1, {"clm": {10: 4.4, 30: 4.0, STEPS: 3.5}})
+  settings = json.loads((run / "config.json").read_text())
+  settings["init"]["checkpoint"] = "/elsewhere/c/1/checkpoints/10"
+  settings["init"]["step"] = "keep"
+  files.write_json(run / "config.json", settings)
+  drawn = {}
+
+  def draw(title, runs, path):
+    drawn.update({name: found[0].losses["clm"] for name, found in runs.items()})
+
+  monkeypatch.setattr("antlm_jax.evals.reporting.plots.curves", draw)
+  numbers, _ = make(folder, rows)
+  assert drawn["AntLM"] == {0: 6.0, 5: 5.0, 10: 4.4, 30: 4.0, STEPS: 3.5}
+  assert list(drawn["CLM"]) == [0, 5, 10, STEPS]
+  # The figures are of the steps that it trained itself.
+  (taken,) = numbers["switches"]["BabyLlama, switches"][:1]
+  assert taken["best before"]["mean"] == 4.4
+
+
+def test_a_run_that_ended_early_has_no_later_switch(folder, rows):
+  losses = {"clm": {0: 6.0, 10: 4.0, 30: 5.0, STEPS: 3.0}}
+  train(folder, "antlm", 0, losses)
+  run = train(folder, "antlm", 1, losses)
+  settings = json.loads((run / "config.json").read_text())
+  settings["eval"]["patience"] = 2
+  files.write_json(run / "config.json", settings)
+  about = json.loads((run / "summary.json").read_text())
+  files.write_json(
+    run / "summary.json", about | {"steps": 30, "switches": [10]}
+  )
+  numbers, _ = make(folder, rows)
+  found = numbers["switches"]["BabyLlama, switches"]
+  seeds = [list(row["at the switch"]["values"]) for row in found]
+  assert seeds == [["0", "1"], ["0"]]
+
+
+@pytest.mark.parametrize("name", ["pandas", "jinja2"])
+def test_what_the_report_needs_is_named(folder, rows, monkeypatch, name):
+  monkeypatch.setitem(sys.modules, name, None)
+  line = runs.told(make, folder, rows)
+  assert line == f"antlm report needs {name}: pip install 'antlm_jax[evals]'"
+
+
+def test_comparing_runs_needs_no_extra():
+  code = """
+import sys
+sys.modules |= {"pandas": None, "jinja2": None}
+import antlm_jax.evals.compare, antlm_jax.evals.sweep, antlm_jax.evals.report
+print("fine")
+"""
+  assert runs.run_code(code, devices=1) == "fine"
 
 
 def test_command(folder, tmp_path, rows):

@@ -7,8 +7,9 @@ Trials of fine-tuning are the seeds here: pretraining has one, as the paper's.
 import collections
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,6 @@ from antlm_jax import units
 from antlm_jax.evals.finetuning.protocol import KINDS
 from antlm_jax.evals.reporting import claims, measured, plots
 from antlm_jax.evals.reporting.claims import Claim, Contrast
-from antlm_jax.evals.reporting.controls import sizes
 from antlm_jax.evals.reporting.findings import Findings, Pair
 from antlm_jax.evals.reporting.measured import KEY
 from antlm_jax.evals.reporting.render import Figure, Report, Row, fill
@@ -28,35 +28,6 @@ ATTENTION = "bidirectional"
 _LONGEST = 42  # thousands of steps of the paper
 _TEST = "-test"
 _TASKS = [task for tasks in KINDS.values() for task in tasks]
-
-# Group averages in percent: SC, TC, QA, IR; 610M, tables 10 to 17.
-PUBLISHED = {
-  "clm_42": (83.58, 92.69, 42.09, 76.20),
-  "mlm40_42": (87.00, 92.21, 62.77, 79.55),
-  "mlm40_12": (83.04, 91.58, 41.51, 69.90),
-  "clm3_mlm40_12": (83.67, 92.16, 43.77, 74.94),
-  "clm6_mlm40_12": (83.63, 92.15, 42.78, 75.22),
-  "clm9_mlm40_12": (82.32, 92.53, 41.53, 74.99),
-  "clm_12": (80.86, 92.14, 39.07, 72.77),
-  "mlm40_22": (86.07, 92.28, 51.44, 77.54),
-  "clm5_mlm40_22": (86.31, 92.77, 54.43, 77.29),
-  "clm11_mlm40_22": (86.33, 92.83, 55.97, 77.47),
-  "clm17_mlm40_22": (85.29, 92.82, 53.39, 77.81),
-  "clm_22": (82.97, 92.63, 41.14, 75.71),
-  "clm10_mlm40_42": (87.85, 93.07, 67.77, 79.88),
-  "clm21_mlm40_42": (87.58, 92.89, 59.51, 79.67),
-  "clm32_mlm40_42": (87.06, 92.92, 61.41, 79.79),
-  "clm_42_more_2": (85.39, 92.88, 47.85, 78.57),
-  "clm_42_more_12": (87.84, 92.77, 63.21, 80.27),
-  "clm_42_more_22": (88.40, 92.70, 66.62, 80.70),
-  "mlm40_42_more_2": (87.08, 92.16, 63.56, 80.42),
-  "mlm40_42_more_12": (87.61, 92.27, 66.57, 79.92),
-  "mlm40_42_more_22": (87.47, 92.11, 67.66, 80.45),
-}
-# After 2,000 steps, undecayed: tables 6 to 9.
-_EARLY = {"clm_42": (73.61, 89.52, 26.89, 47.77)}
-_EARLY["mlm40_42"] = (68.23, 86.80, 17.00, 30.55)
-
 
 # -------------------------------------------------------------------- scores
 
@@ -95,15 +66,6 @@ def _kinds(scores: pd.DataFrame) -> pd.DataFrame:
 # ----------------------------------------------------------------- the report
 
 
-class Recipe(NamedTuple):
-  """How a row was trained, in steps."""
-
-  clm: int
-  mlm: int
-  ratio: float  # of the masked, if any
-  after: str  # the row that it goes on from
-
-
 def report(study: Findings, absent: Sequence[str]) -> Report:
   """Makes the report.
 
@@ -124,18 +86,16 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
         "name": name,
         "claims": run,
         "not_run": [c for c in made if c not in run],
-        "sizes": sizes(study, variants),
+        "variants": variants,
         "figures": dict(_figures(study, name, variants)),
       }
     )
-  tables["published"]["Published"] = [
-    {"published": name} | dict(zip(KINDS, found, strict=True))
-    for name, found in PUBLISHED.items()
-  ]
+  theirs = _published().rename_axis("published").reset_index()
+  tables["published"]["Published"] = theirs.to_dict("records")
   about = {"missing": [*_missing(study), *absent]}
   text = fill(
     "encoders.md.j2",
-    title=study.name,
+    study=study,
     families=families,
     tables=dict(tables),
     **about,
@@ -237,13 +197,20 @@ def _contrast(
   study: Findings, family: str, claimed: _Claimed, kind: str
 ) -> Contrast:
   a, b = claimed.sides
-  published = _EARLY if claimed.early else PUBLISHED
-  index = [*KINDS].index(kind)
   sides = [(f"{family.lower()}_{name}", ATTENTION) for name in (a, b)]
   deltas = study.differences(kind, [Pair(*sides)])
   found = deltas[0].interval * 100 if deltas else None
-  theirs = published[a][index] - published[b][index]
-  return Contrast(f"{kind}: {a} - {b}", found, theirs)
+  theirs = _published(claimed.early)[kind]
+  return Contrast(f"{kind}: {a} - {b}", found, float(theirs[a] - theirs[b]))
+
+
+def _published(early: bool = False) -> pd.DataFrame:
+  """Returns the averages of each kind in percent, by row; 610M parameters.
+
+  They are those of tables 10 to 17, or of 6 to 9: after 2,000 steps, undecayed.
+  """
+  found = measured.published("encoders").set_index("row")
+  return found[found.early == early][[*KINDS]]
 
 
 def _unit(study: Findings, family: str) -> float:
@@ -261,58 +228,73 @@ def _unit(study: Findings, family: str) -> float:
 
 # ------------------------------------------------------------------- figures
 
-# Points of a figure by line: where each is, and of which study and row.
-_Lines = Mapping[str, list[tuple[float, str, Findings]]]
+_FIGURES = {  # titles, and what x is
+  "ratios": ("scores by the ratio that is masked", "masked (%)"),
+  "looks": ("scores by the steps trained, undecayed", "step"),
+  "splits": ("CLM, then MLM", "share of CLM (%)"),
+  "continued": ("continued with MLM", "further steps"),
+}
 
 
 def _figures(
   study: Findings, family: str, variants: Sequence[str]
 ) -> Iterator[tuple[str, Figure]]:
   """Yields by name the figures in which a line has two points."""
-  recipes = {name: _recipe(study, name) for name in variants}
-  recipes = {name: recipe for name, recipe in recipes.items() if recipe}
-  longest = round(_LONGEST * _unit(study, family))
-  for name, title, axis, lines in (
-    (
-      "ratios",
-      "scores by the ratio that is masked",
-      "masked (%)",
-      _by_ratio(study, recipes, longest),
-    ),
-    (
-      "looks",
-      "scores by the steps trained, undecayed",
-      "step",
-      _by_steps(study, variants),
-    ),
-    ("splits", "CLM, then MLM", "share of CLM (%)", _by_split(study, recipes)),
-    (
-      "continued",
-      "continued with MLM",
-      "further steps",
-      _by_more(study, recipes),
-    ),
-  ):
-    panels = _panels(lines)
-    title = f"{family}: {title}"
-    style = {"log": True} if name == "looks" else {}
-    draw = functools.partial(plots.lines, title, axis, panels, **style)
+  for name, points in _points(study, family, variants).items():
+    studies = {step: _at(study, step) for step in set(points.step) - {0}}
+    panels = collections.defaultdict(lambda: collections.defaultdict(list))
+    for kind, label in itertools.product(KINDS, points.label.unique()):
+      line = points[points.label == label].sort_values(["x", "row"])
+      for point in line.itertuples():
+        at = studies.get(point.step, study)
+        if mean := at.mean(point.row, [kind], ATTENTION):
+          panels[kind][label].append((point.x, mean))
     if any(len(line) > 1 for of in panels.values() for line in of.values()):
+      title, axis = _FIGURES[name]
+      log = {"log": True} if name == "looks" else {}
+      draw = functools.partial(
+        plots.lines, f"{family}: {title}", axis, panels, **log
+      )
       yield name, Figure(f"{name}_{family.lower()}.png", draw)
 
 
-def _panels(lines: _Lines):
-  """Returns by kind and label the points' means over seeds."""
-  panels = collections.defaultdict(lambda: collections.defaultdict(list))
-  for kind in KINDS:
-    for label, points in lines.items():
-      for x, name, study in sorted(points, key=lambda point: point[:2]):
-        if mean := study.mean(name, [kind], ATTENTION):
-          panels[kind][label].append((x, mean))
-  return panels
+def _points(
+  study: Findings, family: str, variants: Sequence[str]
+) -> dict[str, pd.DataFrame]:
+  """Returns the points of each figure: label of the line, x, row, and step."""
+  longest = round(_LONGEST * _unit(study, family))
+  recipes = [_recipe(study, name) for name in variants]
+  columns = "row", "after", "ratio", "clm", "mlm"
+  rows = pd.DataFrame(filter(None, recipes), columns=columns)
+  rows = rows.assign(total=rows.clm + rows.mlm, step=0)
+  first = rows[rows.after == ""]
+  ratios = first[(first.mlm > 0) & (first.total == longest)]
+  # MLM alone, or MLM while the learning rate decays.
+  ratios = ratios[(ratios.clm == 0) | (ratios.mlm <= longest / 20)]
+  splits = first[(first.ratio == 0.4) | (first.mlm == 0)]
+  more = rows[rows.after.isin(rows.row)]
+  begun = more.drop_duplicates("after")
+  more = pd.concat([begun.assign(row=begun.after, mlm=0), more])
+  titles = more.after.map(study.title)
+  looks = [
+    (study.title(name), step, name, step)
+    for name in variants
+    for step in sorted({*sum(study.variants[name].looks.values(), ())})
+  ]
+  how = np.where(ratios.clm > 0, "CLM, MLM as it decays", "MLM alone")
+  return {
+    "ratios": ratios.assign(x=100 * ratios.ratio, label=how),
+    "looks": pd.DataFrame(looks, columns=["label", "x", "row", "step"]),
+    "splits": splits.assign(
+      x=100 * splits.clm / splits.total,
+      label=splits.total.map(units.quantity) + " steps",
+    ),
+    "continued": more.assign(x=more.mlm, label="after " + titles),
+  }
 
 
-def _recipe(study: Findings, name: str) -> Recipe | None:
+def _recipe(study: Findings, name: str) -> dict[str, Any] | None:
+  """Returns how a row was trained, in steps."""
   run = study.runs[name][0]
   if run.curriculum is None:
     return None
@@ -320,56 +302,13 @@ def _recipe(study: Findings, name: str) -> Recipe | None:
   for phase in run.curriculum.phases:
     for objective, share in phase.shares.items():
       steps[objective] += round((phase.stop - phase.start) * share)
-  ratio = run.config["objectives"]["M"]["mask_ratio"]
-  return Recipe(steps["C"], steps["M"], ratio, study.variants[name].after)
-
-
-def _by_ratio(
-  study: Findings, recipes: Mapping[str, Recipe], longest: int
-) -> _Lines:
-  lines = collections.defaultdict(list)
-  for name, r in recipes.items():
-    if r.mlm and not r.after and r.clm + r.mlm == longest:
-      point = 100 * r.ratio, name, study
-      if not r.clm:
-        lines["MLM alone"].append(point)
-      elif r.mlm <= longest / 20:
-        lines["CLM, MLM as it decays"].append(point)
-  return lines
-
-
-def _by_steps(study: Findings, variants: Sequence[str]) -> _Lines:
-  looks = {
-    name: {
-      step for steps in study.variants[name].looks.values() for step in steps
-    }
-    for name in variants
-  }
-  at = {step: _at(study, step) for steps in looks.values() for step in steps}
   return {
-    study.title(name): [(step, name, at[step]) for step in steps]
-    for name, steps in looks.items()
+    "row": name,
+    "after": study.variants[name].after,
+    "ratio": run.config["objectives"]["M"]["mask_ratio"],
+    "clm": steps["C"],
+    "mlm": steps["M"],
   }
-
-
-def _by_split(study: Findings, recipes: Mapping[str, Recipe]) -> _Lines:
-  lines = collections.defaultdict(list)
-  for name, r in recipes.items():
-    if not r.after and (r.ratio == 0.4 or not r.mlm):
-      total = r.clm + r.mlm
-      label = f"{units.quantity(total)} steps"
-      lines[label].append((100 * r.clm / total, name, study))
-  return lines
-
-
-def _by_more(study: Findings, recipes: Mapping[str, Recipe]) -> _Lines:
-  lines = {}
-  for name, r in recipes.items():
-    if r.after in recipes:
-      label = f"after {study.title(r.after)}"
-      line = lines.setdefault(label, [(0, r.after, study)])
-      line.append((r.mlm, name, study))
-  return lines
 
 
 # ---------------------------------------------------------------------- gaps

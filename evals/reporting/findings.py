@@ -109,6 +109,15 @@ class Findings:
     """Returns a variant's title, with the mode or attention that is told."""
     return self.variants[name].title + (f" ({how})" if how else "")
 
+  def sizes(self, variants: Sequence[str]) -> list[tuple[int, int, int]]:
+    """Returns parameters, steps and rows of a batch of runs at their end."""
+    ended = (r for name in variants for r in self.runs[name] if r.summary)
+    sizes = (
+      (r.summary["parameters"], r.summary["steps"], r.config["train"])
+      for r in ended
+    )
+    return list(dict.fromkeys((p, s, of["batch_size"]) for p, s, of in sizes))
+
   def at(self, variant: str, task: str, mode: str) -> "pd.DataFrame":
     """Returns the scores of one place, a row for each seed."""
     return self._places.get((variant, task, mode), self.scores[:0])
@@ -178,19 +187,20 @@ def _common(
   Runs that were scored on others (another --limit, say) cannot be paired: the
   report names them.
   """
-  keys = collections.Counter(items.key for items in found.values())
-  most = keys.most_common(1)[0][0]
-  same = {place: items for place, items in found.items() if items.key == most}
-  first = next(iter(same.values()))
+  names = collections.Counter(items.names for items in found.values())
+  most = names.most_common(1)[0][0]
+  same = {p: items.scores for p, items in found.items() if items.names == most}
+  uids = dict.fromkeys(uid for uid, _ in most)
+  index = {uid: i for i, uid in enumerate(uids)}
   runs, parts = collections.defaultdict(list), collections.defaultdict(list)
   # One matrix of all runs, resampled once: that is what pairs the differences.
   for i, (variant, mode, _) in enumerate(same):
     runs[variant, mode].append(i)
-  for i, uid in enumerate(first.uids):
+  for uid, i in index.items():
     if phenomena.get(uid):
       parts[phenomena[uid]].append(i)
-  scores = np.stack([items.scores for items in same.values()])
-  resampled = statistics.resample(scores, first.strata)
+  strata = np.array([index[uid] for uid, _ in most])
+  resampled = statistics.resample(np.stack([*same.values()]), strata)
   return Common(parts, runs, resampled, found.keys() - same.keys())
 
 

@@ -10,7 +10,7 @@ A row of the table is one value, of a variant's run (`seed`) after `step` steps:
 A trial is one fine-tuning, by its seed (`trial`) and learning rate (`lr`).
 """
 
-import hashlib
+import itertools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from antlm_jax.runtime import files
 
 HELD_OUT = "held-out"
 KEY = ["variant", "seed", "task", "mode"]  # what has one score
-_COLUMNS = {
+_COLUMNS = {  # and what they are for tasks that lack them
   "variant": "",
   "seed": "",
   "step": 0,
@@ -32,9 +32,9 @@ _COLUMNS = {
   "metric": "",
   "value": np.nan,
   "ended": False,  # of losses: whether the run is at its end (`runs.ended`)
-  "pipeline": "",  # of zero-shot scores: how items are scored
-  "pairs": 0,  # of zero-shot scores: how many
-  "phenomena": None,  # of zero-shot scores: a dict, by UID
+  "pipeline": "",  # of benchmarks: how items are scored
+  "pairs": 0,  # of benchmarks: how many were scored
+  "phenomena": None,  # of benchmarks: by UID
   "complete": True,  # whether the task's data were there in full
   "trial": "",
   "lr": np.nan,
@@ -61,11 +61,8 @@ BENCHMARKS = (
 )
 
 
-# ------------------------------------------------------------------ the table
-
-
 def read(runs: Mapping[str, Sequence[TrainedRun]]) -> pd.DataFrame:
-  """Reads the results of all runs, by variant.
+  """Reads all that was measured of runs, by variant.
 
   Raises:
     UserError: if a file cannot be read.
@@ -74,10 +71,10 @@ def read(runs: Mapping[str, Sequence[TrainedRun]]) -> pd.DataFrame:
   for variant, of_variant in runs.items():
     at_end = ended(of_variant)
     for run in of_variant:
-      own = {"variant": variant, "seed": run.seed}
-      losses = ({"ended": run in at_end} | row for row in _losses(run))
-      found = *losses, *_zero_shot(run.folder), *_tuned(run.folder)
-      rows += [_COLUMNS | own | row for row in found]
+      own = _COLUMNS | {"variant": variant, "seed": run.seed}
+      rows += [own | {"ended": run in at_end} | row for row in _losses(run)]
+      rows += [own | row for row in _zero_shot(run.folder / "evals")]
+      rows += [own | row for row in _tuned(run.folder / "evals")]
   return pd.DataFrame(rows, columns=list(_COLUMNS))
 
 
@@ -87,77 +84,80 @@ def latest(table: pd.DataFrame) -> pd.DataFrame:
   return table[table.step == last]
 
 
+def published(name: str) -> pd.DataFrame:
+  """Returns numbers of papers, from a file of published/."""
+  path = pathlib.Path(__file__).parent / "published" / f"{name}.csv"
+  return pd.read_csv(path)
+
+
 def _losses(run: TrainedRun) -> Iterator[dict[str, Any]]:
   for kind in run.names.values():
+    row = {"task": HELD_OUT, "mode": kind, "metric": "loss"}
     for step, loss in sorted(run.losses.get(kind, {}).items()):
-      yield {
-        "step": step,
-        "task": HELD_OUT,
-        "mode": kind,
-        "metric": "loss",
-        "value": loss,
-      }
+      yield row | {"step": step, "value": loss}
 
 
-def _zero_shot(folder: pathlib.Path) -> Iterator[dict[str, Any]]:
+def _zero_shot(folder: pathlib.Path) -> list[dict[str, Any]]:
+  found = {}
   for benchmark in BENCHMARKS:
-    seen = set()
-    results = folder / "evals" / benchmark.folder
-    for path in sorted(results.glob("*/summary.json")):
+    for path in sorted((folder / benchmark.folder).glob("*/summary.json")):
       with reading(path) as summary:
-        request = summary["request"]
-        key = request["pipeline"], request["mode"], number(request, "step")
-        items = path.with_name("items.jsonl")
-        row = {
-          "step": request["step"],
+        request, by_uid = summary["request"], summary["by_uid"]
+        place = {
           "task": benchmark.name,
+          "pipeline": request["pipeline"],
           "mode": request["mode"],
+          "step": number(request, "step"),
+        }
+        row = place | {
           "metric": "accuracy",
           "value": number(summary, "macro_accuracy"),
-          "pipeline": request["pipeline"],
           "pairs": number(summary, "pairs"),
-          "phenomena": {u: of["term"] for u, of in summary["by_uid"].items()},
+          "phenomena": {uid: about["term"] for uid, about in by_uid.items()},
           "complete": summary["pairs"] == benchmark.pairs,
-          "items": ((items, "accuracy"),) if items.is_file() else (),
+          "items": _items(path, "accuracy"),
         }
-      if key not in seen:  # as another folder has it
-        yield row
-      seen.add(key)
+      found.setdefault(tuple(place.values()), row)
+  return list(found.values())
 
 
 def _tuned(folder: pathlib.Path) -> list[dict[str, Any]]:
   """Returns a row for each trial and evaluation set of fine-tuned tasks."""
-  found = {}  # by what later folders replace
-  paths = (
-    path
-    for name in _TUNED
-    for path in sorted((folder / "evals" / name).glob("*/*/summary.json"))
-  )
-  for path in paths:
-    items = path.with_name("items.jsonl")
+  found = {}  # a later folder's results of the same checkpoint replace others
+  paths = [sorted((folder / t).glob("*/*/summary.json")) for t in _TUNED]
+  for path in itertools.chain(*paths):
     with reading(path) as summary:
       request, metric = summary["request"], summary["main_metric"]
       for name, about in summary["evaluations"].items():
-        own = name.removesuffix("-test") == summary["task"]
-        place = name, request["attention"], number(request, "step")
-        found[place] = [
-          {
-            "step": request["step"],
-            "task": name,
-            "mode": request["attention"],
-            "metric": metric,
+        place = {
+          "task": name,
+          "mode": request["attention"],
+          "step": number(request, "step"),
+        }
+        row = place | {
+          "metric": metric,
+          "complete": not request["limit"],
+          "baseline": number(about["baseline"], metric),
+        }
+        of_task = name.removesuffix("-test") == summary["task"]
+        found[tuple(place.values())] = [
+          row
+          | {
             "value": number(trial["scores"][name], metric),
-            "complete": not request["limit"],
             "trial": str(trial["seed"]),
             "lr": number(trial, "lr"),
             "chosen": trial["lr"] == summary["best_lr"],
-            "baseline": number(about["baseline"], metric),
-            "collapsed": own and trial["collapsed"],
-            "items": ((items, (name, index)),) if items.is_file() else (),
+            "collapsed": of_task and trial["collapsed"],
+            "items": _items(path, (name, index)),
           }
           for index, trial in enumerate(summary["runs"])
         ]
-  return [row for trials in found.values() for row in trials]
+  return list(itertools.chain(*found.values()))
+
+
+def _items(summary: pathlib.Path, column) -> tuple:
+  path = summary.with_name("items.jsonl")
+  return ((path, column),) if path.is_file() else ()
 
 
 # ------------------------------------------------------------------ the items
@@ -166,35 +166,8 @@ def _tuned(folder: pathlib.Path) -> list[dict[str, Any]]:
 class Items(NamedTuple):
   """What a run gets of each of a task's n items."""
 
-  key: str  # digest of the items' names in order; results of one key compare
-  uids: tuple[str, ...]  # in order of appearance
-  strata: np.ndarray  # index of each item's UID, int `[n]`
+  names: tuple[tuple[str, str], ...]  # UIDs and ids; where equal, runs compare
   scores: np.ndarray  # `[n]`, as bool whether it is right
-
-  @classmethod
-  def of(cls, names: Sequence[tuple[str, str]], scores: Sequence) -> "Items":
-    """Makes them of each item's UID and id; raises a ValueError if wrong."""
-    scores = np.array(scores)
-    if not len(names):
-      raise ValueError("it is empty")
-    if scores.dtype.kind not in "bif" or not np.isfinite(scores).all():
-      raise ValueError("a score is not a finite number")
-    # The same names in the same order are the same items.
-    text = "\n".join(map("\t".join, names))
-    uids = tuple(dict.fromkeys(uid for uid, _ in names))
-    index = {uid: i for i, uid in enumerate(uids)}
-    return cls(
-      key=hashlib.sha256(text.encode()).hexdigest(),
-      uids=uids,
-      strata=np.array([index[uid] for uid, _ in names]),
-      scores=scores,
-    )
-
-  @property
-  def mean(self) -> float:
-    """The unweighted mean over UIDs of the mean over their items."""
-    sums = np.bincount(self.strata, self.scores)
-    return float(np.mean(sums / np.bincount(self.strata)))
 
 
 class ItemFiles(dict):
@@ -209,43 +182,36 @@ class ItemFiles(dict):
   def __missing__(self, path: pathlib.Path) -> dict[Any, Items]:
     with reading(path, files.read_jsonl) as lines:
       found = [item for _, item in lines]
-      of_pairs = not found or "uid" in found[0]
-      self[path] = (_of_pairs if of_pairs else _of_trials)(found)
+      if not found:
+        raise ValueError("it is empty")
+      of_pairs = "uid" in found[0]
+      self[path] = dict((_of_pairs if of_pairs else _of_trials)(found))
+      for _, scores in self[path].values():
+        if scores.dtype.kind not in "bif" or not np.isfinite(scores).all():
+          raise ValueError("a score is not a finite number")
     return self[path]
 
   def of(self, places: Sequence[tuple[pathlib.Path, Any]]) -> Items | None:
-    """Returns the items of a task, or of several; None if some have none.
-
-    The UIDs of all of them are strata.
-    """
+    """Returns the items of a task, or of several; None if some have none."""
     found = [self[path].get(column) for path, column in places]
     if not found or None in found:
       return None
-    starts = np.cumsum([0, *(len(part.uids) for part in found)])
-    strata = [part.strata + n for part, n in zip(found, starts, strict=False)]
-    return Items(
-      key=" ".join(part.key for part in found),
-      uids=tuple(uid for part in found for uid in part.uids),
-      strata=np.concatenate(strata),
-      scores=np.concatenate([part.scores for part in found]),
-    )
+    names = sum((items.names for items in found), ())
+    return Items(names, np.concatenate([items.scores for items in found]))
 
 
-def _of_pairs(found: Sequence[Mapping]) -> dict[str, Items]:
-  names = [(item["uid"], item["id"]) for item in found]
+def _of_pairs(found: Sequence[Mapping]) -> Iterator[tuple[str, Items]]:
+  names = tuple((item["uid"], item["id"]) for item in found)
   odds = [i["scores"][0] - max(i["scores"][1:]) for i in found]
-  return {
-    "accuracy": Items.of(names, [item["correct"] for item in found]),
-    "log-odds": Items.of(names, odds),
-  }
+  yield "accuracy", Items(names, np.array([item["correct"] for item in found]))
+  yield "log-odds", Items(names, np.array(odds))
 
 
-def _of_trials(found: Sequence[Mapping]) -> dict[tuple[str, int], Items]:
-  out = {}
+def _of_trials(found: Sequence[Mapping]) -> Iterator[tuple[Any, Items]]:
+  found = [item for item in found if "scores" in item]
   for name in dict.fromkeys(item["evaluation"] for item in found):
-    those = [i for i in found if i["evaluation"] == name and "scores" in i]
-    names = [(name, item["id"]) for item in those]
-    for trial in range(len(those[0]["scores"]) if those else 0):
-      scores = [item["scores"][trial] for item in those]
-      out[name, trial] = Items.of(names, scores)
-  return out
+    those = [item for item in found if item["evaluation"] == name]
+    names = tuple((name, item["id"]) for item in those)
+    scores = np.array([item["scores"] for item in those])
+    for trial in range(scores.shape[1]):
+      yield (name, trial), Items(names, scores[:, trial])
