@@ -1,6 +1,7 @@
 """Small models, rows and sources that several tests build on."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,14 @@ from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch, Layout
 from antlm_jax.objectives.corruption import Segments, Vocabulary
 from antlm_jax.objectives.objective import OBJECTIVES
-from antlm_jax.training.step import TrainState, TrainStep
+from antlm_jax.runtime import sharding
+from antlm_jax.training import optim
+from antlm_jax.training.step import (
+  TrainState,
+  TrainStep,
+  jitted,
+  state_shardings,
+)
 
 PAD, BOS, EOS, MASK = range(4)
 SPECIAL = 4  # ids under this are special
@@ -170,6 +178,36 @@ def begin(of: TrainStep) -> TrainState:
     opt_state=of.optimizer.init(params),
     ema=jax.tree.map(jnp.copy, params) if of.ema else None,
   )
+
+
+def trained(of: models.Model, **shape) -> dict:
+  """Trains four steps on a mesh; returns losses, and how parameters lie."""
+  shape = {"data": 1, "fsdp": 1, "tensor": 1} | shape
+  mesh = sharding.make_mesh(shape, jax.devices()[: max(shape.values())])
+  layout = Layout(8, 2, sharding.data_shards(mesh))
+  batches = source("C:M=1:1", FakeRows(packed=True), layout)
+  adam = optim.make(settings().optimizer, of.axes)
+  training, losses = train_step(of, optimizer=adam), []
+  with jax.set_mesh(mesh):
+    init, update = jitted(training, state_shardings(training, mesh))
+    state = init()
+    first = jax.device_get(state.params)
+    for step in range(4):
+      state, metrics = update(state, sharding.place(mesh, batches[step]))
+      losses.append(float(metrics["total_loss"]))
+  params, moments = state.params, state.opt_state[1]
+  split = {n: x.sharding.shard_shape(x.shape) for n, x in params.items()}
+  return {
+    "losses": losses,
+    "first": {n: float(np.abs(x).sum(dtype="f8")) for n, x in first.items()},
+    "split": split,
+    "parts": {n: x.size // math.prod(split[n]) for n, x in params.items()},
+    "follows": all(
+      tree[name].sharding == params[name].sharding
+      for tree in (moments.mu, moments.nu)
+      for name in params
+    ),
+  }
 
 
 def by_row(batch: Batch, layout: Layout, shifts) -> tuple:

@@ -1,6 +1,7 @@
 """Real commands on a little generated English, for the tests of journeys."""
 
 import importlib
+import json
 import os
 import pathlib
 import subprocess
@@ -13,6 +14,7 @@ from ml_collections import ConfigDict
 from antlm_jax import config
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
+from antlm_jax.training import metrics
 
 ROOT = pathlib.Path(__file__).parent.parent
 QUICK = "configs/quickstart.py:shrink"
@@ -27,17 +29,20 @@ def run(
   module: str, *args: str, devices: int = 1
 ) -> subprocess.CompletedProcess:
   """Runs a command to its end, on so many CPU devices."""
-  return _run(command(module, *args), devices)
+  return run_words(command(module, *args), devices)
 
 
 def run_code(code: str, *args: str, devices: int) -> str:
   """Runs Python code to its end on CPU devices; returns its last line."""
-  done = _run([sys.executable, "-W", "error", "-c", code, *args], devices)
+  done = run_words([sys.executable, "-W", "error", "-c", code, *args], devices)
   assert done.returncode == 0, done.stderr
   return done.stdout.splitlines()[-1] if done.stdout else ""
 
 
-def _run(words: list[str], devices: int) -> subprocess.CompletedProcess:
+def run_words(
+  words: list[str], devices: int = 1
+) -> subprocess.CompletedProcess:
+  """Runs a program of the checkout to its end, on so many CPU devices."""
   flags = f"--xla_force_host_platform_device_count={devices}"
   return subprocess.run(
     words,
@@ -100,6 +105,17 @@ def error_of(done: subprocess.CompletedProcess) -> str:
   assert len(lines) == 1, done.stderr
   assert lines[0].startswith("error: ")
   return lines[0]
+
+
+def summary(workdir: pathlib.Path) -> dict:
+  """The summary that a run leaves."""
+  return json.loads((workdir / "summary.json").read_text())
+
+
+def logged(workdir: pathlib.Path, name: str) -> dict[int, float]:
+  """All that a run has recorded under a name, by step."""
+  records = metrics.read_records(workdir)
+  return {r["step"]: r[name] for r in records if name in r}
 
 
 def same_params(a, b) -> bool:

@@ -10,19 +10,21 @@ import subprocess
 import sys
 import tarfile
 import time
+import unicodedata
 
 import hypothesis
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import strategies as st
 
 from antlm_jax import errors, prepare
 from antlm_jax.data import document_store, make_folder, packing, rows, tokenizer
 from antlm_jax.data.make_folder import Settings
 from antlm_jax.data.prepared_folder import Manifest, Prepared
+from tests import runs
 
-ROOT = pathlib.Path(__file__).parents[1]
-REAL = ROOT.parent / "shared/data/babylm_like_10M.tar.xz"
+REAL = runs.ROOT.parent / "shared/data/babylm_like_10M.tar.xz"
 EOS, PAD = 1, 0
 WORDS = ["cat", "dog", "sees", "the", "a", "runs", "café", "sleeps", "it's"]
 
@@ -39,14 +41,6 @@ def corpus(tmp_path) -> pathlib.Path:
   (folder / "a.train").write_text(make_text(300), "utf-8")
   (folder / "a.dev").write_text(make_text(60, seed=1), "utf-8")
   return folder
-
-
-COMMAND = [sys.executable, "-m", "antlm_jax.prepare"]
-
-
-def command(*args) -> subprocess.CompletedProcess:
-  line = [*COMMAND, *map(str, args)]
-  return subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
 
 
 def make(corpus, output, **changes) -> Manifest:
@@ -83,8 +77,6 @@ def small_tokenizer(request) -> tokenizer.Tokenizer:
 
 @hypothesis.given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_tokenizer_round_trip(small_tokenizer, string):
-  import unicodedata
-
   decoded = small_tokenizer.decode(small_tokenizer.encode(string))
   assert decoded == unicodedata.normalize("NFC", string).removeprefix(" ")
 
@@ -141,8 +133,6 @@ def test_a_huge_id_is_refused(small_tokenizer, tmp_path, index):
 
 
 def test_wordpiece_is_understood(tmp_path):
-  import tokenizers
-
   vocab = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[MASK]": 3, "do": 4, "##g": 5}
   backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab))
   backend.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", "[MASK]"])
@@ -176,19 +166,16 @@ def small_windows():
     yield
 
 
-@hypothesis.given(sequences(), st.integers(2, 64))
-def test_stream_drops_only_the_end(documents, seq_len):
-  tokens, starts = joined(packing.stream(documents, seq_len), seq_len)
+@hypothesis.given(sequences(), st.integers(24, 64), st.integers(0, 9))
+def test_a_stream_drops_only_the_end_and_chunks_cut_its_rows_in_two(
+  documents, seq_len, seed
+):
+  plain, starts = joined(packing.stream(documents, seq_len), seq_len)
   everything = np.concatenate(documents)
   kept = len(everything) // seq_len * seq_len
-  np.testing.assert_array_equal(tokens.ravel(), everything[:kept])
+  np.testing.assert_array_equal(plain.ravel(), everything[:kept])
   assert not starts[:, 1:].any()
-
-
-@hypothesis.given(sequences(), st.integers(24, 64), st.integers(0, 9))
-def test_chunks_are_the_stream_cut_in_two(documents, seq_len, seed):
   tokens, starts = joined(packing.chunks(documents, seq_len, seed), seq_len)
-  plain, _ = joined(packing.stream(documents, seq_len), seq_len)
   np.testing.assert_array_equal(tokens, plain)
   assert (starts.sum(1) == 2).all()
   cut = starts[:, 1:].argmax(1) + 1
@@ -261,10 +248,8 @@ def test_rows_round_trip(tmp_path, vocab_size, segmented):
   found, found_starts = read.read([49, 0, 7])
   np.testing.assert_array_equal(found, tokens[[49, 0, 7]])
   assert found.dtype == np.int32
-  if segmented:
-    np.testing.assert_array_equal(found_starts, starts[[49, 0, 7]])
-  else:
-    assert found_starts is None
+  expected = starts[[49, 0, 7]] if segmented else None
+  np.testing.assert_array_equal(found_starts, expected)
   assert read.read([])[0].shape == (0, 21)
   with pytest.raises(IndexError):
     read.read([50])
@@ -284,14 +269,11 @@ def copy(whole, tmp_path) -> pathlib.Path:
   return shutil.copytree(whole, tmp_path / "copy")
 
 
+ROW = {"train": {"rows": 1}, "dev": None}
+
+
 @pytest.mark.parametrize(
-  "change",
-  [
-    {"version": 2},
-    {"splits": {}},
-    {"splits": {"train": {"rows": 1}, "dev": None}},
-    {"more": 1},
-  ],
+  "change", [{"version": 2}, {"splits": {}}, {"splits": ROW}, {"more": 1}]
 )
 def test_a_manifest_of_another_version_is_refused(copy, change):
   manifest = json.loads((copy / "manifest.json").read_text())
@@ -389,22 +371,18 @@ def test_rows_hold_the_text(corpus, tmp_path, pack):
 
 def test_command_prepares_once(corpus, tmp_path, capsys):
   output = tmp_path / "out"
-  args = ["--text", corpus, f"--output={output}", "--vocab_size=300"]
-  first = command(*args, "--seq_len", 32)
-  assert first.returncode == 0, first.stderr
+  args = f"--text {corpus} --output={output} --vocab_size=300".split()
+  first = runs.run("antlm_jax.prepare", *args, "--seq_len", "32")
+  assert (first.returncode, first.stderr) == (0, "")
   assert "train: 300 documents, 3,000 words" in first.stdout
-  assert first.stderr == ""
   files = {p: p.stat().st_mtime_ns for p in output.rglob("*") if p.is_file()}
 
-  prepare.main([*map(str, args), "--seq_len=32", "--verify"])
+  prepare.main([*args, "--seq_len=32", "--verify"])
   out, err = capsys.readouterr()
   assert "already prepared" in out and "is as it was prepared" in out
   assert err == ""
   assert files == {p: p.stat().st_mtime_ns for p in files}
-
-  other = command(*args, "--seq_len", 64)
-  assert other.returncode == 2
-  assert "seq_len 32 there, 64 asked" in other.stderr
+  told("seq_len 32 there, 64 asked", prepare.main, [*args, "--seq_len=64"])
 
 
 def test_every_option_of_the_command(corpus, tmp_path):
@@ -412,12 +390,11 @@ def test_every_option_of_the_command(corpus, tmp_path):
   lines = make_text(60, seed=2).split("\n\n")
   held_out.write_text("".join(json.dumps({"body": t}) + "\n" for t in lines))
   table.write_text("body\n" + "\n".join(lines) + "\n")
-  line = (
-    f"--text {corpus}/a.train --text {table} --dev {held_out} --dev {corpus}"
-    f" --output={tmp_path}/out --column=body --vocab_size=290 --seq_len=32"
-    " --kind=wordpiece --packing=chunks --documents=line --boundary=eos"
-    " --dev_share=0.1 --share=0.5 --seed=3 --verify"
-  )
+  line = f"--text {corpus}/a.train --text {table} --dev {held_out}"
+  line += f" --dev {corpus} --output={tmp_path}/out --column=body --seed=3"
+  line += " --vocab_size=290 --seq_len=32 --kind=wordpiece --packing=chunks"
+  line += " --documents=line --boundary=eos --dev_share=0.1 --share=0.5"
+  line += " --verify"
   prepare.main(line.split())
   opened = Prepared.open(tmp_path / "out")
   assert opened.manifest.splits["train"].documents == 180
@@ -460,27 +437,25 @@ def test_preparing_the_same_or_other_text_again(corpus, tmp_path):
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_interrupted_preparation_is_done_again(tmp_path, stop):
-  big = tmp_path / "big.txt"
+  big, output = tmp_path / "big.txt", tmp_path / "out"
   big.write_text(make_text(60_000), "utf-8")
-  output = tmp_path / "out"
-  args = ["--text", str(big), "--output", str(output), "--vocab_size=300"]
+  args = f"--text {big} --output {output} --vocab_size=300".split()
   # A background job of a shell, as these tests may be, ignores Ctrl-C.
-  line = ["env", "--default-signal=INT", *COMMAND, *args]
+  line = ["env", "--default-signal=INT"]
+  line += runs.command("antlm_jax.prepare", *args)
   pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-  process = subprocess.Popen(line, cwd=ROOT, **pipes)
+  process = subprocess.Popen(line, cwd=runs.ROOT, **pipes)
   while not list(tmp_path.glob(".out.*")) and process.poll() is None:
     time.sleep(0.01)
   process.send_signal(stop)
   _, errors = process.communicate(timeout=30)
   assert not output.exists()
   if stop == signal.SIGINT:
-    assert process.returncode == 130, errors
-    assert errors == b"interrupted\n"
+    assert (process.returncode, errors) == (130, b"interrupted\n")
     assert list(tmp_path.iterdir()) == [big]
 
   big.write_text(make_text(4000), "utf-8")
-  again = command(*args)
-  assert again.returncode == 0, again.stderr
+  prepare.main(args)
   assert len(Prepared.open(output).train)
 
 
@@ -489,7 +464,7 @@ def test_two_preparations_do_not_mix(corpus, tmp_path, monkeypatch):
 
   def fill_while_another_prepares(*args):
     line = f"--text {corpus} --output {output} --vocab_size=300 --seq_len=16"
-    command(*line.split())
+    runs.run("antlm_jax.prepare", *line.split())
     return fill(*args)
 
   monkeypatch.setattr(make_folder, "_make", fill_while_another_prepares)
@@ -504,11 +479,8 @@ BAD_SETTINGS = [
   ({"packing": "chunks", "seq_len": 23}, "at least 24"),
   ({"seq_len": 100_000}, "train split has .* tokens, less than a row"),
   ({"seq_len": 1}, "seq_len=1 is not at least 2"),
-  ({"dev_share": 0.0}, "dev_share"),
   ({"share": 0.0}, "share=0.* is not over 0 and at most 1"),
   ({"kind": "unigram"}, "kind='unigram' is not one of bpe, wordpiece"),
-  ({"packing": "tight"}, "packing='tight' is not one of"),
-  ({"tokenizer": "nowhere.json"}, "cannot read the tokenizer"),
   ({"tokenizer": __file__}, "is not a tokenizer"),
 ]
 
@@ -520,12 +492,10 @@ def test_bad_settings(corpus, tmp_path, changes, message):
 
 
 BAD_TEXTS = [
-  (None, "does not exist"),
   ({}, "no text to train on"),
   ({"a.pdf": b"x"}, "no text to train on.*of no known kind: a.pdf"),
   ({"a.txt": b" \n\n"}, "no words"),
   ({"a.txt": b"one document"}, "no words for dev"),
-  ({"a.txt": b"fine\n\nfine\n\n" * 9 + b"\xff"}, r"byte 108;"),
   ({"a.train": b"a b c\n\n" * 99, "a.dev": b"x"}, "the dev split has"),
 ]
 
@@ -533,9 +503,8 @@ BAD_TEXTS = [
 @pytest.mark.parametrize(("files", "message"), BAD_TEXTS)
 def test_bad_text(tmp_path, files, message):
   corpus = tmp_path / "corpus"
-  if files is not None:
-    corpus.mkdir()
-  for name, content in (files or {}).items():
+  corpus.mkdir()
+  for name, content in files.items():
     (corpus / name).write_bytes(content)
   told(message, make, corpus, tmp_path / "out")
   assert not (tmp_path / "out").exists()
@@ -554,18 +523,13 @@ def test_bad_outputs(corpus, tmp_path, monkeypatch):
   "args, message",
   [
     ("--text nowhere --output {out}", "nowhere does not exist"),
-    ("--text {corpus} --output {out} --seq_len=long", "seq_len=long: not int"),
     ("--text {corpus}", "--output"),
     ("--output {out}", "give --text, or --verify"),
     ("--output {out} --verify", r"run antlm prepare"),
     ("--text {corpus} --output {out} --vocab_size=1e30", "vocab_size="),
-    ("--text {corpus} --output {out} --seq_len=9999999999", "seq_len="),
     ("--text {corpus} --output {out} --seed=99999999999999", "seed="),
-    ("--text {corpus} --output {out} --share=nan", "share=nan is not"),
-    ("--text {corpus} --output {out} --dev_share=inf", "dev_share=inf is not"),
     ("--text {corpus} --output {out} --dev_share=0.6", "dev_share=0.6 is not"),
     ("--text /dev/zero --output {out}", "/dev/zero is not a regular file"),
-    ("--text {long} --output {out}", "does not exist"),
     ("--text {corpus} --output {out}/{long}", "File name too long"),
     ("--text {corpus} --output {out} --tokenizer={corpus}", "no checkpoint"),
   ],
@@ -584,8 +548,8 @@ def test_real_text(tmp_path):
   with tarfile.open(REAL) as archive:
     for member in archive:
       if member.isfile() and member.size < 1_000_000:
-        name = pathlib.PurePath(member.name).name
-        (corpus / name).write_bytes(archive.extractfile(member).read())
+        member.name = pathlib.PurePath(member.name).name
+        archive.extract(member, corpus, filter="data")
   sizes = {"vocab_size": 4000, "seq_len": 128}
   train = make(corpus, tmp_path / "out", **sizes).splits["train"]
   assert 2.5 < train.text_bytes / train.tokens < 5

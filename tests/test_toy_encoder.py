@@ -10,14 +10,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from antlm_jax import attention, config, models, train
+from antlm_jax import attention, models, train
 from antlm_jax.inference.model import load
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import encoder, layers
-from antlm_jax.objectives.batch import Layout
-from antlm_jax.runtime import sharding
-from antlm_jax.training import metrics, optim
-from antlm_jax.training.step import jitted, state_shardings
+from antlm_jax.training import metrics
 from tests import helpers, reference, runs
 
 T = 12
@@ -155,39 +152,18 @@ def test_a_run_trains_it(tmp_path, prepared):
 # Two devices
 
 
-def steps(**shape) -> dict:
-  """Trains four steps on a mesh; returns losses and how parameters lie."""
-  shape = {"data": 1, "fsdp": 1, "tensor": 1} | shape
-  mesh = sharding.make_mesh(shape, jax.devices()[: max(shape.values())])
-  layout = Layout(8, 2, sharding.data_shards(mesh))
-  of = helpers.source("C:M=1:1", helpers.FakeRows(packed=True), layout)
-  model = models.build(SMALL | {"layers": 1, "dropout": 0.1}, helpers.VOCAB)
-  adam = optim.make(config.default().optimizer, model.axes)
-  of_step = helpers.train_step(model, optimizer=adam)
-  losses = []
-  with jax.set_mesh(mesh):
-    init, step = jitted(of_step, state_shardings(of_step, mesh))
-    state = init()
-    for s in range(4):
-      state, found = step(state, sharding.place(mesh, of[s]))
-      losses.append(float(found["total_loss"]))
-  parts = {
-    path: x.size // np.prod(x.sharding.shard_shape(x.shape)).item()
-    for path, x in state.params.items()
-  }
-  return {"losses": losses, "parts": parts}
+def trained(**shape) -> dict:
+  """What training on a mesh gives, in a process of its own."""
+  models.ENCODERS["toy_gpt"] = ROW
+  of = models.build(SMALL | {"layers": 1, "dropout": 0.1}, helpers.VOCAB)
+  return helpers.trained(of, **shape)
 
 
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_two_devices_train_it_as_one_and_hold_their_shares():
-  code = (
-    "import json\n"
-    "from antlm_jax import models\n"
-    "from tests import test_toy_encoder as toy\n"
-    "models.ENCODERS['toy_gpt'] = toy.ROW\n"
-    "print(json.dumps([toy.steps(), toy.steps(fsdp=2), toy.steps(tensor=2)]))"
-  )
+  code = "import json; from tests.test_toy_encoder import trained as of\n"
+  code += "print(json.dumps([of(), of(fsdp=2), of(tensor=2)]))"
   one, fsdp, tensor = json.loads(runs.run_code(code, devices=2))
   assert one["losses"][0] != one["losses"][-1]
   for other in (fsdp, tensor):
