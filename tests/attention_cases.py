@@ -23,6 +23,7 @@ CASES = {  # batch, queries, keys, heads, kv_heads, width
 }
 MODES = ("causal", "full", "bounds", "causal bounds", "only start", "only end")
 EDGES = attention.log_edges(8, 40)
+LTG_BERTS = attention.log_edges(32, 512)
 
 
 def make_mask(mode, batch, queries, keys, seed=0):
@@ -109,9 +110,9 @@ def expected(shape, mask, arrays, terms=(), edges=EDGES, dropout=None, **scale):
   )
 
 
-def check_kernel(case, edges=None):
-  """Compares a case of `kernel_cases` with float64; with terms, if edges."""
-  shape, mask, sizes, rate, dtype, seed = case
+def check_kernel(case):
+  """Compares a case of `kernel_cases` with float64."""
+  shape, mask, sizes, rate, dtype, seed, edges = case
   arrays = inputs(shape, seed, dtype)
   terms = () if edges is None else position_terms(shape, edges, seed, dtype)
   options = {"edges": edges, "scale": shape[-1] ** -0.5, "dropout": None}
@@ -189,11 +190,15 @@ def long_mask(mode, batch, queries, keys, seed):
 
 
 @st.composite
-def kernel_cases(draw, group=3):
+def kernel_cases(draw):
   """A shape, a mask, sizes of the kernel, a dropout rate, a dtype, a seed.
 
-  At most `group` query heads share a key head.
+  And the edges of position terms, which need as many key as query heads.
   """
+  edges = st.lists(st.integers(-420, 420), max_size=62, unique=True)
+  edges = edges.map(lambda found: tuple(sorted(found)))
+  edges = draw(st.none() | st.just(LTG_BERTS) | edges)
+  group = 3 if edges is None else 1
   batch, kv_heads, group = (draw(st.integers(1, n)) for n in (2, 3, group))
   # Small blocks, and gradients in one kernel or in two.
   sizes = {
@@ -211,4 +216,4 @@ def kernel_cases(draw, group=3):
   rate = draw(st.sampled_from([0.0, 0.0, 0.1, 0.5]))
   dtype = draw(st.sampled_from(["float32", "bfloat16"]))
   shape = batch, queries, keys, group * kv_heads, kv_heads, width
-  return shape, mask, sizes, rate, dtype, seed
+  return shape, mask, sizes, rate, dtype, seed, edges

@@ -14,21 +14,23 @@ from antlm_jax import attention
 from antlm_jax.attention.blocks import Blocks
 from antlm_jax.attention.dropout import keep
 from antlm_jax.attention.gpu import visits
-from antlm_jax.attention.reference import chunked
 from antlm_jax.attention.tpu import kernel
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from tests import reference
 from tests.attention_cases import (
   CASES,
+  LTG_BERTS,
   MODES,
   attend,
   check_errors,
   check_kernel,
   check_leaks,
+  expected,
   inputs,
   kernel_cases,
   long_mask,
   make_mask,
+  position_terms,
 )
 from tests.helpers import closest
 from tests.reference import relative_error
@@ -44,83 +46,83 @@ def attend_with_gradients(q, k, v, mask, g, implementation="reference"):
 # Small rows, every implementation
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+  "implementation", ["reference", "reference with terms", "1", "4 with terms"]
+)
 @pytest.mark.parametrize("case", CASES)
-def test_the_reference_and_its_gradients_are_exact(case, mode):
-  batch, queries, keys = CASES[case][:3]
+def test_it_and_its_gradients_are_exact(case, implementation, mode):
+  """Of the whole at once, and in chunks of queries."""
+  shape = batch, queries, keys, *_ = CASES[case]
+  arrays = q, k, v, g = inputs(shape)
   mask = make_mask(mode, batch, queries, keys)
-  q, k, v, g = inputs(CASES[case])
-  visible = reference.visible(mask, batch, queries, keys)
-  found = attend_with_gradients(q, k, v, mask, g)
-  check_errors(found, reference.attention(q, k, v, visible, g), 1e-6)
-
-
-@pytest.mark.sample(5)
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("chunk", [1, 4, 16])
-def test_chunks_change_nothing(chunk, mode):
-  shape = CASES["more keys"]
-  q, k, v, g = inputs(shape)
-  mask = make_mask(mode, *shape[:3])
-  dropout = attention.Dropout(0.3, jnp.arange(2, dtype=jnp.uint32))
-
-  def run(q, k, v):
-    return chunked(q, k, v, mask, 0.3, dropout, chunk=chunk)
-
-  out, pull = jax.vjp(run, q, k, v)
-  whole, pull_whole = jax.vjp(
-    lambda q, k, v: attention.attend(
-      q, k, v, mask, scale=0.3, dropout=dropout, implementation="reference"
-    ),
-    *(q, k, v),
-  )
-  for x, y in zip((out, *pull(g)), (whole, *pull_whole(g)), strict=True):
-    assert closest(x, y) < 1e-6
+  options, terms = {"dropout": None, "scale": 0.3}, ()
+  implementation, *with_terms = implementation.split()
+  if with_terms:
+    row_keys = jnp.arange(batch, dtype=jnp.uint32)
+    options["dropout"] = attention.Dropout(0.2, row_keys)
+    terms = position_terms(shape)
+  if implementation != "reference":
+    implementation = int(implementation)
+  found = attend(q, k, v, mask, g, implementation, terms, **options)
+  check_errors(found, expected(shape, mask, arrays, terms, **options), 1e-6)
 
 
 def test_chunks_add_up_gradients_in_float32():
-  q, k, v, g = inputs((1, 1024, 1024, 2, 1, 16), dtype=jnp.bfloat16)
-  expected, _ = reference.attention(q, k, v, np.tri(1024, dtype=bool)[None], g)
-  _, pull = jax.vjp(
-    lambda *a: chunked(*a, CAUSAL, 0.25, None, chunk=16), q, k, v
-  )
-  for x, y in zip(pull(g), expected[1:4], strict=True):
+  shape = 1, 1024, 1024, 2, 1, 16
+  q, k, v, g = inputs(shape, dtype=jnp.bfloat16)
+  exact, _ = expected(shape, CAUSAL, (q, k, v, g))
+  found = attend(q, k, v, CAUSAL, g, 16, scale=0.25, dropout=None)
+  for x, y in zip(found[1:], exact[1:4], strict=True):
     assert x.dtype == jnp.bfloat16
     assert relative_error(x, y) < 5e-3
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_query_that_sees_nothing_is_zero_with_zero_gradients(implementation):
-  shape = batch, queries, keys, *_ = CASES["grouped"]
-  q, k, v, g = inputs(shape)
-  start = np.zeros((batch, queries), np.int32)
-  end = np.full((batch, queries), keys, np.int32)
+@pytest.fixture(params=["reference", "pallas", "pallas with terms"])
+def small(request):
+  """Attention on small rows: q, k, v, g and perhaps terms, and a function.
+
+  It takes them and a mask; it returns the output, and the gradients by all.
+  """
+  implementation, *with_terms = request.param.split()
+  shape = (3, 7, 7, 2, 2, 4) if with_terms else CASES["grouped"]
+
+  @jax.jit
+  def run(mask, q, k, v, g, *terms):
+    return attend(q, k, v, mask, g, implementation, terms)
+
+  terms = position_terms(shape) if with_terms else ()
+  return [*inputs(shape), *terms], run
+
+
+def test_query_that_sees_nothing_is_zero_with_zero_gradients(small):
+  arrays, run = small
+  start, end = np.zeros((3, 7), np.int32), np.full((3, 7), 7, np.int32)
   end[0, 2] = 0  # an empty interval
-  start[1] = keys  # a whole row that sees nothing
+  start[1] = 7  # a whole row that sees nothing
   mask = AttentionMask(False, start, end)
-  out, dq, dk, dv = attend_with_gradients(q, k, v, mask, g, implementation)
-  for x in (out, dq, dk, dv):
-    assert np.isfinite(x).all()
-  for x in (out, dq):
+  found = out, dq, dk, dv, *d_terms = run(mask, *arrays)
+  assert all(np.isfinite(x).all() for x in found)
+  for x in (out, dq, *d_terms[:1]):
     assert not x[0, 2].any() and not x[1].any()
     assert x[0, 1].any()
-  assert not dk[1].any() and not dv[1].any()
+  by_key = dk, dv, *d_terms[1:]
+  assert not any(x[1].any() for x in by_key)
   # Its own upstream gradient must not reach the keys of others either.
-  g = g.at[0, 2].set(1e3)
-  again = attend_with_gradients(q, k, v, mask, g, implementation)
-  assert np.array_equal(dk, again[2]) and np.array_equal(dv, again[3])
+  arrays[3] = arrays[3].at[0, 2].set(1e3)
+  _, _, dk, dv, *d_terms = run(mask, *arrays)
+  for x, y in zip(by_key, (dk, dv, *d_terms[1:]), strict=True):
+    assert np.array_equal(x, y)
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_hidden_keys_have_no_influence_at_all(implementation):
-  shape = CASES["grouped"]
-  q, k, v, g = inputs(shape)
-  mask = AttentionMask(False, None, np.full(shape[:2], 4, np.int32))
-  other = k.at[:, 4:].set(1e4), v.at[:, 4:].set(-1e4)
-  before = attend_with_gradients(q, k, v, mask, g, implementation)
-  after = attend_with_gradients(q, *other, mask, g, implementation)
-  for x, y in zip(before, after, strict=True):
+def test_hidden_keys_have_no_influence_at_all(small):
+  arrays, run = small
+  mask = AttentionMask(False, None, np.full((3, 7), 4, np.int32))
+  before = run(mask, *arrays)
+  for i in (1, 2, 5)[: len(arrays) // 2]:  # keys, values and terms of keys
+    arrays[i] = arrays[i].at[:, 4:].set(1e4)
+  for x, y in zip(before, run(mask, *arrays), strict=True):
     assert np.array_equal(x, y)
 
 
@@ -166,35 +168,38 @@ def test_bfloat16_rounds_only_in_and_out(mode):
 
 
 @pytest.mark.slow
-@hypothesis.given(kernel_cases())
-@hypothesis.settings(max_examples=12, deadline=None, derandomize=True)
-def test_the_kernel_and_its_gradients_are_exact(case):
-  check_kernel(case)
+@pytest.mark.parametrize(
+  "examples", [17, pytest.param(65, marks=pytest.mark.nightly)]
+)
+def test_the_kernel_and_its_gradients_are_exact(examples):
+  few = {"max_examples": examples, "deadline": None, "derandomize": True}
+  check = hypothesis.given(kernel_cases())(check_kernel)
+  hypothesis.settings(**few)(check)()
 
 
 @pytest.mark.slow
-def test_several_key_heads_in_a_step_but_not_all():
-  shape = (2, 40, 40, 48, 24, 8)
-  blocks = kernel.cut(40, 40, 2, 8, jnp.float32)
-  assert 1 < kernel.heads_of_a_step(24, 2, 8, blocks, jnp.float32) < 24
-  check_kernel((shape, CAUSAL, {}, 0.3, "float32", 0))
+@pytest.mark.parametrize(
+  "heads, kv_heads, edges", [(48, 24, None), (4, 4, LTG_BERTS)]
+)
+def test_several_key_heads_in_a_step_but_not_all(heads, kv_heads, edges):
+  blocks = kernel.cut(40, 40, heads // kv_heads, 8, jnp.float32)
+  group = heads // kv_heads
+  at_once = kernel.heads_of_a_step(kv_heads, group, 8, blocks, jnp.float32)
+  assert 1 < at_once < kv_heads
+  shape = 2, 40, 40, heads, kv_heads, 8
+  check_kernel((shape, CAUSAL, {}, 0.3, "float32", 0, edges))
 
 
-@pytest.mark.nightly
-@pytest.mark.slow
-@hypothesis.given(kernel_cases())
-@hypothesis.settings(max_examples=40, deadline=None, derandomize=True)
-def test_the_kernel_and_its_gradients_are_exact_at_length(case):
-  check_kernel(case)
-
-
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("implementation", ["chunked", "pallas"])
 @pytest.mark.parametrize("mode", ["causal", "packed", "blocks"])
+@pytest.mark.parametrize("edges", [None, LTG_BERTS], ids=["plain", "terms"])
 def test_nothing_leaks_from_block_to_block(
-  mode, implementation, dtype, monkeypatch
+  edges, mode, implementation, dtype, monkeypatch
 ):
-  check_leaks(mode, implementation, dtype, monkeypatch)
+  heads = (1, 1) if edges else (2, 1)
+  check_leaks(mode, implementation, dtype, monkeypatch, edges, heads)
 
 
 # Dropout

@@ -24,17 +24,25 @@ def masks(draw):
   return mask, batch, queries, keys
 
 
+few = hypothesis.settings(max_examples=25, deadline=None)
+
+
 @hypothesis.given(masks())
-@hypothesis.settings(max_examples=20, deadline=None)
-def test_dense_is_the_definition(case):
+@few
+def test_a_mask_is_its_definition_dense_as_bounds_and_in_number(case):
   mask, batch, queries, keys = case
   expected = reference.visible(mask, batch, queries, keys)
-  found = mask.dense(queries, keys)
-  if found is None:
-    assert expected.all()
-    assert not mask.causal and mask.k_start is None and mask.k_end is None
-  else:
-    assert (np.broadcast_to(found, expected.shape) == expected).all()
+  start, end = mask.bounds(queries, keys)
+  assert (start >= 0).all() and (end <= keys).all()
+  for same in (mask, AttentionMask(False, start, end)):
+    found = same.dense(queries, keys)
+    if found is None:
+      assert expected.all()
+      assert not same.causal and same.k_start is None and same.k_end is None
+    else:
+      assert (np.broadcast_to(found, expected.shape) == expected).all()
+  expected = reference.visible(mask, batch, queries, queries).sum()
+  assert sum(flops.visible_pairs(mask, (batch, queries))) == expected
 
 
 def test_constants_are_causal_and_bidirectional():
@@ -42,19 +50,8 @@ def test_constants_are_causal_and_bidirectional():
   assert BIDIRECTIONAL.dense(3, 3) is None
 
 
-@hypothesis.given(masks())
-@hypothesis.settings(max_examples=20, deadline=None)
-def test_bounds_say_the_same_and_stay_inside(case):
-  mask, batch, queries, keys = case
-  start, end = mask.bounds(queries, keys)
-  assert (start >= 0).all() and (end <= keys).all()
-  found = AttentionMask(False, start, end).dense(queries, keys)
-  expected = reference.visible(mask, batch, queries, keys)
-  assert (np.broadcast_to(found, expected.shape) == expected).all()
-
-
 @hypothesis.given(masks(), st.integers(1, 8))
-@hypothesis.settings(max_examples=20, deadline=None)
+@few
 def test_a_window_hides_what_is_further_away(case, window):
   mask, batch, length, _ = case
   index = np.arange(length)
@@ -63,11 +60,3 @@ def test_a_window_hides_what_is_further_away(case, window):
   assert (found.k_start <= found.k_end).all()
   seen = reference.visible(found, batch, length, length)
   assert (seen == reference.visible(mask, batch, length, length) & near).all()
-
-
-@hypothesis.given(masks())
-@hypothesis.settings(max_examples=20, deadline=None)
-def test_pairs_are_counted(case):
-  mask, batch, length, _ = case
-  expected = reference.visible(mask, batch, length, length).sum()
-  assert sum(flops.visible_pairs(mask, (batch, length))) == expected

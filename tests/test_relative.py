@@ -3,50 +3,24 @@
 import fractions
 import functools
 
-import hypothesis
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from hypothesis import strategies as st
 
 from antlm_jax import attention
-from antlm_jax.attention.tpu import kernel
-from antlm_jax.masks import CAUSAL, AttentionMask
+from antlm_jax.masks import CAUSAL
 from tests import runs
 from tests.attention_cases import (
   CASES,
   EDGES,
+  LTG_BERTS,
   attend,
   check_errors,
-  check_kernel,
-  check_leaks,
   expected,
   inputs,
-  kernel_cases,
   make_mask,
   position_terms,
 )
-
-LTG_BERTS = attention.log_edges(32, 512)
-
-
-@pytest.mark.sample(4)
-@pytest.mark.parametrize("mode", ["causal", "full", "bounds"])
-@pytest.mark.parametrize("implementation", ["reference", 4, 16])
-@pytest.mark.parametrize("case", ["square", "more keys", "one token"])
-def test_position_terms_and_their_gradients_are_exact(
-  case, implementation, mode
-):
-  shape = batch, queries, keys, *_ = CASES[case]
-  arrays = q, k, v, g = inputs(shape)
-  terms = position_terms(shape)
-  mask = make_mask(mode, batch, queries, keys)
-  dropout = attention.Dropout(0.2, jnp.arange(batch, dtype=jnp.uint32))
-  options = {"dropout": dropout, "scale": 0.3}
-  found = attend(q, k, v, mask, g, implementation, terms, **options)
-  exact = expected(shape, mask, arrays, terms, **options)
-  check_errors(found, exact, 1e-6)
 
 
 def test_log_buckets_are_ltg_berts():
@@ -78,78 +52,6 @@ def test_position_terms_that_do_not_fit_are_told():
   ):
     with pytest.raises(ValueError, match=words):
       attention.attend(q, k, v, CAUSAL, relative=attention.Relative(*terms))
-
-
-# In the kernel, by properties
-
-
-@st.composite
-def relative_cases(draw):
-  """What `kernel_cases` draws with as many key as query heads, and edges."""
-  edges = st.lists(st.integers(-420, 420), max_size=62, unique=True).map(
-    lambda edges: tuple(sorted(edges))
-  )
-  return draw(kernel_cases(1)), draw(st.just(LTG_BERTS) | edges)
-
-
-@pytest.mark.slow
-@hypothesis.given(relative_cases())
-@hypothesis.settings(max_examples=5, deadline=None, derandomize=True)
-def test_the_kernels_terms_and_gradients_are_exact(case):
-  check_kernel(*case)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@hypothesis.given(relative_cases())
-@hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
-def test_the_kernels_terms_and_gradients_are_exact_at_length(case):
-  check_kernel(*case)
-
-
-@pytest.mark.slow
-def test_blocks_of_several_heads_have_terms():
-  shape = (2, 40, 40, 4, 4, 8)
-  blocks = kernel.cut(40, 40, 1, 8, jnp.float32)
-  assert kernel.heads_of_a_step(4, 1, 8, blocks, jnp.float32) == 2
-  check_kernel((shape, CAUSAL, {}, 0.3, "float32", 0), LTG_BERTS)
-
-
-def test_hidden_keys_have_no_influence_at_all():
-  shape = batch, queries, *_ = (3, 7, 7, 2, 2, 4)
-  q, k, v, g = inputs(shape)
-  of_query, of_key = position_terms(shape)
-  mask = AttentionMask(False, None, np.full((batch, queries), 4, np.int32))
-  run = jax.jit(functools.partial(attend, implementation="pallas"))
-  before = run(q, k, v, mask, g, terms=[of_query, of_key])
-  k, v, of_key = (x.at[:, 4:].set(1e4) for x in (k, v, of_key))
-  after = run(q, k, v, mask, g, terms=[of_query, of_key])
-  for x, y in zip(before, after, strict=True):
-    assert np.array_equal(x, y)
-
-
-@pytest.mark.slow
-def test_a_query_that_sees_nothing_has_no_gradients_of_its_terms():
-  shape = batch, queries, keys, *_ = (2, 5, 7, 2, 2, 4)
-  q, k, v, g = inputs(shape)
-  end = np.full((batch, queries), keys, np.int32)
-  end[0, 2] = end[1] = 0
-  mask = AttentionMask(False, None, end)
-  found = attend(q, k, v, mask, g, "pallas", position_terms(shape))
-  assert all(np.isfinite(x).all() for x in found)
-  *_, of_query, of_key = found
-  assert not of_query[0, 2].any() and not of_query[1].any()
-  assert of_query[0, 1].any() and of_key[0].any() and not of_key[1].any()
-
-
-@pytest.mark.sample(3)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("implementation", ["chunked", "pallas"])
-@pytest.mark.parametrize("mode", ["causal", "packed", "blocks"])
-def test_nothing_leaks_from_block_to_block(
-  mode, implementation, dtype, monkeypatch
-):
-  check_leaks(mode, implementation, dtype, monkeypatch, LTG_BERTS, (1, 1))
 
 
 def test_what_the_kernel_does_not_do_with_terms_is_told():
