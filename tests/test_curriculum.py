@@ -14,63 +14,39 @@ from antlm_jax.objectives.curriculum import Curriculum, Phase, names, parse
 NAMES = ("C", "M", "N", "Xy_2")
 
 
-def phases(text, steps_per_epoch=10, run_steps=None):
-  parsed = parse(text, NAMES, steps_per_epoch, run_steps)
-  return [(p.start, p.stop, dict(p.shares)) for p in parsed.phases]
-
-
-C, M = {"C": 1.0}, {"M": 1.0}
-FORMS = {
-  "4C+16M+4C": [(0, 40, C), (40, 200, M), (200, 240, C)],
-  "10000C+32000M": [(0, 10_000, C), (10_000, 42_000, M)],
-  "1000C": [(0, 1000, C)],
-  "999C": [(0, 9990, C)],
-  "300C+700M steps": [(0, 300, C), (300, 1000, M)],
-  "1000C+2000M epochs": [(0, 10_000, C), (10_000, 30_000, M)],
-  "0.5C+.25M": [(0, 5, C), (5, 8, M)],
-  "25%C+75%M": [(0, 100, C), (100, 400, M)],
-  "12.5%C+87.5%M": [(0, 50, C), (50, 400, M)],
-  "C+M+C": [(0, 133, C), (133, 267, M), (267, 400, C)],
-  "C:M=1:15": [(0, 400, {"C": 1 / 16, "M": 15 / 16})],
-  "C:M": [(0, 400, {"C": 0.5, "M": 0.5})],
-  "C:M:C=1:2:1": [(0, 400, {"C": 0.5, "M": 0.5})],
-  "2C+20C:M=1:7+2C": [
-    (0, 20, C),
-    (20, 220, {"C": 1 / 8, "M": 7 / 8}),
-    (220, 240, C),
-  ],
-  "2*(1C+1M)": [(0, 10, C), (10, 20, M), (20, 30, C), (30, 40, M)],
-  "2*(1C+2*(1M))": [
-    (0, 10, C),
-    (10, 20, M),
-    (20, 30, M),
-    (30, 40, C),
-    (40, 50, M),
-    (50, 60, M),
-  ],
-  " 4 C + 2 * ( 1 Xy_2 ) epochs ": [
-    (0, 40, C),
-    (40, 50, {"Xy_2": 1.0}),
-    (50, 60, {"Xy_2": 1.0}),
-  ],
+C, M, X, HALF = {"C": 1.0}, {"M": 1.0}, {"Xy_2": 1.0}, {"C": 0.5, "M": 0.5}
+FORMS = {  # where each phase ends, and its shares
+  "4C+16M+4C": [(40, C), (200, M), (240, C)],
+  "10000C+32000M": [(10_000, C), (42_000, M)],
+  "1000C": [(1000, C)],
+  "999C": [(9990, C)],
+  "300C+700M steps": [(300, C), (1000, M)],
+  "1000C+2000M epochs": [(10_000, C), (30_000, M)],
+  "0.5C+.25M": [(5, C), (8, M)],
+  "25%C+75%M": [(100, C), (400, M)],
+  "12.5%C+87.5%M": [(50, C), (400, M)],
+  "C+M+C": [(133, C), (267, M), (400, C)],
+  "C:M=1:15": [(400, {"C": 1 / 16, "M": 15 / 16})],
+  "C:M": [(400, HALF)],
+  "C:M:C=1:2:1": [(400, HALF)],
+  "2C+20C:M=1:7": [(20, C), (220, {"C": 1 / 8, "M": 7 / 8})],
+  "2*(1C+1M)": [(10, C), (20, M), (30, C), (40, M)],
+  "2*(1C+2*(1M))": [(10, C), (20, M), (30, M), (40, C), (50, M), (60, M)],
+  " 4 C + 2 * ( 1 Xy_2 ) epochs ": [(40, C), (50, X), (60, X)],
 }
 
 
 @pytest.mark.parametrize("text", FORMS)
 def test_form(text):
-  assert phases(text, 10, 400) == FORMS[text]
-  assert names(text, NAMES) == parse(text, NAMES, 10, 400).objectives
-
-
-def test_the_documented_repetition_is_twelve_cycles():
-  parsed = parse("12*(1C+1M)", NAMES, 7)
-  assert len(parsed.phases) == 24 and parsed.steps == 168
-  assert parsed.switches == tuple(range(7, 168, 7))
-  assert parsed.objectives == ("C", "M")
+  parsed = parse(text, NAMES, 10, 400)
+  assert [(p.stop, dict(p.shares)) for p in parsed.phases] == FORMS[text]
+  assert names(text, NAMES) == parsed.objectives
 
 
 def test_a_repeated_phase_is_no_switch():
   assert parse("1C+1C+1M", NAMES, 5).switches == (10,)
+  parsed = parse("12*(1C+1M)", NAMES, 7)  # as documented
+  assert parsed.switches == tuple(range(7, 168, 7)) and parsed.steps == 168
 
 
 @st.composite
@@ -163,24 +139,19 @@ def test_rows_of_an_objective_are_spread_over_the_batch():
 
 POSITIONS = {
   "": 1,
-  "4X": 2,
   "4X ": 2,
-  "4C+16Z+4C": 6,
   "4C+16Z  +4C": 6,
   "4C++4M": 4,
   "4C+": 4,
   "4": 2,
   "+4C": 1,
-  "0C": 1,
   "0 C": 1,
   "4C+0.0M": 4,
-  "4C+0  M": 4,
   "4C 4M": 4,
   "4c": 2,
   "4C:": 4,
   "C:M=1": 4,
   "C:M=1:2:3": 4,
-  "C:M=0:0": 5,
   "C:M=0:1": 5,
   "3C:M=1:0": 8,
   "2C+3C:M=1:0.0 steps": 11,
@@ -190,7 +161,6 @@ POSITIONS = {
   "2*(4C": 6,
   "0*(4C)": 1,
   "4C+0 * (4C)": 4,
-  "1C+1M parsecs": 7,
   "1C+1M parsecs ": 7,
   "1C+1M steps now": 13,
   "1C+0.01M": 4,
@@ -239,17 +209,8 @@ def test_any_text_parses_or_is_a_user_error(text):
     assert str(error)
 
 
-@pytest.mark.parametrize(
-  "text",
-  [
-    "9" * 400 + "C",
-    "99999999999999999999*(C)",
-    "9*(" * 30 + "C" + ")" * 30,
-    "99999999999C",
-    "300000000C epochs",
-  ],
-  ids=lambda text: text[:8],
-)
-def test_absurd_sizes_are_user_errors(text):
-  with pytest.raises(UserError):
-    parse(text, NAMES, 10, 100)
+def test_absurd_sizes_are_user_errors():
+  texts = "9" * 400 + "C", "9*(" * 30 + "C" + ")" * 30, "300000000C epochs"
+  for text in (*texts, "99999999999999999999*(C)", "99999999999C"):
+    with pytest.raises(UserError):
+      parse(text, NAMES, 10, 100)
