@@ -27,7 +27,7 @@ ARGUMENTS = {
   "detour": ["steps=100,decay=0.5"],
   "gpt_bert": ["size=base"],
   "babylm_small": ["curriculum=24M", "curriculum=C:M=1:15"],
-  "encoders": ["size=210M", "size=610M", "size=1B", "curriculum=42000C"],
+  "encoders": ["size=610M", "size=1B", "curriculum=42000C"],
   "mixing": ["row=repeated_antlm,seed=2", "row=fresh_c"],
   "quickstart": [],
   "clm_or_mlm": ["row=tiny_mlm20_42", "row=tiny_mlm40_42_more_12,seed=2"]
@@ -106,13 +106,10 @@ def test_letters_with_a_ratio_are_objectives_where_they_are_used():
     curriculum.parse("D30", list(known), 10)
 
 
-def test_an_override_changes_nothing_else():
-  before, after = config.leaves(load()), config.leaves(load("model.layers=3"))
+def test_an_override_changes_nothing_else_and_the_last_one_wins():
+  before = config.leaves(load())
+  after = config.leaves(load("model.layers=3", "seed=1", "seed=0"))
   assert {k for k in before if before[k] != after[k]} == {"model.layers"}
-
-
-def test_the_last_override_wins():
-  assert load("seed=1", "seed=2").seed == 2
 
 
 @pytest.mark.parametrize(
@@ -132,40 +129,23 @@ def test_the_last_override_wins():
     ("model.tied=maybe", "not bool"),
     ("model=llama", "not a group of settings (attention, attention_dropout"),
     ("seed", "give a value, --config.seed=VALUE"),
+    ("zzzzzzzzz=1", "--help"),
     # Values out of their range.
-    ("schedule.peak_lr=-1", "schedule.peak_lr=-1.0 is not at least 0"),
-    ("schedule.peak_lr=nan", "schedule.peak_lr=nan is not finite"),
     ("schedule.min_lr_ratio=-1", "is not at least 0 and at most 1"),
-    ("schedule.warmup_steps=inf", "schedule.warmup_steps=inf is not finite"),
     ("schedule.decay_steps=1e30", "at most 2147483647"),
     ("schedule.name=step", "schedule.name='step' is not one of wsd, cosine"),
     ("optimizer.b1=2", "optimizer.b1=2.0 is not at least 0 and under 1"),
     ("optimizer.b2=1.5", "optimizer.b2=1.5 is not at least 0 and under 1"),
-    ("optimizer.eps=-1", "optimizer.eps=-1.0 is not over 0"),
-    ("optimizer.weight_decay=-1", "optimizer.weight_decay=-1.0 is not at"),
-    ("optimizer.clip=nan", "optimizer.clip=nan is not finite"),
+    ("optimizer.eps=0", "optimizer.eps=0.0 is not over 0"),
     ("optimizer.decay_scope=x", "is not one of all, matrices, hidden"),
     ("data.rounding=x", "data.rounding='x' is not one of carry, up, down"),
     ("data.threads=1000000", "data.threads=1000000 is not at least 1 and"),
     ("train.epochs=inf", "train.epochs=inf is not finite"),
-    ("train.epochs=1e30", "train.epochs=1e+30 is not at least 0 and at"),
     ("optimizer.eps=1e300", "optimizer.eps=1e+300 is not finite in float32"),
-    ("train.batch_size=1e30", "train.batch_size=1000000000000000019884624838"),
-    ("train.steps=99999999999", "train.steps=99999999999 is not at least 0"),
-    ("eval.every=inf", "eval.every=inf is not finite"),
-    ("checkpoint.every=-inf", "checkpoint.every=-inf is not finite"),
-    ("log.every=1e20", "log.every=100000000000000000000 is not at least 1"),
-    ("seed=1e30", "seed=1000000000000000019884624838656 is not at"),
-    ("mesh.fsdp=-2", "mesh.fsdp=-2 is not at least -1"),
+    ("log.every=0", "log.every=0 is not at least 1"),
     ("init.step=stay", "init.step='stay' is not one of keep, reset"),
     ("model.name=gpt", "model.name='gpt' is not one of gemma, llama"),
-    ("model.norm_eps=inf", "model.norm_eps=inf is not finite"),
-    ("model.rope_theta=inf", "model.rope_theta=inf is not finite"),
-    ("model.init_std=nan", "model.init_std=nan is not finite"),
-    ("model.width=1e12", "model.width=1000000000000 is not at"),
     ("objectives.M.weight=inf", "objective 'mlm': weight=inf is not"),
-    ("objectives.M.mask_ratio=nan", "objective 'mlm': mask_ratio=nan is not"),
-    ("objectives.M.span_length=1e12", "span_length=1000000000000 is not at"),
   ],
 )
 def test_bad_override_is_told(text, words):
@@ -173,9 +153,13 @@ def test_bad_override_is_told(text, words):
   assert words in line and len(line) < 300
 
 
-def test_an_unknown_keys_message_is_short():
-  with pytest.raises(UserError, match=r"^(?=.*--help).{,119}$"):
-    load("zzzzzzzzz=1")
+def test_every_number_has_bounds():
+  texts = {int: ("1e30", "-2"), float: ("nan", "-1")}
+  for key, value in config.leaves(config.default()).items():
+    for text in texts.get(type(value), ()):
+      if (key, text) != ("seed", "-2"):
+        line = told(load, f"{key}={text}")
+        assert f"{key.split('.')[-1]}=" in line and len(line) < 300
 
 
 def test_epochs_and_steps_exclude_each_other():
@@ -203,8 +187,7 @@ def test_every_config_loads_with_its_arguments_and_shrinks(path, required):
       name, _, value = part.partition("=")
       if name == "curriculum":
         assert whole.curriculum == value
-    if arg and not arg.startswith("size=210M"):
-      assert config.leaves(whole) != config.leaves(plain)
+    assert not arg or config.leaves(whole) != config.leaves(plain)
     check_shrunk(whole, small)
 
 
@@ -357,13 +340,13 @@ def test_a_config_of_fewer_settings_is_read():
 
 
 NO_CONFIGS = ["", "{", "[]", "{}", '{"model": 3}', '{"model": {"name": "x"}}']
-NO_CONFIGS += ['{"model": {"name": "llama"}, "train": 3}']
 
 
-@pytest.mark.parametrize("text", NO_CONFIGS, ids=lambda text: text[:30])
+@pytest.mark.parametrize(
+  "text", [*NO_CONFIGS, '{"model": {"name": "llama"}, "train": 3}']
+)
 def test_what_is_no_configs_json_is_told(text):
-  with pytest.raises(UserError):
-    config.from_json(text)
+  told(config.from_json, text)
 
 
 def test_differences_name_what_matters_and_leave_out_the_rest():
@@ -395,12 +378,9 @@ def test_an_objective_that_is_not_used_is_no_difference():
   assert line.startswith("curriculum was")
 
 
-def test_the_default_objectives_are_the_table():
-  assert config.objectives(config.default()) == OBJECTIVES
-
-
 def test_an_objective_is_added_by_settings():
   settings = config.default()
+  assert config.objectives(settings) == OBJECTIVES
   new = Objective("new", attention="prefix", predict="suffix", weight=2.0)
   settings.objectives.X = dataclasses.asdict(new)
   assert config.objectives(settings)["X"] == new
@@ -414,8 +394,6 @@ def test_a_bad_objective_is_named():
   words = r"config\.objectives\.X\.mask_ration is unknown.*'mask_ratio"
   with pytest.raises(UserError, match=words):
     config.objectives(settings)
-  with pytest.raises(UserError, match=r"objective 'mlm': mask_ratio=1\.5"):
-    config.objectives(load("objectives.M.mask_ratio=1.5"))
 
 
 @pytest.mark.parametrize(

@@ -17,24 +17,18 @@ from antlm_jax.runtime import files
 # ------------------------------------------------------------------- reading
 
 
-_UNREADABLE = [
-  (lambda path: None, "No such file"),
-  (lambda path: path.mkdir(), "Is a directory"),
-  (lambda path: path.write_bytes(b'{}\n"\xff"'), "line 2: not UTF-8"),
-]
-
-
-@pytest.mark.parametrize(("make", "told"), _UNREADABLE)
-@pytest.mark.parametrize(
-  "read", [files.read_json, files.read_jsonl, files.read_csv]
-)
-def test_what_cannot_be_read_is_told_with_its_name(tmp_path, read, make, told):
-  path = tmp_path / "some.file"
-  make(path)
-  with pytest.raises(
-    UserError, match=f"cannot read the thing .*some.file.*{told}"
+@pytest.mark.parametrize("read", ["read_json", "read_jsonl", "read_csv"])
+def test_what_cannot_be_read_is_told_with_its_name(tmp_path, read):
+  (tmp_path / "folder").mkdir()
+  (tmp_path / "bytes").write_bytes(b'{}\n"\xff"')
+  for name, why in (
+    ("none", "No such file"),
+    ("folder", "Is a directory"),
+    ("bytes", "line 2: not UTF-8"),
   ):
-    list(read(path, "the thing"))
+    told = pytest.raises(UserError, match=f"cannot read the x .*{name}.*{why}")
+    with told:
+      list(getattr(files, read)(tmp_path / name, "the x"))
 
 
 @pytest.mark.parametrize(
@@ -123,9 +117,7 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
         raise end
     assert (tmp_path / "x").is_dir() == (end is None)
   assert [p.name for p in tmp_path.iterdir()] == ["x"]
-  told = pytest.raises(
-    UserError, match=r"cannot write .*x: Directory not empty"
-  )
+  told = pytest.raises(UserError, match="write .*/x: Directory not empty")
   with told, files.replacing(tmp_path / "x") as aside:
     aside.mkdir()
   assert (tmp_path / "x" / "of" / "it").read_text() == "all"
@@ -135,11 +127,12 @@ def test_content_reaches_the_disk_before_the_rename(tmp_path, monkeypatch):
   calls = []
   monkeypatch.setattr(files.os, "fsync", lambda file: calls.append("fsync"))
   replace = files.pathlib.Path.replace
-  monkeypatch.setattr(
-    files.pathlib.Path,
-    "replace",
-    lambda *where: calls.append("rename") or replace(*where),
-  )
+
+  def renamed(*where):
+    calls.append("rename")
+    replace(*where)
+
+  monkeypatch.setattr(files.pathlib.Path, "replace", renamed)
   files.write_text(tmp_path / "x", "x")
   assert calls == ["fsync", "rename"]
 
@@ -165,14 +158,11 @@ def test_writing_is_checked_before_the_work(tmp_path):
   files.check_writable(tmp_path / "file")
   files.check_writable(tmp_path / "a" / "b")
   files.check_writable(tmp_path, folder=True)
-  for path, folder in (
-    (tmp_path, False),
-    ("/dev/null", False),
-    (tmp_path / "file" / "x", False),
-    (tmp_path / "file", True),
-    (tmp_path / "file" / "x", True),
-    ("/proc/x", False),
-  ):
+  file = tmp_path / "file"
+  bad = [
+    (path, False) for path in (tmp_path, "/dev/null", file / "x", "/proc/x")
+  ]
+  for path, folder in (*bad, (file, True), (file / "x", True)):
     with pytest.raises(UserError, match="cannot write"):
       files.check_writable(path, folder)
 
@@ -226,31 +216,13 @@ def test_a_table_in_markdown():
   assert shown == [*rule, "| a\\|b | 1 |", "| c d | - |"]
 
 
-@pytest.mark.parametrize(
-  ("number", "shown"),
-  [
-    (0, "0"),
-    (12.34, "12.3"),
-    (950, "950"),
-    (999.7, "1k"),
-    (12_345, "12.3k"),
-    (999_999, "1M"),
-    (4.56e6, "4.56M"),
-    (1.5e12, "1.5T"),
-  ],
-)
-def test_quantities(number, shown):
-  assert units.quantity(number) == shown
-  assert units.quantity(number * 1000, "B").endswith("B")
-
-
-def test_bytes_durations_and_milliseconds():
+def test_quantities_durations_and_milliseconds():
+  numbers = 0, 12.34, 950, 999.7, 12_345, 999_999, 4.56e6, 1.5e12
+  shown = "0 12.3 950 1k 12.3k 1M 4.56M 1.5T"
+  assert " ".join(map(units.quantity, numbers)) == shown
   assert units.quantity(4.56e6, "B") == "4.56 MB"
   assert units.quantity(12, "B") == "12 B"
   assert units.gib(3 * 2**29) == "1.50 GiB"
   assert units.milliseconds(1.2345) == "1,234.5 ms"
-  assert [units.duration(s) for s in (9.99, 245, 12_000)] == [
-    "10.0s",
-    "4m05s",
-    "3h20m",
-  ]
+  durations = " ".join(map(units.duration, (9.99, 245, 12_000)))
+  assert durations == "10.0s 4m05s 3h20m"
