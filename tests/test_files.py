@@ -117,7 +117,7 @@ def test_a_folder_is_written_whole_or_not_at_all(tmp_path):
         raise end
     assert (tmp_path / "x").is_dir() == (end is None)
   assert [p.name for p in tmp_path.iterdir()] == ["x"]
-  told = pytest.raises(UserError, match="write .*/x: Directory not empty")
+  told = pytest.raises(UserError, match=r"write .*/x: Directory not empty")
   with told, files.replacing(tmp_path / "x") as aside:
     aside.mkdir()
   assert (tmp_path / "x" / "of" / "it").read_text() == "all"

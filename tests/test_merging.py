@@ -138,15 +138,14 @@ def test_the_command(run, loaded, tmp_path):
     assert not (tmp_path / "none").exists()
     return line
 
-  two = f"--models={run},{run}"
-  assert "2 models have 3 weights" in refused(two, "--weights=1,1,1")
-  three = f"--models={run},{run},{run}"
-  assert "slerp merges exactly two models, got 3" in refused(
-    three, "--method=slerp"
-  )
-  assert "give --base" in refused(two, "--method=task")
-  assert "weights from 0 up" in refused(two, "--weights=1,-1")
-  assert "give --models=MODEL,MODEL" in refused("--models=")
-  assert "holds no checkpoint" in refused(f"--models={run},{tmp_path}")
-  other = refused(f"{words[0]}", f"--workdir={tmp_path / 'new'}")
-  assert "holds a run" in other
+  two, slerp = f"--models={run},{run}", "--method=slerp"
+  for told, *words in (
+    ("2 models have 3 weights", two, "--weights=1,1,1"),
+    ("slerp merges exactly two models, got 3", f"{two},{run}", slerp),
+    ("give --base", two, "--method=task"),
+    ("weights from 0 up", two, "--weights=1,-1"),
+    ("give --models=MODEL,MODEL", "--models="),
+    ("holds no checkpoint", f"--models={run},{tmp_path}"),
+    ("holds a run", two, f"--workdir={tmp_path / 'new'}"),
+  ):
+    assert told in refused(*words)

@@ -1,7 +1,6 @@
 """What `import antlm_jax` offers."""
 
 import importlib
-import subprocess
 import sys
 
 import pytest
@@ -51,10 +50,4 @@ print({name.split(".")[0] for name in sys.modules} & {"jax", "numpy", "flax"})
 from antlm_jax import AttentionMask
 assert "antlm_jax.models" not in sys.modules
 """
-  done = subprocess.run(
-    [sys.executable, "-W", "error", "-c", code],
-    cwd=runs.ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert done.stdout == "set()\n", done.stderr
+  assert runs.run_code(code, devices=1) == "set()"

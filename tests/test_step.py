@@ -221,23 +221,6 @@ def test_a_program_for_each_mask_and_no_more(attention):
   assert len(programs) == 3  # causal, mixed, bidirectional
 
 
-@pytest.mark.slow
-def test_the_kernel_trains_as_the_reference_does():
-  of = source("C+M+C:M=1:1", FakeRows(packed=True), steps=9)
-  found = []
-  for attention in ("reference", "pallas"):
-    model = helpers.model(attention=attention, attention_dropout=0.1)
-    train_step = helpers.train_step(model, num_objectives=2)
-    step, state = jax.jit(train_step.update), helpers.begin(train_step)
-    losses = []
-    for s in range(9):
-      state, metrics = step(state, of[s])
-      losses.append(metrics["loss"])
-    found.append(np.stack(losses))
-  assert np.abs(np.diff(found[0].sum(axis=1))).min() > 1e-3
-  assert found[1] == pytest.approx(found[0], rel=1e-5)
-
-
 # Meshes
 
 
@@ -379,18 +362,6 @@ def test_lamb_moves_each_layer_by_its_own_norm():
   assert np.allclose(updates["norm"], np.sign(grad["norm"]), atol=1e-3)
 
 
-def test_lamb_directions_are_adamws():
-  start, grad = trees(2)
-  params, found = single(start), {}
-  for name in ("adamw", "lamb"):
-    optimizer = optimizer_of(AXES, name=name)
-    state = optimizer.init(params)
-    found[name] = optimizer.update(single(grad), state, params)[0]
-  a, b = (np.ravel(found[name]["embedding"]) for name in ("adamw", "lamb"))
-  cosine = a @ b / np.linalg.norm(a) / np.linalg.norm(b)
-  assert cosine == pytest.approx(1, abs=1e-5)
-
-
 def test_resetting_forgets_the_moments_and_nothing_else():
   model = helpers.model(layers=1)
   adam = optimizer_of(model.axes)
@@ -430,14 +401,6 @@ def test_wsd_warms_up_stays_and_decays(decay, floor):
     expected.append(2.0 * (floor + (1 - floor) * down))
   assert found == pytest.approx(np.array(expected), abs=2e-6)
   assert found.min() >= 0
-
-
-def test_cosine_falls_from_the_warmup_to_the_end():
-  found = rates(110, name="cosine", min_lr_ratio=0.1, decay="1-sqrt")
-  assert found[[0, 9]] == pytest.approx([0.2, 2.0])
-  assert found[59] == pytest.approx(2.0 * (0.1 + 0.9 * 0.5), abs=1e-5)
-  assert found[109] == pytest.approx(0.2, abs=1e-5)
-  assert (np.diff(found[9:]) < 0).all()
 
 
 @pytest.mark.parametrize("name", ["wsd", "cosine"])

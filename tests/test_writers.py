@@ -19,8 +19,10 @@ def test_event_files_are_tensorboards(tmp_path):
   from tensorboardX.record_writer import masked_crc32c
 
   board = writers.TensorBoard(tmp_path, {7: {}}, "", None)
-  board.write(8, {"train/clm/loss": 1.5, "é": -2.0})
-  board.write(300, {"train/clm/loss": 0.25})
+  loss = "train/clm/loss"
+  written = {8: {loss: 1.5, "é": -2.0}, 300: {loss: 0.25}}
+  for step, values in written.items():
+    board.write(step, values)
   board.close()
   (path,) = (tmp_path / "tensorboard").glob("events.out.tfevents.*")
   data, found = path.read_bytes(), []
@@ -33,14 +35,11 @@ def test_event_files_are_tensorboards(tmp_path):
     data = rest[4:]
   assert found[0].file_version == "brain.Event:2"
   assert found[1].step == 8 and found[1].session_log.status == SessionLog.START
-  values = [
-    (event.step, {v.tag: v.simple_value for v in event.summary.value})
+  values = {
+    event.step: {v.tag: v.simple_value for v in event.summary.value}
     for event in found[2:]
-  ]
-  assert values == [
-    (8, {"train/clm/loss": 1.5, "é": -2.0}),
-    (300, {"train/clm/loss": 0.25}),
-  ]
+  }
+  assert values == written
   assert abs(found[-1].wall_time - time.time()) < 60
 
 
@@ -83,13 +82,8 @@ def test_wandb_has_each_step_of_a_killed_run_once(
 ):
   pytest.importorskip("wandb")
   monkeypatch.setenv("WANDB_MODE", "offline")
-  settings = (
-    "log.writers=wandb",
-    "curriculum=8C+6M steps",
-    "model.layers=1",
-    "checkpoint.every=4",
-    "eval.every=5",
-  )
+  settings = "log.writers=wandb model.layers=1 checkpoint.every=4 eval.every=5"
+  settings = *settings.split(), "curriculum=8C+6M steps"
   args = runs.train_args(tmp_path / "run", prepared, *settings)
   killed = subprocess.run([sys.executable, "-c", KILLED, *args], cwd=runs.ROOT)
   assert killed.returncode == -signal.SIGKILL
