@@ -82,13 +82,10 @@ def test_the_trigram_model_is_a_fair_judge(data):
   model = Ngrams(train)
   forms = {word for line in train for word in line.split()}
   context = ("the", "dogs")
-  total = sum(
-    model.probability([(w,), (context[1], w), (*context, w)]) for w in forms
-  )
-  assert total == pytest.approx(1)
-  assert model.score("the dogs have walked .") > model.score(
-    "the dogs has walked ."
-  )
+  grams = ([(w,), (context[1], w), (*context, w)] for w in forms)
+  assert sum(map(model.probability, grams)) == pytest.approx(1)
+  good, bad = (f"the dogs {word} walked ." for word in ("have", "has"))
+  assert model.score(good) > model.score(bad)
 
 
 def test_equal_seeds_write_equal_files(data, tmp_path):
@@ -101,70 +98,39 @@ def test_equal_seeds_write_equal_files(data, tmp_path):
 
 
 def test_seeds_differ():
-  assert list(toy_english.sentences(0, 50)) != list(
-    toy_english.sentences(1, 50)
-  )
+  first, second = (list(toy_english.sentences(seed, 50)) for seed in (0, 1))
+  assert first != second
   assert toy_english.minimal_pairs(0, 5) != toy_english.minimal_pairs(1, 5)
 
 
 def test_texts_and_pairs_are_disjoint(data):
   _, train, dev, pairs = data
-  tested = [pair[side] for pair in everything(pairs) for side in SIDES]
-  assert len(train) == SENTENCES
-  assert len(dev) == SENTENCES // 20
+  tested = {pair[side] for pair in everything(pairs) for side in SIDES}
+  assert (len(train), len(dev)) == (SENTENCES, SENTENCES // 20)
   assert set(train).isdisjoint(dev)
-  assert set(train).isdisjoint(tested)
-  assert set(dev).isdisjoint(tested)
+  assert tested.isdisjoint(train + dev)
+  # Every tested word is frequent.
+  counts = Counter(word for line in train for word in line.split())
+  assert min(counts[word] for line in tested for word in line.split()) >= 100
+  assert len(counts) <= 300
 
 
-def test_pairs_have_blimps_form(data):
+def test_pairs_have_blimps_form_and_differ_in_one_word(data):
   *_, pairs = data
   assert set(pairs) == set(toy_english.PHENOMENA)
+  fields = {*SIDES, "field", "linguistics_term", "UID", "pair_id"}
   for uid, group in pairs.items():
     assert [pair["pair_id"] for pair in group] == [*map(str, range(PAIRS))]
-    assert {pair["UID"] for pair in group} == {uid}
-    for pair in group:
-      assert set(pair) == {
-        *SIDES,
-        "field",
-        "linguistics_term",
-        "UID",
-        "pair_id",
-      }
-
-
-def test_pairs_differ_in_one_word(data):
-  *_, pairs = data
-  for pair in everything(pairs):
-    good, bad = (pair[side].split() for side in SIDES)
-    assert len(good) == len(bad)
-    assert sum(g != b for g, b in zip(good, bad, strict=True)) == 1
-
-
-def test_both_directions_of_a_pair_occur(data):
-  """Each UID's good words are also the bad ones of other pairs."""
-  *_, pairs = data
-  for uid, group in pairs.items():
     swaps = Counter()
     for pair in group:
-      good, bad = (pair[side].split() for side in SIDES)
-      swaps.update(g for g, b in zip(good, bad, strict=True) if g != b)
-      swaps.subtract(b for g, b in zip(good, bad, strict=True) if g != b)
+      assert set(pair) == fields and pair["UID"] == uid
+      both = zip(*(pair[side].split() for side in SIDES), strict=True)
+      ((good, bad),) = ((g, b) for g, b in both if g != b)
+      swaps.update([good])
+      swaps.subtract([bad])
+    # The good words are also the bad ones of other pairs.
     if uid != "existential_quantifier":  # "there all", never "here many"
       assert max(map(abs, swaps.values())) <= PAIRS * 0.4, uid
-
-
-def test_every_tested_word_is_frequent(data):
-  _, train, _, pairs = data
-  counts = Counter(word for line in train for word in line.split())
-  tested = {
-    word
-    for pair in everything(pairs)
-    for side in SIDES
-    for word in pair[side].split()
-  }
-  assert min(counts[word] for word in tested) >= 100
-  assert len(counts) <= 300
 
 
 def test_exclusion():
@@ -190,15 +156,10 @@ def test_the_command(tmp_path, capsys):
   assert out.count("\n* ") == len(toy_english.PHENOMENA)
 
 
-@pytest.mark.parametrize(
-  "wrong", ["--pairs=0", "--pairs=100000", "--sentences=0", "--sentences=x"]
-)
-def test_bad_options(tmp_path, wrong):
-  with pytest.raises(errors.UserError):
-    toy_english.main([f"--output={tmp_path}", wrong])
-
-
-def test_an_unwritable_folder(tmp_path):
+def test_bad_options(tmp_path):
+  for wrong in ("pairs=0", "pairs=100000", "sentences=0", "sentences=x"):
+    with pytest.raises(errors.UserError):
+      toy_english.main([f"--output={tmp_path}", f"--{wrong}"])
   (tmp_path / "file").write_text("")
   with pytest.raises(errors.UserError, match="cannot write"):
     toy_english.write(tmp_path / "file", sentences=1, pairs=1)
