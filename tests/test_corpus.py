@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pathlib
+import re
 
 import hypothesis
 import numpy as np
@@ -19,6 +20,7 @@ from antlm_jax.data import hold_out, make_folder, readers
 from antlm_jax.data.document_store import spool
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.data.text_files import find
+from tests import runs
 
 pa = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -33,8 +35,8 @@ def write(folder: pathlib.Path, **files: bytes | str) -> pathlib.Path:
 
 
 def documents(tmp_path, content: bytes, rule: str = "auto") -> list[str]:
-  path = str(write(tmp_path, **{"a.txt": content}) / "a.txt")
-  return joined(readers.pieces(path, readers.RULES[rule], ""))
+  path = write(tmp_path, **{"a.txt": content}) / "a.txt"
+  return joined(readers.pieces(str(path), readers.RULES[rule], ""))
 
 
 ENGLISH = ("the", "cat", "sees", "a", "dog")
@@ -43,11 +45,8 @@ ENGLISH = ("the", "cat", "sees", "a", "dog")
 def make_text(count: int, words=ENGLISH, end=".") -> str:
   """Paragraphs of one line, of unequal lengths."""
   draw = np.random.default_rng(0)
-  lines = [
-    " ".join(words[w] for w in draw.integers(len(words), size=n))
-    for n in draw.integers(5, 40, count)
-  ]
-  return "".join(f"{line} {end}\n\n" for line in lines)
+  lines = (draw.choice(list(words), n) for n in draw.integers(5, 40, count))
+  return "".join(f"{' '.join(line)} {end}\n\n" for line in lines)
 
 
 def prepared(tmp_path, paths, name="out", **changes) -> Prepared:
@@ -68,19 +67,15 @@ def joined(pieces) -> list[str]:
   return found
 
 
-@pytest.mark.parametrize(("rule", "content", "expected"), [
-  (
-    "auto",
-    b"\xef\xbb\xbfa\r\nb\r\n \r\n\r\nc\rd\r\r \r\re \xe2\x80\xa8 f\r",
-    ["a\nb", "c\nd", "e \u2028 f"],
-  ),
-  ("line", b"a b\n\nc\n  \nd e", ["a b", "c", "d e"]),
-  ("file", b"a b\n\nc\n  \nd e", ["a b\n\nc\n  \nd e"]),
+def test_where_documents_end(tmp_path):
+  ends = "\ufeffa\r\nb\r\n \r\n\r\nc\rd\r\r \r\re \u2028 f\r".encode()
+  assert documents(tmp_path, ends) == ["a\nb", "c\nd", "e \u2028 f"]
+  lines = b"a b\n\nc\n  \nd e"
+  assert documents(tmp_path, lines, "line") == ["a b", "c", "d e"]
+  assert documents(tmp_path, lines, "file") == [lines.decode()]
   # Blank pieces do not hide where a document begins.
-  ("line", b"a\n" + b" " * (3 << 20) + b"b\nc\n", ["a", "b", "c"]),
-], ids=("auto", "line", "file", "blanks"))  # fmt: skip
-def test_where_documents_end(tmp_path, rule, content, expected):
-  assert documents(tmp_path, content, rule) == expected
+  blanks = b"a\n" + b" " * (3 << 20) + b"b\nc\n"
+  assert documents(tmp_path, blanks, "line") == ["a", "b", "c"]
 
 
 def test_an_article_is_a_document(tmp_path):
@@ -127,12 +122,9 @@ def names(sources) -> set[str]:
 LAYOUTS = [  # files, what is train, what is dev
   ("x.train sub/y.train.txt x.dev y.dev.txt list.txt x.test", "x y", "x y"),
   ("wiki.train.tokens wiki.valid.tokens wiki.test.tokens", "wiki", "wiki"),
-  (
-    "train-00000-of-00002.parquet train-00001-of-00002.parquet README.md"
-    " validation-00000-of-00001.parquet test-00000-of-00001.parquet",
-    "train-00000-of-00002 train-00001-of-00002",
-    "validation-00000-of-00001",
-  ),
+  ("train-0-of-2.parquet train-1-of-2.parquet README.md"
+   " validation-0-of-1.parquet test-0-of-1.parquet",
+   "train-0-of-2 train-1-of-2", "validation-0-of-1"),
   ("train/a.jsonl.gz dev/b.jsonl.zst test/c.jsonl", "a", "b"),
   ("en_train.csv en_val.csv en_test.csv", "en_train", "en_val"),
   ("train_10M/a.txt a.dev", "a", "a"),
@@ -190,20 +182,23 @@ TWO_LINES = "naïve café\nof two lines"
 RECORDS = ["the first .", TWO_LINES, "", "猫 .", '"so, it"', "end"]
 
 
+def jsonl(records, column="text") -> str:
+  lines = [{"id": i, column: record} for i, record in enumerate(records)]
+  return "".join(json.dumps(line) + "\n" for line in lines)
+
+
 def as_kinds(folder: pathlib.Path, records, column="text") -> list[str]:
   """Writes documents in every kind of file; returns their paths."""
-  lines = [{"id": i, column: record} for i, record in enumerate(records)]
-  jsonl = "".join(json.dumps(line) + "\n" for line in lines).encode()
-  txt = "\n\n".join(records).encode()
+  lines, txt = jsonl(records, column).encode(), "\n\n".join(records).encode()
   zst = pa.BufferOutputStream()
   with pa.CompressedOutputStream(zst, "zstd") as file:
-    file.write(jsonl)
+    file.write(lines)
   files = {
     "a.txt": txt,
     "b.TXT.gz": gzip.compress(txt[:5]) + gzip.compress(txt[5:]),
     "c.rst": txt.replace(b"\n", b"\r\n"),
-    "d.jsonl": b"\xef\xbb\xbf" + jsonl.replace(b"\\n", b"\\r\\n") + b"\n \n",
-    "e.jsonl.gz": gzip.compress(jsonl),
+    "d.jsonl": b"\xef\xbb\xbf" + lines.replace(b"\\n", b"\\r\\n") + b"\n \n",
+    "e.jsonl.gz": gzip.compress(lines),
     "f.jsonl.zst": zst.getvalue().to_pybytes(),
   }
   write(folder, **files)
@@ -211,7 +206,7 @@ def as_kinds(folder: pathlib.Path, records, column="text") -> list[str]:
     with open(folder / name, "w", encoding="utf-8-sig", newline="") as file:
       rows = csv.writer(file, delimiter=delimiter)
       rows.writerows([["id", column], *enumerate(records)])
-  columns = {"id": range(len(lines)), column: records}
+  columns = {"id": range(len(records)), column: records}
   parquet.write_table(pa.table(columns), folder / "i.parquet")
   return sorted(str(path) for path in folder.iterdir())
 
@@ -239,9 +234,8 @@ def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   cache = str(tmp_path / "cache")
   monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", cache)
   records = make_text(300).split("\n\n")
-  lines = [json.dumps({"body": record}) + "\n" for record in records]
-  names = {"train": lines, "validation": lines[:50], "test": lines[:1]}
-  contents = {f"{name}.jsonl": "".join(of) for name, of in names.items()}
+  splits = {"train": records, "validation": records[:50], "test": records[:1]}
+  contents = {f"{name}.jsonl": jsonl(of, "body") for name, of in splits.items()}
   folder = write(tmp_path / "in", **contents)
   source = f"hf://{folder}"
   corpus = find([source], column="body")
@@ -276,8 +270,8 @@ BAD = {
   "m.txt.gz": (b"text", "cannot read .*m.txt.gz: "),
   "n.txt.gz": (gzip.compress(b"ok\nx\xff"), "not UTF-8: .* at byte 4; convert"),
   "o.txt.bz2": (
-    bz2.compress(b"ok\n" + b"e" * (1 << 21) + b"\xc3"),
-    f"byte {3 + (1 << 21)};",
+    bz2.compress(b"ok\n" + b"e" * 3_000_000 + b"\xc3"),
+    "byte 3000003;",
   ),
 }
 
@@ -286,9 +280,8 @@ BAD = {
 def test_bad_files_are_told(tmp_path, name):
   content, message = BAD[name]
   path = str(write(tmp_path, **{name: content}) / name)
-  with pytest.raises(errors.UserError, match=message) as error:
-    list(find([path]).pieces("train"))
-  assert "\n" not in str(error.value) and path in str(error.value)
+  line = runs.told(lambda: list(find([path]).pieces("train")))
+  assert re.search(message, line) and path in line
 
 
 @hypothesis.given(
@@ -383,13 +376,11 @@ CORPORA: dict[str, dict[str, str | bytes]] = {
   "empty files": {"a.txt": "", "b.txt": " \n\t\n", "c.md": PARAGRAPHS},
   "linked": {"a.txt": PARAGRAPHS, "->b.txt": "a.txt", "->sub": "."},
   "gzip": {"a.txt.gz": gzip.compress(PARAGRAPHS.encode())},
-  "records": {"a.jsonl": "".join(
-    json.dumps({"text": line}) + "\n" for line in PARAGRAPHS.split("\n\n")
-  )},
-  "one record": {"a.jsonl": json.dumps({"text": PARAGRAPHS})},
-  "records of all sizes": {"a.jsonl": "".join(
-    json.dumps({"text": PARAGRAPHS[: 2**i]}) + "\n" for i in range(16)
-  )},
+  "records": {"a.jsonl": jsonl(PARAGRAPHS.split("\n\n"))},
+  "one record": {"a.jsonl": jsonl([PARAGRAPHS])},
+  "records of all sizes": {
+    "a.jsonl": jsonl(PARAGRAPHS[: 2**i] for i in range(16))
+  },
   "forms": {"a.csv": "text\n" + "".join(
     f'"{part}"\n' for part in PARAGRAPHS.split(" .\n\n")
   )},
@@ -409,10 +400,7 @@ def test_no_corpus_is_held_out_to_more_than_twice_the_share(tmp_path, name):
   paths = [str(folder / next(iter(CORPORA[name])) if one else folder)]
   opened = prepared(tmp_path, paths, dev_share=share)
   of = opened.manifest.splits
-  tokens = of["train"].tokens + of["dev"].tokens
-  held = of["dev"].tokens / tokens
-  counts = " | ".join(f"{split.documents:,}" for split in of.values())
-  print(f"| {name} | {counts} | {tokens:,} | {held:.2%} |")
+  held = of["dev"].tokens / (of["train"].tokens + of["dev"].tokens)
   assert share / 2 <= held <= 2 * share
   # Nothing is lost, and nothing there twice.
   whole = sum(len(p.text.encode()) for p in find(paths).pieces("train"))
