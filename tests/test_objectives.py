@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from antlm_jax import config
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Layout, assemble
-from antlm_jax.objectives.corruption import Draw, corrupt
+from antlm_jax.objectives.corruption import Draw, Segments, corrupt
 from antlm_jax.objectives.objective import (
   CHOICES,
   OBJECTIVES,
@@ -73,13 +73,12 @@ class Case:
     )
 
 
-def make(objective, n, length, seed=0, step=3, special=0.1):
-  return Case(
-    objective,
-    helpers.tokens(n, length, seed, special),
-    helpers.segments(n, length, seed),
-    Draw(seed, step, np.arange(n)[:, None]),
-  )
+def make(objective, n, length, seed=0, step=3, special=0.1, packed=True):
+  tokens = helpers.tokens(n, length, seed, special)
+  segments = Segments.whole(n, length)
+  if packed:
+    segments = helpers.segments(n, length, seed)
+  return Case(objective, tokens, segments, Draw(seed, step, np.c_[:n]))
 
 
 @st.composite
@@ -174,8 +173,7 @@ def test_visibility_is_the_objectives(case):
 
 
 def test_prefixes_are_of_any_length_but_the_whole():
-  case = make(OBJECTIVES["P"], 4000, 8)
-  case.segments = type(case.segments).whole(4000, 8)
+  case = make(OBJECTIVES["P"], 4000, 8, packed=False)
   ends = case.corrupt().k_end[:, 0]  # 1 for a prefix of 0 or 1
   shares = np.bincount(ends, minlength=9) / 4000
   assert shares[8] == 0
@@ -189,12 +187,9 @@ def test_a_row_is_the_same_alone_and_in_any_batch(case, data):
   whole = case.corrupt()
   order = data.draw(st.permutations(range(len(case.tokens))))
   some = np.array(order[: data.draw(st.integers(1, len(order)))])
-  part = Case(
-    case.objective,
-    case.tokens[some],
-    type(case.segments)(case.segments.start[some], case.segments.end[some]),
-    Draw(case.draw.seed, case.draw.step, case.draw.rows[some]),
-  ).corrupt()
+  segments = Segments(case.segments.start[some], case.segments.end[some])
+  draw = case.draw.of(some)
+  part = Case(case.objective, case.tokens[some], segments, draw).corrupt()
   for a, b in zip(whole, part, strict=True):
     assert np.array_equal(a[some], b)
 
@@ -213,35 +208,22 @@ def test_seed_step_and_row_each_change_what_is_hidden(name):
 # Shares
 
 
-def hidden_share(objective, progress=0.0, special=0.15):
-  case = make(objective, 1500, 96, special=special)
-  found = case.corrupt(progress, mask_token=1.0, random_token=0.0)
-  ordinary = case.tokens >= SPECIAL
-  return (found.inputs == MASK)[ordinary].mean()
-
-
 @pytest.mark.parametrize("ratio", [0.05, 0.15, 0.4, 0.9, 1.0])
-@pytest.mark.parametrize("unit", [*UNITS, "M long spans"])
-def test_masked_share_is_the_ratio(unit, ratio):
-  objective = VARIANTS.get(unit) or replace(MLM, unit=unit, span_length=4)
-  found = hidden_share(replace(objective, mask_ratio=ratio), special=0.15)
-  assert found == pytest.approx(ratio, abs=0.006)
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_the_ratio_moves_linearly_to_its_end(unit):
-  objective = replace(MLM, unit=unit, mask_ratio=0.0, mask_ratio_end=0.3)
-  for progress, ratio in ((0.0, 0.0), (0.5, 0.15), (1.0, 0.3)):
-    found = hidden_share(objective, progress)
-    assert found == pytest.approx(ratio, abs=0.04 * ratio)
+@pytest.mark.parametrize("unit", [*UNITS, "long spans"])
+def test_the_masked_share_moves_linearly_to_the_ratio(unit, ratio):
+  objective = VARIANTS[f"M {unit}"]
+  objective = replace(objective, mask_ratio=0.0, mask_ratio_end=ratio)
+  case = make(objective, 1500, 96, special=0.15)
+  for progress in (0.0, 0.5, 1.0):
+    found = case.corrupt(progress).predicted[case.tokens >= SPECIAL].mean()
+    assert found == pytest.approx(progress * ratio, abs=0.006 * progress)
 
 
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_rows_count_is_a_coins_for_each_token(unit):
   objective = replace(MLM, unit=unit, choice="binomial")
   case = make(objective, 6000, 128, special=0.0)
-  counts = case.corrupt(mask_token=1.0, random_token=0.0).inputs == MASK
-  counts = counts.sum(axis=1)
+  counts = case.corrupt().predicted.sum(axis=1)
   assert counts.mean() == pytest.approx(0.15 * 128, rel=0.02)
   if unit != "word":  # a unit at either end of the arc adds to it
     assert counts.var() == pytest.approx(128 * 0.15 * 0.85, rel=0.12)
@@ -252,9 +234,8 @@ def test_a_rows_count_is_a_coins_for_each_token(unit):
 def test_the_ratio_is_met_in_each_row(unit, choice):
   objective = replace(MLM, unit=unit, choice=choice)
   case = make(objective, 4000, 128, special=0.1)
-  chosen = case.corrupt(mask_token=1.0, random_token=0.0).inputs == MASK
   ordinary = (case.tokens >= SPECIAL).sum(axis=1)
-  shares = chosen.sum(axis=1) / ordinary
+  shares = case.corrupt().predicted.sum(axis=1) / ordinary
   longest = {"token": 1, "word": 20, "span": 3}[unit]
   assert shares.mean() == pytest.approx(0.15, abs=0.002)
   # A unit at either end of the arc; a coin each has a deviation of 0.03.
@@ -328,14 +309,10 @@ def test_words_are_hidden_whole_with_one_fate():
 
 
 @pytest.mark.parametrize(
-  "objective, ratio",
-  [
-    (replace(MLM, unit="span", span_length=4), 1),
-    (VARIANTS["M long spans"], 2 / 3),
-  ],
-  ids=["uniform", "geometric"],
+  "name, ratio", [("M span", 1), ("M long spans", 2 / 3)]
 )
-def test_isolated_spans_have_lengths_by_their_law(objective, ratio):
+def test_isolated_spans_have_lengths_by_their_law(name, ratio):
+  objective = VARIANTS[name]  # uniform, geometric
   longest = objective.span_length
   case = make(replace(objective, mask_ratio=0.01), 4000, 200, special=0)
   spans = [at for _, at in pieces(case.corrupt().predicted)]
@@ -412,8 +389,7 @@ def test_a_middle_that_stands_last_comes_from_between(case):
 
 
 def test_half_the_documents_have_their_middle_last_in_both_orders():
-  case = make(OBJECTIVES["F"], 4000, 32, special=0.0)
-  case.segments = type(case.segments).whole(4000, 32)
+  case = make(OBJECTIVES["F"], 4000, 32, special=0.0, packed=False)
   moved = case.corrupt().tokens
   moved = moved[(moved == MASK).any(axis=1)]
   assert len(moved) / 4000 == pytest.approx(0.5, abs=0.03)
@@ -526,17 +502,15 @@ def test_diffusion_hides_a_documents_end_but_not_what_stands_before_one(choice):
   )
 
 
-@pytest.mark.parametrize(
-  "changes",
-  [{}, {"choice": "binomial"}, {"attention": "block", "block_length": 3}],
-  ids=str,
-)
+BLOCKS = {"attention": "block", "block_length": 3}
+
+
+@pytest.mark.parametrize("changes", [{}, {"choice": "binomial"}, BLOCKS])
 def test_diffusion_is_the_bound_that_all_masks_give(changes):
   """Against the sum over all sets of masked tokens, whatever predicts them."""
   n, length = 400_000, 4
   diffusion = replace(OBJECTIVES["D"], shift=0, **changes)
-  case = make(diffusion, n, length, special=0.0)
-  case.segments = type(case.segments).whole(n, length)
+  case = make(diffusion, n, length, special=0.0, packed=False)
   found = case.corrupt()
   random = np.random.default_rng(0)
   # Of each token, in nats, for each set: what some predictor loses.
@@ -573,8 +547,7 @@ def test_the_shares_of_a_steps_rows_spread_evenly():
 
 
 def test_each_block_draws_a_share():
-  case = make(D_BLOCKS, 3000, 20, special=0.0)
-  case.segments = type(case.segments).whole(3000, 20)
+  case = make(D_BLOCKS, 3000, 20, special=0.0, packed=False)
   scale = case.corrupt().scale.reshape(3000, 4, 5)
   assert (scale == scale[..., :1]).all()
   shares = np.float64(1 / scale[..., 0])
