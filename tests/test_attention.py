@@ -19,6 +19,7 @@ from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from tests import reference
 from tests.attention_cases import (
   CASES,
+  EDGES,
   LTG_BERTS,
   MODES,
   attend,
@@ -129,39 +130,33 @@ def test_hidden_keys_have_no_influence_at_all(small):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_bounds_outside_the_row_mean_its_ends(implementation):
   shape = batch, queries, keys, *_ = CASES["more keys"]
-  q, k, v, g = inputs(shape)
+  arrays = q, k, v, g = inputs(shape)
   start = np.full((batch, queries), -3, np.int32)
   end = np.full((batch, queries), keys + 5, np.int32)
   start[0, 1], end[0, 1] = keys + 1, keys + 2  # sees nothing
   start[0, 2], end[0, 2] = 4, 2  # nor does this
-  found = attend_with_gradients(
-    q, k, v, AttentionMask(False, start, end), g, implementation
-  )
-  visible = np.ones((batch, queries, keys), bool)
-  visible[0, 1:3] = False
-  check_errors(found, reference.attention(q, k, v, visible, g), 1e-6)
+  mask = AttentionMask(False, start, end)
+  found = attend_with_gradients(q, k, v, mask, g, implementation)
+  check_errors(found, expected(shape, mask, arrays), 1e-6)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_large_scores_do_not_overflow(implementation):
   q, k, v, g = inputs(CASES["square"])
-  visible = reference.visible(CAUSAL, 2, 9, 9)
-  expected = reference.attention(100 * q, 100 * k, v, visible, g)[0].out
-  found = attention.attend(
-    100 * q, 100 * k, v, CAUSAL, implementation=implementation
-  )
-  assert closest(found, expected) < 1e-4
+  exact, _ = expected(CASES["square"], CAUSAL, (100 * q, 100 * k, v, g))
+  how = {"implementation": implementation}
+  found = attention.attend(100 * q, 100 * k, v, CAUSAL, **how)
+  assert closest(found, exact.out) < 1e-4
 
 
 @pytest.mark.parametrize("mode", ["causal", "bounds"])
 def test_bfloat16_rounds_only_in_and_out(mode):
-  shape = batch, queries, keys, *_ = CASES["grouped"]
-  q, k, v, g = inputs(shape, dtype=jnp.bfloat16)
-  mask = make_mask(mode, batch, queries, keys)
-  visible = reference.visible(mask, batch, queries, keys)
+  shape = CASES["grouped"]
+  arrays = q, k, v, g = inputs(shape, dtype=jnp.bfloat16)
+  mask = make_mask(mode, *shape[:3])
   found = attend_with_gradients(q, k, v, mask, g)
   assert all(x.dtype == jnp.bfloat16 for x in found)
-  check_errors(found, reference.attention(q, k, v, visible, g), 1e-2)
+  check_errors(found, expected(shape, mask, arrays), 1e-2)
 
 
 # The kernel, by properties
@@ -209,18 +204,13 @@ def test_dropout_is_a_hash_of_row_head_query_and_key():
   def mix(state, counter):
     return _mix32((state + 0x9E3779B9) % 2**32 ^ counter * 0x9E3779B9 % 2**32)
 
-  dropout = attention.Dropout(0.25, jnp.array([5, 2**32 - 1], jnp.uint32))
-  found = dropout.kept(3, np.array([0, 7, 4000]), np.array([1, 9]))
+  rows, queries, keys = (5, 2**32 - 1), (0, 7, 4000), (1, 9)
+  dropout = attention.Dropout(0.25, jnp.array(rows, jnp.uint32))
+  found = dropout.kept(3, np.array(queries), np.array(keys))
   assert found.shape == (2, 3, 3, 2)
-  for b, row in enumerate((5, 2**32 - 1)):
-    for n, (t, query), (s, key) in (
-      (n, query, key)
-      for n in range(3)
-      for query in enumerate((0, 7, 4000))
-      for key in enumerate((1, 9))
-    ):
-      bits = mix(mix(mix(row, n), query), key)
-      assert found[b, n, t, s] == (bits >> 8 >= 0.25 * 2**24)
+  counters = itertools.product(rows, range(3), queries, keys)
+  for kept, counter in zip(found.ravel(), counters, strict=True):
+    assert kept == (functools.reduce(mix, counter) >> 8 >= 0.25 * 2**24)
 
 
 def _mix32(x):
@@ -410,58 +400,61 @@ def test_the_choice_for_a_gpu_that_is_not_there_is_by_its_kind(kind, choice):
         attention.choose(bound, q, q, "mosaic")
 
 
-BAD = {
-  "not four axes": ({"q": (2, 8, 4)}, {}, r"takes q \[B, T, N, H\]"),
-  "k and v": ({"v": (2, 9, 2, 4)}, {}, "k and v differ in shape"),
-  "rows": ({"q": (3, 8, 4, 4)}, {}, "differ in rows or head width"),
-  "width": ({"q": (2, 8, 4, 8)}, {}, "differ in rows or head width"),
-  "heads": ({"q": (2, 8, 5, 4)}, {}, "5 query heads over 2"),
-  "dtypes": ({}, {"q": jnp.bfloat16}, "all float32, all bfloat16"),
-  "nothing": (dict.fromkeys("qkv", (0, 8, 2, 4)), {}, "nothing to attend to"),
-  "integers": ({}, dict.fromkeys("qkv", jnp.int32), "all float32, all"),
-}
+SHAPES = {"q": (2, 8, 4, 4), "k": (2, 8, 2, 4), "v": (2, 8, 2, 4)}
 
 
-@pytest.mark.parametrize("case", BAD)
-def test_what_does_not_fit_is_told(case):
-  shapes, dtypes, words = BAD[case]
-  shapes = {"q": (2, 8, 4, 4), "k": (2, 8, 2, 4), "v": (2, 8, 2, 4)} | shapes
-  arrays = [jnp.ones(shapes[n], dtypes.get(n, jnp.float32)) for n in "qkv"]
-  with pytest.raises(ValueError, match=words):
-    attention.attend(*arrays, CAUSAL)
+def bounds(start, end):
+  """A mask of 2 rows of 8; each bound is of a shape, or all of a value."""
+  bounds = (
+    np.zeros(x, np.int32) if isinstance(x, tuple) else np.full((2, 8), x, "i4")
+    for x in (start, end)
+  )
+  return {"mask": AttentionMask(False, *bounds)}
+
+
+def dropout(rate, *keys):
+  return {"dropout": attention.Dropout(rate, np.array(keys))}
+
+
+def terms(queries=8, buckets=15, edges=EDGES):
+  query, key = np.ones((2, queries, 4, 15), "f4"), np.ones((2, 8, 4, buckets))
+  return {"relative": attention.Relative(query, np.float32(key), edges)}
+
+
+ZERO = np.uint32(0)
 
 
 @pytest.mark.parametrize(
-  "start, end, words",
+  "words, changes",
   [
-    ((2, 7), (2, 8), r"k_start is int32\[2, 7\], not int32\[2, 8\]"),
-    ((2, 8), (8,), r"k_end is int32\[8\], not int32\[2, 8\]"),
-    (-1, 8, r"k_start goes from -1 to -1, outside \[0, 8\]"),
-    (0, 9, r"k_end goes from 9 to 9, outside \[0, 8\]"),
-    (5, 4, r"k_start > k_end at row 0, query 0"),
+    (r"takes q \[B, T, N, H\]", {"q": (2, 8, 4)}),
+    ("k and v differ in shape", {"v": (2, 9, 2, 4)}),
+    ("differ in rows or head width", {"q": (3, 8, 4, 4)}),
+    ("differ in rows or head width", {"q": (2, 8, 4, 8)}),
+    ("5 query heads over 2", {"q": (2, 8, 5, 4)}),
+    ("nothing to attend to", dict.fromkeys("qkv", (0, 8, 2, 4))),
+    ("all float32, all bf", {"q": np.ones(SHAPES["q"], jnp.bfloat16)}),
+    ("all float32, all bf", dict.fromkeys("qkv", np.ones((2, 8, 2, 4), int))),
+    (r"k_start is int32\[2, 7\], not int32\[2, 8\]", bounds((2, 7), (2, 8))),
+    (r"k_end is int32\[8\], not int32\[2, 8\]", bounds((2, 8), (8,))),
+    (r"k_start goes from -1 to -1, outside \[0, 8\]", bounds(-1, 8)),
+    (r"k_end goes from 9 to 9, outside \[0, 8\]", bounds(0, 9)),
+    ("k_start > k_end at row 0, query 0", bounds(5, 4)),
+    (r"1.0 is not in \[0, 1\)", dropout(1.0, ZERO, ZERO)),
+    (r"is uint32\[1\], not uint32\[2\]", dropout(0.1, ZERO)),
+    (r"is int32\[2\]", dropout(0.1, np.int32(0), np.int32(0))),
+    (r"relative.query is float32\[2, 7, 4, 15\]", terms(queries=7)),
+    (r"relative.key is float32\[2, 8, 4, 14\]", terms(buckets=14)),
+    ("do not ascend", terms(edges=EDGES[::-1])),
   ],
 )
-def test_bounds_that_do_not_fit_are_told(start, end, words):
-  def make(bound):
-    if isinstance(bound, tuple):
-      return np.zeros(bound, np.int32)
-    return np.full((2, 8), bound, np.int32)
-
-  q = jnp.ones((2, 8, 2, 4))
+def test_what_does_not_fit_is_told(words, changes):
+  given = {"mask": CAUSAL} | SHAPES | changes
+  for name in "qkv":
+    if isinstance(given[name], tuple):
+      given[name] = jnp.ones(given[name])
   with pytest.raises(ValueError, match=words):
-    attention.attend(q, q, q, AttentionMask(False, make(start), make(end)))
-
-
-def test_bad_dropout_is_told():
-  q = jnp.ones((2, 8, 2, 4))
-  keys = jnp.zeros(2, jnp.uint32)
-  for dropout, words in (
-    (attention.Dropout(1.0, keys), r"1.0 is not in \[0, 1\)"),
-    (attention.Dropout(0.1, keys[:1]), r"is uint32\[1\], not uint32\[2\]"),
-    (attention.Dropout(0.1, keys.astype(jnp.int32)), r"is int32\[2\]"),
-  ):
-    with pytest.raises(ValueError, match=words):
-      attention.attend(q, q, q, CAUSAL, dropout=dropout)
+    attention.attend(**given)
 
 
 @pytest.mark.slow

@@ -11,8 +11,6 @@ from antlm_jax import attention
 from antlm_jax.masks import CAUSAL
 from tests import runs
 from tests.attention_cases import (
-  CASES,
-  EDGES,
   LTG_BERTS,
   attend,
   check_errors,
@@ -40,18 +38,6 @@ def test_log_buckets_are_ltg_berts():
   distances = range(-700, 701)
   found = [sum(d >= edge for edge in LTG_BERTS) - 31 for d in distances]
   assert found == [bucket(d) for d in distances]
-
-
-def test_position_terms_that_do_not_fit_are_told():
-  q, k, v, _ = inputs(CASES["square"])
-  query, key = position_terms(CASES["square"])
-  for terms, words in (
-    ((query[:, 1:], key, EDGES), r"relative.query is float32\[2, 8, 4, 15\]"),
-    ((query, key[..., 1:], EDGES), r"relative.key is float32\[2, 9, 4, 14\]"),
-    ((query, key, EDGES[::-1]), "do not ascend"),
-  ):
-    with pytest.raises(ValueError, match=words):
-      attention.attend(q, k, v, CAUSAL, relative=attention.Relative(*terms))
 
 
 def test_what_the_kernel_does_not_do_with_terms_is_told():
