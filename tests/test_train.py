@@ -408,15 +408,14 @@ def test_arrays_of_another_model_are_named(whole):
 def test_a_damaged_config_and_junk_in_the_metrics_do_not_matter(
   whole, copy, prepared
 ):
-  run = copy
-  shutil.rmtree(run / "checkpoints" / "60")
-  (run / "config.json").write_text('{"model": ')
-  with (run / "metrics.jsonl").open("a") as file:
+  shutil.rmtree(copy / "checkpoints" / "60")
+  (copy / "config.json").write_text('{"model": ')
+  with (copy / "metrics.jsonl").open("a") as file:
     file.write('\0\0\n[1]\n{"steps": 3}\n{"step": "x"}\nnull\n{"step": 5')
-  runs.main("antlm_jax.train", *runs.train_args(run, prepared, *LONG))
-  assert runs.same_params(run, whole)
-  assert losses(run) == losses(whole)
-  assert json.loads((run / "config.json").read_text())["seed"] == 0
+  runs.main("antlm_jax.train", *runs.train_args(copy, prepared, *LONG))
+  assert runs.same_params(copy, whole)
+  assert losses(copy) == losses(whole)
+  assert json.loads((copy / "config.json").read_text())["seed"] == 0
 
 
 @pytest.mark.parametrize(
