@@ -246,6 +246,16 @@ def closest(tree, other) -> float:
   return worst
 
 
+def target_scores(of: models.Model, params, batch: Batch):
+  """Of a batch of one list of targets: log-partitions and scores, float64."""
+  mask = jax.tree.map(lambda bound: bound[0], batch.mask)
+  row = batch.inputs[0], batch.positions[0], mask
+  logits = np.float64(of.logits(params, of.encode(params, *row)))
+  logits = logits.reshape(-1, logits.shape[-1])[batch.target_positions[0, 0]]
+  at_target = np.take_along_axis(logits, batch.targets[0, 0][:, None], 1)
+  return np.logaddexp.reduce(logits, axis=1), at_target[:, 0]
+
+
 @functools.cache
 def _forward(model_config):
   of = models.from_config(model_config)

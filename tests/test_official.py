@@ -76,14 +76,7 @@ def test_the_partition_is_drawn_to_one():
   batch = source("C", rows)[0]
   train_step = helpers.train_step(num_objectives=1)
   params = helpers.random_params(train_step.model)
-  mask = jax.tree.map(lambda x: x[0], batch.mask)
-  row = batch.inputs[0], batch.positions[0], mask
-  hidden = train_step.model.encode(params, *row)
-  logits = np.asarray(train_step.model.logits(params, hidden), np.float64)
-  logits = logits.reshape(-1, logits.shape[-1])[batch.target_positions[0, 0]]
-  most = logits.max(axis=1, keepdims=True)
-  partition = np.log(np.exp(logits - most).sum(axis=1)) + most[:, 0]
-  at = np.take_along_axis(logits, batch.targets[0, 0][:, None], 1)[:, 0]
+  partition, at = helpers.target_scores(train_step.model, params, batch)
   loss = (partition - at + z * partition**2) * batch.weights[0, 0]
   _, metrics = one_step(batch, num_objectives=1, z_loss=z)
   expected = loss.sum() / batch.weights.sum()
