@@ -210,6 +210,25 @@ def trained(of: models.Model, **shape) -> dict:
   }
 
 
+def check_leaks(run, seen, places=None) -> None:
+  """Asserts, bit for bit, that a changed token changes those that see it.
+
+  Args:
+    run: Maps tokens `[2, T]` to their states or scores `[2, T, ...]`.
+    seen: Which tokens each token sees, in both rows, bool `[T, T]`.
+    places: Tokens to be changed; by default all.
+  """
+  length = len(seen)
+  before = tokens(2, length, special=0)
+  expected = np.asarray(run(before))
+  for at in range(length) if places is None else places:
+    other = before.copy()
+    other[0, at] = SPECIAL + (other[0, at] + 7) % (VOCAB - SPECIAL)
+    changed = (expected != np.asarray(run(other))).any(axis=2)
+    assert not changed[1].any(), at
+    assert (changed[0] == seen[:, at]).all(), at
+
+
 def by_row(batch: Batch, layout: Layout, shifts) -> tuple:
   """Puts a batch back in the order of the batch's rows.
 
