@@ -60,7 +60,7 @@ case "$status" in
 esac
 part attention 200 "$python" -m evals.benchmarks.attention \
   ${without:+"$without"} \
-  --shapes=610M,wide,97M --masks=packed,mixed,causal,full --seconds=1 \
+  --shapes=610M,wide,97M --masks=packed,mixed,causal,full --rounds=10 \
   --output="$folder"
 part tests 140 "$python" -m tests.test_gpu '^test_(?!our_kernel)'
 # What is left of 10 minutes; what it has timed by then is written.

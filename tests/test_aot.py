@@ -142,7 +142,7 @@ def test_dropout_and_large_steps_compile_for_every_generation(generation):
 
 def compile_with_terms(device, shape, implementation="auto"):
   mask = benchmark.make_mask("packed", shape.rows, shape.length)
-  attend = benchmark.ours(implementation)(shape, "packed")
+  attend = benchmark.ours(shape, "packed", implementation)
   return benchmark.compile_for(device, attend, shape, mask)
 
 

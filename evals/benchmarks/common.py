@@ -1,18 +1,26 @@
-"""What the benchmarks share: a table, and its JSON file, that grow by rows."""
+"""What the benchmarks share: arguments, absent devices, and a report."""
 
 import datetime
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
 
 import jax
 
 from antlm_jax import cli, settings, tables
 from antlm_jax.planning import topology
 from antlm_jax.runtime import files, sharding
+from antlm_jax.settings import setting
 
-RESULTS = pathlib.Path(__file__).parent / "results"
+# A width, a function that makes the cell, and the keys of its arguments. A
+# width alone shows the value that has the column's name.
+Column = int | tuple
+
+
+def output():
+  """Makes the setting that every benchmark has."""
+  folder = pathlib.Path(__file__).parent / "results"
+  return setting(str(folder), "folder of the JSON file", read=cli.here)
 
 
 def arguments(about: str, section: type, argv: Sequence[str]):
@@ -33,51 +41,42 @@ def compile_for(device, run, *args) -> jax.stages.Compiled:
     return topology.compile_lowered(jax.jit(run).lower(*args))
 
 
-class Report:
-  """Rows that are printed and written at once: they stay, whatever comes next.
+def report(
+  rows: Iterable[dict],
+  folder: str,
+  name: str,
+  columns: Mapping[str, Column],
+  align: str = "<",
+  **about,
+) -> list[dict]:
+  """Prints each row, and writes it to FOLDER/NAME.json, as soon as it is there.
 
-  A column of the table has a width, and if its name is no key of a row a
-  function that makes its cell; they are aligned as by `tables.text`. The JSON
-  file in the folder is called by the name, and says `about` beside the rows.
-
-  Raises:
-    UserError: if the file cannot be written.
+  A cell is a dash if an argument of it is None. `align` is as in `tables.text`;
+  the file says `about` next to the rows. Raises a UserError if it cannot be
+  written.
   """
+  name = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
+  path = pathlib.Path(folder) / f"{name}.json"
+  files.check_writable(path)
+  date = datetime.date.today().isoformat()
+  about = {"date": date, "jax": jax.__version__, **about, "rows": []}
+  shown = [
+    (column, _plain, name) if isinstance(column, int) else column
+    for name, column in columns.items()
+  ]
+  widths = [width for width, *_ in shown]
+  print(tables.line(list(columns), widths, align), flush=True)
+  for row in rows:
+    cells = []
+    for _, show, *keys in shown:
+      values = [row.get(key) for key in keys]
+      cells.append(None if None in values else show(*values))
+    print(tables.line(cells, widths, align), flush=True)
+    about["rows"].append(row)
+    files.write_json(path, about, indent=1)
+  print(f"wrote {path}")
+  return about["rows"]
 
-  def __init__(
-    self,
-    folder: str,
-    name: str,
-    columns: Mapping[str, int | tuple[int, Callable[[dict], Any]]],
-    align: str = "<",
-    **about,
-  ):
-    name = re.sub("[^a-z0-9]+", "-", name.lower()).strip("-")
-    self.path = pathlib.Path(folder) / f"{name}.json"
-    files.check_writable(self.path)
-    self._columns = {
-      n: c if isinstance(c, tuple) else (c, lambda row, n=n: row.get(n))
-      for n, c in columns.items()
-    }
-    self._align = align
-    self._about = {
-      "date": datetime.date.today().isoformat(),
-      "jax": jax.__version__,
-    } | about
-    self.rows: list[dict] = []
-    self._print(list(columns))
 
-  def add(self, row: dict) -> None:
-    """Prints and writes a row."""
-    self._print([show(row) for _, show in self._columns.values()])
-    self.rows.append(row)
-    files.write_json(self.path, self._about | {"rows": self.rows}, indent=1)
-
-  def _print(self, cells: Sequence) -> None:
-    cells = [f"{c:.6g}" if isinstance(c, float) else c for c in cells]
-    widths = [width for width, _ in self._columns.values()]
-    print(tables.line(cells, widths, self._align), flush=True)
-
-  def close(self) -> None:
-    """Says where the rows are."""
-    print(f"wrote {self.path}")
+def _plain(value) -> str:
+  return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -2,14 +2,10 @@
 
     python -m evals.benchmarks.forecast --tables=T --kernels=K
 
-No TPU is at hand, but tokamax ships the times that it has measured: of splash
-attention, forward on v5p, v6e and TPU7x and backward on TPU7x, with the blocks
-that were fastest, and of gated linear units, which are XLA's. Each is compiled
-here for the same chip, at the same shape and blocks, and the time that
-`planning.forecast` makes of the compiler's program is put beside the measured
-one. That bundles tell the time was found before on seven of the forward cases
-on v5p and v6e; after rows of 512 tokens and the products the compiler's own
-estimate went into the formula. Nothing was fitted to the others.
+tokamax ships measured times: of splash attention with its fastest blocks, and
+of gated linear units, which are XLA's. Each is compiled here for the same chip,
+shape and blocks, and `planning.forecast`'s time of the program is compared with
+the measured one (docs/pods.md).
 
 T and K are folders of unpacked wheels, of which nothing is installed:
 
@@ -19,8 +15,10 @@ T and K are folders of unpacked wheels, of which nothing is installed:
       tokamax==0.0.12  # the kernels, as the last for Python 3.11 has them
 """
 
+import collections
 import dataclasses
 import functools
+import itertools
 import json
 import math
 import os
@@ -36,17 +34,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import cli, tables
-from antlm_jax.evals.benchmarks.common import (
-  RESULTS,
-  Report,
-  arguments,
-  compile_for,
-)
+from antlm_jax.evals.benchmarks import common
 from antlm_jax.planning import bundles, forecast, hlo, topology
 from antlm_jax.runtime import chips
 from antlm_jax.settings import setting
 
-# Of a generation: its folder of tables, and a small topology.
+# A generation's folder of tables, and a small topology.
 GENERATIONS = {
   "v5p": ("tpu_v5", "v5p:2x2x1"),
   "v6e": ("tpu_v6_lite", "v6e:2x2"),
@@ -58,7 +51,8 @@ _TABLES = {
   "backward": f"{_FLASH}_vjp",
   "product": "gated_linear_unit",
 }
-_LAYOUTS = ("q_layout", "k_layout", "v_layout")
+_CAUSAL = {"offset": 0, "window_size": None}
+_LONGEST = 2048  # tokens in a row, and in a block
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +66,10 @@ class Case:
   seconds: float
   causal: bool = False
 
-  def __str__(self):
-    sizes = ("x".join(map(str, s)) for s in self.shapes.values())
-    return " ".join(dict.fromkeys(sizes))
+  @property
+  def blocks(self) -> list[int]:
+    """The sizes of the kernel's blocks; there may be zeros."""
+    return [n for k, n in self.config.items() if k.startswith("block_") and n]
 
 
 def cases(folder: str, generation: str, what: str) -> Iterator[Case]:
@@ -82,11 +77,11 @@ def cases(folder: str, generation: str, what: str) -> Iterator[Case]:
   name = f"{GENERATIONS[generation][0]}/{_TABLES[what]}.json"
   path = pathlib.Path(folder) / "tokamax/data/autotuning" / name
   found = json.loads(path.read_text()) if path.exists() else {}
-  for key, measured in found.items():
-    key = json.loads(key)
+  for text, measured in found.items():
+    key = json.loads(text)
     names = ("x", "weights") if what == "product" else ("q", "k", "v")
-    kinds = [key.get(n) for n in names]
-    plain = all(isinstance(k, str) and k.startswith("bf16[") for k in kinds)
+    kinds = [str(key.get(n)) for n in names]
+    plain = all(kind.startswith("bf16[") for kind in kinds)
     if not (plain and measured) or key.get("return_residuals"):
       continue
     mask = {k: v for k, v in (key.get("mask") or {}).items() if v}
@@ -95,30 +90,19 @@ def cases(folder: str, generation: str, what: str) -> Iterator[Case]:
       continue
     sizes = [tuple(map(int, re.findall(r"\d+", k[4:]))) for k in kinds]
     config, times = next(iter(measured.items()))
-    yield Case(
-      generation,
-      what,
-      dict(zip(names, sizes, strict=True)),
-      json.loads(config),
-      float(np.median(times["evaluation_times_ms"])) / 1e3,
-      causal is not None,
-    )
+    seconds = float(np.median(times["evaluation_times_ms"])) / 1e3
+    shapes = dict(zip(names, sizes, strict=True))
+    config = json.loads(config)
+    yield Case(generation, what, shapes, config, seconds, causal is not None)
 
 
-_CAUSAL = {"offset": 0, "window_size": None}
-
-
-def wanted(case: Case, longest: int) -> bool:
+def wanted(case: Case) -> bool:
   """Whether a case is like what is trained here, and soon compiled."""
   if case.what == "product":  # there are many, and most are narrower
     *rows, width = case.shapes["x"]
     return width > 256 and math.prod(rows) % 5120 == 0
   _, length, _, width = case.shapes["q"]
-  blocks = [n for name, n in case.config.items() if name.startswith("block_")]
-  return length <= longest and width in (64, 128) and max(blocks) <= 2048
-
-
-# ------------------------------------------------------------ what is compiled
+  return width in (64, 128) and max(length, *case.blocks) <= _LONGEST
 
 
 def program(case: Case, kernels: str):
@@ -128,14 +112,15 @@ def program(case: Case, kernels: str):
   if case.what == "product":
     return _unit, shapes
   splash, masks = _splash(kernels)
-  config = dict(case.config)
-  config |= {n: splash.QKVLayout(config[n]) for n in _LAYOUTS if n in config}
+  config = {
+    name: splash.QKVLayout(value) if name.endswith("_layout") else value
+    for name, value in case.config.items()
+  }
   q, k, _ = shapes
-  square = (q.shape[1], k.shape[1])
-  mask = masks.CausalMask(square) if case.causal else masks.FullMask(square)
+  mask = masks.CausalMask if case.causal else masks.FullMask
   with jax.ensure_compile_time_eval():
     made = splash.make_splash_mha(
-      mask,
+      mask((q.shape[1], k.shape[1])),
       config=dataclasses.replace(splash.SplashConfig.get_default(), **config),
       save_residuals=case.what == "backward",
       q_seq_shards=1,
@@ -161,17 +146,9 @@ def _forward(kernel, q, k, v):
 
 def _backward(splash, kernel, q, k, v, out, grad, sums):
   scale = q.shape[-1] ** -0.5
-  static = [
-    kernel.kwargs[name]
-    for name in (
-      "mask_value",
-      "is_mqa",
-      "config",
-      "mask_function",
-      "fwd_mask_sparsity",
-      "dkv_mask_sparsity",
-    )
-  ]
+  names = ("mask_value", "is_mqa", "config", "mask_function")
+  names += ("fwd_mask_sparsity", "dkv_mask_sparsity")
+  static = [kernel.kwargs[name] for name in names]
 
   def run(q, k, v, out, grad, sums):
     kept = q, k, v, None, None, out, sums, kernel.dkv_mask_info
@@ -201,11 +178,8 @@ def _splash(folder: str):
   return splash_attention_kernel, splash_attention_mask
 
 
-# --------------------------------------------------------------- its two times
-
-
-def blocks_of(case: Case) -> tuple[int, int, int]:
-  """How many blocks are visited, masked and whole, and how many are made."""
+def visits(case: Case) -> tuple[int, int, int]:
+  """Returns the numbers of masked, whole and output blocks."""
   rows, length, heads, _ = case.shapes["q"]
   end = "_dkv" if case.what == "backward" else ""
   q_size, k_size = case.config[f"block_q{end}"], case.config[f"block_kv{end}"]
@@ -221,32 +195,32 @@ def blocks_of(case: Case) -> tuple[int, int, int]:
   return tuple(rows * heads * n for n in (masked, whole, outputs))
 
 
-def forecast_of(case: Case, kernels: str, folder: str) -> dict[str, float]:
-  """Compiles a case; returns seconds, of its kernel and of all else."""
+def measure(case: Case, kernels: str, folder: str) -> dict:
+  """Compiles a case; returns its forecast next to the published time."""
   device = topology.devices(GENERATIONS[case.generation][1])[0]
   chip, measured = chips.of(device), forecast.of(device)
   run, shapes = program(case, kernels)
-  counts = hlo.count(compile_for(device, run, *shapes).as_text())
+  counts = hlo.count(common.compile_for(device, run, *shapes).as_text())
   found = bundles.read(folder, "splash_")
-  out = {"xla": forecast.instructions(counts.work, chip, measured)}
+  parts = {"xla": forecast.instructions(counts.work, chip, measured)}
+  seconds = parts["xla"]
   if case.what != "product":
     (listing,) = found.values()
-    visited = blocks_of(case)
-    out["kernel"] = forecast.kernel(listing, *visited, measured)
-    out |= dataclasses.asdict(listing)
-  return out
-
-
-_COLUMNS = {
-  "chip": 5,
-  "what": 8,
-  "shape": 34,
-  "causal": 6,
-  "blocks": 16,
-  "forecast_ms": 11,
-  "measured_ms": 11,
-  "error": 6,
-}
+    parts["kernel"] = forecast.kernel(listing, *visits(case), measured)
+    seconds += parts["kernel"]
+    parts |= dataclasses.asdict(listing)
+  sizes = ("x".join(map(str, s)) for s in case.shapes.values())
+  return {
+    "chip": case.generation,
+    "what": case.what,
+    "shape": " ".join(dict.fromkeys(sizes)),
+    "causal": case.causal,
+    "blocks": "x".join(map(str, case.blocks)),
+    "forecast_ms": round(seconds * 1e3, 4),
+    "measured_ms": round(case.seconds * 1e3, 4),
+    "error": round(seconds / case.seconds - 1, 3),
+    "parts": parts,
+  }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,62 +229,34 @@ class Settings:
 
   tables: str = setting(help="a folder with tokamax 0.0.17", read=cli.here)
   kernels: str = setting(help="a folder with tokamax 0.0.12", read=cli.here)
-  generations: tuple[str, ...] = setting(
-    tuple(GENERATIONS), "which TPUs", choices=GENERATIONS
-  )
-  what: tuple[str, ...] = setting(tuple(_TABLES), "of these", choices=_TABLES)
-  longest: int = setting(2048, "most tokens in a row, of attention", least=1)
-  output: str = setting(str(RESULTS), "a folder", read=cli.here)
+  output: str = common.output()
 
 
 def main(argv) -> None:
   """Prints a line per case, and writes them to a file."""
-  args = arguments(__doc__, Settings, argv)
-  report = Report(args.output, "forecast errors", _COLUMNS, "<<<<<>")
+  args = common.arguments(__doc__, Settings, argv)
   found = [
     case
-    for what in args.what
-    for generation in args.generations
+    for what, generation in itertools.product(_TABLES, GENERATIONS)
     for case in cases(args.tables, generation, what)
-    if wanted(case, args.longest)
+    if wanted(case)
   ]
   found.sort(key=lambda case: math.prod(case.shapes.get("q", (1,))[1:2]))
+  columns = {"chip": 5, "what": 8, "shape": 34, "causal": 6, "blocks": 16}
+  columns |= {"forecast_ms": 11, "measured_ms": 11, "error": 6}
   with tempfile.TemporaryDirectory() as folder:
     os.environ |= bundles.environment(folder)  # before libtpu is loaded
-    for case in found:
-      report.add(_row(case, forecast_of(case, args.kernels, folder)))
-  report.close()
-  print(tables.text(summary(report.rows), ("", "cases", "median", "worst")))
-
-
-def _row(case: Case, parts: dict[str, float]) -> dict:
-  seconds = parts["xla"] + parts.get("kernel", 0.0)
-  sizes = [n for name, n in case.config.items() if name.startswith("block_")]
-  return {
-    "chip": case.generation,
-    "what": case.what,
-    "shape": str(case),
-    "causal": case.causal,
-    "blocks": "x".join(str(n) for n in sizes if n),
-    "forecast_ms": round(seconds * 1e3, 4),
-    "measured_ms": round(case.seconds * 1e3, 4),
-    "error": round(seconds / case.seconds - 1, 3),
-    "parts": parts,
-  }
-
-
-def summary(rows: list[dict]) -> list[list]:
-  """Returns a row for each chip and what was forecast."""
-  out = []
-  for what, chip in dict.fromkeys((r["what"], r["chip"]) for r in rows):
-    errors = [
-      r["error"] for r in rows if (r["what"], r["chip"]) == (what, chip)
-    ]
-    median, worst = np.median(errors), max(errors, key=abs)
-    out.append(
-      [f"{what}, {chip}", len(errors), f"{median:+.0%}", f"{worst:+.0%}"]
-    )
-  return out
+    rows = (measure(case, args.kernels, folder) for case in found)
+    name = "forecast errors"
+    rows = common.report(rows, args.output, name, columns, "<<<<<>")
+  errors = collections.defaultdict(list)
+  for row in rows:
+    errors[f"{row['what']}, {row['chip']}"].append(row["error"])
+  summary = [
+    (name, len(x), f"{np.median(x):+.0%}", f"{max(x, key=abs):+.0%}")
+    for name, x in errors.items()
+  ]
+  print(tables.text(summary, ("", "cases", "median", "worst")))
 
 
 if __name__ == "__main__":

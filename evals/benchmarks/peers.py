@@ -1,15 +1,15 @@
-"""How fast this library is beside its peers, on this machine.
+"""How fast this library is compared with its peers, on this machine.
 
     python -m evals.benchmarks.peers --pairs=FOLDER --text=PATH
 
 A case is work that a peer does as well, with the same weights, batches or
 texts, in float32: by turns, in one process, with a thread for each core. Above
-1 we are faster. `from to` are the ratios of single turns; `others` is the share
-of the machine that other processes took at most, and `again` how many turns
-were done again for that. What both found is compared. `compile` is by how much
-our first call was longer; a case `anew` compiles in every call.
+1 we are faster. `from to` are the ratios of single turns; `others` is the
+largest share of the machine that other processes took, and `again` how many
+turns were repeated for that. Both results are compared. `compile` is by how
+much our first call was longer; a case `anew` compiles in every call.
 
-It needs what `.[hf]` installs.
+It needs the packages of `.[hf]`.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ import jax
 
 from antlm_jax import cli, units
 from antlm_jax.data import toy_english
-from antlm_jax.evals.benchmarks import turns
+from antlm_jax.evals.benchmarks import common, turns
 from antlm_jax.evals.benchmarks.beside import (
   data,
   generation,
@@ -32,8 +32,6 @@ from antlm_jax.evals.benchmarks.beside import (
   scoring,
   training,
 )
-from antlm_jax.evals.benchmarks.common import RESULTS, Report, arguments
-from antlm_jax.evals.benchmarks.turns import Case
 from antlm_jax.settings import setting
 
 _KINDS = "train", "generate", "score", "data"
@@ -41,14 +39,14 @@ _PEERS = "torch", "transformers", "lm_eval", "minicons", "datasets"
 _COLUMNS = {
   "case": 24,
   "peer": 12,
-  "ratio": (5, lambda row: f"{row['ratio']:.2f}"),
-  "from to": (9, lambda row: f"{row['ratios'][0]:.2f} {row['ratios'][-1]:.2f}"),
-  "ours/s": (14, lambda row: f"{row['ours']:,.4g} {row['unit']}"),
-  "theirs/s": (8, lambda row: f"{row['theirs']:,.4g}"),
-  "compile": (7, lambda row: units.duration(row["compile_seconds"])),
-  "others": (6, lambda row: f"{row['others']:.0%}"),
-  "again": (5, lambda row: row["repeated"]),
-  "same": (4, lambda row: "yes" if row["same"] else "NO"),
+  "ratio": (5, "{:.2f}".format, "ratio"),
+  "from to": (9, lambda r: f"{r[0]:.2f} {r[-1]:.2f}", "ratios"),
+  "ours/s": (14, "{:,.4g} {}".format, "ours", "unit"),
+  "theirs/s": (8, "{:,.4g}".format, "theirs"),
+  "compile": (7, units.duration, "compile_seconds"),
+  "others": (6, "{:.0%}".format, "others"),
+  "again": (5, str, "repeated"),
+  "same": (4, lambda same: "yes" if same else "NO", "same"),
 }
 
 
@@ -61,7 +59,7 @@ class Settings:
   )
   sizes: tuple[str, ...] = setting(
     ("7M", "97M"),
-    f"of {', '.join(models.SIZES)}; the first is scored with",
+    f"of {', '.join(models.SIZES)}; scores take the first alone",
     choices=models.SIZES,
   )
   pairs: str | None = setting(
@@ -72,11 +70,11 @@ class Settings:
     (), "text files to prepare (default: toy English)"
   )
   rounds: int = setting(5, "turns of each case", least=1)
-  output: str = setting(str(RESULTS), "a folder", read=cli.here)
+  output: str = common.output()
 
 
-def cases(asked: Settings, folder: pathlib.Path) -> Iterator[Case]:
-  """Yields what is asked for; a case's models are gone after it."""
+def cases(asked: Settings, folder: pathlib.Path) -> Iterator[turns.Case]:
+  """Yields the cases; a case's models are gone after it."""
   toy_english.write(folder / "toy")
   pairs = asked.pairs or str(folder / "toy/pairs")
   text = asked.text or (str(folder / "toy/text"),)
@@ -84,9 +82,8 @@ def cases(asked: Settings, folder: pathlib.Path) -> Iterator[Case]:
     if kind == "data":
       yield from data.cases(folder, text)
     if kind == "score":  # with a larger one it takes hours
-      yield from scoring.cases(
-        folder / kind, asked.sizes[0], pairs, asked.limit
-      )
+      size = asked.sizes[0]
+      yield from scoring.cases(folder / kind, size, pairs, asked.limit)
     for size in asked.sizes:
       if kind == "train":
         yield from training.cases(folder / kind / size, size)
@@ -96,22 +93,15 @@ def cases(asked: Settings, folder: pathlib.Path) -> Iterator[Case]:
 
 def main(argv: Sequence[str]) -> None:
   """Prints a line per case, and writes them all as JSON."""
-  asked = arguments(__doc__, Settings, argv)
+  asked = common.arguments(__doc__, Settings, argv)
   device = jax.devices()[0].device_kind
   cores = len(os.sched_getaffinity(0))
-  report = Report(
-    asked.output,
-    f"peers {platform.machine()} {device} {cores} cores",
-    _COLUMNS,
-    "<<>>>>>>>",
-    device=device,
-    cores=cores,
-    **{name: version(name) for name in _PEERS},
-  )
-  with tempfile.TemporaryDirectory() as name:
-    for case in cases(asked, pathlib.Path(name)):
-      report.add(turns.measure(case, asked.rounds))
-  report.close()
+  about = {"device": device, "cores": cores} | {n: version(n) for n in _PEERS}
+  name = f"peers {platform.machine()} {device} {cores} cores"
+  with tempfile.TemporaryDirectory() as folder:
+    found = cases(asked, pathlib.Path(folder))
+    rows = (turns.measure(case, asked.rounds) for case in found)
+    common.report(rows, asked.output, name, _COLUMNS, "<<>", **about)
 
 
 if __name__ == "__main__":

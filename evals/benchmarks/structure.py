@@ -1,73 +1,61 @@
-"""The shape of the code: its lines, comments, functions and imports.
+"""The shape of the code: its lines, functions and imports.
 
     python -m evals.benchmarks.structure
 
-Prints lines by area, the share of lines that are comments alone (docstrings
-are not), how long functions are, and of the imports, those within functions
-as well, the circles and the arrows that lead upward in `LEVELS`. Exit status
-1 says that there are some.
+Prints for each area and package its files and lines, the lines of its longest
+file and function, and its private functions, with those that one place in
+their file calls by name. Then the imports, those within functions as well:
+circles, and arrows that lead upward in `LEVELS`. Exit status 1 if there are
+any.
 """
 
 import ast
 import collections
 import graphlib
-import io
 import pathlib
 import re
 import sys
-import tokenize
 from collections.abc import Iterable, Iterator, Mapping
-
-import numpy as np
 
 from antlm_jax import cli, tables
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]  # not by the link
-# What may import what: a module those of lower levels, and of its own group,
-# which is a name, and the packages and modules that it has.
-_GROUND = "errors cli units hashing masks settings tables"
-_COMMANDS = (
-  "__main__ train prepare plan generate fill_mask export_hf import_hf merge"
-)
-_EVALS = (
-  "blimp ewok score finetune perplexity report compare sweep study benchmarks"
-)
-LEVELS: tuple[dict[str, tuple[str, ...]], ...] = (
-  {"ground": tuple(f"antlm_jax.{name}" for name in _GROUND.split())},
-  {"objectives": ("antlm_jax.objectives",)},
-  {"runtime": ("antlm_jax.runtime",)},
-  {"attention": ("antlm_jax.attention",), "data": ("antlm_jax.data",)},
-  {"models": ("antlm_jax.models",)},
-  {"config": ("antlm_jax.config",)},
-  {"training": ("antlm_jax.training",)},
-  {"inference": ("antlm_jax.inference",), "planning": ("antlm_jax.planning",)},
-  {"hf": ("antlm_jax.hf",)},
-  {"facade": ("antlm_jax",)},  # what users import
-  {name: (f"antlm_jax.{name}",) for name in _COMMANDS.split()},
-  {"evals": ("antlm_jax.evals",)},
-  {name: (f"antlm_jax.evals.{name}",) for name in _EVALS.split()},
+# What may import what: a module those of lower levels, and of its own group.
+# A level's groups are packages and modules; + joins several to one group.
+LEVELS = (
+  "errors+cli+units+hashing+masks+settings+tables",
+  "objectives",
+  "runtime",
+  "attention data",
+  "models",
+  "config",
+  "training",
+  "inference planning",
+  "hf",
+  "",  # antlm_jax itself: what users import
+  "__main__ train prepare plan generate fill_mask export_hf import_hf merge",
+  "evals",
+  "evals.blimp evals.ewok evals.score evals.finetune evals.perplexity"
+  " evals.report evals.compare evals.sweep evals.study evals.benchmarks",
 )
 _GROUPS = {
-  root: (level, name)
+  f"antlm_jax.{name}".removesuffix("."): (level, group)
   for level, groups in enumerate(LEVELS)
-  for name, roots in groups.items()
-  for root in roots
+  for group in groups.split(" ")
+  for name in group.split("+")
 }
-# Of lower levels, what a group has nothing to do with, or all that it may have.
+# Lower levels that a group never imports, and the only ones that it does.
 NEVER = {"models": ("objectives",)}
 ONLY = {"attention": ("antlm_jax.masks", "antlm_jax.hashing")}
 
 # The areas, by the beginning of their files' names; the first that fits counts.
+_SATELLITES = r"antlm_jax/(planning/|hf/|plan[.]|.*/toy_english[.]|.*/chips[.])"
 AREAS = {
-  "antlm_jax/planning": "satellites",
-  "antlm_jax/hf": "satellites",
-  "antlm_jax/data/toy_english": "satellites",
-  "antlm_jax": "core",
-  "evals/benchmarks": "benchmarks",
-  "evals": "evals",
-  "tests": "tests",
-  "launch": "launch",
-  "configs": "configs",
+  _SATELLITES: "satellites",
+  "antlm_jax/": "core",
+  "evals/benchmarks/": "benchmarks",
+  "evals/": "evals",
+  "tests/": "tests",
 }
 
 
@@ -77,13 +65,13 @@ def group(module: str) -> tuple[int, str]:
   Raises:
     KeyError: if `LEVELS` does not have it.
   """
-  parts = module.split(".")
-  for length in range(len(parts), 0, -1):
-    root = ".".join(parts[:length])
-    # What users import is one module, not all that has no other level.
-    if root in _GROUPS and (root != "antlm_jax" or root == module):
-      return _GROUPS[root]
-  raise KeyError(f"{module} has no level in evals.benchmarks.structure")
+  root = module
+  # The package itself is one module, not all that has no other level.
+  while root and (root not in _GROUPS or root == "antlm_jax" != module):
+    root = root.rpartition(".")[0]
+  if not root:
+    raise KeyError(f"{module} has no level in evals.benchmarks.structure")
+  return _GROUPS[root]
 
 
 def modules(root: pathlib.Path = ROOT) -> dict[str, pathlib.Path]:
@@ -149,58 +137,46 @@ def circles(arrows: Mapping[str, Iterable[str]]) -> list[tuple[str, ...]]:
   return []
 
 
-def _cells(paths: Iterable[pathlib.Path]) -> list:
-  """What the table shows of some files; of shell scripts the lines alone."""
-  texts = {path: path.read_text("utf-8") for path in paths}
-  lines = {path: len(text.splitlines()) for path, text in texts.items()}
-  python = [path for path in texts if path.suffix == ".py"]
-  comments = sum(_comments(texts[path]) for path in python)
-  lengths = [
-    node.end_lineno - node.lineno + 1
-    for path in python
-    for node in ast.walk(ast.parse(texts[path]))
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-  ]
-  median, most = np.quantile(lengths or [0], (0.5, 0.9))
-  return [
-    *(len(texts), f"{sum(lines.values()):,}", max(lines.values())),
-    f"{comments / sum(lines[p] for p in python):.1%}" if python else None,
-    *(len(lengths), f"{median:.0f}", f"{most:.0f}", max(lengths, default=0)),
-  ]
-
-
-def _comments(text: str) -> int:
-  """Counts the lines that are comments alone, and no rulers."""
-  return sum(
-    token.type == tokenize.COMMENT
-    and token.line.lstrip().startswith("#")
-    and "-----" not in token.string
-    for token in tokenize.generate_tokens(io.StringIO(text).readline)
+def _sizes(path: pathlib.Path) -> list[int]:
+  """A file's lines, its longest function's, private functions, called once."""
+  text = path.read_text("utf-8")
+  nodes = list(ast.walk(ast.parse(text)))
+  functions = [n for n in nodes if isinstance(n, ast.FunctionDef)]
+  private = [f.name for f in functions if re.match("_[^_]", f.name)]
+  uses = collections.Counter(
+    n.id if isinstance(n, ast.Name) else n.attr
+    for n in nodes
+    if isinstance(n, ast.Name | ast.Attribute)
   )
+  longest = max((f.end_lineno - f.lineno + 1 for f in functions), default=0)
+  once = sum(uses[name] <= 1 for name in private)
+  return [text.count("\n"), longest, len(private), once]
 
 
 def areas() -> dict[str, list[pathlib.Path]]:
   """Returns the files of each area, and of the packages within."""
   out = collections.defaultdict(list)
-  for top in ("antlm_jax", "evals", "tests", "launch", "configs"):
-    for path in sorted((ROOT / top).rglob("*")):
-      if path.suffix in (".py", ".sh"):
-        name = path.relative_to(ROOT).as_posix()
-        area = next(a for start, a in AREAS.items() if name.startswith(start))
-        out[area].append(path)
-        first, *inner = name.split("/")[1:]
-        if area in ("core", "satellites", "evals"):
-          out[f"{area}: {first if inner else 'commands and ground'}"] += [path]
+  for top in ("antlm_jax", "evals", "tests"):
+    for path in sorted((ROOT / top).rglob("*.py")):
+      name = path.relative_to(ROOT).as_posix()
+      area = next(a for start, a in AREAS.items() if re.match(start, name))
+      out[area].append(path)
+      first, *inner = name.split("/")[1:]
+      if area in ("core", "satellites", "evals"):
+        out[f"{area}: {first if inner else 'commands and ground'}"] += [path]
   return out
 
 
 def main(argv) -> None:
   """Prints all of it."""
   cli.Parser(description=__doc__).parse_args(argv)
-  head = ("", "files", "lines", "longest", "comments")
-  head += ("functions", "median", "90 %", "longest")
-  rows = [(name, *_cells(paths)) for name, paths in sorted(areas().items())]
-  print(tables.text(rows, head, "<>"))
+  rows = []
+  for name, paths in sorted(areas().items()):
+    lines, longest, private, once = zip(*map(_sizes, paths), strict=True)
+    row = [name, len(paths), f"{sum(lines):,}", max(lines), max(longest)]
+    rows.append([*row, sum(private), sum(once)])
+  head = ("", "files", "lines", "longest file", "function")
+  print(tables.text(rows, (*head, "private", "called once"), "<>"))
   arrows = imports(modules())
   wrong, rings = upward(arrows), circles(arrows)
   count = sum(map(len, arrows.values()))

@@ -1,7 +1,7 @@
-"""Two ways of doing the same work, timed by turns.
+"""Ways of doing the same work, timed by turns.
 
-A machine is never quite alone, and is faster at one time than at another: so
-the two take turns, each ratio is of one turn, and a turn in which other
+A machine is faster at one time than at another, and never quite alone. So the
+calls take turns, each ratio is of one turn, and a turn in which other
 processes took part of the machine is done again.
 """
 
@@ -9,17 +9,14 @@ import dataclasses
 import os
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
-from antlm_jax.inference import programs
-
-# Of what the cores could do in a turn, what other processes may have done.
+# Largest share of the machine that other processes may take in a turn.
 _DISTURBED = 0.05
-_STAT = pathlib.Path("/proc/stat")  # Linux's: elsewhere nothing is known
+_STAT = pathlib.Path("/proc/stat")  # Linux only: elsewhere nothing is known
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,34 +27,27 @@ class Case:
   peer: str
   ours: Callable[[], Any]
   theirs: Callable[[], Any]
-  work: float  # how much of it a call does
-  unit: str  # of that
-  same: Callable[[Any, Any], bool]  # whether both found the same
-  # Whether ours compiles in every call: its programs are forgotten before.
-  anew: bool = False
+  work: float  # amount that a call does
+  unit: str  # of that amount
+  same: Callable[[Any, Any], bool]  # whether both results agree
+  # Runs before ours is timed, in the place of a call that does not count.
+  before: Callable[[], Any] | None = None
 
 
 def measure(case: Case, rounds: int) -> dict:
   """Times a case, after a call of each that does not count.
 
   Returns:
-    The medians of both, in work a second; the ratios of the turns, sorted, over
-    1 where we are faster; what the first call of ours took more (it compiles);
-    the share of the machine that others took, and the turns done again.
+    The medians of both, in work a second; the sorted ratios of the turns, over
+    1 if we are faster; how much longer our first call was (it compiles); the
+    share of the machine that others took, and the number of repeated turns.
   """
   (first, mine, _), (_, other, _) = _timed(case.ours), _timed(case.theirs)
-  turns, repeated = [], 0
-  while len(turns) < rounds:
-    turn = _turn(case, theirs_first=len(turns) % 2 == 1)
-    busy = max(others for _, others in turn)
-    # Where it is never quiet, what was seen is what there is.
-    if busy > _DISTURBED and repeated < rounds:
-      repeated += 1
-      continue
-    turns.append([seconds for seconds, _ in turn] + [busy])
-  taken = np.array(turns)
-  ratios = np.sort(taken[:, 1] / taken[:, 0])
-  mine_taken, others_taken = np.median(taken[:, :2], axis=0)
+  calls = case.ours, case.theirs
+  before = case.before or case.ours, case.theirs
+  seconds, others, repeated = by_turns(calls, rounds, before)
+  ratios = np.sort(seconds[:, 1] / seconds[:, 0])
+  mine_taken, others_taken = np.median(seconds, axis=0)
   return {
     "case": case.name,
     "peer": case.peer,
@@ -66,32 +56,45 @@ def measure(case: Case, rounds: int) -> dict:
     "theirs": case.work / others_taken,
     "ratio": float(np.median(ratios)),
     "ratios": ratios.tolist(),
-    "compile_seconds": 0.0 if case.anew else first - mine_taken,
+    "compile_seconds": 0.0 if case.before else first - mine_taken,
     "same": bool(case.same(mine, other)),
-    "others": float(taken[:, 2].max()),
+    "others": others,
     "repeated": repeated,
   }
 
 
-def _turn(case: Case, theirs_first: bool) -> list[tuple[float, float]]:
-  """Times ours and theirs: the seconds, and the share that others took."""
-  calls = [case.ours, case.theirs]
-  out = []
-  for call in reversed(calls) if theirs_first else calls:
-    if case.anew:
-      if call is case.ours:
-        programs.compiled.cache_clear()
-        jax.clear_caches()
+def by_turns(
+  calls: Sequence[Callable[[], Any]],
+  rounds: int,
+  before: Sequence[Callable[[], Any]],
+) -> tuple[np.ndarray, float, int]:
+  """Times calls by turns, every other turn in reverse order.
+
+  `before` has an untimed call for each, usually the same: the memory that
+  another call used comes back slowly. A virtual machine gets it from its host,
+  which may take as long as the work.
+
+  Returns the seconds, `[rounds, calls]`; the largest share of the machine that
+  other processes took; and the number of turns repeated for it, at most
+  `rounds`.
+  """
+  turns: list[list[float]] = []
+  largest, repeated = 0.0, 0
+  while len(turns) < rounds:
+    turn, others = [0.0] * len(calls), 0.0
+    for n in list(range(len(calls)))[:: -1 if len(turns) % 2 else 1]:
+      before[n]()
+      turn[n], _, taken = _timed(calls[n])
+      others = max(others, taken)
+    if others > _DISTURBED and repeated < rounds:
+      repeated += 1
     else:
-      # The memory that the other one used comes back slowly: to a virtual
-      # machine from its host, which may take as long as the work.
-      call()
-    seconds, _, others = _timed(call)
-    out.append((seconds, others))
-  return out[::-1] if theirs_first else out
+      turns.append(turn)
+      largest = max(largest, others)
+  return np.array(turns), largest, repeated
 
 
-def _timed(call) -> tuple[float, Any, float]:
+def _timed(call: Callable[[], Any]) -> tuple[float, Any, float]:
   """Returns a call's seconds, its result, and others' share of the machine."""
   own, busy, begun = _own(), _busy(), time.perf_counter()
   out = call()
@@ -109,7 +112,6 @@ def _busy() -> float:
   """The CPU seconds of all processes, and those that a host took away."""
   if not _STAT.exists():
     return _own()
-  user, nice, system, _, _, *rest = map(
-    int, _STAT.read_text().partition("\n")[0].split()[1:9]
-  )
+  words = _STAT.read_text().partition("\n")[0].split()[1:9]
+  user, nice, system, _, _, *rest = map(int, words)
   return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")

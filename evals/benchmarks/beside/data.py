@@ -1,7 +1,7 @@
-"""Preparing text, and reading batches, beside datasets and transformers.
+"""Preparing text and reading batches, compared with datasets and transformers.
 
-Both begin with the same files and the same tokenizer, and end with rows on
-disk; then both read, shuffle and mask batches of these, without training.
+Both begin with the same files and tokenizer, and end with rows on disk. Then
+both read, shuffle and mask batches of these, without training.
 """
 
 import contextlib
@@ -24,25 +24,21 @@ _LENGTH, _ROWS, _BATCHES = 128, 64, 50
 
 
 def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
-  """Yields those of text files."""
+  """Yields the cases of text files."""
   paths = [pathlib.Path(path) for path in text_files.find(text).train]
   tokenizer = Tokenizer.train(
     (p.read_text("utf-8") for p in paths), models.vocab_size("7M")
   )
   file = folder / "tokenizer.json"
   file.write_text(tokenizer.to_json(), "utf-8")
-  settings = make_folder.Settings(
-    text=text,
-    output=str(folder / "ours"),
-    tokenizer=str(file),
-    seq_len=_LENGTH,
-    boundary="eos",
-  )
+  ours, theirs = folder / "ours", folder / "theirs"
+  files = {"text": text, "output": str(ours), "tokenizer": str(file)}
+  settings = make_folder.Settings(**files, seq_len=_LENGTH, boundary="eos")
   yield Case(
     "prepare text",
     "datasets",
     lambda: _prepare(settings),
-    lambda: _group(paths, file, folder / "theirs"),
+    lambda: _group(paths, file, theirs),
     work=sum(p.stat().st_size for p in paths) / 1e6,
     unit="MB",
     same=lambda a, b: abs(a / b - 1) < 0.1,  # documents end otherwise
@@ -51,8 +47,8 @@ def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
     yield Case(
       f"read batches {objective}, {_ROWS} x {_LENGTH}",
       "datasets",
-      _batches(folder / "ours", objective),
-      _collated(folder / "theirs", file, masked=objective == "M"),
+      _batches(ours, objective),
+      _collated(theirs, file, masked=objective == "M"),
       work=_BATCHES * _ROWS * _LENGTH,
       unit="tokens",
       same=lambda a, b: a == b,
@@ -80,18 +76,14 @@ def _group(paths, file: pathlib.Path, folder: pathlib.Path) -> int:
 
   def group(some):
     joined = list(itertools.chain(*some["input_ids"]))
-    whole = len(joined) // _LENGTH * _LENGTH
-    return {
-      "input_ids": [joined[i : i + _LENGTH] for i in range(0, whole, _LENGTH)]
-    }
+    starts = range(0, len(joined) - _LENGTH + 1, _LENGTH)
+    return {"input_ids": [joined[i : i + _LENGTH] for i in starts]}
 
   datasets.disable_progress_bars()
   shutil.rmtree(folder, ignore_errors=True)
+  lines, cache = [str(p) for p in paths], str(folder / "cache")
   rows = datasets.load_dataset(
-    "text",
-    data_files=[str(p) for p in paths],
-    split="train",
-    cache_dir=str(folder / "cache"),
+    "text", data_files=lines, split="train", cache_dir=cache
   )
   rows = rows.map(encode, batched=True, remove_columns=["text"])
   rows = rows.map(group, batched=True)
@@ -104,11 +96,7 @@ def _batches(folder: pathlib.Path, objective: str):
   of.data.path, of.curriculum = str(folder), f"{_BATCHES}{objective} steps"
   of.train.batch_size = _ROWS
   read = experiment.build(of).source
-
-  def call():
-    return sum(batch.inputs.size for batch in source.load(read))
-
-  return call
+  return lambda: sum(batch.inputs.size for batch in source.load(read))
 
 
 def _collated(folder: pathlib.Path, file: pathlib.Path, masked: bool):

@@ -1,9 +1,10 @@
-"""Greedy generation, beside transformers with its cache.
+"""Greedy generation, ours compared with transformers' with its cache.
 
 Prompts are of unequal lengths. Ours is `antlm_jax.generate`, from text to text,
 theirs `generate` alone, from tokens to tokens. Nothing ends early.
 """
 
+import itertools
 import pathlib
 from collections.abc import Iterator
 
@@ -14,28 +15,27 @@ from antlm_jax.evals.benchmarks.turns import Case
 from antlm_jax.inference import generation
 
 _PROMPTS = 4, 24  # words of the shortest and of the longest
-_TOKENS = 50, 200  # that are generated
 _BATCHES = 1, 8  # prompts at once
+_TOKENS = 50, 200  # that are generated
 
 
 def cases(folder: pathlib.Path, size: str) -> Iterator[Case]:
-  """Yields those of a size, of few and many tokens, of one and more prompts."""
+  """Yields the cases of a size: one and more prompts, few and many tokens."""
   loaded = models.make(size, models.words(size), folder)
   model, _ = models.in_transformers(loaded, "causal", folder)
-  for batch in _BATCHES:
-    for tokens in _TOKENS:
-      prompts = _prompts(batch, loaded.tokenizer.vocab_size)
-      rows = [generation.encode(loaded, prompt) for prompt in prompts]
-      yield Case(
-        f"generate {size}, {batch} x {tokens}",
-        "transformers",
-        _ours(loaded, prompts, tokens),
-        _theirs(model.eval(), rows, tokens),
-        work=batch * tokens,
-        unit="tokens",
-        # Rounding may choose another one of two that are as likely.
-        same=lambda a, b: (a == b).mean() > 0.9,
-      )
+  for batch, tokens in itertools.product(_BATCHES, _TOKENS):
+    prompts = _prompts(batch, loaded.tokenizer.vocab_size)
+    rows = [generation.encode(loaded, prompt) for prompt in prompts]
+    yield Case(
+      f"generate {size}, {batch} x {tokens}",
+      "transformers",
+      _ours(loaded, prompts, tokens),
+      _theirs(model.eval(), rows, tokens),
+      work=batch * tokens,
+      unit="tokens",
+      # Rounding may choose another one of two that are as likely.
+      same=lambda a, b: (a == b).mean() > 0.9,
+    )
 
 
 def _prompts(count: int, vocab_size: int) -> list[str]:
@@ -59,7 +59,7 @@ def _ours(loaded, prompts: list[str], tokens: int):
 
 
 def _theirs(model, rows: list[np.ndarray], tokens: int):
-  """Returns what continues rows of tokens, padded at their left."""
+  """Continues rows of tokens, padded on the left."""
   _, torch = models.torch_modules()
   longest = max(map(len, rows))
   pads = [longest - len(row) for row in rows]

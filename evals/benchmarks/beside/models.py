@@ -14,38 +14,34 @@ from antlm_jax.hf import export
 from antlm_jax.inference.model import Loaded
 from antlm_jax.models.llama import SHAPES
 
+_SPECIAL = ("<pad>", "<s>", "<mask>")  # and no end of text
 SIZES = {
   "tiny": dict(layers=2, width=64, mlp_width=96, heads=2, kv_heads=1),
   "7M": dict(layers=6, width=256, mlp_width=704, heads=4, kv_heads=4),
   "97M": SHAPES["97M"],
 }
-VOCABULARIES = {"97M": 16_000}  # number of tokens V; of the others 8,192
-_SPECIAL = ("<pad>", "<s>", "<mask>")  # and no end of text
 
 
 def vocab_size(size: str) -> int:
-  """Returns the number of tokens of a size's vocabulary."""
-  return VOCABULARIES.get(size, 8_192)
+  """Returns the number of tokens V of a size's vocabulary."""
+  return 16_000 if size == "97M" else 8_192
 
 
 def words(size: str) -> Tokenizer:
   """Makes a tokenizer of words w0, w1, ..., a token each."""
   names = [f"w{n}" for n in range(vocab_size(size) - len(_SPECIAL))]
   ids = {word: n for n, word in enumerate([*_SPECIAL, *names])}
-  backend = tokenizers.Tokenizer(
-    tokenizers.models.WordLevel(ids, unk_token=names[-1])
-  )
+  level = tokenizers.models.WordLevel(ids, unk_token=names[-1])
+  backend = tokenizers.Tokenizer(level)
   backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
   backend.add_special_tokens(list(_SPECIAL))
   return Tokenizer(backend)
 
 
-def make(
-  size: str, tokenizer: Tokenizer, folder: pathlib.Path, **settings
-) -> Loaded:
+def make(size: str, tokenizer: Tokenizer, folder: pathlib.Path) -> Loaded:
   """Makes a model, in float32, whose likeliest tokens are so by far."""
   of = config.default("llama")
-  of.model.update(SIZES[size], max_seq_len=512, init_std=0.1, **settings)
+  of.model.update(SIZES[size], max_seq_len=512, init_std=0.1)
   model = models.build(of.model, tokenizer.vocab_size)
   return Loaded(
     config=of,
@@ -64,11 +60,9 @@ def in_transformers(loaded: Loaded, attention: str, folder):
   """Exports a model, and returns it in transformers, with where it lies."""
   transformers, torch = torch_modules()
   (path,) = export.export(loaded, folder / attention, [attention])
-  auto = {
-    "causal": transformers.AutoModelForCausalLM,
-    "bidirectional": transformers.AutoModelForMaskedLM,
-  }
-  return auto[attention].from_pretrained(path, dtype=torch.float32), path
+  kind = {"causal": "CausalLM", "bidirectional": "MaskedLM"}[attention]
+  auto = getattr(transformers, f"AutoModelFor{kind}")
+  return auto.from_pretrained(path, dtype=torch.float32), path
 
 
 def torch_modules():

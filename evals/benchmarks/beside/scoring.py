@@ -1,29 +1,30 @@
-"""Scores of minimal pairs, beside lm-eval and minicons.
+"""Scores of minimal pairs, ours compared with lm-eval's and minicons'.
 
 From text to sums of log-probabilities, in batches of 32 texts for the peers.
-`anew` has our compilation in it, which a command pays that scores once.
+`anew` includes our compilation, which a command that scores once pays.
 """
 
 import pathlib
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 import tokenizers
 
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.evals.benchmarks.beside import models
 from antlm_jax.evals.benchmarks.turns import Case
-from antlm_jax.inference import pairs
+from antlm_jax.inference import pairs, programs
 from antlm_jax.inference.scoring import score
 
 _BATCH = 32
-_MASKED = 20  # of so many sentences one is scored masked: it takes long
+_MASKED = 20  # one sentence in so many is scored masked: it takes long
 
 
 def cases(
   folder: pathlib.Path, size: str, path: str, limit: int
 ) -> Iterator[Case]:
-  """Yields those of a folder of pairs, so many of each file."""
+  """Yields the cases of a folder of pairs, at most `limit` of each file."""
   items = pairs.minimal_pairs(path, limit)
   texts = [choice.text for item in items for choice in item.choices]
   texts = list(dict.fromkeys(texts))  # ours scores equal ones once
@@ -32,23 +33,27 @@ def cases(
   )
   causal, where = models.in_transformers(loaded, "causal", folder)
   masked, _ = models.in_transformers(loaded, "bidirectional", folder)
-  some = texts[::_MASKED]
   for mode, peer, chosen, theirs in (
     ("causal", "lm-eval", texts, _lm_eval(causal, where)),
     ("causal", "minicons", texts, _minicons(causal, where, "causal")),
-    ("mlm", "minicons", some, _minicons(masked, where, "mlm")),
+    ("mlm", "minicons", texts[::_MASKED], _minicons(masked, where, "mlm")),
   ):
-    for anew in (False, True):
+    for name, before in (("", None), (" anew", _forget)):
       yield Case(
-        f"score {mode} {size}" + " anew" * anew,
+        f"score {mode} {size}{name}",
         peer,
         lambda mode=mode, chosen=chosen: score(loaded, chosen, mode),
         lambda theirs=theirs, chosen=chosen: np.array(theirs(chosen)),
         work=len(chosen),
         unit="texts",
         same=models.alike,
-        anew=anew,
+        before=before,
       )
+
+
+def _forget() -> None:
+  programs.compiled.cache_clear()
+  jax.clear_caches()
 
 
 def _lm_eval(model, path: pathlib.Path):
@@ -81,13 +86,11 @@ def minicons_scorer(model, path: pathlib.Path, mode: str):
       return self(*args, **options)
 
   tokenizer = WithOldMethod.from_pretrained(path)
-  if mode == "causal":
-    bare = tokenizers.processors.TemplateProcessing(
-      single="$A", special_tokens=[]
-    )
-    tokenizer.backend_tokenizer.post_processor = bare
-  kind = {"causal": "IncrementalLMScorer", "mlm": "MaskedLMScorer"}[mode]
-  return getattr(scorer, kind)(model.eval(), "cpu", tokenizer=tokenizer)
+  if mode == "mlm":
+    return scorer.MaskedLMScorer(model.eval(), "cpu", tokenizer=tokenizer)
+  bare = tokenizers.processors.TemplateProcessing("$A", special_tokens=[])
+  tokenizer.backend_tokenizer.post_processor = bare
+  return scorer.IncrementalLMScorer(model.eval(), "cpu", tokenizer=tokenizer)
 
 
 def _minicons(model, path: pathlib.Path, mode: str):

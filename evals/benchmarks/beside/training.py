@@ -1,4 +1,4 @@
-"""Train steps in float32 with AdamW, beside torch's on transformers' models."""
+"""Train steps in float32 with AdamW, compared with torch and transformers."""
 
 import dataclasses
 import pathlib
@@ -21,7 +21,7 @@ _ATTENTION = {"clm": "causal", "mlm": "bidirectional"}
 
 
 def cases(folder: pathlib.Path, size: str) -> Iterator[Case]:
-  """Yields those of a size: causal and masked."""
+  """Yields the cases of a size: causal and masked."""
   rows, count = _SIZES[size]
   loaded = models.make(size, models.words(size), folder)
   for kind, attention in _ATTENTION.items():
@@ -40,7 +40,7 @@ def cases(folder: pathlib.Path, size: str) -> Iterator[Case]:
 
 
 def _ours(loaded, batch: Batch, count: int):
-  """Returns what does some steps more, and gives their losses."""
+  """Returns a function that trains some more steps and returns losses."""
   train_step = steps.make_step(loaded.model.config)
   mesh = sharding.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})
   with jax.set_mesh(mesh):
@@ -65,24 +65,17 @@ def _ours(loaded, batch: Batch, count: int):
 def _theirs(model, batch: Batch, count: int):
   _, torch = models.torch_modules()
   inputs = batch.inputs.reshape(-1, batch.inputs.shape[-1])
-  # Where nothing is predicted; a causal model itself takes what comes next.
-  labels = np.full(inputs.size, -100)
-  wanted = batch.weights.reshape(-1) > 0
-  places = batch.target_positions.reshape(-1)[wanted]
-  labels[places] = batch.targets.reshape(-1)[wanted]
-  labels = labels.reshape(inputs.shape)
+  # -100 predicts nothing. A causal model shifts the labels by itself.
+  labels = np.full(inputs.shape, -100)
+  wanted = batch.weights > 0
+  labels.flat[batch.target_positions[wanted]] = batch.targets[wanted]
   if model.config.architectures[0].endswith("CausalLM"):
     labels = np.roll(labels, 1, axis=1)
   ids, labels = (torch.tensor(x, dtype=torch.long) for x in (inputs, labels))
   model.train()
-  adamw = torch.optim.AdamW(
-    model.parameters(),
-    lr=1e-3,
-    betas=(0.9, 0.95),
-    eps=1e-8,
-    weight_decay=0.1,
-    fused=True,  # the fastest that it has
-  )
+  options = {"lr": 1e-3, "betas": (0.9, 0.95), "eps": 1e-8}
+  options |= {"weight_decay": 0.1, "fused": True}  # the fastest that it has
+  adamw = torch.optim.AdamW(model.parameters(), **options)
 
   def call():
     losses = []
