@@ -158,7 +158,8 @@ def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
   with reading(path / "summary.json") as summary:
     for name in ("steps", "parameters", "unigram_entropy"):
       number(summary, name)
-    number(summary["seconds"], "total")
+    if "seconds" in summary:  # only comparisons of runs show them
+      number(summary["seconds"], "total")
     phases = _curriculum(config, summary)
   return dataclasses.replace(run, summary=summary, curriculum=phases)
 

@@ -146,7 +146,7 @@ def _row(label: str, runs, kinds, by) -> Row:
     row[kind] = _over_seeds(runs, [kind])
   if len(by) > 1:
     row["mean"] = _over_seeds(runs, by)
-  summaries = [run.summary for run in runs if run.summary]
+  summaries = [s for run in runs if (s := run.summary) and "seconds" in s]
   row |= {"parameters": None, "time": None}
   if runs[0].summary:
     row["parameters"] = runs[0].summary["parameters"]
