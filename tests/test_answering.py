@@ -174,6 +174,12 @@ def test_scores_are_squads():
   assert score == pytest.approx(f1, abs=1e-12) and 0 < exact < f1 < 1
 
 
+def test_a_question_without_its_text_is_told(loaded):
+  for head in (Spans(), Inside()):
+    with pytest.raises(UserError, match="not a question and its text"):
+      head.encode(loaded, [head.example("Who?")], 64)
+
+
 def test_index_f1_needs_no_words():
   found = [{"found": [1, 2], "there": [2, 3]}, {"found": [0], "there": [0]}]
   assert answering.index_f1(found, [None, None]) == 0.75
@@ -203,7 +209,7 @@ def squad(path, count):
 def test_the_training_set_is_divided_and_their_own_is_the_test(tmp_path):
   squad(tmp_path / "train-v1.1.json", 45)
   squad(tmp_path / "dev-v1.1.json", 7)
-  task = answering.make(tmp_path, "squad", answering.Options(), "bidirectional")
+  task = answering.make(tmp_path, "squad", "bidirectional", answering.Options())
   train, dev, test = map(task.load, ("train", *task.evaluations))
   # 95 % rounded down, of numpy's default generator by seed 42.
   order = np.random.default_rng(42).permutation(45)
@@ -244,7 +250,7 @@ def test_it_trains_and_is_saved(loaded, tmp_path, answers):
   squad(tmp_path / "train-v1.1.json", 200)
   squad(tmp_path / "dev-v1.1.json", 24)
   options = answering.Options(answers=answers)
-  task = answering.make(tmp_path, "squad", options, "bidirectional")
+  task = answering.make(tmp_path, "squad", "bidirectional", options)
   assert loop.read(loaded, task, 48).train.cut == 0  # an answer is to be found
   how = {"batch_size": 16, "epochs": 6, "max_length": 48}
   (outcome,) = tuned.trained(loaded, task, [Run(1e-2, 0)], tmp_path, **how)

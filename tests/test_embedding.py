@@ -1,6 +1,5 @@
 """Embedders of own texts: the loss, files, and a journey to their libraries."""
 
-import dataclasses
 import json
 
 import jax.numpy as jnp
@@ -9,14 +8,13 @@ import pytest
 
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
-from antlm_jax.evals import finetune
-from antlm_jax.evals.finetuning import embedding, loop, trial
+from antlm_jax.evals.finetuning import embedding, loop, own, retrieval, trial
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
 from antlm_jax.evals.finetuning.trial import Settings
 from tests import random_models
 
-OPTIONS = finetune.Heads()
+OPTIONS = retrieval.Options(), embedding.Options()
 run = random_models.run()
 
 
@@ -42,10 +40,10 @@ def test_prompts_stand_before_queries_and_others(loaded):
     ([embedding.Example(("sat", "rest"))], [("the dogs sat", "a cat rest")]),
     (asks, [("the dogs sat",), ("a cat rest",), ("a cat often",)]),
   ):
-    own = head.encode(loaded, examples, 32)
+    found = head.encode(loaded, examples, 32)
     plain = [embedding.Example(texts) for texts in told]
     expected = bare.encode(loaded, plain, 32)
-    assert np.array_equal(own.tokens, expected.tokens)
+    assert np.array_equal(found.tokens, expected.tokens)
 
 
 def write(path, rows):
@@ -53,14 +51,23 @@ def write(path, rows):
   return str(path)
 
 
+def pairs(data, options):
+  ranking = retrieval.Options()
+  return embedding.pairs(data, "own", "bidirectional", ranking, options)
+
+
+def simcse(data):
+  return embedding.simcse(str(data), "own", "causal", *OPTIONS, own.Options())
+
+
 def test_files_of_pairs(tmp_path):
   rows = [
     {"query": f"q{i % 19}", "positive": f"p{i}", "no": [f"n{i}", "n"]}
     for i in range(20)
   ]
-  options = dataclasses.replace(OPTIONS, negative_column=("no",))
+  options = embedding.Options(negative_column=("no",))
   data = write(tmp_path / "my.jsonl", rows)
-  task = embedding.pairs(data, "own", options, "bidirectional")
+  task = pairs(data, options)
   (dev,) = task.evaluations
   train, asked = task.load("train"), task.load(dev)
   assert (task.name, dev, len(train)) == ("my", "my-dev", 18)
@@ -84,15 +91,24 @@ def test_files_of_pairs(tmp_path):
 def test_bad_pairs_are_told(tmp_path, row, negatives, words):
   fine = {"query": "a", "positive": "b", "no": "c"}
   data = write(tmp_path / "my.jsonl", [{"query": "a"} | row, fine])
-  options = dataclasses.replace(OPTIONS, negative_column=negatives)
+  options = embedding.Options(negative_column=negatives)
   with pytest.raises(UserError, match=words):
-    embedding.pairs(data, "own", options, "bidirectional")
+    pairs(data, options)
+
+
+@pytest.mark.parametrize(
+  "columns", [{"positive_column": "query"}, {"negative_column": ("positive",)}]
+)
+def test_a_column_that_is_given_twice(tmp_path, columns):
+  data = write(tmp_path / "my.jsonl", [{"query": "a", "positive": "b"}])
+  with pytest.raises(UserError, match="is given twice: --query_column"):
+    pairs(data, embedding.Options(**columns))
 
 
 def test_texts_alone_are_their_own_pairs(tmp_path):
   lines = [f"{word} near the hills" for word in map(str, range(30))]
   (tmp_path / "a.txt").write_text("\n\n".join(lines))
-  task = embedding.simcse(str(tmp_path), "own", OPTIONS, "bidirectional")
+  task = simcse(tmp_path)
   train, asked = task.load("train"), task.load(*task.evaluations)
   assert len(train) == 27 and all(a == b for a, b in (e.texts for e in train))
   held_out = {e.texts[0] for e in asked if e.label is not None}
@@ -103,7 +119,7 @@ def test_texts_alone_are_their_own_pairs(tmp_path):
 def test_dropout_is_on_where_it_is_asked_for(loaded, tmp_path):
   """Only so do two readings of one text differ."""
   (tmp_path / "a.txt").write_text("\n".join(toy_english.sentences(0, 40)))
-  task = embedding.simcse(str(tmp_path), "own", OPTIONS, "bidirectional")
+  task = simcse(tmp_path)
   data = loop.read(loaded, task, 16)
 
   def loss(**changes):
@@ -112,9 +128,9 @@ def test_dropout_is_on_where_it_is_asked_for(loaded, tmp_path):
     return outcome.best["train_loss"]
 
   without, dropped = loss(), loss(encoder_dropout=0.3)
-  vectors = trial.outputs(loaded.model, task.head, False)(
-    loaded.params, {}, data.train.tokens, data.train.lengths
-  )
+  rows = data.train.tokens, data.train.lengths
+  how = loaded.model, task.head, False
+  vectors = trial.outputs(*how, loaded.params, {}, *rows)
   alike = task.head.loss(vectors, None, jnp.ones(len(vectors)))
   assert without == pytest.approx(float(alike), rel=1e-4)
   assert dropped > without + 0.1

@@ -66,7 +66,7 @@ def write_cola(folder, train=96, valid=40):
 def toy(loaded, folder, settings=QUICK):
   """The easy task, and its rows."""
   options = Options("first", dropout=0.1)
-  task = glue.make(write_cola(folder), "cola", options, settings.attention)
+  task = glue.make(write_cola(folder), "cola", settings.attention, options)
   return task, loop.read(loaded, task, settings.max_length)
 
 
@@ -219,6 +219,11 @@ def test_order_is_a_function_of_seed_and_epoch():
 # ------------------------------------------------------------------ training
 
 
+def one_run(loaded, head, settings):
+  """The computations of a run."""
+  return trial.Trial(loaded, head, settings, [Run(0.0, 0)], 1)._one
+
+
 class EveryPool(Classifier):
   """The logits by each pool, `[B, C, 3]`."""
 
@@ -238,13 +243,12 @@ def test_padding_and_other_rows_change_no_logit(loaded, attention):
   inside = np.arange(40) < lengths[:, None]
   head = EveryPool(("0", "1"), "first")
   settings = dataclasses.replace(QUICK, attention=attention)
-  made = trial.programs(loaded.model.config, head, settings)
-  frozen = {n: p for n, p in loaded.params.items() if n not in made.trained}
-  trained = {n: p for n, p in loaded.params.items() if n in made.trained}
-  params = made.init(trained, np.array([0, 1], np.uint32)).params
+  one = one_run(loaded, head, settings)
+  trained, frozen = trial.divided(loaded.params)
+  params = trial.init(one, trained, np.array([0, 1], np.uint32)).params
 
   def logits(tokens, length=40):
-    return made.predict(params, frozen, tokens[:, :length], lengths)[0]
+    return trial.predict(one, params, frozen, tokens[:, :length], lengths)[0]
 
   long = logits(tokens)  # [runs, B, C, pools]
   same = {"rtol": 1e-4, "atol": 1e-5}
@@ -288,11 +292,10 @@ def test_a_step_is_adamw(loaded, scope, clip, decayed):
   settings = dataclasses.replace(QUICK, **how)
   head = Classifier(("0", "1"), "last", dropout=0.0)
   model = loaded.model
-  made = trial.programs(model.config, head, settings)
-  assert set(loaded.params) - made.trained == {"head/kernel"}  # the untied one
-  frozen = {"head/kernel": loaded.params["head/kernel"]}
-  encoder = {n: p for n, p in loaded.params.items() if n in made.trained}
-  state = made.init(encoder, np.array([4], np.uint32))
+  one = one_run(loaded, head, settings)
+  trained, frozen = trial.divided(loaded.params)
+  assert frozen.keys() == {"head/kernel"}  # the untied one
+  state = trial.init(one, trained, np.array([4], np.uint32))
   first = jax.tree.map(lambda x: x[0], state.params)
   draw = np.random.default_rng(0)
   tokens = draw.integers(4, 400, (4, 12)).astype(np.int32)
@@ -300,7 +303,7 @@ def test_a_step_is_adamw(loaded, scope, clip, decayed):
 
   def loss(params):
     own = {n.removeprefix("task_head/"): p for n, p in params.items()}
-    encoder = {n: p for n, p in params.items() if n in made.trained}
+    encoder = {n: p for n, p in params.items() if n in trained}
     end = jnp.broadcast_to(lengths[:, None], tokens.shape)
     positions = jnp.broadcast_to(jnp.arange(12), tokens.shape)
     mask = AttentionMask(k_end=end)
@@ -317,7 +320,7 @@ def test_a_step_is_adamw(loaded, scope, clip, decayed):
   batch = (x[None] for x in (tokens, lengths, labels, np.array([1.0, 1, 1, 0])))
   batch = batching.TaskBatch(*batch)
   rates, seeds = np.array([1e-3], np.float32), np.array([4], np.uint32)
-  state, losses = made.step(state, frozen, batch, rates, seeds, 0)
+  state, losses = trial.step(one, state, frozen, batch, rates, seeds, 0)
   assert losses[0] == pytest.approx(float(value), rel=1e-5)
   for name, value in expected.items():
     got = state.params[name][0]
@@ -338,18 +341,17 @@ class Logits(Classifier):
 def test_bfloat16_loses_small_updates(loaded, weights):
   head = Logits(("0", "1"), "first")
   settings = dataclasses.replace(QUICK, weights=weights)
-  made = trial.programs(loaded.model.config, head, settings)
-  encoder = {n: p for n, p in loaded.params.items() if n in made.trained}
-  frozen = {n: p for n, p in loaded.params.items() if n not in made.trained}
+  one = one_run(loaded, head, settings)
+  encoder, frozen = trial.divided(loaded.params)
   rates, seeds = np.array([1e-6], np.float32), np.array([4], np.uint32)
-  state = made.init(encoder, seeds)
+  state = trial.init(one, encoder, seeds)
   before = jax.device_get(state.params)
   draw = np.random.default_rng(0)
   tokens = draw.integers(4, 400, (1, 4, 12)).astype(np.int32)
   lengths, labels = np.full((1, 4), 12, np.int32), np.array([[0, 1, 1, 0]])
   batch = batching.TaskBatch(tokens, lengths, labels, np.ones((1, 4)))
   for step in range(2):
-    state, losses = made.step(state, frozen, batch, rates, seeds, step)
+    state, losses = trial.step(one, state, frozen, batch, rates, seeds, step)
   kept = [x for x in jax.tree.leaves(state) if x.dtype != jnp.int32]
   assert len(kept) == 3 * len(before)  # themselves and both moments
   assert {str(x.dtype) for x in kept} == {weights}
@@ -358,14 +360,15 @@ def test_bfloat16_loses_small_updates(loaded, weights):
     still = np.asarray(state.params[name] == p)[large]
     if large.any():  # biases begin at 0
       assert still.all() == (weights == "bfloat16"), name
-  logits, nan = made.predict(state.params, frozen, tokens[0], lengths[0])
+  rows = tokens[0], lengths[0]
+  logits, nan = trial.predict(one, state.params, frozen, *rows)
   assert np.isfinite([*losses, *np.ravel(logits)]).all() and not nan.any()
 
 
 @pytest.mark.parametrize("steps", [1, 7, 83, 100])
 def test_rates_rise_and_fall(steps):
   of_2024 = [(steps - s) / steps for s in range(steps)]
-  found = trial.shares(Settings(), steps)
+  found = Settings().rate_shares(steps)
   np.testing.assert_allclose(found, of_2024, rtol=1e-6)
   warmup, of_2025 = int(0.06 * steps), []
   for s in range(steps):
@@ -373,9 +376,9 @@ def test_rates_rise_and_fall(steps):
     cosine = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * t))
     of_2025.append(s / max(1, warmup) if s < warmup else cosine)
   how = Settings(warmup=0.06, decay="cosine", floor=0.1)
-  np.testing.assert_allclose(trial.shares(how, steps), of_2025, rtol=1e-6)
+  np.testing.assert_allclose(how.rate_shares(steps), of_2025, rtol=1e-6)
   if steps == 100:  # nothing at first, all of it, half way, and the last
-    share = trial.shares(how, steps)[[0, 3, 6, 53, 99]]
+    share = how.rate_shares(steps)[[0, 3, 6, 53, 99]]
     assert share == pytest.approx([0, 0.5, 1, 0.55, 0.100251], abs=1e-6)
 
 
@@ -419,7 +422,7 @@ def scored():
 @pytest.mark.parametrize("settings", [{}, {"patience": 0}])
 def test_the_best_epoch_and_where_a_run_stops(scores, settings):
   rows = {name: batching.Rows([], [], []) for name in ("set", "other")}
-  watch = loop._Watch(scored(), rows, [Run(1, 0)], Settings(**settings))
+  watch = loop.Standings(scored(), rows, [Run(1, 0)], Settings(**settings))
   for score in scores:
     if not watch.stopped:
       watch.add([0.0], {"set": np.array([score]), "other": np.array([1.0])})
@@ -435,7 +438,7 @@ def test_the_best_epoch_and_where_a_run_stops(scores, settings):
 def test_an_epoch_that_diverges_never_counts():
   rows = {name: batching.Rows([], [], []) for name in ("set", "other")}
   runs = [Run(1e-3, 0), Run(1, 1), Run(1e-5, 2)]
-  watch = loop._Watch(scored(), rows, runs, Settings(patience=0))
+  watch = loop.Standings(scored(), rows, runs, Settings(patience=0))
   found = {"set": np.array([0.2, np.nan, 0.1]), "other": np.zeros(3)}
   watch.add([0.0, np.nan, 0.0], found)
   watch.add([np.inf, 0.0, 0.0], {**found, "set": np.array([0.9, 0.9, 0.1])})
@@ -487,7 +490,7 @@ def test_a_run_that_diverges_takes_no_other_with_it(loaded, toy_fit):
   about = summary.summarise(task, examples, outcomes)
   assert (about["best_lr"], about["best_run"]) == (3e-3, 1)
   assert "of 3 runs stopped, 1 of which diverged" in lines[-1]
-  (said,) = summary.divergences(about)
+  said, *_ = summary.remarks(about)
   assert said == "cola: seed 0 at rate 1e+30 diverged in epoch 1"
   # Also where there is no other: it is told, and is no model.
   alone = summary.summarise(task, examples, outcomes[:1])
@@ -526,8 +529,11 @@ def test_seeds_draw_everything(loaded, toy_fit):
 
 
 def test_the_help_says_what_every_preset_is():
-  for name in finetune.PRESETS:
-    assert f"\n  {name:10} " in finetune.__doc__, name
+  text = finetune._parser().format_help()
+  for name, suite in finetune.PRESETS.items():
+    assert f"\n  {name:15} {suite.about[:40]}" in text, name
+  words = " ".join(text.split())
+  assert "by preset one of finetune, finetune-2025, finetune-study)" in words
 
 
 @pytest.mark.parametrize(
@@ -573,10 +579,10 @@ def outcome(lr, seed, found, metrics):
 def mrpc(tmp_path):
   for split in ("train", "valid"):
     (tmp_path / f"mrpc.{split}.jsonl").write_text(line("mrpc", 1))
-  return glue.make(tmp_path, "mrpc", Options(), "bidirectional")
+  return glue.make(tmp_path, "mrpc", "bidirectional", Options())
 
 
-GLUE = glue.SUITES["2024"]
+GLUE = glue.OF_2024
 
 
 def test_summary(mrpc):
@@ -595,8 +601,8 @@ def test_summary(mrpc):
   assert [run["collapsed"] for run in about["runs"]] == [True] * 2 + [False] * 2
   shares = [run["most_frequent_prediction"]["mrpc"] for run in about["runs"]]
   assert shares == [1, 1, 0.75, 0.5]
-  said = list(summary.collapses(about))
-  assert len(said) == 1 and "2 of 2 runs at lr 1e-05" in said[0]
+  (said,) = summary.remarks(about)
+  assert "2 of 2 runs at lr 1e-05" in said
   text = summary.table([about], GLUE)
   assert "90.0 ± 14.1" in text and "85.7" in text
   assert "mean of these 1 of 11 scores, not comparable with GLUE's" in text

@@ -147,7 +147,7 @@ def line(name, label):
 def asked(folder, *more):
   """All tasks of a folder with their arguments, as the command finds them."""
   args = [f"--data={folder}", "--task=all", "--checkpoint=none", *more]
-  return finetune._tasks(args)
+  return finetune._tasks(args, "llama")[0]
 
 
 def every(folder, *more):
@@ -190,13 +190,13 @@ def test_all_tasks_load_in_the_official_form(tmp_path):
 
 
 def test_names():
-  suite = glue.SUITES["2024"]
+  suite = glue.OF_2024
   assert suite.named("all") == list(glue.FORMATS)
   assert suite.named("mnli-mm,rte,mnli") == ["mnli", "rte"]
   with pytest.raises(UserError, match="'wnli' is not all or of boolq, cola"):
     suite.named("cola,wnli")
   with pytest.raises(UserError, match="'cola' is not all or of boolq, mnli, m"):
-    glue.SUITES["2025"].named("cola")
+    glue.OF_2025.named("cola")
 
 
 IN_2024 = {
@@ -348,7 +348,7 @@ def test_bad_files(tmp_path, text, message):
   for split, content in (("train", text), ("valid", GOOD)):
     (tmp_path / f"cola.{split}.jsonl").write_text(content)
   options = classification.Options()
-  cola = glue.make(tmp_path, "cola", options, "bidirectional")
+  cola = glue.make(tmp_path, "cola", "bidirectional", options)
   with pytest.raises(UserError, match=message):
     cola.load("train")
 

@@ -9,6 +9,8 @@ from sklearn import metrics
 
 from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import classification, own
+from antlm_jax.hf import export
+from antlm_jax.inference.model import load
 from tests import random_models, runs
 
 run = random_models.run()
@@ -44,11 +46,18 @@ def args(run, data, *more):
 def test_a_file_of_records(run, tmp_path, capsys):
   rows = reviews(120)
   data = write(tmp_path / "films.csv", rows)
-  finetune.main(args(run, data))
+  finetune.main(args(run, data, "--save"))
   said = capsys.readouterr().out
   folder = run / f"evals/finetune/films/{random_models.STEP}-bidirectional"
   summary = json.loads((folder / "summary.json").read_text())
-  assert summary["request"]["head"]["labels"] == ["10", "bad", "good"]
+  head = summary["request"]["head"]
+  assert head["labels"] == ["10", "bad", "good"]
+  # Without --head it is one that transformers has.
+  assert (head["norms"], head["pool"]) == (False, "mean")
+  assert "tip:" not in said
+  (hf,) = export.export(load(folder / "model"), tmp_path / "hf")
+  config = json.loads((hf / "config.json").read_text())
+  assert config["architectures"] == ["EuroBertForSequenceClassification"]
   assert summary["train_examples"] == 108  # a tenth is left out
   with open(folder / "films-dev.csv", newline="") as file:
     found = list(csv.DictReader(file))
@@ -72,13 +81,34 @@ def test_a_file_of_records(run, tmp_path, capsys):
     finetune.main(args(run, data, "--text_column=review,id"))
 
 
+def test_a_head_that_cannot_be_exported_is_told_before_training(
+  run, tmp_path, capsys, monkeypatch
+):
+  data = write(tmp_path / "films.csv", reviews(120))
+
+  def interrupted(*args):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(finetune, "perform", interrupted)
+  for more, words in (
+    (("--head=norms",), "EuroBERT has no head of this type; fine-tune with"),
+    (("--attention=causal",), "transformers has no head like that of films"),
+  ):
+    for save in ((), ("--save",)):
+      with pytest.raises(KeyboardInterrupt):
+        finetune.main(args(run, data, *more, *save, "--overwrite"))
+      said = capsys.readouterr().out
+      assert (words in said) == ("tip: `antlm export`" in said) == bool(save)
+
+
 def test_a_folder_of_splits_and_pairs_of_texts(run, tmp_path):
-  options = finetune.Heads(text_column=("a", "b"), label_column="y")
+  options = own.Options(("a", "b"), "y")
   for name, count in (("train", 6), ("valid", 2), ("test", 3)):
     lines = [{"a": f"x{i}", "b": "z", "y": bool(i % 2)} for i in range(count)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / f"{name}.jsonl").write_text(text)
-  task = own.make(str(tmp_path), "own", options, "causal")
+  head = classification.Options()
+  task = own.make(str(tmp_path), "own", "causal", head, options)
   name = task.name
   assert task.evaluations == (f"{name}-dev", f"{name}-test")
   assert [len(task.load(s)) for s in ("train", *task.evaluations)] == [6, 2, 3]
@@ -106,6 +136,9 @@ MANY = " ".join(f"a,{i}" for i in range(30))
     ({"train": "a,x ,y"}, "train.csv, line 3: no text"),
     ({"train": "a,x b,"}, "train.csv, line 3: no label"),
     ({"train": MANY}, "30 labels of 30 records are no"),
+    ({"train": ""}, "holds no records to train on"),
+    ({"head": "", "train": ""}, "holds no records to train on"),
+    ({"dev": ""}, "its files hold too few examples: none is left for"),
   ],
 )
 def test_bad_records(run, tmp_path, changes, message):
@@ -115,3 +148,11 @@ def test_bad_records(run, tmp_path, changes, message):
     (tmp_path / f"{name}.csv").write_text(lines + "\n")
   line = runs.refused("antlm_jax.evals.finetune", *args(run, tmp_path))
   assert message in line
+
+
+@pytest.mark.parametrize("preset", ["classification", "simcse"])
+def test_no_text_column(run, tmp_path, preset):
+  data = write(tmp_path / "films.csv", reviews(4))
+  more = f"--preset={preset}", "--text_column=,"
+  told = runs.refused("antlm_jax.evals.finetune", *args(run, data, *more))
+  assert "--text_column" in told

@@ -1,11 +1,19 @@
 """The study's protocol: its settings, splits, texts, and how steps count."""
 
+import dataclasses
 import json
 
 import numpy as np
 
 from antlm_jax.evals import finetune
-from antlm_jax.evals.finetuning import loop, protocol, tagging
+from antlm_jax.evals.finetuning import (
+  answering,
+  classification,
+  loop,
+  protocol,
+  retrieval,
+  tagging,
+)
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.task import held_out
 from antlm_jax.evals.finetuning.trial import Settings
@@ -25,10 +33,16 @@ def mnli(folder, count=60):
     (folder / f"mnli.{name}.jsonl").write_text("\n".join(lines))
 
 
+def study(folder, name):
+  head = classification.Options(pool="mean", head="plain")
+  others = answering.Options(), retrieval.Options()
+  return protocol.make(folder, name, "bidirectional", head, *others)
+
+
 def test_the_protocol_is_the_codes(tmp_path):
   mnli(tmp_path)
   args = ["--checkpoint=x", f"--data={tmp_path}", "--task=mnli"]
-  ((found, task),) = finetune._tasks([*args, "--preset=study"])
+  ((found, task),) = finetune._tasks([*args, "--preset=study"], "llama")[0]
   assert len(finetune.settings.from_args(finetune.Grid, found).runs) == 30
   assert (found.steps, found.batch_size, found.patience) == (1000, 32, 0)
   assert (found.b1, found.b2, found.eps) == (0.9, 0.95, 1e-5)
@@ -36,7 +50,9 @@ def test_the_protocol_is_the_codes(tmp_path):
   assert task.head.pool == "mean" and not task.head.norms
   assert task.metrics.keys() == {"accuracy"}
   # What is given stands above it.
-  ((found, _),) = finetune._tasks([*args, "--preset=study", "--steps=7"])
+  ((found, _),) = finetune._tasks(
+    [*args, "--preset=study", "--steps=7"], "llama"
+  )[0]
   assert found.steps == 7
   for name in ("conll", "uner"):
     own = protocol.SUITE.defaults[name]
@@ -45,8 +61,7 @@ def test_the_protocol_is_the_codes(tmp_path):
 
 def test_texts_and_splits_are_the_codes(tmp_path):
   mnli(tmp_path)
-  options = finetune.Heads(pool="mean", head="plain")
-  task = protocol.make(tmp_path, "mnli", options, "bidirectional")
+  task = study(tmp_path, "mnli")
   train, dev, test = map(task.load, ("train", *task.evaluations))
   assert (len(train), len(dev), len(test)) == (57, 3, 9)
   assert test[0].texts == ("Premise: Tom 0\nHypothesis: sat",)
@@ -57,8 +72,7 @@ def test_texts_and_splits_are_the_codes(tmp_path):
 
 def test_steps_go_through_epochs_and_are_evaluated_once(loaded, tmp_path):
   mnli(tmp_path, 40)
-  options = finetune.Heads(pool="mean", head="plain")
-  task = protocol.make(tmp_path, "mnli", options, "bidirectional")
+  task = study(tmp_path, "mnli")
   settings = Settings(batch_size=8, steps=12, max_length=16, patience=0)
   data = loop.read(loaded, task, 16)
   taken = []
@@ -69,10 +83,11 @@ def test_steps_go_through_epochs_and_are_evaluated_once(loaded, tmp_path):
 
   (outcome,) = loop.fit(loaded, task, data, settings, [Run(1e-3, 0)], track)
   assert taken == [12] and len(outcome.epochs) == 1
-  parts = list(loop._parts(data.train, settings, [Run(1e-3, 0)]))
-  first = list(loop._epoch(data.train, settings, [Run(1e-3, 0)], 0))
+  (steps,) = loop._parts(data.train, settings, [Run(1e-3, 0)])
+  one_epoch = dataclasses.replace(settings, steps=0, epochs=1)
+  (first,) = loop._parts(data.train, one_epoch, [Run(1e-3, 0)])
   assert len(first) == 5  # 38 rows by 8
-  assert np.array_equal(parts[0][4]().tokens, first[4]().tokens)
+  assert np.array_equal(steps[4]().tokens, first[4]().tokens)
 
 
 def test_the_studys_measure_is_reported_and_the_usual_one_beside_it(tmp_path):
@@ -80,7 +95,7 @@ def test_the_studys_measure_is_reported_and_the_usual_one_beside_it(tmp_path):
   folder.mkdir()
   for name in ("train", "testa", "testb"):
     (folder / f"eng.{name}").write_text("Tom X I-PER\n")
-  own = tagging.make(tmp_path, "conll", None, "bidirectional")
-  theirs = protocol.make(tmp_path, "conll", finetune.Heads(), "bidirectional")
+  own = tagging.make(tmp_path, "conll", "bidirectional")
+  theirs = study(tmp_path, "conll")
   assert (own.main_metric, theirs.main_metric) == ("entity_f1", "sentence_f1")
   assert own.metrics.keys() == theirs.metrics.keys()

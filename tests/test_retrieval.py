@@ -1,5 +1,6 @@
 """Retrieval: rankings, both measures, chunks of a batch, files, training."""
 
+import functools
 import json
 
 import jax
@@ -97,14 +98,16 @@ def test_bm25_is_its_definition():
 def gradients(loaded, at_once, batch, length=16):
   """The gradient of a batch of pairs, and the bytes its program needs."""
   head = Towers(0.05)
-  compute = trial.outputs(loaded.model, head, causal=False)
   draw = np.random.default_rng(0)
   tokens = draw.integers(5, loaded.tokenizer.vocab_size, (batch, 2, length))
   lengths = draw.integers(4, length + 1, (batch, 2)).astype(np.int32)
   rows = tokens.astype(np.int32), lengths, jax.random.key(0)
 
   def loss(params):
-    out = trial.chunked(compute, at_once)(params, {}, *rows)
+    compute = functools.partial(
+      trial.outputs, loaded.model, head, False, params, {}
+    )
+    out = trial.in_chunks(compute, at_once, *rows)
     return head.loss(out, jnp.zeros(batch), jnp.ones(batch))
 
   compiled = jax.jit(jax.grad(loss)).lower(loaded.params).compile()
@@ -154,7 +157,7 @@ def beir(data, name="nfcorpus", splits=("train", "dev", "test")):
     rows = [f"q{i}.{k}\td{i}\t1" for i in range(len(WORDS)) for k in wanted]
     head = "query-id\tcorpus-id\tscore"
     (folder / "qrels" / f"{split}.tsv").write_text("\n".join([head, *rows]))
-  return retrieval.make(data, name, retrieval.Options(), "bidirectional")
+  return retrieval.make(data, name, "bidirectional", retrieval.Options())
 
 
 def test_beirs_files_are_read(tmp_path):

@@ -16,7 +16,7 @@ from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import glue, loop, saved, trial
-from antlm_jax.evals.finetuning.classification import Options
+from antlm_jax.evals.finetuning.classification import Classifier, Options
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.task import Task
 from antlm_jax.inference.model import FineTuned, Loaded, load, write
@@ -99,8 +99,8 @@ def recomputed(folder) -> Loaded:
   logits = saved.outputs(model, [(text,) for text in texts])
   assert logits.shape == (len(written), 2)
   assert logits.argmax(axis=1).tolist() == [one["pred"] for one in written]
-  classes = saved.predict(model, [(text,) for text in texts])
-  assert classes == [one["pred"] for one in written]
+  classes = saved.predict(model, texts)
+  assert classes == [str(one["pred"]) for one in written]
   return model
 
 
@@ -138,7 +138,7 @@ def test_pairs_and_words_for_classes(loaded, tmp_path):
   for split in ("train", "valid"):
     (tmp_path / f"mnli.{split}.jsonl").write_text(line("mnli", 0))
   options = Options("last", "plain")
-  task = glue.make(tmp_path, "mnli", options, "bidirectional")
+  task = glue.make(tmp_path, "mnli", "bidirectional", options)
   head = task.head.init(jax.random.key(0), loaded.model.config.width)
   params = trial.joined(loaded.params, head)
   saved.save(tmp_path, loaded, task, "bidirectional", params)
@@ -165,6 +165,19 @@ def test_only_a_known_head_has_outputs(loaded):
     task = FineTuned("a", "causal", kind, settings, {})
     with pytest.raises(UserError, match=message):
       saved.predict(dataclasses.replace(loaded, task=task), [("the dogs",)])
+
+
+def test_one_text_is_no_list(loaded):
+  head = Classifier(("a", "b"), "mean", norms=False)
+  own = head.init(jax.random.key(0), loaded.model.config.width)
+  task = FineTuned("a", "causal", head.kind, head.settings, own)
+  model = dataclasses.replace(loaded, task=task)
+  texts = ["the dogs", "Tom sat near the hills"]
+  found = saved.predict(model, texts)
+  alone = saved.outputs(model, [(text,) for text in texts])
+  assert found == [head.labels[i] for i in alone.argmax(axis=1)]
+  with pytest.raises(UserError, match="'the dogs' is one text: give a list"):
+    saved.predict(model, texts[0])
 
 
 def backwards(task: Task) -> Task:

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import summary, tagging
+from antlm_jax.evals.finetuning import saved, summary, tagging
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.inference.model import load
 from tests import random_models, real, runs, tuned
 
 CONLL = """-DOCSTART- -X- O O
@@ -69,7 +70,7 @@ def test_bad_files_are_told_by_line(tmp_path, text, words):
 
 def test_a_split_that_is_absent_is_told(tmp_path):
   with pytest.raises(UserError, match=r"train is absent: .*eng\.train"):
-    tagging.make(tmp_path, "conll", None, "bidirectional")
+    tagging.make(tmp_path, "conll", "bidirectional")
 
 
 def random_labels(draw, form, sentences=1000):
@@ -157,7 +158,7 @@ def task(tmp_path) -> tagging.Task:
       lines += [f"{who} X I-PER", *(f"{w} X O" for w in middle)]
       lines += [f"{draw.choice(['hills', 'town'])} X I-LOC", ""]
     (folder / f"eng.{name}").write_text("\n".join(lines))
-  return tagging.make(tmp_path, "conll", None, "bidirectional")
+  return tagging.make(tmp_path, "conll", "bidirectional")
 
 
 def test_it_trains_and_is_saved(loaded, tmp_path):
@@ -168,17 +169,19 @@ def test_it_trains_and_is_saved(loaded, tmp_path):
   about = summary.summarise(made, examples, [outcome])
   assert about["evaluations"]["conll-test"]["baseline"]["entity_f1"] == 0
   assert outcome.best["conll-test"]["entity_f1"] > 0.9
+  # Words as a sentence, and their labels by name.
+  model = load(tmp_path / "model")
+  (labels,) = saved.predict(model, ["Tom sat near hills"])
+  assert labels == ["B-PER", "O", "O", "B-LOC"]
 
 
 @pytest.mark.slow
 def test_the_real_sentences(loaded, tmp_path):
   real.unpacked("ner", tmp_path)
   form = tagging.FORMATS["conll"]
-  sizes = {
-    split: len(tagging.load(tmp_path / paths[0], form, split))
-    for split, paths in form.files.items()
-  }
-  assert sizes == {"train": 14041, "conll-dev": 3250, "conll-test": 3453}
+  paths = [tmp_path / names[0] for names in form.files]
+  sizes = [len(tagging.load(path, form, "train")) for path in paths]
+  assert sizes == [14041, 3250, 3453]
   words = [f"--checkpoint={loaded.path}", f"--data={tmp_path}"]
   words += ["--task=conll", "--limit=600", "--epochs=1", "--max_length=64"]
   words += ["--lrs=1e-3", f"--output={tmp_path / 'out'}", "--preset=tagging"]

@@ -1,6 +1,6 @@
 """Fine-tuned heads in transformers: a table by the kind of head.
 
-Only the kinds in this table can be exported.
+Only these kinds can be exported, and heads that name one in `export_as`.
 """
 
 import dataclasses
@@ -63,7 +63,7 @@ def _classifier(loaded: Loaded, model_type: str) -> dict[str, Any]:
   return out
 
 
-HEADS = {  # by `FineTuned.kind`
+HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
   "classifier": Place(
     auto="AutoModelForSequenceClassification",
     tag="text-classification",
@@ -97,12 +97,27 @@ HEADS = {  # by `FineTuned.kind`
 
 def place(task: FineTuned) -> Place:
   """Returns the row of a task's head; UserError if transformers has none."""
-  if task.kind not in HEADS:
+  kind = task.export_as or task.kind
+  if kind not in HEADS:
     raise UserError(
       f"transformers has no head like that of {task.name} ({task.kind}): only"
       f" {', '.join(HEADS)} can be exported"
     )
-  return HEADS[task.kind]
+  return HEADS[kind]
+
+
+def classifier(encoder: str, attention: str) -> dict[str, str]:
+  """Returns the options of a classifier that can be exported, if there is one.
+
+  They are of `antlm eval finetune`: `--head` and `--pool`.
+  """
+  if attention == "causal":
+    return {}
+  head, pool = {
+    "ltg_bert": ("norms", "first"),
+    "modernbert": ("last_norm", "mean"),
+  }.get(encoder, ("plain", "mean"))
+  return {"head": head, "pool": pool}
 
 
 def prompts(loaded: Loaded) -> dict[str, str] | None:

@@ -31,10 +31,12 @@ class FineTuned:
   kind: str  # of the head
   settings: Mapping[str, Any]  # of the head, plain JSON
   params: Mapping[str, Any]  # of the head, `{path: array}`; may be empty
+  export_as: str = ""  # kind of `hf.heads.HEADS`, if it has another name
 
   def to_json(self) -> dict[str, Any]:
     """Returns all but the parameters, for orbax to write."""
-    return {name: x for name, x in vars(self).items() if name != "params"}
+    fields = vars(self).items()
+    return {name: x for name, x in fields if name != "params" and x != ""}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Answering questions with a part of a text, as SQuAD asks them.
+"""Question answering with a part of a text, as in SQuAD.
 
-Two heads: `Spans` predicts an answer's first and last token and reads a long
-text in windows, as BERT does (arXiv 1810.04805, section 4.2); `Inside` tags the
+The head `Spans` predicts an answer's first and last token, and reads a long
+text in windows, as BERT does (arXiv 1810.04805, section 4.2). `Inside` tags the
 answer's tokens, as the code of arXiv 2507.00994 does.
 """
 
@@ -13,7 +13,7 @@ import pathlib
 import re
 import string
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,47 +24,46 @@ from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy
 from antlm_jax.evals.finetuning.tagging import Tags
-from antlm_jax.evals.finetuning.task import PerToken, Suite, Task, split_of
+from antlm_jax.evals.finetuning.task import (
+  PerToken,
+  Suite,
+  Task,
+  dev_and_test,
+  require,
+  split_of,
+)
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files as io
 from antlm_jax.settings import setting
 
-_QUESTION = 64  # tokens of a question, at most
-# What a token's label says, added up.
+_QUESTION = 64  # largest number of tokens of a question
+# Bits of a token's label: it may be an answer's end, is the first, is the last.
 _MAY, _FIRST, _LAST = 1, 2, 4
-
-# ------------------------------------------------------------------- the heads
 
 
 class _Window(NamedTuple):
-  """A part of an example's text in a row."""
+  """Part of an example's text in a row."""
 
-  example: int
-  at: int  # the row's first token of the text
-  spans: list[tuple[int, int]]  # where in the text its tokens stand
+  example: int  # index
+  at: int  # index of its first token in the row
+  spans: list[tuple[int, int]]  # characters of its tokens in the text
 
 
 @dataclasses.dataclass(frozen=True)
 class Spans(PerToken):
-  """An answer's first and last token; the row's first token is no answer.
+  """An answer's first and last token; the row's first token means no answer."""
 
-  Attributes:
-    stride: Tokens from one window of a long text to the next, at most: none is
-      left out between two.
-    longest: Tokens of an answer, at most.
-    may_be_none: Whether a question may have no answer.
-    null_score: What no answer's score has to be ahead by.
-  """
-
+  # Tokens from one window of a long text to the next; fewer if a window is
+  # shorter, so that windows leave out no token.
   stride: int = 128
-  longest: int = 30
-  may_be_none: bool = True
-  null_score: float = 0.0
+  longest: int = 30  # largest number of tokens in an answer
+  may_be_none: bool = True  # whether a question may have no answer
+  null_score: float = 0.0  # margin by which the score of no answer must win
   kind: ClassVar[str] = "spans"
   num_outputs: ClassVar[int] = 2  # scores of being the first and the last
 
   def loss(self, outputs, labels, weights) -> jax.Array:
-    """The mean of both ends' cross-entropies, in nats."""
+    """Returns the mean of both ends' cross-entropies, in nats."""
     may = (labels & _MAY) > 0
     scores = jnp.where(may[..., None], outputs, -jnp.inf)
     ends = (jnp.argmax((labels & end) > 0, axis=1) for end in (_FIRST, _LAST))
@@ -74,10 +73,10 @@ class Spans(PerToken):
     return (first + last) / 2
 
   def encode(self, loaded, examples, max_length) -> Rows:
-    """Makes rows of a question and a window of its text."""
+    """Makes rows of a question and a window of its text each."""
     before, after = loaded.frame
     limit = batching.longest(loaded, max_length)
-    most = min(_QUESTION, limit // 2)  # of a question: the rest is for the text
+    most = min(_QUESTION, limit // 2)  # tokens of a question
     tokens, labels, windows, cut = [], [], [], 0
     for number, example in enumerate(examples):
       question, text, spans = _encoded(loaded, example)
@@ -86,7 +85,7 @@ class Spans(PerToken):
       room = limit - len(lead) - len(after)
       answer = _answer(example, spans)
       stride = min(self.stride, room)
-      # The last window reaches the end.
+      # The last window reaches the text's end.
       for start in range(0, max(1, len(text) - room + stride), stride):
         stop = min(start + room, len(text))
         tokens.append([*lead, *text[start:stop], *after])
@@ -97,7 +96,7 @@ class Spans(PerToken):
     return Rows(tokens, lengths, labels, True, examples, windows, cut)
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[str]:
-    """Returns the answers' texts; empty where there is none."""
+    """Returns the answers' texts; an empty text is no answer."""
     best = [(-math.inf, "")] * len(rows.examples)
     none = [math.inf] * len(rows.examples)
     for scores, window in zip(reduced, rows.about, strict=True):
@@ -112,17 +111,17 @@ class Spans(PerToken):
     ]
 
   def _best(self, scores, window: _Window, text: str) -> tuple[float, str]:
-    """Returns a window's best answer that is not empty, and its score."""
+    """Returns the score of a window's best nonempty answer, and its text."""
     if not window.spans:
       return -math.inf, ""
     stop = window.at + len(window.spans)
     first, last = scores[window.at : stop].astype(np.float64).T
     begins, ends = np.array(window.spans).T
-    # Row i, column k: from token i to i + k; none of them reaches past the end.
+    # Row i, column k: tokens i to i + k, of which none is past the end.
     reach = np.arange(len(first))[:, None] + np.arange(self.longest)
     last = np.append(last, np.full(self.longest, -np.inf))
     ends = np.append(ends, np.zeros(self.longest, ends.dtype))
-    # A token is empty where it is but the space that one may begin with.
+    # A token is empty if it is only the space that a word may begin with.
     said = ends[reach] > begins[:, None]
     both = np.where(said, first[:, None] + last[reach], -np.inf)
     i, k = np.unravel_index(np.argmax(both), both.shape)
@@ -131,20 +130,19 @@ class Spans(PerToken):
 
 @dataclasses.dataclass(frozen=True)
 class Inside(Tags):
-  """Whether each token is of the answer, as in arXiv 2507.00994's code.
+  """Whether each token is in the answer, as in arXiv 2507.00994's code.
 
-  The question and its text are one text, which loses what is too long at its
-  end; a loss of all tokens, the question's as well. Predictions are tokens'
-  indices, the first token's where none is inside, beside those of the answer:
-  `{"found": [...], "there": [...]}`. An answer that is lost is at -1, where
-  nothing is found: else all that is too long would be right without a token.
+  The question and its text are one text, which is cut at its end. The loss is
+  over all tokens, with the question's. Predictions are indices of tokens, those
+  found and the answer's: `{"found": [...], "there": [...]}`. No token is index
+  0. An answer that was cut off has index -1, which is never found.
   """
 
   kind: ClassVar[str] = "inside"
   num_outputs: ClassVar[int] = 2  # logits of being outside and inside
 
   def encode(self, loaded, examples, max_length) -> Rows:
-    """Makes a row an example; labels are 0 outside, 1 inside, -1 of padding."""
+    """Makes a row of each example; labels are 1 inside the answer, else 0."""
     parts = []
     for example in examples:
       question, text, spans = _encoded(loaded, example, _TEMPLATE)
@@ -155,7 +153,7 @@ class Inside(Tags):
     return Rows(*made, True, examples, cut=cut)
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
-    """Returns the indices of tokens inside, found and there."""
+    """Returns the indices of the tokens found, and of the answer's."""
     return [
       {
         "found": _where(found[:length] == 1),
@@ -175,7 +173,12 @@ def _where(inside: np.ndarray, none: int = 0) -> list[int]:
 
 
 def _encoded(loaded: Loaded, example: Example, template: str = "{question}"):
-  """Returns a question's tokens, its text's, and where those stand in it."""
+  """Returns a question's tokens, its text's, and the latter's characters."""
+  if len(example.texts) != 2:
+    raise UserError(
+      f"{' '.join(example.texts)!r:.60} is not a question and its text: give"
+      " both as a tuple"
+    )
   question, text = example.texts
   asked = loaded.tokenizer.encode(template.format(question=question))
   ids, spans = loaded.tokenizer.encode_offsets(text)
@@ -193,7 +196,7 @@ def _answer(example: Example, spans) -> tuple[int, int] | None:
 
 
 def _labels(lead: int, start: int, stop: int, answer, after: int) -> list[int]:
-  """Returns what each token of a window may be, and is."""
+  """Returns the labels of a window's tokens."""
   out = [_MAY] + [0] * (lead - 1) + [_MAY] * (stop - start) + [0] * after
   whole = answer and start <= answer[0] and answer[1] < stop
   first, last = (lead + i - start for i in answer) if whole else (0, 0)
@@ -201,8 +204,6 @@ def _labels(lead: int, start: int, stop: int, answer, after: int) -> list[int]:
   out[last] |= _LAST
   return out
 
-
-# --------------------------------------------------------------------- metrics
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -215,7 +216,7 @@ def normalized(text: str) -> list[str]:
 
 
 def word_f1(found: str, there: str) -> float:
-  """F1 of two answers' words; of no words, whether both have none."""
+  """F1 of two answers' words; without words, whether both have none."""
   x, y = normalized(found), normalized(there)
   if not x or not y:
     return float(x == y)
@@ -224,7 +225,7 @@ def word_f1(found: str, there: str) -> float:
 
 
 def same(found: str, there: str) -> float:
-  """Whether two answers are the same, normalized."""
+  """Whether two answers are equal when normalized."""
   return float(normalized(found) == normalized(there))
 
 
@@ -233,9 +234,9 @@ def best_of(
   predictions: Sequence[str],
   labels: Sequence[Sequence],
 ) -> float:
-  """The mean of scores by SQuAD's rules: each that of the best of the answers.
+  """Mean score by SQuAD's rules, which compare with the closest answer.
 
-  A label is the answers, each `[text, begin]`; none are the empty answer.
+  A label is a list of answers `[text, begin]`; none means the empty answer.
   """
   each = (
     max(score(found, text) for text, _ in label or [["", 0]])
@@ -245,102 +246,97 @@ def best_of(
 
 
 def index_f1(predictions: Sequence[dict], labels: Sequence) -> float:
-  """The mean F1 of tokens' indices, as arXiv 2507.00994's code; see `Inside`.
+  """Mean F1 of tokens' indices, as in arXiv 2507.00994's code; see `Inside`.
 
-  The labels are in the predictions: what a token is depends on the model.
+  The predictions contain the labels, because tokens depend on the model.
   """
   del labels
   each = [(set(p["found"]), set(p["there"])) for p in predictions]
   return float(np.mean([2 * len(x & y) / (len(x) + len(y)) for x, y in each]))
 
 
-# ----------------------------------------------------------------------- tasks
-
-
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The settings of answering that a command offers."""
+  """Command-line options of answering."""
 
   answers: str = setting(
-    "spans", "how they are predicted", choices=("spans", "inside")
+    "spans", "head that predicts answers", choices=("spans", "inside")
   )
-  stride: int = setting(128, "tokens from a window to the next", least=1)
-  longest: int = setting(30, "tokens of an answer, at most", least=1)
-  null_score: float = setting(0.0, "what no answer has to be ahead by")
+  stride: int = setting(
+    128, "tokens from one window of a long text to the next", least=1
+  )
+  longest: int = setting(30, "largest number of tokens in an answer", least=1)
+  null_score: float = setting(
+    0.0, "margin by which the score of no answer must be higher"
+  )
 
 
-# Each set's files; ReCoRD's in the same form.
+# Training and test files; those of ReCoRD are in SQuAD's form.
 FILES = {
   "squad": ("train-v1.1.json", "dev-v1.1.json"),
   "squad2": ("train-v2.0.json", "dev-v2.0.json"),
   "record": ("record-train.json", "record-dev.json"),
 }
-SCORES = {name: (f"{name}-dev", f"{name}-test") for name in FILES}
+SCORES = dev_and_test(FILES)
 
 
-def make(folder, name: str, options: Options, attention: str) -> Task:
-  """Makes a task, a key of `FILES`, of what is found in a folder.
+def make(folder, name: str, attention: str, options: Options) -> Task:
+  """Makes a task, a key of `FILES`, of the files in a folder.
 
-  Of its training set a twentieth is the set that is chosen on; its own
-  validation set is the test.
-
-  Raises:
-    UserError: if a file of it is absent.
+  The dev set is a twentieth of the training set, and the test set is SQuAD's
+  validation set. Raises a UserError if a file is missing.
   """
-  paths = [pathlib.Path(folder) / file for file in FILES[name]]
-  for path in paths:
-    if not path.is_file():
-      raise UserError(f"{name} is absent: {path} is not there")
+  paths = [require(name, pathlib.Path(folder, file)) for file in FILES[name]]
   train, test = (functools.partial(read, path) for path in paths)
+  if options.answers == "inside":
+    nothing = {"found": [0], "there": [1]}
+    own = {
+      "head": Inside(),
+      "metrics": {"index_f1": index_f1},
+      "main_metric": "index_f1",
+      "baseline": "no token",
+      "trivial": lambda those: [
+        [nothing if e.label else nothing | {"there": [0]} for e in those]
+      ],
+      "right": lambda found, label: found["found"] == found["there"],
+    }
+  else:
+    may_be_none = name != "squad"
+    windows = options.stride, options.longest
+    own = {
+      "head": Spans(*windows, may_be_none, options.null_score),
+      "metrics": {
+        "f1": functools.partial(best_of, word_f1),
+        "exact_match": functools.partial(best_of, same),
+      },
+      "main_metric": "f1",
+      "baseline": "no answer",
+      "trivial": lambda those: [[""] * len(those)],
+      "right": lambda found, label: best_of(same, [found], [label]) == 1,
+    }
   return Task(
     name=name,
     load=functools.partial(split_of, train=train, test=test),
     evaluations=SCORES[name],
     files=tuple(paths),
-    **_KINDS[options.answers](name, options),
+    **own,
   )
 
 
-def _spans(name: str, options: Options) -> dict[str, Any]:
-  head = Spans(
-    options.stride, options.longest, name != "squad", options.null_score
-  )
-  return {
-    "head": head,
-    "metrics": {
-      "f1": functools.partial(best_of, word_f1),
-      "exact_match": functools.partial(best_of, same),
-    },
-    "main_metric": "f1",
-    "baseline": "no answer",
-    "trivial": lambda those: [[""] * len(those)],
-    "right": lambda found, label: best_of(same, [found], [label]) == 1,
-  }
-
-
-def _inside(name: str, options: Options) -> dict[str, Any]:
-  nothing = {"found": [0], "there": [1]}
-  return {
-    "head": Inside(),
-    "metrics": {"index_f1": index_f1},
-    "main_metric": "index_f1",
-    "baseline": "no token",
-    "trivial": lambda those: [
-      [nothing if e.label else nothing | {"there": [0]} for e in those]
-    ],
-    "right": lambda found, label: found["found"] == found["there"],
-  }
-
-
-_KINDS = {"spans": _spans, "inside": _inside}
-SUITE = Suite("question answering", SCORES, make)
+SUITE = Suite(
+  "question answering",
+  "SQuAD 1.1 and 2.0, ReCoRD",
+  SCORES,
+  make,
+  heads=(Spans, Inside),
+  settings=(Options,),
+)
 
 
 def read(path: pathlib.Path) -> list[Example]:
   """Reads a file of SQuAD's form, 1.1 or 2.0.
 
-  Raises:
-    UserError: if it cannot be read, or an answer is not in its text.
+  Raises a UserError if an answer is not in its text.
   """
   data = io.read_json(path, "questions")
   out = []

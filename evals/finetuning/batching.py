@@ -1,8 +1,8 @@
-"""Examples as rows of tokens, and the batches that are cut of them.
+"""Examples as rows of tokens, and batches of rows.
 
-Rows are grouped by length, so that short ones are not padded to the longest,
-and only a handful of shapes is compiled. Which lengths follow one another is
-the same for all seeds, which rows they hold is not.
+Rows are grouped by length, so that short rows are not padded to the longest,
+and few shapes are compiled. The order of the lengths is the same for all seeds;
+the order of the rows of a length is not.
 """
 
 import dataclasses
@@ -16,47 +16,38 @@ import numpy as np
 from antlm_jax import hashing
 from antlm_jax.inference.model import Loaded
 
-_SHORTEST = 16  # tokens; longer rows are padded to it doubled, and so on
-_ROWS, _BATCHES, _LEFT_OUT = 0, 1, 2  # what a permutation is of
+_SHORTEST = 16  # tokens; rows are padded to this length times a power of two
+_ROWS, _BATCHES, _LEFT_OUT = 0, 1, 2  # purposes of a permutation
 
 
 class Example(NamedTuple):
   """An example of a task."""
 
   texts: tuple[str, ...]  # such as a sentence, a pair, or words
-  label: Any = None  # what to predict, as plain JSON has it; None if unknown
+  label: Any = None  # to predict, as plain JSON; None if unknown
   id: str = ""  # its name in the predictions
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-  """Examples as rows of tokens; an example may make several rows.
+  """Examples as rows of tokens; an example may have several rows."""
 
-  Attributes:
-    tokens: int32 `[n, T]`, padded at the right; `[n, S, T]` if a row is S
-      texts that are encoded apart and learnt from together.
-    lengths: Tokens of each, int32 `[n]` or `[n, S]`.
-    labels: What the loss compares outputs with, `[n, ...]`.
-    per_token: Whether the last axis of the labels is T, cut as the tokens are.
-    examples: What is predicted, m examples; often one a row, and in order.
-    about: What else decoding needs, such as the example of each row.
-    cut: How many texts, or examples of texts in one row, were too long for it.
-  """
-
+  # int32 `[n, T]`, padded on the right; `[n, S, T]` if a row is S texts that
+  # are encoded apart and trained on together.
   tokens: np.ndarray
-  lengths: np.ndarray
-  labels: np.ndarray
-  per_token: bool = False
-  examples: Sequence[Example] = ()
-  about: Any = None
-  cut: int = 0
+  lengths: np.ndarray  # tokens of each, int32 `[n]` or `[n, S]`
+  labels: np.ndarray  # for the loss, `[n, ...]`
+  per_token: bool = False  # whether the labels' last axis is T
+  examples: Sequence[Example] = ()  # to predict, m; often one for each row
+  about: Any = None  # for decoding, such as the example of each row
+  cut: int = 0  # number of texts, or examples, that were too long
 
   def __len__(self) -> int:
     return len(self.tokens)
 
   @functools.cached_property
   def groups(self) -> dict[int, np.ndarray]:
-    """The rows of each padded length, shortest first."""
+    """Rows of each padded length, shortest first."""
     longest = self.tokens.shape[-1]
     lengths = self.lengths.reshape(len(self), -1).max(axis=1, initial=1)
     doublings = np.ceil(np.log2(np.maximum(lengths / _SHORTEST, 1)))
@@ -64,25 +55,21 @@ class Rows:
     return {int(t): np.flatnonzero(padded == t) for t in np.unique(padded)}
 
 
-# -------------------------------------------------------------------- encoding
-
-
 def longest(loaded: Loaded, max_length: int) -> int:
-  """Returns the tokens of a row, at most: the model has a limit, too."""
+  """Returns the largest number of tokens in a row, for this model."""
   return min(max_length, loaded.model.config.max_seq_len)
 
 
 def framed(
   loaded: Loaded, texts: Sequence[Sequence[str]], max_length: int
 ) -> tuple[np.ndarray, np.ndarray, int]:
-  """Makes rows `<s> A </s> B </s>`, as the training data frames a text.
+  """Makes rows `<s> A </s> B </s>`, with the special tokens of training.
 
-  Where a text is framed by `</s>` alone or by nothing, so are these. What is
-  too long, by `max_length` or for the model, loses tokens at the end of its
-  longest text.
+  Too long rows lose tokens at the end of their longest text.
 
   Returns:
-    tokens int32 `[n, T]`, lengths int32 `[n]`, and how many rows were too long.
+    tokens int32 `[n, T]`, lengths int32 `[n]`, and the number of rows that were
+    too long.
   """
   before, after = loaded.frame
   flat = [text for those in texts for text in those]
@@ -94,9 +81,8 @@ def framed(
     budget = limit - len(before) - len(parts) * len(after)
     lengths = [len(part) for part in parts]
     cut += sum(lengths) > budget
-    kept = truncated(lengths, budget)
     row = [before]
-    for part, length in zip(parts, kept, strict=True):
+    for part, length in zip(parts, truncated(lengths, budget), strict=True):
       row += [part[:length], after]
     rows.append(np.concatenate(row))
   return *padded(rows), cut
@@ -110,12 +96,12 @@ def labelled(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
   """Makes rows `<s> A </s>` of texts' tokens, each with its label.
 
-  The frame's tokens have the label `around`, padding -1. What is too long loses
-  tokens at its end.
+  Special tokens have the label `around`, padding -1. Too long rows lose tokens
+  at their end.
 
   Returns:
-    tokens int32 `[n, T]`, lengths int32 `[n]`, labels int32 `[n, T]`, and how
-    many rows were too long.
+    tokens int32 `[n, T]`, lengths int32 `[n]`, labels int32 `[n, T]`, and the
+    number of rows that were too long.
   """
   before, after = loaded.frame
   limit = longest(loaded, max_length) - len(after)
@@ -133,7 +119,7 @@ def truncated(lengths: Sequence[int], budget: int) -> list[int]:
   """Shortens the longest, again and again, until the sum fits the budget."""
   kept = list(lengths)
   while sum(kept) > max(budget, 0):
-    # Of equals the one that was shorter, as Hugging Face's tokenizers do.
+    # Among equals the one that was shorter, as in Hugging Face's tokenizers.
     kept[max(range(len(kept)), key=lambda i: (kept[i], -lengths[i]))] -= 1
   return kept
 
@@ -141,7 +127,7 @@ def truncated(lengths: Sequence[int], budget: int) -> list[int]:
 def padded(
   rows: Sequence[Sequence[int]], fill: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Pads rows at the right to int32 `[n, T]`; their lengths are at least 1."""
+  """Pads rows on the right to int32 `[n, T]`; their lengths are at least 1."""
   lengths = np.array([max(1, len(row)) for row in rows], np.int32)
   out = np.full((len(rows), lengths.max(initial=1)), fill, np.int32)
   for i, row in enumerate(rows):
@@ -149,15 +135,12 @@ def padded(
   return out, lengths
 
 
-# --------------------------------------------------------------------- batches
-
-
 class Slots(NamedTuple):
-  """Which rows make a batch."""
+  """Rows of a batch."""
 
-  length: int  # tokens T that the batch is padded to
-  rows: np.ndarray  # int `[B]`; a place that is empty repeats the first row
-  weights: np.ndarray  # float32 `[B]`, 0 where a place is empty
+  length: int  # padded length T in tokens
+  rows: np.ndarray  # int `[B]`; an empty place repeats the first row
+  weights: np.ndarray  # float32 `[B]`; 0 for an empty place
 
 
 def batches(
@@ -167,24 +150,23 @@ def batches(
   epoch: int = 0,
   drop_last: bool = False,
 ) -> list[Slots]:
-  """Cuts rows into batches of like length.
+  """Divides rows into batches of similar length.
 
-  What is left of a length that does not fill a batch goes with the next
-  length, so at most one batch, of the longest, is incomplete.
+  Rows of a length that do not fill a batch go to the next length, so that at
+  most one batch, the longest, is incomplete.
 
   Args:
+    rows: The rows.
     size: Rows of a batch B.
-    seed: With the epoch, permutes the rows of a length; None to leave rows and
+    seed: Permutes the rows of a length, with the epoch; None keeps rows and
       batches in order.
-    epoch: By itself, permutes the batches.
-    drop_last: Leaves out, at random, as many rows as do not fill a batch; else
-      every row is in one.
+    epoch: Permutes the batches.
+    drop_last: Leaves out random rows, so that every batch is complete.
   """
   kept = np.ones(len(rows), bool)
-  if drop_last:  # those of any length, the same for all seeds: see below
+  if drop_last:  # rows of any length, the same for all seeds: see below
     kept[_permutation(len(rows), epoch, _LEFT_OUT)[: len(rows) % size]] = False
-  # `left` is what did not fill a batch of the shorter lengths.
-  out, left = [], np.array([], int)
+  out, left = [], np.array([], int)  # `left` did not fill a batch so far
   for length, members in rows.groups.items():
     members = members[kept[members]]
     if seed is not None:
@@ -196,13 +178,12 @@ def batches(
       out.append(Slots(length, chosen, np.ones(size, np.float32)))
     left = pool[full:]
   if len(left):
-    empty = size - len(left)
-    filled = np.pad(left, (0, empty), constant_values=left[0])
+    filled = np.pad(left, (0, size - len(left)), constant_values=left[0])
     weights = (np.arange(size) < len(left)).astype(np.float32)
     out.append(Slots(length, filled, weights))
   if seed is None:
     return out
-  # Without the seed: runs that train together take the same lengths.
+  # Without the seed, because runs that train together need equal lengths.
   return [out[i] for i in _permutation(len(out), epoch, _BATCHES)]
 
 
@@ -210,10 +191,8 @@ def _permutation(size: int, *key: int) -> np.ndarray:
   return hashing.permute(np.arange(size), size, *key)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TaskBatch:
-  """What a step of one run reads; in training with an axis `[runs]` before."""
+class TaskBatch(NamedTuple):
+  """Batch of one run, or of several with an axis `[runs]` in front."""
 
   tokens: Any  # int32 `[B, T]` or `[B, S, T]`
   lengths: Any  # int32 `[B]` or `[B, S]`
@@ -222,7 +201,7 @@ class TaskBatch:
 
 
 def gather(rows: Rows, slots: Sequence[Slots]) -> TaskBatch:
-  """Reads batches of the same length, one a run, into `[runs, B, ...]`."""
+  """Returns a batch `[runs, B, ...]` of each run's rows, of one length."""
   which, length = np.stack([s.rows for s in slots]), slots[0].length
   labels = rows.labels[which]
   return TaskBatch(
@@ -234,34 +213,26 @@ def gather(rows: Rows, slots: Sequence[Slots]) -> TaskBatch:
 
 
 def predict(call: Callable, rows: Rows, size: int) -> Any:
-  """Calls a function on all rows, in batches of like length.
+  """Calls a function on all n rows, in batches of similar length.
 
-  Args:
-    call: Tokens int32 `[B, T]` and lengths `[B]` to arrays `[runs, B, ...]`.
-    rows: n rows.
-    size: Rows of a batch B.
-
-  Returns:
-    The arrays `[runs, n, ...]`; an axis that is longer for longer rows is
-    padded with zeros.
+  `call` maps tokens int32 `[B, T]` and lengths `[B]` to arrays
+  `[runs, B, ...]`. Returns arrays `[runs, n, ...]`; axes that are longer for
+  longer rows are padded with zeros.
   """
   made = batches(rows, size)
-  # All calls are under way before the first result is waited for.
+  # All calls start before the first result is awaited.
   found = [
     call(rows.tokens[s.rows][..., : s.length], rows.lengths[s.rows])
     for s in made
   ]
-  put = functools.partial(_put_together, made, len(rows))
-  return jax.tree.map(lambda *parts: put(parts), *jax.device_get(found))
 
+  def in_order(*parts: np.ndarray) -> np.ndarray:
+    runs, _, *rest = np.max([part.shape for part in parts], axis=0)
+    out = np.zeros((runs, len(rows), *rest), parts[0].dtype)
+    for slots, part in zip(made, parts, strict=True):
+      real = slots.weights > 0
+      within = map(slice, part.shape[2:])
+      out[:, slots.rows[real], *within] = part[:, real]
+    return out
 
-def _put_together(made: Sequence[Slots], n: int, parts: Sequence[np.ndarray]):
-  """Puts batches' results `[runs, B, ...]` in the order of the rows."""
-  # Axes after [runs, B] may differ: a batch of short rows has fewer tokens.
-  runs, _, *rest = np.max([part.shape for part in parts], axis=0)
-  out = np.zeros((runs, n, *rest), parts[0].dtype)
-  for slots, part in zip(made, parts, strict=True):
-    real = slots.weights > 0
-    within = map(slice, part.shape[2:])
-    out[:, slots.rows[real], *within] = part[:, real]
-  return out
+  return jax.tree.map(in_order, *jax.device_get(found))

@@ -7,6 +7,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Example, Rows
@@ -17,32 +18,38 @@ from antlm_jax.evals.finetuning.task import (
   Predictions,
   Task,
 )
+from antlm_jax.models import layers
 from antlm_jax.settings import setting
 
 POOLS = ("first", "last", "mean")
-_NORM_EPS = 1e-5
+# The pool and head that transformers has for LTG-BERT, and for a causal Llama.
+_BY_ATTENTION = {
+  "bidirectional": ("first", "norms"),
+  "causal": ("last", "linear"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The settings of a classifier that a command offers."""
+  """Command-line options of a classifier."""
 
   pool: str | None = setting(
     None,
-    "which vector is classified; by default the first token's if the attention"
-    " is bidirectional, the last one's if it is causal",
+    "token whose vector is classified, or the mean of all; by default the first"
+    " if the attention is bidirectional, the last if it is causal",
     choices=POOLS,
   )
   head: str | None = setting(
     None,
-    "norms: LTG-BERT's and BabyLM's, plain: EuroBERT's, without norms,"
-    " last_norm: ModernBERT's, linear: one layer, as of causal models in"
+    "norms: LTG-BERT's and BabyLM's; plain: EuroBERT's, without norms;"
+    " last_norm: ModernBERT's; linear: one layer, as causal models have in"
     " transformers; by default norms if the attention is bidirectional, linear"
-    " if it is causal",
+    " if it is causal; with --preset=classification the one that can be"
+    " exported, if there is",
     choices=("norms", "plain", "last_norm", "linear"),
   )
   dropout: float = setting(
-    0.1, "in the head, if it is not linear", least=0, under=1
+    0.1, "dropout in the head, unless it is linear", least=0, under=1
   )
 
   def classifier(self, labels: Sequence[str], attention: str) -> "Linear":
@@ -55,31 +62,20 @@ class Options:
     return Classifier(tuple(labels), pool, self.dropout, **norms)
 
 
-# What transformers has for LTG-BERT, and for a causal Llama.
-_BY_ATTENTION = {
-  "bidirectional": ("first", "norms"),
-  "causal": ("last", "linear"),
-}
-
-
-# -------------------------------------------------------------------- the head
-
-
 @dataclasses.dataclass(frozen=True)
 class Linear(Head):
   """One linear layer without a bias, on one vector of the row.
 
-  With the last token's it is the head of causal models in transformers, such
-  as LlamaForSequenceClassification.
-
+  On the last token it is the head of causal models in transformers, such as
+  LlamaForSequenceClassification.
   """
 
-  labels: tuple[str, ...]  # names of the C classes, in their order
-  pool: str  # the vector: of the `first` token, of the `last`, or their `mean`
+  labels: tuple[str, ...]  # names of the C classes
+  pool: str  # vector: the `first` token's, the `last` token's, or the `mean`
   kind: ClassVar[str] = "linear"
 
   def parameters(self, width: int) -> dict[str, Param]:
-    """A kernel from N(0, .02^2), cut at two deviations."""
+    """Declares a kernel from N(0, .02^2), cut at two deviations."""
     shape = width, len(self.labels)
     return {"classes/kernel": Param(shape, ("embed", None), 0.02)}
 
@@ -89,11 +85,11 @@ class Linear(Head):
     return x @ params["classes/kernel"]
 
   def loss(self, outputs, labels, weights) -> jax.Array:
-    """The mean cross-entropy in nats."""
+    """Returns the mean cross-entropy in nats."""
     return cross_entropy(outputs, labels, weights)
 
   def encode(self, loaded, examples, max_length) -> Rows:
-    """Reads the texts of an example together, in one row."""
+    """Makes a row of each example's texts together."""
     texts = [example.texts for example in examples]
     labels = np.array([example.label or 0 for example in examples])
     *made, cut = batching.framed(loaded, texts, max_length)
@@ -107,26 +103,30 @@ class Linear(Head):
     """Returns the classes."""
     return reduced.tolist()
 
+  def named(self, prediction: int) -> str:
+    """Returns the name of a class."""
+    return self.labels[prediction]
+
 
 @dataclasses.dataclass(frozen=True)
 class Classifier(Linear):
   """Norm, linear, exact GELU, norm, dropout, linear, on one vector of the row.
 
-  The head of LTG-BERT and of BabyLM's 2025 pipeline; its norms have no
-  parameters. Without norms it is EuroBERT's head for sequences (transformers'
-  EuroBertForSequenceClassification): linear, GELU, linear. With the last norm
-  alone, which then has a scale, it is ModernBERT's.
+  It is the head of LTG-BERT and of BabyLM's 2025 pipeline, whose norms have no
+  parameters. Without norms it is EuroBERT's head (transformers'
+  EuroBertForSequenceClassification). With the last norm only, which then has a
+  scale, it is ModernBERT's.
   """
 
-  dropout: float = 0.1  # share dropped before the last linear layer in training
+  dropout: float = 0.1  # before the last linear layer, in training
   norms: bool = True
-  last_norm: bool = False  # without the others, and with a scale
+  last_norm: bool = False
   kind: ClassVar[str] = "classifier"
 
   def parameters(self, width: int) -> dict[str, Param]:
-    """Kernels from N(0, 2 / 5D) cut at two deviations, as LTG-BERT's."""
+    """Declares kernels from N(0, 2 / 5D) cut at two deviations, as LTG-BERT."""
     std, classes = (2 / (5 * width)) ** 0.5, len(self.labels)
-    # Biases count as norms do, of which weight decay may leave out both.
+    # Biases count as norms, both of which weight decay may leave out.
     scale = {"norm/scale": Param((width,), ("norm",), fill=1.0)}
     return (scale if self.last_norm else {}) | {
       "dense/kernel": Param((width, width), ("embed", "embed"), std),
@@ -137,22 +137,21 @@ class Classifier(Linear):
 
   def __call__(self, params: Params, hidden, lengths, dropout_key=None):
     """Returns logits, float32 `[B, C]`."""
-    norm = _norm if self.norms else lambda x: x
-    x = norm(pooled(hidden, lengths, self.pool).astype(jnp.float32))
+    norm = layers.LayerNorm(hidden.shape[-1], eps=1e-5)
+    x = pooled(hidden, lengths, self.pool).astype(jnp.float32)
+    x = norm(x) if self.norms else x
     x = x @ params["dense/kernel"] + params["dense/bias"]
-    x = norm(jax.nn.gelu(x, approximate=False))
-    if self.last_norm:
-      x = _norm(x) * params["norm/scale"]
-    if dropout_key is not None and self.dropout:
-      keep = jax.random.bernoulli(dropout_key, 1 - self.dropout, x.shape)
-      x = jnp.where(keep, x / (1 - self.dropout), 0.0)
+    x = jax.nn.gelu(x, approximate=False)
+    x = norm(x) if self.norms or self.last_norm else x
+    x = x * params["norm/scale"] if self.last_norm else x
+    x = layers.dropout(x, self.dropout, dropout_key)
     return x @ params["classes/kernel"] + params["classes/bias"]
 
 
 def pooled(hidden: jax.Array, lengths: jax.Array, pool: str) -> jax.Array:
   """Returns one vector a row, `[B, D]`, of hidden states `[B, T, D]`.
 
-  Rows are padded at the right from their lengths on, int32 `[B]`.
+  Rows have `lengths` tokens, int32 `[B]`, and padding on the right.
   """
   if pool == "first":
     return hidden[:, 0]
@@ -164,24 +163,15 @@ def pooled(hidden: jax.Array, lengths: jax.Array, pool: str) -> jax.Array:
   return total / lengths[:, None]
 
 
-def _norm(x: jax.Array) -> jax.Array:
-  x = x - x.mean(axis=-1, keepdims=True)
-  return x * jax.lax.rsqrt((x * x).mean(axis=-1, keepdims=True) + _NORM_EPS)
-
-
 def cross_entropy(
   logits: jax.Array, labels: jax.Array, weights: jax.Array
 ) -> jax.Array:
-  """Returns the mean in nats over a batch, weighted, `[]`.
+  """Returns the weighted mean cross-entropy of a batch in nats, `[]`.
 
   Logits are float32 `[..., C]`, labels int32 and weights float32 `[...]`.
   """
-  at_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-  nats = jax.nn.logsumexp(logits, axis=-1) - at_label
+  nats = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
   return (weights * nats).sum() / weights.sum()
-
-
-# -------------------------------------------------------------------- the task
 
 
 def task(
@@ -192,37 +182,34 @@ def task(
   main_metric: str = "accuracy",
   **more,
 ) -> Task:
-  """Makes a task of classes; F1 and MCC are of two classes only.
+  """Makes a classification task; only two classes have F1 and MCC.
 
-  The labels that `load` reads are indices of the head's; `more` are further
+  The labels that `load` reads are indices of the head's. `more` are further
   fields of the Task.
   """
-  return Task(
-    name=name,
-    load=load,
-    evaluations=tuple(evaluations),
-    head=head,
-    metrics=BINARY if len(head.labels) == 2 else {"accuracy": accuracy},
-    main_metric=main_metric,
-    baseline="one class",
-    trivial=one_class,
-    **more,
-  )
+  binary = len(head.labels) == 2
+  fields = {
+    "metrics": BINARY if binary else {"accuracy": accuracy},
+    "baseline": "one class",
+    "trivial": one_class,
+  }
+  about = name, load, tuple(evaluations), head
+  return Task(*about, main_metric=main_metric, **fields | more)
 
 
 def one_class(examples: Sequence[Example]) -> Iterator[Predictions]:
-  """Yields, for each class that occurs, the answer that is always this one."""
+  """Yields, for each class that occurs, the answers that are all this class."""
   for label in sorted({example.label for example in examples}):
     yield [label] * len(examples)
 
 
 def accuracy(predictions: Sequence[int], labels: Sequence[int]) -> float:
-  """Share of predictions that are right."""
+  """Share of right predictions."""
   return float(np.mean(np.asarray(predictions) == np.asarray(labels)))
 
 
 def macro_f1(predictions: Sequence[int], labels: Sequence[int]) -> float:
-  """Mean F1 of the classes that are predicted or there."""
+  """Mean F1 of the classes that are predicted or true."""
   x, y = np.asarray(predictions), np.asarray(labels)
   classes = np.union1d(x, y)[:, None]
   found, there = x == classes, y == classes
@@ -231,14 +218,14 @@ def macro_f1(predictions: Sequence[int], labels: Sequence[int]) -> float:
 
 
 def f1(predictions: Sequence[int], labels: Sequence[int]) -> float:
-  """F1 of class 1; 0 where it is neither predicted nor there."""
+  """F1 of class 1; 0 if it is neither predicted nor true."""
   x, y = (np.asarray(v) == 1 for v in (predictions, labels))
   called = x.sum() + y.sum()
   return float(2 * (x & y).sum() / called) if called else 0.0
 
 
 def mcc(predictions: Sequence[int], labels: Sequence[int]) -> float:
-  """Matthews correlation of two classes; 0 where one side is constant."""
+  """Matthews correlation of two classes; 0 if one side is constant."""
   x, y = (np.asarray(v) == 1 for v in (predictions, labels))
   if np.ptp(x.astype(int)) == 0 or np.ptp(y.astype(int)) == 0:
     return 0.0

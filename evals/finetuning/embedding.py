@@ -1,15 +1,15 @@
-"""Embedders of one's own texts: pairs that belong together, or texts alone.
+"""Embedders of your own texts: pairs that belong together, or texts alone.
 
-`pairs` learns from records of a query, what it is to find and, if there are,
-texts that it is not to (InfoNCE, with the others of the batch). `simcse` has
-text alone: each is its own pair, and differs by what dropout leaves of it
-(unsupervised SimCSE, arXiv 2104.08821). What is held out is a ranking: of the
-pairs, or of the texts' second halves by their first.
+`pairs` learns from records of a query, a positive and maybe negatives (InfoNCE,
+with the other texts of the batch). `simcse` learns from texts alone: a positive
+pair is the same text twice, with different dropout (unsupervised SimCSE, arXiv
+2104.08821). The held-out tenth is ranked: positives by their queries, or the
+second halves of texts by their first halves.
 """
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -23,23 +23,39 @@ from antlm_jax.settings import setting
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The settings of embedders that a command offers."""
+  """Command-line options of embedders."""
 
-  query_column: str = setting("query", "own pairs: of what asks")
-  positive_column: str = setting("positive", "own pairs: of what it is to find")
-  negative_column: tuple[str, ...] = setting(
-    (), "own pairs: of what it is not to find, if there is"
+  query_column: str = setting("query", "your own pairs: column of the query")
+  positive_column: str = setting(
+    "positive", "your own pairs: column of the text that the query is to find"
   )
-  query_prompt: str = setting("", "stands before each query, such as 'query: '")
-  document_prompt: str = setting("", "stands before each other text")
+  negative_column: tuple[str, ...] = setting(
+    (), "your own pairs: columns of texts that it is not to find, with commas"
+  )
+  query_prompt: str = setting("", "prefix of each query, such as 'query: '")
+  document_prompt: str = setting("", "prefix of each other text")
 
 
-def pairs(data: str, name: str, options, attention: str) -> Task:
-  """Makes a task of records of texts that belong together.
+def pairs(
+  data: str,
+  name: str,
+  attention: str,
+  towers: retrieval.Options,
+  options: Options,
+) -> Task:
+  """Makes a task of records of a query, a positive and maybe negatives.
 
-  Raises:
-    UserError: if there are none, one has no text, or not as many as the others.
+  Raises a UserError if there are none, one has no text, or they differ in their
+  number of texts.
   """
+  columns = [options.query_column, options.positive_column]
+  columns += options.negative_column
+  for column in columns:
+    if columns.count(column) > 1:
+      raise UserError(
+        f"column {column!r} is given twice: --query_column, --positive_column"
+        " and --negative_column must differ"
+      )
   corpus = text_files.find([data])
   sets = {
     split: list(_records(sources, options))
@@ -50,61 +66,75 @@ def pairs(data: str, name: str, options, attention: str) -> Task:
     raise UserError(
       f"{data}: some records have more texts in --negative_column than others"
     )
-  return _task(data, sets, _asked, options)
+  return _task(data, sets, _asked, towers, options)
 
 
-def simcse(data: str, name: str, options, attention: str) -> Task:
+def simcse(
+  data: str,
+  name: str,
+  attention: str,
+  towers: retrieval.Options,
+  options: Options,
+  files: own.Options,
+) -> Task:
   """Makes a task of texts: lines, or records' --text_column.
 
-  Raises:
-    UserError: if there are none, or several text columns.
+  Raises a UserError if there are none, or several text columns.
   """
-  if len(options.text_column) > 1:
+  if len(files.text_column) != 1:
     raise UserError("simcse reads one --text_column")
-  reading = {"documents": "line", "column": options.text_column[0]}
+  reading = {"documents": "line", "column": files.text_column[0]}
   corpus = text_files.find([data], **reading)
   sets = {
     split: [Example((piece.text,) * 2) for piece in corpus.pieces(split)]
     for split in ("train", "dev")
     if getattr(corpus, split)
   }
-  return _task(data, sets, _halves, options)
+  return _task(data, sets, _halves, towers, options)
 
 
-SUITES = {
-  "pairs": Suite("pairs", {"own": ("own",)}, pairs),
-  "simcse": Suite(
-    "simcse",
-    {"own": ("own",)},
-    simcse,
-    defaults={"own": {"encoder_dropout": 0.1, "lrs": (3e-5,), "epochs": 1}},
-  ),
-}
+PAIRS = Suite(
+  "pairs",
+  "an embedder of your own pairs: a query, a positive text and maybe negatives;"
+  " held out as for classification",
+  {"own": ("own",)},
+  pairs,
+  settings=(retrieval.Options, Options),
+)
+SIMCSE = Suite(
+  "simcse",
+  "an embedder of your own texts, lines or records' --text_column; a pair is"
+  " one text twice, with different dropout",
+  {"own": ("own",)},
+  simcse,
+  settings=(retrieval.Options, Options, own.Options),
+  defaults={"own": {"encoder_dropout": 0.1, "lrs": (3e-5,), "epochs": 1}},
+)
 
 
-def _task(data: str, sets: dict[str, list[Example]], asked, options) -> Task:
-  """Makes a task that learns from examples, and is asked for what they hold."""
-  return Task(
+def _task(
+  data: str,
+  sets: dict[str, list[Example]],
+  asked: Callable[[Sequence[Example]], list[Example]],
+  towers: retrieval.Options,
+  options: Options,
+) -> Task:
+  """Makes a task; `asked` makes a set's queries and documents."""
+  prompts = options.query_prompt, options.document_prompt
+  return retrieval.task(
     **own.of_sets(data, sets, asked),
-    head=retrieval.Towers(
-      options.temperature, (options.query_prompt, options.document_prompt)
-    ),
+    head=retrieval.Towers(towers.temperature, prompts),
     metrics={"ndcg": retrieval.METRICS["ndcg"], "accuracy": _accuracy},
-    main_metric="ndcg",
-    baseline="a random order",
-    trivial=retrieval.random_order,
-    references={"BM25": retrieval.by_words},
-    right=retrieval.first_is_right,
     also=("accuracy",),
   )
 
 
 def _accuracy(predictions, labels) -> float:
-  """Share of queries whose first document is one that they ask for."""
+  """Share of queries whose first document is relevant."""
   return float(np.mean([*map(retrieval.first_is_right, predictions, labels)]))
 
 
-def _records(sources: Sequence[str], options) -> Iterator[Example]:
+def _records(sources: Sequence[str], options: Options) -> Iterator[Example]:
   """Yields (query, positive, negatives ...); a value may be a list of texts."""
   columns = {options.query_column: "query_column"}
   columns |= {options.positive_column: "positive_column"}
@@ -135,7 +165,7 @@ def _asked(examples: Sequence[Example]) -> list[Example]:
 
 
 def _halves(examples: Sequence[Example]) -> list[Example]:
-  """Makes a query of the first half of each text, which is to find the rest."""
+  """Makes a query of each text's first half, and a document of its second."""
   words = [example.texts[0].split() for example in examples]
   halves = [
     (" ".join(one[: len(one) // 2]), " ".join(one[len(one) // 2 :]))

@@ -1,18 +1,16 @@
-"""GLUE and SuperGLUE as BabyLM's pipelines fine-tune and evaluate on them.
+"""GLUE and SuperGLUE, fine-tuned and evaluated as in BabyLM's pipelines.
 
-2024: eleven scores of ten trainings: BoolQ, CoLA, MNLI (which is evaluated
-matched and mismatched), MRPC, MultiRC, QNLI, QQP, RTE, SST-2, WSC. 2025: seven
-of them, other settings. A year is a row of `SUITES`. A task's files are
+2024 has ten tasks and eleven scores: MNLI is evaluated matched and mismatched.
+2025 has seven of the tasks, with other settings. A task's files are
 `NAME.train.jsonl` and `NAME.valid.jsonl`, in the folder or its
-`glue_filtered/`. BabyLM's validation set is also its test set: the best epoch
-is chosen on what is reported.
+`glue_filtered/`. BabyLM's validation set is also its test set, so the epoch is
+chosen on the reported scores.
 """
 
 import csv
 import dataclasses
 import functools
 import json
-import operator
 import pathlib
 from collections.abc import Callable, Mapping
 from string import Formatter
@@ -28,28 +26,21 @@ from antlm_jax.runtime import files as io
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-  """How a task is written in its files, and measured.
+  """Form of a task's files, and its metric."""
 
-  Attributes:
-    texts: The texts of an example: templates over a line's fields.
-    metric: The main metric.
-    classes: The classes' names: words where the files have words, or numbers.
-    evaluations: Other names under which it is evaluated.
-  """
-
-  texts: tuple[str, ...]
+  texts: tuple[str, ...]  # of an example, as templates over a line's fields
   metric: str = "accuracy"
-  classes: tuple[str, ...] = ("0", "1")
-  evaluations: tuple[str, ...] = ()
+  classes: tuple[str, ...] = ("0", "1")  # their names in the files
+  evaluations: tuple[str, ...] = ()  # names of further evaluation sets
 
   @property
   def fields(self) -> list[str]:
-    """The fields of a line that its texts are made of."""
+    """Fields of a line that its texts contain."""
     parts = (part for text in self.texts for part in Formatter().parse(text))
     return [field for _, field, _, _ in parts if field]
 
 
-# The texts are those of both years' pipelines, in their order.
+# Texts as in both years' pipelines, in their order.
 FORMATS = {
   "boolq": Format(("{question}", "{passage}")),
   "cola": Format(("{sentence}",), metric="mcc"),
@@ -75,31 +66,27 @@ SCORES = tuple(name for those in SCORES_OF.values() for name in those)
 
 
 class Files(NamedTuple):
-  """Where a task is read: its training set, and its evaluation sets by name."""
+  """Files of a task: its training set, and its evaluation sets by name."""
 
   train: pathlib.Path
   evaluations: Mapping[str, pathlib.Path]
 
 
-# Other forms in which whole training sets are passed around. The MNLI of
-# BabyLM's multilingual track is cut out of the mismatched validation set, so
-# it comes with its own and without `mnli-mm`, which it would have seen.
+# Other training and evaluation files. The MNLI of BabyLM's multilingual track
+# is cut out of the mismatched validation set, so it is not evaluated on it.
 _OTHERS = {
-  "sst2": [("sst2/train_full.tsv", {"sst2": "glue_filtered/sst2.valid.jsonl"})],
-  "mnli": [
-    (
-      "mnli_en_babylm_eval/mnli_en.train.jsonl",
-      {"mnli": "mnli_en_babylm_eval/mnli_en.valid.jsonl"},
-    )
-  ],
+  "sst2": ("sst2/train_full.tsv", "glue_filtered/sst2.valid.jsonl"),
+  "mnli": (
+    "mnli_en_babylm_eval/mnli_en.train.jsonl",
+    "mnli_en_babylm_eval/mnli_en.valid.jsonl",
+  ),
 }
 
 
 def find(folder, name: str) -> Files:
   """Finds the files of a task.
 
-  Raises:
-    UserError: if there is no training set, or none to evaluate on.
+  Raises a UserError if there is no training set, or no evaluation set.
   """
   folder = pathlib.Path(folder)
   if not folder.is_dir():
@@ -112,10 +99,9 @@ def find(folder, name: str) -> Files:
     )
     for inside in (folder, folder / "glue_filtered")
   ]
-  sources += [
-    Files(folder / train, {e: folder / path for e, path in those.items()})
-    for train, those in _OTHERS.get(name, ())
-  ]
+  if name in _OTHERS:
+    train, valid = (folder / path for path in _OTHERS[name])
+    sources.append(Files(train, {name: valid}))
   for train, evaluations in sources:
     if train.is_file():
       there = {e: path for e, path in evaluations.items() if path.is_file()}
@@ -129,13 +115,10 @@ def find(folder, name: str) -> Files:
   )
 
 
-# ----------------------------------------------------------- the two pipelines
-
-
 def texts_2024(found: Mapping[str, Predicted]) -> dict[str, str]:
-  """The part of what collect_results.py makes, and what it makes it of.
+  """Files of 2024: predictions.json, and predictions.txt for each set.
 
-  That is, of each evaluation set, finetune_classification.py's predictions.txt.
+  collect_results.py writes the first, finetune_classification.py the others.
   """
   texts = {"predictions.json": json.dumps({"glue": _predictions(found)})}
   for name, those in found.items():
@@ -145,7 +128,7 @@ def texts_2024(found: Mapping[str, Predicted]) -> dict[str, str]:
 
 
 def texts_2025(found: Mapping[str, Predicted]) -> dict[str, str]:
-  """What finetune/run.py writes of its one evaluation set."""
+  """Files of finetune/run.py, which has one evaluation set."""
   lines = [
     f"{metric}: {score}"
     for those in found.values()
@@ -169,37 +152,31 @@ def _predictions(found: Mapping[str, Predicted]) -> dict[str, dict]:
   }
 
 
-def f1_if_binary(format: Format) -> str:
-  """The metric that chooses the epoch in 2024, whichever is reported."""
-  return "f1" if len(format.classes) == 2 else format.metric
-
-
 def make(
   folder,
   name: str,
-  options: Options,
   attention: str,
+  options: Options,
   scores: Mapping[str, tuple[str, ...]] = SCORES_OF,
-  best_by: Callable[[Format], str] = f1_if_binary,
+  best_by_f1: bool = True,
   texts: Callable[[Mapping[str, Predicted]], dict[str, str]] = texts_2024,
 ) -> Task:
-  """Makes a task, a key of `FORMATS`, of what is found in a folder.
+  """Makes a task, a key of `FORMATS`, of the files in a folder.
 
-  Of its evaluation sets those are wanted that `scores` has; `best_by` names
-  the metric that chooses the epoch, `texts` makes files of predictions.
-
-  Raises:
-    UserError: if there is no training set, or none to evaluate on.
+  Evaluation sets that are not in `scores` are left out. If `best_by_f1`, F1
+  chooses the epoch of tasks of two classes, as in 2024; else the main metric
+  does. `texts` makes files of predictions. Raises a UserError if there is no
+  training set, or no evaluation set.
   """
-  files, format = find(folder, name), FORMATS[name]
+  files, form = find(folder, name), FORMATS[name]
   sets = {e: p for e, p in files.evaluations.items() if e in scores[name]}
   return classification.task(
     name,
-    functools.partial(load, files, format),
+    functools.partial(load, files, form),
     tuple(sets),
-    options.classifier(format.classes, attention),
-    format.metric,
-    best_by=best_by(format),
+    options.classifier(form.classes, attention),
+    form.metric,
+    best_by="f1" if best_by_f1 and len(form.classes) == 2 else form.metric,
     texts=texts,
     files=(files.train, *sets.values()),
   )
@@ -227,35 +204,36 @@ _OWN_2025 = {
   "boolq": {"batch_size": 16},
   "multirc": {"batch_size": 16},
   "wsc": {"epochs": 30},
-  # Its files hold no more: this is for those of 2024.
+  # The size of its own files; those of 2024 are larger.
   "mnli": {"limit": 10_000},
   "qqp": {"limit": 10_000},
 }
-SUITES = {  # by year; the settings' usual defaults are those of 2024
-  "2024": Suite("GLUE", SCORES_OF, make),
-  "2025": Suite(
-    "GLUE of 2025",
-    _SCORES_2025,
-    functools.partial(
-      make,
-      scores=_SCORES_2025,
-      best_by=operator.attrgetter("metric"),
-      texts=texts_2025,
-    ),
-    "finetune-2025",
-    {name: _SETTINGS_2025 | _OWN_2025.get(name, {}) for name in _SEVEN},
+OF_2024 = Suite(
+  "GLUE",
+  "GLUE and SuperGLUE as BabyLM's pipeline of that year: ten tasks",
+  SCORES_OF,
+  make,
+  heads=(classification.Classifier, classification.Linear),
+  settings=(Options,),
+)
+OF_2025 = Suite(
+  "GLUE of 2025",
+  "seven of them, with the settings of that year's pipeline",
+  _SCORES_2025,
+  functools.partial(
+    make, scores=_SCORES_2025, best_by_f1=False, texts=texts_2025
   ),
-}
-
-
-# --------------------------------------------------------------------- reading
+  settings=(Options,),
+  defaults={n: _SETTINGS_2025 | _OWN_2025.get(n, {}) for n in _SEVEN},
+  folder="finetune-2025",
+  reported=False,  # its scores have the names of 2024's
+)
 
 
 def load(files: Files, format: Format, split: str) -> list[Example]:
   """Reads the examples of `train`, or of an evaluation set by its name.
 
-  Raises:
-    UserError: if the file cannot be read, or a line is not an example.
+  Raises a UserError if a line is not an example.
   """
   path = files.train if split == "train" else files.evaluations[split]
   records = io.read_jsonl(path, "examples")

@@ -1,12 +1,11 @@
-"""Classification by files of one's own: a text, or two, and a label a record.
+"""Classification of your own texts: records of a text, or two, and a label.
 
 `--data` is a file of records (csv, tsv, jsonl, parquet), of which a tenth is
-left out to choose on, or a folder with files named train and, if there are
-any, dev (or valid) and test. The classes are the labels that train has.
+held out as the dev set, or a folder of files named train and maybe dev (or
+valid) and test. The classes are the labels in train.
 """
 
 import csv
-import dataclasses
 import functools
 import io
 import json
@@ -14,6 +13,7 @@ import pathlib
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from antlm_jax.data import readers, text_files
@@ -23,54 +23,69 @@ from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.task import Predicted, Suite, Task, held_out
 from antlm_jax.settings import setting
 
-_KEPT = 0.9  # of train, where there is no dev
-_FEW = 20  # so many classes may be over half as many as examples
+_KEPT = 0.9  # share of train that is trained on if there is no dev
+_FEW = 20  # more classes than this must be at most half as many as examples
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Options:
-  """The settings of own files that a command offers."""
+  """Command-line options of your own files."""
 
   text_column: tuple[str, ...] = setting(
-    ("text",), "own files: of the text; of two that are read together, A,B"
+    ("text",),
+    "your own files: column of the text, or two as A,B that are read together",
   )
-  label_column: str = setting("label", "own files: of what to predict")
+  label_column: str = setting("label", "your own files: column of the label")
 
 
-def make(data: str, name: str, options, attention: str) -> Task:
-  """Makes a task of records; it is named as the data is.
+def make(
+  data: str,
+  name: str,
+  attention: str,
+  head: classification.Options,
+  options: Options,
+) -> Task:
+  """Makes a task of records, which has the data's name.
 
-  Raises:
-    UserError: if there are none, one has no text or no label, a label is not
-      one of train's, or those are no classes.
+  Raises a UserError if there are no records, one has no text, or no label of
+  train's, or the labels are no classes.
   """
+  if not options.text_column:
+    raise UserError("--text_column names no column: give one, or two as A,B")
   if options.label_column in options.text_column:
     raise UserError(f"--label_column={options.label_column} is a text column")
   corpus = text_files.find([data])
-  train = list(_read(corpus.train, options, "train"))
-  labels = _classes(data, [example.label for example in train])
-  sets = {"train": train}
+  sets = {"train": list(_read(corpus.train, options))}
+  labels = _classes(data, [example.label for example in sets["train"]])
   for split in ("dev", "test"):
     if sources := getattr(corpus, split):
-      sets[split] = list(_read(sources, options, split, labels))
+      sets[split] = list(_read(sources, options, labels))
   sets = {
     split: [e._replace(label=labels.index(e.label)) for e in those]
     for split, those in sets.items()
   }
-  made = classification.task(
+  return classification.task(
     **of_sets(data, sets),
-    head=options.classifier(labels, attention),
+    head=head.classifier(labels, attention),
+    metrics={
+      "accuracy": classification.accuracy,
+      "macro_f1": classification.macro_f1,
+    },
     texts=functools.partial(_predictions, labels),
     also=("macro_f1",),
   )
-  metrics = {
-    "accuracy": classification.accuracy,
-    "macro_f1": classification.macro_f1,
-  }
-  return dataclasses.replace(made, metrics=metrics)
 
 
-SUITE = Suite("classification", {"own": ("own",)}, make)
+SUITE = Suite(
+  "classification",
+  "your own texts, or pairs of texts, and labels: --data is a file of records"
+  " (csv, tsv, jsonl, parquet), of which a tenth is held out, or a folder of"
+  " files named train, dev and test",
+  {"own": ("own",)},
+  make,
+  settings=(classification.Options, Options),
+  exportable=True,
+)
 
 
 def of_sets(
@@ -78,13 +93,11 @@ def of_sets(
   sets: Mapping[str, list[Example]],
   asked: Callable[[list[Example]], list[Example]] = list,
 ) -> dict[str, Any]:
-  """Returns what a `Task` says of one's own examples: its name, as the data is.
+  """Returns the fields of a `Task` that has the data's name.
 
-  Args:
-    data: Where they are from.
-    sets: Of `train`, and of `dev` and `test` if there are. Without `dev` a
-      tenth of `train` is left out to choose on.
-    asked: Makes what is evaluated of a set.
+  `sets` has the examples of `train` and maybe of `dev` and `test`; without
+  `dev`, a tenth of `train` is held out. `asked` makes a set's examples into
+  those that are evaluated.
   """
   name, sets = re.sub(r"\W+", "_", pathlib.Path(data).absolute().stem), {**sets}
   if "dev" not in sets:
@@ -99,7 +112,7 @@ def of_sets(
 
 
 def _read(
-  sources: Sequence[str], options, split: str, known: Sequence[str] = ()
+  sources: Sequence[str], options: Options, known: Sequence[str] = ()
 ) -> Iterator[Example]:
   """Yields the examples of sources, with their labels' names."""
   columns = dict.fromkeys(options.text_column, "text_column")
@@ -120,8 +133,10 @@ def _read(
 
 
 def _classes(data: str, labels: Sequence[str]) -> tuple[str, ...]:
-  """Returns the names of the classes, numbers in their order."""
+  """Returns the names of the classes, sorted; numbers by their values."""
   found = set(labels)
+  if not found:
+    raise UserError(f"{data} holds no records to train on")
   if len(found) < 2:
     raise UserError(f"{data}: all labels to train on are {min(labels)!r:.60}")
   if len(found) > max(_FEW, len(labels) / 2):
@@ -138,7 +153,7 @@ def _classes(data: str, labels: Sequence[str]) -> tuple[str, ...]:
 def _predictions(
   names: Sequence[str], found: Mapping[str, Predicted]
 ) -> dict[str, str]:
-  """What is predicted of each set, by the classes' names, as CSV."""
+  """Returns a csv of each set, with the classes' names."""
   texts = {}
   for which, those in found.items():
     file = io.StringIO()

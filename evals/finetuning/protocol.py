@@ -1,11 +1,11 @@
-"""The fine-tuning protocol of arXiv 2507.00994, as its code has it: a preset.
+"""Fine-tuning protocol of arXiv 2507.00994, as in its code.
 
-A thousand steps of 32 examples at six rates by five seeds, the last weights
-scored. The rate is chosen on a twentieth of the training set, or on the set's
-own; what their hub calls the validation set is the test. Each kind of task has
-the measure of their code, and the usual one beside it. Their weights and
-AdamW's state were bfloat16, which `--weights=bfloat16` imitates; here they are
-float32.
+Each of six learning rates by five seeds trains for 1,000 steps of 32 examples,
+and the last weights are scored. The rate is chosen on the set's own dev set or
+on a twentieth of its training set; the validation set of their hub is the test
+set. Each kind of task has the metric of their code, next to the usual one.
+Their weights and AdamW's state were bfloat16 (`--weights=bfloat16`); here they
+are float32.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from antlm_jax.evals.finetuning import (
   tagging,
 )
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.task import Suite, Task, split_of
+from antlm_jax.evals.finetuning.task import Suite, Task, dev_and_test, split_of
 
 TEXTS: Mapping[str, tuple[str, ...]] = {
   "sst2": ("{sentence}",),
@@ -28,11 +28,11 @@ TEXTS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _classification(folder, name: str, options, attention: str) -> Task:
+def _classification(
+  folder, name: str, attention: str, options: classification.Options
+) -> Task:
   files = glue.find(folder, name)
-  form = dataclasses.replace(
-    glue.FORMATS[name], texts=TEXTS[name], metric="accuracy"
-  )
+  form = dataclasses.replace(glue.FORMATS[name], texts=TEXTS[name])
 
   def load(split: str) -> Sequence[Example]:
     return split_of(
@@ -44,39 +44,44 @@ def _classification(folder, name: str, options, attention: str) -> Task:
   return classification.task(
     name,
     load,
-    _SCORES[name],
+    SCORES[name],
     options.classifier(form.classes, attention),
     files=(files.train, files.evaluations[name]),
   )
 
 
-# The kinds of task, by the names that the paper has for them.
+# The kinds of task, by their names in the paper.
 KINDS: Mapping[str, tuple[str, ...]] = {
   "SC": tuple(TEXTS),
   "TC": tuple(tagging.SCORES),
   "QA": tuple(answering.SCORES),
   "IR": tuple(retrieval.SCORES),
 }
-# What makes a kind's tasks, and the measure that is reported.
-_MADE = {
-  "SC": (_classification, "accuracy"),
-  "TC": (tagging.make, "sentence_f1"),
-  "QA": (answering.make, "index_f1"),
-  "IR": (retrieval.make, "ndcg_of_ranked"),
-}
-_MAKERS = {name: _MADE[kind] for kind, names in KINDS.items() for name in names}
-_SCORES = {name: (f"{name}-dev", f"{name}-test") for name in _MAKERS}
+SCORES = dev_and_test([name for names in KINDS.values() for name in names])
 
 
-def make(folder, name: str, options, attention: str) -> Task:
-  """Makes a task of the study of what is found in a folder.
+def make(
+  folder,
+  name: str,
+  attention: str,
+  head: classification.Options,
+  answers: answering.Options,
+  ranking: retrieval.Options,
+) -> Task:
+  """Makes a task of the study of the files in a folder.
 
-  Raises:
-    UserError: if a file of it is absent.
+  Raises a UserError if one is missing.
   """
-  maker, metric = _MAKERS[name]
-  made = maker(folder, name, options, attention)
-  # Answers as spans have other measures than the study's tags, means as well.
+  where = folder, name, attention
+  if name in KINDS["SC"]:
+    made, metric = _classification(*where, head), "accuracy"
+  elif name in KINDS["TC"]:
+    made, metric = tagging.make(*where), "sentence_f1"
+  elif name in KINDS["QA"]:
+    made, metric = answering.make(*where, answers), "index_f1"
+  else:
+    made, metric = retrieval.make(*where, ranking), "ndcg_of_ranked"
+  # Spans have other metrics than the study's tagged answers.
   metric = metric if metric in made.metrics else made.main_metric
   return dataclasses.replace(made, main_metric=metric, by_example=True)
 
@@ -100,11 +105,13 @@ PROTOCOL = {
 _ONE_EPOCH = {"steps": 0, "epochs": 1}
 SUITE = Suite(
   "the study",
-  _SCORES,
+  "arXiv 2507.00994: tagging, answering, retrieval, SST-2, QQP and MNLI",
+  SCORES,
   make,
-  "finetune-study",
-  {
+  settings=(classification.Options, answering.Options, retrieval.Options),
+  defaults={
     name: PROTOCOL | (_ONE_EPOCH if name in ("conll", "uner") else {})
-    for name in _MAKERS
+    for name in SCORES
   },
+  folder="finetune-study",
 )

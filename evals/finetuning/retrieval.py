@@ -1,9 +1,9 @@
-"""Retrieval: finding the documents that a query asks for.
+"""Retrieval: finding the documents that are relevant to a query.
 
 Queries and documents are encoded apart, each as the mean of its tokens' states
-(arXiv 2507.00994); a query is to be nearer to its own document than to the
-others of the batch (multiple negatives, arXiv 1705.00652). Files are BEIR's:
-`corpus.jsonl`, `queries.jsonl`, `qrels/SPLIT.tsv`; or pairs to learn from.
+(arXiv 2507.00994). A query learns to be nearer to its own document than to the
+others of the batch (multiple negatives, arXiv 1705.00652). Files have BEIR's
+form: `corpus.jsonl`, `queries.jsonl`, `qrels/SPLIT.tsv`, or training pairs.
 """
 
 import dataclasses
@@ -29,7 +29,9 @@ from antlm_jax.evals.finetuning.task import (
   Params,
   Suite,
   Task,
+  dev_and_test,
   held_out,
+  require,
 )
 from antlm_jax.runtime import files as io
 from antlm_jax.settings import setting
@@ -38,26 +40,24 @@ TOP = 10  # documents that are ranked
 PROMPTS = "Query: ", "Document: "
 _AT_ONCE = 256  # queries whose scores of all documents are in memory
 
-# -------------------------------------------------------------------- the head
-
 
 @dataclasses.dataclass(frozen=True)
 class Towers(Head):
-  """The mean over a text's tokens, of length 1: no parameters of its own.
+  """The mean over a text's tokens, of length 1, without parameters.
 
-  An example is a query, its document, and texts that it is not to find, to
-  learn from; or one text. A query's label is the documents that it asks for,
-  with how relevant each is; a document has none. Predictions are the first
-  documents of all, and of those that any query asks for:
+  A training example is a query, its document, and maybe negatives. Otherwise an
+  example is one text; a query's label is the relevance of its documents by id,
+  and a document has no label. Predictions are the first documents among all,
+  and among those that are relevant to any query:
   `{"all": [...], "labelled": [...]}`.
   """
 
-  temperature: float  # what similarities are divided by
-  prompts: tuple[str, str] = ("", "")  # before queries, and before documents
+  temperature: float  # divides similarities
+  prompts: tuple[str, str] = ("", "")  # of queries, and of documents
   kind: ClassVar[str] = "towers"
 
   def parameters(self, width: int) -> dict[str, Param]:
-    """None."""
+    """Returns none."""
     return {}
 
   def __call__(self, params: Params, hidden, lengths, dropout_key=None):
@@ -66,19 +66,19 @@ class Towers(Head):
     return mean / jnp.linalg.norm(mean, axis=-1, keepdims=True)
 
   def loss(self, outputs, labels, weights) -> jax.Array:
-    """The mean cross-entropy in nats of each query's document among all."""
-    # [S - 1, B, D]: those that are to be found come first.
+    """Returns the mean cross-entropy in nats of each query's document."""
+    # [S - 1, B, D]: the positives come first.
     documents = outputs[:, 1:].swapaxes(0, 1)
     flat = documents.reshape(-1, documents.shape[-1])
     scores = outputs[:, 0] @ flat.T / self.temperature
-    # Documents of empty places are no negatives.
+    # Padding is no negative.
     there = jnp.tile(weights > 0, len(documents))
     scores = jnp.where(there, scores, -jnp.inf)
     nats = -jnp.diagonal(jax.nn.log_softmax(scores, axis=-1))
     return jnp.where(weights > 0, nats, 0).sum() / weights.sum()
 
   def encode(self, loaded, examples, max_length) -> Rows:
-    """Makes rows of texts learnt from together `[n, S, T]`, or `[n, T]`."""
+    """Makes rows `[n, S, T]` of training examples, or `[n, T]` of texts."""
     apart = len(examples[0].texts)
     query, document = self.prompts
     texts = []
@@ -92,16 +92,12 @@ class Towers(Head):
       tokens = tokens.reshape(len(examples), apart, -1)
       lengths = lengths.reshape(len(examples), apart)
     queries = [e for e in examples if e.label is not None]
-    empty = np.zeros(len(tokens), np.int32)
-    return Rows(
-      *(tokens, lengths, empty),
-      examples=queries or examples,
-      about=examples,
-      cut=cut,
-    )
+    labels = np.zeros(len(tokens), np.int32)  # unused
+    asked = queries or examples
+    return Rows(tokens, lengths, labels, False, asked, examples, cut)
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
-    """Ranks documents by their cosine to each query."""
+    """Ranks documents by their cosine with each query."""
     asks = np.array([e.label is not None for e in rows.about])
     queries, documents = reduced[asks], reduced[~asks]
     starts = range(0, len(queries), _AT_ONCE)
@@ -112,7 +108,7 @@ class Towers(Head):
 def ranked(
   examples: Sequence[Example], scores: Iterable[np.ndarray]
 ) -> list[dict[str, list[str]]]:
-  """Makes predictions of each query's scores of all documents, `[documents]`.
+  """Makes predictions of each query's scores of all documents `[documents]`.
 
   Documents are those of the examples, in their order, which ties keep.
   """
@@ -130,20 +126,17 @@ def ranked(
   ]
 
 
-# --------------------------------------------------------------------- metrics
-
-
 def ndcg(found: Sequence[str], relevant: Mapping[str, float]) -> float:
-  """NDCG@10 of a ranking, as trec_eval's: the gain is the relevance itself."""
+  """NDCG@10 of a ranking, as in trec_eval: the gain is the relevance itself."""
   best = sorted(relevant.values(), reverse=True)
   return _ratio([relevant.get(name, 0) for name in found], best)
 
 
 def ndcg_of_ranked(found: Sequence[str], relevant: Mapping[str, float]):
-  """NDCG@10 as arXiv 2507.00994's code has it, far above `ndcg`.
+  """NDCG@10 as in arXiv 2507.00994's code, far above `ndcg`.
 
-  The ideal is the best order of the ten that were found, whatever was missed,
-  and relevance is one or none.
+  The ideal is the best order of the ten that were found, without those that
+  were missed, and relevance is 0 or 1.
   """
   gains = [float(relevant.get(name, 0) >= 1) for name in found]
   return _ratio(gains, sorted(gains, reverse=True))
@@ -155,7 +148,7 @@ def _ratio(gains: Sequence[float], ideal: Sequence[float]) -> float:
 
 
 def _discounted(gains: Sequence[float]) -> float:
-  # In some judgements what is worse than irrelevant is below 0.
+  # Some sets have judgements below 0, worse than irrelevant.
   gains = np.maximum(np.asarray(gains[:TOP], np.float64), 0)
   return float((gains / np.log2(np.arange(len(gains)) + 2)).sum())
 
@@ -174,18 +167,18 @@ METRICS = {
   "ndcg_of_ranked": functools.partial(_mean, ndcg_of_ranked, "labelled"),
 }
 
-# ----------------------------------------------------------------------- tasks
-
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """The settings of retrieval that a command offers."""
+  """Command-line options of retrieval."""
 
-  temperature: float = setting(0.05, "what similarities are divided by", over=0)
+  temperature: float = setting(
+    0.05, "temperature, which divides similarities", over=0
+  )
 
 
-# What a set is trained on, chosen on, and tested on. Where the first two are
-# the same, a twentieth of its queries is left out to choose on.
+# Files to train, choose and test on. If the first two are the same, a twentieth
+# of its queries is held out to choose on.
 SPLITS = {
   "nfcorpus": ("train", "dev", "test"),
   "scifact": ("train", "train", "test"),
@@ -193,14 +186,13 @@ SPLITS = {
   "nq": ("pairs.jsonl", "dev", "test"),
   "mldr": ("pairs.jsonl", "dev", "test"),
 }
-SCORES = {name: (f"{name}-dev", f"{name}-test") for name in SPLITS}
+SCORES = dev_and_test(SPLITS)
 
 
-def make(folder, name: str, options: Options, attention: str) -> Task:
-  """Makes a task, a key of `SPLITS`, of what is found in a folder.
+def make(folder, name: str, attention: str, options: Options) -> Task:
+  """Makes a task, a key of `SPLITS`, of the files in a folder.
 
-  Raises:
-    UserError: if a file of it is absent.
+  Raises a UserError if one is missing.
   """
   inside = pathlib.Path(folder, "retrieval", name)
   if not inside.is_dir():
@@ -210,35 +202,46 @@ def make(folder, name: str, options: Options, attention: str) -> Task:
     split: inside / (part if "." in part else f"qrels/{part}.tsv")
     for split, part in sets.items()
   }
-  common = inside / "corpus.jsonl", inside / "queries.jsonl"
-  for path in (*common, *paths.values()):
-    if not path.is_file():
-      raise UserError(f"{name} is absent: {path} is not there")
-  return Task(
+  files = inside / "corpus.jsonl", inside / "queries.jsonl", *paths.values()
+  return task(
     name=name,
     load=functools.partial(load, inside, paths),
     evaluations=SCORES[name],
     head=Towers(options.temperature, PROMPTS),
-    metrics=METRICS,
-    main_metric="ndcg",
-    baseline="a random order",
-    trivial=random_order,
-    references={"BM25": by_words},
-    right=first_is_right,
-    files=(*common, *dict.fromkeys(paths.values())),
+    files=tuple(require(name, path) for path in dict.fromkeys(files)),
   )
 
 
-SUITE = Suite("retrieval", SCORES, make)
+def task(**fields) -> Task:
+  """Makes a task of ranking documents, of the fields that are its own."""
+  usual = {
+    "metrics": METRICS,
+    "main_metric": "ndcg",
+    "baseline": "a random order",
+    "trivial": random_order,
+    "references": {"BM25": by_words},
+    "right": first_is_right,
+  }
+  return Task(**usual | fields)
+
+
+SUITE = Suite(
+  "retrieval",
+  "documents, in BEIR's form: NFCorpus, SciFact, MS MARCO, NQ, MLDR",
+  SCORES,
+  make,
+  heads=(Towers,),
+  settings=(Options,),
+)
 
 
 def first_is_right(found: Mapping, relevant: Mapping[str, float]) -> bool:
-  """Whether the document that is ranked first is asked for."""
+  """Whether the document that is ranked first is relevant."""
   return relevant.get(found["all"][0], 0) > 0
 
 
 def random_order(examples: Sequence[Example]) -> list[list[dict]]:
-  """One order of the documents that are asked for, the same for all queries."""
+  """One order of the relevant documents, the same for all queries."""
   names = sorted({name for example in examples for name in example.label})
   order = hashing.permute(np.arange(len(names)), len(names), 0)[:TOP]
   first = [names[i] for i in order]
@@ -254,20 +257,13 @@ def by_words(examples: Sequence[Example]) -> list[dict]:
   return ranked(examples, bm25.scores(queries, documents))
 
 
-# --------------------------------------------------------------------- reading
-
-
 def load(
   folder: pathlib.Path, paths: Mapping[str, pathlib.Path], split: str
 ) -> list[Example]:
-  """Reads pairs to learn from, or an evaluation set's queries, all documents.
+  """Reads training pairs, or an evaluation set's queries and all documents.
 
-  Args:
-    paths: The files of judgements, or of pairs, by split.
-    split: `train`, or the name of an evaluation set.
-
-  Raises:
-    UserError: if a file cannot be read, or names what is in no other.
+  `paths` are the files of judgements, or of pairs, by split. Raises a UserError
+  if a file cannot be read, or names a text that no other file has.
   """
   path, train = paths[split], split == "train"
   if path.suffix == ".jsonl":
@@ -297,7 +293,7 @@ def load(
 
 
 def _texts(path: pathlib.Path) -> dict[str, str]:
-  """Reads texts by their names; a title stands before its text."""
+  """Reads texts by id, each after its title, if it has one."""
   out = {}
   for number, line in io.read_jsonl(path, "texts"):
     where = f"{path}, line {number}"
@@ -322,7 +318,7 @@ def _field(line: Mapping[str, Any], name: str, where: str) -> str:
 def _relevant(
   path: pathlib.Path, queries: Container[str], documents: Container[str]
 ) -> dict[str, dict[str, float]]:
-  """Reads which documents each query asks for, and how much."""
+  """Reads the relevance of each query's documents."""
   out: dict[str, dict[str, float]] = {}
   columns = ("query-id", "corpus-id", "score")
   for number, line in io.read_csv(path, "judgements", delimiter="\t"):

@@ -1,46 +1,38 @@
 """Saves fine-tuned models, an encoder with a task's head, and uses them.
 
-`antlm eval finetune --save` saves models that are used like this:
-
   import antlm_jax
   from antlm_jax.evals.finetuning import saved
 
   model = antlm_jax.load("RUN/evals/finetune/rte/60-bidirectional/model")
-  classes = saved.predict(model, [("Tom sat near the hills.", "Tom sat.")])
+  saved.predict(model, ["Tom sat.", "The dogs rest."])  # ["1", "0"]
+  saved.predict(model, [("Tom sat near the hills.", "Tom sat.")])  # a pair
+
+`antlm eval finetune --save` saves such models.
 """
 
 import functools
 import math
 import pathlib
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, trial
-from antlm_jax.evals.finetuning.answering import Inside, Spans
+from antlm_jax.evals.finetuning import batching, presets, trial
 from antlm_jax.evals.finetuning.batching import Example, Rows
-from antlm_jax.evals.finetuning.classification import Classifier, Linear
-from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.finetuning.retrieval import Towers
-from antlm_jax.evals.finetuning.tagging import Tagger
-from antlm_jax.evals.finetuning.task import Head, Predictions, Task
-from antlm_jax.evals.finetuning.trial import Settings
+from antlm_jax.evals.finetuning.task import Head, Task
+from antlm_jax.evals.finetuning.trial import Run, Settings
 from antlm_jax.inference import programs
 from antlm_jax.inference.model import FineTuned, Loaded, write
 
-FOLDER = "model"  # of the folder of a task's results
-HEADS: dict[str, type[Head]] = {  # by the kind that a checkpoint names
-  head.kind: head
-  for head in (Classifier, Linear, Tagger, Spans, Inside, Towers)
-}
+FOLDER = "model"  # in the folder of a task's results
 
 
 class Best:
-  """The parameters of the best run at its best epoch, on the host.
+  """Parameters of the best run at its best epoch, on the host.
 
   Needs host memory for one copy of the trained parameters, and device memory
   for one extra copy of the largest array. If scores are equal, the earlier run
@@ -56,8 +48,22 @@ class Best:
     """Keeps a run if it is the best so far; `copy` returns its parameters."""
     rank = score, -self._runs.index(run)
     if rank > self._rank:
-      self.params = {}  # first, so that there are never two in memory
+      self.params = {}  # first, so that memory never holds two
       self._rank, self.params = rank, copy()
+
+
+def fine_tuned(
+  task: Task, attention: str, params: Mapping[str, Any] | None = None
+) -> FineTuned:
+  """Returns what a checkpoint says of a task, with the head's parameters."""
+  return FineTuned(
+    task.name,
+    attention,
+    task.head.kind,
+    task.head.settings,
+    params or {},
+    task.head.export_as,
+  )
 
 
 def save(
@@ -69,18 +75,11 @@ def save(
 ) -> None:
   """Writes a run's model into the folder of its task's results.
 
-  Args:
-    folder: The folder of results, which has no model yet.
-    loaded: The model that was fine-tuned, for the parameters that were not.
-    attention: How rows are read: bidirectional or causal.
-    params: The trained parameters of the encoder and the head.
-
-  Raises:
-    UserError: if it cannot be written.
+  `loaded` is the model that was fine-tuned; `params` are the trained parameters
+  of encoder and head. Raises a UserError if the model cannot be written.
   """
   encoder, own = trial.split(params)
-  head = task.head
-  tuned = FineTuned(task.name, attention, head.kind, head.settings, own)
+  tuned = fine_tuned(task, attention, own)
   all_params = {**loaded.params, **encoder}
   write(folder / FOLDER, loaded.step, all_params, loaded, tuned)
 
@@ -97,23 +96,22 @@ def remove(folder: pathlib.Path) -> None:
 def head(loaded: Loaded) -> Head:
   """Returns the head of a saved model.
 
-  Raises:
-    UserError: if it has none, or one of an unknown kind.
+  Raises a UserError if it has none, or one of an unknown kind.
   """
-  task = loaded.task
+  task, heads = loaded.task, presets.heads()
   if task is None:
     raise UserError(
       f"{loaded.path} is not fine-tuned: `antlm eval finetune --save` is"
     )
-  if task.kind not in HEADS:
+  if task.kind not in heads:
     raise UserError(
       f"{loaded.path} has a head of the kind {task.kind!r}, which is not one of"
-      f" {', '.join(HEADS)}"
+      f" {', '.join(heads)}"
     )
-  # JSON turns tuples into lists, which cannot be hashed.
+  # JSON turns tuples into lists, which have no hash.
   lists = {k: tuple(v) for k, v in task.settings.items() if isinstance(v, list)}
   try:
-    return HEADS[task.kind](**{**task.settings, **lists})
+    return heads[task.kind](**{**task.settings, **lists})
   except TypeError as error:
     raise UserError(
       f"{loaded.path} has a head ({task.kind}) of another version: {error}"
@@ -122,48 +120,53 @@ def head(loaded: Loaded) -> Head:
 
 def predict(
   loaded: Loaded,
-  examples: Sequence[Sequence[str] | Example],
+  texts: Sequence[str | Sequence[str] | Example],
   max_length: int = Settings.max_length,
   batch_size: int = Settings.batch_size,
-) -> Predictions:
-  """Returns a saved model's predictions for examples.
+) -> list[Any]:
+  """Returns a saved model's predictions, with the names of its labels.
+
+  A classifier predicts a label for each text, and a tagger a label for each
+  word. For the vectors of an embedder, use `outputs`.
 
   Args:
-    examples: Examples of its task, or only their texts.
+    loaded: The model, from `antlm_jax.load`.
+    texts: A text for each prediction, or a tuple of texts that are read
+      together, such as a pair or a question and its text. For a tagger, a
+      sentence whose words are divided by spaces, or a tuple of words.
     max_length: Largest number of tokens in a row.
     batch_size: Number of rows that are computed together.
 
   Raises:
-    UserError: if the checkpoint has no head, or one of an unknown kind.
+    UserError: The checkpoint has no head, or one of an unknown kind.
   """
-  found, rows = _compute(loaded, examples, max_length, batch_size)
-  reduced = jax.device_get(head(loaded).reduce(found))
-  return head(loaded).decode(reduced, rows)
+  found, rows = _compute(loaded, texts, max_length, batch_size)
+  own = head(loaded)
+  reduced = jax.device_get(own.reduce(found))
+  return [own.named(one) for one in own.decode(reduced, rows)]
 
 
 def outputs(
   loaded: Loaded,
-  examples: Sequence[Sequence[str] | Example],
+  texts: Sequence[str | Sequence[str] | Example],
   max_length: int = Settings.max_length,
   batch_size: int = Settings.batch_size,
 ) -> Any:
   """Returns the head's outputs for each row, such as logits; see `predict`."""
-  return _compute(loaded, examples, max_length, batch_size)[0]
+  return _compute(loaded, texts, max_length, batch_size)[0]
 
 
 def _compute(
-  loaded: Loaded, examples, max_length: int, batch_size: int
+  loaded: Loaded, texts, max_length: int, batch_size: int
 ) -> tuple[Any, Rows]:
   """Returns a head's outputs, and their rows."""
-  examples = [
-    those if isinstance(those, Example) else Example(tuple(those))
-    for those in examples
-  ]
-  rows = head(loaded).encode(loaded, examples, max_length)
+  own = head(loaded)
+  if isinstance(texts, str):
+    raise UserError(f"{texts!r:.60} is one text: give a list of texts")
+  examples = [t if isinstance(t, Example) else own.example(t) for t in texts]
+  rows = own.encode(loaded, examples, max_length)
   causal = loaded.task.attention == "causal"
-  program = programs.compiled(
-    _one_run, loaded.model.config, head(loaded), causal
-  )
+  program = programs.compiled(_one_run, loaded.model.config, own, causal)
   params = trial.joined(loaded.params, loaded.task.params)
   call = functools.partial(program, params)
   found = batching.predict(call, rows, batch_size)
@@ -172,5 +175,5 @@ def _compute(
 
 def _one_run(model, head: Head, causal: bool, params, tokens, lengths):
   """Returns a head's outputs `[1, B, ...]`."""
-  out = trial.outputs(model, head, causal)(params, {}, tokens, lengths)
+  out = trial.outputs(model, head, causal, params, {}, tokens, lengths)
   return jax.tree.map(lambda x: x[None], out)

@@ -1,7 +1,6 @@
-"""What is to be known of a task's runs, as files and as a table."""
+"""Summary of a task's runs, as files and as a table."""
 
 import collections
-import itertools
 import json
 import math
 import pathlib
@@ -12,10 +11,11 @@ import numpy as np
 from antlm_jax import tables
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.loop import Outcome, Run, standing
-from antlm_jax.evals.finetuning.task import Predicted, Suite, Task, share_of_one
+from antlm_jax.evals.finetuning.loop import Outcome, standing
+from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
+from antlm_jax.evals.finetuning.trial import Run
 
-COLLAPSED = 0.95  # share of one answer from which on a run counts as collapsed
+COLLAPSED = 0.95  # share of one answer from which a run counts as collapsed
 
 
 def summarise(
@@ -23,12 +23,12 @@ def summarise(
   examples: Mapping[str, Sequence[Example]],
   outcomes: Sequence[Outcome],
 ) -> dict:
-  """Returns what is to be known of a task's runs, and of its `references`.
+  """Returns the scores of a task's runs, of trivial answers and references.
 
   `baseline` is the score of the best trivial answer. The standard deviation
-  over seeds is the sample's, null of one seed. The best run and rate are not of
-  those without an epoch before they diverged, as long as there are others.
-  Examples are those that are predicted, by evaluation set.
+  over seeds is the sample's, null for one seed. The best run and learning rate
+  are not of runs that diverged in their first epoch, unless all did. `examples`
+  are those that are predicted, by evaluation set.
   """
   runs = [_run(task, outcome) for outcome in outcomes]
   by_lr = [
@@ -36,7 +36,7 @@ def summarise(
     for lr in dict.fromkeys(run["lr"] for run in runs)
   ]
   scores = [standing(task, outcome.best) for outcome in outcomes]
-  # The rate of the best mean, of those that lost the fewest runs.
+  # The rate of the best mean, among those that lost the fewest runs.
   found = zip(outcomes, scores, strict=True)
   lost = collections.Counter(o.run.lr for o, s in found if s == -math.inf)
   first = task.evaluations[0]
@@ -44,7 +44,7 @@ def summarise(
   evaluations = {}
   for name, those in examples.items():
     trivial = [task.measure(answer, those) for answer in task.trivial(those)]
-    read = task.load(name) if task.references else ()  # they see all of it
+    read = task.load(name) if task.references else ()  # references need all
     evaluations[name] = {
       "examples": len(those),
       "baseline": {m: max(found[m] for found in trivial) for m in task.metrics},
@@ -68,9 +68,10 @@ def summarise(
 
 
 def _run(task: Task, outcome: Outcome) -> dict:
-  shares = {
-    name: share_of_one(found) for name, found in outcome.predictions.items()
-  }
+  shares = {}  # of the most frequent prediction
+  for name, found in outcome.predictions.items():
+    counts = collections.Counter(map(json.dumps, found))
+    shares[name] = max(counts.values()) / len(found)
   return {
     "lr": outcome.run.lr,
     "seed": outcome.run.seed,
@@ -79,7 +80,7 @@ def _run(task: Task, outcome: Outcome) -> dict:
     "scores": {name: outcome.best[name] for name in task.evaluations},
     "most_frequent_prediction": shares,
     "collapsed": shares[task.evaluations[0]] >= COLLAPSED,
-    # JSON has no NaN: the loss of a run that diverged is null.
+    # JSON has no NaN: the loss of a diverged run is null.
     "epochs": [
       e if math.isfinite(e["train_loss"]) else e | {"train_loss": None}
       for e in outcome.epochs
@@ -106,31 +107,6 @@ def _over_seeds(runs: Sequence[dict], name: str, metric: str) -> dict:
   return {"mean": float(np.mean(values)), "std": std}
 
 
-# ----------------------------------------------------------------------- files
-
-
-def items(
-  task: Task,
-  examples: Mapping[str, Sequence[Example]],
-  outcomes: Sequence[Outcome],
-) -> Iterator[dict]:
-  """Yields every example with each run's prediction, in the runs' order."""
-  for name, those in examples.items():
-    for i, example in enumerate(those):
-      found = [outcome.predictions[name][i] for outcome in outcomes]
-      item = {
-        "evaluation": name,
-        "id": example.id,
-        "label": example.label,
-        "predictions": found,
-        "correct": [task.right(one, example.label) for one in found],
-      }
-      if task.by_example:
-        metric = task.metrics[task.main_metric]
-        item["scores"] = [metric([one], [example.label]) for one in found]
-      yield item
-
-
 def write(
   folder: pathlib.Path,
   task: Task,
@@ -140,10 +116,14 @@ def write(
 ) -> None:
   """Writes a task's files, all or none, the summary last.
 
-  Raises:
-    UserError: if they cannot be written.
+  `items.jsonl` has every example with each run's prediction, in their order.
+  Raises a UserError if they cannot be written.
   """
-  lines = [json.dumps(item) + "\n" for item in items(task, examples, outcomes)]
+  lines = [
+    json.dumps(_item(task, name, example, i, outcomes)) + "\n"
+    for name, those in examples.items()
+    for i, example in enumerate(those)
+  ]
   texts = {"items.jsonl": "".join(lines)}
   if task.texts:
     best = outcomes[summary["best_run"]]
@@ -156,27 +136,41 @@ def write(
   results.write(folder, texts, summary)
 
 
-# ----------------------------------------------------------------------- table
-
-_HEAD = ("", "metric", "lr", "seeds", "score (%)", "baseline (%)", "")
+def _item(
+  task: Task, name: str, example: Example, i: int, outcomes: Sequence[Outcome]
+) -> dict:
+  found = [outcome.predictions[name][i] for outcome in outcomes]
+  item = {
+    "evaluation": name,
+    "id": example.id,
+    "label": example.label,
+    "predictions": found,
+    "correct": [task.right(one, example.label) for one in found],
+  }
+  if task.by_example:
+    metric = task.metrics[task.main_metric]
+    item["scores"] = [metric([one], [example.label]) for one in found]
+  return item
 
 
 def table(summaries: Sequence[dict], suite: Suite) -> str:
-  """Lays out every score at its best learning rate, and their mean."""
+  """Returns a table of each score at its best learning rate, and their mean."""
+  head = ("", "metric", "lr", "seeds", "score (%)", "baseline (%)", "")
   rows = [row for summary in summaries for row in _rows(summary)]
-  means = {
-    name: found["mean"]
+  text = tables.text(rows, head, "<<>>>><")
+  means = [
+    score["mean"]
     for summary in summaries
-    for name, found in _best(summary)["scores"].items()
-  }
-  text, count = tables.text(rows, _HEAD, "<<>>>><"), len(means)
+    for score in _best(summary)["scores"].values()
+  ]
   if len(suite.scores) == 1:
     return text
-  every, what = len(suite.all_scores), f"mean of these {count} of"
-  what = f"{what} {every} scores, not comparable with {suite.name}'s"
+  count, every = len(means), sum(map(len, suite.scores.values()))
+  what = f"mean of these {count} of {every} scores, not comparable with"
+  what += f" {suite.name}'s"
   if count >= every:
     what = f"{suite.name}, unweighted mean of all {count}"
-  return f"{text}\n{what}: {100 * np.mean(list(means.values())):.1f}"
+  return f"{text}\n{what}: {100 * np.mean(means):.1f}"
 
 
 def _best(summary: Mapping) -> dict:
@@ -186,41 +180,42 @@ def _best(summary: Mapping) -> dict:
 def _rows(summary: Mapping) -> Iterator[tuple]:
   best = _best(summary)
   runs = [run for run in summary["runs"] if run["lr"] == best["lr"]]
-  shown = summary["main_metric"], *summary["also"]
-  rows = itertools.product(summary["evaluations"].items(), shown)
-  for (name, about), metric in rows:
-    mean, std = _over_seeds(runs, name, metric).values()
-    score = f"{100 * mean:.1f}" + ("" if std is None else f" ± {100 * std:.1f}")
-    trivial = about["baseline"][metric]
-    remark = f"no better than {summary['baseline']}" if mean <= trivial else ""
-    for what in ("collapsed", "diverged"):
-      if best[what]:
-        remark = f"{best[what]} of {best['seeds']} {what}"
-    beside = about["references"].items()
-    remarks = *(f"{n} {100 * of[metric]:.1f}" for n, of in beside), remark
-    yield (
-      *(name, metric, f"{best['lr']:g}", best["seeds"]),
-      *(score, f"{100 * trivial:.1f}", ", ".join(filter(None, remarks))),
-    )
+  for name, about in summary["evaluations"].items():
+    for metric in (summary["main_metric"], *summary["also"]):
+      mean, std = _over_seeds(runs, name, metric).values()
+      score = f"{100 * mean:.1f}"
+      if std is not None:
+        score += f" ± {100 * std:.1f}"
+      trivial = about["baseline"][metric]
+      remarks = [
+        f"{reference} {100 * of[metric]:.1f}"
+        for reference, of in about["references"].items()
+      ]
+      lost = [
+        f"{best[what]} of {best['seeds']} {what}"
+        for what in ("diverged", "collapsed")
+        if best[what]
+      ]
+      if lost:
+        remarks.append(lost[0])
+      elif mean <= trivial:
+        remarks.append(f"no better than {summary['baseline']}")
+      about_lr = f"{best['lr']:g}", best["seeds"]
+      scores = score, f"{100 * trivial:.1f}", ", ".join(remarks)
+      yield name, metric, *about_lr, *scores
 
 
-def divergences(summary: Mapping) -> Iterator[str]:
-  """Says which runs diverged."""
+def remarks(summary: Mapping) -> Iterator[str]:
+  """Yields a line for each run that diverged, then for rates that collapsed."""
+  task = summary["task"]
   for run in summary["runs"]:
     if epoch := run["diverged"]:
       before = "" if epoch == 1 else "; its epochs before that count"
-      yield (
-        f"{summary['task']}: {Run(run['lr'], run['seed'])} diverged in epoch"
-        f" {epoch}{before}"
-      )
-
-
-def collapses(summary: Mapping) -> Iterator[str]:
-  """Says which learning rates ended in one and the same answer."""
+      which = Run(run["lr"], run["seed"])
+      yield f"{task}: {which} diverged in epoch {epoch}{before}"
   for entry in summary["by_lr"]:
     if entry["collapsed"]:
       yield (
-        f"{summary['task']} collapsed: {entry['collapsed']} of"
-        f" {entry['seeds']} runs at lr {entry['lr']:g} give (nearly) every"
-        " example the same answer"
+        f"{task} collapsed: {entry['collapsed']} of {entry['seeds']} runs at lr"
+        f" {entry['lr']:g} give (nearly) every example the same answer"
       )

@@ -1,9 +1,9 @@
-"""Tagging: a label for each word of a sentence, such as that of its entity.
+"""Tagging: a label for each word of a sentence, such as its entity's.
 
-A file has a word a line, in columns, and an empty line after each sentence:
-CoNLL-2003's, Universal NER's, OntoNotes' in CoNLL's form. What the study of
-arXiv 2507.00994 does: words are joined by spaces, every token has the label of
-its word, and a word is what most of its tokens are.
+A file has a word in each line, in columns, and an empty line after each
+sentence: CoNLL-2003, Universal NER, and OntoNotes in CoNLL's form. As in arXiv
+2507.00994, spaces join the words, every token has its word's label, and a word
+gets the label of most of its tokens.
 """
 
 import collections
@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -22,20 +22,24 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy, macro_f1
-from antlm_jax.evals.finetuning.task import PerToken, Suite, Task
+from antlm_jax.evals.finetuning.task import (
+  PerToken,
+  Suite,
+  Task,
+  dev_and_test,
+  require,
+)
 from antlm_jax.runtime import files as io
 
-_NOWHERE = -1  # the word, and the label, of a token that is of no word
-OUTSIDE = 0  # the class O: of no entity
-
-# ------------------------------------------------------------------- the heads
+_NOWHERE = -1  # word, and label, of a token outside of all words
+OUTSIDE = 0  # class O: no entity
 
 
 class Tags(PerToken):
-  """A class for each token whose label is not -1."""
+  """Classes of the tokens whose label is not -1."""
 
   def loss(self, outputs, labels, weights) -> jax.Array:
-    """The mean cross-entropy in nats over those tokens."""
+    """Returns the mean cross-entropy in nats over those tokens."""
     weights = weights[:, None] * (labels != _NOWHERE)
     return cross_entropy(outputs, jnp.maximum(labels, 0), weights)
 
@@ -46,22 +50,22 @@ class Tags(PerToken):
 
 @dataclasses.dataclass(frozen=True)
 class Tagger(Tags):
-  """Classes of words; transformers' ForTokenClassification."""
+  """Classes of words, as in transformers' ForTokenClassification."""
 
   labels: tuple[str, ...]  # names of the C classes, O first
   kind: ClassVar[str] = "tagger"
 
   @property
   def num_outputs(self) -> int:
-    """One a class."""
+    """One output for each class."""
     return len(self.labels)
 
   def encode(self, loaded, examples, max_length) -> Rows:
-    """Makes a row a sentence; words that are too many have no tokens."""
+    """Makes a row of each sentence; words at the end of long ones are cut."""
     found = (_tokens(loaded.tokenizer, e.texts) for e in examples)
     *made, words, cut = batching.labelled(loaded, found, _NOWHERE, max_length)
     known = (e.label or [OUTSIDE] * len(e.texts) for e in examples)
-    # The last one is that of -1.
+    # The last one is for words of index -1.
     labels = [
       np.array([*one, _NOWHERE], np.int32)[of]
       for one, of in zip(known, words, strict=True)
@@ -69,29 +73,34 @@ class Tagger(Tags):
     return Rows(*made, np.stack(labels), True, examples, words, cut)
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[list[int]]:
-    """Returns each word's class: that of most of its tokens, O of none."""
+    """Returns each word's class: that of most of its tokens, or O without."""
     votes = [[collections.Counter() for _ in e.texts] for e in rows.examples]
     for found, of, counts in zip(reduced, rows.about, votes, strict=True):
       for label, word in zip(found.tolist(), of.tolist(), strict=True):
         if word != _NOWHERE:
           counts[word][label] += 1
-    # Of equals the one that came first in the word.
+    # Among equals, the class that came first in the word.
     return [[max(v, key=v.get) if v else OUTSIDE for v in of] for of in votes]
+
+  def example(self, texts: str | Sequence[str]) -> Example:
+    """Returns the words of a sentence, which spaces divide, as an example."""
+    return Example(tuple(texts.split() if isinstance(texts, str) else texts))
+
+  def named(self, prediction: Sequence[int]) -> list[str]:
+    """Returns the names of the words' classes."""
+    return [self.labels[label] for label in prediction]
 
 
 def _tokens(tokenizer, words: Sequence[str]) -> tuple[list[int], list[int]]:
-  """Returns the tokens of words, and which word each is of."""
+  """Returns the tokens of words, and the index of each one's word."""
   ends = list(itertools.accumulate(len(word) + 1 for word in words))
   ids, spans = tokenizer.encode_offsets(" ".join(words))
   starts = [start for start, _ in spans]
   return ids.tolist(), np.searchsorted(ends, starts, side="right").tolist()
 
 
-# --------------------------------------------------------------------- metrics
-
-
 class Entity(NamedTuple):
-  """Words from `start` up to `stop` of a sentence, and what they are."""
+  """Kind of the words from `start` up to `stop` of a sentence."""
 
   kind: str
   start: int
@@ -99,9 +108,9 @@ class Entity(NamedTuple):
 
 
 def entities(labels: Sequence[str]) -> list[Entity]:
-  """Reads a sentence's entities off its labels, IOB1 or IOB2.
+  """Returns the entities of a sentence's labels, IOB1 or IOB2.
 
-  One begins at `B-`, and where the label before is of another kind.
+  An entity begins at `B-`, and after a label of another kind.
   """
   out: list[Entity] = []
   for i, label in enumerate(labels):
@@ -117,7 +126,7 @@ def entities(labels: Sequence[str]) -> list[Entity]:
 
 
 def iob2(labels: Sequence[str]) -> list[str]:
-  """Returns a sentence's labels with `B-` at the begin of each entity."""
+  """Returns a sentence's labels with `B-` at the start of each entity."""
   out = ["O"] * len(labels)
   for kind, start, stop in entities(labels):
     out[start:stop] = [f"B-{kind}", *[f"I-{kind}"] * (stop - start - 1)]
@@ -129,9 +138,9 @@ def entity_f1(
   predictions: Sequence[Sequence[int]],
   labels: Sequence[Sequence[int]],
 ) -> float:
-  """F1 over all sentences' entities, as conlleval's and seqeval's; 0 of none.
+  """F1 over all sentences' entities, as in conlleval and seqeval; 0 of none.
 
-  Predictions and labels are classes, whose names are given.
+  `names` are those of the classes.
   """
   right = count = 0
   for those in zip(predictions, labels, strict=True):
@@ -144,80 +153,64 @@ def entity_f1(
 def sentence_f1(
   predictions: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
 ) -> float:
-  """The measure of arXiv 2507.00994's code: the mean of sentences' macro-F1.
+  """Mean of sentences' macro-F1, as in arXiv 2507.00994's code.
 
-  Over the classes that a sentence has or is predicted to have, O included:
-  far above `entity_f1`, since most sentences have few entities or none.
+  It covers the classes that a sentence has or is predicted to have, with O. It
+  is far above `entity_f1`, because most sentences have few entities or none.
   """
   return float(np.mean(list(map(macro_f1, predictions, labels))))
 
 
-# --------------------------------------------------------------------- reading
-
-
 @dataclasses.dataclass(frozen=True)
 class Format:
-  """How a set of sentences is written."""
+  """Form of a set of sentences."""
 
   kinds: tuple[str, ...]  # of entities
-  files: Mapping[str, tuple[str, ...]]  # by split: the first that is there
-  word: int = 0  # the column
-  label: int = -1
+  files: tuple[tuple[str, ...], ...]  # of train, dev and test, under any name
+  word: int = 0  # column
+  label: int = -1  # column
 
   @property
   def classes(self) -> tuple[str, ...]:
-    """The names of the classes."""
+    """Names of the classes."""
     return "O", *(f"{b}-{kind}" for kind in self.kinds for b in "BI")
 
 
-def _splits(
-  name: str, *patterns: str, parts=("train", "dev", "test")
-) -> dict[str, tuple[str, ...]]:
-  splits = "train", f"{name}-dev", f"{name}-test"
-  return {
-    split: tuple(pattern.format(part) for pattern in patterns)
-    for split, part in zip(splits, parts, strict=True)
-  }
-
-
+_SPLITS = ("train", "dev", "test")
 _ONTONOTES = (
-  *("CARDINAL", "DATE", "EVENT", "FAC", "GPE", "LANGUAGE", "LAW", "LOC"),
-  *("MONEY", "NORP", "ORDINAL", "ORG", "PERCENT", "PERSON", "PRODUCT"),
-  *("QUANTITY", "TIME", "WORK_OF_ART"),
+  "CARDINAL DATE EVENT FAC GPE LANGUAGE LAW LOC MONEY NORP ORDINAL ORG PERCENT"
+  " PERSON PRODUCT QUANTITY TIME WORK_OF_ART"
 )
 FORMATS = {
   "conll": Format(
     ("LOC", "MISC", "ORG", "PER"),
-    _splits("conll", "conll2003/eng.{}", parts=("train", "testa", "testb")),
+    tuple((f"conll2003/eng.{part}",) for part in ("train", "testa", "testb")),
   ),
   "uner": Format(
     ("LOC", "ORG", "PER"),
-    _splits("uner", "uner_en_ewt/en_ewt-ud-{}.iob2"),
+    tuple((f"uner_en_ewt/en_ewt-ud-{part}.iob2",) for part in _SPLITS),
     word=1,
     label=2,
   ),
   "ontonotes": Format(
-    _ONTONOTES, _splits("ontonotes", "ontonotes/{}.conll", "ontonotes/{}.txt")
+    tuple(_ONTONOTES.split()),
+    tuple((f"ontonotes/{x}.conll", f"ontonotes/{x}.txt") for x in _SPLITS),
   ),
 }
-# The run's best epoch and rate are chosen on the first.
-SCORES = {name: (f"{name}-dev", f"{name}-test") for name in FORMATS}
+SCORES = dev_and_test(FORMATS)
 
 
-def make(folder, name: str, options: object, attention: str) -> Task:
-  """Makes a task, a key of `FORMATS`, of what is found in a folder.
+def make(folder, name: str, attention: str) -> Task:
+  """Makes a task, a key of `FORMATS`, of the files in a folder.
 
-  Raises:
-    UserError: if a file of it is absent.
+  Raises a UserError if one is missing.
   """
-  form = FORMATS[name]
+  form, classes = FORMATS[name], FORMATS[name].classes
   found = {}
-  for split, names in form.files.items():
-    paths = [pathlib.Path(folder) / name for name in names]
-    if not any(path.is_file() for path in paths):
-      raise UserError(f"{split} is absent: {paths[0]} does not exist")
-    found[split] = next(path for path in paths if path.is_file())
-  classes = form.classes
+  for split, names in zip(("train", *SCORES[name]), form.files, strict=True):
+    paths = [pathlib.Path(folder, name) for name in names]
+    there = next((path for path in paths if path.is_file()), paths[0])
+    found[split] = require(split, there)
   return Task(
     name=name,
     load=lambda split: load(found[split], form, split),
@@ -234,41 +227,42 @@ def make(folder, name: str, options: object, attention: str) -> Task:
   )
 
 
-SUITE = Suite("tagging", SCORES, make)
+SUITE = Suite(
+  "tagging",
+  "entities: CoNLL-2003, Universal NER, OntoNotes",
+  SCORES,
+  make,
+  heads=(Tagger,),
+)
 
 
 def load(path: pathlib.Path, form: Format, split: str) -> list[Example]:
   """Reads sentences, with each word's class.
 
-  Raises:
-    UserError: if it cannot be read, or a line has other columns or labels.
+  Raises a UserError if a line has other columns or labels.
   """
   classes = {name: i for i, name in enumerate(form.classes)}
+  # If numbers come before words, no word can be taken for a comment.
+  aside = ("#", "-DOCSTART-") if form.word else ("-DOCSTART-",)
+  lines = enumerate(io.read_text(path, "sentences").split("\n"), 1)
+  sentences, words = [], []  # words as pairs with their labels
+  for number, line in lines:
+    columns = line.split()
+    if columns and not line.startswith(aside):
+      words.append(_word(columns, form, f"{path}, line {number}"))
+    elif not columns:
+      sentences.append(words)
+      words = []
   out = []
-  for sentence in _sentences(path, form):
-    words, labels = zip(*sentence, strict=True)
+  for sentence in filter(None, [*sentences, words]):
+    texts, labels = zip(*sentence, strict=True)
     known = [classes[label] for label in iob2(labels)]
-    out.append(Example(words, known, f"{split}_{len(out)}"))
+    out.append(Example(texts, known, f"{split}_{len(out)}"))
   return out
 
 
-def _sentences(path: pathlib.Path, form: Format) -> Iterator[list[tuple]]:
-  """Yields sentences as words with their labels."""
-  # Where numbers stand before words, no word can be taken for a comment.
-  aside = ("#", "-DOCSTART-") if form.word else ("-DOCSTART-",)
-  sentence = []
-  for number, line in enumerate(io.read_text(path, "sentences").split("\n"), 1):
-    columns = line.split()
-    if columns and not line.startswith(aside):
-      sentence.append(_word(columns, form, f"{path}, line {number}"))
-    elif not columns and sentence:
-      yield sentence
-      sentence = []
-  if sentence:
-    yield sentence
-
-
 def _word(columns: Sequence[str], form: Format, where: str) -> tuple[str, str]:
+  """Returns a line's word and label."""
   least = max(form.word, form.label) + 1
   if len(columns) < max(least, 2):
     raise UserError(

@@ -1,17 +1,14 @@
-"""A fine-tuning task is a value: examples, a head on the encoder, metrics.
+"""What a fine-tuning task consists of: examples, a head, and metrics.
 
-A `Head` is the model's side of it: how examples become rows, what stands on
-the encoder, the loss, and how outputs become predictions. It is what a saved
-model needs, and is saved with it. A `Task` is the data's side: where examples
-come from, what their predictions are worth, and how they are written. Nothing
-else of fine-tuning knows whether it classifies, tags, or retrieves; a new kind
-of task is a file like `classification`, and a row of `saved.HEADS`.
+A `Head` is the model's side: it makes rows of examples, stands on the encoder,
+and has the loss and the predictions. A saved model keeps its head. A `Task` is
+the data's side: where the examples come from, and how predictions are measured
+and written. A `Suite` makes tasks by name. A new kind of task is one file, such
+as `tagging`, and its suite's row in `presets.PRESETS`.
 """
 
 import abc
-import collections
 import dataclasses
-import json
 import math
 import operator
 import pathlib
@@ -27,34 +24,37 @@ from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.inference.model import Loaded
 
 Params = dict[str, jax.Array]
-Predictions = Sequence[Any]  # of m examples, as plain JSON has them
+Predictions = Sequence[Any]  # one for each example, as plain JSON
 Metric = Callable[[Predictions, Sequence[Any]], float]
 
 
 class Param(NamedTuple):
-  """A parameter of a head, as it is declared."""
+  """Declares a parameter of a head."""
 
   shape: tuple[int, ...]
-  axes: tuple[str | None, ...]  # logical, one a dimension: decay goes by them
-  # Deviation of the normal that it is drawn from, cut at two; 0 for `fill`.
+  axes: tuple[str | None, ...]  # logical axes, which decide on weight decay
+  # Deviation of its normal distribution, cut at two; 0 for a constant `fill`.
   std: float = 0.0
   fill: float = 0.0
 
 
 class Head(abc.ABC):
-  """The model's side of a task; a frozen dataclass of plain JSON values.
+  """Model's side of a task: a frozen dataclass whose fields are plain JSON.
 
-  Heads that are equal share their compiled programs.
+  Equal heads share their compiled programs.
 
   Attributes:
-    kind: Its name in checkpoints, a key of `saved.HEADS`.
+    kind: Name in checkpoints, different for each class.
+    export_as: Kind of `hf.heads.HEADS` with the same parameters and settings,
+      if it has another name; such a head can be exported.
   """
 
   kind: ClassVar[str]
+  export_as: ClassVar[str] = ""
 
   @abc.abstractmethod
   def parameters(self, width: int) -> dict[str, Param]:
-    """Declares its parameters, for hidden states of a width D."""
+    """Declares its parameters, for hidden states of width D."""
 
   @abc.abstractmethod
   def __call__(
@@ -64,10 +64,10 @@ class Head(abc.ABC):
     lengths: jax.Array,
     dropout_key: jax.Array | None = None,
   ) -> Any:
-    """Hidden states `[B, T, D]` of rows of `[B]` tokens to outputs `[B, ...]`.
+    """Maps hidden states `[B, T, D]` of rows of `[B]` tokens to `[B, ...]`.
 
-    Each row by itself: only the loss sees a whole batch, so that it may compare
-    rows with each other. Texts that are encoded apart are rows here; the loss
+    An output depends on its own row only; `loss` may compare rows. If a row
+    consists of S texts that are encoded apart, each is a row here, and `loss`
     and `decode` get `[B, S, ...]`.
     """
 
@@ -75,38 +75,45 @@ class Head(abc.ABC):
   def loss(
     self, outputs: Any, labels: jax.Array, weights: jax.Array
   ) -> jax.Array:
-    """Returns the loss of a batch, float32 `[]`; rows of weight 0 are padding.
+    """Returns a batch's loss, float32 `[]`; rows of weight 0 are padding.
 
-    Labels are those of the rows that `encode` made.
+    The labels are those of the rows that `encode` made.
     """
 
   @abc.abstractmethod
   def encode(
     self, loaded: Loaded, examples: Sequence[Example], max_length: int
   ) -> Rows:
-    """Makes rows of at most so many tokens, to learn from or to predict."""
+    """Makes rows of at most `max_length` tokens, with or without labels."""
 
   def reduce(self, outputs: Any) -> Any:
-    """Returns what `decode` needs of outputs, on the device: by default all."""
+    """Returns the part of the outputs that `decode` needs, on the device."""
     return outputs
 
   @abc.abstractmethod
   def decode(self, reduced: Any, rows: Rows) -> Predictions:
-    """Makes predictions of all rows' arrays `[n, ...]`, on the host.
+    """Returns a prediction for each of `rows.examples`, on the host.
 
-    Returns:
-      One for each of `rows.examples`, as plain JSON has them.
+    `reduced` has the arrays `[n, ...]` of all rows.
     """
+
+  def example(self, texts: str | Sequence[str]) -> Example:
+    """Returns a text, or several that are read together, as an example."""
+    return Example((texts,) if isinstance(texts, str) else tuple(texts))
+
+  def named(self, prediction: Any) -> Any:
+    """Returns a prediction with names of labels instead of their indices."""
+    return prediction
 
   @property
   def settings(self) -> dict[str, Any]:
-    """Its fields, as plain JSON; the class makes the same head of them."""
+    """Its fields, as plain JSON; the class makes an equal head of them."""
     return dataclasses.asdict(self)
 
   def init(self, key: jax.Array, width: int) -> Params:
-    """Draws its parameters, for hidden states of a width D."""
+    """Draws its parameters, for hidden states of width D."""
     declared = self.parameters(width)
-    # One key for each that is drawn: those of zeros change no other's draw.
+    # Constants take no key, so they do not change the other parameters' draws.
     drawn = [name for name, param in declared.items() if param.std]
     keys = dict(zip(drawn, jax.random.split(key, len(drawn)), strict=True))
 
@@ -120,19 +127,16 @@ class Head(abc.ABC):
 
 
 class PerToken(Head):
-  """A linear layer on every token; the rest of a head is for its subclasses.
+  """Linear layer on every token.
 
   Attributes:
-    num_outputs: How many numbers it makes of a token, C.
+    num_outputs: Number of outputs for a token, C.
   """
 
-  @property
-  @abc.abstractmethod
-  def num_outputs(self) -> int:
-    """See the class."""
+  num_outputs: int
 
   def parameters(self, width: int) -> dict[str, Param]:
-    """A kernel from N(0, .02^2), cut at two deviations."""
+    """Declares a kernel from N(0, .02^2), cut at two deviations."""
     return {
       "classes/kernel": Param((width, self.num_outputs), ("embed", None), 0.02),
       "classes/bias": Param((self.num_outputs,), ("norm",)),
@@ -144,12 +148,110 @@ class PerToken(Head):
     return hidden @ params["classes/kernel"] + params["classes/bias"]
 
 
+class Predicted(NamedTuple):
+  """A run's predictions of an evaluation set."""
+
+  examples: Sequence[Example]
+  predictions: Predictions
+  scores: Mapping[str, float]  # by metric
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """Data's side of a task."""
+
+  name: str  # on the command line
+  # Reads the examples of `train`, or of an evaluation set by its name.
+  load: Callable[[str], Sequence[Example]]
+  evaluations: tuple[str, ...]  # sets by name; the first chooses the epoch
+  head: Head
+  metrics: Mapping[str, Metric]  # by name; higher is better
+  main_metric: str  # that is reported
+  baseline: str  # name of the best trivial answer
+  # Maps examples to answers without a model, each a list of predictions.
+  trivial: Callable[[Sequence[Example]], Sequence[Predictions]]
+  # Predictors that are not trained, by name, of all examples that `load` reads.
+  references: Mapping[str, Callable[[Sequence[Example]], Predictions]] = (
+    dataclasses.field(default_factory=dict)
+  )
+  # Whether a prediction is right, from it and the label.
+  right: Callable[[Any, Any], bool] = operator.eq
+  by_example: bool = False  # whether the main metric is a mean over examples
+  best_by: str = ""  # metric that compares epochs and runs, if not the main one
+  # Maps predictions, by evaluation set, to texts of further files, by name.
+  texts: Callable[[Mapping[str, Predicted]], Mapping[str, str]] | None = None
+  files: tuple[pathlib.Path, ...] = ()  # that it reads
+  # Facts that distinguish its data, besides the files' contents.
+  about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  also: tuple[str, ...] = ()  # further metrics that the table shows
+
+  @property
+  def chooser(self) -> str:
+    """Metric that compares epochs and runs."""
+    return self.best_by or self.main_metric
+
+  def measure(
+    self, predictions: Predictions, examples: Sequence[Example]
+  ) -> dict[str, float]:
+    """Returns every metric of predictions of examples."""
+    labels = [example.label for example in examples]
+    return {n: of(predictions, labels) for n, of in self.metrics.items()}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Suite:
+  """Tasks of a preset, which are made by name from a folder of data."""
+
+  name: str  # of the mean over all its scores
+  about: str  # for `--help`
+  scores: Mapping[str, tuple[str, ...]]  # names of evaluation sets, by task
+  # Makes a task from the data's path, its name, the attention, and a value of
+  # each of `settings`. Raises a UserError if a file is missing.
+  make: Callable[..., Task]
+  heads: tuple[type[Head], ...] = ()  # that its file defines
+  settings: tuple[type, ...] = ()  # dataclasses of command-line options
+  # Defaults of command-line options, by task, if they differ.
+  defaults: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
+  # Whether the default head is one that transformers has for the encoder.
+  exportable: bool = False
+  folder: str = "finetune"  # of its results in a run's evals/
+  reported: bool = True  # whether `antlm report` reads its results
+
+  def named(self, wanted: str) -> list[str]:
+    """Returns the tasks of a list of tasks or scores, or of `all`, each once.
+
+    Raises a UserError for an unknown name.
+    """
+    if wanted == "all":
+      return list(self.scores)
+    owner = {
+      name: task for task in self.scores for name in (task, *self.scores[task])
+    }
+    for name in wanted.split(","):
+      if name not in owner:
+        known = ", ".join(owner)
+        raise UserError(f"--task={name!r} is not all or of {known}")
+    return list(dict.fromkeys(owner[name] for name in wanted.split(",")))
+
+
+def dev_and_test(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+  """Returns the usual evaluation sets of tasks: `NAME-dev`, `NAME-test`."""
+  return {name: (f"{name}-dev", f"{name}-test") for name in names}
+
+
+def require(name: str, path: pathlib.Path) -> pathlib.Path:
+  """Returns the path; raises a UserError about `name` if it is no file."""
+  if not path.is_file():
+    raise UserError(f"{name} is absent: {path} does not exist")
+  return path
+
+
 def held_out(
-  examples: Sequence[Example], kept: float = 0.95, seed: int = 42
-) -> tuple[list[Example], list[Example]]:
+  examples: Sequence[Any], kept: float = 0.95, seed: int = 42
+) -> tuple[list, list]:
   """Divides a training set in two, as Hugging Face's datasets library does.
 
-  The second part is left out of the training set, to choose on.
+  The first part, a share `kept`, is trained on; the second chooses the epoch.
   """
   order = np.random.default_rng(seed).permutation(len(examples))
   count = len(examples) - math.floor(kept * len(examples))
@@ -162,133 +264,7 @@ def split_of(
   train: Callable[[], Sequence[Example]],
   test: Callable[[], Sequence[Example]],
 ) -> Sequence[Example]:
-  """Reads `train`, or an evaluation set by its name.
-
-  One whose name ends in -test has a file of its own; another is what is held
-  out of the training set. The file that is not needed is not read.
-  """
+  """Reads the set of a name, of a task whose dev set is held out of `train`."""
   if split.endswith("-test"):
     return test()
-  learnt, left_out = held_out(train())
-  return learnt if split == "train" else left_out
-
-
-def share_of_one(predictions: Predictions) -> float:
-  """Returns the share of the most frequent prediction."""
-  counts = collections.Counter(map(json.dumps, predictions))
-  return max(counts.values()) / len(predictions)
-
-
-class Predicted(NamedTuple):
-  """What a run predicts of an evaluation set."""
-
-  examples: Sequence[Example]
-  predictions: Predictions
-  scores: Mapping[str, float]  # by metric
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-  """The data's side of a task.
-
-  Attributes:
-    name: Its name on the command line.
-    load: Reads the examples of `train`, or of an evaluation set by its name.
-    evaluations: Names of the evaluation sets. The first one chooses the epoch.
-    head: The model's side.
-    metrics: By name, functions of predictions and labels, the higher the
-      better.
-    main_metric: The one that is reported.
-    by_example: Whether that one is the mean of what it is of each example.
-    best_by: The one that epochs and runs are compared by; "" for the main one.
-    baseline: What the best of the trivial answers is called.
-    trivial: Examples to answers that need no model, each a list of predictions.
-    references: What stands beside the runs without being trained: by name,
-      functions of an evaluation set's examples, as `load` reads them, to
-      predictions.
-    right: Whether a prediction is right, given it and the label.
-    texts: Predictions in the form in which others take them: what is predicted
-      by evaluation set to texts by file name.
-    files: What it is read from.
-    about: What tells its data from other data, beside files' contents.
-    also: Further metrics that the table shows.
-  """
-
-  name: str
-  load: Callable[[str], Sequence[Example]]
-  evaluations: tuple[str, ...]
-  head: Head
-  metrics: Mapping[str, Metric]
-  main_metric: str
-  baseline: str
-  trivial: Callable[[Sequence[Example]], Sequence[Predictions]]
-  references: Mapping[str, Callable[[Sequence[Example]], Predictions]] = (
-    dataclasses.field(default_factory=dict)
-  )
-  right: Callable[[Any, Any], bool] = operator.eq
-  by_example: bool = False
-  best_by: str = ""
-  texts: Callable[[Mapping[str, Predicted]], Mapping[str, str]] | None = None
-  files: tuple[pathlib.Path, ...] = ()
-  about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  also: tuple[str, ...] = ()
-
-  @property
-  def chooser(self) -> str:
-    """The metric that epochs and runs are compared by."""
-    return self.best_by or self.main_metric
-
-  def measure(
-    self, predictions: Predictions, examples: Sequence[Example]
-  ) -> dict[str, float]:
-    """Returns every metric of predictions of examples."""
-    labels = [example.label for example in examples]
-    return {n: of(predictions, labels) for n, of in self.metrics.items()}
-
-  def score(self, scores: Mapping[str, Mapping[str, float]]) -> float:
-    """Returns what they are compared by, of metrics by evaluation set."""
-    return scores[self.evaluations[0]][self.chooser]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Suite:
-  """Tasks that are asked for by name, and found in a folder of data.
-
-  Attributes:
-    name: What the mean over all its scores is called.
-    scores: Names of the evaluation sets, by task.
-    make: (folder, task's name, settings of heads, attention) to the Task.
-    folder: Of its results, in a run's evals/.
-    defaults: By task, settings whose defaults are others than usual.
-  """
-
-  name: str
-  scores: Mapping[str, tuple[str, ...]]
-  make: Callable[[str, str, Any, str], Task]
-  folder: str = "finetune"
-  defaults: Mapping[str, dict] = dataclasses.field(default_factory=dict)
-
-  @property
-  def all_scores(self) -> tuple[str, ...]:
-    """The names of all evaluation sets, in order."""
-    return tuple(name for those in self.scores.values() for name in those)
-
-  def named(self, wanted: str) -> list[str]:
-    """Reads a list of tasks or scores, such as `cola,mnli-mm`, or `all`.
-
-    Returns:
-      The tasks' names, each once.
-
-    Raises:
-      UserError: for a name that is none.
-    """
-    if wanted == "all":
-      return list(self.scores)
-    owner = {
-      name: task for task in self.scores for name in (task, *self.scores[task])
-    }
-    for name in wanted.split(","):
-      if name not in owner:
-        known = ", ".join(owner)
-        raise UserError(f"--task={name!r} is not all or of {known}")
-    return list(dict.fromkeys(owner[name] for name in wanted.split(",")))
+  return held_out(train())[split != "train"]

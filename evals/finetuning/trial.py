@@ -1,13 +1,15 @@
-"""The step of fine-tuning: how it is set, and its compiled functions.
+"""Trials: runs of one task that train together, and their settings.
 
-One run's functions are mapped over runs that train together: every array of
-their state has a leading axis `[runs]`.
+A run is a learning rate and a seed. The runs of a trial are one state with a
+leading axis `[runs]`, and one compiled program: `jax.vmap` over one run's
+computations. A run depends on its own learning rate and seed only, whichever
+runs are next to it, even if one of them diverges.
 """
 
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,71 +19,79 @@ import numpy as np
 from antlm_jax import models
 from antlm_jax.config import Optimizer
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import batching
+from antlm_jax.evals.finetuning.batching import Rows, TaskBatch
 from antlm_jax.evals.finetuning.task import Head
+from antlm_jax.inference.model import Loaded
 from antlm_jax.masks import AttentionMask
+from antlm_jax.models import layers
+from antlm_jax.models.encoder import EncoderConfig
 from antlm_jax.settings import setting
 from antlm_jax.training import optim
 
 ATTENTIONS = ("bidirectional", "causal")
-DECAYS = {  # how a rate falls from 1 to 0, by the share of its way in [0, 1]
+# Rates from 1 to 0 by the share of the way in [0, 1]. `optim` has the same
+# decays in float32, in which they round differently.
+DECAYS = {
   "linear": lambda t: 1 - t,
   "cosine": lambda t: (1 + np.cos(np.pi * t)) / 2,
 }
 WEIGHTS = ("float32", "bfloat16")
 _ADAMW = ("b1", "b2", "eps", "weight_decay", "decay_scope", "clip")
-_HEAD = "task_head/"  # stands before the names of the head's parameters
+# Settings that change a compiled program.
+_COMPILED = ("attention", "encoder_dropout", "rows_at_once", "weights", *_ADAMW)
+_HEAD = "task_head/"  # prefix of the head's parameters
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How runs are trained; the defaults are those of BabyLM's 2024 pipeline.
+  """Settings of a run's training; the defaults are BabyLM's of 2024.
 
-  With `weights="bfloat16"` the runs' parameters, their gradients and AdamW's
-  moments are bfloat16, without a float32 copy, as in the code of arXiv
-  2507.00994. An update of less than some 1/500 of a weight is then lost, and so
-  is what `b2` takes of a moment where it is over .996. What is computed in is
-  the model's own.
+  With `weights="bfloat16"`, parameters, gradients and AdamW's moments are
+  bfloat16 without a float32 copy, as in the code of arXiv 2507.00994. Updates
+  below about 1/500 of a weight are then lost, and `b2` over .996 has no effect
+  on a moment. The model computes in its own dtype.
   """
 
   batch_size: int = setting(64, "examples in a step", least=1)
   rows_at_once: int = setting(
     0, "examples that are in memory together; 0 for all of a step", least=0
   )
-  epochs: int = setting(10, "epochs, at most", least=1)
+  epochs: int = setting(10, "largest number of epochs", least=1)
   steps: int = setting(
-    0, "of a run, evaluated at their end alone; 0 for epochs", least=0
+    0, "steps of a run, evaluated only at their end; 0 for epochs", least=0
   )
   patience: int = setting(
     3, "epochs without a better score; 0 for all epochs", least=0
   )
   threshold: float = setting(
-    0.001, "the gain, of scores up to 1, from which one is better", least=0
+    0.001, "smallest gain of a better score (scores are up to 1)", least=0
   )
   drop_last: bool = setting(
     False,
-    "leave out, in each epoch, what does not fill a batch",
+    "leave out the examples of an epoch that do not fill a batch",
     action=argparse.BooleanOptionalAction,  # a preset may turn it on
   )
-  max_length: int = setting(128, "tokens of a row, at most", least=8)
+  max_length: int = setting(128, "largest number of tokens in a row", least=8)
   attention: str = setting(
-    "bidirectional", "which tokens of its row a token sees", choices=ATTENTIONS
+    "bidirectional", "attention of the encoder", choices=ATTENTIONS
   )
   warmup: float = setting(
     0.0, "share of the steps in which the rate rises", least=0, under=1
   )
   decay: str = setting(
-    "linear", "how it falls over the rest", choices=tuple(DECAYS)
+    "linear", "decay of the rate after the warm-up", choices=tuple(DECAYS)
   )
   floor: float = setting(
-    0.0, "the share of it that it falls to", least=0, most=1
+    0.0, "rate at the end of the decay, as a share of its peak", least=0, most=1
   )
-  b1: float = setting(0.9, "AdamW's", least=0, under=1)
-  b2: float = setting(0.999, "AdamW's", least=0, under=1)
-  eps: float = setting(1e-8, "AdamW's", least=0)
-  weight_decay: float = setting(0.0, "AdamW's", least=0)
+  b1: float = setting(0.9, "b1 of AdamW", least=0, under=1)
+  b2: float = setting(0.999, "b2 of AdamW", least=0, under=1)
+  eps: float = setting(1e-8, "epsilon of AdamW", least=0)
+  weight_decay: float = setting(0.0, "weight decay of AdamW", least=0)
   decay_scope: str = setting(
     "matrices",
-    "what decays: matrices is all but norms and biases",
+    "parameters that decay: matrices leaves out norms and biases",
     choices=("all", "matrices"),
   )
   clip: float = setting(
@@ -89,199 +99,249 @@ class Settings:
   )
   encoder_dropout: float | None = setting(
     None,
-    "of states and attention while it trains; as pretrained by default",
+    "dropout of states and attention in training; by default as in pretraining",
     least=0,
     under=1,
   )
   weights: str = setting(
-    "float32", "what parameters and AdamW's state are kept in", choices=WEIGHTS
+    "float32", "dtype of parameters and AdamW's state", choices=WEIGHTS
   )
 
-  @property
-  def causal(self) -> bool:
-    """Whether a token sees those before it alone."""
-    return self.attention == "causal"
+  def rate_shares(self, steps: int) -> np.ndarray:
+    """Returns the share of the peak rate at each step, float32 `[steps]`.
+
+    As in transformers and in BabyLM's pipelines, a step has the rate at its
+    begin: the first step of a warm-up has none, and the last step is above the
+    floor.
+    """
+    warmup, step = int(self.warmup * steps), np.arange(steps)
+    fallen = DECAYS[self.decay]((step - warmup) / (steps - warmup))
+    down = self.floor + (1 - self.floor) * fallen
+    up = step / max(1, warmup)
+    return np.where(step < warmup, up, down).astype(np.float32)
 
 
-# ------------------------------------------------------------------ programs
+class Run(NamedTuple):
+  """One of the runs that train together."""
+
+  lr: float  # peak learning rate
+  seed: int  # of the head, the order of the examples and the dropout
+
+  def __str__(self) -> str:
+    return f"seed {self.seed} at rate {self.lr:g}"
+
+
+class Trial:
+  """Runs that train together, from the same pretrained encoder."""
+
+  def __init__(
+    self,
+    loaded: Loaded,
+    head: Head,
+    settings: Settings,
+    runs: Sequence[Run],
+    steps: int,
+  ):
+    """Starts runs whose learning rates decay over so many steps."""
+    compiled = Settings(**{n: getattr(settings, n) for n in _COMPILED})
+    self._one = OneRun(loaded.model.config, head, compiled)
+    self._batch_size = settings.batch_size
+    self._rates = np.array([run.lr for run in runs], np.float32)
+    self._seeds = np.array([run.seed for run in runs], np.uint32)
+    self._shares, self._step = settings.rate_shares(steps), 0
+    encoder, self._frozen = divided(loaded.params)
+    self._state = init(self._one, encoder, self._seeds)
+
+  def train(self, batches: Iterable[TaskBatch]) -> np.ndarray:
+    """Trains on batches `[runs, B, ...]`; returns the mean losses `[runs]`."""
+    one, frozen, seeds, losses = self._one, self._frozen, self._seeds, []
+    for batch in batches:
+      rates = self._rates * self._shares[self._step]
+      self._state, loss = step(
+        one, self._state, frozen, batch, rates, seeds, self._step
+      )
+      losses.append(loss)
+      self._step += 1
+    return np.mean(jax.device_get(losses), axis=0)
+
+  def predict(self, rows: Rows) -> tuple[Any, np.ndarray]:
+    """Returns arrays to decode `[runs, n, ...]`, and runs with NaN `[runs]`."""
+    params, frozen = self._state.params, self._frozen
+    call = functools.partial(predict, self._one, params, frozen)
+    reduced, is_nan = batching.predict(call, rows, self._batch_size)
+    return reduced, is_nan.any(axis=1)
+
+  def params(self, run: int) -> dict[str, np.ndarray]:
+    """Copies the parameters of the run of this index to the host, in float32.
+
+    No checkpoint has another dtype. The arrays are copied one by one, so that
+    the device needs memory for one more only.
+    """
+    pick = functools.partial(jax.lax.dynamic_index_in_dim, keepdims=False)
+    return {
+      name: np.asarray(pick(p, run), np.float32)
+      for name, p in self._state.params.items()
+    }
+
+
+def divided(params: Mapping[str, Any]) -> tuple[dict, dict]:
+  """Divides a model's parameters: those to train, and the frozen LM head."""
+  frozen = {n: p for n, p in params.items() if n.startswith("head/")}
+  return {n: p for n, p in params.items() if n not in frozen}, frozen
 
 
 class State(NamedTuple):
-  """Parameters and optimizer state, each array `[runs, ...]`."""
+  """Parameters and optimizer state, of one run or `[runs, ...]`."""
 
   params: dict[str, jax.Array]
   opt_state: Any
 
 
-class Programs(NamedTuple):
-  """The compiled functions of a head and a model.
+@dataclasses.dataclass(frozen=True)
+class OneRun:
+  """Computations of one run; equal values share their compiled programs."""
 
-  Attributes:
-    init: (encoder parameters, seeds `[runs]`) to a State.
-    step: (State, frozen, TaskBatch `[runs, ...]`, rates `[runs]`, seeds
-      `[runs]`, step) to a State and the losses `[runs]`. The State given is
-      used up.
-    predict: (State's parameters, frozen, tokens, lengths) to what the head
-      decodes, `[runs, B, ...]`, and whether there is a NaN behind it,
-      `[runs, B]`.
-    trained: Names of the model's parameters that are trained: all but those of
-      pretraining's head. The others are `frozen`: they are not copied.
-  """
+  config: EncoderConfig
+  head: Head
+  settings: Settings  # only those of `_COMPILED`, all others as by default
 
-  init: Callable
-  step: Callable
-  predict: Callable
-  trained: frozenset[str]
+  @functools.cached_property
+  def _model(self) -> models.Model:
+    config, dropout = self.config, self.settings.encoder_dropout
+    if dropout is not None:
+      config = dataclasses.replace(
+        config, dropout=dropout, attention_dropout=dropout
+      )
+    return models.from_config(config)
 
+  @functools.cached_property
+  def _optimizer(self):
+    head = self.head.parameters(self.config.width)
+    encoder, _ = divided(self._model.axes)
+    axes = joined(encoder, {name: param.axes for name, param in head.items()})
+    adamw = {name: getattr(self.settings, name) for name in _ADAMW}
+    return optim.make(Optimizer("adamw", **adamw), axes)
 
-def programs(config, head: Head, settings: Settings) -> Programs:
-  """Returns the functions of many runs; tasks of equal heads share them.
+  def init(self, encoder: Mapping, seed: jax.Array) -> State:
+    """Draws a head; the encoder's parameters are given."""
+    head = self.head.init(jax.random.key(seed), self.config.width)
+    params = joined(encoder, head)
+    params = jax.tree.map(lambda p: p.astype(self.settings.weights), params)
+    return State(params, self._optimizer.init(params))
 
-  The config is the encoder's.
-  """
-  dropped = settings.encoder_dropout
-  if dropped is not None:
-    config = dataclasses.replace(
-      config, dropout=dropped, attention_dropout=dropped
-    )
-  adamw = Optimizer("adamw", **{n: getattr(settings, n) for n in _ADAMW})
-  causal, at_once = settings.causal, settings.rows_at_once
-  return _programs(config, head, causal, adamw, at_once, settings.weights)
-
-
-@functools.lru_cache(maxsize=4)
-def _programs(
-  config,
-  head: Head,
-  causal: bool,
-  adamw: Optimizer,
-  rows_at_once: int,
-  weights: str,
-) -> Programs:
-  """Makes the functions of one run, and maps them over runs."""
-  model = models.from_config(config)
-  trained = frozenset(n for n in model.shapes if not n.startswith("head/"))
-  declared = head.parameters(config.width).items()
-  axes = joined(
-    {name: model.axes[name] for name in trained},
-    {name: param.axes for name, param in declared},
-  )
-  optimizer = optim.make(adamw, axes)
-  compute = outputs(model, head, causal)
-
-  def init(encoder, seed):
-    drawn = head.init(jax.random.key(seed), config.width)
-    params = joined(encoder, drawn)
-    params = jax.tree.map(lambda p: p.astype(weights), params)
-    return State(params, optimizer.init(params))
-
-  def step(state, frozen, batch, rate, seed, count):
-    # Of the seed and the step alone: no run knows which others are beside it.
-    key = jax.random.fold_in(jax.random.key(seed), count)
+  def step(
+    self, state: State, frozen: Mapping, batch: TaskBatch, rate, seed, step
+  ) -> tuple[State, jax.Array]:
+    """Returns the next state, and the loss `[]`."""
+    # A function of seed and step only: no run knows which others there are.
+    key = jax.random.fold_in(jax.random.key(seed), step)
 
     def loss_of(params):
-      args = frozen, batch.tokens, batch.lengths, key
-      out = chunked(compute, rows_at_once)(params, *args)
-      return head.loss(out, batch.labels, batch.weights)
+      compute = functools.partial(self._outputs, params, frozen)
+      rows = batch.tokens, batch.lengths, key
+      out = in_chunks(compute, self.settings.rows_at_once, *rows)
+      return self.head.loss(out, batch.labels, batch.weights)
 
-    value, grads = jax.value_and_grad(loss_of)(state.params)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    # Subtracted in float32, as of the rate, and rounded to what is kept.
+    loss, grads = jax.value_and_grad(loss_of)(state.params)
+    old = state.opt_state, state.params
+    updates, opt_state = self._optimizer.update(grads, *old)
+    # The rate is float32, so this subtracts in float32 and rounds afterwards.
     params = jax.tree.map(
       lambda p, u: (p - rate * u).astype(p.dtype), state.params, updates
     )
-    return State(params, opt_state), value
+    return State(params, opt_state), loss
 
-  def predict(params, frozen, tokens, lengths):
-    out = compute(params, frozen, tokens, lengths)
-    # Before they are reduced: the largest of NaNs is a class like any other.
+  def predict(self, params: Mapping, frozen: Mapping, tokens, lengths):
+    """Returns what the head decodes `[B, ...]`, and where a NaN was `[B]`."""
+    out = self._outputs(params, frozen, tokens, lengths)
+    # Before `reduce`: the argmax of NaNs is a class like any other.
     is_nan = [
       jnp.isnan(x).reshape(len(x), -1).any(1) for x in jax.tree.leaves(out)
     ]
-    return head.reduce(out), jnp.stack(is_nan).any(0)
+    return self.head.reduce(out), jnp.stack(is_nan).any(0)
 
-  # What all runs share has no axis: frozen parameters, step, evaluation rows.
-  return Programs(
-    jax.jit(jax.vmap(init, in_axes=(None, 0))),
-    jax.jit(jax.vmap(step, in_axes=(0, None, 0, 0, 0, None)), donate_argnums=0),
-    jax.jit(jax.vmap(predict, in_axes=(0, None, None, None))),
-    trained,
-  )
+  def _outputs(self, *args):
+    causal = self.settings.attention == "causal"
+    return outputs(self._model, self.head, causal, *args)
 
 
-def outputs(model: models.Model, head: Head, causal: bool) -> Callable:
-  """Makes the function from a run's parameters and rows to a head's outputs."""
+def _over_runs(method: Callable, in_axes: tuple, **options) -> Callable:
+  """Compiles a method for runs that train together: arrays `[runs, ...]`."""
 
-  def compute(params, frozen, tokens, lengths, dropout_key=None):
-    encoder, own = split(params)
-    keys = (None, None)
-    if dropout_key is not None:
-      keys = jax.random.split(dropout_key)
-    # Texts that are encoded apart, [B, S, T], are rows of their own so far.
-    apart, length = tokens.shape[:-1], tokens.shape[-1]
-    tokens, lengths = tokens.reshape(-1, length), lengths.reshape(-1)
-    positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
-    end = jnp.broadcast_to(lengths[:, None], tokens.shape)
-    mask = AttentionMask(causal, k_end=end)
-    hidden = model.encode(frozen | encoder, tokens, positions, mask, keys[0])
-    out = head(own, hidden, lengths, keys[1])
-    return jax.tree.map(lambda x: x.reshape(*apart, *x.shape[1:]), out)
+  def call(one: OneRun, *args):
+    return jax.vmap(functools.partial(method, one), in_axes)(*args)
 
-  return compute
+  return jax.jit(call, static_argnums=0, **options)
 
 
-def chunked(compute: Callable, size: int) -> Callable:
-  """Computes `outputs`' function for so many rows at a time; 0 for all.
+# Runs share what has no axis: frozen parameters, the step, evaluation rows.
+init = _over_runs(OneRun.init, (None, 0))
+step = _over_runs(  # uses up the state that it gets
+  OneRun.step, (0, None, 0, 0, 0, None), donate_argnums=1
+)
+predict = _over_runs(OneRun.predict, (0, None, None, None))
 
-  What is computed is the same: a row's outputs depend on no other row. The
-  backward pass computes each chunk again, so that no more than a chunk and all
+
+def outputs(
+  model: models.Model,
+  head: Head,
+  causal: bool,
+  params: Mapping,
+  frozen: Mapping,
+  tokens: jax.Array,
+  lengths: jax.Array,
+  dropout_key: jax.Array | None = None,
+) -> Any:
+  """Returns a head's outputs for rows `[B, T]` or `[B, S, T]`, `[B, ...]`.
+
+  `params` are a run's, and `frozen` the model's other parameters.
+  """
+  encoder, own = split(params)
+  keys = layers.split_key(dropout_key, 2)
+  # Texts that are encoded apart, [B, S, T], are rows of their own here.
+  apart, length = tokens.shape[:-1], tokens.shape[-1]
+  tokens, lengths = tokens.reshape(-1, length), lengths.reshape(-1)
+  positions = jnp.broadcast_to(jnp.arange(length), tokens.shape)
+  end = jnp.broadcast_to(lengths[:, None], tokens.shape)
+  mask = AttentionMask(causal, k_end=end)
+  hidden = model.encode(frozen | encoder, tokens, positions, mask, keys[0])
+  out = head(own, hidden, lengths, keys[1])
+  return jax.tree.map(lambda x: x.reshape(*apart, *x.shape[1:]), out)
+
+
+def in_chunks(
+  compute: Callable, size: int, tokens, lengths, dropout_key: jax.Array
+) -> Any:
+  """Computes rows' outputs for `size` rows at a time; 0 for all.
+
+  The result is the same, because a row's outputs depend on no other row. The
+  backward pass computes each chunk again, so that only one chunk and all
   outputs are in memory (gradient caching, arXiv 2101.06983).
   """
-
-  def each(params, frozen, tokens, lengths, dropout_key):
-    rows = len(tokens)
-    if not 0 < size < rows:
-      return compute(params, frozen, tokens, lengths, dropout_key)
-    if rows % size:
-      raise UserError(
-        f"--rows_at_once={size} does not divide --batch_size={rows}"
-      )
-    count = rows // size
-
-    def one(part):
-      return compute(params, frozen, *part)
-
-    parts = (
-      tokens.reshape(count, size, *tokens.shape[1:]),
-      lengths.reshape(count, size, *lengths.shape[1:]),
-      jax.random.split(dropout_key, count),
+  rows = len(tokens)
+  if not 0 < size < rows:
+    return compute(tokens, lengths, dropout_key)
+  if rows % size:
+    raise UserError(
+      f"--rows_at_once={size} does not divide --batch_size={rows}"
     )
-    out = jax.lax.map(jax.checkpoint(one), parts)
-    return jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), out)
-
-  return each
+  count = rows // size
+  parts = (
+    tokens.reshape(count, size, *tokens.shape[1:]),
+    lengths.reshape(count, size, *lengths.shape[1:]),
+    jax.random.split(dropout_key, count),
+  )
+  out = jax.lax.map(jax.checkpoint(lambda part: compute(*part)), parts)
+  return jax.tree.map(lambda x: x.reshape(rows, *x.shape[2:]), out)
 
 
 def split(params: Mapping[str, Any]) -> tuple[dict, dict]:
-  """Takes a run's parameters apart: the encoder's, and the head's."""
-  encoder = {n: p for n, p in params.items() if not n.startswith(_HEAD)}
-  head = {n: p for n, p in params.items() if n.startswith(_HEAD)}
-  return encoder, {n.removeprefix(_HEAD): p for n, p in head.items()}
+  """Splits a run's parameters into the encoder's and the head's."""
+  own = {n: p for n, p in params.items() if n.startswith(_HEAD)}
+  encoder = {n: p for n, p in params.items() if n not in own}
+  return encoder, {n.removeprefix(_HEAD): p for n, p in own.items()}
 
 
 def joined(encoder: Mapping[str, Any], head: Mapping[str, Any]) -> dict:
-  """Undoes `split`."""
+  """Joins the parameters that `split` splits."""
   return {**encoder, **{_HEAD + name: p for name, p in head.items()}}
-
-
-def shares(settings: Settings, steps: int) -> np.ndarray:
-  """Returns the share of the peak rate at each step, float32 `[steps]`.
-
-  As in transformers and in BabyLM's pipelines a step has the rate at which it
-  begins: the first of a warm-up has none, and the last one is above the floor.
-  """
-  warmup, step = int(settings.warmup * steps), np.arange(steps)
-  fallen = DECAYS[settings.decay]((step - warmup) / (steps - warmup))
-  down = settings.floor + (1 - settings.floor) * fallen
-  up = step / max(1, warmup)
-  return np.where(step < warmup, up, down).astype(np.float32)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.reporting.runs import TrainedRun, ended, number, reading
 from antlm_jax.runtime import files
 
@@ -43,7 +44,8 @@ _COLUMNS = {  # and what they are for tasks that lack them
   "collapsed": False,  # whether the trial gives nearly one answer
   "items": (),  # where its items' scores are: files and their columns
 }
-_TUNED = ("finetune", "finetune-study")  # folders of fine-tuned tasks
+# Folders of fine-tuned tasks.
+_TUNED = dict.fromkeys(s.folder for s in PRESETS.values() if s.reported)
 
 
 class Benchmark(NamedTuple):

@@ -1,0 +1,33 @@
+"""Table of the presets of `antlm eval finetune`, one row for each kind of task.
+
+The command's options, its help, the heads of saved models and the report derive
+from this table.
+"""
+
+from antlm_jax.evals.finetuning import (
+  answering,
+  embedding,
+  glue,
+  own,
+  protocol,
+  retrieval,
+  tagging,
+)
+from antlm_jax.evals.finetuning.task import Head, Suite
+
+PRESETS: dict[str, Suite] = {
+  "2024": glue.OF_2024,
+  "2025": glue.OF_2025,
+  "classification": own.SUITE,
+  "tagging": tagging.SUITE,
+  "answering": answering.SUITE,
+  "retrieval": retrieval.SUITE,
+  "pairs": embedding.PAIRS,
+  "simcse": embedding.SIMCSE,
+  "study": protocol.SUITE,
+}
+
+
+def heads() -> dict[str, type[Head]]:
+  """Returns the types of head that saved models may have, by kind."""
+  return {h.kind: h for suite in PRESETS.values() for h in suite.heads}
