@@ -93,7 +93,7 @@ CONTEXTS = ("", "the hills near")
 @pytest.mark.sample(3)
 @pytest.mark.parametrize(
   ("pipeline", "mode"),
-  [(name, mode) for name, p in pipelines.PIPELINES.items() for mode in p.modes],
+  [(name, mode) for name, p in pipelines.PIPELINES.items() for mode in p],
 )
 def test_scores_of_a_choice_in_a_context(loaded, pipeline, mode):
   choices = ("Tom rested .", "rests")

@@ -160,8 +160,6 @@ def model_age(seen: np.ndarray, surprisals: np.ndarray) -> float | None:
 
   `seen` are numbers of words, `[n]`; `surprisals` are the word's after them.
   """
-  if len(seen) < _FEWEST:
-    return None
   level = -(_CHANCE + surprisals.min()) / 2
   x, y = np.log10(seen + 1), -surprisals
   guess = [np.ptp(y), 1.0, x.mean(), y.min()]
@@ -191,7 +189,7 @@ def outcome(
     }
     for word, age, found in zip(words, ages, surprisals, strict=True)
   ]
-  both = [(line["model_log10_words"], line["child_months"]) for line in lines]
+  both = zip(ages, (word.child for word in words), strict=True)
   both = [pair for pair in both if None not in pair]
   few = len(both) < _FEWEST
   fit = 0.0 if few else metrics.pearson(*zip(*both, strict=True))

@@ -21,14 +21,13 @@ _COMPS = {
   "comps_wugs_dist-before": "wugs_dist_before",
   "comps_wugs_dist-in-between": "wugs_dist_in_between",
 }
-
-
+_PAIRS = pairs.__doc__.partition("\n\n")[2]  # the form of their files
 _BLIMP = f"""\
 Minimal pairs: BLiMP (arXiv 1912.00582) and its supplement.
 
   antlm eval blimp --checkpoint=RUN --data=FOLDER --mode=causal
 
-{pairs.__doc__.split(2 * chr(10), 1)[1]}"""
+{_PAIRS}"""
 _WUG = """\
 The folder holds *.jsonl with the fields `sentences`, the forms with a tab
 between them, and `ratio`, the share of people who choose the first one. The
@@ -57,9 +56,7 @@ def _name_2024(items: Sequence[Item]) -> str:
   return "blimp" if known else "blimp_supplement"
 
 
-def _item(
-  line: Line, uid: str, texts: Iterable[Choice], rating: float | None = None
-) -> Item:
+def _item(line: Line, uid: str, texts: Iterable[Choice], rating=None) -> Item:
   return Item(tuple(texts), str(line.number - 1), {"UID": uid}, rating)
 
 

@@ -42,15 +42,12 @@ def score(loaded, items, asked) -> Outcome:
     text = Text(text.tokens[over:], text.start - over, text.stop - over)
     if text.start < 1:
       raise UserError(f"the word {word!r:.60} leaves no room for a context")
-    part = [text]
-    if masked:  # one text for each token, with the tokens after it masked
-      part = [
-        Text(text.tokens.copy(), at, at + 1)
-        for at in range(text.start, text.stop)
-      ]
-      for one in part:
-        one.tokens[one.stop : text.stop] = framing.mask_id(loaded)
-    parts.append(part)
+    parts.append([] if masked else [text])
+    # One text for each token, with the tokens after it masked.
+    for at in range(text.start, text.stop) if masked else ():
+      tokens = text.tokens.copy()
+      tokens[at + 1 : text.stop] = framing.mask_id(loaded)
+      parts[-1].append(Text(tokens, at, at + 1))
   logprobs, likeliest = texts.score(loaded, parts, wanted, asked)
   right = likeliest == [text.targets for text in encoded]
   summary = {

@@ -23,8 +23,7 @@ Masked scores published with 2024 are of other sentences: its `hf-mlm` sorts the
 texts and returns the scores in that order. Ours are in the order of the data.
 """
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from antlm_jax.errors import UserError
 from antlm_jax.inference.scoring import MODES, Format
@@ -33,43 +32,36 @@ _RULES = __doc__.split("\n\n", 1)[1]
 NOTES = f"--pipeline sets the rules:\n\n{_RULES}"
 
 
-class Pipeline(NamedTuple):
-  """An evaluation pipeline."""
-
-  modes: Mapping[str, dict[str, Any]]  # options of `scoring.score` by mode
-  tasks: tuple[str, ...] = ()  # those that it has; if empty, all
-
-
 # 2025 scores as we do, and so by the same options.
 _SUMS = {"text_format": Format(), "reduction": "sum"}
-_2024 = {
-  "causal": _SUMS | {"text_format": Format(framed=False, no_context="bos")},
-  # minicons' conditional_score: a prefix that is never empty, and a space of
-  # its own next to that of the choice.
-  "mlm": {
-    "text_format": Format(separator="  ", no_context="eos"),
-    "reduction": "mean",
-  },
-}
+# Options of `scoring.score` by pipeline and mode.
 PIPELINES = {
-  "ours": Pipeline(dict.fromkeys(MODES, _SUMS)),
-  "2024": Pipeline(_2024, tasks=("blimp", "ewok")),
-  "2025": Pipeline(dict.fromkeys(("causal", "mlm", "mntp"), _SUMS)),
+  "ours": dict.fromkeys(MODES, _SUMS),
+  "2024": {
+    "causal": _SUMS | {"text_format": Format(framed=False, no_context="bos")},
+    # minicons' conditional_score: a prefix that is never empty, and a space of
+    # its own next to that of the choice.
+    "mlm": {
+      "text_format": Format(separator="  ", no_context="eos"),
+      "reduction": "mean",
+    },
+  },
+  "2025": dict.fromkeys(("causal", "mlm", "mntp"), _SUMS),
 }
+_TASKS = {"2024": ("blimp", "ewok")}  # those of a pipeline that lacks others
 
 
 def options(pipeline: str, mode: str, task: str = "blimp") -> dict[str, Any]:
   """Returns a pipeline's options of `scoring.score`: format and reduction.
 
-  Raises:
-    UserError: if it has no such mode or task.
+  Raises a UserError if it has no such mode or task.
   """
-  known = PIPELINES[pipeline]
-  if known.tasks and task not in known.tasks:
+  modes = PIPELINES[pipeline]
+  if task not in _TASKS.get(pipeline, (task,)):
     raise UserError(f"the {pipeline} pipeline has no task {task}")
-  if mode not in known.modes:
+  if mode not in modes:
     raise UserError(
-      f"mode {mode!r} is not one of {', '.join(known.modes)} of the {pipeline}"
+      f"mode {mode!r} is not one of {', '.join(modes)} of the {pipeline}"
       " pipeline"
     )
-  return known.modes[mode]
+  return modes[mode]
