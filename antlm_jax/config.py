@@ -1,31 +1,41 @@
-"""The configuration of a run: settings, defaults, config files, overrides.
+"""The configuration of a run: typed settings, config files, overrides.
 
-A config file is Python: `get_config(arg)` returns `default()` with changes.
-`--config=FILE.py:ARG` loads it, and `--config.key=value` changes one setting.
-The files of configs/ also load by name: `--config=quickstart`. The argument
-`shrink` makes every config run in seconds: `--config=quickstart:shrink`.
+A config file is Python: `get_config(arg)` returns `default()`, a ConfigDict,
+with changes. `--config=FILE.py:ARG` loads it, and `--config.key=value` changes
+one setting. The files of configs/ also load by name: `--config=quickstart`. The
+argument `shrink` makes every config run in seconds:
+`--config=quickstart:shrink`.
+
+`typed` turns the ConfigDict into a `Config`, a tree of frozen dataclasses that
+build the parts of the run. It checks every setting. The library itself takes
+only Configs.
 """
 
 import contextlib
 import dataclasses
-import difflib
+import functools
 import importlib.util
 import json
 import os
 import pathlib
 import re
 import traceback
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
 
 from flax import traverse_util
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, config_dict
 
 from antlm_jax import models, settings
 from antlm_jax.data import order
 from antlm_jax.errors import UserError
+from antlm_jax.models import llama
 from antlm_jax.objectives import batch, curriculum
+from antlm_jax.objectives.curriculum import amount_setting
 from antlm_jax.objectives.objective import OBJECTIVES, Objective, with_ratio
-from antlm_jax.settings import setting
+from antlm_jax.runtime.sharding import Mesh
+from antlm_jax.settings import Section, nearest, setting
+from antlm_jax.training import optim
 
 CONFIGS = pathlib.Path(__file__).parent / "configs"
 # Settings that may differ when a run resumes, since they change no parameter.
@@ -43,25 +53,11 @@ FREE = (
 )
 
 
-def _amount(default: float):
-  """Returns a setting of steps or a share; see `curriculum.amount`."""
-  text = "Number of steps, or under 1 a share of the run"
-  return setting(default, text, least=0, most=settings.LARGEST)
-
-
 @dataclasses.dataclass(frozen=True)
-class Run:
-  """Settings without a group."""
-
-  seed: int = setting(0, "Random seed", most=2**32 - 1)
-  curriculum: str = setting(
-    "4C+16M+4C", "Objectives by epochs or steps; see docs/curricula.md"
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class Data:
+class Data(Section):
   """Rows and their order."""
+
+  group = "data"
 
   path: str = setting("", "Prepared folder, or NAME=FOLDER,NAME=FOLDER")
   mix: str = setting("", "Curriculum of folders, such as 90%a+10%a:b=1:3")
@@ -76,8 +72,10 @@ class Data:
 
 
 @dataclasses.dataclass(frozen=True)
-class Train:
+class Train(Section):
   """Batches and the run's length."""
+
+  group = "train"
 
   batch_size: int = setting(
     128, "Rows in a step, over all devices", least=1, most=batch.MOST_ROWS
@@ -109,58 +107,12 @@ class Train:
 
 
 @dataclasses.dataclass(frozen=True)
-class Optimizer:
-  """Optimizer, weight decay and averaging."""
-
-  name: str = setting("adamw", "Optimizer", choices=("adamw", "lamb"))
-  b1: float = setting(0.9, "Decay of the first moment", least=0, under=1)
-  b2: float = setting(0.95, "Decay of the second moment", least=0, under=1)
-  # Not 0: the moments of a token that never occurred would be 0 / 0.
-  eps: float = setting(1e-8, "Added to the second moment's root", over=0)
-  weight_decay: float = setting(
-    0.1, "Weight decay per step, times the learning rate", least=0
-  )
-  # matrices: neither norms nor biases; hidden: nor embeddings.
-  decay_scope: str = setting(
-    "matrices", "Parameters that decay", choices=("all", "matrices", "hidden")
-  )
-  clip: float = setting(1.0, "Largest gradient norm; 0: no clipping", least=0)
-  ema: float = setting(
-    0.0, "Decay of the parameters' moving average; 0: none", least=0, under=1
-  )
-  reset_at_switch: bool = setting(False, "Reset the state at each new phase")
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-  """Learning rate."""
-
-  name: str = setting("wsd", "Schedule", choices=("wsd", "cosine"))
-  peak_lr: float = setting(1e-3, "Highest learning rate", least=0)
-  warmup_steps: float = _amount(0.02)
-  decay_steps: float = _amount(0.1)
-  decay: str = setting(
-    "linear", "Shape of wsd's decay", choices=("linear", "cosine", "1-sqrt")
-  )
-  min_lr_ratio: float = setting(0.0, "Last / highest rate", least=0, most=1)
-  cooldown_steps: float = _amount(0.0)  # at the end, from the floor to zero
-  restart_at_switch: bool = setting(False, "Restart the schedule in each phase")
-
-
-@dataclasses.dataclass(frozen=True)
-class Mesh:
-  """Devices; one size may be -1, for the remaining devices."""
-
-  data: int = setting(-1, "Parts of the batch", least=-1)
-  fsdp: int = setting(1, "Parts of the batch and the parameters", least=-1)
-  tensor: int = setting(1, "Parts of heads and widths", least=-1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Eval:
+class Eval(Section):
   """Measures during training."""
 
-  every: float = _amount(0.05)
+  group = "eval"
+
+  every: float = amount_setting(0.05)
   rows: int = setting(512, "Most held-out rows of each set", least=0)
   data: str = setting("", "Further prepared folders, NAME=FOLDER,...")
   objectives: tuple[str, ...] = setting(
@@ -176,10 +128,12 @@ class Eval:
 
 
 @dataclasses.dataclass(frozen=True)
-class Checkpoint:
+class Checkpoint(Section):
   """Steps that are saved and kept."""
 
-  every: float = _amount(0.1)
+  group = "checkpoint"
+
+  every: float = amount_setting(0.1)
   keep_last: int = setting(2, "Number of newest checkpoints kept", least=1)
   keep_every: int = setting(0, "Keep multiples of this step; 0: off", least=0)
   at: tuple[int, ...] = setting((), "Further steps to save and keep", least=1)
@@ -189,8 +143,10 @@ class Checkpoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class Log:
+class Log(Section):
   """Logging."""
+
+  group = "log"
 
   every: int = setting(20, "Steps between two log lines", least=1)
   writers: tuple[str, ...] = setting(
@@ -202,51 +158,162 @@ class Log:
 
 
 @dataclasses.dataclass(frozen=True)
-class Init:
+class Init(Section):
   """Start of a run."""
+
+  group = "init"
 
   checkpoint: str = setting("", "Run, checkpoint or model to start from")
   optimizer: str = setting("keep", "Its state", choices=("keep", "reset"))
   step: str = setting("keep", "First step", choices=("keep", "reset"))
 
 
-# Sections by group, but for `model`, which is the encoder's own section, and
-# `objectives`, which may have any number of members.
-_SECTIONS = Data, Train, Optimizer, Schedule, Mesh, Eval, Checkpoint, Log, Init
-GROUPS = {section.__name__.lower(): section for section in _SECTIONS}
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The configuration of a run; `objectives` are by name in the curriculum.
 
+  Making one raises a UserError if its settings do not fit together.
+  """
 
-def default(encoder: str = "llama") -> ConfigDict:
-  """Returns every setting with its default, for a key of `models.ENCODERS`."""
-  out = settings.to_config_dict(Run())
-  out.objectives = ConfigDict(
-    {name: settings.to_config_dict(o) for name, o in OBJECTIVES.items()}
+  seed: int = setting(0, "Random seed", most=2**32 - 1)
+  curriculum: str = setting(
+    "4C+16M+4C", "Objectives by epochs or steps; see docs/curricula.md"
   )
-  out.model = ConfigDict({"name": encoder, **models.defaults(encoder)})
-  for name, section in GROUPS.items():
-    out[name] = settings.to_config_dict(section())
+  objectives: Mapping[str, Objective] = dataclasses.field(
+    default_factory=OBJECTIVES.copy
+  )
+  model: models.EncoderConfig = llama.LlamaConfig()
+  data: Data = Data()
+  train: Train = Train()
+  optimizer: optim.Optimizer = optim.AdamW()
+  schedule: optim.Schedule = optim.WSD()
+  mesh: Mesh = Mesh()
+  eval: Eval = Eval()
+  checkpoint: Checkpoint = Checkpoint()
+  log: Log = Log()
+  init: Init = Init()
+
+  def __post_init__(self):
+    settings.check(self)
+    if self.train.epochs and self.train.steps:
+      raise UserError("train.epochs and train.steps are both set: choose one")
+    known = self.known_objectives
+    for name in known:
+      same = [other for other in known if known[other].name == known[name].name]
+      if len(same) > 1:
+        raise UserError(
+          f"config.objectives {' and '.join(same)} are both named"
+          f" {known[name].name!r}: logs would mix them up"
+        )
+
+  @functools.cached_property
+  def known_objectives(self) -> dict[str, Objective]:
+    """`objectives`, and those of a letter and a percentage, such as M30."""
+    out = dict(self.objectives)
+    used = " ".join([self.curriculum, *self.eval.objectives])
+    for name in re.findall(curriculum.NAME, used):
+      if name not in out and (made := with_ratio(name, out)):
+        out[name] = made
+    return out
+
+  @property
+  def trained(self) -> list[Objective]:
+    """The objectives of the curriculum, in order."""
+    names = curriculum.names(self.curriculum, self.known_objectives)
+    return [self.known_objectives[name] for name in names]
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns all settings as plain values, in groups."""
+    out = {name: getattr(self, name) for name in _NAMES}
+    each = self.objectives.items()
+    out["objectives"] = {name: settings.to_dict(of) for name, of in each}
+    return out | {name: settings.to_dict(out[name]) for name in _GROUPS}
+
+  def replace(self, changes: Mapping[str, Any]) -> "Config":
+    """Returns a config with other values of settings, by `group.key`."""
+    changed = traverse_util.unflatten_dict(leaves(self) | changes, sep=".")
+    return typed(changed)
+
+
+_NAMES = tuple(field.name for field in dataclasses.fields(Config))
+# Groups with several implementations, and those with one.
+_KINDS = {
+  "model": models.ENCODERS,
+  "optimizer": optim.OPTIMIZERS,
+  "schedule": optim.SCHEDULES,
+}
+_NAMED = re.compile(rf"--config\.({'|'.join(_KINDS)})\.name=")
+_SECTIONS = Data, Train, Mesh, Eval, Checkpoint, Log, Init
+_GROUPS = {**_KINDS, **{section.group: section for section in _SECTIONS}}
+
+
+def default(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
+  """Returns every setting with its default, for an encoder or its name."""
+  if isinstance(encoder, str):
+    encoder = models.ENCODERS[encoder]()
+  return _config_dict(Config(model=encoder))
+
+
+def _config_dict(config: Config) -> ConfigDict:
+  """Returns a config as one that can be changed, and checks the types."""
+  out = ConfigDict(config.to_dict())
+  for objective in out.objectives.values():
+    for name, value in objective.items():
+      if value is None:  # a placeholder takes a float
+        objective[name] = config_dict.placeholder(float)
   return out
+
+
+def typed(
+  config: Config | ConfigDict | Mapping[str, Any], old: bool = False
+) -> Config:
+  """Makes a Config of a ConfigDict or plain values, unless it is one.
+
+  What they lack has its default. Raises a UserError for the first setting that
+  is unknown, or has a bad value; with `old`, of values that an older version
+  wrote, leaves out unknown ones.
+  """
+  if isinstance(config, Config):
+    return config
+  made = config.to_dict() if isinstance(config, ConfigDict) else dict(config)
+  for name in sorted(made.keys() - {*_NAMES}):
+    if not old:
+      raise UserError(f"config.{name} is unknown; {nearest(name, _NAMES)}")
+    del made[name]
+  for name in made.keys() & _GROUPS.keys():
+    if name in _KINDS:
+      made[name] = _KINDS[name].make(made[name], old=old)
+    else:
+      made[name] = settings.from_dict(_GROUPS[name], made[name], name, old)
+  if "objectives" in made:
+    made["objectives"] = {
+      name: settings.from_dict(Objective, of, f"config.objectives.{name}", old)
+      for name, of in made["objectives"].items()
+    }
+  return Config(**made)
 
 
 def described() -> str:
   """Returns a line for each setting: key, default and help text."""
-  others = [("model", models.config_type(name)) for name in models.ENCODERS]
-  others.append(("objectives.NAME", Objective))
+  sections = [("", Config)]
+  for group, found in _GROUPS.items():
+    each = found.values() if group in _KINDS else [found]
+    sections += [(group, section) for section in each]
   lines = {}
-  for group, section in [("", Run), *GROUPS.items(), *others]:
-    for field in dataclasses.fields(section):
+  for group, section in [*sections, ("objectives.NAME", Objective)]:
+    for field in settings.fields(section):
       key = ".".join(filter(None, (group, field.name)))
       choices = field.metadata["choices"]
       one_of = f" ({', '.join(map(str, choices))})" if choices else ""
       pair = f"{key}={settings.written(field.default)}"
       line = f"  {pair:33} {field.metadata['help']}{one_of}"
-      lines.setdefault(key, line)  # the first encoder's, of what all have
-  del lines["model.vocab_size"], lines["objectives.NAME.name"]
+      lines.setdefault(key, line)  # the first one's, of what all have
+  del lines["objectives.NAME.name"]
   return "\n".join(lines.values())
 
 
-def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
-  """Loads `FILE.py` or `FILE.py:ARG`, and locks the config.
+def load(spec: str, overrides: Iterable[str] = ()) -> Config:
+  """Loads `FILE.py` or `FILE.py:ARG`.
 
   `get_config` receives ARG without the word `shrink`, which this function
   applies after the overrides (each `--config.key.key=value`). Raises a
@@ -258,25 +325,21 @@ def load(spec: str, overrides: Iterable[str] = ()) -> ConfigDict:
   get_config = module(path).get_config
   with _reported(path):
     config = get_config(",".join(word for word in words if word != "shrink"))
-  # Before the overrides: an unknown key here is the file's fault.
-  _check_keys(path, config)
-  changed = {_override(config, override) for override in overrides}
+  if not isinstance(config, ConfigDict):
+    raise UserError(
+      f"--config={path}: get_config(arg) returns {type(config).__name__}, not a"
+      " ConfigDict: return default() with changes"
+    )
+  try:
+    config = _config_dict(typed(config))
+  except UserError as error:  # before the overrides: it is the file's
+    raise UserError(f"--config={path}: {error}") from error
+  # First those that choose an implementation, whose settings others change.
+  ordered = sorted(overrides, key=lambda word: not _NAMED.match(word))
+  changed = {_override(config, override) for override in ordered}
   if "shrink" in words:
     shrink(config, changed)
-  check(config)
-  return config.lock()
-
-
-def check(config: ConfigDict) -> None:
-  """Checks all settings, alone and together; UserError for the first error."""
-  settings.check_values(Run, config)
-  for name, section in GROUPS.items():
-    settings.check_values(section, config[name], name)
-  encoder_config = models.config_type(config.model.name)
-  settings.check_values(encoder_config, config.model, "model")
-  objectives(config)
-  if config.train.epochs and config.train.steps:
-    raise UserError("train.epochs and train.steps are both set: choose one")
+  return typed(config)
 
 
 def find(path: str) -> str:
@@ -285,7 +348,7 @@ def find(path: str) -> str:
   if path in own:
     return str(own[path])
   if not pathlib.Path(path).is_file():
-    near = _nearest(pathlib.Path(path).stem, own, f"known: {', '.join(own)}")
+    near = nearest(pathlib.Path(path).stem, own, f"known: {', '.join(own)}")
     raise UserError(f"--config={path}: no such file, nor such a name; {near}")
   return path
 
@@ -324,28 +387,6 @@ def _reported(path: str) -> Iterator[None]:
   raise UserError(f"--config={where}: {' '.join(told.split())}")
 
 
-def _check_keys(path: str, config) -> None:
-  """Checks that a config has exactly the known keys."""
-  what = f"--config={path}: get_config(arg)"
-  if not isinstance(config, ConfigDict):
-    raise UserError(
-      f"{what} returns {type(config).__name__}, not a ConfigDict: return"
-      " default() with changes"
-    )
-  if "objectives" not in config:
-    raise UserError(f"{what} returns no objectives: begin with default()")
-  # A ConfigDict takes any new key, so a slip would train with the default.
-  found = leaves(config)
-  known = leaves(default(found.get("model.name", "llama")))
-  for key in sorted(found.keys() ^ known.keys()):
-    if key.startswith("objectives."):  # may be added; `objectives` checks them
-      continue
-    if key in known:
-      raise UserError(f"{what} returns no {key}: begin with default()")
-    near = _nearest(key, known)
-    raise UserError(f"{what} sets {key}, which is unknown; {near}")
-
-
 def parse_arg(arg: str, **defaults) -> ConfigDict:
   """Parses the argument of a config file, such as `size=xs,curriculum=24M`.
 
@@ -362,7 +403,7 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
     name, equals, value = part.partition("=")
     if name not in defaults:
       known = [*defaults, "shrink"]
-      near = _nearest(name, known, f"known: {', '.join(known)}")
+      near = nearest(name, known, f"known: {', '.join(known)}")
       raise UserError(f"config argument {name!r} is unknown; {near}")
     _set(parsed, name, value if equals else "True", f"config argument {part}")
     if parsed[name] not in choices.get(name, (parsed[name],)):
@@ -378,26 +419,25 @@ def _override(config: ConfigDict, override: str) -> str:
   if not equals:
     raise UserError(f"--config.{key}: give a value, --config.{key}=VALUE")
   group, _, name = key.rpartition(".")
+  if group in _KINDS and name == "name":
+    chosen = settings.to_dict(_KINDS[group][value]())
+    kept = {k: v for k, v in config[group].items() if k in chosen}
+    config[group] = ConfigDict(chosen | kept | {"name": value})
+    return key
   node = config
   for part in key.split("."):
     if not isinstance(node, ConfigDict) or part not in node:
-      near = _nearest(key, leaves(config))
-      raise UserError(f"unknown config key {key!r}; {near}")
+      hint = nearest(key, leaves(config))
+      raise UserError(f"unknown config key {key!r}; {hint}")
     owner, node = node, node[part]
   # A tuple in a ConfigDict does not say what its parts are.
-  section = GROUPS.get(group)
-  if group == "model":
-    section = models.config_type(config.model.name)
-  declared = settings.kinds(section) if section else {}
+  declared = {}
+  if group in _GROUPS:
+    section = _KINDS[group][owner.name] if group in _KINDS else _GROUPS[group]
+    declared = settings.kinds(section)
   kind = declared.get(name, owner.get_type(name))
   _set(owner, name, value, f"--config.{key}={value:.100}", kind)
   return key
-
-
-def _nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
-  near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
-  otherwise = otherwise or "antlm train --help lists them"
-  return f"did you mean {near[0]!r}?" if near else otherwise
 
 
 def _set(node: ConfigDict, name: str, text: str, what: str, kind=None) -> None:
@@ -409,7 +449,7 @@ def _set(node: ConfigDict, name: str, text: str, what: str, kind=None) -> None:
   node[name] = settings.parse(text, kind, what)
 
 
-def leaves(config: ConfigDict) -> dict:
+def leaves(config: ConfigDict | Config) -> dict[str, Any]:
   """Returns all settings as `{"group.key": value}`."""
   return traverse_util.flatten_dict(config.to_dict(), sep=".")
 
@@ -439,15 +479,14 @@ def shrink(config: ConfigDict, changed: Collection[str] = ()) -> None:
   `changed` has the keys that the user set, which stay. A curriculum that the
   user wrote in steps, such as `8C+8M steps`, keeps its length.
   """
-  model = {"layers": 2, "width": 32, "heads": 4, "mlp_width": 64}
-  if "kv_heads" in config.model:
-    model["kv_heads"] = 2
-  model["dtype"] = "float32"
+  model = {"layers": 2, "width": 32, "heads": 4, "kv_heads": 2}
+  model |= {"mlp_width": 64, "dtype": "float32"}
   if config.init.checkpoint and "init.checkpoint" not in changed:
     model = {}  # the config file starts from a model
   small = {f"model.{name}": value for name, value in model.items()} | _SHRUNK
+  there = leaves(config).keys() - changed
   config.update_from_flattened_dict(
-    {key: value for key, value in small.items() if key not in changed}
+    {key: value for key, value in small.items() if key in there}
   )
   in_steps = "curriculum" in changed and config.curriculum.endswith("steps")
   if not in_steps and "train.epochs" not in changed:
@@ -464,7 +503,7 @@ def shrink(config: ConfigDict, changed: Collection[str] = ()) -> None:
 def _scaled(config: ConfigDict, steps: int) -> str:
   """Returns the curriculum over `steps` steps, at least one in each phase."""
   # A thousand, so that each phase has at least a step before it is scaled.
-  names = list(objectives(config))
+  names = re.findall(curriculum.NAME, config.curriculum)
   parsed = curriculum.parse(config.curriculum, names, 1000, 1000)
   end, phases = 0, []
   for phase in parsed.phases:
@@ -475,24 +514,27 @@ def _scaled(config: ConfigDict, steps: int) -> str:
   return f"{'+'.join(phases)} steps"
 
 
-def to_json(config: ConfigDict) -> str:
+def to_json(config: Config) -> str:
   """Returns the resolved config as JSON, which `from_json` reads."""
   return json.dumps(config.to_dict(), indent=2)
 
 
-def from_json(text: str) -> ConfigDict:
-  """Reads the text of `to_json`; UserError if it is not that of a config."""
+def from_json(text: str) -> Config:
+  """Reads the text of `to_json`; UserError if it is not that of a config.
+
+  Settings that came later have their defaults, and those that went are left
+  out.
+  """
   try:
     stored = json.loads(text)
-    # Settings that came later have their defaults.
-    config = default(stored["model"]["name"])
-    config.update(stored)
-  except Exception as error:  # foreign JSON makes ConfigDict raise many kinds
+    if "model" not in stored:
+      raise ValueError("it has no model")
+    return typed(stored, old=True)
+  except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(f"not the JSON of a config: {error!r:.200}") from error
-  return config.lock()
 
 
-def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
+def differences(old: Config, new: Config) -> list[str]:
   """Lists the settings that differ and must not when a run resumes."""
   before, after = leaves(old), leaves(new)
   # The curriculum uses none of the objectives that only one of them has, such
@@ -506,34 +548,4 @@ def differences(old: ConfigDict, new: ConfigDict) -> list[str]:
     # A setting that only one of them has is a difference, too.
     if before.get(key) != after.get(key):
       out.append(f"{key} was {before.get(key)!r}, is {after.get(key)!r}")
-  return out
-
-
-def objectives(config: ConfigDict) -> dict[str, Objective]:
-  """Builds a config's objectives, by their names in the curriculum.
-
-  These are `config.objectives` and those that a letter and a percentage name,
-  such as M30. Raises a UserError for an impossible objective, and for two with
-  the same name.
-  """
-  known = {field.name for field in dataclasses.fields(Objective)}
-  out = {}
-  for name, group in config.objectives.items():
-    if not isinstance(group, ConfigDict):
-      raise UserError(f"config.objectives.{name}={group!r} is not a group")
-    for key in set(group) - known:
-      near = _nearest(key, known)
-      raise UserError(f"config.objectives.{name}.{key} is unknown; {near}")
-    out[name] = Objective(**group)
-  used = " ".join([config.curriculum, *config.eval.objectives])
-  for name in re.findall(curriculum.NAME, used):
-    if name not in out and (made := with_ratio(name, out)):
-      out[name] = made
-  for name in out:
-    same = [other for other in out if out[other].name == out[name].name]
-    if len(same) > 1:
-      raise UserError(
-        f"config.objectives {' and '.join(same)} are both named"
-        f" {out[name].name!r}: logs would mix them up"
-      )
   return out

@@ -1,23 +1,22 @@
 """Settings: dataclasses whose fields carry their help text, bounds and choices.
 
-Both a group of the config and the arguments of a command are such sections.
-`to_config_dict` turns a section into the former; `add_arguments` and
-`from_args` read one from a command line.
+Such a section is a group of the configuration, or the arguments of a command.
+`to_dict` and `from_dict` turn it into plain values and back; `add_arguments`
+and `from_args` read one from a command line. A kind that has several
+implementations, such as optimizers, has a `Registry` of their sections.
 """
 
 import argparse
 import dataclasses
+import difflib
 import functools
 import operator
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 from antlm_jax.errors import UserError
-
-if typing.TYPE_CHECKING:
-  from ml_collections import ConfigDict
 
 # Bound of ints whose field has none: larger ones are slips, which NumPy and JAX
 # would report as overflows or as lack of memory.
@@ -64,6 +63,105 @@ def setting(
   return dataclasses.field(default=default, metadata=metadata)
 
 
+class Section:
+  """Base of the configuration's groups: frozen dataclasses of settings.
+
+  Making one checks it, and raises a UserError for the first value that its
+  field does not allow, with the group's name: `schedule.peak_lr=-1`.
+  """
+
+  group: ClassVar[str]  # its key in the configuration
+
+  def __post_init__(self):
+    for field in dataclasses.fields(self):
+      if isinstance(getattr(self, field.name), list):  # from JSON
+        object.__setattr__(self, field.name, tuple(getattr(self, field.name)))
+    check(self, self.group)
+
+
+class Registry(dict[str, type[Section]]):
+  """Sections of the implementations of one kind, by name.
+
+  The file of an implementation registers it, and nothing else needs to know:
+
+      @OPTIMIZERS.register("muon")
+      @dataclasses.dataclass(frozen=True)
+      class Muon(Optimizer):
+        ...
+  """
+
+  def __init__(self, group: str):
+    super().__init__()
+    self.group = group
+
+  def register(self, name: str) -> Callable[[type], type]:
+    """Returns a decorator that registers a section, and gives it the name."""
+
+    def add(section_type: type) -> type:
+      section_type.name, section_type.group = name, self.group
+      self[name] = section_type
+      return section_type
+
+    return add
+
+  def __missing__(self, name: str):
+    known = ", ".join(sorted(self))
+    raise UserError(f"{self.group}.name={name!r} is not one of {known}")
+
+  def make(self, values: Mapping[str, Any], **options):
+    """Makes a section as `from_dict`, of the implementation that it names.
+
+    Settings of other implementations, which a config keeps when it changes the
+    name, may be there at their defaults. Raises a UserError for an unknown name
+    or setting, or a bad value.
+    """
+    own = dict(values)
+    section_type = self[own.pop("name")]
+    known = {field.name for field in fields(section_type)}
+    for field in (f for other in self.values() for f in fields(other)):
+      if field.name not in known and own.get(field.name) == field.default:
+        del own[field.name]
+    return from_dict(section_type, own, self.group, **options)
+
+
+def fields(section_type: type) -> list[dataclasses.Field]:
+  """Returns the fields of a section that are settings."""
+  return [f for f in dataclasses.fields(section_type) if f.metadata]
+
+
+def to_dict(section) -> dict[str, Any]:
+  """Returns the settings of a section, with its `name` if it is registered."""
+  own = {field.name: getattr(section, field.name) for field in fields(section)}
+  return {"name": section.name, **own} if hasattr(section, "name") else own
+
+
+def from_dict(
+  section_type: type, values: Mapping[str, Any], group: str, old: bool = False
+):
+  """Makes a section of some of its settings; the others have their defaults.
+
+  Raises a UserError for one that is unknown; with `old`, of values that an
+  older version wrote, leaves it out.
+  """
+  if not isinstance(values, Mapping):
+    raise UserError(f"{group}={values!r} is not a group of settings")
+  known = {field.name for field in fields(section_type)}
+  unknown = sorted(values.keys() - known)
+  if unknown and not old:
+    name = getattr(section_type, "name", None)
+    what = f": no setting of {name}" if name else " is unknown"
+    hint = nearest(unknown[0], known)
+    raise UserError(f"{group}.{unknown[0]}{what}; {hint}")
+  return section_type(**{name: values[name] for name in values.keys() & known})
+
+
+def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:
+  """Returns a hint at the known name that is nearest to an unknown one."""
+  near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+  otherwise = otherwise or "antlm train --help lists them"
+  return f"did you mean {near[0]!r}?" if near else otherwise
+
+
 def check(section, prefix: str = "") -> None:
   """Checks the values of a section, a dataclass with `setting` fields.
 
@@ -71,33 +169,15 @@ def check(section, prefix: str = "") -> None:
   `schedule.peak_lr=-1`, `--` gives `--limit=-1`. Raises a UserError for the
   first value that its field does not allow.
   """
-  check_values(type(section), vars(section), prefix)
-
-
-def check_values(section_type: type, values: Mapping, prefix: str = "") -> None:
-  """Like `check`, for the fields that a mapping has."""
   # Fields not made by `setting` must have their type, if it is a plain one.
   # The prefix joins as config.key, but --key and `objective 'mlm': key`.
   dot = "." if prefix[-1:].isalnum() else ""
-  for field, kind in _fields(section_type):
-    if field.name in values and kind.of in _READERS:
-      value = values[field.name]
+  for field, kind in _fields(type(section)):
+    if kind.of in _READERS:
+      value = getattr(section, field.name)
       name = f"{prefix}{dot}{field.name}"
       shown = ascii(value) if isinstance(value, str) else repr(value)
       _check(f"{name}={shown:.200}", field, kind, value)
-
-
-def to_config_dict(section) -> "ConfigDict":
-  """Returns a section as a group of the config, which checks types."""
-  from ml_collections import ConfigDict, config_dict  # not for gpu_check.sh
-
-  out = ConfigDict()
-  for field, kind in _fields(type(section)):
-    value = getattr(section, field.name)
-    if value is None:  # a placeholder keeps the type
-      value = config_dict.placeholder(kind.of)
-    out[field.name] = value
-  return out
 
 
 def add_arguments(parser: argparse.ArgumentParser, section_type: type) -> None:

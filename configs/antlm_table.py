@@ -22,8 +22,6 @@ same shape; only what is hidden and what is predicted differs.
 All settings of `small` and `tiny` are ours.
 """
 
-import pathlib
-
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals.design import Evaluation, Row, Scale, Text
@@ -80,7 +78,7 @@ ROWS = {
     "mixed MNTP 1:15, as GPT-BERT", "6C:N=1:15", "72C:N=1:15", masked="mntp"
   ),
 }
-PAPER = {"BabyLlama": "antlm_babyllama.py", "LTG-BERT": "antlm_ltg_bert.py"}
+PAPER = {"BabyLlama": "antlm_babyllama", "LTG-BERT": "antlm_ltg_bert"}
 
 
 def get_config(arg: str = ""):
@@ -109,9 +107,7 @@ def get_config(arg: str = ""):
 
 
 def _paper(family: str):
-  config = config_lib.load(str(pathlib.Path(__file__).parent / PAPER[family]))
-  config.unlock()
-  return config
+  return config_lib.module(PAPER[family]).get_config()
 
 
 def _tiny(family: str):

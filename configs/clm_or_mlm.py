@@ -29,7 +29,6 @@ pretraining is continued: here at the peak rate from the first step on, with the
 state of its beginning, as in its code a run that goes on has it.
 """
 
-import pathlib
 from collections.abc import Iterator
 
 from antlm_jax import config as config_lib
@@ -37,7 +36,6 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.design import Evaluation, Row, Scale, Text
 
 REPORT = "encoders"
-_HERE = pathlib.Path(__file__).parent
 STEPS = {"tiny": 20, "paper": 1000}  # for a thousand steps of the paper
 WARMUP, DECAY = 2, 2  # thousands of steps
 
@@ -153,9 +151,7 @@ def get_config(arg: str = ""):
 
 
 def _paper(size: str):
-  config = config_lib.load(f"{_HERE / 'encoders.py'}:size={size}")
-  config.unlock()
-  return config
+  return config_lib.module("encoders").get_config(f"size={size}")
 
 
 def _tiny(size: str):

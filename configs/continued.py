@@ -30,8 +30,7 @@ def get_config(arg: str = ""):
   if not arg.model:
     raise UserError("config argument model=FOLDER is missing")
   start = import_.start(arg.model)
-  model = start.meta.config.model
-  config = config_lib.default(model.name)
+  config = config_lib.default(start.meta.config.model)
   config.curriculum = arg.curriculum
   for name in ("M", "N"):
     config.objectives[name].update(
@@ -41,6 +40,5 @@ def get_config(arg: str = ""):
   config.optimizer.update(eps=1e-5)
   config.schedule.update(peak_lr=1.5e-4, warmup_steps=0.05, decay_steps=0.5)
   config.checkpoint.every = 0.25
-  config.model.update(model)
   config.init.update(checkpoint=start.name, optimizer="reset", step="reset")
   return config

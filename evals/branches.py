@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
+from antlm_jax.config import Config
 from antlm_jax.objectives import curriculum as curriculum_lib
 from antlm_jax.objectives.curriculum import Curriculum
-from antlm_jax.training import optim
 
 # Settings that are compared step by step, and settings that change no step. The
 # mesh and the kind of attention change rounding, so they have to be the same.
@@ -32,7 +31,7 @@ class Branch(NamedTuple):
   step: int
 
 
-def plan(configs: Mapping[str, ConfigDict]) -> dict[str, Branch | None]:
+def plan(configs: Mapping[str, Config]) -> dict[str, Branch | None]:
   """Returns the branch that saves most steps, or None, for each run.
 
   Runs are trained in the given order. One may branch only from runs before it,
@@ -49,7 +48,7 @@ def plan(configs: Mapping[str, ConfigDict]) -> dict[str, Branch | None]:
   return out
 
 
-def shared(one: ConfigDict, other: ConfigDict) -> int:
+def shared(one: Config, other: Config) -> int:
   """Returns the number of first steps that two runs on the same data share.
 
   It is 0 for curricula in epochs, whose length depends on the data. The last
@@ -62,15 +61,15 @@ def shared(one: ConfigDict, other: ConfigDict) -> int:
   rates = []
   for config, curriculum in runs:
     restarts = config.schedule.restart_at_switch and curriculum.switches
-    rate = optim.schedule(config.schedule, curriculum.steps, restarts or ())
+    rate = config.schedule.build(curriculum.steps, restarts or ())
     rates.append(np.asarray(rate(np.arange(length))))
   differ = np.flatnonzero(rates[0] != rates[1])
   return min(_same_phases(*runs), *map(int, differ[:1]), length)
 
 
-def steps_of(config: ConfigDict) -> Curriculum | None:
+def steps_of(config: Config) -> Curriculum | None:
   """Returns a config's curriculum, or None if only the data say its length."""
-  names, train = list(config_lib.objectives(config)), config.train
+  names, train = list(config.known_objectives), config.train
   # Phases in steps have the same length whatever an epoch is.
   short, long = (
     curriculum_lib.parse(
@@ -84,7 +83,7 @@ def steps_of(config: ConfigDict) -> Curriculum | None:
   return short if short == long else None
 
 
-def _rest(config: ConfigDict) -> dict:
+def _rest(config: Config) -> dict:
   """Returns the settings that have to be the same."""
   apart = tuple(f"{name}." for name in _BY_STEP)
   leaves = config_lib.leaves(config).items()
@@ -92,11 +91,11 @@ def _rest(config: ConfigDict) -> dict:
 
 
 def _same_phases(
-  one: tuple[ConfigDict, Curriculum], other: tuple[ConfigDict, Curriculum]
+  one: tuple[Config, Curriculum], other: tuple[Config, Curriculum]
 ) -> int:
   """Returns the number of first steps whose objectives are the same."""
   (a, of_a), (b, of_b) = one, other
-  by_name = config_lib.objectives(a), config_lib.objectives(b)
+  by_name = a.known_objectives, b.known_objectives
   same_length = of_a.steps == of_b.steps
   by_length = a.train.batch_start < 1 or a.train.batch_schedule or a.data.mix
   if by_length and not same_length:

@@ -11,9 +11,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from ml_collections import ConfigDict
-
 from antlm_jax import config as config_lib
+from antlm_jax.config import Config
 from antlm_jax.errors import UserError
 from antlm_jax.evals import branches
 from antlm_jax.evals.branches import Branch
@@ -132,7 +131,7 @@ class Study:
     return self.scale.config or self.name
 
   @functools.cached_property
-  def configs(self) -> dict[str, ConfigDict]:
+  def configs(self) -> dict[str, Config]:
     """The training configs of all rows, with their first seed."""
     specs = {n: f"{self.path}:{self.argument(n, 0)}" for n in self.every}
     return {n: config_lib.load(s, self.overrides) for n, s in specs.items()}

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from ml_collections import ConfigDict
 
 from antlm_jax import config, models
 from antlm_jax.data.order import Order, Part
@@ -150,12 +149,9 @@ def random_params(of: models.Model, seed: int = 0) -> models.Params:
   return out
 
 
-def settings(**groups) -> ConfigDict:
+def settings(**groups) -> config.Config:
   """The default config with changes by group."""
-  out = config.default()
-  for name, changes in groups.items():
-    out[name].update(changes)
-  return out
+  return config.typed(config.default().to_dict() | groups)
 
 
 def train_step(of=None, num_objectives=2, rate=1e-2, optimizer=None, **changes):
@@ -186,7 +182,7 @@ def trained(of: models.Model, **shape) -> dict:
   mesh = sharding.make_mesh(shape, jax.devices()[: max(shape.values())])
   layout = Layout(8, 2, sharding.data_shards(mesh))
   batches = source("C:M=1:1", FakeRows(packed=True), layout)
-  adam = optim.make(settings().optimizer, of.axes)
+  adam = optim.AdamW().build(of.axes)
   training, losses = train_step(of, optimizer=adam), []
   with jax.set_mesh(mesh):
     init, update = jitted(training, state_shardings(training, mesh))

@@ -22,10 +22,8 @@ STEP = 7
 
 def with_curriculum(loaded: Loaded, text) -> Loaded:
   """The same model, as if trained by another curriculum."""
-  settings = config.from_json(config.to_json(loaded.config))
-  with settings.unlocked():
-    settings.curriculum = text
-  return dataclasses.replace(loaded, config=settings)
+  changed = dataclasses.replace(loaded.config, curriculum=text)
+  return dataclasses.replace(loaded, config=changed)
 
 
 def tokenizer(vocab_size: int = 400, kind: str = "bpe") -> Tokenizer:
@@ -57,12 +55,9 @@ def save(
   folder, tokenizer: Tokenizer, encoder: str = "llama", **changes
 ) -> pathlib.Path:
   """Saves a random model as a run's step 7; `changes` are of its shape."""
-  settings = config.default(encoder)
-  with settings.unlocked():
-    settings.model.update(
-      layers=2, width=32, heads=2, mlp_width=48, max_seq_len=48
-    )
-    settings.model.update(_SHAPES[encoder] | changes)
+  shape = {"layers": 2, "width": 32, "heads": 2, "mlp_width": 48}
+  shape |= {"max_seq_len": 48, **_SHAPES[encoder], **changes}
+  settings = config.Config(model=models.ENCODERS[encoder](**shape))
   model = models.build(settings.model, tokenizer.vocab_size)
   params = jax.jit(lambda: model.init(0))()
   state = TrainState(

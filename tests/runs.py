@@ -9,7 +9,6 @@ import sys
 
 import numpy as np
 import pytest
-from ml_collections import ConfigDict
 
 from antlm_jax import config
 from antlm_jax.errors import UserError
@@ -83,7 +82,7 @@ def train_args(workdir, data, *overrides: str) -> list[str]:
   ]
 
 
-def settings(data, *overrides: str) -> ConfigDict:
+def settings(data, *overrides: str) -> config.Config:
   """The configuration of such a run."""
   return config.load(QUICK, train_args("unused", data, *overrides)[2:])
 

@@ -99,7 +99,5 @@ def test_every_curriculum_that_a_page_names_parses(page, least):
   strings = re.findall(r"`([^`]*[A-Z][^`]*)`", table.split("|---|---|")[1])
   assert len(strings) >= least
   for text in strings:
-    settings = config.default("llama")
-    settings.curriculum = text
-    known = config.objectives(settings)
+    known = config.Config(curriculum=text).known_objectives
     assert curriculum.parse(text, known, 100, 5000).steps > 0

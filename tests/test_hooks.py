@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from antlm_jax import config as config_lib
 from antlm_jax import train as command
 from antlm_jax.errors import Stopped, UserError
 from antlm_jax.inference import pairs
@@ -247,9 +248,8 @@ def test_the_advice_fits_what_blew_up(
 
 
 def test_a_config_that_no_command_has_loaded_is_checked(prepared, tmp_path):
-  made = runs.settings(prepared, *SMALL)
-  with made.unlocked():
-    made.optimizer.b1 = 2.0
+  made = config_lib.default()
+  made.data.path, made.optimizer.b1 = str(prepared), 2.0
   with pytest.raises(UserError, match=r"optimizer\.b1=2"):
     loop.train(made, tmp_path / "run")
   assert not (tmp_path / "run").exists()

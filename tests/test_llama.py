@@ -126,7 +126,7 @@ def test_a_mixed_batch_is_each_kind_alone(attention):
 
 def reference(c, params, tokens, positions, visible):
   """In float64 Llama: RMSNorm, RoPE (half-split), GQA, SwiGLU; or Gemma 3."""
-  gemma = c if isinstance(c, models.ENCODERS["gemma"][1]) else None
+  gemma = c if isinstance(c, models.ENCODERS["gemma"]) else None
   p = {path: np.asarray(v, np.float64) for path, v in params.items()}
 
   def norm(x, scale):
@@ -135,7 +135,7 @@ def reference(c, params, tokens, positions, visible):
 
   # Of complex numbers: (h, h + H/2) turn by position * theta^(-2h/H).
   def rope(x, theta):
-    half = c.head_width // 2
+    half = c.head_dim // 2
     angle = positions[..., None] * theta ** (-np.arange(half) / half)
     turn = np.exp(1j * angle)[:, :, None]
     turned = (x[..., :half] + 1j * x[..., half:]) * turn
@@ -144,10 +144,10 @@ def reference(c, params, tokens, positions, visible):
   def attention(x, w, window):
     near = abs(np.arange(T)[:, None] - np.arange(T)) < (window or T)
     theta = gemma.window_rope_theta if gemma and window else c.rope_theta
-    root = np.sqrt(gemma.query_scalar if gemma else c.head_width)
+    root = np.sqrt(gemma.query_scalar if gemma else c.head_dim)
 
     def split(y):
-      return y.reshape(*y.shape[:2], -1, c.head_width)
+      return y.reshape(*y.shape[:2], -1, c.head_dim)
 
     q, k = (split(x @ w(f"attention/{n}/kernel")) for n in "qk")
     if c.qk_norm:

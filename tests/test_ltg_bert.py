@@ -127,7 +127,7 @@ def attention(x, p, c, relative, seen):
   ]
   out = np.zeros_like(x)
   for n in range(c.heads):
-    h = slice(n * c.head_width, (n + 1) * c.head_width)
+    h = slice(n * c.head_dim, (n + 1) * c.head_dim)
     for i in range(T):
       scores = np.array(
         [
@@ -137,7 +137,7 @@ def attention(x, p, c, relative, seen):
           for j in range(T)
         ]
       )
-      scores = np.where(seen[i], scores / np.sqrt(3 * c.head_width), -np.inf)
+      scores = np.where(seen[i], scores / np.sqrt(3 * c.head_dim), -np.inf)
       weights = np.exp(scores - scores.max())
       out[i, h] = weights / weights.sum() @ v[:, h]
   if c.attention_gate:

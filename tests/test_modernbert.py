@@ -89,13 +89,17 @@ def test_what_transformers_has_not_is_not_exported(loaded, tmp_path):
   with pytest.raises(UserError, match="--as=causal"):
     export.export(shifted, tmp_path / "a")
   assert export.export(shifted, tmp_path / "b", ["causal"])
-  other = models.build({**loaded.config.model, "windows": (3, 5)}, 400)
+  other = models.build(
+    dataclasses.replace(loaded.config.model, windows=(3, 5)), 400
+  )
   with pytest.raises(UserError, match="windows of several widths"):
     export.export(dataclasses.replace(loaded, model=other), tmp_path / "c")
 
 
 def test_the_first_layer_has_no_norm_of_its_own(loaded):
-  of = models.build({**loaded.config.model, "scan_layers": "yes"}, 400)
+  of = models.build(
+    dataclasses.replace(loaded.config.model, scan_layers="yes"), 400
+  )
   tokens = helpers.tokens(1, 12)
   positions = np.arange(12)[None]
 

@@ -91,10 +91,8 @@ def test_the_partition_is_drawn_to_one():
 
 def test_the_rate_falls_once_more_at_the_end():
   steps, warmup, cooldown, peak, floor = 1000, 16, 16, 0.5, 0.1
-  how = {"name": "cosine", "peak_lr": peak, "min_lr_ratio": floor}
-  how |= {"warmup_steps": warmup, "cooldown_steps": cooldown}
-  section = helpers.settings(schedule=how).schedule
-  rate = optim.schedule(section, steps)
+  how = {"warmup_steps": warmup, "cooldown_steps": cooldown}
+  rate = optim.Cosine(peak_lr=peak, min_lr_ratio=floor, **how).build(steps)
 
   def official(step):
     if step < warmup:
@@ -186,10 +184,8 @@ def decays(path) -> bool:
 
 def test_lamb_moves_the_published_tensors():
   model = helpers.ltg_bert(attention_gate=True, depth_weights=True)
-  settings = {"name": "lamb", "b1": 0.9, "b2": 0.98, "clip": 0.0}
-  settings |= {"eps": 1e-8, "weight_decay": 0.1}
-  section = helpers.settings(optimizer=settings).optimizer
-  optimizer = optim.make(section, model.axes, model.tensors)
+  lamb = optim.Lamb(b1=0.9, b2=0.98, clip=0.0, eps=1e-8, weight_decay=0.1)
+  optimizer = lamb.build(model.axes, model.tensors)
   params = helpers.random_params(model)
   expected = {k: np.asarray(v, np.float64) for k, v in params.items()}
   m = {k: 0 * v for k, v in expected.items()}

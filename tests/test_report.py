@@ -137,9 +137,7 @@ def train(folder, row, seed, losses=None, done=True):
   """Writes what training writes; `losses` is {kind: {step: nats}}."""
   run = folder / row / str(seed)
   run.mkdir(parents=True)
-  settings = config.default()
-  with settings.unlocked():
-    settings.curriculum, settings.seed = CURRICULA[row], seed
+  settings = config.Config(seed=seed, curriculum=CURRICULA[row])
   files.write_text(run / "config.json", config.to_json(settings))
   records = metrics.Records(run, 0)
   losses = losses or {"clm": {0: 6.0, STEPS: 3.0}, "mlm": {0: 6.5, STEPS: 4.0}}

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from antlm_jax import cli, settings
+from antlm_jax.errors import UserError
 from antlm_jax.settings import setting
 from tests import runs
 
@@ -93,12 +94,15 @@ def test_a_bad_value_is_told_by_its_key(values, told):
 
 def test_good_values_pass():
   settings.check(Small("x", rate=3, seed=None, lrs=[1]))
-  settings.check_values(Small, {"rows": 1})
 
 
-def test_a_config_dict_has_a_sections_values_and_types():
-  config = settings.to_config_dict(Small("x"))
-  assert config.to_dict() == vars(Small("x"))
-  config.seed = 3
-  with pytest.raises(TypeError):
-    config.seed = "three"
+def test_a_sections_plain_values_make_it_again():
+  section = Small("x", rows=3, lrs=(1.0,))
+  values = settings.to_dict(section)
+  assert settings.from_dict(Small, values, "small") == section
+  assert values.keys() == vars(section).keys() - {"hidden"}
+  values["row"] = 3
+  words = r"small\.row is unknown; did you mean 'rows'\?"
+  with pytest.raises(UserError, match=words):
+    settings.from_dict(Small, values, "small")
+  assert settings.from_dict(Small, values, "small", old=True) == section

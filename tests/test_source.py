@@ -355,9 +355,11 @@ def built(prepared):
   path = f"--config.data.path={prepared}"
   settings = config.load("configs/quickstart.py:shrink", [path])
   new = Objective("copy", attention="prefix", predict="suffix")
-  with settings.unlocked():
-    settings.curriculum, settings.train.steps = "C+X:M=1:1", 6
-    settings.objectives.X = dataclasses.asdict(new)
+  settings = dataclasses.replace(
+    settings.replace({"train.steps": 6}),
+    curriculum="C+X:M=1:1",
+    objectives={**settings.objectives, "X": new},
+  )
   return experiment.build(settings)
 
 

@@ -17,7 +17,7 @@ from antlm_jax.runtime import sharding
 from antlm_jax.training import losses, optim
 from antlm_jax.training.step import jitted, state_shardings
 from tests import helpers, runs
-from tests.helpers import FakeRows, settings, source
+from tests.helpers import FakeRows, source
 
 # Cross-entropy
 
@@ -316,7 +316,7 @@ def single(tree):
 
 
 def optimizer_of(axes, **changes):
-  return optim.make(settings(optimizer=changes).optimizer, axes)
+  return optim.OPTIMIZERS.make({"name": "adamw", **changes}).build(axes)
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.5, 100.0])
@@ -378,9 +378,10 @@ def test_resetting_forgets_the_moments_and_nothing_else():
 
 
 def rates(steps, restarts=(), **changes):
-  changes = {"peak_lr": 2.0, "warmup_steps": 10, "decay_steps": 20} | changes
-  config = settings(schedule=changes).schedule
-  made = optim.schedule(config, steps, restarts)
+  changes = {"name": "wsd", "peak_lr": 2.0, "warmup_steps": 10} | changes
+  decay = {"decay_steps": changes.pop("decay_steps", 20)}
+  changes |= decay if changes["name"] == "wsd" else {}
+  made = optim.SCHEDULES.make(changes).build(steps, restarts)
   return np.asarray(jax.vmap(made)(jnp.arange(steps)))
 
 
@@ -430,8 +431,7 @@ def test_rates_are_never_negative_nor_over_the_peak(decay):
 
 
 def test_after_the_end_the_rate_stays_at_the_floor():
-  config = settings(schedule={"peak_lr": 1.0, "min_lr_ratio": 0.3}).schedule
-  made = optim.schedule(config, 50)
+  made = optim.WSD(peak_lr=1.0, min_lr_ratio=0.3).build(50)
   assert float(made(jnp.int32(80))) == pytest.approx(0.3)
 
 

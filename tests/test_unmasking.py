@@ -29,10 +29,8 @@ def diffusion(loaded):
 
 def in_blocks(loaded):
   """The same again, with attention in blocks of eight tokens."""
-  settings = config.from_json(config.to_json(loaded.config))
-  with settings.unlocked():
-    settings.objectives.D.update(attention="block", block_length=8)
-  return dataclasses.replace(loaded, config=settings)
+  blocks = {"objectives.D.attention": "block", "objectives.D.block_length": 8}
+  return dataclasses.replace(loaded, config=loaded.config.replace(blocks))
 
 
 def in_blocks_of(length, tokens):
@@ -58,14 +56,12 @@ def toy():
   backend.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
   backend.add_special_tokens(list(WORDS[:4]))
   model = models.build(helpers.TINY, len(WORDS))
-  settings = config.default()
-  settings.curriculum = "1D"
   return framing.TextModel(
     model=model,
     params=helpers.random_params(model),
     tokenizer=Tokenizer(backend),
     boundary="bos_eos",
-    config=settings,
+    config=config.Config(curriculum="1D"),
   )
 
 

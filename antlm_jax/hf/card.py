@@ -11,7 +11,6 @@ from antlm_jax.errors import UserError
 from antlm_jax.hf import heads, hub, import_
 from antlm_jax.hf.architecture import Target
 from antlm_jax.hf.mapping import ARCHITECTURES
-from antlm_jax.inference import framing
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
@@ -175,7 +174,7 @@ def _base_model(loaded: Loaded) -> str:
 
 def _training(loaded: Loaded) -> dict[str, str]:
   config = loaded.config
-  trained = ", ".join(objective.name for objective in framing.trained(config))
+  trained = ", ".join(objective.name for objective in config.trained)
   start = pathlib.PurePath(config.init.checkpoint.removeprefix(hub.PREFIX))
   # A run's name, from the path to it or to one of its steps.
   began = [p for p in start.parts if p != checkpoint.FOLDER and not p.isdigit()]

@@ -133,10 +133,11 @@ def ends(folder: pathlib.Path, fields: Mapping, rows: int) -> tuple[int, ...]:
 
 def _settings(encoder: str, architecture, fields: Mapping) -> dict[str, Any]:
   """Returns our settings of the fields, checked for their types."""
-  known = dataclasses.fields(models.config_type(encoder))
+  known = dataclasses.fields(models.ENCODERS[encoder])
   types = {field.name: field.type for field in known}
   out = {}
   for ours, theirs in architecture.settings.items():
+    ours = "head_width" if ours == "head_dim" else ours
     if ours not in types:  # computed from other settings
       continue
     found, kind = fields.get(theirs), types[ours]

@@ -89,7 +89,7 @@ def trained_attentions(loaded: Loaded) -> tuple[str, ...]:
   """Returns the attentions of its training; UserError for blocks alone."""
   if loaded.task:
     return (loaded.task.attention,)
-  trained = framing.trained(loaded.config)
+  trained = loaded.config.trained
   # A prefix is read bidirectionally, the text after it causally.
   causal = ("causal",) * any(o.left_to_right for o in trained)
   both = any(o.attention == "bidirectional" for o in trained)

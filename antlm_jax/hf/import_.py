@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import jax
 
-from antlm_jax import config as config_lib
 from antlm_jax import models
+from antlm_jax.config import Config, Init
 from antlm_jax.data import packing
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
@@ -166,11 +166,11 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
       f"{known} rows of the embedding have no token: they are named"
       f" {names[0]}, ...",
     )
-  config = config_lib.default(encoder)
-  config.model.update(settings)
-  if hub.is_name(name):
-    config.init.checkpoint = hub.PREFIX + name
-  config.curriculum = layout.curriculum or f"1{described.objective}"
+  config = Config(
+    model=models.ENCODERS[encoder](**settings),
+    curriculum=layout.curriculum or f"1{described.objective}",
+    init=Init(checkpoint=hub.PREFIX + name if hub.is_name(name) else ""),
+  )
   boundary = boundary or layout.boundary
   if not boundary:
     boundary = framing.OWN
@@ -182,7 +182,7 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
     )
   ends, longest = hf_config.ends(path, fields, rows), model.config.max_seq_len
   meta = Meta(
-    config.lock(), tokenizer, boundary, data="", ends=ends, row_tokens=longest
+    config, tokenizer, boundary, data="", ends=ends, row_tokens=longest
   )
   return Opened(meta, 0, tuple(notes), params)
 

@@ -150,7 +150,7 @@ LLAMA = Architecture(
   settings={
     **SETTINGS,
     "kv_heads": "num_key_value_heads",
-    "head_width": "head_dim",
+    "head_dim": "head_dim",
     "norm_eps": "rms_norm_eps",
     "attention_dropout": "attention_dropout",
     "rope_theta": "rope_theta",

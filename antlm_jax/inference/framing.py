@@ -8,15 +8,12 @@ import dataclasses
 import functools
 
 import numpy as np
-from ml_collections import ConfigDict
 
-from antlm_jax import config as config_lib
 from antlm_jax import models
+from antlm_jax.config import Config
 from antlm_jax.data import packing
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.objectives import curriculum
-from antlm_jax.objectives.objective import Objective
 
 OWN = "own"  # boundary: the tokens that the tokenizer adds in other libraries
 
@@ -29,7 +26,7 @@ class TextModel:
   params: models.Params  # may be split over the current mesh
   tokenizer: Tokenizer
   boundary: str  # tokens around a document: `packing.BOUNDARIES` or `OWN`
-  config: ConfigDict  # of its training run
+  config: Config  # of its training run
   ends: tuple[int, ...] = ()  # of a generated text; empty: the `</s>` token
 
   @functools.cached_property
@@ -49,7 +46,7 @@ class TextModel:
     It is 1 if all masked training was masked next-token prediction
     (arXiv 2410.24159), else 0.
     """
-    masked = [o for o in trained(self.config) if not o.left_to_right]
+    masked = [o for o in self.config.trained if not o.left_to_right]
     return 1 if {objective.shift for objective in masked} == {1} else 0
 
 
@@ -68,13 +65,6 @@ def never_drawn(loaded: TextModel) -> np.ndarray:
   banned = loaded.tokenizer.special & (loaded.boundary != OWN)
   banned[[i for i in ends(loaded) if i >= 0]] = False
   return banned
-
-
-def trained(config: ConfigDict) -> list[Objective]:
-  """Returns the objectives of a run's curriculum."""
-  objectives = config_lib.objectives(config)
-  names = curriculum.names(config.curriculum, objectives)
-  return [objectives[name] for name in names]
 
 
 def mask_id(loaded: TextModel) -> int:

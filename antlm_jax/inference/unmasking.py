@@ -126,7 +126,7 @@ class _State(NamedTuple):
 
 def _block_length(loaded: TextModel) -> int:
   """Returns the tokens in a block of bidirectional training, or 0."""
-  found = [o for o in framing.trained(loaded.config) if not o.left_to_right]
+  found = [o for o in loaded.config.trained if not o.left_to_right]
   if not found:
     raise UserError(
       "the model was trained left to right alone (curriculum="

@@ -36,7 +36,7 @@ class Pairs(hooks.Evaluator):
     )
     modes = {
       "causal" if one.left_to_right else ("mlm", "mntp")[one.shift]
-      for one in framing.trained(run.config)
+      for one in run.config.trained
     }
     return {
       f"{PAIRS}{mode}": pairs.accuracy(live, self._pairs, mode)

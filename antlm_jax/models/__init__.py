@@ -1,17 +1,9 @@
 """The encoders, behind one functional interface."""
 
-from antlm_jax.models.encoder import Encoder, EncoderConfig
+from antlm_jax.models import gemma, llama, ltg_bert, modernbert
+from antlm_jax.models.encoder import ENCODERS, Encoder, EncoderConfig
 from antlm_jax.models.layers import At
-from antlm_jax.models.model import (
-  ENCODERS,
-  Model,
-  Params,
-  Tensor,
-  build,
-  config_type,
-  defaults,
-  from_config,
-)
+from antlm_jax.models.model import Model, Params, Tensor, build, from_config
 
 __all__ = [
   "ENCODERS",
@@ -22,7 +14,10 @@ __all__ = [
   "Params",
   "Tensor",
   "build",
-  "config_type",
-  "defaults",
   "from_config",
+  # Imported here, so that they are registered:
+  "gemma",
+  "llama",
+  "ltg_bert",
+  "modernbert",
 ]

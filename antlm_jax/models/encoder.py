@@ -1,8 +1,8 @@
 """Interface of encoders, and their shared parts.
 
-A new encoder is one file and one row of `antlm_jax.models.model.ENCODERS`: a
-subclass of `EncoderConfig` and one of `Encoder`. Losses, sharding, checkpoints
-and scoring depend on parameters' paths, logical axes and the settings here.
+A new encoder is one file: a subclass of `EncoderConfig`, registered by name in
+`ENCODERS`, and one of `Encoder`. Losses, sharding, checkpoints and scoring
+depend on parameters' paths, logical axes and the settings here.
 """
 
 import dataclasses
@@ -30,17 +30,20 @@ REMAT_POLICIES = {
   ),
 }
 _WIDEST = 2**20  # more is a typing error
+ENCODERS = settings.Registry("model")
 
 
 @dataclasses.dataclass(frozen=True)
-class EncoderConfig:
+class EncoderConfig(settings.Section):
   """Settings that every encoder has; a subclass adds more.
 
   A subclass may make `kv_heads`, `head_width`, `buckets` and `windows` settings
   or derive them: FLOP counts, plans and attention use them.
   """
 
-  vocab_size: int = setting(help="number of tokens V", least=1)
+  group = "model"
+
+  vocab_size: int = 0  # number of tokens V; the tokenizer's, not a setting
   layers: int = setting(12, "number of blocks L", least=1, most=1000)
   width: int = setting(768, "hidden width D", least=1, most=_WIDEST)
   heads: int = setting(12, "query heads N", least=1, most=_WIDEST)
@@ -70,17 +73,15 @@ class EncoderConfig:
   )
 
   buckets = 0  # of position terms in the scores; 0 for none
+  head_width = 0  # width of a head; 0: width / heads
   windows = ()  # repeated over the layers: keys nearer are seen; 0 for all
 
   def __post_init__(self):
-    for name, value in vars(self).items():
-      if isinstance(value, list):  # from JSON; caches need a hash
-        object.__setattr__(self, name, tuple(value))
-    settings.check(self, "model")
+    super().__post_init__()
     if self.windows:  # equal patterns make equal configurations
       windows = pattern(self.layer_windows)
       object.__setattr__(self, "windows", windows if any(windows) else ())
-    if not vars(self).get("head_width") and self.width % self.heads:
+    if not self.head_width and self.width % self.heads:
       more = "; set model.head_width" if "head_width" in vars(self) else ""
       raise UserError(
         f"model.width={self.width} is not a multiple of"
@@ -93,9 +94,13 @@ class EncoderConfig:
     return self.heads
 
   @property
-  def head_width(self) -> int:
+  def head_dim(self) -> int:
     """Width H of a head."""
-    return self.width // self.heads
+    return self.head_width or self.width // self.heads
+
+  def module(self, rngs: nnx.Rngs) -> "Encoder":
+    """Makes the encoder; `rngs` draw its initial parameters."""
+    raise NotImplementedError
 
   def windows_in(self, length: int) -> tuple[int, ...]:
     """Returns each layer's window in rows of T tokens; T without a window."""
@@ -256,7 +261,7 @@ def prepare_masks(
   """Prepares the mask of B rows of T tokens, once for each window."""
 
   q, k = (
-    jax.ShapeDtypeStruct((rows, length, n, config.head_width), config.dtype)
+    jax.ShapeDtypeStruct((rows, length, n, config.head_dim), config.dtype)
     for n in (config.heads, config.kv_heads)
   )
   dropout = training and config.attention_dropout > 0
@@ -316,7 +321,7 @@ def rope_by_window(config, positions: jax.Array) -> PerLayer:
   def rope(near: bool):
     theta = config.window_rope_theta if near else config.rope_theta
     scaling = () if near else getattr(config, "rope_scaling", ())
-    return layers.rotary(positions, config.head_width, theta, scaling)
+    return layers.rotary(positions, config.head_dim, theta, scaling)
 
   return per_layer([window > 0 for window in config.layer_windows]).map(rope)
 

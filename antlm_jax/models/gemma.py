@@ -16,6 +16,7 @@ from antlm_jax.models import encoder, layers, llama
 from antlm_jax.settings import setting
 
 
+@encoder.ENCODERS.register("gemma")
 @dataclasses.dataclass(frozen=True)
 class GemmaConfig(llama.LlamaConfig):
   """Settings of the gemma encoder: those of llama, and its own."""
@@ -37,6 +38,10 @@ class GemmaConfig(llama.LlamaConfig):
   def score_scale(self) -> float:
     """Factor of attention's scores."""
     return self.query_scalar**-0.5
+
+  def module(self, rngs: nnx.Rngs) -> encoder.Encoder:
+    """Makes the encoder."""
+    return Gemma(rngs, self)
 
 
 class Block(llama.Block):

@@ -13,11 +13,12 @@ from flax import nnx
 from antlm_jax import attention
 from antlm_jax.errors import UserError
 from antlm_jax.models import encoder, layers
-from antlm_jax.models.encoder import EncoderConfig
+from antlm_jax.models.encoder import ENCODERS, EncoderConfig
 from antlm_jax.runtime import sharding
 from antlm_jax.settings import setting
 
 
+@ENCODERS.register("llama")
 @dataclasses.dataclass(frozen=True)
 class LlamaConfig(EncoderConfig):
   """Settings of the llama encoder, in addition to those of every encoder."""
@@ -54,11 +55,11 @@ class LlamaConfig(EncoderConfig):
         f"model.heads={self.heads} is not a multiple of"
         f" model.kv_heads={self.kv_heads}"
       )
-    head_width = self.head_width or self.width // self.heads
-    object.__setattr__(self, "head_width", head_width)
-    if self.head_width % 2:
+    if self.head_width == self.width / self.heads:  # as without it
+      object.__setattr__(self, "head_width", 0)
+    if self.head_dim % 2:
       raise UserError(
-        f"model.head_width={self.head_width} is not even, as RoPE needs: set"
+        f"model.head_width={self.head_dim} is not even, as RoPE needs: set"
         " it, or change model.width or model.heads"
       )
     scaling = self.rope_scaling
@@ -67,6 +68,10 @@ class LlamaConfig(EncoderConfig):
         f"model.rope_scaling={scaling} is not one factor, or factor, low, high"
         " and original length, low under high"
       )
+
+  def module(self, rngs: nnx.Rngs) -> encoder.Encoder:
+    """Makes the encoder."""
+    return Llama(rngs, self)
 
 
 # BabyLlama's, and those of arXiv 2507.00994 (Table 1), by size.
@@ -92,20 +97,20 @@ class Attention(nnx.Module):
 
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
     c = self.config = config
-    q = (c.width, c.heads * c.head_width), ("embed", "heads")
-    kv = (c.width, c.kv_heads * c.head_width), ("embed", "kv_heads")
+    q = (c.width, c.heads * c.head_dim), ("embed", "heads")
+    kv = (c.width, c.kv_heads * c.head_dim), ("embed", "kv_heads")
     self.q = _linear(rngs, c, *q, c.qkv_bias)
     self.k = _linear(rngs, c, *kv, c.qkv_bias)
     self.v = _linear(rngs, c, *kv, c.qkv_bias)
     self.out = _linear(rngs, c, *(x[::-1] for x in q))
     if c.qk_norm:
-      self.q_norm = c.norm(c.head_width, c.norm_eps)
-      self.k_norm = c.norm(c.head_width, c.norm_eps)
+      self.q_norm = c.norm(c.head_dim, c.norm_eps)
+      self.k_norm = c.norm(c.head_dim, c.norm_eps)
 
   def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
     c = self.config
     q, k, v = (
-      layers.split_heads(f(x), c.head_width) for f in (self.q, self.k, self.v)
+      layers.split_heads(f(x), c.head_dim) for f in (self.q, self.k, self.v)
     )
     if c.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
@@ -176,7 +181,7 @@ class Llama(encoder.Encoder):
   def rope(self, positions: jax.Array):
     """Returns the rotations of every layer, or of each."""
     c = self.config
-    return layers.rotary(positions, c.head_width, c.rope_theta, c.rope_scaling)
+    return layers.rotary(positions, c.head_dim, c.rope_theta, c.rope_scaling)
 
   def logits_of(self) -> encoder.LogitsOf:
     if self.config.tied:

@@ -20,11 +20,12 @@ from flax import nnx
 from antlm_jax import attention
 from antlm_jax.errors import UserError
 from antlm_jax.models import encoder, layers
-from antlm_jax.models.encoder import EncoderConfig
+from antlm_jax.models.encoder import ENCODERS, EncoderConfig
 from antlm_jax.runtime import sharding
 from antlm_jax.settings import setting
 
 
+@ENCODERS.register("ltg_bert")
 @dataclasses.dataclass(frozen=True)
 class LtgBertConfig(EncoderConfig):
   """Settings of LTG-BERT, in addition to those of every encoder.
@@ -62,6 +63,10 @@ class LtgBertConfig(EncoderConfig):
         f"model.longest_distance={self.longest_distance} is not over"
         f" model.position_buckets={self.position_buckets}"
       )
+
+  def module(self, rngs: nnx.Rngs) -> encoder.Encoder:
+    """Makes the encoder."""
+    return LtgBert(rngs, self)
 
   @property
   def init_std(self) -> float:
@@ -116,7 +121,7 @@ class Attention(nnx.Module):
     """Attends, from x `[B, T, D]` and the buckets' embeddings `[C, D]`."""
     c = self.config
     keys = layers.split_key(key, 3)
-    heads = functools.partial(layers.split_heads, width=c.head_width)
+    heads = functools.partial(layers.split_heads, width=c.head_dim)
     relative = layers.dropout(relative, c.dropout, keys[0])
     x = self.norm(x)
     q, k, v = (heads(f(x)) for f in (self.q, self.k, self.v))
@@ -127,7 +132,7 @@ class Attention(nnx.Module):
       key=jnp.einsum("bsnh,cnh->bsnc", k, heads(self.q(relative))),
       edges=c.edges,
     )
-    scale = (3 * c.head_width) ** -0.5  # three terms make a score
+    scale = (3 * c.head_dim) ** -0.5  # three terms make a score
     dropped = layers.attention_dropout(c.attention_dropout, keys[1], len(x))
     y = attention.attend(
       q, k, v, mask, scale=scale, dropout=dropped, relative=terms

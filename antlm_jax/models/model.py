@@ -9,21 +9,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from antlm_jax.attention import Cache, Cached
-from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
-from antlm_jax.models import encoder, gemma, llama, ltg_bert, modernbert
-from antlm_jax.models.encoder import Encoder, EncoderConfig
+from antlm_jax.models import encoder
+from antlm_jax.models.encoder import ENCODERS, Encoder, EncoderConfig
 from antlm_jax.models.layers import At
 
 Params = dict[str, jax.Array]  # {"blocks/mlp/up/kernel": array}, layers stacked
-
-# Each encoder and its configuration, by `model.name`.
-ENCODERS: dict[str, tuple[type[Encoder], type[EncoderConfig]]] = {
-  "llama": (llama.Llama, llama.LlamaConfig),
-  "gemma": (gemma.Gemma, gemma.GemmaConfig),
-  "ltg_bert": (ltg_bert.LtgBert, ltg_bert.LtgBertConfig),
-  "modernbert": (modernbert.ModernBert, modernbert.ModernBertConfig),
-}
 
 
 class Tensor(NamedTuple):
@@ -74,7 +65,7 @@ class Model:
   def cache(self, rows: int, slots: int) -> Cache:
     """Returns an empty cache for `extend`, of B rows of at most S tokens."""
     c = self.config
-    kinds = [(c.kv_heads, c.head_width)] * 2
+    kinds = [(c.kv_heads, c.head_dim)] * 2
     kinds += [(c.heads, c.buckets)] * bool(c.buckets)
     shapes = [(rows, heads, slots, width) for heads, width in kinds]
     return tuple(
@@ -152,39 +143,15 @@ class Model:
     return sum(shape.size for shape in self.shapes.values())
 
 
-def build(config: Mapping[str, Any], vocab_size: int) -> Model:
-  """Builds a model from a `model` config section: its name and settings.
+def build(config: EncoderConfig | Mapping[str, Any], vocab_size: int) -> Model:
+  """Builds a model from an encoder's settings, or a mapping of them.
 
-  Raises:
-    UserError: for an unknown name or settings that do not fit together.
+  A mapping also has the encoder's `name`. Raises a UserError for an unknown
+  name or settings that do not fit together.
   """
-  settings = dict(config)
-  name = settings.pop("name")
-  if unknown := set(settings) - set(defaults(name)):
-    raise UserError(
-      f"model.{', model.'.join(sorted(unknown))}: no setting of {name}; a"
-      f" config file chooses the encoder by default({name!r})"
-    )
-  return from_config(config_type(name)(vocab_size=vocab_size, **settings))
-
-
-def config_type(name: str) -> type[EncoderConfig]:
-  """Returns the configuration class of an encoder in `ENCODERS`.
-
-  Raises:
-    UserError: for an unknown name.
-  """
-  if name not in ENCODERS:
-    raise UserError(
-      f"model.name={name!r} is not one of {', '.join(sorted(ENCODERS))}"
-    )
-  return ENCODERS[name][1]
-
-
-def defaults(name: str) -> dict[str, Any]:
-  """Returns an encoder's default settings, without its vocabulary."""
-  fields = dataclasses.fields(config_type(name))
-  return {f.name: f.default for f in fields if f.name != "vocab_size"}
+  if not isinstance(config, EncoderConfig):
+    config = ENCODERS.make(config)
+  return from_config(dataclasses.replace(config, vocab_size=vocab_size))
 
 
 def from_config(config: EncoderConfig) -> Model:
@@ -206,8 +173,7 @@ def from_config(config: EncoderConfig) -> Model:
 
 
 def _module(config: EncoderConfig, seed: int) -> Encoder:
-  encoder_type = next(e for e, c in ENCODERS.values() if type(config) is c)
-  return encoder_type(nnx.Rngs(params=jax.random.key(seed)), config)
+  return config.module(nnx.Rngs(params=jax.random.key(seed)))
 
 
 def _variables(module: Encoder) -> dict[str, nnx.Variable]:

@@ -14,10 +14,11 @@ from flax import nnx
 from antlm_jax import attention
 from antlm_jax.errors import UserError
 from antlm_jax.models import encoder, layers
-from antlm_jax.models.encoder import EncoderConfig
+from antlm_jax.models.encoder import ENCODERS, EncoderConfig
 from antlm_jax.settings import setting
 
 
+@ENCODERS.register("modernbert")
 @dataclasses.dataclass(frozen=True)
 class ModernBertConfig(EncoderConfig):
   """Settings of ModernBERT, by default those of the base size.
@@ -44,11 +45,15 @@ class ModernBertConfig(EncoderConfig):
 
   def __post_init__(self):
     super().__post_init__()
-    if self.head_width % 2:
+    if self.head_dim % 2:
       raise UserError(
         f"model.width={self.width} over model.heads={self.heads} is not even,"
         " as RoPE needs"
       )
+
+  def module(self, rngs: nnx.Rngs) -> encoder.Encoder:
+    """Makes the encoder."""
+    return ModernBert(rngs, self)
 
 
 def _linear(rngs, config: ModernBertConfig, shape, axes, out: bool = False):
@@ -74,7 +79,7 @@ class Attention(nnx.Module):
   def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
     c = self.config
     q, k, v = (
-      layers.split_heads(f(x), c.head_width) for f in (self.q, self.k, self.v)
+      layers.split_heads(f(x), c.head_dim) for f in (self.q, self.k, self.v)
     )
     q, k = layers.rotate(q, *rope), layers.rotate(k, *rope)
     keys = layers.split_key(key, 2)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from antlm_jax.errors import UserError
-from antlm_jax.settings import LARGEST
+from antlm_jax.settings import LARGEST, setting
 
 NAME = "[A-Za-z][A-Za-z0-9_]*"
 # The setting whose string has names of this kind.
@@ -312,3 +312,9 @@ def parse(
 def amount(value: float, steps: int) -> int:
   """Returns a number of steps; a value under 1 is a share of `steps`."""
   return max(1, round(value * steps)) if 0 < value < 1 else round(value)
+
+
+def amount_setting(default: float):
+  """Returns a setting that `amount` reads."""
+  text = "Number of steps, or under 1 a share of the run"
+  return setting(default, text, least=0, most=LARGEST)

@@ -273,7 +273,7 @@ def _visited(model: models.Model, batch: Batch, attention: str) -> float:
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   rows = math.prod(batch.inputs.shape[:2])
   group = c.heads // c.kv_heads
-  blocks = kernel.cut(length, length, group, c.head_width, c.dtype)
+  blocks = kernel.cut(length, length, group, c.head_dim, c.dtype)
   stated = rows * length**2 / (2 if mask.causal else 1)
 
   def share(mask):

@@ -126,7 +126,7 @@ def step(
   elif counts.kernels:
     if not measured.attention:
       return f"no time of fused attention is known for {device.device_kind}"
-    widths = (w for w in measured.attention if w <= model.config.head_width)
+    widths = (w for w in measured.attention if w <= model.config.head_dim)
     shares = measured.attention[max(widths)]
     forward, backward = shares[2:] if batch.mask.causal else shares[:2]
     # Two products forward, and five backward.
@@ -176,14 +176,14 @@ def _attention(
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   masks = encoder.masks(c, mask, (parts * rows, length))
   mask = masks.kinds[0]  # all kinds have bounds, or none has
-  shape = length, heads, kv_heads, c.head_width, dtype.name
+  shape = length, heads, kv_heads, c.head_dim, dtype.name
   sides = mask.causal, mask.k_start is not None, mask.k_end is not None
   rate = c.attention_dropout if training else 0.0
   edges = getattr(c, "edges", None)
   found = listings(measured.topology, shape, sides, rate, edges)
-  blocks = tpu_kernel.cut(length, length, group, c.head_width, dtype)
+  blocks = tpu_kernel.cut(length, length, group, c.head_dim, dtype)
   heads_of = tpu_kernel.heads_of_a_step
-  at_once = heads_of(kv_heads, group, c.head_width, blocks, dtype)
+  at_once = heads_of(kv_heads, group, c.head_dim, blocks, dtype)
 
   def visits(mask):
     orders = tpu_grid.make(mask, parts * rows, blocks)

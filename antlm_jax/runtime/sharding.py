@@ -1,5 +1,6 @@
 """The device mesh, and the mesh axes that split each logical axis."""
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
@@ -8,6 +9,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from antlm_jax.errors import UserError
+from antlm_jax.settings import Section, setting
 
 MESH_AXES = ("data", "fsdp", "tensor")
 BATCH = ("data", "fsdp")  # rows are split over both
@@ -23,6 +25,23 @@ RULES: dict[str, tuple[str | tuple[str, ...], ...]] = {
   "heads": ("tensor",),
   "kv_heads": ("tensor",),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh(Section):
+  """Devices; one size may be -1, for the remaining devices."""
+
+  group = "mesh"
+
+  data: int = setting(-1, "Parts of the batch", least=-1)
+  fsdp: int = setting(1, "Parts of the batch and the parameters", least=-1)
+  tensor: int = setting(1, "Parts of heads and widths", least=-1)
+
+  def build(
+    self, devices: Sequence[jax.Device] | None = None
+  ) -> jax.sharding.Mesh:
+    """Makes the mesh of these devices, by default all."""
+    return make_mesh(vars(self), devices)
 
 
 def make_mesh(

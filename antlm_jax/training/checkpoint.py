@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from etils import epath
-from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
 from antlm_jax.data.tokenizer import Tokenizer
@@ -45,7 +44,7 @@ class Unreadable(UserError):
 class Meta:
   """The metadata of a checkpoint: all that its arrays need to be used."""
 
-  config: ConfigDict  # of its run, resolved
+  config: config_lib.Config  # of its run, resolved
   tokenizer: Tokenizer
   boundary: str  # special tokens around documents: `packing.BOUNDARIES`
   data: str  # hash of the rows that it was trained on

@@ -5,10 +5,9 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from antlm_jax import config as config_lib
 from antlm_jax import models
+from antlm_jax.config import Config
 from antlm_jax.data import order as order_lib
 from antlm_jax.data import packing
 from antlm_jax.data.order import Order
@@ -20,9 +19,8 @@ from antlm_jax.objectives import curriculum as curriculum_lib
 from antlm_jax.objectives.batch import Batch, Layout
 from antlm_jax.objectives.corruption import Vocabulary
 from antlm_jax.objectives.curriculum import Curriculum
-from antlm_jax.objectives.objective import Objective
 from antlm_jax.runtime import sharding
-from antlm_jax.training import frequencies, held_out, milestones, optim
+from antlm_jax.training import frequencies, held_out, milestones
 from antlm_jax.training.checkpoint import Checkpoint, Meta
 from antlm_jax.training.step import TrainStep
 
@@ -40,10 +38,9 @@ class Program:
 class Run:
   """The parts of a run."""
 
-  config: ConfigDict  # resolved
+  config: Config  # resolved
   sources: Sources  # the prepared data
   tokenizer: Tokenizer  # the data's; with a mask if the run needs one
-  objectives: dict[str, Objective]  # by name in the curriculum
   curriculum: Curriculum
   order: Order
   mesh: jax.sharding.Mesh
@@ -132,13 +129,12 @@ class Run:
       raise UserError(f"model.{error}") from error
 
 
-def build(config: ConfigDict, start: Checkpoint | None = None) -> Run:
+def build(config: Config, start: Checkpoint | None = None) -> Run:
   """Builds a run and checks all that can be wrong before its first step.
 
   `start` is the model of `init.checkpoint`, if that is not a run's checkpoint.
   Raises a UserError if settings, data and devices do not fit together.
   """
-  config_lib.check(config)  # a caller in Python may have made it
   run = assemble(config, read_data(config), start=start)
   most = config.train.max_epochs
   if most and run.exceeds(most):
@@ -155,7 +151,7 @@ def build(config: ConfigDict, start: Checkpoint | None = None) -> Run:
   return dataclasses.replace(run, attention=attention, milestones=found)
 
 
-def read_data(config: ConfigDict) -> Sources:
+def read_data(config: Config) -> Sources:
   """Opens the data of `data.path`, and of `eval.data`."""
   if not config.data.path:
     raise UserError(
@@ -166,7 +162,7 @@ def read_data(config: ConfigDict) -> Sources:
 
 
 def assemble(
-  config: ConfigDict,
+  config: Config,
   sources: Sources,
   devices: Sequence[jax.Device] | None = None,
   start: Checkpoint | None = None,
@@ -177,8 +173,7 @@ def assemble(
   """
   if config.init.checkpoint and start is None:
     start = Checkpoint(config.init.checkpoint)
-  objectives = config_lib.objectives(config)
-  mesh = sharding.make_mesh(config.mesh, devices)
+  objectives, mesh = config.known_objectives, config.mesh.build(devices)
   curriculum, order = _schedule(config, objectives, sources, mesh)
   tokenizer = sources.tokenizer
   trained = [objectives[name] for name in curriculum.objectives]
@@ -199,8 +194,8 @@ def assemble(
   restarts = curriculum.switches if config.schedule.restart_at_switch else ()
   step = TrainStep(
     model=model,
-    optimizer=optim.make(config.optimizer, model.axes, model.tensors),
-    schedule=optim.schedule(config.schedule, curriculum.steps, restarts),
+    optimizer=config.optimizer.build(model.axes, model.tensors),
+    schedule=config.schedule.build(curriculum.steps, restarts),
     num_objectives=len(curriculum.objectives),
     seed=config.seed,
     loss_chunk=config.train.loss_chunk,
@@ -213,7 +208,6 @@ def assemble(
     config=config,
     sources=sources,
     tokenizer=tokenizer,
-    objectives=objectives,
     curriculum=curriculum,
     order=order,
     mesh=mesh,
@@ -225,7 +219,7 @@ def assemble(
 
 
 def _schedule(
-  config: ConfigDict, objectives, sources: Sources, mesh
+  config: Config, objectives, sources: Sources, mesh
 ) -> tuple[Curriculum, Order]:
   """Returns what the run trains when, and the rows that it reads when."""
   layout = Layout(
@@ -271,7 +265,7 @@ def _schedule(
 
 
 def _source(
-  config: ConfigDict, sources: Sources, tokenizer, objectives, curriculum, order
+  config: Config, sources: Sources, tokenizer, objectives, curriculum, order
 ) -> Source:
   """Returns the training batches."""
   of_stream = config.data.random_offset or config.data.framed

@@ -46,7 +46,7 @@ def forward(model: Model, batch: Batch) -> Work:
   shape = batch.inputs.shape
   masks = encoder.masks(c, batch.mask, shape, np)
   causal, others = masks.total(lambda mask: visible_pairs(mask, shape))
-  per_pair = 4.0 * c.heads * c.head_width
+  per_pair = 4.0 * c.heads * c.head_dim
   return Work(
     blocks=2.0 * matrices * batch.inputs.size,
     head=2.0 * c.width * c.vocab_size * targets,

@@ -3,8 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from ml_collections import ConfigDict
-
+from antlm_jax.config import Config
 from antlm_jax.data.order import Order, Part
 from antlm_jax.data.rows import Rows
 from antlm_jax.data.source import Source
@@ -13,7 +12,7 @@ from antlm_jax.objectives import curriculum
 
 
 def sources(
-  config: ConfigDict, training: Source, sets: Mapping[str, Rows]
+  config: Config, training: Source, sets: Mapping[str, Rows]
 ) -> dict[str, dict[str, Source]]:
   """Returns held-out batches by an objective's logged name and by set.
 

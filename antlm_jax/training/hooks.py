@@ -21,9 +21,9 @@ from collections.abc import Mapping, Sequence
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from antlm_jax import units
+from antlm_jax.config import Config
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch
@@ -74,7 +74,7 @@ class Hook:
 
 
 def of_run(
-  config: ConfigDict, folder: pathlib.Path, given: Sequence[Hook]
+  config: Config, folder: pathlib.Path, given: Sequence[Hook]
 ) -> list[Hook]:
   """Returns a run's hooks in their order; a profile goes into `folder`."""
   # Log is first: it counts a step before other hooks record values after it.
@@ -275,7 +275,7 @@ class Log(Hook):
     shares = sums["weight"] / max(sums["weight"].sum(), 1e-9)
     for k, objective in enumerate(run.curriculum.objectives):
       if sums["count"][k] > 0:
-        name = run.objectives[objective].name
+        name = run.config.known_objectives[objective].name
         loss = float(sums["nats"][k] / sums["count"][k])
         values[f"train/{name}/loss"] = loss
         values[f"train/{name}/share"] = float(shares[k])

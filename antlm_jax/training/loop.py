@@ -31,7 +31,7 @@ _WATCHED = ("total_loss", "grad_norm", "param_norm")
 
 
 def train(
-  config: ConfigDict,
+  config: config_lib.Config | ConfigDict,
   workdir: str | pathlib.Path,
   hooks: Sequence[Hook] = (),
   command: str = "",
@@ -55,6 +55,7 @@ def train(
     Stopped: A signal ended the run. Its last step is saved.
   """
   keep_programs()
+  config = config_lib.typed(config)
   with (
     listening() as stop,
     buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror,

@@ -1,5 +1,9 @@
-"""Optimizers and learning-rate schedules, from the config."""
+"""Optimizers and learning-rate schedules: settings that build their part.
 
+A new one is a section here or in a file of its own, registered by name.
+"""
+
+import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 
@@ -10,51 +14,102 @@ import optax
 
 from antlm_jax.errors import UserError
 from antlm_jax.models import Tensor
-from antlm_jax.objectives.curriculum import amount
+from antlm_jax.objectives.curriculum import amount, amount_setting
+from antlm_jax.settings import Registry, Section, setting
+
+OPTIMIZERS = Registry("optimizer")
+SCHEDULES = Registry("schedule")
+
+Axes = Mapping[str, Sequence[str | None]]  # logical, of parameters by path
+Tensors = Mapping[str, Tensor]  # that the parameters belong to, by path
+
+# A parameter with one of these axes does not decay.
+_NOT_DECAYED = {
+  "all": set(),  # as arXiv 2507.00994's code
+  "matrices": {"norm", "bias"},
+  "hidden": {"norm", "bias", "vocab", "relative"},  # as LTG-BERT's code
+}
 
 
-def decays(axes: Mapping[str, Sequence[str | None]], scope: str):
-  """Returns which parameters weight decay applies to, by path.
-
-  The scope is `all` (as arXiv 2507.00994's code), `matrices` (neither norms
-  nor biases), or `hidden` (nor embeddings, as LTG-BERT).
-  """
-  # A parameter with one of these axes does not decay.
-  left_out = {
-    "all": set(),
-    "matrices": {"norm", "bias"},
-    "hidden": {"norm", "bias", "vocab", "relative"},
-  }[scope]
-  return {path: not left_out & set(names) for path, names in axes.items()}
+# ---------------------------------------------------------------- optimizers
 
 
-def make(
-  config,
-  axes: Mapping[str, Sequence[str | None]],
-  tensors: Mapping[str, Tensor] | None = None,
-) -> optax.GradientTransformation:
-  """Makes the optimizer of an `optimizer` config section.
+@dataclasses.dataclass(frozen=True)
+class Optimizer(Section):
+  """Settings of every optimizer. A subclass adds `directions`."""
 
-  Multiply its updates by the learning rate and subtract them. The learning
-  rate is a function of the run's step, not of the optimizer's own count, so
-  that resetting the optimizer does not restart the schedule.
+  weight_decay: float = setting(
+    0.1, "Weight decay per step, times the learning rate", least=0
+  )
+  # matrices: neither norms nor biases; hidden: nor embeddings.
+  decay_scope: str = setting(
+    "matrices", "Parameters that decay", choices=tuple(_NOT_DECAYED)
+  )
+  clip: float = setting(1.0, "Largest gradient norm; 0: no clipping", least=0)
+  ema: float = setting(
+    0.0, "Decay of the parameters' moving average; 0: none", least=0, under=1
+  )
+  reset_at_switch: bool = setting(False, "Reset the state at each new phase")
 
-  `axes` are the parameters' logical axes, by path. `tensors` are the published
-  tensors that they belong to, by path; by default each parameter is a tensor.
-  """
-  mask = decays(axes, config.decay_scope)
-  adam = optax.scale_by_adam(b1=config.b1, b2=config.b2, eps=config.eps)
-  chain = [adam, optax.add_decayed_weights(config.weight_decay, mask)]
-  if config.clip > 0:
-    chain.insert(0, optax.clip_by_global_norm(config.clip))
-  if config.name == "lamb":
+  def decays(self, axes: Axes) -> dict[str, bool]:
+    """Returns which parameters weight decay applies to, by path."""
+    kept = _NOT_DECAYED[self.decay_scope]
+    return {path: not kept & set(names) for path, names in axes.items()}
+
+  def build(
+    self, axes: Axes, tensors: Tensors | None = None
+  ) -> optax.GradientTransformation:
+    """Makes the optimizer of parameters with these axes.
+
+    Multiply its updates by the learning rate and subtract them. The learning
+    rate is a function of the run's step, not of the optimizer's own count, so
+    that resetting the optimizer does not restart the schedule.
+
+    By default, each parameter is a published tensor.
+    """
     tensors = tensors or {path: Tensor(path) for path in axes}
+    parts = self.parts(axes, tensors)
+    if self.clip > 0:
+      parts.insert(0, optax.clip_by_global_norm(self.clip))
+    return optax.chain(*parts)
+
+  def parts(
+    self, axes: Axes, tensors: Tensors
+  ) -> list[optax.GradientTransformation]:
+    """Returns what is chained after clipping, weight decay included."""
+    raise NotImplementedError
+
+
+@OPTIMIZERS.register("adamw")
+@dataclasses.dataclass(frozen=True)
+class AdamW(Optimizer):
+  """Adam with decoupled weight decay (arXiv 1711.05101)."""
+
+  b1: float = setting(0.9, "Decay of the first moment", least=0, under=1)
+  b2: float = setting(0.95, "Decay of the second moment", least=0, under=1)
+  # Not 0: the moments of a token that never occurred would be 0 / 0.
+  eps: float = setting(1e-8, "Added to the second moment's root", over=0)
+
+  def parts(self, axes, tensors):
+    """Adam, then the decay."""
+    adam = optax.scale_by_adam(b1=self.b1, b2=self.b2, eps=self.eps)
+    decay = optax.add_decayed_weights(self.weight_decay, self.decays(axes))
+    return [adam, decay]
+
+
+@OPTIMIZERS.register("lamb")
+@dataclasses.dataclass(frozen=True)
+class Lamb(AdamW):
+  """AdamW, each published tensor at a rate of its own (arXiv 1904.00962)."""
+
+  def parts(self, axes, tensors):
+    """AdamW's, then the trust ratios."""
     # Only parameters that decay, as in LTG-BERT's code: norms get plain Adam.
-    chain.append(optax.masked(_scale_by_trust_ratio(axes, tensors), mask))
-  return optax.chain(*chain)
+    ratios = optax.masked(_trust_ratios(axes, tensors), self.decays(axes))
+    return [*super().parts(axes, tensors), ratios]
 
 
-def _scale_by_trust_ratio(axes, tensors) -> optax.GradientTransformation:
+def _trust_ratios(axes, tensors) -> optax.GradientTransformation:
   """LAMB's trust ratio, |parameter| / |update|, for each published tensor.
 
   optax's own has one ratio for each array. An array here may hold a tensor for
@@ -98,6 +153,8 @@ def _part_of_each(parts: Sequence[int]) -> np.ndarray:
   return np.repeat(np.arange(len(parts)), parts)
 
 
+# ----------------------------------------------------------------- schedules
+
 _DECAYS = {
   "linear": lambda t: 1 - t,
   "cosine": lambda t: 0.5 * (1 + jnp.cos(jnp.pi * t)),
@@ -105,44 +162,76 @@ _DECAYS = {
 }
 
 
-def schedule(
-  config, steps: int, restarts: Sequence[int] = ()
-) -> optax.Schedule:
-  """Makes the learning rate of a `schedule` config section.
+@dataclasses.dataclass(frozen=True)
+class Schedule(Section):
+  """Settings of every learning-rate schedule. A subclass adds `fall`."""
 
-  Warmup, stable, decay: linear from peak / warmup_steps up to the peak, the
-  peak, then down to `min_lr_ratio` x peak at the last step. `cosine` has no
-  stable part. In the last `cooldown_steps` the rate falls from `min_lr_ratio`
-  x peak to zero (GPT-BERT). At the steps `restarts` the schedule begins anew:
-  each part of the run's `steps` has a warmup and a decay. Raises a UserError if
-  these are longer than their part.
-  """
-  bounds = itertools.pairwise([0, *restarts, steps])
-  parts = [_without_restarts(config, stop - start) for start, stop in bounds]
-  return optax.join_schedules(parts, list(restarts))
+  peak_lr: float = setting(1e-3, "Highest learning rate", least=0)
+  warmup_steps: float = amount_setting(0.02)
+  min_lr_ratio: float = setting(0.0, "Last / highest rate", least=0, most=1)
+  cooldown_steps: float = amount_setting(0.0)  # from the floor to zero
+  restart_at_switch: bool = setting(False, "Restart the schedule in each phase")
+
+  def fall(self, steps: int, warmup: int) -> tuple[str, int]:
+    """Returns the shape of the decay and its number of steps, of all steps."""
+    raise NotImplementedError
+
+  def build(self, steps: int, restarts: Sequence[int] = ()) -> optax.Schedule:
+    """Makes the learning rate by the step, from 0 to `steps` - 1.
+
+    It rises linearly from peak / warmup_steps to the peak, stays, and falls to
+    `min_lr_ratio` x peak at the last step. In the last `cooldown_steps` it
+    falls from there to zero (GPT-BERT). At the steps `restarts` the schedule
+    begins anew: each part of the run has a warmup and a decay. Raises a
+    UserError if these are longer than their part.
+    """
+    bounds = itertools.pairwise([0, *restarts, steps])
+    parts = [self._part(stop - start) for start, stop in bounds]
+    return optax.join_schedules(parts, list(restarts))
+
+  def _part(self, steps: int) -> optax.Schedule:
+    warmup = amount(self.warmup_steps, steps)
+    cooldown = amount(self.cooldown_steps, steps)
+    shape, decay = self.fall(steps, warmup)
+    if decay < 0 or warmup + decay > steps:
+      raise UserError(
+        f"schedule.warmup_steps ({warmup} steps) and schedule.decay_steps"
+        f" ({max(0, decay)}) do not fit in {steps} steps"
+      )
+    floor = self.min_lr_ratio
+
+    def rate(step):
+      # Step s has the rate after s + 1 parts: the first step is over zero, and
+      # the last is at the floor.
+      up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
+      t = jnp.clip((step + 1 - (steps - decay)) / max(decay, 1), 0.0, 1.0)
+      down = floor + (1 - floor) * _DECAYS[shape](t)
+      if cooldown:
+        end = floor * jnp.maximum(steps - step, 0) / cooldown
+        down = jnp.where(step < steps - cooldown, down, end)
+      return self.peak_lr * jnp.where(step < warmup, up, down)
+
+    return rate
 
 
-def _without_restarts(config, steps: int) -> optax.Schedule:
-  warmup = amount(config.warmup_steps, steps)
-  shape, decay = config.decay, amount(config.decay_steps, steps)
-  if config.name == "cosine":
-    shape, decay = "cosine", steps - warmup
-  cooldown = amount(config.cooldown_steps, steps)
-  if decay < 0 or warmup + decay > steps:
-    raise UserError(
-      f"schedule.warmup_steps ({warmup} steps) and schedule.decay_steps"
-      f" ({max(0, decay)}) do not fit in {steps} steps"
-    )
+@SCHEDULES.register("wsd")
+@dataclasses.dataclass(frozen=True)
+class WSD(Schedule):
+  """Warmup, stable, decay (arXiv 2404.06395)."""
 
-  def rate(step):
-    # Step s has the rate after s + 1 parts: the first step is over zero, and
-    # the last is at the floor.
-    up = jnp.minimum(1.0, (step + 1) / max(warmup, 1))
-    t = jnp.clip((step + 1 - (steps - decay)) / max(decay, 1), 0.0, 1.0)
-    down = config.min_lr_ratio + (1 - config.min_lr_ratio) * _DECAYS[shape](t)
-    if cooldown:
-      end = config.min_lr_ratio * jnp.maximum(steps - step, 0) / cooldown
-      down = jnp.where(step < steps - cooldown, down, end)
-    return config.peak_lr * jnp.where(step < warmup, up, down)
+  decay_steps: float = amount_setting(0.1)
+  decay: str = setting("linear", "Shape of the decay", choices=tuple(_DECAYS))
 
-  return rate
+  def fall(self, steps: int, warmup: int) -> tuple[str, int]:
+    """The last `decay_steps`."""
+    return self.decay, amount(self.decay_steps, steps)
+
+
+@SCHEDULES.register("cosine")
+@dataclasses.dataclass(frozen=True)
+class Cosine(Schedule):
+  """Warmup, then half a cosine over the rest of the run."""
+
+  def fall(self, steps: int, warmup: int) -> tuple[str, int]:
+    """All steps after the warmup."""
+    return "cosine", steps - warmup

@@ -28,7 +28,7 @@ def curves(run: Run, rows: Rows, unigram: float, path: pathlib.Path) -> None:
   nats.
   """
   curriculum, mix = run.curriculum, run.order.mix
-  names = {name: o.name for name, o in run.objectives.items()}
+  names = {name: o.name for name, o in run.config.known_objectives.items()}
   keys = list(dict.fromkeys(itertools.chain(*rows.values())))
   pairs = sorted(key for key in keys if key.startswith(PAIRS))
   heights = (5, 2, 1) if pairs else (5, 1)

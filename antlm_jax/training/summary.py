@@ -157,7 +157,7 @@ def modes(rows: Rows, run: Run) -> dict[str, dict[str, float]]:
   out, end = {}, max(rows, default=0)
   trained = [p.shares for p in run.curriculum.phases if p.start < end]
   for name in dict.fromkeys(itertools.chain(*trained)):
-    logged = run.objectives[name].name
+    logged = run.config.known_objectives[name].name
     if losses := watched(rows, [logged]):
       best = min(losses, key=losses.get)
       last = losses[max(losses)]
@@ -246,7 +246,7 @@ def _figures(run: Run, found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
   """Yields commands for the modes that the run trains."""
-  trained = [run.objectives[name] for name in run.curriculum.objectives]
+  trained = run.config.trained
   of = f"--checkpoint={workdir}"
   if any(o.left_to_right for o in trained):
     yield f'antlm generate {of} --prompt="..."'

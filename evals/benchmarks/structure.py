@@ -28,6 +28,7 @@ LEVELS = (
   "runtime",
   "attention data",
   "models",
+  "training.optim",  # settings that build their part
   "config",
   "training",
   "inference planning",

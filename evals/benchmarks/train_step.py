@@ -21,7 +21,6 @@ It needs of antlm_jax's dependencies only jax, flax, optax and orbax.
 import dataclasses
 import sys
 import time
-import types
 from collections.abc import Iterator
 
 import jax
@@ -37,7 +36,8 @@ from antlm_jax.objectives.batch import Batch, Layout, assemble
 from antlm_jax.objectives.objective import OBJECTIVES
 from antlm_jax.runtime import chips, sharding
 from antlm_jax.settings import setting
-from antlm_jax.training import flops, optim
+from antlm_jax.training import flops
+from antlm_jax.training.optim import AdamW
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
 BATCHES = {  # the objectives of rows, in turn, and whether rows are packed
@@ -95,11 +95,9 @@ def make_example(
 def make_step(config: LlamaConfig) -> TrainStep:
   """Makes a train step with AdamW at a constant rate, for all `BATCHES`."""
   model = models.from_config(config)
-  adamw = {"name": "adamw", "b1": 0.9, "b2": 0.95, "eps": 1e-8, "clip": 1.0}
-  adamw |= {"weight_decay": 0.1, "decay_scope": "matrices"}
   return TrainStep(
     model=model,
-    optimizer=optim.make(types.SimpleNamespace(**adamw), model.axes),
+    optimizer=AdamW().build(model.axes),
     schedule=lambda step: jnp.float32(1e-3),
     num_objectives=2,
   )

@@ -17,7 +17,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax import models
-from antlm_jax.config import Optimizer
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Rows, TaskBatch
@@ -27,7 +26,7 @@ from antlm_jax.masks import AttentionMask
 from antlm_jax.models import layers
 from antlm_jax.models.encoder import EncoderConfig
 from antlm_jax.settings import setting
-from antlm_jax.training import optim
+from antlm_jax.training.optim import AdamW
 
 ATTENTIONS = ("bidirectional", "causal")
 # Rates from 1 to 0 by the share of the way in [0, 1]. `optim` has the same
@@ -220,7 +219,7 @@ class OneRun:
     encoder, _ = divided(self._model.axes)
     axes = joined(encoder, {name: param.axes for name, param in head.items()})
     adamw = {name: getattr(self.settings, name) for name in _ADAMW}
-    return optim.make(Optimizer("adamw", **adamw), axes)
+    return AdamW(**adamw).build(axes)
 
   def init(self, encoder: Mapping, seed: jax.Array) -> State:
     """Draws a head; the encoder's parameters are given."""

@@ -95,7 +95,7 @@ def _batches(folder: pathlib.Path, objective: str):
   of = config.default("llama")
   of.data.path, of.curriculum = str(folder), f"{_BATCHES}{objective} steps"
   of.train.batch_size = _ROWS
-  read = experiment.build(of).source
+  read = experiment.build(config.typed(of)).source
   return lambda: sum(batch.inputs.size for batch in source.load(read))
 
 

@@ -44,7 +44,7 @@ def make(size: str, tokenizer: Tokenizer, folder: pathlib.Path) -> Loaded:
   of.model.update(SIZES[size], max_seq_len=512, init_std=0.1)
   model = models.build(of.model, tokenizer.vocab_size)
   return Loaded(
-    config=of,
+    config=config.typed(of),
     tokenizer=tokenizer,
     boundary="bos",
     data="random",
