@@ -36,7 +36,7 @@ LEVELS = (
   "",  # antlm_jax itself: what users import
   "__main__ train prepare plan generate fill_mask export_hf import_hf merge",
   "evals",
-  "evals.blimp evals.ewok evals.score evals.finetune evals.perplexity"
+  "evals.blimp+evals.ewok+evals.score+evals.perplexity evals.finetune"
   " evals.report evals.compare evals.sweep evals.study evals.benchmarks",
 )
 _GROUPS = {
