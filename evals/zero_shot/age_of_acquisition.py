@@ -118,7 +118,8 @@ def _found(loaded, asked: Settings) -> dict[str, Identity]:
   }
 
 
-def _request(loaded, asked: Settings) -> dict:
+def request(loaded, asked: Settings) -> dict:
+  """Identifies the revisions."""
   found = _found(loaded, asked).items()
   return {"revisions": {name: results.model_digest(one) for name, one in found}}
 
@@ -215,6 +216,7 @@ def outcome(
 
 
 def score(loaded, items: Sequence[Word], asked: Settings) -> Outcome:
+  """Scores the words with each revision."""
   texts = [word.text.strip() for word in items for _ in word.contexts]
   contexts = [c.strip() + " " for word in items for c in word.contexts]
   how = {"text_format": scoring.Format(separator=""), **asked.batches}
@@ -233,5 +235,5 @@ TASKS["aoa"] = command.Task(
   score=score,
   table={"words": "{compared} of {words}", "correlation": "{correlation:.3f}"},
   settings=Settings,
-  request=_request,
+  request=request,
 )

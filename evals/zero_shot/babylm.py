@@ -3,6 +3,7 @@
 The data are folders of *.jsonl, in the form of evaluation-pipeline-2025.
 """
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 
 from antlm_jax.evals.zero_shot import choices
@@ -33,24 +34,18 @@ The folder holds *.jsonl with the fields `sentences`, the forms with a tab
 between them, and `ratio`, the share of people who choose the first one. The
 figure is Spearman's correlation of these shares with the probabilities of the
 first forms."""
-_COMPS_ABOUT = """\
-COMPS: the concept that a property fits, and made-up words.
-
-The folder holds comps_*.jsonl. A line has a property and two concepts, and the
-property is scored after each of them."""
-_ENTITY_TRACKING = """\
-Entity tracking: the contents of a box after some moves.
-
-The folder holds regular.jsonl, ambiref.jsonl and move_contents.jsonl. The
-result is the mean over these files of the means over numbers of moves."""
 
 
-def _read(parse: Callable[[Line], Item]) -> Callable[[Settings], list[Item]]:
-  """Returns a reader of a folder whose lines `parse` reads."""
-  return lambda asked: pairs.read(asked.data, parse, asked.limit)
+def _task(about: str, parse: Callable[[Line], Item], **rules) -> Task:
+  """Returns a task whose lines `parse` reads, with `rules` of `Rules`."""
+
+  def read(asked: Settings) -> list[Item]:
+    return pairs.read(asked.data, parse, asked.limit)
+
+  return choices.task(about, read, **rules)
 
 
-def _name_2024(items: Sequence[Item]) -> str:
+def of_2024(items: Sequence[Item]) -> str:
   """Tells BLiMP from its supplement, whose lines have no field."""
   known = any("field" in item.groups for item in items)
   return "blimp" if known else "blimp_supplement"
@@ -76,11 +71,15 @@ def _wug(uid: str, about: str) -> Task:
     texts = (Choice("", form) for form in forms)
     return _item(line, uid, texts, _number(line, "ratio"))
 
-  about = f"{about}\n\n{_WUG}"
-  return choices.task(about, _read(parse), metric=SPEARMAN)
+  return _task(f"{about}\n\n{_WUG}", parse, metric=SPEARMAN)
 
 
-def _entity_tracking(line: Line) -> Item:
+def entity_tracking(line: Line) -> Item:
+  """Entity tracking: the contents of a box after some moves.
+
+  The folder holds regular.jsonl, ambiref.jsonl and move_contents.jsonl. The
+  result is the mean over these files of the means over numbers of moves.
+  """
   context, options = line.text("input_prefix"), line.fields.get("options")
   texts = isinstance(options, list) and all(isinstance(o, str) for o in options)
   if not texts or len(options) < 2:
@@ -91,7 +90,12 @@ def _entity_tracking(line: Line) -> Item:
   return _item(line, uid, (Choice(context, option) for option in options))
 
 
-def _comps(line: Line) -> Item:
+def comps(line: Line) -> Item:
+  """COMPS: the concept that a property fits, and made-up words.
+
+  The folder holds comps_*.jsonl. A line has a property and two concepts, and
+  the property is scored after each of them.
+  """
   if (uid := _COMPS.get(line.path.stem)) is None:
     raise line.error(f"the file's name is none of {', '.join(_COMPS)}")
   phrase = line.text("property_phrase")
@@ -106,13 +110,11 @@ def _comps(line: Line) -> Item:
 TASKS["blimp"] = choices.task(
   _BLIMP,
   lambda asked: pairs.minimal_pairs(asked.data, asked.limit),
-  name_2024=_name_2024,
+  name_2024=of_2024,
 )
 TASKS["wug_adj"] = _wug("wug_adj", "Nouns of made-up adjectives.")
 TASKS["wug_past"] = _wug("wug_past", "Past tenses of made-up verbs.")
-TASKS["comps"] = choices.task(
-  _COMPS_ABOUT, _read(_comps), glue="", with_context=True
-)
-TASKS["entity_tracking"] = choices.task(
-  _ENTITY_TRACKING, _read(_entity_tracking), glue="", splits=_SPLITS
+TASKS["comps"] = _task(inspect.getdoc(comps), comps, glue="", with_context=True)
+TASKS["entity_tracking"] = _task(
+  inspect.getdoc(entity_tracking), entity_tracking, glue="", splits=_SPLITS
 )

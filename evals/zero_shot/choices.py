@@ -80,13 +80,14 @@ def task(
   return Task(
     about=f"{about.strip()}\n\n{_RULE}\n{pipelines.NOTES}",
     read=read,
-    score=functools.partial(_score, rules),
+    score=functools.partial(score, rules),
     table=functools.partial(table, rules),
     settings=settings,
   )
 
 
-def _score(rules: Rules, loaded, items, asked: Settings) -> Outcome:
+def score(rules: Rules, loaded, items, asked: Settings) -> Outcome:
+  """Scores the choices."""
   options = dict(pipelines.options(asked.pipeline, asked.mode))
   if options["text_format"].separator == " ":  # else it is the pipeline's own
     form = dataclasses.replace(options["text_format"], separator=rules.glue)

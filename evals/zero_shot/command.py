@@ -49,8 +49,8 @@ class Settings:
 
   data: str = setting(help="Path to the folder of the task's files")
   mode: str = setting(
-    help="Reading left to right (causal), with one mask at a time (mlm), the"
-    " same predicted one position before (mntp), or both together (fused)",
+    help="Outputs that predict a token: causal (left to right), mlm (at one"
+    " mask at a time), mntp (one position before it) or fused (both together)",
     choices=MODES,
   )
   limit: int = setting(

@@ -33,6 +33,7 @@ def read(asked) -> list[tuple[str, str]]:
 
 
 def score(loaded, items, asked) -> Outcome:
+  """Scores the words after their contexts."""
   wanted = scoring.passes(loaded, asked.mode)
   masked = any(p.masked for p in wanted)
   longest, parts = loaded.model.config.max_seq_len, []

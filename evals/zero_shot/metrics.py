@@ -30,13 +30,14 @@ def first_probability(scores: np.ndarray) -> np.ndarray:
   return weights[0] / weights.sum(axis=0)
 
 
-def _rank_correlation(items: Sequence[Item], scores: np.ndarray) -> np.ndarray:
+def rank_correlation(items: Sequence[Item], scores: np.ndarray) -> np.ndarray:
+  """Correlates ratings with the first choice's probability, by ranks, `[K]`."""
   ratings = [item.rating for item in items]
   shares = first_probability(scores)  # [n, K]
   return np.array([spearman(share, ratings) for share in shares.T])
 
 
-SPEARMAN = Metric("spearman", "SPEARMAN'S RHO", 1, _rank_correlation)
+SPEARMAN = Metric("spearman", "SPEARMAN'S RHO", 1, rank_correlation)
 ACCURACY = Metric(
   "accuracy", "ACCURACY", 100, lambda _, scores: pairs.correct(scores).mean(0)
 )

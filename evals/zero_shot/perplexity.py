@@ -91,7 +91,7 @@ def outcome(
 
 
 def score(loaded, items: Sequence[str], asked: Settings) -> Outcome:
-  """Scores documents: a `Task.score`."""
+  """Scores documents."""
   wanted = scoring.passes(loaded, asked.mode)
   before, after = loaded.frame
   # No position before predicts the first token of a text without a frame.

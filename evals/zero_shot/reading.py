@@ -45,6 +45,7 @@ class Word(NamedTuple):
 
 
 def read(asked) -> list[Word]:
+  """Reads the words, or raises a UserError."""
   path = pathlib.Path(asked.data) / FILE
   rows = files.read_csv(path, "reading times")
   rows = itertools.islice(rows, asked.limit or None)
@@ -139,6 +140,7 @@ def _gain(
 
 
 def score(loaded, items: Sequence[Word], asked) -> Outcome:
+  """Scores the words, and explains their reading times."""
   before = [word.before for word in items if word.before]
   here = [word.here for word in items]
   found, rest = np.split(surprisals(loaded, here + before, asked), [len(items)])

@@ -71,12 +71,12 @@ def _texts(asked: Settings) -> Iterator[str]:
     held.append(text)
 
 
-def _digest(asked: Settings, items: Sequence) -> dict:
+def digest(asked: Settings, items: Sequence) -> dict:
   """Returns what identifies texts, wherever they are."""
   return {"crc32": zlib.crc32(repr(items).encode())}
 
 
-Task = functools.partial(command.Task, settings=Settings, digest=_digest)
+Task = functools.partial(command.Task, settings=Settings, digest=digest)
 
 
 def perplexity(nats: float) -> float:
