@@ -26,7 +26,8 @@ from antlm_jax.evals.zero_shot.pipelines import PIPELINES
 KINDS = ("controls", "encoders")
 
 
-def _parser() -> cli.Parser:
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
   parser = cli.Parser(description=__doc__)
   add = parser.add_argument
   add("--runs", type=cli.here, required=True, help="Path to a study's runs")
@@ -40,12 +41,7 @@ def _parser() -> cli.Parser:
     choices=PIPELINES,
     help="Pipeline whose scores of pairs count; the most used by default",
   )
-  return parser
-
-
-def main(argv: Sequence[str]) -> None:
-  """Runs the command."""
-  args = _parser().parse_args(argv)
+  args = parser.parse_args(argv)
   for name in ("jinja2", "pandas"):
     if importlib.util.find_spec(name) is None:
       raise UserError(

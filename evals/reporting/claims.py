@@ -7,25 +7,15 @@ from antlm_jax.evals.reporting.statistics import CONFIDENCE, Interval
 
 
 class Contrast(NamedTuple):
-  """A difference that a claim is about.
+  """A difference that a claim is about."""
 
-  Attributes:
-    on: What is compared, and on what.
-    found: Our difference; None where a side has no runs or one seed.
-    published: The paper's difference, in the same unit.
-    sign: Which sign the claim expects of it, 1 or -1.
-    digits: Number of decimals that are shown.
-    here: Our difference, where one seed a side has no interval.
-    but: Why nothing is decided, whatever is found; "" for nothing.
-  """
-
-  on: str
-  found: Interval | None
-  published: float | None = None
-  sign: int = 1
-  digits: int = 2
-  here: float | None = None
-  but: str = ""
+  on: str  # what is compared, and on what
+  found: Interval | None  # our difference; None where a side has one seed
+  published: float | None = None  # the paper's difference, in the same unit
+  sign: int = 1  # that the claim expects of it
+  digits: int = 2  # number of decimals that are shown
+  here: float | None = None  # ours, where one seed a side has no interval
+  but: str = ""  # why nothing is decided, whatever is found
 
   @property
   def verdict(self) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Pair(NamedTuple):
-  """Two sides to compare, each a variant and the mode that it is scored in."""
+  """Two sides to compare: a variant and the mode in which it is scored."""
 
   variant: tuple[str, str]
   control: tuple[str, str]
@@ -72,27 +72,16 @@ class Common(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-  """A study's variants, their runs, and the runs' scores.
-
-  Attributes:
-    name: Name of the study.
-    pipeline: How items of zero-shot scores were scored.
-    variants: All variants by name, in order, with runs or without.
-    runs: The runs of the variants that have any.
-    table: All that was measured, as `measured.read` returns it.
-    scores: Its scores that count, one for each seed, task and mode.
-    items: Scores of single items.
-    confidence: Confidence of intervals over paired seeds.
-  """
+  """A study's variants, their runs, and the runs' scores."""
 
   name: str
-  pipeline: str
-  variants: Mapping[str, Row]
-  runs: Mapping[str, Sequence[TrainedRun]]
-  table: "pd.DataFrame"
-  scores: "pd.DataFrame"
-  items: "ItemFiles"
-  confidence: float = statistics.CONFIDENCE
+  pipeline: str  # how items of zero-shot scores were scored
+  variants: Mapping[str, Row]  # by name, in order, with runs or without
+  runs: Mapping[str, Sequence[TrainedRun]]  # of the variants that have any
+  table: "pd.DataFrame"  # all that was measured, see `measured.read`
+  scores: "pd.DataFrame"  # those that count: one for each seed, task and mode
+  items: "ItemFiles"  # scores of single items
+  confidence: float = statistics.CONFIDENCE  # of intervals over paired seeds
   _kept: dict[str, Common | None] = dataclasses.field(
     default_factory=dict, init=False
   )

@@ -125,25 +125,21 @@ def differences(
     panel.set_title(name, fontsize=10)
     by = "items and seeds" if found[0].by_seeds else "items; one seed"
     panel.set_xlabel(f"{unit}, 95 % by {by}", fontsize=9.5)
+    panel.axvline(0, color="0.3", lw=0.8)
     found = sorted(found, key=lambda delta: delta.interval.estimate)
-    _forest(panel, found, scale)
+    for y, delta in enumerate(found):
+      colour, of = _SIGN[delta.verdict], delta.interval * scale
+      panel.plot([of.low, of.high], [y, y], color=colour, lw=1.8)
+      inside = "white" if of.contains_zero else colour
+      panel.plot(of.estimate, y, "o", color=colour, ms=5, mfc=inside)
+    names = [delta.part.replace("_", " ") for delta in found]
+    panel.set_yticks(range(len(found)), names)
+    panel.tick_params(axis="y", length=0, labelsize=9)
+    panel.grid(axis="x", color="0.9", lw=0.6)
+    panel.set_axisbelow(True)
+    panel.spines[["top", "right", "left"]].set_visible(False)
   figure.suptitle(title, fontsize=11)
   save(figure, path)
-
-
-def _forest(panel, deltas: Sequence[Delta], scale: float) -> None:
-  panel.axvline(0, color="0.3", lw=0.8)
-  for at, delta in enumerate(deltas):
-    colour, interval = _SIGN[delta.verdict], delta.interval * scale
-    panel.plot([interval.low, interval.high], [at, at], color=colour, lw=1.8)
-    style = {"ms": 5, "mfc": "white" if interval.contains_zero else colour}
-    panel.plot(interval.estimate, at, "o", color=colour, **style)
-  names = [delta.part.replace("_", " ") for delta in deltas]
-  panel.set_yticks(range(len(deltas)), names)
-  panel.tick_params(axis="y", length=0, labelsize=9)
-  panel.grid(axis="x", color="0.9", lw=0.6)
-  panel.set_axisbelow(True)
-  panel.spines[["top", "right", "left"]].set_visible(False)
 
 
 _Panels = Mapping[str, Mapping[str, Sequence[tuple[float, Mean]]]]

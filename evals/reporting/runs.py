@@ -19,26 +19,17 @@ from antlm_jax.training import metrics
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
-  """One seed of a variant.
-
-  Attributes:
-    variant: Name of the variant.
-    seed: Name of the run's folder.
-    folder: Path to the run's folder.
-    config: Resolved settings.
-    losses: Held-out losses in nats, by the objective's logged name and step;
-      NaN where a loss was not finite.
-    summary: What training wrote at its end; None before.
-    curriculum: Phases in steps, equal neighbours joined; None before the end.
-  """
+  """One seed of a variant."""
 
   variant: str
-  seed: str
+  seed: str  # the folder's name
   folder: pathlib.Path
-  config: Mapping[str, Any]
+  config: Mapping[str, Any]  # resolved
+  # Held-out losses in nats, by the objective's logged name and step; NaN where
+  # a loss was not finite.
   losses: Mapping[str, Mapping[int, float]]
-  summary: Mapping[str, Any] | None = None
-  curriculum: Curriculum | None = None
+  summary: Mapping[str, Any] | None = None  # None before its end
+  curriculum: Curriculum | None = None  # in steps, equal neighbours joined
 
   @property
   def text(self) -> str:

@@ -1,19 +1,18 @@
 """Bootstrap intervals for scores of runs on the same items.
 
 A score is the unweighted mean over strata (such as UIDs) of what a run gets of
-each item, such as whether it is right. Items are resampled within their
-stratum, once for all runs: so every difference between runs is a paired one,
-and what makes an item hard for both of them cancels.
+each item. Items are resampled within their stratum, once for all runs: every
+difference between runs is a paired one, and what makes an item hard for both
+of them cancels.
 
-Items say how well these very runs are told apart. Another training of the same
-row is another draw, too: `difference(..., by_seeds=True)` also resamples the
-runs of each side (a two-way bootstrap: runs x items). Two or three runs
-understate their own spread, so their resampled weights deviate more: by
-sqrt(S / (S - 1)), which makes the variance of a mean of S runs unbiased, and by
-Student's quantile over the normal one. Simulated with 2, 3 and 5 runs a side
-that differ much, 95 % are then 95 to 99 % (without: 74 to 89 %). Where the runs
-differ little the interval is too wide, never too narrow: what is chance in one
-run's answer to one item counts both as an item's and as a run's.
+Items say how well these very runs are told apart. For other trainings of the
+same row, `difference(..., by_seeds=True)` also resamples the runs of each side
+(a two-way bootstrap: runs x items). Two or three runs understate their spread,
+so their resampled weights deviate more: by sqrt(S / (S - 1)), which makes the
+variance of a mean of S runs unbiased, and by Student's quantile over the normal
+one. In simulations with 2, 3 and 5 runs a side that differ much, 95 % intervals
+cover 95 to 99 % (without: 74 to 89 %). Where runs differ little, they are too
+wide: chance in one run's answer to one item counts as an item's and as a run's.
 """
 
 import dataclasses
@@ -100,13 +99,10 @@ def mean(values: Mapping[str, float]) -> Mean | None:
 def resample(
   scores: np.ndarray, strata: np.ndarray, seed: int = 0, draws: int = DRAWS
 ) -> Resampled:
-  """Resamples items with replacement within each stratum.
+  """Resamples items D times with replacement, within each stratum.
 
-  Args:
-    scores: What each run gets of each item, `[R, n]`; bool if right or wrong.
-    strata: Stratum of each item, int `[n]`, from 0 on without gaps.
-    seed: Same seed, same draws.
-    draws: D.
+  `scores` `[R, n]` has what each run gets of each item, and `strata` int `[n]`
+  the stratum of each item, from 0 on without gaps.
   """
   draw = np.random.default_rng(seed)
   observed, resampled = [], []
