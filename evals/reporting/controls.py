@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import pandas as pd
 
@@ -429,37 +428,32 @@ def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
   if study.scores.empty:
     yield "neither scored on pairs nor fine-tuned"
     return
+  own = study.scores[study.scores.variant == run.variant]
+  own = own[own.seed == run.seed]
   modes = study.variants[run.variant].modes
   for benchmark, mode in itertools.product(BENCHMARKS, modes):
-    found = study.at(run.variant, benchmark.name, mode)
-    scores = found[found.seed == run.seed].to_dict("records")
-    for what in _lacks_pairs(study, run, scores, benchmark):
-      yield f"{benchmark.name}, {mode}: {what}"
-  own = study.scores[study.scores.variant == run.variant]
-  tuned = own[(own.seed == run.seed) & (own.pipeline == "")]
+    found = own[(own.task == benchmark.name) & (own["mode"] == mode)]
+    about = f"{benchmark.name}, {mode}"
+    if found.empty:
+      yield f"{about}: not evaluated"
+    for score in found.to_dict("records"):
+      if run.summary and score["step"] != run.summary["steps"]:
+        step = f"{score['step']:,}"
+        yield f"{about}: evaluated at step {step}, before the end"
+      if not score["complete"]:
+        yield f"{about}: {score['pairs']:,} pairs of {benchmark.pairs:,}"
+      place, common = (
+        (run.variant, mode, run.seed),
+        study.common(benchmark.name),
+      )
+      if not score["items"]:
+        yield f"{about}: no items.jsonl, so no interval"
+      elif place in common.others:
+        yield f"{about}: other items than most, so not compared"
+  tuned = own[own.pipeline == ""]
   absent = [task for task in glue.SCORES if task not in set(tuned.task)]
   if absent:
     what = "anything" if tuned.empty else ", ".join(absent)
     yield f"not fine-tuned on {what}"
   if not tuned.complete.all():
     yield "fine-tuned on a part of a training set (--limit)"
-
-
-def _lacks_pairs(
-  study: Findings,
-  run: TrainedRun,
-  scores: Sequence[dict[str, Any]],
-  benchmark: measured.Benchmark,
-) -> Iterator[str]:
-  if not scores:
-    yield "not evaluated"
-  for score in scores:
-    place = run.variant, score["mode"], run.seed
-    if run.summary and score["step"] != run.summary["steps"]:
-      yield f"evaluated at step {score['step']:,}, before the end"
-    if not score["complete"]:
-      yield f"{score['pairs']:,} pairs of {benchmark.pairs:,}"
-    if not score["items"]:
-      yield "no items.jsonl, so no interval"
-    elif place in study.common(benchmark.name).others:
-      yield "other items than most, so not compared"

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -142,66 +142,21 @@ def _rates(study: Findings, variants: Sequence[str]) -> list[Row]:
 # -------------------------------------------------------------------- claims
 
 
-class _Claimed(NamedTuple):
-  """That a row is above another."""
-
-  text: str
-  source: str
-  sides: tuple[str, str]
-  kinds: Sequence[str] = tuple(KINDS)
-  early: bool = False  # after 2,000 steps, rather than at the end
-
-
-_CLAIMED = (
-  _Claimed(
-    "MLM scores above CLM at equal steps, but in tagging words",
-    "tables 2 to 5",
-    ("mlm40_42", "clm_42"),
-    ("SC", "QA", "IR"),
-  ),
-  _Claimed(
-    "CLM learns from less text: it is ahead after 2,000 steps",
-    "tables 6 to 9",
-    ("clm_42", "mlm40_42"),
-    early=True,
-  ),
-  *(
-    _Claimed(
-      f"CLM for {clm}k steps, then MLM, is above MLM alone at {total}k",
-      "tables 10 to 13",
-      (f"clm{clm}_mlm40_{total}", f"mlm40_{total}"),
-    )
-    for clm, total in ((3, 12), (10, 42))
-  ),
-  *(
-    _Claimed(
-      f"Continued with MLM for {more}k, a CLM model is above an MLM model",
-      "tables 14 to 17; but in answers",
-      (f"clm_42_more_{more}", f"mlm40_42_more_{more}"),
-      ("SC", "TC", "IR"),
-    )
-    for more in (12, 22)
-  ),
-)
-
-
 def _claims(study: Findings, family: str) -> Iterator[Claim]:
+  """Yields the paper's claims: that a row is above another, by kind of task."""
   early = _at(study, round(2 * _unit(study, family)))
-  for claimed in _CLAIMED:
+  for claimed in measured.published("encoders_claims").itertuples():
     at = early if claimed.early else study
-    contrasts = [_contrast(at, family, claimed, k) for k in claimed.kinds]
+    sides = claimed.row, claimed.control
+    pair = Pair(*((f"{family.lower()}_{name}", ATTENTION) for name in sides))
+    contrasts = []
+    for kind in claimed.kinds.split():
+      a, b = (_published(claimed.early)[kind][name] for name in sides)
+      deltas = at.differences(kind, [pair])
+      found = deltas[0].interval * 100 if deltas else None
+      on = f"{kind}: {claimed.row} - {claimed.control}"
+      contrasts.append(Contrast(on, found, float(a - b)))
     yield Claim(claimed.text, claimed.source, contrasts)
-
-
-def _contrast(
-  study: Findings, family: str, claimed: _Claimed, kind: str
-) -> Contrast:
-  a, b = claimed.sides
-  sides = [(f"{family.lower()}_{name}", ATTENTION) for name in (a, b)]
-  deltas = study.differences(kind, [Pair(*sides)])
-  found = deltas[0].interval * 100 if deltas else None
-  theirs = _published(claimed.early)[kind]
-  return Contrast(f"{kind}: {a} - {b}", found, float(theirs[a] - theirs[b]))
 
 
 def _published(early: bool = False) -> pd.DataFrame:
@@ -343,15 +298,14 @@ def _lacks(study: Findings, name: str) -> Iterator[str]:
   elif runs[0].summary is None:
     yield "training is not at its end"
   else:
-    there = set(study.scores.task)
-    places = {t: study.at(name, t, ATTENTION) for t in _TASKS if t in there}
-    absent = [task for task, found in places.items() if found.empty]
+    found = study.scores[study.scores["mode"] == ATTENTION]
+    own = found[found.variant == name]
+    there = set(study.scores.task) - set(own.task)
+    absent = [task for task in _TASKS if task in there]
     if absent:
       yield f"not fine-tuned on {', '.join(absent)}"
-    early = collections.defaultdict(list)
-    for task, found in places.items():
-      for step in set(found.step) - {runs[0].summary["steps"]}:
-        early[step].append(task)
-    for step, tasks in early.items():
+    early = own[own.step != runs[0].summary["steps"]]
+    for step, rows in early.groupby("step", sort=False):
+      tasks = [task for task in _TASKS if task in set(rows.task)]
       at = f"fine-tuned at step {step:,}, before the end"
       yield f"{at}: {', '.join(tasks)}"
