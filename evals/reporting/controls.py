@@ -253,10 +253,11 @@ class Family:
     for task, head in heads.items():
       rows[0][head] = Mean({}, float(about.baseline[task]), None)
     for name, attention in itertools.product(self.variants, ATTENTIONS):
-      by_task = {task: study.at(name, task, attention) for task in tasks}
-      seeds = {seed for found in by_task.values() for seed in found.seed}
+      found = study.at(name, tasks, attention)
       # The mean is over the tasks that all of the seeds have.
-      common = [t for t, found in by_task.items() if {*found.seed} == seeds]
+      seeds = found.groupby("task").seed.nunique()
+      whole = seeds[seeds == found.seed.nunique()].index
+      common = [task for task in tasks if task in whole]
       row = {
         "row": study.title(name),
         "attention": attention,
@@ -265,7 +266,7 @@ class Family:
       }
       for task, head in heads.items():
         row[head] = study.mean(name, [task], attention)
-      rows += [row] if seeds else []
+      rows += [] if found.empty else [row]
     return rows if tasks else []
 
   # ---------------------------------------------------------------- losses

@@ -107,13 +107,10 @@ class Findings:
     )
     return list(dict.fromkeys((p, s, of["batch_size"]) for p, s, of in sizes))
 
-  def at(self, variant: str, task: str, mode: str) -> "pd.DataFrame":
-    """Returns the scores of one place, a row for each seed."""
-    return self._places.get((variant, task, mode), self.scores[:0])
-
-  @functools.cached_property
-  def _places(self) -> dict[tuple[str, str, str], "pd.DataFrame"]:
-    return dict(list(self.scores.groupby(["variant", "task", "mode"])))
+  def at(self, variant: str, tasks: Sequence[str], mode: str) -> "pd.DataFrame":
+    """Returns a variant's scores in a mode: a row for each task and seed."""
+    own = self.scores[self.scores.variant == variant]
+    return own[own.task.isin(tasks) & (own["mode"] == mode)]
 
   def mean(
     self, variant: str, tasks: Sequence[str], mode: str, complete: bool = False
@@ -123,19 +120,12 @@ class Findings:
     Tasks have the same weight. With `complete`, only scores on all of a task's
     data count.
     """
-    scores = collections.defaultdict(list)
-    for task in tasks:
-      found = self.at(variant, task, mode)
-      found = found[found.complete] if complete else found
-      for seed, value in zip(found.seed, found.value, strict=True):
-        scores[seed].append(value)
-    return statistics.mean(
-      {
-        seed: float(np.mean(values))
-        for seed, values in scores.items()
-        if len(values) == len(tasks)  # a mean over fewer is of something else
-      }
-    )
+    found = self.at(variant, tasks, mode)
+    found = found[found.complete] if complete else found
+    by_seed = found.groupby("seed", sort=False).value
+    # A mean over fewer tasks is of something else.
+    means = by_seed.mean()[by_seed.size() == len(tasks)]
+    return statistics.mean(means.to_dict())
 
   def differences(
     self, task: str, pairs: Iterable[Pair], by_part: bool = False
@@ -148,12 +138,18 @@ class Findings:
     if common is None:
       return []
     parts = sorted(common.parts.items()) if by_part else [("", None)]
-    return [
-      _delta(task, part, pair, [common.resampled.scores(r, uids) for r in runs])
-      for pair in pairs
-      for part, uids in parts
-      if all(runs := [common.runs.get(side) for side in pair])
-    ]
+    out = []
+    for pair, (part, uids) in itertools.product(pairs, parts):
+      runs = [common.runs.get(side, ()) for side in pair]
+      if all(runs):
+        sides = [common.resampled.scores(r, uids) for r in runs]
+        seeds = tuple(map(len, runs))
+        by_items, by_seeds = statistics.difference(*sides), None
+        # One run does not say how much others of its kind would differ.
+        if min(seeds) > 1:
+          by_seeds = statistics.difference(*sides, by_seeds=True)
+        out.append(Delta(task, part, pair, seeds, by_items, by_seeds))
+    return out
 
   def common(self, task: str) -> Common | None:
     """Returns the items on which most runs compare; None if there are none."""
@@ -191,12 +187,3 @@ def _common(
   strata = np.array([index[uid] for uid, _ in most])
   resampled = statistics.resample(np.stack([*same.values()]), strata)
   return Common(parts, runs, resampled, found.keys() - same.keys())
-
-
-def _delta(task, part, pair, sides: Sequence[statistics.Scores]) -> Delta:
-  seeds = tuple(len(side.observed) for side in sides)
-  # One run says nothing about how much others of its kind would differ.
-  by_items, by_seeds = statistics.difference(*sides), None
-  if min(seeds) > 1:
-    by_seeds = statistics.difference(*sides, by_seeds=True)
-  return Delta(task, part, pair, seeds, by_items, by_seeds)

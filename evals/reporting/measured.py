@@ -74,7 +74,10 @@ def read(runs: Mapping[str, Sequence[TrainedRun]]) -> pd.DataFrame:
     at_end = ended(of_variant)
     for run in of_variant:
       own = _COLUMNS | {"variant": variant, "seed": run.seed}
-      rows += [own | {"ended": run in at_end} | row for row in _losses(run)]
+      loss = {"task": HELD_OUT, "metric": "loss", "ended": run in at_end}
+      for kind in run.names.values():
+        for step, value in sorted(run.losses.get(kind, {}).items()):
+          rows.append(own | loss | {"mode": kind, "step": step, "value": value})
       rows += [own | row for row in _zero_shot(run.folder / "evals")]
       rows += [own | row for row in _tuned(run.folder / "evals")]
   return pd.DataFrame(rows, columns=list(_COLUMNS))
@@ -90,13 +93,6 @@ def published(name: str) -> pd.DataFrame:
   """Returns numbers of papers, from a file of published/."""
   path = pathlib.Path(__file__).parent / "published" / f"{name}.csv"
   return pd.read_csv(path)
-
-
-def _losses(run: TrainedRun) -> Iterator[dict[str, Any]]:
-  for kind in run.names.values():
-    row = {"task": HELD_OUT, "mode": kind, "metric": "loss"}
-    for step, loss in sorted(run.losses.get(kind, {}).items()):
-      yield row | {"step": step, "value": loss}
 
 
 def _zero_shot(folder: pathlib.Path) -> list[dict[str, Any]]:
