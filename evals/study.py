@@ -200,7 +200,7 @@ def costs(study: Study, runs: pathlib.Path) -> str:
 
   Epochs are those of the data in `runs`, or else of `Text.rows`.
   """
-  rows, known, total, guessed = [], {}, np.zeros(3), False
+  rows, known, total, epoch = [], {}, np.zeros(3), 0
   for name, row in study.rows.items():
     run, seeds = _planned(study, runs, name), study.seeds(name)
     branch, steps = study.branches[name], run.curriculum.steps
@@ -209,8 +209,8 @@ def costs(study: Study, runs: pathlib.Path) -> str:
       begin, begins = branch.step, f"{branch.trunk} at {branch.step:,}"
     elif row.after:
       begins = f"{row.after}, at its end"
-    in_epochs = branches.steps_of(run.config) is None
-    guessed |= in_epochs and not run.config.data.path
+    if not run.config.data.path and branches.steps_of(run.config) is None:
+      epoch = len(run.sources.rows)  # of stand-ins
     own, work = steps - begin, search.train_flops(run, begin, known)
     tokens = own * run.config.train.batch_size * run.sources.rows.seq_len
     cells = f"{steps:,}", f"{own:,}", quantity(tokens), quantity(work), seeds
@@ -229,10 +229,10 @@ def costs(study: Study, runs: pathlib.Path) -> str:
     f"{quantity(work, 'FLOPs')}: {_hours(work):,.1f} hours of a v5p chip at"
     f" {_UTILIZATION:.0%} of its peak (assumed; its bound: antlm plan)",
   ]
-  if guessed:
+  if epoch:
     lines.append(
-      f"{runs} has no data yet: an epoch is about {study.scale.text.rows:,}"
-      " rows, as of the text that the study's config is for"
+      f"{runs} has no data yet: epochs are estimated at {epoch:,} rows, of the"
+      " text that the study's config is for"
     )
   return "\n".join(lines)
 

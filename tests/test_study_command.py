@@ -186,7 +186,7 @@ def test_a_dry_run_tells_and_touches_nothing(path, monkeypatch, capsys):
   table = capsys.readouterr().out
   assert "1 rows, 5 runs\n18,750 steps, of which 0 are shared" in table
   assert " 3,750     3,750   7.68M" in table
-  assert "has no data yet: an epoch is about 2,500 rows" in table
+  assert "has no data yet: epochs are estimated at 2,500 rows" in table
   assert not [*pathlib.Path.cwd().iterdir()]
 
 
@@ -198,7 +198,7 @@ def test_a_dry_run_counts_the_epochs_of_the_data(prepared, tmp_path, capsys):
   study.main([TABLE, "--dry_run", *words])
   table = capsys.readouterr().out
   assert f"\n{3 * round(6 * rows / 16):,} steps" in table
-  assert "about" not in table
+  assert "estimated" not in table
 
 
 @pytest.mark.parametrize("name", ["antlm_table", "clm_or_mlm", "mixing"])
