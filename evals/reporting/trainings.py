@@ -118,7 +118,7 @@ def _known(kinds: Iterable[str]) -> str:
 
 
 def _at(run: TrainedRun) -> int:
-  """The step at which a run is looked at: its best by `eval.watch`, or last."""
+  """Returns the step to compare at: the best by `eval.watch`, or the last."""
   best = run.summary and run.summary.get("best")
   return best["step"] if best else max(run.losses[run.kinds[0]])
 
@@ -146,12 +146,11 @@ def _row(label: str, runs, kinds, by) -> Row:
     row[kind] = _over_seeds(runs, [kind])
   if len(by) > 1:
     row["mean"] = _over_seeds(runs, by)
-  summaries = [s for run in runs if (s := run.summary) and "seconds" in s]
-  row |= {"parameters": None, "time": None}
-  if runs[0].summary:
-    row["parameters"] = runs[0].summary["parameters"]
-  if len(summaries) == len(runs):
-    row["time"] = sum(summary["seconds"]["total"] for summary in summaries)
+  row["parameters"] = runs[0].summary and runs[0].summary["parameters"]
+  timed = [s for run in runs if (s := run.summary) and "seconds" in s]
+  row["time"] = None
+  if len(timed) == len(runs):
+    row["time"] = sum(summary["seconds"]["total"] for summary in timed)
   return row
 
 
@@ -162,18 +161,17 @@ def _shown(value, heading: str, row: Row) -> str:
   if isinstance(value, Mean):
     spread = "" if value.std is None else f" ± {value.std:.3f}"
     return f"{value.mean:.3f}{spread}"
-  return {"parameters": units.quantity, "time": units.duration}.get(
-    heading, str
-  )(value)
+  write = {"parameters": units.quantity, "time": units.duration}
+  return write.get(heading, str)(value)
 
 
 def _notes(runs: Sequence[TrainedRun], by: Sequence[str]) -> list[str]:
-  """Says by what runs are compared, and where that may not be done."""
+  """Returns how runs are compared, and whether their losses compare at all."""
   notes = [
     f"Held-out losses in nats, after the step named; first is the lowest"
     f" {'mean of ' if len(by) > 1 else ''}{' and '.join(by)}."
   ]
-  # It is of the held-out tokens alone: it tells data and tokenizers apart.
+  # It depends on the held-out tokens alone, and so on data and tokenizer.
   entropies = {run.summary["unigram_entropy"] for run in runs if run.summary}
   if len(entropies) > 1:
     notes.append(
@@ -260,8 +258,7 @@ def _curves(
 def _line(losses: Sequence[Mapping[int, float]]) -> list[tuple[int, Mean]]:
   """Returns the mean over seeds at the steps that all of them have."""
   steps = sorted(set.intersection(*map(set, losses)))
-  seeds = [str(seed) for seed in range(len(losses))]
   return [
-    (step, mean(dict(zip(seeds, (x[step] for x in losses), strict=True))))
+    (step, mean({str(seed): of[step] for seed, of in enumerate(losses)}))
     for step in steps
   ]
