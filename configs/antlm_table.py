@@ -1,30 +1,31 @@
-"""AntLM's table (arXiv 2412.03275), and the rows it lacks.
+"""AntLM's table (arXiv 2412.03275), and further rows that explain it.
+
+To train, evaluate and report all rows, run
 
     ./launch/antlm_table.sh --text=BABYLM_FOLDER --data=EVALUATION_FOLDER
 
-trains, evaluates and reports all of them; one is
+To train one row, run
 
     antlm train --workdir=DIR --config.data.path=PREPARED \\
       --config=antlm_table:row=babyllama_antlm,scale=tiny,seed=1
 
 The argument takes `row` (a key of `ROWS`), `scale` and `seed`. All rows of an
-encoder see the same rows of text in the same order, in as many steps of the
-same shape; only what is hidden and what is predicted differs.
+encoder read the same rows of text in the same order, in the same number of
+steps of the same shape. Only the hidden and the predicted tokens differ.
 
 - `paper`: configs/antlm_babyllama.py and configs/antlm_ltg_bert.py, whose
-  notes say where each setting is from; 24 and 72 epochs.
+  docstrings name the source of each setting; 24 and 72 epochs.
 - `small`: BabyLlama's rows at 1.1M parameters, with all of their 24 epochs and
-  five seeds, on 190,000 words: as many repetitions as the paper's, and a model
-  that is as large for its text (6 parameters a word; the paper's has 10).
-- `tiny`: 1.2M or 1.3M parameters and a quarter or a twelfth of the epochs, for
-  a small part of the text on a CPU.
+  five seeds, on 190,000 words. The text is repeated as often as the paper's,
+  and the model has 6 parameters a word (the paper's: 10).
+- `tiny`: 1.2M or 1.3M parameters and a quarter or a twelfth of the epochs, on
+  a small part of the text, for a CPU.
 
-All settings of `small` and `tiny` are ours.
+The settings of `small` and `tiny` are our own.
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.errors import UserError
-from antlm_jax.evals.design import Evaluation, Row, Scale, Text
+from antlm_jax.evals.design import Evaluation, Row, Scale, Text, row_of
 
 SIZES = ("tiny", "small", "paper")
 REPORT = "controls"
@@ -45,7 +46,7 @@ def _ltg(title, tiny, paper, **how) -> Row:
 
 
 def _against(text: str, *controls: str) -> tuple[str, ...]:
-  """Returns what a row of several objectives is compared with."""
+  """Returns the rows that a row of several objectives is compared with."""
   return controls if len(set(text) & set("CMN")) > 1 else ()
 
 
@@ -83,15 +84,8 @@ PAPER = {"BabyLlama": "antlm_babyllama", "LTG-BERT": "antlm_ltg_bert"}
 
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
-  arg = config_lib.parse_arg(arg, row="babyllama_antlm", scale="tiny", seed=0)
-  for name, choices in (("row", ROWS), ("scale", SIZES)):
-    if arg[name] not in choices:
-      raise UserError(
-        f"{name}={arg[name]!r} is not one of {', '.join(choices)}"
-      )
-  row = ROWS[arg.row]
-  if arg.scale not in row.curriculum:
-    raise UserError(f"scale={arg.scale} has no row {arg.row}")
+  arg = config_lib.parse_arg(arg, row="babyllama_antlm", scale=SIZES, seed=0)
+  row = row_of(arg, ROWS)
   make = {"tiny": _tiny, "small": _small, "paper": _paper}[arg.scale]
   config = make(row.family)
   config.seed = arg.seed
@@ -141,7 +135,7 @@ def _tiny(family: str):
 
 
 def _small(family: str):
-  """As `tiny`, a layer less, and measured once an epoch."""
+  """As `tiny`, with a layer less, and measured once an epoch."""
   config = _tiny(family)
   config.model.update(layers=3)
   config.eval.update(every=1 / 24, rows=128)
@@ -171,7 +165,7 @@ def _evaluations(pairs, tuned, tuned_seeds=1) -> tuple[Evaluation, ...]:
 
 
 def _scale(prepare, pairs, tuned, **more) -> Scale:
-  """Makes a scale of options, those of `prepare` by family or of all."""
+  """Makes a scale; options of `prepare` are by family, or for all."""
   if not isinstance(prepare, dict):
     prepare = {"BabyLlama": prepare, "LTG-BERT": prepare}
   length = ("--seq_len=128",)
@@ -185,7 +179,7 @@ def _scale(prepare, pairs, tuned, **more) -> Scale:
 
 _FIVE = "--task=cola,mrpc,rte,sst2,mnli"
 SCALES = {
-  # Every piece in seconds, to try the table out.
+  # Every job takes seconds, to try the table out.
   "shrink": _scale(
     ("--share=0.002", "--vocab_size=512"),
     ("--limit=2",),

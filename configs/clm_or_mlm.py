@@ -1,39 +1,40 @@
-"""CLM, MLM or both: the study of arXiv 2507.00994, at a size of one's own.
+"""CLM, MLM or both: the study of arXiv 2507.00994, at full size or tiny.
+
+To train, evaluate and report all rows, run
 
     ./launch/study.sh --text=TEXT_FOLDER --data=EVALUATION_FOLDER
 
-trains, evaluates and reports all of it (`evals.study`); one row is
+To train one row, run
 
     antlm train --workdir=DIR --config.data.path=PREPARED \\
       --config=clm_or_mlm:row=tiny_clm10_mlm40_42,scale=tiny
 
-A row's name is its encoder and what it is trained with, in thousands of steps
-of the paper: `610m_clm10_mlm40_42` is CLM for 10,000 steps, then MLM with 40 %
-masked up to 42,000. There are four kinds:
+A row's name has its encoder and its objectives, in thousands of steps of the
+paper: `610m_clm10_mlm40_42` trains CLM for 10,000 steps, then MLM with 40 %
+masked up to step 42,000. There are three kinds of rows:
 
-- one objective for 42,000 steps: CLM, and MLM with 20, 30, 40, 50 % masked;
-- CLM, then MLM, with 12,000, 22,000 and 42,000 steps in all, and with an MLM
-  of the decay alone for each ratio;
-- continued pretraining: MLM for 2,000, 12,000 and 22,000 steps more, after the
+- one objective for 42,000 steps: CLM, or MLM with 20, 30, 40 or 50 % masked;
+- CLM, then MLM, with 12,000, 22,000 and 42,000 steps in all, and with MLM only
+  in the decay, for each ratio;
+- continued pretraining: MLM for 2,000, 12,000 and 22,000 more steps, after the
   end of CLM or MLM.
 
 The scales:
 
 - `paper`: the 38 models on 210M, 610M and 1B (configs/encoders.py), 100B
   tokens each;
-- `tiny`: nine of them at 1.1M parameters and 20 steps for each thousand, on a
-  CPU. All of its settings are ours.
+- `tiny`: nine of them at 1.1M parameters, with 20 steps for each thousand, on a
+  CPU. Its settings are our own.
 
 The paper does not say at which rate, with which warm-up and optimizer state
-pretraining is continued: here at the peak rate from the first step on, with the
-state of its beginning, as in its code a run that goes on has it.
+pretraining continues. Here it continues at the peak rate from the first step,
+with the optimizer state of the run before, as its code resumes a run.
 """
 
 from collections.abc import Iterator
 
 from antlm_jax import config as config_lib
-from antlm_jax.errors import UserError
-from antlm_jax.evals.design import Evaluation, Row, Scale, Text
+from antlm_jax.evals.design import Evaluation, Row, Scale, Text, row_of
 
 REPORT = "encoders"
 STEPS = {"tiny": 20, "paper": 1000}  # for a thousand steps of the paper
@@ -59,7 +60,7 @@ def _masked(ratio: int) -> dict[str, float]:
 
 
 def _base(scale: str, size: str, looks) -> Iterator[tuple[str, Row]]:
-  """Yields the rows of one objective; CLM and 40 % are looked at."""
+  """Yields the rows of one objective; CLM and 40 % have looks."""
   kinds = [("clm", "CLM", "C", 40)]
   kinds += [(f"mlm{r}", f"MLM {r} %", "M", r) for r in RATIOS[scale]]
   for name, title, objective, ratio in kinds:
@@ -72,7 +73,7 @@ def _base(scale: str, size: str, looks) -> Iterator[tuple[str, Row]]:
 
 
 def _split(scale: str, size: str, clm: int, total: int, ratio: int = 40):
-  """Returns a row of CLM, then MLM; of one alone where it has all the steps."""
+  """Returns a row of CLM, then MLM, or of the one that has all the steps."""
   mlm = total - clm
   steps = {"CLM": clm, "MLM": mlm}
   title = ", ".join(f"{name} {n}k" for name, n in steps.items() if n)
@@ -86,7 +87,7 @@ def _split(scale: str, size: str, clm: int, total: int, ratio: int = 40):
 
 
 def _continued(scale: str, size: str, base: str, title: str, more: int):
-  """Returns a row that goes on with MLM after the end of another."""
+  """Returns a row that continues with MLM after the end of another."""
   name = f"{size.lower()}_{base}"
   begin = {"init.step": "reset", "schedule.warmup_steps": 0}
   row = _row(
@@ -105,10 +106,10 @@ SPLITS = {
 RATIOS = {"tiny": (20, 40), "paper": (20, 30, 40, 50)}
 DECAYED = {"tiny": (40,), "paper": RATIOS["paper"]}  # MLM in the decay alone
 MORE = {"tiny": (12,), "paper": (2, 12, 22)}
-# What is measured on the way, undecayed.
+# Steps of looks, in thousands, before the decay.
 LOOKS = {"tiny": (2, 10), "paper": (1, 2, 5, 10, 20, 40)}
 SIZES = {"tiny": ("tiny",), "paper": ("210M", "610M", "1B")}
-MIDDLE = {"tiny": "tiny", "paper": "610M"}  # of which there are all kinds
+MIDDLE = {"tiny": "tiny", "paper": "610M"}  # the encoder with all kinds
 
 
 def _rows(scale: str) -> Iterator[tuple[str, Row]]:
@@ -135,11 +136,7 @@ def get_config(arg: str = ""):
   arg = config_lib.parse_arg(
     arg, row="tiny_clm10_mlm40_42", scale=tuple(STEPS), seed=0
   )
-  if arg.row not in ROWS:
-    raise UserError(f"row={arg.row!r} is not one of {', '.join(ROWS)}")
-  row = ROWS[arg.row]
-  if arg.scale not in row.curriculum:
-    raise UserError(f"scale={arg.scale} has no row {arg.row}")
+  row = row_of(arg, ROWS)
   config = {"tiny": _tiny, "paper": _paper}[arg.scale](row.family)
   config.seed = arg.seed
   config.curriculum = row.curriculum[arg.scale]

@@ -67,8 +67,7 @@ What came of it: docs/mixing.md.
 """
 
 from antlm_jax import config as config_lib
-from antlm_jax.errors import UserError
-from antlm_jax.evals.design import Row, Scale, Text
+from antlm_jax.evals.design import Row, Scale, Text, row_of
 
 REPORT = "controls"
 CONFIDENCE = 1 - 0.05 / 16  # of the claims: see above
@@ -111,8 +110,7 @@ ROWS = {
 def get_config(arg: str = ""):
   """Returns the config; see the module."""
   arg = config_lib.parse_arg(arg, row="repeated_cd", scale=("small",), seed=0)
-  if arg.row not in ROWS:
-    raise UserError(f"row={arg.row!r} is not one of {', '.join(ROWS)}")
+  row = row_of(arg, ROWS)
   config = config_lib.default("llama")
   config.model.update(
     layers=3, width=64, heads=4, kv_heads=4, mlp_width=176, max_seq_len=128
@@ -121,13 +119,13 @@ def get_config(arg: str = ""):
   config.seed = arg.seed
   config.train.batch_size = 16
   config.schedule.update(name="cosine", peak_lr=5e-3, warmup_steps=0.05)
-  config.curriculum = ROWS[arg.row].curriculum[arg.scale]
+  config.curriculum = row.curriculum[arg.scale]
   config.objectives.M.update(mask_token=1.0, random_token=0.0)
   config.objectives.D.mask_ends = False  # as when these runs were made
   config.eval.update(every=0.1, rows=96, objectives=("C", "M", "D"))
   config.checkpoint.every = 0
   config.log.update(every=48, writers=())
-  config.update_from_flattened_dict(ROWS[arg.row].settings)
+  config.update_from_flattened_dict(row.settings)
   return config
 
 

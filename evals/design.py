@@ -61,6 +61,19 @@ class Row:
     return f"{self.family} {self.title}"
 
 
+def row_of(arg: ConfigDict, rows: Mapping[str, Row]) -> Row:
+  """Returns the row that a config's argument names, by `row` and `scale`.
+
+  Raises:
+    UserError: There is no such row, or it does not exist at that scale.
+  """
+  if arg.row not in rows:
+    raise UserError(f"row={arg.row!r} is not one of {', '.join(rows)}")
+  if arg.scale not in rows[arg.row].curriculum:
+    raise UserError(f"scale={arg.scale} has no row {arg.row}")
+  return rows[arg.row]
+
+
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
   """A command that evaluates a checkpoint.
