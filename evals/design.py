@@ -11,6 +11,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
+from ml_collections import ConfigDict
+
 from antlm_jax import config as config_lib
 from antlm_jax.config import Config
 from antlm_jax.errors import UserError
