@@ -14,7 +14,6 @@ import json
 import pathlib
 from collections.abc import Callable, Mapping
 from string import Formatter
-from typing import NamedTuple
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification
@@ -65,13 +64,6 @@ SCORES_OF = {
 SCORES = tuple(name for those in SCORES_OF.values() for name in those)
 
 
-class Files(NamedTuple):
-  """Files of a task: its training set, and its evaluation sets by name."""
-
-  train: pathlib.Path
-  evaluations: Mapping[str, pathlib.Path]
-
-
 # Other training and evaluation files. The MNLI of BabyLM's multilingual track
 # is cut out of the mismatched validation set, so it is not evaluated on it.
 _OTHERS = {
@@ -83,34 +75,28 @@ _OTHERS = {
 }
 
 
-def find(folder, name: str) -> Files:
-  """Finds the files of a task.
+def find(folder, name: str) -> dict[str, pathlib.Path]:
+  """Finds the files of a task: `train`, and evaluation sets by their names.
 
   Raises a UserError if there is no training set, or no evaluation set.
   """
   folder = pathlib.Path(folder)
   if not folder.is_dir():
     raise UserError(f"--data={folder}: no such folder")
-  evaluations = (name, *FORMATS[name].evaluations)
-  sources = [
-    Files(
-      inside / f"{name}.train.jsonl",
-      {e: inside / f"{e}.valid.jsonl" for e in evaluations},
-    )
-    for inside in (folder, folder / "glue_filtered")
-  ]
+  sources = []
+  for inside in (folder, folder / "glue_filtered"):
+    sets = {e: inside / f"{e}.valid.jsonl" for e in SCORES_OF[name]}
+    sources.append({"train": inside / f"{name}.train.jsonl", **sets})
   if name in _OTHERS:
     train, valid = (folder / path for path in _OTHERS[name])
-    sources.append(Files(train, {name: valid}))
-  for train, evaluations in sources:
-    if train.is_file():
-      there = {e: path for e, path in evaluations.items() if path.is_file()}
-      if name not in there:
-        absent = evaluations[name]
-        raise UserError(f"{name} cannot be evaluated: {absent} is absent")
-      return Files(train, there)
+    sources.append({"train": train, name: valid})
+  for paths in sources:
+    if paths["train"].is_file():
+      if not paths[name].is_file():
+        raise UserError(f"{name} cannot be evaluated: {paths[name]} is absent")
+      return {split: path for split, path in paths.items() if path.is_file()}
   raise UserError(
-    f"{name} cannot be trained: {sources[0].train} is absent, and so is"
+    f"{name} cannot be trained: {sources[0]['train']} is absent, and so is"
     " glue_filtered/ with it"
   )
 
@@ -168,17 +154,18 @@ def make(
   does. `texts` makes files of predictions. Raises a UserError if there is no
   training set, or no evaluation set.
   """
-  files, form = find(folder, name), FORMATS[name]
-  sets = {e: p for e, p in files.evaluations.items() if e in scores[name]}
+  form, wanted = FORMATS[name], ("train", *scores[name])
+  paths = {s: p for s, p in find(folder, name).items() if s in wanted}
+  _, *evaluations = paths
   return classification.task(
     name,
-    functools.partial(load, files, form),
-    tuple(sets),
+    functools.partial(load, paths, form),
+    evaluations,
     options.classifier(form.classes, attention),
     form.metric,
     best_by="f1" if best_by_f1 and len(form.classes) == 2 else form.metric,
     texts=texts,
-    files=(files.train, *sets.values()),
+    files=tuple(paths.values()),
   )
 
 
@@ -230,12 +217,14 @@ OF_2025 = Suite(
 )
 
 
-def load(files: Files, format: Format, split: str) -> list[Example]:
+def load(
+  paths: Mapping[str, pathlib.Path], format: Format, split: str
+) -> list[Example]:
   """Reads the examples of `train`, or of an evaluation set by its name.
 
   Raises a UserError if a line is not an example.
   """
-  path = files.train if split == "train" else files.evaluations[split]
+  path = paths[split]
   records = io.read_jsonl(path, "examples")
   if path.suffix == ".tsv":
     plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}

@@ -31,14 +31,14 @@ TEXTS: Mapping[str, tuple[str, ...]] = {
 def _classification(
   folder, name: str, attention: str, options: classification.Options
 ) -> Task:
-  files = glue.find(folder, name)
+  paths = glue.find(folder, name)
   form = dataclasses.replace(glue.FORMATS[name], texts=TEXTS[name])
 
   def load(split: str) -> Sequence[Example]:
     return split_of(
       split,
-      train=lambda: glue.load(files, form, "train"),
-      test=lambda: glue.load(files, form, name),
+      train=lambda: glue.load(paths, form, "train"),
+      test=lambda: glue.load(paths, form, name),
     )
 
   return classification.task(
@@ -46,7 +46,7 @@ def _classification(
     load,
     SCORES[name],
     options.classifier(form.classes, attention),
-    files=(files.train, files.evaluations[name]),
+    files=(paths["train"], paths[name]),
   )
 
 

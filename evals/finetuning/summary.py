@@ -119,11 +119,21 @@ def write(
   `items.jsonl` has every example with each run's prediction, in their order.
   Raises a UserError if they cannot be written.
   """
-  lines = [
-    json.dumps(_item(task, name, example, i, outcomes)) + "\n"
-    for name, those in examples.items()
-    for i, example in enumerate(those)
-  ]
+  lines = []
+  for name, those in examples.items():
+    for i, example in enumerate(those):
+      found = [outcome.predictions[name][i] for outcome in outcomes]
+      item = {
+        "evaluation": name,
+        "id": example.id,
+        "label": example.label,
+        "predictions": found,
+        "correct": [task.right(one, example.label) for one in found],
+      }
+      if task.by_example:
+        metric = task.metrics[task.main_metric]
+        item["scores"] = [metric([one], [example.label]) for one in found]
+      lines.append(json.dumps(item) + "\n")
   texts = {"items.jsonl": "".join(lines)}
   if task.texts:
     best = outcomes[summary["best_run"]]
@@ -134,23 +144,6 @@ def write(
       }
     )
   results.write(folder, texts, summary)
-
-
-def _item(
-  task: Task, name: str, example: Example, i: int, outcomes: Sequence[Outcome]
-) -> dict:
-  found = [outcome.predictions[name][i] for outcome in outcomes]
-  item = {
-    "evaluation": name,
-    "id": example.id,
-    "label": example.label,
-    "predictions": found,
-    "correct": [task.right(one, example.label) for one in found],
-  }
-  if task.by_example:
-    metric = task.metrics[task.main_metric]
-    item["scores"] = [metric([one], [example.label]) for one in found]
-  return item
 
 
 def table(summaries: Sequence[dict], suite: Suite) -> str:
