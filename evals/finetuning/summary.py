@@ -148,9 +148,19 @@ def write(
 
 def table(summaries: Sequence[dict], suite: Suite) -> str:
   """Returns a table of each score at its best learning rate, and their mean."""
-  head = ("", "metric", "lr", "seeds", "score (%)", "baseline (%)", "")
-  rows = [row for summary in summaries for row in _rows(summary)]
-  text = tables.text(rows, head, "<<>>>><")
+  # References, such as BM25, have a column each.
+  about = (
+    of for summary in summaries for of in summary["evaluations"].values()
+  )
+  references = list(
+    dict.fromkeys(name for of in about for name in of["references"])
+  )
+  head = ["", "metric", "lr", "seeds", "score (%)", "baseline (%)"]
+  head += [*(f"{name} (%)" for name in references), "note"]
+  rows = [row for summary in summaries for row in _rows(summary, references)]
+  if not any(row[-1] for row in rows):
+    head.pop()
+  text = tables.text(rows, head, "<<>>>>" + ">" * len(references) + "<")
   means = [
     score["mean"]
     for summary in summaries
@@ -170,7 +180,7 @@ def _best(summary: Mapping) -> dict:
   return next(e for e in summary["by_lr"] if e["lr"] == summary["best_lr"])
 
 
-def _rows(summary: Mapping) -> Iterator[tuple]:
+def _rows(summary: Mapping, references: Sequence[str]) -> Iterator[tuple]:
   best = _best(summary)
   runs = [run for run in summary["runs"] if run["lr"] == best["lr"]]
   for name, about in summary["evaluations"].items():
@@ -180,22 +190,23 @@ def _rows(summary: Mapping) -> Iterator[tuple]:
       if std is not None:
         score += f" ± {100 * std:.1f}"
       trivial = about["baseline"][metric]
-      remarks = [
-        f"{reference} {100 * of[metric]:.1f}"
-        for reference, of in about["references"].items()
+      others = [
+        f"{100 * about['references'][name][metric]:.1f}"
+        if name in about["references"]
+        else None
+        for name in references
       ]
       lost = [
         f"{best[what]} of {best['seeds']} {what}"
         for what in ("diverged", "collapsed")
         if best[what]
       ]
-      if lost:
-        remarks.append(lost[0])
-      elif mean <= trivial:
-        remarks.append(f"no better than {summary['baseline']}")
+      no_better = f"no better than {summary['baseline']}" * bool(
+        mean <= trivial
+      )
       about_lr = f"{best['lr']:g}", best["seeds"]
-      scores = score, f"{100 * trivial:.1f}", ", ".join(remarks)
-      yield name, metric, *about_lr, *scores
+      scores = score, f"{100 * trivial:.1f}", *others
+      yield name, metric, *about_lr, *scores, lost[0] if lost else no_better
 
 
 def remarks(summary: Mapping) -> Iterator[str]:
