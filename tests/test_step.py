@@ -39,22 +39,22 @@ def loss_inputs():
 
 def loss_reference(hidden, targets, weights, objective_ids, kernel):
   """The sums, and gradients of the loss by hidden and kernel, in float64."""
-  hidden, kernel = hidden.astype(np.float64), kernel.astype(np.float64)
-  names = "loss", "weight", "count", "nats", "correct"
-  sums = {name: np.zeros(KINDS) for name in names}
-  d_hidden, d_kernel = np.zeros_like(hidden), np.zeros_like(kernel)
-  for s, c in np.ndindex(targets.shape):
-    scores = hidden[s, c] @ kernel
-    p = np.exp(scores) / np.exp(scores).sum()
-    nats, w, k = -np.log(p[targets[s, c]]), weights[s, c], objective_ids[s, c]
-    real, right = w > 0, scores.argmax() == targets[s, c]
-    added = w * nats, w, real, real * nats, real * right
-    for name, value in zip(names, added, strict=True):
-      sums[name][k] += value
-    d = w * (p - np.eye(VOCAB)[targets[s, c]])
-    d_hidden[s, c] = kernel @ d
-    d_kernel += np.outer(hidden[s, c], d)
-  return sums, d_hidden, d_kernel
+  hidden, kernel = np.float64(hidden), np.float64(kernel)
+  scores = hidden @ kernel
+  p = np.exp(scores) / np.exp(scores).sum(axis=-1, keepdims=True)
+  right = np.eye(VOCAB)[targets]
+  nats, real = -np.log((p * right).sum(axis=-1)), weights > 0
+  each = {
+    "loss": weights * nats,
+    "weight": weights,
+    "count": real,
+    "nats": real * nats,
+    "correct": real & (scores.argmax(axis=-1) == targets),
+  }
+  kinds = np.eye(KINDS)[objective_ids]
+  sums = {n: np.einsum("sc,sck->k", x, kinds) for n, x in each.items()}
+  d = weights[..., None] * (p - right)
+  return sums, d @ kernel.T, np.einsum("scd,scv->dv", hidden, d)
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 11, 100])
