@@ -131,7 +131,7 @@ def test_bounds_outside_the_row_mean_its_ends(implementation):
   start[0, 1], end[0, 1] = keys + 1, keys + 2  # sees nothing
   start[0, 2], end[0, 2] = 4, 2  # nor does this
   mask = AttentionMask(False, start, end)
-  # Of a program: constants are checked.
+  # Compiled, since bounds that are constants are checked.
   run = jax.jit(functools.partial(attend, implementation=implementation))
   found = run(q, k, v, mask, g)
   check_errors(found, expected(shape, mask, arrays), 1e-6)
