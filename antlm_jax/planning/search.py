@@ -65,8 +65,10 @@ def train_flops(run: Run, begin: int, known: dict) -> float:
   """
   total, c = 0.0, run.config
   for phase in run.curriculum.phases:
-    shares = [(run.objectives[name], x) for name, x in phase.shares.items()]
-    kind = str((c.model, c.train, c.data, shares))
+    mixed = [
+      (c.known_objectives[n], share) for n, share in phase.shares.items()
+    ]
+    kind = str((c.model, c.train, c.data, mixed))
     if kind not in known:
       known[kind] = flops.train_step(run.model, run.source[phase.start])
     total += max(0, phase.stop - max(phase.start, begin)) * known[kind]
