@@ -172,18 +172,18 @@ def begin(of: TrainStep) -> TrainState:
     step=jnp.int32(0),
     params=params,
     opt_state=of.optimizer.init(params),
-    ema=jax.tree.map(jnp.copy, params) if of.ema else None,
+    ema=jax.tree.map(jnp.copy, params) if of.average else None,
   )
 
 
-def trained(of: models.Model, **shape) -> dict:
+def trained(of: models.Model, optimizer="adamw", **shape) -> dict:
   """Trains four steps on a mesh; returns losses, and how parameters lie."""
   shape = {"data": 1, "fsdp": 1, "tensor": 1} | shape
   mesh = sharding.make_mesh(shape, jax.devices()[: max(shape.values())])
   layout = Layout(8, 2, sharding.data_shards(mesh))
   batches = source("C:M=1:1", FakeRows(packed=True), layout)
-  adam = optim.AdamW().build(of.axes)
-  training, losses = train_step(of, optimizer=adam), []
+  made = optim.OPTIMIZERS[optimizer]().build(of.axes)
+  training, losses = train_step(of, optimizer=made), []
   with jax.set_mesh(mesh):
     init, update = jitted(training, state_shardings(training, mesh))
     state = init()
@@ -191,7 +191,9 @@ def trained(of: models.Model, **shape) -> dict:
     for step in range(4):
       state, metrics = update(state, sharding.place(mesh, batches[step]))
       losses.append(float(metrics["total_loss"]))
-  params, moments = state.params, state.opt_state[1]
+  params = state.params
+  named = jax.tree_util.tree_leaves_with_path(state.opt_state)
+  moments = {path: x for path, x in named if hasattr(path[-1], "key")}
   split = {n: x.sharding.shard_shape(x.shape) for n, x in params.items()}
   return {
     "losses": losses,
@@ -199,9 +201,8 @@ def trained(of: models.Model, **shape) -> dict:
     "split": split,
     "parts": {n: x.size // math.prod(split[n]) for n, x in params.items()},
     "follows": all(
-      tree[name].sharding == params[name].sharding
-      for tree in (moments.mu, moments.nu)
-      for name in params
+      moment.sharding == params[path[-1].key].sharding
+      for path, moment in moments.items()
     ),
   }
 

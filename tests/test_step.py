@@ -157,17 +157,21 @@ def test_dropout_is_on_in_training_by_step_and_off_in_evaluation():
 
 
 @pytest.mark.slow
-def test_the_average_follows_the_parameters():
+@pytest.mark.parametrize("average", ["ema", "tail"])
+def test_the_average_follows_the_parameters(average):
   of = source("C")
-  train_step = helpers.train_step(num_objectives=1, rate=0.5, ema=0.9)
+  # The last fifth of twelve steps are two; before them, none is averaged.
+  decay = optim.AdamW(average=average, ema=0.9).averaging(12)
+  train_step = helpers.train_step(num_objectives=1, rate=0.5, average=decay)
   state = jax.jit(train_step.init)()
   assert helpers.equal(state.ema, state.params)
   expected = {k: np.asarray(v, np.float64) for k, v in state.params.items()}
   step = jax.jit(train_step.update)
-  for s in range(3):
-    state, _ = step(state, of[s])
+  for s in range(12):
+    state, _ = step(state, of[s % 3])
+    kept = 0.9 if average == "ema" else {11: 0.5}.get(s, 0.0)
     expected = {
-      k: 0.9 * v + 0.1 * np.asarray(state.params[k], np.float64)
+      k: kept * v + (1 - kept) * np.asarray(state.params[k], np.float64)
       for k, v in expected.items()
     }
   assert helpers.closest(state.ema, expected) < 1e-6
@@ -227,9 +231,13 @@ def test_a_program_for_each_mask_and_no_more(attention):
 def on_two_devices(encoder):
   """What training on meshes gives, by their axis; in a process of two."""
 
-  def run(axis, make=helpers.model, **changes):
+  def run(axis, make=helpers.model, optimizer="adamw", **changes):
     model = make(layers=1, attention_dropout=0.2, **changes)
-    return helpers.trained(model, **({} if axis == "one" else {axis: 2}))
+    shape = {} if axis == "one" else {axis: 2}
+    return helpers.trained(model, optimizer, **shape)
+
+  if encoder == "llama by muon":
+    return {a: run(a, optimizer="muon") for a in ("one", "fsdp", "tensor")}
 
   if encoder == "ltg_bert":  # its head drops too
     axes, changes = ("one", "data", "tensor"), {"make": helpers.ltg_bert}
@@ -242,7 +250,12 @@ def on_two_devices(encoder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  "encoder", ["llama", pytest.param("ltg_bert", marks=pytest.mark.nightly)]
+  "encoder",
+  [
+    "llama",
+    "llama by muon",
+    pytest.param("ltg_bert", marks=pytest.mark.nightly),
+  ],
 )
 def test_two_devices_train_as_one_and_hold_their_shares(encoder):
   code = "import json; from tests import test_step as it\n"
@@ -360,6 +373,39 @@ def test_lamb_moves_each_layer_by_its_own_norm():
     assert norm(update) == pytest.approx(norm(param), rel=1e-4)
   # Norms get plain Adam: the first step is the gradient's sign.
   assert np.allclose(updates["norm"], np.sign(grad["norm"]), atol=1e-3)
+
+
+def test_muon_moves_hidden_matrices_in_all_directions_alike():
+  model = helpers.model(layers=2, tied=False)
+  settings = {"momentum": 0.9, "adam_rate": 0.3, "clip": 0.0}
+  optimizer = optimizer_of(model.axes, name="muon", **settings)
+  adam = optimizer_of(model.axes, clip=0.0, weight_decay=0.0)
+  params = helpers.random_params(model, 1)
+  grads = [helpers.random_params(model, seed) for seed in (2, 3)]
+  state, others = optimizer.init(params), adam.init(params)
+  for grad in grads:
+    updates, state = optimizer.update(grad, state, params)
+    expected, others = adam.update(grad, others, params)
+  for path, update in updates.items():
+    update = np.asarray(update, np.float64)
+    if optim.AdamW().decays(model.axes)[path]:
+      update -= 0.1 * np.asarray(params[path], np.float64)
+    if not path.startswith("blocks/") or "norm" in path:
+      assert helpers.closest(update, 0.3 * expected[path]) < 1e-6, path
+      continue
+    # Nesterov's momentum of two gradients, as in Keller Jordan's code but for
+    # the correction of the bias, has the same singular vectors.
+    first, last = (np.asarray(grad[path], np.float64) for grad in grads)
+    moment = 0.9 * (0.09 * first + 0.1 * last) / (1 - 0.9**3)
+    moment += 0.1 * last / (1 - 0.9**2)
+    u, _, v = np.linalg.svd(moment, full_matrices=False)
+    scale = 0.2 * max(update.shape[-2:]) ** 0.5
+    along = np.einsum("lir,lio,lro->lr", u, update / scale, v)
+    # Five iterations leave the smallest singular values below one.
+    assert np.quantile(along, 0.1) > 0.6 and along.max() < 1.3, path
+    assert np.linalg.norm(update / scale) ** 2 == pytest.approx(
+      (along**2).sum(), rel=1e-3
+    ), path
 
 
 def test_resetting_forgets_the_moments_and_nothing_else():

@@ -105,8 +105,8 @@ def settings_that_save(run: Run, over: int) -> Iterator[tuple[str, ...]]:
   The run needs `over` bytes too many.
   """
   kept, mesh, remat = (), run.mesh.shape, run.config.model.remat
-  # The parameters, their two moments and perhaps their average, in float32.
-  state = 4 * run.model.size * (3 + bool(run.step.ema))
+  arrays = jax.tree.leaves(jax.eval_shape(run.step.init))
+  state = sum(x.size * x.dtype.itemsize for x in arrays)
   state //= mesh["fsdp"] * mesh["tensor"]
   wider = [n for n in fsdp_sizes(run, mesh["tensor"]) if n > mesh["fsdp"]]
   # The narrowest that saves enough: wider ones only send more.

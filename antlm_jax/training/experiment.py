@@ -199,7 +199,7 @@ def assemble(
     num_objectives=len(curriculum.objectives),
     seed=config.seed,
     loss_chunk=config.train.loss_chunk,
-    ema=config.optimizer.ema,
+    average=config.optimizer.averaging(curriculum.steps),
     loss_average=config.train.loss_average,
     z_loss=config.train.z_loss,
     growing=config.train.batch_start < 1,

@@ -5,18 +5,20 @@ A new one is a section here or in a file of its own, registered by name.
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from optax import contrib
 
 from antlm_jax.errors import UserError
 from antlm_jax.models import Tensor
 from antlm_jax.objectives.curriculum import amount, amount_setting
 from antlm_jax.settings import Registry, Section, setting
 
+_TAIL = 0.2  # share of the run that average=tail has
 OPTIMIZERS = Registry("optimizer")
 SCHEDULES = Registry("schedule")
 
@@ -46,6 +48,10 @@ class Optimizer(Section):
     "matrices", "Parameters that decay", choices=tuple(_NOT_DECAYED)
   )
   clip: float = setting(1.0, "Largest gradient norm; 0: no clipping", least=0)
+  # ema: with the decay `ema`; tail: the mean over the last fifth of the run.
+  average: str = setting(
+    "ema", "Average of the parameters to evaluate", choices=("ema", "tail")
+  )
   ema: float = setting(
     0.0, "Decay of the parameters' moving average; 0: none", least=0, under=1
   )
@@ -55,6 +61,18 @@ class Optimizer(Section):
     """Returns which parameters weight decay applies to, by path."""
     kept = _NOT_DECAYED[self.decay_scope]
     return {path: not kept & set(names) for path, names in axes.items()}
+
+  def averaging(self, steps: int) -> Callable[[jax.Array], jax.Array] | None:
+    """Returns the average's decay by the step, or None without an average.
+
+    After step s of the run's `steps`, the average is decay x average +
+    (1 - decay) x parameters.
+    """
+    if self.average == "tail":
+      start = steps - max(1, round(_TAIL * steps))
+      # Until the tail begins, the average is the parameters themselves.
+      return lambda s: 1 - 1 / jnp.maximum(s + 1 - start, 1)
+    return (lambda s: self.ema) if self.ema else None
 
   def build(
     self, axes: Axes, tensors: Tensors | None = None
@@ -151,6 +169,50 @@ def _trust_ratios(axes, tensors) -> optax.GradientTransformation:
 def _part_of_each(parts: Sequence[int]) -> np.ndarray:
   """Index of the part that each element of a vector belongs to."""
   return np.repeat(np.arange(len(parts)), parts)
+
+
+@OPTIMIZERS.register("muon")
+@dataclasses.dataclass(frozen=True)
+class Muon(AdamW):
+  """Orthogonalized momentum for hidden matrices (Keller Jordan, 2024).
+
+  The updates have the root mean square of Adam's, 0.2, so that both take about
+  the same learning rate and weight decay (arXiv 2502.16982, equation 4).
+  Embeddings, the head, norms and biases get Adam.
+  """
+
+  momentum: float = setting(0.95, "Decay of Muon's moment", least=0, under=1)
+  adam_rate: float = setting(
+    1.0, "Rate of the parameters that Adam trains / learning rate", least=0
+  )
+
+  def parts(self, axes, tensors):
+    """Muon or Adam by parameter, then the decay."""
+    hidden = {
+      path: len([name for name in names if name]) == 2
+      and not {"vocab", "norm", "bias", "relative"} & set(names)
+      for path, names in axes.items()
+    }
+    # Layers are stacked along the first axis: each is a matrix of its own.
+    matrix = contrib.MuonDimensionNumbers(reduction_axis=-2, output_axis=-1)
+
+    def dimensions(updates):
+      return jax.tree.map(lambda _: matrix, updates)
+
+    def scaled(updates, params):
+      del params
+      return jax.tree.map(lambda x: x * 0.2 * max(x.shape[-2:]) ** 0.5, updates)
+
+    muon = optax.chain(
+      contrib.scale_by_muon(
+        beta=self.momentum, weight_dimension_numbers=dimensions
+      ),
+      optax.stateless(scaled),
+    )
+    adam, decay = super().parts(axes, tensors)
+    adam = optax.chain(adam, optax.scale(self.adam_rate))
+    others = {path: not found for path, found in hidden.items()}
+    return [optax.masked(muon, hidden), optax.masked(adam, others), decay]
 
 
 # ----------------------------------------------------------------- schedules

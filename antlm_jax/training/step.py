@@ -29,7 +29,7 @@ class TrainState:
   step: jax.Array  # number of steps done, int32 []
   params: Params  # by path
   opt_state: Any
-  ema: Params | None = None  # the parameters' moving average
+  ema: Params | None = None  # the parameters' average
 
   @property
   def best_params(self) -> Params:
@@ -47,7 +47,8 @@ class TrainStep:
   num_objectives: int  # K, of the curriculum
   seed: int = 0  # of the parameters and of dropout
   loss_chunk: int = 0  # `losses.cross_entropy`'s chunk
-  ema: float = 0.0  # decay of the moving average; 0 for none
+  # Decay of the parameters' average by the step; None for no average.
+  average: Callable[[jax.Array], jax.Array] | None = None
   loss_average: str = "targets"  # or "objectives": the mean of their means
   z_loss: float = 0.0  # weight of the squared log-partition
   growing: bool = False  # batches' last microbatches may have no targets
@@ -59,7 +60,7 @@ class TrainStep:
       step=jnp.zeros((), jnp.int32),
       params=params,
       opt_state=self.optimizer.init(params),
-      ema=jax.tree.map(jnp.copy, params) if self.ema else None,
+      ema=jax.tree.map(jnp.copy, params) if self.average else None,
     )
 
   def reset_optimizer(self, state: TrainState) -> TrainState:
@@ -97,8 +98,9 @@ class TrainStep:
     }
     average = state.ema
     if average is not None:
+      kept = self.average(state.step)
       average = jax.tree.map(
-        lambda a, p: self.ema * a + (1 - self.ema) * p, average, params
+        lambda a, p: kept * a + (1 - kept) * p, average, params
       )
     return TrainState(state.step + 1, params, opt_state, average), metrics
 
