@@ -49,7 +49,7 @@ IMPLEMENTATIONS = ("reference", "pallas")
 )
 @pytest.mark.parametrize("case", CASES)
 def test_it_and_its_gradients_are_exact(case, implementation, mode):
-  """Of the whole at once, and in chunks of queries."""
+  """A number as implementation means chunks of so many queries."""
   shape = batch, queries, keys, *_ = CASES[case]
   arrays = q, k, v, g = inputs(shape)
   mask = make_mask(mode, batch, queries, keys)
