@@ -242,7 +242,7 @@ def test_the_masked_mode_is_the_rows_own(folder, rows):
   numbers, text = make(folder, rows)
   assert scores(numbers, "mixed", "mntp", "LTG-BERT")["EWoK"]["mean"] == 0.75
   assert cells(text, "mixed | `4C:N=1:1` | 1 | mntp")[-1] == "75.0"
-  assert "`mntp` likewise, but read one\nposition before" in text
+  assert "reads the\nprediction one position earlier" in text
   assert "mntp, trained only" not in text  # a legend is in the picture
 
 
@@ -285,7 +285,7 @@ def test_differences_are_paired_and_say_what_holds(folder, rows):
   shown = section(text, "What it shows")
   # Once for each control, right or wrong and by how much.
   assert shown.count("\n| AntLM (") == 4
-  assert "another seed may turn them" in text
+  assert "another\nseed may reverse them" in text
   for there in (shown, section(text, "Differences")):
     line = cells(there, "AntLM (causal)")
     assert line[1:5] == ["CLM (causal)", "BLiMP", "1 and 1", "+10.0"]
@@ -444,7 +444,7 @@ def test_fine_tuning_by_task_with_majority_and_collapses(folder, rows):
   assert line[2] == "67.5 ± 3.5 (of rte)"  # boolq: not for both seeds
   assert line[3:] == ["90.0", "67.5 ± 3.5"]
   assert "- CLM (causal): rte, seed 1 at rate 0.0001 (run 1)" in there
-  assert "not fine-tuned on boolq, cola," in section(text, "What is not there")
+  assert "not fine-tuned on boolq, cola," in section(text, "What is missing")
 
 
 def whole(folder, row="antlm", limit=0):
@@ -492,7 +492,7 @@ def test_what_is_missing_is_named(folder, rows):
   train(folder, "antlm", 0)
   (folder / "antlm").rename(folder / "other")
   _, text = make(folder, rows)
-  lines = section(text, "What is not there").splitlines()
+  lines = section(text, "What is missing").splitlines()
   for line in (
     "- training is not at its end: BabyLlama CLM (seed 0)",
     "- EWoK, mlm: not evaluated: BabyLlama CLM (seed 0)",

@@ -260,7 +260,7 @@ def test_what_is_missing_is_named(tmp_path):
   run = train(tmp_path, "mlm20_42")
   tune(run, "sst2", (80, 90), step=LOOK)
   _, text = make(tmp_path)
-  lines = section(text, "What is not there").splitlines()
+  lines = section(text, "What is missing").splitlines()
   for line in (
     "- tiny CLM: training is not at its end",
     f"- {ROWS['tiny_clm10_mlm40_42']}: not trained",

@@ -3,7 +3,7 @@
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -142,7 +142,8 @@ def differences(
   save(figure, path)
 
 
-_Panels = Mapping[str, Mapping[str, Sequence[tuple[float, Mean]]]]
+_Line = Sequence[tuple[float, Mean]]  # points
+_Panels = Mapping[str, Mapping[str, _Line]]  # lines by kind and label
 
 
 def lines(
@@ -152,22 +153,20 @@ def lines(
 
   Bars are the means' 95 % intervals over seeds. `axis` is what x is.
   """
+
+  def draw(panel, label: str, points: _Line, style: Mapping[str, str]):
+    y = [100 * mean.mean for _, mean in points]
+    bars = [100 * (mean.half_width or 0) for _, mean in points]
+    style = {**style, "lw": 1.6, "marker": "o", "ms": 4, "label": label}
+    panel.errorbar([x for x, _ in points], y, bars, capsize=2.5, **style)
+
   figure, places = _grid(len(panels), sharey=False)
-  styles = _styles(panels)
-  for panel, (kind, found) in zip(places, panels.items(), strict=True):
-    panel.set_title(kind, fontsize=10)
-    if log:  # its own ticks would be powers of ten
-      panel.set_xscale("log")
-      panel.set_xticks(sorted({x for line in found.values() for x, _ in line}))
-      panel.minorticks_off()
-      step_axis(panel)
-    for label, points in found.items():
-      x = [place for place, _ in points]
-      y = [100 * mean.mean for _, mean in points]
-      bars = [100 * (mean.half_width or 0) for _, mean in points]
-      style = {**styles[label], "lw": 1.6, "marker": "o", "ms": 4}
-      panel.errorbar(x, y, bars, capsize=2.5, label=label, **style)
-  _finish(figure, places, title, axis, "score (%)")
+  for panel, found in zip(places, panels.values() if log else (), strict=False):
+    panel.set_xscale("log")  # its own ticks would be powers of ten
+    panel.set_xticks(sorted({x for line in found.values() for x, _ in line}))
+    panel.minorticks_off()
+    step_axis(panel)
+  _fill(figure, places, panels, draw, title, axis, "score (%)")
   save(figure, path)
 
 
@@ -182,43 +181,40 @@ def losses(
 
   `limits` are those of the losses, and `axis` names x. Thin lines are seeds.
   """
+
+  def draw(panel, label: str, points: _Line, style: Mapping[str, str]):
+    x, y = zip(*points, strict=True)
+    for seed in y[0].values if len(y[0].values) > 1 else ():
+      panel.plot(x, [mean.values[seed] for mean in y], lw=0.6, **style)
+    style = {**style, "lw": 1.8, "marker": "o", "ms": 2.5, "label": label}
+    panel.plot(x, [mean.mean for mean in y], **style)
+
   figure, places = _grid(len(panels))
-  styles = _styles(panels)
-  for panel, (kind, found) in zip(places, panels.items(), strict=True):
-    panel.set_title(kind, fontsize=10)
-    panel.set_ylim(limits)
-    for label, points in found.items():
-      x, y = zip(*points, strict=True)
-      for seed in y[0].values if len(y[0].values) > 1 else ():
-        panel.plot(
-          x, [mean.values[seed] for mean in y], lw=0.6, **styles[label]
-        )
-      style = {**styles[label], "lw": 1.8, "marker": "o", "ms": 2.5}
-      panel.plot(x, [mean.mean for mean in y], label=label, **style)
-  _finish(figure, places, title, axis, "loss (nats per target)")
+  places[0].set_ylim(limits)  # of all panels: they share it
+  _fill(figure, places, panels, draw, title, axis, "loss (nats per target)")
   save(figure, path)
 
 
-def _styles(panels: _Panels) -> dict[str, dict[str, str]]:
-  """Returns how the line of each label looks, all of them differently."""
+def _fill(
+  figure, places, panels: _Panels, draw: Callable, title: str, x: str, y: str
+) -> None:
+  """Draws each label's line in a style of its own, and says what it is."""
   labels = dict.fromkeys(label for found in panels.values() for label in found)
   looks = itertools.cycle(itertools.product(("-", "--", ":", "-."), COLOURS))
-  return {
+  styles = {
     label: {"ls": dashes, "color": colour}
     for label, (dashes, colour) in zip(labels, looks, strict=False)
   }
-
-
-def _finish(figure, places, title: str, x: str, y: str) -> None:
-  """Writes what the axes and lines are."""
   marks = {}  # by label: not every panel has every line
-  for panel in places:
-    found, names = panel.get_legend_handles_labels()
-    marks |= zip(names, found, strict=True)
+  for panel, (kind, found) in zip(places, panels.items(), strict=True):
+    panel.set_title(kind, fontsize=10)
+    for label, points in found.items():
+      draw(panel, label, points, styles[label])
+    handles, names = panel.get_legend_handles_labels()
+    marks |= zip(names, handles, strict=True)
   columns = min(3, len(marks), 1 + 60 // max(map(len, marks)))
-  figure.set_figheight(
-    figure.get_figheight() + 0.22 * math.ceil(len(marks) / columns)
-  )
+  height = figure.get_figheight() + 0.22 * math.ceil(len(marks) / columns)
+  figure.set_figheight(height)
   figure.legend(
     *(marks.values(), marks.keys()), loc="outside lower center", ncols=columns
   )

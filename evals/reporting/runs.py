@@ -16,6 +16,9 @@ from antlm_jax.objectives.curriculum import Curriculum, Phase
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
 
+# What a block raises that reads a damaged or foreign file.
+_WRONG = LookupError, AttributeError, TypeError, ValueError
+
 
 @dataclasses.dataclass(frozen=True)
 class TrainedRun:
@@ -112,19 +115,13 @@ def read_runs(
   """
   if not folder.is_dir():
     raise UserError(f"--runs={folder}: no such folder")
-  found = {
-    name: [
-      read_run(name, path)
-      # 0, 1, ..., 10, then names.
-      for path in sorted(
-        (folder / name).glob("*"),
-        key=lambda p: (not p.name.isdecimal(), len(p.name), p.name),
-      )
-      if (path / "config.json").is_file()
-    ]
-    for name in variants
-  }
-  found = {name: runs for name, runs in found.items() if runs}
+  found = {}
+  for name in variants:
+    paths = [path.parent for path in (folder / name).glob("*/config.json")]
+    # 0, 1, ..., 10, then names.
+    paths.sort(key=lambda p: (not p.name.isdecimal(), len(p.name), p.name))
+    if paths:
+      found[name] = [read_run(name, path) for path in paths]
   if not found:
     raise UserError(
       f"--runs={folder} holds no run: they are expected in ROW/SEED/, such as"
@@ -166,10 +163,8 @@ def _losses(path: pathlib.Path) -> dict[str, dict[int, float]]:
             f" step {record['step']}, not a number: remove that line"
           )
         # A diverged model's loss may be infinite or NaN, which JSON can hold.
-        finite = math.isfinite(loss)
-        losses.setdefault(of[1], {})[record["step"]] = (
-          loss if finite else math.nan
-        )
+        loss = loss if math.isfinite(loss) else math.nan
+        losses.setdefault(of[1], {})[record["step"]] = loss
   return losses
 
 
@@ -196,7 +191,7 @@ def reading(path: pathlib.Path, read: Callable = files.read_json) -> Iterator:
   """
   try:
     yield read(path, "the file")
-  except (UserError, LookupError, TypeError, ValueError) as error:
+  except (UserError, *_WRONG) as error:
     why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
     where = "" if str(path) in why else f"cannot read {path}: "
     raise UserError(f"{where}{why}: make it again, or remove it") from error
