@@ -283,3 +283,11 @@ def test_results_without_scores_of_items_have_no_interval(tmp_path):
   numbers, text = make(tmp_path)
   assert numbers["scores"]["tiny"][0]["SC"]["mean"] == pytest.approx(0.605)
   assert "not run here: MLM scores above CLM" in text
+
+
+def test_a_run_without_results_is_a_row(tmp_path):
+  train(tmp_path, "clm_42")
+  numbers, text = make(tmp_path)
+  row = {"row": "CLM", "curriculum": "840C steps"}
+  assert numbers["scores"]["tiny"] == [row]
+  assert "- no row is fine-tuned on sst2, qqp," in text

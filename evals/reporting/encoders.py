@@ -60,7 +60,7 @@ def _kinds(scores: pd.DataFrame) -> pd.DataFrame:
         mean["complete"] = rows.complete.all() and len(present) == len(tasks)
         mean["items"] = rows["items"].sum() if rows["items"].all() else ()
         out.append(rows.iloc[0].to_dict() | mean)
-  return pd.DataFrame(out, columns=scores.columns)
+  return pd.DataFrame(out, columns=scores.columns).astype(scores.dtypes)
 
 
 # ----------------------------------------------------------------- the report

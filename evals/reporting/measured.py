@@ -80,7 +80,9 @@ def read(runs: Mapping[str, Sequence[TrainedRun]]) -> pd.DataFrame:
           rows.append(own | loss | {"mode": kind, "step": step, "value": value})
       rows += [own | row for row in _zero_shot(run.folder / "evals")]
       rows += [own | row for row in _tuned(run.folder / "evals")]
-  return pd.DataFrame(rows, columns=list(_COLUMNS))
+  plain = bool, int, float  # an empty table has these types, too
+  types = {n: type(v) for n, v in _COLUMNS.items() if isinstance(v, plain)}
+  return pd.DataFrame(rows, columns=list(_COLUMNS)).astype(types)
 
 
 def latest(table: pd.DataFrame) -> pd.DataFrame:
