@@ -178,6 +178,11 @@ def test_one_text_is_no_list(loaded):
   assert found == [head.labels[i] for i in alone.argmax(axis=1)]
   with pytest.raises(UserError, match="'the dogs' is one text: give a list"):
     saved.predict(model, texts[0])
+  task = FineTuned("a", "causal", "towers", {"temperature": 1.0}, {})
+  embedder = dataclasses.replace(loaded, task=task)
+  assert saved.outputs(embedder, texts).shape[0] == 2
+  with pytest.raises(UserError, match=r"`saved.outputs` returns their vectors"):
+    saved.predict(embedder, texts)
 
 
 def backwards(task: Task) -> Task:

@@ -138,12 +138,17 @@ def predict(
     batch_size: Number of rows that are computed together.
 
   Raises:
-    UserError: The checkpoint has no head, or one of an unknown kind.
+    UserError: The checkpoint has no head, or one of an unknown kind, or is an
+      embedder.
   """
   found, rows = _compute(loaded, texts, max_length, batch_size)
   own = head(loaded)
-  reduced = jax.device_get(own.reduce(found))
-  return [own.named(one) for one in own.decode(reduced, rows)]
+  predictions = own.decode(jax.device_get(own.reduce(found)), rows)
+  if len(rows) and not predictions:
+    raise UserError(
+      f"{loaded.path} embeds texts: `saved.outputs` returns their vectors"
+    )
+  return [own.named(one) for one in predictions]
 
 
 def outputs(
