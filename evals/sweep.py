@@ -60,13 +60,15 @@ def main(argv: Sequence[str]) -> None:
     raise UserError("the training is missing: antlm sweep ... -- --config=...")
   points = _points(settings.grid)
   training = argv[at + 1 :]
-  _check(training, points, settings.by)
   folder = pathlib.Path(settings.output).absolute()
   todo = []
   for point in points:
     workdir = _workdir(folder, point)
     arguments = f"--workdir={workdir}", *training, *_overrides(point)
     todo.append(Job(_title(point), "antlm_jax.train", arguments, workdir))
+  pairs = zip(points, todo, strict=True)
+  left = [point for point, job in pairs if not job.done]
+  _check(training, left, settings.by)
   failed = jobs.run(todo, folder, go_on=True)
   runs = _read(folder, points)
   if runs:
@@ -117,7 +119,7 @@ def _overrides(point: _Point) -> list[str]:
 def _check(
   training: Sequence[str], points: Sequence[_Point], by: Sequence[str]
 ) -> None:
-  """Builds every run, before the first one is trained.
+  """Builds the runs that are left, before the first one is trained.
 
   Raises:
     UserError: The first run whose settings or data are wrong, or that does not
@@ -129,6 +131,8 @@ def _check(
   words = [[*overrides, *_overrides(point)] for point in points]
   for point in words:
     config_lib.load(args.config, point)
+  if not words:
+    return
   # In another process, whose end frees the devices for the trainings.
   spawn = multiprocessing.get_context("spawn")
   with concurrent.futures.ProcessPoolExecutor(1, spawn) as other:

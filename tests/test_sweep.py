@@ -201,6 +201,9 @@ def test_a_sweep_goes_on_and_says_which_is_best(
   assert second["clm"]["std"] == pytest.approx(statistics.stdev([4, 5]))
   assert (first["run"], first["seeds"]) == ("peak_lr=1e-3", 2)
   assert "2.500 ± 0.707" in capsys.readouterr().out
+  # Once all is trained, the same command needs no data.
+  sweep.main([*words[:-1], "--config.data.path=/nowhere"])
+  assert len(trained) == 6
   # A larger grid trains what is new.
   words[0] = GRID.replace("1,2", "1,2,3")
   sweep.main(words)
