@@ -116,7 +116,7 @@ def call(job: Job, seconds: float | None = None) -> None:
   finally:
     signal.signal(signal.SIGTERM, before)
   if status in (INTERRUPTED, RUN_AGAIN):
-    print("\nstopped: the same command goes on", flush=True)
+    print("\nstopped: run the same command to resume", flush=True)
     raise Stopped(status)
   if status:
     raise UserError(

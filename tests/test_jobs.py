@@ -72,7 +72,7 @@ def test_it_stops_in_time_and_resumes(timed, tmp_path, capfd):
   with pytest.raises(Stopped) as stopped:
     jobs.run(todo, tmp_path, 3.0)
   assert stopped.value.status == RUN_AGAIN
-  assert "the same command goes on" in capfd.readouterr().out
+  assert "run the same command to resume" in capfd.readouterr().out
   assert [job.done for job in todo] == [True, False]
 
 
