@@ -12,6 +12,7 @@ from jax._src import compilation_cache
 
 from antlm_jax import attention, models
 from antlm_jax.evals.benchmarks import attention as benchmark
+from antlm_jax.evals.benchmarks import common
 from antlm_jax.evals.benchmarks.attention import Shape
 from antlm_jax.masks import CAUSAL
 from antlm_jax.models import llama
@@ -105,13 +106,7 @@ def test_the_kernels_compile_for_every_generation(generation, width):
 @pytest.mark.parametrize("generation", GENERATIONS)
 def test_dropout_and_large_steps_compile_for_every_generation(generation):
   device = topology.devices(GENERATIONS[generation])[0]
-  mesh = jax.make_mesh((1, 1, 1), sharding.MESH_AXES, devices=[device])
-  where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
-  def like(shape, dtype):
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
-
-  @jax.jit
   def run(q, k, row_keys):
     return jax.grad(
       lambda q, k: attention.attend(
@@ -131,11 +126,10 @@ def test_dropout_and_large_steps_compile_for_every_generation(generation):
   )
   some = cases if generation == FULLY else cases[:1]
   for rows, length, heads, kv_heads, width, dtype in some:
-    q = like((rows, length, heads, width), dtype)
-    k = like((rows, length, kv_heads, width), dtype)
-    with jax.set_mesh(mesh):
-      lowered = run.lower(q, k, like((rows,), jnp.uint32))
-      compiled = topology.compile_lowered(lowered)
+    q = jax.ShapeDtypeStruct((rows, length, heads, width), dtype)
+    k = jax.ShapeDtypeStruct((rows, length, kv_heads, width), dtype)
+    keys = jax.ShapeDtypeStruct((rows,), jnp.uint32)
+    compiled = common.compile_for(device, run, q, k, keys)
     # The choice on TPU, without being asked.
     assert kernels(compiled) in (FUSED, IN_TWO)
 

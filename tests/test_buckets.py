@@ -155,14 +155,11 @@ def test_a_checkpoint_out_of_reach_is_not_unreadable(allowed, finished):
 @pytest.mark.slow
 def test_two_processes_train_in_a_bucket_as_on_disk(gcs, data, tmp_path):
   sizes = ("curriculum=3C+3M steps", "checkpoint.every=3", "mesh.data=2")
-  found = {}
+  options, found = {"count": 2, "cache": tmp_path / "cache"}, {}
   for url in ("gs://bucket/two", str(tmp_path / "two")):
     args = runs.train_args(url, data, *pods.SMALL, *sizes)
     command = runs.command("antlm_jax.train", *args)
-    training = pods.Training(
-      command, tmp_path / "pids", count=2, cache=tmp_path / "cache"
-    )
-    status, out = training.end()
+    status, out = pods.Training(command, tmp_path / "pids", **options).end()
     assert status == 0, out
     found[url] = pods.losses(url)
   first, second = found
@@ -207,22 +204,14 @@ def test_data_is_copied_once_and_whole(gcs, data, prepared):
 
 
 def test_data_that_changed_is_copied_anew(gcs):
-  gcs.put("bucket", "other/rows", b"one", {})
-  gcs.put("bucket", "other/stamp", b"1", {})
-  first = buckets.local("gs://bucket/other", "stamp")
-  gcs.put("bucket", "other/rows", b"two", {})
-  gcs.put("bucket", "other/stamp", b"2", {})
-  second = buckets.local("gs://bucket/other", "stamp")
-  assert (first / "rows").read_bytes() == b"one"
-  assert (second / "rows").read_bytes() == b"two"
-
-
-def test_large_data_is_copied_whole(gcs):
-  rows = np.random.default_rng(0).bytes(40_000_001)  # in several requests
-  gcs.put("bucket", "large/rows", rows, {})
-  gcs.put("bucket", "large/stamp", b"", {})
-  copy = buckets.local("gs://bucket/large", "stamp")
-  assert (copy / "rows").read_bytes() == rows
+  large = np.random.default_rng(0).bytes(40_000_001)  # in several requests
+  copies = []
+  for stamp, rows in ((b"1", b"one"), (b"2", large)):
+    gcs.put("bucket", "other/rows", rows, {})
+    gcs.put("bucket", "other/stamp", stamp, {})
+    copies.append(buckets.local("gs://bucket/other", "stamp"))
+  found = [(copy / "rows").read_bytes() for copy in copies]
+  assert found == [b"one", large]
 
 
 def test_a_copy_cut_off_is_not_taken_for_one(allowed):

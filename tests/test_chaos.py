@@ -110,9 +110,6 @@ class Case:
     return []
 
 
-# The disturbances.
-
-
 def kill(case: Case, *who: int) -> None:
   """kill -9 of these processes, or all."""
   working = case.reach(case.some_moment())

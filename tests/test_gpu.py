@@ -44,9 +44,7 @@ AT = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), SHAPE)
 # bfloat16 before they meet the values.
 LIMITS = {jnp.float32: 2e-5, jnp.bfloat16: 2e-2, jnp.float16: 4e-3}
 XLA = (jnp.float32, jnp.bfloat16)
-
-
-# Attention
+DROPOUT = attention.Dropout(0.2, jnp.asarray([3, 2**32 - 5], jnp.uint32))
 
 
 def packed(causal: bool) -> AttentionMask:
@@ -152,9 +150,8 @@ def test_our_kernel_on_a_whole_gpu():
 
 def test_our_kernel_with_dropout():
   need_mosaic()
-  dropout = attention.Dropout(0.2, jnp.asarray([3, 2**32 - 5], jnp.uint32))
   for mask in (CAUSAL, packed(False)):
-    check(mask, jnp.bfloat16, "mosaic", dropout)
+    check(mask, jnp.bfloat16, "mosaic", DROPOUT)
 
 
 def test_our_kernel_gives_the_same_bits_again():
@@ -165,36 +162,18 @@ def test_our_kernel_gives_the_same_bits_again():
       assert np.array_equal(x, y)
 
 
-def test_causal_through_cudnn():
+def test_attention_through_cudnn():
   need_cudnn()
-  check(CAUSAL, jnp.bfloat16, "cudnn")
+  for mask in (CAUSAL, BIDIRECTIONAL):
+    check(mask, jnp.bfloat16, "cudnn")
 
 
-def test_full_through_cudnn():
-  need_cudnn()
-  check(BIDIRECTIONAL, jnp.bfloat16, "cudnn")
-
-
-def test_packed_through_chunks():
+def test_attention_through_chunks():
   for dtype in XLA:
-    for causal in (True, False):
-      check(packed(causal), dtype, "chunked")
-
-
-def test_mixed_through_chunks():
-  for dtype in XLA:
-    check(mixed(), dtype, "chunked")
-
-
-def test_dropout_through_chunks():
-  dropout = attention.Dropout(0.2, jnp.asarray([3, 2**32 - 5], jnp.uint32))
-  for dtype in XLA:
+    for mask in (packed(True), packed(False), mixed()):
+      check(mask, dtype, "chunked")
     for mask in (CAUSAL, packed(False)):
-      check(mask, dtype, "chunked", dropout)
-
-
-def test_queries_that_see_nothing_get_zeros():
-  for dtype in XLA:
+      check(mask, dtype, "chunked", DROPOUT)
     check_zeros(dtype, "chunked")
 
 
@@ -231,9 +210,6 @@ def test_the_choice_is_cudnn_where_it_can_and_chunks_elsewhere():
   need_cudnn()
   for mask in (CAUSAL, BIDIRECTIONAL):
     assert attention.choose(mask, q, k) == "cudnn"
-
-
-# Train steps
 
 
 def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:
@@ -283,9 +259,6 @@ def test_packed_rows_train_as_on_the_cpu():
 
 def test_mixed_rows_train_as_on_the_cpu():
   check_training("mixed")
-
-
-# Without pytest
 
 
 def main(argv) -> None:

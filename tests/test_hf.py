@@ -15,7 +15,7 @@ import safetensors.numpy
 import tokenizers
 from huggingface_hub import constants as hub_constants
 
-from antlm_jax import export_hf, import_hf, models
+from antlm_jax import export_hf, import_hf
 from antlm_jax.data import toy_english
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
@@ -100,36 +100,6 @@ def rewrite(path, edit):
   safetensors.numpy.save_file(tensors, file)
 
 
-# ------------------------------------------------------------------ the table
-
-
-@pytest.mark.parametrize(
-  "model",
-  [
-    helpers.model(tied=False),
-    helpers.model(name="gemma"),
-    helpers.ltg_bert(attention_gate=True, depth_weights=True),
-    helpers.ltg_bert(),
-    models.build({"name": "modernbert", "layers": 2}, helpers.VOCAB),
-  ],
-  ids=["llama", "gemma", "gpt_bert", "ltg_bert", "modernbert"],
-)
-def test_every_parameter_has_one_name(model):
-  """And each name one parameter, of the shape that the other layout has."""
-  table = ARCHITECTURES[model.config.name].weights
-  params = helpers.random_params(model)
-  assert set(params) <= set(table)
-  tensors = folders.tensors(params, table, "float32")
-  size = sum(value.size for value in params.values())
-  assert sum(value.size for value in tensors.values()) == size
-  # But for q, k, v and gate, up, of which ModernBERT has one each.
-  joined = 3 * (table is ARCHITECTURES["modernbert"].weights)
-  assert len(set(table.values())) == len(table) - joined
-
-
-# ----------------------------------------------------------------- round trip
-
-
 @pytest.mark.sample(4)
 def test_export_import_export_is_bit_for_bit(loaded, tmp_path):
   export.export(loaded, tmp_path / "hf", ATTENTIONS)
@@ -187,9 +157,6 @@ def test_a_narrow_dtype_rounds_once(llama, dtype, tmp_path):
   assert contents(path_again) == contents(path)
 
 
-# ---------------------------------------------------------------- the folders
-
-
 def test_the_form_is_the_one_it_was_trained_in(llama):
   def forms(curriculum):
     changed = random_models.with_curriculum(llama[0], curriculum)
@@ -210,11 +177,8 @@ def test_the_form_is_the_one_it_was_trained_in(llama):
 def test_generation_draws_no_special_token_but_the_end(llama):
   config = json.loads((llama[1] / "generation_config.json").read_text())
   tokenizer = llama[0].tokenizer
-  assert set(config["suppress_tokens"]) == {
-    tokenizer.pad_id,
-    tokenizer.bos_id,
-    tokenizer.mask_id,
-  }
+  others = {tokenizer.pad_id, tokenizer.bos_id, tokenizer.mask_id}
+  assert set(config["suppress_tokens"]) == others
   assert config["eos_token_id"] == tokenizer.eos_id
 
 
@@ -245,12 +209,9 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
     front = huggingface_hub.ModelCard(text).data
     assert (front.license, front.language) == ("mit", ["en", "de"])
     assert front.base_model == "me/base"
-    for row in (
-      "began from | base",
-      "longest row | 32 tokens",
-      "data | a=data,b=b",
-    ):
+    for row in "began from | base", "longest row | 32 tokens":
       assert f"| {row} |" in text
+    assert "| data | a=data,b=b |" in text
     # Of this machine, nothing.
     for file in contents(path).values():
       assert str(tmp_path).encode() not in file
@@ -352,9 +313,6 @@ def test_pushing_a_step_is_a_revision(llama, tmp_path, monkeypatch):
   assert (tmp_path / "b" / folders.SINGLE).exists()
 
 
-# ----------------------------------------------------------------- tokenizers
-
-
 def sentence_piece(normalizer=None, pre_tokenizer=None):
   """A tokenizer that writes spaces as SentencePiece does."""
   backend = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -375,20 +333,14 @@ def metaspace(scheme):
 
 
 def llama_2():
-  return tokenizers.normalizers.Sequence(
-    [
-      tokenizers.normalizers.Prepend("▁"),
-      tokenizers.normalizers.Replace(" ", "▁"),
-    ]
-  )
+  of = tokenizers.normalizers
+  return of.Sequence([of.Prepend("▁"), of.Replace(" ", "▁")])
 
 
 def plain_bytes():
   """As SmolLM2's: no space is put before a text."""
-  backend = random_models.tokenizer()._backend
-  backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(
-    add_prefix_space=False
-  )
+  backend, of = random_models.tokenizer()._backend, tokenizers.pre_tokenizers
+  backend.pre_tokenizer = of.ByteLevel(add_prefix_space=False)
   return backend
 
 
@@ -433,9 +385,6 @@ def test_what_cannot_be_padded_is_padded_with_the_end(llama, foreign):
   assert hf_tokenizers.special_ids(tokenizer)["pad"] == tokenizer.eos_id
 
 
-# ------------------------------------------------------------- foreign folders
-
-
 def test_a_foreign_folder_is_read(llama, foreign, tmp_path):
   """With the config as transformers 4 wrote it, leaving out what it may."""
   config = json.loads((foreign / "config.json").read_text())
@@ -444,10 +393,7 @@ def test_a_foreign_folder_is_read(llama, foreign, tmp_path):
   config |= {"rope_scaling": None, "rope_theta": 10000.0}
   (foreign / "config.json").write_text(json.dumps(config))
   imported = import_.read(foreign)
-  assert helpers.equal(
-    {k: np.asarray(v) for k, v in imported.params.items()},
-    {k: np.asarray(v) for k, v in llama[0].params.items()},
-  )
+  assert helpers.equal(dict(imported.params), dict(llama[0].params))
   assert (imported.step, imported.meta.boundary) == (0, framing.OWN)
   assert import_.read(foreign, boundary="eos").meta.boundary == "eos"
   settings = imported.meta.config.model
@@ -460,10 +406,7 @@ def test_without_our_file_the_names_alone_give_it_back(loaded, form, tmp_path):
   export.export(loaded, tmp_path / "hf", [form])
   (tmp_path / "hf" / NATIVE).unlink()
   imported = import_.read(tmp_path / "hf")
-  assert helpers.equal(
-    {k: np.asarray(v) for k, v in imported.params.items()},
-    {k: np.asarray(v) for k, v in loaded.params.items()},
-  )
+  assert helpers.equal(dict(imported.params), dict(loaded.params))
   own = imported.meta.config.model
   for name in ARCHITECTURES[own.name].settings:
     if name != "vocab_size":
@@ -483,6 +426,10 @@ def test_our_file_and_their_config_must_agree(llama, tmp_path):
   with pytest.raises(UserError, match="disagree on norm_eps"):
     import_.read(path)
   assert import_.read(llama[1], boundary="eos").meta.boundary == "eos"
+  fields = json.loads((path / NATIVE).read_text())
+  (path / NATIVE).write_text(json.dumps(fields | {"boundary": "both"}))
+  with pytest.raises(UserError, match="boundary 'both' is unknown"):
+    import_.read(path)
 
 
 def framed(tokenizer, single):
@@ -561,10 +508,7 @@ def test_rows_without_a_token_get_one(llama, foreign):
     ({"model_type": "mistral", "sliding_window": 0}, "sliding_window is 0"),
     ({"quantization_config": {"bits": 4}}, "quantization_config"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "'dynamic'"),
-    (
-      {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5}},
-      "rope_parameters.factor is None",
-    ),
+    ({"rope_parameters": {"rope_type": "llama3"}}, "factor is None"),
     ({"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn'"),
     ({"rope_parameters": {"rope_type": ["linear"]}}, "rope_type is ['linear']"),
     ({"rope_parameters": {"full_attention": {}}}, "rope_parameters is {"),
@@ -574,10 +518,7 @@ def test_rows_without_a_token_get_one(llama, foreign):
     ({"num_hidden_layers": 2.5}, "num_hidden_layers=2.5 is not of type int"),
     ({"rms_norm_eps": "1e-5"}, "rms_norm_eps='1e-5' is not of type float"),
     ({"tie_word_embeddings": 1}, "tie_word_embeddings=1 is not of type bool"),
-    (
-      {"num_attention_heads": 0},
-      "config.json: model.heads=0 is not at least 1",
-    ),
+    ({"num_attention_heads": 0}, "config.json: model.heads=0 is not at least"),
     ({"model_type": ["llama"]}, "model_type=['llama'] is not one of"),
     ({"rope_scaling": "linear"}, "rope_scaling is 'linear'"),
     ({"layer_types": 3}, "layer_types is 3"),
@@ -597,54 +538,35 @@ def test_what_we_would_compute_differently_is_refused(foreign, fields, said):
   assert said in str(error.value)
 
 
-def missing(tensors):
-  del tensors["model.norm.weight"]
-
-
-def extra(tensors):
-  tensors["model.layers.0.self_attn.q_proj.bias"] = np.ones(32, np.float32)
-
-
-def quantized(tensors):
-  tensors["model.norm.weight"] = np.ones(32, np.int8)
-
-
-def not_a_number(tensors):
-  tensors["model.norm.weight"] = np.full(32, np.nan, np.float32)
-
-
-def too_large(tensors):
-  tensors["model.norm.weight"] = np.full(32, 1e300)
-
-
 @pytest.mark.parametrize(
-  ("edit", "said"),
+  ("name", "value", "said"),
   [
-    (missing, "weights are missing: model.norm.weight"),
-    (extra, "no place for model.layers.0.self_attn.q_proj.bias"),
-    (quantized, "quantized weights cannot be read: model.norm.weight"),
-    (not_a_number, "model.norm.weight holds NaN"),
-    (too_large, "model.norm.weight holds NaN, infinity or numbers too large"),
+    ("norm", None, "weights are missing: model.norm.weight"),
+    ("layers.0.x", np.ones(1), "no place for model.layers.0.x.weight"),
+    ("norm", np.ones(32, np.int8), "quantized .* read: model.norm.weight"),
+    ("norm", np.full(32, np.nan), "model.norm.weight holds NaN"),
+    ("norm", np.full(32, 1e300), "infinity or numbers too large"),
   ],
 )
-def test_weights_that_do_not_fit_are_named(foreign, edit, said):
+def test_weights_that_do_not_fit_are_named(foreign, name, value, said):
+  def edit(tensors):
+    tensors.pop(f"model.{name}.weight", None)
+    if value is not None:
+      tensors[f"model.{name}.weight"] = value
+
   rewrite(foreign, edit)
   with pytest.raises(UserError, match=said):
     import_.read(foreign)
 
 
-def test_a_tied_head_that_differs_is_refused(foreign):
-  change(foreign, tie_word_embeddings=True)
-  with pytest.raises(UserError, match=r"lm_head.weight differs"):
-    import_.read(foreign)
-
-
-def test_a_tied_head_that_is_there_twice_is_fine(foreign):
+def test_a_tied_head_may_be_there_twice_if_it_is_the_same(foreign):
   def same(tensors):
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
 
-  rewrite(foreign, same)
   change(foreign, tie_word_embeddings=True)
+  with pytest.raises(UserError, match=r"lm_head.weight differs"):
+    import_.read(foreign)
+  rewrite(foreign, same)
   assert "head/kernel" not in import_.read(foreign).params
 
 
@@ -688,15 +610,6 @@ def test_an_index_stays_in_its_folder(foreign, name):
   (foreign / folders.INDEX).write_text(json.dumps(index))
   with pytest.raises(UserError, match="which is not in its folder"):
     import_.read(foreign)
-
-
-def test_an_unknown_boundary_is_told(llama, tmp_path):
-  path = tmp_path / "own"
-  shutil.copytree(llama[1], path)
-  fields = json.loads((path / NATIVE).read_text())
-  (path / NATIVE).write_text(json.dumps(fields | {"boundary": "both"}))
-  with pytest.raises(UserError, match="boundary 'both' is unknown"):
-    import_.read(path)
 
 
 def test_a_full_disk_leaves_room_for_the_same_command(
@@ -747,17 +660,6 @@ def test_pickles_are_read_as_weights_alone(llama, foreign, capsys, monkeypatch):
   monkeypatch.setitem(sys.modules, "torch", None)
   with pytest.raises(UserError, match=r"install torch to read it, or convert"):
     import_.read(foreign)
-
-
-def test_a_vocabulary_over_the_rows_is_refused(llama, foreign):
-  spec = json.loads((foreign / "tokenizer.json").read_text())
-  spec["model"]["vocab"]["more"] = llama[0].tokenizer.vocab_size
-  (foreign / "tokenizer.json").write_text(json.dumps(spec))
-  with pytest.raises(UserError, match=r"401 tokens, but config.json says"):
-    import_.read(foreign)
-
-
-# --------------------------------------------------------------- the commands
 
 
 def test_a_workdir_that_is_a_model_stays_as_it_is(foreign):

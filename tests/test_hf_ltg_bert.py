@@ -138,9 +138,6 @@ def close(found, expected, limit=1e-4):
   assert np.abs(found - expected).max() < limit
 
 
-# Configuration
-
-
 def test_the_files_stand_alone():
   for path in CODE.glob("*.py"):
     text = path.read_text()
@@ -169,9 +166,8 @@ def test_the_defaults_are_ours(gpt_bert):
   assert fields <= set(found.to_dict()) | {"model_type", "dtype"}
   for size in (4, 6, 16, 32, 64):
     for longest in (size + 1, size + 9, 129, 512, 1025):
-      edges = config_type(
-        position_buckets=size, longest_distance=longest
-      ).distance_edges
+      settings = {"position_buckets": size, "longest_distance": longest}
+      edges = config_type(**settings).distance_edges
       assert edges == attention.log_edges(size, longest)
   for settings in (
     {"hidden_size": 100, "num_attention_heads": 3},
@@ -209,9 +205,6 @@ def test_fresh_weights_are_drawn_as_ours(gpt_bert):
       assert (value == 1).all(), name
     elif not name.endswith("depth_weights"):
       assert 1.9 * std * scale < largest <= 2.001 * std * scale, name
-
-
-# Logits
 
 
 @pytest.mark.parametrize("form", AUTO)
@@ -264,11 +257,11 @@ def test_packed_documents(exported, form, dtype):
 
 def test_the_plain_encoder(exported):
   tokens = helpers.tokens(2, T)
-  for is_decoder, mask in ((True, CAUSAL), (False, BIDIRECTIONAL)):
-    model = exported.open("AutoModel", is_decoder=is_decoder)
+  for form, mask in OURS.items():
+    model = exported.open("AutoModel", is_decoder=form == "causal")
     with torch.no_grad():
       found = model(tensor(tokens)).last_hidden_state.numpy()
-    close(found, np.asarray(exported.hidden(tokens, mask)))
+    close(found, exported.hidden(tokens, mask))
 
 
 def test_what_is_seen_on_the_way(exported):
@@ -303,9 +296,6 @@ def test_bfloat16(exported):
     assert reference.relative_error(found[:1].float(), expected) < 0.05
 
 
-# Objectives
-
-
 def test_losses_and_gradients(exported):
   """Of next-token prediction, beside ours; every parameter has some."""
   tokens = helpers.tokens(2, T)
@@ -332,28 +322,14 @@ def test_losses_and_gradients(exported):
     assert error < 1e-4, (name, error)
 
 
-@pytest.mark.parametrize("auto", [*AUTO.values()])
-def test_training(exported, auto):
-  """With dropout everywhere, and a learning rate that a step shows."""
-  torch.manual_seed(0)
+def test_dropout(exported):
   rates = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1}
-  model = exported.open(auto, **rates).train()
   tokens = tensor(helpers.tokens(4, T))
-  labels = torch.where(tokens % 3 == 0, tokens, -100)
-  inputs = torch.where(labels < 0, tokens, MASK)
-  assert (model(inputs).logits != model(inputs).logits).any()  # dropout
-  optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-  before = model.eval()(inputs, labels=labels).loss.item()
-  for _ in range(3):
-    optimizer.zero_grad()
-    model.train()(inputs, labels=labels).loss.backward()
-    for name, parameter in model.named_parameters():
-      assert parameter.grad is not None and parameter.grad.any(), name
-    optimizer.step()
-  assert model.eval()(inputs, labels=labels).loss.item() < before - 0.1
-
-
-# Generation
+  for name, rate in rates.items():
+    model = exported.open(AUTO["bidirectional"], **{name: rate}).train()
+    assert (model(tokens).logits != model(tokens).logits).any(), name
+    model.eval()
+    assert torch.equal(model(tokens).logits, model(tokens).logits)
 
 
 def continued(exported, tokens, new):
@@ -379,21 +355,13 @@ def test_greedy_generation(exported):
   for i, prompt in enumerate(prompts):
     ids[i, 10 - len(prompt) :] = tensor(prompt)
     real[i, 10 - len(prompt) :] = 1
-  out = model.generate(
-    ids,
-    attention_mask=real,
-    **settings,
-    output_logits=True,
-    output_hidden_states=True,
-    return_dict_in_generate=True,
-  )
+  wanted = "output_logits", "output_hidden_states", "return_dict_in_generate"
+  more = dict.fromkeys(wanted, True)
+  out = model.generate(ids, attention_mask=real, **settings, **more)
   assert out.sequences[:, 10:].tolist() == expected
   assert len(out.logits) == len(out.hidden_states) == new
   beams = model.generate(ids, attention_mask=real, **settings, num_beams=2)
   assert beams.shape == (2, 10 + new)
-
-
-# Saving
 
 
 @pytest.mark.parametrize("auto", [*AUTO.values(), "AutoModel"])
@@ -432,26 +400,17 @@ def test_another_vocabulary(gpt_bert, tmp_path):
     np.testing.assert_allclose(after[..., :VOCAB], before, atol=1e-5)
 
 
-# Classifiers
-
-
 def drawn_head(model, classes):
   """Random parameters of ours, put into the model."""
   draw = np.random.default_rng(1)
   width = model.config.hidden_size
-  shapes = {
-    "dense/kernel": (width, width),
-    "dense/bias": (width,),
-    "classes/kernel": (width, classes),
-    "classes/bias": (classes,),
-  }
-  params = {
-    name: jnp.asarray(draw.normal(0, 0.5, shape), jnp.float32)
-    for name, shape in shapes.items()
-  }
-  for name, value in folder.tensors(
-    params, heads.HEADS["classifier"].weights, "float32"
-  ).items():
+  params = {}
+  for name, size in (("dense", width), ("classes", classes)):
+    for part, shape in (("kernel", (width, size)), ("bias", (size,))):
+      value = jnp.asarray(draw.normal(0, 0.5, shape), jnp.float32)
+      params[f"{name}/{part}"] = value
+  names = heads.HEADS["classifier"].weights
+  for name, value in folder.tensors(params, names, "float32").items():
     model.get_parameter(name).data.copy_(torch.tensor(value))
   return params
 

@@ -26,15 +26,34 @@ transformers = pytest.importorskip("transformers")
 
 pytestmark = hub.MARKS
 
+# Its original length is so short that 64 positions tell its frequencies apart.
+# Many tokens end its texts, so that some come.
 LLAMA_3 = {
-  "rope_type": "llama3",
-  "rope_theta": 5e5,
-  "factor": 8.0,
-  "low_freq_factor": 1.0,
-  "high_freq_factor": 4.0,
-  # So short that its frequencies are among those that 64 positions tell apart.
-  "original_max_position_embeddings": 32,
+  "rope_parameters": {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+  },
+  "eos_token_id": [2, *range(50, 4000)],
 }
+# Of seven layers, the third and the sixth see all keys.
+GEMMA_3 = {
+  "num_hidden_layers": 7,
+  "sliding_window_pattern": 3,
+  "sliding_window": 8,
+  "head_dim": 10,
+  "query_pre_attn_scalar": 20,
+  "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+}
+BOTH_WAYS = {
+  "use_bidirectional_attention": True,
+  "sliding_window": 8,
+  "head_dim": 10,
+}
+QWEN = {"tie_word_embeddings": True, "vocab_size": 8200}
 # Windows shorter than the texts, and a pattern that is no whole repetition.
 MODERNBERTS = "modernbert-decoder", "modernbert"
 MODERNBERT = {"num_hidden_layers": 5, "local_attention": 8}
@@ -42,37 +61,12 @@ MODERNBERT = {"num_hidden_layers": 5, "local_attention": 8}
 FAMILIES = {
   "Llama": ("Llama", {"tie_word_embeddings": True}, "␂ $A"),
   "Llama, untied": ("Llama", {"head_dim": 10, "attention_bias": False}, "$A"),
-  # Many tokens end its texts, so that some come.
-  "Llama 3": (
-    "Llama",
-    {"rope_parameters": LLAMA_3, "eos_token_id": [2, *range(50, 4000)]},
-    "␂ $A",
-  ),
+  "Llama 3": ("Llama", LLAMA_3, "␂ $A"),
   "Mistral": ("Mistral", {"sliding_window": 8, "head_dim": 10}, "␂ $A"),
-  "Qwen2": ("Qwen2", {"tie_word_embeddings": True, "vocab_size": 8200}, "$A"),
-  "Qwen3": (
-    "Qwen3",
-    {"tie_word_embeddings": True, "head_dim": 10, "vocab_size": 8200},
-    "$A",
-  ),
-  "Gemma 3": (
-    "Gemma3Text",
-    {
-      # Of seven, the third and the sixth see all keys.
-      "num_hidden_layers": 7,
-      "sliding_window_pattern": 3,
-      "sliding_window": 8,
-      "head_dim": 10,
-      "query_pre_attn_scalar": 20,
-      "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-    },
-    "␂ $A",
-  ),
-  "Gemma 3, both ways": (
-    "Gemma3Text",
-    {"use_bidirectional_attention": True, "sliding_window": 8, "head_dim": 10},
-    "␂ $A ␃",
-  ),
+  "Qwen2": ("Qwen2", QWEN, "$A"),
+  "Qwen3": ("Qwen3", {**QWEN, "head_dim": 10}, "$A"),
+  "Gemma 3": ("Gemma3Text", GEMMA_3, "␂ $A"),
+  "Gemma 3, both ways": ("Gemma3Text", BOTH_WAYS, "␂ $A ␃"),
   "EuroBERT": ("EuroBert", {"mask_token_id": 4}, "␂ $A ␃"),
   "ModernBERT": ("ModernBert", MODERNBERT, "␂ $A ␃"),
   "ModernBERT's decoder": ("ModernBertDecoder", MODERNBERT, "␂ $A"),
@@ -96,7 +90,8 @@ def family(request, files, tmp_path_factory):
   kind, settings, single = FAMILIES[request.param]
   folder = tmp_path_factory.mktemp("family")
   model = hub.drawn(kind, **settings)
-  model.save_pretrained(folder / "hf")
+  model.save_pretrained(folder / "hf", max_shard_size="500KB")
+  assert len(list((folder / "hf").glob("*.safetensors"))) > 1
   backend = tokenizers.Tokenizer.from_file(str(files[0]))
   added = [t for t in single.split() if t != "$A"]
   backend.post_processor = tokenizers.processors.TemplateProcessing(

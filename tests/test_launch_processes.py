@@ -47,9 +47,6 @@ def alive(pid: int) -> bool:
   return False
 
 
-# rerun.sh
-
-
 def count_then(tmp_path, *statuses: int) -> list[str]:
   """A command that ends with one status after the other."""
   script = write_script(
@@ -65,31 +62,26 @@ def runs(tmp_path) -> int:
   return (tmp_path / "runs").read_text().count("\n")
 
 
-@pytest.mark.parametrize("status", [0, 2, 130])
-def test_what_is_over_is_not_run_again(status, tmp_path):
-  done = launch("rerun", *count_then(tmp_path, status))
-  assert (done.returncode, runs(tmp_path)) == (status, 1)
-
-
-def test_75_is_run_again_as_often_as_it_takes(tmp_path):
-  command = count_then(tmp_path, *[75] * 4, 1, 75, 1, 0)
-  done = launch("rerun", "--pause=0", "--tries=2", *command)
-  assert (done.returncode, runs(tmp_path)) == (0, 8), done.stderr
-  assert done.stderr.count("saved, to be run again") == 5
-
-
-def test_75_ends_it_where_the_platform_starts_it_again(tmp_path):
-  command = count_then(tmp_path, 1, 75, 0)
-  done = launch("rerun", "--pause=0", "--end_on_75", *command)
-  assert (done.returncode, runs(tmp_path)) == (75, 2)
-
-
-def test_crashes_are_run_again_a_few_times_ever_later(tmp_path):
-  command = count_then(tmp_path, 1, 137, 3)
-  done = launch("rerun", "--pause=1", "--tries=2", *command)
-  assert (done.returncode, runs(tmp_path)) == (3, 3)
-  assert re.findall(r"again in (\d+) s", done.stderr) == ["1", "2"]
-  assert "given up after 3 crashes" in done.stderr
+@pytest.mark.parametrize(
+  "options, statuses, ran, said",
+  [
+    ("", [0], 1, []),  # these three are over
+    ("", [2], 1, []),
+    ("", [130], 1, []),
+    # 75 is run again as often as it takes, and other failures a few times.
+    ("--pause=0 --tries=2", [*[75] * 4, 1, 75, 1, 0], 8, ["again"] * 5),
+    ("--pause=0 --end_on_75", [1, 75, 0], 2, []),
+    ("--pause=1 --tries=2", [1, 137, 3], 3, ["1", "2", "3 crashes"]),
+  ],
+)
+def test_what_is_run_again(options, statuses, ran, said, tmp_path):
+  command = count_then(tmp_path, *statuses)
+  done = launch("rerun", *options.split(), *command)
+  assert (done.returncode, runs(tmp_path)) == (statuses[ran - 1], ran)
+  if said:
+    words = r"saved, to be run (again)|again in ([1-9]\d*) s|after (3 crashes)"
+    found = re.findall(words, done.stderr)
+    assert ["".join(groups) for groups in found] == said
 
 
 def test_words_reach_the_command_as_they_are(tmp_path):
@@ -441,9 +433,6 @@ def test_a_resource_that_is_gone_ends_the_watching(cloud):
   assert done.returncode == 1 and "a is NOT_FOUND" in done.stderr
   done = cloud("setup")
   assert done.returncode == 1 and "a is NOT_FOUND" in done.stderr
-
-
-# Slurm's job.
 
 
 @pytest.fixture

@@ -11,16 +11,9 @@ from antlm_jax.evals.benchmarks import structure
 HEAVY = {"torch", "tensorboardX", "matplotlib", "tensorflow", "transformers"}
 
 
-@pytest.fixture(scope="module")
-def arrows():
-  return structure.imports(structure.modules())
-
-
-def test_nothing_imports_what_is_above_it(arrows):
+def test_no_module_imports_what_is_above_it_or_imports_it():
+  arrows = structure.imports(structure.modules())
   assert not structure.upward(arrows)
-
-
-def test_no_modules_import_each_other(arrows):
   assert not structure.circles(arrows)
 
 
@@ -60,17 +53,16 @@ def test_a_new_module_is_to_be_given_a_level():
       structure.group(name)
 
 
+def output(code: str) -> str:
+  """Runs code in a fresh process; returns what it prints."""
+  command, options = [sys.executable, "-c", code], {"cwd": structure.ROOT}
+  return subprocess.check_output(command, text=True, **options)
+
+
 def loaded(*modules: str) -> set[str]:
   """What a fresh process has loaded after importing modules."""
   code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
-  done = subprocess.run(
-    [sys.executable, "-c", code],
-    cwd=structure.ROOT,
-    capture_output=True,
-    text=True,
-    check=True,
-  )
-  return set(done.stdout.split())
+  return set(output(code).split())
 
 
 def test_importing_the_library_is_light():
@@ -99,10 +91,7 @@ from antlm_jax.__main__ import main
 main([])
 print(*{name.split(".")[0] for name in sys.modules} & {"jax", "numpy"})
 """
-  done = subprocess.run(
-    [sys.executable, "-c", code], cwd=structure.ROOT, capture_output=True
-  )
-  told = done.stdout.decode().splitlines()
+  told = output(code).splitlines()
   assert [line.split("  ")[0] for line in told[:-3]] == [
     f"antlm {name}" for name in COMMANDS
   ]
@@ -112,16 +101,9 @@ print(*{name.split(".")[0] for name in sys.modules} & {"jax", "numpy"})
 def test_the_gpus_check_needs_few_packages():
   """They are those that launch/gpu_check.sh asks for."""
   modules = ("tests.test_gpu", "evals.benchmarks.attention")
-  beside = {
-    "array_record",
-    "grain",
-    "ml_collections",
-    "safetensors",
-    "tensorflow_datasets",
-    "tokenizers",
-    "tqdm",
-  }
-  assert not loaded(*modules) & (beside | HEAVY)
+  others = "array_record grain ml_collections safetensors tensorflow_datasets"
+  others = {*others.split(), "tokenizers", "tqdm"}
+  assert not loaded(*modules) & (others | HEAVY)
 
 
 def test_attention_loads_but_itself_and_masks():

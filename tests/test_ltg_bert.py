@@ -33,9 +33,6 @@ MASKS = {
 }
 
 
-# Sizes
-
-
 @pytest.mark.parametrize(
   "size, vocab_size, parameters",
   [
@@ -231,9 +228,6 @@ def test_the_gradients_are_its_equations(variant, mask):
     assert abs(found - slope) < 1e-3 * scale + 1e-6, path
 
 
-# How it runs changes nothing.
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
   "changes",
@@ -260,9 +254,6 @@ def test_ways_to_run_agree(variant, changes):
   assert helpers.closest(found, expected) < 2e-5
 
 
-# Leaks
-
-
 @functools.cache
 def scores(variant, dtype):
   of = model(**VARIANTS[variant], dtype=dtype)
@@ -283,9 +274,6 @@ def test_only_what_is_seen_changes_a_logit(variant, dtype, mask):
   run = functools.partial(scores(variant, dtype), mask=MASKS[mask])
   seen = reference.visible(MASKS[mask], 2, T, T)[0]
   helpers.check_leaks(run, seen, (0, 8, 9, 15, T - 1))
-
-
-# Dropout
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Plans of runs on pods that are not there."""
 
 import dataclasses
+import itertools
 import json
 import re
 
@@ -235,9 +236,6 @@ def test_attention_is_counted_apart_by_rows():
   assert flops.train_step(model, source[0]) == 3 * work.total
 
 
-# The data that is not there.
-
-
 def test_rows_that_stand_in_are_cut_into_pieces():
   rows = estimate.StandIn(vocab_size=50, seq_len=64, pieces=3, size=100)
   tokens, starts = rows.read(np.arange(100))
@@ -283,6 +281,11 @@ def estimate_first(run):
   return estimate.estimate(run, run.programs()[0])
 
 
+def planned(small, *words):
+  """Runs the command."""
+  plan.main([f"--config={small}", "--topology=v5e:2x2", *words])
+
+
 @needs_libtpu
 def test_prepared_data_says_its_vocabulary_and_length(small, prepared):
   run = pod(small).run([f"data.path={prepared}"])
@@ -307,17 +310,9 @@ def test_each_kind_of_batch_and_each_evaluation_is_planned(small):
   run = pod(small).run(
     ["curriculum=10C+20C:M=1:1+10C+10M steps", "eval.rows=8"]
   )
-  named = [(p.name, p.steps) for p in run.programs()]
-  assert named == [
-    ("C", 20),
-    ("C 0.5:M 0.5", 20),
-    ("M", 10),
-    ("eval clm", 0),
-    ("eval mlm", 0),
-  ]
-
-
-# The chips.
+  named = {p.name: p.steps for p in run.programs()}
+  steps = {"C": 20, "C 0.5:M 0.5": 20, "M": 10, "eval clm": 0, "eval mlm": 0}
+  assert named == steps and list(named) == list(steps)
 
 
 @needs_libtpu
@@ -383,9 +378,6 @@ def test_a_collective_takes_the_links_that_its_group_spans():
   assert np.isclose(network.seconds(across), 1e9 / (50e9 / 8))
 
 
-# What is compiled.
-
-
 def sent(found) -> float:
   return sum(c["sent"] for c in found.collectives)
 
@@ -413,16 +405,8 @@ def test_a_loop_of_layers_counts_as_much_as_layers_one_by_one(small):
 @needs_libtpu
 def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
   output = tmp_path / "plans/plan.json"
-  plan.main(
-    [
-      f"--config={small}",
-      "--topology=v5e:2x2",
-      "--vocab_size=1024",
-      "--pieces=2",
-      f"--output={output}",
-      "--config.mesh.fsdp=4",
-    ]
-  )
+  words = "--vocab_size=1024", "--pieces=2", f"--output={output}"
+  planned(small, *words, "--config.mesh.fsdp=4")
   printed = capsys.readouterr().out
   for said in (
     "4 devices: data=1, fsdp=4, tensor=1",
@@ -451,22 +435,6 @@ def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
     assert program["forecast"]["attention"] > 0
     needed = program["work"]["blocks"] + program["work"]["head"]
     assert 4 * program["executed"] > needed
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@needs_libtpu
-def test_counts_are_linear_in_the_layers(small):
-  settings = ["curriculum=10C steps", "mesh.fsdp=2"]
-  found = [
-    estimate_first(pod(small).run([*settings, f"model.layers={layers}"]))
-    for layers in (2, 4, 8)
-  ]
-  for count in (lambda f: f.executed, sent):
-    two, four, eight = map(count, found)
-    assert np.isclose(eight - four, 2 * (four - two), rtol=0.01)
-  two, four, eight = (f.moved for f in found)
-  assert np.isclose(eight - four, 2 * (four - two), rtol=0.25)
 
 
 @pytest.mark.nightly
@@ -504,9 +472,6 @@ def test_between_slices_there_are_sums_alone(small):
     c["kind"] for c in estimate_first(run).collectives if c["axes"] == "slices"
   }
   assert kinds == {"all-reduce"}
-
-
-# Where it does not fit.
 
 
 def test_the_compilers_errors_are_read():
@@ -553,7 +518,7 @@ def test_what_was_tried_is_told_where_nothing_fits(small, monkeypatch, capsys):
   for module in (plan, search):
     monkeypatch.setattr(module, "estimate_all", too_much)
   with pytest.raises(SystemExit) as end:
-    plan.main([f"--config={small}", "--topology=v5e:2x2"])
+    planned(small)
   assert end.value.code == 1
   printed = capsys.readouterr().out
   assert "too much by" in printed
@@ -565,22 +530,16 @@ def test_what_was_tried_is_told_where_nothing_fits(small, monkeypatch, capsys):
 @pytest.mark.slow
 @needs_libtpu
 def test_what_does_not_fit_fits_with_what_is_advised(small, capsys):
-  command = [
-    f"--config={small}",
-    "--topology=v5e:2x2",
-    "--vocab_size=1024",
-    "--config.curriculum=10C steps",
-    "--config.model.width=1024",
-    "--config.model.mlp_width=262144",
-  ]
+  model = "--config.model.width=1024", "--config.model.mlp_width=262144"
+  words = "--vocab_size=1024", "--config.curriculum=10C steps", *model
   with pytest.raises(SystemExit) as end:
-    plan.main(command)
+    planned(small, *words)
   assert end.value.code == 1
   printed = capsys.readouterr().out
   assert "too much by" in printed
   flags = re.search(r"does with\n  (.*)", printed)[1].split()
   assert "--config.mesh.fsdp=4" in flags
-  plan.main([*command, *flags])
+  planned(small, *words, *flags)
   assert "10 steps:" in capsys.readouterr().out
 
 
@@ -633,62 +592,34 @@ def test_of_microbatches_a_sweep_takes_the_fewest_that_fit(small, monkeypatch):
 @needs_libtpu
 def test_a_sweep_ranks_the_meshes(small, tmp_path, capsys):
   output = tmp_path / "sweep.json"
-  plan.main(
-    [
-      f"--config={small}",
-      "--topology=v5e:2x2",
-      "--vocab_size=1024",
-      "--sweep",
-      "--config.curriculum=10C steps",
-      f"--output={output}",
-    ]
-  )
+  words = "--vocab_size=1024", "--sweep", "--config.curriculum=10C steps"
+  planned(small, *words, f"--output={output}")
   rows = json.loads(output.read_text())["sweep"]
   meshes = [tuple(row["mesh"].values()) for row in rows]
   # kv_heads=2 is not split over 4.
-  assert sorted(meshes) == [
-    (1, 2, 2),
-    (1, 4, 1),
-    (2, 1, 2),
-    (2, 2, 1),
-    (4, 1, 1),
-  ]
+  sizes = itertools.product((1, 2, 4), (1, 2, 4), (1, 2))
+  assert sorted(meshes) == [s for s in sizes if np.prod(s) == 4]
   seconds = [row["seconds"] for row in rows]
   assert seconds == sorted(seconds) and all(row["fits"] for row in rows)
   first = capsys.readouterr().out.splitlines()[3]
   assert all(f"={size}" in first for size in rows[0]["mesh"].values())
 
 
-# What is wrong.
-
-
 @needs_libtpu
 @pytest.mark.parametrize(
   "words, said",
   [
-    (["--topology=v5e:3x7"], "'v5e:3x7' is no TPU topology"),
-    (["--topology=v5e:2x2", "--config.mesh.fsdp=3"], r"fit 4 devices"),
-    (
-      ["--topology=v5e:2x2", "--config.train.batch_size=6"],
-      "batch_size=6 is not a positive multiple of",
-    ),
-    (["--topology=v5e:2x2", "--seq_len=512"], "over model.max_seq_len=256"),
-    (
-      ["--topology=v5e:2x2", "--config.data.path=nowhere"],
-      "nowhere is not a prepared folder",
-    ),
-    (["--topology=v5e:2x2", "--mesh=4"], "unknown argument '--mesh=4'"),
-    (["--topology=v4:2x2x1", "--slices=2"], "is not published"),
-    (["--topology=v5e:2x2", "--output=."], r"cannot write \.: not a regular"),
-    (["--topology=v5e:2x2", "--vocab_size=999999999999"], "is not at least 2"),
-    (
-      ["--topology=v5e:2x2", "--config.train.batch_size=10000000"],
-      "rows of 256 tokens are too many to plan",
-    ),
-    (
-      ["--topology=v5e:2x2", "--config.model.max_seq_len=1000000000"],
-      "rows of 1000000000 tokens are too many to plan",
-    ),
+    ("--topology=v5e:3x7", "'v5e:3x7' is no TPU topology"),
+    ("--config.mesh.fsdp=3", "fit 4 devices"),
+    ("--config.train.batch_size=6", "=6 is not a positive multiple of"),
+    ("--seq_len=512", "over model.max_seq_len=256"),
+    ("--config.data.path=nowhere", "nowhere is not a prepared folder"),
+    ("--mesh=4", "unknown argument '--mesh=4'"),
+    ("--topology=v4:2x2x1 --slices=2", "is not published"),
+    ("--output=.", r"cannot write \.: not a regular"),
+    ("--vocab_size=999999999999", "is not at least 2"),
+    ("--config.train.batch_size=10000000", "rows of 256 tokens are too many"),
+    ("--config.model.max_seq_len=1000000000", "1000000000 tokens are too many"),
   ],
 )
 def test_bad_input_is_told_before_anything_is_compiled(
@@ -696,10 +627,10 @@ def test_bad_input_is_told_before_anything_is_compiled(
 ):
   monkeypatch.setattr(topology, "lower", None)
   with pytest.raises(UserError, match=said):
-    plan.main([f"--config={small}", *words])
+    planned(small, *words.split())
 
 
 def test_without_libtpu_it_is_said_how_to_get_it(small, monkeypatch):
   monkeypatch.setattr(compilers, "libtpu", lambda: None)
   with pytest.raises(UserError, match=r"pip install 'antlm_jax\[plan-tpu\]'"):
-    plan.main([f"--config={small}", "--topology=v5e:2x2"])
+    planned(small)

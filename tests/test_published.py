@@ -1,13 +1,14 @@
 """Published LTG-BERT and GPT-BERT checkpoints, read here.
 
-Their network is stated anew in NumPy, over the names and the layout of tensors
-that their programs save (ltgoslo/ltg-bert, babylm/train/model.py, and
-ltgoslo/gpt-bert, pretraining/model_extra.py); weights are drawn.
+The tensors have the names and the layout that their programs save
+(ltgoslo/ltg-bert, babylm/train/model.py, and ltgoslo/gpt-bert,
+pretraining/model_extra.py). Weights are drawn, and laid out anew here for the
+equations of test_ltg_bert.
 """
 
 import argparse
 import json
-import math
+import types
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from antlm_jax.hf import import_
 from antlm_jax.inference.model import load
 from antlm_jax.masks import AttentionMask
 from tests import random_models
+from tests.test_ltg_bert import scores_by_definition
 
 CONFIG = {
   "attention_probs_dropout_prob": 0.1,
@@ -91,96 +93,64 @@ def drawn(kind):
   return state
 
 
-# ---------------------------------------------------------- their network anew
-
-
-def norm(x, scale=1.0, bias=0.0):
-  x = x - x.mean(-1, keepdims=True)
-  return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * scale + bias
-
-
-def gelu(x):
-  return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
-
-
-def tanh_gelu(x):
-  return x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2
-
-
-def bucket(distance):
-  """The row of the relative embedding for a query's distance to a key."""
-  far, middle = min(abs(distance), 23), 4
-  if far > middle:
-    share = math.log(far / middle) / math.log(23 / middle)
-    far = middle + math.ceil(share * (middle - 1))
-  return 7 + int(math.copysign(far, distance))
-
-
-def attention(state, at, kind, x, relative, causal):
-  def linear(name, value):
-    return value @ state[f"{at}.{name}.weight"].T + state[f"{at}.{name}.bias"]
-
-  def heads(value):
-    return value.reshape(*value.shape[:-1], HEADS, D // HEADS)
-
-  x = norm(x)
-  q, k = map(heads, np.split(linear("in_proj_qk", x), 2, -1))
-  where = [[bucket(i - j) for j in range(len(x))] for i in range(len(x))]
-  around = linear("in_proj_qk", relative)[np.array(where)]
-  q_at, k_at = map(heads, np.split(around, 2, -1))
-  scores = (
-    np.einsum("inh,jnh->nij", q, k)
-    + np.einsum("inh,ijnh->nij", q, k_at)
-    + np.einsum("jnh,ijnh->nij", k, q_at)
-  ) / math.sqrt(3 * D // HEADS)
-  if causal:
-    scores = np.where(np.tri(len(x), dtype=bool), scores, -np.inf)
-  weights = np.exp(scores - scores.max(-1, keepdims=True))
-  weights /= weights.sum(-1, keepdims=True)
-
-  def mix(v):
-    return np.einsum("nij,jnh->inh", weights, heads(v)).reshape(x.shape)
-
-  if kind == "ltg":
-    scale = state[f"{at}.post_layer_norm.weight"]
-    out = linear("out_proj", mix(linear("in_proj_v", x)))
-    return norm(out, scale, state[f"{at}.post_layer_norm.bias"])
-  v, gate = np.split(linear("in_proj_vg", x), 2, -1)
-  return linear("out_proj", norm(mix(v) * gelu(gate)))
+def ours(state, kind):
+  """The state under the names and in the layout of our parameters."""
+  state = {name: value.astype(np.float64) for name, value in state.items()}
+  relative, head = "embedding.relative", "classifier.nonlinearity"
+  out = {
+    "embedding": state["embedding.word_embedding.weight"],
+    "relative": state[f"{relative}_embedding"],
+    "relative_norm/scale": state[f"{relative}_layer_norm.weight"],
+    "relative_norm/bias": state[f"{relative}_layer_norm.bias"],
+    "head/linear/kernel": state[f"{head}.1.weight"].T,
+    "head/linear/bias": state[f"{head}.1.bias"],
+    "head/bias": state[f"{head}.5.bias"],
+  }
+  layers = []
+  for i in range(LAYERS):
+    at, mlp = places(kind, i)
+    up, gate = np.split(state[f"{mlp}.1.weight"], 2)
+    layer = {"mlp/up/kernel": up.T, "mlp/gate/kernel": gate.T}
+    layer["mlp/down/kernel"] = state[f"{mlp}.4.weight"].T
+    values = ("v",) if kind == "ltg" else ("v", "gate")
+    for theirs, names in (
+      ("in_proj_qk", ("q", "k")),
+      (f"in_proj_v{'g' * (kind == 'gpt')}", values),
+      ("out_proj", ("out",)),
+    ):
+      kernels = np.split(state[f"{at}.{theirs}.weight"], len(names))
+      biases = np.split(state[f"{at}.{theirs}.bias"], len(names))
+      for name, kernel, bias in zip(names, kernels, biases, strict=True):
+        layer[f"attention/{name}/kernel"] = kernel.T
+        layer[f"attention/{name}/bias"] = bias
+    if kind == "ltg":
+      norm = f"{at}.post_layer_norm"
+      layer["attention/out_norm/scale"] = state[f"{norm}.weight"]
+      layer["attention/out_norm/bias"] = state[f"{norm}.bias"]
+    layers.append(layer)
+  for name in layers[0]:
+    out[f"blocks/{name}"] = np.stack([layer[name] for layer in layers])
+  if kind == "gpt":
+    alphas = "transformer.dwa_modules.alphas"
+    depth = [state[f"{alphas}.{i}"] for i in range(2 * LAYERS)]
+    out["depth_weights"] = np.concatenate(depth)
+  return out
 
 
 def logits(state, kind, ids, causal):
   """Of one row of tokens, `[T, V]`."""
-  state = {name: value.astype(np.float64) for name, value in state.items()}
-  embedding = state["embedding.word_embedding.weight"]
-  relative = norm(
-    state["embedding.relative_embedding"],
-    state["embedding.relative_layer_norm.weight"],
-    state["embedding.relative_layer_norm.bias"],
+  settings = types.SimpleNamespace(
+    layers=LAYERS,
+    heads=HEADS,
+    head_width=D // HEADS,
+    position_buckets=8,
+    longest_distance=24,
+    norm_eps=1e-5,
+    attention_gate=kind == "gpt",
+    depth_weights=kind == "gpt",
   )
-  x = norm(embedding[ids])
-  outputs = [x]
-
-  def passed_on(x):
-    outputs.append(x)
-    if kind == "ltg":
-      return x
-    alphas = state[f"transformer.dwa_modules.alphas.{len(outputs) - 2}"]
-    return np.tensordot(alphas, outputs, 1)
-
-  for i in range(LAYERS):
-    at, mlp = places(kind, i)
-    x = passed_on(x + attention(state, at, kind, x, relative, causal))
-    value, gate = np.split(norm(x) @ state[f"{mlp}.1.weight"].T, 2, -1)
-    x = passed_on(
-      x + norm(value * tanh_gelu(gate)) @ state[f"{mlp}.4.weight"].T
-    )
-  head = "classifier.nonlinearity"
-  x = norm(x) @ state[f"{head}.1.weight"].T + state[f"{head}.1.bias"]
-  return norm(gelu(x)) @ embedding.T + state[f"{head}.5.bias"]
-
-
-# ---------------------------------------------------------------- their folders
+  seen = np.tri(T, dtype=bool) | (not causal)
+  return scores_by_definition(ours(state, kind), settings, ids, seen)
 
 
 def tokenizer(kind):
