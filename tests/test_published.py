@@ -142,7 +142,7 @@ def logits(state, kind, ids, causal):
   settings = types.SimpleNamespace(
     layers=LAYERS,
     heads=HEADS,
-    head_width=D // HEADS,
+    head_dim=D // HEADS,
     position_buckets=8,
     longest_distance=24,
     norm_eps=1e-5,
