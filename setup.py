@@ -33,7 +33,15 @@ setuptools.setup(
     include=["antlm_jax*"], exclude=["*.benchmarks*"]
   ),
   # Files that are no modules of ours; exported folders bring along remote/.
-  package_data={"antlm_jax": ["py.typed", "configs/*.py", "hf/remote/*.py"]},
+  package_data={
+    "antlm_jax": [
+      "py.typed",
+      "configs/*.py",
+      "evals/reporting/*/*.csv",
+      "evals/reporting/*/*.j2",
+      "hf/remote/*.py",
+    ]
+  },
   entry_points={"console_scripts": ["antlm=antlm_jax.__main__:run"]},
   install_requires=[
     *PAIRED,

@@ -55,13 +55,14 @@ def test_the_wheel_holds_the_library_alone(wheel):
   assert {top.split("-")[0] for top in tops} == {"antlm_jax"}
   assert not [name for name in names if "benchmarks" in name]
   packed = ("antlm_jax", "configs", "evals")
-  files = {p for top in packed for p in (runs.ROOT / top).rglob("*.py")}
+  kinds = (".py", ".csv", ".j2")  # modules, numbers and templates of reports
+  files = {p for top in packed for p in (runs.ROOT / top).rglob("*.*")}
   assert {
-    name.removeprefix("antlm_jax/") for name in names if name.endswith(".py")
+    name.removeprefix("antlm_jax/") for name in names if name.endswith(kinds)
   } == {
     str(path.relative_to(runs.ROOT)).removeprefix("antlm_jax/")
     for path in files
-    if "benchmarks" not in path.parts
+    if "benchmarks" not in path.parts and path.suffix in kinds
   }
   assert "antlm_jax/py.typed" in names
 

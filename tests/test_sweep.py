@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import shutil
 import signal
 import statistics
@@ -277,11 +278,25 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path):
     time.sleep(0.1)
     assert process.poll() is None
   # Its training lives on: the same command waits for it.
-  os.kill(process.pid, signal.SIGKILL)
+  children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+  (training,) = (
+    int(pid)
+    for pid in children.read_text().split()
+    if "antlm_jax.train" in pathlib.Path(f"/proc/{pid}/cmdline").read_text()
+  )
+  os.kill(training, signal.SIGSTOP)
+  process.kill()
   process.wait()
-  done = runs.run("antlm_jax.evals.sweep", *words)
-  assert done.returncode == 0, done.stderr
-  assert "waiting" in done.stdout and "best: all seeds" in done.stdout
+  told = []
+  pipe = {"stdout": subprocess.PIPE, "text": True}
+  with subprocess.Popen(command, cwd=runs.ROOT, **pipe) as again:
+    for line in again.stdout:
+      told.append(line)
+      if line.endswith("waiting\n"):
+        os.kill(training, signal.SIGCONT)
+  assert again.returncode == 0
+  assert any(line.endswith("waiting\n") for line in told)
+  assert any(line.startswith("best: all seeds") for line in told)
   for seed in (1, 2):
     alone = tmp_path / f"alone-{seed}"
     runs.train(alone, prepared, setting, f"seed={seed}")
