@@ -13,7 +13,7 @@ import pathlib
 import re
 import string
 from collections.abc import Callable, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from antlm_jax.evals.finetuning.task import (
   Suite,
   Task,
   dev_and_test,
+  mean_of,
   require,
   split_of,
 )
@@ -132,10 +133,10 @@ class Spans(PerToken):
 class Inside(Tags):
   """Whether each token is in the answer, as in arXiv 2507.00994's code.
 
-  The question and its text are one text, which is cut at its end. The loss is
-  over all tokens, with the question's. Predictions are indices of tokens, those
-  found and the answer's: `{"found": [...], "there": [...]}`. No token is index
-  0. An answer that was cut off has index -1, which is never found.
+  The question and its text are one text, which is cut at its end. The loss
+  includes the question's tokens. A prediction has the indices of the tokens
+  found, and of the answer's: `{"found": [...], "there": [...]}`. Index 0 means
+  no token, and -1 an answer that was cut off, which is never found.
   """
 
   kind: ClassVar[str] = "inside"
@@ -154,10 +155,14 @@ class Inside(Tags):
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
     """Returns the indices of the tokens found, and of the answer's."""
+
+    def where(inside: np.ndarray, none: int = 0) -> list[int]:
+      return np.flatnonzero(inside).tolist() or [none]
+
     return [
       {
-        "found": _where(found[:length] == 1),
-        "there": _where(label == 1, none=-1 if example.label else 0),
+        "found": where(found[:length] == 1),
+        "there": where(label == 1, none=-1 if example.label else 0),
       }
       for found, label, length, example in zip(
         reduced, rows.labels, rows.lengths, rows.examples, strict=True
@@ -166,10 +171,6 @@ class Inside(Tags):
 
 
 _TEMPLATE = "Question: {question}\nContext: "
-
-
-def _where(inside: np.ndarray, none: int = 0) -> list[int]:
-  return np.flatnonzero(inside).tolist() or [none]
 
 
 def _encoded(loaded: Loaded, example: Example, template: str = "{question}"):
@@ -216,7 +217,7 @@ def normalized(text: str) -> list[str]:
 
 
 def word_f1(found: str, there: str) -> float:
-  """F1 of two answers' words; without words, whether both have none."""
+  """Returns the F1 of two answers' words, or whether both have no words."""
   x, y = normalized(found), normalized(there)
   if not x or not y:
     return float(x == y)
@@ -224,35 +225,28 @@ def word_f1(found: str, there: str) -> float:
   return 2 * both / (len(x) + len(y))
 
 
-def same(found: str, there: str) -> float:
+def same(found: str, there: str) -> bool:
   """Whether two answers are equal when normalized."""
-  return float(normalized(found) == normalized(there))
+  return normalized(found) == normalized(there)
 
 
-def best_of(
-  score: Callable[[str, str], float],
-  predictions: Sequence[str],
-  labels: Sequence[Sequence],
+def closest(
+  score: Callable[[str, str], float], found: str, label: Sequence
 ) -> float:
-  """Mean score by SQuAD's rules, which compare with the closest answer.
+  """Returns the score with the closest answer, by SQuAD's rules.
 
   A label is a list of answers `[text, begin]`; none means the empty answer.
   """
-  each = (
-    max(score(found, text) for text, _ in label or [["", 0]])
-    for found, label in zip(predictions, labels, strict=True)
-  )
-  return float(np.mean(list(each)))
+  return max(score(found, text) for text, _ in label or [["", 0]])
 
 
-def index_f1(predictions: Sequence[dict], labels: Sequence) -> float:
-  """Mean F1 of tokens' indices, as in arXiv 2507.00994's code; see `Inside`.
+def index_f1(prediction: dict, label: Any) -> float:
+  """Returns the F1 of tokens' indices, as in arXiv 2507.00994's code.
 
-  The predictions contain the labels, because tokens depend on the model.
+  `Inside` predicts both sides, because tokens depend on the model.
   """
-  del labels
-  each = [(set(p["found"]), set(p["there"])) for p in predictions]
-  return float(np.mean([2 * len(x & y) / (len(x) + len(y)) for x, y in each]))
+  x, y = set(prediction["found"]), set(prediction["there"])
+  return 2 * len(x & y) / (len(x) + len(y))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -289,30 +283,29 @@ def make(folder, name: str, attention: str, options: Options) -> Task:
   paths = [require(name, pathlib.Path(folder, file)) for file in FILES[name]]
   train, test = (functools.partial(read, path) for path in paths)
   if options.answers == "inside":
-    nothing = {"found": [0], "there": [1]}
     own = {
       "head": Inside(),
-      "metrics": {"index_f1": index_f1},
+      "metrics": {"index_f1": functools.partial(mean_of, index_f1)},
       "main_metric": "index_f1",
       "baseline": "no token",
       "trivial": lambda those: [
-        [nothing if e.label else nothing | {"there": [0]} for e in those]
+        [{"found": [0], "there": [int(bool(e.label))]} for e in those]
       ],
       "right": lambda found, label: found["found"] == found["there"],
     }
   else:
-    may_be_none = name != "squad"
-    windows = options.stride, options.longest
+    windows, none = (options.stride, options.longest), options.null_score
+    f1, exact = (functools.partial(closest, of) for of in (word_f1, same))
     own = {
-      "head": Spans(*windows, may_be_none, options.null_score),
+      "head": Spans(*windows, may_be_none=name != "squad", null_score=none),
       "metrics": {
-        "f1": functools.partial(best_of, word_f1),
-        "exact_match": functools.partial(best_of, same),
+        "f1": functools.partial(mean_of, f1),
+        "exact_match": functools.partial(mean_of, exact),
       },
       "main_metric": "f1",
       "baseline": "no answer",
       "trivial": lambda those: [[""] * len(those)],
-      "right": lambda found, label: best_of(same, [found], [label]) == 1,
+      "right": exact,
     }
   return Task(
     name=name,
@@ -357,14 +350,11 @@ def _example(asked: dict, text: str, path: pathlib.Path) -> Example:
   if not isinstance(question, str) or not isinstance(text, str):
     raise UserError(f"{where}: it, or its text, is not text")
   answers = [] if asked.get("is_impossible") else asked["answers"]
-  label = []
-  for answer in answers:
-    found, begin = answer["text"], answer["answer_start"]
-    there = text[begin : begin + len(found)] if begin >= 0 else ""
-    if not found or there != found:
+  label = [[answer["text"], answer["answer_start"]] for answer in answers]
+  for found, begin in label:
+    if not found or begin < 0 or not text.startswith(found, begin):
       raise UserError(
         f"{where}: the answer {found!r:.60} is not in its text at character"
         f" {begin}"
       )
-    label.append([found, begin])
   return Example((question, text), label, str(asked["id"]))

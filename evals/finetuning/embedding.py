@@ -9,15 +9,14 @@ second halves of texts by their first halves.
 
 import collections
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-
-import numpy as np
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from antlm_jax.data import readers, text_files
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import own, retrieval
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.task import Suite, Task
+from antlm_jax.evals.finetuning.task import Suite, Task, mean_of
 from antlm_jax.settings import setting
 
 
@@ -48,17 +47,21 @@ def pairs(
   Raises a UserError if there are none, one has no text, or they differ in their
   number of texts.
   """
-  columns = [options.query_column, options.positive_column]
-  columns += options.negative_column
-  for column in columns:
-    if columns.count(column) > 1:
+  columns = {}  # and the options that name them
+  for column, option in (
+    (options.query_column, "query_column"),
+    (options.positive_column, "positive_column"),
+    *((column, "negative_column") for column in options.negative_column),
+  ):
+    if column in columns:
       raise UserError(
         f"column {column!r} is given twice: --query_column, --positive_column"
         " and --negative_column must differ"
       )
+    columns[column] = option
   corpus = text_files.find([data])
   sets = {
-    split: list(_records(sources, options))
+    split: list(_records(sources, columns))
     for split in ("train", "dev", "test")
     if (sources := getattr(corpus, split))
   }
@@ -124,21 +127,18 @@ def _task(
   return retrieval.task(
     **own.of_sets(data, sets, asked),
     head=retrieval.Towers(towers.temperature, prompts),
-    metrics={"ndcg": retrieval.METRICS["ndcg"], "accuracy": _accuracy},
+    metrics={
+      "ndcg": retrieval.METRICS["ndcg"],
+      "accuracy": functools.partial(mean_of, retrieval.first_is_right),
+    },
     also=("accuracy",),
   )
 
 
-def _accuracy(predictions, labels) -> float:
-  """Share of queries whose first document is relevant."""
-  return float(np.mean([*map(retrieval.first_is_right, predictions, labels)]))
-
-
-def _records(sources: Sequence[str], options: Options) -> Iterator[Example]:
+def _records(
+  sources: Sequence[str], columns: Mapping[str, str]
+) -> Iterator[Example]:
   """Yields (query, positive, negatives ...); a value may be a list of texts."""
-  columns = {options.query_column: "query_column"}
-  columns |= {options.positive_column: "positive_column"}
-  columns |= dict.fromkeys(options.negative_column, "negative_column")
   for source in sources:
     for where, values in readers.records(source, columns):
       lists = [v if isinstance(v, list) else [v] for v in values]

@@ -19,8 +19,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import Options
-from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
-from antlm_jax.runtime import files as io
+from antlm_jax.evals.finetuning.task import Predicted, Suite, Task, records
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,12 +30,6 @@ class Format:
   metric: str = "accuracy"
   classes: tuple[str, ...] = ("0", "1")  # their names in the files
   evaluations: tuple[str, ...] = ()  # names of further evaluation sets
-
-  @property
-  def fields(self) -> list[str]:
-    """Fields of a line that its texts contain."""
-    parts = (part for text in self.texts for part in Formatter().parse(text))
-    return [field for _, field, _, _ in parts if field]
 
 
 # Texts as in both years' pipelines, in their order.
@@ -115,14 +108,10 @@ def texts_2024(found: Mapping[str, Predicted]) -> dict[str, str]:
 
 def texts_2025(found: Mapping[str, Predicted]) -> dict[str, str]:
   """Files of finetune/run.py, which has one evaluation set."""
-  lines = [
-    f"{metric}: {score}"
-    for those in found.values()
-    for metric, score in those.scores.items()
-  ]
+  (scores,) = (those.scores for those in found.values())
   return {
     "predictions.json": json.dumps(_predictions(found)),
-    "results.txt": "\n".join(lines),
+    "results.txt": "\n".join(f"{n}: {score}" for n, score in scores.items()),
   }
 
 
@@ -218,37 +207,26 @@ OF_2025 = Suite(
 
 
 def load(
-  paths: Mapping[str, pathlib.Path], format: Format, split: str
+  paths: Mapping[str, pathlib.Path], form: Format, split: str
 ) -> list[Example]:
   """Reads the examples of `train`, or of an evaluation set by its name.
 
   Raises a UserError if a line is not an example.
   """
-  path = paths[split]
-  records = io.read_jsonl(path, "examples")
-  if path.suffix == ".tsv":
-    plain = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    records = io.read_csv(path, "examples", **plain)
-  return [
-    _example(fields, format, f"{split}_{i}", f"{path}, line {number}")
-    for i, (number, fields) in enumerate(records)
-  ]
-
-
-def _example(fields: dict, format: Format, name: str, where: str) -> Example:
-  if None in fields:  # as the csv module has it
-    raise UserError(f"{where}: more columns than the first line names")
-  for needed in (*format.fields, "label"):
-    if needed not in fields:
-      raise UserError(f"{where}: no field {needed!r}")
-    if needed != "label" and not isinstance(fields[needed], str):
-      raise UserError(f"{where}: the field {needed!r} is not text")
+  parts = (part for text in form.texts for part in Formatter().parse(text))
+  texts = [field for _, field, _, _ in parts if field]
   # A label is a word, or a number, also in quotes.
-  label, classes = fields["label"], format.classes
-  known = {str(number): number for number in range(len(classes))}
-  known |= {word: number for number, word in enumerate(classes)}
-  if str(label) not in known:
-    among = ", ".join(known)
-    raise UserError(f"{where}: the label {label!r:.60} is not one of {among}")
-  texts = tuple(text.format_map(fields) for text in format.texts)
-  return Example(texts, known[str(label)], name)
+  known = {str(number): number for number in range(len(form.classes))}
+  known |= {word: number for number, word in enumerate(form.classes)}
+  out = []
+  for where, fields in records(paths[split], texts, csv.QUOTE_NONE):
+    if "label" not in fields:
+      raise UserError(f"{where}: the field 'label' is absent")
+    if (label := str(fields["label"])) not in known:
+      raise UserError(
+        f"{where}: the label {fields['label']!r:.60} is not one of"
+        f" {', '.join(known)}"
+      )
+    made = tuple(text.format_map(fields) for text in form.texts)
+    out.append(Example(made, known[label], f"{split}_{len(out)}"))
+  return out

@@ -11,8 +11,8 @@ import functools
 import itertools
 import math
 import pathlib
-from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -31,9 +31,10 @@ from antlm_jax.evals.finetuning.task import (
   Task,
   dev_and_test,
   held_out,
+  mean_of,
+  records,
   require,
 )
-from antlm_jax.runtime import files as io
 from antlm_jax.settings import setting
 
 TOP = 10  # documents that are ranked
@@ -79,7 +80,6 @@ class Towers(Head):
 
   def encode(self, loaded, examples, max_length) -> Rows:
     """Makes rows `[n, S, T]` of training examples, or `[n, T]` of texts."""
-    apart = len(examples[0].texts)
     query, document = self.prompts
     texts = []
     for example in examples:
@@ -88,12 +88,11 @@ class Towers(Head):
       texts += [((query if asks else document) + first,)]
       texts += [(document + text,) for text in others]
     tokens, lengths, cut = batching.framed(loaded, texts, max_length)
-    if apart > 1:
+    if (apart := len(examples[0].texts)) > 1:
       tokens = tokens.reshape(len(examples), apart, -1)
       lengths = lengths.reshape(len(examples), apart)
-    queries = [e for e in examples if e.label is not None]
+    asked = [e for e in examples if e.label is not None] or examples
     labels = np.zeros(len(tokens), np.int32)  # unused
-    asked = queries or examples
     return Rows(tokens, lengths, labels, False, asked, examples, cut)
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
@@ -128,8 +127,7 @@ def ranked(
 
 def ndcg(found: Sequence[str], relevant: Mapping[str, float]) -> float:
   """NDCG@10 of a ranking, as in trec_eval: the gain is the relevance itself."""
-  best = sorted(relevant.values(), reverse=True)
-  return _ratio([relevant.get(name, 0) for name in found], best)
+  return _ratio([relevant.get(name, 0) for name in found], relevant.values())
 
 
 def ndcg_of_ranked(found: Sequence[str], relevant: Mapping[str, float]):
@@ -139,11 +137,11 @@ def ndcg_of_ranked(found: Sequence[str], relevant: Mapping[str, float]):
   were missed, and relevance is 0 or 1.
   """
   gains = [float(relevant.get(name, 0) >= 1) for name in found]
-  return _ratio(gains, sorted(gains, reverse=True))
+  return _ratio(gains, gains)
 
 
-def _ratio(gains: Sequence[float], ideal: Sequence[float]) -> float:
-  best = _discounted(ideal)
+def _ratio(gains: Sequence[float], possible: Iterable[float]) -> float:
+  best = _discounted(sorted(possible, reverse=True))
   return _discounted(gains) / best if best else 0.0
 
 
@@ -154,11 +152,7 @@ def _discounted(gains: Sequence[float]) -> float:
 
 
 def _mean(score, pool: str, predictions, labels) -> float:
-  each = (
-    score(found[pool], relevant)
-    for found, relevant in zip(predictions, labels, strict=True)
-  )
-  return float(np.mean(list(each)))
+  return mean_of(score, [found[pool] for found in predictions], labels)
 
 
 METRICS = {
@@ -179,29 +173,27 @@ class Options:
 
 # Files to train, choose and test on. If the first two are the same, a twentieth
 # of its queries is held out to choose on.
-SPLITS = {
-  "nfcorpus": ("train", "dev", "test"),
-  "scifact": ("train", "train", "test"),
-  "msmarco": ("pairs.jsonl", "dev", "test"),
-  "nq": ("pairs.jsonl", "dev", "test"),
-  "mldr": ("pairs.jsonl", "dev", "test"),
+_DEV_AND_TEST = "qrels/dev.tsv", "qrels/test.tsv"
+FILES = {
+  "nfcorpus": ("qrels/train.tsv", *_DEV_AND_TEST),
+  "scifact": ("qrels/train.tsv", "qrels/train.tsv", "qrels/test.tsv"),
+  "msmarco": ("pairs.jsonl", *_DEV_AND_TEST),
+  "nq": ("pairs.jsonl", *_DEV_AND_TEST),
+  "mldr": ("pairs.jsonl", *_DEV_AND_TEST),
 }
-SCORES = dev_and_test(SPLITS)
+SCORES = dev_and_test(FILES)
 
 
 def make(folder, name: str, attention: str, options: Options) -> Task:
-  """Makes a task, a key of `SPLITS`, of the files in a folder.
+  """Makes a task, a key of `FILES`, of the files in a folder.
 
   Raises a UserError if one is missing.
   """
   inside = pathlib.Path(folder, "retrieval", name)
   if not inside.is_dir():
     inside = pathlib.Path(folder, name)
-  sets = dict(zip(("train", *SCORES[name]), SPLITS[name], strict=True))
-  paths = {
-    split: inside / (part if "." in part else f"qrels/{part}.tsv")
-    for split, part in sets.items()
-  }
+  sets = zip(("train", *SCORES[name]), FILES[name], strict=True)
+  paths = {split: inside / file for split, file in sets}
   files = inside / "corpus.jsonl", inside / "queries.jsonl", *paths.values()
   return task(
     name=name,
@@ -265,23 +257,20 @@ def load(
   `paths` are the files of judgements, or of pairs, by split. Raises a UserError
   if a file cannot be read, or names a text that no other file has.
   """
-  path, train = paths[split], split == "train"
+  path = paths[split]
   if path.suffix == ".jsonl":
-    found = []
-    for number, line in io.read_jsonl(path, "pairs"):
-      where = f"{path}, line {number}"
-      pair = tuple(_field(line, n, where) for n in ("anchor", "positive"))
-      if not all(text.strip() for text in pair):
+    columns = "anchor", "positive"
+    pairs = list(records(path, columns))
+    for where, pair in pairs:
+      if not all(pair[column].strip() for column in columns):
         raise UserError(f"{where}: a text is empty")
-      found.append(Example(pair, None, str(number)))
-    return found
+    return [Example((p["anchor"], p["positive"]), id=w) for w, p in pairs]
   queries = _texts(folder / "queries.jsonl")
   documents = _texts(folder / "corpus.jsonl")
   relevant = _relevant(path, queries, documents)
   if list(paths.values()).count(path) > 1:
-    parts = held_out(list(relevant.items()))
-    relevant = dict(parts[0] if train else parts[1])
-  if train:
+    relevant = dict(held_out(list(relevant.items()))[split != "train"])
+  if split == "train":
     return [
       Example((queries[query], documents[name]), None, f"{query} {name}")
       for query, wanted in relevant.items()
@@ -295,47 +284,36 @@ def load(
 def _texts(path: pathlib.Path) -> dict[str, str]:
   """Reads texts by id, each after its title, if it has one."""
   out = {}
-  for number, line in io.read_jsonl(path, "texts"):
-    where = f"{path}, line {number}"
-    text = _field(line, "text", where)
-    if title := line.get("title"):
-      text = f"{title}. {text}"
+  for where, line in records(path, ("_id", "text")):
+    name, text, title = line["_id"], line["text"], line.get("title")
+    text = f"{title}. {text}" if title else text
     if not text.strip():
       raise UserError(f"{where}: the text is empty")
-    name = _field(line, "_id", where)
     if name in out:
       raise UserError(f"{where}: another line has the _id {name!r:.60}, too")
     out[name] = text
   return out
 
 
-def _field(line: Mapping[str, Any], name: str, where: str) -> str:
-  if not isinstance(line.get(name), str):
-    raise UserError(f"{where}: the field {name!r} is absent, or is not text")
-  return line[name]
-
-
 def _relevant(
-  path: pathlib.Path, queries: Container[str], documents: Container[str]
+  path: pathlib.Path, queries: Mapping, documents: Mapping
 ) -> dict[str, dict[str, float]]:
   """Reads the relevance of each query's documents."""
   out: dict[str, dict[str, float]] = {}
-  columns = ("query-id", "corpus-id", "score")
-  for number, line in io.read_csv(path, "judgements", delimiter="\t"):
-    where = f"{path}, line {number}"
-    try:
-      query, document, score = (line[column] for column in columns)
-      score = float(score)
-    except (KeyError, TypeError, ValueError) as error:
-      raise UserError(f"{where}: not {', '.join(columns)}") from error
-    if len(line) > len(columns) or not math.isfinite(score):
-      raise UserError(f"{where}: not {', '.join(columns)}")
+  for where, line in records(path, ("query-id", "corpus-id", "score")):
+    query, document, score = line["query-id"], line["corpus-id"], line["score"]
     for name, known in ((query, queries), (document, documents)):
       if name not in known:
         raise UserError(
           f"{where}: {name!r:.60} is in no other file of {path.parents[1]}"
         )
-    out.setdefault(query, {})[document] = score
+    try:
+      relevance = float(score)
+    except ValueError:
+      relevance = math.nan
+    if not math.isfinite(relevance):
+      raise UserError(f"{where}: the score {score!r:.60} is not a number")
+    out.setdefault(query, {})[document] = relevance
   if not out:
     raise UserError(f"{path} holds no judgements")
   return out

@@ -4,15 +4,17 @@ A `Head` is the model's side: it makes rows of examples, stands on the encoder,
 and has the loss and the predictions. A saved model keeps its head. A `Task` is
 the data's side: where the examples come from, and how predictions are measured
 and written. A `Suite` makes tasks by name. A new kind of task is one file, such
-as `tagging`, and its suite's row in `presets.PRESETS`.
+as `tagging`, and its suite's row in `presets.PRESETS`. Functions that
+several kinds of task use are at the end of this file.
 """
 
 import abc
+import csv
 import dataclasses
 import math
 import operator
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -22,6 +24,7 @@ import numpy as np
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.inference.model import Loaded
+from antlm_jax.runtime import files as io
 
 Params = dict[str, jax.Array]
 Predictions = Sequence[Any]  # one for each example, as plain JSON
@@ -244,6 +247,35 @@ def require(name: str, path: pathlib.Path) -> pathlib.Path:
   if not path.is_file():
     raise UserError(f"{name} is absent: {path} does not exist")
   return path
+
+
+def records(
+  path: pathlib.Path, texts: Sequence[str], quoting: int = csv.QUOTE_MINIMAL
+) -> Iterator[tuple[str, dict[str, Any]]]:
+  """Yields the place of each record of a file, jsonl or tsv, and its fields.
+
+  Raises a UserError if one of the fields `texts` is absent or is not text.
+  """
+  rows = io.read_jsonl(path, "examples")
+  if path.suffix == ".tsv":
+    rows = io.read_csv(path, "examples", delimiter="\t", quoting=quoting)
+  for number, fields in rows:
+    where = f"{path}, line {number}"
+    if None in fields:  # as the csv module has it
+      raise UserError(f"{where}: more columns than the first line names")
+    for name in texts:
+      if not isinstance(fields.get(name), str):
+        problem = "is not text" if name in fields else "is absent"
+        raise UserError(f"{where}: the field {name!r} {problem}")
+    yield where, fields
+
+
+def mean_of(
+  score: Callable[[Any, Any], float], predictions: Predictions, labels: Sequence
+) -> float:
+  """Returns the mean of each prediction's score, from it and its label."""
+  pairs = zip(predictions, labels, strict=True)
+  return float(np.mean([score(*pair) for pair in pairs]))
 
 
 def held_out(
