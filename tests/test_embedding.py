@@ -80,29 +80,29 @@ def test_files_of_pairs(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("row", "negatives", "words"),
+  ("row", "columns", "words"),
   [
-    ({"positive": " "}, (), "line 1: no text to read"),
-    ({"positive": ["b", "c"]}, (), "not one query and one"),
-    ({}, (), "choose one with --positive_column"),
-    ({"positive": "b", "no": []}, ("no",), "more texts in --negative_colu"),
+    ({"positive": " "}, {}, "line 1: no text to read"),
+    ({"positive": ["b", "c"]}, {}, "not one query and one"),
+    ({}, {}, "choose one with --positive_column"),
+    ({"positive": "b", "no": []}, {"negative": "no"}, "more texts in --negati"),
+    (
+      {"positive": "b"},
+      {"positive": "query"},
+      "query_column=query, --positive_",
+    ),
+    ({"positive": "b"}, {"negative": "positive"}, "=positive must differ"),
   ],
 )
-def test_bad_pairs_are_told(tmp_path, row, negatives, words):
+def test_bad_pairs_are_told(tmp_path, row, columns, words):
   fine = {"query": "a", "positive": "b", "no": "c"}
   data = write(tmp_path / "my.jsonl", [{"query": "a"} | row, fine])
-  options = embedding.Options(negative_column=negatives)
+  options = embedding.Options(
+    positive_column=columns.get("positive", "positive"),
+    negative_column=tuple(filter(None, [columns.get("negative")])),
+  )
   with pytest.raises(UserError, match=words):
     pairs(data, options)
-
-
-@pytest.mark.parametrize(
-  "columns", [{"positive_column": "query"}, {"negative_column": ("positive",)}]
-)
-def test_a_column_that_is_given_twice(tmp_path, columns):
-  data = write(tmp_path / "my.jsonl", [{"query": "a", "positive": "b"}])
-  with pytest.raises(UserError, match="is given twice: --query_column"):
-    pairs(data, embedding.Options(**columns))
 
 
 def test_texts_alone_are_their_own_pairs(tmp_path):

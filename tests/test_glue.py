@@ -1,6 +1,7 @@
 """Tasks: their metrics, their head, and GLUE's files."""
 
 import dataclasses
+import functools
 import json
 import math
 
@@ -17,30 +18,26 @@ from antlm_jax.evals.finetuning.classification import Classifier, Linear
 from antlm_jax.evals.finetuning.task import Predicted
 from tests import real
 
+ABC = ("a", "b", "c")
 
-def test_metrics_are_their_definitions():
+
+def test_metrics_are_scikit_learns():
+  metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
   draw = np.random.default_rng(0)
-  for _ in range(20):
-    x, y = draw.random((2, 50)) < draw.random((2, 1))
-    tp, tn = (x & y).sum(), (~x & ~y).sum()
-    fp, fn = (x & ~y).sum(), (~x & y).sum()
-    x, y = x.astype(np.int32), y.astype(np.int64)
-    assert classification.accuracy(x, y) == pytest.approx((tp + tn) / 50)
-    if tp:
-      precision, recall = tp / (tp + fp), tp / (tp + fn)
-      harmonic = 2 / (1 / precision + 1 / recall)
-      assert classification.f1(x, y) == pytest.approx(harmonic)
-    sides = math.prod(map(float, (tp + fp, tp + fn, tn + fp, tn + fn)))
-    if sides:
-      expected = (float(tp) * tn - float(fp) * fn) / math.sqrt(sides)
-      assert classification.mcc(x, y) == pytest.approx(expected)
-
-
-def test_metrics_of_constant_predictions():
-  y, none, every = np.array([0, 0, 1]), np.zeros(3, int), np.ones(3, int)
-  assert classification.mcc(every, y) == classification.mcc(none, y) == 0
-  assert classification.f1(every, y) == pytest.approx(0.5)
-  assert classification.f1(none, none) == 0
+  drawn = (draw.random((40, 2, 50)) < draw.random((40, 2, 1))).astype(int)
+  some, none, every = drawn[0, 0], np.zeros(50, int), np.ones(50, int)
+  for x, y in [*drawn, (none, some), (every, some), (some, every)]:
+    expected = {
+      "accuracy": metrics.accuracy_score(y, x),
+      "f1": metrics.f1_score(y, x, zero_division=0),
+      "mcc": metrics.matthews_corrcoef(y, x),
+    }
+    found = {name: of(x, y) for name, of in classification.BINARY.items()}
+    assert found == pytest.approx(expected)
+  assert classification.mcc(none, none) == classification.f1(none, none) == 0
+  for x, y in draw.integers(0, 4, (20, 2, 9)):
+    expected = metrics.f1_score(y, x, average="macro", zero_division=0)
+    assert classification.macro_f1(x, y) == pytest.approx(expected)
 
 
 def test_pools_skip_padding():
@@ -55,30 +52,26 @@ def test_pools_skip_padding():
       np.testing.assert_allclose(got[b], vector, rtol=1e-6)
 
 
-def with_norms(x, p):
-  def norm(x):
-    x = x - x.mean(-1, keepdims=True)
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
-
-  x = norm(gelu(norm(x) @ p["dense/kernel"] + p["dense/bias"]))
-  return x @ p["classes/kernel"] + p["classes/bias"]
+def normed(x):
+  x = x - x.mean(-1, keepdims=True)
+  return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
 
 
-def plain(x, p):
-  x = gelu(x @ p["dense/kernel"] + p["dense/bias"])
-  return x @ p["classes/kernel"] + p["classes/bias"]
-
-
-def gelu(x):
-  return x * np.vectorize(lambda v: 0.5 * (1 + math.erf(v / math.sqrt(2))))(x)
+def two_layers(x, p, norm=lambda x: x):
+  x = norm(x) @ p["dense/kernel"] + p["dense/bias"]
+  x *= np.vectorize(lambda v: 0.5 * (1 + math.erf(v / math.sqrt(2))))(x)
+  return norm(x) @ p["classes/kernel"] + p["classes/bias"]
 
 
 @pytest.mark.parametrize(
   ("head", "reference"),
   [
-    (Classifier(("a", "b", "c"), "last", dropout=0.5), with_norms),
-    (Classifier(("a", "b", "c"), "last", dropout=0.5, norms=False), plain),
-    (Linear(("a", "b", "c"), "last"), lambda x, p: x @ p["classes/kernel"]),
+    (
+      Classifier(ABC, "last", dropout=0.5),
+      functools.partial(two_layers, norm=normed),
+    ),
+    (Classifier(ABC, "last", dropout=0.5, norms=False), two_layers),
+    (Linear(ABC, "last"), lambda x, p: x @ p["classes/kernel"]),
   ],
 )
 def test_heads_are_what_they_say(head, reference):
@@ -119,18 +112,19 @@ def test_empty_places_weigh_nothing():
   assert got == pytest.approx(expected, rel=1e-5)
 
 
+PAIR = {"sentence1": "a", "sentence2": "b"}
 LINES = {  # fields of a line, and the texts that they make
   "boolq": ({"question": "q", "passage": "p"}, ("q", "p")),
   "cola": ({"sentence": "s"}, ("s",)),
   "mnli": ({"premise": "p", "hypothesis": "h"}, ("p", "h")),
-  "mrpc": ({"sentence1": "a", "sentence2": "b"}, ("a", "b")),
+  "mrpc": (PAIR, ("a", "b")),
   "multirc": (
     {"paragraph": "p", "question": "q", "answer": "a"},
     ("Question: q Answer: a", "p"),
   ),
   "qnli": ({"question": "q", "sentence": "s"}, ("q", "s")),
   "qqp": ({"question1": "a", "question2": "b"}, ("a", "b")),
-  "rte": ({"sentence1": "a", "sentence2": "b"}, ("a", "b")),
+  "rte": (PAIR, ("a", "b")),
   "sst2": ({"sentence": "s"}, ("s",)),
   "wsc": (
     {"text": "t", "span1_text": "Tom", "span2_text": "he"},
@@ -184,9 +178,8 @@ def test_all_tasks_load_in_the_official_form(tmp_path):
     scores += task.evaluations
   assert tuple(scores) == glue.SCORES and len(scores) == 11
   main = {task.name: task.main_metric for task in every(tmp_path)}
-  assert main.pop("cola") == "mcc"
-  assert main.pop("mrpc") == main.pop("qqp") == "f1"
-  assert set(main.values()) == {"accuracy"}
+  others = {"cola": "mcc", "mrpc": "f1", "qqp": "f1"}
+  assert main == dict.fromkeys(LINES, "accuracy") | others
 
 
 def test_names():
@@ -257,12 +250,12 @@ def test_what_presets_set(tmp_path, attention):
 
 
 def test_prediction_files_of_both_years():
-  examples = {"mnli": [Example((), 1, "mnli_0"), Example((), 2, "mnli_1")]}
-  examples["mnli-mm"] = [Example((), 0, "mnli-mm_0")]
+  matched = [Example((), 1, "mnli_0"), Example((), 2, "mnli_1")]
+  mismatched = [Example((), 0, "mnli-mm_0")]
   scores = {"accuracy": 0.5, "f1": 2 / 3, "mcc": 0.0}
   found = {
-    "mnli": Predicted(examples["mnli"], [1, 0], scores),
-    "mnli-mm": Predicted(examples["mnli-mm"], [2], scores),
+    "mnli": Predicted(matched, [1, 0], scores),
+    "mnli-mm": Predicted(mismatched, [2], scores),
   }
   matched = [{"id": "mnli_0", "pred": 1}, {"id": "mnli_1", "pred": 0}]
   texts = glue.texts_2024(found)
@@ -274,8 +267,7 @@ def test_prediction_files_of_both_years():
     "mnli-mm/predictions.txt": "index\tprediction\n0\t2\n",
   }
   del found["mnli-mm"]
-  texts = glue.texts_2025(found)
-  assert texts == {
+  assert glue.texts_2025(found) == {
     "predictions.json": '{"mnli": {"predictions": [{"id": "mnli_0", "pred": 1},'
     ' {"id": "mnli_1", "pred": 0}]}}',
     "results.txt": "accuracy: 0.5\nf1: 0.6666666666666666\nmcc: 0.0",
@@ -331,15 +323,12 @@ GOOD = '{"sentence": "a", "label": 1}'
   [
     (GOOD + "\n{", r"cola.train.jsonl, line 2: not JSON"),
     ("\n[1]", "line 2: not a JSON object"),
-    (GOOD.replace('"a"', "null"), "line 1: the field 'sentence' is not text"),
     (GOOD.replace('"a"', "5"), "line 1: the field 'sentence' is not text"),
     (GOOD.replace("1", "0.7"), "line 1: the label 0.7 is not one of 0, 1"),
     (GOOD.replace("1", "NaN"), "line 1: the label nan is not one of 0, 1"),
-    (GOOD.replace("1", "1e999"), "line 1: the label inf is not one of 0, 1"),
     (GOOD.replace("1", "[1]"), r"line 1: the label \[1\] is not one of 0, 1"),
     ('{"sentence": "a"}', "line 1: the field 'label' is absent"),
     ('{"label": 1}', "line 1: the field 'sentence' is absent"),
-    (GOOD.replace("1", "2"), "line 1: the label 2 is not one of 0, 1"),
     (GOOD.replace("1", '"x"'), "line 1: the label 'x' is not one of 0, 1"),
     (GOOD.replace("1", "null"), "line 1: the label None is not one of 0, 1"),
   ],

@@ -73,41 +73,25 @@ def test_a_split_that_is_absent_is_told(tmp_path):
     tagging.make(tmp_path, "conll", "bidirectional")
 
 
-def random_labels(draw, form, sentences=1000):
-  for _ in range(sentences):
-    size = draw.integers(1, 12)
-    # Mostly O, as in text; any label may follow any.
-    some = draw.integers(0, len(form.classes), size)
-    yield np.where(draw.random(size) < 0.5, 0, some).tolist()
-
-
-@pytest.fixture(scope="module")
-def answers():
-  draw, form = np.random.default_rng(0), tagging.FORMATS["conll"]
-  labels = list(random_labels(draw, form))
-  wrong = random_labels(draw, form)
-  predictions = [
-    np.where(draw.random(len(x)) < 0.7, x, np.resize(w, len(x))).tolist()
-    for x, w in zip(labels, wrong, strict=True)
-  ]
-  return form.classes, predictions, labels
-
-
-def test_entity_f1_is_seqevals(answers):
-  metrics = pytest.importorskip("seqeval.metrics", reason="the hf extra")
-  classes, predictions, labels = answers
-  named = [[[classes[c] for c in s] for s in x] for x in (labels, predictions)]
-  found = tagging.entity_f1(*answers)
-  assert 0.2 < found < 0.9
-  assert found == pytest.approx(metrics.f1_score(*named), abs=1e-12)
-
-
-def test_sentence_f1_is_the_mean_of_scikit_learns(answers):
+def test_the_measures_are_seqevals_and_scikit_learns():
+  seqeval = pytest.importorskip("seqeval.metrics", reason="the hf extra")
   metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
-  _, predictions, labels = answers
+  draw, classes = np.random.default_rng(0), tagging.FORMATS["conll"].classes
+  labels, predictions = [], []
+  for size in draw.integers(1, 12, 1000):
+    # Mostly O, as in text; any label may follow any.
+    some = draw.integers(0, len(classes), (2, size))
+    label, other = np.where(draw.random((2, size)) < 0.5, 0, some)
+    found = np.where(draw.random(size) < 0.7, label, other)
+    labels.append(label.tolist())
+    predictions.append(found.tolist())
+  named = [[[classes[c] for c in s] for s in x] for x in (labels, predictions)]
+  found = tagging.entity_f1(classes, predictions, labels)
+  assert 0.2 < found < 0.9
+  assert found == pytest.approx(seqeval.f1_score(*named), abs=1e-12)
   each = [
-    metrics.f1_score(y, x, average="macro")
-    for x, y in zip(predictions, labels, strict=True)
+    metrics.f1_score(*one, average="macro")
+    for one in zip(labels, predictions, strict=True)
   ]
   found = tagging.sentence_f1(predictions, labels)
   assert found == pytest.approx(np.mean(each), abs=1e-12)

@@ -6,21 +6,18 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+# Lucene's defaults: the weight of a word's repetitions, and the penalty of long
+# documents.
+_K1, _B = 1.2, 0.75
+
 
 def scores(
-  queries: Sequence[str],
-  documents: Sequence[str],
-  k1: float = 1.2,
-  b: float = 0.75,
+  queries: Sequence[str], documents: Sequence[str]
 ) -> Iterator[np.ndarray]:
   """Yields each query's scores of all documents, float32 `[documents]`.
 
-  A word is letters, digits and underscores, in lower case: there are no stems,
-  and none is left out. Its weight is Lucene's, which is never below 0.
-
-  Args:
-    k1: How much it counts that a word occurs again.
-    b: How much less it counts in a document that is long.
+  A word is letters, digits and underscores, in lower case. Words are neither
+  stemmed nor left out. Their weight is Lucene's, which is never below 0.
   """
   ids: dict[str, int] = {}
   found = [collections.Counter(_words(text)) for text in documents]
@@ -31,10 +28,10 @@ def scores(
   at = _flat([number] * len(one) for number, one in enumerate(found))[order]
   often = _flat(one.values() for one in found)[order]
   lengths = np.array([one.total() for one in found])
-  norm = 1 - b + b * lengths / max(1, lengths.mean())
+  norm = 1 - _B + _B * lengths / max(1, lengths.mean())
   there = np.diff(starts)
   weight = np.log1p((len(found) - there + 0.5) / (there + 0.5))
-  gains = (k1 + 1) * often / (often + k1 * norm[at])
+  gains = (_K1 + 1) * often / (often + _K1 * norm[at])
   gains = (np.repeat(weight, there) * gains).astype(np.float32)
   for query in queries:
     total = np.zeros(len(found), np.float32)

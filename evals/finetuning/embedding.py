@@ -47,18 +47,14 @@ def pairs(
   Raises a UserError if there are none, one has no text, or they differ in their
   number of texts.
   """
-  columns = {}  # and the options that name them
-  for column, option in (
-    (options.query_column, "query_column"),
-    (options.positive_column, "positive_column"),
-    *((column, "negative_column") for column in options.negative_column),
-  ):
-    if column in columns:
-      raise UserError(
-        f"column {column!r} is given twice: --query_column, --positive_column"
-        " and --negative_column must differ"
-      )
-    columns[column] = option
+  columns = dict.fromkeys(options.negative_column, "negative_column")
+  query, positive = options.query_column, options.positive_column
+  columns = {query: "query_column", positive: "positive_column"} | columns
+  if len(columns) < 2 + len(options.negative_column):
+    raise UserError(
+      f"--query_column={query}, --positive_column={positive} and"
+      f" --negative_column={','.join(options.negative_column)} must differ"
+    )
   corpus = text_files.find([data])
   sets = {
     split: list(_records(sources, columns))

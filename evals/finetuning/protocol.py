@@ -9,7 +9,8 @@ are float32.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 
 from antlm_jax.evals.finetuning import (
   answering,
@@ -18,7 +19,6 @@ from antlm_jax.evals.finetuning import (
   retrieval,
   tagging,
 )
-from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.task import Suite, Task, dev_and_test, split_of
 
 TEXTS: Mapping[str, tuple[str, ...]] = {
@@ -33,17 +33,10 @@ def _classification(
 ) -> Task:
   paths = glue.find(folder, name)
   form = dataclasses.replace(glue.FORMATS[name], texts=TEXTS[name])
-
-  def load(split: str) -> Sequence[Example]:
-    return split_of(
-      split,
-      train=lambda: glue.load(paths, form, "train"),
-      test=lambda: glue.load(paths, form, name),
-    )
-
+  load = functools.partial(glue.load, paths, form)
   return classification.task(
     name,
-    load,
+    lambda split: split_of(split, lambda: load("train"), lambda: load(name)),
     SCORES[name],
     options.classifier(form.classes, attention),
     files=(paths["train"], paths[name]),

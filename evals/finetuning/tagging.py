@@ -205,7 +205,7 @@ def make(folder, name: str, attention: str) -> Task:
   found = {}
   for split, names in zip(("train", *SCORES[name]), form.files, strict=True):
     paths = [pathlib.Path(folder, name) for name in names]
-    there = next((path for path in paths if path.is_file()), paths[0])
+    there = next(filter(pathlib.Path.is_file, paths), paths[0])
     found[split] = require(split, there)
   return Task(
     name=name,

@@ -278,14 +278,12 @@ def mean_of(
   return float(np.mean([score(*pair) for pair in pairs]))
 
 
-def held_out(
-  examples: Sequence[Any], kept: float = 0.95, seed: int = 42
-) -> tuple[list, list]:
+def held_out(examples: Sequence[Any], kept: float = 0.95) -> tuple[list, list]:
   """Divides a training set in two, as Hugging Face's datasets library does.
 
   The first part, a share `kept`, is trained on; the second chooses the epoch.
   """
-  order = np.random.default_rng(seed).permutation(len(examples))
+  order = np.random.default_rng(42).permutation(len(examples))
   count = len(examples) - math.floor(kept * len(examples))
   train, left_out = order[count:], order[:count]
   return [examples[i] for i in train], [examples[i] for i in left_out]
