@@ -82,6 +82,13 @@ def train_args(workdir, data, *overrides: str) -> list[str]:
   ]
 
 
+def score(run, data, output: pathlib.Path, *options: str, task: str) -> dict:
+  """Scores a task of zero-shot evaluation; returns the summary."""
+  where = f"--checkpoint={run}", f"--data={data}", f"--output={output}"
+  main("evals.score", f"--task={task}", *where, *options)
+  return summary(output)
+
+
 def settings(data, *overrides: str) -> config.Config:
   """The configuration of such a run."""
   return config.load(QUICK, train_args("unused", data, *overrides)[2:])

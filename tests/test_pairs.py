@@ -13,7 +13,6 @@ import pytest
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.evals import blimp, results
-from antlm_jax.evals import ewok as ewok_command
 from antlm_jax.evals.zero_shot import ewok, pipelines
 from antlm_jax.evals.zero_shot.choices import Results
 from antlm_jax.evals.zero_shot.command import TASKS
@@ -26,16 +25,21 @@ from tests import random_models, real, runs
 run = random_models.run(max_seq_len=128)
 
 
-ASKED = types.SimpleNamespace(paradigms=False)
+GOOD = '{"sentence_good": "Tom sat .", "sentence_bad": "Tom hills ."}'
 
 
-def write_pairs(folder, *names, **fields):
+def write_pairs(folder, *names):
   folder.mkdir(exist_ok=True)
   for name in names:
     groups = toy_english.minimal_pairs(name, 3).values()
-    lines = [json.dumps(pair | fields) for ps in groups for pair in ps]
+    lines = [json.dumps(pair) for pairs in groups for pair in pairs]
     (folder / name).write_text("\n".join(lines) + "\n")
   return folder
+
+
+def items_of(output):
+  lines = (output / "items.jsonl").read_text().splitlines()
+  return [json.loads(line) for line in lines]
 
 
 def test_blimp_command(run, loaded, tmp_path):
@@ -45,14 +49,9 @@ def test_blimp_command(run, loaded, tmp_path):
   done = runs.run("evals.blimp", *where, *how)
   assert done.returncode == 0, done.stderr
   output = run / "evals" / "pairs" / f"{random_models.STEP}-causal"
-  assert sorted(p.name for p in output.iterdir()) == [
-    "items.jsonl",
-    "summary.json",
-  ]
-  lines = (output / "items.jsonl").read_text().splitlines()
-  items = [json.loads(line) for line in lines]
+  assert {p.name for p in output.iterdir()} == {"items.jsonl", "summary.json"}
+  items, summary = items_of(output), runs.summary(output)
   assert len(items) == 40
-  summary = json.loads((output / "summary.json").read_text())
   for item in items[:3]:
     good, bad = scoring.score(loaded, item["choices"], "causal")
     assert item["scores"] == pytest.approx([good, bad], abs=1e-3)
@@ -76,16 +75,21 @@ def test_a_log_shows_progress_in_lines(capsys):
   assert lines == [f"scoring: batch {done}/3" for done in (1, 2, 3)]
 
 
-def results_of(*rows, temperatures=(1.0,)):
+def results_of(*rows, temperatures=(1.0,), terms=None):
   """Results of rows (UID, score of the good choice, of the bad one)."""
-  found = [
-    pair("", f"good {i}", f"bad {i}", str(i), {"UID": uid})
-    for i, (uid, _, _) in enumerate(rows)
-  ]
+  found = []
+  for i, (uid, _, _) in enumerate(rows):
+    groups = {"UID": uid} | ({"linguistics_term": terms[uid]} if terms else {})
+    found.append(pair("", f"good {i}", f"bad {i}", str(i), groups))
   both = [
     [np.broadcast_to(row[i], len(temperatures)) for row in rows] for i in (1, 2)
   ]
   return Results(found, np.array(both), temperatures)
+
+
+def table(summary, paradigms=False):
+  asked = types.SimpleNamespace(paradigms=paradigms)
+  return TASKS["blimp"].table(summary, asked).splitlines()
 
 
 def test_ties_are_wrong_and_counted():
@@ -104,82 +108,42 @@ def test_the_best_temperature_is_found():
 
 
 def test_pairs_without_a_uid_take_the_file_name(tmp_path):
-  line = '{"sentence_good": "a", "sentence_bad": "b"}\n'
-  (tmp_path / "hypernym.jsonl").write_text(line + "\n" + line)
+  (tmp_path / "hypernym.jsonl").write_text(f"{GOOD}\n{GOOD}")
   found = minimal_pairs(tmp_path)
   assert [(p.uid, p.term) for p in found] == [("hypernym", "")] * 2
-  both = np.stack([np.ones((2, 1)), np.zeros((2, 1))])
-  summary = Results(found, both, (1.0,)).summary()
-  table = TASKS["blimp"].table(summary, ASKED)
-  assert "hypernym" in table and "100.00" in table
+  lines = table(results_of(("hypernym", 1, 0)).summary())
+  assert lines[3].split() == ["hypernym", "1", "100.00"]
 
 
 def test_the_summary_comes_first_and_paradigms_on_request():
+  rows = ("x", 1, 0.5), ("y", 0, 0.5), ("z", 1, 0.5)
   terms = {"x": "island", "y": "island", "z": "binding"}
-  found = [
-    pair("", "a", "b", "0", {"UID": uid, "linguistics_term": term})
-    for uid, term in terms.items()
+  summary = results_of(*rows, terms=terms).summary()
+  lines = table(summary)
+  assert [" ".join(line.split()) for line in lines[1:]] == [
+    "mean over UIDs 3 66.67",
+    "mean over pairs 3 66.67",
+    "binding 1 100.00",
+    "island 2 50.00",
+    "--paradigms shows all 3 UIDs",
   ]
-  both = np.stack([[[1.0], [0.0], [1.0]], np.full((3, 1), 0.5)])
-  summary = Results(found, both, (1.0,)).summary()
-  lines = TASKS["blimp"].table(summary, ASKED).splitlines()
-  assert [line.split() for line in lines[1:5]] == [
-    ["mean", "over", "UIDs", "3", "66.67"],
-    ["mean", "over", "pairs", "3", "66.67"],
-    ["binding", "1", "100.00"],
-    ["island", "2", "50.00"],
-  ]
-  assert lines[5:] == ["--paradigms shows all 3 UIDs"]
-  every = TASKS["blimp"].table(summary, types.SimpleNamespace(paradigms=True))
-  rows = [line.split()[0] for line in every.splitlines()[3:]]
-  assert rows == ["binding", "z", "island", "x", "y"]
+  names = [line.split()[0] for line in table(summary, paradigms=True)[3:]]
+  assert names == ["binding", "z", "island", "x", "y"]
 
 
-def counts(found):
-  return dict(collections.Counter(pair.uid for pair in found))
-
-
-# The sizes by UID are those that collate_preds.py of evaluation-pipeline-2025
-# asks for.
-
-
-def test_blimp_on_the_real_files(tmp_path):
-  folder = real.unpacked("blimp_filtered", tmp_path)
-  sizes = counts(minimal_pairs(folder / "blimp_filtered"))
-  assert len(sizes) == 67 and sum(sizes.values()) == 59_875
-  assert sizes["superlative_quantifiers_2"] == 986
-  assert sizes["determiner_noun_agreement_irregular_1"] == 681
-
-
-def test_the_supplement_on_the_real_files(tmp_path):
-  folder = real.unpacked("blimp_supplement_filtered", tmp_path)
-  found = minimal_pairs(folder / "blimp_supplement_filtered")
-  assert counts(found) == {
-    "hypernym": 842,
-    "qa_congruence_easy": 64,
-    "qa_congruence_tricky": 165,
-    "subject_aux_inversion": 3867,
-    "turn_taking": 280,
-  }
-
-
-def test_ewok_on_the_real_file(tmp_path):
-  folder = real.unpacked("ewok", tmp_path) / "ewok"
-  assert counts(ewok.read(folder)) == {
-    "agent-properties": 2210,
-    "social-relations": 1548,
-    "physical-relations": 818,
-    "material-dynamics": 770,
-    "physical-interactions": 556,
-    "spatial-relations": 490,
-    "social-properties": 328,
-    "quantitative-properties": 314,
-    "social-interactions": 294,
-    "material-properties": 170,
-    "physical-dynamics": 120,
-  }
-  assert len(ewok.read(folder, unfiltered=True)) == 2 * 4374
-  assert len(ewok.read(folder, limit=2)) == 2 * 11
+@pytest.mark.parametrize(
+  ("name", "read", "uids", "total", "largest"),
+  [  # as collate_preds.py of evaluation-pipeline-2025 asks for
+    ("blimp_filtered", minimal_pairs, 67, 59_875, 986),
+    ("blimp_supplement_filtered", minimal_pairs, 5, 5218, 3867),
+    ("ewok", ewok.read, 11, 7618, 2210),
+  ],
+)
+def test_sizes_of_the_real_files(tmp_path, name, read, uids, total, largest):
+  found = read(real.unpacked(name, tmp_path) / name)
+  sizes = collections.Counter(item.uid for item in found)
+  assert (len(sizes), sizes.total()) == (uids, total)
+  assert max(sizes.values()) == largest
 
 
 EWOK = """\
@@ -190,10 +154,10 @@ c-d,direct,swap,swap,Tom sits.,Tom rests.,The zeppelin sits.,Tom sat.
 WORDS = "tom ca n't sit . can not rest the dog 's here no , it sat sits rests"
 
 
-def write_ewok(folder, text=EWOK, vocabulary=WORDS):
+def write_ewok(folder):
   folder.mkdir()
-  (folder / "ewok_test.csv").write_text(text)
-  (folder / "vocab.txt").write_text("\n".join(vocabulary.split()))
+  (folder / "ewok_test.csv").write_text(EWOK)
+  (folder / "vocab.txt").write_text("\n".join(WORDS.split()))
   return folder
 
 
@@ -213,11 +177,10 @@ def test_ewok_makes_two_pairs_of_a_row(tmp_path):
 @pytest.mark.slow
 def test_ewok_command(run, loaded, tmp_path, capsys):
   data, output = write_ewok(tmp_path / "ewok"), tmp_path / "out"
-  args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
-  ewok_command.main([*args, "--mode=mlm", "--pipeline=2024", "--unfiltered"])
+  how = "--mode=mlm", "--pipeline=2024", "--unfiltered"
+  summary = runs.score(run, data, output, *how, task="ewok")
   assert "4 items" in capsys.readouterr().out
-  lines = (output / "items.jsonl").read_text().splitlines()
-  items = [json.loads(line) for line in lines]
+  items = items_of(output)
   assert [item["uid"] for item in items] == ["a-b", "a-b", "c-d", "c-d"]
   expected = scoring.score(
     loaded,
@@ -229,7 +192,6 @@ def test_ewok_command(run, loaded, tmp_path, capsys):
   np.testing.assert_allclose(
     [item["scores"][0] for item in items], expected, atol=1e-3
   )
-  summary = json.loads((output / "summary.json").read_text())
   request = summary["request"]
   assert request["reduction"] == "mean" and request["unfiltered"]
   chosen = json.loads((output / "predictions.json").read_text())["ewok"]
@@ -241,34 +203,27 @@ def test_ewok_command(run, loaded, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-  ("text", "vocabulary", "message"),
+  ("file", "text", "message"),
   [
-    ("", WORDS, "no row of ewok_test.csv is left"),
-    (EWOK, "tom", "no row of ewok_test.csv is left"),
-    (EWOK.replace("a-b", ""), WORDS, "line 2: no text 'Domain'"),
-    (EWOK.replace("Target2", "X"), WORDS, "line 2: no text 'Target2'"),
+    ("ewok_test.csv", None, "cannot read .*ewok_test.csv"),
+    ("ewok_test.csv", "", "no row of ewok_test.csv is left"),
+    ("ewok_test.csv", EWOK.replace("a-b", ""), "line 2: no text 'Domain'"),
+    ("ewok_test.csv", EWOK.replace("Target2", "X"), "line 2: no text 'Target2"),
+    ("vocab.txt", None, "0 files vocab"),
+    ("vocab.txt", "tom", "no row of ewok_test.csv is left"),
   ],
 )
-def test_ewok_refuses_data(tmp_path, text, vocabulary, message):
-  folder = write_ewok(tmp_path / "ewok", text, vocabulary)
+def test_ewok_refuses_data(tmp_path, file, text, message):
+  folder = write_ewok(tmp_path / "ewok")
+  (folder / file).unlink() if text is None else (folder / file).write_text(text)
   with pytest.raises(UserError, match=message):
     ewok.read(folder)
 
 
-def test_ewok_needs_its_files(tmp_path):
-  folder = write_ewok(tmp_path / "ewok")
-  (folder / "vocab.txt").unlink()
-  with pytest.raises(UserError, match="0 files vocab"):
-    ewok.read(folder)
-  with pytest.raises(UserError, match=r"cannot read .*ewok_test.csv"):
-    ewok.read(tmp_path)
-
-
 def test_predictions_of_the_2025_pipeline(run, tmp_path):
   data, output = write_pairs(tmp_path / "pairs", "a.jsonl"), tmp_path / "out"
-  args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
-  blimp.main([*args, "--mode=mlm", "--temperature=1,9", "--pipeline=2025"])
-  summary = json.loads((output / "summary.json").read_text())
+  how = "--mode=mlm", "--temperature=1,9", "--pipeline=2025"
+  summary = runs.score(run, data, output, *how, task="blimp")
   best = summary["best_temperature"]
   shares = {
     row["temperature"]: 100 * row["macro_accuracy"]
@@ -276,11 +231,10 @@ def test_predictions_of_the_2025_pipeline(run, tmp_path):
   }
   report = (output / "best_temperature_report.txt").read_text()
   assert report.startswith(f"TEMPERATURE: {best:.2f}\n\n### FIELD ACCURACY\n")
-  assert "\n\n### UID ACCURACY\n" in report
-  assert "\n\n### LINGUISTICS_TERM ACCURACY\n" in report
-  assert report.endswith(
-    f"### AVERAGE ACCURACY\n{max(shares.values()):.2f}\n\n"
-  )
+  for title in ("UID", "LINGUISTICS_TERM"):
+    assert f"\n\n### {title} ACCURACY\n" in report
+  average = f"### AVERAGE ACCURACY\n{max(shares.values()):.2f}\n\n"
+  assert report.endswith(average)
   chosen = json.loads((output / "predictions.json").read_text())
   good = {item.choices[0].text for item in minimal_pairs(data)}
   right = [
@@ -293,23 +247,18 @@ def test_predictions_of_the_2025_pipeline(run, tmp_path):
 @pytest.mark.slow
 def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
   data, output = write_pairs(tmp_path / "pairs", "a.jsonl"), tmp_path / "out"
-  scored = []
-  score = scoring.score
-
-  def counted(*args, **options):
-    scored.append(1)
-    return score(*args, **options)
-
-  monkeypatch.setattr(scoring, "score", counted)
+  scored, score = [], scoring.score
+  monkeypatch.setattr(
+    scoring, "score", lambda *a, **k: scored.append(1) or score(*a, **k)
+  )
 
   def times(*extra):
     before = len(scored)
-    args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
-    blimp.main([*args, "--mode=causal", "--limit=4", *extra])
+    how = "--mode=causal", "--limit=4"
+    runs.score(run, data, output, *how, *extra, task="blimp")
     return len(scored) - before
 
-  assert times() == 1
-  assert times() == 0
+  assert [times(), times()] == [1, 0]
   assert "already scored" in capsys.readouterr().out
   assert times("--overwrite") == 1
   for extra, differs in (
@@ -322,13 +271,11 @@ def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
       times(extra)
     assert [times(extra, "--overwrite"), times(extra)] == [1, 0], extra
     assert times("--overwrite") == 1
-  summary = json.loads((output / "summary.json").read_text())
+  summary = runs.summary(output)
   del summary["request"]["params_digest"]  # as in earlier versions
   summary["request"]["params_crc32"] = 1
   (output / "summary.json").write_text(json.dumps(summary))
-  with pytest.raises(
-    UserError, match=r"another request \(limit, params_digest"
-  ):
+  with pytest.raises(UserError, match=r"request \(limit, params_digest"):
     times("--limit=3")
   assert [times(), times()] == [1, 0]
   write_pairs(data, "a.jsonl")  # the same pairs, written later
@@ -338,9 +285,6 @@ def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
     times()
   (output / "summary.json").write_text("{")
   assert times() == 1
-
-
-GOOD = '{"sentence_good": "Tom sat .", "sentence_bad": "Tom hills ."}'
 
 
 @pytest.mark.parametrize(
@@ -362,11 +306,6 @@ def test_damaged_pairs_are_told(tmp_path, text, message):
     minimal_pairs(tmp_path)
 
 
-def test_what_is_no_file_of_pairs_is_told(tmp_path):
-  with pytest.raises(UserError, match="no such folder"):
-    minimal_pairs(tmp_path / "absent")
-
-
 def test_a_line_of_pairs_may_hold_any_character(tmp_path):
   text = GOOD.replace("Tom sat", "Tom\u2028sat")
   (tmp_path / "x.jsonl").write_text(f"{text}\n{GOOD}\n", encoding="utf-8")
@@ -380,8 +319,7 @@ def test_a_sentence_too_long_leaves_nothing(run, tmp_path):
   data.mkdir()
   (data / "x.jsonl").write_text(GOOD.replace("Tom sat", "Tom " * 160))
   with pytest.raises(UserError, match="max_seq_len=128"):
-    args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
-    blimp.main([*args, "--mode=mlm"])
+    runs.score(run, data, output, "--mode=mlm", task="blimp")
   assert not output.exists()
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from antlm_jax.errors import UserError
 from antlm_jax.evals import score as score_command
 from antlm_jax.evals.zero_shot import age_of_acquisition, metrics
 from antlm_jax.evals.zero_shot.age_of_acquisition import Word
@@ -30,17 +31,14 @@ def write(folder, **files):
   return folder
 
 
-def score(run, data, *options, mode="causal"):
-  """Runs a command; returns its summary, predictions and report."""
+def score(run, data, task, *options, mode="causal"):
+  """Scores as the 2025 pipeline; returns summary, predictions and report."""
   output = data.parent / f"out{len(list(data.parent.iterdir()))}"
-  args = [f"--checkpoint={run}", f"--data={data}", f"--output={output}"]
-  score_command.main([*args, f"--mode={mode}", *options])
-  predictions, report = {}, ""
-  if (output / "predictions.json").exists():
-    predictions = json.loads((output / "predictions.json").read_text())
-  for path in output.glob("*report.txt"):
-    report = path.read_text()
-  summary = json.loads((output / "summary.json").read_text())
+  how = f"--mode={mode}", "--pipeline=2025", *options
+  summary = runs.score(run, data, output, *how, task=task)
+  predictions = output / "predictions.json"
+  predictions = predictions.exists() and json.loads(predictions.read_text())
+  report = "".join(path.read_text() for path in output.glob("*report.txt"))
   return summary, predictions, report
 
 
@@ -50,9 +48,6 @@ def chosen(predictions):
     uid: [one["pred"] for one in found["predictions"]]
     for uid, found in predictions.items()
   }
-
-
-# ------------------------------------------------------- tasks with choices
 
 
 def log_probability(loaded, context, text, mode="causal"):
@@ -70,6 +65,20 @@ def log_probability(loaded, context, text, mode="causal"):
   return total
 
 
+def judged(loaded, items, mode="causal"):
+  """Judges items (UID, [(context, text, prediction)]), the first text right.
+
+  Returns the predictions, and the share that is right, by UID.
+  """
+  best, right = {}, {}
+  for uid, choices in items:
+    found = [log_probability(loaded, c, t, mode) for c, t, _ in choices]
+    index = int(np.argmax(found))
+    best.setdefault(uid, []).append(choices[index][2])
+    right.setdefault(uid, []).append(index == 0)
+  return best, {uid: np.mean(values) for uid, values in right.items()}
+
+
 EWOK = [
   {"Domain": domain, "ContextType": "direct"}
   | {"ContextDiff": "swap", "TargetDiff": "swap"}
@@ -79,26 +88,22 @@ EWOK = [
 ]
 
 
-def test_ewok_as_the_pipelines_write_it(run, loaded, tmp_path):
+@pytest.mark.parametrize("whole", [(), ("--full_sentence_scores",)])
+def test_ewok_as_the_pipelines_write_it(run, loaded, tmp_path, whole):
   data = write(tmp_path / "ewok", a__b=EWOK[:2], c__d=EWOK[2:])
-  for whole in (False, True):
-    options = ["--pipeline=2025", *["--full_sentence_scores"] * whole]
-    summary, predictions, report = score(run, data, *options, "--task=ewok")
-    right, expected = ({"a-b": [], "c-d": []} for _ in range(2))
-    for row in EWOK:
-      context = row["Context1"]
-      completions = [" " + row["Target1"], " " + row["Target2"]]
-      if whole:
-        completions = [context + completion for completion in completions]
-        context = ""
-      found = [log_probability(loaded, context, c) for c in completions]
-      right[row["Domain"]].append(found[0] > found[1])
-      expected[row["Domain"]].append(completions[int(np.argmax(found))])
-    assert chosen(predictions) == expected
-    macro = np.mean([np.mean(r) for r in right.values()])
-    assert summary["macro_accuracy"] == macro and summary["pairs"] == 3
-    assert "### CONTEXT_TYPE ACCURACY\ndirect: " in report
-    assert report.endswith(f"### AVERAGE ACCURACY\n{100 * macro:.2f}\n\n")
+  summary, predictions, report = score(run, data, "ewok", *whole)
+  items = []
+  for row in EWOK:
+    context, texts = row["Context1"], [" " + row[f"Target{i}"] for i in (1, 2)]
+    if whole:
+      context, texts = "", [context + text for text in texts]
+    items.append((row["Domain"], [(context, text, text) for text in texts]))
+  best, right = judged(loaded, items)
+  assert chosen(predictions) == best
+  macro = np.mean([*right.values()])
+  assert summary["macro_accuracy"] == macro and summary["pairs"] == 3
+  assert "### CONTEXT_TYPE ACCURACY\ndirect: " in report
+  assert report.endswith(f"### AVERAGE ACCURACY\n{100 * macro:.2f}\n\n")
 
 
 COMPS = [
@@ -115,21 +120,17 @@ COMPS = [
 def test_comps(run, loaded, tmp_path, mode):
   files = {"comps_base": COMPS, "comps_wugs_dist__before": COMPS[1:]}
   data = write(tmp_path / "comps", **files)
-  options = "--pipeline=2025", "--task=comps"
-  summary, predictions, report = score(run, data, *options, mode=mode)
-  best = []
-  for row in COMPS:
-    found = [
-      (log_probability(loaded, p + " ", row["property_phrase"], mode), p)
-      for p in (row["prefix_acceptable"], row["prefix_unacceptable"])
-    ]
-    best.append(f"{max(found)[1]} {row['property_phrase']}")
-  assert chosen(predictions) == {"base": best, "wugs_dist_before": best[1:]}
-  good = [row["prefix_acceptable"] + " " for row in COMPS]
-  right = [*map(str.startswith, best, good)]
-  macro = np.mean([np.mean(right), np.mean(right[1:])])
-  assert summary["macro_accuracy"] == macro
-  assert f"\nwugs_dist_before: {100 * np.mean(right[1:]):.2f}\n" in report
+  summary, predictions, report = score(run, data, "comps", mode=mode)
+  items = []
+  for uid, rows in (("base", COMPS), ("wugs_dist_before", COMPS[1:])):
+    for good, bad, said in map(dict.values, rows):
+      choices = [(p + " ", said, f"{p} {said}") for p in (good, bad)]
+      items.append((uid, choices))
+  best, right = judged(loaded, items, mode)
+  assert chosen(predictions) == best
+  assert summary["macro_accuracy"] == np.mean([*right.values()])
+  line = f"\nwugs_dist_before: {100 * right['wugs_dist_before']:.2f}\n"
+  assert line in report
 
 
 def entities(count, seed):
@@ -146,19 +147,17 @@ def entities(count, seed):
 def test_entity_tracking(run, loaded, tmp_path):
   rows = {"ambiref": entities(7, 0), "regular": entities(4, 1)}
   data = write(tmp_path / "boxes", **rows)
-  asked = "--pipeline=2025", "--task=entity_tracking"
-  summary, predictions, report = score(run, data, *asked)
-  right, best = {}, {}
-  for name, items in rows.items():
-    for item in items:
-      uid = f"{name}_{item['numops']}_ops"
-      prefix, options = item["input_prefix"], item["options"]
-      found = [log_probability(loaded, prefix, option) for option in options]
-      index = int(np.argmax(found))
-      right.setdefault(uid, []).append(index == 0)
-      best.setdefault(uid, []).append(options[index])
+  summary, predictions, report = score(run, data, "entity_tracking")
+  best, right = judged(
+    loaded,
+    [
+      (f"{name}_{n % 2}_ops", [(x["input_prefix"], o, o) for o in x["options"]])
+      for name, items in rows.items()
+      for n, x in enumerate(items)
+    ],
+  )
   assert chosen(predictions) == best
-  shares = {uid: 100 * np.mean(values) for uid, values in right.items()}
+  shares = {uid: 100 * share for uid, share in right.items()}
   splits = {
     split: np.mean([shares[f"{split}_{n}_ops"] for n in (0, 1)])
     for split in ("regular", "ambiref")
@@ -186,8 +185,7 @@ def test_made_up_words_are_beside_what_people_say(run, loaded, tmp_path, task):
   texts = [(f"Tom {good} .\tTom {bad} .", x) for good, bad, x in asked]
   rows = [{"sentences": text, "ratio": ratio} for text, ratio in texts]
   data = write(tmp_path / "wug", wug=rows)
-  options = "--pipeline=2025", f"--task={task}", "--temperature=1,3"
-  summary, predictions, report = score(run, data, *options)
+  summary, predictions, report = score(run, data, task, "--temperature=1,3")
   shares, best = [], []
   for row in rows:
     forms = row["sentences"].split("\t")
@@ -224,9 +222,6 @@ def test_a_temperature_without_a_correlation_is_not_the_best():
   )
   assert np.isnan(found.macro).tolist() == [True, False, False]
   assert found.summary()["best_temperature"] == 1.0
-
-
-# ----------------------------------------------------------- a task of its own
 
 
 def counted(loaded, items, asked):
@@ -272,8 +267,9 @@ def test_help_describes_each_task(task, capsys):
     runs.main("evals.score", *[f"--task={task}"] * bool(task), "--help")
   said = capsys.readouterr().out
   about = (TASKS[task].about if task else score_command.__doc__).strip()
-  assert (
-    about in said and "command.Task" not in said and "see above" not in said
+  assert about in said
+  assert not any(
+    x in said for x in ("command.Task", "see above", "{pipelines}")
   )
   assert len(about) > 100 and max(map(len, about.splitlines())) <= 80
   assert all(f" {name} " in said for name in TASKS if not task)
@@ -282,19 +278,10 @@ def test_help_describes_each_task(task, capsys):
 def test_results_of_another_task_are_told(run, tmp_path):
   row = {"sentences": "Tom wugged .\tTom wug .", "ratio": 0.5}
   data = write(tmp_path / "wug", wug=[row, row])
-  where = f"--checkpoint={run}", f"--data={data}", f"--output={tmp_path / 'o'}"
-  runs.main("evals.score", *where, "--task=wug_adj", "--mode=causal")
-  line = runs.refused("evals.score", *where, "--task=wug_past", "--mode=causal")
-  assert "another request (task differ)" in line
-
-
-def test_ranks_of_equal_values_are_their_mean():
-  draw = np.random.default_rng(0)
-  for size in (1, 2, 30):
-    values = draw.integers(0, 9, size)
-    np.testing.assert_array_equal(metrics.ranks(values), rank(values))
-  assert metrics.spearman([1, 2, 3], [9, 9, 12]) == pytest.approx(0.75**0.5)
-  assert np.isnan(metrics.spearman([1, 2, 3], [5, 5, 5]))
+  asked = run, data, tmp_path / "out", "--mode=causal"
+  runs.score(*asked, task="wug_adj")
+  with pytest.raises(UserError, match=r"another request \(task differ\)"):
+    runs.score(*asked, task="wug_past")
 
 
 BOX = {"input_prefix": "A", "options": ["a", "b"]}
@@ -327,14 +314,14 @@ def test_data_of_another_form_is_told(tmp_path, task, name, row, message):
     (("--task=comps", "--pipeline=2024"), "2024 pipeline has no task comps"),
     (("--task=other",), "invalid choice: 'other'"),
     ((), "required: --task"),
+    (("--task=aoa", "--revisions=a=1,b=2"), "3 or more are needed"),
+    (("--task=aoa", "--revisions=chck_1M=1,chck_2M,chck_3M=3"), "3 or more"),
+    (("--task=aoa", "--revisions=1M=1,chck=2,3M=3"), "of words in 'chck'"),
   ],
 )
 def test_what_a_task_has_not_is_told(options, message):
   words = "--checkpoint=nowhere", "--data=nowhere", "--mode=causal"
   assert message in runs.refused("evals.score", *words, *options)
-
-
-# -------------------------------------------------------------- reading times
 
 
 TIMES = ("RTfirstfix", "RTfirstpass", "RTgopast", "RTrightbound")
@@ -412,9 +399,9 @@ def gain(rows, time, names):
 
 @pytest.mark.parametrize("mode", ["causal", "mlm", "mntp"])
 def test_reading_times(run, loaded, tmp_path, mode):
-  folder, options = tmp_path / "reading", ("--task=reading", "--pipeline=2025")
+  folder = tmp_path / "reading"
   rows = reading_data(folder)
-  summary, predictions, report = score(run, folder, *options, mode=mode)
+  summary, predictions, report = score(run, folder, "reading", mode=mode)
   for row in rows:
     text, before = row["item"] or "None", row["prev_item"]
     words = [(text, row["word"]), (before, row["prev_word"])]
@@ -436,9 +423,6 @@ def test_reading_times(run, loaded, tmp_path, mode):
     f"EYE TRACKING SCORE: {100 * summary['eye_tracking']:.2f}\n"
     f"SELF-PACED READING SCORE: {100 * summary['self_paced_reading']:.2f}\n"
   )
-
-
-# -------------------------------------------------------- age of acquisition
 
 
 def test_ages_of_curves_that_are_known():
@@ -504,17 +488,14 @@ def test_age_of_acquisition(run, loaded, tmp_path, monkeypatch):
   monkeypatch.setattr(
     age_of_acquisition, "load", lambda path: loads.append(path) or load(path)
   )
-  options = "--task=aoa", "--pipeline=2025", revisions
-  summary, _, _ = score(run, data, *options)
+  summary, _, _ = score(run, data, "aoa", revisions)
   # The first revision is the run's own step, which is there already.
   folders = [
     tmp_path / str(i) / f"checkpoints/{random_models.STEP}" for i in (2, 3)
   ]
   (path,) = tmp_path.glob("out*/surprisal.json")
-  where = f"--checkpoint={run}", f"--data={data}", f"--output={path.parent}"
-  runs.main(
-    "evals.score", *where, "--mode=causal", *options
-  )  # is there already
+  how = "--mode=causal", "--pipeline=2025", revisions
+  runs.score(run, data, path.parent, *how, task="aoa")  # is there already
   assert loads == folders
   assert summary["words"] == 2 and summary["correlation"] == 0.0
   assert summary["request"]["revisions"] == {
@@ -534,17 +515,3 @@ def test_age_of_acquisition(run, loaded, tmp_path, monkeypatch):
   for one, wanted in zip(found, expected, strict=True):
     assert one.pop("surprisal") == pytest.approx(wanted.pop("surprisal"), 1e-4)
     assert one == wanted
-
-
-@pytest.mark.parametrize(
-  ("revisions", "message"),
-  [
-    ("a=1,b=2", "3 or more are needed"),
-    ("chck_1M=1,chck_2M,chck_3M=3", "3 or more are needed"),
-    ("chck_1M=1,chck=2,chck_3M=3", "no number of words in 'chck'"),
-  ],
-)
-def test_revisions_are_named_by_words(revisions, message):
-  words = "--checkpoint=nowhere", "--data=nowhere", "--mode=causal"
-  words = "--task=aoa", f"--revisions={revisions}", *words
-  assert message in runs.refused("evals.score", *words)
