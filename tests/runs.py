@@ -118,6 +118,13 @@ def summary(workdir: pathlib.Path) -> dict:
   return json.loads((workdir / "summary.json").read_text())
 
 
+def write_lines(path: pathlib.Path, rows: list[dict]) -> pathlib.Path:
+  """Writes objects as lines of JSON; returns the path."""
+  path.parent.mkdir(exist_ok=True)
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return path
+
+
 def logged(workdir: pathlib.Path, name: str) -> dict[int, float]:
   """All that a run has recorded under a name, by step."""
   records = metrics.read_records(workdir)

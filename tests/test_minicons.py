@@ -16,10 +16,9 @@ from antlm_jax.hf import export
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference.model import load
 from antlm_jax.inference.scoring import score
-from tests import random_models, real
+from tests import hub, random_models, real
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
+pytest.importorskip("torch")
 pytest.importorskip("minicons")
 
 pytestmark = pytest.mark.slow  # half a minute
@@ -55,17 +54,8 @@ def exported(loaded, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def causal(exported):
-  path = exported["causal"]
-  model = transformers.AutoModelForCausalLM.from_pretrained(path)
-  return minicons_scorer(model, path, "causal")
-
-
-@pytest.fixture(scope="module")
-def masked(exported):
-  path = exported["bidirectional"]
-  model = transformers.AutoModelForMaskedLM.from_pretrained(path)
-  return minicons_scorer(model, path, "mlm")
+def contexts(sentences):
+  return [s for good in sentences[::2] for s in (good, good)][::-1]
 
 
 def summed(scores):
@@ -82,30 +72,25 @@ def equal(ours, theirs):
   assert np.ptp(theirs) > 1  # the model tells sentences apart
 
 
-def test_causal_sums(loaded, causal, sentences):
-  theirs = causal.sequence_score(sentences, reduction=summed, bos_token=True)
-  for how in ({}, pipelines.options("2024", "causal")):
+def test_causal_sums(loaded, exported, sentences, contexts):
+  path, late = exported["causal"], pipelines.options("2024", "causal")
+  model = minicons_scorer(hub.opened(path, "causal"), path, "causal")
+  theirs = model.sequence_score(sentences, reduction=summed, bos_token=True)
+  for how in ({}, late):
     equal(score(loaded, sentences, "causal", **how), theirs)
+  theirs = model.conditional_score(contexts, sentences, reduction=summed)
+  equal(score(loaded, sentences, "causal", contexts=contexts, **late), theirs)
 
 
-def test_causal_sums_in_a_context(loaded, causal, sentences):
-  contexts = [s for good in sentences[::2] for s in (good, good)][::-1]
-  theirs = causal.conditional_score(contexts, sentences, reduction=summed)
-  how = {"contexts": contexts} | pipelines.options("2024", "causal")
-  equal(score(loaded, sentences, "causal", **how), theirs)
-
-
-def test_pseudo_log_likelihoods(loaded, masked, sentences):
-  theirs = masked.sequence_score(sentences, reduction=summed)
+def test_masked_sums_and_the_means_of_the_2024_pipeline(
+  loaded, exported, sentences, contexts
+):
+  path, late = exported["bidirectional"], pipelines.options("2024", "mlm")
+  model = minicons_scorer(hub.opened(path, "bidirectional"), path, "mlm")
+  theirs = model.sequence_score(sentences, reduction=summed)
   equal(score(loaded, sentences, "mlm"), theirs)
-
-
-def test_means_as_the_2024_pipeline_asks_for_them(loaded, masked, sentences):
-  late = pipelines.options("2024", "mlm")
   choices = [f" {s}" for s in sentences]  # lm-eval's delimiter
-  theirs = masked.conditional_score(["</s>"] * len(choices), choices)
+  theirs = model.conditional_score(["</s>"] * len(choices), choices)
   equal(score(loaded, sentences, "mlm", **late), theirs)
-  contexts = [s for good in sentences[::2] for s in (good, good)][::-1]
-  theirs = masked.conditional_score(contexts, choices)
-  ours = score(loaded, sentences, "mlm", contexts=contexts, **late)
-  equal(ours, theirs)
+  theirs = model.conditional_score(contexts, choices)
+  equal(score(loaded, sentences, "mlm", contexts=contexts, **late), theirs)

@@ -29,11 +29,9 @@ GOOD = '{"sentence_good": "Tom sat .", "sentence_bad": "Tom hills ."}'
 
 
 def write_pairs(folder, *names):
-  folder.mkdir(exist_ok=True)
   for name in names:
     groups = toy_english.minimal_pairs(name, 3).values()
-    lines = [json.dumps(pair) for pairs in groups for pair in pairs]
-    (folder / name).write_text("\n".join(lines) + "\n")
+    runs.write_lines(folder / name, [one for pairs in groups for one in pairs])
   return folder
 
 
@@ -225,23 +223,19 @@ def test_predictions_of_the_2025_pipeline(run, tmp_path):
   how = "--mode=mlm", "--temperature=1,9", "--pipeline=2025"
   summary = runs.score(run, data, output, *how, task="blimp")
   best = summary["best_temperature"]
-  shares = {
-    row["temperature"]: 100 * row["macro_accuracy"]
-    for row in summary["by_temperature"]
-  }
+  top = max(100 * row["macro_accuracy"] for row in summary["by_temperature"])
   report = (output / "best_temperature_report.txt").read_text()
   assert report.startswith(f"TEMPERATURE: {best:.2f}\n\n### FIELD ACCURACY\n")
   for title in ("UID", "LINGUISTICS_TERM"):
     assert f"\n\n### {title} ACCURACY\n" in report
-  average = f"### AVERAGE ACCURACY\n{max(shares.values()):.2f}\n\n"
-  assert report.endswith(average)
+  assert report.endswith(f"### AVERAGE ACCURACY\n{top:.2f}\n\n")
   chosen = json.loads((output / "predictions.json").read_text())
   good = {item.choices[0].text for item in minimal_pairs(data)}
   right = [
     np.mean([p["pred"] in good for p in uid["predictions"]])
     for uid in chosen.values()
   ]
-  assert 100 * np.mean(right) == pytest.approx(shares[best])
+  assert 100 * np.mean(right) == pytest.approx(top)
 
 
 @pytest.mark.slow

@@ -1,13 +1,13 @@
 """Perplexity of texts and LAMBADA, beside lm-eval and slow loops."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 
 from antlm_jax import score
-from antlm_jax.data import toy_english
+from antlm_jax.data import document_store, toy_english
+from antlm_jax.data.prepared_folder import Manifest
 from antlm_jax.evals.zero_shot import lambada, perplexity, texts
 from antlm_jax.inference import scoring
 from antlm_jax.inference.scoring import Text
@@ -22,19 +22,14 @@ DOCUMENTS = [SENTENCES[0], " ".join(SENTENCES[1:4]), " ".join(SENTENCES[4:])]
 
 
 def predicted(loaded, documents, mode="causal"):
+  """The outcome, and the nats of each document."""
   asked = perplexity.Settings(data="x", mode=mode)
-  return perplexity.score(loaded, documents, asked)
+  found = perplexity.score(loaded, documents, asked)
+  return found, [line["nats"] for line in found.lines]
 
 
 def last_words(loaded, items, mode="causal"):
   return lambada.score(loaded, items, texts.Settings(data="x", mode=mode))
-
-
-def nats(outcome):
-  return [line["nats"] for line in outcome.lines]
-
-
-# -------------------------------------------------------------------- windows
 
 
 @pytest.mark.parametrize("length", [1, 9, 10, 11, 12, 57])
@@ -50,43 +45,30 @@ def test_every_token_is_scored_once(length, stride, mode):
     found += targets
     assert wanted.reads(part) <= 10
     before, end = targets[0] - part.tokens[0], part.tokens[-1]
-    # All that is before it, or as much as is promised.
-    assert part.tokens[0] == 0 or before >= (10 - stride) // (
-      2 - (mode == "causal")
-    )
+    # All that is before it, or as much as is promised; masked, after it too.
+    promised = (10 - stride) // (2 if mode == "mlm" else 1)
+    assert part.tokens[0] == 0 or before >= promised
     if mode == "mlm":
-      left = end - targets[-1]
-      assert end == length + 1 or left >= (10 - stride) // 2
+      assert end == length + 1 or end - targets[-1] >= promised
   assert found == list(range(1, length + 1))
 
 
 def test_a_short_text_has_the_sum_of_its_scores(loaded):
   for mode in scoring.MODES:
-    got = predicted(loaded, SENTENCES[:6], mode=mode)
+    _, nats = predicted(loaded, SENTENCES[:6], mode)
     expected = score(loaded, SENTENCES[:6], mode)
-    np.testing.assert_allclose(nats(got), -expected, rtol=1e-5)
+    np.testing.assert_allclose(nats, -expected, rtol=1e-5)
 
 
 def test_figures_are_their_definitions():
   found = perplexity.outcome(
     ["é b", " c\n"], [3, 2], np.array([4, 1.0]), np.array([1, 1])
   )
-  assert found.summary == pytest.approx(
-    {
-      "documents": 2,
-      "tokens": 5,
-      "words": 3,
-      "bytes": 7,
-      "nats_per_token": 1.0,
-      "token_perplexity": math.e,
-      "word_perplexity": math.exp(5 / 3),
-      "bits_per_byte": 5 / math.log(2) / 7,
-      "accuracy": 0.4,
-    }
-  )
-
-
-# -------------------------------------------------------------------- lm-eval
+  expected = {"documents": 2, "tokens": 5, "words": 3, "bytes": 7}
+  expected |= {"nats_per_token": 1.0, "token_perplexity": math.e}
+  expected |= {"word_perplexity": math.exp(5 / 3), "accuracy": 0.4}
+  expected |= {"bits_per_byte": 5 / math.log(2) / 7}
+  assert found.summary == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")
@@ -99,13 +81,8 @@ def theirs(loaded, tmp_path_factory):
 
   folder = tmp_path_factory.mktemp("hf")
   (path,) = export.export(loaded, folder / "hf", ("causal",))
-  return HFLM(
-    pretrained=str(path),
-    dtype="float32",
-    device="cpu",
-    batch_size=1,
-    max_length=LONGEST,
-  )
+  how = {"dtype": "float32", "device": "cpu", "max_length": LONGEST}
+  return HFLM(pretrained=str(path), batch_size=1, **how)
 
 
 def requests(kind, *args):
@@ -122,8 +99,8 @@ class TestLmEval:
     monkeypatch.setattr(theirs, "add_bos_token", False)
     asked = requests("loglikelihood_rolling", *((d,) for d in DOCUMENTS))
     found = theirs.loglikelihood_rolling(asked, disable_tqdm=True)
-    got = predicted(loaded, DOCUMENTS)
-    np.testing.assert_allclose(nats(got), -np.array(found), rtol=1e-6)
+    got, nats = predicted(loaded, DOCUMENTS)
+    np.testing.assert_allclose(nats, -np.array(found), rtol=1e-6)
     assert got.summary["tokens"] > 5 * LONGEST
     words = sum(len(d.split()) for d in DOCUMENTS)
     expected = math.exp(-sum(found) / words)
@@ -156,9 +133,6 @@ class TestLmEval:
     )
 
 
-# --------------------------------------------------------------------- lambada
-
-
 def test_a_last_word_behind_masks(loaded):
   tokenizer = loaded.tokenizer
   items = [("the dogs near", "xyzzy"), ("Tom", "sat")]
@@ -177,69 +151,51 @@ def test_a_last_word_behind_masks(loaded):
     assert line["correct"] == all(hits)
 
 
-# ----------------------------------------------------------------- what is read
-
-
-def summary_of(run, module, data, *options):
-  output = run.parent / f"out{len(list(run.parent.iterdir()))}"
-  args = f"--checkpoint={run}", f"--data={data}", f"--output={output}"
-  runs.main(module, *args, "--mode=causal", *options)
-  return json.loads((output / "summary.json").read_text())
-
-
 def test_the_same_texts_of_any_kind(run, loaded, prepared, tmp_path, capsys):
   """A prepared folder, whose tokenizer is another one, and its text."""
-  module = "antlm_jax.evals.perplexity"
-  found = summary_of(run, module, prepared)
-  manifest = json.loads((prepared / "manifest.json").read_text())
-  dev = manifest["splits"]["dev"]
-  counts = [found[name] for name in ("documents", "words", "bytes")]
-  assert counts == [dev["documents"], dev["words"], dev["text_bytes"]]
-  from antlm_jax.data import document_store
+  names = (tmp_path / str(i) for i in range(9))
 
+  def summary(data, *options):
+    how = "--mode=causal", *options
+    return runs.score(run, data, next(names), *how, task="perplexity")
+
+  found = summary(prepared)
+  dev = Manifest.load(prepared).splits["dev"]
+  counts = [found[name] for name in ("documents", "words", "bytes")]
+  assert counts == [dev.documents, dev.words, dev.text_bytes]
   those = list(document_store.read(prepared, "dev"))
-  ours = predicted(loaded, those).summary
+  ours = predicted(loaded, those)[0].summary
   assert {k: found[k] for k in ours} == pytest.approx(ours)
-  plain, lines = tmp_path / "dev.txt", tmp_path / "dev.jsonl"
+  plain = tmp_path / "dev.txt"
   plain.write_text("\n".join(those))
-  lines.write_text("".join(json.dumps({"body": t}) + "\n" for t in those))
+  lines = runs.write_lines(tmp_path / "dev.jsonl", [{"body": t} for t in those])
   for data, option in ((plain, "--documents=line"), (lines, "--column=body")):
-    again = summary_of(run, module, data, option)
+    again = summary(data, option)
     assert {k: again[k] for k in ours} == {k: found[k] for k in ours}
-  said = capsys.readouterr().out
-  assert f"{found['bits_per_byte']:.4f}" in said
-  few = summary_of(run, module, lines, "--column=body", "--limit=3")
-  assert few["documents"] == 3
+  assert f"{found['bits_per_byte']:.4f}" in capsys.readouterr().out
+  assert summary(lines, "--column=body", "--limit=3")["documents"] == 3
 
 
 def test_lambada_command(run, tmp_path, capsys):
-  data = tmp_path / "lambada.jsonl"
   rows = [{"text": " ".join(SENTENCES[i : i + 9])} for i in range(4)]
-  data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  found = summary_of(
-    run, "antlm_jax.evals.score", data, "--task=lambada", "--documents=line"
-  )
+  data = runs.write_lines(tmp_path / "lambada.jsonl", rows)
+  how = "--mode=causal", "--documents=line"
+  found = runs.score(run, data, tmp_path / "out", *how, task="lambada")
   assert found["texts"] == 4 and found["word_perplexity"] > 1
   assert "perplexity" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-  ("task", "row", "options", "message"),
+  ("task", "text", "options", "message"),
   [
-    (
-      "perplexity",
-      {"text": "a b"},
-      ("--column=b",),
-      "no column 'b' but 'text'",
-    ),
-    ("perplexity", {"text": " "}, (), "holds no text"),
-    ("perplexity", {"text": "a b"}, ("--stride=50",), "over the model's max"),
-    ("lambada", {"text": "word"}, (), "text 1: no two words in 'word'"),
+    ("perplexity", "a b", ("--column=b",), "no column 'b' but 'text'"),
+    ("perplexity", " ", (), "holds no text"),
+    ("perplexity", "a b", ("--stride=50",), "over the model's max"),
+    ("lambada", "word", (), "text 1: no two words in 'word'"),
   ],
 )
-def test_bad_texts(run, tmp_path, task, row, options, message):
-  data = tmp_path / "x.jsonl"
-  data.write_text(json.dumps(row) + "\n")
+def test_bad_texts(run, tmp_path, task, text, options, message):
+  data = runs.write_lines(tmp_path / "x.jsonl", [{"text": text}])
   args = f"--checkpoint={run}", f"--data={data}", "--mode=causal", *options
   line = runs.refused("antlm_jax.evals.score", f"--task={task}", *args)
   assert message in line

@@ -24,10 +24,8 @@ run = random_models.run(max_seq_len=128)
 
 def write(folder, **files):
   """Writes lists of objects as *.jsonl."""
-  folder.mkdir()
   for name, rows in files.items():
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    (folder / f"{name.replace('__', '-')}.jsonl").write_text(lines)
+    runs.write_lines(folder / f"{name.replace('__', '-')}.jsonl", rows)
   return folder
 
 
