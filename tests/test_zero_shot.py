@@ -86,24 +86,6 @@ EWOK = [
 ]
 
 
-@pytest.mark.parametrize("whole", [(), ("--full_sentence_scores",)])
-def test_ewok_as_the_pipelines_write_it(run, loaded, tmp_path, whole):
-  data = write(tmp_path / "ewok", a__b=EWOK[:2], c__d=EWOK[2:])
-  summary, predictions, report = score(run, data, "ewok", *whole)
-  items = []
-  for row in EWOK:
-    context, texts = row["Context1"], [" " + row[f"Target{i}"] for i in (1, 2)]
-    if whole:
-      context, texts = "", [context + text for text in texts]
-    items.append((row["Domain"], [(context, text, text) for text in texts]))
-  best, right = judged(loaded, items)
-  assert chosen(predictions) == best
-  macro = np.mean([*right.values()])
-  assert summary["macro_accuracy"] == macro and summary["pairs"] == 3
-  assert "### CONTEXT_TYPE ACCURACY\ndirect: " in report
-  assert report.endswith(f"### AVERAGE ACCURACY\n{100 * macro:.2f}\n\n")
-
-
 COMPS = [
   {"prefix_acceptable": good, "prefix_unacceptable": bad, "property_phrase": x}
   for good, bad, x in (
@@ -114,59 +96,77 @@ COMPS = [
 ]
 
 
-@pytest.mark.parametrize("mode", ["causal", "mlm"])
-def test_comps(run, loaded, tmp_path, mode):
-  files = {"comps_base": COMPS, "comps_wugs_dist__before": COMPS[1:]}
-  data = write(tmp_path / "comps", **files)
-  summary, predictions, report = score(run, data, "comps", mode=mode)
-  items = []
-  for uid, rows in (("base", COMPS), ("wugs_dist_before", COMPS[1:])):
-    for good, bad, said in map(dict.values, rows):
-      choices = [(p + " ", said, f"{p} {said}") for p in (good, bad)]
-      items.append((uid, choices))
-  best, right = judged(loaded, items, mode)
-  assert chosen(predictions) == best
-  assert summary["macro_accuracy"] == np.mean([*right.values()])
-  line = f"\nwugs_dist_before: {100 * right['wugs_dist_before']:.2f}\n"
-  assert line in report
-
-
-def entities(count, seed):
+def entities(count, seed, operations):
   draw = np.random.default_rng(seed)
   names = ["the dog", "the cat", "the tree", "nothing", "Tom and the hill"]
-  out = []
   for n in range(count):
     prefix = f"Box {n} contains {draw.choice(names)} . Box {n} has"
     options = [f" {o} ." for o in draw.permutation(names)[: 3 + n % 3]]
-    out.append({"input_prefix": prefix, "options": options, "numops": n % 2})
-  return out
+    row = {"input_prefix": prefix, "options": options}
+    yield row | {"numops": n % operations}
 
 
-def test_entity_tracking(run, loaded, tmp_path):
-  rows = {"ambiref": entities(7, 0), "regular": entities(4, 1)}
-  data = write(tmp_path / "boxes", **rows)
-  summary, predictions, report = score(run, data, "entity_tracking")
-  best, right = judged(
-    loaded,
-    [
-      (f"{name}_{n % 2}_ops", [(x["input_prefix"], o, o) for o in x["options"]])
-      for name, items in rows.items()
-      for n, x in enumerate(items)
-    ],
-  )
-  assert chosen(predictions) == best
-  shares = {uid: 100 * share for uid, share in right.items()}
-  splits = {
-    split: np.mean([shares[f"{split}_{n}_ops"] for n in (0, 1)])
-    for split in ("regular", "ambiref")
-  }
-  macro = (splits["regular"] + splits["ambiref"]) / 2
-  lines = [f"{name}: {value:.2f}" for name, value in (shares | splits).items()]
+def ewok_item(_, row):
+  texts = " " + row["Target1"], " " + row["Target2"]
+  return row["Domain"], [(row["Context1"], text, text) for text in texts]
+
+
+def comps_item(file, row):
+  good, bad, said = row.values()
+  choices = [(prefix + " ", said, f"{prefix} {said}") for prefix in (good, bad)]
+  return file.removeprefix("comps_").replace("__", "_"), choices
+
+
+def box_item(file, row):
+  choices = [(row["input_prefix"], text, text) for text in row["options"]]
+  return f"{file}_{row['numops']}_ops", choices
+
+
+BOXES = {"ambiref": [*entities(5, 0, 1)], "regular": [*entities(6, 1, 2)]}
+CHOICES = {
+  "ewok": (ewok_item, {"a__b": EWOK[:2], "c__d": EWOK[2:]}),
+  "comps": (
+    comps_item,
+    {"comps_base": COMPS, "comps_wugs_dist__before": COMPS[1:]},
+  ),
+  "entity_tracking": (box_item, BOXES),
+}
+WHOLE = "--full_sentence_scores"
+
+
+@pytest.mark.parametrize(
+  ("task", "mode", "options"),
+  [
+    ("ewok", "causal", ()),
+    ("ewok", "causal", (WHOLE,)),
+    ("comps", "causal", ()),
+    ("comps", "mlm", ()),
+    ("entity_tracking", "causal", ()),
+  ],
+)
+def test_choices_are_the_pipelines(run, loaded, tmp_path, task, mode, options):
+  item, rows = CHOICES[task]
+  data = write(tmp_path / "data", **rows)
+  summary, predictions, report = score(run, data, task, *options, mode=mode)
+  items = [item(file, row) for file in rows for row in rows[file]]
+  if options:
+    items = [(u, [("", c + t, c + t) for c, t, _ in of]) for u, of in items]
+  best, right = judged(loaded, items, mode)
+  assert chosen(predictions) == best and summary["pairs"] == len(items)
+  splits = {}
+  if task == "entity_tracking":
+    regular = np.mean([right[f"regular_{n}_ops"] for n in (0, 1)])
+    splits = {"regular": regular, "ambiref": right["ambiref_0_ops"]}
+  for split, share in splits.items():
+    assert summary[f"{split}_accuracy"] == pytest.approx(share)
+  macro = np.mean([*(splits or right).values()])
+  assert summary["macro_accuracy"] == pytest.approx(macro)
+  lines = [f"{name}: {100 * x:.2f}" for name, x in (right | splits).items()]
   assert report.startswith("TEMPERATURE: 1.00\n\n### UID ACCURACY\n")
-  average = f"\n### AVERAGE ACCURACY\n{macro:.2f}\n\n"
-  assert report.endswith("\n".join([*lines, average]))
-  assert summary["macro_accuracy"] == pytest.approx(macro / 100)
-  assert summary["ambiref_accuracy"] == pytest.approx(splits["ambiref"] / 100)
+  assert "\n".join(["### UID ACCURACY", *lines, "", "###"]) in report
+  assert report.endswith(f"### AVERAGE ACCURACY\n{100 * macro:.2f}\n\n")
+  by_context = "### CONTEXT_TYPE ACCURACY\ndirect: " in report
+  assert by_context == (task == "ewok")
 
 
 def rank(values):
@@ -290,7 +290,7 @@ BOX = {"input_prefix": "A", "options": ["a", "b"]}
   [
     ("comps", "comps", COMPS[0], "name is none of comps_base, comps_wugs"),
     ("comps", "comps_base", {}, "line 1: no text 'property_phrase'"),
-    ("entity_tracking", "x", entities(1, 0)[0], "name is none of regular"),
+    ("entity_tracking", "x", BOXES["regular"][0], "name is none of regular"),
     ("entity_tracking", "regular", {"input_prefix": "A"}, "no texts 'options'"),
     ("entity_tracking", "regular", BOX, "line 1: no number 'numops'"),
     ("wug_adj", "x", {"sentences": "a", "ratio": 1}, "line 1: no tab"),
