@@ -248,7 +248,11 @@ _GROUPS = {**_KINDS, **{section.group: section for section in _SECTIONS}}
 
 
 def default(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
-  """Returns every setting with its default, for an encoder or its name."""
+  """Returns every setting with its default, for an encoder or its name.
+
+  An encoder has its own defaults: a config file chooses it here, not by a later
+  change of `model.name`.
+  """
   if isinstance(encoder, str):
     encoder = models.ENCODERS[encoder]()
   return _config_dict(Config(model=encoder))
@@ -420,9 +424,15 @@ def _override(config: ConfigDict, override: str) -> str:
     raise UserError(f"--config.{key}: give a value, --config.{key}=VALUE")
   group, _, name = key.rpartition(".")
   if group in _KINDS and name == "name":
-    chosen = settings.to_dict(_KINDS[group][value]())
-    kept = {k: v for k, v in config[group].items() if k in chosen}
-    config[group] = ConfigDict(chosen | kept | {"name": value})
+    before, made = (
+      settings.to_dict(_KINDS[group][each]())
+      for each in (config[group].name, value)
+    )
+    # Of the settings that both have, those that the config changed stay.
+    for field, found in config[group].items():
+      if field in made and field != "name" and found != before[field]:
+        made[field] = found
+    config[group] = ConfigDict(made)
     return key
   node = config
   for part in key.split("."):

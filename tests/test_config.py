@@ -359,6 +359,12 @@ def test_a_name_brings_its_own_settings_and_keeps_common_ones():
   found = load("schedule.decay=1-sqrt", "schedule.name=wsd")
   common = {"peak_lr": 3e-3, "warmup_steps": 0.05}
   assert found.schedule == optim.WSD(**common, decay="1-sqrt")
+  encoder = load("model.name=ltg_bert").model
+  assert (encoder.name, encoder.width, encoder.dropout) == (
+    "ltg_bert",
+    128,
+    0.1,
+  )
 
 
 def test_old_runs_may_have_other_settings():
