@@ -1,6 +1,5 @@
 """Fine-tuning, its results as the command writes them, and their report."""
 
-import dataclasses
 import json
 
 import numpy as np
@@ -40,8 +39,8 @@ def write(
     predictions = {of: by_set[of].tolist() for of in sets}
     outcomes.append(Outcome(run, (epoch,), 1, predictions))
   head = classification.Classifier(("0", "1"), "first")
-  of = classification.task(name, None, sets, head, metric)
-  of = dataclasses.replace(of, **task)
+  task = {"main_metric": metric} | task
+  of = classification.task(name, None, sets, head, **task)
   examples = {
     n: [Example(("a",), int(y), f"{n}_{i}") for i, y in enumerate(LABELS)]
     for n in sets

@@ -206,14 +206,10 @@ def _labels(lead: int, start: int, stop: int, answer, after: int) -> list[int]:
   return out
 
 
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
-
-
 def normalized(text: str) -> list[str]:
   """Returns an answer's words, without case, punctuation and articles."""
-  plain = text.lower().translate(_NO_PUNCTUATION)
-  return _ARTICLES.sub(" ", plain).split()
+  plain = text.lower().translate(str.maketrans("", "", string.punctuation))
+  return re.sub(r"\b(a|an|the)\b", " ", plain).split()
 
 
 def word_f1(found: str, there: str) -> float:
@@ -278,7 +274,7 @@ def make(folder, name: str, attention: str, options: Options) -> Task:
   """Makes a task, a key of `FILES`, of the files in a folder.
 
   The dev set is a twentieth of the training set, and the test set is SQuAD's
-  validation set. Raises a UserError if a file is missing.
+  validation set.
   """
   paths = [require(name, pathlib.Path(folder, file)) for file in FILES[name]]
   train, test = (functools.partial(read, path) for path in paths)
@@ -294,10 +290,12 @@ def make(folder, name: str, attention: str, options: Options) -> Task:
       "right": lambda found, label: found["found"] == found["there"],
     }
   else:
-    windows, none = (options.stride, options.longest), options.null_score
     f1, exact = (functools.partial(closest, of) for of in (word_f1, same))
+    may_be_none = name != "squad"
     own = {
-      "head": Spans(*windows, may_be_none=name != "squad", null_score=none),
+      "head": Spans(
+        options.stride, options.longest, may_be_none, options.null_score
+      ),
       "metrics": {
         "f1": functools.partial(mean_of, f1),
         "exact_match": functools.partial(mean_of, exact),

@@ -179,22 +179,20 @@ def task(
   load: Callable[[str], Sequence[Example]],
   evaluations: Sequence[str],
   head: Linear,
-  main_metric: str = "accuracy",
-  **more,
+  **fields,
 ) -> Task:
   """Makes a classification task; only two classes have F1 and MCC.
 
-  The labels that `load` reads are indices of the head's. `more` are further
-  fields of the Task.
+  The labels that `load` reads are indices of the head's. `fields` are those of
+  the Task that differ from the usual ones.
   """
-  binary = len(head.labels) == 2
-  fields = {
-    "metrics": BINARY if binary else {"accuracy": accuracy},
+  usual = {
+    "metrics": BINARY if len(head.labels) == 2 else {"accuracy": accuracy},
+    "main_metric": "accuracy",
     "baseline": "one class",
     "trivial": one_class,
   }
-  about = name, load, tuple(evaluations), head
-  return Task(*about, main_metric=main_metric, **fields | more)
+  return Task(name, load, tuple(evaluations), head, **usual | fields)
 
 
 def one_class(examples: Sequence[Example]) -> Iterator[Predictions]:

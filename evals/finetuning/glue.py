@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from string import Formatter
 
 from antlm_jax.errors import UserError
@@ -128,38 +128,31 @@ def _predictions(found: Mapping[str, Predicted]) -> dict[str, dict]:
 
 
 def make(
-  folder,
-  name: str,
-  attention: str,
-  options: Options,
-  scores: Mapping[str, tuple[str, ...]] = SCORES_OF,
-  best_by_f1: bool = True,
-  texts: Callable[[Mapping[str, Predicted]], dict[str, str]] = texts_2024,
+  folder, name: str, attention: str, options: Options, year: int = 2024
 ) -> Task:
   """Makes a task, a key of `FORMATS`, of the files in a folder.
 
-  Evaluation sets that are not in `scores` are left out. If `best_by_f1`, F1
-  chooses the epoch of tasks of two classes, as in 2024; else the main metric
-  does. `texts` makes files of predictions. Raises a UserError if there is no
-  training set, or no evaluation set.
+  In 2024, F1 chooses the epoch of tasks of two classes, and MNLI is also
+  evaluated mismatched. In 2025, the main metric chooses the epoch.
   """
-  form, wanted = FORMATS[name], ("train", *scores[name])
-  paths = {s: p for s, p in find(folder, name).items() if s in wanted}
+  form, paths = FORMATS[name], find(folder, name)
+  if year == 2025:
+    paths = {split: paths[split] for split in ("train", name)}
+  by_f1 = year == 2024 and len(form.classes) == 2
   _, *evaluations = paths
   return classification.task(
     name,
     functools.partial(load, paths, form),
     evaluations,
     options.classifier(form.classes, attention),
-    form.metric,
-    best_by="f1" if best_by_f1 and len(form.classes) == 2 else form.metric,
-    texts=texts,
+    main_metric=form.metric,
+    best_by="f1" if by_f1 else form.metric,
+    texts=texts_2024 if year == 2024 else texts_2025,
     files=tuple(paths.values()),
   )
 
 
 _SEVEN = ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
-_SCORES_2025 = {name: (name,) for name in _SEVEN}
 # eval_finetuning.sh, and the defaults of finetune/run.py.
 _SETTINGS_2025 = {
   "lrs": (3e-5,),
@@ -195,10 +188,8 @@ OF_2024 = Suite(
 OF_2025 = Suite(
   "GLUE of 2025",
   "seven of them, with the settings of that year's pipeline",
-  _SCORES_2025,
-  functools.partial(
-    make, scores=_SCORES_2025, best_by_f1=False, texts=texts_2025
-  ),
+  {name: (name,) for name in _SEVEN},
+  functools.partial(make, year=2025),
   settings=(Options,),
   defaults={n: _SETTINGS_2025 | _OWN_2025.get(n, {}) for n in _SEVEN},
   folder="finetune-2025",

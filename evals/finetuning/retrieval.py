@@ -185,10 +185,7 @@ SCORES = dev_and_test(FILES)
 
 
 def make(folder, name: str, attention: str, options: Options) -> Task:
-  """Makes a task, a key of `FILES`, of the files in a folder.
-
-  Raises a UserError if one is missing.
-  """
+  """Makes a task, a key of `FILES`, of the files in a folder."""
   inside = pathlib.Path(folder, "retrieval", name)
   if not inside.is_dir():
     inside = pathlib.Path(folder, name)

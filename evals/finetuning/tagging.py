@@ -197,10 +197,7 @@ SCORES = dev_and_test(FORMATS)
 
 
 def make(folder, name: str, attention: str) -> Task:
-  """Makes a task, a key of `FORMATS`, of the files in a folder.
-
-  Raises a UserError if one is missing.
-  """
+  """Makes a task, a key of `FORMATS`, of the files in a folder."""
   form, classes = FORMATS[name], FORMATS[name].classes
   found = {}
   for split, names in zip(("train", *SCORES[name]), form.files, strict=True):
