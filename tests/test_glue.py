@@ -18,8 +18,6 @@ from antlm_jax.evals.finetuning.classification import Classifier, Linear
 from antlm_jax.evals.finetuning.task import Predicted
 from tests import real
 
-ABC = ("a", "b", "c")
-
 
 def test_metrics_are_scikit_learns():
   metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
@@ -40,18 +38,6 @@ def test_metrics_are_scikit_learns():
     assert classification.macro_f1(x, y) == pytest.approx(expected)
 
 
-def test_pools_skip_padding():
-  draw = np.random.default_rng(0)
-  hidden = draw.normal(size=(3, 5, 4)).astype(np.float32)
-  lengths = np.array([1, 3, 5], np.int32)
-  for b, n in enumerate(lengths):
-    expected = {"first": hidden[b, 0], "last": hidden[b, n - 1]}
-    expected["mean"] = hidden[b, :n].mean(axis=0)
-    for pool, vector in expected.items():
-      got = classification.pooled(*map(jnp.asarray, (hidden, lengths)), pool)
-      np.testing.assert_allclose(got[b], vector, rtol=1e-6)
-
-
 def normed(x):
   x = x - x.mean(-1, keepdims=True)
   return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
@@ -64,30 +50,32 @@ def two_layers(x, p, norm=lambda x: x):
 
 
 @pytest.mark.parametrize(
-  ("head", "reference"),
+  ("pool", "head", "reference"),
   [
-    (
-      Classifier(ABC, "last", dropout=0.5),
-      functools.partial(two_layers, norm=normed),
-    ),
-    (Classifier(ABC, "last", dropout=0.5, norms=False), two_layers),
-    (Linear(ABC, "last"), lambda x, p: x @ p["classes/kernel"]),
+    ("last", Classifier, functools.partial(two_layers, norm=normed)),
+    ("mean", functools.partial(Classifier, norms=False), two_layers),
+    ("first", Linear, lambda x, p: x @ p["classes/kernel"]),
   ],
 )
-def test_heads_are_what_they_say(head, reference):
+def test_heads_are_what_they_say(pool, head, reference):
+  head = head(("a", "b", "c"), pool)
   draw = np.random.default_rng(0)
   params = {
     name: draw.normal(size=value.shape).astype(np.float32)
     for name, value in head.init(jax.random.key(0), 16).items()
   }
   assert params.keys() == head.parameters(64).keys()
-  hidden = jnp.asarray(draw.normal(2, 3, (5, 4, 16)), jnp.float32)
-  lengths = jnp.array([4, 1, 3, 2, 4])
+  hidden = draw.normal(2, 3, (5, 4, 16)).astype(np.float32)
+  lengths = np.array([4, 1, 3, 2, 4])
   wide = {name: value.astype(np.float64) for name, value in params.items()}
-  x = np.asarray(hidden[np.arange(5), lengths - 1], np.float64)
-  got = head(params, hidden, lengths)
+  of = {"first": lambda x: x[0], "last": lambda x: x[-1]}
+  of["mean"] = lambda x: x.mean(axis=0)
+  rows = zip(hidden.astype(np.float64), lengths, strict=True)
+  x = np.array([of[pool](row[:length]) for row, length in rows])
+  got = head(params, *map(jnp.asarray, (hidden, lengths)))
   np.testing.assert_allclose(got, reference(x, wide), rtol=1e-4, atol=1e-4)
-  dropped = head(params, hidden, lengths, jax.random.key(0))
+  key = jax.random.key(0)
+  dropped = head(params, *map(jnp.asarray, (hidden, lengths)), key)
   assert (np.abs(dropped - got).max() > 0.1) == (head.kind == "classifier")
 
 
