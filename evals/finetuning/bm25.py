@@ -1,4 +1,4 @@
-"""Okapi BM25: documents by the words that they share with a query."""
+"""Okapi BM25 scores documents by the words that they share with a query."""
 
 import collections
 import re

@@ -1,10 +1,10 @@
-"""Embedders of your own texts: pairs that belong together, or texts alone.
+"""Embedders of your own texts: positive pairs, or texts alone.
 
-`pairs` learns from records of a query, a positive and maybe negatives (InfoNCE,
-with the other texts of the batch). `simcse` learns from texts alone: a positive
-pair is the same text twice, with different dropout (unsupervised SimCSE, arXiv
-2104.08821). The held-out tenth is ranked: positives by their queries, or the
-second halves of texts by their first halves.
+`pairs` learns from records of a query, a positive text and maybe negatives
+(InfoNCE, with the other texts of the batch as negatives, too). `simcse` learns
+from texts alone: a positive pair is the same text twice, with different dropout
+(unsupervised SimCSE, arXiv 2104.08821). In the held-out tenth, a query has to
+find its positive text, or the first half of a text the second half.
 """
 
 import collections
@@ -148,24 +148,23 @@ def _records(
 
 def _asked(examples: Sequence[Example]) -> list[Example]:
   """Makes queries of pairs, and documents of all their other texts."""
-  wanted = collections.defaultdict(dict)
-  for query, positive, *_ in (example.texts for example in examples):
-    wanted[query][positive] = 1.0
   texts = dict.fromkeys(text for e in examples for text in e.texts[1:])
   names = {text: f"d{i}" for i, text in enumerate(texts)}
+  wanted = collections.defaultdict(dict)
+  for query, positive, *_ in (example.texts for example in examples):
+    wanted[query][names[positive]] = 1.0
   queries = [
-    Example((query,), {names[text]: 1.0 for text in found}, f"q{i}")
-    for i, (query, found) in enumerate(wanted.items())
+    Example((query,), relevant, f"q{i}")
+    for i, (query, relevant) in enumerate(wanted.items())
   ]
   return queries + [Example((t,), None, name) for t, name in names.items()]
 
 
 def _halves(examples: Sequence[Example]) -> list[Example]:
   """Makes a query of each text's first half, and a document of its second."""
-  words = [example.texts[0].split() for example in examples]
-  halves = [
-    (" ".join(one[: len(one) // 2]), " ".join(one[len(one) // 2 :]))
-    for one in words
-    if len(one) > 1
-  ]
-  return _asked([Example(both) for both in halves])
+  halves = []
+  for example in examples:
+    words = example.texts[0].split()
+    if half := len(words) // 2:
+      halves += [Example((" ".join(words[:half]), " ".join(words[half:])))]
+  return _asked(halves)

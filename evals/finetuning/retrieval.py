@@ -44,7 +44,7 @@ _AT_ONCE = 256  # queries whose scores of all documents are in memory
 
 @dataclasses.dataclass(frozen=True)
 class Towers(Head):
-  """The mean over a text's tokens, of length 1, without parameters.
+  """Mean of a text's token states, scaled to length 1, without parameters.
 
   A training example is a query, its document, and maybe negatives. Otherwise an
   example is one text; a query's label is the relevance of its documents by id,
@@ -230,7 +230,7 @@ def first_is_right(found: Mapping, relevant: Mapping[str, float]) -> bool:
 
 
 def random_order(examples: Sequence[Example]) -> list[list[dict]]:
-  """One order of the relevant documents, the same for all queries."""
+  """Ranks the relevant documents in one random order for all queries."""
   names = sorted({name for example in examples for name in example.label})
   order = hashing.permute(np.arange(len(names)), len(names), 0)[:TOP]
   first = [names[i] for i in order]

@@ -74,7 +74,7 @@ class Tagger(Tags):
     return Rows(*made, np.stack(labels), True, examples, words, cut)
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[list[int]]:
-    """Returns each word's class: that of most of its tokens, or O without."""
+    """Returns each word's class: that of most of its tokens, or O if cut."""
     votes = [[collections.Counter() for _ in e.texts] for e in rows.examples]
     for found, of, counts in zip(reduced, rows.about, votes, strict=True):
       for label, word in zip(found.tolist(), of.tolist(), strict=True):
@@ -162,7 +162,7 @@ class Format:
   """Form of a set of sentences."""
 
   kinds: tuple[str, ...]  # of entities
-  files: tuple[tuple[str, ...], ...]  # of train, dev and test, under any name
+  files: tuple[tuple[str, ...], ...]  # names that train, dev and test may have
   word: int = 0  # column
   label: int = -1  # column
 
