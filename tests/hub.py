@@ -62,3 +62,21 @@ def our_logits(loaded, ids, mask, positions=None):
     positions = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
   hidden = loaded.model.encode(loaded.params, ids, positions, mask)
   return np.asarray(loaded.model.logits(loaded.params, hidden))
+
+
+def log_probability(model, ids, places, shift=1, mask_id=None) -> float:
+  """Sums log-probabilities of tokens, each by the logits `shift` before it.
+
+  With `mask_id`, each token is masked in a row of its own.
+  """
+  import torch
+
+  rows = torch.tensor([ids] * (1 if mask_id is None else len(places)))
+  each = range(len(places))
+  if mask_id is not None:
+    rows[each, places] = mask_id
+  with torch.no_grad():
+    found = model(rows).logits.double().log_softmax(dim=-1).numpy()
+  found = np.broadcast_to(found, (len(places), *found.shape[1:]))
+  tokens = [ids[at] for at in places]
+  return found[each, np.array(places) - shift, tokens].sum()

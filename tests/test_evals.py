@@ -159,17 +159,16 @@ def test_temperatures_in_one_pass(loaded, sentences):
 
 
 def test_scoring_refuses(loaded):
-  def refused(match, texts=("Tom sat .",), mode="causal", **options):
-    with pytest.raises(UserError, match=match):
-      score(loaded, texts, mode, **options)
-
-  refused("mode 'left' is not one of causal", mode="left")
-  refused("reduction 'max'", reduction="max")
-  refused("temperature 0", temperature=0)
-  refused("not positive", temperature=(1.0, -1.0))
-  refused("max_seq_len=48", texts=["Tom " * 60])
-  refused("no token to score", texts=[""])
-  refused("no token to score", texts=[""], contexts=["Tom sat ."])
+  for message, options in (
+    ("mode 'left' is not one of causal", {"mode": "left"}),
+    ("reduction 'max'", {"reduction": "max"}),
+    ("temperature 0", {"temperature": 0}),
+    ("not positive", {"temperature": (1.0, -1.0)}),
+    ("max_seq_len=48", {"texts": ["Tom " * 60]}),
+    ("no token to score", {"texts": [""], "contexts": ["Tom sat ."]}),
+  ):
+    with pytest.raises(UserError, match=message):
+      score(loaded, **{"texts": ["Tom sat ."], "mode": "causal"} | options)
   with pytest.raises(UserError, match=r"'mntp' .* of the 2024 pipeline"):
     pipelines.options("2024", "mntp")
 
@@ -247,15 +246,9 @@ def encoded_whole(loaded, prompt, count):
   banned = t.special.copy()
   banned[t.eos_id] = False
 
-  @jax.jit
-  def logits_at(tokens, at):
-    positions = jnp.arange(48)[None]
-    hidden = loaded.model.encode(loaded.params, tokens[None], positions, CAUSAL)
-    return loaded.model.logits(loaded.params, hidden[0, at])
-
   for end in range(len(start), len(start) + count):
-    logits = np.where(banned, -np.inf, logits_at(tokens, end - 1))
-    tokens[end] = logits.argmax()
+    logits = helpers.logits(loaded, tokens, CAUSAL)[end - 1]
+    tokens[end] = np.where(banned, -np.inf, logits).argmax()
     if tokens[end] == t.eos_id:
       return t.decode(tokens[:end])
   return t.decode(tokens[: end + 1])
@@ -332,10 +325,9 @@ def test_top_k_and_top_p():
 def test_generate_refuses(loaded):
   none = dataclasses.replace(loaded, boundary="none")
   for model, prompt, options, message in (
-    (loaded, "Tom " * 60, {}, "max_seq_len=48"),
+    (loaded, ["Tom", "Tom " * 60], {}, "max_seq_len=48"),
     (none, "", {}, "the prompt is empty"),
     (loaded, [], {}, "no prompt"),
-    (loaded, ["Tom", "Tom " * 60], {}, "max_seq_len=48"),
     (loaded, "Tom", {"tokens": 0}, "tokens=0"),
     (loaded, "Tom", {"count": 0}, "count=0"),
     (loaded, "Tom", {"top_p": 0.0}, "top_p=0"),

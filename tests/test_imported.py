@@ -113,22 +113,13 @@ def both_ways(model):
 
 
 def their_score(model, tokenizer, text):
-  """Sums over a text's tokens: each with itself masked, or by those before."""
-  ids = tokenizer(text, return_tensors="pt")["input_ids"]
+  ids = tokenizer(text)["input_ids"]
   special = tokenizer.get_special_tokens_mask(
-    ids[0], already_has_special_tokens=True
+    ids, already_has_special_tokens=True
   )
-  places = [i for i in range(1, len(special)) if not special[i]]
-  masked = both_ways(model)
-  rows = ids.repeat(len(places) if masked else 1, 1)
-  if masked:
-    rows[range(len(places)), places] = tokenizer.mask_token_id
-  with torch.no_grad():
-    found = torch.log_softmax(model(rows).logits.double(), dim=-1).numpy()
-  return sum(
-    found[i * masked, at + masked - 1, ids[0, at]]
-    for i, at in enumerate(places)
-  )
+  places = [at for at in range(1, len(ids)) if not special[at]]
+  how = (0, tokenizer.mask_token_id) if both_ways(model) else ()
+  return hub.log_probability(model, ids, places, *how)
 
 
 def test_scores_are_theirs(family):

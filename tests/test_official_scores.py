@@ -72,22 +72,6 @@ def shifted(family, tmp_path):
   return Folder(family, "24N", tmp_path / "hf")
 
 
-@torch.no_grad()
-def masked_one_by_one(model, tokenizer, ids, positions, before=0):
-  """Sums the log-probabilities of tokens, each masked in a row of its own."""
-  rows, at = torch.tensor([ids] * len(positions)), torch.arange(len(positions))
-  rows[at, positions] = tokenizer.mask_token_id
-  logits = model(rows).logits[at, torch.tensor(positions) - before]
-  logprobs = logits.log_softmax(dim=-1)
-  return logprobs[at, [ids[i] for i in positions]].sum().item()
-
-
-@torch.no_grad()
-def from_the_left(model, ids, positions):
-  logprobs = model(torch.tensor([ids])).logits[0].log_softmax(dim=-1)
-  return sum(logprobs[i - 1, ids[i]].item() for i in positions)
-
-
 def of_2025(folder, model, backend, context, text):
   form = "causal" if backend == "causal" else "bidirectional"
   tokenizer, joined = folder.tokenizers[form], f"{context} {text}".lstrip()
@@ -97,10 +81,8 @@ def of_2025(folder, model, backend, context, text):
   positions = [i for i, (_, end) in enumerate(spans) if end > begins]
   if not context and form == "bidirectional":
     assert positions == of_2024(tokenizer, ids)
-  if backend == "causal":
-    return from_the_left(model, ids, positions)
-  before = int(backend == "mntp")
-  return masked_one_by_one(model, tokenizer, ids, positions, before)
+  mask = None if backend == "causal" else tokenizer.mask_token_id
+  return hub.log_probability(model, ids, positions, backend != "mlm", mask)
 
 
 def of_2024(tokenizer, ids):

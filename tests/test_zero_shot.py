@@ -375,11 +375,11 @@ def slow_surprisal(loaded, text, word, mode):
 
 def r_squared(columns, target):
   """R^2 of least squares, by the normal equations of centred columns."""
-  x = np.stack([c - c.mean() for c in map(np.array, columns)], axis=1)
+  x = np.stack([c - c.mean() for c in columns], axis=1)
   x /= np.linalg.norm(x, axis=0)
-  y = np.array(target) - np.mean(target)
-  fitted = x @ np.linalg.solve(x.T @ x, x.T @ y)
-  return 1 - ((y - fitted) @ (y - fitted)) / (y @ y)
+  y = target - target.mean()
+  left = y - x @ np.linalg.solve(x.T @ x, x.T @ y)
+  return 1 - (left @ left) / (y @ y)
 
 
 def gain(rows, time, names):
@@ -482,19 +482,14 @@ def test_age_of_acquisition(run, loaded, tmp_path, monkeypatch):
     path = random_models.save(tmp_path / str(i), tokenizer, init_std=0.1 * i)
     models[f"chck_{i}M"] = load(path)
     revisions += f",chck_{i}M={path}"
-  loads = []
-  monkeypatch.setattr(
-    age_of_acquisition, "load", lambda path: loads.append(path) or load(path)
-  )
+  loads, read = [], lambda path: loads.append(path) or load(path)
+  monkeypatch.setattr(age_of_acquisition, "load", read)
   summary, _, _ = score(run, data, "aoa", revisions)
-  # The first revision is the run's own step, which is there already.
-  folders = [
-    tmp_path / str(i) / f"checkpoints/{random_models.STEP}" for i in (2, 3)
-  ]
   (path,) = tmp_path.glob("out*/surprisal.json")
   how = "--mode=causal", "--pipeline=2025", revisions
   runs.score(run, data, path.parent, *how, task="aoa")  # is there already
-  assert loads == folders
+  # The first revision is the run's own step, which is there already.
+  assert loads == [models[name].path for name in ("chck_2M", "chck_3M")]
   assert summary["words"] == 2 and summary["correlation"] == 0.0
   assert summary["request"]["revisions"] == {
     name: {"step": model.step, "params_digest": model.digest}
