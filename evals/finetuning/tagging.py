@@ -63,8 +63,13 @@ class Tagger(Tags):
 
   def encode(self, loaded, examples, max_length) -> Rows:
     """Makes a row of each sentence; words at the end of long ones are cut."""
-    found = (_tokens(loaded.tokenizer, e.texts) for e in examples)
-    *made, words, cut = batching.labelled(loaded, found, _NOWHERE, max_length)
+    parts = []  # tokens, and the index of each one's word
+    for example in examples:
+      ends = list(itertools.accumulate(len(word) + 1 for word in example.texts))
+      ids, spans = loaded.tokenizer.encode_offsets(" ".join(example.texts))
+      of = np.searchsorted(ends, [start for start, _ in spans], side="right")
+      parts.append((ids.tolist(), of.tolist()))
+    *made, words, cut = batching.labelled(loaded, parts, _NOWHERE, max_length)
     known = (e.label or [OUTSIDE] * len(e.texts) for e in examples)
     # The last one is for words of index -1.
     labels = [
@@ -90,14 +95,6 @@ class Tagger(Tags):
   def named(self, prediction: Sequence[int]) -> list[str]:
     """Returns the names of the words' classes."""
     return [self.labels[label] for label in prediction]
-
-
-def _tokens(tokenizer, words: Sequence[str]) -> tuple[list[int], list[int]]:
-  """Returns the tokens of words, and the index of each one's word."""
-  ends = list(itertools.accumulate(len(word) + 1 for word in words))
-  ids, spans = tokenizer.encode_offsets(" ".join(words))
-  starts = [start for start, _ in spans]
-  return ids.tolist(), np.searchsorted(ends, starts, side="right").tolist()
 
 
 class Entity(NamedTuple):
