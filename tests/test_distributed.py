@@ -145,7 +145,8 @@ def main(argv):
     source, found = parts.source, []
     for step in (0, 14, 15, 29):
       layout = source.order.at(step).layout
-      shifts = [parts.objectives[n].shift for n in parts.curriculum.objectives]
+      known, names = parts.config.known_objectives, parts.curriculum.objectives
+      shifts = [known[name].shift for name in names]
       rows, targets = helpers.by_row(source[step], layout, shifts)
       found.append([sorted(rows.items()), sorted(targets.items())])
     found.append(pods.drawn(parts.mesh))
@@ -176,7 +177,9 @@ def test_rows_masks_and_dropout_are_those_of_one_process(
 
   parts = experiment.build(config.load(runs.QUICK, of))
   source, layout = parts.source, parts.order.at(0).layout
-  shifts = [parts.objectives[n].shift for n in parts.curriculum.objectives]
+  shifts = [
+    parts.config.known_objectives[n].shift for n in parts.curriculum.objectives
+  ]
   made = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
   assert len(made) == count
   assert all(process.pop() == pods.drawn() for process in made)

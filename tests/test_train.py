@@ -248,7 +248,7 @@ def state(path):
 def test_branching_with_the_optimizer_kept_is_the_longer_run(
   prepared, tmp_path
 ):
-  same = "schedule.warmup_steps=2 schedule.decay_steps=4 checkpoint.every=0"
+  same = "schedule.name=wsd schedule.decay_steps=4 checkpoint.every=0"
   same = *same.split(), "checkpoint.at=6", "checkpoint.keep_last=1"
   both = "curriculum=6C+10M steps"
   runs.train(tmp_path / "clm", prepared, *same, "curriculum=16C steps")
