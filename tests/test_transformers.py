@@ -391,3 +391,42 @@ def test_a_real_llama_learns_to_fill_masks(smol, tmp_path):
   key = "eval/mlm/loss"
   print(f"held-out masked loss: {first[key]:.2f} to {last[key]:.2f}")
   assert last[key] < first[key] - 1
+
+
+def test_bfloat16_opens_as_bfloat16(pair, tmp_path):
+  loaded, _ = pair
+  (path,) = export.export(loaded, tmp_path / "hf", ["causal"], "bfloat16")
+  model = hub.opened(path, "causal")
+  assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+
+
+def test_a_trainer_trains_it(pair, tmp_path):
+  _, paths = pair
+  tokenizer = transformers.AutoTokenizer.from_pretrained(paths["bidirectional"])
+  model = hub.opened(paths["bidirectional"], "bidirectional")
+  rows = [{"input_ids": tokenizer("the dogs rest .")["input_ids"]}] * 16
+  before = [p.detach().clone() for p in model.parameters()]
+  trainer = transformers.Trainer(
+    model,
+    transformers.TrainingArguments(
+      tmp_path,
+      max_steps=8,
+      learning_rate=1e-2,
+      logging_steps=1,
+      report_to=[],
+      use_cpu=True,
+      disable_tqdm=True,
+    ),
+    data_collator=transformers.DataCollatorForLanguageModeling(
+      tokenizer, mlm_probability=0.4
+    ),
+    train_dataset=rows,
+  )
+  trainer.train()
+  losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
+  assert np.mean(losses[-2:]) < np.mean(losses[:2])
+  changed = [
+    not torch.equal(a, b)
+    for a, b in zip(before, model.parameters(), strict=True)
+  ]
+  assert all(changed)
