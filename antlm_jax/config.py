@@ -273,9 +273,9 @@ def typed(
 ) -> Config:
   """Makes a Config of a ConfigDict or plain values, unless it is one.
 
-  What they lack has its default. Raises a UserError for the first setting that
-  is unknown, or has a bad value; with `old`, of values that an older version
-  wrote, leaves out unknown ones.
+  Missing settings have their defaults. Raises a UserError for the first setting
+  that is unknown or has a bad value. With `old`, for values that an older
+  version wrote, unknown settings are left out.
   """
   if isinstance(config, Config):
     return config

@@ -210,7 +210,7 @@ def costs(study: Study, runs: pathlib.Path) -> str:
     elif row.after:
       begins = f"{row.after}, at its end"
     if not run.config.data.path and branches.steps_of(run.config) is None:
-      epoch = len(run.sources.rows)  # of stand-ins
+      epoch = len(run.sources.rows)  # of the stand-in data
     own, work = steps - begin, search.train_flops(run, begin, known)
     tokens = own * run.config.train.batch_size * run.sources.rows.seq_len
     cells = f"{steps:,}", f"{own:,}", quantity(tokens), quantity(work), seeds

@@ -33,7 +33,7 @@ from antlm_jax.evals.reporting import trainings
 from antlm_jax.evals.reporting.runs import TrainedRun, read_run
 from antlm_jax.hf import import_
 from antlm_jax.settings import setting
-from antlm_jax.training import experiment, saving
+from antlm_jax.training import experiment, held_out, saving
 
 _Point = Mapping[str, str]  # a value, as it is written, by key
 _MOST_RUNS = 4096
@@ -145,9 +145,7 @@ def _build(spec: str, words: Sequence[Sequence[str]], by: Sequence[str]):
     config = config_lib.load(spec, overrides)
     begin = config.init.checkpoint
     run = experiment.build(config, import_.start(begin) if begin else None)
-    known = dict.fromkeys(run.evaluations)
-    for name, sets in run.evaluations.items():
-      known |= {f"{name}/{of}": None for of in sets if of and len(sets) > 1}
+    known = held_out.measured(run.evaluations)
     if unknown := [kind for kind in by if kind not in known]:
       raise UserError(
         f"--by={unknown[0]}: not every run measures this; measured:"

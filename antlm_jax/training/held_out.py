@@ -40,9 +40,7 @@ def sources(
       of: _source(training, name, fixed, rows, config.eval.rows)
       for of, rows in sets.items()
     }
-  watch, known = config.eval.watch, []
-  for name, sets in out.items():
-    known += [name, *(f"{name}/{of}" for of in sets if len(sets) > 1 and of)]
+  watch, known = config.eval.watch, measured(out)
   if unknown := [name for name in watch if name not in known]:
     raise UserError(
       f"eval.watch: {unknown[0]} is not measured; known: {', '.join(known)}"
@@ -52,6 +50,17 @@ def sources(
       "eval.patience needs eval.watch: name the held-out losses that must"
       f" improve, one or more of {', '.join(known)}"
     )
+  return out
+
+
+def measured(sources: Mapping[str, Mapping[str, Source]]) -> list[str]:
+  """Returns the names of the losses that these sources measure.
+
+  If an objective has several sets, each also has a loss, such as `clm/NAME`.
+  """
+  out = []
+  for name, sets in sources.items():
+    out += [name, *(f"{name}/{of}" for of in sets if len(sets) > 1 and of)]
   return out
 
 

@@ -38,7 +38,7 @@ _NOT_DECAYED = {
 
 @dataclasses.dataclass(frozen=True)
 class Optimizer(Section):
-  """Settings of every optimizer. A subclass adds `directions`."""
+  """Settings of every optimizer. A subclass adds `parts`."""
 
   weight_decay: float = setting(
     0.1, "Weight decay per step, times the learning rate", least=0
@@ -118,7 +118,7 @@ class AdamW(Optimizer):
 @OPTIMIZERS.register("lamb")
 @dataclasses.dataclass(frozen=True)
 class Lamb(AdamW):
-  """AdamW, each published tensor at a rate of its own (arXiv 1904.00962)."""
+  """AdamW with a trust ratio for each published tensor (arXiv 1904.00962)."""
 
   def parts(self, axes, tensors):
     """AdamW's, then the trust ratios."""
@@ -190,7 +190,7 @@ class Muon(AdamW):
     """Muon or Adam by parameter, then the decay."""
     hidden = {
       path: len([name for name in names if name]) == 2
-      and not {"vocab", "norm", "bias", "relative"} & set(names)
+      and not _NOT_DECAYED["hidden"] & set(names)
       for path, names in axes.items()
     }
     # Layers are stacked along the first axis: each is a matrix of its own.

@@ -1,11 +1,11 @@
-"""What a fine-tuning task consists of: examples, a head, and metrics.
+"""Fine-tuning tasks: examples, a head, and metrics.
 
-A `Head` is the model's side: it makes rows of examples, stands on the encoder,
-and has the loss and the predictions. A saved model keeps its head. A `Task` is
-the data's side: where the examples come from, and how predictions are measured
-and written. A `Suite` makes tasks by name. A new kind of task is one file, such
-as `tagging`, and its suite's row in `presets.PRESETS`. Functions that
-several kinds of task use are at the end of this file.
+A `Head` is the model's side: it makes rows of examples, maps hidden states to
+outputs, and has the loss and the predictions. A saved model keeps its head. A
+`Task` is the data's side: where the examples come from, and how predictions are
+measured and written. A `Suite` makes tasks by name. A new kind of task is one
+file, such as `tagging`, and its suite's row in `presets.PRESETS`. Functions
+that several kinds of task use are at the end of this file.
 """
 
 import abc

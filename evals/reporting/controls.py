@@ -38,7 +38,7 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
 
   Args:
     study: The study; which of its scores count is decided here.
-    absent: What is missing, in addition to what is found to be.
+    absent: Lines to add to those about missing results.
   """
   trials = study.table[study.table.chosen & (study.table.task != HELD_OUT)]
   trials = measured.latest(trials)

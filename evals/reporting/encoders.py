@@ -71,7 +71,7 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
 
   Args:
     study: The study; which of its scores count is decided here.
-    absent: What is missing, in addition to what is found to be.
+    absent: Lines to add to those about missing results.
   """
   study = _at(study)
   tables, families = collections.defaultdict(dict), []

@@ -1,4 +1,4 @@
-"""What a study found: means over seeds, and paired differences of variants.
+"""Findings of a study: means over seeds, and paired differences of variants.
 
 Nothing here knows which variants a study has, or on what they are compared.
 """

@@ -24,7 +24,7 @@ from antlm_jax.runtime import files
 
 HELD_OUT = "held-out"
 KEY = ["variant", "seed", "task", "mode"]  # what has one score
-_COLUMNS = {  # and what they are for tasks that lack them
+_COLUMNS = {  # with the values of tasks that lack them
   "variant": "",
   "seed": "",
   "step": 0,

@@ -18,7 +18,7 @@ from antlm_jax.inference import pairs, programs
 from antlm_jax.inference.scoring import score
 
 _BATCH = 32
-_MASKED = 20  # one sentence in so many is scored masked: it takes long
+_MASKED = 20  # every 20th sentence is scored masked, which is slow
 
 
 def cases(
