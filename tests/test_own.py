@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 import pytest
-from sklearn import metrics
 
 from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import classification, own
@@ -44,6 +43,7 @@ def args(run, data, *more):
 
 
 def test_a_file_of_records(run, tmp_path, capsys):
+  metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
   rows = reviews(120)
   data = write(tmp_path / "films.csv", rows)
   finetune.main(args(run, data, "--save"))
