@@ -82,7 +82,10 @@ def push(
 
 def _failures() -> tuple[type[Exception], ...]:
   """Returns what huggingface_hub raises for the network and for names."""
-  import httpx
+  try:  # from huggingface_hub 2 on
+    import httpx2 as httpx
+  except ImportError:
+    import httpx
   from huggingface_hub import errors
 
   xet = getattr(errors, "XetDownloadError", OSError)  # newer versions only
