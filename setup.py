@@ -95,6 +95,7 @@ setuptools.setup(
       "gcsfs>=2026.4",
       "hypothesis",
       "jinja2>=3.1",
+      "mypy>=1.18",
       "pandas>=2.2",
       "pytest",
       "pytest-xdist",
