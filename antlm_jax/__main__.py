@@ -10,30 +10,9 @@ from collections.abc import Sequence
 
 import antlm_jax
 from antlm_jax import cli, tables
+from antlm_jax.commands import COMMANDS
 from antlm_jax.errors import UserError
 from antlm_jax.planning import compilers
-
-# Modules that have `main(argv)`, by command.
-COMMANDS = {
-  "prepare": "antlm_jax.prepare",
-  "train": "antlm_jax.train",
-  "plan": "antlm_jax.plan",
-  "generate": "antlm_jax.generate",
-  "fill_mask": "antlm_jax.fill_mask",
-  "export": "antlm_jax.export_hf",
-  "import": "antlm_jax.import_hf",
-  "merge": "antlm_jax.merge",
-  "toy_english": "antlm_jax.data.toy_english",
-  "eval blimp": "antlm_jax.evals.blimp",
-  "eval ewok": "antlm_jax.evals.ewok",
-  "eval score": "antlm_jax.evals.score",
-  "eval perplexity": "antlm_jax.evals.perplexity",
-  "eval finetune": "antlm_jax.evals.finetune",
-  "report": "antlm_jax.evals.report",
-  "compare": "antlm_jax.evals.compare",
-  "sweep": "antlm_jax.evals.sweep",
-  "study": "antlm_jax.evals.study",
-}
 
 
 def main(argv: Sequence[str]) -> None:

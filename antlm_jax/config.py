@@ -346,6 +346,21 @@ def load(spec: str, overrides: Iterable[str] = ()) -> Config:
   return typed(config)
 
 
+def given(
+  config: str | os.PathLike[str] | Config | ConfigDict,
+  changes: Mapping[str, settings.Setting],
+) -> Config:
+  """Returns a config, or loads it by name or path, with changed settings.
+
+  Errors are those of `load` and `typed`.
+  """
+  if isinstance(config, str | os.PathLike):
+    pairs = ((key, settings.written(value)) for key, value in changes.items())
+    words = [f"--config.{key}={value}" for key, value in pairs]
+    return load(os.fspath(config), words)
+  return typed(config).replace(changes)
+
+
 def find(path: str) -> str:
   """Returns a config file's path, of our own by its name; UserError if none."""
   own = {file.stem: file for file in sorted(CONFIGS.glob("*.py"))}

@@ -28,6 +28,17 @@ _BOUNDS = {
   "most": ("at most", operator.le),
   "under": ("under", operator.lt),
 }
+# Values of settings that are given by name, as `train(**settings)` takes them.
+Setting = (
+  str
+  | int
+  | float
+  | bool
+  | tuple[str, ...]
+  | tuple[int, ...]
+  | tuple[float, ...]
+  | None
+)
 _BOOLS = {"true": True, "1": True, "false": False, "0": False}
 
 

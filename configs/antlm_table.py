@@ -152,15 +152,13 @@ def _evaluations(pairs, tuned, tuned_seeds=1) -> tuple[Evaluation, ...]:
   each = [
     Evaluation(
       name,
-      f"antlm_jax.evals.{name.partition('_')[0]}",
+      f"eval {name.partition('_')[0]}",
       (f"--data={{data}}/{name}", "--mode={mode}", *pairs),
     )
     for name in scored
   ]
   options = "--data={data}", "--attention={attention}", *tuned
-  tuning = Evaluation(
-    "fine-tuning", "antlm_jax.evals.finetune", options, tuned_seeds
-  )
+  tuning = Evaluation("fine-tuning", "eval finetune", options, tuned_seeds)
   return *each, tuning
 
 

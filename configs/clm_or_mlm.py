@@ -179,9 +179,7 @@ _SQUAD = ("train-v1.1.json", "dev-v1.1.json")
 
 
 def _tuning(*options: str, looks: bool = False) -> Evaluation:
-  return Evaluation(
-    "fine-tuning", "antlm_jax.evals.finetune", options, looks=looks
-  )
+  return Evaluation("fine-tuning", "eval finetune", options, looks=looks)
 
 
 SCALES = {

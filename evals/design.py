@@ -82,7 +82,7 @@ class Evaluation:
 
   Attributes:
     about: Name of the job in the output.
-    module: The command's module, run as `python -m`.
+    command: Its command of `antlm`, such as `eval blimp`.
     options: Options of the command. {data} is the folder of evaluation sets,
       {attention} the row's attention, and {mode} one of its two modes: then the
       command runs once for each.
@@ -91,7 +91,7 @@ class Evaluation:
   """
 
   about: str
-  module: str
+  command: str
   options: tuple[str, ...]
   seeds: int = 0
   looks: bool = False
@@ -112,7 +112,7 @@ class Scale:
   """The size of a study, apart from its trainings.
 
   Attributes:
-    prepare: Options of `antlm_jax.prepare` by family. Families with the same
+    prepare: Options of `antlm prepare` by family. Families with the same
       options share their data.
     text: The data that these options make.
     evaluations: Evaluations of every row.

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from antlm_jax.commands import COMMANDS
 from antlm_jax.errors import INTERRUPTED, RUN_AGAIN, Stopped, UserError
 from antlm_jax.runtime import files
 from antlm_jax.training import saving
@@ -35,14 +36,21 @@ class Job:
   """A command, and what to say of it."""
 
   about: str
-  module: str  # run as `python -m`
+  command: str  # of `antlm`, or a module to run
   arguments: tuple[str, ...]
   folder: pathlib.Path  # the folder that it works on
 
   @property
+  def words(self) -> list[str]:
+    """The words after `python -m` that run it."""
+    own = self.command in COMMANDS
+    command = ["antlm_jax", *self.command.split()] if own else [self.command]
+    return [*command, *self.arguments]
+
+  @property
   def done(self) -> bool:
-    """Whether its results exist; False if its module cannot tell."""
-    command = importlib.import_module(self.module)
+    """Whether its results exist; False if its command cannot tell."""
+    command = importlib.import_module(COMMANDS.get(self.command, self.command))
     with contextlib.suppress(UserError):  # which the command itself reports
       return hasattr(command, "done") and command.done(self.arguments)
     return False
@@ -106,7 +114,7 @@ def _wait_for(lock: pathlib.Path) -> None:
 
 def call(job: Job, seconds: float | None = None) -> None:
   """Runs one job, done or not; arguments and errors are those of `run`."""
-  command = [sys.executable, "-m", job.module, *job.arguments]
+  command = [sys.executable, "-m", *job.words]
   environment = {**_ENVIRONMENT, **os.environ}  # the user's settings win
   # By default SIGTERM would end this process and leave the job alone.
   before = signal.signal(signal.SIGTERM, _terminated)

@@ -116,7 +116,7 @@ def jobs(
       source = pathlib.Path(text).absolute()  # jobs may run elsewhere
       options = f"--text={source}", f"--output={output}"
       options += study.scale.prepare[family]
-      yield Job(f"text for {family}", "antlm_jax.prepare", options, output)
+      yield Job(f"text for {family}", "prepare", options, output)
     elif not output.is_dir():
       raise UserError(f"{output} is not there yet: give --text")
   for seed in range(max(map(study.seeds, study.rows))):
@@ -148,7 +148,7 @@ def _training(study: Study, runs, name: str, seed: int) -> Job:
     arguments += (f"--config.checkpoint.at={','.join(map(str, kept))}",)
   arguments += _beginning(study, runs, name, seed)
   about = f"{name}, seed {seed}: training"
-  return Job(about, "antlm_jax.train", arguments, workdir)
+  return Job(about, "train", arguments, workdir)
 
 
 def _beginning(study: Study, runs, name: str, seed: int) -> tuple[str, ...]:
@@ -189,7 +189,7 @@ def _evaluations(
         options = (option.format(**known) for option in evaluation.options)
         arguments = f"--checkpoint={path}", *options
         about = f"{name}, seed {seed}{where}: {evaluation.about}"
-        yield Job(about, evaluation.module, arguments, run)
+        yield Job(about, evaluation.command, arguments, run)
 
 
 # ------------------------------------------------------------------- the cost
@@ -273,12 +273,12 @@ def main(argv: Sequence[str]) -> None:
   todo = list(jobs(study, runs, settings.text, data))
   if settings.commands:
     for job in todo:
-      print(shlex.join(["python", "-m", job.module, *job.arguments]))
+      print(shlex.join(["python", "-m", *job.words]))
     return
   jobs_lib.run(todo, runs, settings.minutes and 60 * settings.minutes)
   options = f"--runs={runs}", f"--config={study.path}"
   options += (f"--scale={study.name}", f"--output={runs}/report")
-  jobs_lib.call(Job("the report", "antlm_jax.evals.report", options, runs))
+  jobs_lib.call(Job("the report", "report", options, runs))
 
 
 def _found(study: Study, data: str | None) -> str:

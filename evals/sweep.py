@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> None:
   for point in points:
     workdir = _workdir(folder, point)
     arguments = f"--workdir={workdir}", *training, *_overrides(point)
-    todo.append(Job(_title(point), "antlm_jax.train", arguments, workdir))
+    todo.append(Job(_title(point), "train", arguments, workdir))
   pairs = zip(points, todo, strict=True)
   left = [point for point, job in pairs if not job.done]
   _check(training, left, settings.by)

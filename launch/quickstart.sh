@@ -19,13 +19,13 @@ run="${RUNS:-runs}/quickstart${text:+-$(basename -- "$text")}"
 
 if [ -z "$text" ]; then
   $python -m antlm_jax.data.toy_english --output="$run/english"
-  $python -m antlm_jax.prepare --text="$run/english/text" \
+  $python -m antlm_jax prepare --text="$run/english/text" \
     --output="$run/data" --vocab_size=600 --seq_len=32 \
     --documents=line --packing=documents
   config=configs/quickstart.py
   prompt="the dogs near" masked="the dogs near the house <mask> often rested ."
 else
-  $python -m antlm_jax.prepare --text="$text" --output="$run/data" \
+  $python -m antlm_jax prepare --text="$text" --output="$run/data" \
     --vocab_size=8192
   config="${CONFIG:-configs/babylm_small.py}"
   prompt="The" masked="The <mask> is here."
@@ -42,11 +42,11 @@ if [ -z "$text" ]; then
 fi
 echo
 echo "a continuation of '$prompt':"
-$python -m antlm_jax.generate --checkpoint="$run/train" --prompt="$prompt" \
+$python -m antlm_jax generate --checkpoint="$run/train" --prompt="$prompt" \
   --tokens=20
 echo
 echo "'$masked', filled:"
-$python -m antlm_jax.fill_mask --checkpoint="$run/train" --text="$masked"
+$python -m antlm_jax fill_mask --checkpoint="$run/train" --text="$masked"
 echo
 echo "Everything is in $run: look at train/curves.png; the figures are in"
 echo "$(cd "$run" && echo */summary.json)."

@@ -20,4 +20,4 @@ case " $* " in
 esac
 # On a CPU a step maps its memory anew: in large pages (docs/speed.md).
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
-exec "$python" -m antlm_jax.evals.study "$@"
+exec "$python" -m antlm_jax study "$@"

@@ -7,8 +7,8 @@ import tempfile
 
 import pytest
 
+from antlm_jax.commands.prepare import prepare
 from antlm_jax.data import toy_english
-from antlm_jax.data.make_folder import Settings, prepare
 from antlm_jax.inference.model import load
 from antlm_jax.runtime import files
 
@@ -81,14 +81,12 @@ def prepared(english, shared):
 
   def make(folder):
     prepare(
-      Settings(
-        text=(str(english / "text"),),
-        output=str(folder),
-        vocab_size=400,
-        seq_len=32,
-        packing="documents",
-        documents="line",
-      )
+      english / "text",
+      folder,
+      vocab_size=400,
+      seq_len=32,
+      packing="documents",
+      documents="line",
     )
 
   return shared("prepared", make)

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from antlm_jax import export_hf, import_hf, prepare
+from antlm_jax.commands import export, import_, prepare
 from antlm_jax.data import toy_english
 from antlm_jax.data.prepared_folder import MANIFEST
 from antlm_jax.errors import UserError
@@ -139,7 +139,7 @@ def test_commands_read_a_run_in_a_bucket(
   pairs = f"--data={english / 'pairs'}"
   blimp.main([step, pairs, "--mode=mlm", "--limit=2"])
   assert "written to runs/run/evals/pairs/20-mlm" in capsys.readouterr().out
-  export_hf.main([f"--checkpoint={finished}", "--output=out", "--as=causal"])
+  export.main([f"--checkpoint={finished}", "--output=out", "--as=causal"])
   card = (tmp_path / "out" / "README.md").read_text()
   assert "held-out loss, mlm" in card and "pairs, mlm, a part" in card
 
@@ -310,9 +310,9 @@ def test_without_gcsfs_the_package_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-  "main", [prepare.main, toy_english.main, export_hf.main, import_hf.main]
+  "main", [prepare.main, toy_english.main, export.main, import_.main]
 )
 def test_what_cannot_be_written_to_a_bucket_says_so(main):
-  option = "--workdir" if main is import_hf.main else "--output"
+  option = "--workdir" if main is import_.main else "--output"
   with pytest.raises(UserError, match=f"{option}: gs://b/x is not on this"):
     main([f"{option}=gs://b/x"])

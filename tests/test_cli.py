@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from antlm_jax import __main__ as antlm
-from antlm_jax import cli, errors, export_hf, prepare, train
+from antlm_jax import cli, errors
+from antlm_jax.commands import export, prepare, train
 from antlm_jax.errors import UserError
 from tests import runs
 
@@ -18,7 +19,7 @@ from tests import runs
   "main, words, told",
   [
     (train.main, ("--config=c.py", "--workdir="), "--workdir is empty"),
-    (export_hf.main, ("--checkpoint=c", "--output="), "--output is empty"),
+    (export.main, ("--checkpoint=c", "--output="), "--output is empty"),
     (prepare.main, ("--text", "", "--output=o"), "--text is empty"),
   ],
 )

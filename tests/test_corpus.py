@@ -52,7 +52,7 @@ def make_text(count: int, words=ENGLISH, end=".") -> str:
 def prepared(tmp_path, paths, name="out", **changes) -> Prepared:
   asked = {"vocab_size": 300, "seq_len": 16, "text": tuple(paths)} | changes
   output = str(tmp_path / name)
-  make_folder.prepare(make_folder.Settings(output=output, **asked))
+  make_folder.make(make_folder.Preparation(output=output, **asked))
   return Prepared.open(output)
 
 

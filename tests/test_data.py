@@ -20,9 +20,8 @@ import pytest
 import tokenizers
 from hypothesis import strategies as st
 
-from antlm_jax import prepare
+from antlm_jax.commands import prepare
 from antlm_jax.data import make_folder, packing, rows, tokenizer
-from antlm_jax.data.make_folder import Settings
 from antlm_jax.data.prepared_folder import Manifest, Prepared
 from tests import runs
 
@@ -47,8 +46,7 @@ def corpus(tmp_path) -> pathlib.Path:
 
 def make(corpus, output, **changes) -> Manifest:
   asked = {"vocab_size": 300, "seq_len": 32, **changes}
-  settings = Settings(text=(str(corpus),), output=str(output), **asked)
-  return make_folder.prepare(settings)
+  return prepare.prepare(corpus, output, **asked).manifest
 
 
 def told(message: str, begin, *args, **kwargs) -> str:
@@ -356,7 +354,7 @@ def test_rows_hold_the_text(corpus, tmp_path, pack):
 def test_command_prepares_once(corpus, tmp_path, capsys):
   output = tmp_path / "out"
   args = f"--text {corpus} --output={output} --vocab_size=300".split()
-  first = runs.run("antlm_jax.prepare", *args, "--seq_len", "32")
+  first = runs.run("antlm_jax.commands.prepare", *args, "--seq_len", "32")
   assert (first.returncode, first.stderr) == (0, "")
   assert "train: 300 documents, 3,000 words" in first.stdout
   files = {p: p.stat().st_mtime_ns for p in output.rglob("*") if p.is_file()}
@@ -425,7 +423,7 @@ def test_interrupted_preparation_is_done_again(tmp_path, stop):
   args = f"--text {big} --output {output} --vocab_size=300".split()
   # A background job of a shell, as these tests may be, ignores Ctrl-C.
   line = ["env", "--default-signal=INT"]
-  line += runs.command("antlm_jax.prepare", *args)
+  line += runs.command("antlm_jax.commands.prepare", *args)
   pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
   process = subprocess.Popen(line, cwd=runs.ROOT, **pipes)
   while not list(tmp_path.glob(".out.*")) and process.poll() is None:
@@ -447,7 +445,7 @@ def test_two_preparations_do_not_mix(corpus, tmp_path, monkeypatch):
 
   def fill_while_another_prepares(*args):
     line = f"--text {corpus} --output {output} --vocab_size=300 --seq_len=16"
-    runs.run("antlm_jax.prepare", *line.split())
+    runs.run("antlm_jax.commands.prepare", *line.split())
     return fill(*args)
 
   monkeypatch.setattr(make_folder, "_make", fill_while_another_prepares)

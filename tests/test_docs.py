@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from antlm_jax import config
-from antlm_jax.__main__ import COMMANDS
+from antlm_jax.commands import COMMANDS
 from antlm_jax.objectives import curriculum
 from tests import runs
 

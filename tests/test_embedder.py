@@ -38,7 +38,7 @@ def test_from_a_folder_to_an_embedder_and_out(tmp_path):
   sentences = list(toy_english.sentences(0, 600))
   text.write_text("\n".join(sentences))
   words = f"--text={text}", f"--tokenizer={folder}", f"--output={tmp_path}/data"
-  runs.main("antlm_jax.prepare", *words, "--seq_len=16")
+  runs.main("antlm_jax.commands.prepare", *words, "--seq_len=16")
   words = [f"--config=detour:model={folder},steps=30,decay=0.4"]
   words += [f"--workdir={tmp_path}/run", f"--config.data.path={tmp_path}/data"]
   words += ["--config.train.batch_size=8", "--config.eval.every=0"]

@@ -15,7 +15,8 @@ import safetensors.numpy
 import tokenizers
 from huggingface_hub import constants as hub_constants
 
-from antlm_jax import export_hf, import_hf
+from antlm_jax.commands import export as export_command
+from antlm_jax.commands import import_ as import_command
 from antlm_jax.data import toy_english
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
@@ -268,9 +269,9 @@ def test_a_name_on_the_hub(foreign, tmp_path, monkeypatch):
   monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(cache))
   words = [f"--workdir={tmp_path / 'run'}", "--model=some/llama"]
   with pytest.raises(UserError, match="run `hf download some/llama"):
-    import_hf.main(words)
+    import_command.main(words)
   cached(foreign, cache, "some/llama")
-  import_hf.main(words)
+  import_command.main(words)
   loaded = load(tmp_path / "run")
   here = import_.read(foreign)
   assert helpers.equal(dict(loaded.params), dict(here.params))
@@ -304,7 +305,7 @@ def test_pushing_a_step_is_a_revision(llama, tmp_path, monkeypatch):
   monkeypatch.setattr(FakeHub, "calls", [])
   words = [f"--checkpoint={llama[0].path.parents[1]}", "--as=both"]
   step = str(random_models.STEP)
-  export_hf.main(
+  export_command.main(
     [*words, f"--output={tmp_path / 'a'}", "--repo=it", "--step", step]
   )
   for form in ATTENTIONS:
@@ -316,7 +317,7 @@ def test_pushing_a_step_is_a_revision(llama, tmp_path, monkeypatch):
   with pytest.raises(
     UserError, match=r"to it failed: Token is required; .* is"
   ):
-    export_hf.main(
+    export_command.main(
       [words[0], f"--output={tmp_path / 'b'}", "--repo=it", "--as=causal"]
     )
   assert (tmp_path / "b" / folders.SINGLE).exists()
@@ -631,8 +632,8 @@ def test_a_full_disk_leaves_room_for_the_same_command(
   with monkeypatch.context() as patched:
     patched.setattr(import_.files, "write_text", full)
     with pytest.raises(UserError, match="No space left"):
-      import_hf.main(words)
-  import_hf.main(words)
+      import_command.main(words)
+  import_command.main(words)
   assert load(tmp_path / "run").step == 0
 
 
@@ -674,7 +675,7 @@ def test_pickles_are_read_as_weights_alone(llama, foreign, capsys, monkeypatch):
 def test_a_workdir_that_is_a_model_stays_as_it_is(foreign):
   before = contents(foreign)
   with pytest.raises(UserError, match=r"holds a tokenizer.json"):
-    import_hf.main([f"--model={foreign}", f"--workdir={foreign}"])
+    import_command.main([f"--model={foreign}", f"--workdir={foreign}"])
   assert contents(foreign) == before
 
 
@@ -682,21 +683,25 @@ def test_a_workdir_that_is_a_model_stays_as_it_is(foreign):
 def test_the_commands(llama, tmp_path):
   run = llama[0].path
   made = runs.run(
-    "antlm_jax.export_hf",
+    "antlm_jax.commands.export",
     *("--checkpoint", run, "--output", tmp_path / "hf", "--as=both"),
     "--sentence_transformers",
   )
   assert made.returncode == 0, made.stderr
   assert "opens by AutoModelForCausalLM" in made.stdout
   again = runs.run(
-    "antlm_jax.export_hf", "--checkpoint", run, "--output", tmp_path / "hf"
+    "antlm_jax.commands.export",
+    "--checkpoint",
+    run,
+    "--output",
+    tmp_path / "hf",
   )
   assert f"{tmp_path / 'hf'} exists" in runs.error_of(again)
   words = ("--model", tmp_path / "hf/causal", "--workdir", tmp_path / "run")
-  made = runs.run("antlm_jax.import_hf", *words)
+  made = runs.run("antlm_jax.commands.import_", *words)
   assert made.returncode == 0, made.stderr
   assert runs.same_params(tmp_path / "run", run)
-  again = runs.run("antlm_jax.import_hf", *words)
+  again = runs.run("antlm_jax.commands.import_", *words)
   assert "holds a run" in runs.error_of(again)
 
 
@@ -714,7 +719,7 @@ def test_an_imported_model_is_continued(tmp_path, tokenizer):
   )
   assert made.returncode == 0, made.stderr
   made = runs.run(
-    "antlm_jax.prepare",
+    "antlm_jax.commands.prepare",
     *("--text", text / "text", "--output", tmp_path / "data"),
     *("--tokenizer", tmp_path / "run/tokenizer.json", "--seq_len=32"),
   )

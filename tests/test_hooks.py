@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from antlm_jax import config as config_lib
-from antlm_jax import train as command
+from antlm_jax.commands import train as command
 from antlm_jax.errors import Stopped, UserError
 from antlm_jax.inference import pairs
 from antlm_jax.inference.model import load

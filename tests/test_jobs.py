@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from antlm_jax import prepare, train
+from antlm_jax.commands import prepare, train
 from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
 from antlm_jax.evals import blimp, jobs
 from antlm_jax.inference import model

@@ -276,7 +276,7 @@ def test_a_study_installs_what_its_report_needs_unless_it_only_prints(tmp_path):
   ends_with_error(done, "installs nothing: run")
   (tmp_path / ".venv/bin").mkdir(parents=True)
   write_script(tmp_path / ".venv/bin/python", said)
-  study = f"python -m antlm_jax.evals.study --config={tmp_path}/configs/"
+  study = f"python -m antlm_jax study --config={tmp_path}/configs/"
   study += "antlm_table.py --text=t --data=d"
   for option in ("--dry_run", "--commands", "--help"):
     assert run(table, *words, option).stdout == f"{study} {option}\n"

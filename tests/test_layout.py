@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from antlm_jax.__main__ import COMMANDS
+from antlm_jax.commands import COMMANDS
 from antlm_jax.evals.benchmarks import structure
 
 HEAVY = {"torch", "tensorboardX", "matplotlib", "tensorflow", "transformers"}
@@ -80,7 +80,7 @@ def test_no_command_loads_what_only_some_need(commands):
 
 
 def test_antlm_knows_every_command(commands):
-  known = {*COMMANDS.values(), "antlm_jax.__main__"}
+  known = {*COMMANDS.values(), "antlm_jax.__main__", "antlm_jax.train"}
   assert {n for n in commands if ".benchmarks." not in n} == known
 
 

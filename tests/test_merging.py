@@ -120,7 +120,7 @@ def test_the_command(run, loaded, tmp_path):
   (path,) = export.export(loaded, tmp_path / "hf", ["causal"])
   (path / NATIVE).unlink()
   words = (f"--models={run},{path}", "--method=slerp", "--weights=3,1")
-  runs.main("antlm_jax.merge", *words, f"--workdir={tmp_path / 'new'}")
+  runs.main("antlm_jax.commands.merge", *words, f"--workdir={tmp_path / 'new'}")
   made = load(tmp_path / "new")
   assert helpers.equal(made.params, dict(loaded.params))  # of equals
   told = f"slerp: 3 * {run.name} (step 7) + 1 * hf"
@@ -139,5 +139,5 @@ def test_the_command(run, loaded, tmp_path):
     ("holds a run", two, f"--workdir={tmp_path / 'new'}"),
   ):
     where = f"--workdir={tmp_path / 'none'}"
-    assert told in runs.refused("antlm_jax.merge", where, *words)
+    assert told in runs.refused("antlm_jax.commands.merge", where, *words)
     assert not (tmp_path / "none").exists()

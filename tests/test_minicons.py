@@ -1,7 +1,7 @@
 """Our scores beside minicons' on the same weights, on real minimal pairs.
 
 BabyLM's 2024 pipeline scores masked models with minicons
-(github.com/kanishkamisra/minicons). It opens what export_hf writes.
+(github.com/kanishkamisra/minicons). It opens what `antlm export` writes.
 """
 
 import json

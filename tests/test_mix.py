@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from antlm_jax.data.make_folder import Settings, prepare
+from antlm_jax.commands.prepare import prepare
 from antlm_jax.data.order import Order, Part
 from antlm_jax.data.prepared_folder import Sources, named
 from antlm_jax.data.rows import Concatenated
@@ -175,7 +175,7 @@ def other(english, prepared, shared):
     lines = "\n".join(" ".join(line.split()[::-1]) for line in text)
     folder.mkdir()
     (folder / "text.txt").write_text(lines)
-    common = {"text": (str(folder / "text.txt"),), "documents": "line"}
+    common = {"text": folder / "text.txt", "documents": "line"}
     alike = {"seq_len": 32, "packing": "documents"} | common
     same = alike | {"tokenizer": str(prepared / "tokenizer.json")}
     for name, options in {
@@ -184,7 +184,7 @@ def other(english, prepared, shared):
       "length": same | {"seq_len": 16},
       "stream": same | {"packing": "stream"},
     }.items():
-      prepare(Settings(output=str(folder / name), **options))
+      prepare(output=folder / name, **options)
 
   return shared("other", make)
 

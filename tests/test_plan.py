@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from antlm_jax import plan
+from antlm_jax.commands import plan
 from antlm_jax.errors import UserError
 from antlm_jax.masks import AttentionMask
 from antlm_jax.planning import (

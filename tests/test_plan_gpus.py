@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from antlm_jax import plan
+from antlm_jax.commands import plan
 from antlm_jax.errors import UserError
 from antlm_jax.planning import compilers, estimate, gpus, search, topology
 from antlm_jax.planning.hlo import Collective

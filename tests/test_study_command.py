@@ -7,7 +7,7 @@ import shlex
 import pytest
 
 from antlm_jax import config as config_lib
-from antlm_jax.__main__ import COMMANDS
+from antlm_jax.commands import COMMANDS
 from antlm_jax.data.prepared_folder import Manifest
 from antlm_jax.evals import study
 from tests import real, runs
@@ -64,13 +64,13 @@ def made(path, *rows, overrides=(), folder=MADE):
   settings = study.Settings(config=str(path), rows=rows)
   asked = study.read(settings, overrides)
   found = study.jobs(asked, folder, "text", "data")
-  return {job.about: (job.module, job.arguments) for job in found}
+  return {job.about: (job.command, job.arguments) for job in found}
 
 
 def training(jobs, row, seed=0):
   """The settings of a training beyond its config, data and workdir."""
   module, arguments = jobs[f"{row}, seed {seed}: training"]
-  assert module == "antlm_jax.train"
+  assert module == "train"
   assert arguments[1] == f"--workdir={MADE / row / str(seed)}"
   return [word.removeprefix("--config.") for word in arguments[3:]]
 
@@ -204,8 +204,8 @@ def test_a_dry_run_counts_the_epochs_of_the_data(prepared, tmp_path, capsys):
 @pytest.mark.parametrize("name", ["antlm_table", "clm_or_mlm", "mixing"])
 def test_every_command_of_a_study_works_without_a_checkout(name):
   scales = config_lib.module(str(CONFIGS / f"{name}.py")).SCALES.values()
-  found = {e.module for scale in scales for e in scale.evaluations}
-  assert found <= {*COMMANDS.values()}
+  found = {e.command for scale in scales for e in scale.evaluations}
+  assert found <= {*COMMANDS}
 
 
 def test_the_commands_are_printed_to_be_run_elsewhere(path, capsys):
@@ -214,9 +214,9 @@ def test_the_commands_are_printed_to_be_run_elsewhere(path, capsys):
   words = f"--runs={folder / 'runs'}", f"--text={folder}", f"--data={folder}"
   study.main([f"--config={path}", *words, "--commands"])
   lines = [shlex.split(line) for line in capsys.readouterr().out.splitlines()]
-  first = [["python", "-m", f"antlm_jax.{x}"] for x in ("prepare", "train")]
-  assert [w[:3] for w in lines[:2]] == first
-  trained = [w for w in lines if w[2] == "antlm_jax.train"]
+  first = [["python", "-m", "antlm_jax", x] for x in ("prepare", "train")]
+  assert [w[:4] for w in lines[:2]] == first
+  trained = [w for w in lines if w[2:4] == ["antlm_jax", "train"]]
   assert len(trained) == 7 and not (folder / "runs").exists()
 
 

@@ -168,7 +168,7 @@ def trained(monkeypatch):
 
   def call(job, seconds=None):
     of, *overrides = job.arguments[1:]
-    assert job.module == "antlm_jax.train" and of == "--config=quickstart"
+    assert job.command == "train" and of == "--config=quickstart"
     words = " ".join(overrides).replace("curriculum ", "curriculum=", 1)
     words = [f"--config.{w.strip()}" for w in words.split("--config.")[1:]]
     found = config_lib.load("quickstart", words)
@@ -282,7 +282,7 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path):
   (training,) = (
     int(pid)
     for pid in children.read_text().split()
-    if "antlm_jax.train" in pathlib.Path(f"/proc/{pid}/cmdline").read_text()
+    if "antlm_jax\0train" in pathlib.Path(f"/proc/{pid}/cmdline").read_text()
   )
   os.kill(training, signal.SIGSTOP)
   process.kill()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from antlm_jax import attention, models, train
+from antlm_jax import attention, models
+from antlm_jax.commands import train
 from antlm_jax.inference.model import load
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
 from antlm_jax.models import encoder, layers

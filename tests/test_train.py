@@ -327,7 +327,7 @@ def test_a_tokenizer_without_a_mask_trains_causally_alone(english, tmp_path):
   data = tmp_path / "data"
   words = f"--text={english}/text --output={data} --seq_len=32"
   words += f" --tokenizer={tmp_path}/tokenizer.json"
-  runs.main("antlm_jax.prepare", *words.split())
+  runs.main("antlm_jax.commands.prepare", *words.split())
   args = runs.train_args(tmp_path / "both", data)
   line = runs.refused("antlm_jax.train", *args)
   # Where one was taken out there is a gap, so that none can be added.
@@ -479,7 +479,8 @@ def test_a_file_in_the_checkpoints_place_ends_the_run(prepared, tmp_path):
 
 IMPORTING = """
 import os, signal, sys
-from antlm_jax import cli, train
+from antlm_jax import cli
+from antlm_jax.commands import train
 
 class Signalled:
   def find_spec(self, name, *rest):

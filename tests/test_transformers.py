@@ -370,7 +370,7 @@ def test_a_real_llama_learns_to_fill_masks(smol, tmp_path):
   (sample / "a.train").write_text("\n".join(sentences[:2500]))
   (sample / "a.dev").write_text("\n".join(sentences[2500:]))
   made = runs.run(
-    "antlm_jax.prepare",
+    "antlm_jax.commands.prepare",
     *("--text", sample, "--output", tmp_path / "data"),
     *("--tokenizer", folder / "run/tokenizer.json", "--boundary=eos"),
     "--seq_len=64",

@@ -93,7 +93,7 @@ def test_milestones_stay_and_are_exported_as_revisions(
   assert set(checkpoint.steps(run)) == {*steps.values(), 12}
   monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
   words = (f"--checkpoint={run}", f"--output={output}", "--revisions")
-  runs.main("antlm_jax.export_hf", *words, "--repo=it")
+  runs.main("antlm_jax.commands.export", *words, "--repo=it")
   assert {p.name for p in output.iterdir()} == {"main", *steps}
   assert FakeHub.uploads == {
     None if p.name == "main" else p.name: p for p in output.iterdir()

@@ -36,7 +36,7 @@ _PATHS = {"nargs": "+", "action": "extend", "metavar": "PATH"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Preparation:
   """Text to prepare, and how: the arguments of `antlm prepare`."""
 
   text: tuple[str, ...] = setting(
@@ -97,7 +97,7 @@ class Settings:
   seed: int = setting(0, "Random seed of the chunks' lengths")
 
 
-def prepare(settings: Settings, tokenizer: Tokenizer | None = None) -> Manifest:
+def make(settings: Preparation, tokenizer: Tokenizer | None = None) -> Manifest:
   """Prepares a folder, or finds that it is already prepared.
 
   A `tokenizer` replaces the file `settings.tokenizer`, which then only names it
@@ -143,10 +143,12 @@ def prepare(settings: Settings, tokenizer: Tokenizer | None = None) -> Manifest:
   return manifest
 
 
-def is_prepared(settings: Settings, tokenizer: Tokenizer | None = None) -> bool:
-  """Returns whether `prepare` made the folder with these settings.
+def is_prepared(
+  settings: Preparation, tokenizer: Tokenizer | None = None
+) -> bool:
+  """Returns whether `make` made the folder with these settings.
 
-  It does not read the text. The arguments are those of `prepare`.
+  It does not read the text. The arguments are those of `make`.
 
   Raises:
     UserError: The tokenizer, or what is in the folder, cannot be read.
@@ -157,7 +159,7 @@ def is_prepared(settings: Settings, tokenizer: Tokenizer | None = None) -> bool:
   return there == _asked(settings, tokenizer)
 
 
-def _check(settings: Settings, tokenizer: Tokenizer | None) -> None:
+def _check(settings: Preparation, tokenizer: Tokenizer | None) -> None:
   settings_lib.check(settings)
   length, least = settings.seq_len, 2 * packing.SHORTEST_CHUNK
   if settings.packing == "chunks" and length < least:
@@ -183,7 +185,7 @@ def _check(settings: Settings, tokenizer: Tokenizer | None) -> None:
       )
 
 
-def _asked(settings: Settings, tokenizer: Tokenizer | None) -> dict:
+def _asked(settings: Preparation, tokenizer: Tokenizer | None) -> dict:
   """Returns the settings that the result depends on, for the manifest."""
   # Paths do not matter, and a given tokenizer counts by its content.
   asked = dataclasses.asdict(settings)
@@ -237,7 +239,7 @@ def _check_same(
 
 
 def _make(
-  settings: Settings,
+  settings: Preparation,
   tokenizer: Tokenizer | None,
   corpus: Corpus,
   wanted: tuple[dict, list[dict]],
@@ -271,7 +273,7 @@ def _make(
 
 
 def _read(
-  settings: Settings, corpus: Corpus, folder: pathlib.Path
+  settings: Preparation, corpus: Corpus, folder: pathlib.Path
 ) -> dict[str, Texts]:
   """Reads the text of each split."""
   whole = document_store.spool(corpus.pieces("train"), folder)
@@ -304,7 +306,7 @@ def _sample(texts: Texts) -> Iterator[str]:
 
 
 def _write(
-  settings: Settings,
+  settings: Preparation,
   tokenizer: Tokenizer,
   texts: Texts,
   folder: pathlib.Path,

@@ -84,15 +84,22 @@ class Manifest:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Prepared:
-  """A prepared folder."""
+  """A prepared folder, or the same data in memory."""
 
-  folder: pathlib.Path
+  folder: pathlib.Path | None  # None in memory
   manifest: Manifest
   tokenizer: Tokenizer  # the one that its rows were made with
   train: Rows
   dev: Rows  # held out
+
+  def __repr__(self) -> str:
+    return (
+      f"<prepared data: {len(self.train):,} rows of {self.train.seq_len} tokens,"
+      f" vocabulary {self.tokenizer.vocab_size:,},"
+      f" {self.folder or 'in memory'}>"
+    )
 
   @classmethod
   def open(cls, folder: str | os.PathLike) -> "Prepared":
@@ -155,19 +162,18 @@ class Sources:
       UserError: A folder cannot be opened, two have the same name, or they were
         not prepared alike.
     """
-    own, others = (
-      {
-        name: Prepared.open(buckets.local(folder, MANIFEST))
-        for name, folder in named(text, key).items()
-      }
-      for text, key in ((path, "data.path"), (further, "eval.data"))
-    )
+    return cls.of(opened(path, "data.path"), further)
+
+  @classmethod
+  def of(cls, own: Mapping[str, Prepared], further: str = "") -> "Sources":
+    """Joins prepared data by name; `further` and errors are those of `open`."""
+    others = opened(further, "eval.data")
     if {*others} & {"", *own}:
       raise UserError(
         f"eval.data={further}: give each folder a name that no other has, such"
         " as news=FOLDER"
       )
-    every = own | others
+    every = {**own, **others}
     _check_alike(every)
     first = next(iter(own.values()))
     splits = {name: of.manifest.splits["train"] for name, of in own.items()}
@@ -186,6 +192,15 @@ class Sources:
     """All rows to train on."""
     first, *more = self.train.values()
     return Concatenated([first, *more]) if more else first
+
+
+def opened(text: str, key: str) -> dict[str, Prepared]:
+  """Opens the folders that a setting names, also in a bucket."""
+  folders = named(text, key).items()
+  return {
+    name: Prepared.open(buckets.local(folder, MANIFEST))
+    for name, folder in folders
+  }
 
 
 def named(text: str, key: str) -> dict[str, str]:

@@ -126,6 +126,14 @@ class Tokenizer:
       )
     return made
 
+  @classmethod
+  def of_ids(cls, vocab_size: int) -> "Tokenizer":
+    """Makes a tokenizer whose words are the ids `0` to `vocab_size - 1`."""
+    words = {str(index): index for index in range(vocab_size)}
+    backend = tokenizers.Tokenizer(models.WordLevel(words, unk_token="0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return cls(backend)
+
   def to_json(self) -> str:
     return self._backend.to_str()
 

@@ -2,9 +2,10 @@
 
 import argparse
 import dataclasses
+import os
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 import numpy as np
@@ -97,7 +98,7 @@ def from_args(args: argparse.Namespace) -> Loaded:
   return load(args.checkpoint, args.step)
 
 
-def load(path, step: int | None = None) -> Loaded:
+def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   """Loads a trained model from a run or one of its checkpoints.
 
   `path` may be gs://BUCKET/RUN. `step` is by default the newest of the run.
@@ -130,7 +131,19 @@ def load(path, step: int | None = None) -> Loaded:
   )
 
 
-def identify(path, step: int | None = None) -> Identity:
+_Model = TypeVar("_Model", bound=TextModel)
+
+
+@overload
+def opened(model: _Model) -> _Model: ...
+@overload
+def opened(model: str | os.PathLike[str]) -> Loaded: ...
+def opened(model):
+  """Returns a model as it is, or loads it from its path."""
+  return model if isinstance(model, TextModel) else load(model)
+
+
+def identify(path: str | os.PathLike[str], step: int | None = None) -> Identity:
   """Identifies the model that `load` loads, without reading its weights.
 
   Arguments and errors are those of `load`.

@@ -11,23 +11,27 @@ A *mode* says which outputs predict a token:
 """
 
 import dataclasses
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpy.typing as npt
 
 from antlm_jax import models
 from antlm_jax.data import packing
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, programs
 from antlm_jax.inference.framing import TextModel
+from antlm_jax.inference.model import opened
 from antlm_jax.masks import AttentionMask
 from antlm_jax.objectives.corruption import Segments
 from antlm_jax.runtime import sharding
 
 MODES = ("causal", "mlm", "mntp", "fused")
+_ALIASES = {"clm": "causal"}  # as logs call it
 REDUCTIONS = ("sum", "mean")
 BATCH_TOKENS = 8192
 _ROW = 64  # row lengths are multiples of it: TPU kernels pad shorter rows
@@ -76,11 +80,17 @@ class Totals(NamedTuple):
   likeliest: np.ndarray  # number of tokens that are the likeliest, int `[n]`
 
 
+def mode_named(name: str) -> str:
+  """Returns a mode of `MODES` for a name: `clm` is `causal`."""
+  return _ALIASES.get(name, name)
+
+
 def passes(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
   """Returns the passes of a mode, a masked one last. Their logits are added.
 
   Raises a UserError for an unknown mode.
   """
+  mode = mode_named(mode)
   if mode not in MODES:
     raise UserError(f"mode {mode!r} is not one of {', '.join(MODES)}")
   causal = Pass(masked=False, shift=1)
@@ -92,16 +102,16 @@ def passes(loaded: TextModel, mode: str) -> tuple[Pass, ...]:
 
 
 def score(
-  loaded: TextModel,
-  texts: Sequence[str],
-  mode: str,
+  model: TextModel | str | os.PathLike[str],
+  texts: str | Iterable[str],
+  mode: str = "causal",
   contexts: Sequence[str] | None = None,
   text_format: Format = Format(),
   reduction: str = "sum",
   temperature: float | Sequence[float] = 1.0,
   batch_tokens: int = BATCH_TOKENS,
   track: Callable[[Sequence], Iterable] = iter,
-) -> np.ndarray:
+) -> npt.NDArray[np.float64]:
   """Scores texts; a higher score is a likelier text.
 
   By default, the special tokens that surrounded documents in training surround
@@ -110,8 +120,9 @@ def score(
   token across the end of the context belongs to the text.
 
   Args:
-    texts: n texts; equal ones are scored once.
-    mode: `causal`, `mlm`, `mntp` or `fused`.
+    model: A model, or a path to a run or checkpoint.
+    texts: n texts, or one; equal ones are scored once.
+    mode: `causal` (or `clm`), `mlm`, `mntp` or `fused`.
     contexts: n texts before them, each of which may be empty.
     reduction: `sum` or `mean` over the scored tokens.
     temperature: Divisor of the logits. Several cost little more than one.
@@ -127,6 +138,8 @@ def score(
       positive, a text that is too long or empty, or masks without a `<mask>`
       token.
   """
+  loaded = opened(model)
+  texts = [texts] if isinstance(texts, str) else list(texts)
   wanted = passes(loaded, mode)
   if reduction not in REDUCTIONS:
     known = ", ".join(REDUCTIONS)

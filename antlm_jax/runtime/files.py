@@ -27,6 +27,7 @@ from etils import epath
 
 from antlm_jax.errors import UserError
 
+Path = str | os.PathLike[str]  # to a file or folder
 FULL = os.strerror(errno.ENOSPC)
 # In tensorstore's errors, which are all ValueErrors: a bucket is out of reach.
 _OUT_OF_REACH = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED")

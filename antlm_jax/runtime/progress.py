@@ -1,6 +1,7 @@
 """Progress: a bar on a terminal or in a notebook, lines in a log."""
 
 import contextlib
+import contextvars
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -9,10 +10,22 @@ import tqdm
 
 from antlm_jax.runtime import processes
 
+_QUIET = contextvars.ContextVar("quiet", default=False)
+
+
+@contextlib.contextmanager
+def quietly(quiet: bool = True) -> Iterator[None]:
+  """Shows no lines and no bars in its block, except warnings, if `quiet`."""
+  before = _QUIET.set(quiet or _QUIET.get())
+  try:
+    yield
+  finally:
+    _QUIET.reset(before)
+
 
 def say(line: str) -> None:
   """Prints a line on stdout. Only the first of several processes prints it."""
-  if processes.is_first():
+  if processes.is_first() and not _QUIET.get():
     tqdm.tqdm.write(line, file=sys.stdout)  # above a bar, if there is one
     sys.stdout.flush()
 
@@ -26,6 +39,8 @@ def warn(line: str) -> None:
 
 def bar(**settings) -> tqdm.tqdm | None:
   """Returns a progress bar on a terminal or in a notebook; None in a log."""
+  if _QUIET.get():
+    return None
   if sys.stderr.isatty():
     return tqdm.tqdm(dynamic_ncols=True, **settings)
   if type(sys.stdout).__module__ != "ipykernel.iostream":
@@ -50,7 +65,7 @@ def track(
       yield item
       if shown is not None:
         shown.update()
-      elif time.monotonic() - last >= every:
+      elif time.monotonic() - last >= every and not _QUIET.get():
         last = time.monotonic()
         start = f"{name}: " if name else ""
         print(f"{start}{unit} {done}/{len(items)}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ from antlm_jax.config import Config
 from antlm_jax.data import order as order_lib
 from antlm_jax.data import packing
 from antlm_jax.data.order import Order
-from antlm_jax.data.prepared_folder import Sources
+from antlm_jax.data.prepared_folder import Prepared, Sources
 from antlm_jax.data.source import Source
 from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
@@ -129,13 +129,18 @@ class Run:
       raise UserError(f"model.{error}") from error
 
 
-def build(config: Config, start: Checkpoint | None = None) -> Run:
+def build(
+  config: Config,
+  start: Checkpoint | None = None,
+  data: Mapping[str, Prepared] | None = None,
+) -> Run:
   """Builds a run and checks all that can be wrong before its first step.
 
   `start` is the model of `init.checkpoint`, if that is not a run's checkpoint.
+  `data` by name replaces that of `data.path`.
   Raises a UserError if settings, data and devices do not fit together.
   """
-  run = assemble(config, read_data(config), start=start)
+  run = assemble(config, read_data(config, data), start=start)
   most = config.train.max_epochs
   if most and run.exceeds(most):
     raise UserError(
@@ -151,8 +156,12 @@ def build(config: Config, start: Checkpoint | None = None) -> Run:
   return dataclasses.replace(run, attention=attention, milestones=found)
 
 
-def read_data(config: Config) -> Sources:
-  """Opens the data of `data.path`, and of `eval.data`."""
+def read_data(
+  config: Config, data: Mapping[str, Prepared] | None = None
+) -> Sources:
+  """Opens the data of `data.path`, unless given, and of `eval.data`."""
+  if data:
+    return Sources.of(data, config.eval.data)
   if not config.data.path:
     raise UserError(
       "data.path is not set: give --config.data.path=DIR, a folder made by"

@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 from antlm_jax import config as config_lib
 from antlm_jax import errors, tables
 from antlm_jax.data import source as source_lib
+from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.data.source import Source
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
@@ -36,6 +37,7 @@ def train(
   hooks: Sequence[Hook] = (),
   command: str = "",
   start: Checkpoint | None = None,
+  data: Mapping[str, Prepared] | None = None,
 ) -> dict | None:
   """Trains to the end of the curriculum, and resumes a run that was stopped.
 
@@ -45,6 +47,7 @@ def train(
     hooks: Hooks to call in addition to those of `hooks.of_run`.
     command: Command line to show on the run's page.
     start: The model of `init.checkpoint`, if that is not a run's checkpoint.
+    data: Prepared data by name, in place of that of `data.path`.
 
   Returns:
     The summary, as in summary.json; None on all processes but the first.
@@ -60,7 +63,7 @@ def train(
     listening() as stop,
     buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror,
   ):
-    run = build(config, start)
+    run = build(config, start, data)
     writers.check(config.log.writers)
     _check_same(run, mirror.workdir)
     around = hooks_lib.of_run(config, mirror.folder, hooks)

@@ -5,7 +5,7 @@
 One size at a time grows, from a small encoder of the second paper's kind in
 packed rows (four layers, width 512, 2,048 tokens, a vocabulary of 32,768).
 A device's step always has 65,536 tokens. If a target is not here, its step is
-compiled: memory is the compiler's, time the bound of `antlm_jax.plan`. On CPU
+compiled: memory is the compiler's, time the bound of `antlm plan`. On CPU
 the step runs, with a width of 128 and 4,096 tokens.
 
 The picture has both axes in logarithms: with the tokens of a step fixed, an
@@ -119,7 +119,7 @@ class Settings:
   """The command's arguments."""
 
   targets: tuple[str, ...] = setting(
-    ("cpu", "v5p:2x2x1", "h100:8"), "cpu, or topologies as of antlm_jax.plan"
+    ("cpu", "v5p:2x2x1", "h100:8"), "cpu, or topologies as of antlm plan"
   )
   output: str = common.output()
 

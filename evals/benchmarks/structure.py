@@ -34,10 +34,12 @@ LEVELS = (
   "inference planning",
   "hf",
   "",  # antlm_jax itself: what users import
-  "__main__ train prepare plan generate fill_mask export_hf import_hf merge",
+  "generate fill_mask commands",
+  "__main__ train",
   "evals",
   "evals.blimp+evals.ewok+evals.score+evals.perplexity evals.finetune"
   " evals.report evals.compare evals.sweep evals.study evals.benchmarks",
+  "api",  # all that `antlm_jax` offers
 )
 _GROUPS = {
   f"antlm_jax.{name}".removesuffix("."): (level, group)
@@ -50,7 +52,9 @@ NEVER = {"models": ("objectives",)}
 ONLY = {"attention": ("antlm_jax.masks", "antlm_jax.hashing")}
 
 # The areas, by the beginning of their files' names; the first that fits counts.
-_SATELLITES = r"antlm_jax/(planning/|hf/|plan[.]|.*/toy_english[.]|.*/chips[.])"
+_SATELLITES = (
+  r"antlm_jax/(planning/|hf/|commands/plan|.*/toy_english[.]|.*/chips[.])"
+)
 AREAS = {
   _SATELLITES: "satellites",
   "antlm_jax/": "core",
@@ -97,6 +101,7 @@ def imports(files: Mapping[str, pathlib.Path]) -> dict[str, set[str]]:
     name: {
       found
       for node in ast.walk(ast.parse(path.read_text("utf-8")))
+      if name != "antlm_jax"  # it imports `api` when that is used
       for found in _imported(node, files)
       if found != name
     }

@@ -26,7 +26,7 @@ from antlm_jax.inference.model import (
   from_args,
   identify,
 )
-from antlm_jax.inference.scoring import BATCH_TOKENS, MODES
+from antlm_jax.inference.scoring import BATCH_TOKENS, MODES, mode_named
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 
@@ -52,6 +52,7 @@ class Settings:
     help="Outputs that predict a token: causal (left to right), mlm (at one"
     " mask at a time), mntp (one position before it) or fused (both together)",
     choices=MODES,
+    read=mode_named,
   )
   limit: int = setting(
     0, "Largest number of items of each file or UID; 0 for all", least=0

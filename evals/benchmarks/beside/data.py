@@ -33,7 +33,7 @@ def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
   file.write_text(tokenizer.to_json(), "utf-8")
   ours, theirs = folder / "ours", folder / "theirs"
   files = {"text": text, "output": str(ours), "tokenizer": str(file)}
-  settings = make_folder.Settings(**files, seq_len=_LENGTH, boundary="eos")
+  settings = make_folder.Preparation(**files, seq_len=_LENGTH, boundary="eos")
   yield Case(
     "prepare text",
     "datasets",
@@ -55,11 +55,11 @@ def cases(folder: pathlib.Path, text: tuple[str, ...]) -> Iterator[Case]:
     )
 
 
-def _prepare(settings: make_folder.Settings) -> int:
+def _prepare(settings: make_folder.Preparation) -> int:
   """Prepares anew, and returns the number of rows."""
   shutil.rmtree(settings.output, ignore_errors=True)
   with contextlib.redirect_stdout(io.StringIO()):
-    return make_folder.prepare(settings).splits["train"].rows
+    return make_folder.make(settings).splits["train"].rows
 
 
 def _group(paths, file: pathlib.Path, folder: pathlib.Path) -> int:

@@ -15,17 +15,20 @@ model, and its card lists the merged models.
 """
 
 import dataclasses
+import os
 from collections.abc import Sequence
 
 from antlm_jax import cli, settings
 from antlm_jax.hf import import_
 from antlm_jax.inference import merging
+from antlm_jax.inference.model import Loaded, load
+from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-  """Options of the command."""
+class Merging:
+  """Arguments of the command."""
 
   models: tuple[str, ...] = setting(help="Models, separated by commas")
   weights: tuple[float, ...] = setting(
@@ -40,18 +43,46 @@ class Settings:
   )
 
 
+def merge(
+  models: Sequence[files.Path | Loaded],
+  workdir: files.Path,
+  *,
+  weights: Sequence[float] = (),
+  method: str = Merging.method,
+  base: files.Path | Loaded = "",
+) -> Loaded:
+  """Merges models of one shape and one tokenizer, and writes the result.
+
+  Args:
+    models: Models, runs, checkpoints, folders of transformers or names on the
+      Hub. The first one's config is kept.
+    workdir: Path to the folder for the merged model, which is a run.
+    weights: Weight of each model; equal by default.
+    method: `linear`, `slerp` or `task`; see `antlm merge --help`.
+    base: The model that `task` starts from.
+
+  Raises:
+    UserError: The models do not fit each other or the method, or the folder
+      exists.
+  """
+  import_.check_workdir(workdir)  # before reading, which takes minutes
+  parts = [_opened(model) for model in models]
+  start = _opened(base) if base else None
+  meta, params = merging.merge(parts, weights, method, start)
+  merged = import_.Imported(meta, 0, (), params)
+  return load(import_.write(merged, workdir, parts[0].task))
+
+
+def _opened(model: files.Path | Loaded) -> Loaded:
+  return model if isinstance(model, Loaded) else import_.load(os.fspath(model))
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(description=__doc__)
-  settings.add_arguments(parser, Settings)
-  wanted = settings.from_args(Settings, parser.parse_args(argv))
-  import_.check_workdir(wanted.workdir)  # before reading, which takes minutes
-  parts = [import_.load(model) for model in wanted.models]
-  base = import_.load(wanted.base) if wanted.base else None
-  meta, params = merging.merge(parts, wanted.weights, wanted.method, base)
-  merged = import_.Imported(meta, 0, (), params)
-  path = import_.write(merged, wanted.workdir, parts[0].task)
-  print(f"{meta.merged}: {path}")
+  settings.add_arguments(parser, Merging)
+  merged = merge(**vars(settings.from_args(Merging, parser.parse_args(argv))))
+  print(f"{merged.merged}: {merged.path}")
 
 
 if __name__ == "__main__":

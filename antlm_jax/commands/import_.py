@@ -17,10 +17,41 @@ from collections.abc import Sequence
 from antlm_jax import cli, units
 from antlm_jax.data import packing
 from antlm_jax.hf import import_
+from antlm_jax.inference.model import Loaded, load
+from antlm_jax.runtime import files, progress
+
+
+def import_model(
+  model: files.Path,
+  workdir: files.Path,
+  *,
+  boundary: str | None = None,
+  quiet: bool = False,
+) -> Loaded:
+  """Makes a run of a transformers model, and returns it loaded.
+
+  Args:
+    model: Path to its folder, or its name on the Hub, ORG/NAME.
+    workdir: Path to the new run.
+    boundary: Special tokens around a text: `bos_eos`, `bos`, `eos` or `none`;
+      by default those of its tokenizer.
+    quiet: Do not print notes on the model.
+
+  Raises:
+    UserError: There is no such model, antlm_jax cannot compute it, or the run
+      exists.
+  """
+  import_.check_workdir(workdir)
+  imported = import_.read(model, boundary)
+  path = import_.write(imported, workdir)
+  with progress.quietly(quiet):
+    for note in imported.notes:
+      progress.say(f"note: {note}")
+  return load(path)
 
 
 def main(argv: Sequence[str]) -> None:
-  """The command."""
+  """Runs the command."""
   parser = cli.Parser(description=__doc__)
   add = parser.add_argument
   add("--model", required=True, help="path to a folder, or a name on the Hub")
@@ -30,15 +61,9 @@ def main(argv: Sequence[str]) -> None:
     choices=tuple(packing.BOUNDARIES),
     help="special tokens around a text (default: those of its tokenizer)",
   )
-  args = parser.parse_args(argv)
-  import_.check_workdir(args.workdir)
-  imported = import_.read(args.model, args.boundary)
-  path = import_.write(imported, args.workdir)
-  size = sum(value.size for value in imported.params.values())
-  name = imported.meta.config.model.name
-  print(f"{name} of {units.quantity(size)} parameters: {path}")
-  for note in imported.notes:
-    print(f"note: {note}")
+  made = import_model(**vars(parser.parse_args(argv)))
+  size = units.quantity(made.model.size)
+  print(f"{made.config.model.name} of {size} parameters: {made.path}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,24 @@
+"""Commands: each turns its arguments into one call, and prints the result."""
+
+# Modules that have `main(argv)`, by command. Those of jobs also have
+# `done(argv)`: whether the results exist.
+COMMANDS = {
+  "prepare": "antlm_jax.commands.prepare",
+  "train": "antlm_jax.commands.train",
+  "plan": "antlm_jax.commands.plan",
+  "generate": "antlm_jax.generate",
+  "fill_mask": "antlm_jax.fill_mask",
+  "export": "antlm_jax.commands.export",
+  "import": "antlm_jax.commands.import_",
+  "merge": "antlm_jax.commands.merge",
+  "toy_english": "antlm_jax.data.toy_english",
+  "eval blimp": "antlm_jax.evals.blimp",
+  "eval ewok": "antlm_jax.evals.ewok",
+  "eval score": "antlm_jax.evals.score",
+  "eval perplexity": "antlm_jax.evals.perplexity",
+  "eval finetune": "antlm_jax.evals.finetune",
+  "report": "antlm_jax.evals.report",
+  "compare": "antlm_jax.evals.compare",
+  "sweep": "antlm_jax.evals.sweep",
+  "study": "antlm_jax.evals.study",
+}

@@ -1,0 +1,155 @@
+"""Writes a trained model as a folder of Hugging Face's transformers.
+
+  antlm export --checkpoint=RUN --output=FOLDER
+
+A llama opens without code of ours: causal as a Llama (AutoModelForCausalLM),
+bidirectional as a EuroBERT (AutoModelForMaskedLM, AutoModel, ...). A modernbert
+opens as a ModernBERT or as its decoder. LTG-BERT, and a EuroBERT that predicts
+masked tokens one position before them, include code (trust_remote_code=True).
+--as=both writes FOLDER/causal and FOLDER/bidirectional, the weights once.
+--revisions writes FOLDER/main, the newest step, and a folder for each step of
+the run's checkpoint.words: FOLDER/chck_1M, ..., BabyLM's names of revisions.
+
+Only --repo uses the network.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from antlm_jax import cli, settings
+from antlm_jax.errors import UserError
+from antlm_jax.hf import card, hub, weights
+from antlm_jax.hf import export as export_lib
+from antlm_jax.hf.architecture import ATTENTIONS
+from antlm_jax.inference.model import Loaded, add_arguments, load, opened
+from antlm_jax.runtime import files, progress
+from antlm_jax.settings import setting
+from antlm_jax.training import checkpoint
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Exporting(card.About):
+  """The command's arguments, except the checkpoint and the attention."""
+
+  output: str = setting(help="path to a new folder", read=cli.here)
+  dtype: str = setting("float32", "dtype of weights", choices=weights.DTYPES)
+  shard_gb: float = setting(5.0, "largest file, in GB", over=0, most=1e6)
+  sentence_transformers: bool = setting(
+    False, "add files of sentence-transformers: the mean over tokens"
+  )
+  revisions: bool = setting(False, "also export the steps of checkpoint.words")
+  repo: str = setting("", "push to this repository of the Hub")
+
+
+class Exported(NamedTuple):
+  """A folder that transformers opens."""
+
+  path: pathlib.Path
+  attention: str  # `causal` or `bidirectional`
+  classes: tuple[str, ...]  # names of transformers' classes that open it
+
+  def __str__(self) -> str:
+    return f"{self.path}: {self.attention}, opens by {', '.join(self.classes)}"
+
+
+def export(
+  model: files.Path | Loaded,
+  output: files.Path,
+  *,
+  attention: str | None = None,
+  dtype: str = Exporting.dtype,
+  shard_gb: float = Exporting.shard_gb,
+  sentence_transformers: bool = False,
+  revisions: bool = False,
+  repo: str = "",
+  license: str = "",
+  language: Sequence[str] = (),
+  base_model: str = "",
+  step: int | None = None,
+  quiet: bool = False,
+) -> list[Exported]:
+  """Writes a trained model as folders of Hugging Face's transformers.
+
+  Args:
+    model: A model, or a path to a run or checkpoint; a fine-tuned one keeps its
+      head.
+    output: Path to a new folder.
+    attention: `causal`, `bidirectional` or `both`; by default those of its
+      training.
+    dtype: Dtype of the weights: `float32`, `bfloat16` or `float16`.
+    shard_gb: Largest size of a weights file, in GB.
+    sentence_transformers: Add files of sentence-transformers: the mean over
+      tokens. An embedder always has them.
+    revisions: Also export the steps of `checkpoint.words`.
+    repo: Repository of the Hub to push to; the only use of the network.
+    license: License by its name on the Hub, for the card.
+    language: Languages of the text, for the card.
+    base_model: Name on the Hub of the model that training began from.
+    step: Step of a run given by its path; by default the newest.
+    quiet: Show nothing.
+
+  Raises:
+    UserError: The output exists, transformers has no such model, or the run has
+      no steps by words.
+  """
+  export_lib.check_new(output)  # before minutes of reading
+  loaded = opened(model) if step is None else load(model, step)
+  about = card.About(license, tuple(language), base_model)
+  parts = {(str(output), step and f"step-{step}"): loaded}
+  if revisions:
+    parts = {(f"{output}/main", None): loaded}
+    parts |= {(f"{output}/{name}", name): path for name, path in _steps(loaded)}
+  out = []
+  with progress.quietly(quiet):
+    for (folder, revision), one in parts.items():
+      one = opened(one)
+      chosen = ATTENTIONS if attention == "both" else (attention,)
+      if attention is None:
+        chosen = export_lib.trained_attentions(one)
+      size = round(1e9 * shard_gb)
+      how = dtype, size, sentence_transformers, about
+      written = export_lib.export(one, folder, chosen, *how)
+      for path, name in zip(written, chosen, strict=True):
+        classes = export_lib.target_of(one, name).classes
+        out.append(Exported(path, name, tuple(classes)))
+        progress.say(str(out[-1]))
+      if repo:
+        hub.push(written, repo, revision)
+  return out
+
+
+def _steps(loaded: Loaded) -> Iterator[tuple[str, pathlib.Path]]:
+  """Yields the kept steps of `checkpoint.words`, by revision."""
+  there = checkpoint.steps(loaded.run)
+  names = loaded.milestones
+  if not names or not there.keys() & names.values():
+    raise UserError(
+      f"{loaded.run} has no steps by words: train with"
+      " --config.checkpoint.words=babylm, or 1M,2M and so on"
+    )
+  if lacking := [name for name, step in names.items() if step not in there]:
+    progress.say(f"left out, not kept: {', '.join(lacking)}")
+  yield from ((n, there[s]) for n, s in names.items() if s in there)
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  parser = cli.Parser(description=__doc__)
+  add_arguments(parser)
+  parser.add_argument(
+    "--as",
+    dest="attention",
+    choices=(*ATTENTIONS, "both"),
+    help="attention of the export (default: those of its training)",
+  )
+  settings.add_arguments(parser, Exporting)
+  args = parser.parse_args(argv)
+  wanted = vars(settings.from_args(Exporting, args))
+  model, attention = args.checkpoint, args.attention
+  export(model, attention=attention, step=args.step, **wanted)
+
+
+if __name__ == "__main__":
+  cli.run(main)

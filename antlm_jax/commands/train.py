@@ -1,0 +1,192 @@
+"""Trains a model.
+
+    antlm train --config=quickstart --workdir=DIR \\
+      --config.data.path=PREPARED [--config.key=value ...]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from antlm_jax import cli
+from antlm_jax.runtime import signals
+
+if TYPE_CHECKING:
+  import numpy.typing as npt
+  from ml_collections import ConfigDict
+
+  from antlm_jax.config import Config
+  from antlm_jax.data.prepared_folder import Prepared
+  from antlm_jax.inference.model import Loaded
+  from antlm_jax.settings import Setting
+  from antlm_jax.training.hooks import Hook
+
+  Data = str | os.PathLike[str] | Prepared | npt.ArrayLike
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trained:
+  """A run that has ended, with the figures of its summary.json."""
+
+  workdir: pathlib.Path
+  steps: int
+  parameters: int
+  unigram_entropy: float  # of the held-out tokens, in nats
+  switches: tuple[int, ...]  # steps at which objectives or data changed
+  best: Mapping[str, float] | None  # step and loss, with `eval.watch`
+  modes: Mapping[str, Mapping[str, float]]  # last and best loss by objective
+  advice: tuple[str, ...]  # warnings, and a tip
+  held_out: tuple[Mapping[str, float], ...]  # main evaluations, in order
+  seconds: Mapping[str, float]  # by activity
+
+  @property
+  def losses(self) -> dict[str, float]:
+    """Held-out losses at the end in nats per target, by objective."""
+    return {name: found["loss"] for name, found in self.modes.items()}
+
+  def __repr__(self) -> str:
+    losses = "".join(f", {n} {loss:.3f}" for n, loss in self.losses.items())
+    return f"<run {self.workdir}, {self.steps:,} steps{losses}>"
+
+  def load(self) -> Loaded:
+    """Loads the model of the last step."""
+    from antlm_jax.inference import model
+
+    return model.load(self.workdir)
+
+
+def train(
+  config: str | os.PathLike[str] | Config | ConfigDict,
+  workdir: str | os.PathLike[str],
+  data: Data | Mapping[str, Data] | None = None,
+  *,
+  hooks: Sequence[Hook] = (),
+  quiet: bool = False,
+  command: str = "",
+  **settings: Setting,
+) -> Trained | None:
+  """Trains a model. The same call resumes a run that was stopped.
+
+  Args:
+    config: Name of a config, path to a config file (`FILE.py:ARG`), or a
+      config.
+    workdir: Path to the run's folder, which may be in a bucket.
+    data: Prepared data, the path to a prepared folder, or rows of token ids
+      `[N, T]`; of several sources, a mapping by name. By default `data.path`.
+    hooks: Hooks to call in addition to the run's own.
+    quiet: Show nothing but warnings.
+    command: Command line to show on the run's page.
+    **settings: Settings by their names, such as `curriculum="4C+16M+4C"` or
+      `**{"train.steps": 500}`.
+
+  Returns:
+    The run; None on all processes but the first.
+
+  Raises:
+    UserError: Bad input, a workdir in use by another run, a loss that is not
+      finite, or a failed save.
+    Stopped: A signal ended the run. Its last step is saved.
+  """
+  from antlm_jax import config as config_lib
+  from antlm_jax.hf import import_
+  from antlm_jax.inference.while_training import Pairs
+  from antlm_jax.runtime import progress
+  from antlm_jax.training import loop
+
+  path, held = _sources(data)
+  made = config_lib.given(config, {**path, **settings})
+  pairs = [Pairs(made.eval.pairs)] if made.eval.pairs else []
+  begin = made.init.checkpoint
+  start = import_.start(begin) if begin else None
+  with progress.quietly(quiet):
+    found = loop.train(made, workdir, [*pairs, *hooks], command, start, held)
+  return found and Trained(workdir=pathlib.Path(workdir), **found)
+
+
+def _sources(
+  data: Data | Mapping[str, Data] | None,
+) -> tuple[dict[str, str], dict[str, Prepared]]:
+  """Returns data as the setting `data.path`, or prepared data by name."""
+  import numpy as np
+
+  from antlm_jax.data import in_memory
+  from antlm_jax.data.prepared_folder import Prepared
+
+  if data is None:
+    return {}, {}
+  if isinstance(data, Prepared) and data.folder:
+    data = data.folder
+  if isinstance(data, str | os.PathLike):
+    return {"data.path": os.fspath(data)}, {}
+  found = {}
+  for name, one in (data if isinstance(data, Mapping) else {"": data}).items():
+    if isinstance(one, str | os.PathLike):
+      one = Prepared.open(one)
+    elif not isinstance(one, Prepared):
+      one = in_memory.from_rows(np.asarray(one))
+    found[name] = one
+  return {}, found
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  with signals.listening():
+    # Here, since they take seconds, in which a signal is to be heeded as well.
+    from antlm_jax import config as config_lib
+    from antlm_jax.runtime import processes
+
+    args, overrides = _parse(argv, config_lib.described())
+    with processes.together():
+      config = config_lib.load(args.config, overrides)
+      command = f"{sys.argv[0]} {shlex.join(argv)}"
+      train(config, args.workdir, command=command)
+
+
+def done(argv: Sequence[str]) -> bool:
+  """Returns whether the run has ended, and had these settings.
+
+  It reads neither the model nor the data.
+
+  Raises:
+    UserError: The arguments or the run's files cannot be read.
+  """
+  from antlm_jax import config as config_lib
+  from antlm_jax.runtime import files
+  from antlm_jax.training import saving
+
+  args, overrides = _parse(argv, "")
+  workdir = files.path(args.workdir)
+  if not (workdir / "summary.json").exists():
+    return False
+  before = files.read_text(workdir / saving.CONFIG, "the run's config")
+  config = config_lib.load(args.config, overrides)
+  return not config_lib.differences(config_lib.from_json(before), config)
+
+
+def _parse(argv: Sequence[str], settings: str):
+  """Returns the arguments, and those that override the config."""
+  parser = cli.Parser(
+    description="Trains a model. The same command resumes a run.",
+    epilog=f"settings, each --config.KEY=VALUE:\n{settings}",
+  )
+  parser.add_argument(
+    "--config",
+    required=True,
+    help="Name or path of a config, FILE.py or FILE.py:ARG",
+  )
+  parser.add_argument(
+    "--workdir",
+    required=True,
+    help="Path to the run's folder; may be gs://BUCKET/RUN",
+  )
+  return parser.parse_with_overrides(argv)
+
+
+if __name__ == "__main__":
+  cli.run(main)

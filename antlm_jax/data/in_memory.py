@@ -1,0 +1,106 @@
+"""Prepared data in memory, for tests, notebooks and small texts."""
+
+import dataclasses
+import hashlib
+
+import numpy as np
+import numpy.typing as npt
+
+from antlm_jax.data.prepared_folder import Manifest, Prepared, Split
+from antlm_jax.data.rows import Indices, Rows
+from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.errors import UserError
+
+_DEV_SHARE = 0.02
+
+
+class Held(Rows):
+  """Rows whose tokens `[N, T]` and segments' starts `[N, T]` are in memory."""
+
+  def __init__(
+    self,
+    tokens: npt.NDArray[np.int32],
+    starts: npt.NDArray[np.bool_] | None = None,
+  ):
+    self.seq_len, self.segmented = tokens.shape[1], starts is not None
+    self._count, self._tokens, self._starts = len(tokens), tokens, starts
+
+  def read(self, indices: Indices) -> tuple[np.ndarray, np.ndarray | None]:
+    starts = None if self._starts is None else self._starts[indices]
+    return self._tokens[indices], starts
+
+
+def copy(prepared: Prepared) -> Prepared:
+  """Reads a prepared folder, which may then be deleted."""
+  train, dev = (
+    Held(*rows.read(range(len(rows))))
+    for rows in (prepared.train, prepared.dev)
+  )
+  return dataclasses.replace(prepared, folder=None, train=train, dev=dev)
+
+
+def from_rows(
+  tokens: npt.ArrayLike,
+  dev: npt.ArrayLike | None = None,
+  tokenizer: Tokenizer | None = None,
+) -> Prepared:
+  """Makes prepared data of rows of tokens, int `[N, T]`.
+
+  Each row is one document, without special tokens of its own.
+
+  Args:
+    tokens: Rows to train on.
+    dev: Rows to hold out; by default the last 2 % of the others.
+    tokenizer: Their tokenizer; by default one whose words are the ids.
+
+  Raises:
+    UserError: The rows are no two-dimensional integers, or no ids of the
+      tokenizer.
+  """
+  train = np.asarray(tokens)
+  if dev is None:
+    train, dev = np.split(train, [-max(1, round(_DEV_SHARE * len(train)))])
+  parts = {"train": train, "dev": np.asarray(dev)}
+  for name, rows in parts.items():
+    if rows.ndim != 2 or not rows.size or rows.dtype.kind not in "iu":
+      raise UserError(
+        f"{name} rows are {rows.dtype} of the shape {rows.shape}: give rows of"
+        " token ids, int [N, T]"
+      )
+  low = min(rows.min() for rows in parts.values())
+  high = int(max(rows.max() for rows in parts.values()))
+  tokenizer = tokenizer or Tokenizer.of_ids(high + 1)
+  if low < 0 or high >= tokenizer.vocab_size:
+    raise UserError(
+      f"rows have the token ids {low} to {high}: the tokenizer has"
+      f" {tokenizer.vocab_size:,}"
+    )
+  held, splits = {}, {}
+  for name, rows in parts.items():
+    held[name] = Held(rows.astype(np.int32))
+    splits[name] = Split(
+      rows=len(rows),
+      documents=len(rows),
+      words=rows.size,
+      text_bytes=0,
+      tokens=rows.size,
+      dropped=0,
+      padding=0,
+      file="",
+      bytes=0,
+      sha256=hashlib.sha256(rows.astype("<i4").tobytes()).hexdigest(),
+    )
+  json = tokenizer.to_json().encode()
+  manifest = Manifest(
+    settings={"boundary": "none"},
+    sources=[],
+    tokenizer={
+      "sha256": hashlib.sha256(json).hexdigest(),
+      "vocab_size": tokenizer.vocab_size,
+    },
+    seq_len=train.shape[1],
+    dtype="<i4",
+    segmented=False,
+    splits=splits,
+  )
+  return Prepared(None, manifest, tokenizer, **held)
