@@ -400,7 +400,7 @@ def test_one_line_says_what_is_held_out(corpus, capsys, text, dev, line):
   (folder / "more.txt").write_text(make_text(60, seed=2), "utf-8")
   record = json.dumps({"text": make_text(600)})
   (folder / "one.jsonl").write_text(record, "utf-8")
-  dev = tuple(str(folder / path) for path in dev)
+  dev = [folder / path for path in dev]
   make(folder / text, folder / "out", dev=dev, seq_len=8)
   said = [s for s in capsys.readouterr().out.splitlines() if s[:4] == "dev:"]
   assert len(said) == 2 and said[0].startswith(line)  # the second has counts

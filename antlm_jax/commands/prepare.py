@@ -17,6 +17,7 @@ from antlm_jax.data import in_memory, make_folder
 from antlm_jax.data.make_folder import Preparation
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, progress
 
 Text = files.Path | Iterable[str] | Sequence[pathlib.Path]
@@ -97,16 +98,24 @@ def _paths(text: Text) -> Iterator[tuple[str, ...]]:
   if isinstance(text, str | os.PathLike):
     yield (os.fspath(text),)
     return
-  found = list(text) if isinstance(text, Sequence) else text
-  if isinstance(found, list) and all(
-    isinstance(x, pathlib.Path) for x in found
-  ):
-    yield tuple(map(str, found))
+  documents = iter(text)
+  first = next(documents, None)
+  if first is None:
+    yield ()
     return
+  if isinstance(first, pathlib.Path):
+    yield tuple(map(str, (first, *documents)))
+    return
+  if "\n" not in first[:256] and os.path.exists(first[:256]):
+    raise UserError(
+      f"{first!r} is a path, but a list of str holds documents: give it alone,"
+      " or a list of pathlib.Path"
+    )
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, "given.jsonl")
     with path.open("w", encoding="utf-8") as file:
-      file.writelines(json.dumps({"text": each}) + "\n" for each in found)
+      for one in (first, *documents):
+        file.write(json.dumps({"text": one}) + "\n")
     yield (str(path),)
 
 
@@ -153,11 +162,12 @@ def _settings(args: argparse.Namespace) -> tuple[Preparation, Tokenizer | None]:
 
 def _tokenizer(wanted: Preparation) -> Tokenizer | None:
   """Returns the tokenizer of the model that `tokenizer` names, if it does."""
-  if not wanted.tokenizer or wanted.tokenizer.endswith(".json"):
+  name = wanted.tokenizer
+  if not name or name.endswith(".json") or os.path.isfile(name):
     return None
   from antlm_jax.hf import import_  # slow to import
 
-  return import_.start(wanted.tokenizer).meta.tokenizer
+  return import_.start(name).meta.tokenizer
 
 
 if __name__ == "__main__":

@@ -95,10 +95,10 @@ class Prepared:
   dev: Rows  # held out
 
   def __repr__(self) -> str:
+    rows, words = self.train, self.tokenizer.vocab_size
     return (
-      f"<prepared data: {len(self.train):,} rows of {self.train.seq_len} tokens,"
-      f" vocabulary {self.tokenizer.vocab_size:,},"
-      f" {self.folder or 'in memory'}>"
+      f"<prepared data: {len(rows):,} rows of {rows.seq_len} tokens, vocabulary"
+      f" {words:,}, {self.folder or 'in memory'}>"
     )
 
   @classmethod
