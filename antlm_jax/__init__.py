@@ -33,6 +33,7 @@ __all__ = [
   "import_model",
   "load",
   "merge",
+  "plan",
   "prepare",
   "score",
   "train",

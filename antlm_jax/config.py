@@ -338,9 +338,7 @@ def load(spec: str, overrides: Iterable[str] = ()) -> Config:
     config = _config_dict(typed(config))
   except UserError as error:  # before the overrides: it is the file's
     raise UserError(f"--config={path}: {error}") from error
-  # First those that choose an implementation, whose settings others change.
-  ordered = sorted(overrides, key=lambda word: not _NAMED.match(word))
-  changed = {_override(config, override) for override in ordered}
+  changed = _change(config, overrides)
   if "shrink" in words:
     shrink(config, changed)
   return typed(config)
@@ -354,11 +352,13 @@ def given(
 
   Errors are those of `load` and `typed`.
   """
+  pairs = ((key, settings.written(value)) for key, value in changes.items())
+  words = [f"--config.{key}={value}" for key, value in pairs]
   if isinstance(config, str | os.PathLike):
-    pairs = ((key, settings.written(value)) for key, value in changes.items())
-    words = [f"--config.{key}={value}" for key, value in pairs]
     return load(os.fspath(config), words)
-  return typed(config).replace(changes)
+  made = _config_dict(typed(config))
+  _change(made, words)
+  return typed(made)
 
 
 def find(path: str) -> str:
@@ -429,6 +429,19 @@ def parse_arg(arg: str, **defaults) -> ConfigDict:
       known = ", ".join(choices[name])
       raise UserError(f"config argument {name}={value!r} is not one of {known}")
   return parsed
+
+
+def pairs(words: Iterable[str]) -> dict[str, str]:
+  """Returns `KEY=VALUE` or `--config.KEY=VALUE` words as settings by key."""
+  parts = (word.removeprefix("--config.").partition("=") for word in words)
+  return {key: value for key, _, value in parts}
+
+
+def _change(config: ConfigDict, overrides: Iterable[str]) -> set[str]:
+  """Applies each `--config.key=value`, and returns the keys."""
+  # First those that choose an implementation, whose settings others change.
+  ordered = sorted(overrides, key=lambda word: not _NAMED.match(word))
+  return {_override(config, override) for override in ordered}
 
 
 def _override(config: ConfigDict, override: str) -> str:

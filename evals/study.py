@@ -244,7 +244,7 @@ def _planned(study: Study, runs: pathlib.Path, name: str) -> Run:
     overrides += (f"--config.data.path={data}",)
   spec = f"{study.path}:{study.argument(name, 0)}"
   text = dataclasses.asdict(study.scale.text)
-  pod = search.Pod(spec, overrides, jax.devices()[:1], **text)
+  pod = search.Pod(spec, config_lib.pairs(overrides), jax.devices()[:1], **text)
   # Any mesh takes the same number of FLOPs.
   return pod.run(("mesh.data=-1", "mesh.fsdp=1", "mesh.tensor=1"))
 

@@ -273,7 +273,7 @@ def small(tmp_path):
 def pod(small, slices=1, **changes) -> search.Pod:
   devices = topology.devices("v5e:2x2", slices)
   return search.Pod(
-    small, (), devices, **{"vocab_size": 1024, "pieces": 2} | changes
+    small, {}, devices, **{"vocab_size": 1024, "pieces": 2} | changes
   )
 
 

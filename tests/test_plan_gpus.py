@@ -139,7 +139,7 @@ def test_without_the_compiler_it_is_said_how_to_get_it(small, monkeypatch):
 
 def estimates(small, shape, *settings, pieces=1):
   pod = search.Pod(
-    small, (), topology.devices(shape), vocab_size=1024, pieces=pieces
+    small, {}, topology.devices(shape), vocab_size=1024, pieces=pieces
   )
   run = pod.run(settings)
   return run, list(estimate.estimate_all(run, run.programs()))

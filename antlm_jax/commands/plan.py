@@ -15,25 +15,32 @@ more `fsdp`, recomputation and microbatches until it does, and exits with 1.
 
 import dataclasses
 import datetime
+import functools
+import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
+from ml_collections import ConfigDict
 
-from antlm_jax import cli, settings, tables
+from antlm_jax import cli, tables
+from antlm_jax import config as config_lib
+from antlm_jax import settings as settings_lib
+from antlm_jax.config import Config
 from antlm_jax.errors import UserError
-from antlm_jax.planning import search, topology
+from antlm_jax.planning import search
+from antlm_jax.planning import topology as topology_lib
 from antlm_jax.planning.estimate import Estimate, estimate_all
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.search import Pod
-from antlm_jax.runtime import chips, files, sharding
-from antlm_jax.settings import setting
+from antlm_jax.runtime import chips, files, progress, sharding
+from antlm_jax.settings import Setting, setting
 from antlm_jax.training.experiment import Run
 from antlm_jax.units import duration, gib, milliseconds, quantity
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Planning:
   """The command's arguments."""
 
   config: str = setting(help="config file, FILE.py or FILE.py:ARG")
@@ -53,7 +60,130 @@ class Settings:
   )
   sweep: bool = setting(False, "rank meshes and microbatches")
   budget: float = setting(3600.0, "time limit of the sweep, in seconds")
-  output: str | None = setting(None, "path to a JSON file", read=cli.here)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class Plan:
+  """What a run needs on devices that are not here.
+
+  Attributes:
+    about: The run's setup: config, topology, devices, mesh, parameters.
+    steps: Number of the run's steps.
+    programs: Its compiled steps, one for each kind of batch.
+    changes: Settings with which it fits, if it does not; `KEY=VALUE` each.
+    advised: Its compiled steps with these.
+    meshes: Ranked meshes and microbatches, if they were swept.
+  """
+
+  about: Mapping[str, object]
+  steps: int
+  programs: tuple[Estimate, ...] = ()
+  changes: tuple[str, ...] = ()
+  advised: tuple[Estimate, ...] = ()
+  meshes: tuple[Mapping[str, object], ...] = ()
+
+  @property
+  def fits(self) -> bool:
+    """Whether the run, or any of the meshes, fits into memory."""
+    fits = all(e.memory.fits for e in self.programs)
+    return any(row["fits"] for row in self.meshes) if self.meshes else fits
+
+  @property
+  def advice_fits(self) -> bool:
+    """Whether the run fits with `changes`."""
+    seen = self.advised
+    return bool(seen) and all(e.memory.fits for e in seen)
+
+  def __repr__(self) -> str:
+    fits = "fits" if self.fits else "does not fit"
+    about = self.about
+    return f"<plan of {about['config']} on {about['topology']}: {fits}>"
+
+  def __str__(self) -> str:
+    if self.meshes:
+      return sweep_table(self.meshes)
+    out = [table(self.programs)]
+    if self.fits:
+      return "\n".join([*out, f"{self.steps:,} steps: {_time(self.programs)}"])
+    flags = " ".join(f"--config.{c}" for c in self.changes) or "none"
+    if self.advice_fits:
+      out.append(f"does not fit, but does with\n  {flags}")
+    else:
+      out.append(f"does not fit, nor with any setting tried; the last: {flags}")
+    return "\n".join([*out, table(self.advised)] if self.advised else out)
+
+  def to_json(self) -> dict[str, object]:
+    """Returns all of it as plain JSON."""
+    if self.meshes:
+      return {**self.about, "sweep": self.meshes}
+    out = {**self.about, "programs": [e.to_json() for e in self.programs]}
+    if not self.fits:
+      tried = [e.to_json() for e in self.advised]
+      fits = {"settings": self.changes, "fits": self.advice_fits}
+      out["advice"] = {**fits, "programs": tried}
+    return out
+
+
+def plan(
+  config: str | os.PathLike[str] | Config | ConfigDict,
+  topology: str,
+  *,
+  slices: int = Planning.slices,
+  vocab_size: int = Planning.vocab_size,
+  seq_len: int | None = Planning.seq_len,
+  pieces: int = Planning.pieces,
+  sweep: bool = False,
+  budget: float = Planning.budget,
+  quiet: bool = False,
+  **settings: Setting,
+) -> Plan:
+  """Plans a run on TPUs or GPUs, on a machine that has none.
+
+  Args:
+    config: Name of a config, path to a config file, or a config.
+    topology: Devices: v5e:16x16, v5p:4x4x8, h100:8 or h100:4x8.
+    slices: Number of such TPU slices.
+    vocab_size: Number of tokens V, without `data.path`.
+    seq_len: Tokens in a row, without `data.path`; by default
+      `model.max_seq_len`.
+    pieces: Documents in a row, without `data.path`.
+    sweep: Rank meshes and microbatches instead.
+    budget: Time limit of the sweep, in seconds.
+    quiet: Show nothing.
+    **settings: Settings by their names, as for `train`.
+
+  Raises:
+    UserError: The topology or the settings cannot be used, or the compilers for
+      these devices are not installed.
+  """
+  devices = topology_lib.devices(topology, slices)
+  if slices > 1 and not chips.of(devices[0]).dcn:
+    raise UserError(
+      f"the network between slices of {topology} is not published: plan one"
+      " slice"
+    )
+  pod = Pod(config, settings, devices, vocab_size, seq_len, pieces)
+  with progress.quietly(quiet):
+    run = pod.run()
+    about = {
+      "config": config if isinstance(config, str) else run.config.model.name,
+      "topology": topology,
+      "slices": slices,
+      "overrides": [f"--config.{k}={v}" for k, v in settings.items()],
+    }
+    about |= _about(run)
+    result = functools.partial(Plan, about=about, steps=run.curriculum.steps)
+    if sweep:
+      if rows := search.sweep(pod, run, budget):
+        return result(meshes=tuple(rows))
+      raise UserError(
+        f"--budget={budget:g} seconds ended before any program was compiled"
+      )
+    found = tuple(estimate_all(run, run.programs(), forecasts=True))
+    if all(e.memory.fits for e in found):
+      return result(programs=found)
+    changes, seen = search.advise(pod, run, found)
+    return result(programs=found, changes=changes, advised=tuple(seen))
 
 
 def table(found: Sequence[Estimate]) -> str:
@@ -134,48 +264,13 @@ def _part_of(needed: int, limit: int) -> str:
   return f"{gib(needed)} ({needed / limit:.0%})"
 
 
-def main(argv: Sequence[str]) -> None:
-  """Runs the command."""
-  parser = cli.Parser(
-    description=__doc__,
-    epilog="Any setting: --config.KEY=VALUE; `antlm train --help` lists them.",
-  )
-  settings.add_arguments(parser, Settings)
-  args, overrides = parser.parse_with_overrides(argv)
-  args = settings.from_args(Settings, args)
-  if args.output:
-    files.check_writable(args.output)
-  devices = topology.devices(args.topology, args.slices)
-  if args.slices > 1 and not chips.of(devices[0]).dcn:
-    raise UserError(
-      f"the network between slices of {args.topology} is not published: plan"
-      " one slice"
-    )
-  sizes = args.vocab_size, args.seq_len, args.pieces
-  pod = Pod(args.config, tuple(overrides), devices, *sizes)
-  run = pod.run()
-  about = _about(args, overrides, run)
-  found, fits = _sweep(args, pod, run) if args.sweep else _plan(pod, run)
-  if args.output:
-    files.write_json(args.output, about | found, indent=1)
-    print(f"wrote {args.output}")
-  if not fits:
-    sys.exit(1)
-
-
-def _about(args: Settings, overrides: Sequence[str], run: Run) -> dict:
-  """Prints the run's setup and returns it for the file."""
+def _about(run: Run) -> dict[str, object]:
+  """Shows the run's setup and returns it."""
   mesh = ", ".join(f"{axis}={size}" for axis, size in run.mesh.shape.items())
-  slices = f"{args.slices} x " if args.slices > 1 else ""
-  print(
-    f"{args.config} on {slices}{args.topology}, {run.mesh.size} devices:"
-    f" {mesh}; {quantity(run.model.size)} parameters"
+  progress.say(
+    f"{run.mesh.size} devices: {mesh}; {quantity(run.model.size)} parameters"
   )
   about = {
-    "config": args.config,
-    "topology": args.topology,
-    "slices": args.slices,
-    "overrides": overrides,
     "devices": run.mesh.size,
     "mesh": dict(run.mesh.shape),
     "parameters": run.model.size,
@@ -183,50 +278,38 @@ def _about(args: Settings, overrides: Sequence[str], run: Run) -> dict:
     "jax": jax.__version__,
   }
   if run.config.data.path:
-    print(f"data: {run.config.data.path}")
+    progress.say(f"data: {run.config.data.path}")
   else:
     rows = run.sources.rows
-    print(
+    progress.say(
       f"no data.path: {rows.vocab_size:,} tokens, rows of {rows.seq_len:,} in"
       f" {rows.pieces} (--vocab_size, --seq_len, --pieces)"
     )
     about |= {"vocab_size": rows.vocab_size, "pieces": rows.pieces}
   for line in sharding.undivided(run.mesh, run.model.axes, run.model.shapes):
-    print(line)
+    progress.say(line)
   return about
 
 
-def _sweep(args: Settings, pod: Pod, run: Run) -> tuple[dict, bool]:
-  """Prints the sweep; returns it for the file, and whether any mesh fits."""
-  rows = search.sweep(pod, run, args.budget)
-  if not rows:
-    raise UserError(
-      f"--budget={args.budget:g} seconds ended before any program was compiled"
-    )
-  print(sweep_table(rows))
-  return {"sweep": rows}, any(row["fits"] for row in rows)
-
-
-def _plan(pod: Pod, run: Run) -> tuple[dict, bool]:
-  """Prints the plan; returns it for the file, and whether the run fits."""
-  found = list(estimate_all(run, run.programs(), forecasts=True))
-  print(table(found), flush=True)
-  out = {"programs": [e.to_json() for e in found]}
-  if all(e.memory.fits for e in found):
-    print(f"{run.curriculum.steps:,} steps: {_time(found)}")
-    return out, True
-  changes, seen = search.advise(pod, run, found)
-  fits = bool(seen) and all(e.memory.fits for e in seen)
-  flags = " ".join(f"--config.{change}" for change in changes) or "none"
-  if fits:
-    print(f"does not fit, but does with\n  {flags}")
-  else:
-    print(f"does not fit, nor with any setting tried; the last: {flags}")
-  if seen:
-    print(table(seen))
-  tried = [e.to_json() for e in seen]
-  advice = {"settings": changes, "fits": fits, "programs": tried}
-  return out | {"advice": advice}, False
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  parser = cli.Parser(
+    description=__doc__,
+    epilog="Any setting: --config.KEY=VALUE; `antlm train --help` lists them.",
+  )
+  settings_lib.add_arguments(parser, Planning)
+  parser.add_argument("--output", type=cli.here, help="path to a JSON file")
+  args, overrides = parser.parse_with_overrides(argv)
+  if args.output:
+    files.check_writable(args.output)
+  asked = vars(settings_lib.from_args(Planning, args))
+  found = plan(**asked, **config_lib.pairs(overrides))
+  print(found)
+  if args.output:
+    files.write_json(args.output, found.to_json(), indent=1)
+    print(f"wrote {args.output}")
+  if not found.fits:
+    sys.exit(1)
 
 
 def _time(found: Sequence[Estimate]) -> str:

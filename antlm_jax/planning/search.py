@@ -4,15 +4,17 @@ import contextlib
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 
 from antlm_jax import config as config_lib
+from antlm_jax.config import Config
 from antlm_jax.data.prepared_folder import Sources
 from antlm_jax.errors import UserError
 from antlm_jax.planning.estimate import Estimate, StandIn, estimate_all
 from antlm_jax.runtime import progress, sharding
+from antlm_jax.settings import Setting
 from antlm_jax.training import experiment, flops
 from antlm_jax.training.experiment import Run
 
@@ -26,8 +28,8 @@ _MOST_TRIED = 8  # settings
 class Pod:
   """A config, its devices, and stand-in data if the config has none."""
 
-  spec: str  # config file and argument
-  overrides: tuple[str, ...]  # `--config.key=value`
+  config: str | Config  # or a config file and its argument
+  settings: Mapping[str, Setting]  # that the config changes
   devices: Sequence[jax.Device]
   vocab_size: int
   seq_len: int | None = None  # tokens in a row; None for the model's longest
@@ -40,8 +42,8 @@ class Pod:
     The devices may be absent. It reads the data of `data.path`, if set. Raises
     a UserError if the settings contradict the devices or each other.
     """
-    more = [f"--config.{setting}" for setting in settings]
-    config = config_lib.load(self.spec, [*self.overrides, *more])
+    changes = {**self.settings, **config_lib.pairs(settings)}
+    config = config_lib.given(self.config, changes)
     length = self.seq_len or config.model.max_seq_len
     batch = config.train.batch_size
     if batch * length > _MOST_TOKENS:

@@ -58,7 +58,7 @@ def measure(target: str, tokens: int, vocabulary: int, layers: int) -> dict:
   devices = jax.devices() if here else topology.devices(target)
   width, total = (_CPU_WIDTH, _CPU_STEP) if here else (_WIDTH, _STEP)
   total *= len(devices)
-  run = Pod(_CONFIG, (), devices, vocabulary, tokens, pieces=4).run(
+  run = Pod(_CONFIG, {}, devices, vocabulary, tokens, pieces=4).run(
     (
       f"model.width={width}",
       f"model.mlp_width={3 * width}",
