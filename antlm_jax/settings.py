@@ -224,6 +224,25 @@ def from_args(section_type: type, args: argparse.Namespace):
   return section_type(**given)
 
 
+def choose(section_type: type, values: Mapping[str, Any]):
+  """Makes a section of its settings among some values, and checks them.
+
+  Messages name a setting by its argument. Raises a UserError for the first bad
+  value.
+  """
+  own = {}
+  for field, kind in _settings(section_type):
+    if field.name in values:
+      value = values[field.name]
+      if kind.many:  # Python may give a list, or a single value
+        many = isinstance(value, list | tuple)
+        value = tuple(value) if many else (value,)
+      own[field.name] = value
+  made = section_type(**own)
+  check(made, "--")
+  return made
+
+
 def written(value) -> Any:
   """Returns a tuple as text with commas, and any other value unchanged."""
   return ",".join(map(str, value)) if isinstance(value, tuple) else value

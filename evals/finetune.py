@@ -23,33 +23,57 @@ repeat a task that was done before with the same arguments.
 import argparse
 import dataclasses
 import functools
+import os
 import pathlib
-import sys
 import textwrap
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
-from antlm_jax import cli, settings
+from antlm_jax import cli
+from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import loop, saved, summary
+from antlm_jax.evals.finetuning.own import Data, Records
 from antlm_jax.evals.finetuning.presets import PRESETS
-from antlm_jax.evals.finetuning.task import Task
-from antlm_jax.evals.finetuning.trial import Run, Settings
+from antlm_jax.evals.finetuning.summary import MODEL, FineTuning
+from antlm_jax.evals.finetuning.task import Suite, Task
+from antlm_jax.evals.finetuning.trial import Hyperparameters, Run
 from antlm_jax.hf import export, heads
 from antlm_jax.inference.model import (
   Identity,
   Loaded,
   add_arguments,
-  from_args,
   identify,
+  opened,
 )
 from antlm_jax.runtime import files, progress
-from antlm_jax.settings import setting
+from antlm_jax.settings import Setting, setting
 from antlm_jax.training import checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class Tasks:
+  """The tasks, and what becomes of them."""
+
+  preset: str = setting("2024", "kind of task; see above", choices=PRESETS)
+  task: str = setting(
+    "all", "all tasks of the preset, or the names of some, with commas"
+  )
+  output: str | None = setting(
+    None,
+    "folder of the results, TASK/STEP-ATTENTION in it (default: in RUN/evals,"
+    " by preset one of"
+    f" {', '.join(sorted({suite.folder for suite in PRESETS.values()}))})",
+    read=cli.here,
+  )
+  save: bool = setting(
+    False, f"save the best run's model as TASK/STEP-ATTENTION/{MODEL}"
+  )
+  overwrite: bool = setting(False, "replace existing results")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,124 +103,157 @@ class Grid:
     return [Run(lr, seed) for lr in rates for seed in seeds]
 
 
-def _parser(**defaults) -> cli.Parser:
-  """Makes the parser, with these defaults in place of the settings' own."""
-  suites = PRESETS.values()
-  wrapped = textwrap.TextWrapper(
-    80, subsequent_indent=" " * 18, break_on_hyphens=False
-  )
-  presets = "\n".join(
-    wrapped.fill(f"  {name:15} {suite.about}")
-    for name, suite in PRESETS.items()
-  )
-  parser = cli.Parser(description=__doc__.format(presets=presets))
-  add = parser.add_argument
-  add_arguments(parser)
-  names = dict.fromkeys(name for suite in suites for name in suite.scores)
-  add("--data", required=True, help="folder, or file, of the tasks' examples")
-  add(
-    "--task",
-    default="all",
-    help=f"all tasks of the preset, or some of {','.join(names)}",
-  )
-  add(
-    "--preset", default="2024", choices=PRESETS, help="kind of task; see above"
-  )
-  own = dict.fromkeys(section for suite in suites for section in suite.settings)
-  for section in (Grid, Settings, *own):
-    settings.add_arguments(parser, section)
-  folders = ", ".join(sorted({suite.folder for suite in suites}))
-  add(
-    "--output",
-    type=cli.here,
-    help="folder of the results, TASK/STEP-ATTENTION in it (default: in"
-    f" RUN/evals, by preset one of {folders})",
-  )
-  add(
-    "--save",
-    action="store_true",
-    help=f"save the best run's model as TASK/STEP-ATTENTION/{saved.FOLDER}",
-  )
-  add("--overwrite", action="store_true", help="replace existing results")
-  parser.set_defaults(**defaults)
-  return parser
-
-
 class Job(NamedTuple):
   """A task to do, or that is done."""
 
   task: Task
   grid: Grid
-  how: Settings
+  how: Hyperparameters
   folder: pathlib.Path  # of its results
   request: dict  # everything that they depend on, as JSON
   # Summary of the same request, if it exists, and its model, if wanted.
   done: dict | None
 
 
-def _job(args, task: Task, model: Identity) -> Job:
-  grid, how = (settings.from_args(of, args) for of in (Grid, Settings))
-  output = args.output or model.evals / PRESETS[args.preset].folder
-  name = f"{model.step}-{how.attention}"
-  folder = pathlib.Path(output, task.name, name)
-  request = {
-    "preset": args.preset,
-    "task": task.name,
-    "data": {**results.data_digest(task.files), **task.about},
-    "head": {"kind": task.head.kind, **task.head.settings},
-    **results.model_digest(model),
-    **{name: getattr(grid, name) for name in ("lrs", "seeds", "limit")},
-    **dataclasses.asdict(how),
-  }
-  done = None if args.overwrite else results.finished(folder, request)
-  if args.save and not (folder / saved.FOLDER).is_dir():
-    done = None
-  return Job(task, grid, how, folder, request, done)
+def finetune(
+  model: Loaded | str | os.PathLike[str],
+  data: str | os.PathLike[str] | Records,
+  *,
+  preset: str = Tasks.preset,
+  task: str = Tasks.task,
+  output: str | os.PathLike[str] | None = None,
+  save: bool = False,
+  overwrite: bool = False,
+  quiet: bool = False,
+  **settings: Setting,
+) -> FineTuning:
+  """Fine-tunes a model: one run for each task, learning rate and seed.
+
+      tuned = finetune("runs/x", "films.csv", preset="classification", save=True)
+      tuned["films"].score, tuned["films"].model
+
+  Does not repeat a task that was done before with the same arguments.
+
+  Args:
+    model: Pretrained model, or the path to its run or checkpoint.
+    data: Path to the folder, or file, of the tasks' examples. Presets of your
+      own examples also take a list of them, or a mapping of train, dev and test
+      to lists: `(text, label)`, `((text, text), label)`, `(query, positive)`,
+      texts alone for simcse, or mappings with the columns of a file.
+    preset: Kind of task, a key of `presets.PRESETS`.
+    task: All tasks of the preset, or the names of some, with commas.
+    output: Folder of the results; in RUN/evals by default.
+    save: Whether to save each task's best model.
+    overwrite: Whether to replace existing results.
+    quiet: Whether to print nothing.
+    **settings: Settings that replace the preset's, such as `lrs=(1e-5, 3e-5)`:
+      the options of `antlm eval finetune`.
+
+  Raises:
+    UserError: A name or a value is wrong, the model or the data cannot be read,
+      or the output cannot be written or has results of another request.
+  """
+  given = dict(preset=preset, task=task, save=save, overwrite=overwrite)
+  given |= {"output": output and os.fspath(output), **settings}
+  data = os.fspath(data) if isinstance(data, os.PathLike) else data
+  with progress.quietly(quiet):
+    _tasks(given)  # a wrong name must not wait for the model
+    loaded = opened(model)
+    jobs, absent = plan(loaded, loaded.config.model.name, data, given)
+    if absent:
+      progress.say(f"left out, not in {data}: {', '.join(absent)}")
+    # Checks everything before it trains anything.
+    for job in jobs:
+      files.check_writable(job.folder, folder=True)
+      if save and not job.done:
+        _advise(job, loaded)
+    found = {}
+    for job in jobs:
+      if job.done:
+        progress.say(f"{job.task.name} is already done: {job.folder}")
+      found[job.folder] = job.done or perform(job, loaded, save)
+  return summary.result(PRESETS[preset], found)
 
 
-def _tasks(
-  argv: Sequence[str], encoder: str
-) -> tuple[list[tuple[argparse.Namespace, Task]], list[str]]:
-  """Makes the tasks that are asked for, with each one's arguments.
+def _tasks(given: Mapping[str, Any]) -> tuple[Tasks, Suite]:
+  """Returns the tasks that settings name.
 
-  `encoder` is the model's. Also returns the names of the missing tasks, if all
+  Raises a UserError if a preset, a task or a setting has no such name.
+  """
+  tasks = settings_lib.choose(Tasks, given)
+  suite = PRESETS[tasks.preset]
+  suite.named(tasks.task)
+  known = _names(Tasks, Grid, Hyperparameters, *suite.settings)
+  for name in given:
+    if name not in known:
+      hint = "antlm eval finetune --help lists the settings"
+      raise UserError(
+        f"--{name} is no setting of --preset={tasks.preset};"
+        f" {settings_lib.nearest(name, known, hint)}"
+      )
+  return tasks, suite
+
+
+def plan(
+  model: Identity,
+  encoder: str,
+  data: Data,
+  given: Mapping[str, Any],
+) -> tuple[list[Job], list[str]]:
+  """Makes the tasks that are asked for, without the model's weights.
+
+  `encoder` is the model's, `data` and `given` are the arguments of `finetune`,
+  and its errors are those. Also returns the names of the missing tasks, if all
   are asked for.
   """
-  asked = _parser().parse_args(argv)
-  suite, found, absent = PRESETS[asked.preset], [], {}
-  for name in suite.named(asked.task):
-    defaults = dict(suite.defaults.get(name, {}))
-    if suite.exportable and asked.head is None:
-      defaults |= heads.classifier(encoder, asked.attention)
-    args = _parser(**defaults).parse_args(argv)
-    own = [settings.from_args(section, args) for section in suite.settings]
+  (tasks, suite), jobs, absent = _tasks(given), [], {}
+  if not isinstance(data, str) and not suite.in_memory:
+    raise UserError(f"preset {tasks.preset} reads files: give their folder")
+  output = tasks.output or model.evals / suite.folder
+  for name in suite.named(tasks.task):
+    values = dict(suite.defaults.get(name, {}))
+    if suite.exportable and given.get("head") is None:
+      attention = given.get("attention", Hyperparameters.attention)
+      values |= heads.classifier(encoder, attention)
+    values |= given
+    sections = Grid, Hyperparameters, *suite.settings
+    grid, how, *own = (settings_lib.choose(of, values) for of in sections)
     try:
-      task = suite.make(args.data, name, args.attention, *own)
+      task = suite.make(data, name, how.attention, *own)
     except UserError as error:
-      if args.task != "all":
+      if tasks.task != "all":
         raise
       absent[name] = error
-    else:
-      found.append((args, task))
-  if not found:
+      continue
+    folder = pathlib.Path(output, task.name, f"{model.step}-{how.attention}")
+    request = {
+      "preset": tasks.preset,
+      "task": task.name,
+      "data": {**results.data_digest(task.files), **task.about},
+      "head": {"kind": task.head.kind, **task.head.settings},
+      **results.model_digest(model),
+      **{name: getattr(grid, name) for name in ("lrs", "seeds", "limit")},
+      **dataclasses.asdict(how),
+    }
+    done = None if tasks.overwrite else results.finished(folder, request)
+    if tasks.save and not (folder / MODEL).is_dir():
+      done = None
+    jobs.append(Job(task, grid, how, folder, request, done))
+  if not jobs:
     raise absent.popitem()[1]
-  return found, list(absent)
+  return jobs, list(absent)
 
 
 def perform(job: Job, loaded: Loaded, save: bool) -> dict:
   """Trains a task's runs, writes the results and returns the summary."""
   begun, task, grid, how = time.monotonic(), job.task, job.grid, job.how
-  tell = functools.partial(print, file=sys.stderr, flush=True)
-  data = loop.read(loaded, task, how.max_length, grid.limit, tell)
+  data = loop.read(loaded, task, how.max_length, grid.limit)
   best = saved.Best(grid.runs) if save else None
-  track = functools.partial(progress.track, unit="step", name=task.name)
-  fit = functools.partial(
-    loop.fit, loaded, task, data, how, track=track, tell=tell, keep=best
-  )
   # One run keeps a CPU busy: several at once take 5 to 35 % more of its time.
   on_cpu = jax.default_backend() == "cpu"
   at_once = grid.runs_at_once or (1 if on_cpu else len(grid.runs))
-  outcomes = loop.fit_in_groups(fit, grid.runs, at_once, tell)
+  fit = functools.partial(loop.fit, loaded, task, data, how, keep=best)
+  outcomes = loop.fit_in_groups(fit, grid.runs, at_once)
   examples = {name: rows.examples for name, rows in data.evaluations.items()}
   about = {"request": job.request, "train_examples": len(data.train.examples)}
   about |= summary.summarise(task, examples, outcomes)
@@ -205,42 +262,13 @@ def perform(job: Job, loaded: Loaded, save: bool) -> dict:
   saved.remove(job.folder)
   summary.write(job.folder, task, about, outcomes, examples)
   if best and not best.params:
-    print(f"{task.name} is not saved: every run diverged")
+    progress.say(f"{task.name} is not saved: every run diverged")
   elif best:
     longest = max(loaded.longest_row, data.train.tokens.shape[-1])
     trained = dataclasses.replace(loaded, row_tokens=longest)
     saved.save(job.folder, trained, task, how.attention, best.params)
+  progress.say(f"{task.name} is written to {job.folder}")
   return about
-
-
-def main(argv: Sequence[str]) -> None:
-  """Runs the command."""
-  args = _parser().parse_args(argv)
-  suite = PRESETS[args.preset]
-  suite.named(args.task)  # an unknown name must not wait for the model
-  loaded = from_args(args)
-  tasks, absent = _tasks(argv, loaded.config.model.name)
-  if absent:
-    print(f"left out, not in {args.data}: {', '.join(absent)}")
-  done = []
-  # Checks everything before it trains anything.
-  jobs = [_job(own, task, loaded) for own, task in tasks]
-  for job in jobs:
-    files.check_writable(job.folder, folder=True)
-    if args.save and not job.done:
-      _advise(job, loaded)
-  for job in jobs:
-    about = job.done
-    if about:
-      print(f"{job.task.name} is already done: {job.folder}")
-    else:
-      about = perform(job, loaded, args.save)
-      print(f"{job.task.name} is written to {job.folder}", flush=True)
-    done.append(about)
-  print(summary.table(done, suite))
-  for about in done:
-    for line in summary.remarks(about):
-      print(line)
 
 
 def _advise(job: Job, loaded: Loaded) -> None:
@@ -250,7 +278,50 @@ def _advise(job: Job, loaded: Loaded) -> None:
     target = export.target_of(loaded, task.attention)
     heads.config(dataclasses.replace(loaded, task=task), target)
   except UserError as error:
-    print(f"tip: `antlm export` will refuse {job.task.name}: {error}")
+    progress.say(f"tip: `antlm export` will refuse {job.task.name}: {error}")
+
+
+def _names(*sections: type) -> list[str]:
+  return [f.name for of in sections for f in settings_lib.fields(of)]
+
+
+def _sections() -> list[type]:
+  """Returns the sections of the command's options, each once."""
+  own = (section for suite in PRESETS.values() for section in suite.settings)
+  return [Tasks, Grid, Hyperparameters, *dict.fromkeys(own)]
+
+
+def _parser() -> cli.Parser:
+  wrapped = textwrap.TextWrapper(
+    80, subsequent_indent=" " * 18, break_on_hyphens=False
+  )
+  presets = "\n".join(
+    wrapped.fill(f"  {name:15} {suite.about}")
+    for name, suite in PRESETS.items()
+  )
+  parser = cli.Parser(description=__doc__.format(presets=presets))
+  add_arguments(parser)
+  about = "folder, or file, of the tasks' examples"
+  parser.add_argument("--data", required=True, help=about)
+  for section in _sections():
+    settings_lib.add_arguments(parser, section)
+  return parser
+
+
+def _asked(argv: Sequence[str]) -> tuple[Identity, str, dict[str, Any]]:
+  """Returns the model, the data, and the settings that are given."""
+  # Without defaults, which a preset's settings replace.
+  given = argparse.Namespace(**dict.fromkeys(_names(*_sections())))
+  args = vars(_parser().parse_args(argv, given))
+  model = identify(args.pop("checkpoint"), args.pop("step"))
+  data = args.pop("data")
+  return model, data, {n: x for n, x in args.items() if x is not None}
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  model, data, given = _asked(argv)
+  print(finetune(model.path, data, **given))
 
 
 def done(argv: Sequence[str]) -> bool:
@@ -260,11 +331,9 @@ def done(argv: Sequence[str]) -> bool:
     UserError: The arguments or the data cannot be read, or a folder has the
       results of another request.
   """
-  args = _parser().parse_args(argv)
-  model = identify(args.checkpoint, args.step)
+  model, data, given = _asked(argv)
   encoder = checkpoint.Checkpoint(model.path).meta.config.model.name
-  tasks, _ = _tasks(argv, encoder)
-  return all(_job(own, task, model).done for own, task in tasks)
+  return all(job.done for job in plan(model, encoder, data, given)[0])
 
 
 if __name__ == "__main__":

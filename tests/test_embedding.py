@@ -11,7 +11,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import embedding, loop, own, retrieval, trial
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
-from antlm_jax.evals.finetuning.trial import Settings
+from antlm_jax.evals.finetuning.trial import Hyperparameters
 from tests import random_models
 
 OPTIONS = retrieval.Options(), embedding.Options()
@@ -123,7 +123,7 @@ def test_dropout_is_on_where_it_is_asked_for(loaded, tmp_path):
   data = loop.read(loaded, task, 16)
 
   def loss(**changes):
-    settings = Settings(batch_size=36, epochs=1, max_length=16, **changes)
+    settings = Hyperparameters(batch_size=36, epochs=1, max_length=16, **changes)
     (outcome,) = loop.fit(loaded, task, data, settings, [Run(0.0, 0)])
     return outcome.best["train_loss"]
 

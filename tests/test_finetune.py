@@ -27,13 +27,13 @@ from antlm_jax.evals.finetuning.classification import Classifier, Options
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
 from antlm_jax.evals.finetuning.tagging import Tagger
-from antlm_jax.evals.finetuning.trial import Settings
+from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.masks import AttentionMask
 from tests import random_models, runs
 from tests.test_glue import line
 
 STEP = random_models.STEP
-QUICK = Settings(batch_size=16, epochs=2, max_length=48, patience=0)
+QUICK = Hyperparameters(batch_size=16, epochs=2, max_length=48, patience=0)
 run = random_models.run(layers=1, tied=False)
 
 
@@ -368,14 +368,14 @@ def test_bfloat16_loses_small_updates(loaded, weights):
 @pytest.mark.parametrize("steps", [1, 7, 83, 100])
 def test_rates_rise_and_fall(steps):
   of_2024 = [(steps - s) / steps for s in range(steps)]
-  found = Settings().rate_shares(steps)
+  found = Hyperparameters().rate_shares(steps)
   np.testing.assert_allclose(found, of_2024, rtol=1e-6)
   warmup, of_2025 = int(0.06 * steps), []
   for s in range(steps):
     t = (s - warmup) / max(1, steps - warmup)
     cosine = 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * t))
     of_2025.append(s / max(1, warmup) if s < warmup else cosine)
-  how = Settings(warmup=0.06, decay="cosine", floor=0.1)
+  how = Hyperparameters(warmup=0.06, decay="cosine", floor=0.1)
   np.testing.assert_allclose(how.rate_shares(steps), of_2025, rtol=1e-6)
   if steps == 100:  # nothing at first, all of it, half way, and the last
     share = how.rate_shares(steps)[[0, 3, 6, 53, 99]]
@@ -422,7 +422,7 @@ def scored():
 @pytest.mark.parametrize("settings", [{}, {"patience": 0}])
 def test_the_best_epoch_and_where_a_run_stops(scores, settings):
   rows = {name: batching.Rows([], [], []) for name in ("set", "other")}
-  watch = loop.Standings(scored(), rows, [Run(1, 0)], Settings(**settings))
+  watch = loop.Standings(scored(), rows, [Run(1, 0)], Hyperparameters(**settings))
   for score in scores:
     if not watch.stopped:
       watch.add([0.0], {"set": np.array([score]), "other": np.array([1.0])})
@@ -438,7 +438,7 @@ def test_the_best_epoch_and_where_a_run_stops(scores, settings):
 def test_an_epoch_that_diverges_never_counts():
   rows = {name: batching.Rows([], [], []) for name in ("set", "other")}
   runs = [Run(1e-3, 0), Run(1, 1), Run(1e-5, 2)]
-  watch = loop.Standings(scored(), rows, runs, Settings(patience=0))
+  watch = loop.Standings(scored(), rows, runs, Hyperparameters(patience=0))
   found = {"set": np.array([0.2, np.nan, 0.1]), "other": np.zeros(3)}
   watch.add([0.0, np.nan, 0.0], found)
   watch.add([np.inf, 0.0, 0.0], {**found, "set": np.array([0.9, 0.9, 0.1])})

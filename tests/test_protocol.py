@@ -16,7 +16,7 @@ from antlm_jax.evals.finetuning import (
 )
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.task import held_out
-from antlm_jax.evals.finetuning.trial import Settings
+from antlm_jax.evals.finetuning.trial import Hyperparameters
 from tests import random_models
 
 run = random_models.run(layers=1)
@@ -73,7 +73,7 @@ def test_texts_and_splits_are_the_codes(tmp_path):
 def test_steps_go_through_epochs_and_are_evaluated_once(loaded, tmp_path):
   mnli(tmp_path, 40)
   task = study(tmp_path, "mnli")
-  settings = Settings(batch_size=8, steps=12, max_length=16, patience=0)
+  settings = Hyperparameters(batch_size=8, steps=12, max_length=16, patience=0)
   data = loop.read(loaded, task, 16)
   taken = []
 

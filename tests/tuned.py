@@ -9,7 +9,7 @@ from antlm_jax.evals.finetuning import classification, loop, saved
 from antlm_jax.evals.finetuning import summary as summaries
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Outcome
-from antlm_jax.evals.finetuning.trial import Settings
+from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.inference.model import load
 
 LABELS = np.arange(100) % 2
@@ -58,7 +58,7 @@ def trained(loaded, task, runs, folder, **settings) -> list[Outcome]:
 
   The model that is saved has the task's head, and predicts as that run did.
   """
-  settings, best = Settings(**settings), saved.Best(runs)
+  settings, best = Hyperparameters(**settings), saved.Best(runs)
   data = loop.read(loaded, task, settings.max_length)
   outcomes = loop.fit(loaded, task, data, settings, runs, keep=best)
   saved.save(folder, loaded, task, "bidirectional", best.params)

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from antlm_jax.data import readers, text_files
+from antlm_jax.data import text_files
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import own, retrieval
 from antlm_jax.evals.finetuning.batching import Example
@@ -36,7 +36,7 @@ class Options:
 
 
 def pairs(
-  data: str,
+  data: own.Data,
   name: str,
   attention: str,
   towers: retrieval.Options,
@@ -55,21 +55,19 @@ def pairs(
       f"--query_column={query}, --positive_column={positive} and"
       f" --negative_column={','.join(options.negative_column)} must differ"
     )
-  corpus = text_files.find([data])
   sets = {
     split: list(_records(sources, columns))
-    for split in ("train", "dev", "test")
-    if (sources := getattr(corpus, split))
+    for split, sources in own.by_split(data).items()
   }
   if len({len(one.texts) for one in sets["train"]}) > 1:
     raise UserError(
-      f"{data}: some records have more texts in --negative_column than others"
+      f"{own.named(data)}: some records have more texts in --negative_column than others"
     )
   return _task(data, sets, _asked, towers, options)
 
 
 def simcse(
-  data: str,
+  data: own.Data,
   name: str,
   attention: str,
   towers: retrieval.Options,
@@ -82,13 +80,17 @@ def simcse(
   """
   if len(files.text_column) != 1:
     raise UserError("simcse reads one --text_column")
-  reading = {"documents": "line", "column": files.text_column[0]}
-  corpus = text_files.find([data], **reading)
-  sets = {
-    split: [Example((piece.text,) * 2) for piece in corpus.pieces(split)]
-    for split in ("train", "dev")
-    if getattr(corpus, split)
-  }
+  (column,) = files.text_column
+  if isinstance(data, str):
+    corpus = text_files.find([data], documents="line", column=column)
+    splits = (split for split in ("train", "dev") if getattr(corpus, split))
+    texts = {split: (p.text for p in corpus.pieces(split)) for split in splits}
+  else:
+    texts = {
+      split: (text for _, (text,) in own.records(memory, {column: ""}))
+      for split, (memory,) in own.by_split(data).items()
+    }
+  sets = {split: [Example((t,) * 2) for t in of] for split, of in texts.items()}
   return _task(data, sets, _halves, towers, options)
 
 
@@ -99,6 +101,7 @@ PAIRS = Suite(
   {"own": ("own",)},
   pairs,
   settings=(retrieval.Options, Options),
+  in_memory=True,
 )
 SIMCSE = Suite(
   "simcse",
@@ -108,11 +111,12 @@ SIMCSE = Suite(
   simcse,
   settings=(retrieval.Options, Options, own.Options),
   defaults={"own": {"encoder_dropout": 0.1, "lrs": (3e-5,), "epochs": 1}},
+  in_memory=True,
 )
 
 
 def _task(
-  data: str,
+  data: own.Data,
   sets: dict[str, list[Example]],
   asked: Callable[[Sequence[Example]], list[Example]],
   towers: retrieval.Options,
@@ -132,11 +136,11 @@ def _task(
 
 
 def _records(
-  sources: Sequence[str], columns: Mapping[str, str]
+  sources: Sequence[str | own.Memory], columns: Mapping[str, str]
 ) -> Iterator[Example]:
   """Yields (query, positive, negatives ...); a value may be a list of texts."""
   for source in sources:
-    for where, values in readers.records(source, columns):
+    for where, values in own.records(source, columns):
       lists = [v if isinstance(v, list) else [v] for v in values]
       texts = [text for one in lists for text in one]
       if not all(isinstance(text, str) and text.strip() for text in texts):

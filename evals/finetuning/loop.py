@@ -21,8 +21,9 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Rows
 from antlm_jax.evals.finetuning.task import Predictions, Task
-from antlm_jax.evals.finetuning.trial import Run, Settings, Trial
+from antlm_jax.evals.finetuning.trial import Run, Hyperparameters, Trial
 from antlm_jax.inference.model import Loaded
+from antlm_jax.runtime import progress
 
 
 @dataclasses.dataclass
@@ -65,17 +66,11 @@ class Data(NamedTuple):
   evaluations: dict[str, Rows]
 
 
-def read(
-  loaded: Loaded,
-  task: Task,
-  max_length: int,
-  limit: int = 0,
-  tell: Callable[[str], None] = lambda line: None,
-) -> Data:
+def read(loaded: Loaded, task: Task, max_length: int, limit: int = 0) -> Data:
   """Reads a task's examples and makes rows of at most `max_length` tokens.
 
   If `limit` is not 0, a random part of so many training examples is used.
-  `tell` gets a line about each set of which texts are cut.
+  Prints a line about each set of which texts are cut.
 
   Raises:
     UserError: A set has no examples, or cannot be read.
@@ -94,7 +89,7 @@ def read(
       )
     rows = task.head.encode(loaded, examples, max_length)
     if rows.cut:
-      tell(
+      progress.say(
         f"{task.name}: texts of {name} that are cut to fit {longest} tokens"
         f" ({by}): {rows.cut}"
       )
@@ -109,18 +104,15 @@ def fit(
   loaded: Loaded,
   task: Task,
   data: Data,
-  settings: Settings,
+  settings: Hyperparameters,
   runs: Sequence[Run],
-  track: Callable[[Sequence], Iterable] = iter,
-  tell: Callable[[str], None] = lambda line: None,
   keep: Callable[[Run, float, Callable[[], dict]], None] | None = None,
 ) -> list[Outcome]:
   """Trains runs together, evaluates each epoch, and stops each run by itself.
 
-  `data` is from `read`. `track` wraps the list of an epoch's batches, as tqdm
-  does, and `tell` gets a line about each epoch. If the last epoch is the best
-  of the best run (the first of equals), `keep` gets this run, its score and a
-  function that copies its parameters to the host.
+  `data` is from `read`. Prints a line about each epoch. If the last epoch is
+  the best of the best run (the first of equals), `keep` gets this run, its
+  score and a function that copies its parameters to the host.
 
   Returns:
     The outcome of each run, in their order.
@@ -136,7 +128,8 @@ def fit(
   trial = Trial(loaded, task.head, settings, runs, steps)
   standings = Standings(task, data.evaluations, runs, settings)
   for batches in _parts(data.train, settings, runs):
-    losses = trial.train(batch() for batch in track(batches))
+    shown = progress.track(batches, unit="step", name=task.name)
+    losses = trial.train(batch() for batch in shown)
     found = {
       name: trial.predict(rows) for name, rows in data.evaluations.items()
     }
@@ -145,7 +138,7 @@ def fit(
       np.where(diverged, np.nan, losses),
       {name: reduced for name, (reduced, _) in found.items()},
     )
-    tell(standings.line())
+    progress.say(standings.line())
     leader, score = standings.leader
     if keep and standings.leads_by_last_epoch:
       keep(runs[leader], score, functools.partial(trial.params, leader))
@@ -155,10 +148,7 @@ def fit(
 
 
 def fit_in_groups(
-  fit: Callable[[Sequence[Run]], list[Outcome]],
-  runs: Sequence[Run],
-  size: int,
-  tell: Callable[[str], None],
+  fit: Callable[[Sequence[Run]], list[Outcome]], runs: Sequence[Run], size: int
 ) -> list[Outcome]:
   """Trains runs with `fit`, at most `size` at a time; fewer if memory is short.
 
@@ -173,12 +163,14 @@ def fit_in_groups(
       if len(group) == 1 or "RESOURCE_EXHAUSTED" not in str(error):
         raise
       size = -(-len(group) // 2)
-      tell(f"too little memory for {len(group)} runs at once: trying {size}")
+      progress.say(
+        f"too little memory for {len(group)} runs at once: trying {size}"
+      )
   return out
 
 
 def _parts(
-  rows: Rows, settings: Settings, runs: Sequence[Run]
+  rows: Rows, settings: Hyperparameters, runs: Sequence[Run]
 ) -> Iterator[list[Callable]]:
   """Yields the batches between evaluations: an epoch's, or those of all steps.
 
@@ -214,7 +206,7 @@ class Standings:
     task: Task,
     rows: Mapping[str, Rows],
     runs: Sequence[Run],
-    settings: Settings,
+    settings: Hyperparameters,
   ):
     """`rows` are those that are predicted, by evaluation set."""
     self._task, self._rows, self._settings = task, rows, settings

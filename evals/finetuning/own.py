@@ -2,17 +2,19 @@
 
 `--data` is a file of records (csv, tsv, jsonl, parquet), of which a tenth is
 held out as the dev set, or a folder of files named train and maybe dev (or
-valid) and test. The classes are the labels in train.
+valid) and test. From Python it may be a list of records, or a mapping of train,
+dev and test to lists. The classes are the labels in train.
 """
 
 import csv
 import functools
 import io
+import itertools
 import json
 import pathlib
 import re
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,12 @@ from antlm_jax.settings import setting
 
 _KEPT = 0.9  # share of train that is trained on if there is no dev
 _FEW = 20  # more classes than this must be at most half as many as examples
+
+# Examples in memory: columns by name, or values in the columns' order.
+Record = str | Mapping[str, object] | Sequence[object]
+Records = Iterable[Record] | Mapping[str, Iterable[Record]]
+Data = str | Records
+_SPLITS = "train", "dev", "test"
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ class Options:
 
 
 def make(
-  data: str,
+  data: Data,
   name: str,
   attention: str,
   head: classification.Options,
@@ -54,12 +62,11 @@ def make(
     raise UserError("--text_column names no column: give one, or two as A,B")
   if options.label_column in options.text_column:
     raise UserError(f"--label_column={options.label_column} is a text column")
-  corpus = text_files.find([data])
-  sets = {"train": list(_read(corpus.train, options))}
-  labels = _classes(data, [example.label for example in sets["train"]])
-  for split in ("dev", "test"):
-    if sources := getattr(corpus, split):
-      sets[split] = list(_read(sources, options, labels))
+  sources = by_split(data)
+  sets = {"train": list(_read(sources.pop("train"), options))}
+  labels = _classes(named(data), [e.label for e in sets["train"]])
+  for split, those in sources.items():
+    sets[split] = list(_read(those, options, labels))
   sets = {
     split: [e._replace(label=labels.index(e.label)) for e in those]
     for split, those in sets.items()
@@ -85,11 +92,61 @@ SUITE = Suite(
   make,
   settings=(classification.Options, Options),
   exportable=True,
+  in_memory=True,
 )
 
 
+class Memory(list[Record]):
+  """A set of records in memory, which errors call `data`."""
+
+  def __str__(self) -> str:
+    return "data"
+
+
+def named(data: Data) -> str:
+  """Returns the path of data, or a name for data in memory."""
+  return data if isinstance(data, str) else "own"
+
+
+def by_split(data: Data) -> dict[str, Sequence[str | Memory]]:
+  """Returns the sources of train, and of dev and test if they exist.
+
+  Raises a UserError if there is nothing to train on.
+  """
+  if isinstance(data, str):
+    corpus = text_files.find([data])
+    return {s: those for s in _SPLITS if (those := getattr(corpus, s))}
+  sets = data if isinstance(data, Mapping) else {"train": data}
+  if "train" not in sets or (sets.keys() - set(_SPLITS)):
+    names = ", ".join(map(repr, sets))
+    raise UserError(f"data has the sets {names}: give train, dev and test")
+  return {split: [Memory(records)] for split, records in sets.items()}
+
+
+def records(
+  source: str | Memory, columns: Mapping[str, str]
+) -> Iterator[tuple[str, list]]:
+  """Yields each record's place and values, as `readers.records` does."""
+  if isinstance(source, str):
+    yield from readers.records(source, columns)
+    return
+  for number, record in enumerate(source, start=1):
+    where = f"record {number}"
+    if isinstance(record, str):
+      yield where, [record]
+    elif isinstance(record, Mapping):
+      for column in columns:
+        if column not in record:
+          has = ", ".join(map(repr, record))
+          raise UserError(f"data, {where} has no {column!r} but {has}")
+      yield where, [record[column] for column in columns]
+    else:  # ((text, text), label) has its texts one by one
+      parts = (v if isinstance(v, list | tuple) else [v] for v in record)
+      yield where, list(itertools.chain.from_iterable(parts))
+
+
 def of_sets(
-  data: str,
+  data: Data,
   sets: Mapping[str, list[Example]],
   asked: Callable[[list[Example]], list[Example]] = list,
 ) -> dict[str, Any]:
@@ -99,7 +156,8 @@ def of_sets(
   `dev`, a tenth of `train` is held out. `asked` makes a set's examples into
   those that are evaluated.
   """
-  name, sets = re.sub(r"\W+", "_", pathlib.Path(data).absolute().stem), {**sets}
+  name = re.sub(r"\W+", "_", pathlib.Path(named(data)).absolute().stem)
+  sets = {**sets}
   if "dev" not in sets:
     sets["train"], sets["dev"] = held_out(sets["train"], _KEPT)
   tests = {f"{name}-{s}": asked(sets[s]) for s in ("dev", "test") if s in sets}
@@ -112,13 +170,13 @@ def of_sets(
 
 
 def _read(
-  sources: Sequence[str], options: Options, known: Sequence[str] = ()
+  sources: Sequence[str | Memory], options: Options, known: Sequence[str] = ()
 ) -> Iterator[Example]:
   """Yields the examples of sources, with their labels' names."""
   columns = dict.fromkeys(options.text_column, "text_column")
   columns |= {options.label_column: "label_column"}
   for source in sources:
-    for where, (*texts, label) in readers.records(source, columns):
+    for where, (*texts, label) in records(source, columns):
       if not all(isinstance(text, str) and text.strip() for text in texts):
         raise UserError(f"{source}, {where}: no text to read")
       if label in (None, ""):

@@ -23,12 +23,12 @@ import numpy as np
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching, presets, trial
 from antlm_jax.evals.finetuning.batching import Example, Rows
+from antlm_jax.evals.finetuning.summary import MODEL
 from antlm_jax.evals.finetuning.task import Head, Task
-from antlm_jax.evals.finetuning.trial import Run, Settings
+from antlm_jax.evals.finetuning.trial import Run, Hyperparameters
 from antlm_jax.inference import programs
 from antlm_jax.inference.model import FineTuned, Loaded, write
 
-FOLDER = "model"  # in the folder of a task's results
 
 
 class Best:
@@ -81,12 +81,12 @@ def save(
   encoder, own = trial.split(params)
   tuned = fine_tuned(task, attention, own)
   all_params = {**loaded.params, **encoder}
-  write(folder / FOLDER, loaded.step, all_params, loaded, tuned)
+  write(folder / MODEL, loaded.step, all_params, loaded, tuned)
 
 
 def remove(folder: pathlib.Path) -> None:
   """Removes a folder's saved model, after a rename: never only a part."""
-  model, aside = folder / FOLDER, folder / f"{FOLDER}.old"
+  model, aside = folder / MODEL, folder / f"{MODEL}.old"
   shutil.rmtree(aside, ignore_errors=True)
   if model.exists():
     model.rename(aside)
@@ -121,8 +121,8 @@ def head(loaded: Loaded) -> Head:
 def predict(
   loaded: Loaded,
   texts: Sequence[str | Sequence[str] | Example],
-  max_length: int = Settings.max_length,
-  batch_size: int = Settings.batch_size,
+  max_length: int = Hyperparameters.max_length,
+  batch_size: int = Hyperparameters.batch_size,
 ) -> list[Any]:
   """Returns a saved model's predictions, with the names of its labels.
 
@@ -154,8 +154,8 @@ def predict(
 def outputs(
   loaded: Loaded,
   texts: Sequence[str | Sequence[str] | Example],
-  max_length: int = Settings.max_length,
-  batch_size: int = Settings.batch_size,
+  max_length: int = Hyperparameters.max_length,
+  batch_size: int = Hyperparameters.batch_size,
 ) -> Any:
   """Returns the head's outputs for each row, such as logits; see `predict`."""
   return _compute(loaded, texts, max_length, batch_size)[0]

@@ -1,6 +1,7 @@
 """Summary of a task's runs, as files and as a table."""
 
 import collections
+import dataclasses
 import json
 import math
 import pathlib
@@ -14,8 +15,87 @@ from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Outcome, standing
 from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
 from antlm_jax.evals.finetuning.trial import Run
+from antlm_jax.evals.reporting import statistics
+from antlm_jax.evals.reporting.statistics import Mean
 
 COLLAPSED = 0.95  # share of one answer from which a run counts as collapsed
+MODEL = "model"  # folder of the saved model, next to the summary
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Tuned:
+  """A fine-tuned task."""
+
+  name: str
+  metric: str  # the main one
+  lr: float  # best learning rate
+  seed: int  # of the best run, which is the one that is saved
+  # Main metric over seeds at the best learning rate, by evaluation set.
+  scores: Mapping[str, Mean]
+  folder: pathlib.Path  # of the results
+  model: pathlib.Path | None  # the saved model
+
+  @property
+  def score(self) -> float:
+    """Mean of the evaluation set that chooses the epoch, in [0, 1]."""
+    return next(iter(self.scores.values())).mean
+
+  def __repr__(self) -> str:
+    return (
+      f"<{self.name}: {self.metric} {100 * self.score:.1f} % at learning rate"
+      f" {self.lr:g}, {self.folder}>"
+    )
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class FineTuning:
+  """Fine-tuned tasks by name, and their table."""
+
+  tasks: Mapping[str, Tuned]
+  table: str
+
+  def __getitem__(self, task: str) -> Tuned:
+    return self.tasks[task]
+
+  @property
+  def score(self) -> float:
+    """Mean over all evaluation sets of all tasks, in [0, 1]."""
+    scores = (s for task in self.tasks.values() for s in task.scores.values())
+    return float(np.mean([score.mean for score in scores]))
+
+  @property
+  def model(self) -> pathlib.Path | None:
+    """Path to the saved model; None if there is none, or several."""
+    models = [task.model for task in self.tasks.values() if task.model]
+    return models[0] if len(models) == 1 else None
+
+  def __repr__(self) -> str:
+    scores = ", ".join(f"{n} {100 * t.score:.1f} %" for n, t in self.tasks.items())
+    return f"<fine-tuned: {scores}>"
+
+  def __str__(self) -> str:
+    return self.table
+
+
+def result(suite: Suite, found: Mapping[pathlib.Path, dict]) -> FineTuning:
+  """Returns the result of tasks, from the summaries in their folders."""
+  tasks = {}
+  for folder, summary in found.items():
+    metric, best = summary["main_metric"], summary["runs"][summary["best_run"]]
+    runs = [run for run in summary["runs"] if run["lr"] == summary["best_lr"]]
+    names = summary["evaluations"]
+    tasks[summary["task"]] = Tuned(
+      name=summary["task"],
+      metric=metric,
+      lr=summary["best_lr"],
+      seed=best["seed"],
+      scores={name: _over_seeds(runs, name, metric) for name in names},
+      folder=folder,
+      model=path if (path := folder / MODEL).is_dir() else None,
+    )
+  said = [table([*found.values()], suite)]
+  said += [line for summary in found.values() for line in remarks(summary)]
+  return FineTuning(tasks, "\n".join(said))
 
 
 def summarise(
@@ -95,16 +175,16 @@ def _by_lr(task: Task, lr: float, runs: Sequence[dict]) -> dict:
     "diverged": sum(run["diverged"] is not None for run in runs),
     "collapsed": sum(run["collapsed"] for run in runs),
     "scores": {
-      name: _over_seeds(runs, name, task.main_metric)
+      name: {"mean": found.mean, "std": found.std}
       for name in task.evaluations
+      for found in [_over_seeds(runs, name, task.main_metric)]
     },
   }
 
 
-def _over_seeds(runs: Sequence[dict], name: str, metric: str) -> dict:
-  values = [run["scores"][name][metric] for run in runs]
-  std = float(np.std(values, ddof=1)) if len(values) > 1 else None
-  return {"mean": float(np.mean(values)), "std": std}
+def _over_seeds(runs: Sequence[dict], name: str, metric: str) -> Mean:
+  values = {str(run["seed"]): run["scores"][name][metric] for run in runs}
+  return statistics.mean(values)
 
 
 def write(
@@ -185,7 +265,7 @@ def _rows(summary: Mapping, references: Sequence[str]) -> Iterator[tuple]:
   runs = [run for run in summary["runs"] if run["lr"] == best["lr"]]
   for name, about in summary["evaluations"].items():
     for metric in (summary["main_metric"], *summary["also"]):
-      mean, std = _over_seeds(runs, name, metric).values()
+      _, mean, std = _over_seeds(runs, name, metric)
       score = f"{100 * mean:.1f}"
       if std is not None:
         score += f" ± {100 * std:.1f}"

@@ -217,6 +217,7 @@ class Suite:
   defaults: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
   # Whether the default head is one that transformers has for the encoder.
   exportable: bool = False
+  in_memory: bool = False  # whether `make` also takes `own.Records`
   folder: str = "finetune"  # of its results in a run's evals/
   reported: bool = True  # whether `antlm report` reads its results
 

@@ -37,14 +37,14 @@ DECAYS = {
 }
 WEIGHTS = ("float32", "bfloat16")
 _ADAMW = ("b1", "b2", "eps", "weight_decay", "decay_scope", "clip")
-# Settings that change a compiled program.
+# Hyperparameters that change a compiled program.
 _COMPILED = ("attention", "encoder_dropout", "rows_at_once", "weights", *_ADAMW)
 _HEAD = "task_head/"  # prefix of the head's parameters
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-  """Settings of a run's training; the defaults are BabyLM's of 2024.
+class Hyperparameters:
+  """Hyperparameters of a run's training; the defaults are BabyLM's of 2024.
 
   With `weights="bfloat16"`, parameters, gradients and AdamW's moments are
   bfloat16 without a float32 copy, as in the code of arXiv 2507.00994. Updates
@@ -137,12 +137,12 @@ class Trial:
     self,
     loaded: Loaded,
     head: Head,
-    settings: Settings,
+    settings: Hyperparameters,
     runs: Sequence[Run],
     steps: int,
   ):
     """Starts runs whose learning rates decay over so many steps."""
-    compiled = Settings(**{n: getattr(settings, n) for n in _COMPILED})
+    compiled = Hyperparameters(**{n: getattr(settings, n) for n in _COMPILED})
     self._one = OneRun(loaded.model.config, head, compiled)
     self._batch_size = settings.batch_size
     self._rates = np.array([run.lr for run in runs], np.float32)
@@ -202,7 +202,7 @@ class OneRun:
 
   config: EncoderConfig
   head: Head
-  settings: Settings  # only those of `_COMPILED`, all others as by default
+  settings: Hyperparameters  # only those of `_COMPILED`, all others as by default
 
   @functools.cached_property
   def _model(self) -> models.Model:
