@@ -116,12 +116,12 @@ class Job(NamedTuple):
 
 
 def finetune(
-  model: Loaded | str | os.PathLike[str],
-  data: str | os.PathLike[str] | Records,
+  model: Loaded | files.Path,
+  data: files.Path | Records,
   *,
   preset: str = Tasks.preset,
   task: str = Tasks.task,
-  output: str | os.PathLike[str] | None = None,
+  output: files.Path | None = None,
   save: bool = False,
   overwrite: bool = False,
   quiet: bool = False,
@@ -129,8 +129,9 @@ def finetune(
 ) -> FineTuning:
   """Fine-tunes a model: one run for each task, learning rate and seed.
 
-      tuned = finetune("runs/x", "films.csv", preset="classification", save=True)
-      tuned["films"].score, tuned["films"].model
+      pairs = [("what a film", "good"), ("a waste of time", "bad"), ...]
+      tuned = finetune("runs/x", pairs, preset="classification", save=True)
+      tuned.score, tuned.model
 
   Does not repeat a task that was done before with the same arguments.
 
@@ -195,10 +196,7 @@ def _tasks(given: Mapping[str, Any]) -> tuple[Tasks, Suite]:
 
 
 def plan(
-  model: Identity,
-  encoder: str,
-  data: Data,
-  given: Mapping[str, Any],
+  model: Identity, encoder: str, data: Data, given: Mapping[str, Any]
 ) -> tuple[list[Job], list[str]]:
   """Makes the tasks that are asked for, without the model's weights.
 
@@ -308,20 +306,20 @@ def _parser() -> cli.Parser:
   return parser
 
 
-def _asked(argv: Sequence[str]) -> tuple[Identity, str, dict[str, Any]]:
-  """Returns the model, the data, and the settings that are given."""
+def _asked(argv: Sequence[str]) -> tuple[dict, str, dict[str, Any]]:
+  """Returns where the model is, the data, and the settings that are given."""
   # Without defaults, which a preset's settings replace.
   given = argparse.Namespace(**dict.fromkeys(_names(*_sections())))
   args = vars(_parser().parse_args(argv, given))
-  model = identify(args.pop("checkpoint"), args.pop("step"))
+  where = {"path": args.pop("checkpoint"), "step": args.pop("step")}
   data = args.pop("data")
-  return model, data, {n: x for n, x in args.items() if x is not None}
+  return where, data, {n: x for n, x in args.items() if x is not None}
 
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  model, data, given = _asked(argv)
-  print(finetune(model.path, data, **given))
+  where, data, given = _asked(argv)
+  print(finetune(identify(**where).path, data, **given))
 
 
 def done(argv: Sequence[str]) -> bool:
@@ -331,7 +329,8 @@ def done(argv: Sequence[str]) -> bool:
     UserError: The arguments or the data cannot be read, or a folder has the
       results of another request.
   """
-  model, data, given = _asked(argv)
+  where, data, given = _asked(argv)
+  model = identify(**where)
   encoder = checkpoint.Checkpoint(model.path).meta.config.model.name
   return all(job.done for job in plan(model, encoder, data, given)[0])
 

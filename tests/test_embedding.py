@@ -123,7 +123,9 @@ def test_dropout_is_on_where_it_is_asked_for(loaded, tmp_path):
   data = loop.read(loaded, task, 16)
 
   def loss(**changes):
-    settings = Hyperparameters(batch_size=36, epochs=1, max_length=16, **changes)
+    settings = Hyperparameters(
+      batch_size=36, epochs=1, max_length=16, **changes
+    )
     (outcome,) = loop.fit(loaded, task, data, settings, [Run(0.0, 0)])
     return outcome.best["train_loss"]
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import classification, glue
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import Classifier, Linear
 from antlm_jax.evals.finetuning.task import Predicted
-from tests import real
+from tests import real, tuned
 
 
 def test_metrics_are_scikit_learns():
@@ -127,9 +126,9 @@ def line(name, label):
 
 
 def asked(folder, *more):
-  """All tasks of a folder with their arguments, as the command finds them."""
-  args = [f"--data={folder}", "--task=all", "--checkpoint=none", *more]
-  return finetune._tasks(args, "llama")[0]
+  """All tasks of a folder with their settings, as the command finds them."""
+  jobs = tuned.planned(f"--data={folder}", "--task=all", *more)
+  return [(vars(job.grid) | vars(job.how), job.task) for job in jobs]
 
 
 def every(folder, *more):
@@ -185,7 +184,6 @@ IN_2024 = {
   **{"epochs": 10, "patience": 3, "threshold": 0.001, "drop_last": False},
   **{"max_length": 128, "warmup": 0, "decay": "linear", "floor": 0},
   **{"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0, "clip": 1},
-  "dropout": 0.1,
 }
 IN_2025 = IN_2024 | {
   **{"lrs": (3e-5,), "seeds": (42,), "batch_size": 32, "patience": 0},
@@ -212,14 +210,14 @@ def test_what_presets_set(tmp_path, attention):
   words = ("entailment", "neutral", "contradiction")
   found = asked(tmp_path, f"--attention={attention}")
   for args, task in found:
-    assert vars(args).items() >= IN_2024.items()
+    assert args.items() >= IN_2024.items()
     assert task.chooser == ("accuracy" if task.name == "mnli" else "f1")
     assert dataclasses.replace(task.head, labels=labels) == by_attention
   assert len(found) == 10
   found = asked(tmp_path, "--preset=2025", f"--attention={attention}")
   for args, task in found:
     own, chooser = OWN[task.name]
-    assert vars(args).items() >= (IN_2025 | own).items()
+    assert args.items() >= (IN_2025 | own).items()
     assert (task.chooser, task.evaluations) == (chooser, (task.name,))
     assert [path.name for path in task.files] == [
       f"{task.name}.{split}.jsonl" for split in ("train", "valid")
@@ -230,7 +228,7 @@ def test_what_presets_set(tmp_path, attention):
   more = ("--limit=5", "--epochs=2", "--no-drop_last", "--batch_size=7")
   given = {"limit": 5, "epochs": 2, "drop_last": False, "batch_size": 7}
   for args, _ in asked(tmp_path, "--preset=2025", *more):
-    assert vars(args).items() >= (IN_2025 | given).items()
+    assert args.items() >= (IN_2025 | given).items()
 
 
 def test_prediction_files_of_both_years():

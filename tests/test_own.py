@@ -2,10 +2,12 @@
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
 
+from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import classification, own
 from antlm_jax.hf import export
@@ -71,13 +73,60 @@ def test_a_file_of_records(run, tmp_path, capsys):
   assert scores == pytest.approx(expected)
   majority = max(labels.count(label) for label in labels) / len(labels)
   for metric, shown in (("accuracy", (majority,)), ("macro_f1", ())):
-    (line,) = (one for one in said.splitlines() if f" {metric} " in one)
+    table = said.partition("is written to")[2].splitlines()
+    (line,) = (one for one in table if f" {metric} " in one)
     for share in (scores[metric], *shown):
       assert f"{100 * share:.1f}" in line
   assert scores["accuracy"] > majority
   # Other columns of the same file are other data.
   with pytest.raises(Exception, match=r"another request \(.*data"):
     finetune.main(args(run, data, "--text_column=review,id"))
+
+
+def test_examples_in_memory_are_those_of_a_file(run, tmp_path, capsys):
+  """Also that Python's settings are the flags', and quiet prints nothing."""
+  rows = reviews(40)
+  path = write(tmp_path / "own.csv", rows)
+  texts = [(row["review"], row["stars"]) for row in rows]
+  how = {"batch_size": 16, "epochs": 1, "lrs": [1e-2, 1e-3], "seeds": 3}
+  how |= {"preset": "classification", "quiet": True}
+  columns = {"text_column": "review", "label_column": "stars"}
+  found = [
+    finetune.finetune(run, data, output=tmp_path / str(i), **how, **more)
+    for i, (data, more) in enumerate(
+      (
+        (path, columns),
+        (rows, columns),
+        (iter(texts), {}),
+        ([((a, a), b) for a, b in texts], {}),
+      )
+    )
+  ]
+  assert capsys.readouterr().out == ""
+  summaries = [runs.summary(one["own"].folder) for one in found]
+  runs_of = [about["runs"] for about in summaries]
+  assert runs_of[0] == runs_of[1] == runs_of[2] != runs_of[3]  # a pair
+  assert summaries[0]["request"]["lrs"] == [1e-2, 1e-3]
+  one, about = found[0]["own"], summaries[0]
+  assert (one.lr, one.seed, one.model) == (about["best_lr"], 3, None)
+  best = next(e for e in about["by_lr"] if e["lr"] == one.lr)
+  assert one.scores["own-dev"].mean == best["scores"]["own-dev"]["mean"]
+  assert f"{100 * found[0].score:.1f}" in str(found[0])
+  assert repr(found[0]) == f"<fine-tuned: own {100 * one.score:.1f} %>"
+  for data, more, message in (
+    (texts, {"preset": "2024"}, "preset 2024 reads files: give their folder"),
+    (texts, {"preset": "own"}, "--preset='own' is not one of 2024, 2025, "),
+    (texts, {"rate": 1}, "--rate is no setting of --preset=classification; "),
+    (texts, {"pools": 1}, "; did you mean 'pool'?"),
+    (texts, {"query_column": "a"}, "--query_column is no setting of --preset="),
+    (texts, {"lrs": -1}, "--lrs=(-1,) is not over 0"),
+    (texts, {"epochs": "1"}, "--epochs='1' is not of type int"),
+    ({"dev": texts}, {}, "data has the sets 'dev': give train, dev and test"),
+    (rows, {}, "data, record 1 has no 'text' but 'id', 'review', 'stars'"),
+    ([("a", "")], {}, "data, record 1: no label"),
+  ):
+    with pytest.raises(UserError, match=re.escape(message)):
+      finetune.finetune(run, data, **how | more)
 
 
 def test_a_head_that_cannot_be_exported_is_told_before_training(

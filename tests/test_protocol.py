@@ -5,7 +5,6 @@ import json
 
 import numpy as np
 
-from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import (
   answering,
   classification,
@@ -17,7 +16,8 @@ from antlm_jax.evals.finetuning import (
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.task import held_out
 from antlm_jax.evals.finetuning.trial import Hyperparameters
-from tests import random_models
+from antlm_jax.runtime import progress
+from tests import random_models, tuned
 
 run = random_models.run(layers=1)
 
@@ -41,19 +41,18 @@ def study(folder, name):
 
 def test_the_protocol_is_the_codes(tmp_path):
   mnli(tmp_path)
-  args = ["--checkpoint=x", f"--data={tmp_path}", "--task=mnli"]
-  ((found, task),) = finetune._tasks([*args, "--preset=study"], "llama")[0]
-  assert len(finetune.settings.from_args(finetune.Grid, found).runs) == 30
+  args = [f"--data={tmp_path}", "--task=mnli"]
+  (job,) = tuned.planned(*args, "--preset=study")
+  found, task = job.how, job.task
+  assert len(job.grid.runs) == 30
   assert (found.steps, found.batch_size, found.patience) == (1000, 32, 0)
   assert (found.b1, found.b2, found.eps) == (0.9, 0.95, 1e-5)
   assert (found.weight_decay, found.clip, found.warmup) == (0.1, 1.0, 0.1)
   assert task.head.pool == "mean" and not task.head.norms
   assert task.metrics.keys() == {"accuracy"}
   # What is given stands above it.
-  ((found, _),) = finetune._tasks(
-    [*args, "--preset=study", "--steps=7"], "llama"
-  )[0]
-  assert found.steps == 7
+  (job,) = tuned.planned(*args, "--preset=study", "--steps=7")
+  assert job.how.steps == 7
   for name in ("conll", "uner"):
     own = protocol.SUITE.defaults[name]
     assert (own["steps"], own["epochs"]) == (0, 1)
@@ -70,18 +69,21 @@ def test_texts_and_splits_are_the_codes(tmp_path):
   assert held_out(list(range(60)))[1] == order[:3].tolist()
 
 
-def test_steps_go_through_epochs_and_are_evaluated_once(loaded, tmp_path):
+def test_steps_go_through_epochs_and_are_evaluated_once(
+  loaded, tmp_path, monkeypatch
+):
   mnli(tmp_path, 40)
   task = study(tmp_path, "mnli")
   settings = Hyperparameters(batch_size=8, steps=12, max_length=16, patience=0)
   data = loop.read(loaded, task, 16)
   taken = []
 
-  def track(batches):
+  def track(batches, unit, name):
     taken.append(len(batches))
     return batches
 
-  (outcome,) = loop.fit(loaded, task, data, settings, [Run(1e-3, 0)], track)
+  monkeypatch.setattr(progress, "track", track)
+  (outcome,) = loop.fit(loaded, task, data, settings, [Run(1e-3, 0)])
   assert taken == [12] and len(outcome.epochs) == 1
   (steps,) = loop._parts(data.train, settings, [Run(1e-3, 0)])
   one_epoch = dataclasses.replace(settings, steps=0, epochs=1)

@@ -1,16 +1,17 @@
 """Fine-tuning, its results as the command writes them, and their report."""
 
 import json
+import pathlib
 
 import numpy as np
 
-from antlm_jax.evals import report
+from antlm_jax.evals import finetune, report
 from antlm_jax.evals.finetuning import classification, loop, saved
 from antlm_jax.evals.finetuning import summary as summaries
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Outcome
 from antlm_jax.evals.finetuning.trial import Hyperparameters
-from antlm_jax.inference.model import load
+from antlm_jax.inference.model import Identity, load
 
 LABELS = np.arange(100) % 2
 
@@ -18,6 +19,13 @@ LABELS = np.arange(100) % 2
 def answers(right: int) -> np.ndarray:
   """Answers of which so many of a hundred are right: the last ones."""
   return np.where(np.arange(100) < 100 - right, 1 - LABELS, LABELS)
+
+
+def planned(*args) -> list[finetune.Job]:
+  """The jobs of the command's arguments, for a Llama that is not there."""
+  _, data, given = finetune._asked(["--checkpoint=none", *args])
+  model = Identity(path=pathlib.Path("none"), step=7, digest=0)
+  return finetune.plan(model, "llama", data, given)[0]
 
 
 def write(

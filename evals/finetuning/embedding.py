@@ -61,7 +61,8 @@ def pairs(
   }
   if len({len(one.texts) for one in sets["train"]}) > 1:
     raise UserError(
-      f"{own.named(data)}: some records have more texts in --negative_column than others"
+      f"{own.named(data)}: some records have more texts in --negative_column"
+      " than others"
     )
   return _task(data, sets, _asked, towers, options)
 

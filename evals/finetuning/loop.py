@@ -21,7 +21,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Rows
 from antlm_jax.evals.finetuning.task import Predictions, Task
-from antlm_jax.evals.finetuning.trial import Run, Hyperparameters, Trial
+from antlm_jax.evals.finetuning.trial import Hyperparameters, Run, Trial
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import progress
 

@@ -25,10 +25,9 @@ from antlm_jax.evals.finetuning import batching, presets, trial
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.summary import MODEL
 from antlm_jax.evals.finetuning.task import Head, Task
-from antlm_jax.evals.finetuning.trial import Run, Hyperparameters
+from antlm_jax.evals.finetuning.trial import Hyperparameters, Run
 from antlm_jax.inference import programs
 from antlm_jax.inference.model import FineTuned, Loaded, write
-
 
 
 class Best:

@@ -70,7 +70,9 @@ class FineTuning:
     return models[0] if len(models) == 1 else None
 
   def __repr__(self) -> str:
-    scores = ", ".join(f"{n} {100 * t.score:.1f} %" for n, t in self.tasks.items())
+    scores = ", ".join(
+      f"{n} {100 * t.score:.1f} %" for n, t in self.tasks.items()
+    )
     return f"<fine-tuned: {scores}>"
 
   def __str__(self) -> str:

@@ -202,7 +202,9 @@ class OneRun:
 
   config: EncoderConfig
   head: Head
-  settings: Hyperparameters  # only those of `_COMPILED`, all others as by default
+  settings: (
+    Hyperparameters  # only those of `_COMPILED`, all others as by default
+  )
 
   @functools.cached_property
   def _model(self) -> models.Model:
