@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 
+from antlm_jax import plugins
 from antlm_jax.errors import UserError, explain
 
 
@@ -29,6 +30,13 @@ class Parser(argparse.ArgumentParser):
     kwargs.setdefault("allow_abbrev", False)
     kwargs.setdefault("prog", sys.argv[0])  # as `run` and `antlm` name it
     super().__init__(**kwargs)
+    if self.add_help:  # `run` takes it before the command sees its arguments
+      self.add_argument(
+        plugins.OPTION,
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="Python file to import first, which registers parts of its own",
+      )
     self._may_be_empty = may_be_empty
 
   def error(self, message: str):
@@ -74,7 +82,7 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
   if spec := sys.modules["__main__"].__spec__:
     sys.argv[0] = f"python -m {spec.name}"
   try:
-    main(sys.argv[1:])
+    main(plugins.load(sys.argv[1:]))
   except BrokenPipeError:  # the reader (head, less) has quit
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(141)

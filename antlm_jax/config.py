@@ -11,22 +11,20 @@ build the parts of the run. It checks every setting. The library itself takes
 only Configs.
 """
 
-import contextlib
 import dataclasses
 import functools
-import importlib.util
 import json
 import os
 import pathlib
 import re
-import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import types
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from flax import traverse_util
 from ml_collections import ConfigDict, config_dict
 
-from antlm_jax import models, settings
+from antlm_jax import models, plugins, settings
 from antlm_jax.data import order
 from antlm_jax.errors import UserError
 from antlm_jax.models import llama
@@ -327,7 +325,7 @@ def load(spec: str, overrides: Iterable[str] = ()) -> Config:
   path, _, arg = spec.partition(":")
   words = arg.split(",")
   get_config = module(path).get_config
-  with _reported(path):
+  with plugins.reported(path, f"--config={path}"):
     config = get_config(",".join(word for word in words if word != "shrink"))
   if not isinstance(config, ConfigDict):
     raise UserError(
@@ -372,38 +370,13 @@ def find(path: str) -> str:
   return path
 
 
-def module(path: str):
+def module(path: str) -> types.ModuleType:
   """Runs a config file, and returns it as a module with `get_config`."""
   path = find(path)
-  found = importlib.util.spec_from_file_location("config_file", path)
-  if found is None:
-    raise UserError(f"--config={path}: not a Python file")
-  out = importlib.util.module_from_spec(found)
-  with _reported(path):
-    found.loader.exec_module(out)
+  out = plugins.run_file(path, f"--config={path}")
   if not hasattr(out, "get_config"):
     raise UserError(f"--config={path}: it defines no get_config(arg)")
   return out
-
-
-@contextlib.contextmanager
-def _reported(path: str) -> Iterator[None]:
-  """Reports any error of a config file, which is a user's code, as input."""
-  try:
-    yield
-    return
-  except UserError:
-    raise
-  except SyntaxError as error:
-    lines, told = [error.lineno], error.msg
-  except (Exception, SystemExit) as error:
-    # The last line of this file that ran, not of the library that it called.
-    frames = traceback.extract_tb(error.__traceback__)
-    own = os.path.abspath(path)
-    lines = [f.lineno for f in frames if os.path.abspath(f.filename) == own]
-    told = f"{type(error).__name__}: {error}"
-  where = ", line ".join([path, *map(str, lines[-1:])])
-  raise UserError(f"--config={where}: {' '.join(told.split())}")
 
 
 def parse_arg(arg: str, **defaults) -> ConfigDict:

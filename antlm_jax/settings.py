@@ -117,7 +117,10 @@ class Registry(dict[str, type[Section]]):
 
   def __missing__(self, name: str):
     known = ", ".join(sorted(self))
-    raise UserError(f"{self.group}.name={name!r} is not one of {known}")
+    raise UserError(
+      f"{self.group}.name={name!r} is not one of {known}; if a file of yours"
+      " registers it, give --plugin=FILE.py"
+    )
 
   def make(self, values: Mapping[str, Any], **options):
     """Makes a section as `from_dict`, of the implementation that it names.

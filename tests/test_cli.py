@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from antlm_jax import __main__ as antlm
-from antlm_jax import cli, errors
+from antlm_jax import cli, errors, plugins
 from antlm_jax.commands import export, prepare, train
 from antlm_jax.errors import UserError
 from tests import runs
@@ -47,6 +47,57 @@ def test_an_override_is_a_word_or_two():
   assert found == ["--config.seed=-1", words[-1], "--config.a.b=x=y"]
   with pytest.raises(UserError, match="unknown argument 'more'"):
     parser.parse_with_overrides([*words, "more"])
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+  """Writes a plugin; the environment names none, and forgets it again."""
+  monkeypatch.setenv(plugins.VARIABLE, "")
+  monkeypatch.chdir(tmp_path)
+
+  def write(text, name="own.py"):
+    (tmp_path / name).write_text(text)
+    return tmp_path / name
+
+  return write
+
+
+def test_a_plugin_is_imported_once_here_and_in_children(plugin, capsys):
+  first = plugin("print('first')", "first.py")
+  second = plugin("from __future__ import annotations\nprint('second')")
+  argv = ["--plugin=first.py", "train", "--plugin", "own.py", "--x=y"]
+  assert plugins.load([*argv, f"--plugin={first}"]) == ["train", "--x=y"]
+  assert capsys.readouterr().out == "first\nsecond\n"
+  assert plugins.words() == [f"--plugin={first}", f"--plugin={second}"]
+  code = "from antlm_jax import plugins; plugins.load([])"
+  child = [sys.executable, "-c", code]
+  done = subprocess.run(child, cwd=runs.ROOT, capture_output=True, text=True)
+  assert done.stdout == "first\nsecond\n", done.stderr
+
+
+@pytest.mark.parametrize(
+  "text, told",
+  [
+    ("x = 1\nboom()", "--plugin=own.py, line 2: NameError: name 'boom' is not"),
+    ("x = ", "--plugin=own.py, line 1: invalid syntax"),
+    ("raise SystemExit(0)", "--plugin=own.py, line 1: SystemExit: 0"),
+  ],
+)
+def test_a_plugin_that_fails_is_told_with_its_line(plugin, text, told):
+  plugin(text)
+  assert told in runs.told(plugins.load, ["--plugin=own.py"])
+
+
+def test_a_plugin_that_is_not_there_is_told(plugin, monkeypatch):
+  plugin("", "words.txt")
+  for word, told in (
+    ("--plugin=none.py", "--plugin=none.py: no such file"),
+    ("--plugin=words.txt", "--plugin=words.txt: not a Python file"),
+    ("--plugin", "--plugin is empty: give a file"),
+  ):
+    assert told in runs.told(plugins.load, [word])
+  monkeypatch.setenv(plugins.VARIABLE, "/none.py")
+  assert "ANTLM_PLUGINS=/none.py: no such" in runs.told(plugins.load, [])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from antlm_jax import cli
+from antlm_jax import cli, plugins
 from antlm_jax.runtime import signals
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def main(argv: Sequence[str]) -> None:
     args, overrides = _parse(argv, config_lib.described())
     with processes.together():
       config = config_lib.load(args.config, overrides)
-      command = f"{sys.argv[0]} {shlex.join(argv)}"
+      command = f"{sys.argv[0]} {shlex.join([*plugins.words(), *argv])}"
       train(config, args.workdir, command=command)
 
 

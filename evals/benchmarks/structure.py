@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]  # not by the link
 # What may import what: a module those of lower levels, and of its own group.
 # A level's groups are packages and modules; + joins several to one group.
 LEVELS = (
-  "errors+cli+units+hashing+masks+settings+tables",
+  "errors+cli+plugins+units+hashing+masks+settings+tables",
   "objectives",
   "runtime",
   "attention data",

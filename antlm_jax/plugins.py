@@ -1,0 +1,91 @@
+"""Plugins: a user's Python files that register their parts when imported.
+
+    antlm train --plugin=my_optimizer.py --config.optimizer.name=mine ...
+
+`--plugin` may come more than once, before or after the command's name.
+`ANTLM_PLUGINS` lists further files, as `PATH` does folders. From Python, import
+the file.
+"""
+
+import contextlib
+import importlib.util
+import os
+import pathlib
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Sequence
+
+from antlm_jax.errors import UserError
+
+OPTION, VARIABLE = "--plugin", "ANTLM_PLUGINS"
+
+
+def load(argv: Sequence[str]) -> list[str]:
+  """Imports a command's plugins, and returns its other arguments.
+
+  Adds them to `ANTLM_PLUGINS`, for the processes that the command starts.
+  Raises a UserError if a plugin is missing or fails.
+  """
+  found = {path: f"{VARIABLE}={path}" for path in _of_environment()}
+  words, others = iter(argv), []
+  for word in words:
+    option, equals, path = word.partition("=")
+    if option != OPTION:
+      others.append(word)
+    elif path := path if equals else next(words, ""):
+      found[os.path.abspath(path)] = f"{OPTION}={path}"
+    else:
+      raise UserError(f"{OPTION} is empty: give a file, {OPTION}=FILE.py")
+  for path, shown in found.items():
+    run_file(path, shown)
+  if found:
+    os.environ[VARIABLE] = os.pathsep.join(found)
+  return others
+
+
+def _of_environment() -> list[str]:
+  return [*filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))]
+
+
+def words() -> list[str]:
+  """Returns the arguments that load this process's plugins again."""
+  return [f"{OPTION}={path}" for path in _of_environment()]
+
+
+def run_file(path: str, shown: str) -> types.ModuleType:
+  """Imports a user's Python file; its errors are UserErrors.
+
+  `shown` is the argument that names the file, for messages.
+  """
+  if not pathlib.Path(path).is_file():
+    raise UserError(f"{shown}: no such file")
+  # A name that hides no module, also of other files with this name.
+  name = f"antlm_file_{os.path.abspath(path)}"
+  found = importlib.util.spec_from_file_location(name, path)
+  if found is None:
+    raise UserError(f"{shown}: not a Python file")
+  out = sys.modules[name] = importlib.util.module_from_spec(found)
+  with reported(path, shown):
+    found.loader.exec_module(out)
+  return out
+
+
+@contextlib.contextmanager
+def reported(path: str, shown: str) -> Iterator[None]:
+  """Reports any error of a user's file as bad input, with its line."""
+  try:
+    yield
+    return
+  except UserError:
+    raise
+  except SyntaxError as error:
+    lines, told = [error.lineno], error.msg
+  except (Exception, SystemExit) as error:
+    # The last line of this file that ran, not of the library that it called.
+    frames = traceback.extract_tb(error.__traceback__)
+    own = os.path.abspath(path)
+    lines = [f.lineno for f in frames if os.path.abspath(f.filename) == own]
+    told = f"{type(error).__name__}: {error}"
+  where = ", line ".join([shown, *map(str, lines[-1:])])
+  raise UserError(f"{where}: {' '.join(told.split())}")

@@ -1,0 +1,1 @@
+"""Files that a user may write, each of which adds one part."""

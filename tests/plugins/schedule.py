@@ -1,0 +1,24 @@
+"""Inverse square root: the rate falls as one over the root of the step."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from antlm_jax.objectives.curriculum import amount
+from antlm_jax.training.optim import SCHEDULES, Schedule
+
+
+@SCHEDULES.register("inverse_root")
+@dataclasses.dataclass(frozen=True)
+class InverseRoot(Schedule):
+  """It has the settings of every schedule."""
+
+  def build(self, steps, restarts=()):
+    """Returns the learning rate by the step."""
+    warmup = max(1, amount(self.warmup_steps, steps))
+
+    def rate(step):
+      t = (step + 1) / warmup
+      return self.peak_lr * jnp.minimum(t, 1 / jnp.sqrt(t))
+
+    return rate
