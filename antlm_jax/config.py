@@ -22,13 +22,13 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from flax import traverse_util
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from antlm_jax import models, plugins, settings
 from antlm_jax.data import order
 from antlm_jax.errors import UserError
 from antlm_jax.models import llama
-from antlm_jax.objectives import batch, curriculum
+from antlm_jax.objectives import batch, curriculum, objective
 from antlm_jax.objectives.curriculum import amount_setting
 from antlm_jax.objectives.objective import OBJECTIVES, Objective, with_ratio
 from antlm_jax.runtime.sharding import Mesh
@@ -257,13 +257,8 @@ def default(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
 
 
 def _config_dict(config: Config) -> ConfigDict:
-  """Returns a config as one that can be changed, and checks the types."""
-  out = ConfigDict(config.to_dict())
-  for objective in out.objectives.values():
-    for name, value in objective.items():
-      if value is None:  # a placeholder takes a float
-        objective[name] = config_dict.placeholder(float)
-  return out
+  """Returns a config as one that can be changed."""
+  return ConfigDict(config.to_dict())
 
 
 def typed(
@@ -289,7 +284,7 @@ def typed(
       made[name] = settings.from_dict(_GROUPS[name], made[name], name, old)
   if "objectives" in made:
     made["objectives"] = {
-      name: settings.from_dict(Objective, of, f"config.objectives.{name}", old)
+      name: objective.make(of, f"config.objectives.{name}", old)
       for name, of in made["objectives"].items()
     }
   return Config(**made)
@@ -302,7 +297,8 @@ def described() -> str:
     each = found.values() if group in _KINDS else [found]
     sections += [(group, section) for section in each]
   lines = {}
-  for group, section in [*sections, ("objectives.NAME", Objective)]:
+  sections += [("objectives.NAME", kind) for kind in objective.KINDS.values()]
+  for group, section in sections:
     for field in settings.fields(section):
       key = ".".join(filter(None, (group, field.name)))
       choices = field.metadata["choices"]
@@ -443,12 +439,20 @@ def _override(config: ConfigDict, override: str) -> str:
     owner, node = node, node[part]
   # A tuple in a ConfigDict does not say what its parts are.
   declared = {}
-  if group in _GROUPS:
-    section = _KINDS[group][owner.name] if group in _KINDS else _GROUPS[group]
+  if section := _section(group, owner):
     declared = settings.kinds(section)
   kind = declared.get(name, owner.get_type(name))
   _set(owner, name, value, f"--config.{key}={value:.100}", kind)
   return key
+
+
+def _section(group: str, values: ConfigDict) -> type | None:
+  """Returns the section that a group's values are of; None if of no section."""
+  if group in _KINDS:
+    return _KINDS[group][values.name]
+  if group.startswith("objectives."):
+    return objective.KINDS[values.get("kind", "")]
+  return _GROUPS.get(group)
 
 
 def _set(node: ConfigDict, name: str, text: str, what: str, kind=None) -> None:

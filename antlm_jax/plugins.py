@@ -27,30 +27,25 @@ def load(argv: Sequence[str]) -> list[str]:
   Adds them to `ANTLM_PLUGINS`, for the processes that the command starts.
   Raises a UserError if a plugin is missing or fails.
   """
-  found = {path: f"{VARIABLE}={path}" for path in _of_environment()}
-  words, others = iter(argv), []
-  for word in words:
+  found, others, given = {}, [], iter([*words(), *argv])
+  for word in given:
     option, equals, path = word.partition("=")
     if option != OPTION:
       others.append(word)
-    elif path := path if equals else next(words, ""):
+    elif path := path if equals else next(given, ""):
       found[os.path.abspath(path)] = f"{OPTION}={path}"
     else:
       raise UserError(f"{OPTION} is empty: give a file, {OPTION}=FILE.py")
   for path, shown in found.items():
     run_file(path, shown)
-  if found:
-    os.environ[VARIABLE] = os.pathsep.join(found)
+  os.environ[VARIABLE] = os.pathsep.join(found)
   return others
 
 
-def _of_environment() -> list[str]:
-  return [*filter(None, os.environ.get(VARIABLE, "").split(os.pathsep))]
-
-
 def words() -> list[str]:
-  """Returns the arguments that load this process's plugins again."""
-  return [f"{OPTION}={path}" for path in _of_environment()]
+  """Returns the arguments for the plugins of `ANTLM_PLUGINS`."""
+  paths = os.environ.get(VARIABLE, "").split(os.pathsep)
+  return [f"{OPTION}={path}" for path in paths if path]
 
 
 def run_file(path: str, shown: str) -> types.ModuleType:

@@ -14,10 +14,11 @@ import operator
 import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from antlm_jax.errors import UserError
 
+T, U = TypeVar("T"), TypeVar("U")
 # Bound of ints whose field has none: larger ones are slips, which NumPy and JAX
 # would report as overflows or as lack of memory.
 LARGEST = 2**31 - 1
@@ -90,8 +91,8 @@ class Section:
     check(self, self.group)
 
 
-class Registry(dict[str, type[Section]]):
-  """Sections of the implementations of one kind, by name.
+class Registry(dict[str, T]):
+  """The implementations of one kind, by name.
 
   The file of an implementation registers it, and nothing else needs to know:
 
@@ -99,43 +100,51 @@ class Registry(dict[str, type[Section]]):
       @dataclasses.dataclass(frozen=True)
       class Muon(Optimizer):
         ...
+
+  `group` is the setting that names some. If `key` is given, they are sections
+  of this group, whose setting `key` names one and is an attribute of each.
   """
 
-  def __init__(self, group: str):
+  def __init__(self, group: str, key: str = ""):
     super().__init__()
-    self.group = group
+    self.group, self.key = group, key
 
-  def register(self, name: str) -> Callable[[type], type]:
-    """Returns a decorator that registers a section, and gives it the name."""
+  def register(self, name: str) -> Callable[[U], U]:
+    """Returns a decorator that registers an implementation by its name."""
 
-    def add(section_type: type) -> type:
-      section_type.name, section_type.group = name, self.group
-      self[name] = section_type
-      return section_type
+    def add(made: U) -> U:
+      if self.key:
+        setattr(made, self.key, name)
+        made.group = self.group
+      self[name] = made
+      return made
 
     return add
 
-  def __missing__(self, name: str):
-    known = ", ".join(sorted(self))
+  def __missing__(self, name: str) -> T:
+    setting = f"{self.group}.{self.key}".rstrip(".")
+    known = ", ".join(sorted(filter(None, self)))
     raise UserError(
-      f"{self.group}.name={name!r} is not one of {known}; if a file of yours"
-      " registers it, give --plugin=FILE.py"
+      f"{setting}={name!r} is not one of {known}; if a file of yours registers"
+      " it, give --plugin=FILE.py"
     )
 
-  def make(self, values: Mapping[str, Any], **options):
+  def make(
+    self, values: Mapping[str, Any], group: str = "", old: bool = False
+  ) -> Any:
     """Makes a section as `from_dict`, of the implementation that it names.
 
     Settings of other implementations, which a config keeps when it changes the
     name, may be there at their defaults. Raises a UserError for an unknown name
-    or setting, or a bad value.
+    or setting, or a bad value; `group` is by default that of all sections.
     """
-    own = dict(values)
-    section_type = self[own.pop("name")]
+    own = dict(_group(values, group or self.group))
+    section_type = self[own.pop(self.key, "")]
     known = {field.name for field in fields(section_type)}
     for field in (f for other in self.values() for f in fields(other)):
       if field.name not in known and own.get(field.name) == field.default:
         del own[field.name]
-    return from_dict(section_type, own, self.group, **options)
+    return from_dict(section_type, own, group or self.group, old)
 
 
 def fields(section_type: type) -> list[dataclasses.Field]:
@@ -144,9 +153,10 @@ def fields(section_type: type) -> list[dataclasses.Field]:
 
 
 def to_dict(section) -> dict[str, Any]:
-  """Returns the settings of a section, with its `name` if it is registered."""
+  """Returns the settings of a section, with its name if it is registered."""
+  chosen = {n: getattr(section, n, "") for n in ("name", "kind")}
   own = {field.name: getattr(section, field.name) for field in fields(section)}
-  return {"name": section.name, **own} if hasattr(section, "name") else own
+  return {name: value for name, value in chosen.items() if value} | own
 
 
 def from_dict(
@@ -157,16 +167,20 @@ def from_dict(
   Raises a UserError for one that is unknown; with `old`, of values that an
   older version wrote, leaves it out.
   """
-  if not isinstance(values, Mapping):
-    raise UserError(f"{group}={values!r} is not a group of settings")
   known = {field.name for field in fields(section_type)}
-  unknown = sorted(values.keys() - known)
+  unknown = sorted(_group(values, group).keys() - known)
   if unknown and not old:
     name = getattr(section_type, "name", None)
     what = f": no setting of {name}" if name else " is unknown"
     hint = nearest(unknown[0], known)
     raise UserError(f"{group}.{unknown[0]}{what}; {hint}")
   return section_type(**{name: values[name] for name in values.keys() & known})
+
+
+def _group(values: Mapping[str, Any], group: str) -> Mapping[str, Any]:
+  if not isinstance(values, Mapping):
+    raise UserError(f"{group}={values!r} is not a group of settings")
+  return values
 
 
 def nearest(name: str, known: Iterable[str], otherwise: str = "") -> str:

@@ -97,7 +97,7 @@ def test_a_plugin_that_is_not_there_is_told(plugin, monkeypatch):
   ):
     assert told in runs.told(plugins.load, [word])
   monkeypatch.setenv(plugins.VARIABLE, "/none.py")
-  assert "ANTLM_PLUGINS=/none.py: no such" in runs.told(plugins.load, [])
+  assert "--plugin=/none.py: no such" in runs.told(plugins.load, [])
 
 
 @pytest.mark.parametrize(

@@ -243,6 +243,32 @@ def test_encoders_take_the_papers_mask_ratio():
   )
 
 
+def test_an_objective_of_old_json_keeps_its_meaning():
+  """Until 0.2, fill-in-the-middle was a setting of every objective."""
+  stored = json.loads(config.to_json(config.typed(config.default())))
+  rates = {"C": 0.0, "F": 0.25, "M": 0.0}
+  stored["objectives"] = {
+    name: stored["objectives"][name] | {"middle_rate": rate}
+    for name, rate in rates.items()
+  }
+  assert stored["objectives"]["F"].pop("kind") == "fim"
+  found = config.from_json(json.dumps(stored)).objectives
+  assert found == {name: OBJECTIVES[name] for name in "CM"} | {
+    "F": dataclasses.replace(OBJECTIVES["F"], middle_rate=0.25)
+  }
+
+
+def test_settings_of_a_kind_of_objective_are_its_own():
+  word = "--config.objectives.F.middle_rate=0.3"
+  loaded = config.load("quickstart", [word])
+  assert loaded.objectives["F"].middle_rate == 0.3
+  assert config.from_json(config.to_json(loaded)) == loaded
+  told_ = told(config.load, "quickstart", [word.replace("F", "C")])
+  assert "unknown config key 'objectives.C.middle_rate'" in told_
+  told_ = told(config.load, "quickstart", ["--config.objectives.F.kind=other"])
+  assert "objective.kind='other' is not one of fim; if a file" in told_
+
+
 @pytest.mark.parametrize(
   "spec, words",
   [

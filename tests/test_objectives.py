@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from antlm_jax import config
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Layout, assemble
-from antlm_jax.objectives.corruption import Draw, Segments, corrupt
+from antlm_jax.objectives.corruption import Draw, Segments
+from antlm_jax.objectives.fill_in_the_middle import FillInTheMiddle
 from antlm_jax.objectives.objective import (
   CHOICES,
   OBJECTIVES,
@@ -63,13 +64,8 @@ class Case:
   draw: Draw
 
   def corrupt(self, progress=0.0, **changes):
-    return corrupt(
-      replace(self.objective, **changes),
-      self.tokens,
-      self.segments,
-      self.draw,
-      VOCABULARY,
-      progress,
+    return replace(self.objective, **changes).corrupt(
+      self.tokens, self.segments, self.draw, VOCABULARY, progress
     )
 
 
@@ -117,7 +113,7 @@ def test_only_the_targets_declared_are_changed(case):
   if case.objective.predict == "masked":
     assert not found.predicted[special].any()
   assert not found.predicted[case.tokens == PAD].any()
-  if not case.objective.middle_rate:
+  if not isinstance(case.objective, FillInTheMiddle):
     assert np.array_equal(found.tokens, before)
   changed = found.inputs != found.tokens
   if not case.objective.max_mask_ratio:
@@ -587,8 +583,9 @@ NO_MASKS = {"mask_ratio": 0.0}
   ],
 )
 def test_bad_value_names_objective_and_field(field, value, also):
+  of = FillInTheMiddle if "middle_rate" in also else Objective
   with pytest.raises(UserError) as caught:
-    Objective("mine", **{"mask_ratio": 0.1, field: value} | also)
+    of("mine", **{"mask_ratio": 0.1, field: value} | also)
   assert f"objective 'mine': {field}={value!r} is not" in str(caught.value)
 
 

@@ -21,7 +21,6 @@ from antlm_jax.objectives.corruption import (
   Draw,
   Segments,
   Vocabulary,
-  corrupt,
 )
 from antlm_jax.objectives.curriculum import Curriculum
 from antlm_jax.objectives.objective import Objective
@@ -143,8 +142,7 @@ class Source:
     # Draws depend on the slot alone, so that any process makes any slots.
     for objective_id in np.unique(objective_ids):
       mine = objective_ids == objective_id
-      part = corrupt(
-        self._objectives[objective_id],
+      part = self._objectives[objective_id].corrupt(
         tokens[mine],
         Segments(segments.start[mine], segments.end[mine]),
         draw.of(mine),

@@ -30,7 +30,7 @@ REMAT_POLICIES = {
   ),
 }
 _WIDEST = 2**20  # more is a typing error
-ENCODERS = settings.Registry("model")
+ENCODERS = settings.Registry("model", "name")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,24 +1,38 @@
 """Objectives as values: inputs, attention mask and targets.
 
 `OBJECTIVES` is a table of them, and `config.objectives` may add more. Neither
-the model nor the train step knows which objective a batch has.
+the model nor the train step knows which objective a batch has. An objective
+with its own settings or corruption is a subclass that registers in `KINDS`.
 """
 
 import dataclasses
 import re
 from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import numpy as np
 
 from antlm_jax.errors import UserError
-from antlm_jax.settings import check, setting
+from antlm_jax.objectives.corruption import (
+  Corrupted,
+  Draw,
+  Segments,
+  Vocabulary,
+  latest,
+)
+from antlm_jax.settings import Registry, check, setting
 
+KINDS = Registry("objective", "kind")
 ATTENTION = ("causal", "bidirectional", "prefix", "block")
 PREDICT = ("all", "masked", "suffix")
 UNITS = ("token", "word", "span")
 CHOICES = ("coin", "binomial", "exact", "covering")
 
 
+_GOLDEN = (5**0.5 - 1) / 2  # multiples of it, modulo 1, lie evenly in [0, 1]
+
+
+@KINDS.register("")
 @dataclasses.dataclass(frozen=True)
 class Objective:
   """One training objective.
@@ -31,11 +45,6 @@ class Objective:
 
   The targets are `all` tokens, the `masked` ones, or the `suffix` after the
   prefix. Special tokens are never masked, and masks are never targets.
-
-  Fill-in-the-middle (`middle_rate`, arXiv 2207.14255) turns a document into
-  `prefix <mask> suffix <mask> middle` (PSM) or into `<mask> suffix <mask>
-  prefix middle` (SPM), with equal probability. The cuts are uniform among the
-  tokens between special ones. The document loses its last two tokens.
 
   Tokens are masked in units, and all tokens of a unit have the same fate. Units
   are chosen
@@ -67,9 +76,6 @@ class Objective:
     1, "1: output i predicts token i + 1; 0: token i", choices=(0, 1)
   )
   predict: str = setting("all", "Targets", choices=PREDICT)
-  middle_rate: float = setting(
-    0.0, "Share of the documents whose middle is last", least=0, most=1
-  )
   mask_ratio: float = setting(
     0.0, "Share of the tokens that are masked", least=0, most=1
   )
@@ -107,36 +113,33 @@ class Objective:
   def __post_init__(self):
     check(self, f"objective {self.name!r}: ")
     if self.mask_token + self.random_token > 1 + 1e-6:
-      self._fail("random_token", "at most 1 - mask_token")
+      self.fail("random_token", "at most 1 - mask_token")
     if self.predict == "suffix" and self.attention != "prefix":
-      self._fail("predict", "all or masked: only prefix attention has a suffix")
+      self.fail("predict", "all or masked: only prefix attention has a suffix")
     if self.mask_ratio_high is not None and self.mask_ratio_end is not None:
-      self._fail("mask_ratio_high", "None, as mask_ratio_end needs")
+      self.fail("mask_ratio_high", "None, as mask_ratio_end needs")
     if self.per_ratio and not (self.predict == "masked" and self.mask_ratio):
-      self._fail("per_ratio", "False without masked targets and a mask_ratio")
-    if self.middle_rate and self.attention != "causal":
-      self._fail("attention", "causal, as middle_rate needs")
-    if self.middle_rate and self.max_mask_ratio:
-      self._fail("mask_ratio", "0, as middle_rate needs")
+      self.fail("per_ratio", "False without masked targets and a mask_ratio")
     if self.ratio_of_blocks or self.frequency_power:
       why = "as frequency_power and shares of blocks need"
       if self.unit != "token":
-        self._fail("unit", f"token, {why}")
+        self.fail("unit", f"token, {why}")
       if self.choice != "coin":
-        self._fail("choice", f"coin, {why}")
+        self.fail("choice", f"coin, {why}")
     if self.max_mask_ratio:
       return
     # Without masks, only the attention hides the targets.
     if self.predict == "masked":
-      self._fail("mask_ratio", "over 0, as predict=masked needs")
+      self.fail("mask_ratio", "over 0, as predict=masked needs")
     if self.shift == 0:
-      self._fail("shift", "1: every token would be predicted from itself")
+      self.fail("shift", "1: every token would be predicted from itself")
     if self.attention in ("bidirectional", "block"):
-      self._fail("attention", "causal or prefix: every target would be seen")
+      self.fail("attention", "causal or prefix: every target would be seen")
     if self.attention == "prefix" and self.predict != "suffix":
-      self._fail("predict", "suffix: the prefix's targets would be seen")
+      self.fail("predict", "suffix: the prefix's targets would be seen")
 
-  def _fail(self, field: str, expected: str):
+  def fail(self, field: str, expected: str) -> NoReturn:
+    """Raises a UserError that names a setting and the value expected."""
     raise UserError(
       f"objective {self.name!r}: {field}={getattr(self, field)!r} is not"
       f" {expected}"
@@ -161,8 +164,7 @@ class Objective:
   @property
   def needs_mask_token(self) -> bool:
     """Whether inputs can have a `<mask>`."""
-    masked = self.max_mask_ratio > 0 and self.mask_token > 0
-    return masked or self.middle_rate > 0
+    return self.max_mask_ratio > 0 and self.mask_token > 0
 
   @property
   def max_target_share(self) -> float:
@@ -189,8 +191,46 @@ class Objective:
     begin, end = self.mask_ratio, self.mask_ratio_end
     return begin if end is None else begin + (end - begin) * progress
 
+  def corrupt(
+    self,
+    tokens: np.ndarray,
+    segments: Segments,
+    draw: Draw,
+    vocabulary: Vocabulary,
+    progress: float = 0.0,
+  ) -> Corrupted:
+    """Shows rows as this objective does; a pure function of its arguments.
 
-OBJECTIVES = {
+    The tokens are int32 `[n, T]`, and the segments their documents or chunks.
+    `progress` is the part of the run that is done, 0 to 1.
+    """
+    at = np.arange(tokens.shape[1], dtype=np.int32)
+    k_end, suffix = _attention_end(self, segments, draw, at)
+    inputs, chosen = tokens, np.zeros(tokens.shape, bool)
+    ratio = _ratios(self, segments, draw, progress)
+    if np.any(ratio > 0):
+      own = ratio
+      if self.frequency_power:
+        own = _by_frequency(self, ratio, tokens, vocabulary)
+      maskable = ~vocabulary.special[tokens]
+      if self.mask_ends and vocabulary.eos_id is not None:
+        # But not an end token that is a document's first.
+        maskable |= (tokens == vocabulary.eos_id) & (at > segments.start)
+      chosen, unit = _choose(self, own, tokens, maskable, draw, vocabulary)
+      inputs = _replace(self, tokens, chosen, unit, draw, vocabulary)
+    targets = {"all": np.ones_like(chosen), "masked": chosen, "suffix": suffix}
+    predicted = targets[self.predict]
+    for never in (vocabulary.pad_id, vocabulary.mask_id):
+      if never is not None:
+        predicted = predicted & (tokens != never)
+    if self.shift:  # a segment's first token has none before it
+      predicted = predicted & (at - segments.start >= self.shift)
+    scale = np.float32(1 / ratio if self.per_ratio else 1)
+    scale = np.broadcast_to(scale, tokens.shape)
+    return Corrupted(tokens, inputs, segments.start, k_end, predicted, scale)
+
+
+OBJECTIVES: dict[str, Objective] = {
   # Next-token prediction.
   "C": Objective("clm"),
   # BERT's masked language modeling, predicted in place.
@@ -222,9 +262,14 @@ OBJECTIVES = {
   ),
   # Prefix language modeling: the prefix has a random length.
   "P": Objective("prefix_lm", attention="prefix", predict="suffix"),
-  # Fill-in-the-middle: CLM, with half of the documents' middles last.
-  "F": Objective("fim", middle_rate=0.5),
 }
+
+
+def make(values: Mapping[str, Any], group: str, old: bool = False) -> Objective:
+  """Makes an objective of plain values, as `settings.from_dict` does."""
+  if old and values.get("middle_rate"):  # which every objective had until 0.2
+    values = {"kind": "fim", **values}
+  return KINDS.make(values, group, old)
 
 
 def with_ratio(
@@ -243,3 +288,184 @@ def with_ratio(
   return dataclasses.replace(
     base, name=f"{base.name}{percent}", mask_ratio=int(percent) / 100
   )
+
+
+# ------------------------------------------------------------------ corruption
+
+
+def _ratios(objective, segments, draw: Draw, progress: float) -> np.ndarray:
+  """Returns the share chosen of each token, float64 `[n or 1, T or 1]`."""
+  low = objective.ratio_at(progress)
+  if objective.mask_ratio_high is None:
+    return np.full((1, 1), low)
+  if objective.ratio_of_blocks:  # a block draws as its first token does
+    u = draw.uniform("ratio", np.arange(segments.start.shape[1]))
+    u = np.take_along_axis(u, _block_begin(objective, segments), axis=1)
+  else:
+    # One draw for the step, and a golden section more for each row: rows spread
+    # evenly, so that a step's loss varies less than with a draw for each row.
+    first = dataclasses.replace(draw, rows=np.zeros((1, 1), np.int64))
+    u = first.uniform("ratio", np.zeros(1, int)) + draw.rows * _GOLDEN
+  return low + (objective.mask_ratio_high - low) * (u % 1)
+
+
+def _by_frequency(objective, ratio, tokens, vocabulary) -> np.ndarray:
+  """Returns the share chosen of each token; a row's mean share is `ratio`."""
+  among = {"axis": 1, "keepdims": True, "where": ~vocabulary.special[tokens]}
+  rank = vocabulary.rank[tokens]
+  low, high = rank.min(initial=1, **among), rank.max(initial=0, **among)
+  rank = np.clip((rank - low) / np.maximum(high - low, 1e-9), 0, 1)
+  weight = rank**objective.frequency_power
+  count = np.maximum(1, np.sum(np.ones_like(rank), **among))
+  mean = weight.sum(**among) / count
+  # A mean that is too high is scaled towards 0, one that is too low towards 1.
+  lower = weight * ratio / np.maximum(mean, 1e-9)
+  higher = 1 - (1 - weight) * (1 - ratio) / np.maximum(1 - mean, 1e-9)
+  return np.where(mean > ratio, lower, higher)
+
+
+def _attention_end(objective, segments, draw, at):
+  """Returns k_end, and which tokens are after the prefix (or None)."""
+  if objective.attention == "bidirectional":
+    return segments.end, None
+  if objective.attention == "block":
+    end = _block_begin(objective, segments) + np.int32(objective.block_length)
+    return np.minimum(end, segments.end), None
+  own_end = np.broadcast_to(at + 1, segments.end.shape)
+  if objective.attention == "causal":
+    return own_end, None
+  # A segment draws as its first token does.
+  share = np.take_along_axis(draw.uniform("prefix", at), segments.start, axis=1)
+  length = (share * (segments.end - segments.start)).astype(np.int32)
+  prefix_end = segments.start + length
+  return np.maximum(own_end, prefix_end), at >= prefix_end
+
+
+def _block_begin(objective, segments) -> np.ndarray:
+  """Returns where the block of each token begins, int32 `[n, T]`."""
+  at = np.arange(segments.start.shape[1], dtype=np.int32)
+  return at - (at - segments.start) % np.int32(objective.block_length)
+
+
+def _choose(objective, ratio, tokens, maskable, draw, vocabulary):
+  """Returns which tokens are chosen, and the position whose draws each uses."""
+  at = np.arange(tokens.shape[1])
+  coins = objective.choice == "coin"
+  if coins and objective.unit == "span":
+    chosen, unit = _spans(objective, ratio, draw, len(at))
+    return chosen & maskable, unit
+  visit = 0
+  if objective.choice == "covering":
+    draw, visit = draw.of_texts()
+  unit = np.broadcast_to(at, tokens.shape)
+  if objective.unit == "word":
+    special = vocabulary.special[tokens]
+    # A special token ends the word before it.
+    begins = vocabulary.word_start[tokens] | special
+    begins[:, 1:] |= special[:, :-1]
+    unit = latest(begins)
+  elif objective.unit == "span":
+    unit = _tiles(objective, draw, len(at))
+  if not coins:
+    return _in_turn(objective, ratio, unit, maskable, draw, visit), unit
+  u = draw.uniform("choose", at)
+  if objective.unit == "word":
+    u = np.take_along_axis(u, unit, axis=1)
+  return (u < ratio) & maskable, unit
+
+
+def _in_turn(objective, ratio, unit, maskable, draw, visit) -> np.ndarray:
+  """Fills each row's share with units in random order (`Objective.choice`)."""
+  # A row's units lie in random order around a circle as long as its maskable
+  # tokens. The chosen units begin in an arc of the share's length, which begins
+  # at a random place: all tokens are as likely. With `covering` a text keeps
+  # order and place for `CYCLE` visits, and each arc begins a golden section
+  # after the one before. Such arcs cover the circle evenly after any number of
+  # visits, also while the ratio changes.
+  at = np.arange(unit.shape[1])
+  around = np.maximum(maskable.sum(axis=1, keepdims=True), 1)
+  length = ratio * around
+  if objective.choice == "binomial":
+    heads = (draw.uniform("choose", at) < ratio) & maskable
+    length = heads.sum(axis=1, keepdims=True)
+  place = _places_in_random_order(unit, maskable, draw)
+  begin = (draw.uniform("turn", at[:1]) + visit * _GOLDEN) % 1
+  return ((place - begin * around) % around < length) & maskable
+
+
+def _places_in_random_order(unit, maskable, draw) -> np.ndarray:
+  """Returns how many maskable tokens are before each token's unit, `[n, T]`."""
+  draws = draw.uniform("order", np.arange(unit.shape[1]))
+  # A unit draws as its first token does, so that its tokens stay together.
+  draws = np.take_along_axis(draws, unit, axis=1)
+  order = np.argsort(draws, axis=1, kind="stable")
+  counted = np.take_along_axis(maskable, order, axis=1)
+  before = np.empty(unit.shape, np.int64)
+  np.put_along_axis(before, order, np.cumsum(counted, axis=1) - counted, axis=1)
+  return np.take_along_axis(before, unit, axis=1)
+
+
+def _tiles(objective: Objective, draw: Draw, length: int) -> np.ndarray:
+  """Cuts rows into spans; returns where the span of each token begins."""
+  shares = np.cumsum(objective.span_shares)[:-1]
+  u = draw.uniform("tile", np.arange(length))
+  sizes = 1 + np.searchsorted(shares, u, side="right")
+  begins = np.cumsum(sizes, axis=1) - sizes
+  row, span = np.nonzero(begins < length)
+  is_begin = np.zeros((len(draw.rows), length), bool)
+  is_begin[row, begins[row, span]] = True
+  return latest(is_begin)
+
+
+def _spans(objective: Objective, ratio, draw: Draw, length: int):
+  """Chooses spans by coins; a span that begins inside another cuts it off."""
+  shares = objective.span_shares
+  # Spans may begin before the row, so that its first tokens are as likely to be
+  # chosen as any other.
+  lead = objective.span_length - 1
+  at = np.arange(length + lead)
+  begins = draw.uniform("choose", at) < _span_rate(ratio, shares)
+  # The k-th of these is the probability that a span is longer than k.
+  longer = 1 - np.cumsum(shares[:-1])
+  u = 1 - draw.uniform("span", at)
+  lengths = 1 + np.searchsorted(-longer, -u, side="left")
+  # The last begin up to each place, and the length of that span.
+  begin = np.maximum.accumulate(np.where(begins, at, -1), axis=1)
+  reach = np.take_along_axis(lengths, np.maximum(begin, 0), axis=1)
+  chosen = (begin >= 0) & (at - begin < reach)
+  return chosen[:, lead:], np.maximum(begin, 0)[:, lead:]
+
+
+def _span_rate(ratio: np.ndarray, shares: np.ndarray) -> np.ndarray:
+  """Returns how often spans must begin so that they cover `ratio`, `[n, 1]`."""
+  # A token at distance k from the last begin is covered if that span is longer
+  # than k. So the covered share is the sum over k of p (1 - p)^k P(length > k),
+  # which grows with p.
+  k = np.arange(len(shares))
+  longer = np.cumsum(shares[::-1])[::-1]
+  low, high = np.zeros(ratio.shape), np.ones(ratio.shape)
+  for _ in range(60):  # bisection, down to the last bits of a float
+    p = (low + high) / 2
+    less = np.sum(p * (1 - p) ** k * longer, axis=1, keepdims=True) < ratio
+    low, high = np.where(less, p, low), np.where(less, high, p)
+  return high
+
+
+def _replace(objective, tokens, chosen, unit, draw, vocabulary):
+  """Makes each chosen token `<mask>` or a random token, or leaves it."""
+  if objective.mask_token >= 1:
+    return np.where(chosen, np.int32(vocabulary.mask_id), tokens)
+  # Only the chosen tokens draw. A unit's tokens share their fate, but each has
+  # a random token of its own.
+  row, at = np.nonzero(chosen)
+  draw = Draw(draw.seed, draw.step, draw.rows[row, 0])
+  fate = draw.uniform("fate", unit[row, at])
+  ordinary = vocabulary.ordinary
+  random = draw.bits("replacement", at) % np.uint32(len(ordinary))
+  is_changed = fate < objective.mask_token + objective.random_token
+  changed = np.where(is_changed, ordinary[random], tokens[chosen])
+  if objective.mask_token > 0:
+    changed = np.where(fate < objective.mask_token, vocabulary.mask_id, changed)
+  out = tokens.copy()
+  out[row, at] = changed
+  return out

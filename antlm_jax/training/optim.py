@@ -19,8 +19,8 @@ from antlm_jax.objectives.curriculum import amount, amount_setting
 from antlm_jax.settings import Registry, Section, setting
 
 _TAIL = 0.2  # share of the run that average=tail has
-OPTIMIZERS = Registry("optimizer")
-SCHEDULES = Registry("schedule")
+OPTIMIZERS = Registry("optimizer", "name")
+SCHEDULES = Registry("schedule", "name")
 
 Axes = Mapping[str, Sequence[str | None]]  # logical, of parameters by path
 Tensors = Mapping[str, Tensor]  # that the parameters belong to, by path

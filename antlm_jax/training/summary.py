@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from antlm_jax import tables, units
+from antlm_jax.objectives.fill_in_the_middle import FillInTheMiddle
 from antlm_jax.runtime import compilation, sharding
 from antlm_jax.training.experiment import Run
 from antlm_jax.training.metrics import PAIRS
@@ -252,7 +253,7 @@ def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
     yield f'antlm generate {of} --prompt="..."'
   if any(o.per_ratio for o in trained):
     yield f'antlm generate {of} --mode=diffusion --prompt="..."'
-  if any(o.middle_rate for o in trained):
+  if any(isinstance(o, FillInTheMiddle) for o in trained):
     yield f'antlm generate {of} --prompt="BEFORE <mask> AFTER <mask>"'
   if any(o.needs_mask_token and not o.left_to_right for o in trained):
     yield f'antlm fill_mask {of} --text="... <mask> ..."'

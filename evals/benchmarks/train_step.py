@@ -83,7 +83,7 @@ def make_example(
   counters = corruption.Draw(0, 0, rows[:, None])
   # Every objective corrupts all rows, and each row is taken from its own.
   text = tokens, segments, counters, vocabulary
-  made = [corruption.corrupt(objective, *text) for objective in chosen]
+  made = [objective.corrupt(*text) for objective in chosen]
   kinds = rows % len(chosen)
   each = kinds, np.arange(len(rows))
   merged = (np.stack(arrays)[each] for arrays in zip(*made, strict=True))
