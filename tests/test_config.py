@@ -29,6 +29,7 @@ ARGUMENTS = {
   "gpt_bert": ["size=base"],
   "babylm_small": ["curriculum=24M", "curriculum=C:M=1:15"],
   "encoders": ["size=610M", "size=1B", "curriculum=42000C"],
+  "optimizers": ["row=mlm_lamb,seed=2", "row=mixed_adamw_long"],
   "mixing": ["row=repeated_antlm,seed=2", "row=fresh_c"],
   "quickstart": [],
   "clm_or_mlm": ["row=tiny_mlm20_42", "row=tiny_mlm40_42_more_12,seed=2"]

@@ -201,7 +201,9 @@ def test_a_dry_run_counts_the_epochs_of_the_data(prepared, tmp_path, capsys):
   assert "estimated" not in table
 
 
-@pytest.mark.parametrize("name", ["antlm_table", "clm_or_mlm", "mixing"])
+@pytest.mark.parametrize(
+  "name", ["antlm_table", "clm_or_mlm", "mixing", "optimizers"]
+)
 def test_every_command_of_a_study_works_without_a_checkout(name):
   scales = config_lib.module(str(CONFIGS / f"{name}.py")).SCALES.values()
   found = {e.command for scale in scales for e in scale.evaluations}
