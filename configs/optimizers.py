@@ -45,11 +45,11 @@ within 0.1 of AdamW.
 **Noise and size.** Pilots, with seeds 100 to 102: after 480 steps Muon at 2e-2
 was better than AdamW at 1e-2 by 0.11 to 0.23 nats (CLM; deviation 0.06), and
 than AdamW at 5e-3 by 0.44 to 0.74 (MLM; deviation 0.15). Half an interval is
-10.3 deviations with three seeds, 2.8 with five and 1.6 with eight. So five seeds
-are about enough for CLM's 0.16 and MLM's 0.59, eight are surely, and three
-would not decide. The range of the rates is from pilots, too. CLM's best were
-1e-2 (AdamW, of 5e-3 to 2e-2), 2e-2 (LAMB, of 1e-2 to 8e-2) and 2e-2 (Muon, of
-5e-3 to 4e-2). A run of 480 steps takes 30 to 45 seconds on one core that it
+10.3 deviations with three seeds, 2.8 with five and 1.6 with eight. So five
+seeds are about enough for CLM's 0.16 and MLM's 0.59, eight are surely, and
+three would not decide. The range of the rates is from pilots, too. CLM's best
+were 1e-2 (AdamW, of 5e-3 to 2e-2), 2e-2 (LAMB, of 1e-2 to 8e-2) and 2e-2 (Muon,
+of 5e-3 to 4e-2). A run of 480 steps takes 30 to 45 seconds on one core that it
 shares.
 
 What came of it: docs/optimizers.md.
