@@ -36,6 +36,7 @@ setuptools.setup(
   package_data={
     "antlm_jax": [
       "py.typed",
+      "*.pyi",
       "configs/*.py",
       "evals/reporting/*/*.csv",
       "evals/reporting/*/*.j2",

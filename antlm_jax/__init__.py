@@ -12,49 +12,39 @@
 Nothing is imported before it is used.
 """
 
+import ast
+import functools
 import importlib
+import pathlib
 import sys
 import types
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-  from antlm_jax.api import *
 
 __version__ = "0.2.0"
-__all__ = [
-  "AttentionMask",
-  "Config",
-  "Evaluator",
-  "Hook",
-  "Objective",
-  "attend",
-  "export",
-  "generate",
-  "import_model",
-  "load",
-  "merge",
-  "plan",
-  "prepare",
-  "score",
-  "train",
-]
+
+
+@functools.cache
+def _homes() -> dict[str, str]:
+  """Returns the module of each public name, from the stub next to this file."""
+  stub = pathlib.Path(__file__).with_suffix(".pyi").read_text("utf-8")
+  imports = (n for n in ast.parse(stub).body if isinstance(n, ast.ImportFrom))
+  return {name.name: node.module for node in imports for name in node.names}
 
 
 def __getattr__(name: str) -> object:
-  if name not in __all__:
+  if name not in _homes():
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-  return getattr(importlib.import_module(f"{__name__}.api"), name)
+  return getattr(importlib.import_module(_homes()[name]), name)
 
 
 def __dir__() -> list[str]:
-  return [*__all__, "__version__"]
+  return [*_homes(), "__version__"]
 
 
 class _Package(types.ModuleType):
   def __setattr__(self, name: str, value: object) -> None:
     # Importing the module `train` would set an attribute of its name;
     # `antlm_jax.train` is the function all the same.
-    if not (name in __all__ and isinstance(value, types.ModuleType)):
+    if not (name == "train" and isinstance(value, types.ModuleType)):
       super().__setattr__(name, value)
 
 

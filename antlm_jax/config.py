@@ -339,7 +339,7 @@ def load(spec: str, overrides: Iterable[str] = ()) -> Config:
 
 
 def given(
-  config: str | os.PathLike[str] | Config | ConfigDict,
+  config: str | os.PathLike[str] | Config,
   changes: Mapping[str, settings.Setting],
 ) -> Config:
   """Returns a config, or loads it by name or path, with changed settings.

@@ -1,44 +1,39 @@
 """What `import antlm_jax` offers."""
 
 import importlib
+import os
+import pathlib
+import subprocess
 import sys
 
 import pytest
 
 import antlm_jax
-from antlm_jax.attention import attend
-from antlm_jax.inference import filling, generation, scoring, unmasking
-from antlm_jax.inference.model import load
-from antlm_jax.masks import AttentionMask
-from antlm_jax.objectives.objective import Objective
 from tests import runs
 
+ROOT = pathlib.Path(__file__).parent.parent
+FUNCTIONS = (
+  "prepare train load score perplexity generate fill embed finetune predict"
+  " evaluate export import_model merge compare sweep plan"
+)
 
-def test_it_offers_what_stands_elsewhere():
-  assert {name: getattr(antlm_jax, name) for name in antlm_jax.__all__} == {
-    "load": load,
-    "attend": attend,
-    "AttentionMask": AttentionMask,
-    "Objective": Objective,
-    "generate": generation.generate,
-    "fill_mask": filling.fill_mask,
-    "unmask": unmasking.unmask,
-    "score": scoring.score,
-  }
-  assert set(antlm_jax.__all__) <= set(dir(antlm_jax))
+
+def test_it_offers_what_its_stub_names():
+  names = {*dir(antlm_jax)}
+  assert {*FUNCTIONS.split(), "Config", "Muon", "Hook", "attend"} <= names
+  for name in names:
+    assert getattr(antlm_jax, name) is not None
   with pytest.raises(AttributeError, match="no attribute 'unknown'"):
     _ = antlm_jax.unknown
 
 
-@pytest.mark.parametrize("name", ["generate", "fill_mask"])
-def test_a_function_is_not_its_command(name):
+def test_a_function_is_not_its_module():
   """Importing a submodule sets its package's attribute, as a rule."""
-  command = importlib.import_module(f"antlm_jax.{name}")
+  command = importlib.import_module("antlm_jax.train")
   assert callable(command.main)
-  assert callable(getattr(antlm_jax, name))
   scope = {}
-  exec(f"from antlm_jax import {name} as found", scope)
-  assert scope["found"] is getattr(antlm_jax, name) is not command
+  exec("from antlm_jax import train as found", scope)
+  assert scope["found"] is antlm_jax.train is not command
   # Other submodules are attributes as ever.
   assert antlm_jax.masks is sys.modules["antlm_jax.masks"]
 
@@ -51,3 +46,79 @@ from antlm_jax import AttentionMask
 assert "antlm_jax.models" not in sys.modules
 """
   assert runs.run_code(code, devices=1) == "set()"
+
+
+USAGE = """
+from typing import assert_type
+
+import numpy as np
+import numpy.typing as npt
+
+import antlm_jax as ax
+
+data = ax.prepare(["a b c"], vocab_size=300)
+model = ax.load("runs/x")
+assert_type(ax.score(model, ["a"]), npt.NDArray[np.float64])
+config: ax.Config = ax.Config(optimizer=ax.Muon(), schedule=ax.WSD())
+run = ax.train(config, "runs/x", data, curriculum="4C+4M", seed=1)
+assert run is not None
+assert_type(run.losses, dict[str, float])
+assert_type(ax.plan("quickstart", "v5e:2x2").fits, bool)
+"""
+WRONG = """
+import antlm_jax as ax
+
+ax.prepare(["a"], vocab_sice=300)
+ax.prepare(["a"], seq_len="long")
+ax.train("quickstart", "x", hooks=[1])
+ax.load("x").steps
+ax.unknown
+"""
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory):
+  """The lines of a type checker about three files, by the file."""
+  folder = tmp_path_factory.mktemp("types")
+  names = [n for n in dir(antlm_jax) if n.islower() and n[0] != "_"]
+  shown = "".join(f"reveal_type(ax.{name})\n" for name in names)
+  codes = {
+    "right.py": USAGE,
+    "wrong.py": WRONG,
+    "shown.py": f"import antlm_jax as ax\n{shown}",
+  }
+  for name, code in codes.items():
+    (folder / name).write_text(code)
+  words = ["--follow-imports=silent", "--explicit-package-bases", "--strict"]
+  done = subprocess.run(
+    [sys.executable, "-m", "mypy", *words, *codes],
+    cwd=folder,
+    env=os.environ | {"MYPYPATH": str(ROOT)},
+    capture_output=True,
+    text=True,
+  )
+  assert not done.stderr, done.stderr
+  lines = [line.split(":", 2) for line in done.stdout.splitlines()[:-1]]
+  return {
+    name: [(int(number), said) for file, number, said in lines if file == name]
+    for name in codes
+  } | {"names": names}
+
+
+def test_a_type_checker_knows_the_public_surface(checked):
+  """Right calls pass, and each wrong one is found."""
+  assert checked["right.py"] == []
+  wrong = {n for n, said in checked["wrong.py"] if "error" in said}
+  assert wrong == {4, 5, 6, 7, 8}
+
+
+def test_no_public_name_is_untyped(checked):
+  """Arguments and results of the public functions have types without Any."""
+  shown = [x for _, x in checked["shown.py"] if "Revealed" in x]
+  assert len(shown) == len(checked["names"])
+  # The shape of an array is open, which NumPy writes as Any.
+  known = ("tuple[Any, ...]", "dtype[Any]")
+  for name, said in zip(checked["names"], shown, strict=True):
+    for each in known:
+      said = said.replace(each, "")
+    assert "Any" not in said, (name, said)

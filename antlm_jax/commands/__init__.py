@@ -11,6 +11,8 @@ COMMANDS = {
   "export": "antlm_jax.commands.export",
   "import": "antlm_jax.commands.import_",
   "merge": "antlm_jax.commands.merge",
+  "configs": "antlm_jax.commands.configs",
+  "doctor": "antlm_jax.commands.doctor",
   "toy_english": "antlm_jax.data.toy_english",
   "eval blimp": "antlm_jax.evals.blimp",
   "eval ewok": "antlm_jax.evals.ewok",

@@ -21,7 +21,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import jax
-from ml_collections import ConfigDict
 
 from antlm_jax import cli, tables
 from antlm_jax import config as config_lib
@@ -125,7 +124,7 @@ class Plan:
 
 
 def plan(
-  config: str | os.PathLike[str] | Config | ConfigDict,
+  config: str | os.PathLike[str] | Config,
   topology: str,
   *,
   slices: int = Planning.slices,

@@ -18,8 +18,9 @@ from antlm_jax import cli, plugins
 from antlm_jax.runtime import signals
 
 if TYPE_CHECKING:
+  from typing import TypeAlias
+
   import numpy.typing as npt
-  from ml_collections import ConfigDict
 
   from antlm_jax.config import Config
   from antlm_jax.data.prepared_folder import Prepared
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
   from antlm_jax.settings import Setting
   from antlm_jax.training.hooks import Hook
 
-  Data = str | os.PathLike[str] | Prepared | npt.ArrayLike
+  Data: TypeAlias = str | os.PathLike[str] | Prepared | npt.ArrayLike
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ class Trained:
 
 
 def train(
-  config: str | os.PathLike[str] | Config | ConfigDict,
+  config: str | os.PathLike[str] | Config,
   workdir: str | os.PathLike[str],
   data: Data | Mapping[str, Data] | None = None,
   *,

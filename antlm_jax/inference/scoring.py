@@ -110,7 +110,7 @@ def score(
   reduction: str = "sum",
   temperature: float | Sequence[float] = 1.0,
   batch_tokens: int = BATCH_TOKENS,
-  track: Callable[[Sequence], Iterable] = iter,
+  track: Callable[[Sequence[object]], Iterable[object]] = iter,
 ) -> npt.NDArray[np.float64]:
   """Scores texts; a higher score is a likelier text.
 

@@ -39,7 +39,6 @@ LEVELS = (
   "evals",
   "evals.blimp+evals.ewok+evals.score+evals.perplexity evals.finetune"
   " evals.report evals.compare evals.sweep evals.study evals.benchmarks",
-  "api",  # all that `antlm_jax` offers
 )
 _GROUPS = {
   f"antlm_jax.{name}".removesuffix("."): (level, group)
@@ -101,7 +100,6 @@ def imports(files: Mapping[str, pathlib.Path]) -> dict[str, set[str]]:
     name: {
       found
       for node in ast.walk(ast.parse(path.read_text("utf-8")))
-      if name != "antlm_jax"  # it imports `api` when that is used
       for found in _imported(node, files)
       if found != name
     }

@@ -1,0 +1,35 @@
+"""The names that `antlm_jax` offers, for type checkers and `__getattr__`."""
+
+from antlm_jax.attention import attend as attend
+from antlm_jax.commands.export import export as export
+from antlm_jax.commands.import_ import import_model as import_model
+from antlm_jax.commands.merge import merge as merge
+from antlm_jax.commands.plan import plan as plan
+from antlm_jax.commands.prepare import prepare as prepare
+from antlm_jax.commands.train import train as train
+from antlm_jax.config import Checkpoint as Checkpoint
+from antlm_jax.config import Config as Config
+from antlm_jax.config import Data as Data
+from antlm_jax.config import Eval as Eval
+from antlm_jax.config import Init as Init
+from antlm_jax.config import Log as Log
+from antlm_jax.config import Train as Train
+from antlm_jax.inference.generation import generate as generate
+from antlm_jax.inference.model import load as load
+from antlm_jax.inference.scoring import score as score
+from antlm_jax.masks import AttentionMask as AttentionMask
+from antlm_jax.models.gemma import GemmaConfig as GemmaConfig
+from antlm_jax.models.llama import LlamaConfig as LlamaConfig
+from antlm_jax.models.ltg_bert import LtgBertConfig as LtgBertConfig
+from antlm_jax.models.modernbert import ModernBertConfig as ModernBertConfig
+from antlm_jax.objectives.objective import Objective as Objective
+from antlm_jax.runtime.sharding import Mesh as Mesh
+from antlm_jax.training.hooks import Evaluator as Evaluator
+from antlm_jax.training.hooks import Hook as Hook
+from antlm_jax.training.optim import WSD as WSD
+from antlm_jax.training.optim import AdamW as AdamW
+from antlm_jax.training.optim import Cosine as Cosine
+from antlm_jax.training.optim import Lamb as Lamb
+from antlm_jax.training.optim import Muon as Muon
+
+__version__: str

@@ -1,0 +1,66 @@
+"""Lists the configs: what each trains, its parameters and its length.
+
+Load one by its name, `antlm train --config=NAME`, and read its file for its
+sources and arguments.
+"""
+
+import ast
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from antlm_jax import cli, models, settings, tables
+from antlm_jax import config as config_lib
+from antlm_jax.config import Config
+from antlm_jax.errors import UserError
+from antlm_jax.objectives import curriculum
+from antlm_jax.settings import setting
+from antlm_jax.units import quantity
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+  """Arguments of the command."""
+
+  vocab_size: int = setting(
+    16_000, "Vocabulary size of the counted models", least=260, most=2**24
+  )
+
+
+def _rows(vocab_size: int) -> Iterator[tuple[str, ...]]:
+  for path in sorted(config_lib.CONFIGS.glob("*.py")):
+    about = ast.get_docstring(ast.parse(path.read_text("utf-8")))
+    first = " ".join(about.partition("\n\n")[0].split())
+    try:
+      config = config_lib.load(path.stem)
+    except UserError:  # it needs an argument, such as a model
+      yield path.stem, "", "", "", first
+      continue
+    model = models.build(config.model, vocab_size)
+    size = quantity(model.size)
+    yield path.stem, config.model.name, size, _length(config), first
+
+
+def _length(config: Config) -> str:
+  """Returns the length of a config's curriculum, in epochs or steps."""
+  train, names = config.train, list(config.known_objectives)
+  # In epochs, the number of steps depends on the steps of an epoch.
+  once, twice = (
+    curriculum.parse(
+      config.curriculum, names, n, train.steps or round(train.epochs * n)
+    ).steps
+    for n in (1000, 2000)
+  )
+  return f"{once:,} steps" if once == twice else f"{once / 1000:g} epochs"
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  parser = cli.Parser(description=__doc__)
+  settings.add_arguments(parser, Listing)
+  size = settings.from_args(Listing, parser.parse_args(argv)).vocab_size
+  head = "config", "encoder", f"parameters at {quantity(size)}", "length", ""
+  print(tables.text(list(_rows(size)), head))
+
+
+if __name__ == "__main__":
+  cli.run(main)

@@ -1,0 +1,95 @@
+"""Checks an installation: versions, devices, a train step, optional packages.
+
+If a required package is missing or of an untested version, or JAX cannot
+compute, the exit status is 1.
+"""
+
+import importlib.metadata
+import platform
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import jax
+import jax.numpy as jnp
+from packaging.requirements import Requirement
+
+import antlm_jax
+from antlm_jax import cli, tables
+from antlm_jax.runtime import compilation
+
+# What the optional packages are for, by the extra that installs them.
+_EXTRAS = {
+  "evals": "antlm report",
+  "hf": "comparison with transformers, GGUF",
+  "datasets": "text of the Hub, hf://NAME",
+  "gcs": "runs and data in buckets, gs://",
+  "wandb": "log.writers=wandb",
+  "notebook": "the notebook, outside Colab",
+  "plan-tpu": "antlm plan for TPUs",
+  "plan-gpu": "antlm plan for GPUs",
+}
+
+
+def _packages() -> Iterator[tuple[str, Requirement, str]]:
+  """Yields an extra ("" for none), a package, and its version ("" if absent).
+
+  They are the requirements that apply to this Python.
+  """
+  for line in importlib.metadata.requires("antlm_jax") or ():
+    wanted = Requirement(line)
+    for extra in ("", *_EXTRAS):
+      others = wanted.marker and "extra" in str(wanted.marker)
+      if bool(extra) != bool(others):
+        continue
+      if wanted.marker and not wanted.marker.evaluate({"extra": extra}):
+        continue
+      try:
+        version = importlib.metadata.version(wanted.name)
+      except importlib.metadata.PackageNotFoundError:
+        version = ""
+      yield extra, wanted, version
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  cli.Parser(description=__doc__).parse_args(argv)
+  print(
+    f"antlm {antlm_jax.__version__}, Python {platform.python_version()},"
+    f" {platform.platform()}"
+  )
+  problems, rows, lacking = [], [], {}
+  for extra, wanted, version in _packages():
+    name, known = wanted.name, str(wanted.specifier)
+    tested = version and wanted.specifier.contains(version, prereleases=True)
+    if extra:
+      lacking.setdefault(extra, []).extend([] if tested else [name])
+      continue
+    rows.append((name, version or "missing", known))
+    if not tested:
+      found = version or "is missing"
+      problems.append(f"{name} {found}: pip install '{name}{known}'")
+  print(tables.text(rows, ("package", "version", "tested")), end="\n\n")
+  rows = []
+  for extra, names in lacking.items():
+    state = f"needs {', '.join(names)}" if names else "yes"
+    rows.append((f"antlm_jax[{extra}]", state, _EXTRAS[extra]))
+  print(tables.text(rows, ("optional", "installed", "for")), end="\n\n")
+  begun, ones = time.monotonic(), jnp.ones((512, 512))
+  if float(jax.jit(lambda x: jnp.sum(x @ x))(ones)) != 512**3:
+    problems.append("a matrix product of this device is wrong")
+  print(
+    f"{jax.device_count()} x {jax.devices()[0].device_kind}: a matrix product"
+    f" compiled and ran in {time.monotonic() - begun:.1f} s"
+  )
+  compilation.keep_programs()
+  print(f"compiled programs are kept in {compilation.folder()}")
+  for problem in problems:
+    print(f"problem: {problem}")
+  if problems:
+    sys.exit(1)
+  print("everything that antlm_jax needs is here")
+
+
+if __name__ == "__main__":
+  cli.run(main)
