@@ -36,7 +36,7 @@ class Row:
     attention: Attention for fine-tuning.
     after: The row at whose end it begins, "" for none.
     looks: Steps whose checkpoints are kept and evaluated as well, by scale.
-    against: Rows that it should beat, each in its own objective.
+    against: Rows that it should beat, each in its own objectives.
   """
 
   family: str

@@ -365,6 +365,20 @@ def test_claims_stand_at_the_confidence_fixed_before(folder, monkeypatch):
   assert text.startswith("# What mixing objectives is worth")
 
 
+def test_a_control_of_two_objectives_is_compared_in_both(folder, monkeypatch):
+  for row, gain in (("mixed_adamw", 0), ("mixed_muon", 0.5)):
+    monkeypatch.setitem(CURRICULA, row, "4C:N=1:15")
+    for seed in range(2):
+      losses = {"clm": {STEPS: 4.0 - gain}, "mntp": {STEPS: 5.0 + gain}}
+      train(folder, row, seed, losses)
+  rows = runs.ROOT / "configs" / "optimizers.py"
+  numbers, _ = make(folder, rows, "--scale=small")
+  (shown,) = numbers["claims"].values()
+  found = {c["on"]: c["verdict"] for c in shown}
+  assert found["held-out clm loss, end (nats)"] == "confirmed"
+  assert found["held-out mntp loss, end (nats)"] == "contradicted"
+
+
 def test_phenomena_are_compared(folder, rows):
   three_rows(folder)
   numbers, text = make(folder, rows)

@@ -1,8 +1,8 @@
 """The report of rows that are compared with their controls.
 
 AntLM's table (arXiv 2412.03275) is one. A row's controls are those that it is
-claimed to be better than (`Row.against`), each of one objective; a control is
-scored as it was trained: causally, or with masks.
+claimed to be better than (`Row.against`), in each objective that the control
+trained. Pairs score a control as it was trained: causally, or with masks.
 """
 
 import collections
@@ -186,9 +186,12 @@ class Family:
     ]
 
   def _by_losses(self, name: str, control: str) -> Iterator[Contrast]:
-    """Yields what losses say, in the objective that the control trained."""
+    """Yields what losses say, in each objective that the control trained."""
     run = self.study.runs[control][0]
-    kind = run.names[run.objectives[0]]
+    for objective in run.objectives:
+      yield from self._by_loss(name, control, run.names[objective])
+
+  def _by_loss(self, name: str, control: str, kind: str) -> Iterator[Contrast]:
     unlearnt = [
       self.study.title(side)
       for side in (name, control)
