@@ -14,6 +14,7 @@ from antlm_jax.config import Eval as Eval
 from antlm_jax.config import Init as Init
 from antlm_jax.config import Log as Log
 from antlm_jax.config import Train as Train
+from antlm_jax.inference.filling import fill as fill
 from antlm_jax.inference.generation import generate as generate
 from antlm_jax.inference.model import load as load
 from antlm_jax.inference.scoring import score as score

@@ -46,7 +46,7 @@ $python -m antlm_jax generate --checkpoint="$run/train" --prompt="$prompt" \
   --tokens=20
 echo
 echo "'$masked', filled:"
-$python -m antlm_jax fill_mask --checkpoint="$run/train" --text="$masked"
+$python -m antlm_jax fill --checkpoint="$run/train" --text="$masked"
 echo
 echo "Everything is in $run: look at train/curves.png; the figures are in"
 echo "$(cd "$run" && echo */summary.json)."

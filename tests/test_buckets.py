@@ -133,7 +133,9 @@ def test_commands_read_a_run_in_a_bucket(
   english, finished, tmp_path, monkeypatch, capsys
 ):
   monkeypatch.chdir(tmp_path)
-  runs.main("antlm_jax.generate", f"--checkpoint={finished}", "--prompt=the")
+  runs.main(
+    "antlm_jax.commands.generate", f"--checkpoint={finished}", "--prompt=the"
+  )
   assert capsys.readouterr().out.startswith("the")
   step = f"--checkpoint={finished}/checkpoints/20"
   pairs = f"--data={english / 'pairs'}"

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from antlm_jax import config, fill_mask, generate, models, score, unmask
+from antlm_jax import config, fill, generate, models, score
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference import generation, scoring
-from antlm_jax.inference.filling import encode
-from antlm_jax.inference.generation import draw, stream
+from antlm_jax.inference.framing import encode
+from antlm_jax.inference.generation import Sampling, draw, stream
 from antlm_jax.masks import CAUSAL
 from tests import helpers, random_models, runs
 
@@ -188,7 +188,6 @@ def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
 
 NAMED = "--checkpoint=nowhere"
 PROMPT = (NAMED, "--prompt=Tom")
-DIFFUSION = "--mode=diffusion"
 PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
 
 
@@ -196,7 +195,7 @@ PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
   ("name", "args", "told"),
   [
     ("generate", PROMPT, "nowhere holds no checkpoint"),
-    ("generate", (NAMED,), "--prompt --text is required"),
+    ("generate", (NAMED,), "required: --prompt"),
     ("generate", ("--checkpoint=", "--prompt=Tom"), "--checkpoint is empty"),
     ("generate", (*PROMPT, "--step=x"), "--step"),
     ("generate", (*PROMPT, "--tokens=0"), "--tokens=0 is not at least 1"),
@@ -207,12 +206,11 @@ PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
     ("generate", (*PROMPT, "--top_p=1.5"), "--top_p=1.5 is not over 0"),
     ("generate", (*PROMPT, f"--seed={10**30}"), "at most 2147483647"),
     ("generate", (*PROMPT, "--count=1000000000"), "at most 4096"),
-    ("generate", (*PROMPT, "--steps=2"), "are for --mode=diffusion"),
-    ("generate", (NAMED, "--text=<mask>"), "are for --mode=diffusion"),
-    ("generate", (NAMED, "--text=a", DIFFUSION), "--text='a' holds no <mask>"),
-    ("fill_mask", (NAMED, "--text=<mask>"), "nowhere holds no checkpoint"),
-    ("fill_mask", (NAMED, "--text="), "--text is empty"),
-    ("fill_mask", (NAMED, "--text=<mask>", "--top=0"), "--top=0 is not at"),
+    ("generate", (*PROMPT, "--steps=2"), "--steps=2"),
+    ("fill", (NAMED, "--text=<mask>"), "nowhere holds no checkpoint"),
+    ("fill", (NAMED, "--text=a"), "--text='a' holds no <mask>: give --tokens"),
+    ("fill", (NAMED, "--text="), "--text='' holds no <mask>: give --tokens"),
+    ("fill", (NAMED, "--text=<mask>", "--top=-1"), "--top=-1 is not at"),
     ("blimp", PAIRS, "no such folder of pairs: nowhere"),
     ("blimp", (*PAIRS, f"--data={'a' * 5000}"), "File name too long"),
     ("ewok", PAIRS, "cannot read EWoK nowhere/ewok_test.csv"),
@@ -222,15 +220,15 @@ PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
   ],
 )
 def test_bad_input_is_told(name, args, told):
-  package = "evals" if name in ("blimp", "ewok") else "antlm_jax"
+  package = "evals" if name in ("blimp", "ewok") else "antlm_jax.commands"
   line = runs.refused(f"{package}.{name}", *args)
   assert told in line and line.isascii()
 
 
-@pytest.mark.parametrize("module", ["generate", "fill_mask"])
+@pytest.mark.parametrize("module", ["generate", "fill"])
 def test_help_names_the_arguments(module, capsys):
   with pytest.raises(SystemExit):
-    runs.main(f"antlm_jax.{module}", "--help")
+    runs.main(f"antlm_jax.commands.{module}", "--help")
   assert "--checkpoint" in capsys.readouterr().out
 
 
@@ -271,14 +269,18 @@ def test_greedy_is_what_encoding_it_all_would_choose(loaded, encoder):
 SAMPLED = {"tokens": 20, "temperature": 1.0, "count": 2}
 
 
-UNMASKED = {"steps": 4, "order": "ancestral", "block_length": 7}
+FILLED = {"steps": 4, "order": "ancestral", "block_length": 7}
+
+
+def filled(*args, **how):
+  return [one.text for one in fill(*args, **how)]
 
 
 @pytest.mark.parametrize(
   ("sample", "prompts", "how"),
   [
     (generate, PROMPTS, SAMPLED),
-    (unmask, ("Tom sat", "The <mask> near Tom <mask> .", ""), UNMASKED),
+    (filled, ("Tom sat", "The <mask> near Tom <mask> .", ""), FILLED),
   ],
 )
 def test_draws_follow_the_seed_not_the_other_rows(loaded, sample, prompts, how):
@@ -290,7 +292,7 @@ def test_draws_follow_the_seed_not_the_other_rows(loaded, sample, prompts, how):
 
 
 def test_a_stream_is_the_text_as_it_grows(loaded):
-  *growing, whole = stream(loaded, PROMPTS, every=8, **SAMPLED)
+  *growing, whole = stream(loaded, PROMPTS, Sampling(**SAMPLED))
   assert whole == generate(loaded, PROMPTS, **SAMPLED)
   assert len(growing) == 2
   for early, late in zip(growing, [*growing[1:], whole], strict=True):
@@ -339,25 +341,26 @@ def test_generate_refuses(loaded):
 
 def test_generate_command(run, loaded, capsys):
   args = f"--checkpoint={run}", "--prompt=Tom sat", "--tokens=99"
-  runs.main("antlm_jax.generate", *args)
+  runs.main("antlm_jax.commands.generate", *args)
   said = capsys.readouterr()
   assert said.out == generate(loaded, "Tom sat", tokens=99)[0] + "\n"
   assert "max_seq_len=48" in said.err
 
 
 @pytest.mark.parametrize(("curriculum", "shift"), [("1C+1M", 0), ("1N", 1)])
-def test_fill_mask_is_the_top_of_the_softmax(loaded, curriculum, shift):
+def test_one_step_shows_the_top_of_the_softmax(loaded, curriculum, shift):
   loaded = random_models.with_curriculum(loaded, curriculum)
   t = loaded.tokenizer
   text = "The <mask> near Tom <mask> ."
   tokens = encode(loaded, text)
   at = np.flatnonzero(tokens == t.mask_id) - shift
   p = np.exp(helpers.log_softmax(helpers.logits(loaded, tokens)[at]))
-  for row, candidates in zip(p, fill_mask(loaded, text, 4), strict=True):
+  (filled,) = fill(loaded, text, steps=1, top=4)
+  for row, mask in zip(p, filled.masks, strict=True):
     best = np.argsort(-row)[:4]
-    names = [t.decode([i], skip_special=False) for i in best]
-    assert [name for name, _ in candidates] == names
-    np.testing.assert_allclose([q for _, q in candidates], row[best], rtol=1e-3)
+    names, shares = zip(*mask.candidates, strict=True)
+    assert [t.decode([i], skip_special=False) for i in best] == [*names]
+    np.testing.assert_allclose(shares, row[best], rtol=1e-3)
 
 
 def test_masks_stand_like_words(loaded):
@@ -385,22 +388,3 @@ def test_a_prompt_may_hold_masks(loaded):
   assert start[:first] == [of.bos_id, *of.encode("the dogs")]
   assert start[first + 1 : second] == of.encode("rested .").tolist()
   assert second == len(start) - 1
-
-
-def test_fill_mask_refuses(loaded):
-  bare = dataclasses.replace(
-    random_models.with_curriculum(loaded, "1N"), boundary="none"
-  )
-  for model, text, message in (
-    (loaded, "Tom sat .", "holds no <mask>"),
-    (loaded, "Tom " * 60 + "<mask>", "max_seq_len=48"),
-    (bare, "<mask> sat", "nothing stands before"),
-  ):
-    with pytest.raises(UserError, match=message):
-      fill_mask(model, text)
-
-
-def test_fill_mask_command(run, capsys):
-  args = f"--checkpoint={run}", "--text=<mask> and <mask>", "--top=3"
-  runs.main("antlm_jax.fill_mask", *args)
-  assert capsys.readouterr().out.count("\n") == 2 * (1 + 3)

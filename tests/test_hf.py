@@ -25,7 +25,7 @@ from antlm_jax.hf import tokenizer as hf_tokenizers
 from antlm_jax.hf import weights as folders
 from antlm_jax.hf.architecture import ATTENTIONS, NATIVE
 from antlm_jax.hf.mapping import ARCHITECTURES
-from antlm_jax.inference import filling, framing
+from antlm_jax.inference import framing
 from antlm_jax.inference.model import load
 from tests import helpers, random_models, runs
 
@@ -378,7 +378,7 @@ def test_a_mask_stands_in_a_text_as_in_ours(kind, llama):
     "Ann <mask><mask> the dog",
     "the <mask>",
   ):
-    expected = filling.encode(loaded, text).tolist()
+    expected = framing.encode(loaded, text).tolist()
     assert theirs.encode(text).ids == expected, text
   for text in ("the dogs rest .", " the dogs", "a  b"):
     ids = theirs.encode(text, add_special_tokens=False).ids

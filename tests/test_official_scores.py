@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from antlm_jax import fill_mask, score
+from antlm_jax import fill, score
 from antlm_jax.data import toy_english
 from antlm_jax.hf import export
 from antlm_jax.hf.architecture import ATTENTIONS
@@ -140,15 +140,15 @@ def test_a_mask_has_the_logits_before_it_and_all_else_its_own(shifted):
   assert abs(loss.item() + nats[wanted >= 0].mean()) < 1e-4
 
 
-def test_fill_mask(folder):
+def test_one_step_is_the_pipeline_fill_mask(folder):
   path, decode = folder.paths["bidirectional"], folder.loaded.tokenizer.decode
   pipeline = transformers.pipeline("fill-mask", model=str(path), **TRUSTED)
   for text in TEXTS:
     theirs = pipeline(text, top_k=5)
-    ours = fill_mask(folder.loaded, text, top=5)
-    theirs = [theirs] if len(ours) == 1 else theirs
-    for mine, found in zip(ours, theirs, strict=True):
-      tokens, shares = zip(*mine, strict=True)
+    (ours,) = fill(folder.loaded, text, steps=1)
+    theirs = [theirs] if len(ours.masks) == 1 else theirs
+    for mask, found in zip(ours.masks, theirs, strict=True):
+      tokens, shares = zip(*mask.candidates, strict=True)
       assert list(tokens) == [decode([c["token"]], False) for c in found]
       expected = [c["score"] for c in found]
       np.testing.assert_allclose(shares, expected, atol=1e-5)

@@ -1,6 +1,14 @@
-"""Fills masks in a text."""
+"""Fills the masks of texts, in steps.
+
+Each step encodes the whole text, draws a token for each mask and keeps a few of
+them. Later steps see the kept tokens. One step predicts every mask on its own;
+more steps sample masked diffusion. A text may be filled in blocks, from left to
+right; the steps of a block share its masks.
+"""
 
 import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,99 +19,305 @@ from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
 from antlm_jax.inference import framing, programs
 from antlm_jax.inference.framing import TextModel
+from antlm_jax.inference.generation import Sampling, draw
+from antlm_jax.inference.model import opened
 from antlm_jax.masks import AttentionMask
+from antlm_jax.runtime import files
 from antlm_jax.settings import setting
-
-_STAND_IN = "0"  # not a letter: it stays apart from the words around it
 
 
 @dataclasses.dataclass(frozen=True)
-class Filling:
-  """Arguments of `fill_mask`."""
+class Filling(Sampling):
+  """How the masks of a text are filled."""
 
-  text: str = setting(help=f"Text with one or more {MASK}, each for one token")
-  top: int = setting(5, "Number of candidates for each mask", least=1)
+  tokens: int = setting(
+    0, f"Number of {MASK} to add to a text that has none", least=0
+  )
+  temperature: float = setting(
+    0.0, "Divisor of the logits; 0 takes the likeliest token", least=0
+  )
+  steps: int = setting(
+    0,
+    "Number of steps for each block; 0 for one token a step, 1 to predict every"
+    " mask on its own",
+    least=0,
+  )
+  order: str = setting(
+    "confidence",
+    "Masks that a step fills: those with the likeliest tokens (MaskGIT, LLaDA),"
+    " the same number at random, or each by a coin (MDLM)",
+    choices=("confidence", "random", "ancestral"),
+  )
+  block_length: int = setting(
+    0,
+    "Number of tokens in a block, filled from left to right; 0 for the blocks"
+    " of training, or the whole text",
+    least=0,
+  )
+  top: int = setting(5, "Number of candidates for each mask", least=0)
 
 
-def fill_mask(
-  loaded: TextModel, text: str, top: int = 5
-) -> list[list[tuple[str, float]]]:
-  """Predicts each masked token of a text on its own.
+class FilledMask(NamedTuple):
+  """A mask, and what the model predicted at the step that filled it.
 
-  Attention is bidirectional. A prediction is read at the mask, or one position
-  before if the model was trained so (see `TextModel.mask_shift`).
-
-  Returns, for each `<mask>` of the text, its `top` candidates and their
-  probabilities, best first. Raises a UserError if there is no mask, the text is
-  too long, or the model cannot predict a mask.
+  Probabilities are those of all tokens, at temperature 1.
   """
-  settings.check(Filling(text, top))
-  tokens = encode(loaded, text)
-  framing.check_length(loaded, len(tokens), text)
-  at = predicted_at(loaded, tokens)
-  config = loaded.model.config
-  length = programs.round_up(len(tokens), config.max_seq_len)
-  row = np.pad(tokens, (0, length - len(tokens)))[None]
-  program = programs.compiled(_probabilities, config)
-  probabilities = np.asarray(program(loaded.params, row, len(tokens)))[at]
-  best = np.argsort(-probabilities, axis=-1, kind="stable")[:, :top]
-  decode = loaded.tokenizer.decode
-  return [
-    [(decode([t], skip_special=False), float(row[t])) for t in candidates]
-    for row, candidates in zip(probabilities, best, strict=True)
-  ]
+
+  position: int  # index among the tokens, special ones included
+  token: str  # that fills the mask
+  probability: float
+  candidates: list[tuple[str, float]]  # likeliest tokens, best first
 
 
-def _probabilities(model: models.Model, params, row, length) -> jax.Array:
-  """Computes probabilities at all places of a padded row, `[T, V]`."""
-  positions = jnp.arange(row.shape[1])[None]
-  mask = AttentionMask(k_end=jnp.full(row.shape, length))
-  hidden = model.encode(params, row, positions, mask)
-  return jax.nn.softmax(model.logits(params, hidden[0]))
+@dataclasses.dataclass(frozen=True, repr=False)
+class Filled:
+  """A text, and the masks in it that are filled."""
+
+  text: str
+  masks: list[FilledMask]
+
+  def __repr__(self) -> str:
+    return f"<Filled {self.text!r:.60}, {len(self.masks)} masks>"
 
 
-def predicted_at(loaded: TextModel, tokens: np.ndarray) -> np.ndarray:
-  """Returns the places of the outputs that predict a text's m masks, `[m]`.
+def fill(
+  model: TextModel | files.Path,
+  text: str | Sequence[str],
+  *,
+  tokens: int = Filling.tokens,
+  temperature: float = Filling.temperature,
+  top_k: int = Filling.top_k,
+  top_p: float = Filling.top_p,
+  seed: int = Filling.seed,
+  count: int = Filling.count,
+  steps: int = Filling.steps,
+  order: str = Filling.order,
+  block_length: int = Filling.block_length,
+  top: int = Filling.top,
+) -> list[Filled]:
+  """Fills the masks of one or more texts.
 
-  Raises a UserError if there is no mask, or no place to predict the first one.
+  The model sees that a text ends, as a document does. The end-of-text token may
+  end a text without masks earlier. No other special token is drawn, unless the
+  model is imported. What is drawn for a text does not depend on other texts.
+
+  Args:
+    model: A model trained with bidirectional attention, whole or in blocks, or
+      a path to a run or checkpoint.
+    text: One text or several; each `<mask>` is one token.
+    tokens: Number of masks to add to a text that has none.
+    temperature: Divisor of the logits; 0 takes the likeliest token.
+    top_k: Number of likeliest tokens to draw from; 0 for all.
+    top_p: Total probability of the likeliest tokens to draw from.
+    seed: Random seed; equal seeds give equal texts.
+    count: Number of results for each text.
+    steps: Number of steps for each block; 0 for one token a step, 1 to predict
+      every mask on its own.
+    order: `confidence`, `random` or `ancestral`; see `Filling`.
+    block_length: Number of tokens in a block, filled from left to right; 0 for
+      the blocks of training, or the whole text.
+    top: Number of candidates for each mask.
+
+  Returns:
+    `count` results for each text, in the order of the texts.
+
+  Raises:
+    UserError: A text is too long or has no mask, the model has no bidirectional
+      training, or a setting is out of range.
   """
-  (masked,) = np.nonzero(tokens == framing.mask_id(loaded))
-  if not len(masked):
-    raise UserError(f"the text holds no {MASK}")
-  at = masked - loaded.mask_shift
-  if at[0] < 0:
+  drawn = tokens, temperature, top_k, top_p, seed, count
+  how = Filling(*drawn, steps, order, block_length, top)
+  *_, filled = stream(model, text, how, every=settings.LARGEST)
+  return filled
+
+
+def stream(
+  model: TextModel | files.Path,
+  text: str | Sequence[str],
+  how: Filling,
+  every: int = 1,
+) -> Iterator[list[Filled]]:
+  """Yields the results of `fill` after each `every` steps.
+
+  A mask that is not filled yet is `<mask>` in the text.
+  """
+  loaded = opened(model)
+  texts = [text] if isinstance(text, str) else text
+  if not texts:
+    raise UserError("there is no text to fill")
+  seen = _block_length(loaded) or loaded.model.config.max_seq_len
+  block_length = how.block_length or seen
+  rows = _lay_out(loaded, texts, how)
+  canvas = rows.masked
+  most = min(block_length, int(canvas.sum(axis=1).max()))
+  most = programs.round_up(most, canvas.shape[1])
+  config, params = programs.unrolled(loaded)
+  drawn, shift = (how.temperature, how.top_k, how.top_p), loaded.mask_shift
+  go_on = programs.compiled(_fill, config, drawn, how.order, shift, most)
+  # Tokens that are not drawn: where a text may end early, and where not.
+  never, ends = framing.never_drawn(loaded), framing.ends(loaded)
+  never[framing.mask_id(loaded)] = True
+  banned = np.stack([never, never | np.isin(np.arange(len(never)), ends)])
+  numbers = seen, block_length, how.steps, every, how.seed, how.count
+  while np.any(rows.masked):
+    rows = jax.device_get(go_on(params, rows, banned, *numbers))
+    each = zip(canvas & ~rows.masked, *rows[:4], strict=True)
+    yield [_filled(loaded, *row) for row in each]
+
+
+class _Rows(NamedTuple):
+  """Texts while their masks are filled."""
+
+  tokens: jax.Array  # the text's, then K candidates, int32 `[B, T, 1 + K]`
+  chances: jax.Array  # their probabilities at filled masks, `[B, T, 1 + K]`
+  masked: jax.Array  # tokens that are not filled yet, bool `[B, T]`
+  length: jax.Array  # number of tokens, int32 `[B]`
+  whole: jax.Array  # 1 if the text may not end early, else 0, int32 `[B]`
+  block: jax.Array  # block of the last step, int32 `[B]`
+  left: jax.Array  # number of steps left for that block, int32 `[B]`
+  step: jax.Array  # number of steps done, int32
+
+
+def _block_length(loaded: TextModel) -> int:
+  """Returns the tokens in a block of bidirectional training, or 0."""
+  found = [o for o in loaded.config.trained if not o.left_to_right]
+  if not found:
     raise UserError(
-      "nothing stands before the first <mask>, where this model predicts it:"
-      " put a word before it"
+      "the model was trained left to right alone (curriculum="
+      f"{loaded.config.curriculum}): use generate"
     )
-  return at
+  return next((o.block_length for o in found if o.attention == "block"), 0)
 
 
-def encode(loaded: TextModel, text: str, masks: int = 0) -> np.ndarray:
-  """Encodes a text with its frame, int32 `[n]`; `masks` more follow the text.
+def _lay_out(loaded: TextModel, texts: Sequence[str], how: Filling) -> _Rows:
+  """Encodes texts into `count` rows each."""
+  encoded, mask_id = [], framing.mask_id(loaded)
+  for text in texts:
+    tokens = framing.encode(loaded, text, 0 if MASK in text else how.tokens)
+    framing.check_length(loaded, len(tokens), text)
+    if mask_id not in tokens:
+      raise UserError(f"{text!r:.60} holds no {MASK}: give tokens to add")
+    if mask_id in tokens[: loaded.mask_shift]:
+      raise UserError(
+        "nothing stands before the first <mask>, where this model predicts it:"
+        " put a word before it"
+      )
+    encoded += [tokens] * how.count
+  length = np.array([len(tokens) for tokens in encoded], np.int32)
+  size = programs.round_up(length.max(), loaded.model.config.max_seq_len)
+  row = np.stack([np.pad(t, (0, size - len(t))) for t in encoded])
+  top = min(how.top, loaded.tokenizer.vocab_size)
+  tokens = np.pad(row[..., None], ((0, 0), (0, 0), (0, top)))
+  whole = np.array([MASK in text for text in texts], np.int32)
+  zeros = np.zeros_like(length)
+  return _Rows(
+    tokens=tokens,
+    chances=np.zeros(tokens.shape, np.float32),
+    masked=(row == mask_id) & (np.arange(size) < length[:, None]),
+    length=length,
+    whole=np.repeat(whole, how.count),
+    block=zeros - 1,
+    left=zeros,
+    step=np.int32(0),
+  )
 
-  The tokens around a mask are those around a word. Like a word, a mask includes
-  the space before it.
-  """
-  mask_id = framing.mask_id(loaded)
-  *pieces, rest = text.split(MASK)
-  # A character takes the place of each mask. Then all tokens that overlap it,
-  # or the space before it, become one mask.
-  joined, places = "", []
-  for piece in pieces:
-    joined += piece + _STAND_IN
-    # The tokenizer may add a space at the start of the text.
-    space = not piece or piece.endswith(" ")
-    places.append((len(joined) - 1 - space, len(joined)))
-  ids, spans = loaded.tokenizer.encode_offsets(joined + rest)
-  out, written = [], 0  # tokens, and number of masks among them
-  for token, (start, end) in zip(ids, spans, strict=True):
-    met = [n for n, (a, b) in enumerate(places) if a < end and start < b]
-    if met:
-      out += [mask_id] * (met[-1] + 1 - written)
-      written = met[-1] + 1
-    else:
-      out.append(token)
-  before, after = loaded.frame
-  out += [mask_id] * masks
-  return np.concatenate([before, np.array(out, np.int32), after])
+
+def _filled(
+  loaded: TextModel, drawn, tokens, chances, masked, length
+) -> Filled:
+  """Decodes a row up to its end, with `<mask>` for each mask."""
+  decode, text = loaded.tokenizer.decode, tokens[:, 0]
+  (ends,) = np.nonzero(drawn & np.isin(text, framing.ends(loaded)))
+  end = ends[0] if len(ends) else length
+  kept = (masked | ~loaded.tokenizer.special[text])[:end]
+  masks = []
+  for at in np.flatnonzero(drawn[: end + 1]):
+    words = [decode([token], skip_special=False) for token in tokens[at]]
+    own, *best = zip(words, chances[at].tolist(), strict=True)
+    masks.append(FilledMask(int(at), *own, best))
+  return Filled(decode(text[:end][kept], skip_special=False), masks)
+
+
+# ------------------------------------------------------------- on the device
+
+
+def _fill(
+  model: models.Model,
+  drawn: tuple[float, int, float],  # temperature, top_k and top_p
+  order: str,
+  shift: int,  # distance from a mask back to its prediction
+  most: int,  # largest number M of masks in a row's block
+  params,
+  rows: _Rows,
+  banned,  # tokens that are not drawn, by `rows.whole`, bool `[2, V]`
+  seen,  # number of tokens in a block of attention
+  filled,  # number of tokens in a block that is filled
+  steps,  # number of steps for each block; 0 for one token a step
+  every,  # largest number of steps of this call
+  seed,
+  repeats,  # number of rows for each text
+) -> _Rows:
+  """Fills masks of rows from `_lay_out` or an earlier call."""
+  stop = rows.step + every
+  (count, size, width), length = rows.tokens.shape, rows.length[:, None]
+  # Draws depend on the row's number among those of its text, the step and the
+  # place, not on the other texts.
+  fold_in, number = jax.random.fold_in, jnp.arange(count) % repeats
+  keys = jax.vmap(fold_in, (None, 0))(jax.random.key(seed), number)
+  places = jnp.arange(size)
+  k_end = jnp.minimum(length, (places // seen + 1) * seen)
+  logits_of = model.logits_of(params)
+
+  def step(rows):
+    # The block of each row is the first one with a mask.
+    block = jnp.min(jnp.where(rows.masked, places // filled, size), axis=1)
+    unfilled = rows.masked & (places // filled == block[:, None])
+    first = jnp.where(steps > 0, steps, jnp.sum(unfilled, axis=1))
+    left = jnp.where(block == rows.block, rows.left, first)
+    # The places of its masks come first, of M in all.
+    at = jnp.argsort(~unfilled, axis=1, stable=True)[:, :most]
+    here = jnp.take_along_axis(unfilled, at, axis=1)
+    mask = AttentionMask(k_end=k_end)
+    hidden = model.encode(params, rows.tokens[..., 0], places[None], mask)
+    now = jax.vmap(fold_in, (0, None))(keys, rows.step)
+
+    def predict(mask):
+      row, place = mask
+      logits = logits_of(hidden[row, place - shift])
+      allowed = jnp.where(banned[rows.whole[row]], -jnp.inf, logits)
+      token_key, own_key = jax.random.split(fold_in(now[row], place))
+      token = draw(token_key, allowed, *drawn)
+      sure, noise = jax.nn.softmax(allowed)[token], jax.random.uniform(own_key)
+      p = jax.nn.softmax(logits)
+      tokens = jnp.append(token, jax.lax.top_k(p, width - 1)[1])
+      return tokens, p[tokens], sure if order == "confidence" else noise
+
+    row = jnp.repeat(jnp.arange(count), at.shape[1])
+    each, most_at_once = (row, at.reshape(-1)), programs.LOGIT_ROWS
+    tokens, p, score = jax.lax.map(predict, each, batch_size=most_at_once)
+    chosen = _chosen(order, here, score.reshape(at.shape), left)
+    # Outside the row, where nothing is written, for the others.
+    to = row, jnp.where(chosen, at, size).reshape(-1)
+    return rows._replace(
+      tokens=rows.tokens.at[to].set(tokens, mode="drop"),
+      chances=rows.chances.at[to].set(p, mode="drop"),
+      masked=rows.masked.at[to].set(False, mode="drop"),
+      block=block,
+      left=left - 1,
+      step=rows.step + 1,
+    )
+
+  def unfinished(rows):
+    return (rows.step < stop) & jnp.any(rows.masked)
+
+  return jax.lax.while_loop(unfinished, step, rows)
+
+
+def _chosen(order: str, here, score, left) -> jax.Array:
+  """Chooses the masks that a step fills; `left` steps fill them all."""
+  left = jnp.maximum(left, 1)[:, None]
+  if order == "ancestral":
+    return here & (score * left < 1)
+  score = jnp.where(here, score, -1)
+  rank = jnp.argsort(jnp.argsort(-score, axis=1, stable=True), axis=1)
+  return rank < -(-jnp.sum(here, axis=1, keepdims=True) // left)

@@ -12,10 +12,11 @@ import numpy as np
 from antlm_jax import models
 from antlm_jax.config import Config
 from antlm_jax.data import packing
-from antlm_jax.data.tokenizer import Tokenizer
+from antlm_jax.data.tokenizer import MASK, Tokenizer
 from antlm_jax.errors import UserError
 
 OWN = "own"  # boundary: the tokens that the tokenizer adds in other libraries
+_STAND_IN = "0"  # not a letter: it stays apart from the words around it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,8 +72,7 @@ def mask_id(loaded: TextModel) -> int:
   """Returns the id of `<mask>`, or raises a UserError if there is none."""
   if loaded.tokenizer.mask_id is None:
     raise UserError(
-      "the model's tokenizer has no <mask> token: use --mode=causal or"
-      " generation"
+      "the model's tokenizer has no <mask> token: use mode=causal or generate"
     )
   return loaded.tokenizer.mask_id
 
@@ -89,3 +89,33 @@ def check_length(loaded: TextModel, length: int, text: str) -> None:
       f"{quoted!r} has {length} tokens, more than the model's"
       f" max_seq_len={longest}"
     )
+
+
+def encode(loaded: TextModel, text: str, masks: int = 0) -> np.ndarray:
+  """Encodes a text with its frame, int32 `[n]`; `masks` more follow the text.
+
+  The tokens around a mask are those around a word. Like a word, a mask includes
+  the space before it. Without a mask token, `<mask>` is a word.
+  """
+  mask_id = loaded.tokenizer.mask_id
+  *pieces, rest = [text] if mask_id is None else text.split(MASK)
+  # A character takes the place of each mask. Then all tokens that overlap it,
+  # or the space before it, become one mask.
+  joined, places = "", []
+  for piece in pieces:
+    joined += piece + _STAND_IN
+    # The tokenizer may add a space at the start of the text.
+    space = not piece or piece.endswith(" ")
+    places.append((len(joined) - 1 - space, len(joined)))
+  ids, spans = loaded.tokenizer.encode_offsets(joined + rest)
+  out, written = [], 0  # tokens, and number of masks among them
+  for token, (start, end) in zip(ids, spans, strict=True):
+    met = [n for n, (a, b) in enumerate(places) if a < end and start < b]
+    if met:
+      out += [mask_id] * (met[-1] + 1 - written)
+      written = met[-1] + 1
+    else:
+      out.append(token)
+  before, after = loaded.frame
+  out += [mask_id] * masks
+  return np.concatenate([before, np.array(out, np.int32), after])

@@ -16,20 +16,22 @@ import numpy as np
 
 from antlm_jax import models, settings
 from antlm_jax.attention import Cache
-from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
-from antlm_jax.inference import filling, framing, programs
+from antlm_jax.inference import framing, programs
 from antlm_jax.inference.framing import TextModel
+from antlm_jax.inference.model import opened
 from antlm_jax.models.layers import likeliest
+from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 
 _PIECE = 16  # tokens of a prompt encoded at once; it divides S
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampling:
+class Sampling(settings.Section):
   """How tokens are drawn."""
 
+  group = ""
   tokens: int = setting(50, "Largest number of tokens to add", least=1)
   temperature: float = setting(
     0.8, "Divisor of the logits; 0 takes the likeliest token", least=0
@@ -49,19 +51,32 @@ class Sampling:
 
 
 def generate(
-  loaded: TextModel, prompt: str | Sequence[str], **sampling
+  model: TextModel | files.Path,
+  prompt: str | Sequence[str],
+  *,
+  tokens: int = Sampling.tokens,
+  temperature: float = Sampling.temperature,
+  top_k: int = Sampling.top_k,
+  top_p: float = Sampling.top_p,
+  seed: int = Sampling.seed,
+  count: int = Sampling.count,
 ) -> list[str]:
-  """Continues one or more prompts.
+  """Continues one or more prompts from left to right.
 
   A text ends with the end-of-text token, after `tokens` tokens, or at the
   model's `max_seq_len`. No other special token is drawn, unless the model is
   imported. What follows a prompt does not depend on the other prompts.
 
   Args:
+    model: A model, or the path of a run or checkpoint.
     prompt: One prompt or several. A prompt may be empty if documents began with
-      a special token in training.
-    **sampling: Fields of `Sampling`: `tokens=50`, `temperature=0.8`, `top_k=0`,
-      `top_p=1.0`, `seed=0`, `count=1`.
+      a special token in training. For fill-in-the-middle it holds `<mask>`.
+    tokens: Largest number of tokens to add.
+    temperature: Divisor of the logits; 0 takes the likeliest token.
+    top_k: Number of likeliest tokens to draw from; 0 for all.
+    top_p: Total probability of the likeliest tokens to draw from.
+    seed: Random seed; equal seeds give equal texts.
+    count: Number of texts for each prompt.
 
   Returns:
     `count` texts for each prompt, in the order of the prompts. A text begins
@@ -71,20 +86,19 @@ def generate(
     UserError: for a prompt that is too long or cannot be continued, or a
       setting out of range.
   """
-  how = Sampling(**sampling)
-  (texts,) = stream(loaded, prompt, how.tokens, **sampling)
+  how = Sampling(tokens, temperature, top_k, top_p, seed, count)
+  (texts,) = stream(model, prompt, how, every=tokens)
   return texts
 
 
 def stream(
-  loaded: TextModel, prompt: str | Sequence[str], every: int = 8, **sampling
+  model: TextModel | files.Path,
+  prompt: str | Sequence[str],
+  how: Sampling,
+  every: int = 8,
 ) -> Iterator[list[str]]:
-  """Yields the texts of `generate` after each `every` tokens, as they grow.
-
-  The arguments and errors are those of `generate`.
-  """
-  how = Sampling(**sampling)
-  settings.check(how)
+  """Yields the texts of `generate` after each `every` tokens, as they grow."""
+  loaded = opened(model)
   prompts = [prompt] if isinstance(prompt, str) else prompt
   if not prompts:
     raise UserError("there is no prompt to continue")
@@ -96,15 +110,15 @@ def stream(
   slots = programs.round_up(stop.max())
   tokens = np.stack([np.pad(s, (0, slots - len(s))) for s in starts])
   begin = programs.compiled(_begin, config, how.count)
-  rows, numbers = begin(params, tokens, length, stop)
+  rows = begin(params, tokens, length, stop)
   drawn = how.temperature, how.top_k, how.top_p
   go_on = programs.compiled(_continue, config, drawn)
   endings = framing.never_drawn(loaded), framing.ends(loaded)
   growing = True
   while growing:
-    rows = go_on(params, rows, numbers, every, *endings, how.seed)
+    rows = go_on(params, rows, every, *endings, how.seed, how.count)
     tokens, length, stop = jax.device_get(rows[:3])
-    growing = np.any(length < stop)
+    growing = bool(np.any(length < stop))
     ends = zip(tokens, length, strict=True)
     yield [loaded.tokenizer.decode(row[:end]) for row, end in ends]
 
@@ -115,12 +129,8 @@ def encode(loaded: TextModel, prompt: str) -> np.ndarray:
   It may hold `<mask>`, as prompts for fill-in-the-middle do. Raises a UserError
   if it is too long to be continued, or has no token.
   """
-  before, after = loaded.frame
-  if MASK in prompt and loaded.tokenizer.mask_id is not None:
-    start = filling.encode(loaded, prompt)
-    start = start[: len(start) - len(after)]
-  else:
-    start = np.concatenate([before, loaded.tokenizer.encode(prompt)])
+  whole = framing.encode(loaded, prompt)
+  start = whole[: len(whole) - len(loaded.frame[1])]
   framing.check_length(loaded, len(start) + 1, prompt)
   if not len(start):
     raise UserError(
@@ -168,7 +178,7 @@ class _Rows(NamedTuple):
 
 
 def _begin(model: models.Model, count: int, params, tokens, length, stop):
-  """Encodes prompts; returns `count` rows of each, and their `numbers`."""
+  """Encodes prompts; returns `count` rows of each."""
 
   def piece(i, cache):
     part = jax.lax.dynamic_slice_in_dim(tokens, i * _PIECE, _PIECE, axis=1)
@@ -179,8 +189,7 @@ def _begin(model: models.Model, count: int, params, tokens, length, stop):
   pieces = -(-jnp.max(length) // _PIECE)
   cache = jax.lax.fori_loop(0, pieces, piece, model.cache(*tokens.shape))
   rows = _Rows(tokens, length, stop, cache)
-  rows = jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), rows)
-  return rows, jnp.tile(jnp.arange(count), len(tokens))
+  return jax.tree.map(lambda x: jnp.repeat(x, count, axis=0), rows)
 
 
 def _continue(
@@ -188,16 +197,18 @@ def _continue(
   drawn: tuple[float, int, float],  # temperature, top_k and top_p
   params,
   rows: _Rows,
-  numbers,  # index of each row among those of its prompt, int32 `[B]`
   steps,
   banned,  # tokens that are not drawn, bool `[V]`
   ends,  # tokens that end a text, int32 `[n]`
   seed,
+  repeats,  # number of rows for each prompt
 ) -> _Rows:
   """Adds at most `steps` tokens to rows from `_begin` or an earlier call."""
-  every = jnp.arange(len(numbers))
-  # Draws depend on the row's number and the slot, not on the other prompts.
-  keys = jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(seed), numbers)
+  every = jnp.arange(len(rows.length))
+  # Draws depend on the row's number among those of its prompt and the slot, not
+  # on the other prompts.
+  fold_in, number = jax.random.fold_in, every % repeats
+  keys = jax.vmap(fold_in, (None, 0))(jax.random.key(seed), number)
   # Outside the loop: a tied head is the transposed table, a copy of it on CPU.
   logits_of = model.logits_of(params)
 
@@ -210,7 +221,7 @@ def _continue(
     last = tokens[every, length - 1][:, None]
     hidden, cache = model.extend(params, last, length - 1, cache)
     logits = jnp.where(banned, -jnp.inf, logits_of(hidden[:, 0]))
-    here = jax.vmap(jax.random.fold_in)(keys, length)
+    here = jax.vmap(fold_in)(keys, length)
     token = jax.vmap(lambda key, row: draw(key, row, *drawn))(here, logits)
     # Nothing reads the slots behind the end of a text.
     tokens = tokens.at[every, length].set(token)

@@ -252,9 +252,9 @@ def _uses(run: Run, workdir: pathlib.Path) -> Iterator[str]:
   if any(o.left_to_right for o in trained):
     yield f'antlm generate {of} --prompt="..."'
   if any(o.per_ratio for o in trained):
-    yield f'antlm generate {of} --mode=diffusion --prompt="..."'
+    yield f'antlm fill {of} --text="..." --tokens=20 --temperature=0.8'
   if any(isinstance(o, FillInTheMiddle) for o in trained):
     yield f'antlm generate {of} --prompt="BEFORE <mask> AFTER <mask>"'
   if any(o.needs_mask_token and not o.left_to_right for o in trained):
-    yield f'antlm fill_mask {of} --text="... <mask> ..."'
+    yield f'antlm fill {of} --text="... <mask> ..."'
   yield f"antlm export {of} --output={workdir}-hf   # for transformers"

@@ -34,7 +34,7 @@ LEVELS = (
   "inference planning",
   "hf",
   "",  # antlm_jax itself: what users import
-  "generate fill_mask commands",
+  "commands",
   "__main__ train",
   "evals",
   "evals.blimp+evals.ewok+evals.score+evals.perplexity evals.finetune"

@@ -1,4 +1,4 @@
-"""Sampling of masked diffusion, on random models."""
+"""Filling of masks, and sampling of masked diffusion, on random models."""
 
 import dataclasses
 import functools
@@ -11,10 +11,11 @@ import pytest
 import tokenizers
 from scipy import stats
 
-from antlm_jax import config, models, unmask
+from antlm_jax import config, fill, models
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.inference import filling, framing, unmasking
+from antlm_jax.inference import filling, framing
+from antlm_jax.inference.filling import Filling
 from antlm_jax.masks import AttentionMask
 from tests import helpers, random_models, runs
 
@@ -60,6 +61,11 @@ def toy():
     boundary="bos_eos",
     config=config.Config(curriculum="1D"),
   )
+
+
+def texts_of(*args, **how) -> list[str]:
+  """The texts of `fill`."""
+  return [filled.text for filled in fill(*args, **how)]
 
 
 def law(toy, order, steps, block_length=5):
@@ -129,23 +135,22 @@ def surprise(texts, expected) -> float:
   ],
 )
 def test_texts_follow_the_law_by_enumeration(toy, how):
-  expected = law(toy, **how)
+  expected, how = law(toy, **how), dict(how)
   assert len(expected) == 27
   assert sum(expected.values()) == pytest.approx(1)
   texts = []
   for seed in range(2):
-    texts += unmask(
-      toy, "a <mask> <mask> <mask>", temperature=1, count=4096, seed=seed, **how
-    )
+    how |= {"temperature": 1, "count": 4096, "top": 0, "seed": seed}
+    texts += texts_of(toy, "a <mask> <mask> <mask>", **how)
   assert surprise(texts, expected) > 1e-3
   # That is not the law of all masks at once.
   assert surprise(texts, law(toy, "random", 1)) < 1e-6
 
 
-def slow_unmask(loaded, seen, text, tokens, shift, steps, block_length):
+def slow_fill(loaded, seen, text, tokens, shift, steps, block_length):
   """Fills a text by the likeliest tokens, the surest first."""
   t = loaded.tokenizer
-  row = filling.encode(loaded, text, tokens)
+  row = framing.encode(loaded, text, tokens)
   banned = t.special.copy()
   banned[t.eos_id] = not tokens  # behind a prompt, a text may end early
   canvas = np.flatnonzero(row == t.mask_id)
@@ -175,9 +180,9 @@ def test_the_surest_tokens_come_first(loaded, curriculum, shift, seen):
     ("Tom <mask> the <mask> <mask> near <mask>", 0, 3, 6),
   ):
     how = {"steps": steps, "block_length": block_length}
-    (found,) = unmask(loaded, text, temperature=0, tokens=tokens or 1, **how)
+    (found,) = texts_of(loaded, text, tokens=tokens or 1, **how)
     how["block_length"] = block_length or seen
-    assert found == slow_unmask(loaded, seen, text, tokens, shift, **how)
+    assert found == slow_fill(loaded, seen, text, tokens, shift, **how)
 
 
 TEXT = "The <mask> near Tom <mask> ."
@@ -185,18 +190,22 @@ SAMPLED = {"tokens": 20, "temperature": 1.0, "steps": 4, "count": 2}
 
 
 def test_a_stream_is_the_text_as_it_is_filled(diffusion):
-  *filling, whole = unmasking.stream(diffusion, TEXT, **SAMPLED)
-  assert whole == unmask(diffusion, TEXT, **SAMPLED)
-  assert [text.count("<mask>") for text, _ in filling] == [1]
-  assert len(list(unmasking.stream(diffusion, "Tom", **SAMPLED))) == 4
-  for text in whole:
+  how = Filling(**SAMPLED)
+  *growing, whole = filling.stream(diffusion, TEXT, how)
+  assert whole == fill(diffusion, TEXT, **SAMPLED)
+  assert [one.text.count("<mask>") for one, _ in growing] == [1]
+  for (early, _), (late, _) in zip(growing, [whole], strict=True):
+    assert early.masks[0] in late.masks  # as at the step that filled it
+  assert len(list(filling.stream(diffusion, "Tom", how))) == 4
+  for one in whole:
+    text = one.text
     assert text.startswith("The") and " near Tom" in text and text[-2:] == " ."
 
 
 def test_a_block_does_not_depend_on_those_behind_it(diffusion):
   def first_block(model, tokens):
-    how = {"tokens": tokens, "block_length": 8, "temperature": 0}
-    (text,) = unmask(model, "Tom sat", **how)
+    how = {"tokens": tokens, "block_length": 8}
+    (text,) = texts_of(model, "Tom sat", **how)
     return model.tokenizer.encode(text)[:7].tolist()  # and one before them
 
   blocks = in_blocks(diffusion)
@@ -204,40 +213,71 @@ def test_a_block_does_not_depend_on_those_behind_it(diffusion):
   assert first_block(diffusion, 9) != first_block(diffusion, 20)
 
 
-def test_special_tokens_are_never_drawn(diffusion, monkeypatch):
+def test_special_tokens_are_never_drawn(diffusion):
   """At a temperature that makes all tokens as likely."""
+  t = diffusion.tokenizer
+  special = {t.decode([i], False) for i in np.flatnonzero(t.special)}
+  how = {"temperature": 1e6, "count": 40, "steps": 1, "top": 0}
+  for one in fill(diffusion, "<mask>" * 40, **how):
+    assert len(one.masks) == 40
+    assert not special & {mask.token for mask in one.masks}
   lengths = []
-  decode = lambda ids, skip_special: lengths.append(len(ids))  # noqa: E731
-  monkeypatch.setattr(diffusion.tokenizer, "decode", decode)
-  how = {"temperature": 1e6, "count": 40, "steps": 1}
-  unmask(diffusion, "<mask>" * 40, **how)
-  assert set(lengths) == {40}  # special ones are left out
-  unmask(diffusion, "", tokens=40, **how)
+  for one in fill(diffusion, "", tokens=40, **how):
+    *tokens, last = (mask.token for mask in one.masks)
+    assert not special & {*tokens} and last not in special - {"</s>"}
+    assert not any(name in one.text for name in special)
+    lengths.append(len(one.masks))
   assert min(lengths) < max(lengths) == 40  # EOS ends a text
 
 
-def test_unmask_refuses(loaded, diffusion):
+def test_candidates_are_those_of_the_step_that_filled_the_mask(diffusion):
+  """The second mask is predicted with the first one filled."""
+  t = diffusion.tokenizer
+  tokens = framing.encode(diffusion, TEXT)
+  (early,), (late,) = filling.stream(diffusion, TEXT, Filling(top=4))
+  (first,) = early.masks
+  (second,) = (mask for mask in late.masks if mask != first)
+  for mask in (first, second):
+    at = mask.position
+    p = np.exp(helpers.log_softmax(helpers.logits(diffusion, tokens)))[at - 1]
+    best = np.argsort(-p)[:4]
+    names, shares = zip(*mask.candidates, strict=True)
+    assert [t.decode([i], False) for i in best] == [*names]
+    np.testing.assert_allclose(shares, p[best], rtol=1e-3)
+    tokens[at] = np.where(t.special, 0, p).argmax()
+    np.testing.assert_allclose(mask.probability, p[tokens[at]], rtol=1e-3)
+
+
+def test_fill_refuses(loaded, diffusion):
   causal = random_models.with_curriculum(loaded, "1C")
   bare = dataclasses.replace(diffusion, boundary="none")
   for model, text, options, message in (
     (causal, "Tom", {}, "left to right alone .curriculum=1C"),
     (bare, "<mask> sat", {}, "nothing stands before"),
     (diffusion, [], {}, "no text"),
+    (diffusion, "Tom sat .", {}, "'Tom sat .' holds no <mask>"),
+    (diffusion, "Tom " * 60 + "<mask>", {}, "max_seq_len=48"),
     (diffusion, "Tom", {"tokens": 47}, "max_seq_len=48"),
     (diffusion, "Tom", {"steps": -1}, "steps=-1"),
     (diffusion, "Tom", {"order": "left"}, "order='left' is not one of"),
   ):
     with pytest.raises(UserError, match=message):
-      unmask(model, text, **options)
+      fill(model, text, **options)
 
 
 def test_the_command(run, loaded, capsys):
-  text = f"--text={TEXT}"
-  args = f"--checkpoint={run}", "--mode=diffusion", "--steps=2"
-  runs.main("antlm_jax.generate", *args, text)
-  assert capsys.readouterr().out == unmask(loaded, TEXT, steps=2)[0] + "\n"
+  args = f"--checkpoint={run}", "--top=3"
+  runs.main("antlm_jax.commands.fill", *args, f"--text={TEXT}")
+  (filled,) = fill(loaded, TEXT, top=3)
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0] == "<mask> 1" and lines[4] == "<mask> 2"
+  assert lines[5].split() == [
+    f"{filled.masks[1].candidates[0][1]:.4f}",
+    filled.masks[1].candidates[0][0],
+  ]
+  assert lines[8:] == [filled.text]
   more = "--tokens=4", "--count=2", "--order=ancestral", "--block_length=3"
-  runs.main("antlm_jax.generate", *args, "--prompt=Tom", *more)
+  runs.main("antlm_jax.commands.fill", *args, "--text=Tom", "--steps=2", *more)
   how = {"steps": 2, "tokens": 4, "order": "ancestral", "block_length": 3}
-  texts = unmask(loaded, "Tom", count=2, **how)
+  texts = texts_of(loaded, "Tom", count=2, **how)
   assert capsys.readouterr().out == "\n---\n".join(texts) + "\n"
