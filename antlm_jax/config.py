@@ -147,11 +147,12 @@ class Log(Section):
   group = "log"
 
   every: int = setting(20, "Steps between two log lines", least=1)
+  # A run checks the names of both: its model loads without their plugins.
   writers: tuple[str, ...] = setting(
     ("tensorboard", "csv"),
-    "Copies of metrics.jsonl in other formats",
-    choices=("tensorboard", "csv", "wandb"),
+    "Copies of metrics.jsonl: tensorboard, csv, wandb or a plugin's",
   )
+  hooks: tuple[str, ...] = setting((), "Hooks that plugins add")
   trace: str = setting("", "Profile steps FIRST:LAST into WORKDIR/trace")
 
 

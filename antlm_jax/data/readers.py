@@ -1,4 +1,16 @@
-"""Reads documents: from text files, files of records, and datasets of a hub."""
+"""Reads documents: from text files, files of records, and datasets of a hub.
+
+`READERS` has a function for each ending of files of records. It takes a path
+and the columns that are needed, of a file that may lack them, and yields the
+place of each record, for errors, and the record:
+
+    @READERS.register(".notes")
+    def read(path, columns):
+      for number, text in enumerate(open_file(path), start=1):
+        yield f"line {number}", {"text": text.decode()}
+
+It raises a ValueError for a file that it cannot read.
+"""
 
 import codecs
 import contextlib
@@ -11,11 +23,12 @@ import math
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
 
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
+from antlm_jax.settings import Registry
 
 HUB = "hf://"
 _COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2"}
@@ -26,8 +39,12 @@ _PIECE = 1 << 18
 # WikiText's ` = Article = ` and ` = = Section = = `, BabyLM's with three signs.
 _HEADING = re.compile(r"\s*(=(?: =)*) [^=\s].* \1\s*")
 
-
 Records = Iterator[tuple[str, Any]]  # the place of each, and what it holds
+# By ending, or `HUB`; None for plain text.
+READERS = Registry[Callable[[str, Collection[str]], Records] | None]("reader")
+_PLAIN = ".txt .text .md .rst"
+_PLAIN += " .train .dev .valid .test .tokens .raw"  # BabyLM's and WikiText's
+READERS |= dict.fromkeys(_PLAIN.split())
 
 
 class Piece(NamedTuple):
@@ -61,12 +78,12 @@ def kind(source: str) -> str | None:
   name, ending = os.path.splitext(os.path.basename(source).lower())
   if ending in _COMPRESSED:
     ending = os.path.splitext(name)[1]
-  return ending if ending in (*_TEXT, *_RECORDS) else None
+  return ending if ending in READERS else None
 
 
 def endings() -> str:
   """Lists the endings of the files that can be read."""
-  known = " ".join(ending for ending in (*_TEXT, *_RECORDS) if ending != HUB)
+  known = " ".join(ending for ending in READERS if ending != HUB)
   return f"{known}, or one of these and {' '.join(_COMPRESSED)}"
 
 
@@ -89,8 +106,8 @@ def pieces(source: str, rule: Rule, column: str) -> Iterator[Piece]:
 
 def _parts(source: str, rule: Rule, column: str) -> Iterator[tuple[str, bool]]:
   """Yields pieces, also blank ones, and whether each ends its document."""
-  if (kind(source) or ".txt") in _TEXT:
-    with _open(source) as file:
+  if READERS.get(kind(source)) is None:  # also without an ending
+    with open_file(source) as file:
       yield from _divide(_lines(file), rule)
     return
   for where, (value,) in records(source, {column: "column"}):
@@ -111,8 +128,8 @@ def records(source: str, columns: Mapping[str, str]) -> Records:
   Raises:
     UserError: The source cannot be read, holds no records or lacks a column.
   """
-  if (reader := _RECORDS.get(kind(source))) is None:
-    known = " ".join(ending for ending in _RECORDS if ending != HUB)
+  if (reader := READERS.get(kind(source))) is None:
+    known = " ".join(end for end, of in READERS.items() if of and end != HUB)
     raise UserError(f"{source} holds no records; files of records are {known}")
   with _reading(source):
     for where, record in reader(source, columns):
@@ -147,7 +164,7 @@ def _reading(source: str) -> Iterator[None]:
     raise UserError(f"cannot read {source}: {files.reason(error)}") from error
 
 
-def _open(path: str) -> BinaryIO:
+def open_file(path: str) -> BinaryIO:
   """Opens a file for reading, and decompresses it."""
   ending = os.path.splitext(path)[1].lower()
   if ending not in _COMPRESSED:
@@ -211,8 +228,10 @@ def _cut(text: str) -> Iterator[str]:
   yield text[begin:]
 
 
+@READERS.register(".ndjson")
+@READERS.register(".jsonl")
 def _json_lines(path: str, columns: Collection) -> Records:
-  with _open(path) as file:
+  with open_file(path) as file:
     for number, line in enumerate(file, start=1):
       if line.strip():
         where = f"line {number}"
@@ -222,9 +241,10 @@ def _json_lines(path: str, columns: Collection) -> Records:
           raise ValueError(f"{where} is not JSON: {error}") from error
 
 
+@READERS.register(".csv")
 def _table(path: str, columns: Collection, **dialect) -> Records:
   csv.field_size_limit(2**31 - 1)
-  with io.TextIOWrapper(_open(path), "utf-8-sig", newline="") as file:
+  with io.TextIOWrapper(open_file(path), "utf-8-sig", newline="") as file:
     # Strict: else a stray quote joins all that follows it to one text.
     rows = csv.DictReader(file, strict=True, **dialect)
     try:
@@ -234,6 +254,10 @@ def _table(path: str, columns: Collection, **dialect) -> Records:
       raise ValueError(f"line {rows.line_num}: {error}") from error
 
 
+READERS[".tsv"] = functools.partial(_table, delimiter="\t")
+
+
+@READERS.register(".parquet")
 def _parquet(path: str, columns: Collection) -> Records:
   from pyarrow import parquet  # slow to import
 
@@ -244,6 +268,7 @@ def _parquet(path: str, columns: Collection) -> Records:
     yield from _rows(file.iter_batches(_BATCH, columns=only))
 
 
+@READERS.register(HUB)
 def _of_hub(source: str, columns: Collection) -> Records:
   name, config, split = source.removeprefix(HUB).split(":")
   found = _load(name, config)
@@ -277,16 +302,3 @@ def _load(name: str, config: str):
   except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
     why = files.reason(error)
     raise UserError(f"cannot load {HUB}{name}: {why}") from error
-
-
-_TEXT = (".txt", ".text", ".md", ".rst")
-# BabyLM's and WikiText's.
-_TEXT += (".train", ".dev", ".valid", ".test", ".tokens", ".raw")
-_RECORDS = {
-  ".jsonl": _json_lines,
-  ".ndjson": _json_lines,
-  ".parquet": _parquet,
-  ".csv": _table,
-  ".tsv": functools.partial(_table, delimiter="\t"),
-  HUB: _of_hub,
-}

@@ -1,8 +1,10 @@
 """Hooks: actions around the steps of a run, such as logging and saving.
 
-`of_run` lists a run's own hooks, and `loop.train` accepts further ones. For
-example, this evaluator records the norm of the parameters:
+`of_run` lists a run's own hooks. `loop.train` accepts further ones, and
+`log.hooks` names some that are registered. For example, this evaluator records
+the norm of the parameters:
 
+    @hooks.HOOKS.register("norm")
     class Norm(hooks.Evaluator):
       prefixes = ("eval/norm",)
 
@@ -17,7 +19,7 @@ import dataclasses
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -28,6 +30,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.runtime import chips, processes, progress, sharding
+from antlm_jax.settings import Registry
 from antlm_jax.training import flops, metrics, summary
 
 
@@ -73,15 +76,20 @@ class Hook:
     """Called at the end of the run, whether it fails or not."""
 
 
+# Makers of hooks, such as classes, by their names in `log.hooks`.
+HOOKS = Registry[Callable[[], Hook]]("log.hooks")
+
+
 def of_run(
   config: Config, folder: pathlib.Path, given: Sequence[Hook]
 ) -> list[Hook]:
   """Returns a run's hooks in their order; a profile goes into `folder`."""
   # Log is first: it counts a step before other hooks record values after it.
   # Save is after all hooks that record, so that a resumed run has their values.
+  named = [HOOKS[name]() for name in config.log.hooks]
   watch = [Watch()] if config.eval.watch else []
   trace = Trace(config.log.trace, folder / "trace")
-  return [Log(), HeldOut(), *given, *watch, Save(), trace]
+  return [Log(), HeldOut(), *given, *named, *watch, Save(), trace]
 
 
 def is_time(trainer, every: float) -> bool:

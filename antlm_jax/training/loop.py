@@ -59,12 +59,12 @@ def train(
   """
   keep_programs()
   config = config_lib.typed(config)
+  writers.check(config.log.writers)
   with (
     listening() as stop,
     buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror,
   ):
     run = build(config, start, data)
-    writers.check(config.log.writers)
     _check_same(run, mirror.workdir)
     around = hooks_lib.of_run(config, mirror.folder, hooks)
     with (

@@ -1,9 +1,4 @@
-"""Writers: TensorBoard, CSV and Weights & Biases, next to metrics.jsonl.
-
-A writer is made with the run's folder, the values that a resumed run has
-recorded, by step, and the run's name and configuration. It then receives every
-later value, and is closed at the end of the run, whether that fails or not.
-"""
+"""Writers: TensorBoard, CSV and Weights & Biases, next to metrics.jsonl."""
 
 import csv
 import importlib.util
@@ -15,14 +10,51 @@ import socket
 import struct
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
+from antlm_jax.settings import Registry
 
 WANDB_ID = "wandb_id"  # the file with the id of the folder's run at W&B
 
 
-class Csv:
+class Writer:
+  """A copy of a run's metrics in another format.
+
+  It receives every value that is recorded after it is made, and is closed at
+  the end of the run, whether that fails or not.
+  """
+
+  def __init__(
+    self,
+    folder: pathlib.Path,
+    rows: Mapping[int, Mapping[str, float]],
+    name: str,
+    config: Mapping[str, Any],
+  ):
+    """Begins in a run's folder.
+
+    Args:
+      folder: Path to the folder.
+      rows: Values that a resumed run has recorded, by step.
+      name: The run's name.
+      config: The run's settings, as plain values in groups.
+    """
+
+  def write(self, step: int, values: Mapping[str, float]) -> None:
+    """Writes values after `step` steps."""
+    raise NotImplementedError
+
+  def close(self) -> None:
+    """Writes what is left."""
+
+
+WRITERS = Registry[type[Writer]]("log.writers")
+
+
+@WRITERS.register("csv")
+class Csv(Writer):
   """`metrics.csv`: a line `step,name,value` for each value."""
 
   def __init__(self, folder, rows, name, config):
@@ -41,11 +73,9 @@ class Csv:
         for name, value in values.items()
       )
 
-  def close(self) -> None:
-    pass
 
-
-class TensorBoard:
+@WRITERS.register("tensorboard")
+class TensorBoard(Writer):
   """Event files, in `tensorboard/`.
 
   Libraries for them import torch or TensorFlow where those are installed, and
@@ -79,9 +109,6 @@ class TensorBoard:
     with self._path.open("ab") as file:
       file.write(size + _checksum(size) + event + _checksum(event))
 
-  def close(self) -> None:
-    pass
-
 
 def _varint(number: int) -> bytes:
   """Encodes a whole number as protocol buffers do."""
@@ -108,7 +135,8 @@ def _checksum(data: bytes) -> bytes:
   return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
 
 
-class Wandb:
+@WRITERS.register("wandb")
+class Wandb(Writer):
   """A run at Weights & Biases; with WANDB_MODE=offline a folder in `wandb/`.
 
   A folder continues its own run there. The step is a metric, since W&B's own
@@ -130,7 +158,7 @@ class Wandb:
         dir=folder,
         project=os.environ.get("WANDB_PROJECT", "antlm_jax"),
         name=os.environ.get("WANDB_NAME", name),
-        config=config.to_dict(),
+        config=config,
         settings=wandb.Settings(console="off"),
       )
     except wandb.Error as error:
@@ -165,11 +193,10 @@ class Wandb:
     self._run.finish()
 
 
-WRITERS = {"tensorboard": TensorBoard, "csv": Csv, "wandb": Wandb}
-
-
 def check(names: Sequence[str]) -> None:
-  """Raises a UserError if the package of a writer is not installed."""
+  """Raises a UserError for an unknown writer, or one that is not installed."""
+  for name in names:
+    WRITERS[name]
   if "wandb" in names and importlib.util.find_spec("wandb") is None:
     raise UserError(
       "log.writers=wandb needs wandb, which is missing: pip install"
