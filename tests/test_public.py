@@ -59,6 +59,9 @@ import antlm_jax as ax
 data = ax.prepare(["a b c"], vocab_size=300)
 model = ax.load("runs/x")
 assert_type(ax.score(model, ["a"]), npt.NDArray[np.float64])
+assert_type(ax.generate("runs/x", ["a"], count=2), list[str])
+(filled,) = ax.fill(model, "a <mask>", steps=1)
+assert_type(filled.masks[0].candidates, list[tuple[str, float]])
 config: ax.Config = ax.Config(optimizer=ax.Muon(), schedule=ax.WSD())
 run = ax.train(config, "runs/x", data, curriculum="4C+4M", seed=1)
 assert run is not None
@@ -72,6 +75,7 @@ ax.prepare(["a"], vocab_sice=300)
 ax.prepare(["a"], seq_len="long")
 ax.train("quickstart", "x", hooks=[1])
 ax.load("x").steps
+ax.fill("x", "a <mask>", step=1)
 ax.unknown
 """
 
@@ -109,7 +113,7 @@ def test_a_type_checker_knows_the_public_surface(checked):
   """Right calls pass, and each wrong one is found."""
   assert checked["right.py"] == []
   wrong = {n for n, said in checked["wrong.py"] if "error" in said}
-  assert wrong == {4, 5, 6, 7, 8}
+  assert wrong == {4, 5, 6, 7, 8, 9}
 
 
 def test_no_public_name_is_untyped(checked):

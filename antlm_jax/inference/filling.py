@@ -7,7 +7,7 @@ right; the steps of a block share its masks.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -77,12 +77,12 @@ class Filled:
   masks: list[FilledMask]
 
   def __repr__(self) -> str:
-    return f"<Filled {self.text!r:.60}, {len(self.masks)} masks>"
+    return f"<Filled {self.text!r:.70}>"
 
 
 def fill(
   model: TextModel | files.Path,
-  text: str | Sequence[str],
+  text: str | Iterable[str],
   *,
   tokens: int = Filling.tokens,
   temperature: float = Filling.temperature,
@@ -106,10 +106,8 @@ def fill(
       a path to a run or checkpoint.
     text: One text or several; each `<mask>` is one token.
     tokens: Number of masks to add to a text that has none.
-    temperature: Divisor of the logits; 0 takes the likeliest token.
-    top_k: Number of likeliest tokens to draw from; 0 for all.
-    top_p: Total probability of the likeliest tokens to draw from.
-    seed: Random seed; equal seeds give equal texts.
+    temperature: Divisor of the logits; 0 takes the likeliest token. This, and
+      `top_k`, `top_p` and `seed`, are those of `generate`.
     count: Number of results for each text.
     steps: Number of steps for each block; 0 for one token a step, 1 to predict
       every mask on its own.
@@ -133,7 +131,7 @@ def fill(
 
 def stream(
   model: TextModel | files.Path,
-  text: str | Sequence[str],
+  text: str | Iterable[str],
   how: Filling,
   every: int = 1,
 ) -> Iterator[list[Filled]]:
@@ -142,7 +140,7 @@ def stream(
   A mask that is not filled yet is `<mask>` in the text.
   """
   loaded = opened(model)
-  texts = [text] if isinstance(text, str) else text
+  texts = [text] if isinstance(text, str) else [*text]
   if not texts:
     raise UserError("there is no text to fill")
   seen = _block_length(loaded) or loaded.model.config.max_seq_len

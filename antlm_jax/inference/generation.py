@@ -7,7 +7,7 @@ program serves all prompts that fit in S slots.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import jax
@@ -52,7 +52,7 @@ class Sampling(settings.Section):
 
 def generate(
   model: TextModel | files.Path,
-  prompt: str | Sequence[str],
+  prompt: str | Iterable[str],
   *,
   tokens: int = Sampling.tokens,
   temperature: float = Sampling.temperature,
@@ -68,7 +68,7 @@ def generate(
   imported. What follows a prompt does not depend on the other prompts.
 
   Args:
-    model: A model, or the path of a run or checkpoint.
+    model: A model, or a path to a run or checkpoint.
     prompt: One prompt or several. A prompt may be empty if documents began with
       a special token in training. For fill-in-the-middle it holds `<mask>`.
     tokens: Largest number of tokens to add.
@@ -93,13 +93,13 @@ def generate(
 
 def stream(
   model: TextModel | files.Path,
-  prompt: str | Sequence[str],
+  prompt: str | Iterable[str],
   how: Sampling,
   every: int = 8,
 ) -> Iterator[list[str]]:
   """Yields the texts of `generate` after each `every` tokens, as they grow."""
   loaded = opened(model)
-  prompts = [prompt] if isinstance(prompt, str) else prompt
+  prompts = [prompt] if isinstance(prompt, str) else [*prompt]
   if not prompts:
     raise UserError("there is no prompt to continue")
   starts = [encode(loaded, one) for one in prompts]
