@@ -69,12 +69,12 @@ def from_rows(
       )
   low = min(rows.min() for rows in parts.values())
   high = int(max(rows.max() for rows in parts.values()))
-  tokenizer = tokenizer or Tokenizer.of_ids(high + 1)
-  if low < 0 or high >= tokenizer.vocab_size:
+  most = tokenizer.vocab_size - 1 if tokenizer else high
+  if low < 0 or high > most:
     raise UserError(
-      f"rows have the token ids {low} to {high}: the tokenizer has"
-      f" {tokenizer.vocab_size:,}"
+      f"rows have the token ids {low} to {high}: give ids from 0 to {most}"
     )
+  tokenizer = tokenizer or Tokenizer.of_ids(high + 1)
   held, splits = {}, {}
   for name, rows in parts.items():
     held[name] = Held(rows.astype(np.int32))

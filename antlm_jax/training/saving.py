@@ -99,8 +99,9 @@ def begin(
       )
     if meta.data != run.meta.data:
       raise UserError(
-        f"{checkpoints.workdir} was trained on other rows than those of"
-        f" {run.config.data.path}: give those, or another --workdir"
+        f"{checkpoints.workdir} was trained on other data than"
+        f" {run.config.data.path or 'those given'}: give its own, or another"
+        " --workdir"
       )
 
   # Only shapes: the first state is not made if there is one to read.
