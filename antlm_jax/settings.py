@@ -241,11 +241,21 @@ def from_args(section_type: type, args: argparse.Namespace):
   return section_type(**given)
 
 
+def refuse_unknown(
+  names: Iterable[str], known: Collection[str], what: str, otherwise: str
+) -> None:
+  """Raises a UserError for a name that is not known as a setting of `what`."""
+  for name in names:
+    if name not in known:
+      hint = nearest(name, known, otherwise)
+      raise UserError(f"--{name} is no setting of {what}; {hint}")
+
+
 def choose(section_type: type, values: Mapping[str, Any]):
   """Makes a section of its settings among some values, and checks them.
 
   Messages name a setting by its argument. Raises a UserError for the first bad
-  value.
+  value, or a required one that is missing.
   """
   own = {}
   for field, kind in _settings(section_type):
@@ -255,6 +265,8 @@ def choose(section_type: type, values: Mapping[str, Any]):
         many = isinstance(value, list | tuple)
         value = tuple(value) if many else (value,)
       own[field.name] = value
+    elif field.default is dataclasses.MISSING:
+      raise UserError(f"--{field.name} is missing")
   made = section_type(**own)
   check(made, "--")
   return made

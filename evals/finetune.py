@@ -185,13 +185,11 @@ def _tasks(given: Mapping[str, Any]) -> tuple[Tasks, Suite]:
   suite = PRESETS[tasks.preset]
   suite.named(tasks.task)
   known = _names(Tasks, Grid, Hyperparameters, *suite.settings)
-  for name in given:
-    if name not in known:
-      hint = "antlm eval finetune --help lists the settings"
-      raise UserError(
-        f"--{name} is no setting of --preset={tasks.preset};"
-        f" {settings_lib.nearest(name, known, hint)}"
-      )
+  what, help = (
+    f"--preset={tasks.preset}",
+    "antlm eval finetune --help lists them",
+  )
+  settings_lib.refuse_unknown(given, known, what, help)
   return tasks, suite
 
 

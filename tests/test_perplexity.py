@@ -8,6 +8,7 @@ import pytest
 from antlm_jax import score
 from antlm_jax.data import document_store, toy_english
 from antlm_jax.data.prepared_folder import Manifest
+from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import lambada, perplexity, texts
 from antlm_jax.inference import scoring
 from antlm_jax.inference.scoring import Text
@@ -23,13 +24,13 @@ DOCUMENTS = [SENTENCES[0], " ".join(SENTENCES[1:4]), " ".join(SENTENCES[4:])]
 
 def predicted(loaded, documents, mode="causal"):
   """The outcome, and the nats of each document."""
-  asked = perplexity.Settings(data="x", mode=mode)
-  found = perplexity.score(loaded, documents, asked)
-  return found, [line["nats"] for line in found.lines]
+  asked = perplexity.PerplexitySettings(data="x", mode=mode)
+  found = perplexity.measure(loaded, documents, asked)
+  return found, [item["nats"] for item in found.items]
 
 
 def last_words(loaded, items, mode="causal"):
-  return lambada.score(loaded, items, texts.Settings(data="x", mode=mode))
+  return lambada.score(loaded, items, texts.TextSettings(data="x", mode=mode))
 
 
 @pytest.mark.parametrize("length", [1, 9, 10, 11, 12, 57])
@@ -61,7 +62,7 @@ def test_a_short_text_has_the_sum_of_its_scores(loaded):
 
 
 def test_figures_are_their_definitions():
-  found = perplexity.outcome(
+  found = perplexity.figures(
     ["é b", " c\n"], [3, 2], np.array([4, 1.0]), np.array([1, 1])
   )
   expected = {"documents": 2, "tokens": 5, "words": 3, "bytes": 7}
@@ -69,6 +70,29 @@ def test_figures_are_their_definitions():
   expected |= {"word_perplexity": math.exp(5 / 3), "accuracy": 0.4}
   expected |= {"bits_per_byte": 5 / math.log(2) / 7}
   assert found.summary == pytest.approx(expected)
+
+
+def test_texts_in_memory_are_those_of_a_file(loaded, run, tmp_path, capsys):
+  """The function and the command measure the same."""
+  path = runs.write_lines(tmp_path / "a.jsonl", [{"x": t} for t in DOCUMENTS])
+  how = {"mode": "mlm", "stride": 7, "limit": 2, "quiet": True}
+  found = perplexity.perplexity(loaded, iter(DOCUMENTS), **how)
+  read = perplexity.perplexity(run, path, column="x", **how)
+  assert capsys.readouterr().out == "" and found == read
+  assert found.documents == 2 and len(found.items) == 2
+  words = "--mode=mlm", "--stride=7", "--limit=2", "--column=x"
+  told = runs.score(run, path, tmp_path / "out", *words, task="perplexity")
+  assert found.summary.items() <= told.items()
+  assert f"{found.bits_per_byte:.4f} bits per byte" in repr(found)
+  causal = perplexity.perplexity(loaded, DOCUMENTS, mode="clm", quiet=True)
+  assert causal == predicted(loaded, DOCUMENTS)[0]
+  for given, more, message in (
+    ([], {}, "the list of texts holds no text"),
+    (DOCUMENTS, {"mode": "both"}, "--mode='both' is not one of causal"),
+    (DOCUMENTS, {"stride": 49}, "--stride=49 is over the model's max_seq_len"),
+  ):
+    with pytest.raises(UserError, match=message):
+      perplexity.perplexity(loaded, given, **more)
 
 
 @pytest.fixture(scope="module")

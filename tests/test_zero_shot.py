@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from antlm_jax.evals import score as score_command
 from antlm_jax.evals.zero_shot import age_of_acquisition, metrics
 from antlm_jax.evals.zero_shot.age_of_acquisition import Word
 from antlm_jax.evals.zero_shot.choices import Results, Rules
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome, Task
+from antlm_jax.evals.zero_shot.command import TASKS, Outcome, Task, evaluate
 from antlm_jax.inference.model import load
 from antlm_jax.inference.pairs import Choice, Item
 from antlm_jax.masks import AttentionMask
@@ -235,6 +236,7 @@ def test_a_task_is_added_in_one_place(run, tmp_path, monkeypatch, capsys):
     about="Toy: numbers of words.\n\nThe folder holds text.txt.",
     read=lambda asked: Path(asked.data, "text.txt").read_text().splitlines(),
     score=counted,
+    figure="words",
     table={"words": "{words:,}"},
   )
   monkeypatch.setitem(TASKS, "toy", toy)
@@ -282,6 +284,37 @@ def test_results_of_another_task_are_told(run, tmp_path):
     runs.score(*asked, task="wug_past")
 
 
+def test_from_python_a_task_writes_where_it_is_told(run, tmp_path, capsys):
+  """Python's settings and figures are the command's, and nothing is hidden."""
+  data = write(tmp_path / "data", comps_base=COMPS[:1], comps_wugs=COMPS[:1])
+  before = sorted(run.rglob("*"))
+  how = {"mode": "clm", "temperature": [1.0, 2.0], "limit": 1, "quiet": True}
+  found = evaluate(load(run), "comps", data, **how)
+  assert found.folder is None and sorted(run.rglob("*")) == before
+  assert capsys.readouterr().out == ""
+  words = "--mode=causal", "--temperature=1,2", "--limit=1"
+  written = runs.score(run, data, tmp_path / "out", *words, task="comps")
+  apart = {"seconds", "peak_memory_mib"}
+  assert {k: v for k, v in written.items() if k not in apart} == {
+    k: v for k, v in found.summary.items() if k not in apart
+  } | {"request": json.loads(json.dumps(found.summary["request"]))}
+  again = evaluate(run, "comps", data, output=tmp_path / "out", **how)
+  assert again.reused and again.items == found.items != []
+  assert found.table in capsys.readouterr().out
+  assert found.score == again.score == written["macro_accuracy"]
+  assert repr(found) == f"<comps, causal: macro_accuracy {found.score:.4g}>"
+  for task, more, message in (
+    ("comp", {}, "task 'comp' is not one of aoa, blimp, comps, "),
+    ("comps", {"mode": "both"}, "--mode='both' is not one of causal, mlm"),
+    ("comps", {"temperatur": 2.0}, "task comps; did you mean 'temperature'?"),
+    ("comps", {"limit": -1}, "--limit=-1 is not at least 0"),
+    ("aoa", {}, "--revisions is missing"),
+  ):
+    asked = {"mode": "mlm"} | more
+    with pytest.raises(UserError, match=re.escape(message)):
+      evaluate(run, task, data, **asked)
+
+
 BOX = {"input_prefix": "A", "options": ["a", "b"]}
 
 
@@ -298,9 +331,9 @@ BOX = {"input_prefix": "A", "options": ["a", "b"]}
     ("ewok", "x", {"Domain": "a"}, "line 1: no text 'ContextType'"),
   ],
 )
-def test_data_of_another_form_is_told(tmp_path, task, name, row, message):
+def test_data_of_another_form_is_told(run, tmp_path, task, name, row, message):
   data = write(tmp_path / "data", **{name: [row]})
-  options = "--checkpoint=nowhere", f"--data={data}", "--mode=causal"
+  options = f"--checkpoint={run}", f"--data={data}", "--mode=causal"
   line = runs.refused("evals.score", f"--task={task}", *options)
   assert message in line and "data/" in line
 
@@ -317,8 +350,8 @@ def test_data_of_another_form_is_told(tmp_path, task, name, row, message):
     (("--task=aoa", "--revisions=1M=1,chck=2,3M=3"), "of words in 'chck'"),
   ],
 )
-def test_what_a_task_has_not_is_told(options, message):
-  words = "--checkpoint=nowhere", "--data=nowhere", "--mode=causal"
+def test_what_a_task_has_not_is_told(run, options, message):
+  words = f"--checkpoint={run}", "--data=nowhere", "--mode=causal"
   assert message in runs.refused("evals.score", *words, *options)
 
 

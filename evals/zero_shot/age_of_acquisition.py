@@ -42,7 +42,7 @@ _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(command.PipelineSettings):
+class AcquisitionSettings(command.PipelineSettings):
   """The arguments of the task."""
 
   revisions: tuple[str, ...] = setting(
@@ -74,7 +74,7 @@ class Word(NamedTuple):
   child: float | None  # in months, if known
 
 
-def read(asked: Settings) -> list[Word]:
+def read(asked: AcquisitionSettings) -> list[Word]:
   """Reads the words, or raises a UserError."""
   folder, out = pathlib.Path(asked.data), []
   path, children = folder / CONTEXTS, _children(folder / CHILDREN)
@@ -110,7 +110,7 @@ def words_seen(name: str) -> float | None:
   return match and float(match[1]) * _UNITS[match[2].upper()]
 
 
-def _found(loaded, asked: Settings) -> dict[str, Identity]:
+def _found(loaded, asked: AcquisitionSettings) -> dict[str, Identity]:
   """Finds the revisions, without reading their weights."""
   return {
     name: identify(*((loaded.run, int(at)) if at.isdecimal() else (at,)))
@@ -118,7 +118,7 @@ def _found(loaded, asked: Settings) -> dict[str, Identity]:
   }
 
 
-def request(loaded, asked: Settings) -> dict:
+def request(loaded, asked: AcquisitionSettings) -> dict:
   """Identifies the revisions."""
   found = _found(loaded, asked).items()
   return {"revisions": {name: results.model_digest(one) for name, one in found}}
@@ -215,7 +215,7 @@ def outcome(
   return Outcome(summary, lines, own)
 
 
-def score(loaded, items: Sequence[Word], asked: Settings) -> Outcome:
+def score(loaded, items: Sequence[Word], asked: AcquisitionSettings) -> Outcome:
   """Scores the words with each revision."""
   texts = [word.text.strip() for word in items for _ in word.contexts]
   contexts = [c.strip() + " " for word in items for c in word.contexts]
@@ -233,7 +233,8 @@ TASKS["aoa"] = command.Task(
   about=__doc__,
   read=read,
   score=score,
+  figure="correlation",
   table={"words": "{compared} of {words}", "correlation": "{correlation:.3f}"},
-  settings=Settings,
+  settings=AcquisitionSettings,
   request=request,
 )

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Sequence
 
 from antlm_jax.evals.zero_shot import choices
-from antlm_jax.evals.zero_shot.choices import Settings
+from antlm_jax.evals.zero_shot.choices import ChoiceSettings
 from antlm_jax.evals.zero_shot.command import TASKS, Task
 from antlm_jax.evals.zero_shot.metrics import SPEARMAN
 from antlm_jax.inference import pairs
@@ -39,7 +39,7 @@ first forms."""
 def _task(about: str, parse: Callable[[Line], Item], **rules) -> Task:
   """Returns a task whose lines `parse` reads, with `rules` of `Rules`."""
 
-  def read(asked: Settings) -> list[Item]:
+  def read(asked: ChoiceSettings) -> list[Item]:
     return pairs.read(asked.data, parse, asked.limit)
 
   return choices.task(about, read, **rules)

@@ -28,7 +28,7 @@ _RULE = __doc__.split("\n\n", 1)[1]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(PipelineSettings):
+class ChoiceSettings(PipelineSettings):
   """The arguments of these tasks."""
 
   reduction: str | None = setting(
@@ -71,8 +71,8 @@ class Rules:
 
 def task(
   about: str,
-  read: Callable[[Settings], list[Item]],
-  settings: type[Settings] = Settings,
+  read: Callable[[ChoiceSettings], list[Item]],
+  settings: type[ChoiceSettings] = ChoiceSettings,
   **rules,
 ) -> Task:
   """Returns a task of items with choices; `rules` are those of `Rules`."""
@@ -81,12 +81,13 @@ def task(
     about=f"{about.strip()}\n\n{_RULE}\n{pipelines.NOTES}",
     read=read,
     score=functools.partial(score, rules),
+    figure=f"macro_{rules.metric.key}",
     table=functools.partial(table, rules),
     settings=settings,
   )
 
 
-def score(rules: Rules, loaded, items, asked: Settings) -> Outcome:
+def score(rules: Rules, loaded, items, asked: ChoiceSettings) -> Outcome:
   """Scores the choices."""
   options = dict(pipelines.options(asked.pipeline, asked.mode))
   if options["text_format"].separator == " ":  # else it is the pipeline's own
@@ -108,7 +109,7 @@ def score(rules: Rules, loaded, items, asked: Settings) -> Outcome:
   return Outcome(results.summary(), results.lines(), files)
 
 
-def table(rules: Rules, summary: Mapping, asked: Settings) -> str:
+def table(rules: Rules, summary: Mapping, asked: ChoiceSettings) -> str:
   """Lays out the metric in percent: first the means, then by group.
 
   Groups are phenomena, or else splits, or else the UIDs themselves.

@@ -1,13 +1,13 @@
-"""From the arguments of a zero-shot command to its result files.
+"""Zero-shot tasks, and their evaluation from Python and by commands.
 
 A task is a value in `TASKS`: a reader of its data, a metric of the model's
 scores, and their description. The module that implements a task adds it.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import resource
 import sys
@@ -17,19 +17,23 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 
-from antlm_jax import cli, settings, tables
+from antlm_jax import cli, tables
+from antlm_jax import settings as settings_lib
+from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.inference.model import (
   Identity,
+  Loaded,
   add_arguments,
-  from_args,
   identify,
+  opened,
 )
 from antlm_jax.inference.scoring import BATCH_TOKENS, MODES, mode_named
 from antlm_jax.runtime import files, progress
-from antlm_jax.settings import setting
+from antlm_jax.settings import Setting, setting
 
+ITEMS = "items.jsonl"
 _WRITES = """\
 Writes summary.json (the figures) and items.jsonl (every item with its scores).
 If the output folder has results of the same request, prints those instead."""
@@ -44,7 +48,7 @@ class Outcome(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class TaskSettings:
   """The arguments of every task, in addition to the model and the task."""
 
   data: str = setting(help="Path to the folder of the task's files")
@@ -80,7 +84,7 @@ class Settings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PipelineSettings(Settings):
+class PipelineSettings(TaskSettings):
   """The arguments of a task of BabyLM's evaluation pipelines."""
 
   pipeline: str = setting(
@@ -90,7 +94,7 @@ class PipelineSettings(Settings):
   )
 
 
-def digest_files(asked: Settings, items: Sequence) -> dict:
+def digest_files(asked: TaskSettings, items: Sequence) -> dict:
   """Returns what identifies the files of a folder, wherever it is."""
   paths = pathlib.Path(asked.data).glob("*")
   return results.data_digest(sorted(p for p in paths if p.is_file()))
@@ -104,6 +108,7 @@ class Task:
     about: Description for --help; its first line stands for it in lists.
     read: Reads the items, given the settings, or raises a UserError.
     score: Scores the items, given the model, the items and the settings.
+    figure: Name of the main figure in the summary.
     table: Formats of a summary's figures by title, or a function that lays out
       the summary, given it and the settings.
     settings: Section of the command's arguments.
@@ -114,51 +119,161 @@ class Task:
   about: str
   read: Callable[[Any], Sequence]
   score: Callable[[Any, Sequence, Any], Outcome]
+  figure: str
   table: Mapping[str, str] | Callable[[Mapping, Any], str]
-  settings: type[Settings] = Settings
+  settings: type[TaskSettings] = TaskSettings
   digest: Callable[[Any, Sequence], dict] = digest_files
   request: Callable[[Any, Any], dict] = lambda loaded, asked: {}
 
-  def show(self, summary: Mapping, asked: Settings) -> None:
-    """Prints the table of a summary."""
+  def shown(self, summary: Mapping, asked: TaskSettings) -> str:
+    """Returns the table of a summary."""
     if callable(self.table):
-      print(self.table(summary, asked))
-    else:
-      rows = ((n, form.format_map(summary)) for n, form in self.table.items())
-      print(tables.text(rows, align="<>"))
+      return self.table(summary, asked)
+    rows = ((n, form.format_map(summary)) for n, form in self.table.items())
+    return tables.text(rows, align="<>")
 
 
 TASKS: dict[str, Task] = {}
 
 
-def run(description: str, name: str | None, argv: Sequence[str]) -> None:
-  """Scores a task and writes the results, unless they exist.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Evaluation:
+  """The results of a zero-shot task.
 
-  `description` is the command's docstring, and `name` that of its task; None if
-  --task names it. Raises a UserError for anything wrong with the arguments,
-  checkpoint, data or output.
+  Attributes:
+    task: Name of the task.
+    summary: The figures, as in summary.json.
+    items: Every item with its scores, as in items.jsonl.
+    table: The figures as text.
+    folder: Folder of the results; None if they are not written.
+    reused: Whether the folder had the results before.
   """
-  args, task, asked = _parse(description, name, argv)
-  # The cheap checks come first: arguments, then data, then the model.
-  items = task.read(asked)
-  loaded = from_args(args)
-  request, output = _request(args.task, asked, loaded)
-  request |= {"data": task.digest(asked, items), **task.request(loaded, asked)}
-  if not asked.overwrite and (found := results.finished(output, request)):
-    task.show(found, asked)
-    print(f"already scored: {output} (--overwrite scores again)")
-    return
-  files.check_writable(output, folder=True)  # before minutes of scoring
-  print(f"{len(items):,} items of {asked.data}, {asked.mode}", flush=True)
-  began = time.monotonic()
-  outcome = task.score(loaded, items, asked)
-  about = {
-    "task": args.task,
-    "seconds": time.monotonic() - began,  # compilation included
-    "peak_memory_mib": _peak_memory(),
+
+  task: str
+  summary: Mapping[str, Any]
+  items: Sequence[Mapping[str, Any]]
+  table: str
+  folder: pathlib.Path | None = None
+  reused: bool = False
+
+  @property
+  def score(self) -> float:
+    """The task's main figure."""
+    return self.summary[TASKS[self.task].figure]
+
+  def __repr__(self) -> str:
+    mode, figure = self.summary["request"]["mode"], TASKS[self.task].figure
+    return f"<{self.task}, {mode}: {figure} {self.score:.4g}>"
+
+  def __str__(self) -> str:
+    return self.table
+
+
+def evaluate(
+  model: Loaded | files.Path,
+  task: str,
+  data: files.Path,
+  *,
+  mode: str,
+  output: files.Path | None = None,
+  overwrite: bool = False,
+  quiet: bool = False,
+  **settings: Setting,
+) -> Evaluation:
+  """Scores a zero-shot task.
+
+      evaluate("runs/x", "blimp", "blimp_filtered", mode="causal").score
+
+  Args:
+    model: Model, or the path to its run or checkpoint.
+    task: Name of the task, a key of `TASKS`.
+    data: Path to the task's files.
+    mode: Outputs that predict a token: `causal` (or `clm`), `mlm`, `mntp` or
+      `fused`.
+    output: Folder for the results. If it has results of the same request, these
+      are returned.
+    overwrite: Whether to score again if results exist.
+    quiet: Whether to print nothing.
+    **settings: Options of the task, such as `limit=100`, which `antlm eval
+      score --task=TASK --help` lists.
+
+  Raises:
+    UserError: A name or a value is wrong, the model or the data cannot be read,
+      or the output cannot be written or has results of another request.
+  """
+  if task not in TASKS:
+    raise UserError(f"task {task!r} is not one of {', '.join(sorted(TASKS))}")
+  of, given = TASKS[task], {"data": os.fspath(data), "mode": mode_named(mode)}
+  known = [field.name for field in settings_lib.fields(of.settings)]
+  help = f"antlm eval score --task={task} --help lists them"
+  settings_lib.refuse_unknown(settings, known, f"task {task}", help)
+  asked = settings_lib.choose(of.settings, given | settings)
+  pipelines.options(asked.pipeline, asked.mode, task)  # refuses what it lacks
+  folder = output and pathlib.Path(output)
+  with progress.quietly(quiet):
+    # The cheap checks come first: arguments, then data, then the model.
+    items = of.read(asked)
+    loaded = opened(model)
+    request = request_of(task, asked, loaded)
+    request |= {"data": of.digest(asked, items), **of.request(loaded, asked)}
+    summary = folder and not overwrite and results.finished(folder, request)
+    reused = bool(summary)
+    if reused:
+      lines = [x for _, x in files.read_jsonl(folder / ITEMS, "the items")]
+    else:
+      if folder:  # before minutes of scoring
+        files.check_writable(folder, folder=True)
+      progress.say(f"{len(items):,} items of {asked.data}, {asked.mode}")
+      began = time.monotonic()
+      outcome = of.score(loaded, items, asked)
+      about = {
+        "task": task,
+        "seconds": time.monotonic() - began,  # compilation included
+        "peak_memory_mib": _peak_memory(),
+      }
+      summary = {"request": request, **about, **outcome.summary}
+      lines = list(outcome.lines)
+      if folder:
+        write(folder, summary, lines, outcome.files)
+  table = of.shown(summary, asked)
+  return Evaluation(task, summary, lines, table, folder, reused)
+
+
+def request_of(task: str, asked: TaskSettings, model: Identity) -> dict:
+  """Returns what the results depend on, except the data."""
+  options = pipelines.options(asked.pipeline, asked.mode)
+  return {
+    "task": task,
+    **{k: v for k, v in vars(asked).items() if k not in asked.apart},
+    **results.model_digest(model),
+    "reduction": asked.reduction or options["reduction"],
   }
-  task.show(write(output, outcome, request, about), asked)
-  print(f"written to {output}")
+
+
+def write(
+  folder: pathlib.Path,
+  summary: Mapping[str, Any],
+  items: Iterable[Mapping[str, Any]],
+  own: Mapping[str, str] = {},
+) -> None:
+  """Writes a pipeline's own files, the items and the summary."""
+  lines = "".join(json.dumps(item) + "\n" for item in items)
+  results.write(folder, {**own, ITEMS: lines}, summary)
+
+
+def run(description: str, name: str | None, argv: Sequence[str]) -> None:
+  """Runs the command of a task, or of the one that --task names.
+
+  `description` is the command's docstring.
+  """
+  name, asked, model = _parse(description, name, argv)
+  given = vars(asked) | {"output": _folder(asked, model)}
+  found = evaluate(model.path, name, **given)
+  print(found)
+  if found.reused:
+    print(f"already scored: {found.folder} (--overwrite scores again)")
+  else:
+    print(f"written to {found.folder}")
 
 
 def done(description: str, name: str | None, argv: Sequence[str]) -> bool:
@@ -167,30 +282,21 @@ def done(description: str, name: str | None, argv: Sequence[str]) -> bool:
   Raises a UserError if the arguments are wrong, there is no such checkpoint, or
   the folder has the results of another request.
   """
-  args, _, asked = _parse(description, name, argv)
-  model = identify(args.checkpoint, args.step)
-  request, output = _request(args.task, asked, model)
-  return results.finished(output, request) is not None
+  name, asked, model = _parse(description, name, argv)
+  request = request_of(name, asked, model)
+  return results.finished(_folder(asked, model), request) is not None
 
 
-def _request(name: str, asked: Settings, model: Identity) -> tuple:
-  """Returns what the results depend on, except the data, and their folder."""
-  options = pipelines.options(asked.pipeline, asked.mode)
-  request = {
-    "task": name,
-    **{k: v for k, v in vars(asked).items() if k not in asked.apart},
-    **results.model_digest(model),
-    "reduction": asked.reduction or options["reduction"],
-  }
+def _folder(asked: TaskSettings, model: Identity) -> pathlib.Path:
   folder = "-".join((str(model.step), asked.mode, asked.pipeline))
   data = pathlib.Path(asked.data).absolute().name
   default = model.evals / data / folder.removesuffix("-ours")
-  return request, pathlib.Path(asked.output or default)
+  return pathlib.Path(asked.output or default)
 
 
 def _parse(
   description: str, name: str | None, argv: Sequence[str]
-) -> tuple[argparse.Namespace, Task, Settings]:
+) -> tuple[str, TaskSettings, Identity]:
   """Parses the arguments of the named task, or of the one that --task names."""
   parser = cli.Parser(add_help=False)
   parser.add_argument("--task", choices=TASKS, default=name)
@@ -203,14 +309,11 @@ def _parse(
   if name is None:
     about = "Name of the task"
     parser.add_argument("--task", required=True, choices=TASKS, help=about)
-  else:
-    parser.set_defaults(task=name)
-  section = TASKS[named].settings if named else Settings
-  settings.add_arguments(parser, section)
+  section = TASKS[named].settings if named else TaskSettings
+  settings_lib.add_arguments(parser, section)
   args = parser.parse_args(argv)
-  asked = settings.from_args(section, args)
-  pipelines.options(asked.pipeline, asked.mode, named)  # refuses what it lacks
-  return args, TASKS[named], asked
+  asked = settings_lib.from_args(section, args)
+  return named, asked, identify(args.checkpoint, args.step)
 
 
 def _peak_memory() -> float:
@@ -220,13 +323,3 @@ def _peak_memory() -> float:
     return stats["peak_bytes_in_use"] / 2**20
   unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
-
-
-def write(
-  folder: pathlib.Path, outcome: Outcome, request: Mapping, about: Mapping
-) -> dict:
-  """Writes a pipeline's own files, items.jsonl and the summary; returns it."""
-  lines = "".join(json.dumps(line) + "\n" for line in outcome.lines)
-  summary = {"request": request, **about, **outcome.summary}
-  results.write(folder, {**outcome.files, "items.jsonl": lines}, summary)
-  return summary

@@ -49,7 +49,7 @@ _WORD = re.compile(
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(choices.Settings):
+class EwokSettings(choices.ChoiceSettings):
   """The arguments of the task."""
 
   unfiltered: bool = setting(False, "Keep rows with words not on BabyLM's list")
@@ -119,6 +119,6 @@ TASKS["ewok"] = choices.task(
   lambda asked: read(
     asked.data, asked.limit, asked.unfiltered, asked.full_sentence_scores
   ),
-  settings=Settings,
+  settings=EwokSettings,
   name_2024=lambda items: "ewok",
 )

@@ -68,6 +68,7 @@ TASKS["lambada"] = texts.Task(
   about=__doc__,
   read=read,
   score=score,
+  figure="accuracy",
   table={
     "texts": "{texts:,}",
     "accuracy": "{accuracy:.2%}",

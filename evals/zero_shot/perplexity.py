@@ -25,22 +25,26 @@ counts words and bytes with them.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
-from antlm_jax.evals.zero_shot import texts
+from antlm_jax.evals.zero_shot import texts as texts_lib
 from antlm_jax.evals.zero_shot.command import TASKS, Outcome
 from antlm_jax.inference import scoring
+from antlm_jax.inference.framing import TextModel
+from antlm_jax.inference.model import opened
 from antlm_jax.inference.scoring import Text
+from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 
 _ENCODED = 256  # documents at once: encoding takes 30 times their memory
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(texts.Settings):
+class PerplexitySettings(texts_lib.TextSettings):
   """The arguments of the task."""
 
   stride: int = setting(
@@ -51,18 +55,118 @@ class Settings(texts.Settings):
   )
 
 
-def outcome(
+@dataclasses.dataclass(frozen=True, repr=False)
+class Perplexity:
+  """Perplexity of documents, as `antlm eval perplexity --help` defines it."""
+
+  documents: int
+  tokens: int  # that are predicted
+  words: int
+  bytes: int
+  nats_per_token: float
+  token_perplexity: float
+  word_perplexity: float
+  bits_per_byte: float
+  accuracy: float
+  # For each document its id, first characters, tokens, words, bytes and nats.
+  items: Sequence[Mapping[str, str | float]]
+
+  @property
+  def summary(self) -> dict[str, float]:
+    """All figures by name."""
+    return {name: x for name, x in vars(self).items() if name != "items"}
+
+  def __repr__(self) -> str:
+    return (
+      f"<perplexity {self.token_perplexity:,.6g} by token,"
+      f" {self.word_perplexity:,.6g} by word; {self.bits_per_byte:.4f} bits per"
+      f" byte; {self.documents:,} documents>"
+    )
+
+
+def perplexity(
+  model: TextModel | files.Path,
+  texts: files.Path | Iterable[str],
+  *,
+  mode: str = "causal",
+  stride: int = PerplexitySettings.stride,
+  limit: int = PerplexitySettings.limit,
+  column: str = PerplexitySettings.column,
+  documents: str = PerplexitySettings.documents,
+  split: str = PerplexitySettings.split,
+  batch_tokens: int = PerplexitySettings.batch_tokens,
+  quiet: bool = False,
+) -> Perplexity:
+  """Measures the perplexity of texts.
+
+  Args:
+    model: Model, or the path to its run or checkpoint.
+    texts: Documents, or the path to a file of them, a folder or prepared data.
+    mode: Outputs that predict a token: `causal` (or `clm`), `mlm`, `mntp` or
+      `fused`.
+    stride: Number of tokens from one window of a long document to the next; 0
+      for the model's longest row, with masks for half of it.
+    limit: Largest number of documents; 0 for all.
+    column: Name of the field or column of a file's records with the text.
+    documents: Division of a plain text into documents, as for `prepare`.
+    split: Part of a divided folder: `dev`, `train` or `test`.
+    batch_tokens: Number of tokens encoded at once.
+    quiet: Whether to print nothing.
+
+  Raises:
+    UserError: An argument is wrong, there is no text, or no token to predict.
+  """
+  asked = settings_lib.choose(
+    PerplexitySettings,
+    {
+      "data": "",
+      "mode": scoring.mode_named(mode),
+      "stride": stride,
+      "limit": limit,
+      "column": column,
+      "documents": documents,
+      "split": split,
+      "batch_tokens": batch_tokens,
+    },
+  )
+  with progress.quietly(quiet):
+    found = texts_lib.read(asked, texts)
+    return measure(opened(model), found, asked)
+
+
+def measure(
+  loaded: TextModel, documents: Sequence[str], asked: PerplexitySettings
+) -> Perplexity:
+  """Measures the perplexity of n documents."""
+  wanted = scoring.passes(loaded, asked.mode)
+  before, after = loaded.frame
+  # No position before predicts the first token of a text without a frame.
+  first = max(len(before), *(p.shift for p in wanted))
+  longest, parts = loaded.model.config.max_seq_len, []
+  for at in range(0, len(documents), _ENCODED):
+    for ids in loaded.tokenizer.encode_batch(documents[at : at + _ENCODED]):
+      tokens = np.concatenate([before, ids, after])
+      text = Text(tokens, first, len(before) + len(ids))
+      parts.append(list(windows(text, wanted, longest, asked.stride)))
+  if not any(parts):
+    raise UserError("the texts hold no token to predict")
+  logprobs, likeliest = texts_lib.score(loaded, parts, wanted, asked)
+  tokens = [sum(window.targets for window in those) for those in parts]
+  return figures(documents, tokens, -logprobs, likeliest)
+
+
+def figures(
   documents: Sequence[str],
   tokens: Sequence[int],
   nats: np.ndarray,
   likeliest: np.ndarray,
-) -> Outcome:
+) -> Perplexity:
   """Returns the figures of n documents.
 
   For each, given its number of scored tokens, their nats, and how many of them
   are the likeliest ones, `[n]`.
   """
-  lines = [
+  items = [
     {
       "id": number,
       "begins": document[:60],
@@ -76,37 +180,24 @@ def outcome(
     )
   ]
   names = "tokens", "words", "bytes"
-  sums = {name: sum(line[name] for line in lines) for name in names}
-  total, count = nats.sum(), sums["tokens"]
-  summary = {
-    "documents": len(documents),
+  sums = {name: sum(item[name] for item in items) for name in names}
+  total, count = float(nats.sum()), sums["tokens"]
+  return Perplexity(
+    documents=len(documents),
     **sums,
-    "nats_per_token": total / count,
-    "token_perplexity": texts.perplexity(total / count),
-    "word_perplexity": texts.perplexity(total / sums["words"]),
-    "bits_per_byte": total / math.log(2) / sums["bytes"],
-    "accuracy": likeliest.sum() / count,
-  }
-  return Outcome(summary, lines)
+    nats_per_token=total / count,
+    token_perplexity=texts_lib.perplexity(total / count),
+    word_perplexity=texts_lib.perplexity(total / sums["words"]),
+    bits_per_byte=total / math.log(2) / sums["bytes"],
+    accuracy=float(likeliest.sum() / count),
+    items=items,
+  )
 
 
-def score(loaded, items: Sequence[str], asked: Settings) -> Outcome:
+def score(loaded, items: Sequence[str], asked: PerplexitySettings) -> Outcome:
   """Scores documents."""
-  wanted = scoring.passes(loaded, asked.mode)
-  before, after = loaded.frame
-  # No position before predicts the first token of a text without a frame.
-  first = max(len(before), *(p.shift for p in wanted))
-  longest, parts = loaded.model.config.max_seq_len, []
-  for at in range(0, len(items), _ENCODED):
-    for ids in loaded.tokenizer.encode_batch(items[at : at + _ENCODED]):
-      tokens = np.concatenate([before, ids, after])
-      text = Text(tokens, first, len(before) + len(ids))
-      parts.append(list(windows(text, wanted, longest, asked.stride)))
-  if not any(parts):
-    raise UserError(f"{asked.data} holds no token to predict")
-  logprobs, likeliest = texts.score(loaded, parts, wanted, asked)
-  tokens = [sum(window.targets for window in those) for those in parts]
-  return outcome(items, tokens, -logprobs, likeliest)
+  found = measure(loaded, items, asked)
+  return Outcome(found.summary, found.items)
 
 
 def windows(
@@ -138,10 +229,11 @@ def windows(
     start, end = stop, min(end + stride, len(tokens))
 
 
-TASKS["perplexity"] = texts.Task(
+TASKS["perplexity"] = texts_lib.Task(
   about=__doc__,
-  read=texts.read,
+  read=texts_lib.read,
   score=score,
+  figure="nats_per_token",
   table={
     **{n: f"{{{n}:,}}" for n in ("documents", "tokens", "words", "bytes")},
     "nats per token": "{nats_per_token:.4f}",
@@ -150,5 +242,5 @@ TASKS["perplexity"] = texts.Task(
     "bits per byte": "{bits_per_byte:.4f}",
     "accuracy": "{accuracy:.2%}",
   },
-  settings=Settings,
+  settings=PerplexitySettings,
 )

@@ -173,6 +173,7 @@ TASKS["reading"] = command.Task(
   about=__doc__,
   read=read,
   score=score,
+  figure="eye_tracking",
   table={
     "eye tracking, explained": "{eye_tracking:.2%}",
     "self paced reading, explained": "{self_paced_reading:.2%}",

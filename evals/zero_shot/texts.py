@@ -4,9 +4,10 @@ import dataclasses
 import functools
 import itertools
 import math
+import os
 import pathlib
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -16,11 +17,12 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import command
 from antlm_jax.inference import scoring
 from antlm_jax.inference.scoring import Pass, Text
+from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings(command.Settings):
+class TextSettings(command.TaskSettings):
   """The arguments of tasks on texts."""
 
   data: str = setting(
@@ -41,15 +43,25 @@ class Settings(command.Settings):
   )
 
 
-def read(asked: Settings) -> list[str]:
-  """Reads the texts, or raises a UserError if there are none."""
-  found = list(itertools.islice(_texts(asked), asked.limit or None))
+def read(
+  asked: TextSettings, given: files.Path | Iterable[str] = ""
+) -> list[str]:
+  """Reads the texts of a path, `data` by default, or takes given ones.
+
+  Raises a UserError if there are none.
+  """
+  if isinstance(given, str | os.PathLike):
+    asked = dataclasses.replace(asked, data=os.fspath(given) or asked.data)
+    where, given = asked.data, _texts(asked)
+  else:
+    where = "the list of texts"
+  found = list(itertools.islice(given, asked.limit or None))
   if not found:
-    raise UserError(f"{asked.data} holds no text")
+    raise UserError(f"{where} holds no text")
   return found
 
 
-def _texts(asked: Settings) -> Iterator[str]:
+def _texts(asked: TextSettings) -> Iterator[str]:
   folder = pathlib.Path(asked.data)
   if (folder / prepared_folder.MANIFEST).exists():
     from antlm_jax.data import document_store  # slow to import: not for --help
@@ -71,12 +83,12 @@ def _texts(asked: Settings) -> Iterator[str]:
     held.append(text)
 
 
-def digest(asked: Settings, items: Sequence) -> dict:
+def digest(asked: TextSettings, items: Sequence) -> dict:
   """Returns what identifies texts, wherever they are."""
   return {"crc32": zlib.crc32(repr(items).encode())}
 
 
-Task = functools.partial(command.Task, settings=Settings, digest=digest)
+Task = functools.partial(command.Task, settings=TextSettings, digest=digest)
 
 
 def perplexity(nats: float) -> float:
