@@ -15,6 +15,7 @@ from collections.abc import Callable
 from antlm_jax import cli
 from antlm_jax.evals import zero_shot
 from antlm_jax.evals.zero_shot import command
+from antlm_jax.evals.zero_shot.command import evaluate as evaluate
 
 # Each module that implements a task adds it to `command.TASKS`.
 for found in pkgutil.iter_modules(zero_shot.__path__):
