@@ -42,9 +42,10 @@ def make(size: str, tokenizer: Tokenizer, folder: pathlib.Path) -> Loaded:
   """Makes a model, in float32, whose likeliest tokens are so by far."""
   of = config.default("llama")
   of.model.update(SIZES[size], max_seq_len=512, init_std=0.1)
-  model = models.build(of.model, tokenizer.vocab_size)
+  settings = config.typed(of)
+  model = models.build(settings.model, tokenizer.vocab_size)
   return Loaded(
-    config=config.typed(of),
+    config=settings,
     tokenizer=tokenizer,
     boundary="bos",
     data="random",
