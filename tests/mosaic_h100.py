@@ -16,7 +16,7 @@ from antlm_jax.planning import gpus
 ROWS, LENGTH, HEADS, KV_HEADS = 8, 2048, 12, 4
 
 
-def program(settings: kernel.Settings, q, k, v, g, bounds, seeds):
+def program(settings: kernel.KernelSettings, q, k, v, g, bounds, seeds):
   """Returns attention's output and gradients."""
   mask = AttentionMask(False, *bounds)
   made = visits.make(mask, ROWS, LENGTH, LENGTH)
@@ -44,7 +44,7 @@ def main(width: int, rate: float) -> None:
   bounds = [like(ROWS, LENGTH, dtype=jnp.int32)] * 2
   seeds = like(ROWS, HEADS, dtype=jnp.uint32)
   jitted = jax.jit(program, static_argnums=0)
-  settings = kernel.Settings(width**-0.5, rate)
+  settings = kernel.KernelSettings(width**-0.5, rate)
   traced = jitted.trace(settings, q, k, k, q, bounds, seeds)
   traced.lower(lowering_platforms=("cuda",)).compile()
 

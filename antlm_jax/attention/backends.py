@@ -153,7 +153,9 @@ class Mosaic(Backend):
     rate, seeds = 0.0, None
     if dropout:
       rate, seeds = dropout.rate, dropout.seeds(q.shape[2])
-    settings = gpu_kernel.Settings(scale, rate, device().platform != "gpu")
+    settings = gpu_kernel.KernelSettings(
+      scale, rate, device().platform != "gpu"
+    )
     flash = functools.partial(gpu_kernel.flash, settings)
     rows, heads = prepared.split
     arrays = PartitionSpec(rows, None, heads, None)

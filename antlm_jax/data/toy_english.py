@@ -368,7 +368,7 @@ def _flat(words: Words) -> list[str | Slot]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class ToyEnglish:
   """The command's arguments; the defaults are the quickstart's."""
 
   output: str = setting(help="path to the output folder", read=cli.here)
@@ -390,12 +390,12 @@ def write(folder: str | Path, **changes: int) -> str:
 
   Args:
     folder: The folder.
-    **changes: Settings that differ from the defaults of `Settings`.
+    **changes: Settings that differ from the defaults of `ToyEnglish`.
 
   Returns:
     A summary with a sample.
   """
-  asked = Settings(str(folder), **changes)
+  asked = ToyEnglish(str(folder), **changes)
   settings.check(asked)
   # Each part excludes the sentences of the parts before it.
   pairs = minimal_pairs(asked.seed, asked.pairs)
@@ -427,8 +427,8 @@ def main(argv: Sequence[str]) -> None:
   parser = cli.Parser(
     description="Write toy English: text/toy.{train,dev} and pairs/*.jsonl."
   )
-  settings.add_arguments(parser, Settings)
-  asked = settings.from_args(Settings, parser.parse_args(argv))
+  settings.add_arguments(parser, ToyEnglish)
+  asked = settings.from_args(ToyEnglish, parser.parse_args(argv))
   asked = dataclasses.asdict(asked)
   folder = asked.pop("output")
   print(write(folder, **asked))

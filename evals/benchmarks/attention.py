@@ -333,7 +333,7 @@ def _call(make, shape: Shape, name: str):
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Timings:
   """The command's arguments."""
 
   shapes: tuple[str, ...] = setting(
@@ -349,7 +349,7 @@ class Settings:
 
 def main(argv) -> None:
   """Prints a line per case, and writes them to a file."""
-  args = common.arguments(__doc__, Settings, argv)
+  args = common.arguments(__doc__, Timings, argv)
   shapes = [SHAPES[name] for name in args.shapes]
   columns = {"shape": 18, "mask": 13, "peer": 13}
   with tempfile.TemporaryDirectory() as folder:

@@ -224,7 +224,7 @@ def measure(case: Case, kernels: str, folder: str) -> dict:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Forecasts:
   """The command's arguments."""
 
   tables: str = setting(help="a folder with tokamax 0.0.17", read=cli.here)
@@ -234,7 +234,7 @@ class Settings:
 
 def main(argv) -> None:
   """Prints a line per case, and writes them to a file."""
-  args = common.arguments(__doc__, Settings, argv)
+  args = common.arguments(__doc__, Forecasts, argv)
   found = [
     case
     for what, generation in itertools.product(_TABLES, GENERATIONS)

@@ -115,7 +115,7 @@ def plot(rows: list[dict], path: pathlib.Path) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Growth:
   """The command's arguments."""
 
   targets: tuple[str, ...] = setting(
@@ -136,7 +136,7 @@ _COLUMNS = {
 
 def main(argv) -> None:
   """Prints a line per case, writes them as JSON, and draws them."""
-  asked = common.arguments(__doc__, Settings, argv)
+  asked = common.arguments(__doc__, Growth, argv)
   found = cases(asked.targets)
   rows = common.report(
     found, asked.output, "growth", _COLUMNS, "<>", config=_CONFIG

@@ -51,7 +51,7 @@ _COLUMNS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Comparisons:
   """The command's arguments."""
 
   cases: tuple[str, ...] = setting(
@@ -73,7 +73,7 @@ class Settings:
   output: str = common.output()
 
 
-def cases(asked: Settings, folder: pathlib.Path) -> Iterator[turns.Case]:
+def cases(asked: Comparisons, folder: pathlib.Path) -> Iterator[turns.Case]:
   """Yields the cases; a case's models are gone after it."""
   toy_english.write(folder / "toy")
   pairs = asked.pairs or str(folder / "toy/pairs")
@@ -93,7 +93,7 @@ def cases(asked: Settings, folder: pathlib.Path) -> Iterator[turns.Case]:
 
 def main(argv: Sequence[str]) -> None:
   """Prints a line per case, and writes them all as JSON."""
-  asked = common.arguments(__doc__, Settings, argv)
+  asked = common.arguments(__doc__, Comparisons, argv)
   device = jax.devices()[0].device_kind
   cores = len(os.sched_getaffinity(0))
   about = {"device": device, "cores": cores} | {n: version(n) for n in _PEERS}

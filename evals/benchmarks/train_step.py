@@ -189,7 +189,7 @@ _COLUMNS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class Timings:
   """The command's arguments."""
 
   sizes: tuple[str, ...] = setting(
@@ -204,7 +204,7 @@ class Settings:
 
 def main(argv) -> None:
   """Prints a line per size and batch, and writes them all as JSON."""
-  args = common.arguments(__doc__, Settings, argv)
+  args = common.arguments(__doc__, Timings, argv)
   mesh = sharding.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})
   device = mesh.devices.flat[0].device_kind
   about = {"jaxlib": jaxlib.__version__, "device": device, "devices": mesh.size}

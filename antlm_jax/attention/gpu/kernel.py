@@ -46,7 +46,7 @@ _TILE = plgpu.Layout.WGMMA  # a product's layout in a warpgroup's registers
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class KernelSettings:
   """Static settings of a kernel, in addition to its arguments' shapes."""
 
   scale: float  # multiplies the scores
@@ -54,7 +54,9 @@ class Settings:
   interpret: bool = False  # run on a CPU, slowly, and detect races
 
 
-def flash(settings: Settings, q, k, v, seeds, schedule: Schedule) -> jax.Array:
+def flash(
+  settings: KernelSettings, q, k, v, seeds, schedule: Schedule
+) -> jax.Array:
   """Runs the kernels; returns `[B, T, N, H]`, of q's dtype.
 
   Args:
@@ -442,7 +444,7 @@ def _cost(products: int, arrays, outputs) -> pl.CostEstimate:
 class _Block:
   """A thread block, the tile that it owns, and the work of its warpgroups."""
 
-  settings: Settings
+  settings: KernelSettings
   refs: types.SimpleNamespace
   row: jax.Array
   head: jax.Array  # query head, or if the tile is one of keys, key head
