@@ -8,18 +8,14 @@ evaluation-pipeline-2025.
 """
 
 import functools
-import importlib
-import pkgutil
 from collections.abc import Callable
 
 from antlm_jax import cli
-from antlm_jax.evals import zero_shot
-from antlm_jax.evals.zero_shot import command
-from antlm_jax.evals.zero_shot.command import evaluate as evaluate
+from antlm_jax.evals.zero_shot import command, tasks
+from antlm_jax.evals.zero_shot.command import evaluate
 
-# Each module that implements a task adds it to `command.TASKS`.
-for found in pkgutil.iter_modules(zero_shot.__path__):
-  importlib.import_module(f"{zero_shot.__name__}.{found.name}")
+# So that all tasks are registered.
+__all__ = ["done", "evaluate", "main", "of", "tasks"]
 
 
 def of(name: str | None = None) -> tuple[Callable, Callable]:

@@ -166,8 +166,8 @@ def score(run, benchmark, mode, right, step=STEPS, **about):
   results = Results(found, both, (1.0,))
   about = {"mode": mode, "pipeline": "ours", "step": step} | about
   name = f"{step}-{mode}-{about['pipeline']}".removesuffix("-ours")
-  outcome = command.Outcome(results.summary(), results.lines())
-  command.write(run / "evals" / benchmark / name, outcome, about, {})
+  summary = {"request": about, **results.summary()}
+  command.write(run / "evals" / benchmark / name, summary, results.lines())
 
 
 def tune(run, name, shares, attention="bidirectional", limit=0):
@@ -464,7 +464,7 @@ def test_fine_tuning_by_task_with_majority_and_collapses(folder, rows):
 def whole(folder, row="antlm", limit=0):
   """A run that has everything in full, as its files say."""
   run = train(folder, row, 0)
-  for benchmark in measured.BENCHMARKS:
+  for benchmark in measured.benchmarks():
     score(run, benchmark.folder, "causal", {"a": answers(3, 4)})
     path = run / "evals" / benchmark.folder / f"{STEPS}-causal/summary.json"
     summary = json.loads(path.read_text()) | {"pairs": benchmark.pairs}

@@ -20,16 +20,15 @@ from antlm_jax.evals.reporting import claims, measured, plots, statistics
 from antlm_jax.evals.reporting import switches as switches_lib
 from antlm_jax.evals.reporting.claims import Claim, Contrast
 from antlm_jax.evals.reporting.findings import Delta, Findings, Pair
-from antlm_jax.evals.reporting.measured import BENCHMARKS, HELD_OUT, KEY
+from antlm_jax.evals.reporting.measured import HELD_OUT, KEY, benchmarks
 from antlm_jax.evals.reporting.render import Figure, Report, Row, fill
 from antlm_jax.evals.reporting.runs import TrainedRun, ended, with_shared_steps
 from antlm_jax.evals.reporting.statistics import Mean
 
 MACRO = "macro-average"
-_PAIRS = [benchmark.name for benchmark in BENCHMARKS]
-_BLIMP = _PAIRS[0]
+_BLIMP = "BLiMP"
+_BABYLM = (_BLIMP, "BLiMP supplement", "EWoK")  # in the macro-average
 _ODDS = f"{_BLIMP} (log-odds)"  # by how much pairs are right, in nats
-_COMPARED = [*_PAIRS, _ODDS]
 _WHEN = ("end", "lowest")  # when a held-out loss counts
 
 
@@ -98,7 +97,7 @@ class Family:
       return
     alike = [self._difference(d) for d in self.deltas if d.pair.alike]
     yield "alike", self.name, alike
-    for task in _COMPARED:
+    for task in (*_pairs(), _ODDS):
       rows = [self._difference(d) for d in self.deltas if d.task == task]
       yield "differences", f"{self.name}, {task}", rows
     for task in (_BLIMP, _ODDS):
@@ -120,7 +119,9 @@ class Family:
       for control in self._controls(name)
     ]
     return [
-      d for task in _COMPARED for d in self.study.differences(task, pairs)
+      d
+      for task in (*_pairs(), _ODDS)
+      for d in self.study.differences(task, pairs)
     ]
 
   def _controls(self, name: str) -> list[str]:
@@ -215,7 +216,7 @@ class Family:
     """Yields what pairs say, scored as the control was trained."""
     mode = self._own_mode(control)
     pair = Pair((name, self.study.variants[name].mode(mode)), (control, mode))
-    for task in (_ODDS, *_PAIRS):
+    for task in (_ODDS, *_pairs()):
       scale, unit = (1, "nats") if task == _ODDS else (100, "points")
       for delta in self.deltas:
         if delta.task == task and delta.pair == pair:
@@ -233,7 +234,7 @@ class Family:
         "curriculum": study.runs[name][0].text,
         "seeds": [run.seed for run in study.runs[name] if run.summary],
         "mode": mode,
-        **{task: study.mean(name, [task], mode) for task in _PAIRS},
+        **{b.name: study.mean(name, [b.name], mode) for b in benchmarks()},
         MACRO: _macro(study, name, mode),
       }
       for name in self.variants
@@ -370,6 +371,11 @@ def _how_often(found: Sequence[bool]) -> str | None:
   return f"{word}: {sum(found)} of {len(found)} times" if found else None
 
 
+def _pairs() -> list[str]:
+  """Returns the benchmarks whose items are pairs."""
+  return [benchmark.name for benchmark in benchmarks() if benchmark.pairs]
+
+
 def _entropy(study: Findings, variants: Sequence[str]) -> Mean | None:
   runs = [run for name in variants for run in ended(study.runs[name])]
   entropies = (run.summary["unigram_entropy"] for run in runs)
@@ -381,8 +387,8 @@ def _macro(study: Findings, name: str, mode: str) -> Mean | None:
 
   GLUE is with the mode's own attention, or with the other one without it.
   """
-  pairs = study.mean(name, _PAIRS, mode, complete=True)
-  tuned, count = {}, len(_PAIRS)
+  pairs = study.mean(name, _BABYLM, mode, complete=True)
+  tuned, count = {}, len(_BABYLM)
   # Its own comes last, and so takes the other one's place.
   for attention in sorted(
     ATTENTIONS, key=lambda a: (a == CAUSAL) == (mode == CAUSAL)
@@ -435,12 +441,12 @@ def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
   own = study.scores[study.scores.variant == run.variant]
   own = own[own.seed == run.seed]
   modes = study.variants[run.variant].modes
-  for benchmark, mode in itertools.product(BENCHMARKS, modes):
+  for benchmark, mode in itertools.product(benchmarks(), modes):
     found = own[(own.task == benchmark.name) & (own["mode"] == mode)]
     about = f"{benchmark.name}, {mode}"
     if found.empty:
       yield f"{about}: not evaluated"
-    for score in found.to_dict("records"):
+    for score in found.to_dict("records") if benchmark.pairs else ():
       if run.summary and score["step"] != run.summary["steps"]:
         step = f"{score['step']:,}"
         yield f"{about}: evaluated at step {step}, before the end"
@@ -454,7 +460,7 @@ def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
         yield f"{about}: no items.jsonl, so no interval"
       elif place in common.others:
         yield f"{about}: other items than most, so not compared"
-  tuned = own[own.pipeline == ""]
+  tuned = own[own.trial != ""]
   absent = [task for task in glue.SCORES if task not in set(tuned.task)]
   if absent:
     what = "anything" if tuned.empty else ", ".join(absent)

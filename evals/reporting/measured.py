@@ -20,6 +20,8 @@ import pandas as pd
 
 from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.reporting.runs import TrainedRun, ended, number, reading
+from antlm_jax.evals.zero_shot.command import Reported, Task
+from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.runtime import files
 
 HELD_OUT = "held-out"
@@ -48,19 +50,13 @@ _COLUMNS = {  # with the values of tasks that lack them
 _TUNED = dict.fromkeys(s.folder for s in PRESETS.values() if s.reported)
 
 
-class Benchmark(NamedTuple):
-  """A zero-shot benchmark."""
-
-  name: str  # in the report
-  folder: str  # name of its data's folder
-  pairs: int  # number of pairs in full, as BabyLM filters it
+def benchmarks() -> list[Reported]:
+  """Returns the zero-shot benchmarks, each a column of the report."""
+  return [benchmark for _, benchmark in _benchmarks()]
 
 
-BENCHMARKS = (
-  Benchmark("BLiMP", "blimp_filtered", 59_875),
-  Benchmark("BLiMP supplement", "blimp_supplement_filtered", 5_218),
-  Benchmark("EWoK", "ewok", 7_618),
-)
+def _benchmarks() -> list[tuple[Task, Reported]]:
+  return [(task, one) for task in TASKS.values() for one in task.reported]
 
 
 def read(runs: Mapping[str, Sequence[TrainedRun]]) -> pd.DataFrame:
@@ -99,24 +95,26 @@ def published(name: str) -> pd.DataFrame:
 
 def _zero_shot(folder: pathlib.Path) -> list[dict[str, Any]]:
   found = {}
-  for benchmark in BENCHMARKS:
+  for task, benchmark in _benchmarks():
     for path in sorted((folder / benchmark.folder).glob("*/summary.json")):
       with reading(path) as summary:
-        request, by_uid = summary["request"], summary["by_uid"]
+        request = summary["request"]
         place = {
           "task": benchmark.name,
-          "pipeline": request["pipeline"],
+          "pipeline": request["pipeline"] if benchmark.pairs else "",
           "mode": request["mode"],
           "step": number(request, "step"),
         }
-        row = place | {
-          "metric": "accuracy",
-          "value": number(summary, "macro_accuracy"),
-          "pairs": number(summary, "pairs"),
-          "phenomena": {uid: about["term"] for uid, about in by_uid.items()},
-          "complete": summary["pairs"] == benchmark.pairs,
-          "items": _items(path, "accuracy"),
-        }
+        value = number(summary, task.figure)
+        row = place | {"metric": "accuracy", "value": value}
+        if benchmark.pairs:
+          by_uid = summary["by_uid"].items()
+          row |= {
+            "pairs": number(summary, "pairs"),
+            "phenomena": {uid: about["term"] for uid, about in by_uid},
+            "complete": summary["pairs"] == benchmark.pairs,
+            "items": _items(path, "accuracy"),
+          }
       found.setdefault(tuple(place.values()), row)
   return list(found.values())
 

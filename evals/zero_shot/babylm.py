@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from antlm_jax.evals.zero_shot import choices
 from antlm_jax.evals.zero_shot.choices import ChoiceSettings
-from antlm_jax.evals.zero_shot.command import TASKS, Task
+from antlm_jax.evals.zero_shot.command import TASKS, Reported, Task
 from antlm_jax.evals.zero_shot.metrics import SPEARMAN
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item, Line
@@ -110,6 +110,10 @@ def comps(line: Line) -> Item:
 TASKS["blimp"] = choices.task(
   _BLIMP,
   lambda asked: pairs.minimal_pairs(asked.data, asked.limit),
+  reported=[  # as BabyLM filters them
+    Reported("BLiMP", "blimp_filtered", 59_875),
+    Reported("BLiMP supplement", "blimp_supplement_filtered", 5_218),
+  ],
   name_2024=of_2024,
 )
 TASKS["wug_adj"] = _wug("wug_adj", "Nouns of made-up adjectives.")

@@ -17,7 +17,12 @@ import numpy as np
 from antlm_jax import tables
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import metrics, pipelines
-from antlm_jax.evals.zero_shot.command import Outcome, PipelineSettings, Task
+from antlm_jax.evals.zero_shot.command import (
+  Outcome,
+  PipelineSettings,
+  Reported,
+  Task,
+)
 from antlm_jax.evals.zero_shot.metrics import ACCURACY, Metric
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item
@@ -73,6 +78,7 @@ def task(
   about: str,
   read: Callable[[ChoiceSettings], list[Item]],
   settings: type[ChoiceSettings] = ChoiceSettings,
+  reported: Sequence[Reported] = (),
   **rules,
 ) -> Task:
   """Returns a task of items with choices; `rules` are those of `Rules`."""
@@ -84,6 +90,7 @@ def task(
     figure=f"macro_{rules.metric.key}",
     table=functools.partial(table, rules),
     settings=settings,
+    reported=reported,
   )
 
 

@@ -100,6 +100,14 @@ def digest_files(asked: TaskSettings, items: Sequence) -> dict:
   return results.data_digest(sorted(p for p in paths if p.is_file()))
 
 
+class Reported(NamedTuple):
+  """A column of `antlm report`: a task's main figure, a share, on some data."""
+
+  name: str  # its title
+  folder: str  # name of the data's folder
+  pairs: int = 0  # number of pairs in full; 0 for tasks of other items
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
   """A zero-shot task: a reader, and a metric of what a model makes of it.
@@ -114,6 +122,7 @@ class Task:
     settings: Section of the command's arguments.
     digest: Identifies the data in a request, given the settings and items.
     request: Returns further parts of a request, given the model and settings.
+    reported: Columns of `antlm report`.
   """
 
   about: str
@@ -124,6 +133,7 @@ class Task:
   settings: type[TaskSettings] = TaskSettings
   digest: Callable[[Any, Sequence], dict] = digest_files
   request: Callable[[Any, Any], dict] = lambda loaded, asked: {}
+  reported: Sequence[Reported] = ()
 
   def shown(self, summary: Mapping, asked: TaskSettings) -> str:
     """Returns the table of a summary."""

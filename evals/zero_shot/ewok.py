@@ -23,7 +23,7 @@ import re
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import choices
-from antlm_jax.evals.zero_shot.command import TASKS
+from antlm_jax.evals.zero_shot.command import TASKS, Reported
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Item, Line
 from antlm_jax.runtime import files
@@ -120,5 +120,6 @@ TASKS["ewok"] = choices.task(
     asked.data, asked.limit, asked.unfiltered, asked.full_sentence_scores
   ),
   settings=EwokSettings,
+  reported=[Reported("EWoK", "ewok", 7_618)],
   name_2024=lambda items: "ewok",
 )
