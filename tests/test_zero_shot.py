@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from antlm_jax.evals import score as score_command
 from antlm_jax.evals.zero_shot import age_of_acquisition, metrics
 from antlm_jax.evals.zero_shot.age_of_acquisition import Word
 from antlm_jax.evals.zero_shot.choices import Results, Rules
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome, Task, evaluate
+from antlm_jax.evals.zero_shot.command import TASKS, evaluate
 from antlm_jax.inference.model import load
 from antlm_jax.inference.pairs import Choice, Item
 from antlm_jax.masks import AttentionMask
@@ -221,44 +220,6 @@ def test_a_temperature_without_a_correlation_is_not_the_best():
   )
   assert np.isnan(found.macro).tolist() == [True, False, False]
   assert found.summary()["best_temperature"] == 1.0
-
-
-def counted(loaded, items, asked):
-  """Counts words and tokens."""
-  lines = [{"words": len(item.split())} for item in items]
-  tokens = sum(map(len, loaded.tokenizer.encode_batch(items)))
-  words = sum(line["words"] for line in lines)
-  return Outcome({"words": words, "tokens": tokens}, lines)
-
-
-def test_a_task_is_added_in_one_place(run, tmp_path, monkeypatch, capsys):
-  toy = Task(
-    about="Toy: numbers of words.\n\nThe folder holds text.txt.",
-    read=lambda asked: Path(asked.data, "text.txt").read_text().splitlines(),
-    score=counted,
-    figure="words",
-    table={"words": "{words:,}"},
-  )
-  monkeypatch.setitem(TASKS, "toy", toy)
-  data = tmp_path / "toys"
-  data.mkdir()
-  (data / "text.txt").write_text("Tom sat .\nA dog sat .\n")
-  words = f"--checkpoint={run}", "--task=toy", f"--data={data}", "--mode=mlm"
-  runs.main("evals.score", *words)
-  folder = run / "evals" / "toys" / f"{random_models.STEP}-mlm"
-  assert capsys.readouterr().out == (
-    f"2 items of {data}, mlm\nwords  7\nwritten to {folder}\n"
-  )
-  summary = json.loads((folder / "summary.json").read_text())
-  assert summary["task"] == "toy" and summary["words"] == 7
-  lines = (folder / "items.jsonl").read_text().splitlines()
-  assert lines == ['{"words": 3}', '{"words": 4}']
-  runs.main("evals.score", *words)
-  assert "words  7\nalready scored" in capsys.readouterr().out
-  for asked, said in (("--help", "  toy  "), ("--task=toy", "holds text.txt")):
-    with pytest.raises(SystemExit):
-      runs.main("evals.score", asked, "--help")
-    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("task", [*TASKS, None])

@@ -1,28 +1,19 @@
-"""A task of another kind, a class for every word, in this file only.
-
-Its row in the table of presets is all that the library is told of it.
-"""
+"""Names and verbs: a class for every word, of made-up sentences."""
 
 import collections
 import dataclasses
 import itertools
-import json
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
-import antlm_jax
-from antlm_jax.errors import UserError
-from antlm_jax.evals import finetune
-from antlm_jax.evals.finetuning import batching, presets, saved
+from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Example, Rows
+from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.finetuning.task import Head, Param, Suite, Task
-from antlm_jax.hf import export
 from antlm_jax.settings import setting
-from tests import random_models
 
 NOWHERE = -1  # the label of a token that is of no word
 
@@ -120,7 +111,7 @@ def make(data, name, attention, options):
   )
 
 
-SUITE = Suite(
+PRESETS["toy"] = Suite(
   "toy",
   "names and verbs of made-up sentences",
   {"toy": ("toy",)},
@@ -129,53 +120,3 @@ SUITE = Suite(
   settings=(Options,),
   defaults={"toy": {"batch_size": 16, "lrs": (1e-2, 1e-9), "max_length": 16}},
 )
-run = random_models.run(layers=1)
-
-
-def test_the_command_trains_it_and_its_model_predicts(
-  run, tmp_path, monkeypatch, capsys
-):
-  monkeypatch.setitem(presets.PRESETS, "toy", SUITE)
-  args = [f"--checkpoint={run}", "--data=none", "--preset=toy", "--save"]
-  args += [f"--output={tmp_path}", "--toy_examples=90", "--seeds=0"]
-  finetune.main(args)
-  said = capsys.readouterr().out
-  assert "tip:" not in said and "toy" in said
-  folder = tmp_path / "toy" / f"{random_models.STEP}-bidirectional"
-  about = json.loads((folder / "summary.json").read_text())
-  assert about["train_examples"] == 90 and about["best_lr"] == 1e-2
-  baseline = about["evaluations"]["toy"]["baseline"]["accuracy"]
-  first = about["runs"][0]
-  assert first["scores"]["toy"]["accuracy"] > 0.9 > 0.6 > baseline > 0.3
-  assert not first["collapsed"]
-  items = map(json.loads, (folder / "items.jsonl").read_text().splitlines())
-  expected = [item["predictions"][0] for item in items]
-  model = antlm_jax.load(folder / "model")
-  assert saved.predict(model, load("toy"), 16) == expected
-  words = [example.texts for example in load("toy")]  # without labels
-  assert saved.predict(model, words, 16) == expected
-  (hf,) = export.export(model, tmp_path / "hf")
-  config = json.loads((hf / "config.json").read_text())
-  assert config["architectures"] == ["EuroBertForTokenClassification"]
-  assert config["id2label"] == {"0": "O", "1": "NAME", "2": "VERB"}
-  with pytest.raises(UserError, match=r"another request \(data differ"):
-    finetune.main([*args, "--toy_examples=91"])
-  with pytest.raises(UserError, match="toy_examples=0 is not at least 1"):
-    finetune.main([*args, "--toy_examples=0"])
-  assert "--toy_examples" in finetune._parser().format_help()
-
-
-def test_rows_carry_a_label_for_every_token_of_a_word(loaded):
-  texts = ("Bartholomew", "sat", "Tom")
-  rows = Tagger(("O", "NAME", "VERB")).encode(
-    loaded, [Example(texts, [1, 2, 1])], 16
-  )
-  (words,), t = rows.about, loaded.tokenizer
-  inside = t.encode(" ".join(texts))
-  assert rows.tokens[0].tolist() == [t.bos_id, *inside, t.eos_id]
-  assert words[0] == words[-1] == NOWHERE and words.count(0) > 1
-  assert set(words[1:-1]) == {0, 1, 2} and words[1:-1] == sorted(words[1:-1])
-  assert rows.labels[0].tolist() == [[1, 2, 1, NOWHERE][w] for w in words]
-  (slots,) = batching.batches(rows, 1)
-  batch = batching.gather(rows, [slots._replace(length=4)])
-  assert batch.labels.shape == batch.tokens.shape == (1, 1, 4)

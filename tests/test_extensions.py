@@ -1,0 +1,363 @@
+"""Parts added from outside: each is one file of plugins/, and touches nothing.
+
+Commands get the files by --plugin, and Python imports them.
+"""
+
+import contextlib
+import json
+import pathlib
+import sqlite3
+
+import numpy as np
+import optax
+import pytest
+
+import antlm_jax as ax
+from antlm_jax import __main__ as antlm
+from antlm_jax import config, models, plugins
+from antlm_jax.data import readers, toy_english
+from antlm_jax.data.prepared_folder import Prepared
+from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import batching, presets, saved
+from antlm_jax.evals.finetuning.batching import Example
+from antlm_jax.evals.zero_shot.tasks import TASKS
+from antlm_jax.hf import export
+from antlm_jax.objectives import objective
+from antlm_jax.objectives.corruption import Draw, Segments
+from antlm_jax.training import hooks, optim, writers
+from tests import helpers, random_models, runs
+
+FOLDER = pathlib.Path(__file__).parent / "plugins"
+REGISTRIES = {
+  "optimizer": optim.OPTIMIZERS,
+  "schedule": optim.SCHEDULES,
+  "objective": objective.KINDS,
+  "objectives": objective.OBJECTIVES,
+  "encoder": models.ENCODERS,
+  "writer": writers.WRITERS,
+  "hook": hooks.HOOKS,
+  "reader": readers.READERS,
+  "finetuning_task": presets.PRESETS,
+  "zero_shot_task": TASKS,
+}
+# A run with all that trains.
+TRAINS = ("optimizer", "schedule", "objective", "encoder", "writer", "hook")
+SETTINGS = {
+  "optimizer.name": "lion",
+  "optimizer.b2": 0.95,
+  "schedule.name": "inverse_root",
+  "schedule.warmup_steps": 4,
+  "objectives.R.share": 0.75,
+  "curriculum": "16C:R=1:1 steps",
+  "eval.objectives": "C,R",
+  "log.writers": "sqlite",
+  "log.every": 1,
+}
+run = random_models.run(layers=1)
+
+
+@contextlib.contextmanager
+def forgetting():
+  """Forgets what its block registers."""
+  before = {name: dict(registry) for name, registry in REGISTRIES.items()}
+  try:
+    yield
+  finally:
+    for name, registry in REGISTRIES.items():
+      registry.clear()
+      registry.update(before[name])
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+  """No test has the plugins of another."""
+  monkeypatch.setenv(plugins.VARIABLE, "")
+  with forgetting():
+    yield
+
+
+def plugin(name: str) -> str:
+  """The argument that loads a file."""
+  return f"--plugin={FOLDER / name}.py"
+
+
+def imported(*names: str) -> list:
+  """Imports files, as Python does."""
+  return [plugins.run_file(str(FOLDER / f"{n}.py"), n) for n in names]
+
+
+def command(name: str, *words: str) -> None:
+  """Runs `antlm --plugin=NAME words` in this process."""
+  antlm.main(plugins.load([plugin(name), *words]))
+
+
+@pytest.fixture(scope="session")
+def trained(shared, prepared):
+  """Two runs: 0 of the command in a process of its own, and 1 from Python."""
+
+  def train(folder):
+    folder.mkdir()
+    (folder / "toy.py").write_text(TOY)
+    given = {"data.path": prepared, "log.hooks": "norm", **SETTINGS}
+    done = runs.run(
+      "antlm_jax",
+      *map(plugin, TRAINS),
+      "train",
+      f"--config={folder}/toy.py",
+      f"--workdir={folder}/toy/0",
+      *(f"--config.{key}={value}" for key, value in given.items()),
+    )
+    assert done.returncode == 0, done.stderr
+    where = folder / "toy.py", folder / "toy/1", prepared
+    with forgetting():
+      *_, hook = imported(*TRAINS)
+      ax.train(*where, hooks=[hook.Norm()], quiet=True, **SETTINGS)
+
+  return shared("extended", train)
+
+
+# It is also a study's, for the report.
+TOY = """
+from antlm_jax import config
+from antlm_jax.evals.design import Row, Scale, Text
+
+ROWS = {"toy": Row("Toy", "toy", {"tiny": ""}, {"tiny": 1}, masked="mlm")}
+SCALES = {"tiny": Scale({}, Text(8, 8), (), ())}
+REPORT = "controls"
+
+
+def get_config(arg):
+  out = config.default("toy_gpt")
+  config.shrink(out)
+  out.model.layers = 1
+  out.schedule.peak_lr = 1e-3
+  return out
+"""
+
+
+def test_the_command_and_python_train_the_same(trained):
+  imported(*TRAINS)
+  assert runs.same_params(trained / "toy/0", trained / "toy/1")
+  page = (trained / "toy/0/README.md").read_text()
+  assert all(plugin(name) in page for name in TRAINS)  # to run it again
+
+
+@pytest.mark.parametrize("name", ["optimizer", "schedule", "objective"])
+def test_a_model_names_the_plugin_that_it_lacks(trained, name):
+  imported(*TRAINS)
+  registry = REGISTRIES[name]
+  lost = {"optimizer": "lion", "schedule": "inverse_root"}.get(name, "reversed")
+  del registry[lost]
+  line = runs.told(ax.load, trained / "toy/0")
+  assert f"{lost!r} is not one of" in line
+  assert "give --plugin=FILE.py" in line
+
+
+def test_a_model_needs_neither_writers_nor_hooks(trained):
+  imported("optimizer", "schedule", "objective", "encoder")
+  loaded = ax.load(trained / "toy/0")
+  assert loaded.config.log == config.Log(
+    every=1, writers=("sqlite",), hooks=("norm",)
+  )
+  given = {"log.hooks": "norm", "log.writers": ""}
+  for key, kind in ("log.hooks", "norm"), ("log.writers", "sqlite"):
+    given = {"log.hooks": "", "log.writers": "", key: kind}
+    again = loaded.config.replace({k: v.split() for k, v in given.items()})
+    line = runs.told(ax.train, again, trained / "none")
+    assert f"{key}={kind!r} is not one of" in line
+
+
+def test_an_optimizer(trained):
+  imported(*TRAINS)
+  made = optim.OPTIMIZERS["lion"](clip=0.0, weight_decay=0.0)
+  built = made.build({"w": ("embed", "mlp")})
+  params = {"w": np.zeros((2, 2), np.float32)}
+  gradient = {"w": np.array([[3.0, -0.1], [0.0, -7.0]], np.float32)}
+  updates, _ = built.update(gradient, built.init(params), params)
+  assert np.array_equal(updates["w"], np.sign(gradient["w"]))
+  found = ax.load(trained / "toy/0").config.optimizer
+  assert (found.name, found.b1, found.b2) == ("lion", 0.9, 0.95)
+
+
+def test_a_schedule(trained):
+  rates = runs.logged(trained / "toy/0", "train/learning_rate")
+  expected = [1e-3 * min(t / 4, (4 / t) ** 0.5) for t in range(1, 17)]
+  assert list(rates.values()) == pytest.approx(expected)
+
+
+def test_an_objective_with_its_own_corruption(trained):
+  (module,) = imported("objective")
+  tokens = helpers.tokens(400, 12, special=0)
+  starts = helpers.starts(400, 12)
+  args = tokens, Segments.of(starts), Draw(0, 3, np.c_[:400])
+  found = module.Reversed("x", share=0.75).corrupt(*args, helpers.vocabulary())
+  changed = documents = 0
+  for row, new, start in zip(tokens, found.tokens, starts, strict=True):
+    cuts = np.flatnonzero(start)[1:]
+    for old, now in zip(np.split(row, cuts), np.split(new, cuts), strict=True):
+      assert now.tolist() in (old.tolist(), old[::-1].tolist())
+      if len(set(old.tolist())) > 1:
+        changed += now.tolist() != old.tolist()
+        documents += 1
+  assert changed / documents == pytest.approx(0.75, abs=0.05)
+  assert np.array_equal(found.predicted, ~starts)
+  losses = runs.logged(trained / "toy/0", "eval/reversed/loss")
+  assert list(losses) == [0, 8, 16] and losses[16] < losses[0]
+  help = config.described()
+  assert "  objectives.NAME.share=0.5" in help
+  word = "--config.objectives.R.share=2"
+  line = runs.told(config.load, "quickstart", [word])
+  assert "objective 'reversed': share=2.0 is not at least 0 and at most" in line
+
+
+def test_an_encoder(trained):
+  imported(*TRAINS)
+  loaded = ax.load(trained / "toy/0")
+  assert loaded.config.model.name == "toy_gpt"
+  assert loaded.params["places"].shape == (2048, 32)
+  losses = runs.logged(trained / "toy/0", "eval/clm/loss")
+  assert losses[16] < losses[0]
+  assert len(ax.generate(loaded, "the dogs", tokens=3)) > 0
+
+
+def test_a_writer(trained):
+  for name in "01":
+    folder = trained / "toy" / name
+    with sqlite3.connect(folder / "metrics.db") as db:
+      rows = db.execute("SELECT * FROM metrics").fetchall()
+    db.close()
+    rates = [value for _, of, value in rows if of == "train/learning_rate"]
+    assert rates == [*runs.logged(folder, "train/learning_rate").values()]
+    assert not (folder / "metrics.csv").exists()
+
+
+def test_a_hook(trained):
+  imported(*TRAINS)
+  norms = runs.logged(trained / "toy/0", "eval/norm")
+  assert norms == runs.logged(trained / "toy/1", "eval/norm")
+  assert list(norms) == [0, 8, 16]
+  params = ax.load(trained / "toy/0").params
+  assert norms[16] == pytest.approx(float(optax.tree.norm(params)), rel=1e-5)
+  last = runs.summary(trained / "toy/0")["held_out"][-1]
+  assert last["eval/norm"] == norms[16]
+
+
+def test_a_reader(run, tmp_path, capsys):
+  texts = [text.strip() for text in toy_english.sentences(0, 300)]
+  divs = "".join(f"<div>\n<p>{text}</p>\n</div>" for text in texts)
+  (tmp_path / "a.tei").write_text(f"<TEI><text>{divs}</text></TEI>")
+  line = runs.told(ax.prepare, str(tmp_path / "a.tei"))
+  assert "is of no known kind" in line
+  words = ["--vocab_size=300", "--seq_len=32", "--packing=documents"]
+  words = [f"--text={tmp_path}/a.tei", f"--output={tmp_path}/data", *words]
+  command("reader", "prepare", *words)
+  by_hand = ax.prepare(
+    texts, vocab_size=300, seq_len=32, packing="documents", quiet=True
+  )
+  at = np.arange(len(by_hand.train))
+  read = Prepared.open(tmp_path / "data").train.read(at)
+  for found, expected in zip(read, by_hand.train.read(at), strict=True):
+    assert np.array_equal(found, expected)
+  capsys.readouterr()
+  words = [f"--checkpoint={run}", f"--data={tmp_path}/a.tei", "--mode=causal"]
+  command("reader", "eval", "perplexity", *words, f"--output={tmp_path}/out")
+  summary = json.loads((tmp_path / "out/summary.json").read_text())
+  found = ax.perplexity(run, tmp_path / "a.tei", quiet=True)
+  assert found.summary.items() <= summary.items()
+  assert found.summary == ax.perplexity(run, texts, quiet=True).summary
+  (tmp_path / "b.tei").write_text("<TEI>")
+  line = runs.told(ax.perplexity, run, tmp_path / "b.tei")
+  assert f"cannot read {tmp_path}/b.tei: not XML: no element found" in line
+
+
+def test_a_fine_tuning_task(run, tmp_path, capsys):
+  words = [f"--checkpoint={run}", "--data=none", "--preset=toy", "--save"]
+  words += [f"--output={tmp_path}", "--toy_examples=90", "--seeds=0"]
+  words = ["eval", "finetune", *words]
+  command("finetuning_task", *words)
+  said = capsys.readouterr().out
+  assert "tip:" not in said and "toy" in said
+  folder = tmp_path / "toy" / f"{random_models.STEP}-bidirectional"
+  about = json.loads((folder / "summary.json").read_text())
+  assert about["train_examples"] == 90 and about["best_lr"] == 1e-2
+  baseline = about["evaluations"]["toy"]["baseline"]["accuracy"]
+  first = about["runs"][0]
+  assert first["scores"]["toy"]["accuracy"] > 0.9 > 0.6 > baseline > 0.3
+  assert not first["collapsed"]
+  items = map(json.loads, (folder / "items.jsonl").read_text().splitlines())
+  expected = [item["predictions"][0] for item in items]
+  (module,) = imported("finetuning_task")
+  model = ax.load(folder / "model")
+  assert saved.predict(model, module.load("toy"), 16) == expected
+  texts = [example.texts for example in module.load("toy")]  # without labels
+  assert saved.predict(model, texts, 16) == expected
+  (hf,) = export.export(model, tmp_path / "hf")
+  described = json.loads((hf / "config.json").read_text())
+  assert described["architectures"] == ["EuroBertForTokenClassification"]
+  assert described["id2label"] == {"0": "O", "1": "NAME", "2": "VERB"}
+  with pytest.raises(UserError, match=r"another request \(data differ"):
+    command("finetuning_task", *words, "--toy_examples=91")
+  with pytest.raises(UserError, match="toy_examples=0 is not at least 1"):
+    command("finetuning_task", *words, "--toy_examples=0")
+  given = {"toy_examples": 90, "seeds": (0,), "output": tmp_path}
+  tuned = ax.finetune(run, "none", preset="toy", quiet=True, **given)
+  assert tuned.score == first["scores"]["toy"]["accuracy"]
+  with pytest.raises(SystemExit):
+    command("finetuning_task", "eval", "finetune", "--help")
+  assert "--toy_examples" in capsys.readouterr().out
+
+
+def test_its_rows_carry_a_label_for_every_token_of_a_word(loaded):
+  (module,) = imported("finetuning_task")
+  texts = ("Bartholomew", "sat", "Tom")
+  head = module.Tagger(("O", "NAME", "VERB"))
+  rows = head.encode(loaded, [Example(texts, [1, 2, 1])], 16)
+  (words,), t, nowhere = rows.about, loaded.tokenizer, module.NOWHERE
+  inside = t.encode(" ".join(texts))
+  assert rows.tokens[0].tolist() == [t.bos_id, *inside, t.eos_id]
+  assert words[0] == words[-1] == nowhere and words.count(0) > 1
+  assert set(words[1:-1]) == {0, 1, 2} and words[1:-1] == sorted(words[1:-1])
+  assert rows.labels[0].tolist() == [[1, 2, 1, nowhere][w] for w in words]
+  (slots,) = batching.batches(rows, 1)
+  batch = batching.gather(rows, [slots._replace(length=4)])
+  assert batch.labels.shape == batch.tokens.shape == (1, 1, 4)
+
+
+def test_a_zero_shot_task_that_the_report_shows(trained, tmp_path, capsys):
+  imported(*TRAINS)
+  data = tmp_path / "sentences"
+  data.mkdir()
+  texts = ["Tom sat .", "A dog sat near the hills .", "the dogs often rested ."]
+  (data / "text.txt").write_text("\n".join(texts))
+  run, step = tmp_path / "runs/toy/0", 16
+  run.parent.mkdir(parents=True)
+  run.symlink_to(trained / "toy/0")
+  words = f"--checkpoint={run}", f"--data={data}", "--mode=causal"
+  words = "eval", "score", "--task=order", *words
+  command("zero_shot_task", *words)
+  folder = run / "evals/sentences" / f"{step}-causal"
+  summary = json.loads((folder / "summary.json").read_text())
+  share = f"{summary['accuracy']:.1%}"
+  assert capsys.readouterr().out == (
+    f"3 items of {data}, causal\naccuracy  {share}\nwritten to {folder}\n"
+  )
+  lines = map(json.loads, (folder / "items.jsonl").read_text().splitlines())
+  assert [line["text"] for line in lines] == texts
+  command("zero_shot_task", *words)
+  out = capsys.readouterr().out
+  assert f"accuracy  {share}\nalready scored" in out
+  found = ax.evaluate(run, "order", data, mode="causal", quiet=True)
+  assert found.score == summary["accuracy"]
+  for asked, said in (("--help", "  order  "), (words[2], "holds text.txt")):
+    with pytest.raises(SystemExit):
+      command("zero_shot_task", "eval", "score", asked, "--help")
+    assert said in capsys.readouterr().out
+  study = f"--runs={tmp_path}/runs", f"--config={trained}/toy.py"
+  command("zero_shot_task", "report", *study)
+  text = (tmp_path / "runs/report/report.md").read_text()
+  scores = text.split("\n## Scores\n")[1].split("\n## ")[0]
+  head, _, causal, *_ = [x for x in scores.splitlines() if x.startswith("|")]
+  column = [cell.strip() for cell in head.split("|")].index("Word order")
+  shown = causal.split("|")[column].strip()
+  assert shown == f"{100 * summary['accuracy']:.1f}"
+  assert "Word order, mlm: not evaluated" in text
