@@ -254,12 +254,7 @@ def default(encoder: str | models.EncoderConfig = "llama") -> ConfigDict:
   """
   if isinstance(encoder, str):
     encoder = models.ENCODERS[encoder]()
-  return _config_dict(Config(model=encoder))
-
-
-def _config_dict(config: Config) -> ConfigDict:
-  """Returns a config as one that can be changed."""
-  return ConfigDict(config.to_dict())
+  return ConfigDict(Config(model=encoder).to_dict())
 
 
 def typed(
@@ -330,7 +325,7 @@ def load(spec: str, overrides: Iterable[str] = ()) -> Config:
       " ConfigDict: return default() with changes"
     )
   try:
-    config = _config_dict(typed(config))
+    config = ConfigDict(typed(config).to_dict())
   except UserError as error:  # before the overrides: it is the file's
     raise UserError(f"--config={path}: {error}") from error
   changed = _change(config, overrides)
@@ -351,7 +346,7 @@ def given(
   words = [f"--config.{key}={value}" for key, value in pairs]
   if isinstance(config, str | os.PathLike):
     return load(os.fspath(config), words)
-  made = _config_dict(typed(config))
+  made = ConfigDict(typed(config).to_dict())
   _change(made, words)
   return typed(made)
 
@@ -438,27 +433,21 @@ def _override(config: ConfigDict, override: str) -> str:
       hint = nearest(key, leaves(config))
       raise UserError(f"unknown config key {key!r}; {hint}")
     owner, node = node, node[part]
-  # A tuple in a ConfigDict does not say what its parts are.
-  declared = {}
-  if section := _section(group, owner):
-    declared = settings.kinds(section)
+  # A ConfigDict says neither what a tuple's parts are, nor what None may be.
+  section = _GROUPS.get(group)
+  if group in _KINDS:
+    section = section[owner.name]
+  elif group.startswith("objectives."):
+    section = objective.KINDS[owner.get("kind", "")]
+  declared = settings.kinds(section) if section else {}
   kind = declared.get(name, owner.get_type(name))
   _set(owner, name, value, f"--config.{key}={value:.100}", kind)
   return key
 
 
-def _section(group: str, values: ConfigDict) -> type | None:
-  """Returns the section that a group's values are of; None if of no section."""
-  if group in _KINDS:
-    return _KINDS[group][values.name]
-  if group.startswith("objectives."):
-    return objective.KINDS[values.get("kind", "")]
-  return _GROUPS.get(group)
-
-
 def _set(node: ConfigDict, name: str, text: str, what: str, kind=None) -> None:
   """Sets `node.name` from text, read as a type, by default that it has."""
-  kind = kind or node.get_type(name)  # also a placeholder, which has no value
+  kind = kind or node.get_type(name)
   if kind in (ConfigDict, dict):
     names = ", ".join(node[name])
     raise UserError(f"{what}: not a group of settings ({names})")

@@ -13,11 +13,11 @@ from antlm_jax import config
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Layout, assemble
 from antlm_jax.objectives.corruption import Draw, Segments
-from antlm_jax.objectives.fill_in_the_middle import FillInTheMiddle
 from antlm_jax.objectives.objective import (
   CHOICES,
   OBJECTIVES,
   UNITS,
+  FillInTheMiddle,
   Objective,
   with_ratio,
 )

@@ -1,8 +1,7 @@
 """Reads documents: from text files, files of records, and datasets of a hub.
 
-`READERS` has a function for each ending of files of records. It takes a path
-and the columns that are needed, of a file that may lack them, and yields the
-place of each record, for errors, and the record:
+A reader of `READERS` takes a path and the names of the columns that are needed.
+It yields records, each with its place in the file, for errors:
 
     @READERS.register(".notes")
     def read(path, columns):

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from antlm_jax import tables, units
-from antlm_jax.objectives.fill_in_the_middle import FillInTheMiddle
+from antlm_jax.objectives.objective import FillInTheMiddle
 from antlm_jax.runtime import compilation, sharding
 from antlm_jax.training.experiment import Run
 from antlm_jax.training.metrics import PAIRS

@@ -22,8 +22,9 @@ WANDB_ID = "wandb_id"  # the file with the id of the folder's run at W&B
 class Writer:
   """A copy of a run's metrics in another format.
 
-  It receives every value that is recorded after it is made, and is closed at
-  the end of the run, whether that fails or not.
+  It is made with the run's folder, the values that a resumed run has recorded,
+  by step, the run's name and its settings. It then receives every later value,
+  and is closed at the end of the run, whether that fails or not.
   """
 
   def __init__(
@@ -33,14 +34,7 @@ class Writer:
     name: str,
     config: Mapping[str, Any],
   ):
-    """Begins in a run's folder.
-
-    Args:
-      folder: Path to the folder.
-      rows: Values that a resumed run has recorded, by step.
-      name: The run's name.
-      config: The run's settings, as plain values in groups.
-    """
+    pass
 
   def write(self, step: int, values: Mapping[str, float]) -> None:
     """Writes values after `step` steps."""
