@@ -228,11 +228,6 @@ class Config:
     out["objectives"] = {name: settings.to_dict(of) for name, of in each}
     return out | {name: settings.to_dict(out[name]) for name in _GROUPS}
 
-  def replace(self, changes: Mapping[str, Any]) -> "Config":
-    """Returns a config with other values of settings, by `group.key`."""
-    changed = traverse_util.unflatten_dict(leaves(self) | changes, sep=".")
-    return typed(changed)
-
 
 _NAMES = tuple(field.name for field in dataclasses.fields(Config))
 # Groups with several implementations, and those with one.

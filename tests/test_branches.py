@@ -154,7 +154,7 @@ def test_mixed_batches_are_alike_by_order_and_start(one, other, steps):
 def test_what_goes_by_the_runs_length_is_alike_at_one_length(changes):
   one, other = make("9C+3M steps", **changes), make("9C+9M steps", **changes)
   assert branches.shared(one, other) == 0
-  other = other.replace({"curriculum": "6C+6M steps"})
+  other = config_lib.given(other, {"curriculum": "6C+6M steps"})
   assert branches.shared(one, other) == 6
 
 

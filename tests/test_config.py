@@ -170,10 +170,10 @@ def test_a_loaded_config_does_not_change_but_makes_another():
   loaded = load()
   with pytest.raises(AttributeError):
     loaded.seed = 1
-  other = loaded.replace({"seed": 1, "model.layers": 3})
+  other = config.given(loaded, {"seed": 1, "model.layers": 3})
   assert (other.seed, other.model.layers, loaded.seed) == (1, 3, 0)
-  with pytest.raises(UserError, match=r"model\.layer: no setting of llama; di"):
-    loaded.replace({"model.layer": 3})
+  with pytest.raises(UserError, match=r"'model\.layer'; did you mean"):
+    config.given(loaded, {"model.layer": 3})
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda p: p.stem)

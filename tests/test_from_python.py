@@ -86,7 +86,7 @@ def test_rows_of_token_ids_need_no_tokenizer(tmp_path):
   scores = ax.score(model, "1 2 3", mode="clm")
   np.testing.assert_array_equal(scores, ax.score(run.workdir, ["1 2 3"]))
   # Other rows are other data: the run refuses to go on with them.
-  with pytest.raises(UserError, match="data"):
+  with pytest.raises(UserError, match="on other rows"):
     train(tmp_path / "run", rows[::-1], **{"train.batch_size": 8, "seed": 0})
 
 

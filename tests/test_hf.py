@@ -15,6 +15,7 @@ import safetensors.numpy
 import tokenizers
 from huggingface_hub import constants as hub_constants
 
+from antlm_jax import config as config_lib
 from antlm_jax.commands import export as export_command
 from antlm_jax.commands import import_ as import_command
 from antlm_jax.data import toy_english
@@ -177,7 +178,7 @@ def test_the_form_is_the_one_it_was_trained_in(llama):
   assert forms("4C+16M+4C") == forms("C:N=1:15") == ATTENTIONS
   assert forms("2P") == ("causal",)
   blocks = random_models.with_curriculum(llama[0], "8D")
-  changed = blocks.config.replace({"objectives.D.attention": "block"})
+  changed = config_lib.given(blocks.config, {"objectives.D.attention": "block"})
   blocks = dataclasses.replace(blocks, config=changed)
   assert blocks.mask_shift == 1
   with pytest.raises(UserError, match="attention in blocks alone"):
@@ -205,11 +206,12 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
   }
   (pairs / "summary.json").write_text(json.dumps(summary))
   loaded = load(run)
-  settings = loaded.config.replace(
+  settings = config_lib.given(
+    loaded.config,
     {
       "data.path": f"a={tmp_path}/own/data,b={tmp_path}/b",
       "init.checkpoint": str(tmp_path / "base/checkpoints/9"),
-    }
+    },
   )
   loaded = dataclasses.replace(loaded, config=settings, row_tokens=32)
   about = card.About("mit", ("en", "de"), "me/base")

@@ -251,5 +251,5 @@ def test_a_config_that_no_command_has_loaded_is_checked(prepared, tmp_path):
   made = config_lib.default()
   made.data.path, made.optimizer.b1 = str(prepared), 2.0
   with pytest.raises(UserError, match=r"optimizer\.b1=2"):
-    loop.train(made, tmp_path / "run")
+    command.train(made, tmp_path / "run")
   assert not (tmp_path / "run").exists()

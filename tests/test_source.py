@@ -356,7 +356,7 @@ def built(prepared):
   settings = config.load("configs/quickstart.py:shrink", [path])
   new = Objective("copy", attention="prefix", predict="suffix")
   settings = dataclasses.replace(
-    settings.replace({"train.steps": 6}),
+    config.given(settings, {"train.steps": 6}),
     curriculum="C+X:M=1:1",
     objectives={**settings.objectives, "X": new},
   )

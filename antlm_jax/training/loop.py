@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
 from antlm_jax import config as config_lib
 from antlm_jax import errors, tables
@@ -32,7 +31,7 @@ _WATCHED = ("total_loss", "grad_norm", "param_norm")
 
 
 def train(
-  config: config_lib.Config | ConfigDict,
+  config: config_lib.Config,
   workdir: str | pathlib.Path,
   hooks: Sequence[Hook] = (),
   command: str = "",
@@ -58,7 +57,6 @@ def train(
     Stopped: A signal ended the run. Its last step is saved.
   """
   keep_programs()
-  config = config_lib.typed(config)
   writers.check(config.log.writers)
   with (
     listening() as stop,

@@ -99,8 +99,8 @@ def begin(
       )
     if meta.data != run.meta.data:
       raise UserError(
-        f"{checkpoints.workdir} was trained on other data than"
-        f" {run.config.data.path or 'those given'}: give its own, or another"
+        f"{checkpoints.workdir} was trained on other rows than those of"
+        f" {run.config.data.path or 'this call'}: give those, or another"
         " --workdir"
       )
 
