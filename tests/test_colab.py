@@ -93,7 +93,7 @@ def test_what_it_shows_is_stored_for_its_readers():
   (picture,) = (o for o in outputs if "image/png" in o.get("data", {}))
   assert len(base64.b64decode(picture["data"]["image/png"])) > 20_000
   text = "".join("".join(o.get("text", "")) for o in outputs)
-  assert "held out after step 2000" in text and "left to right" in text
+  assert "held out after step 2000" in text and "pairs, % right" in text
   assert "/root" not in text and "/tmp" not in text and "/home" not in text
 
 
@@ -140,7 +140,7 @@ def cell_with(notebook, words: str):
 
 @pytest.mark.slow  # it runs all cells, as those below
 def test_training_shows_a_bar_and_the_curves(executed):
-  output = printed(cell_with(executed, "loop.train("))
+  output = printed(cell_with(executed, "ax.train("))
   assert "40/40" in output and "held out after step 40" in output
   (image,) = cell_with(executed, "curves.png").outputs
   png = base64.b64decode(image.data["image/png"])
@@ -149,8 +149,8 @@ def test_training_shows_a_bar_and_the_curves(executed):
 
 @pytest.mark.nightly
 def test_the_pairs_are_scored_in_both_modes(executed):
-  lines = printed(cell_with(executed, "minimal_pairs")).splitlines()
-  assert "left to right" in lines[0] and "masked" in lines[0]
+  _, *lines = printed(cell_with(executed, "ax.evaluate(")).splitlines()
+  assert lines[0].split()[-2:] == ["clm", "mlm"]
   rows = {line.split()[0]: line.split()[1:] for line in lines[1:]}
   report = json.loads(printed(executed.cells[-1]))["accuracy"]
   for column, shares in enumerate(report.values()):
