@@ -1,5 +1,6 @@
 """The commands and code of README and docs/ run as written."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -36,7 +37,14 @@ def in_folder(page: pathlib.Path, folder: pathlib.Path) -> str:
   """Runs a page's blocks in turn; returns all that they print."""
   path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
   printed = []
-  for language, text in blocks(page, "bash", "python"):
+  # Python blocks that follow each other are one program.
+  groups = itertools.groupby(blocks(page, "bash", "python"), lambda b: b[0])
+  parts = []
+  for language, found in groups:
+    texts = [text for _, text in found]
+    joined = ["\n".join(texts)] if language == "python" else texts
+    parts += [(language, text) for text in joined]
+  for language, text in parts:
     code = folder / "snippet.py"
     code.write_text(text)
     script = text if language == "bash" else f"python {code}"
