@@ -6,12 +6,14 @@ request, on any machine, reuses its results. Another request for the same folder
 is an error.
 """
 
+import argparse
 import contextlib
 import json
 import pathlib
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
+from antlm_jax import cli
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import Identity
 from antlm_jax.runtime import files
@@ -84,3 +86,30 @@ def write(folder: pathlib.Path, texts: Mapping[str, str], summary: dict):
     for name, text in (last | dict(texts)).items():
       aside = stack.enter_context(files.replacing(folder / name))
       aside.write_text(text, encoding="utf-8")
+
+
+def add_output(
+  parser: argparse.ArgumentParser, *endings: str, required: bool = False
+) -> None:
+  """Adds --output, a file with one of some endings, to a command."""
+
+  def read(path: str) -> str:
+    if not path.endswith(endings):
+      known = ", ".join(endings)
+      raise argparse.ArgumentTypeError(f"{path} ends in none of {known}")
+    return cli.here(path)
+
+  about = f"Path to a file for the results: {', '.join(endings)}"
+  parser.add_argument("--output", type=read, required=required, help=about)
+
+
+def write_rows(path: str, rows: Sequence[Mapping[str, object]]) -> None:
+  """Writes a file of records, .jsonl or .parquet, whole or not at all."""
+  with files.replacing(path) as aside:
+    if path.endswith(".parquet"):
+      import pyarrow  # slow to import
+      from pyarrow import parquet
+
+      parquet.write_table(pyarrow.Table.from_pylist(list(rows)), aside)
+    else:
+      aside.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")

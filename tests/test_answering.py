@@ -14,6 +14,8 @@ from antlm_jax.evals.finetuning import answering, loop
 from antlm_jax.evals.finetuning.answering import Inside, Spans
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.predict import predict
+from antlm_jax.inference.model import load
 from tests import random_models, tuned
 
 TEXT = "Tom sat near the hills. Ann wandered often near the dogs and the hills."
@@ -235,6 +237,21 @@ def test_bad_files_are_told(tmp_path, text, words):
     answering.read(tmp_path / "a")
 
 
+def test_tokens_inside_become_the_texts_words(loaded):
+  """The longest run of tokens, in the text's own characters."""
+  text = "Tom sat near the hills"
+  label = [["near the", text.index("near")]]
+  for question in ("who", "who sat near the dogs"):
+    rows = Inside().encode(loaded, [Example((question, text), label)], 48)
+    marks = rows.labels.copy()
+    marks[0, np.flatnonzero(marks[0] == 1)[0] - 2] = 1  # another, alone
+    outputs = np.eye(2)[np.maximum(marks, 0)]
+    (found,) = Inside().predictions(outputs, rows)
+    assert found.answer == "near the"
+    (found,) = Inside().predictions(np.eye(2)[0 * marks], rows)
+    assert found.answer == ""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("answers", ["spans", "inside"])
 def test_it_trains_and_is_saved(loaded, tmp_path, answers):
@@ -243,3 +260,8 @@ def test_it_trains_and_is_saved(loaded, tmp_path, answers):
   how = {"batch_size": 16, "epochs": 6, "max_length": 48}
   (outcome,) = tuned.trained(loaded, task, [Run(1e-2, 0)], tmp_path, **how)
   assert outcome.best["squad-test"][task.main_metric] > 0.9
+  model, examples = load(tmp_path / "model"), task.load("squad-test")
+  found = predict(model, [e.texts for e in examples], max_length=48)
+  pairs = zip(found, examples, strict=True)
+  right = [answering.same(one.answer, e.label[0][0]) for one, e in pairs]
+  assert np.mean(right) > 0.8

@@ -7,6 +7,7 @@ import pytest
 
 from antlm_jax.data import toy_english
 from antlm_jax.evals import finetune
+from antlm_jax.evals.embed import embed
 from antlm_jax.evals.finetuning import saved
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.hf import export
@@ -70,7 +71,11 @@ def test_from_a_folder_to_an_embedder_and_out(tmp_path):
   asks = [Example((t,), {}) for t in texts]
   queries = saved.outputs(loaded, asks)
   documents = saved.outputs(loaded, [(t,) for t in texts])
+  asked = embed(loaded, texts, prompt="query")
+  plain = embed(loaded, texts)  # without a prompt
   for ours, theirs in (
+    (asked, model.encode_query(texts)),
+    (plain, model.encode(texts)),
     (queries, model.encode_query(texts)),
     (documents, model.encode_document(texts)),
     (queries @ documents.T, model.similarity(queries, documents)),

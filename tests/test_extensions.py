@@ -18,7 +18,7 @@ from antlm_jax import config, models, plugins
 from antlm_jax.data import readers, toy_english
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, presets, saved
+from antlm_jax.evals.finetuning import batching, presets
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.hf import export
@@ -288,9 +288,10 @@ def test_a_fine_tuning_task(run, tmp_path, capsys):
   expected = [item["predictions"][0] for item in items]
   (module,) = imported("finetuning_task")
   model = ax.load(folder / "model")
-  assert saved.predict(model, module.load("toy"), 16) == expected
+  found = ax.predict(model, module.load("toy"), max_length=16)
+  assert [one.value for one in found] == expected
   texts = [example.texts for example in module.load("toy")]  # without labels
-  assert saved.predict(model, texts, 16) == expected
+  assert ax.predict(model, texts, max_length=16) == found
   (hf,) = export.export(model, tmp_path / "hf")
   described = json.loads((hf / "config.json").read_text())
   assert described["architectures"] == ["EuroBertForTokenClassification"]

@@ -9,17 +9,23 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from pyarrow import parquet
 
 from antlm_jax import config as config_lib
 from antlm_jax import models, units
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.evals import embed as embed_command
 from antlm_jax.evals import finetune
+from antlm_jax.evals import predict as predict_command
+from antlm_jax.evals.embed import embed
 from antlm_jax.evals.finetuning import glue, loop, saved, trial
 from antlm_jax.evals.finetuning.classification import Classifier, Options
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.task import Task
+from antlm_jax.evals.predict import predict
 from antlm_jax.inference.model import FineTuned, Loaded, load, write
+from antlm_jax.masks import AttentionMask
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.step import TrainState
@@ -99,8 +105,8 @@ def recomputed(folder) -> Loaded:
   logits = saved.outputs(model, [(text,) for text in texts])
   assert logits.shape == (len(written), 2)
   assert logits.argmax(axis=1).tolist() == [one["pred"] for one in written]
-  classes = saved.predict(model, texts)
-  assert classes == [str(one["pred"]) for one in written]
+  found = predict(model, texts)
+  assert [one.label for one in found] == [str(x["pred"]) for x in written]
   return model
 
 
@@ -164,25 +170,137 @@ def test_only_a_known_head_has_outputs(loaded):
   ):
     task = FineTuned("a", "causal", kind, settings, {})
     with pytest.raises(UserError, match=message):
-      saved.predict(dataclasses.replace(loaded, task=task), [("the dogs",)])
+      predict(dataclasses.replace(loaded, task=task), [("the dogs",)])
 
 
-def test_one_text_is_no_list(loaded):
+@pytest.fixture
+def classifier(loaded):
   head = Classifier(("a", "b"), "mean", norms=False)
   own = head.init(jax.random.key(0), loaded.model.config.width)
   task = FineTuned("a", "causal", head.kind, head.settings, own)
-  model = dataclasses.replace(loaded, task=task)
-  texts = ["the dogs", "Tom sat near the hills"]
-  found = saved.predict(model, texts)
-  alone = saved.outputs(model, [(text,) for text in texts])
-  assert found == [head.labels[i] for i in alone.argmax(axis=1)]
-  with pytest.raises(UserError, match="'the dogs' is one text: give a list"):
-    saved.predict(model, texts[0])
+  return dataclasses.replace(loaded, task=task)
+
+
+TEXTS = ["the dogs", "Tom sat near the hills", "the dogs " * 30]
+
+
+def test_predictions_have_labels_and_probabilities(
+  classifier, loaded, tmp_path, capsys
+):
+  """From a list, an iterator, lines and records alike; long texts are cut."""
+  found = predict(classifier, TEXTS, quiet=True)
+  assert capsys.readouterr().out == ""
+  logits = saved.outputs(classifier, TEXTS)
+  for one, row, text in zip(found, logits, TEXTS, strict=True):
+    shares = np.exp(row) / np.exp(row).sum()
+    assert list(one.probabilities.values()) == pytest.approx(shares, rel=1e-5)
+    assert (one.label, one.texts) == ("ab"[row.argmax()], (text,))
+  lines = tmp_path / "a.txt"
+  lines.write_text("\n".join(TEXTS))
+  records = runs.write_lines(tmp_path / "a.jsonl", [{"x": t} for t in TEXTS])
+  for texts, more in (
+    (iter(TEXTS), {}),
+    (lines, {}),
+    (records, {"text_column": "x"}),
+  ):
+    again = predict(classifier, texts, batch_size=2, **more)
+    assert "texts that are cut to fit 48 tokens: 1" in capsys.readouterr().out
+    assert [one.label for one in again] == [one.label for one in found]
+  pair, alone = predict(classifier, [("the dogs", "Tom sat"), "the dogs"])
+  assert pair.probabilities != alone.probabilities
+  assert predict(classifier, []) == []
+  message = "has no column 'text' but 'x'; choose one with --text_column"
+  with pytest.raises(UserError, match=message):
+    predict(classifier, records)
+  with pytest.raises(UserError, match="is not fine-tuned"):
+    predict(loaded, TEXTS)
   task = FineTuned("a", "causal", "towers", {"temperature": 1.0}, {})
-  embedder = dataclasses.replace(loaded, task=task)
-  assert saved.outputs(embedder, texts).shape[0] == 2
-  with pytest.raises(UserError, match=r"`saved.outputs` returns their vectors"):
-    saved.predict(embedder, texts)
+  with pytest.raises(UserError, match="embeds texts: use `antlm embed`"):
+    predict(dataclasses.replace(loaded, task=task), TEXTS)
+
+
+def test_vectors_are_pooled_as_the_model_was_tuned(classifier, loaded, capsys):
+  """Mean, or the task's pool; its attention; length 1 of embedders alone."""
+
+  def slow(model, text, pool, causal, prefix=""):
+    before, after = model.frame
+    ids = [*before, *model.tokenizer.encode(prefix + text)][: 48 - len(after)]
+    tokens = jnp.array([[*ids, *after]])
+    mask = AttentionMask(causal)
+    at = jnp.arange(tokens.shape[1])[None]
+    hidden = model.model.encode(model.params, tokens, at, mask)[0]
+    return hidden.mean(0) if pool == "mean" else hidden[0]
+
+  def check(model, vectors, *how, unit=False):
+    for text, vector in zip(TEXTS, vectors, strict=True):
+      expected = slow(model, text, *how)
+      expected /= np.linalg.norm(expected) if unit else 1
+      np.testing.assert_allclose(vector, expected, rtol=2e-4, atol=2e-5)
+
+  vectors = embed(loaded, TEXTS, quiet=True)
+  assert capsys.readouterr().out == "" and vectors.dtype == np.float32
+  check(loaded, vectors, "mean", False)
+  check(loaded, embed(loaded, TEXTS, attention="causal"), "mean", True)
+  unit = embed(loaded, iter(TEXTS), normalize=True, batch_tokens=48)
+  check(loaded, unit, "mean", False, unit=True)
+  settings = classifier.task.settings | {"pool": "first"}
+  task = dataclasses.replace(classifier.task, settings=settings)
+  model = dataclasses.replace(classifier, task=task)
+  check(model, embed(model, TEXTS), "first", True)
+  settings = {"temperature": 1.0, "prompts": ("a cat ", "dogs ")}
+  task = FineTuned("a", "bidirectional", "towers", settings, {})
+  model = dataclasses.replace(loaded, task=task)
+  found = embed(model, TEXTS, prompt="query")
+  check(model, found, "mean", False, "a cat ", unit=True)
+  found = embed(model, TEXTS, prompt="document")
+  np.testing.assert_allclose(
+    found, saved.outputs(model, TEXTS), rtol=1e-5, atol=1e-6
+  )
+  assert embed(loaded, []).shape == (0, loaded.model.config.width)
+  with pytest.raises(UserError, match="--prompt='x' is not one of , query, "):
+    embed(model, TEXTS, prompt="x")
+
+
+def test_commands_write_predictions_and_vectors(
+  classifier, loaded, run, tmp_path, capsys
+):
+  """jsonl and parquet hold what Python returns."""
+  meta = Checkpoint(loaded.path).meta
+  model = write(tmp_path / "model", 7, loaded.params, meta, classifier.task)
+  data = runs.write_lines(tmp_path / "a.jsonl", [{"text": t} for t in TEXTS])
+  expected = [one.to_json() for one in predict(classifier, TEXTS)]
+  where = [f"--checkpoint={model}", f"--data={data}"]
+  capsys.readouterr()
+  predict_command.main(where)
+  said = [json.loads(x) for x in capsys.readouterr().out.splitlines()]
+  predict_command.main([where[0], "--text", "the dogs", "Tom sat"])
+  (pair,) = map(json.loads, capsys.readouterr().out.splitlines())
+  assert pair["texts"] == ["the dogs", "Tom sat"]
+  output = tmp_path / "p.parquet"
+  predict_command.main([*where, f"--output={output}"])
+  written = parquet.read_table(output).to_pylist()
+  for one, other, third in zip(said, expected, written, strict=True):
+    assert one["label"] == other["label"] == third["label"]
+    assert one["probabilities"] == pytest.approx(other["probabilities"])
+    assert one == third
+  vectors = embed(loaded, TEXTS)
+  where[0] = f"--checkpoint={run}"
+  for ending in (".npy", ".jsonl", ".parquet"):
+    output = tmp_path / f"v{ending}"
+    embed_command.main([*where, f"--output={output}"])
+    if ending == ".npy":
+      found = np.load(output)
+    else:
+      read = (
+        parquet.read_table(output).to_pylist()
+        if "q" in ending
+        else map(json.loads, output.read_text().splitlines())
+      )
+      texts, found = zip(*(row.values() for row in read), strict=True)
+      assert list(texts) == TEXTS
+    np.testing.assert_array_equal(np.array(found, np.float32), vectors)
+  told = runs.refused("antlm_jax.evals.embed", *where, "--output=a.csv")
+  assert "a.csv ends in none of .npy, .jsonl, .parquet" in told
 
 
 def backwards(task: Task) -> Task:

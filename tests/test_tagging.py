@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import saved, summary, tagging
+from antlm_jax.evals.finetuning import summary, tagging
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
+from antlm_jax.evals.predict import predict
 from antlm_jax.inference.model import load
 from tests import random_models, real, runs, tuned
 
@@ -146,8 +147,12 @@ def test_it_trains_and_is_saved(loaded, tmp_path):
   assert outcome.best["conll-test"]["entity_f1"] > 0.9
   # Words as a sentence, and their labels by name.
   model = load(tmp_path / "model")
-  (labels,) = saved.predict(model, ["Tom sat near hills"])
-  assert labels == ["B-PER", "O", "O", "B-LOC"]
+  (found,) = predict(model, ["Tom sat near hills"])
+  assert found.labels == ("B-PER", "O", "O", "B-LOC")
+  assert found.entities == (("PER", 0, 1), ("LOC", 3, 4))
+  assert found == predict(model, [("Tom", "sat", "near", "hills")])[0]
+  entity = {"kind": "PER", "start": 0, "stop": 1}
+  assert found.to_json()["entities"][0] == entity
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ COMMANDS = {
   "eval score": "antlm_jax.evals.score",
   "eval perplexity": "antlm_jax.evals.perplexity",
   "eval finetune": "antlm_jax.evals.finetune",
+  "predict": "antlm_jax.evals.predict",
+  "embed": "antlm_jax.evals.embed",
   "report": "antlm_jax.evals.report",
   "compare": "antlm_jax.evals.compare",
   "sweep": "antlm_jax.evals.sweep",

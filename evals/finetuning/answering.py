@@ -8,6 +8,7 @@ answer's tokens, as the code of arXiv 2507.00994 does.
 import collections
 import dataclasses
 import functools
+import itertools
 import math
 import pathlib
 import re
@@ -26,6 +27,7 @@ from antlm_jax.evals.finetuning.classification import cross_entropy
 from antlm_jax.evals.finetuning.tagging import Tags
 from antlm_jax.evals.finetuning.task import (
   PerToken,
+  Prediction,
   Suite,
   Task,
   dev_and_test,
@@ -38,6 +40,7 @@ from antlm_jax.runtime import files as io
 from antlm_jax.settings import setting
 
 _QUESTION = 64  # largest number of tokens of a question
+_COLUMNS = "question", "context"
 # Bits of a token's label: it may be an answer's end, is the first, is the last.
 _MAY, _FIRST, _LAST = 1, 2, 4
 
@@ -61,6 +64,7 @@ class Spans(PerToken):
   may_be_none: bool = True  # whether a question may have no answer
   null_score: float = 0.0  # margin by which the score of no answer must win
   kind: ClassVar[str] = "spans"
+  columns: ClassVar[tuple[str, ...]] = _COLUMNS
   num_outputs: ClassVar[int] = 2  # scores of being the first and the last
 
   def loss(self, outputs, labels, weights) -> jax.Array:
@@ -111,6 +115,10 @@ class Spans(PerToken):
       for (score, answer), null in zip(best, none, strict=True)
     ]
 
+  def told(self, prediction: str) -> dict[str, str]:
+    """Returns the answer."""
+    return {"answer": prediction}
+
   def _best(self, scores, window: _Window, text: str) -> tuple[float, str]:
     """Returns the score of a window's best nonempty answer, and its text."""
     if not window.spans:
@@ -140,18 +148,36 @@ class Inside(Tags):
   """
 
   kind: ClassVar[str] = "inside"
+  columns: ClassVar[tuple[str, ...]] = _COLUMNS
   num_outputs: ClassVar[int] = 2  # logits of being outside and inside
 
   def encode(self, loaded, examples, max_length) -> Rows:
     """Makes a row of each example; labels are 1 inside the answer, else 0."""
-    parts = []
+    parts, places = [], []
     for example in examples:
       question, text, spans = _encoded(loaded, example, _TEMPLATE)
+      places.append((len(loaded.frame[0]) + len(question), spans))
       first, last = _answer(example, spans) or (len(text), -1)
       inside = [int(first <= i <= last) for i in range(len(text))]
       parts.append(([*question, *text], [0] * len(question) + inside))
     *made, cut = batching.labelled(loaded, parts, 0, max_length)
-    return Rows(*made, True, examples, cut=cut)
+    return Rows(*made, True, examples, places, cut)
+
+  def predictions(self, outputs, rows) -> list[Prediction]:
+    """Returns the longest run of tokens found in each text."""
+    out = []
+    for found, example, (lead, spans) in zip(
+      np.asarray(self.reduce(outputs)), rows.examples, rows.about, strict=True
+    ):
+      inside = found[lead : lead + len(spans)] == 1
+      places = itertools.groupby(range(len(inside)), inside.__getitem__)
+      runs = [list(run) for is_inside, run in places if is_inside]
+      run = max(runs, key=len, default=[])
+      answer = (
+        example.texts[1][spans[run[0]][0] : spans[run[-1]][1]] if run else ""
+      )
+      out.append(Prediction(texts=example.texts, answer=answer.strip()))
+    return out
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
     """Returns the indices of the tokens found, and of the answer's."""

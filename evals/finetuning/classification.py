@@ -15,6 +15,7 @@ from antlm_jax.evals.finetuning.task import (
   Head,
   Param,
   Params,
+  Prediction,
   Predictions,
   Task,
 )
@@ -103,9 +104,21 @@ class Linear(Head):
     """Returns the classes."""
     return reduced.tolist()
 
-  def named(self, prediction: int) -> str:
+  def predictions(self, outputs, rows) -> list[Prediction]:
+    """Adds the classes' probabilities."""
+    shares = np.asarray(jax.nn.softmax(outputs, axis=-1)).tolist()
+    return [
+      dataclasses.replace(
+        one, probabilities=dict(zip(self.labels, row, strict=True))
+      )
+      for one, row in zip(
+        super().predictions(outputs, rows), shares, strict=True
+      )
+    ]
+
+  def told(self, prediction: int) -> dict[str, str]:
     """Returns the name of a class."""
-    return self.labels[prediction]
+    return {"label": self.labels[prediction]}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,6 +96,23 @@ SUITE = Suite(
 )
 
 
+def texts_of(path: str, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+  """Yields the texts of a file: its lines, or columns of its records.
+
+  Raises a UserError if it cannot be read, or a record has no text.
+  """
+  if readers.READERS.get(readers.kind(path) or ".txt") is None:
+    lines = readers.pieces(path, readers.RULES["line"], "")
+    yield from ((line.text,) for line in lines)
+    return
+  for where, values in readers.records(
+    path, dict.fromkeys(columns, "text_column")
+  ):
+    if not all(isinstance(text, str) for text in values):
+      raise UserError(f"{path}, {where}: no text to read")
+    yield tuple(values)
+
+
 class Memory(list[Record]):
   """A set of records in memory, which errors call `data`."""
 

@@ -1,20 +1,10 @@
-"""Saves fine-tuned models, an encoder with a task's head, and uses them.
-
-  import antlm_jax
-  from antlm_jax.evals.finetuning import saved
-
-  model = antlm_jax.load("RUN/evals/finetune/rte/60-bidirectional/model")
-  saved.predict(model, ["Tom sat.", "The dogs rest."])  # ["1", "0"]
-  saved.predict(model, [("Tom sat near the hills.", "Tom sat.")])  # a pair
-
-`antlm eval finetune --save` saves such models.
-"""
+"""Saves fine-tuned models, an encoder with a task's head, and computes them."""
 
 import functools
 import math
 import pathlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -117,62 +107,45 @@ def head(loaded: Loaded) -> Head:
     ) from error
 
 
-def predict(
-  loaded: Loaded,
-  texts: Sequence[str | Sequence[str] | Example],
-  max_length: int = Hyperparameters.max_length,
-  batch_size: int = Hyperparameters.batch_size,
-) -> list[Any]:
-  """Returns a saved model's predictions, with the names of its labels.
-
-  A classifier predicts a label for each text, and a tagger a label for each
-  word. For the vectors of an embedder, use `outputs`.
-
-  Args:
-    loaded: The model, from `antlm_jax.load`.
-    texts: A text for each prediction, or a tuple of texts that are read
-      together, such as a pair or a question and its text. For a tagger, a
-      sentence whose words are divided by spaces, or a tuple of words.
-    max_length: Largest number of tokens in a row.
-    batch_size: Number of rows that are computed together.
-
-  Raises:
-    UserError: The checkpoint has no head, or one of an unknown kind, or is an
-      embedder.
-  """
-  found, rows = _compute(loaded, texts, max_length, batch_size)
-  own = head(loaded)
-  predictions = own.decode(jax.device_get(own.reduce(found)), rows)
-  if len(rows) and not predictions:
-    raise UserError(
-      f"{loaded.path} embeds texts: `saved.outputs` returns their vectors"
-    )
-  return [own.named(one) for one in predictions]
+Texts = Iterable[str | Sequence[str] | Example]
 
 
 def outputs(
-  loaded: Loaded,
-  texts: Sequence[str | Sequence[str] | Example],
-  max_length: int = Hyperparameters.max_length,
-  batch_size: int = Hyperparameters.batch_size,
+  loaded: Loaded, texts: Texts, max_length: int = Hyperparameters.max_length
 ) -> Any:
-  """Returns the head's outputs for each row, such as logits; see `predict`."""
-  return _compute(loaded, texts, max_length, batch_size)[0]
+  """Returns the head's outputs for each row, such as logits, on the host."""
+  return compute(loaded, texts, max_length)[0]
 
 
-def _compute(
-  loaded: Loaded, texts, max_length: int, batch_size: int
+def compute(
+  loaded: Loaded,
+  texts: Texts,
+  max_length: int,
+  batch_size: int = Hyperparameters.batch_size,
+  own: Head | None = None,
+  causal: bool | None = None,
 ) -> tuple[Any, Rows]:
-  """Returns a head's outputs, and their rows."""
-  own = head(loaded)
-  if isinstance(texts, str):
-    raise UserError(f"{texts!r:.60} is one text: give a list of texts")
+  """Returns a head's outputs for rows of texts, and the rows.
+
+  Args:
+    loaded: The model.
+    texts: One or more examples: texts, or sequences of texts that are read
+      together.
+    max_length: Largest number of tokens in a row.
+    batch_size: Number of rows that are computed together.
+    own: A head without parameters; the model's by default.
+    causal: Whether to read from left to right; as fine-tuned by default.
+
+  Raises:
+    UserError: The checkpoint has no head, or one of an unknown kind.
+  """
+  params = {} if own else loaded.task and loaded.task.params
+  own = own or head(loaded)
+  causal = loaded.task.attention == "causal" if causal is None else causal
   examples = [t if isinstance(t, Example) else own.example(t) for t in texts]
   rows = own.encode(loaded, examples, max_length)
-  causal = loaded.task.attention == "causal"
   program = programs.compiled(_one_run, loaded.model.config, own, causal)
-  params = trial.joined(loaded.params, loaded.task.params)
-  call = functools.partial(program, params)
+  call = functools.partial(program, trial.joined(loaded.params, params))
   found = batching.predict(call, rows, batch_size)
   return jax.tree.map(lambda x: x[0], found), rows
 

@@ -12,7 +12,7 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy, macro_f1
 from antlm_jax.evals.finetuning.task import (
+  Entity,
   PerToken,
   Suite,
   Task,
@@ -92,17 +93,10 @@ class Tagger(Tags):
     """Returns the words of a sentence, which spaces divide, as an example."""
     return Example(tuple(texts.split() if isinstance(texts, str) else texts))
 
-  def named(self, prediction: Sequence[int]) -> list[str]:
-    """Returns the names of the words' classes."""
-    return [self.labels[label] for label in prediction]
-
-
-class Entity(NamedTuple):
-  """Kind of the words from `start` up to `stop` of a sentence."""
-
-  kind: str
-  start: int
-  stop: int
+  def told(self, prediction: Sequence[int]) -> dict[str, tuple]:
+    """Returns the names of the words' classes, and the entities."""
+    labels = tuple(self.labels[label] for label in prediction)
+    return {"labels": labels, "entities": tuple(entities(labels))}
 
 
 def entities(labels: Sequence[str]) -> list[Entity]:

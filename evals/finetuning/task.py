@@ -31,6 +31,34 @@ Predictions = Sequence[Any]  # one for each example, as plain JSON
 Metric = Callable[[Predictions, Sequence[Any]], float]
 
 
+class Entity(NamedTuple):
+  """Kind of the words from `start` up to `stop` of a sentence."""
+
+  kind: str
+  start: int
+  stop: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prediction:
+  """Prediction of a fine-tuned model; None where its head has no such thing."""
+
+  texts: tuple[str, ...]  # of the example; a tagger's are words
+  label: str | None = None  # of a text, or of texts that are read together
+  probabilities: Mapping[str, float] | None = None  # by label
+  labels: tuple[str, ...] | None = None  # of each word
+  entities: tuple[Entity, ...] | None = None
+  answer: str | None = None  # part of the second text; empty for none
+  value: object = None  # plain JSON of a head that has none of these
+
+  def to_json(self) -> dict[str, object]:
+    """Returns what there is, as plain JSON."""
+    found = {name: x for name, x in vars(self).items() if x is not None}
+    if self.entities is not None:
+      found["entities"] = [one._asdict() for one in self.entities]
+    return found
+
+
 class Param(NamedTuple):
   """Declares a parameter of a head."""
 
@@ -50,10 +78,12 @@ class Head(abc.ABC):
     kind: Name in checkpoints, different for each class.
     export_as: Kind of `hf.heads.HEADS` with the same parameters and settings,
       if it has another name; such a head can be exported.
+    columns: Names of an example's texts in a file, for `predict`.
   """
 
   kind: ClassVar[str]
   export_as: ClassVar[str] = ""
+  columns: ClassVar[tuple[str, ...]] = ("text",)
 
   @abc.abstractmethod
   def parameters(self, width: int) -> dict[str, Param]:
@@ -104,9 +134,20 @@ class Head(abc.ABC):
     """Returns a text, or several that are read together, as an example."""
     return Example((texts,) if isinstance(texts, str) else tuple(texts))
 
-  def named(self, prediction: Any) -> Any:
-    """Returns a prediction with names of labels instead of their indices."""
-    return prediction
+  def predictions(self, outputs: Any, rows: Rows) -> list[Prediction]:
+    """Returns the predictions of `rows.examples` for users, with names.
+
+    `outputs` has the arrays `[n, ...]` of all rows, on the host.
+    """
+    found = self.decode(jax.device_get(self.reduce(outputs)), rows)
+    return [
+      Prediction(texts=example.texts, **self.told(one))
+      for example, one in zip(rows.examples, found, strict=True)
+    ]
+
+  def told(self, prediction: Any) -> dict[str, Any]:
+    """Returns a prediction as fields of `Prediction`."""
+    return {"value": prediction}
 
   @property
   def settings(self) -> dict[str, Any]:

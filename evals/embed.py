@@ -1,0 +1,176 @@
+"""Embeds texts: a vector for each.
+
+  antlm embed --checkpoint=RUN --data=texts.txt --output=vectors.npy
+
+A vector is the mean of a text's token states, or as a fine-tuned model pools
+them. Those of `--preset=pairs` and `simcse` have length 1, as in the folder
+that `antlm export` makes for sentence-transformers. A text that is longer than
+the longest row of training is cut.
+"""
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Iterable, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from antlm_jax import cli
+from antlm_jax import settings as settings_lib
+from antlm_jax.evals import results
+from antlm_jax.evals.finetuning import own, retrieval, saved
+from antlm_jax.evals.finetuning.classification import pooled
+from antlm_jax.evals.finetuning.trial import ATTENTIONS
+from antlm_jax.inference.model import Loaded, add_arguments, from_args, opened
+from antlm_jax.inference.scoring import BATCH_TOKENS
+from antlm_jax.runtime import files, progress
+from antlm_jax.settings import setting
+
+PROMPTS = "query", "document"
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedding:
+  """How texts are embedded."""
+
+  prompt: str = setting(
+    "",
+    "Prefix of each text that an embedder was trained with, if it has one:"
+    " query or document",
+    choices=("", *PROMPTS),
+  )
+  normalize: bool | None = setting(
+    None,
+    "Scale vectors to length 1; by default those of an embedder",
+    action=argparse.BooleanOptionalAction,
+  )
+  attention: str | None = setting(
+    None,
+    "Attention of the encoder; by default as fine-tuned, or else bidirectional",
+    choices=ATTENTIONS,
+  )
+  text_column: str = setting("text", "Column of a file's records with the text")
+  batch_tokens: int = setting(
+    BATCH_TOKENS, "Number of tokens encoded at once", least=1
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Pool(retrieval.Towers):
+  """The mean of a text's token states, or one of them."""
+
+  temperature: float = 1.0
+  pool: str = "mean"
+  normalize: bool = False
+
+  def __call__(self, params, hidden, lengths, dropout_key=None):
+    """Returns vectors, float32 `[B, D]`."""
+    found = pooled(hidden, lengths, self.pool).astype(jnp.float32)
+    length = jnp.linalg.norm(found, axis=-1, keepdims=True)
+    return found / length if self.normalize else found
+
+
+def embed(
+  model: Loaded | files.Path,
+  texts: files.Path | Iterable[str],
+  *,
+  prompt: str = Embedding.prompt,
+  normalize: bool | None = Embedding.normalize,
+  attention: str | None = Embedding.attention,
+  text_column: str = Embedding.text_column,
+  batch_tokens: int = Embedding.batch_tokens,
+  quiet: bool = False,
+) -> npt.NDArray[np.float32]:
+  """Embeds texts.
+
+  Args:
+    model: Model, or the path to its run or checkpoint; usually an embedder,
+      which `finetune(preset="pairs", save=True)` saves.
+    texts: n texts, or the path to a file of lines or records.
+    prompt: Prefix of each text that an embedder was trained with: `query`,
+      `document`, or none.
+    normalize: Whether vectors are scaled to length 1; by default those of an
+      embedder are.
+    attention: `bidirectional` or `causal`; as fine-tuned, or else
+      bidirectional, by default.
+    text_column: Column of a file's records with the text.
+    batch_tokens: Number of tokens encoded at once.
+    quiet: Whether to print nothing.
+
+  Returns:
+    float32 `[n, D]`: the mean over each text's tokens, with the special tokens
+    of training, or as a fine-tuned model pools them.
+
+  Raises:
+    UserError: An argument is wrong, or the file cannot be read or lacks the
+      column.
+  """
+  asked = settings_lib.choose(
+    Embedding,
+    {
+      "prompt": prompt,
+      "normalize": normalize,
+      "attention": attention,
+      "text_column": text_column,
+      "batch_tokens": batch_tokens,
+    },
+  )
+  with progress.quietly(quiet):
+    loaded = opened(model)
+    if isinstance(texts, str | os.PathLike):
+      found = own.texts_of(os.fspath(texts), [asked.text_column])
+    else:
+      found = ((text,) for text in texts)
+    examples = list(found)
+    if not examples:
+      return np.zeros((0, loaded.model.config.width), np.float32)
+    length = loaded.longest_row
+    size = max(1, asked.batch_tokens // length)
+    head, causal = _head(loaded, asked)
+    vectors, rows = saved.compute(loaded, examples, length, size, head, causal)
+    if rows.cut:
+      progress.say(f"texts that are cut to fit {length} tokens: {rows.cut}")
+  return vectors
+
+
+def _head(loaded: Loaded, asked: Embedding) -> tuple[_Pool, bool]:
+  """Returns the head that pools, and whether the attention is causal."""
+  task, kind = loaded.task, retrieval.Towers.kind
+  settings = task.settings if task else {}
+  attention = asked.attention or (task.attention if task else ATTENTIONS[0])
+  prompts = zip(PROMPTS, settings.get("prompts", ("", "")), strict=True)
+  prefix = {"": "", **dict(prompts)}[asked.prompt]
+  embeds = task is not None and kind in (task.kind, task.export_as)
+  return _Pool(
+    prompts=("", prefix),
+    pool=settings.get("pool", "mean"),
+    normalize=embeds if asked.normalize is None else asked.normalize,
+  ), attention == "causal"
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  parser = cli.Parser(description=__doc__, may_be_empty=("prompt",))
+  add_arguments(parser)
+  parser.add_argument("--data", required=True, help="File of lines, or records")
+  results.add_output(parser, ".npy", ".jsonl", ".parquet", required=True)
+  settings_lib.add_arguments(parser, Embedding)
+  args = parser.parse_args(argv)
+  how = vars(settings_lib.from_args(Embedding, args))
+  texts = [text for (text,) in own.texts_of(args.data, [args.text_column])]
+  vectors = embed(from_args(args), texts, **how)
+  if args.output.endswith(".npy"):
+    with files.replacing(args.output) as aside, aside.open("wb") as file:
+      np.save(file, vectors)
+  else:
+    pairs = zip(texts, vectors.tolist(), strict=True)
+    results.write_rows(
+      args.output, [{"text": t, "vector": v} for t, v in pairs]
+    )
+  print(f"vectors {list(vectors.shape)} are written to {args.output}")
+
+
+if __name__ == "__main__":
+  cli.run(main)
