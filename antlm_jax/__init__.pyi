@@ -14,10 +14,12 @@ from antlm_jax.config import Eval as Eval
 from antlm_jax.config import Init as Init
 from antlm_jax.config import Log as Log
 from antlm_jax.config import Train as Train
+from antlm_jax.evals.compare import compare as compare
 from antlm_jax.evals.embed import embed as embed
 from antlm_jax.evals.finetune import finetune as finetune
 from antlm_jax.evals.predict import predict as predict
 from antlm_jax.evals.score import evaluate as evaluate
+from antlm_jax.evals.sweep import sweep as sweep
 from antlm_jax.evals.zero_shot.perplexity import perplexity as perplexity
 from antlm_jax.inference.filling import fill as fill
 from antlm_jax.inference.generation import generate as generate

@@ -17,13 +17,15 @@ from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals.reporting import trainings
 from antlm_jax.evals.reporting.runs import read_run
+from antlm_jax.evals.reporting.trainings import Comparison
+from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 from antlm_jax.training import saving
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-  """The command's arguments."""
+class Ranking:
+  """How runs are compared, and where the report goes."""
 
   by: tuple[str, ...] = setting(
     (), "Objectives whose losses rank the runs, such as mlm; all by default"
@@ -41,24 +43,50 @@ class Settings:
   )
 
 
+def compare(
+  runs: Sequence[files.Path],
+  *,
+  output: files.Path | None = None,
+  by: str | Sequence[str] = (),
+  x: str | None = Ranking.x,
+) -> Comparison:
+  """Compares trainings by their held-out losses.
+
+  Args:
+    runs: Paths to the runs' folders.
+    output: Folder for the report, a picture of the losses and tables.
+    by: Objectives whose losses rank the runs, such as `mlm`; all by default.
+    x: The picture's x axis: `step`, `tokens` or `share`; by default steps, or
+      shares if the longest run has over twice the steps of the shortest.
+
+  Raises:
+    UserError: A folder is no run, or a run has not measured one of the losses.
+  """
+  asked = settings_lib.choose(Ranking, {"by": by, "x": x})
+  paths = [pathlib.Path(os.path.abspath(path)) for path in runs]
+  for path in paths:
+    if not (path / saving.CONFIG).is_file():
+      raise UserError(f"{path} is no run's folder: it holds no {saving.CONFIG}")
+  if not paths:
+    raise UserError("no runs to compare")
+  # A label is the part of a path that tells it from the others.
+  common = os.path.commonpath([path.parent for path in paths])
+  labels = {os.path.relpath(path, common): path for path in paths}
+  found = {label: [read_run(label, path)] for label, path in labels.items()}
+  folder = output and pathlib.Path(output)
+  return trainings.compare("Runs compared", found, asked.by, folder, asked.x)
+
+
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(description=__doc__)
   parser.add_argument("runs", nargs="+", type=cli.here, metavar="RUN")
-  settings_lib.add_arguments(parser, Settings)
+  settings_lib.add_arguments(parser, Ranking)
   args = parser.parse_args(argv)
-  settings = settings_lib.from_args(Settings, args)
-  paths = [pathlib.Path(os.path.abspath(path)) for path in args.runs]
-  output = settings.output or paths[0].parent / trainings.FOLDER
-  for path in paths:
-    if not (path / saving.CONFIG).is_file():
-      raise UserError(f"{path} is no run's folder: it holds no {saving.CONFIG}")
-  # A label is the part of a path that tells it from the others.
-  common = os.path.commonpath([path.parent for path in paths])
-  labels = {os.path.relpath(path, common): path for path in paths}
-  runs = {label: [read_run(label, path)] for label, path in labels.items()}
-  folder = pathlib.Path(output)
-  trainings.compare("Runs compared", runs, settings.by, folder, settings.x)
+  how = vars(settings_lib.from_args(Ranking, args))
+  first = pathlib.Path(os.path.abspath(args.runs[0]))
+  how["output"] = how["output"] or first.parent / trainings.FOLDER
+  print(compare(args.runs, **how))
 
 
 if __name__ == "__main__":

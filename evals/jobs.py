@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from antlm_jax.commands import COMMANDS
 from antlm_jax.errors import INTERRUPTED, RUN_AGAIN, Stopped, UserError
-from antlm_jax.runtime import files
+from antlm_jax.runtime import files, progress
 from antlm_jax.training import saving
 from antlm_jax.units import duration
 
@@ -85,17 +85,17 @@ def run(
     for number, job in enumerate(todo, start=1):
       if job.done:
         continue
-      print(f"\n[{number}/{len(todo)}] {job.about}", flush=True)
+      progress.say(f"\n[{number}/{len(todo)}] {job.about}")
       _wait_for(job.folder / saving.LOCK)
       try:
         call(job, seconds and begun + seconds - time.monotonic())
       except UserError as error:
         if not go_on:
           raise
-        print(f"error: {error}", flush=True)
+        progress.say(f"error: {error}")
         failed.append(job)
   what = f"{len(failed)} failed" if failed else "all done"
-  print(f"\n{what}: {duration(time.monotonic() - begun)}")
+  progress.say(f"\n{what}: {duration(time.monotonic() - begun)}")
   return failed
 
 
@@ -107,7 +107,7 @@ def _wait_for(lock: pathlib.Path) -> None:
     with files.locked(lock):
       pass
   except UserError as error:
-    print(f"{error}; waiting", flush=True)
+    progress.say(f"{error}; waiting")
     with files.locked(lock, wait=True):
       pass
 
@@ -119,12 +119,13 @@ def call(job: Job, seconds: float | None = None) -> None:
   # By default SIGTERM would end this process and leave the job alone.
   before = signal.signal(signal.SIGTERM, _terminated)
   try:
-    process = subprocess.Popen(command, env=environment)
+    shown = subprocess.DEVNULL if progress.is_quiet() else None
+    process = subprocess.Popen(command, env=environment, stdout=shown)
     status = _wait(process, seconds)
   finally:
     signal.signal(signal.SIGTERM, before)
   if status in (INTERRUPTED, RUN_AGAIN):
-    print("\nstopped: run the same command to resume", flush=True)
+    progress.say("\nstopped: run the same command to resume")
     raise Stopped(status)
   if status:
     raise UserError(

@@ -14,34 +14,41 @@ fails, for example at a loss that is not finite, the sweep names it and trains
 the others.
 """
 
-import concurrent.futures
 import dataclasses
 import itertools
+import json
 import math
-import multiprocessing
+import os
 import pathlib
+import subprocess
+import sys
 import urllib.parse
 from collections.abc import Mapping, Sequence
 
 from antlm_jax import cli
 from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
+from antlm_jax.config import Config
+from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.errors import UserError
 from antlm_jax.evals import jobs
 from antlm_jax.evals.jobs import Job
 from antlm_jax.evals.reporting import trainings
 from antlm_jax.evals.reporting.runs import TrainedRun, read_run
+from antlm_jax.evals.reporting.trainings import Comparison
 from antlm_jax.hf import import_
-from antlm_jax.settings import setting
+from antlm_jax.runtime import files, progress
+from antlm_jax.settings import Setting, setting
 from antlm_jax.training import experiment, held_out, saving
 
 _Point = Mapping[str, str]  # a value, as it is written, by key
 _MOST_RUNS = 4096
+_BUILD = "--build"  # its only argument, in the process that builds the runs
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-  """The command's arguments."""
+class Sweeping:
+  """The runs of a sweep, and their ranking."""
 
   grid: str = setting(help="KEY=VALUE,...;KEY=VALUE,...: all combinations")
   output: str = setting(help="Path to the folder of all runs", read=cli.here)
@@ -50,45 +57,145 @@ class Settings:
   )
 
 
-def main(argv: Sequence[str]) -> None:
-  """Runs the command."""
-  parser = cli.Parser(description=__doc__)
-  settings_lib.add_arguments(parser, Settings)
-  at = argv.index("--") if "--" in argv else len(argv)
-  settings = settings_lib.from_args(Settings, parser.parse_args(argv[:at]))
-  if at == len(argv):
-    raise UserError("the training is missing: antlm sweep ... -- --config=...")
-  points = _points(settings.grid)
-  training = argv[at + 1 :]
-  folder = pathlib.Path(settings.output).absolute()
-  todo = []
-  for point in points:
-    workdir = _workdir(folder, point)
-    arguments = f"--workdir={workdir}", *training, *_overrides(point)
-    todo.append(Job(_title(point), "train", arguments, workdir))
-  pairs = zip(points, todo, strict=True)
-  left = [point for point, job in pairs if not job.done]
-  _check(training, left, settings.by)
-  failed = jobs.run(todo, folder, go_on=True)
-  runs = _read(folder, points)
-  if runs:
-    print()
-    title = f"A sweep of {', '.join(points[0])}"
-    trainings.compare(title, runs, settings.by, folder / trainings.FOLDER)
-  if failed:
-    names = "; ".join(job.about for job in failed)
-    raise UserError(
-      f"{len(failed)} of {len(todo)} runs failed ({names}): see above; the same"
-      " command tries them again"
-    )
+def sweep(
+  config: files.Path,
+  grid: Mapping[str, Sequence[Setting]],
+  output: files.Path,
+  *,
+  data: files.Path | Prepared | None = None,
+  by: str | Sequence[str] = (),
+  quiet: bool = False,
+  **settings: Setting,
+) -> Comparison:
+  """Trains a grid of settings, one run after another, and ranks them.
 
+      grid = {"schedule.peak_lr": [1e-3, 3e-3], "seed": [1, 2]}
+      sweep("quickstart", grid, "runs/sweep", data="runs/data").best.label
 
-def _points(grid: str) -> list[_Point]:
-  """Returns the combinations of a grid's values.
+  The same call resumes an interrupted sweep, also with a larger grid. Each run
+  is a process of its own. A run that fails does not stop the others.
+
+  Args:
+    config: Name of a config, or path to a config file (`FILE.py:ARG`).
+    grid: Values of each setting that varies; all combinations are trained.
+    output: Path to the folder of all runs, OUTPUT/SETTINGS, and of their
+      comparison.
+    data: Prepared folder, or the path to it; by default the config's.
+    by: Objectives whose losses rank the runs, such as `mlm`; all by default.
+    quiet: Whether to print nothing.
+    **settings: Settings of all runs, as those of `train`.
 
   Raises:
-    UserError: It is not a grid, or has too many combinations.
+    UserError: The settings or the data of a run are wrong, or no run ended.
   """
+  by = settings_lib.choose(Sweeping, {"grid": "", "output": "", "by": by}).by
+  if data is not None:
+    path = data.folder if isinstance(data, Prepared) else data
+    if path is None:
+      raise UserError("the data are in memory: give prepare an output folder")
+    settings = {"data.path": os.fspath(path), **settings}
+  points = _points(grid)
+  folder, spec = pathlib.Path(output).absolute(), os.fspath(config)
+  todo = []
+  for point in points:
+    given = {**settings, **point}.items()
+    words = [f"--config.{key}={_written(value)}" for key, value in given]
+    workdir = _workdir(folder, point)
+    arguments = f"--workdir={workdir}", f"--config={spec}", *words
+    todo.append(Job(_title(point), "train", arguments, workdir))
+  with progress.quietly(quiet):
+    left = (job.arguments[2:] for job in todo if not job.done)
+    _check([config_lib.load(spec, words) for words in left], by)
+    failed = tuple(job.about for job in jobs.run(todo, folder, go_on=True))
+    runs = _read(folder, points)
+    if not runs:
+      raise UserError(_failure(failed, len(todo)))
+  title = f"A sweep of {', '.join(points[0])}"
+  found = trainings.compare(title, runs, by, folder / trainings.FOLDER)
+  return dataclasses.replace(found, failed=failed)
+
+
+def _written(value: Setting) -> str:
+  return str(settings_lib.written(value))
+
+
+def _points(grid: Mapping[str, Sequence[Setting]]) -> list[_Point]:
+  """Returns the combinations of a grid's values.
+
+  Raises a UserError if it has none, or too many.
+  """
+  values = {key: dict.fromkeys(map(_written, vs)) for key, vs in grid.items()}
+  count = math.prod(map(len, values.values()))
+  if not values or not count:
+    raise UserError(f"the grid {dict(grid)} has no values to vary")
+  if count > _MOST_RUNS:
+    raise UserError(
+      f"--grid has {count:,} combinations, over {_MOST_RUNS:,}: give fewer"
+      " values, or several sweeps"
+    )
+  combinations = itertools.product(*values.values())
+  return [dict(zip(values, point, strict=True)) for point in combinations]
+
+
+def _check(configs: Sequence[Config], by: Sequence[str]) -> None:
+  """Builds the runs that are left, before the first one is trained.
+
+  Raises a UserError of the first run whose settings or data are wrong, or that
+  does not measure an objective of `by`.
+  """
+  if not configs:
+    return
+  # In another process, whose end frees the devices for the trainings.
+  done = subprocess.run(
+    [sys.executable, "-m", "antlm_jax.evals.sweep", _BUILD],
+    input=json.dumps([[config_lib.to_json(config) for config in configs], by]),
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+  if done.returncode:
+    *_, line = done.stderr.strip().splitlines() or ["no run can be built"]
+    raise UserError(line.removeprefix("error: "))
+
+
+def _build(configs: Sequence[str], by: Sequence[str]) -> None:
+  """Builds the runs of configs, which are JSON."""
+  for config in map(config_lib.from_json, configs):
+    begin = config.init.checkpoint
+    run = experiment.build(config, import_.start(begin) if begin else None)
+    known = held_out.measured(run.evaluations)
+    if unknown := [kind for kind in by if kind not in known]:
+      raise UserError(
+        f"--by={unknown[0]}: not every run measures this; measured:"
+        f" {', '.join(known) or 'none'}"
+      )
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  if argv == [_BUILD]:
+    _build(*json.load(sys.stdin))
+    return
+  parser = cli.Parser(description=__doc__)
+  settings_lib.add_arguments(parser, Sweeping)
+  at = argv.index("--") if "--" in argv else len(argv)
+  args = parser.parse_args(argv[:at])
+  if at == len(argv):
+    raise UserError("the training is missing: antlm sweep ... -- --config=...")
+  grid = _parsed(args.grid)
+  about = "After --: the arguments of `antlm train`."
+  parser = cli.Parser(description=about)
+  parser.add_argument("--config", required=True)
+  training, words = parser.parse_with_overrides(argv[at + 1 :])
+  pairs = (word.removeprefix("--config.").split("=", 1) for word in words)
+  found = sweep(training.config, grid, args.output, by=args.by, **dict(pairs))
+  print(f"\n{found}")
+  if found.failed:
+    count = math.prod(map(len, grid.values()))
+    raise UserError(_failure(found.failed, count))
+
+
+def _parsed(grid: str) -> dict[str, list[str]]:
+  """Reads a grid; raises a UserError if it is none."""
   values = {}
   for part in filter(str.strip, grid.split(";")):
     key, _, listed = part.partition("=")
@@ -99,58 +206,17 @@ def _points(grid: str) -> list[_Point]:
         f"--grid: {part.strip()!r} is not KEY=VALUE,VALUE,... with a key of its"
         " own"
       )
-    values[key] = dict.fromkeys(found)
+    values[key] = list(dict.fromkeys(found))
   if not values:
     raise UserError(f"--grid={grid}: give KEY=VALUE,VALUE,... to vary")
-  count = math.prod(map(len, values.values()))
-  if count > _MOST_RUNS:
-    raise UserError(
-      f"--grid has {count:,} combinations, over {_MOST_RUNS:,}: give fewer"
-      " values, or several sweeps"
-    )
-  combinations = itertools.product(*values.values())
-  return [dict(zip(values, point, strict=True)) for point in combinations]
+  return values
 
 
-def _overrides(point: _Point) -> list[str]:
-  return [f"--config.{key}={value}" for key, value in point.items()]
-
-
-def _check(
-  training: Sequence[str], points: Sequence[_Point], by: Sequence[str]
-) -> None:
-  """Builds the runs that are left, before the first one is trained.
-
-  Raises:
-    UserError: The first run whose settings or data are wrong, or that does not
-      measure an objective of `by`.
-  """
-  parser = cli.Parser(description="After --: the arguments of `antlm train`.")
-  parser.add_argument("--config", required=True)
-  args, overrides = parser.parse_with_overrides(training)
-  words = [[*overrides, *_overrides(point)] for point in points]
-  for point in words:
-    config_lib.load(args.config, point)
-  if not words:
-    return
-  # In another process, whose end frees the devices for the trainings.
-  spawn = multiprocessing.get_context("spawn")
-  with concurrent.futures.ProcessPoolExecutor(1, spawn) as other:
-    other.submit(_build, args.config, words, by).result()
-
-
-def _build(spec: str, words: Sequence[Sequence[str]], by: Sequence[str]):
-  """Builds the runs of a config with each list of overrides."""
-  for overrides in words:
-    config = config_lib.load(spec, overrides)
-    begin = config.init.checkpoint
-    run = experiment.build(config, import_.start(begin) if begin else None)
-    known = held_out.measured(run.evaluations)
-    if unknown := [kind for kind in by if kind not in known]:
-      raise UserError(
-        f"--by={unknown[0]}: not every run measures this; measured:"
-        f" {', '.join(known) or 'none'}"
-      )
+def _failure(failed: Sequence[str], count: int) -> str:
+  return (
+    f"{len(failed)} of {count} runs failed ({'; '.join(failed)}): see above;"
+    " the same command tries them again"
+  )
 
 
 def _workdir(folder: pathlib.Path, point: _Point) -> pathlib.Path:

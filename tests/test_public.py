@@ -66,6 +66,15 @@ config: ax.Config = ax.Config(optimizer=ax.Muon(), schedule=ax.WSD())
 run = ax.train(config, "runs/x", data, curriculum="4C+4M", seed=1)
 assert run is not None
 assert_type(run.losses, dict[str, float])
+assert_type(ax.perplexity(model, ["a"], mode="clm").bits_per_byte, float)
+assert_type(ax.evaluate("x", "blimp", "y", mode="mlm", limit=9).score, float)
+tuned = ax.finetune(model, [("a", "x")], preset="classification", lrs=(1e-4,))
+assert_type(tuned["own"].score, float)
+assert_type(ax.predict("model", ["a"])[0].label, str | None)
+assert_type(ax.embed(model, ["a"]), npt.NDArray[np.float32])
+assert_type(ax.compare(["runs/x"]).best.label, str)
+swept = ax.sweep("quickstart", {"seed": [1, 2]}, "runs/s", data=data)
+assert_type(swept.failed, tuple[str, ...])
 assert_type(ax.plan("quickstart", "v5e:2x2").fits, bool)
 """
 WRONG = """

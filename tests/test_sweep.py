@@ -1,5 +1,6 @@
 """Trainings compared, and grids of them: `antlm compare`, `antlm sweep`."""
 
+import functools
 import json
 import os
 import pathlib
@@ -209,6 +210,39 @@ def test_a_sweep_goes_on_and_says_which_is_best(
   words[0] = GRID.replace("1,2", "1,2,3")
   sweep.main(words)
   assert trained[6:] == [(1e-3, 3), (3e-3, 3)]
+
+
+def test_from_python_a_sweep_is_the_commands(
+  trained, prepared, tmp_path, capsys
+):
+  """Values of any type, and the result's attributes; quiet prints nothing."""
+  trained.append(None)  # the last of four is the fifth call, and passes
+  grid = {"schedule.peak_lr": [0.001, 0.003], "seed": (1, 2)}
+  how = {"curriculum": "2C+2M steps", "eval.objectives": ("C", "M")}
+  how |= {"train.steps": 0}
+  found = sweep.sweep(
+    "quickstart", grid, tmp_path, data=prepared, quiet=True, **how
+  )
+  assert capsys.readouterr().out == ""
+  assert found.failed == ("peak_lr=0.003, seed=1",) and found.by == ("clm",)
+  assert found.best is found.rows[0] and found.best.label == "peak_lr=0.001"
+  assert found.best.loss == found.best.losses["clm"]
+  assert (found.best.loss.mean, found.best.step) == (2.5, 4)
+  seeds = [f"schedule.peak_lr=0.001_seed={seed}" for seed in (1, 2)]
+  assert found.best.folders == tuple(tmp_path / seed for seed in seeds)
+  said = "<2 compared, 1 failed; best peak_lr=0.001 (2.500 ± 0.707)>"
+  assert repr(found) == said and "2.500 ± 0.707" in str(found)
+  one = compare.compare(found.best.folders, by="clm")
+  assert one.folder is None and one.best.label == seeds[0]
+  assert sorted(path.name for path in tmp_path.glob("comp*")) == ["comparison"]
+  for grid, message in (
+    ({}, "the grid {} has no values to vary"),
+    ({"seed": []}, "has no values to vary"),
+    ({"seeds": [1]}, "unknown config key 'seeds'; did you mean 'seed'?"),
+  ):
+    assert message in runs.told(
+      functools.partial(sweep.sweep, "quickstart", grid, tmp_path, **how)
+    )
 
 
 def test_a_run_that_fails_is_named(trained, prepared, tmp_path, capsys):

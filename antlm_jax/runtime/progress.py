@@ -23,6 +23,11 @@ def quietly(quiet: bool = True) -> Iterator[None]:
     _QUIET.reset(before)
 
 
+def is_quiet() -> bool:
+  """Whether nothing is to be shown."""
+  return _QUIET.get()
+
+
 def say(line: str) -> None:
   """Prints a line on stdout. Only the first of several processes prints it."""
   if processes.is_first() and not _QUIET.get():

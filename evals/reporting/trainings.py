@@ -3,6 +3,7 @@
 Runs come by label. The runs of a label are its seeds.
 """
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -31,19 +32,76 @@ AXES = {"step": "step", "tokens": "tokens", "share": "share of the run (%)"}
 _APART = set(config_lib.FREE) | {"seed"}
 
 
+@dataclasses.dataclass(frozen=True)
+class Compared:
+  """The runs of a label, which differ in their seeds."""
+
+  label: str
+  step: int  # that is compared: the best by `eval.watch`, or the last
+  losses: Mapping[str, Mean]  # held out, in nats, by objective
+  loss: Mean | None  # that ranks: the mean over the objectives asked for
+  folders: tuple[pathlib.Path, ...]
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Comparison:
+  """Runs compared, the best first, and their table.
+
+  Attributes:
+    rows: The runs of each label.
+    by: Objectives whose losses rank them.
+    table: The rows as text.
+    folder: Folder of the report; None if it is not written.
+    failed: Runs of a sweep that failed.
+  """
+
+  rows: tuple[Compared, ...]
+  by: tuple[str, ...]
+  table: str
+  folder: pathlib.Path | None = None
+  failed: tuple[str, ...] = ()
+
+  @property
+  def best(self) -> Compared:
+    """The runs with the lowest loss."""
+    return self.rows[0]
+
+  def __repr__(self) -> str:
+    loss = f" ({_spread(self.best.loss)})" if self.best.loss else ""
+    failed = f", {len(self.failed)} failed" if self.failed else ""
+    return f"<{len(self.rows)} compared{failed}; best {self.best.label}{loss}>"
+
+  def __str__(self) -> str:
+    written = f"\nwritten to {self.folder / 'report.md'}" if self.folder else ""
+    return f"{self.table}\n\nbest: {self.best.label}{written}"
+
+
 def compare(
   title: str,
   runs: _Runs,
   by: Sequence[str],
-  folder: pathlib.Path,
+  folder: pathlib.Path | None = None,
   axis: str | None = None,
-) -> None:
-  """Prints and writes a `report`, whose errors it raises."""
+) -> Comparison:
+  """Makes a `report`, whose errors it raises, and writes it into a folder."""
   found = report(title, runs, by, axis)
-  head, lines = render.cells(found.tables["runs"][""], _shown)
-  print(tables.text(lines, head, "<>"))
-  render.write(found, folder)
-  print(f"\nbest: {found.about['best']}\nwritten to {folder / 'report.md'}")
+  rows, by = found.tables["runs"][""], found.about["by"]
+  head, lines = render.cells(rows, _shown)
+  if folder:
+    render.write(found, folder)
+  compared = tuple(
+    Compared(
+      label=row["run"],
+      step=row["step"],
+      losses={
+        k: x for k, x in row.items() if k != "mean" and isinstance(x, Mean)
+      },
+      loss=row["mean"] if len(by) > 1 else row[by[0]],
+      folders=tuple(run.folder for run in runs[row["run"]]),
+    )
+    for row in rows
+  )
+  return Comparison(compared, tuple(by), tables.text(lines, head, "<>"), folder)
 
 
 def report(
@@ -159,10 +217,14 @@ def _shown(value, heading: str, row: Row) -> str:
   if heading == "step":
     return row["_step"]
   if isinstance(value, Mean):
-    spread = "" if value.std is None else f" ± {value.std:.3f}"
-    return f"{value.mean:.3f}{spread}"
+    return _spread(value)
   write = {"parameters": units.quantity, "time": units.duration}
   return write.get(heading, str)(value)
+
+
+def _spread(value: Mean) -> str:
+  spread = "" if value.std is None else f" ± {value.std:.3f}"
+  return f"{value.mean:.3f}{spread}"
 
 
 def _notes(runs: Sequence[TrainedRun], by: Sequence[str]) -> list[str]:

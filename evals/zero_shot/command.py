@@ -13,7 +13,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 
@@ -152,6 +152,7 @@ class Evaluation:
 
   Attributes:
     task: Name of the task.
+    mode: Outputs that predict a token.
     summary: The figures, as in summary.json.
     items: Every item with its scores, as in items.jsonl.
     table: The figures as text.
@@ -160,8 +161,9 @@ class Evaluation:
   """
 
   task: str
-  summary: Mapping[str, Any]
-  items: Sequence[Mapping[str, Any]]
+  mode: str
+  summary: Mapping[str, object]
+  items: Sequence[Mapping[str, object]]
   table: str
   folder: pathlib.Path | None = None
   reused: bool = False
@@ -169,11 +171,11 @@ class Evaluation:
   @property
   def score(self) -> float:
     """The task's main figure."""
-    return self.summary[TASKS[self.task].figure]
+    return cast(float, self.summary[TASKS[self.task].figure])
 
   def __repr__(self) -> str:
-    mode, figure = self.summary["request"]["mode"], TASKS[self.task].figure
-    return f"<{self.task}, {mode}: {figure} {self.score:.4g}>"
+    figure = TASKS[self.task].figure
+    return f"<{self.task}, {self.mode}: {figure} {self.score:.4g}>"
 
   def __str__(self) -> str:
     return self.table
@@ -246,7 +248,7 @@ def evaluate(
       if folder:
         write(folder, summary, lines, outcome.files)
   table = of.shown(summary, asked)
-  return Evaluation(task, summary, lines, table, folder, reused)
+  return Evaluation(task, asked.mode, summary, lines, table, folder, reused)
 
 
 def request_of(task: str, asked: TaskSettings, model: Identity) -> dict:
