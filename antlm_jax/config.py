@@ -529,6 +529,11 @@ def from_json(text: str) -> Config:
     stored = json.loads(text)
     if "model" not in stored:
       raise ValueError("it has no model")
+    for name, of in [*stored.get("objectives", {}).items()]:
+      # Of a plugin that the run had loaded, but does not need.
+      unknown = of.get("kind", "") not in objective.KINDS
+      if unknown and name not in stored["curriculum"]:
+        del stored["objectives"][name]
     return typed(stored, old=True)
   except (AttributeError, LookupError, TypeError, ValueError) as error:
     raise UserError(f"not the JSON of a config: {error!r:.200}") from error

@@ -153,6 +153,15 @@ def test_a_model_names_the_plugin_that_it_lacks(trained, name):
   assert "give --plugin=FILE.py" in line
 
 
+def test_an_objective_that_a_model_does_not_use_may_be_lacking():
+  before = config.typed(config.default())
+  imported("objective")
+  text = config.to_json(config.typed(config.default()))
+  assert "R" in config.from_json(text).objectives
+  del objective.KINDS["reversed"], objective.OBJECTIVES["R"]
+  assert config.from_json(text) == before
+
+
 def test_a_model_needs_neither_writers_nor_hooks(trained):
   imported("optimizer", "schedule", "objective", "encoder")
   loaded = ax.load(trained / "toy/0")
