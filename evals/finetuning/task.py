@@ -39,7 +39,7 @@ class Entity(NamedTuple):
   stop: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Prediction:
   """Prediction of a fine-tuned model; None where its head has no such thing."""
 
@@ -50,6 +50,13 @@ class Prediction:
   entities: tuple[Entity, ...] | None = None
   answer: str | None = None  # part of the second text; empty for none
   value: object = None  # plain JSON of a head that has none of these
+
+  def __repr__(self) -> str:
+    found = {name: x for name, x in vars(self).items() if x is not None}
+    del found["texts"]
+    if self.probabilities and self.label is not None:
+      found["probabilities"] = f"{self.probabilities[self.label]:.1%}"
+    return f"<{', '.join(map(str, found.values()))}>"
 
   def to_json(self) -> dict[str, object]:
     """Returns what there is, as plain JSON."""
