@@ -35,11 +35,11 @@ PROMPTS = "query", "document"
 class Embedding:
   """How texts are embedded."""
 
-  prompt: str = setting(
-    "",
+  prompt: str | None = setting(
+    None,
     "Prefix of each text that an embedder was trained with, if it has one:"
     " query or document",
-    choices=("", *PROMPTS),
+    choices=PROMPTS,
   )
   normalize: bool | None = setting(
     None,
@@ -76,7 +76,7 @@ def embed(
   model: Loaded | files.Path,
   texts: files.Path | Iterable[str],
   *,
-  prompt: str = Embedding.prompt,
+  prompt: str | None = Embedding.prompt,
   normalize: bool | None = Embedding.normalize,
   attention: str | None = Embedding.attention,
   text_column: str = Embedding.text_column,
@@ -90,7 +90,7 @@ def embed(
       which `finetune(preset="pairs", save=True)` saves.
     texts: n texts, or the path to a file of lines or records.
     prompt: Prefix of each text that an embedder was trained with: `query`,
-      `document`, or none.
+      `document`; none by default.
     normalize: Whether vectors are scaled to length 1; by default those of an
       embedder are.
     attention: `bidirectional` or `causal`; as fine-tuned, or else
@@ -141,7 +141,7 @@ def _head(loaded: Loaded, asked: Embedding) -> tuple[_Pool, bool]:
   settings = task.settings if task else {}
   attention = asked.attention or (task.attention if task else ATTENTIONS[0])
   prompts = zip(PROMPTS, settings.get("prompts", ("", "")), strict=True)
-  prefix = {"": "", **dict(prompts)}[asked.prompt]
+  prefix = dict(prompts)[asked.prompt] if asked.prompt else ""
   embeds = task is not None and kind in (task.kind, task.export_as)
   return _Pool(
     prompts=("", prefix),
@@ -152,7 +152,7 @@ def _head(loaded: Loaded, asked: Embedding) -> tuple[_Pool, bool]:
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
-  parser = cli.Parser(description=__doc__, may_be_empty=("prompt",))
+  parser = cli.Parser(description=__doc__)
   add_arguments(parser)
   parser.add_argument("--data", required=True, help="File of lines, or records")
   results.add_output(parser, ".npy", ".jsonl", ".parquet", required=True)

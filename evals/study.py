@@ -45,7 +45,7 @@ _CHIP = "TPU v5"  # v5p
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
+class StudyArguments:
   """The command's arguments."""
 
   data: str | None = setting(None, "Path to the folder of evaluation sets")
@@ -69,7 +69,7 @@ class Settings:
   )
 
 
-def read(settings: Settings, overrides: Sequence[str] = ()) -> Study:
+def read(settings: StudyArguments, overrides: Sequence[str] = ()) -> Study:
   """Reads a study's config.
 
   Args:
@@ -259,9 +259,9 @@ def _hours(work: float) -> float:
 def main(argv: Sequence[str]) -> None:
   """Runs the command; --config.KEY=VALUE goes to every training."""
   parser = cli.Parser(description=__doc__)
-  settings_lib.add_arguments(parser, Settings)
+  settings_lib.add_arguments(parser, StudyArguments)
   args, overrides = parser.parse_with_overrides(argv)
-  settings = settings_lib.from_args(Settings, args)
+  settings = settings_lib.from_args(StudyArguments, args)
   study = read(settings, overrides)
   runs = pathlib.Path(
     settings.runs or f"runs/{study.path.stem}_{study.name}"

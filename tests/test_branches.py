@@ -183,7 +183,9 @@ def test_a_restart_at_a_switch_is_in_the_rates():
 
 
 def read(name, scale):
-  return study.read(study.Settings(config=str(CONFIGS / name), scale=scale))
+  return study.read(
+    study.StudyArguments(config=str(CONFIGS / name), scale=scale)
+  )
 
 
 def test_the_papers_models_share_what_they_do():

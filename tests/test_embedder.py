@@ -8,11 +8,11 @@ import pytest
 from antlm_jax.data import toy_english
 from antlm_jax.evals import finetune
 from antlm_jax.evals.embed import embed
-from antlm_jax.evals.finetuning import saved
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.hf import export
 from antlm_jax.inference.model import load
 from tests import hub, random_models, runs
+from tests.tuned import outputs
 
 transformers = pytest.importorskip("transformers")
 sbert = pytest.importorskip("sentence_transformers")
@@ -69,8 +69,8 @@ def test_from_a_folder_to_an_embedder_and_out(tmp_path):
   # Longer rows than in pretraining were learnt from, and are read.
   assert model.max_seq_length == loaded.longest_row > 16
   asks = [Example((t,), {}) for t in texts]
-  queries = saved.outputs(loaded, asks)
-  documents = saved.outputs(loaded, [(t,) for t in texts])
+  queries = outputs(loaded, asks)
+  documents = outputs(loaded, [(t,) for t in texts])
   asked = embed(loaded, texts, prompt="query")
   plain = embed(loaded, texts)  # without a prompt
   for ours, theirs in (

@@ -33,6 +33,7 @@ from tests import random_models, runs
 from tests.helpers import equal
 from tests.test_finetune import QUICK, STEP, cola, sentences, toy
 from tests.test_glue import line
+from tests.tuned import outputs
 
 run = random_models.run(layers=1, tied=False)
 
@@ -102,7 +103,7 @@ def recomputed(folder) -> Loaded:
   written = json.loads((folder / "predictions.json").read_text())
   written = written["glue"]["cola"]["predictions"]
   texts = sentences(len(written), 1)[0]
-  logits = saved.outputs(model, [(text,) for text in texts])
+  logits = outputs(model, [(text,) for text in texts])
   assert logits.shape == (len(written), 2)
   assert logits.argmax(axis=1).tolist() == [one["pred"] for one in written]
   found = predict(model, texts)
@@ -153,16 +154,16 @@ def test_pairs_and_words_for_classes(loaded, tmp_path):
   assert task.head.labels == ("entailment", "neutral", "contradiction")
   assert equal(model.params, loaded.params) and equal(model.task.params, head)
   pairs = [("p", "h"), ("Tom sat", "the dogs rest near the hills")]
-  both = saved.outputs(model, pairs)
+  both = outputs(model, pairs)
   assert both.shape == (2, 3)
-  alone = [saved.outputs(model, [pair])[0] for pair in pairs]
+  alone = [outputs(model, [pair])[0] for pair in pairs]
   np.testing.assert_allclose(both, alone, rtol=1e-4, atol=1e-5)
-  swapped = saved.outputs(model, [pair[::-1] for pair in pairs])
+  swapped = outputs(model, [pair[::-1] for pair in pairs])
   assert np.abs(swapped - both).max() > 1e-3
 
 
 def test_only_a_known_head_has_outputs(loaded):
-  line = runs.told(saved.outputs, loaded, [("the dogs",)])
+  line = runs.told(outputs, loaded, [("the dogs",)])
   assert "is not fine-tuned" in line and str(loaded.path) in line
   for kind, settings, message in (
     ("other", {}, "a head of the kind 'other', which is not one of classifier"),
@@ -190,7 +191,7 @@ def test_predictions_have_labels_and_probabilities(
   """From a list, an iterator, lines and records alike; long texts are cut."""
   found = predict(classifier, TEXTS, quiet=True)
   assert capsys.readouterr().out == ""
-  logits = saved.outputs(classifier, TEXTS)
+  logits = outputs(classifier, TEXTS)
   for one, row, text in zip(found, logits, TEXTS, strict=True):
     shares = np.exp(row) / np.exp(row).sum()
     assert list(one.probabilities.values()) == pytest.approx(shares, rel=1e-5)
@@ -253,11 +254,9 @@ def test_vectors_are_pooled_as_the_model_was_tuned(classifier, loaded, capsys):
   found = embed(model, TEXTS, prompt="query")
   check(model, found, "mean", False, "a cat ", unit=True)
   found = embed(model, TEXTS, prompt="document")
-  np.testing.assert_allclose(
-    found, saved.outputs(model, TEXTS), rtol=1e-5, atol=1e-6
-  )
+  np.testing.assert_allclose(found, outputs(model, TEXTS), rtol=1e-5, atol=1e-6)
   assert embed(loaded, []).shape == (0, loaded.model.config.width)
-  with pytest.raises(UserError, match="--prompt='x' is not one of , query, "):
+  with pytest.raises(UserError, match="--prompt='x' is not one of query, d"):
     embed(model, TEXTS, prompt="x")
 
 
@@ -334,7 +333,7 @@ def test_parameters_are_those_of_the_best_epoch(loaded, tmp_path):
   assert len(copies) <= leader.best_epoch  # not after it
   saved.save(tmp_path, loaded, task, "bidirectional", best.params)
   model = load(tmp_path / "model")
-  logits = saved.outputs(model, [(text,) for text in sentences(40, 1)[0]])
+  logits = outputs(model, [(text,) for text in sentences(40, 1)[0]])
   assert np.array_equal(logits.argmax(axis=1), leader.predictions["cola"])
 
 

@@ -18,13 +18,13 @@ import pytest
 from antlm_jax import generate, score
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import saved
 from antlm_jax.evals.finetuning.classification import Classifier
 from antlm_jax.hf import export, import_
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference.model import FineTuned, load, write
 from antlm_jax.masks import AttentionMask
 from tests import hub, random_models, real, runs
+from tests.tuned import outputs
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -268,7 +268,7 @@ def test_a_fine_tuned_head_comes_along(
   )
   with torch.no_grad():
     theirs = model(**inputs).logits.numpy()
-  largest(f"{encoder}, {pool}", saved.outputs(loaded, texts), theirs)
+  largest(f"{encoder}, {pool}", outputs(loaded, texts), theirs)
   assert model.config.id2label[2] == "contradiction"
   assert "text-classification" in (folder / "README.md").read_text()
   assert "'label': " in run_example(folder, capsys)

@@ -79,6 +79,11 @@ def trained(loaded, task, runs, folder, **settings) -> list[Outcome]:
   return outcomes
 
 
+def outputs(loaded, texts, max_length=128):
+  """The outputs of a saved model's head for each text, such as logits."""
+  return saved.compute(loaded, texts, max_length)[0]
+
+
 def report_of(folder, config, *args):
   """Writes the report of runs; returns its numbers and its text."""
   report.main([f"--runs={folder}", f"--config={config}", *args])

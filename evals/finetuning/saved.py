@@ -110,13 +110,6 @@ def head(loaded: Loaded) -> Head:
 Texts = Iterable[str | Sequence[str] | Example]
 
 
-def outputs(
-  loaded: Loaded, texts: Texts, max_length: int = Hyperparameters.max_length
-) -> Any:
-  """Returns the head's outputs for each row, such as logits, on the host."""
-  return compute(loaded, texts, max_length)[0]
-
-
 def compute(
   loaded: Loaded,
   texts: Texts,

@@ -213,15 +213,8 @@ def evaluate(
     UserError: A name or a value is wrong, the model or the data cannot be read,
       or the output cannot be written or has results of another request.
   """
-  if task not in TASKS:
-    raise UserError(f"task {task!r} is not one of {', '.join(sorted(TASKS))}")
-  of, given = TASKS[task], {"data": os.fspath(data), "mode": mode_named(mode)}
-  known = [field.name for field in settings_lib.fields(of.settings)]
-  help = f"antlm eval score --task={task} --help lists them"
-  settings_lib.refuse_unknown(settings, known, f"task {task}", help)
-  asked = settings_lib.choose(of.settings, given | settings)
-  pipelines.options(asked.pipeline, asked.mode, task)  # refuses what it lacks
-  folder = output and pathlib.Path(output)
+  asked = asked_of(task, data, {"mode": mode, **settings})
+  of, folder = TASKS[task], output and pathlib.Path(output)
   with progress.quietly(quiet):
     # The cheap checks come first: arguments, then data, then the model.
     items = of.read(asked)
@@ -249,6 +242,20 @@ def evaluate(
         write(folder, summary, lines, outcome.files)
   table = of.shown(summary, asked)
   return Evaluation(task, asked.mode, summary, lines, table, folder, reused)
+
+
+def asked_of(task: str, data: files.Path, given: Mapping[str, Setting]) -> Any:
+  """Returns the settings of a task; errors are those of `evaluate`."""
+  if task not in TASKS:
+    raise UserError(f"task {task!r} is not one of {', '.join(sorted(TASKS))}")
+  section = TASKS[task].settings
+  known = [field.name for field in settings_lib.fields(section)]
+  help = f"antlm eval score --task={task} --help lists them"
+  settings_lib.refuse_unknown(given, known, f"task {task}", help)
+  given = {**given, "data": os.fspath(data), "mode": mode_named(given["mode"])}
+  asked = settings_lib.choose(section, given)
+  pipelines.options(asked.pipeline, asked.mode, task)  # refuses what it lacks
+  return asked
 
 
 def request_of(task: str, asked: TaskSettings, model: Identity) -> dict:

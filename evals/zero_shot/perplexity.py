@@ -29,16 +29,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts as texts_lib
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome
+from antlm_jax.evals.zero_shot.command import TASKS, Outcome, asked_of
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.model import opened
 from antlm_jax.inference.scoring import Text
 from antlm_jax.runtime import files, progress
-from antlm_jax.settings import setting
+from antlm_jax.settings import Setting, setting
 
 _ENCODED = 256  # documents at once: encoding takes 30 times their memory
 
@@ -91,11 +90,8 @@ def perplexity(
   mode: str = "causal",
   stride: int = PerplexitySettings.stride,
   limit: int = PerplexitySettings.limit,
-  column: str = PerplexitySettings.column,
-  documents: str = PerplexitySettings.documents,
-  split: str = PerplexitySettings.split,
-  batch_tokens: int = PerplexitySettings.batch_tokens,
   quiet: bool = False,
+  **settings: Setting,
 ) -> Perplexity:
   """Measures the perplexity of texts.
 
@@ -107,28 +103,14 @@ def perplexity(
     stride: Number of tokens from one window of a long document to the next; 0
       for the model's longest row, with masks for half of it.
     limit: Largest number of documents; 0 for all.
-    column: Name of the field or column of a file's records with the text.
-    documents: Division of a plain text into documents, as for `prepare`.
-    split: Part of a divided folder: `dev`, `train` or `test`.
-    batch_tokens: Number of tokens encoded at once.
     quiet: Whether to print nothing.
+    **settings: Other options of `antlm eval perplexity`, such as `column`.
 
   Raises:
     UserError: An argument is wrong, there is no text, or no token to predict.
   """
-  asked = settings_lib.choose(
-    PerplexitySettings,
-    {
-      "data": "",
-      "mode": scoring.mode_named(mode),
-      "stride": stride,
-      "limit": limit,
-      "column": column,
-      "documents": documents,
-      "split": split,
-      "batch_tokens": batch_tokens,
-    },
-  )
+  given = {"mode": mode, "stride": stride, "limit": limit, **settings}
+  asked = asked_of("perplexity", "", given)
   with progress.quietly(quiet):
     found = texts_lib.read(asked, texts)
     return measure(opened(model), found, asked)
