@@ -84,7 +84,8 @@ def test_every_file_and_command_that_a_page_names_exists(page):
     assert (page.parent / link).exists(), link
   for module in re.findall(r"python -m ([\w.]+)", text):
     path = runs.ROOT / module.replace(".", "/")
-    assert path.with_suffix(".py").exists(), module
+    known = path.with_suffix(".py"), path / "__main__.py"
+    assert any(file.exists() for file in known), module
   for name, second in re.findall(r"(?:`|^)antlm (\w+)(?: (\w+))?", text, re.M):
     assert {name, f"{name} {second}"} & COMMANDS.keys(), (name, second)
 
