@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from antlm_jax import __main__ as antlm
 from antlm_jax import cli, errors, plugins
-from antlm_jax.commands import export, prepare, train
+from antlm_jax.commands import configs, doctor, export, prepare, train
 from antlm_jax.errors import UserError
 from tests import runs
 
@@ -158,3 +159,40 @@ def test_a_platform_that_jax_lacks_is_one_line(platforms):
 def test_an_unforeseen_error_is_not_explained():
   assert errors.explain(RuntimeError("Unable to initialize backend")) is None
   assert errors.explain(AssertionError()) is None
+
+
+def test_configs_lists_each_with_its_size_and_length(capsys):
+  configs.main(["--vocab_size=1000"])
+  head, *lines = capsys.readouterr().out.splitlines()
+  assert "parameters at 1k" in head
+  rows = {line.split()[0]: line for line in lines}
+  assert rows.keys() == {path.stem for path in config.CONFIGS.glob("*.py")}
+  for name, words in {
+    "antlm_babyllama": ("llama", "24 epochs"),
+    "gpt_bert": ("ltg_bert", "7,812 steps"),
+    "continued": ("Continues a model",),  # which it needs to be counted
+  }.items():
+    assert all(word in rows[name] for word in words), rows[name]
+
+
+def test_doctor_names_what_is_missing(capsys, monkeypatch):
+  doctor.main([])
+  said = capsys.readouterr().out
+  assert "a matrix product compiled and ran" in said
+  assert said.endswith("everything that antlm_jax needs is here\n")
+  known = importlib.metadata.version
+
+  def version(name):
+    if name in ("optax", "jinja2"):
+      raise importlib.metadata.PackageNotFoundError(name)
+    return "0.1" if name == "grain" else known(name)
+
+  monkeypatch.setattr(importlib.metadata, "version", version)
+  with pytest.raises(SystemExit) as ended:
+    doctor.main([])
+  assert ended.value.code == 1
+  said = capsys.readouterr().out
+  assert "problem: optax is missing: pip install 'optax>=" in said
+  assert "problem: grain 0.1: pip install 'grain>=" in said
+  (line,) = (x for x in said.splitlines() if x.startswith("antlm_jax[evals]"))
+  assert "needs jinja2" in line  # an extra is no problem
