@@ -1,4 +1,4 @@
-"""Checks an installation: versions, devices, a train step, optional packages.
+"""Checks an installation: versions, devices and optional packages.
 
 If a required package is missing or of an untested version, or JAX cannot
 compute, the exit status is 1.
