@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from antlm_jax import __main__ as antlm
-from antlm_jax import cli, config, errors
+from antlm_jax import cli, config, errors, plugins
 from antlm_jax.commands import configs, doctor, export, prepare, train
 from antlm_jax.errors import UserError
 from tests import runs
