@@ -73,7 +73,7 @@ def compare(
   common = os.path.commonpath([path.parent for path in paths])
   labels = {os.path.relpath(path, common): path for path in paths}
   found = {label: [read_run(label, path)] for label, path in labels.items()}
-  folder = output and pathlib.Path(output)
+  folder = pathlib.Path(output) if output else None
   return trainings.compare("Runs compared", found, asked.by, folder, asked.x)
 
 

@@ -107,32 +107,20 @@ def embed(
     UserError: An argument is wrong, or the file cannot be read or lacks the
       column.
   """
-  asked = settings_lib.choose(
-    Embedding,
-    {
-      "prompt": prompt,
-      "normalize": normalize,
-      "attention": attention,
-      "text_column": text_column,
-      "batch_tokens": batch_tokens,
-    },
-  )
+  asked = Embedding(prompt, normalize, attention, text_column, batch_tokens)
+  settings_lib.check(asked, "--")
   with progress.quietly(quiet):
     loaded = opened(model)
     if isinstance(texts, str | os.PathLike):
-      found = own.texts_of(os.fspath(texts), [asked.text_column])
-    else:
-      found = ((text,) for text in texts)
-    examples = list(found)
+      found = own.texts_of(os.fspath(texts), [text_column])
+      texts = (text for (text,) in found)
+    examples = list(texts)
     if not examples:
       return np.zeros((0, loaded.model.config.width), np.float32)
     length = loaded.longest_row
     size = max(1, asked.batch_tokens // length)
-    head, causal = _head(loaded, asked)
-    vectors, rows = saved.compute(loaded, examples, length, size, head, causal)
-    if rows.cut:
-      progress.say(f"texts that are cut to fit {length} tokens: {rows.cut}")
-  return vectors
+    how = length, size, *_head(loaded, asked)
+    return saved.compute(loaded, examples, *how)[0]
 
 
 def _head(loaded: Loaded, asked: Embedding) -> tuple[_Pool, bool]:

@@ -91,8 +91,6 @@ def predict(
       return []
     length = asked.max_length or loaded.longest_row
     found, rows = saved.compute(loaded, examples, length, asked.batch_size)
-    if rows.cut:
-      progress.say(f"texts that are cut to fit {length} tokens: {rows.cut}")
   return head.predictions(found, rows)
 
 

@@ -18,6 +18,7 @@ from antlm_jax.evals.finetuning.task import Head, Task
 from antlm_jax.evals.finetuning.trial import Hyperparameters, Run
 from antlm_jax.inference import programs
 from antlm_jax.inference.model import FineTuned, Loaded, write
+from antlm_jax.runtime import progress
 
 
 class Best:
@@ -137,6 +138,8 @@ def compute(
   causal = loaded.task.attention == "causal" if causal is None else causal
   examples = [t if isinstance(t, Example) else own.example(t) for t in texts]
   rows = own.encode(loaded, examples, max_length)
+  if rows.cut:
+    progress.say(f"texts that are cut to fit {max_length} tokens: {rows.cut}")
   program = programs.compiled(_one_run, loaded.model.config, own, causal)
   call = functools.partial(program, trial.joined(loaded.params, params))
   found = batching.predict(call, rows, batch_size)

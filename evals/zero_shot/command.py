@@ -214,7 +214,7 @@ def evaluate(
       or the output cannot be written or has results of another request.
   """
   asked = asked_of(task, data, {"mode": mode, **settings})
-  of, folder = TASKS[task], output and pathlib.Path(output)
+  of, folder = TASKS[task], pathlib.Path(output) if output else None
   with progress.quietly(quiet):
     # The cheap checks come first: arguments, then data, then the model.
     items = of.read(asked)
