@@ -152,7 +152,7 @@ class Log(Section):
     ("tensorboard", "csv"),
     "Copies of metrics.jsonl: tensorboard, csv, wandb or a plugin's",
   )
-  hooks: tuple[str, ...] = setting((), "Hooks that plugins add")
+  hooks: tuple[str, ...] = setting((), "Names of hooks of plugins")
   trace: str = setting("", "Profile steps FIRST:LAST into WORKDIR/trace")
 
 
