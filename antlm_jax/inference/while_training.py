@@ -1,4 +1,4 @@
-"""Scores minimal pairs while a model trains: a hook for `loop.train`."""
+"""Scores minimal pairs while a model trains: the hook of `eval.pairs`."""
 
 import os
 from collections.abc import Mapping
