@@ -64,7 +64,6 @@ assert_type(ax.generate("runs/x", ["a"], count=2), list[str])
 assert_type(filled.masks[0].candidates, list[tuple[str, float]])
 config: ax.Config = ax.Config(optimizer=ax.Muon(), schedule=ax.WSD())
 run = ax.train(config, "runs/x", data, curriculum="4C+4M", seed=1)
-assert run is not None
 assert_type(run.losses, dict[str, float])
 assert_type(ax.perplexity(model, ["a"], mode="clm").bits_per_byte, float)
 assert_type(ax.evaluate("x", "blimp", "y", mode="mlm", limit=9).score, float)

@@ -170,6 +170,8 @@ def plan(
       "slices": slices,
       "overrides": [f"--config.{k}={v}" for k, v in settings.items()],
     }
+    of = f"{slices} x {topology}" if slices > 1 else topology
+    progress.say(f"{about['config']} on {of}")
     about |= _about(run)
     result = functools.partial(Plan, about=about, steps=run.curriculum.steps)
     if sweep:
@@ -181,6 +183,7 @@ def plan(
     found = tuple(estimate_all(run, run.programs(), forecasts=True))
     if all(e.memory.fits for e in found):
       return result(programs=found)
+    progress.say("does not fit: trying settings that need less memory")
     changes, seen = search.advise(pod, run, found)
     return result(programs=found, changes=changes, advised=tuple(seen))
 

@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import pathlib
 import shlex
 import sys
+import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -33,18 +35,22 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:
-  """A run that has ended, with the figures of its summary.json."""
+  """A run that has ended, with the figures of its summary.json.
+
+  Of several processes, only the first has those that have a default.
+  """
 
   workdir: pathlib.Path
   steps: int
   parameters: int
-  unigram_entropy: float  # of the held-out tokens, in nats
-  switches: tuple[int, ...]  # steps at which objectives or data changed
-  best: Mapping[str, float] | None  # step and loss, with `eval.watch`
-  modes: Mapping[str, Mapping[str, float]]  # last and best loss by objective
-  advice: tuple[str, ...]  # warnings, and a tip
-  held_out: tuple[Mapping[str, float], ...]  # main evaluations, in order
-  seconds: Mapping[str, float]  # by activity
+  unigram_entropy: float = math.nan  # of the held-out tokens, in nats
+  switches: Sequence[int] = ()  # steps at which objectives or data changed
+  best: Mapping[str, float] | None = None  # step and loss, with `eval.watch`
+  # Last and best held-out loss, in nats, by objective.
+  modes: Mapping[str, Mapping[str, float]] = types.MappingProxyType({})
+  advice: Sequence[str] = ()  # warnings, and a tip
+  held_out: Sequence[Mapping[str, float]] = ()  # main evaluations, in order
+  seconds: Mapping[str, float] = types.MappingProxyType({})  # by activity
 
   @property
   def losses(self) -> dict[str, float]:
@@ -71,7 +77,7 @@ def train(
   quiet: bool = False,
   command: str = "",
   **settings: Setting,
-) -> Trained | None:
+) -> Trained:
   """Trains a model. The same call resumes a run that was stopped.
 
   Args:
@@ -85,9 +91,6 @@ def train(
     command: Command line to show on the run's page.
     **settings: Settings by their names, such as `curriculum="4C+16M+4C"` or
       `**{"train.steps": 500}`.
-
-  Returns:
-    The run; None on all processes but the first.
 
   Raises:
     UserError: Bad input, a workdir in use by another run, a loss that is not
@@ -107,7 +110,7 @@ def train(
   start = import_.start(begin) if begin else None
   with progress.quietly(quiet):
     found = loop.train(made, workdir, [*pairs, *hooks], command, start, held)
-  return found and Trained(workdir=pathlib.Path(workdir), **found)
+  return Trained(workdir=pathlib.Path(workdir), **found)
 
 
 def _sources(

@@ -37,7 +37,7 @@ def train(
   command: str = "",
   start: Checkpoint | None = None,
   data: Mapping[str, Prepared] | None = None,
-) -> dict | None:
+) -> dict:
   """Trains to the end of the curriculum, and resumes a run that was stopped.
 
   Args:
@@ -49,7 +49,8 @@ def train(
     data: Prepared data by name, in place of that of `data.path`.
 
   Returns:
-    The summary, as in summary.json; None on all processes but the first.
+    The summary, as in summary.json; its first two figures on all processes but
+    the first.
 
   Raises:
     UserError: Bad input, a workdir in use by another run, a loss that is not
@@ -149,7 +150,7 @@ class Trainer:
       for hook in self.hooks:
         ends.callback(hook.end)
 
-  def train(self) -> dict | None:
+  def train(self) -> dict:
     """Takes all remaining steps and writes the summary."""
     batches = self.in_step(self.run.source, self.step, self.config.data.threads)
     for hook in self.hooks:
@@ -171,7 +172,7 @@ class Trainer:
               hook.run(self)
     with self.ledger.time("checkpoint"):
       self.checkpoints.wait()
-    found = None
+    found = {"steps": self.step, "parameters": self.run.model.size}
     if processes.is_first():
       found, table = self._describe()
       files.write_json(self.folder / "summary.json", found)
