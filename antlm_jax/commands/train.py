@@ -12,7 +12,6 @@ import os
 import pathlib
 import shlex
 import sys
-import types
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -47,10 +46,13 @@ class Trained:
   switches: Sequence[int] = ()  # steps at which objectives or data changed
   best: Mapping[str, float] | None = None  # step and loss, with `eval.watch`
   # Last and best held-out loss, in nats, by objective.
-  modes: Mapping[str, Mapping[str, float]] = types.MappingProxyType({})
+  modes: Mapping[str, Mapping[str, float]] = dataclasses.field(
+    default_factory=dict
+  )
   advice: Sequence[str] = ()  # warnings, and a tip
   held_out: Sequence[Mapping[str, float]] = ()  # main evaluations, in order
-  seconds: Mapping[str, float] = types.MappingProxyType({})  # by activity
+  # By activity.
+  seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
   @property
   def losses(self) -> dict[str, float]:
