@@ -6,6 +6,7 @@ from antlm_jax.commands.import_ import import_model as import_model
 from antlm_jax.commands.merge import merge as merge
 from antlm_jax.commands.plan import plan as plan
 from antlm_jax.commands.prepare import prepare as prepare
+from antlm_jax.commands.train import Trained as Trained
 from antlm_jax.commands.train import train as train
 from antlm_jax.config import Checkpoint as Checkpoint
 from antlm_jax.config import Config as Config
@@ -14,6 +15,9 @@ from antlm_jax.config import Eval as Eval
 from antlm_jax.config import Init as Init
 from antlm_jax.config import Log as Log
 from antlm_jax.config import Train as Train
+from antlm_jax.data.prepared_folder import Prepared as Prepared
+from antlm_jax.errors import Stopped as Stopped
+from antlm_jax.errors import UserError as UserError
 from antlm_jax.evals.compare import compare as compare
 from antlm_jax.evals.embed import embed as embed
 from antlm_jax.evals.finetune import finetune as finetune
@@ -23,6 +27,7 @@ from antlm_jax.evals.sweep import sweep as sweep
 from antlm_jax.evals.zero_shot.perplexity import perplexity as perplexity
 from antlm_jax.inference.filling import fill as fill
 from antlm_jax.inference.generation import generate as generate
+from antlm_jax.inference.model import Loaded as Loaded
 from antlm_jax.inference.model import load as load
 from antlm_jax.inference.scoring import score as score
 from antlm_jax.masks import AttentionMask as AttentionMask

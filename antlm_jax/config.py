@@ -194,6 +194,10 @@ class Config:
 
   def __post_init__(self):
     settings.check(self)
+    for name in _GROUPS:
+      section = getattr(self, name)
+      if getattr(section, "group", None) != name:
+        raise UserError(f"{name}={section!r:.80} is no section of that name")
     if self.train.epochs and self.train.steps:
       raise UserError("train.epochs and train.steps are both set: choose one")
     known = self.known_objectives

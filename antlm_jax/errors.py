@@ -27,10 +27,10 @@ class UserError(Exception):
 
 
 class Stopped(KeyboardInterrupt):
-  """A run was told to end: the same command goes on."""
+  """A run was told to end: the same command or call resumes it."""
 
   def __init__(self, status: int, saved: bool = False):
-    super().__init__()
+    super().__init__("run the same again to resume" if saved else "")
     self.status = status  # `INTERRUPTED` or `RUN_AGAIN`
     self.saved = saved  # whether it trained, and all processes saved and end
 

@@ -204,7 +204,11 @@ def plan(
   """
   (tasks, suite), jobs, absent = _tasks(given), [], {}
   if not isinstance(data, str) and not suite.in_memory:
-    raise UserError(f"preset {tasks.preset} reads files: give their folder")
+    own = ", ".join(n for n, suite in PRESETS.items() if suite.in_memory)
+    raise UserError(
+      f"preset {tasks.preset} reads files: give their folder, or one of the"
+      f" presets that take examples: {own}"
+    )
   output = tasks.output or model.evals / suite.folder
   for name in suite.named(tasks.task):
     values = dict(suite.defaults.get(name, {}))

@@ -84,7 +84,8 @@ def test_rows_of_token_ids_need_no_tokenizer(tmp_path):
   assert model.tokenizer.vocab_size == 41  # with the mask
   # A mode may have the name that logs give it, and a model be a path.
   scores = ax.score(model, "1 2 3", mode="clm")
-  np.testing.assert_array_equal(scores, ax.score(run.workdir, ["1 2 3"]))
+  for path in (run.workdir, str(run.workdir), run):
+    np.testing.assert_array_equal(scores, ax.score(path, ["1 2 3"]))
   # Other rows are other data: the run refuses to go on with them.
   with pytest.raises(UserError, match="on other rows"):
     train(tmp_path / "run", rows[::-1], **{"train.batch_size": 8, "seed": 0})
@@ -93,8 +94,10 @@ def test_rows_of_token_ids_need_no_tokenizer(tmp_path):
 @pytest.mark.parametrize(
   "rows, told",
   [
-    (np.zeros(3, int), r"rows are int64 of the shape \(2,\)"),
+    (np.zeros(3, int), r"rows are int64 of the shape \(3,\)"),
     (np.zeros((9, 4)), "rows are float64"),
+    ([[1, 2], [1]], "rows are not all as long"),
+    (["a text"], r"are texts: give antlm_jax\.prepare"),
     (-np.ones((9, 4), int), "token ids -1 to -1"),
   ],
 )
@@ -114,3 +117,22 @@ def test_a_config_is_a_name_or_a_value():
   assert config.given(as_dict, changes) == by_name
   with pytest.raises(UserError, match=r"did you mean 'train\.steps'"):
     config.given(ax.Config(), {"train.stps": 5})
+
+
+@pytest.mark.parametrize(
+  "call, told",
+  [
+    (lambda: ax.train("quickstart", "w", hooks=["norm"]), "'norm' is no Hook"),
+    (lambda: ax.train("quickstart", "w", hooks=[ax.Hook]), "is no Hook: give"),
+    (lambda: ax.train("quickstart", "w", ["a text"]), "data are texts: give"),
+    (lambda: ax.Config(optimizer="muon"), "optimizer='muon' is no section"),
+    (lambda: ax.Config(model=ax.Train()), r"model=Train\(.* is no section"),
+    (lambda: ax.prepare([b"text"]), "b'text' is no text: give str"),
+    (lambda: ax.prepare([3], quiet=True), "3 is no text: give str"),
+  ],
+)
+def test_mistakes_are_told_in_one_line(call, told, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError, match=told) as error:
+    call()
+  assert "\n" not in str(error.value) and not list(tmp_path.iterdir())

@@ -103,6 +103,8 @@ def _paths(text: Text) -> Iterator[tuple[str, ...]]:
   if first is None:
     yield ()
     return
+  if not isinstance(first, str | pathlib.Path):
+    raise UserError(f"{first!r:.60} is no text: give str, or a path")
   if isinstance(first, pathlib.Path):
     yield tuple(map(str, (first, *documents)))
     return

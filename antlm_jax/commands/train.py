@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from antlm_jax import cli, plugins
+from antlm_jax.errors import UserError
 from antlm_jax.runtime import signals
 
 if TYPE_CHECKING:
@@ -63,6 +64,9 @@ class Trained:
     losses = "".join(f", {n} {loss:.3f}" for n, loss in self.losses.items())
     return f"<run {self.workdir}, {self.steps:,} steps{losses}>"
 
+  def __fspath__(self) -> str:
+    return str(self.workdir)  # so that a run is a path to its model
+
   def load(self) -> Loaded:
     """Loads the model of the last step."""
     from antlm_jax.inference import model
@@ -104,7 +108,13 @@ def train(
   from antlm_jax.inference.while_training import Pairs
   from antlm_jax.runtime import progress
   from antlm_jax.training import loop
+  from antlm_jax.training.hooks import Hook
 
+  for hook in hooks:
+    if not isinstance(hook, Hook):
+      raise UserError(
+        f"hooks: {hook!r:.80} is no Hook: give objects, [MyHook()]"
+      )
   path, held = _sources(data)
   made = config_lib.given(config, {**path, **settings})
   pairs = [Pairs(made.eval.pairs)] if made.eval.pairs else []
@@ -119,8 +129,6 @@ def _sources(
   data: Data | Mapping[str, Data] | None,
 ) -> tuple[dict[str, str], dict[str, Prepared]]:
   """Returns data as the setting `data.path`, or prepared data by name."""
-  import numpy as np
-
   from antlm_jax.data import in_memory
   from antlm_jax.data.prepared_folder import Prepared
 
@@ -135,7 +143,7 @@ def _sources(
     if isinstance(one, str | os.PathLike):
       one = Prepared.open(one)
     elif not isinstance(one, Prepared):
-      one = in_memory.from_rows(np.asarray(one))
+      one = in_memory.from_rows(one)
     found[name] = one
   return {}, found
 

@@ -39,6 +39,22 @@ def copy(prepared: Prepared) -> Prepared:
   return dataclasses.replace(prepared, folder=None, train=train, dev=dev)
 
 
+def _checked(tokens: npt.ArrayLike, name: str) -> np.ndarray:
+  """Returns rows as an array, which it is not sure that they are."""
+  try:
+    rows = np.asarray(tokens)
+  except ValueError as error:
+    raise UserError(f"{name} rows are not all as long: give [N, T]") from error
+  if rows.dtype.kind == "U":
+    raise UserError(f"{name} data are texts: give antlm_jax.prepare(texts)")
+  if rows.ndim != 2 or len(rows) < 2 or rows.dtype.kind not in "iu":
+    raise UserError(
+      f"{name} rows are {rows.dtype} of the shape {rows.shape}: give at least"
+      " two rows of token ids, int [N, T]"
+    )
+  return rows
+
+
 def from_rows(
   tokens: npt.ArrayLike,
   dev: npt.ArrayLike | None = None,
@@ -57,16 +73,13 @@ def from_rows(
     UserError: The rows are no two-dimensional integers, or no ids of the
       tokenizer.
   """
-  train = np.asarray(tokens)
+  train, dev = (
+    None if rows is None else _checked(rows, name)
+    for name, rows in (("train", tokens), ("dev", dev))
+  )
   if dev is None:
     train, dev = np.split(train, [-max(1, round(_DEV_SHARE * len(train)))])
-  parts = {"train": train, "dev": np.asarray(dev)}
-  for name, rows in parts.items():
-    if rows.ndim != 2 or not rows.size or rows.dtype.kind not in "iu":
-      raise UserError(
-        f"{name} rows are {rows.dtype} of the shape {rows.shape}: give rows of"
-        " token ids, int [N, T]"
-      )
+  parts = {"train": train, "dev": dev}
   low = min(rows.min() for rows in parts.values())
   high = int(max(rows.max() for rows in parts.values()))
   most = tokenizer.vocab_size - 1 if tokenizer else high

@@ -34,6 +34,13 @@ _OUT_OF_REACH = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED")
 _TENSORSTORES = ("os_error_code=", *_OUT_OF_REACH)  # it cannot write
 
 
+def not_a_path(text: str) -> UserError:
+  """Returns the error for a text that is given where a path belongs."""
+  return UserError(
+    f"{text[:60]!r} is no path that exists; give texts themselves as a list"
+  )
+
+
 def is_remote(path: str | os.PathLike) -> bool:
   """Whether a path is in a bucket."""
   return os.fspath(path).startswith("gs://")

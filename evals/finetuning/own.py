@@ -11,6 +11,7 @@ import functools
 import io
 import itertools
 import json
+import os
 import pathlib
 import re
 import zlib
@@ -23,6 +24,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import classification
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.task import Predicted, Suite, Task, held_out
+from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 
 _KEPT = 0.9  # share of train that is trained on if there is no dev
@@ -101,6 +103,8 @@ def texts_of(path: str, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
   Raises a UserError if it cannot be read, or a record has no text.
   """
+  if not os.path.exists(path):
+    raise files.not_a_path(path)
   if readers.READERS.get(readers.kind(path) or ".txt") is None:
     lines = readers.pieces(path, readers.RULES["line"], "")
     yield from ((line.text,) for line in lines)

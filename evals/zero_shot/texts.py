@@ -52,6 +52,8 @@ def read(
   """
   if isinstance(given, str | os.PathLike):
     asked = dataclasses.replace(asked, data=os.fspath(given) or asked.data)
+    if "\n" in asked.data or len(asked.data) > 255:
+      raise files.not_a_path(asked.data)
     where, given = asked.data, _texts(asked)
   else:
     where = "the list of texts"
