@@ -4,6 +4,7 @@ A task is a value in `TASKS`: a reader of its data, a metric of the model's
 scores, and their description. The module that implements a task adds it.
 """
 
+import argparse
 import dataclasses
 import functools
 import json
@@ -26,6 +27,7 @@ from antlm_jax.inference.model import (
   Identity,
   Loaded,
   add_arguments,
+  from_args,
   identify,
   opened,
 )
@@ -214,32 +216,44 @@ def evaluate(
       or the output cannot be written or has results of another request.
   """
   asked = asked_of(task, data, {"mode": mode, **settings})
-  of, folder = TASKS[task], pathlib.Path(output) if output else None
+  folder = pathlib.Path(output) if output else None
   with progress.quietly(quiet):
     # The cheap checks come first: arguments, then data, then the model.
-    items = of.read(asked)
-    loaded = opened(model)
-    request = request_of(task, asked, loaded)
-    request |= {"data": of.digest(asked, items), **of.request(loaded, asked)}
-    summary = folder and not overwrite and results.finished(folder, request)
-    reused = bool(summary)
-    if reused:
-      lines = [x for _, x in files.read_jsonl(folder / ITEMS, "the items")]
-    else:
-      if folder:  # before minutes of scoring
-        files.check_writable(folder, folder=True)
-      progress.say(f"{len(items):,} items of {asked.data}, {asked.mode}")
-      began = time.monotonic()
-      outcome = of.score(loaded, items, asked)
-      about = {
-        "task": task,
-        "seconds": time.monotonic() - began,  # compilation included
-        "peak_memory_mib": _peak_memory(),
-      }
-      summary = {"request": request, **about, **outcome.summary}
-      lines = list(outcome.lines)
-      if folder:
-        write(folder, summary, lines, outcome.files)
+    items = TASKS[task].read(asked)
+    return _evaluate(task, asked, items, opened(model), folder, overwrite)
+
+
+def _evaluate(
+  task: str,
+  asked: TaskSettings,
+  items: Sequence,
+  loaded: Loaded,
+  folder: pathlib.Path | None,
+  overwrite: bool,
+) -> Evaluation:
+  """Scores items, unless the folder has the results of the same request."""
+  of = TASKS[task]
+  request = request_of(task, asked, loaded)
+  request |= {"data": of.digest(asked, items), **of.request(loaded, asked)}
+  summary = folder and not overwrite and results.finished(folder, request)
+  reused = bool(summary)
+  if reused:
+    lines = [x for _, x in files.read_jsonl(folder / ITEMS, "the items")]
+  else:
+    if folder:  # before minutes of scoring
+      files.check_writable(folder, folder=True)
+    progress.say(f"{len(items):,} items of {asked.data}, {asked.mode}")
+    began = time.monotonic()
+    outcome = of.score(loaded, items, asked)
+    about = {
+      "task": task,
+      "seconds": time.monotonic() - began,  # compilation included
+      "peak_memory_mib": _peak_memory(),
+    }
+    summary = {"request": request, **about, **outcome.summary}
+    lines = list(outcome.lines)
+    if folder:
+      write(folder, summary, lines, outcome.files)
   table = of.shown(summary, asked)
   return Evaluation(task, asked.mode, summary, lines, table, folder, reused)
 
@@ -285,9 +299,11 @@ def run(description: str, name: str | None, argv: Sequence[str]) -> None:
 
   `description` is the command's docstring.
   """
-  name, asked, model = _parse(description, name, argv)
-  given = vars(asked) | {"output": _folder(asked, model)}
-  found = evaluate(model.path, name, **given)
+  name, asked, args = _parse(description, name, argv)
+  items = TASKS[name].read(asked)
+  loaded = from_args(args)
+  folder = _folder(asked, loaded)
+  found = _evaluate(name, asked, items, loaded, folder, asked.overwrite)
   print(found)
   if found.reused:
     print(f"already scored: {found.folder} (--overwrite scores again)")
@@ -301,7 +317,8 @@ def done(description: str, name: str | None, argv: Sequence[str]) -> bool:
   Raises a UserError if the arguments are wrong, there is no such checkpoint, or
   the folder has the results of another request.
   """
-  name, asked, model = _parse(description, name, argv)
+  name, asked, args = _parse(description, name, argv)
+  model = identify(args.checkpoint, args.step)
   request = request_of(name, asked, model)
   return results.finished(_folder(asked, model), request) is not None
 
@@ -315,7 +332,7 @@ def _folder(asked: TaskSettings, model: Identity) -> pathlib.Path:
 
 def _parse(
   description: str, name: str | None, argv: Sequence[str]
-) -> tuple[str, TaskSettings, Identity]:
+) -> tuple[str, TaskSettings, argparse.Namespace]:
   """Parses the arguments of the named task, or of the one that --task names."""
   parser = cli.Parser(add_help=False)
   parser.add_argument("--task", choices=TASKS, default=name)
@@ -332,7 +349,8 @@ def _parse(
   settings_lib.add_arguments(parser, section)
   args = parser.parse_args(argv)
   asked = settings_lib.from_args(section, args)
-  return named, asked, identify(args.checkpoint, args.step)
+  pipelines.options(asked.pipeline, asked.mode, named)  # refuses what it lacks
+  return named, asked, args
 
 
 def _peak_memory() -> float:
