@@ -56,6 +56,7 @@ setuptools.setup(
     "numpy>=2.0",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12",
+    "packaging",
     "protobuf>=6.31.1",  # tensorflow-metadata 1.21 needs it, undeclared
     "pyarrow>=18.1",
     "safetensors>=0.8",

@@ -31,7 +31,7 @@ def diffusion(loaded):
 def in_blocks(loaded):
   """The same again, with attention in blocks of eight tokens."""
   blocks = {"objectives.D.attention": "block", "objectives.D.block_length": 8}
-  return dataclasses.replace(loaded, config=loaded.config.replace(blocks))
+  return dataclasses.replace(loaded, config=config.given(loaded.config, blocks))
 
 
 def in_blocks_of(length, tokens):
