@@ -42,8 +42,8 @@ def __dir__() -> list[str]:
 
 class _Package(types.ModuleType):
   def __setattr__(self, name: str, value: object) -> None:
-    # Importing the module `train` would set an attribute of its name;
-    # `antlm_jax.train` is the function all the same.
+    # Importing the module `train` would set an attribute of its name, but
+    # `antlm_jax.train` must stay the function.
     if not (name == "train" and isinstance(value, types.ModuleType)):
       super().__setattr__(name, value)
 

@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         plugins.OPTION,
         metavar="FILE",
         default=argparse.SUPPRESS,
-        help="Python file to import first, which registers parts of its own",
+        help="Python file to import first; it registers your own parts",
       )
     self._may_be_empty = may_be_empty
 

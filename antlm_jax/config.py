@@ -345,9 +345,12 @@ def given(
   words = [f"--config.{key}={value}" for key, value in pairs]
   if isinstance(config, str | os.PathLike):
     return load(os.fspath(config), words)
-  made = ConfigDict(typed(config).to_dict())
-  _change(made, words)
-  return typed(made)
+  made = typed(config)
+  if not words:
+    return made
+  changed = ConfigDict(made.to_dict())
+  _change(changed, words)
+  return typed(changed)
 
 
 def find(path: str) -> str:
@@ -534,7 +537,7 @@ def from_json(text: str) -> Config:
     if "model" not in stored:
       raise ValueError("it has no model")
     for name, of in [*stored.get("objectives", {}).items()]:
-      # Of a plugin that the run had loaded, but does not need.
+      # The run had loaded its plugin, but does not need it.
       unknown = of.get("kind", "") not in objective.KINDS
       if unknown and name not in stored["curriculum"]:
         del stored["objectives"][name]

@@ -18,7 +18,7 @@ import antlm_jax
 from antlm_jax import cli, tables
 from antlm_jax.runtime import compilation
 
-# What the optional packages are for, by the extra that installs them.
+# Use of the optional packages, by the extra that installs them.
 _EXTRAS = {
   "evals": "antlm report",
   "hf": "comparison with transformers, GGUF",

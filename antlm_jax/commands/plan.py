@@ -63,7 +63,7 @@ class Planning:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Plan:
-  """What a run needs on devices that are not here.
+  """Resources that a run needs on absent devices.
 
   Attributes:
     about: The run's setup: config, topology, devices, mesh, parameters.

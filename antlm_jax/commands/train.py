@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class Trained:
   """A run that has ended, with the figures of its summary.json.
 
-  Of several processes, only the first has those that have a default.
+  Only the first of several processes has the figures that have a default.
   """
 
   workdir: pathlib.Path
@@ -93,7 +93,7 @@ def train(
     data: Prepared data, the path to a prepared folder, or rows of token ids
       `[N, T]`; of several sources, a mapping by name. By default `data.path`.
     hooks: Hooks to call in addition to the run's own.
-    quiet: Show nothing but warnings.
+    quiet: Show nothing.
     command: Command line to show on the run's page.
     **settings: Settings by their names, such as `curriculum="4C+16M+4C"` or
       `**{"train.steps": 500}`.

@@ -40,7 +40,7 @@ def copy(prepared: Prepared) -> Prepared:
 
 
 def _checked(tokens: npt.ArrayLike, name: str) -> np.ndarray:
-  """Returns rows as an array, which it is not sure that they are."""
+  """Returns rows as an array; UserError if they are not int `[N, T]`."""
   try:
     rows = np.asarray(tokens)
   except ValueError as error:
@@ -62,7 +62,7 @@ def from_rows(
 ) -> Prepared:
   """Makes prepared data of rows of tokens, int `[N, T]`.
 
-  Each row is one document, without special tokens of its own.
+  Each row is one document and has no special tokens.
 
   Args:
     tokens: Rows to train on.

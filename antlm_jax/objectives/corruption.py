@@ -1,4 +1,4 @@
-"""What objectives take and give: vocabularies, draws, segments, shown rows.
+"""Inputs and outputs of objectives: vocabularies, draws, segments, rows.
 
 Every draw is a hash of (seed, purpose, step, row, position). So any process
 makes any row by itself, and a setting changes only the draws of its purpose.

@@ -15,7 +15,7 @@ _QUIET = contextvars.ContextVar("quiet", default=False)
 
 @contextlib.contextmanager
 def quietly(quiet: bool = True) -> Iterator[None]:
-  """Shows no lines and no bars in its block, except warnings, if `quiet`."""
+  """Shows no lines and no bars in its block, if `quiet`."""
   before = _QUIET.set(quiet or _QUIET.get())
   try:
     yield
@@ -33,13 +33,6 @@ def say(line: str) -> None:
   if processes.is_first() and not _QUIET.get():
     tqdm.tqdm.write(line, file=sys.stdout)  # above a bar, if there is one
     sys.stdout.flush()
-
-
-def warn(line: str) -> None:
-  """Prints `warning: LINE` on stderr, as `say` prints on stdout."""
-  if processes.is_first():
-    tqdm.tqdm.write(f"warning: {line}", file=sys.stderr)
-    sys.stderr.flush()
 
 
 def bar(**settings) -> tqdm.tqdm | None:
