@@ -51,6 +51,7 @@ class Prepared:
   schedules: tuple[grid.Schedule, ...] | visits.Schedule | None = None
 
 
+@jax.named_scope("attention")
 def attend(
   q: jax.Array,
   k: jax.Array,

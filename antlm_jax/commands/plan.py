@@ -17,8 +17,9 @@ import dataclasses
 import datetime
 import functools
 import os
+import pathlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
@@ -27,7 +28,7 @@ from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
 from antlm_jax.config import Config
 from antlm_jax.errors import UserError
-from antlm_jax.planning import search
+from antlm_jax.planning import search, where
 from antlm_jax.planning import topology as topology_lib
 from antlm_jax.planning.estimate import Estimate, estimate_all
 from antlm_jax.planning.forecast import Forecast
@@ -86,6 +87,15 @@ class Plan:
     """Whether the run, or any of the meshes, fits into memory."""
     fits = all(e.memory.fits for e in self.programs)
     return any(row["fits"] for row in self.meshes) if self.meshes else fits
+
+  @property
+  def parts(self) -> dict[str, Mapping[str, where.Time]]:
+    """The forecast of each train step, by part: see `where.PARTS`."""
+    return {
+      e.name: e.forecast.parts
+      for e in self.programs
+      if e.steps and isinstance(e.forecast, Forecast)
+    }
 
   @property
   def advice_fits(self) -> bool:
@@ -232,20 +242,11 @@ def _column(e: Estimate) -> dict[str, str]:
     out["most tokens/s"] = quantity(tokens / e.step_seconds)
   if isinstance(e.forecast, Forecast):
     f = e.forecast
-    out["forecast"] = _between(f.range, f.seconds, milliseconds)
-    for name in ("instructions", "attention", "network"):
-      out[f"  {name}"] = milliseconds(getattr(f, name))
+    out["forecast"] = milliseconds(f.seconds)
     out["  MFU"] = f"{e.mfu(f.seconds):.1%}"
   elif e.forecast:
     out["forecast"] = f"none: {e.forecast}"
   return out | {"compiled in": duration(e.compile_seconds)}
-
-
-def _between(ends, seconds: float, write: Callable[[float], str]) -> str:
-  """Writes a forecast and its range, if that is known."""
-  if not ends:
-    return write(seconds)
-  return f"{write(seconds)} ({' to '.join(map(write, ends))})"
 
 
 def sweep_table(rows: Sequence[dict]) -> str:
@@ -301,15 +302,33 @@ def main(argv: Sequence[str]) -> None:
   )
   settings_lib.add_arguments(parser, Planning)
   parser.add_argument("--output", type=cli.here, help="path to a JSON file")
+  parser.add_argument(
+    "--where",
+    action="store_true",
+    help="show the forecast by part of the step; with --output, draw it too",
+  )
+  parser.add_argument(
+    "--before",
+    type=cli.here,
+    help="path to an earlier plan's JSON file, to compare --where with",
+  )
   args, overrides = parser.parse_with_overrides(argv)
   if args.output:
     files.check_writable(args.output)
+  earlier = where.read(args.before) if args.before else {}
   asked = vars(settings_lib.from_args(Planning, args))
   found = plan(**asked, **config_lib.pairs(overrides))
   print(found)
+  steps = earlier | found.parts
+  if (args.where or args.before) and steps:
+    print(f"\n{where.table(steps)}")
   if args.output:
     files.write_json(args.output, found.to_json(), indent=1)
     print(f"wrote {args.output}")
+    if args.where and steps:
+      picture = pathlib.Path(args.output).with_suffix(".png")
+      where.draw(steps, picture)
+      print(f"wrote {picture}")
   if not found.fits:
     sys.exit(1)
 
@@ -321,12 +340,7 @@ def _time(found: Sequence[Estimate]) -> str:
   if not all(isinstance(e.forecast, Forecast) for e in found):
     return f"{bound}, and no forecast"
   seconds = sum(e.steps * e.forecast.seconds for e in found)
-  ends = [
-    sum(e.steps * end for e, end in zip(found, each, strict=True))
-    for each in zip(*(e.forecast.range or () for e in found), strict=True)
-  ]
-  forecast = _between(ends, seconds, duration)
-  return f"{forecast} by the forecast, {bound}"
+  return f"{duration(seconds)} by the forecast, {bound}"
 
 
 if __name__ == "__main__":

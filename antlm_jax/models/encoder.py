@@ -169,6 +169,12 @@ def table(embedding: nnx.Param) -> jax.Array:
   return sharding.gathered(embedding[...], "vocab", "embed")
 
 
+@jax.named_scope("embedding")
+def embed(embedding: nnx.Param, tokens: jax.Array, dtype) -> jax.Array:
+  """Looks up the embeddings of tokens `[B, T]`; `[B, T, D]` of a dtype."""
+  return table(embedding)[tokens].astype(dtype)
+
+
 def scores(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
   """Multiplies `[..., D]` by `[D, V]` of any dtype; float32 `[..., V]`."""
   return jnp.matmul(

@@ -108,6 +108,7 @@ class RMSNorm(nnx.Module):
     self.scale = vector(jnp.ones(width), "norm")
     self.eps = eps
 
+  @jax.named_scope("norm")
   def __call__(self, x: jax.Array) -> jax.Array:
     return self.normed(x).astype(x.dtype) * self.scale[...].astype(x.dtype)
 
@@ -124,6 +125,7 @@ class OffsetRMSNorm(RMSNorm):
     self.scale = vector(jnp.zeros(width), "norm")
     self.eps = eps
 
+  @jax.named_scope("norm")
   def __call__(self, x: jax.Array) -> jax.Array:
     return (self.normed(x) * (1 + self.scale[...])).astype(x.dtype)
 
@@ -140,6 +142,7 @@ class LayerNorm(nnx.Module):
     if affine and bias:
       self.bias = vector(jnp.zeros(width), "norm")
 
+  @jax.named_scope("norm")
   def __call__(self, x: jax.Array) -> jax.Array:
     y = x.astype(jnp.float32)
     y = y - jnp.mean(y, axis=-1, keepdims=True)
@@ -194,6 +197,7 @@ def split_heads(x: jax.Array, width: int) -> jax.Array:
   return x.reshape(*x.shape[:-1], -1, width)
 
 
+@jax.named_scope("rope")
 def rotary(
   positions: jax.Array, width: int, theta: float, scaling: Sequence[float] = ()
 ):
@@ -217,6 +221,7 @@ def rotary(
   return jnp.cos(angles), jnp.sin(angles)
 
 
+@jax.named_scope("rope")
 def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
   """Rotates `[B, T, N, H]` by position; the pairs are (h, h + H/2)."""
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)

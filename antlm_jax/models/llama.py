@@ -107,6 +107,7 @@ class Attention(nnx.Module):
       self.q_norm = c.norm(c.head_dim, c.norm_eps)
       self.k_norm = c.norm(c.head_dim, c.norm_eps)
 
+  @jax.named_scope("projections")
   def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
     c = self.config
     q, k, v = (
@@ -130,6 +131,7 @@ class GatedMLP(nnx.Module):
     self.up = _linear(rngs, config, shape, axes)
     self.down = _linear(rngs, config, shape[::-1], axes[::-1])
 
+  @jax.named_scope("mlp")
   def __call__(self, x: jax.Array) -> jax.Array:
     return self.down(self.activation(self.gate(x)) * self.up(x))
 
@@ -176,7 +178,7 @@ class Llama(encoder.Encoder):
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     """Returns the first states `[B, T, D]`."""
-    return encoder.table(self.embedding)[tokens].astype(self.config.dtype)
+    return encoder.embed(self.embedding, tokens, self.config.dtype)
 
   def rope(self, positions: jax.Array):
     """Returns the rotations of every layer, or of each."""

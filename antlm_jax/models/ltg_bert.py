@@ -117,6 +117,7 @@ class Attention(nnx.Module):
       c.width, c.norm_eps, affine=not c.attention_gate
     )
 
+  @jax.named_scope("projections")
   def __call__(self, x, relative, mask: attention.Prepared, key) -> jax.Array:
     """Attends, from x `[B, T, D]` and the buckets' embeddings `[C, D]`."""
     c = self.config
@@ -162,6 +163,7 @@ class GEGLU(nnx.Module):
     self.inner_norm = layers.LayerNorm(c.mlp_width, c.norm_eps)
     self.down = linear(shape[::-1], axes[::-1])
 
+  @jax.named_scope("mlp")
   def __call__(self, x: jax.Array, key) -> jax.Array:
     x = self.norm(x)
     y = self.up(x) * jax.nn.gelu(self.gate(x), approximate=True)
@@ -226,7 +228,7 @@ class LtgBert(encoder.Encoder):
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     # `positions` are not used: only distances matter.
     c = self.config
-    x = encoder.table(self.embedding)[tokens].astype(c.dtype)
+    x = encoder.embed(self.embedding, tokens, c.dtype)
     x = self.embedding_norm(x)
     x, mask, keys = encoder.begin(c, x, mask, dropout_key)
     relative = self.relative_norm(self.relative[...]).astype(c.dtype)

@@ -76,6 +76,7 @@ class Attention(nnx.Module):
     layers.published_as("qkv", self.q, self.k, self.v)
     self.out = _linear(rngs, c, shape, axes[::-1], out=True)
 
+  @jax.named_scope("projections")
   def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
     c = self.config
     q, k, v = (
@@ -100,6 +101,7 @@ class GeGLU(nnx.Module):
     layers.published_as("gate_up", self.gate, self.up)
     self.down = _linear(rngs, c, shape[::-1], axes[::-1], out=True)
 
+  @jax.named_scope("mlp")
   def __call__(self, x: jax.Array, key) -> jax.Array:
     y = jax.nn.gelu(self.gate(x), approximate=False) * self.up(x)
     return self.down(layers.dropout(y, self.config.dropout, key))
@@ -151,7 +153,7 @@ class ModernBert(encoder.Encoder):
 
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     c = self.config
-    x = encoder.table(self.embedding)[tokens].astype(c.dtype)
+    x = encoder.embed(self.embedding, tokens, c.dtype)
     x, mask, keys = encoder.begin(c, self.embedding_norm(x), mask, dropout_key)
     first = encoder.per_layer([layer == 0 for layer in range(c.layers)])
     rope = encoder.rope_by_window(c, positions)

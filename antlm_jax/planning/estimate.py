@@ -128,7 +128,6 @@ class Estimate:
     if isinstance(self.forecast, Forecast):
       seconds = self.forecast.seconds
       out["forecast"] |= {"seconds": seconds, "mfu": self.mfu(seconds)}
-      out["forecast"]["range"] = self.forecast.range
     return out
 
 

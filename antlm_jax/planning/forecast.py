@@ -3,6 +3,7 @@
 docs/pods.md describes the model and compares it with measured times.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -19,6 +20,7 @@ from antlm_jax.masks import AttentionMask
 from antlm_jax.models import Model, encoder
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import bundles, hlo, topology
+from antlm_jax.planning.where import KERNELS, NETWORK, PARTS, Time, part, total
 from antlm_jax.runtime import chips, sharding
 
 
@@ -30,10 +32,6 @@ class Measured:
   # reaches with the fastest of several kernels: the tables of times in the
   # wheel of tokamax 0.0.17, ragged_dot with a single group.
   product: float
-  # Least and greatest ratio of attention's measured time to its forecast:
-  # evals/benchmarks/results/forecast-errors.json, rows of 1,024 tokens and
-  # more. v5e has that of v5p, GPUs have none: no times of them are published.
-  times: tuple[float, float] | None = None
   # A TPU device's cores and clock in cycles a second. With these, its matrix
   # units (v5: four of 128 x 128 a core, later four of 256 x 256 a core) have
   # the published peak. And the smallest topology that compiles for it.
@@ -48,16 +46,15 @@ class Measured:
   )
 
 
-_V5P = (0.88, 1.02)
 _SHARES = {128: (0.615, 0.459, 0.498, 0.365), 0: (0.489, 0.342, 0.352, 0.257)}
 _HOPPER = Measured(0.728, attention=_SHARES)
 # By the keys of `runtime.chips.CHIPS`.
 MEASURED = {
-  "TPU v5 lite": Measured(0.914, _V5P, 1, 1.50e9, "v5e:2x2"),
-  "TPU v5e": Measured(0.914, _V5P, 1, 1.50e9, "v5e:2x2"),
-  "TPU v5": Measured(0.927, _V5P, 2, 1.75e9, "v5p:2x2x1"),
-  "TPU v6": Measured(0.788, (0.73, 0.82), 1, 1.75e9, "v6e:2x2"),
-  "TPU7x": Measured(0.722, (0.47, 1.25), 1, 2.20e9, "tpu7x:2x2x1"),
+  "TPU v5 lite": Measured(0.914, 1, 1.50e9, "v5e:2x2"),
+  "TPU v5e": Measured(0.914, 1, 1.50e9, "v5e:2x2"),
+  "TPU v5": Measured(0.927, 2, 1.75e9, "v5p:2x2x1"),
+  "TPU v6": Measured(0.788, 1, 1.75e9, "v6e:2x2"),
+  "TPU7x": Measured(0.722, 1, 2.20e9, "tpu7x:2x2x1"),
   "NVIDIA H100": _HOPPER,
   "NVIDIA H200": _HOPPER,
   "NVIDIA B200": Measured(0.581),
@@ -66,22 +63,14 @@ MEASURED = {
 
 @dataclasses.dataclass(frozen=True)
 class Forecast:
-  """Seconds of a step, by part."""
+  """Time of a step, by part: see `PARTS`."""
 
-  instructions: float  # products and memory traffic
-  attention: float  # its kernels; 0 if attention is plain instructions
-  network: float
-  times: tuple[float, float] | None  # of `Measured`
+  parts: Mapping[str, Time]
 
   @property
   def seconds(self) -> float:
     """Seconds of the whole step."""
-    return self.instructions + self.attention + self.network
-
-  @property
-  def range(self) -> tuple[float, float] | None:
-    """Range of the seconds, if every part errs as attention does."""
-    return self.times and tuple(self.seconds * t for t in self.times)
+    return total(self.parts).seconds
 
 
 def of(device: jax.Device) -> Measured | None:
@@ -132,18 +121,23 @@ def step(
     # Two products forward, and five backward.
     share = 7 / (2 / forward + 5 / backward) if training else forward
     spent = visited / (chip.flops * share)
-  seconds = instructions(counts.work, chip, measured)
-  return Forecast(seconds, spent, network, measured.times)
+  parts = instructions(counts.work, chip, measured)
+  for name, seconds in {KERNELS: spent, NETWORK: network}.items():
+    parts[name] = parts.get(name, Time()) + Time(seconds)
+  return Forecast({name: parts[name] for name in PARTS if name in parts})
 
 
-def instructions(work: Mapping, chip: chips.Chip, measured: Measured) -> float:
-  """Returns the seconds of `hlo.Counts.work`."""
-  products = chip.flops * measured.product
+def instructions(
+  work: Mapping[hlo.Instruction, int], chip: chips.Chip, measured: Measured
+) -> dict[str, Time]:
+  """Returns the time of `hlo.Counts.work`, by part."""
   rate = measured.cores * measured.clock or math.inf
-  return sum(
-    times * max(flops / products, moved / chip.bandwidth, cycles / rate)
-    for (flops, moved, cycles), times in work.items()
-  )
+  out = collections.defaultdict(Time)
+  for what, times in work.items():
+    products = what.flops / (chip.flops * measured.product)
+    seconds = max(products, what.bytes / chip.bandwidth, what.cycles / rate)
+    out[part(what)] += Time(times * seconds, times * products)
+  return dict(out)
 
 
 def kernel(

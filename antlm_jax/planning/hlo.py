@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import math
 import re
+from typing import NamedTuple
 
 import numpy as np
 
@@ -60,6 +61,16 @@ class Collective:
     return self.bytes * (n - 1) / n * (2 if self.kind == "all-reduce" else 1)
 
 
+class Instruction(NamedTuple):
+  """Work of an instruction that is no kernel."""
+
+  scope: str  # its place in the model's code, as in `jit(update)/jvp(head)/dot`
+  code: str  # such as fusion
+  flops: float  # of matrix products
+  bytes: int  # read from and written to main memory
+  cycles: int  # by the compiler's estimate; 0 on GPUs
+
+
 @dataclasses.dataclass
 class Counts:
   """Work of one device in a run of a program."""
@@ -72,9 +83,7 @@ class Counts:
   kernels: collections.Counter[tuple[str, float]] = dataclasses.field(
     default_factory=collections.Counter
   )
-  # Other instructions, by `flops`, `bytes` and the cycles that the compiler
-  # estimates (0 on GPUs).
-  work: collections.Counter[tuple[float, int, int]] = dataclasses.field(
+  work: collections.Counter[Instruction] = dataclasses.field(
     default_factory=collections.Counter
   )
   unknown_loops: int = 0  # loops of unknown length, whose bodies count once
@@ -163,6 +172,16 @@ class _Op:
     passed_on = self.code in ("bitcast", "copy", "reshape")
     return self.operands[0].origin if passed_on else self
 
+  @functools.cached_property
+  def scope(self) -> str:
+    """Scope of its product if it has one, else its own or its operand's."""
+    parts = self.called[0].ops.values() if self.code == "fusion" else ()
+    products = [p for p in parts if p.code in ("dot", "convolution")]
+    if products:
+      return products[0].scope
+    own = self.get(r'op_name="([^"]*)"')
+    return own or next(filter(None, (o.scope for o in self.operands)), "")
+
   def get(self, pattern: str) -> str:
     """Returns a pattern's first group in the attributes, or ""."""
     found = re.search(pattern, self.attributes)
@@ -244,7 +263,9 @@ def _add(out: Counts, op: _Op) -> None:
     _work(one, op)
     if not one.kernels:
       cycles = int(op.get(r'"estimated_cycles":"(\d+)"') or 0)
-      one.work[one.flops, one.bytes, cycles] = 1
+      scope = "collectives" if one.collectives else op.scope
+      what = Instruction(scope, op.code, one.flops, one.bytes, cycles)
+      one.work[what] = 1
     out.add(one)
 
 

@@ -15,6 +15,7 @@ from antlm_jax.attention.devices import device
 from antlm_jax.models.layers import likeliest
 
 
+@jax.named_scope("head")
 def cross_entropy(
   logits_at: Callable[[jax.Array, jax.Array], jax.Array],
   hidden: jax.Array,

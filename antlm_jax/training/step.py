@@ -84,24 +84,25 @@ class TrainStep:
       batch = self._shared(batch)
     grads, sums = self._accumulate(state.params, batch, key)
     # A batch may have no targets; its gradients are zeros then.
-    weight = jnp.maximum(sums["weight"].sum(), 1e-9)
-    grads = jax.tree.map(lambda g: g / weight, grads)
-    update = self.optimizer.update
-    updates, opt_state = update(grads, state.opt_state, state.params)
-    rate = self.schedule(state.step)
-    params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
-    metrics = sums | {
-      "total_loss": sums["loss"].sum() / weight,
-      "grad_norm": optax.tree.norm(grads),
-      "param_norm": optax.tree.norm(params),
-      "learning_rate": rate,
-    }
-    average = state.ema
-    if average is not None:
-      kept = self.average(state.step)
-      average = jax.tree.map(
-        lambda a, p: kept * a + (1 - kept) * p, average, params
-      )
+    with jax.named_scope("optimizer"):
+      weight = jnp.maximum(sums["weight"].sum(), 1e-9)
+      grads = jax.tree.map(lambda g: g / weight, grads)
+      update = self.optimizer.update
+      updates, opt_state = update(grads, state.opt_state, state.params)
+      rate = self.schedule(state.step)
+      params = jax.tree.map(lambda p, u: p - rate * u, state.params, updates)
+      metrics = sums | {
+        "total_loss": sums["loss"].sum() / weight,
+        "grad_norm": optax.tree.norm(grads),
+        "param_norm": optax.tree.norm(params),
+        "learning_rate": rate,
+      }
+      average = state.ema
+      if average is not None:
+        kept = self.average(state.step)
+        average = jax.tree.map(
+          lambda a, p: kept * a + (1 - kept) * p, average, params
+        )
     return TrainState(state.step + 1, params, opt_state, average), metrics
 
   def _shared(self, batch: Batch) -> Batch:

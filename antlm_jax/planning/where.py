@@ -1,0 +1,125 @@
+"""Tells where a step's time goes, by part of the model.
+
+An instruction of the compiled program names the scopes (`jax.named_scope`) of
+the code that made it. XLA fuses instructions; a fusion with a product counts
+for the product's part.
+"""
+
+import dataclasses
+import itertools
+import pathlib
+import re
+from collections.abc import Mapping
+
+from antlm_jax import tables
+from antlm_jax.errors import UserError
+from antlm_jax.planning.hlo import Instruction
+from antlm_jax.runtime import files
+from antlm_jax.training import plots
+
+KERNELS, NETWORK = "attention kernel", "network"
+_LAYOUTS, _REST = "RoPE and layouts", "rest"
+_STACKS = "layer stacks"
+# The first whose pattern matches an instruction's scope decides. A scope is
+# `mlp/` in the forward pass, and `jvp(mlp)/` when a gradient is taken.
+_SCOPES = {
+  NETWORK: "^collectives$",
+  "optimizer": r"\boptimizer\b",
+  "head": r"\bhead\b",
+  # Slices and updates of stacked weights and saved activations by a scan.
+  _STACKS: r"while/body/(jit\()?dynamic_(update_)?(index|slice)",
+  "embedding": r"\bembedding\b",
+  "norms": r"\bnorm\b",
+  _LAYOUTS: r"\b(rope|attention)\b",
+  "projections": r"\bprojections\b",
+  "MLP": r"\bmlp\b",
+}
+PARTS = (*_SCOPES, KERNELS, _REST)
+
+
+@dataclasses.dataclass(frozen=True)
+class Time:
+  """Seconds of a part of a step."""
+
+  seconds: float = 0.0
+  products: float = 0.0  # of its matrix products alone
+
+  def __add__(self, other: "Time") -> "Time":
+    return Time(self.seconds + other.seconds, self.products + other.products)
+
+
+def part(what: Instruction) -> str:
+  """Returns the part of a step that an instruction belongs to: see `PARTS`."""
+  for name, pattern in _SCOPES.items():
+    if re.search(pattern, what.scope):
+      moves = what.code in ("copy", "transpose") and name == "projections"
+      return _LAYOUTS if moves else name
+  return _REST
+
+
+def total(parts: Mapping[str, Time]) -> Time:
+  """Returns the time of a whole step."""
+  return sum(parts.values(), Time())
+
+
+def read(path: files.Path) -> dict[str, dict[str, Time]]:
+  """Reads the parts of each step of an earlier plan, from its JSON file.
+
+  Raises a UserError if the file is not that of a plan with a forecast.
+  """
+  found = files.read_json(path, "the plan")
+  try:
+    return {
+      f"{program['name']} before": {
+        name: Time(**time)
+        for name, time in program["forecast"]["parts"].items()
+      }
+      for program in found["programs"]
+      if program["steps"]
+    }
+  except (KeyError, TypeError) as error:
+    raise UserError(
+      f"{path} has no forecast by part: write it with antlm plan --output"
+    ) from error
+
+
+def table(columns: Mapping[str, Mapping[str, Time]]) -> str:
+  """Lays out the parts of steps side by side, in milliseconds."""
+  rows = [
+    [n, *(_say(c.get(n)) for c in columns.values())] for n in _seen(columns)
+  ]
+  rows.append(["all", *(_say(total(c)) for c in columns.values())])
+  return tables.text(rows, ["ms a step (products)", *columns], "<>")
+
+
+def draw(columns: Mapping[str, Mapping[str, Time]], path: pathlib.Path) -> None:
+  """Draws the parts of steps as bars to a PNG; products are darker."""
+  seen, thick = _seen(columns), 0.8 / len(columns)
+  figure = plots.canvas(9, 1 + 0.14 * len(seen) * (1 + len(columns)))
+  axes = figure.subplots()
+  colours = itertools.cycle(plots.COLOURS)
+  for row, (name, parts) in enumerate(columns.items()):
+    times = [parts.get(part, Time()) for part in seen]
+    places = [y - 0.4 + thick * (row + 0.5) for y in range(len(seen))]
+    style = {"height": thick, "color": next(colours)}
+    each = [1e3 * time.seconds for time in times]
+    name += f": {1e3 * total(parts).seconds:,.0f} ms"
+    axes.barh(places, each, alpha=0.45, label=name, **style)
+    axes.barh(places, [1e3 * time.products for time in times], **style)
+  axes.set_yticks(range(len(seen)), seen)
+  axes.invert_yaxis()
+  axes.set_xlabel("forecast ms a step; dark: matrix products alone")
+  axes.spines[["top", "right"]].set_visible(False)
+  axes.legend(loc="lower right")
+  plots.save(figure, path)
+
+
+def _seen(columns: Mapping[str, Mapping[str, Time]]) -> list[str]:
+  return [name for name in PARTS if any(name in c for c in columns.values())]
+
+
+def _say(time: Time | None) -> str | None:
+  if time is None:
+    return None
+  products = f" ({1e3 * time.products:,.1f})" if time.products else ""
+  return f"{1e3 * time.seconds:,.1f}{products}"
