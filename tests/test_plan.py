@@ -152,7 +152,8 @@ def test_the_work_of_instructions_adds_up():
   # A forecast goes by instructions, of which a kernel is none.
   counts = hlo.count(PROGRAM)
   flops, moved = (
-    sum(times * work[i] for work, times in counts.work.items()) for i in (0, 1)
+    sum(times * getattr(work, name) for work, times in counts.work.items())
+    for name in ("flops", "bytes")
   )
   assert flops == counts.flops and 0 < moved == counts.bytes
   assert counts.kernels["scores", 700] == 1
@@ -405,7 +406,7 @@ def test_a_loop_of_layers_counts_as_much_as_layers_one_by_one(small):
 @needs_libtpu
 def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
   output = tmp_path / "plans/plan.json"
-  words = "--vocab_size=1024", "--pieces=2", f"--output={output}"
+  words = "--vocab_size=1024", "--pieces=2", f"--output={output}", "--where"
   planned(small, *words, "--config.mesh.fsdp=4")
   printed = capsys.readouterr().out
   for said in (
@@ -416,6 +417,7 @@ def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
     "best MFU",
     "100 steps:",
     "by the forecast",
+    "ms a step (products)",
   ):
     assert said in printed
   written = json.loads(output.read_text())
@@ -432,9 +434,25 @@ def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
     assert program["step_seconds"] == program["seconds"][program["bound"]]
     # Nothing overlaps in a forecast, and nothing reaches its peak.
     assert program["step_seconds"] < program["forecast"]["seconds"]
-    assert program["forecast"]["attention"] > 0
+    parts = program["forecast"]["parts"]
+    # The model's and the step's scopes are found again in what XLA made.
+    assert {"head", "MLP", "projections", "norms", "optimizer"} <= set(parts)
+    assert parts["attention kernel"]["seconds"] > 0
+    seconds = sum(part["seconds"] for part in parts.values())
+    assert np.isclose(seconds, program["forecast"]["seconds"])
+    assert parts["rest"]["seconds"] < 0.2 * seconds
+    assert all(p["products"] <= p["seconds"] for p in parts.values())
     needed = program["work"]["blocks"] + program["work"]["head"]
     assert 4 * program["executed"] > needed
+  assert output.with_suffix(".png").stat().st_size > 10_000
+  # The same plan compared with itself.
+  planned(small, *words[:2], "--config.mesh.fsdp=4", f"--before={output}")
+  lines = capsys.readouterr().out.splitlines()
+  head = next(x for x in lines if x.startswith("ms a step"))
+  assert head.split()[4:] == ["C", "before", "M", "before", "C", "M"]
+  last = next(x for x in lines if x.startswith("all "))
+  times = re.findall(r"[\d.]+ \([\d.]+\)", last)
+  assert times[:2] == times[2:]
 
 
 @pytest.mark.nightly
