@@ -64,7 +64,9 @@ class EncoderConfig(settings.Section):
   dtype: str = setting(
     "float32", "dtype of computations", choices=("float32", "bfloat16")
   )
-  # A loop compiles faster. On CPU it runs slower, so auto unrolls it there.
+  # A loop compiles faster and runs slower: each layer's saved activations are
+  # copied into arrays of all layers, and out of them again. So auto loops only
+  # where hardly any are saved (remat="block"), and never on CPU.
   scan_layers: str = setting(
     "auto", "run the blocks as a loop", choices=("auto", "yes", "no")
   )
@@ -97,6 +99,13 @@ class EncoderConfig(settings.Section):
   def head_dim(self) -> int:
     """Width H of a head."""
     return self.head_width or self.width // self.heads
+
+  @property
+  def loops(self) -> bool:
+    """Whether the blocks run as a loop on this process's devices."""
+    if self.scan_layers == "auto":
+      return self.remat == "block" and attention.device().platform != "cpu"
+    return self.scan_layers == "yes"
 
   def module(self, rngs: nnx.Rngs) -> "Encoder":
     """Makes the encoder; `rngs` draw its initial parameters."""
@@ -303,10 +312,7 @@ def run_blocks(
 
     return rematerialized(config, run)(block, x, key)
 
-  loop = config.scan_layers == "yes"
-  if config.scan_layers == "auto":
-    loop = attention.device().platform != "cpu"
-  if loop:
+  if config.loops:
     parts = jnp.arange(config.layers), blocks, keys
     return jax.lax.scan(lambda x, part: (step(x, *part), None), x, parts)[0]
   for layer, (block, key) in enumerate(unstack((blocks, keys))):

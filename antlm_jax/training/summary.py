@@ -74,7 +74,8 @@ def of_run(run: Run) -> Iterator[str]:
   parts = list(by_name)
   if len(by_name) > 1:
     parts = [f"{name} ({', '.join(b)})" for name, b in by_name.items()]
-  yield f"attention: {', '.join(parts)}"
+  layers = "as a loop" if run.config.model.loops else "unrolled"
+  yield f"attention: {', '.join(parts)}; layers: {layers}"
   if kept := compilation.folder():
     yield f"compiled programs are kept in {kept}"
   yield from sharding.undivided(run.mesh, run.model.axes, run.model.shapes)
