@@ -76,11 +76,18 @@ def _matmul_forward(x, kernel):
 
 def _matmul_backward(residual, grad):
   x, kernel = residual
-  rows = x.reshape(-1, x.shape[-1]), grad.reshape(-1, grad.shape[-1])
+
+  def on_cpu(x, grad):
+    rows = jax.lax.optimization_barrier(x.reshape(-1, x.shape[-1]).T)
+    return rows @ grad.reshape(-1, grad.shape[-1])
+
+  def elsewhere(x, grad):
+    # A reshape to `[B * T, i]` would copy arrays in the layout of attention's
+    # kernel, `[B, i, T]`.
+    return jnp.tensordot(x, grad, axes=(tuple(range(x.ndim - 1)),) * 2)
+
   kernel_grad = jax.lax.platform_dependent(
-    *rows,
-    cpu=lambda x, g: jax.lax.optimization_barrier(x.T) @ g,
-    default=lambda x, g: x.T @ g,
+    x, grad, cpu=on_cpu, default=elsewhere
   )
   return grad @ kernel.T, kernel_grad
 
