@@ -21,13 +21,22 @@ from antlm_jax.models import layers
 from antlm_jax.runtime import sharding
 from antlm_jax.settings import setting
 
+
+def _save_products(primitive, *shapes, **parameters) -> bool:
+  """Remat policy: keeps the results of matrix products and of attention."""
+  policies = jax.checkpoint_policies
+  kernels = policies.save_only_these_names(attention.SAVED)
+  return (
+    policies.dots_with_no_batch_dims_saveable(primitive, *shapes, **parameters)
+    or kernels(primitive, *shapes, **parameters)
+    or primitive.name.startswith("dot_product_attention_fwd")  # cuDNN's
+  )
+
+
 REMAT_POLICIES = {
   "none": None,
   "block": jax.checkpoint_policies.nothing_saveable,
-  "dots": jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    jax.checkpoint_policies.save_only_these_names(attention.SAVED),
-  ),
+  "dots": _save_products,
 }
 _WIDEST = 2**20  # more is a typing error
 ENCODERS = settings.Registry("model", "name")
