@@ -180,13 +180,14 @@ def test_a_kernels_bundles_are_those_of_its_blocks_and_the_rest():
   # Four parts, each of which begins with a branch; two are blocks'.
   parts = (3, 40, 50, 4)
   text = "LB: loop body\n" + "".join(
-    f"   {line:#x}   : > {{ {'%p = sbr.rel' if line == 0 else '%v = vadd'} }}\n"
+    f"   {line:#x}   : {'>' * (size > 4)} {{ %v = {'sbr.rel' * (not line)} }}\n"
     for size in parts
     for line in range(size)
   )
   listing = bundles.Listing.parse(text)
-  assert listing == bundles.Listing(masked=50, whole=40, rest=7)
+  assert listing == bundles.Listing(50, 40, rest=7, all=97, looped=90)
   assert listing.cycles(2, 3, 5) == 2 * 50 + 3 * 40 + 5 * 7
+  assert listing.passes(10) == 10 * 90 + 7  # of a fusion
 
 
 @pytest.mark.parametrize(

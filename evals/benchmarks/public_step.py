@@ -16,8 +16,7 @@ compared with the measured one (docs/pods.md).
 
 import dataclasses
 import functools
-import os
-import tempfile
+import re
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +26,8 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 
 from antlm_jax import cli
 from antlm_jax.evals.benchmarks import common
-from antlm_jax.planning import bundles, forecast, hlo, topology
+from antlm_jax.planning import bundles, forecast, hlo, where
+from antlm_jax.planning.topology import devices
 from antlm_jax.runtime import chips
 
 LAYERS, WIDTH, HEADS, HEAD, MLP, VOCAB = 8, 1024, 4, 256, 3072, 32768
@@ -154,3 +154,54 @@ def arguments():
   tokens = (MICROBATCHES, ROWS // MICROBATCHES, LENGTH)
   tokens = jax.ShapeDtypeStruct(tokens, jnp.int32)
   return params, jax.eval_shape(optimizer().init, params), tokens, tokens
+
+
+def forecast_step(topology: str) -> dict[str, object]:
+  """Compiles the step; returns its measured time and its forecasts.
+
+  The forecast by estimates takes the cycles that XLA states in the program; the
+  forecast by bundles takes those of the program's instruction listings.
+  """
+  device = devices(topology)[0]
+  chip, measured = chips.of(device), forecast.of(device)
+  text = common.compile_for(device, step, *arguments()).as_text()
+  listings = bundles.read()
+  visits = [n * LAYERS * ROWS * HEADS for n in (2, 1, 2)]  # masked, whole, ends
+  splash_times = {  # the forward kernel has two names
+    re.sub(r"\.\d+$", "", name): forecast.kernel(listing, *visits, measured)
+    for name, listing in listings.items()
+    if name.startswith("splash_")
+  }
+  row = {
+    "chip": topology,
+    "measured_ms": 1e3 * ROWS * LENGTH / MEASURED[topology],
+  }
+  for name, known in {"estimates": {}, "bundles": listings}.items():
+    work = hlo.count(text, known).work
+    parts = forecast.instructions(work, chip, measured)
+    row["products_ms"] = 1e3 * where.total(parts).products
+    seconds = where.total(parts).seconds + sum(splash_times.values())
+    row[f"{name}_ms"] = 1e3 * seconds
+    row[f"{name}_error"] = seconds / (row["measured_ms"] / 1e3) - 1
+  row["splash_ms"] = 1e3 * sum(splash_times.values())
+  return {k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+  """The command's arguments."""
+
+  output: str = common.output()
+
+
+def main(argv) -> None:
+  """Prints a line per chip, and writes them to a file."""
+  args = common.arguments(__doc__, Steps, argv)
+  columns = {"chip": 8, "measured_ms": 11, "estimates_ms": 12}
+  columns |= {"estimates_error": 15, "bundles_ms": 10, "bundles_error": 13}
+  rows = map(forecast_step, MEASURED)
+  common.report(rows, args.output, "public step", columns, "<>")
+
+
+if __name__ == "__main__":
+  cli.run(main)
