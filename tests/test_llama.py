@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax._src.cudnn import fused_attention_stablehlo
 
 from antlm_jax import config, models
 from antlm_jax.errors import UserError
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
-from antlm_jax.models import layers
+from antlm_jax.models import encoder, layers
 from antlm_jax.objectives.corruption import Segments
 from tests import helpers
 from tests import reference as definition
@@ -291,6 +292,33 @@ def test_remat_dots_computes_no_product_with_weights_again():
 
 
 @pytest.mark.slow
+def test_remat_dots_computes_cudnns_attention_once(monkeypatch):
+  """The plan's stand-in is kept by its name; cuDNN's own has none."""
+  for check in ("check_cudnn_version", "check_compute_capability"):
+    monkeypatch.setattr(fused_attention_stablehlo, check, lambda *_: 91_000)
+
+  def layer(w, x):
+    q = (x @ w).reshape(2, 128, 4, 64)
+    attend = functools.partial(jax.nn.dot_product_attention, is_causal=True)
+    return x + attend(q, q, q, implementation="cudnn").reshape(x.shape)
+
+  def loss(w, x, policy):
+    layers = jax.checkpoint(layer, policy=policy)
+    return jnp.sum(layers(w, layers(w, x)).astype(jnp.float32))
+
+  w, x = (
+    jnp.zeros((256, 256), jnp.bfloat16),
+    jnp.zeros((2, 128, 256), "bfloat16"),
+  )
+  runs = {
+    name: str(jax.make_jaxpr(jax.grad(loss), static_argnums=2)(w, x, policy))
+    for name, policy in encoder.REMAT_POLICIES.items()
+    if policy
+  }
+  counts = {n: p.count("attention_fwd_wrapper[") for n, p in runs.items()}
+  assert counts == {"dots": 2, "block": 4}
+
+
 def test_a_loop_and_rematerialising_drop_the_same_units():
   hidden, grads = way("no", "none", 0.3)
   again, grads_again = way("yes", "block", 0.3)

@@ -145,7 +145,7 @@ def test_what_is_in_a_loop_counts_as_often_as_it_runs():
     Collective("all-gather", 4 * 4 * 4 * 2, (0, 1, 2, 3)): 1,
   }
   assert counts.unknown_loops == 0
-  assert counts.stated() == 700 + 500
+  assert counts.kernel_flops == 700 + 500
 
 
 def test_the_work_of_instructions_adds_up():
@@ -180,13 +180,14 @@ def test_a_kernels_bundles_are_those_of_its_blocks_and_the_rest():
   # Four parts, each of which begins with a branch; two are blocks'.
   parts = (3, 40, 50, 4)
   text = "LB: loop body\n" + "".join(
-    f"   {line:#x}   : > {{ {'%p = sbr.rel' if line == 0 else '%v = vadd'} }}\n"
+    f"   {line:#x}   : {'>' * (size > 4)} {{ %v = {'sbr.rel' * (not line)} }}\n"
     for size in parts
     for line in range(size)
   )
   listing = bundles.Listing.parse(text)
-  assert listing == bundles.Listing(masked=50, whole=40, rest=7)
+  assert listing == bundles.Listing(50, 40, rest=7, all=97, looped=90)
   assert listing.cycles(2, 3, 5) == 2 * 50 + 3 * 40 + 5 * 7
+  assert listing.passes(10) == 10 * 90 + 7  # of a fusion
 
 
 @pytest.mark.parametrize(
@@ -474,7 +475,7 @@ def test_products_are_those_of_the_cost_analysis_without_loops(small):
   text = compiled.as_text()
   counts, said = hlo.count(text), compiled.cost_analysis()
   assert "while(" not in text
-  ours = counts.flops + counts.stated()
+  ours = counts.flops + counts.kernel_flops
   # Theirs has the sums and products of single elements as well.
   assert 0 <= said["flops"] / ours - 1 < 0.02
   everywhere = hlo.count(re.sub(r"S\(\d+\)", "", text))

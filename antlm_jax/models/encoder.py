@@ -21,13 +21,22 @@ from antlm_jax.models import layers
 from antlm_jax.runtime import sharding
 from antlm_jax.settings import setting
 
+
+def _save_products(primitive, *shapes, **parameters) -> bool:
+  """Remat policy: keeps the results of matrix products and of attention."""
+  policies = jax.checkpoint_policies
+  kernels = policies.save_only_these_names(attention.SAVED)
+  return (
+    policies.dots_with_no_batch_dims_saveable(primitive, *shapes, **parameters)
+    or kernels(primitive, *shapes, **parameters)
+    or primitive.name.startswith("dot_product_attention_fwd")  # cuDNN's
+  )
+
+
 REMAT_POLICIES = {
   "none": None,
   "block": jax.checkpoint_policies.nothing_saveable,
-  "dots": jax.checkpoint_policies.save_from_both_policies(
-    jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    jax.checkpoint_policies.save_only_these_names(attention.SAVED),
-  ),
+  "dots": _save_products,
 }
 _WIDEST = 2**20  # more is a typing error
 ENCODERS = settings.Registry("model", "name")
@@ -122,26 +131,8 @@ class EncoderConfig(settings.Section):
     return tuple(pattern[i % len(pattern)] for i in range(self.layers))
 
 
-@dataclasses.dataclass(frozen=True)
-class Head:
-  """The output layer: scores are `transform(hidden, at) @ kernel + bias`.
-
-  The loss uses its parts, so that all scores need never be in memory.
-  """
-
-  kernel: jax.Array  # float32 `[D, V]`, gathered over the mesh
-  bias: jax.Array | None = None  # float32 `[V]`
-  # Maps hidden states `[..., D]`, and in training their places, to `[..., D]`.
-  transform: Callable[[jax.Array, layers.At | None], jax.Array] = (
-    lambda hidden, at: hidden
-  )
-
-  def logits(self, hidden: jax.Array, at: layers.At | None = None) -> jax.Array:
-    """Maps hidden states to scores float32 `[..., V]`; see `Model.logits`."""
-    states = self.transform(hidden, at)
-    kernel = self.kernel.astype(states.dtype)
-    logits = jnp.matmul(states, kernel, preferred_element_type=jnp.float32)
-    return logits if self.bias is None else logits + self.bias
+# Hidden states `[..., D]`, and in training their places, to `[..., V]`.
+LogitsOf = Callable[[jax.Array, layers.At | None], jax.Array]
 
 
 class Encoder(nnx.Module):
@@ -182,8 +173,8 @@ class Encoder(nnx.Module):
     """
     raise NotImplementedError
 
-  def output_head(self) -> Head:
-    """Returns the layer that scores every token."""
+  def logits_of(self) -> LogitsOf:
+    """Returns the function that scores every token; see `Model.logits`."""
     raise NotImplementedError
 
 
@@ -200,6 +191,13 @@ def table(embedding: nnx.Param) -> jax.Array:
 def embed(embedding: nnx.Param, tokens: jax.Array, dtype) -> jax.Array:
   """Looks up the embeddings of tokens `[B, T]`; `[B, T, D]` of a dtype."""
   return table(embedding)[tokens].astype(dtype)
+
+
+def scores(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Multiplies `[..., D]` by `[D, V]` of any dtype; float32 `[..., V]`."""
+  return jnp.matmul(
+    hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32
+  )
 
 
 def begin(
@@ -291,10 +289,7 @@ def prepare_masks(
     for n in (config.heads, config.kv_heads)
   )
   dropout = training and config.attention_dropout > 0
-  rows_axes, _, heads_axes, _ = sharding.split(
-    k.shape, "batch", None, "kv_heads", None
-  )
-  split = attention.Split(rows_axes, heads_axes)
+  split = attention.Split(*sharding.batch_and_heads(k.shape))
   call = q, k, config.attention, dropout, config.buckets, split
   layer_masks = masks(config, mask, (rows, length))
   return layer_masks.map(lambda mask: attention.prepare(mask, *call))

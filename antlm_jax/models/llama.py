@@ -185,8 +185,9 @@ class Llama(encoder.Encoder):
     c = self.config
     return layers.rotary(positions, c.head_dim, c.rope_theta, c.rope_scaling)
 
-  def output_head(self) -> encoder.Head:
+  def logits_of(self) -> encoder.LogitsOf:
     if self.config.tied:
-      return encoder.Head(encoder.table(self.embedding).T)
-    kernel = sharding.gathered(self.head.kernel[...], *self.head.axes)
-    return encoder.Head(kernel)
+      kernel = encoder.table(self.embedding).T
+    else:
+      kernel = sharding.gathered(self.head.kernel[...], *self.head.axes)
+    return lambda hidden, at=None: encoder.scores(hidden, kernel)

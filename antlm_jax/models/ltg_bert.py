@@ -251,6 +251,10 @@ class LtgBert(encoder.Encoder):
         x = sum(w * y for w, y in zip(weights, outputs, strict=True))
     return x
 
-  def output_head(self) -> encoder.Head:
+  def logits_of(self) -> encoder.LogitsOf:
     kernel = encoder.table(self.embedding).T
-    return encoder.Head(kernel, self.head.bias[...], self.head)
+
+    def logits(hidden, at=None):
+      return encoder.scores(self.head(hidden, at), kernel) + self.head.bias[...]
+
+    return logits

@@ -1,28 +1,33 @@
-"""Reads a TPU kernel's instruction bundles; a core runs one bundle a cycle."""
+"""Reads a TPU program's instruction bundles; a core runs one bundle a cycle."""
 
+import atexit
 import dataclasses
+import functools
 import itertools
-import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
+import shutil
 import tempfile
 
 # Parts this long, relative to the longest, are a block's arithmetic.
 _LONG = 0.5
-# libtpu reads its options once, so each listing needs a new process.
-_DUMP = "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true"
+# Other listings would be of earlier passes.
+_DUMP = (
+  "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true"
+  " --xla_jf_dump_llo_pass_label_regex=^final_bundles"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """Numbers of a kernel's bundles."""
+  """Numbers of bundles of an attention kernel, or of a fusion of XLA's."""
 
   masked: int  # for a block of scores of which some are hidden
   whole: int  # for a block of which none is hidden
   rest: int  # others: the beginning and the end of an output block
+  all: int  # of the program
+  looped: int  # in a loop: a fusion has one, or none
 
   @classmethod
   def parse(cls, text: str) -> "Listing":
@@ -36,41 +41,41 @@ class Listing:
     cuts = [i for i, x in enumerate(lines) if branch.search(x)]
     bounds = itertools.pairwise([0, *cuts, len(lines)])
     parts = [end - start for start, end in bounds]
-    blocks = [part for part in parts if part > _LONG * max(parts)]
-    return cls(max(blocks), min(blocks), len(lines) - sum(blocks))
+    blocks = [part for part in parts if part >= _LONG * max(parts)]
+    looped = sum(re.match(r"\s*0x\w+ +\w*: >", x) is not None for x in lines)
+    rest = len(lines) - sum(blocks)
+    return cls(max(blocks), min(blocks), rest, len(lines), looped)
 
   def cycles(self, masked: float, whole: float, outputs: float) -> float:
     """Returns the cycles for numbers of masked, whole and output blocks."""
     return masked * self.masked + whole * self.whole + outputs * self.rest
 
+  def passes(self, times: int) -> int:
+    """Returns the cycles of a fusion whose loop runs a number of times."""
+    return self.all + (times - 1) * self.looped
 
-def environment(folder: str) -> dict[str, str]:
-  """Returns variables that make libtpu write its listings to a folder."""
-  return {"LIBTPU_INIT_ARGS": _DUMP.format(folder)}
+
+@functools.cache
+def folder() -> str:
+  """Makes libtpu list what it compiles in a folder, until the process ends.
+
+  libtpu reads its options once, when it is loaded.
+  """
+  path = tempfile.mkdtemp(prefix="antlm_bundles_")
+  atexit.register(shutil.rmtree, path, ignore_errors=True)
+  os.environ["LIBTPU_INIT_ARGS"] = _DUMP.format(path)
+  return path
 
 
-def read(folder: str, names: str) -> dict[str, Listing]:
-  """Removes a folder's listings; returns those whose names match a pattern."""
+def read() -> dict[str, Listing]:
+  """Removes the listings; returns them by the instruction's name.
+
+  Of equal instructions the compiler lists one.
+  """
   out = {}
-  for path in sorted(pathlib.Path(folder).glob("*.txt")):
-    listing = path.name.endswith("final_bundles.txt")
-    found = listing and re.search(names, path.name)
+  for path in sorted(pathlib.Path(folder()).glob("*.txt")):
+    found = re.fullmatch(r"\d+-(.+)-\d+-final_bundles.txt", path.name)
     if found and "schedule-analysis" not in path.name:
-      out[found[0]] = Listing.parse(path.read_text())
+      out[found[1]] = Listing.parse(path.read_text())
     path.unlink()
   return out
-
-
-def listings(code: str, names: str, *arguments) -> dict[str, Listing]:
-  """Runs Python code that compiles for a TPU in a process; see `read`.
-
-  The code finds the arguments in `sys.argv`, as JSON. Raises a RuntimeError if
-  the code fails, with the end of its error.
-  """
-  with tempfile.TemporaryDirectory() as folder:
-    command = [sys.executable, "-c", code, *map(json.dumps, arguments)]
-    env = os.environ | {"JAX_PLATFORMS": "cpu", **environment(folder)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True)
-    if done.returncode:
-      raise RuntimeError(done.stderr[-2000:])
-    return read(folder, names)

@@ -19,11 +19,11 @@ from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.tpu import grid, kernel
 from antlm_jax.models import encoder
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.planning import forecast, gpus, hlo, topology
+from antlm_jax.planning import bundles, forecast, gpus, hlo, topology
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips, progress, sharding
-from antlm_jax.training import flops, head_kernel
+from antlm_jax.training import flops
 from antlm_jax.training.experiment import Program, Run
 
 _CUTS = 0x9C07  # a random stream other than the objectives'
@@ -149,7 +149,6 @@ def estimate_all(
 def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
   """Compiles a program and estimates what it needs.
 
-  With `forecasts`, it also compiles attention alone to forecast its time.
   Raises a UserError if the config's attention is impossible.
   """
   batch, mesh, training = program.batch, run.mesh, program.steps > 0
@@ -186,11 +185,12 @@ def estimate(run: Run, program: Program, forecasts: bool = False) -> Estimate:
     arguments = of.argument_size_in_bytes
     needed = arguments + temporaries
     memory = Memory(chip.memory, needed, arguments, temporaries)
-    counts = hlo.count(compiled.as_text())
+    listings = bundles.read() if device.platform == "tpu" else {}
+    counts = hlo.count(compiled.as_text(), listings)
     found = _speed(run, batch, attention, counts)
     if forecasts:
       network = found["seconds"]["network"]
-      what = mesh, run.model, batch, whole, training, counts
+      what = mesh, run.model, batch, whole, training, counts, listings
       visited = found["executed"] - counts.flops
       found["forecast"] = forecast.step(*what, visited=visited, network=network)
   return Estimate(
@@ -231,10 +231,9 @@ def exceeded(message: str, arguments: int) -> Memory | None:
 def _speed(run: Run, batch: Batch, attention: str, counts: hlo.Counts) -> dict:
   """Returns the fields of an `Estimate` about speed."""
   chip = chips.of(run.mesh.devices.flat[0])
-  fused = counts.stated(head_kernel.NAMES)
-  executed = counts.flops + fused
-  if attended := counts.stated() - fused:
-    executed += attended * _visited(run.model, batch, attention)
+  executed = counts.flops
+  if counts.kernel_flops:
+    executed += counts.kernel_flops * _visited(run.model, batch, attention)
   network, collectives = Network(run.mesh), {}
   for one, times in counts.collectives.items():
     axes = ", ".join(network.axes(one.group))

@@ -5,7 +5,6 @@ docs/pods.md describes the model and compares it with measured times.
 
 import collections
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Mapping
@@ -13,16 +12,13 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from antlm_jax import attention
 from antlm_jax.attention.tpu import grid as tpu_grid
 from antlm_jax.attention.tpu import kernel as tpu_kernel
-from antlm_jax.masks import AttentionMask
 from antlm_jax.models import Model, encoder
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.planning import bundles, hlo, topology
+from antlm_jax.planning import bundles, hlo
 from antlm_jax.planning.where import KERNELS, NETWORK, PARTS, Time, part, total
-from antlm_jax.runtime import chips, sharding
-from antlm_jax.training import head_kernel
+from antlm_jax.runtime import chips
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,10 +31,9 @@ class Measured:
   product: float
   # A TPU device's cores and clock in cycles a second. With these, its matrix
   # units (v5: four of 128 x 128 a core, later four of 256 x 256 a core) have
-  # the published peak. And the smallest topology that compiles for it.
+  # the published peak.
   cores: int = 0
   clock: float = 0.0
-  topology: str = ""
   # Shares of the peak of a GPU's fused attention by the least width of a head:
   # forward and backward, then both with a causal mask. Those tables'
   # pallas_mosaic_gpu_flash_attention, 2,048 tokens.
@@ -51,11 +46,11 @@ _SHARES = {128: (0.615, 0.459, 0.498, 0.365), 0: (0.489, 0.342, 0.352, 0.257)}
 _HOPPER = Measured(0.728, attention=_SHARES)
 # By the keys of `runtime.chips.CHIPS`.
 MEASURED = {
-  "TPU v5 lite": Measured(0.914, 1, 1.50e9, "v5e:2x2"),
-  "TPU v5e": Measured(0.914, 1, 1.50e9, "v5e:2x2"),
-  "TPU v5": Measured(0.927, 2, 1.75e9, "v5p:2x2x1"),
-  "TPU v6": Measured(0.788, 1, 1.75e9, "v6e:2x2"),
-  "TPU7x": Measured(0.722, 1, 2.20e9, "tpu7x:2x2x1"),
+  "TPU v5 lite": Measured(0.914, 1, 1.50e9),
+  "TPU v5e": Measured(0.914, 1, 1.50e9),
+  "TPU v5": Measured(0.927, 2, 1.75e9),
+  "TPU v6": Measured(0.788, 1, 1.75e9),
+  "TPU7x": Measured(0.722, 1, 2.20e9),
   "NVIDIA H100": _HOPPER,
   "NVIDIA H200": _HOPPER,
   "NVIDIA B200": Measured(0.581),
@@ -86,6 +81,7 @@ def step(
   whole: float,
   training: bool,
   counts: hlo.Counts,
+  listings: Mapping[str, bundles.Listing],
   *,
   visited: float,
   network: float,
@@ -96,6 +92,7 @@ def step(
     batch: A process's part of the batch, in NumPy arrays.
     whole: Size of the batch over that of the part.
     counts: Counts of one device.
+    listings: Bundles of the program's instructions on a TPU, by name.
     visited: FLOPs of its kernels in the blocks that they visit.
     network: Seconds of the collectives.
   """
@@ -103,21 +100,17 @@ def step(
   measured, chip = of(device), chips.of(device)
   if measured is None:
     return f"nothing is measured on {device.device_kind}"
-  parts = instructions(counts.work, chip, measured)
-  fused, spent = counts.stated(head_kernel.NAMES), 0.0
-  if fused:
-    each = _head(mesh, model, batch, chip, measured)
-    products = fused / (chip.flops * measured.product)
-    # As an instruction, it takes at least the time of its products.
-    seconds = max(_sum_of(counts.kernels, head_kernel.NAMES, each), products)
-    parts["head"] = parts.get("head", Time()) + Time(seconds, products)
-  if counts.stated() > fused and device.platform == "tpu":
-    each = _attention(mesh, model, batch, training, measured)
-    spent = _sum_of(counts.kernels, _KERNELS, each)
+  spent = 0.0
+  if counts.kernels and device.platform == "tpu":
+    each = _attention(mesh, model, batch, listings, measured)
+    spent = sum(
+      times * each[re.search(_KERNELS, name)[0]]
+      for (name, _), times in counts.kernels.items()
+    )
     # A call computes one microbatch's rows of a data shard.
     shards = mesh.size // mesh.shape["tensor"]
     spent *= whole / (len(batch.inputs) * shards)
-  elif counts.stated() > fused:
+  elif counts.kernels:
     if not measured.attention:
       return f"no time of fused attention is known for {device.device_kind}"
     widths = (w for w in measured.attention if w <= model.config.head_dim)
@@ -126,6 +119,7 @@ def step(
     # Two products forward, and five backward.
     share = 7 / (2 / forward + 5 / backward) if training else forward
     spent = visited / (chip.flops * share)
+  parts = instructions(counts.work, chip, measured)
   for name, seconds in {KERNELS: spent, NETWORK: network}.items():
     parts[name] = parts.get(name, Time()) + Time(seconds)
   return Forecast({name: parts[name] for name in PARTS if name in parts})
@@ -157,34 +151,17 @@ def kernel(
 
 
 _KERNELS = "attention_(output|gradients|query_gradient|key_gradients)"
-_COMPILE = """
-import json, sys
-from antlm_jax.planning import forecast
-getattr(forecast, {!r})(*map(json.loads, sys.argv[1:]))
-"""
-
-
-def _sum_of(kernels: Mapping, names: str, each: Mapping[str, float]) -> float:
-  """Returns the seconds of the kernels whose names match a pattern."""
-  found = ((re.search(names, name), n) for (name, _), n in kernels.items())
-  return sum(times * each[name[0]] for name, times in found if name)
 
 
 def _attention(
-  mesh, model: Model, batch: Batch, training: bool, measured: Measured
+  mesh, model: Model, batch: Batch, listings: Mapping, measured: Measured
 ) -> dict[str, float]:
   """Returns the seconds of each kernel for the batch, by name."""
   c, (parts, rows, length) = model.config, batch.inputs.shape
-  heads, kv_heads = (n // mesh.shape["tensor"] for n in (c.heads, c.kv_heads))
+  kv_heads = c.kv_heads // mesh.shape["tensor"]
   group, dtype = c.heads // c.kv_heads, jnp.dtype(c.dtype)
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   masks = encoder.masks(c, mask, (parts * rows, length))
-  mask = masks.kinds[0]  # all kinds have bounds, or none has
-  shape = length, heads, kv_heads, c.head_dim, dtype.name
-  sides = mask.causal, mask.k_start is not None, mask.k_end is not None
-  rate = c.attention_dropout if training else 0.0
-  edges = getattr(c, "edges", None)
-  found = listings(measured.topology, shape, sides, rate, edges)
   blocks = tpu_kernel.cut(length, length, group, c.head_dim, dtype)
   heads_of = tpu_kernel.heads_of_a_step
   at_once = heads_of(kv_heads, group, c.head_dim, blocks, dtype)
@@ -195,7 +172,10 @@ def _attention(
 
   steps = (masks.total(visits) / c.layers).tolist()  # of the average layer
   out = {}
-  for name, listing in found.items():
+  for listed, listing in listings.items():
+    if not (found := re.search(_KERNELS, listed)):
+      continue
+    name = found[0]
     by_keys = name in ("attention_gradients", "attention_key_gradients")
     over_heads = (n * kv_heads // at_once for n in steps[by_keys])
     out[name] = kernel(listing, *over_heads, measured)
@@ -214,118 +194,3 @@ def _visits(order: tpu_grid.Schedule, rows: int) -> tuple[int, int, int]:
     return step.work & masked, step.work & ~masked, step.last
 
   return tuple(int(jnp.sum(x)) for x in at(*ids))
-
-
-@functools.cache
-def listings(where: str, *what) -> dict[str, bundles.Listing]:
-  """Returns the listings of the kernels of `compile_attention`."""
-  code = _COMPILE.format("compile_attention")
-  return bundles.listings(code, _KERNELS, where, *what)
-
-
-def compile_attention(where: str, shape, mask, rate: float, edges) -> None:
-  """Compiles attention and its gradient, for one row, on one device.
-
-  Args:
-    where: The device's topology.
-    shape: Tokens, query heads, key heads, their width and dtype.
-    mask: Whether it is causal, bounds the first key, and bounds the last key.
-    rate: Dropout of attention weights.
-    edges: Edges of the position terms' buckets, or None.
-  """
-  length, heads, kv_heads, width, dtype = shape
-  alone = dict.fromkeys(sharding.MESH_AXES, 1)
-  mesh = sharding.make_mesh(alone, topology.devices(where)[:1])
-  put = sharding.whole(mesh)
-
-  def like(*shape, dtype=dtype):
-    return jax.ShapeDtypeStruct((1, *shape), dtype, sharding=put)
-
-  q, k = like(length, heads, width), like(length, kv_heads, width)
-  bound = like(length, dtype="int32")
-  causal, start, end = mask
-  terms = (like(length, heads, len(edges) + 1),) * 2 if edges else None
-
-  def run(q, k, v, terms, bounds, row_keys):
-    mask = AttentionMask(causal, *bounds)
-    dropout = attention.Dropout(rate, row_keys)
-    relative = terms and attention.Relative(*terms, tuple(edges))
-    return attention.attend(q, k, v, mask, dropout=dropout, relative=relative)
-
-  def gradients(g, *arrays, **rest):
-    # Other kernels sum up the gradients of the terms.
-    out, pull = jax.vjp(functools.partial(run, **rest), *arrays)
-    return out, pull(g)
-
-  bounds = (bound if start else None, bound if end else None)
-  with jax.set_mesh(mesh):
-    lowered = jax.jit(gradients).lower(
-      q, q, k, k, terms, bounds=bounds, row_keys=like(dtype="uint32")
-    )
-    topology.compile_lowered(lowered)
-
-
-def _head(
-  mesh, model: Model, batch: Batch, chip: chips.Chip, measured: Measured
-) -> dict[str, float]:
-  """Returns the seconds of each kernel of the head for a microbatch, by name.
-
-  The kernel computes and reads the next blocks at once: the longer decides.
-  """
-
-  def arrays(params):
-    head = model.output_head(params)
-    return head.kernel.T, head.bias
-
-  (tokens, width), bias = jax.tree.map(
-    jnp.shape, jax.eval_shape(arrays, model.shapes)
-  )
-  axes = sharding.spec(mesh, ("vocab", None), (tokens, width), but=("fsdp",))
-  tokens //= mesh.shape["tensor"] if axes[0] else 1
-  shape = batch.targets.shape[-1], tokens, width, model.config.dtype
-  code = _COMPILE.format("compile_head")
-  names = head_kernel.NAMES
-  found = bundles.listings(
-    code, names, measured.topology, shape, bias is not None
-  )
-  with jax.set_mesh(mesh):
-    blocks = head_kernel.Blocks.of(*shape)
-  steps, dtype = math.prod(blocks.grid), jnp.dtype(shape[-1])
-  out = {}
-  for name, listing in found.items():
-    outer = head_kernel.TOKENS if "kernel" in name else head_kernel.TARGETS
-    seconds = kernel(listing, steps, 0, blocks.grid[outer], measured)
-    moved = blocks.moved(outer, width, dtype.itemsize)
-    out[name] = max(seconds, moved / chip.bandwidth)
-  return out
-
-
-def compile_head(where: str, shape, biased: bool) -> None:
-  """Compiles the kernels of the head on one device, as `compile_attention`.
-
-  Args:
-    where: The device's topology.
-    shape: Targets, tokens, width and dtype.
-    biased: Whether the head has a bias.
-  """
-  targets, tokens, width, dtype = shape
-  alone = dict.fromkeys(sharding.MESH_AXES, 1)
-  mesh = sharding.make_mesh(alone, topology.devices(where)[:1])
-  put = sharding.whole(mesh)
-
-  def like(*shape, dtype="float32"):
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=put)
-
-  def run(head, targets, numbers):
-    found = (head_kernel.by_target(*head, want) for want in (False, True))
-    grads = head_kernel.by_token(*head, targets, *[numbers] * 3)
-    return *found, grads
-
-  states = like(targets, width, dtype=dtype)
-  bias = like(tokens) if biased else None
-  head = states, like(tokens, width, dtype=dtype), bias
-  with jax.set_mesh(mesh):
-    lowered = jax.jit(run).lower(
-      head, like(targets, dtype="int32"), like(targets)
-    )
-    topology.compile_lowered(lowered)

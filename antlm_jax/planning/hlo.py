@@ -9,9 +9,12 @@ import dataclasses
 import functools
 import math
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+
+from antlm_jax.planning.bundles import Listing
 
 # First line of a computation. Then an instruction: ROOT if it gives the
 # computation's result, name, shape, code, parentheses, attributes.
@@ -68,7 +71,7 @@ class Instruction(NamedTuple):
   code: str  # such as fusion
   flops: float  # of matrix products
   bytes: int  # read from and written to main memory
-  cycles: int  # by the compiler's estimate; 0 on GPUs
+  cycles: int  # of a TPU's core
 
 
 @dataclasses.dataclass
@@ -91,13 +94,10 @@ class Counts:
     default_factory=collections.Counter
   )
 
-  def stated(self, names: str = "") -> float:
-    """Returns the FLOPs that kernels state whose names contain a pattern."""
-    return sum(
-      stated * times
-      for (name, stated), times in self.kernels.items()
-      if re.search(names, name)
-    )
+  @property
+  def kernel_flops(self) -> float:
+    """Operations that the kernels state."""
+    return sum(stated * times for (_, stated), times in self.kernels.items())
 
   def add(self, other: "Counts", times: int = 1) -> None:
     """Adds work that happens `times` times."""
@@ -185,6 +185,19 @@ class _Op:
     own = self.get(r'op_name="([^"]*)"')
     return own or next(filter(None, (o.scope for o in self.operands)), "")
 
+  @property
+  def window(self) -> tuple[str, str]:
+    """How a TPU goes through the arrays; equal fusions have equal bundles."""
+    return self.shape, self.get(r'"window_config":(\{.*?\})')
+
+  @property
+  def cycles(self) -> int:
+    """Cycles of its bundles, or of the compiler's estimate without them."""
+    if listing := self.home.listings.get(self.window):
+      bounds = self.get(r'"iteration_bounds":\[(.*?)\]')
+      return listing.passes(math.prod(_numbers(bounds)))
+    return int(self.get(r'"estimated_cycles":"(\d+)"') or 0)
+
   def get(self, pattern: str) -> str:
     """Returns a pattern's first group in the attributes, or ""."""
     found = re.search(pattern, self.attributes)
@@ -194,8 +207,9 @@ class _Op:
 class _Computation:
   """Instructions by name, and the computations of its program."""
 
-  def __init__(self, program: dict[str, "_Computation"]):
+  def __init__(self, program: dict[str, "_Computation"], listings: dict):
     self.program = program
+    self.listings = listings  # of its program, by `_Op.window`
     self.ops: dict[str, _Op] = {}
     self.root: _Op | None = None  # its result is the computation's
 
@@ -220,9 +234,15 @@ class _Computation:
     return next(op for op in own if op.inside == str(index))
 
 
-def count(text: str) -> Counts:
-  """Counts the work of a program, given its text after all optimizations."""
+def count(text: str, listings: Mapping[str, Listing] | None = None) -> Counts:
+  """Counts the work of a program.
+
+  Args:
+    text: The program's text after all optimizations.
+    listings: Bundles of its instructions on a TPU, by name.
+  """
   program: dict[str, _Computation] = {}
+  windows = {}
   current = entry = None
   for line in text.splitlines():
     if found := _LINE.match(line):
@@ -232,10 +252,12 @@ def count(text: str) -> Counts:
         made = {"inside": begun.inside, "attributes": begun.attributes}
         op = dataclasses.replace(op, code="fusion", **made)
       current.ops[op.name] = op
+      if listings and op.name in listings:
+        windows[op.window] = listings[op.name]
       if found[1]:
         current.root = op
     elif head := _HEAD.match(line):
-      current = program[head[2]] = _Computation(program)
+      current = program[head[2]] = _Computation(program, windows)
       entry = current if head[1] else entry
   return entry.counts
 
@@ -265,9 +287,8 @@ def _add(out: Counts, op: _Op) -> None:
     one = Counts(bytes=_moved(op))
     _work(one, op)
     if not one.kernels:
-      cycles = int(op.get(r'"estimated_cycles":"(\d+)"') or 0)
       scope = "collectives" if one.collectives else op.scope
-      what = Instruction(scope, op.code, one.flops, one.bytes, cycles)
+      what = Instruction(scope, op.code, one.flops, one.bytes, op.cycles)
       one.work[what] = 1
     out.add(one)
 

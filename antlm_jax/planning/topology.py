@@ -10,7 +10,7 @@ from jax.experimental import topologies
 
 from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Batch
-from antlm_jax.planning import compilers, gpus
+from antlm_jax.planning import bundles, compilers, gpus
 from antlm_jax.runtime import sharding
 from antlm_jax.training.step import TrainStep, jitted, state_shardings
 
@@ -62,6 +62,7 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   for name, value in _ENVIRONMENT.items():
     os.environ.setdefault(name, value)
   os.environ.setdefault("TPU_LIBRARY_PATH", str(path))
+  bundles.folder()
   options = {"num_slices": slices} if slices > 1 else {}
   if kind == "v4":
     options["chip_config_name"] = "megacore"  # one device a chip, as on a v4

@@ -21,9 +21,7 @@ import dataclasses
 import functools
 import importlib.util
 import itertools
-import os
 import re
-import tempfile
 import time
 from collections.abc import Iterator, Mapping
 
@@ -239,11 +237,8 @@ def compile_layer(device, attend, shape: Shape, mask: AttentionMask):
   return common.compile_for(device, run, x, kernels, x, positions, mask)
 
 
-def compiled(name: str, shapes, masks, listings: str | None) -> Iterator[dict]:
-  """Compiles every case for a TPU; yields a row for each.
-
-  The compiler writes its listings to the folder `listings`, if it is given.
-  """
+def compiled(name: str, shapes, masks, listings: bool) -> Iterator[dict]:
+  """Compiles every case for a TPU; yields a row for each."""
   device = topology.devices(name)[0]
   for shape, mask_name in itertools.product(shapes, masks):
     mask = make_mask(mask_name, shape.rows, shape.length)
@@ -264,9 +259,13 @@ def compiled(name: str, shapes, masks, listings: str | None) -> Iterator[dict]:
           raise
         row["temp_MB"] = "out of memory"
       if listings and peer not in ("chunked", "XLA, dense"):
-        bundles.read(listings, "")  # the layer's, with its own layouts
+        bundles.read()  # the layer's, with its own layouts
         compile_for(device, attend, shape, mask)
-        found = bundles.read(listings, "(attention|splash)_[a-z_]+")
+        found = {
+          kernel[0]: listing
+          for listed, listing in bundles.read().items()
+          if (kernel := re.search("(attention|splash)_[a-z_]+", listed))
+        }
         row["bundles"] = count_bundles(shape, peer, found)
       yield row
 
@@ -352,20 +351,16 @@ def main(argv) -> None:
   args = common.arguments(__doc__, Timings, argv)
   shapes = [SHAPES[name] for name in args.shapes]
   columns = {"shape": 18, "mask": 13, "peer": 13}
-  with tempfile.TemporaryDirectory() as folder:
-    if jax.default_backend() == "cpu":
-      if args.bundles:
-        os.environ |= bundles.environment(folder)  # before libtpu is loaded
-      machine = args.topology.partition(":")[0] + "-compiled"
-      columns |= {"temp_MB": 13, "moved_MB": 8, "compile_s": 9, "bundles": 0}
-      listings = folder if args.bundles else None
-      rows = compiled(args.topology, shapes, args.masks, listings)
-    else:
-      machine = jax.devices()[0].device_kind
-      columns |= {"ms": 9, "to ours": 7}
-      rows = timed(shapes, args.masks, args.without, args.rounds)
-    name = f"attention {machine}"
-    common.report(rows, args.output, name, columns, machine=machine)
+  if jax.default_backend() == "cpu":
+    machine = args.topology.partition(":")[0] + "-compiled"
+    columns |= {"temp_MB": 13, "moved_MB": 8, "compile_s": 9, "bundles": 0}
+    rows = compiled(args.topology, shapes, args.masks, args.bundles)
+  else:
+    machine = jax.devices()[0].device_kind
+    columns |= {"ms": 9, "to ours": 7}
+    rows = timed(shapes, args.masks, args.without, args.rounds)
+  name = f"attention {machine}"
+  common.report(rows, args.output, name, columns, machine=machine)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
 
 A case is work that a peer does as well, with the same weights, batches or
 texts, in float32: by turns, in one process, with a thread for each core. Above
-1 we are faster. `from to` are the ratios of single turns; `others` is the
-largest share of the machine that other processes took, and `again` how many
+1 we are faster. `ratio` is the median of the turns' ratios, `from to` the least
+and the greatest, and `best` the ratio of the best turns of each. `others` is
+the largest share of the machine that other processes took, and `again` how many
 turns were repeated for that. Both results are compared. `compile` is by how
 much our first call was longer; a case `anew` compiles in every call.
 
@@ -40,6 +41,7 @@ _COLUMNS = {
   "case": 24,
   "peer": 12,
   "ratio": (5, "{:.2f}".format, "ratio"),
+  "best": (4, "{:.2f}".format, "best"),
   "from to": (9, lambda r: f"{r[0]:.2f} {r[-1]:.2f}", "ratios"),
   "ours/s": (14, "{:,.4g} {}".format, "ours", "unit"),
   "theirs/s": (8, "{:,.4g}".format, "theirs"),
@@ -69,7 +71,7 @@ class Comparisons:
   text: tuple[str, ...] = setting(
     (), "text files to prepare (default: toy English)"
   )
-  rounds: int = setting(5, "turns of each case", least=1)
+  rounds: int = setting(9, "turns of each case", least=1)
   output: str = common.output()
 
 

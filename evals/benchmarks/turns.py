@@ -39,8 +39,9 @@ def measure(case: Case, rounds: int) -> dict:
 
   Returns:
     The medians of both, in work a second; the sorted ratios of the turns, over
-    1 if we are faster; how much longer our first call was (it compiles); the
-    share of the machine that others took, and the number of repeated turns.
+    1 if we are faster, their median, and the ratio of the best turns of each;
+    how much longer our first call was (it compiles); the share of the machine
+    that others took, and the number of repeated turns.
   """
   (first, mine, _), (_, other, _) = _timed(case.ours), _timed(case.theirs)
   calls = case.ours, case.theirs
@@ -48,6 +49,7 @@ def measure(case: Case, rounds: int) -> dict:
   seconds, others, repeated = by_turns(calls, rounds, before)
   ratios = np.sort(seconds[:, 1] / seconds[:, 0])
   mine_taken, others_taken = np.median(seconds, axis=0)
+  mine_best, others_best = seconds.min(axis=0)
   return {
     "case": case.name,
     "peer": case.peer,
@@ -56,6 +58,7 @@ def measure(case: Case, rounds: int) -> dict:
     "theirs": case.work / others_taken,
     "ratio": float(np.median(ratios)),
     "ratios": ratios.tolist(),
+    "best": float(others_best / mine_best),
     "compile_seconds": 0.0 if case.before else first - mine_taken,
     "same": bool(case.same(mine, other)),
     "others": others,
