@@ -194,6 +194,30 @@ def test_nothing_leaks_from_block_to_block(
   check_leaks(mode, implementation, dtype, monkeypatch, edges, heads)
 
 
+@pytest.mark.parametrize("row_bytes", [0, kernel._ROW_BYTES])
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_rotation_and_its_gradients_are_exact(
+  implementation, row_bytes, monkeypatch
+):
+  """Blocks beyond the end, and gradients in one kernel or in two."""
+  monkeypatch.setattr(kernel, "_BLOCK", 128)
+  monkeypatch.setattr(kernel, "_ROW_BYTES", row_bytes)
+  shape = 2, 300, 300, 4, 2, 16
+  q, k, v, g = inputs(shape)
+  mask = long_mask("packed", *shape[:3], seed=1)
+  positions = jnp.asarray(np.random.default_rng(0).integers(0, 300, (2, 300)))
+  rope = attention.Rope.of(positions, 16, 1e4)
+  out, dq, dk, dv = attend(q, k, v, mask, g, implementation, rope=rope)
+
+  def turn(x):
+    cos, sin = (np.asarray(y, np.float64) for y in rope)
+    a, b = np.split(np.asarray(x, np.float64), 2, axis=-1)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+  exact = expected(shape, mask, (turn(q), turn(k), v, g))
+  check_errors((out, turn(dq), turn(dk), dv), exact, 1e-5)
+
+
 # Dropout
 
 
@@ -418,6 +442,10 @@ def terms(queries=8, buckets=15, edges=EDGES):
   return {"relative": attention.Relative(query, np.float32(key), edges)}
 
 
+def rope(*shape):
+  return {"rope": attention.Rope(*(np.ones(shape, "f4"),) * 2)}
+
+
 ZERO = np.uint32(0)
 
 
@@ -443,6 +471,7 @@ ZERO = np.uint32(0)
     (r"relative.query is float32\[2, 7, 4, 15\]", terms(queries=7)),
     (r"relative.key is float32\[2, 8, 4, 14\]", terms(buckets=14)),
     ("do not ascend", terms(edges=EDGES[::-1])),
+    (r"rope is float32\[2, 8, 1, 4\]", rope(2, 8, 1, 4)),
   ],
 )
 def test_what_does_not_fit_is_told(words, changes):

@@ -12,6 +12,7 @@ from antlm_jax.attention.cache import Cache, Cached
 from antlm_jax.attention.devices import device
 from antlm_jax.attention.dropout import Dropout
 from antlm_jax.attention.relative import Relative, log_edges
+from antlm_jax.attention.rope import Rope
 from antlm_jax.attention.split import Split
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
   "Dropout",
   "Prepared",
   "Relative",
+  "Rope",
   "Split",
   "attend",
   "choose",

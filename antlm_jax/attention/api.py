@@ -28,6 +28,7 @@ from antlm_jax.attention.devices import device
 from antlm_jax.attention.dropout import Dropout
 from antlm_jax.attention.gpu import visits
 from antlm_jax.attention.relative import Relative
+from antlm_jax.attention.rope import Rope, turned
 from antlm_jax.attention.split import WHOLE, Split, on_shards, parts
 from antlm_jax.attention.tpu import grid
 from antlm_jax.masks import AttentionMask
@@ -61,6 +62,7 @@ def attend(
   scale: float | None = None,
   dropout: Dropout | None = None,
   relative: Relative | None = None,
+  rope: Rope | None = None,
   implementation: str = "auto",
   split: Split = WHOLE,
 ) -> jax.Array:
@@ -80,6 +82,8 @@ def attend(
     dropout: Attention weights to drop.
     relative: Position terms to add to the scores before the scale, in q's
       dtype.
+    rope: Rotations of queries and keys, of which there are as many; they have
+      no gradient.
     implementation: A name of `IMPLEMENTATIONS`, or auto.
     split: Mesh axes that split rows and heads, if there is a mesh; by default
       each device computes everything. A prepared mask has its own split.
@@ -101,15 +105,20 @@ def attend(
     _check_terms(q, k, relative, buckets)
   if scale is None:
     scale = q.shape[-1] ** -0.5
+  if rope is not None:
+    _check_rope(q, k, rope)
   if isinstance(mask, Cached):
+    q, k = turned(rope, q, k)
     return mask.attend(q, k, v, float(scale), relative)
   dropped = dropout is not None
   if isinstance(mask, AttentionMask):
     mask = prepare(mask, q, k, implementation, dropped, buckets, split)
   else:
     _check_prepared(mask, Call.of(q, k, dropped, buckets), implementation)
-  run = BACKENDS[mask.implementation].run
-  return run(q, k, v, mask, float(scale), dropout, relative)
+  backend = BACKENDS[mask.implementation]
+  if not backend.rotates:
+    q, k, rope = *turned(rope, q, k), None
+  return backend.run(q, k, v, mask, float(scale), dropout, relative, rope)
 
 
 def prepare(
@@ -214,6 +223,16 @@ def _check_terms(q, k, relative: Relative, buckets: int) -> None:
         f"relative.{name} is {_say(terms)}, not {q.dtype.name}{list(wanted)},"
         " one for each bucket"
       )
+
+
+def _check_rope(q, k, rope: Rope) -> None:
+  batch, queries, _, width = q.shape
+  wanted = batch, queries, 1, width // 2
+  if k.shape[1] != queries or not rope.cos.shape == rope.sin.shape == wanted:
+    raise ValueError(
+      f"rope is {_say(rope.cos)} and {_say(rope.sin)}, not {list(wanted)}, one"
+      f" for each of {queries} queries and {k.shape[1]} keys"
+    )
 
 
 def _check_prepared(made: Prepared, call: Call, implementation: str) -> None:

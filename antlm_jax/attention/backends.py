@@ -43,7 +43,10 @@ class Call(NamedTuple):
 class Backend:
   """An implementation of attention."""
 
-  def run(self, q, k, v, prepared, scale, dropout, relative) -> jax.Array:
+  # Whether it rotates queries and keys itself. Otherwise `rope` is None.
+  rotates = False
+
+  def run(self, q, k, v, prepared, scale, dropout, relative, rope) -> jax.Array:
     """Computes `[B, T, N, H]`."""
     raise NotImplementedError
 
@@ -58,7 +61,9 @@ class Backend:
 class Pallas(Backend):
   """The fused kernel for TPU."""
 
-  def run(self, q, k, v, prepared, scale, dropout, relative):
+  rotates = True
+
+  def run(self, q, k, v, prepared, scale, dropout, relative, rope):
     mask, kv_heads = prepared.mask, k.shape[2]
     settings = kernel.KernelSettings(
       blocks=prepared.call.blocks,
@@ -76,9 +81,9 @@ class Pallas(Backend):
     if relative:
       terms = {"of_query": relative.query, "of_key": relative.key}
 
-    def run(q, k, v, terms, bounds, seeds, schedules):
-      # In the kernel's order positions are along the lanes: a transpose moves
-      # each array once, and the kernel then reads whole tiles.
+    def run(q, k, v, rope, terms, bounds, seeds, schedules):
+      # In the kernel's order positions are along the lanes. XLA lets the
+      # products around it write and read this order, so nothing is transposed.
       batch, queries, heads, width = q.shape
       q = q.reshape(batch, queries, k.shape[2], -1, width)
       terms = {name: x.transpose(0, 2, 3, 1) for name, x in terms.items()}
@@ -86,16 +91,20 @@ class Pallas(Backend):
         terms["of_query"] = terms["of_query"][:, :, None]
       q = q.transpose(0, 2, 3, 4, 1)
       k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 3, 1)
-      out = kernel.flash(settings, q, k, v, terms, bounds, seeds, schedules)
+      if rope:
+        rope = jnp.concatenate(rope, axis=-1)[:, :, 0].transpose(0, 2, 1)
+      out = kernel.flash(
+        *(settings, q, k, v, rope, terms, bounds, seeds, schedules)
+      )
       out = out.transpose(0, 4, 1, 2, 3)
       return out.reshape(batch, queries, heads, width)
 
     rows, heads = prepared.split
     arrays = PartitionSpec(rows, None, heads, None)
     of_rows, of_heads = PartitionSpec(rows), PartitionSpec(rows, heads)
-    specs = (arrays, arrays, arrays, arrays, of_rows, of_heads, of_rows)
+    specs = *(arrays,) * 3, of_rows, arrays, of_rows, of_heads, of_rows
     run = on_shards(run, specs, arrays)
-    return run(q, k, v, terms, bounds, seeds, prepared.schedules)
+    return run(q, k, v, rope, terms, bounds, seeds, prepared.schedules)
 
   def obstacle(self, mask, call, split) -> str | None:
     # All tables and seeds of a shard are in scalar memory at once.
@@ -114,7 +123,7 @@ class Pallas(Backend):
 class Cudnn(Backend):
   """cuDNN's kernel, by JAX."""
 
-  def run(self, q, k, v, prepared, scale, dropout, relative):
+  def run(self, q, k, v, prepared, scale, dropout, relative, rope):
     spec = PartitionSpec(prepared.split.rows, None, prepared.split.heads, None)
     run, causal = jax.nn.dot_product_attention, prepared.mask.causal
     run = functools.partial(
@@ -146,7 +155,7 @@ class Cudnn(Backend):
 class Mosaic(Backend):
   """The fused kernel for Hopper GPUs."""
 
-  def run(self, q, k, v, prepared, scale, dropout, relative):
+  def run(self, q, k, v, prepared, scale, dropout, relative, rope):
     # Imported here: it loads slowly, and needs a newer JAX than the rest.
     from antlm_jax.attention.gpu import kernel as gpu_kernel
 
@@ -188,8 +197,8 @@ class Plain(Backend):
   def __init__(self, function: Callable):
     self.function = function
 
-  def run(self, q, k, v, prepared, *args):
-    return self.function(q, k, v, prepared.mask, *args)
+  def run(self, q, k, v, prepared, scale, dropout, relative, rope):
+    return self.function(q, k, v, prepared.mask, scale, dropout, relative)
 
 
 BACKENDS: dict[str, Backend] = {

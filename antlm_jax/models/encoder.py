@@ -342,7 +342,7 @@ def rope_by_window(config, positions: jax.Array) -> PerLayer:
   def rope(near: bool):
     theta = config.window_rope_theta if near else config.rope_theta
     scaling = () if near else getattr(config, "rope_scaling", ())
-    return layers.rotary(positions, config.head_dim, theta, scaling)
+    return attention.Rope.of(positions, config.head_dim, theta, scaling)
 
   return per_layer([window > 0 for window in config.layer_windows]).map(rope)
 

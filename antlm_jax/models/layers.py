@@ -5,7 +5,6 @@ initial values. Sharding, weight decay and Hugging Face names are tables over
 the paths and axes (`antlm_jax.runtime.sharding`, `antlm_jax.training.optim`).
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -202,35 +201,3 @@ def attention_dropout(
 def split_heads(x: jax.Array, width: int) -> jax.Array:
   """`[..., N * H]` to `[..., N, H]`."""
   return x.reshape(*x.shape[:-1], -1, width)
-
-
-@jax.named_scope("rope")
-def rotary(
-  positions: jax.Array, width: int, theta: float, scaling: Sequence[float] = ()
-):
-  """Returns RoPE's cosines and sines, each float32 `[B, T, 1, H/2]`.
-
-  `scaling` is a factor that divides all frequencies, or Llama 3's: factor, low,
-  high and length. Frequencies that turn less than `low` times in the length are
-  divided by the factor, those that turn more than `high` times stay, and those
-  between are interpolated.
-  """
-  frequencies = theta ** (-jnp.arange(0, width, 2, dtype=jnp.float32) / width)
-  if scaling:
-    factor, *bounds = scaling
-    stays = 0.0
-    if bounds:
-      low, high, length = bounds
-      turns = length * frequencies / (2 * jnp.pi)
-      stays = jnp.clip((turns - low) / (high - low), 0, 1)
-    frequencies *= stays + (1 - stays) / factor
-  angles = positions[:, :, None, None].astype(jnp.float32) * frequencies
-  return jnp.cos(angles), jnp.sin(angles)
-
-
-@jax.named_scope("rope")
-def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
-  """Rotates `[B, T, N, H]` by position; the pairs are (h, h + H/2)."""
-  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  rotated = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-  return rotated.astype(x.dtype)

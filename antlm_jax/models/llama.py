@@ -115,9 +115,10 @@ class Attention(nnx.Module):
     )
     if c.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
-    q, k = layers.rotate(q, *rope), layers.rotate(k, *rope)
     dropped = layers.attention_dropout(c.attention_dropout, key, len(x))
-    y = attention.attend(q, k, v, mask, scale=c.score_scale, dropout=dropped)
+    y = attention.attend(
+      *(q, k, v, mask), scale=c.score_scale, dropout=dropped, rope=rope
+    )
     return self.out(y.reshape(*y.shape[:2], -1))
 
 
@@ -183,7 +184,8 @@ class Llama(encoder.Encoder):
   def rope(self, positions: jax.Array):
     """Returns the rotations of every layer, or of each."""
     c = self.config
-    return layers.rotary(positions, c.head_dim, c.rope_theta, c.rope_scaling)
+    scaling = c.rope_scaling
+    return attention.Rope.of(positions, c.head_dim, c.rope_theta, scaling)
 
   def logits_of(self) -> encoder.LogitsOf:
     if self.config.tied:

@@ -82,10 +82,9 @@ class Attention(nnx.Module):
     q, k, v = (
       layers.split_heads(f(x), c.head_dim) for f in (self.q, self.k, self.v)
     )
-    q, k = layers.rotate(q, *rope), layers.rotate(k, *rope)
     keys = layers.split_key(key, 2)
     dropped = layers.attention_dropout(c.attention_dropout, keys[0], len(x))
-    y = attention.attend(q, k, v, mask, dropout=dropped)
+    y = attention.attend(q, k, v, mask, dropout=dropped, rope=rope)
     y = self.out(y.reshape(*y.shape[:2], -1))
     return layers.dropout(y, c.attention_dropout, keys[1])
 

@@ -216,12 +216,12 @@ def compile_layer(device, attend, shape: Shape, mask: AttentionMask):
 
   def run(x, kernels, g, positions, mask):
     def layer(x, kernels):
-      rope = layers.rotary(positions, shape.width, 1e4)
+      rope = attention.Rope.of(positions, shape.width, 1e4)
       q, k, v = (
         layers.matmul(x, kernel).reshape(*x.shape[:2], -1, shape.width)
         for kernel in kernels[:3]
       )
-      out = attend(layers.rotate(q, *rope), layers.rotate(k, *rope), v, mask)
+      out = attend(rope.rotate(q), rope.rotate(k), v, mask)
       return layers.matmul(out.reshape(x.shape), kernels[3])
 
     out, pull = jax.vjp(layer, x, kernels)

@@ -36,6 +36,7 @@ from antlm_jax.attention.tpu.scores import (
   HeadScores,
   KernelSettings,
   ScoreBlock,
+  rotated,
 )
 
 _HIDDEN = -1e38  # score of a hidden key
@@ -90,7 +91,7 @@ def _most_scores(width: int, dtype) -> int:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def flash(
-  settings: KernelSettings, q, k, v, terms, bounds, seeds, schedules
+  settings: KernelSettings, q, k, v, rope, terms, bounds, seeds, schedules
 ) -> jax.Array:
   """Runs the kernel; returns `[B, K, G, H, T]`, of q's dtype.
 
@@ -98,16 +99,19 @@ def flash(
     settings: Static settings.
     q: Queries `[B, K, G, H, T]`: G heads for each key head.
     k, v: Keys and values `[B, K, H, S]`.
+    rope: Cosines, then sines, that rotate queries and keys, float32
+      `[B, H, T]`, or None; they get no gradient.
     terms: Position terms, if there are `settings.edges`: "of_query"
       `[B, K, 1, C, T]` and "of_key" `[B, K, C, S]`; G is 1 then.
     bounds: The mask's "start" and "end", int32 `[B, T]`, if it has them.
     seeds: Dropout's seeds, uint32 `[B, K, G]`, or None.
     schedules: Schedules by queries and by keys, from `grid.make`.
   """
-  return _forward(settings, q, k, v, terms, bounds, seeds, schedules)[0]
+  args = q, k, v, rope, terms, bounds, seeds, schedules
+  return _forward(settings, *args)[0]
 
 
-def _forward(settings, q, k, v, terms, bounds, seeds, schedules):
+def _forward(settings, q, k, v, rope, terms, bounds, seeds, schedules):
   cut = _Cut.of(settings.blocks, q)
   lanes = q.shape[2] * settings.blocks.q_size
   lse = jax.ShapeDtypeStruct((*q.shape[:3], q.shape[4]), jnp.float32)
@@ -117,7 +121,7 @@ def _forward(settings, q, k, v, terms, bounds, seeds, schedules):
     _output,
     schedules[0],
     seeds=seeds,
-    inputs=_inputs(settings, cut, q, k, v, terms, bounds),
+    inputs=_inputs(settings, cut, q, k, v, rope, terms, bounds),
     outputs={"out": cut.queries(q), "lse": cut.queries(lse)},
     sums=[(q.shape[3], lanes), (1, lanes), (1, lanes)],
     products=2 + len(terms),
@@ -125,21 +129,22 @@ def _forward(settings, q, k, v, terms, bounds, seeds, schedules):
   # The backward pass computes the scores again from `lse`. If remat keeps these
   # two by name, this never runs twice.
   out, lse = checkpoint_name(out, SAVED), checkpoint_name(lse, SAVED)
-  return out, (q, k, v, terms, bounds, seeds, schedules, out, lse)
+  return out, (q, k, v, rope, terms, bounds, seeds, schedules, out, lse)
 
 
 def _backward(settings, residuals, grad):
-  q, k, v, terms, bounds, seeds, (by_query, by_key), out, lse = residuals
+  q, k, v, rope, terms, bounds, seeds, schedules, out, lse = residuals
+  by_query, by_key = schedules
   blocks, cut = settings.blocks, _Cut.of(settings.blocks, q)
   delta = jnp.sum(out.astype(jnp.float32) * grad.astype(jnp.float32), axis=3)
-  inputs = _inputs(settings, cut, q, k, v, terms, bounds)
+  inputs = _inputs(settings, cut, q, k, v, rope, terms, bounds)
   inputs["do"] = cut.queries(grad)
   inputs |= {"lse": cut.queries(lse), "delta": cut.queries(delta)}
   of_queries, of_keys = {"q": q}, {"k": k, "v": v}
   if terms:
     of_queries["of_query"] = terms["of_query"]
     of_keys["of_key"] = terms["of_key"]
-  run = functools.partial(_call, settings, seeds=seeds, inputs=inputs)
+  run = functools.partial(_call, settings, seeds=seeds)
 
   # A head's gradients add up for a block of keys, `[H, k_size]`, and for some
   # blocks of queries, `[blocks, H, lanes]`.
@@ -159,11 +164,17 @@ def _backward(settings, residuals, grad):
   row_sums = query_sums(blocks.q_count)
   # In float32 to add up, and twice in q's dtype to be written from.
   row_bytes = cut.heads * (4 + 2 * q.dtype.itemsize)
-  if row_bytes * sum(map(math.prod, row_sums)) <= _ROW_BYTES:
+  row_bytes *= sum(map(math.prod, row_sums))
+  rows = {}
+  if rope is not None:
+    rows["rope_row"] = cut.of_rows(rope, blocks.queries, lambda step: 0)
+    row_bytes += 2 * 4 * math.prod(rope.shape[1:])
+  if row_bytes <= _ROW_BYTES:
     made = run(
       "attention_gradients",
       functools.partial(_gradients, whole_row=True),
       by_key,
+      inputs=inputs | rows,
       outputs={n: cut.row(x) for n, x in of_queries.items()} | key_parts,
       sums=row_sums + key_sums,
       products=5 + 2 * len(terms),
@@ -173,6 +184,7 @@ def _backward(settings, residuals, grad):
       "attention_query_gradient",
       _gradients,
       by_query,
+      inputs=inputs,
       outputs={n: cut.queries(x) for n, x in of_queries.items()},
       sums=query_sums(1),
       products=3 + 3 * len(terms) // 2,
@@ -181,13 +193,14 @@ def _backward(settings, residuals, grad):
       "attention_key_gradients",
       _gradients,
       by_key,
+      inputs=inputs,
       outputs=key_parts,
       sums=key_sums,
       products=4 + 3 * len(terms) // 2,
     )
   grads = dict(zip(of_queries | of_keys, made, strict=True))
   dq, dk, dv = (grads.pop(n) for n in "qkv")
-  return dq, dk, dv, grads, None, None, None
+  return dq, dk, dv, None, grads, None, None, None
 
 
 flash.defvjp(_forward, _backward)
@@ -242,17 +255,23 @@ def _gradients(b: ScoreBlock, outs, sums, whole_row: bool = False):
       x[...] = jnp.zeros_like(x)
 
   def write_queries():
+    rope = b.refs.get("rope_row" if whole_row else "rope_q")
     for name, x in of_queries.items():
       for h in range(b.heads):
         for q in range(x.shape[1]):
-          b.store_queries(outs[name], h, x[h, q] * b.settings.scale, q)
+          part = x[h, q] * b.settings.scale
+          turn = rope if name == "q" else None
+          b.store_queries(outs[name], h, part, q, turn)
 
   def write_keys():
     for name, x in of_keys.items():
       # The factor that `weights_and_gradient` leaves out.
       kept = 1.0 - b.settings.rate
       scale = 1.0 / kept if name == "v" else b.settings.scale
-      outs[name][0] = (x[...] * scale).astype(outs[name].dtype)
+      x = x[...] * scale
+      if name == "k" and "rope_k" in b.refs:
+        x = rotated(x, b.refs["rope_k"][...], -1)
+      outs[name][0] = x.astype(outs[name].dtype)
 
   begins, ends = b.step.first, b.step.last
   if whole_row:
@@ -310,6 +329,11 @@ class _Cut:
   def keys(self, x) -> _Part:
     return self._part(x, self.blocks.k_size, lambda step: step.k)
 
+  def of_rows(self, x, size: int, at) -> _Part:
+    """An array `[B, _, positions]` that all heads share."""
+    block = 1, x.shape[1], size
+    return _Part(x, block, lambda h, step: (step.row, 0, at(step)))
+
   def _part(self, x, size: int, at) -> _Part:
     inner = x.shape[2:-1]
 
@@ -319,18 +343,21 @@ class _Cut:
     return _Part(x, (1, self.heads, *inner, size), index)
 
 
-def _inputs(settings, cut: _Cut, q, k, v, terms, bounds) -> dict[str, _Part]:
+def _inputs(
+  settings, cut: _Cut, q, k, v, rope, terms, bounds
+) -> dict[str, _Part]:
   """The inputs of every pass, by name."""
   parts = {"q": cut.queries(q), "k": cut.keys(k), "v": cut.keys(v)}
   if terms:
     parts["of_query"] = cut.queries(terms["of_query"])
     parts["of_key"] = cut.keys(terms["of_key"])
+  of_q = settings.blocks.q_size, lambda step: step.q
+  of_k = settings.blocks.k_size, lambda step: step.k
   for name, bound in bounds.items():
-    parts[name] = _Part(
-      bound[:, None],
-      (1, 1, settings.blocks.q_size),
-      lambda h, step: (step.row, 0, step.q),
-    )
+    parts[name] = cut.of_rows(bound[:, None], *of_q)
+  if rope is not None:
+    parts["rope_q"] = cut.of_rows(rope, *of_q)
+    parts["rope_k"] = cut.of_rows(rope, *of_k)
   if terms:
     dtype = terms["of_query"].dtype
     table = diagonals.one_hots(settings.edges, settings.blocks, dtype)

@@ -14,12 +14,22 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from antlm_jax.attention import rope as rope_lib
 from antlm_jax.attention.blocks import Blocks
 from antlm_jax.attention.dropout import keep
 from antlm_jax.attention.tpu.diagonals import Diagonals, dot
 from antlm_jax.attention.tpu.grid import Step
 
 _LOG2E = math.log2(math.e)
+
+
+def rotated(x: jax.Array, rope: jax.Array, sign: int = 1) -> jax.Array:
+  """Rotates `[..., H, _]` by cosines and sines, `[..., H, _]` together.
+
+  The sign -1 rotates back, as a gradient needs.
+  """
+  cos, sin = jnp.split(rope, 2, axis=-2)
+  return rope_lib.rotated(x, cos, sign * sin, axis=-2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +88,19 @@ class ScoreBlock:
     """Puts arrays of a group's query heads side by side."""
     return jnp.concatenate(parts, axis=1)
 
-  def store_queries(self, ref, h: int, x: jax.Array, q: int = 0) -> None:
-    """Writes `[H, lanes]` to block q of a head's `[G, H, queries]`."""
+  def store_queries(
+    self, ref, h: int, x: jax.Array, q: int = 0, rope=None
+  ) -> None:
+    """Writes `[H, lanes]` to block q of a head's `[G, H, queries]`.
+
+    With a `rope` `[1, H, queries]`, x is rotated back.
+    """
     size = self.settings.blocks.q_size
     to = slice(q * size, min((q + 1) * size, ref.shape[-1]))
     for g in range(self.group):
       part = x[:, g * size : g * size + to.stop - to.start]
+      if rope is not None:
+        part = rotated(part, rope[0, :, to], -1)
       ref[0, h, g, :, to] = part.astype(ref.dtype)
 
   def store_row(self, ref, h: int, row: jax.Array) -> None:
@@ -192,6 +209,8 @@ class HeadScores:
   def keys(self, name: str) -> jax.Array:
     """The keys' part of k or v, `[H, keys]`."""
     x = self.block.refs[name][0, self.h]
+    if name == "k" and "rope_k" in self.block.refs:
+      x = rotated(x, self.block.refs["rope_k"][0])
     blocks = self.block.settings.blocks
     if not (self.masked and blocks.ragged_k):
       return x
@@ -201,7 +220,10 @@ class HeadScores:
   def queries(self, name: str) -> jax.Array:
     """The queries' part of q or do, `[H, lanes]`."""
     block, blocks = self.block, self.block.settings.blocks
-    x = block.join([block.refs[name][0, self.h, g] for g in range(block.group)])
+    parts = [block.refs[name][0, self.h, g] for g in range(block.group)]
+    if name == "q" and "rope_q" in block.refs:
+      parts = [rotated(x, block.refs["rope_q"][0]) for x in parts]
+    x = block.join(parts)
     if not (self.masked and blocks.ragged_q):
       return x
     return jnp.where(block.queries() < blocks.queries, x, 0)
