@@ -100,7 +100,10 @@ class Train(Section):
   )
   z_loss: float = setting(0.0, "Weight of the z-loss", least=0)
   loss_chunk: int = setting(
-    0, "Targets whose logits are in memory at once; 0: 2048, CPU 256", least=0
+    0,
+    "Targets whose logits are in memory at once; 0: none on TPU (a fused"
+    " kernel), 256 on CPU, and on GPU up to 2 GiB of logits",
+    least=0,
   )
 
 

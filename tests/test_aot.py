@@ -16,9 +16,11 @@ from antlm_jax.evals.benchmarks import common
 from antlm_jax.evals.benchmarks.attention import Shape
 from antlm_jax.masks import CAUSAL
 from antlm_jax.models import llama
+from antlm_jax.models.encoder import Head
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import compilers, topology
 from antlm_jax.runtime import sharding
+from antlm_jax.training import head_kernel, losses
 from tests import helpers
 
 needs_libtpu = pytest.mark.skipif(
@@ -42,7 +44,7 @@ def kernels(compiled) -> list[str]:
     r"%(\S+) = \S.* custom-call\(.*tpu_custom_call", compiled.as_text()
   )
   names = (re.search(r"attention_([a-z]+(_[a-z]+)?)_*\.", c) for c in calls)
-  return sorted(name[1].rstrip("_") for name in names)
+  return sorted(name[1].rstrip("_") for name in names if name)
 
 
 def temp(compiled) -> int:
@@ -132,6 +134,57 @@ def test_dropout_and_large_steps_compile_for_every_generation(generation):
     compiled = common.compile_for(device, run, q, k, keys)
     # The choice on TPU, without being asked.
     assert kernels(compiled) in (FUSED, IN_TWO)
+
+
+def head_kernels(compiled) -> list[str]:
+  calls = re.findall(f"%({head_kernel.NAMES})", compiled.as_text())
+  return sorted({name for name, _ in calls})
+
+
+def compile_head(device, targets, tokens, width, dtype, biased):
+  """Compiles the head's loss, by the implementation that a TPU chooses."""
+
+  def run(hidden, kernel, bias, targets, weights):
+    def loss(hidden, kernel, bias):
+      of = Head(kernel, bias if biased else None)
+      return losses.cross_entropy(
+        of, hidden, None, targets, weights, targets, 1, z_loss=1e-4
+      )
+
+    grads, sums = jax.grad(loss, (0, 1, 2), has_aux=True)(hidden, kernel, bias)
+    return grads, sums, loss(hidden, kernel, bias)[1]
+
+  like = jax.ShapeDtypeStruct
+  return common.compile_for(
+    device,
+    run,
+    like((1, targets, width), dtype),
+    like((width, tokens), jnp.float32),
+    like((tokens,), jnp.float32),
+    like((1, targets), jnp.int32),
+    like((1, targets), jnp.float32),
+  )
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_the_heads_kernels_compile_for_every_generation(generation):
+  device = topology.devices(GENERATIONS[generation])[0]
+  cases = (
+    (2048, 128_256, 1152, jnp.bfloat16, False),
+    (1000, 50_368, 768, jnp.bfloat16, True),  # beyond the ends
+    (300, 6_144, 384, jnp.float32, True),
+    (2048, 32_768, 4096, jnp.bfloat16, False),  # the smallest blocks of v4
+  )
+  for case in cases if generation in ("v4", "v5e") else cases[:2]:
+    compiled = compile_head(device, *case)
+    assert len(head_kernels(compiled)) == 3, case
+    # No scores: the largest arrays are the kernel and its gradient.
+    scores = case[0] * case[1] * 4
+    kernel = case[1] * case[2] * 4
+    print(f"{generation} {case}: temp {temp(compiled):,} B")
+    assert temp(compiled) < 2.5 * kernel + scores / 8, case
 
 
 def compile_with_terms(device, shape, implementation="auto"):

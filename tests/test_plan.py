@@ -145,7 +145,7 @@ def test_what_is_in_a_loop_counts_as_often_as_it_runs():
     Collective("all-gather", 4 * 4 * 4 * 2, (0, 1, 2, 3)): 1,
   }
   assert counts.unknown_loops == 0
-  assert counts.kernel_flops == 700 + 500
+  assert counts.stated() == 700 + 500
 
 
 def test_the_work_of_instructions_adds_up():
@@ -475,7 +475,7 @@ def test_products_are_those_of_the_cost_analysis_without_loops(small):
   text = compiled.as_text()
   counts, said = hlo.count(text), compiled.cost_analysis()
   assert "while(" not in text
-  ours = counts.flops + counts.kernel_flops
+  ours = counts.flops + counts.stated()
   # Theirs has the sums and products of single elements as well.
   assert 0 <= said["flops"] / ours - 1 < 0.02
   everywhere = hlo.count(re.sub(r"S\(\d+\)", "", text))

@@ -264,7 +264,7 @@ def _fill(
   keys = jax.vmap(fold_in, (None, 0))(jax.random.key(seed), number)
   places = jnp.arange(size)
   k_end = jnp.minimum(length, (places // seen + 1) * seen)
-  logits_of = model.logits_of(params)
+  head = model.output_head(params)
 
   def step(rows):
     # The block of each row is the first one with a mask.
@@ -281,7 +281,7 @@ def _fill(
 
     def predict(mask):
       row, place = mask
-      logits = logits_of(hidden[row, place - shift])
+      logits = head.logits(hidden[row, place - shift])
       allowed = jnp.where(banned[rows.whole[row]], -jnp.inf, logits)
       token_key, own_key = jax.random.split(fold_in(now[row], place))
       token = draw(token_key, allowed, *drawn)

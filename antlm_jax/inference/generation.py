@@ -210,7 +210,7 @@ def _continue(
   fold_in, number = jax.random.fold_in, every % repeats
   keys = jax.vmap(fold_in, (None, 0))(jax.random.key(seed), number)
   # Outside the loop: a tied head is the transposed table, a copy of it on CPU.
-  logits_of = model.logits_of(params)
+  head = model.output_head(params)
 
   def unfinished(carry):
     done, rows = carry
@@ -220,7 +220,7 @@ def _continue(
     done, (tokens, length, stop, cache) = carry
     last = tokens[every, length - 1][:, None]
     hidden, cache = model.extend(params, last, length - 1, cache)
-    logits = jnp.where(banned, -jnp.inf, logits_of(hidden[:, 0]))
+    logits = jnp.where(banned, -jnp.inf, head.logits(hidden[:, 0]))
     here = jax.vmap(fold_in)(keys, length)
     token = jax.vmap(lambda key, row: draw(key, row, *drawn))(here, logits)
     # Nothing reads the slots behind the end of a text.

@@ -131,8 +131,26 @@ class EncoderConfig(settings.Section):
     return tuple(pattern[i % len(pattern)] for i in range(self.layers))
 
 
-# Hidden states `[..., D]`, and in training their places, to `[..., V]`.
-LogitsOf = Callable[[jax.Array, layers.At | None], jax.Array]
+@dataclasses.dataclass(frozen=True)
+class Head:
+  """The output layer: scores are `transform(hidden, at) @ kernel + bias`.
+
+  The loss uses its parts, so that all scores need never be in memory.
+  """
+
+  kernel: jax.Array  # float32 `[D, V]`, gathered over the mesh
+  bias: jax.Array | None = None  # float32 `[V]`
+  # Maps hidden states `[..., D]`, and in training their places, to `[..., D]`.
+  transform: Callable[[jax.Array, layers.At | None], jax.Array] = (
+    lambda hidden, at: hidden
+  )
+
+  def logits(self, hidden: jax.Array, at: layers.At | None = None) -> jax.Array:
+    """Maps hidden states to scores float32 `[..., V]`; see `Model.logits`."""
+    states = self.transform(hidden, at)
+    kernel = self.kernel.astype(states.dtype)
+    logits = jnp.matmul(states, kernel, preferred_element_type=jnp.float32)
+    return logits if self.bias is None else logits + self.bias
 
 
 class Encoder(nnx.Module):
@@ -173,8 +191,8 @@ class Encoder(nnx.Module):
     """
     raise NotImplementedError
 
-  def logits_of(self) -> LogitsOf:
-    """Returns the function that scores every token; see `Model.logits`."""
+  def output_head(self) -> Head:
+    """Returns the layer that scores every token."""
     raise NotImplementedError
 
 
@@ -191,13 +209,6 @@ def table(embedding: nnx.Param) -> jax.Array:
 def embed(embedding: nnx.Param, tokens: jax.Array, dtype) -> jax.Array:
   """Looks up the embeddings of tokens `[B, T]`; `[B, T, D]` of a dtype."""
   return table(embedding)[tokens].astype(dtype)
-
-
-def scores(hidden: jax.Array, kernel: jax.Array) -> jax.Array:
-  """Multiplies `[..., D]` by `[D, V]` of any dtype; float32 `[..., V]`."""
-  return jnp.matmul(
-    hidden, kernel.astype(hidden.dtype), preferred_element_type=jnp.float32
-  )
 
 
 def begin(
@@ -289,7 +300,10 @@ def prepare_masks(
     for n in (config.heads, config.kv_heads)
   )
   dropout = training and config.attention_dropout > 0
-  split = attention.Split(*sharding.batch_and_heads(k.shape))
+  rows_axes, _, heads_axes, _ = sharding.split(
+    k.shape, "batch", None, "kv_heads", None
+  )
+  split = attention.Split(rows_axes, heads_axes)
   call = q, k, config.attention, dropout, config.buckets, split
   layer_masks = masks(config, mask, (rows, length))
   return layer_masks.map(lambda mask: attention.prepare(mask, *call))

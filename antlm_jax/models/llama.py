@@ -187,9 +187,8 @@ class Llama(encoder.Encoder):
     scaling = c.rope_scaling
     return attention.Rope.of(positions, c.head_dim, c.rope_theta, scaling)
 
-  def logits_of(self) -> encoder.LogitsOf:
+  def output_head(self) -> encoder.Head:
     if self.config.tied:
-      kernel = encoder.table(self.embedding).T
-    else:
-      kernel = sharding.gathered(self.head.kernel[...], *self.head.axes)
-    return lambda hidden, at=None: encoder.scores(hidden, kernel)
+      return encoder.Head(encoder.table(self.embedding).T)
+    kernel = sharding.gathered(self.head.kernel[...], *self.head.axes)
+    return encoder.Head(kernel)

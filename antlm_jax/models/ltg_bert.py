@@ -251,10 +251,6 @@ class LtgBert(encoder.Encoder):
         x = sum(w * y for w, y in zip(weights, outputs, strict=True))
     return x
 
-  def logits_of(self) -> encoder.LogitsOf:
+  def output_head(self) -> encoder.Head:
     kernel = encoder.table(self.embedding).T
-
-    def logits(hidden, at=None):
-      return encoder.scores(self.head(hidden, at), kernel) + self.head.bias[...]
-
-    return logits
+    return encoder.Head(kernel, self.head.bias[...], self.head)

@@ -106,11 +106,11 @@ class Model:
 
     In training, `at` has their places, for heads with dropout.
     """
-    return self.logits_of(params)(hidden, at)
+    return self.output_head(params).logits(hidden, at)
 
-  def logits_of(self, params: Params) -> encoder.LogitsOf:
-    """Returns `logits` of these parameters, which are gathered once."""
-    return self.bind(params).logits_of()
+  def output_head(self, params: Params) -> encoder.Head:
+    """Returns the output layer; its parameters are gathered once."""
+    return self.bind(params).output_head()
 
   def attention_of(self, inputs, mask: AttentionMask) -> str:
     """Returns the implementation of attention in training.

@@ -133,7 +133,7 @@ class TokenHead(nnx.Module):
     self.norm = _norm(c)
     self.bias = layers.vector(jnp.zeros(c.vocab_size), "bias")
 
-  def __call__(self, x: jax.Array) -> jax.Array:
+  def __call__(self, x: jax.Array, at: layers.At | None) -> jax.Array:
     return self.norm(jax.nn.gelu(self.linear(x), approximate=False))
 
 
@@ -159,8 +159,6 @@ class ModernBert(encoder.Encoder):
     x = encoder.run_blocks(c, self.blocks, x, mask, keys, first, rope)
     return self.norm(x)
 
-  def logits_of(self) -> encoder.LogitsOf:
-    kernel, bias = encoder.table(self.embedding).T, self.head.bias[...]
-    return lambda hidden, at=None: (
-      encoder.scores(self.head(hidden), kernel) + bias
-    )
+  def output_head(self) -> encoder.Head:
+    kernel = encoder.table(self.embedding).T
+    return encoder.Head(kernel, self.head.bias[...], self.head)

@@ -23,7 +23,7 @@ from antlm_jax.planning import bundles, forecast, gpus, hlo, topology
 from antlm_jax.planning.forecast import Forecast
 from antlm_jax.planning.network import Network
 from antlm_jax.runtime import chips, progress, sharding
-from antlm_jax.training import flops
+from antlm_jax.training import flops, head_kernel
 from antlm_jax.training.experiment import Program, Run
 
 _CUTS = 0x9C07  # a random stream other than the objectives'
@@ -231,9 +231,10 @@ def exceeded(message: str, arguments: int) -> Memory | None:
 def _speed(run: Run, batch: Batch, attention: str, counts: hlo.Counts) -> dict:
   """Returns the fields of an `Estimate` about speed."""
   chip = chips.of(run.mesh.devices.flat[0])
-  executed = counts.flops
-  if counts.kernel_flops:
-    executed += counts.kernel_flops * _visited(run.model, batch, attention)
+  fused = counts.stated(head_kernel.NAMES)
+  executed = counts.flops + fused
+  if attended := counts.stated() - fused:
+    executed += attended * _visited(run.model, batch, attention)
   network, collectives = Network(run.mesh), {}
   for one, times in counts.collectives.items():
     axes = ", ".join(network.axes(one.group))

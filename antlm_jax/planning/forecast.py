@@ -18,7 +18,8 @@ from antlm_jax.models import Model, encoder
 from antlm_jax.objectives.batch import Batch
 from antlm_jax.planning import bundles, hlo
 from antlm_jax.planning.where import KERNELS, NETWORK, PARTS, Time, part, total
-from antlm_jax.runtime import chips
+from antlm_jax.runtime import chips, sharding
+from antlm_jax.training import head_kernel
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,17 +101,21 @@ def step(
   measured, chip = of(device), chips.of(device)
   if measured is None:
     return f"nothing is measured on {device.device_kind}"
-  spent = 0.0
-  if counts.kernels and device.platform == "tpu":
+  parts = instructions(counts.work, chip, measured)
+  fused, spent = counts.stated(head_kernel.NAMES), 0.0
+  if fused:
+    each = _head(mesh, model, batch, listings, chip, measured)
+    products = fused / (chip.flops * measured.product)
+    # As an instruction, it takes at least the time of its products.
+    seconds = max(_sum_of(counts.kernels, head_kernel.NAMES, each), products)
+    parts["head"] = parts.get("head", Time()) + Time(seconds, products)
+  if counts.stated() > fused and device.platform == "tpu":
     each = _attention(mesh, model, batch, listings, measured)
-    spent = sum(
-      times * each[re.search(_KERNELS, name)[0]]
-      for (name, _), times in counts.kernels.items()
-    )
+    spent = _sum_of(counts.kernels, _KERNELS, each)
     # A call computes one microbatch's rows of a data shard.
     shards = mesh.size // mesh.shape["tensor"]
     spent *= whole / (len(batch.inputs) * shards)
-  elif counts.kernels:
+  elif counts.stated() > fused:
     if not measured.attention:
       return f"no time of fused attention is known for {device.device_kind}"
     widths = (w for w in measured.attention if w <= model.config.head_dim)
@@ -119,7 +124,6 @@ def step(
     # Two products forward, and five backward.
     share = 7 / (2 / forward + 5 / backward) if training else forward
     spent = visited / (chip.flops * share)
-  parts = instructions(counts.work, chip, measured)
   for name, seconds in {KERNELS: spent, NETWORK: network}.items():
     parts[name] = parts.get(name, Time()) + Time(seconds)
   return Forecast({name: parts[name] for name in PARTS if name in parts})
@@ -151,6 +155,12 @@ def kernel(
 
 
 _KERNELS = "attention_(output|gradients|query_gradient|key_gradients)"
+
+
+def _sum_of(kernels: Mapping, names: str, each: Mapping[str, float]) -> float:
+  """Returns the seconds of the kernels whose names match a pattern."""
+  found = ((re.search(names, name), n) for (name, _), n in kernels.items())
+  return sum(times * each[name[0]] for name, times in found if name)
 
 
 def _attention(
@@ -194,3 +204,31 @@ def _visits(order: tpu_grid.Schedule, rows: int) -> tuple[int, int, int]:
     return step.work & masked, step.work & ~masked, step.last
 
   return tuple(int(jnp.sum(x)) for x in at(*ids))
+
+
+def _head(
+  mesh, model: Model, batch: Batch, listings: Mapping, chip, measured: Measured
+) -> dict[str, float]:
+  """Returns the seconds of each kernel of the head for a microbatch, by name.
+
+  The kernel computes and reads the next blocks at once: the longer decides.
+  """
+  kernel_shape = jax.eval_shape(
+    lambda params: model.output_head(params).kernel.T, model.shapes
+  ).shape
+  split = sharding.spec(mesh, ("vocab", None), kernel_shape, but=("fsdp",))
+  tokens, width = kernel_shape
+  tokens //= mesh.shape["tensor"] if split[0] else 1
+  targets, dtype = batch.targets.shape[-1], jnp.dtype(model.config.dtype)
+  with jax.set_mesh(mesh):
+    blocks = head_kernel.Blocks.of(targets, tokens, width, dtype)
+  steps, out = math.prod(blocks.grid), {}
+  for listed, listing in listings.items():
+    if not (found := re.search(head_kernel.NAMES, listed)):
+      continue
+    by_token = found[0] == "head_kernel_gradient"
+    outer = head_kernel.TOKENS if by_token else head_kernel.TARGETS
+    seconds = kernel(listing, steps, 0, blocks.grid[outer], measured)
+    moved = blocks.moved(outer, width, dtype.itemsize)
+    out[found[0]] = max(seconds, moved / chip.bandwidth)
+  return out

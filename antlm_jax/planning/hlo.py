@@ -94,10 +94,13 @@ class Counts:
     default_factory=collections.Counter
   )
 
-  @property
-  def kernel_flops(self) -> float:
-    """Operations that the kernels state."""
-    return sum(stated * times for (_, stated), times in self.kernels.items())
+  def stated(self, names: str = "") -> float:
+    """Returns the FLOPs that kernels state whose names contain a pattern."""
+    return sum(
+      stated * times
+      for (name, stated), times in self.kernels.items()
+      if re.search(names, name)
+    )
 
   def add(self, other: "Counts", times: int = 1) -> None:
     """Adds work that happens `times` times."""

@@ -132,13 +132,12 @@ def gathered(x: jax.Array, *axes: str | None) -> jax.Array:
   return constrain(x, *axes, but=("fsdp",))
 
 
-def batch_and_heads(kv_shape: Sequence[int]):
-  """Returns the mesh axes, or None, of the rows and heads of `[B, S, K, H]`."""
+def split(shape: Sequence[int], *axes: str | None, but=()) -> PartitionSpec:
+  """Returns `spec` on the current mesh: all None without one."""
   mesh = _mesh_to_split_over()
   if mesh is None:
-    return None, None
-  split = spec(mesh, ("batch", None, "kv_heads", None), kv_shape)
-  return split[0], split[2]
+    return PartitionSpec(*[None] * len(axes))
+  return spec(mesh, axes, shape, but)
 
 
 def _mesh_to_split_over():

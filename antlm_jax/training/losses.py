@@ -1,132 +1,152 @@
-"""Cross-entropy at the targets, in chunks: `[B, T, V]` is never in memory.
+"""Cross-entropy at the targets, and its gradient.
 
-The gradient is computed together with the loss, while a chunk's scores are in
-memory: they are neither kept for the backward pass nor computed again (as in
-Liger Kernel, arXiv 2410.10989, section 3.2).
+    loss, sums = cross_entropy(model.output_head(params), hidden, at, ...)
+
+The device decides which implementation computes the head, unless the caller
+names one of `IMPLEMENTATIONS`, or a size of chunks:
+
+- pallas: the fused kernel (`training.head_fused`), which has no scores in
+  memory. The choice on TPU.
+- chunked: plain XLA (`training.head_chunks`), with the scores of some targets
+  in memory. The choice on CPU and GPU, and where the kernel cannot compute the
+  head: float16, or states so wide that too few fit into vector memory.
+
+An implementation is a module of two functions, so that a kernel for another
+device is one more module:
+
+    forward(settings, states, kernel, bias, targets, weights, gradient)
+      Scores states `[S, C, D]`. Returns for each target, `[S, C]`, the
+      log-partition, its score, and whether it is the first of the highest
+      scores; and if `gradient` is wanted, what `backward` needs.
+    backward(settings, saved, grad)
+      Returns the gradients of states, kernel and bias, times the loss's own.
 """
 
 import functools
-from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from antlm_jax.attention.devices import device
-from antlm_jax.models.layers import likeliest
+from antlm_jax.models.encoder import Head
+from antlm_jax.models.layers import At
+from antlm_jax.training import head_chunks, head_fused
+
+IMPLEMENTATIONS = {"pallas": head_fused, "chunked": head_chunks}
+
+
+class Settings(NamedTuple):
+  """Static settings of the head's loss."""
+
+  implementation: str  # a name of `IMPLEMENTATIONS`
+  chunk: int  # of `cross_entropy`
+  z_loss: float
 
 
 @jax.named_scope("head")
 def cross_entropy(
-  logits_at: Callable[[jax.Array, jax.Array], jax.Array],
+  head: Head,
   hidden: jax.Array,
-  places: jax.Array,
+  at: At | None,
   targets: jax.Array,
   weights: jax.Array,
   objective_ids: jax.Array,
   num_objectives: int,
-  chunk: int,
+  chunk: int = 0,
   z_loss: float = 0.0,
+  implementation: str = "auto",
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Sums the cross-entropy of targets by objective.
 
   Args:
-    logits_at: Maps hidden states `[..., D]` and their places `[...]` to
-      scores float32 `[..., V]`.
+    head: Output layer.
     hidden: State that predicts each target, `[S, C, D]` (S data shards).
-    places: Index of that state in the microbatch, int32 `[S, C]`.
+    at: Places of these states in the microbatch, for the head's dropout; None
+      without dropout.
     targets: int32 `[S, C]`.
     weights: float32 `[S, C]`; 0 for padding.
     objective_ids: Each target's objective, int32 `[S, C]`.
     num_objectives: Number of objectives K.
     chunk: Largest number of a shard's targets whose scores are in memory; 0
-      for 2048, or on CPU 256, whose scores mostly stay in its cache.
+      for none on TPU, and elsewhere for `head_chunks.size`.
     z_loss: Weight of the squared log-partition in the loss, which keeps it
       near 0 (PaLM, arXiv 2204.02311, section 5).
+    implementation: A name of `IMPLEMENTATIONS`, or auto.
 
   Returns:
     The summed loss in nats, float32 `[]`, which alone has a gradient; and
     float32 `[K]` each: `loss` (weighted, in nats), `weight`, and over the
-    targets of positive weight `count`, `nats` (unweighted) and `correct`.
+    targets of positive weight `count`, `nats` (unweighted) and `correct`. Of
+    several highest scores, only the first can be correct.
+
+  Raises:
+    ValueError: if the implementation is unknown or cannot compute this.
   """
-  capacity = targets.shape[1]
-  chunk = chunk or (256 if device().platform == "cpu" else 2048)
-  chunks = -(-capacity // chunk)
-  size = -(-capacity // chunks)
+  states = head.transform(hidden, at)
+  name = choose(states, head.kernel, chunk, implementation)
+  settings = Settings(name, chunk, z_loss)
+  loss, each = _score(
+    settings, states, head.kernel, head.bias, targets, weights
+  )
+  # A product with a table of zeros and ones: a scatter by objective would be
+  # slow on a TPU.
+  by_kind = jax.nn.one_hot(objective_ids, num_objectives, dtype=jnp.float32)
+  each = jax.lax.stop_gradient(each).items()
+  return loss, {k: jnp.einsum("sc,sck->k", v, by_kind) for k, v in each}
 
-  # Every chunk has the same size, so that one program computes them all. The
-  # last one is filled up with targets of weight 0.
-  def split(x):  # [S, C, ...] to [chunks, S, size, ...], padded with zeros
-    pad = [(0, 0), (0, chunks * size - capacity)] + [(0, 0)] * (x.ndim - 2)
-    x = jnp.pad(x, pad).reshape(x.shape[0], chunks, size, *x.shape[2:])
-    return jnp.moveaxis(x, 1, 0)
 
-  arrays = hidden, places, targets, weights, objective_ids
-  hidden, *about = map(split, arrays)
-  # The head's parameters become arguments, so that they have a gradient.
-  logits_at, params = jax.closure_convert(logits_at, hidden[0], about[0][0])
+def choose(states, kernel, chunk: int = 0, implementation: str = "auto") -> str:
+  """Returns the name of the implementation that `cross_entropy` chooses.
 
-  def sums(params, hidden, places, targets, weights, objective_ids):
-    logits = logits_at(hidden, places, *params)
-    at_target = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
-    log_partition = jax.nn.logsumexp(logits, axis=-1)
-    nats = log_partition - at_target
-    loss = (nats + z_loss * log_partition**2) * weights
-    real = (weights > 0).astype(jnp.float32)
-    each = {
-      "loss": loss,
-      "weight": weights,
-      "count": real,
-      "nats": nats * real,
-      "correct": (likeliest(logits) == targets) * real,
-    }
-    # A product with a table of zeros and ones: a scatter by objective would be
-    # slow on a TPU.
-    by_kind = jax.nn.one_hot(objective_ids, num_objectives, dtype=jnp.float32)
-    each = jax.lax.stop_gradient(each).items()
-    return loss.sum(), {k: jnp.einsum("sc,sck->k", v, by_kind) for k, v in each}
-
-  return _scan_sum_with_grad(sums, params, hidden, about)
+  Raises:
+    ValueError: if there is no such implementation, or it cannot compute this.
+  """
+  needed = head_fused.obstacle(states, kernel)
+  if implementation == "auto":
+    fused = device().platform == "tpu" and not chunk and not needed
+    return "pallas" if fused else "chunked"
+  if implementation not in IMPLEMENTATIONS:
+    known = ", ".join(IMPLEMENTATIONS)
+    raise ValueError(f"head={implementation!r} is not one of auto, {known}")
+  if implementation == "pallas" and needed:
+    raise ValueError(f"head={implementation!r} needs {needed}")
+  return implementation
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _scan_sum_with_grad(f, params, xs, aux):
-  """Sums `f(params, xs[i], *aux[i])` over i, and its gradient with it.
-
-  `f` returns a scalar, which alone has a gradient, and other sums. The gradient
-  is computed in the forward pass, and the backward pass scales it.
-  """
-  sums, _ = _scan_sum(lambda x, aux: (f(params, x, *aux), None), xs, aux)
-  return sums
+def _score(settings: Settings, states, kernel, bias, targets, weights):
+  """Returns the summed loss, and arrays `[S, C]` without a gradient."""
+  arrays = states, kernel, bias, targets, weights
+  return _sums(settings, weights, *_run(settings, arrays, gradient=False)[0])
 
 
-def _forward(f, params, xs, aux):
-  value_and_grad = jax.value_and_grad(f, argnums=(0, 1), has_aux=True)
-
-  def of_chunk(x, aux):
-    value, (of_params, of_x) = value_and_grad(params, x, *aux)
-    return (value, of_params), of_x
-
-  (sums, of_params), of_xs = _scan_sum(of_chunk, xs, aux)
-  return sums, (of_params, of_xs)
+def _forward(settings: Settings, *arrays):
+  found, saved = _run(settings, arrays, gradient=True)
+  return _sums(settings, arrays[-1], *found), saved
 
 
-def _backward(f, grads, cotangents):
-  scale, _ = cotangents
-  scaled = jax.tree.map(lambda g: (scale * g).astype(g.dtype), grads)
-  return *scaled, None
+def _run(settings: Settings, arrays, gradient: bool):
+  run = IMPLEMENTATIONS[settings.implementation].forward
+  return run(settings, *arrays, gradient)
 
 
-_scan_sum_with_grad.defvjp(_forward, _backward)
+def _sums(settings: Settings, weights, log_partition, at_target, correct):
+  nats = log_partition - at_target
+  loss = (nats + settings.z_loss * log_partition**2) * weights
+  real = (weights > 0).astype(jnp.float32)
+  return loss.sum(), {
+    "loss": loss,
+    "weight": weights,
+    "count": real,
+    "nats": nats * real,
+    "correct": correct * real,
+  }
 
 
-def _scan_sum(f, xs, aux):
-  """Sums the first and stacks the second result of `f(xs[i], aux[i])`."""
-  first = jax.tree.map(lambda x: x[0], (xs, aux))
-  shapes, _ = jax.eval_shape(f, *first)
+def _backward(settings: Settings, saved, grads):
+  run = IMPLEMENTATIONS[settings.implementation].backward
+  return *run(settings, saved, grads[0]), None, None
 
-  def body(total, part):
-    summed, stacked = f(*part)
-    return jax.tree.map(jnp.add, total, summed), stacked
 
-  zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
-  return jax.lax.scan(body, zero, (xs, aux), unroll=len(xs) == 1)
+_score.defvjp(_forward, _backward)

@@ -52,6 +52,7 @@ class TrainStep:
   loss_average: str = "targets"  # or "objectives": the mean of their means
   z_loss: float = 0.0  # weight of the squared log-partition
   growing: bool = False  # batches' last microbatches may have no targets
+  head: str = "auto"  # `losses.cross_entropy`'s implementation
 
   def init(self) -> TrainState:
     """Makes the first state. Under jit with shardings, it is born sharded."""
@@ -145,24 +146,20 @@ class TrainStep:
     at_targets = jnp.take_along_axis(hidden, places[..., None], axis=1)
     # Indices in the microbatch do not depend on the shards.
     places = jnp.arange(shards)[:, None] * hidden.shape[1] + places
-    logits = self.model.logits_of(params)
-
-    def logits_at(hidden, places):
-      at = None
-      if key is not None:
-        at = At(jax.random.bits(keys[1], (), jnp.uint32), places)
-      return logits(hidden, at)
-
+    at = None
+    if key is not None:
+      at = At(jax.random.bits(keys[1], (), jnp.uint32), places)
     return losses.cross_entropy(
-      logits_at,
+      self.model.output_head(params),
       at_targets,
-      places,
+      at,
       micro.targets,
       micro.weights,
       micro.objective_ids,
       self.num_objectives,
       self.loss_chunk,
       self.z_loss,
+      self.head,
     )
 
   def _accumulate(self, params: Params, batch: Batch, key):

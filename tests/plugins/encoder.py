@@ -64,6 +64,5 @@ class Gpt(models.Encoder):
     x, mask, keys = encoder.begin(c, x.astype(c.dtype), mask, dropout_key)
     return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys))
 
-  def logits_of(self):
-    kernel = encoder.table(self.embedding).T
-    return lambda hidden, at=None: encoder.scores(hidden, kernel)
+  def output_head(self):
+    return encoder.Head(encoder.table(self.embedding).T)

@@ -1,0 +1,96 @@
+"""The head's loss in plain XLA, in chunks: `[S, C, V]` is never in memory.
+
+The gradient is computed together with the loss, while a chunk's scores are in
+memory: they are neither kept for the backward pass nor computed again (as in
+Liger Kernel, arXiv 2410.10989, section 3.2).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from antlm_jax.attention.devices import device
+
+_MOST = 2**29  # scores of a chunk: 2 GiB
+
+
+def size(vocab_size: int) -> int:
+  """Returns the number of a shard's targets in a chunk, if none is set."""
+  # On CPU a chunk's scores mostly stay in its cache. Elsewhere every chunk
+  # reads and writes the kernel's gradient.
+  if device().platform == "cpu":
+    return 256
+  return max(256, _MOST // vocab_size)
+
+
+def forward(settings, states, kernel, bias, targets, weights, gradient: bool):
+  """Scores the states, as `losses` says; `saved` are the gradients."""
+  capacity = targets.shape[1]
+  count = -(-capacity // (settings.chunk or size(kernel.shape[1])))
+  each = -(-capacity // count)
+
+  # Every chunk has the same size, so that one program computes them all. The
+  # last one is filled up with targets of weight 0.
+  def split(x):  # [S, C, ...] to [count, S, each, ...], padded with zeros
+    pad = [(0, 0), (0, count * each - capacity)] + [(0, 0)] * (x.ndim - 2)
+    x = jnp.pad(x, pad).reshape(x.shape[0], count, each, *x.shape[2:])
+    return jnp.moveaxis(x, 1, 0)
+
+  def join(x):
+    x = jnp.moveaxis(x, 0, 1)
+    return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :capacity]
+
+  # Rounded once, for all chunks. Its gradient adds up in float32.
+  near = kernel.astype(states.dtype)
+  of_chunk = functools.partial(_of_chunk, settings.z_loss, near, bias, gradient)
+
+  def body(total, part):
+    found, summed = of_chunk(*part)
+    return jax.tree.map(jnp.add, total, summed), found
+
+  zero = None
+  if gradient:
+    zero = jax.tree.map(jnp.zeros_like, (kernel, bias))
+  parts = tuple(map(split, (states, targets, weights)))
+  total, stacked = jax.lax.scan(body, zero, parts, unroll=count == 1)
+  *found, of_states = jax.tree.map(join, stacked)
+  return found, (of_states, *total) if gradient else None
+
+
+def backward(settings, saved, grad):
+  """Returns the gradients of states, kernel and bias."""
+  return jax.tree.map(lambda g: (grad * g).astype(g.dtype), saved)
+
+
+def _of_chunk(z_loss, kernel, bias, gradient, states, targets, weights):
+  """Returns arrays of each target, and the sums of the kernel and bias."""
+  scores = jnp.matmul(states, kernel, preferred_element_type=jnp.float32)
+  if bias is not None:
+    scores += bias
+  at_target = jnp.take_along_axis(scores, targets[..., None], axis=-1)
+  top, total, correct = _statistics(scores, at_target, targets[..., None])
+  log_partition = jnp.log(total) + top
+  found = [x[..., 0] for x in (log_partition, at_target, correct)]
+  if not gradient:
+    return (*found, None), None
+  weights = weights[..., None]
+  scale = weights * (1 + 2 * z_loss * log_partition)
+  of_scores = jnp.exp(scores - top) * (scale / total)
+  here = jnp.arange(kernel.shape[1]) == targets[..., None]
+  of_scores = jnp.where(here, of_scores - weights, of_scores)
+  of_bias = None if bias is None else of_scores.sum((0, 1))
+  of_scores = of_scores.astype(states.dtype)
+  of_kernel = jnp.einsum(
+    "scd,scv->dv", states, of_scores, preferred_element_type=jnp.float32
+  )
+  return (*found, of_scores @ kernel.T), (of_kernel, of_bias)
+
+
+def _statistics(scores, at_target, targets):
+  """Returns maximum, sum of exp(score - maximum), and whether it is first."""
+  top = scores.max(axis=-1, keepdims=True)
+  total = jnp.exp(scores - top).sum(axis=-1, keepdims=True)
+  earlier = jnp.where(jnp.arange(scores.shape[-1]) < targets, scores, -jnp.inf)
+  correct = (at_target == top) & (earlier.max(axis=-1, keepdims=True) < top)
+  return top, total, correct

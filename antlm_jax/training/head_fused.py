@@ -1,0 +1,117 @@
+"""The head's loss by the TPU kernel (`training.head_kernel`), over a mesh.
+
+Over a mesh, each data shard has its own targets, and each part of a vocabulary
+that is split over `tensor` its own maximum, sum and acc, which are brought to
+the common maximum.
+
+The gradient of the states is made together with the loss, and that of the
+kernel in the backward pass, where it is first used.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from antlm_jax.attention.split import on_shards
+from antlm_jax.runtime import sharding
+from antlm_jax.training import head_kernel
+
+
+def obstacle(states, kernel) -> str | None:
+  """Returns a requirement of the kernel that the head does not meet, or None.
+
+  The arrays are states `[S, C, D]` and the head's kernel `[D, V]`.
+  """
+  width, tokens = kernel.shape
+  if states.dtype not in (jnp.float32, jnp.bfloat16):
+    return f"float32 or bfloat16, not {states.dtype}"
+  if head_kernel.Blocks.of(1, tokens, width, states.dtype) is None:
+    return f"blocks in vector memory, too small for a width of {width}"
+  return None
+
+
+def forward(settings, states, kernel, bias, targets, weights, gradient: bool):
+  """Scores the states, as `losses` says."""
+  near = kernel.T.astype(states.dtype)  # `[V, D]`, a copy if it is rounded
+  rows, tokens, specs = _specs(states, near, bias)
+  saved = states, near, bias, targets, weights
+  local = functools.partial(_local, settings.z_loss, gradient, tokens)
+  each = PartitionSpec(rows)
+  found = (each, each, each, each if gradient else None)
+  *found, of_states = on_shards(local, specs, found)(*saved)
+  return found, (*saved, found[0], of_states) if gradient else None
+
+
+def backward(settings, saved, grad):
+  """Returns the gradients of states, kernel and bias."""
+  states, near, bias, targets, weights, log_partition, of_states = saved
+  weights = grad * weights
+  scale = weights * (1 + 2 * settings.z_loss * log_partition)
+  rows, tokens, specs = _specs(states, near, bias)
+
+  def local(states, kernel, bias, targets, *numbers):
+    own = targets - _first(tokens, kernel)
+    flat = (x.reshape(-1) for x in (own, *numbers))
+    states = states.reshape(-1, states.shape[2])
+    grads = head_kernel.by_token(states, kernel, bias, *flat)
+    return jax.tree.map(lambda x: _over(rows, jax.lax.psum, x), grads)
+
+  each, out = PartitionSpec(rows), PartitionSpec(tokens)
+  local = on_shards(local, (*specs[:4], each, each, each), (out, out))
+  of_kernel, of_bias = local(
+    states, near, bias, targets, log_partition, scale, weights
+  )
+  return (grad * of_states).astype(states.dtype), of_kernel.T, of_bias
+
+
+def _specs(states, kernel, bias):
+  """Mesh axes of targets and tokens, and the arguments' PartitionSpecs."""
+  rows = sharding.split(states.shape, "batch", None, None)[0]
+  tokens = sharding.split(kernel.shape, "vocab", "embed", but=("fsdp",))[0]
+  of_rows, of_tokens = PartitionSpec(rows), PartitionSpec(tokens)
+  of_bias = None if bias is None else of_tokens
+  return rows, tokens, (of_rows, of_tokens, of_bias, of_rows, of_rows)
+
+
+def _first(axis, kernel):
+  """Returns the first token of this part of the vocabulary."""
+  return 0 if axis is None else jax.lax.axis_index(axis) * len(kernel)
+
+
+def _over(axes, reduce, x):
+  """Combines the values of the parts that mesh axes make, if any."""
+  return x if axes is None else reduce(x, axes)
+
+
+def _local(
+  z_loss, gradient, axis, states, kernel, bias, targets, weights
+) -> tuple[jax.Array | None, ...]:
+  """Makes `forward`'s arrays from a part of the targets and of the tokens."""
+  shape, over = targets.shape, functools.partial(_over, axis)
+  states = states.reshape(-1, states.shape[2])
+  own = targets.reshape(-1) - _first(axis, kernel)
+  found = head_kernel.by_target(states, kernel, bias, gradient)
+  top = over(jax.lax.pmax, found.top)
+  shrink = jnp.exp(found.top - top)
+  total = over(jax.lax.psum, found.total * shrink)
+  log_partition = jnp.log(total) + top
+  # How far the first of the highest scores is from the target.
+  far = jnp.where(found.top == top, found.best - own, 2**30)
+  correct = over(jax.lax.pmin, far) == 0
+  # The targets' rows. They are zeros if another part has them.
+  inside = (own >= 0) & (own < len(kernel))
+  place = jnp.where(inside, own, 0)
+  rows = kernel[place].astype(jnp.float32) * inside[:, None]
+  at_target = (states.astype(jnp.float32) * rows).sum(axis=1)
+  if bias is not None:
+    at_target += bias[place] * inside
+  at_target = over(jax.lax.psum, at_target)
+  each = [x.reshape(shape) for x in (log_partition, at_target, correct)]
+  if not gradient:
+    return *each, None
+  weights = weights.reshape(-1)
+  scale = weights * (1 + 2 * z_loss * log_partition) * shrink / total
+  of_states = (found.acc * scale).T - weights[:, None] * rows
+  return *each, over(jax.lax.psum, of_states).reshape(*shape, -1)

@@ -1,0 +1,210 @@
+"""The head's loss and its gradients, in chunks and by the TPU kernel."""
+
+import functools
+
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from antlm_jax.models.encoder import Head
+from antlm_jax.models.layers import At
+from antlm_jax.training import head_kernel, losses
+from tests import helpers
+
+KINDS = 3
+
+
+@functools.cache
+def make_inputs(
+  shards=2, capacity=11, width=8, vocab=19, biased=False, seed=0
+) -> dict[str, np.ndarray]:
+  draw = np.random.default_rng(seed)
+  shape = shards, capacity
+  hidden = draw.normal(size=(*shape, width)).astype(np.float32)
+  kernel = draw.normal(size=(width, vocab)).astype(np.float32)
+  bias = biased * draw.normal(size=vocab).astype(np.float32)
+  right, random = (
+    (hidden @ kernel + bias).argmax(-1),
+    draw.integers(0, vocab, shape),
+  )
+  targets = np.where(draw.random(shape) < 0.5, right, random).astype(np.int32)
+  weights = np.float32(draw.random(shape) * (draw.random(shape) < 0.7))
+  objective_ids = draw.integers(0, KINDS, shape, np.int32)
+  return {
+    "hidden": hidden,
+    "kernel": kernel,
+    "bias": bias if biased else None,
+    "targets": targets,
+    "weights": weights,
+    "objective_ids": objective_ids,
+  }
+
+
+def reference(hidden, kernel, bias, targets, weights, objective_ids, z_loss=0):
+  """The sums and gradients of the loss in float64, and the sizes of terms.
+
+  A result may be the small difference of large terms, whose rounding it has.
+  """
+  hidden, kernel = np.float64(hidden), np.float64(kernel)
+  scores = hidden @ kernel + (0 if bias is None else np.float64(bias))
+  top = scores.max(axis=-1)
+  partition = top + np.log(np.exp(scores - top[..., None]).sum(axis=-1))
+  p, right = np.exp(scores - partition[..., None]), np.eye(kernel.shape[1])
+  right = right[targets]
+  at_target, real = (scores * right).sum(axis=-1), weights > 0
+
+  def sums(at_target):
+    nats = partition - at_target
+    each = {
+      "loss": weights * (nats + z_loss * partition**2),
+      "weight": weights,
+      "count": real,
+      "nats": real * nats,
+      "correct": real & (scores.argmax(axis=-1) == targets),
+    }
+    kinds = np.eye(KINDS)[objective_ids]
+    return {n: np.einsum("sc,sck->k", x, kinds) for n, x in each.items()}
+
+  def grads(hidden, kernel, sign):
+    scale = weights * (1 + 2 * z_loss * partition)
+    d = scale[..., None] * p - sign * weights[..., None] * right
+    made = {"hidden": d @ kernel.T}
+    made["kernel"] = np.einsum("scd,scv->dv", hidden, d)
+    return made if bias is None else made | {"bias": d.sum((0, 1))}
+
+  sizes = sums(at_target - abs(partition) - 2 * abs(at_target))
+  sizes |= grads(abs(hidden), abs(kernel), -1)
+  return sums(at_target), grads(hidden, kernel, 1), sizes
+
+
+def run(inputs, **options):
+  """Returns `reference`'s results by `losses.cross_entropy`."""
+  names = ["hidden", "kernel", *["bias"] * (inputs["bias"] is not None)]
+  of = {n: inputs[n] for n in names}
+  rest = (inputs[n] for n in ("targets", "weights", "objective_ids"))
+
+  def loss(of, *rest):
+    head = Head(of["kernel"], of.get("bias"))
+    found, sums = losses.cross_entropy(
+      head, of["hidden"], None, *rest, KINDS, **options
+    )
+    return 3 * found, sums
+
+  grads, sums = jax.jit(jax.grad(loss, has_aux=True))(of, *rest)
+  return sums, jax.tree.map(lambda g: g.astype(jnp.float32) / 3, grads)
+
+
+def check(inputs, limit=1e-5, **options):
+  found, grads = run(inputs, **options)
+  expected, exact, sizes = reference(**inputs, z_loss=options.get("z_loss", 0))
+  assert found.keys() == expected.keys()
+  for name, value in (expected | exact).items():
+    error = np.abs((found | grads)[name] - value).max()
+    assert error <= limit * np.abs(sizes[name]).max(), name
+  return expected
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("how", [1, 4, 11, 100, "pallas"])
+def test_cross_entropy_and_its_gradients(how, biased):
+  kind = {"implementation": how} if how == "pallas" else {"chunk": how}
+  inputs = make_inputs(biased=biased)
+  expected = check(inputs, **kind)
+  assert 0 < expected["count"].sum() < inputs["weights"].size
+  assert expected["correct"].sum() > 0
+  check(inputs, **kind, z_loss=0.1)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+  """Makes few targets and tokens several blocks."""
+  monkeypatch.setattr(head_kernel, "_LARGEST", 128)
+
+
+SIZES = st.tuples(
+  st.integers(1, 2),  # shards
+  st.integers(1, 200),  # targets of a shard
+  st.sampled_from((1, 8, 96, 136)),  # width
+  st.integers(1, 300),  # tokens
+)
+
+
+@pytest.mark.slow
+def test_the_kernel_and_its_gradients_are_exact(small_blocks):
+  """Blocks that end beyond the targets or tokens, and several of each."""
+
+  @hypothesis.settings(max_examples=25, deadline=None)
+  @hypothesis.given(SIZES, st.booleans(), st.sampled_from((0.0, 0.3)))
+  def check_one(sizes, biased, z_loss):
+    inputs = make_inputs(*sizes, biased)
+    check(inputs, implementation="pallas", z_loss=z_loss)
+
+  check_one()
+
+
+@pytest.mark.parametrize("how", ["pallas", "chunked"])
+def test_bfloat16_is_rounded_in_products_alone(small_blocks, how):
+  inputs = dict(make_inputs(1, 200, 64, 300))
+  rounded = jnp.bfloat16(inputs["hidden"]), jnp.bfloat16(inputs["kernel"])
+  inputs["hidden"], inputs["kernel"] = rounded[0], np.float32(rounded[1])
+  found, grads = run(inputs, implementation=how)
+  exact = {**inputs, "hidden": np.float32(rounded[0])}
+  expected, of, _ = reference(**exact)
+  for name, value in expected.items():  # nothing but float32 sums
+    assert helpers.closest(found[name], value) < 1e-5, name
+  # bfloat16 has 8 bits: the weights of the products, and the result.
+  assert helpers.closest(grads["hidden"], of["hidden"]) < 2**-8
+  assert helpers.closest(grads["kernel"], of["kernel"]) < 2**-8
+
+
+@pytest.mark.parametrize("how", ["pallas", "chunked"])
+def test_of_equal_scores_the_first_is_correct(small_blocks, how):
+  """An accuracy by `score >= highest` would count every target."""
+  inputs = dict(make_inputs(1, 6, 8, 300))
+  inputs["hidden"] = np.zeros_like(inputs["hidden"])
+  inputs["targets"] = np.int32([[0, 1, 127, 128, 0, 299]])
+  inputs["weights"] = np.ones((1, 6), np.float32)
+  found, _ = run(inputs, implementation=how)
+  assert found["correct"].sum() == 2
+
+
+@pytest.mark.parametrize("how", ["pallas", "chunked"])
+def test_large_scores_do_not_overflow(small_blocks, how):
+  inputs = dict(make_inputs(1, 40, 8, 300))
+  inputs["kernel"] = 1000 * inputs["kernel"]
+  check(inputs, implementation=how)
+
+
+def test_each_state_is_transformed_with_its_place():
+  inputs = make_inputs()
+  hidden = inputs["hidden"]
+  places = jnp.arange(hidden.shape[0] * hidden.shape[1])
+  at = At(jnp.uint32(0), places.reshape(hidden.shape[:2]))
+
+  def transform(part, at):
+    same = part == hidden.reshape(-1, hidden.shape[-1])[at.places]
+    return jnp.where(same, part, jnp.nan)
+
+  rest = (inputs[n] for n in ("targets", "weights", "objective_ids"))
+  head = Head(inputs["kernel"], transform=transform)
+  _, sums = losses.cross_entropy(head, hidden, at, *rest, KINDS, chunk=4)
+  expected, *_ = reference(**inputs)
+  assert helpers.closest(sums["loss"], expected["loss"]) < 1e-5
+
+
+def test_the_choice_and_its_reasons():
+  states = jax.ShapeDtypeStruct((1, 8, 64), jnp.float32)
+  kernel = jax.ShapeDtypeStruct((64, 100), jnp.float32)
+  assert losses.choose(states, kernel) == "chunked"  # on CPU
+  assert losses.choose(states, kernel, 0, "pallas") == "pallas"
+  with pytest.raises(ValueError, match="not one of auto, pallas, chunked"):
+    losses.choose(states, kernel, 0, "triton")
+  wide = jax.ShapeDtypeStruct((1, 8, 2**17), jnp.float32)
+  kernel = jax.ShapeDtypeStruct((2**17, 100), jnp.float32)
+  with pytest.raises(
+    ValueError, match="'pallas' needs blocks in vector memory"
+  ):
+    losses.choose(wide, kernel, 0, "pallas")
