@@ -7,12 +7,11 @@
 # installed, and plain XLA; then runs the other tests of GPUs and times whole
 # train steps. Figures go to FOLDER, by default evals/benchmarks/results. Takes
 # .venv/bin/python if it is there, else $PYTHON, else python3: a Python 3.12
-# with jax 0.12 for CUDA, flax, optax and orbax-checkpoint, and no more; with
-# jax 0.11 all but our kernel. Exit status: 0; 1 if a part failed; 2 if JAX
-# sees no GPU.
+# with jax 0.11.2 or 0.12 for CUDA, flax, optax and orbax-checkpoint, and no
+# more. Exit status: 0; 1 if a part failed; 2 if JAX sees no GPU.
 set -euo pipefail
 case "${1:-}" in
-  -h | --help) sed -n '2,12s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 folder="$(realpath -m -- "${1:-$(dirname "$0")/../evals/benchmarks/results}")"
 cd "$(dirname "$0")/.."

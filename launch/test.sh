@@ -8,35 +8,39 @@
 #   ./launch/test.sh --nightly  the longest as well: all disturbances of a run,
 #                               the quickstart whole
 #   ./launch/test.sh --mosaic   the kernel for Hopper GPUs, interpreted, and
-#                               compiled for an H100; no GPU, but Python 3.12
-#                               ($PYTHON, or python3.12), 500 MB, half an hour
+#                               compiled for an H100, with jax 0.11 and 0.12;
+#                               no GPU, but Python 3.12 ($PYTHON, or
+#                               python3.12), 1 GB, an hour
 #
 # Further arguments go to pytest.
 set -euo pipefail
 case "${1:-}" in
-  -h | --help) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
+  -h | --help) sed -n '2,15s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 cd "$(dirname "$0")/.."
 if [ "${1:-}" = --mosaic ]; then
-  # An environment of its own: it has a later JAX than .venv, only what these
+  # Environments of their own: they have a later JAX than .venv, only what these
   # tests import, and beside the packages what compiles for a GPU.
-  venv=.venv/mosaic
-  if [ ! -e "$venv/installed" ]; then
-    echo "installing into $venv/ (a minute or two, once)"
-    "${PYTHON:-python3.12}" -m venv "$venv"
-    pip=("$venv/bin/python" -m pip install --quiet --quiet
-      --disable-pip-version-check)
-    "${pip[@]}" "jax>=0.12,<0.13" hypothesis numpy pytest
-    version="$("$venv/bin/python" -c \
-      'import jaxlib; print(jaxlib.__version__)')"
-    "${pip[@]}" --no-deps "jax-cuda13-pjrt==$version" \
-      "jax-cuda13-plugin==$version" nvidia-cuda-nvcc nvidia-nvvm \
-      nvidia-cuda-nvdisasm
-    touch "$venv/installed"
-  fi
-  # Not conftest: it imports what is not installed there.
-  JAX_PLATFORMS=cpu exec "$venv/bin/python" -m pytest --noconftest \
-    tests/test_mosaic.py "${@:2}"
+  for jax in 0.11 0.12; do
+    venv=.venv/mosaic-$jax
+    if [ ! -e "$venv/installed" ]; then
+      echo "installing into $venv/ (a minute or two, once)"
+      "${PYTHON:-python3.12}" -m venv "$venv"
+      pip=("$venv/bin/python" -m pip install --quiet --quiet
+        --disable-pip-version-check)
+      "${pip[@]}" "jax==$jax.*" hypothesis numpy pytest
+      version="$("$venv/bin/python" -c \
+        'import jaxlib; print(jaxlib.__version__)')"
+      "${pip[@]}" --no-deps "jax-cuda13-pjrt==$version" \
+        "jax-cuda13-plugin==$version" nvidia-cuda-nvcc nvidia-nvvm \
+        nvidia-cuda-nvdisasm
+      touch "$venv/installed"
+    fi
+    # Not conftest: it imports what is not installed there.
+    JAX_PLATFORMS=cpu "$venv/bin/python" -m pytest --noconftest \
+      tests/test_mosaic.py "${@:2}"
+  done
+  exit
 fi
 extras="test,hf,notebook,wandb,libtpu,cuda-compiler"
 case "${1:-}" in

@@ -411,7 +411,7 @@ def test_the_choice_for_a_gpu_that_is_not_there_is_by_its_kind(kind, choice):
   mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=gpu)
   q = jax.ShapeDtypeStruct((2, 128, 4, 64), jnp.bfloat16)
   bound = AttentionMask(True, jnp.zeros((2, 128), jnp.int32))
-  needs = "jax 0.12" if "H100" in kind else "a Hopper GPU"
+  needs = "jax 0.11.2" if "H100" in kind else "a Hopper GPU"
   with jax.sharding.use_abstract_mesh(mesh):
     assert attention.choose(CAUSAL, q, q) == choice
     assert attention.choose(bound, q, q) == "chunked"

@@ -31,9 +31,9 @@ from tests.attention_cases import (
   long_mask,
 )
 
-if jax.__version_info__ < (0, 12):
+if jax.__version_info__ < (0, 11, 2):
   pytest.skip(
-    f"needs jax 0.12, not {jax.__version__}: ./launch/test.sh --mosaic",
+    f"needs jax 0.11.2, not {jax.__version__}: ./launch/test.sh --mosaic",
     allow_module_level=True,
   )
 
@@ -42,6 +42,18 @@ from jax._src.pallas.mosaic_gpu.interpret import (
 )
 
 from antlm_jax.attention.gpu import kernel
+
+if jax.__version_info__ < (0, 12):
+  from jax._src.pallas.mosaic_gpu.interpret.shared_memory import Barrier
+
+  def deallocate(barrier):
+    """Lets the loading warpgroup end before its last slots are free again."""
+    with barrier.cv:
+      barrier.ref_count -= 1
+      if not barrier.ref_count and barrier.arrivals_count:
+        raise ValueError("a barrier ends with arrivals pending")
+
+  Barrier.deallocate = deallocate  # as in JAX 0.12
 
 LIMITS = {"bfloat16": 1e-2, "float16": 2e-3}
 

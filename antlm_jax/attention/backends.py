@@ -178,9 +178,9 @@ class Mosaic(Backend):
     # Blackwell lacks the instructions of the kernel's products.
     if platform == "gpu" and int(capability(kind) or 0) != 9:
       return f"a Hopper GPU, for its wgmma instructions, not {kind}"
-    # JAX 0.12 has the interpreter, and the kernel's calls by these names.
-    if jax.__version_info__ < (0, 12):
-      return f"jax 0.12 or later, and so Python 3.12, not jax {jax.__version__}"
+    # JAX 0.11.2 has the interpreter, and the calls by these names.
+    if jax.__version_info__ < (0, 11, 2):
+      return f"jax 0.11.2 or later (Python 3.12), not jax {jax.__version__}"
     if call.dtype not in ("bfloat16", "float16"):
       return f"bfloat16 or float16, not {call.dtype}"
     if call.q[3] not in _MOSAIC_WIDTHS:

@@ -420,24 +420,30 @@ def _call(
     num_threads=_PARTS + 1,
     thread_name="warpgroup",
     compiler_params=plgpu.CompilerParams(approx_math=True),
-    cost_estimate=_cost(products, arrays, outputs),
     interpret=interpret,
+    **_cost(products, arrays, outputs),
   )(*arrays.values())
 
 
 _GRID = ("head", "tile", "row")
 
 
-def _cost(products: int, arrays, outputs) -> pl.CostEstimate:
-  """Work as if every block were visited, and each array moved once."""
+def _cost(products: int, arrays, outputs) -> dict[str, pl.CostEstimate]:
+  """Work as if every block were visited, and each array moved once.
+
+  `antlm plan` reads it. JAX 0.11 takes no estimate.
+  """
+  if jax.__version_info__ < (0, 12):
+    return {}
   rows, queries, heads, width = arrays["q"].shape
   scores = rows * queries * heads * arrays["k"].shape[1]
   moved = [*arrays.values(), *outputs.values()]
-  return pl.CostEstimate(
+  estimate = pl.CostEstimate(
     flops=2 * products * scores * width,
     transcendentals=scores,
     bytes_accessed=sum(x.size * x.dtype.itemsize for x in moved),
   )
+  return {"cost_estimate": estimate}
 
 
 @dataclasses.dataclass(frozen=True)
