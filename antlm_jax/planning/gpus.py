@@ -139,7 +139,7 @@ def without_cudnn() -> Iterator[None]:
   whose size only cuDNN knows.
   """
 
-  def attend(q, k, v, prepared, scale, dropout, relative):
+  def attend(q, k, v, prepared, scale, dropout, relative, rope):
     split = prepared.split
     spec = PartitionSpec(split.rows, None, split.heads, None)
     run = functools.partial(_local, prepared.mask.causal)
