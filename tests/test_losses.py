@@ -1,6 +1,7 @@
 """The head's loss and its gradients, in chunks and by the TPU kernel."""
 
 import functools
+import types
 
 import hypothesis
 import jax
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from antlm_jax.models.encoder import Head
 from antlm_jax.models.layers import At
-from antlm_jax.training import head_kernel, losses
+from antlm_jax.training import head_chunks, head_kernel, losses
 from tests import helpers
 
 KINDS = 3
@@ -116,6 +117,12 @@ def test_cross_entropy_and_its_gradients(how, biased):
   assert 0 < expected["count"].sum() < inputs["weights"].size
   assert expected["correct"].sum() > 0
   check(inputs, **kind, z_loss=0.1)
+
+
+def test_the_statistics_in_one_pass_as_on_a_gpu(monkeypatch):
+  gpu = types.SimpleNamespace(platform="gpu")
+  monkeypatch.setattr(head_chunks, "device", lambda: gpu)
+  check(make_inputs(biased=True), chunk=4, z_loss=0.1)
 
 
 @pytest.fixture

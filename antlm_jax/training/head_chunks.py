@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from antlm_jax.attention.devices import device
 
 _MOST = 2**29  # scores of a chunk: 2 GiB
+_LEAST = -1e38  # below every score; the difference of two is a number
 
 
 def size(vocab_size: int) -> int:
@@ -89,8 +90,21 @@ def _of_chunk(z_loss, kernel, bias, gradient, states, targets, weights):
 
 def _statistics(scores, at_target, targets):
   """Returns maximum, sum of exp(score - maximum), and whether it is first."""
-  top = scores.max(axis=-1, keepdims=True)
-  total = jnp.exp(scores - top).sum(axis=-1, keepdims=True)
-  earlier = jnp.where(jnp.arange(scores.shape[-1]) < targets, scores, -jnp.inf)
-  correct = (at_target == top) & (earlier.max(axis=-1, keepdims=True) < top)
-  return top, total, correct
+  earlier = jnp.where(jnp.arange(scores.shape[-1]) < targets, scores, _LEAST)
+  if device().platform == "cpu":
+    top = scores.max(axis=-1, keepdims=True)
+    total = jnp.exp(scores - top).sum(axis=-1, keepdims=True)
+    before = earlier.max(axis=-1, keepdims=True)
+  else:  # one pass through memory, with two exponentials for each score
+    arrays = scores, jnp.ones_like(scores), earlier
+    least = jnp.float32(_LEAST)
+    found = jax.lax.reduce(arrays, (least, jnp.float32(0), least), _join, (2,))
+    top, total, before = (x[..., None] for x in found)
+  return top, total, (at_target == top) & (before < top)
+
+
+def _join(a, b):
+  """Joins maxima, sums of exp(score - maximum), and maxima of others."""
+  top = jnp.maximum(a[0], b[0])
+  total = a[1] * jnp.exp(a[0] - top) + b[1] * jnp.exp(b[0] - top)
+  return top, total, jnp.maximum(a[2], b[2])
