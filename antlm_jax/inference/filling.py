@@ -276,7 +276,9 @@ def _fill(
     at = jnp.argsort(~unfilled, axis=1, stable=True)[:, :most]
     here = jnp.take_along_axis(unfilled, at, axis=1)
     mask = AttentionMask(k_end=k_end)
-    hidden = model.encode(params, rows.tokens[..., 0], places[None], mask)
+    tokens = rows.tokens[..., 0]
+    positions = jnp.broadcast_to(places, tokens.shape)
+    hidden = model.encode(params, tokens, positions, mask)
     now = jax.vmap(fold_in, (0, None))(keys, rows.step)
 
     def predict(mask):

@@ -1,6 +1,7 @@
 """Reads a TPU program's instruction bundles; a core runs one bundle a cycle."""
 
 import atexit
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -9,9 +10,11 @@ import pathlib
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 # Parts this long, relative to the longest, are a block's arithmetic.
 _LONG = 0.5
+_OPTIONS = "LIBTPU_INIT_ARGS"
 # Other listings would be of earlier passes.
 _DUMP = (
   "--xla_jf_dump_to={} --xla_jf_dump_llo_text=true"
@@ -57,14 +60,26 @@ class Listing:
 
 @functools.cache
 def folder() -> str:
-  """Makes libtpu list what it compiles in a folder, until the process ends.
-
-  libtpu reads its options once, when it is loaded.
-  """
+  """Makes the folder of this process's listings, which goes when it ends."""
   path = tempfile.mkdtemp(prefix="antlm_bundles_")
   atexit.register(shutil.rmtree, path, ignore_errors=True)
-  os.environ["LIBTPU_INIT_ARGS"] = _DUMP.format(path)
   return path
+
+
+@contextlib.contextmanager
+def listed() -> Iterator[None]:
+  """Lets libtpu list what it compiles, if it is loaded inside.
+
+  It reads its options once. The environment stays as it is for others.
+  """
+  before = os.environ.get(_OPTIONS)
+  os.environ[_OPTIONS] = f"{before or ''} {_DUMP.format(folder())}".strip()
+  try:
+    yield
+  finally:
+    del os.environ[_OPTIONS]
+    if before is not None:
+      os.environ[_OPTIONS] = before
 
 
 def read() -> dict[str, Listing]:

@@ -62,14 +62,14 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   for name, value in _ENVIRONMENT.items():
     os.environ.setdefault(name, value)
   os.environ.setdefault("TPU_LIBRARY_PATH", str(path))
-  bundles.folder()
   options = {"num_slices": slices} if slices > 1 else {}
   if kind == "v4":
     options["chip_config_name"] = "megacore"  # one device a chip, as on a v4
   try:
-    return topologies.get_topology_desc(
-      platform="tpu", topology_name=topology, **options
-    ).devices
+    with bundles.listed():
+      return topologies.get_topology_desc(
+        platform="tpu", topology_name=topology, **options
+      ).devices
   except (jax.errors.JaxRuntimeError, NotImplementedError) as error:
     reason = str(error).splitlines()[0]
     raise UserError(
