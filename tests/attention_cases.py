@@ -203,7 +203,7 @@ def kernel_cases(draw):
   # Small blocks, and gradients in one kernel or in two.
   sizes = {
     "_BLOCK": draw(st.sampled_from([128, 256])),
-    "_ROW_BYTES": draw(st.sampled_from([0, kernel._ROW_BYTES])),
+    "_ROW": draw(st.sampled_from([0, kernel._ROW])),
   }
   near = st.sampled_from([1, 2, 127, 128, 129, 255, 256, 257, 300, 384])
   queries = draw(near | st.integers(1, 400))

@@ -194,14 +194,12 @@ def test_nothing_leaks_from_block_to_block(
   check_leaks(mode, implementation, dtype, monkeypatch, edges, heads)
 
 
-@pytest.mark.parametrize("row_bytes", [0, kernel._ROW_BYTES])
+@pytest.mark.parametrize("row", [0, kernel._ROW])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_rotation_and_its_gradients_are_exact(
-  implementation, row_bytes, monkeypatch
-):
+def test_rotation_and_its_gradients_are_exact(implementation, row, monkeypatch):
   """Blocks beyond the end, and gradients in one kernel or in two."""
   monkeypatch.setattr(kernel, "_BLOCK", 128)
-  monkeypatch.setattr(kernel, "_ROW_BYTES", row_bytes)
+  monkeypatch.setattr(kernel, "_ROW", row)
   shape = 2, 300, 300, 4, 2, 16
   q, k, v, g = inputs(shape)
   mask = long_mask("packed", *shape[:3], seed=1)
@@ -265,7 +263,7 @@ def test_no_rate_drops_nothing():
 # What is visited
 
 
-def kernel_visits(patch, mask, shape, block, row_bytes):
+def kernel_visits(patch, mask, shape, block, row):
   """The blocks (row, q, k) that each kernel's own index maps go through."""
   calls = []
 
@@ -277,7 +275,7 @@ def kernel_visits(patch, mask, shape, block, row_bytes):
     return run
 
   patch.setattr(kernel, "_BLOCK", block)
-  patch.setattr(kernel, "_ROW_BYTES", row_bytes)
+  patch.setattr(kernel, "_ROW", row)
   patch.setattr(kernel.pl, "pallas_call", record)
   q, k, v, g = inputs(shape, dtype=jnp.bfloat16)
   attend(q, k, v, mask, g, "pallas")

@@ -1,5 +1,7 @@
 """Devices that attention is compiled for, which need not be present."""
 
+import re
+
 import jax
 
 # Compute capability of GPUs that are only compiled for, by a part of their
@@ -21,6 +23,25 @@ def device():
   if mesh.empty or mesh.abstract_device is None:
     return jax.devices()[0]
   return mesh.abstract_device
+
+
+def vector_memory() -> int:
+  """Returns the bytes of vector memory of a TPU core; 16 MiB elsewhere.
+
+  The figures are those of `jax._src.pallas.mosaic.tpu_info`.
+  """
+  kind = device().device_kind
+  if kind in ("TPU v5", "TPU v5p", "TPU7x"):
+    return 64 * 2**20
+  return (128 if re.match("TPU v(5|6)", kind) else 16) * 2**20
+
+
+def kernel_memory() -> int:
+  """Returns the bytes of it that a kernel may use.
+
+  Unasked, the compiler allows 16 MiB. The rest of the program has some too.
+  """
+  return max(16 * 2**20, vector_memory() * 3 // 4)
 
 
 def capability(kind: str) -> float | None:

@@ -234,7 +234,7 @@ def _speed(run: Run, batch: Batch, attention: str, counts: hlo.Counts) -> dict:
   fused = counts.stated(head_kernel.NAMES)
   executed = counts.flops + fused
   if attended := counts.stated() - fused:
-    executed += attended * _visited(run.model, batch, attention)
+    executed += attended * _visited(run.mesh, run.model, batch, attention)
   network, collectives = Network(run.mesh), {}
   for one, times in counts.collectives.items():
     axes = ", ".join(network.axes(one.group))
@@ -261,7 +261,9 @@ def _speed(run: Run, batch: Batch, attention: str, counts: hlo.Counts) -> dict:
   }
 
 
-def _visited(model: models.Model, batch: Batch, attention: str) -> float:
+def _visited(
+  mesh: jax.sharding.Mesh, model: models.Model, batch: Batch, attention: str
+) -> float:
   """Returns the share of its stated FLOPs that the attention kernel computes.
 
   It states those of all pairs of tokens (half of them if causal), but visits
@@ -273,7 +275,8 @@ def _visited(model: models.Model, batch: Batch, attention: str) -> float:
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   rows = math.prod(batch.inputs.shape[:2])
   group = c.heads // c.kv_heads
-  blocks = kernel.cut(length, length, group, c.head_dim, c.dtype)
+  with jax.set_mesh(mesh):
+    blocks = kernel.cut(length, length, group, c.head_dim, c.dtype)
   stated = rows * length**2 / (2 if mask.causal else 1)
 
   def share(mask):

@@ -172,9 +172,10 @@ def _attention(
   group, dtype = c.heads // c.kv_heads, jnp.dtype(c.dtype)
   mask = jax.tree.map(lambda x: x.reshape(-1, length), batch.mask)
   masks = encoder.masks(c, mask, (parts * rows, length))
-  blocks = tpu_kernel.cut(length, length, group, c.head_dim, dtype)
   heads_of = tpu_kernel.heads_of_a_step
-  at_once = heads_of(kv_heads, group, c.head_dim, blocks, dtype)
+  with jax.set_mesh(mesh):
+    blocks = tpu_kernel.cut(length, length, group, c.head_dim, dtype)
+    at_once = heads_of(kv_heads, group, c.head_dim, blocks, dtype)
 
   def visits(mask):
     orders = tpu_grid.make(mask, parts * rows, blocks)

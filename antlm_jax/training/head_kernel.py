@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from antlm_jax.attention.devices import device
+from antlm_jax.attention.devices import device, kernel_memory
 from antlm_jax.attention.tpu.diagonals import dot
 
 # The names of the kernels, and the axes of a grid of blocks.
@@ -33,7 +33,6 @@ TARGETS, TOKENS = 0, 1
 UNIT = 128  # lanes of a register
 _LARGEST = 1024  # most targets, and most tokens, of a block
 _HIDDEN = -1e38  # score of a token beyond the end
-_MIB = 2**20
 
 
 class Blocks(NamedTuple):
@@ -50,7 +49,9 @@ class Blocks(NamedTuple):
     size = _LARGEST
     # Two inputs and a float32 sum, each twice, to be moved while the other is
     # computed; and the scores, their exponentials, and those in `dtype`.
-    while size * (width * (4 * bytes_of + 8) + 10 * size) > 0.85 * _memory():
+    while (
+      size * (width * (4 * bytes_of + 8) + 10 * size) > 0.85 * kernel_memory()
+    ):
       size //= 2
       if size < UNIT:
         return None
@@ -72,13 +73,6 @@ class Blocks(NamedTuple):
 
 def _up(size: int) -> int:
   return -(-size // UNIT) * UNIT
-
-
-def _memory() -> int:
-  """Bytes of vector memory that a kernel may use."""
-  # v4 has 16 MiB a core, v5p and TPU7x 64, v5e and v6e 128
-  # (jax._src.pallas.mosaic.tpu_info). Unasked, the compiler allows 16.
-  return (16 if "v4" in device().device_kind.lower() else 48) * _MIB
 
 
 # The passes: the work on each block of scores `[tokens, targets]`.
@@ -251,7 +245,7 @@ def _run(name, body, blocks, inputs, outputs, *, tokens_inside, products):
     compiler_params=pltpu.CompilerParams(
       # The outer loop may be divided between two cores.
       dimension_semantics=("parallel", "arbitrary"),
-      vmem_limit_bytes=_memory(),
+      vmem_limit_bytes=kernel_memory(),
     ),
     cost_estimate=pl.CostEstimate(
       flops=2 * products * pairs * inputs[0].array.shape[1],

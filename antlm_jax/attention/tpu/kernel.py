@@ -27,8 +27,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from antlm_jax.attention import devices
 from antlm_jax.attention.blocks import SAVED, Blocks
-from antlm_jax.attention.devices import device
 from antlm_jax.attention.tpu import diagonals
 from antlm_jax.attention.tpu.diagonals import dot
 from antlm_jax.attention.tpu.grid import LANES, Schedule
@@ -42,8 +42,9 @@ from antlm_jax.attention.tpu.scores import (
 _HIDDEN = -1e38  # score of a hidden key
 _FLOOR = -1e37  # the first maximum: so far over _HIDDEN that exp2 gives 0
 _BLOCK = 512  # largest side of a block
-_SCORES = 2**18  # most scores of a step in bfloat16: 1 MiB of the 16
-_ROW_BYTES = 6 * 2**20  # most for a row's dQ, of v4's 16 MiB vector memory
+# Most of the vector memory for the scores of a step, in float32, and for a
+# row's dQ.
+_SCORES, _ROW = 1 / 16, 3 / 8
 
 
 def cut(queries: int, keys: int, group: int, width: int, dtype) -> Blocks:
@@ -63,7 +64,7 @@ def obstacle(q, kv_heads: int, dtype, buckets: int = 0) -> str | None:
     return f"position terms of at most {LANES} buckets, not {buckets}"
   if buckets and group > 1:
     return f"as many key as query heads with position terms, not {kv_heads}"
-  if buckets and "v4" in device().device_kind.lower():
+  if buckets and "v4" in devices.device().device_kind.lower():
     return "a TPU of generation 5 or later with position terms"
   # The smallest block of a group's queries has all of the group's heads.
   most = 2 * _most_scores(q[3], dtype) // LANES**2
@@ -86,7 +87,8 @@ def heads_of_a_step(
 
 def _most_scores(width: int, dtype) -> int:
   """Most scores of a step: wide heads leave them less vector memory."""
-  return 2 * _SCORES // (-(-width // LANES) * jnp.dtype(dtype).itemsize)
+  scores = int(_SCORES * devices.vector_memory()) // 4
+  return 2 * scores // (-(-width // LANES) * jnp.dtype(dtype).itemsize)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -169,7 +171,7 @@ def _backward(settings, residuals, grad):
   if rope is not None:
     rows["rope_row"] = cut.of_rows(rope, blocks.queries, lambda step: 0)
     row_bytes += 2 * 4 * math.prod(rope.shape[1:])
-  if row_bytes <= _ROW_BYTES:
+  if row_bytes <= _ROW * devices.vector_memory():
     made = run(
       "attention_gradients",
       functools.partial(_gradients, whole_row=True),
@@ -430,7 +432,8 @@ def _call(
     ),
     compiler_params=pltpu.CompilerParams(
       # Heads may go to two cores; steps must not: sums wait in scratch.
-      dimension_semantics=("parallel", *["arbitrary"] * len(grid))
+      dimension_semantics=("parallel", *["arbitrary"] * len(grid)),
+      vmem_limit_bytes=devices.kernel_memory(),
     ),
     cost_estimate=_cost(settings, parts, products),
     interpret=settings.interpret,
