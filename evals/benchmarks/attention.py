@@ -266,21 +266,22 @@ def compiled(name: str, shapes, masks, listings: bool) -> Iterator[dict]:
           for listed, listing in bundles.read().items()
           if (kernel := re.search("(attention|splash)_[a-z_]+", listed))
         }
-        row["bundles"] = count_bundles(shape, peer, found)
+        row["bundles"] = count_bundles(device, shape, peer, found)
       yield row
 
 
 def count_bundles(
-  shape: Shape, peer: str, found: Mapping[str, bundles.Listing]
+  device, shape: Shape, peer: str, found: Mapping[str, bundles.Listing]
 ) -> str:
   """Returns the bundles for 512 x 512 scores: forward and backward."""
   scores = min(512, shape.length) ** 2
   if peer == "pallas":
     group, kind = shape.heads // shape.kv_heads, (shape.width, jnp.bfloat16)
-    blocks = kernel.cut(shape.length, shape.length, group, *kind)
-    heads = kernel.heads_of_a_step(
-      shape.kv_heads, group, shape.width, blocks, jnp.bfloat16
-    )
+    with jax.set_mesh(common.mesh_of(device)):
+      blocks = kernel.cut(shape.length, shape.length, group, *kind)
+      heads = kernel.heads_of_a_step(
+        shape.kv_heads, group, kind[0], blocks, kind[1]
+      )
     scores = heads * group * blocks.q_size * blocks.k_size
   counts = {True: 0, False: 0}
   for name, listing in found.items():

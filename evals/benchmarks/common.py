@@ -30,9 +30,14 @@ def arguments(about: str, section: type, argv: Sequence[str]):
   return settings.from_args(section, parser.parse_args(argv))
 
 
+def mesh_of(device) -> jax.sharding.Mesh:
+  """Returns a mesh of one device, which may be absent."""
+  return sharding.make_mesh(dict.fromkeys(sharding.MESH_AXES, 1), [device])
+
+
 def compile_for(device, run, *args) -> jax.stages.Compiled:
   """Compiles a function of arrays' shapes for a device that may be absent."""
-  mesh = sharding.make_mesh(dict.fromkeys(sharding.MESH_AXES, 1), [device])
+  mesh = mesh_of(device)
   where = sharding.whole(mesh)
   args = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), args
