@@ -253,17 +253,22 @@ def test_memory_is_linear_in_the_length():
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize("rows, length", [(8, 2048), (2, 8192)])
-def test_memory_is_at_most_splash_attentions(rows, length, width):
+def test_a_layers_memory_is_at_most_with_splash_attention(width):
+  # With its projections: arrays alone would be laid out as one kernel likes.
   device = topology.devices(GENERATIONS["v5e"])[0]
-  shape = Shape(rows, length, 12, 12, width)
-  for name in ("causal", "full", "packed"):
-    mask = benchmark.make_mask(name, rows, length)
-    ours = temp(compile_attention(device, shape, mask))
-    splash = benchmark.splash(shape, name)
-    theirs = temp(benchmark.compile_for(device, splash, shape, mask))
-    print(f"{shape} {name}: {ours:,} B beside splash's {theirs:,} B")
-    assert ours <= theirs
+  shape = Shape(8, 2048, 12, 12, width)
+  for name in ("causal", "packed"):
+    mask = benchmark.make_mask(name, 8, 2048)
+    ours, *theirs = (
+      temp(benchmark.compile_layer(device, attend, shape, mask))
+      for attend in (
+        benchmark.ours(shape, name, "pallas"),
+        benchmark.splash(shape, name),
+        benchmark.splash(shape, name, fused=True),
+      )
+    )
+    print(f"{shape} {name}: {ours:,} B; with splash attention {theirs}")
+    assert ours <= min(theirs)
 
 
 def step_example(rows, length, mask) -> Batch:
