@@ -37,12 +37,14 @@ class Emulator:
     forbid: Called with the method and the object's name, or /BUCKET; tells
       whether that is forbidden.
     log: Every request, as `METHOD path`.
+    sent: Bytes of objects that were sent.
   """
 
   def __init__(self, *buckets: str):
     self.buckets: dict[str, dict] = {name: {} for name in buckets}
     self.forbid = lambda method, name: False
     self.log: list[str] = []
+    self.sent = 0
     self.uploads: dict[str, tuple[str, str, bytearray]] = {}
     self.generations = itertools.count(int(time.time() * 1e6))
     self.lock = threading.RLock()
@@ -247,6 +249,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
       start, stop = int(first), min(int(last or len(data)) + 1, len(data))
     if start >= len(data):
       raise Refused(416, "the range is outside of the object")
+    self.emulator.sent += stop - start
     headers["Content-Range"] = f"bytes {start}-{stop - 1}/{len(data)}"
     return 206, headers, data[start:stop]
 

@@ -7,14 +7,13 @@ import signal
 import subprocess
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from antlm_jax.commands import export, import_, prepare
 from antlm_jax.data import toy_english
-from antlm_jax.data.prepared_folder import MANIFEST
+from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.errors import UserError
 from antlm_jax.evals import blimp
 from antlm_jax.inference.model import load
@@ -190,49 +189,64 @@ def test_a_missing_right_is_told_before_anything(allowed, method, name):
 
 @pytest.mark.parametrize("url", ["gs://bucket/nothing", "gs://nowhere/data"])
 def test_data_that_is_not_there_is_told(gcs, url):
-  with pytest.raises(UserError, match=f"{url} has no {MANIFEST}"):
-    buckets.local(url, MANIFEST)
+  with pytest.raises(UserError, match=f"{url} is not a prepared folder"):
+    Prepared.open(url)
 
 
-def test_data_is_copied_once_and_whole(gcs, data, prepared):
-  with ThreadPoolExecutor(3) as pool:
-    copies = list(pool.map(lambda _: buckets.local(data, MANIFEST), range(3)))
-  assert len(set(copies)) == 1
-  wanted = {p.name: p.read_bytes() for p in prepared.iterdir() if p.is_file()}
-  assert {p.name: p.read_bytes() for p in copies[0].iterdir()} == wanted
+@pytest.fixture(scope="module", params=["stream", "chunks"])
+def shards(request, tmp_path_factory):
+  """A prepared folder of 4 shards whose rows cross ArrayRecord's blocks."""
+  folder = tmp_path_factory.mktemp("shards")
+  toy_english.write(folder / "text")
+  args = {"vocab_size": 300, "seq_len": 24, "tasks": 4}
+  how = args | {"packing": request.param}
+  return prepare.prepare(folder / "text", folder / "out", **how)
+
+
+def put(gcs, folder, name) -> str:
+  for path in folder.iterdir():
+    if path.is_file():
+      gcs.put("bucket", f"{name}/{path.name}", path.read_bytes(), {})
+  return f"gs://bucket/{name}"
+
+
+def test_rows_of_a_bucket_are_read_by_ranges_and_once(gcs, shards):
+  remote = Prepared.open(put(gcs, shards.folder, "shards")).train
+  generator = np.random.default_rng(0)
+  for count in (1, 64, 64):
+    rows = generator.choice(len(remote), count, replace=False)
+    gcs.sent = 0
+    found = remote.read(rows)
+    np.testing.assert_equal(found, shards.train.read(rows))
+    width = 24 * 2 + 3 * shards.train.segmented
+    assert gcs.sent <= count * (width + 80)  # ArrayRecord's own bytes
+    assert gcs.sent < 0.1 * sum(
+      s.bytes for s in shards.manifest.splits["train"].shards
+    )
+    gcs.sent = 0
+    np.testing.assert_equal(remote.read(rows), found)
+    assert gcs.sent == 0
+  every = np.arange(len(remote))  # neighbours: a request for each shard
   before = len(gcs.log)
-  assert buckets.local(data, MANIFEST) == copies[0]
-  assert not [line for line in gcs.log[before:] if "array_record" in line]
+  np.testing.assert_equal(remote.read(every), shards.train.read(every))
+  assert len(gcs.log) - before < 200
 
 
-def test_data_that_changed_is_copied_anew(gcs):
-  large = np.random.default_rng(0).bytes(40_000_001)  # in several requests
-  copies = []
-  for stamp, rows in ((b"1", b"one"), (b"2", large)):
-    gcs.put("bucket", "other/rows", rows, {})
-    gcs.put("bucket", "other/stamp", stamp, {})
-    copies.append(buckets.local("gs://bucket/other", "stamp"))
-  found = [(copy / "rows").read_bytes() for copy in copies]
-  assert found == [b"one", large]
-
-
-def test_a_copy_cut_off_is_not_taken_for_one(allowed):
-  allowed.put("bucket", "cut/rows", b"rows", {})
-  allowed.put("bucket", "cut/stamp", b"", {})
-  allowed.forbid = lambda method, name: name == "cut/rows"
-  with pytest.raises(UserError, match="cannot copy gs://bucket/cut: Forbidden"):
-    buckets.local("gs://bucket/cut", "stamp")
-  allowed.forbid = lambda method, name: False
-  copy = buckets.local("gs://bucket/cut", "stamp")
-  assert (copy / "rows").read_bytes() == b"rows"
-
-
-def test_data_without_room_is_told(gcs, data, monkeypatch, tmp_path):
-  monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-  full = shutil._ntuple_diskusage(10, 9, 1)
-  monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
-  with pytest.raises(UserError, match="XDG_CACHE_HOME"):
-    buckets.local(data, MANIFEST)
+def test_a_shard_of_a_bucket_that_is_damaged_is_told(allowed, shards):
+  url = put(allowed, shards.folder, "damaged")
+  remote = Prepared.open(url).train
+  name = "damaged/train-00002-of-00004.array_record"
+  data = allowed.buckets["bucket"][name][0]
+  rows = [len(remote) * 5 // 8]
+  allowed.put("bucket", name, data[:1000], {})
+  with pytest.raises(UserError, match=f"{name} ends before byte|cannot read"):
+    remote.read(rows)
+  allowed.put("bucket", name, bytes(len(data)), {})
+  with pytest.raises(UserError, match=f"{name} has rows that are not of"):
+    remote.read(rows)
+  allowed.forbid = lambda method, name: name.startswith("damaged/train")
+  with pytest.raises(UserError, match="cannot read gs://bucket/damaged/train"):
+    remote.read(rows)
 
 
 def test_a_folder_on_this_machine_is_its_own_mirror(tmp_path):

@@ -1,5 +1,6 @@
 """Data: text, documents, tokenizer, packing, rows, and the command."""
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -16,17 +17,22 @@ import unicodedata
 
 import hypothesis
 import numpy as np
+import pyarrow
 import pytest
 import tokenizers
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from antlm_jax.commands import prepare
-from antlm_jax.data import make_folder, packing, rows, tokenizer
-from antlm_jax.data.prepared_folder import Manifest, Prepared
+from antlm_jax.data import document_store, packing, rows, tasks, tokenizer
+from antlm_jax.data.prepared_folder import SPLITS, Manifest, Prepared
 from tests import runs
 
 REAL = runs.ROOT.parent / "shared/data/babylm_like_10M.tar.xz"
 EOS, PAD = 1, 0
+TRAIN, DEV = (
+  f"{name}-00000-of-00001.array_record" for name in ("train", "dev")
+)
 WORDS = ["cat", "dog", "sees", "the", "a", "runs", "café", "sleeps", "it's"]
 
 
@@ -217,6 +223,18 @@ def test_boundaries(small_tokenizer):
     assert found.tolist() == bound
 
 
+def write_rows(shards, tokens, starts, dtype, segmented) -> None:
+  begin = 0
+  for path, count in shards:
+    writer, end = rows.Writer(path, dtype, segmented), begin + count
+    middle = begin + count // 3
+    parts = slice(begin, middle), slice(middle, end)
+    found, _ = writer.write((tokens[part], starts[part]) for part in parts)
+    writer.close()
+    assert found == count
+    begin = end
+
+
 @pytest.mark.parametrize("vocab_size", [1 << 16, (1 << 16) + 1])
 @pytest.mark.parametrize("segmented", [False, True])
 def test_rows_round_trip(tmp_path, vocab_size, segmented):
@@ -224,10 +242,9 @@ def test_rows_round_trip(tmp_path, vocab_size, segmented):
   tokens = generator.integers(0, vocab_size, (50, 21)).astype(np.int32)
   tokens[0, 0] = vocab_size - 1
   starts = generator.random((50, 21)) < 0.2
-  path = tmp_path / "train.array_record"
-  blocks = [(tokens[:30], starts[:30]), (tokens[30:], starts[30:])]
-  assert rows.write(path, blocks, rows.token_dtype(vocab_size), segmented) == 50
-  read = rows.Rows(path, 50, 21, vocab_size, segmented)
+  shards = [(tmp_path / "a", 30), (tmp_path / "b", 0), (tmp_path / "c", 20)]
+  write_rows(shards, tokens, starts, rows.token_dtype(vocab_size), segmented)
+  read = rows.Rows(shards, 21, vocab_size, segmented)
   assert (len(read), read.seq_len, read.segmented) == (50, 21, segmented)
   found, found_starts = read.read([49, 0, 7])
   np.testing.assert_array_equal(found, tokens[[49, 0, 7]])
@@ -257,13 +274,10 @@ ROW = {"train": {"rows": 1}, "dev": None}
 
 
 @pytest.mark.parametrize(
-  "change", [{"version": 2}, {"splits": {}}, {"splits": ROW}, {"more": 1}]
+  "change", [{"version": 1}, {"splits": {}}, {"splits": ROW}, {"more": 1}]
 )
 def test_a_manifest_of_another_version_is_refused(copy, change):
   manifest = json.loads((copy / "manifest.json").read_text())
-  with_its_hash = manifest | {"checksum": "0" * 64}  # as once written
-  (copy / "manifest.json").write_text(json.dumps(with_its_hash))
-  assert len(Prepared.open(copy).train)
   (copy / "manifest.json").write_text(json.dumps(manifest | change))
   line = told("json was changed, or is of another version", Prepared.open, copy)
   assert "another --output" in line and "delete" not in line
@@ -297,20 +311,20 @@ def flip(path: pathlib.Path, at: int) -> None:
 
 
 def test_damaged_rows_are_told_on_opening(copy):
-  path = copy / "train.array_record"
+  path = copy / TRAIN
   size = path.stat().st_size
   path.write_bytes(bytes(size))
-  told("train.array_record has .* prepare it again", Prepared.open, copy)
+  told(f"{TRAIN} has .* prepare it again", Prepared.open, copy)
   for other in (size + 100, size - 100):
     os.truncate(path, other)
-    of = f"train.array_record has {other} bytes, not the {size} of its manifest"
+    of = f"{TRAIN} has {other} bytes, not the {size} of its manifest"
     told(of, Prepared.open, copy)
   path.unlink()
-  told("train.array_record has .* prepare it again", Prepared.open, copy)
+  told(f"{TRAIN} has .* prepare it again", Prepared.open, copy)
 
 
 def test_a_flipped_bit_is_found(copy):
-  path, row = copy / "train.array_record", 7
+  path, row = copy / TRAIN, 7
   record = Prepared.open(copy).train.read([row])[0].astype("<u2").tobytes()
   at = path.read_bytes().index(record) + 9
   flip(path, at)
@@ -325,10 +339,12 @@ def test_a_flipped_bit_is_found(copy):
 
 def test_rows_of_another_shape_are_refused(tmp_path):
   tokens = np.array([[1, 2], [3, 8], [4, 5]], np.int32)
-  path = tmp_path / "train.array_record"
-  rows.write(path, [(tokens, tokens > 9)], "<u2", False)
-  told("has 3 rows, not the 4", rows.Rows, path, 4, 2, 9, False)
-  told("rows that are not of 6 bytes", rows.Rows, path, 3, 3, 9, False)
+  path = tmp_path / TRAIN
+  write_rows([(path, 3)], tokens, tokens > 9, "<u2", False)
+  four = rows.Rows([(path, 4)], 2, 9, False)
+  told("has 3 rows, not the 4", four.read, [0])
+  wide = rows.Rows([(path, 3)], 3, 9, False)
+  told("rows that are not of 6 bytes", wide.read, [0])
 
 
 @pytest.mark.parametrize("pack", packing.PACKINGS)
@@ -407,7 +423,7 @@ def test_one_line_says_what_is_held_out(corpus, capsys, text, dev, line):
 
 
 def test_preparing_the_same_or_other_text_again(corpus, tmp_path):
-  names, made = ("tokenizer.json", "train.array_record", "dev.array_record"), []
+  names, made = ("tokenizer.json", TRAIN, DEV), []
   for folder in (tmp_path / "x", tmp_path / "y"):
     make(corpus, folder, packing="chunks")
     made.append([(folder / name).read_bytes() for name in names])
@@ -416,42 +432,114 @@ def test_preparing_the_same_or_other_text_again(corpus, tmp_path):
   told("other text", make, corpus, folder, packing="chunks")
 
 
+def counted(folder) -> dict:
+  """A manifest's counts and hashes, without the files they are in."""
+  splits = Manifest.load(folder).splits.items()
+  return {name: dataclasses.replace(of, shards=()) for name, of in splits}
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> pathlib.Path:
+  """Text of several spans, in small files and in a large one of each kind."""
+  folder = tmp_path_factory.mktemp("large") / "text"
+  folder.mkdir()
+  texts = make_text(60_000).split("\n\n")[:-1]
+  (folder / "plain.txt").write_text("\n\n".join(texts[:20_000]), "utf-8")
+  lines = (json.dumps({"text": text}) for text in texts[20_000:40_000])
+  (folder / "lines.jsonl").write_text("\n".join(lines), "utf-8")
+  table = pyarrow.table({"text": texts[40_000:59_000]})
+  parquet.write_table(table, folder / "table.parquet", row_group_size=2000)
+  for number in range(10):
+    few = texts[59_000 + 100 * number :][:100]
+    (folder / f"small{number}.txt").write_text("\n\n".join(few), "utf-8")
+  return folder
+
+
+def large_args(large, output, *more) -> list[str]:
+  line = f"--text {large} --output {output} --vocab_size=300 --seq_len=32"
+  return [*line.split(), *more]
+
+
+@pytest.fixture(scope="module")
+def in_one_task(large):
+  prepare.main(large_args(large, large.parent / "one", "--packing=chunks"))
+  return large.parent / "one"
+
+
+def test_the_rows_are_the_same_for_any_number_of_tasks(
+  large, in_one_task, tmp_path
+):
+  whole, args = Prepared.open(in_one_task), ["--packing=chunks", "--tasks=3"]
+  prepare.main(large_args(large, tmp_path / "here", *args))
+  # As on other machines, in any order, and one of them again.
+  for task in (2, 0, 2, 1):
+    alone = large_args(large, tmp_path / "apart", *args, f"--task={task}")
+    prepare.main(alone)
+  for folder in ("here", "apart"):
+    made = Prepared.open(tmp_path / folder)
+    made.verify()
+    assert counted(made.folder) == counted(in_one_task)
+    assert len(made.manifest.splits["train"].shards) == 3
+    assert made.manifest.sources == whole.manifest.sources
+    for ours, theirs in ((made.train, whole.train), (made.dev, whole.dev)):
+      every = np.random.default_rng(0).permutation(len(theirs))
+      np.testing.assert_equal(ours.read(every), theirs.read(every))
+    documents = list(document_store.read(made.folder, "train"))
+    assert documents == list(document_store.read(in_one_task, "train"))
+    assert not list(made.folder.glob("preparing*"))
+  # All documents are there, once.
+  own = [t for name in SPLITS for t in document_store.read(in_one_task, name)]
+  texts = make_text(60_000).split("\n\n")[:-1]
+  assert sorted(own) == sorted(texts)
+
+
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
-def test_interrupted_preparation_is_done_again(tmp_path, stop):
-  big, output = tmp_path / "big.txt", tmp_path / "out"
-  big.write_text(make_text(60_000), "utf-8")
-  args = f"--text {big} --output {output} --vocab_size=300".split()
+def test_a_preparation_goes_on_after_its_end(
+  large, in_one_task, tmp_path, stop
+):
+  output = tmp_path / "out"
+  args = large_args(large, output, "--packing=chunks", "--tasks=4")
   # A background job of a shell, as these tests may be, ignores Ctrl-C.
   line = ["env", "--default-signal=INT"]
   line += runs.command("antlm_jax.commands.prepare", *args)
   pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
   process = subprocess.Popen(line, cwd=runs.ROOT, **pipes)
-  while not list(tmp_path.glob(".out.*")) and process.poll() is None:
+  finished = "preparing/?????.json"
+  while not list(output.glob(finished)) and process.poll() is None:
     time.sleep(0.01)
   process.send_signal(stop)
   _, errors = process.communicate(timeout=30)
-  assert not output.exists()
   if stop == signal.SIGINT:
     assert (process.returncode, errors) == (130, b"interrupted\n")
-    assert list(tmp_path.iterdir()) == [big]
-
-  big.write_text(make_text(4000), "utf-8")
+  kept = {p: p.stat().st_mtime_ns for p in output.glob(finished)}
+  assert kept and not (output / "manifest.json").exists()
+  told("begun with other seq_len", prepare.main, [*args, "--seq_len=64"])
+  time.sleep(1)  # tasks of the killed process end when they have no reader
   prepare.main(args)
-  assert len(Prepared.open(output).train)
+  assert counted(output) == counted(in_one_task)
 
 
 def test_two_preparations_do_not_mix(corpus, tmp_path, monkeypatch):
-  fill, output = make_folder._make, tmp_path / "out"
+  pack, output, lines = tasks.Job.pack, tmp_path / "out", []
 
-  def fill_while_another_prepares(*args):
-    line = f"--text {corpus} --output {output} --vocab_size=300 --seq_len=16"
-    runs.run("antlm_jax.commands.prepare", *line.split())
-    return fill(*args)
+  def pack_while_another_prepares(*args):
+    line = f"--text {corpus} --output {output} --vocab_size=300 --seq_len=32"
+    other = runs.run("antlm_jax.commands.prepare", *line.split())
+    lines.append((other.returncode, other.stderr))
+    return pack(*args)
 
-  monkeypatch.setattr(make_folder, "_make", fill_while_another_prepares)
-  told("out: Directory not empty", make, corpus, output)
-  assert Prepared.open(output).manifest.seq_len == 16
-  assert {path.name for path in tmp_path.iterdir()} == {"corpus", "out"}
+  monkeypatch.setattr(tasks.Job, "pack", pack_while_another_prepares)
+  make(corpus, output)
+  ((status, line),) = lines
+  assert status == 2 and re.search("out is in use by process", line)
+
+
+def test_a_bad_record_names_its_part_and_keeps_what_is_done(large, tmp_path):
+  text = shutil.copytree(large, tmp_path / "text")
+  with open(text / "table.jsonl", "w") as file:
+    file.write('{"text": "a"}\n' * 200_000 + "no record\n")
+  args = large_args(text, tmp_path / "out", "--tasks=6")
+  told(r"line \d+ after byte [\d,]+ is not JSON", prepare.main, args)
 
 
 BAD_TEXTS = [
@@ -473,7 +561,7 @@ def test_bad_text(tmp_path, files, message):
   assert not (tmp_path / "out").exists()
 
 
-def test_bad_outputs(corpus, tmp_path, monkeypatch):
+def test_bad_outputs(corpus, tmp_path):
   (tmp_path / "file").write_text("mine")
   told("Not a directory", make, corpus, tmp_path / "file")
   told("is not empty", make, corpus, corpus)
@@ -481,8 +569,6 @@ def test_bad_outputs(corpus, tmp_path, monkeypatch):
   told("share=0.0 is not over 0", make, corpus, tmp_path / "out", share=0.0)
   other = {"tokenizer": __file__}
   told("is not a tokenizer", make, corpus, tmp_path / "out", **other)
-  monkeypatch.setattr(os.path, "ismount", lambda path: True)
-  told("is a mount point, .*out/prepared", make, corpus, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -503,6 +589,9 @@ def test_bad_outputs(corpus, tmp_path, monkeypatch):
     ("{good} --seed=99999999999999", "seed="),
     ("{good} --dev_share=0.6", "dev_share=0.6 is not"),
     ("{good} --tokenizer={corpus}", "no checkpoint"),
+    ("{good} --tasks=9", "tasks=9 is too many: the text divides into 1"),
+    ("{good} --task=0", "task=0 needs the number of tasks"),
+    ("{good} --tasks=1 --task=1", "task=1 is not under tasks=1"),
   ],
 )
 def test_bad_commands_are_told_in_one_line(corpus, tmp_path, args, message):

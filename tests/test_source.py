@@ -378,14 +378,14 @@ def test_prepared_rows_become_steps(built, prepared):
 
 def test_a_damaged_row_is_told_from_threads(built, prepared, tmp_path):
   folder = shutil.copytree(prepared, tmp_path / "copy")
-  path = folder / "train.array_record"
+  path = folder / "train-00000-of-00001.array_record"
   data = bytearray(path.read_bytes())
   data[len(data) // 200] ^= 1
   path.write_bytes(data)
   rows = Prepared.open(folder).train
   order = dataclasses.replace(built.source.order, shuffle=False)
   of = dataclasses.replace(built.source, rows=rows, order=order)
-  with pytest.raises(UserError, match=r"train\.array_record has a bad row: "):
+  with pytest.raises(UserError, match=r"array_record has a bad row: "):
     list(source_lib.load(of))
 
 

@@ -39,8 +39,10 @@ def prepare(
   dev_share: float = Preparation.dev_share,
   share: float = Preparation.share,
   seed: int = Preparation.seed,
+  tasks: int | None = None,
+  task: int | None = None,
   quiet: bool = False,
-) -> Prepared:
+) -> Prepared | None:
   """Turns text into a tokenizer and packed rows of tokens.
 
   Args:
@@ -61,7 +63,12 @@ def prepare(
     dev_share: Share of the text to hold out without `dev`.
     share: Share of the train documents to use.
     seed: Random seed of the chunks' lengths.
+    tasks: Number of tasks, and of files of rows; the rows are the same for any.
+    task: Number of the one task to run, from 0. By default all run here.
     quiet: Show nothing.
+
+  Returns:
+    The data; None after one task, if others are not finished.
 
   Raises:
     UserError: The settings, the text or the folder cannot be used. The folder
@@ -86,8 +93,11 @@ def prepare(
       dev_share=dev_share,
       share=share,
       seed=seed,
+      tasks=tasks,
+      task=task,
     )
-    make_folder.make(asked, own or _tokenizer(asked))
+    if make_folder.make(asked, own or _tokenizer(asked)) is None:
+      return None
     made = Prepared.open(folder)
     return made if output else in_memory.copy(made)
 

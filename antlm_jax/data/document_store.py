@@ -62,7 +62,7 @@ def writer(folder: str | os.PathLike, splits: Sequence[str]):
   import tensorflow_datasets as tfds  # slow to import: not for --help
   from tensorflow_datasets.core import dataset_info
 
-  os.mkdir(folder)
+  os.makedirs(folder)
   identity = dataset_info.DatasetIdentity(
     name="documents",
     version=tfds.core.Version("1.0.0"),
@@ -90,11 +90,16 @@ def read(prepared: str | os.PathLike, split: str) -> Iterator[str]:
   """
   import tensorflow_datasets as tfds
 
-  found = next(pathlib.Path(prepared).rglob("dataset_info.json"), None)
-  if found is None:
+  # Each task of a preparation writes a dataset.
+  found = sorted(pathlib.Path(prepared).rglob("dataset_info.json"))
+  if not found:
     raise UserError(f"{prepared} holds no documents; prepare its text again")
-  source = tfds.builder_from_directory(found.parent).as_data_source(split)
-  for first in range(0, len(source), _BATCH):
-    block = range(first, min(first + _BATCH, len(source)))
-    for example in source.__getitems__(block):
-      yield example["text"].decode("utf-8")
+  for info in found:
+    builder = tfds.builder_from_directory(info.parent)
+    if not builder.info.splits[split].num_examples:
+      continue
+    source = builder.as_data_source(split)
+    for first in range(0, len(source), _BATCH):
+      block = range(first, min(first + _BATCH, len(source)))
+      for example in source.__getitems__(block):
+        yield example["text"].decode("utf-8")

@@ -6,12 +6,15 @@ from antlm_jax.data.document_store import Texts
 
 
 def divide(
-  texts: Texts, dev_share: float, share: float
+  texts: Texts, dev_share: float, share: float, span: int = 0, spans: int = 1
 ) -> tuple[Texts, Texts, int | None]:
   """Divides documents into those to train on and those held out.
 
   Holds out `dev_share` of the bytes. Takes `share` of the other documents,
-  spread evenly from the first.
+  spread evenly from the first. The documents are those of one of `spans`,
+  which are divided each by itself. Where the documents of a span are too large
+  to hold out whole ones, all of every n-th span are held out, if there are
+  enough spans.
 
   Returns:
     Texts to train on, held-out texts, and the number of the document of which
@@ -21,6 +24,10 @@ def divide(
   held_out = np.zeros_like(sizes)
   if dev_share and len(sizes):
     held_out = sizes - hold_out(sizes, dev_share)
+    partly = ((held_out > 0) & (held_out < sizes)).any()
+    if partly and spans * dev_share >= 2:
+      every = round(1 / dev_share)
+      held_out = sizes * (span % every == every // 2)
   # The byte where the held-out part of each document begins.
   begins, cut = np.cumsum(sizes) - held_out, None
   for cut in np.flatnonzero((held_out > 0) & (held_out < sizes)).tolist():
@@ -29,7 +36,9 @@ def divide(
   dev = _part(texts, middle, texts.ends, middle < texts.ends)
   train = _part(texts, texts.begins, middle, texts.begins < middle)
   # A document is taken where the sum of the shares reaches a whole number.
-  taken = np.diff(np.ceil(share * np.arange(len(sizes) + 1))) > 0
+  # Another number in each span, so that no span takes one too many.
+  phase = span * 0.618 % 1
+  taken = np.diff(np.ceil(share * np.arange(len(sizes) + 1) - phase)) > 0
   _, number = np.unique(train.documents, return_inverse=True)
   return _part(train, train.begins, train.ends, taken[number]), dev, cut
 

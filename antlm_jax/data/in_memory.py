@@ -99,9 +99,8 @@ def from_rows(
       tokens=rows.size,
       dropped=0,
       padding=0,
-      file="",
-      bytes=0,
       sha256=hashlib.sha256(rows.astype("<i4").tobytes()).hexdigest(),
+      shards=(),
     )
   json = tokenizer.to_json().encode()
   manifest = Manifest(

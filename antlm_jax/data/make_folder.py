@@ -1,37 +1,35 @@
 """Makes a prepared folder from text: documents, a tokenizer and packed rows.
 
-The text is read once, into a temporary file. A first pass over a sample of it
-trains the tokenizer. A second pass encodes, packs and writes all of it.
+A first pass over a sample of the text trains the tokenizer. A second pass
+encodes, packs and writes all of it, in the tasks of `tasks`.
 """
 
-import collections
+import concurrent.futures
 import dataclasses
 import hashlib
-import itertools
+import json
 import os
 import pathlib
+import subprocess
+import sys
 import time
-from collections.abc import Iterator
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from antlm_jax import cli
 from antlm_jax import settings as settings_lib
-from antlm_jax.data import document_store, hold_out, packing, readers, rows
+from antlm_jax.data import packing, readers, tasks
 from antlm_jax.data import prepared_folder as folder_lib
-from antlm_jax.data.document_store import Texts
 from antlm_jax.data.packing import BOUNDARIES, PACKINGS
-from antlm_jax.data.prepared_folder import SPLITS, Manifest, Prepared, Split
+from antlm_jax.data.prepared_folder import SPLITS, Manifest, Prepared
 from antlm_jax.data.readers import RULES
 from antlm_jax.data.text_files import Corpus, find
 from antlm_jax.data.tokenizer import KINDS, Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import files, progress
+from antlm_jax.runtime import progress
 from antlm_jax.settings import setting
 
-# Bytes of text encoded at once. The tokenizers library needs 30 times as much.
-_BATCH_BYTES = 1 << 22  # 4 MiB
-_SAMPLED = 64  # pieces in a row that train the tokenizer
+# Bytes of text that are prepared in one task, and in the tasks of a larger one.
+_SMALL, _SHARD = 1 << 26, 1 << 30
 _PATHS = {"nargs": "+", "action": "extend", "metavar": "PATH"}
 
 
@@ -95,17 +93,35 @@ class Preparation:
     1.0, "Share of the train documents to use, spread evenly", over=0, most=1
   )
   seed: int = setting(0, "Random seed of the chunks' lengths")
+  tasks: int | None = setting(
+    None,
+    "Number of tasks, and of files of rows; the rows are the same for any."
+    " By default as many as fit the text and this machine's cores",
+    least=1,
+  )
+  task: int | None = setting(
+    None,
+    "Number of the one task to run, from 0, here or on another machine with"
+    " the same files. The last one to end makes the folder ready. By default"
+    " all run here",
+    least=0,
+  )
 
 
-def make(settings: Preparation, tokenizer: Tokenizer | None = None) -> Manifest:
+def make(
+  settings: Preparation, tokenizer: Tokenizer | None = None
+) -> Manifest | None:
   """Prepares a folder, or finds that it is already prepared.
 
   A `tokenizer` replaces the file `settings.tokenizer`, which then only names it
   in errors.
 
+  Returns:
+    The manifest; None after one task, if others are not finished.
+
   Raises:
-    UserError: The settings, the text or the folder cannot be used. The folder
-      is then as it was before.
+    UserError: The settings, the text or the folder cannot be used. Without
+      `settings.task`, the folder is then as it was before.
   """
   if settings.tokenizer and tokenizer is None:
     tokenizer = Tokenizer.load(settings.tokenizer)
@@ -113,28 +129,33 @@ def make(settings: Preparation, tokenizer: Tokenizer | None = None) -> Manifest:
   reading = {"documents": settings.documents, "column": settings.column}
   corpus = find(settings.text, settings.dev, **reading)
   progress.say(str(corpus))
-  wanted = _asked(settings, tokenizer), _sources(corpus)
+  asked = _asked(settings, tokenizer)
   output = pathlib.Path(settings.output)
   if os.path.exists(output / folder_lib.MANIFEST):
     manifest = Prepared.open(output).manifest
-    _check_same(output, manifest, *wanted)
+    _check_same(output, manifest, asked, corpus)
     progress.say(
       f"{output} is already prepared with these settings and this text"
     )
     return manifest
-  # Before any work that could not be written after it.
-  files.check_writable(output, folder=True)
-  if output.exists() and any(output.iterdir()):
-    raise UserError(f"output {output} is not empty; choose another --output")
-  if os.path.ismount(output.resolve()):
-    raise UserError(
-      f"output {output} is a mount point, which nothing can replace; choose a"
-      f" folder in it, such as --output={output / 'prepared'}"
-    )
+  spans = tasks.spans(corpus, settings.seq_len)
+  count = _number_of_tasks(settings, corpus, spans)
+  job = tasks.Job(settings, asked, corpus, tokenizer, count, spans)
   begin = time.monotonic()
-  with files.replacing(output.resolve()) as folder:
-    folder.mkdir()
-    manifest = _make(settings, tokenizer, corpus, wanted, folder)
+  job.begin()
+  if settings.task is None:
+    with job.locked(wait=False):
+      manifest = _all(job)
+  else:
+    with job.locked(wait=True):
+      job.sample()
+    with progress.Amount(job.size(settings.task), "B", "train") as shown:
+      job.pack(settings.task, shown.add)
+    with job.locked(wait=True):
+      if left := job.remaining():
+        progress.say(f"task {settings.task} is done; tasks left: {len(left)}")
+        return None
+      manifest = job.seal()
   progress.say(
     f"vocabulary {manifest.tokenizer['vocab_size']:,}, rows of"
     f" {settings.seq_len} tokens; {output} ready in"
@@ -189,7 +210,8 @@ def _asked(settings: Preparation, tokenizer: Tokenizer | None) -> dict:
   """Returns the settings that the result depends on, for the manifest."""
   # Paths do not matter, and a given tokenizer counts by its content.
   asked = dataclasses.asdict(settings)
-  del asked["output"], asked["text"], asked["dev"]
+  for name in ("output", "text", "dev", "tasks", "task"):
+    del asked[name]
   if tokenizer is not None:
     file = pathlib.Path(settings.tokenizer or "")
     json = file.read_bytes() if file.is_file() else tokenizer.to_json().encode()
@@ -198,26 +220,8 @@ def _asked(settings: Preparation, tokenizer: Tokenizer | None) -> dict:
   return asked
 
 
-def _sources(corpus: Corpus) -> list[dict]:
-  """Returns the size and hash of each source, for the manifest."""
-  out = []
-  for split, path in ((s, path) for s in SPLITS for path in getattr(corpus, s)):
-    if path.startswith(readers.HUB):
-      # A dataset of a hub is not one file: its text counts.
-      size, digest = 0, hashlib.sha256()
-      only = dataclasses.replace(corpus, train=(path,))
-      for text, _ in only.pieces("train"):
-        size += len(text.encode("utf-8"))
-        digest.update(text.encode("utf-8") + b"\0")
-      sha256 = digest.hexdigest()
-    else:
-      size, sha256 = os.path.getsize(path), folder_lib.sha256(path)
-    out.append({"split": split, "path": path, "bytes": size, "sha256": sha256})
-  return out
-
-
 def _check_same(
-  output: pathlib.Path, there: Manifest, asked: dict, sources: list[dict]
+  output: pathlib.Path, there: Manifest, asked: dict, corpus: Corpus
 ) -> None:
   differ = [
     f"{name} {there.settings.get(name)} there, {asked.get(name)} asked"
@@ -225,10 +229,12 @@ def _check_same(
     if there.settings.get(name) != asked.get(name)
   ]
   # Other paths to the same text are fine.
-  before, now = (
-    [(source["split"], source["sha256"]) for source in those]
-    for those in (there.sources, sources)
-  )
+  before = [(source["split"], source["sha256"]) for source in there.sources]
+  now = [
+    (split, tasks.source(corpus, path)["sha256"])
+    for split in SPLITS
+    for path in getattr(corpus, split)
+  ]
   if before != now:
     differ.append("other text")
   if differ:
@@ -238,133 +244,111 @@ def _check_same(
     )
 
 
-def _make(
-  settings: Preparation,
-  tokenizer: Tokenizer | None,
-  corpus: Corpus,
-  wanted: tuple[dict, list[dict]],
-  folder: pathlib.Path,
-) -> Manifest:
-  """Fills an empty folder."""
-  texts = _read(settings, corpus, folder)
-  if tokenizer is None:
-    # Train text alone: the held-out text stays unseen.
-    sample = _sample(texts["train"])
-    tokenizer = Tokenizer.train(sample, settings.vocab_size, settings.kind)
-  path = folder / folder_lib.TOKENIZER
-  path.write_text(tokenizer.to_json(), "utf-8")
-  store = document_store.writer(folder / "documents", SPLITS)
-  splits = {
-    name: _write(settings, tokenizer, texts[name], folder, name, store)
-    for name in SPLITS
-  }
-  store.close_all()
-  vocab_size = tokenizer.vocab_size
-  manifest = Manifest(
-    *wanted,
-    tokenizer={"sha256": folder_lib.sha256(path), "vocab_size": vocab_size},
-    seq_len=settings.seq_len,
-    dtype=rows.token_dtype(vocab_size),
-    segmented=settings.packing != "stream",
-    splits=splits,
-  )
-  files.write_json(folder / folder_lib.MANIFEST, dataclasses.asdict(manifest))
-  return manifest
+def _number_of_tasks(
+  settings: Preparation, corpus: Corpus, spans: Sequence[tasks.Span]
+) -> int:
+  """Returns the number of tasks that is asked for, or that fits the text.
 
-
-def _read(
-  settings: Preparation, corpus: Corpus, folder: pathlib.Path
-) -> dict[str, Texts]:
-  """Reads the text of each split."""
-  whole = document_store.spool(corpus.pieces("train"), folder)
-  dev_share = 0.0 if corpus.dev else settings.dev_share
-  train, dev, cut = hold_out.divide(whole, dev_share, settings.share)
-  if corpus.dev:
-    dev = document_store.spool(corpus.pieces("dev"), folder)
-  found = {"train": train, "dev": dev}
-  for name, texts in found.items():
-    if not len(texts.sizes):
-      where = " ".join((*settings.text, *settings.dev))
-      raise UserError(f"no words for {name} in {where}; give more text")
-  if cut is not None:
-    progress.say(
-      f"dev: the end of document {cut + 1}, since documents are too few or too"
-      " large to hold out whole ones"
-    )
-  elif not corpus.dev:
-    share = dev.sizes.sum() / whole.sizes.sum()
-    progress.say(f"dev: {share:.1%} of the text, in whole documents")
-  return found
-
-
-def _sample(texts: Texts) -> Iterator[str]:
-  # Spread over the text, since the tokenizer may see only a part of it.
-  firsts = range(0, len(texts.sizes), _SAMPLED)
-  order = sorted(firsts, key=lambda first: first * 0.618 % 1)
-  for first in progress.track(order, f"{_SAMPLED} documents", "tokenizer"):
-    yield from texts.read(first, first + _SAMPLED)
-
-
-def _write(
-  settings: Preparation,
-  tokenizer: Tokenizer,
-  texts: Texts,
-  folder: pathlib.Path,
-  name: str,
-  store,
-) -> Split:
-  """Encodes, packs, counts and writes the texts of a split."""
-  # By size, not by number: a text may have five bytes or a million.
-  batch_of = np.cumsum(texts.sizes) // _BATCH_BYTES
-  ends = np.flatnonzero(np.diff(batch_of, append=-1)) + 1
-  batches = list(itertools.pairwise([0, *ends.tolist()]))
-  around = packing.boundary_ids(tokenizer, settings.boundary)
-  tally = collections.Counter()
-
-  def documents() -> Iterator[np.ndarray]:
-    for begin, end in progress.track(batches, "4 MiB", name):
-      batch = texts.read(begin, end)
-      store.add_examples({name: ({"text": text} for text in batch)})
-      tally["documents"] += len(batch)
-      tally["words"] += sum(len(text.split()) for text in batch)
-      tally["text_bytes"] += sum(len(text.encode("utf-8")) for text in batch)
-      for tokens in packing.bound(tokenizer.encode_batch(batch), *around):
-        tally["tokens"] += len(tokens)
-        yield tokens
-
-  # Generators all the way: no more than a block of rows is in memory.
-  length = settings.seq_len
-  if settings.packing == "chunks":
-    blocks = packing.chunks(documents(), length, settings.seed)
-  elif settings.packing == "documents":
-    blocks = packing.documents(documents(), length, tokenizer.pad_id)
-  else:
-    blocks = packing.stream(documents(), length)
-  path = folder / folder_lib.rows_file(name)
-  dtype = rows.token_dtype(tokenizer.vocab_size)
-  count = rows.write(path, blocks, dtype, settings.packing != "stream")
-  if not count:
+  Raises:
+    UserError: The text does not divide into so many, or has no such task.
+  """
+  size = sum(span.bytes for span in spans)
+  fitting = 1
+  # The readers of a script are not in other processes.
+  own = all(readers.is_own(path) for path in corpus.train)
+  if size >= _SMALL and own:
+    fitting = min(len(spans), max(os.cpu_count() or 1, -(-size // _SHARD)))
+  count = fitting if settings.tasks is None else settings.tasks
+  if count > len(spans):
     raise UserError(
-      f"the {name} split has {tally['tokens']} tokens, less than a row of"
-      f" {length}; give more text, a smaller --seq_len or, if it is held out, a"
-      " larger --dev_share"
+      f"tasks={count} is too many: the text divides into {len(spans)}"
     )
-  # Packing either drops the last tokens or pads: one of the two is 0.
-  spare = count * length - tally["tokens"]
-  split = Split(
-    rows=count,
-    **tally,
-    dropped=max(-spare, 0),
-    padding=max(spare, 0),
-    file=path.name,
-    bytes=path.stat().st_size,
-    sha256=folder_lib.sha256(path),
-  )
-  progress.say(
-    f"{name}: {split.documents:,} documents, {split.words:,} words,"
-    f" {split.tokens:,} tokens ({split.tokens / split.words:.2f} per word,"
-    f" {split.text_bytes / split.tokens:.2f} bytes each), {count:,} rows,"
-    f" {split.dropped:,} tokens dropped,"
-    f" {split.padding / (count * length):.1%} padding"
-  )
-  return split
+  if settings.task is not None and settings.tasks is None:
+    raise UserError(
+      f"task={settings.task} needs the number of tasks: --tasks=N"
+    )
+  if settings.task is not None and settings.task >= count:
+    raise UserError(f"task={settings.task} is not under tasks={count}")
+  return count
+
+
+def _all(job: tasks.Job) -> Manifest:
+  """Runs all tasks that are left, in a process for each core if they are many.
+
+  Raises:
+    UserError: A task cannot be done; nothing of it is left.
+  """
+  try:
+    job.sample()
+    left = job.remaining()
+    size = sum(map(job.size, left))
+    alone = len(left) < 2 or not all(map(readers.is_own, job.corpus.train))
+    with progress.Amount(size, "B", "train") as shown:
+      if alone:
+        for task in left:
+          job.pack(task, shown.add)
+      else:
+        _in_processes(job, left, shown.add)
+    return job.seal()
+  except UserError:
+    job.discard()
+    raise
+
+
+def _in_processes(
+  job: tasks.Job, left: Sequence[int], done: Callable[[int], None]
+) -> None:
+  # Not multiprocessing, which imports the user's script again.
+  code = "from antlm_jax.data import make_folder; make_folder.child()"
+  environment = os.environ | {"RAYON_NUM_THREADS": "1", "JAX_PLATFORMS": "cpu"}
+  running: set[subprocess.Popen] = set()
+
+  def run(task: int) -> None:
+    settings = dataclasses.replace(job.settings, tasks=job.tasks, task=task)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    process = subprocess.Popen(
+      [sys.executable, "-c", code],
+      env=environment,
+      text=True,
+      start_new_session=True,  # Ctrl-C ends this process, and it ends them
+      **pipes,
+    )
+    running.add(process)
+    with process:
+      json.dump([dataclasses.asdict(settings), job.asked], process.stdin)
+      process.stdin.close()
+      for line in process.stdout:
+        value = json.loads(line)
+        if isinstance(value, str):
+          raise UserError(value)
+        done(value)
+    running.remove(process)
+    if process.returncode:
+      raise RuntimeError(f"task {task} ended with {process.returncode}")
+
+  with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    try:
+      for finished in concurrent.futures.as_completed(
+        [pool.submit(run, task) for task in left]
+      ):
+        finished.result()
+    finally:
+      pool.shutdown(wait=False, cancel_futures=True)
+      for process in tuple(running):
+        process.kill()
+
+
+def child() -> None:
+  """Runs a task in a process of `_in_processes`, and prints what it does."""
+  fields, asked = json.load(sys.stdin)
+  settings = Preparation(**fields)
+  reading = {"documents": settings.documents, "column": settings.column}
+  try:
+    with progress.quietly():
+      corpus = find(settings.text, settings.dev, **reading)
+      spans = tasks.spans(corpus, settings.seq_len)
+      job = tasks.Job(settings, asked, corpus, None, settings.tasks, spans)
+      job.sample()
+      job.pack(settings.task, lambda size: print(size, flush=True))
+  except UserError as error:
+    print(json.dumps(str(error)), flush=True)

@@ -70,18 +70,20 @@ def stream(sequences: Documents, seq_len: int) -> Iterator[Block]:
     yield tokens, starts
 
 
-def chunks(sequences: Documents, seq_len: int, seed: int) -> Iterator[Block]:
+def chunks(
+  sequences: Documents, seq_len: int, seed: int, span: int = 0
+) -> Iterator[Block]:
   """Like `stream`, with each row cut in two segments (arXiv 2507.00994).
 
   The first segment has r tokens, with r uniform on [12, T - 12] and a function
-  of (seed, row) only.
+  of (seed, span, row) only.
   """
-  span, row = seq_len - 2 * SHORTEST_CHUNK + 1, 0
+  lengths, row = seq_len - 2 * SHORTEST_CHUNK + 1, 0
   for tokens, starts in stream(sequences, seq_len):
     rows = np.arange(row, row + len(tokens))
     # By the row's number, so that windows do not change the cuts.
-    draw = hashing.uniform(seed, _CHUNK_PURPOSE, rows)
-    cut = SHORTEST_CHUNK + (draw * span).astype(np.int64)
+    draw = hashing.uniform(seed, _CHUNK_PURPOSE, span, rows)
+    cut = SHORTEST_CHUNK + (draw * lengths).astype(np.int64)
     starts[np.arange(len(tokens)), cut] = True
     yield tokens, starts
     row += len(tokens)

@@ -16,17 +16,30 @@ from antlm_jax.data.rows import Concatenated, Rows, damaged
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
-from antlm_jax.runtime import buckets, files
+from antlm_jax.runtime import files
 
 SPLITS = ("train", "dev")
 MANIFEST = "manifest.json"
 TOKENIZER = "tokenizer.json"
-_VERSION = 1
+_VERSION = 2
+
+
+COUNTS = "rows", "documents", "words", "text_bytes", "tokens"
+COUNTS += "dropped", "padding"
+
+
+@dataclasses.dataclass(frozen=True)
+class Shard:
+  """A file of rows."""
+
+  rows: int
+  bytes: int
+  sha256: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Split:
-  """Counts of a split, and its file of rows."""
+  """Counts of a split, and its files of rows."""
 
   rows: int
   documents: int
@@ -35,9 +48,14 @@ class Split:
   tokens: int  # of all documents, with boundaries
   dropped: int  # tokens that filled no row
   padding: int  # tokens
-  file: str  # name of the file of rows
-  bytes: int  # size of that file
-  sha256: str  # hash of that file
+  sha256: str  # of the rows, however many files they are in
+  shards: tuple[Shard, ...]
+
+  @classmethod
+  def load(cls, fields: dict) -> "Split":
+    """Makes a split of the fields of a JSON file."""
+    shards = tuple(Shard(**shard) for shard in fields["shards"])
+    return cls(**fields | {"shards": shards})
 
   @property
   def row_words(self) -> float:
@@ -65,16 +83,15 @@ class Manifest:
     Raises:
       UserError: There is none, or another version of antlm_jax wrote it.
     """
-    path = pathlib.Path(folder, MANIFEST)
+    path = _path(folder) / MANIFEST
     try:
       fields = files.read_json(path, "the manifest")
     except UserError as error:
       raise UserError(
         f"{folder} is not a prepared folder ({error}); run antlm prepare"
       ) from error
-    fields.pop("checksum", None)  # once a hash of the other fields
     with contextlib.suppress(KeyError, TypeError):
-      splits = {name: Split(**fields["splits"][name]) for name in SPLITS}
+      splits = {name: Split.load(fields["splits"][name]) for name in SPLITS}
       manifest = cls(**fields | {"splits": splits})
       if manifest.version == _VERSION:
         return manifest
@@ -103,27 +120,34 @@ class Prepared:
 
   @classmethod
   def open(cls, folder: str | os.PathLike) -> "Prepared":
-    """Opens a folder, without reading all of it.
+    """Opens a folder, on this machine or in a bucket, without reading all.
 
     Raises:
       UserError: It is not a prepared folder, or a file of it is damaged.
     """
-    folder = pathlib.Path(folder)
+    folder = (
+      files.path(folder) if files.is_remote(folder) else pathlib.Path(folder)
+    )
     manifest = Manifest.load(folder)
     path, made_with = folder / TOKENIZER, manifest.tokenizer
     content = files.read_text(path, "the tokenizer")
     # Ids mean nothing to another tokenizer, even one of the same size.
-    if sha256(path) != made_with["sha256"]:
+    if hashlib.sha256(content.encode()).hexdigest() != made_with["sha256"]:
       raise damaged(path, "is not the tokenizer that the rows were made with")
     size, segmented, rows = made_with["vocab_size"], manifest.segmented, {}
     for name, split in manifest.splits.items():
-      # Not the file's name in the manifest, which could lead elsewhere.
-      path = folder / rows_file(name)
-      found = path.stat().st_size if path.is_file() else 0
-      if found != split.bytes:
-        what = f"has {found} bytes, not the {split.bytes} of its manifest"
-        raise damaged(path, what)
-      rows[name] = Rows(path, split.rows, manifest.seq_len, size, segmented)
+      shards = _shards(folder, name, split)
+      for path, shard in shards:
+        if files.is_remote(path):
+          continue  # reading its rows says what is wrong with it
+        found = path.stat().st_size if path.is_file() else 0
+        if found != shard.bytes:
+          what = f"has {found} bytes, not the {shard.bytes} of its manifest"
+          raise damaged(path, what)
+      counts = [(path, shard.rows) for path, shard in shards]
+      rows[name] = Rows(counts, manifest.seq_len, size, segmented)
+      # A file that was zeroed or is of other rows fails here.
+      rows[name].read([0, split.rows - 1])
     return cls(folder, manifest, Tokenizer.from_json(content), **rows)
 
   def verify(self) -> None:
@@ -133,9 +157,9 @@ class Prepared:
       UserError: A file of rows is not as it was prepared.
     """
     for name, split in self.manifest.splits.items():
-      path = self.folder / rows_file(name)
-      if sha256(path) != split.sha256:
-        raise damaged(path, "is not as it was prepared")
+      for path, shard in _shards(self.folder, name, split):
+        if sha256(path) != shard.sha256:
+          raise damaged(path, "is not as it was prepared")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,10 +221,7 @@ class Sources:
 def opened(text: str, key: str) -> dict[str, Prepared]:
   """Opens the folders that a setting names, also in a bucket."""
   folders = named(text, key).items()
-  return {
-    name: Prepared.open(buckets.local(folder, MANIFEST))
-    for name, folder in folders
-  }
+  return {name: Prepared.open(folder) for name, folder in folders}
 
 
 def named(text: str, key: str) -> dict[str, str]:
@@ -245,12 +266,42 @@ def _layout(manifest: Manifest) -> dict:
   }
 
 
-def rows_file(split: str) -> str:
-  """Returns the name of the file of a split's rows."""
-  return f"{split}.array_record"
+def _path(folder: files.Path):
+  """Returns a path, as it is given or in a bucket."""
+  remote = files.is_remote(folder)
+  return files.path(folder) if remote else pathlib.Path(folder)
+
+
+def rows_file(split: str, index: int, count: int) -> str:
+  """Returns the name of a file of a split's rows, one of `count`."""
+  return f"{split}-{index:05}-of-{count:05}.array_record"
+
+
+def _shards(folder, name: str, split: Split) -> list:
+  """Returns the path to each shard, and the shard."""
+  # The names are not in the manifest, where they could lead elsewhere.
+  count = len(split.shards)
+  return [
+    (folder / rows_file(name, index, count), shard)
+    for index, shard in enumerate(split.shards)
+  ]
 
 
 def sha256(path: str | os.PathLike) -> str:
   """Returns the hash of a file."""
   with open(path, "rb") as file:
     return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def span_hash(span: int, digest: bytes) -> int:
+  """Returns a number for a span's rows, from their hash.
+
+  The numbers of all spans add up to one for all rows, in any order.
+  """
+  own = hashlib.sha256(span.to_bytes(8, "little") + digest).digest()
+  return int.from_bytes(own, "big")
+
+
+def hexadecimal(total: int) -> str:
+  """Returns a sum of spans' hashes, as 64 digits."""
+  return f"{total % (1 << 256):064x}"

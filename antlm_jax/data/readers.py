@@ -8,7 +8,8 @@ It yields records, each with its place in the file, for errors:
       for number, text in enumerate(open_file(path), start=1):
         yield f"line {number}", {"text": text.decode()}
 
-It raises a ValueError for a file that it cannot read.
+It raises a ValueError for a file that it cannot read. The readers of jsonl,
+parquet and datasets also take a `Part`, and yield the records of that alone.
 """
 
 import codecs
@@ -24,6 +25,8 @@ import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files
@@ -44,6 +47,16 @@ READERS = Registry[Callable[[str, Collection[str]], Records] | None]("reader")
 _PLAIN = ".txt .text .md .rst"
 _PLAIN += " .train .dev .valid .test .tokens .raw"  # BabyLM's and WikiText's
 READERS |= dict.fromkeys(_PLAIN.split())
+
+
+class Part(NamedTuple):
+  """One of `count` parts of a source, of about the same size, in order."""
+
+  index: int = 0
+  count: int = 1
+
+
+WHOLE = Part()
 
 
 class Piece(NamedTuple):
@@ -86,30 +99,61 @@ def endings() -> str:
   return f"{known}, or one of these and {' '.join(_COMPRESSED)}"
 
 
-def pieces(source: str, rule: Rule, column: str) -> Iterator[Piece]:
+def extent(source: str, rule: Rule) -> tuple[int, int]:
+  """Returns the bytes of a source, and the most parts that it divides into.
+
+  Plain text (unless a file is a document) and jsonl divide anywhere, parquet
+  between row groups, and a dataset between rows. Others are one part.
+  """
+  of = kind(source)
+  if of == HUB:
+    dataset = _dataset(source)
+    return dataset.data.nbytes, max(1, len(dataset))
+  size = os.path.getsize(source)
+  if of == ".parquet":
+    from pyarrow import parquet  # slow to import
+
+    with _reading(source), parquet.ParquetFile(source) as file:
+      return size, max(1, file.num_row_groups)
+  plain = READERS.get(of) is None and rule.length < math.inf
+  packed = os.path.splitext(source)[1].lower() in _COMPRESSED
+  anywhere = (plain or of in (".jsonl", ".ndjson")) and not packed
+  return size, max(1, size) if anywhere else 1
+
+
+def pieces(
+  source: str, rule: Rule, column: str, part: Part = WHOLE
+) -> Iterator[Piece]:
   """Yields the documents of a file, or of a dataset `hf://NAME:CONFIG:SPLIT`.
 
-  `rule` is for plain text. The `column` of a record holds its text.
+  `rule` is for plain text. The `column` of a record holds its text. Only `part`
+  of the source is read; the parts together have all documents.
 
   Raises:
     UserError: The source cannot be read, or a record has no text.
   """
   begins = True
   with _reading(source):
-    for text, ends in _parts(source, rule, column):
+    for text, ends in _texts(source, rule, column, part):
       if text := text.strip():
         yield Piece(text, begins)
         begins = False
       begins |= ends
 
 
-def _parts(source: str, rule: Rule, column: str) -> Iterator[tuple[str, bool]]:
+def _texts(
+  source: str, rule: Rule, column: str, part: Part
+) -> Iterator[tuple[str, bool]]:
   """Yields pieces, also blank ones, and whether each ends its document."""
   if READERS.get(kind(source)) is None:  # also without an ending
     with open_file(source) as file:
-      yield from _divide(_lines(file), rule)
+      begin, end = 0, None
+      if part != WHOLE:
+        ends = _document_end(file, rule)
+        begin, end = _bytes(file, part, ends)
+      yield from _divide(_lines(file, begin, end), rule)
     return
-  for where, (value,) in records(source, {column: "column"}):
+  for where, (value,) in records(source, {column: "column"}, part):
     if not isinstance(value, str | None):
       raise ValueError(f"{where}: {column!r} is no text but {value!r:.60}")
     text = (value or "").replace("\r\n", "\n").replace("\r", "\n").strip()
@@ -119,10 +163,13 @@ def _parts(source: str, rule: Rule, column: str) -> Iterator[tuple[str, bool]]:
     yield last, True
 
 
-def records(source: str, columns: Mapping[str, str]) -> Records:
+def records(
+  source: str, columns: Mapping[str, str], part: Part = WHOLE
+) -> Records:
   """Yields the place of each record, such as `line 3`, and its values.
 
-  `columns` has the argument that chooses each column, for errors.
+  `columns` has the argument that chooses each column, for errors. Only `part`
+  of the source is read.
 
   Raises:
     UserError: The source cannot be read, holds no records or lacks a column.
@@ -131,7 +178,9 @@ def records(source: str, columns: Mapping[str, str]) -> Records:
     known = " ".join(end for end, of in READERS.items() if of and end != HUB)
     raise UserError(f"{source} holds no records; files of records are {known}")
   with _reading(source):
-    for where, record in reader(source, columns):
+    # A reader of the user's knows no parts.
+    read = reader(source, columns, *([part] if part != WHOLE else []))
+    for where, record in read:
       for column, argument in columns.items():
         if not isinstance(record, dict):
           raise ValueError(f"{where} is no object with a {column!r}")
@@ -193,14 +242,68 @@ def _divide(lines: Iterable[str], rule: Rule) -> Iterator[tuple[str, bool]]:
   yield "".join(held), True
 
 
-def _lines(file: BinaryIO) -> Iterator[str]:
-  """Yields lines with their ends (\\n, \\r\\n or \\r), long ones in parts."""
+def _bytes(
+  file: BinaryIO, part: Part, ends: Callable[[bytes, int], bool]
+) -> tuple[int, int]:
+  """Returns the first byte of a part of a file, and the byte after it.
+
+  A part begins with a line. `ends` says whether it may with this one, and gets
+  the bytes that the search has passed.
+  """
+  size = file.seek(0, os.SEEK_END)
+
+  def cut(index: int) -> int:
+    at = size * index // part.count
+    if at in (0, size):
+      return at
+    file.seek(at - 1)  # a line may begin here
+    first = last = at
+    whole = False  # whether the last bytes end a line
+    while line := file.readline(_BLOCK):  # a line may be as long as the file
+      if whole and ends(line, last - first):
+        break
+      last, whole = file.tell(), line.endswith(b"\n")
+    return last
+
+  return cut(part.index), cut(part.index + 1)
+
+
+def _document_end(file: BinaryIO, rule: Rule) -> Callable[[bytes, int], bool]:
+  """Returns whether a document of plain text ends before a line.
+
+  With headings in the first MiB, it does before one of the highest level.
+  """
+  head = file.read(_BLOCK).decode("utf-8", errors="replace").splitlines()
+  found = filter(None, map(_HEADING.fullmatch, head)) if rule.layout else ()
+  level = min((len(match[1]) for match in found), default=0)
+  pattern = re.compile(_HEADING.pattern.encode())
+
+  def ends(line: bytes, passed: int) -> bool:
+    if level:
+      match = pattern.fullmatch(line)
+      return match is not None and len(match[1]) <= level
+    return passed >= rule.length or (rule.layout and not line.strip())
+
+  return ends
+
+
+def _lines(
+  file: BinaryIO, begin: int = 0, end: int | None = None
+) -> Iterator[str]:
+  """Yields lines with their ends (\\n, \\r\\n or \\r), long ones in parts.
+
+  Only those between two bytes, `begin` and `end`, if given.
+  """
   # Reads blocks, not lines: a line may be as long as the file.
   utf8 = codecs.getincrementaldecoder("utf-8-sig")()
   decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
-  left, block, size = "", b"\0", 0
+  left, block, size = "", b"\0", begin
+  if begin:
+    file.seek(begin)
+  elif end is not None:
+    file.seek(0)
   while block:
-    block = file.read(_BLOCK)
+    block = file.read(_BLOCK if end is None else min(_BLOCK, end - size))
     size += len(block)
     try:
       text = decoder.decode(block, final=not block)
@@ -229,15 +332,22 @@ def _cut(text: str) -> Iterator[str]:
 
 @READERS.register(".ndjson")
 @READERS.register(".jsonl")
-def _json_lines(path: str, columns: Collection) -> Records:
+def _json_lines(path: str, columns: Collection, part=WHOLE) -> Records:
   with open_file(path) as file:
+    begin, end, at = 0, math.inf, 0
+    if part != WHOLE:
+      begin, end = _bytes(file, part, lambda line, passed: True)
+      at = file.seek(begin)
     for number, line in enumerate(file, start=1):
+      if at >= end:
+        return
       if line.strip():
-        where = f"line {number}"
+        where = f"line {number}" + (f" after byte {begin:,}" if begin else "")
         try:
           yield where, json.loads(line.decode("utf-8-sig"))
         except ValueError as error:
           raise ValueError(f"{where} is not JSON: {error}") from error
+      at += len(line)
 
 
 @READERS.register(".csv")
@@ -257,32 +367,45 @@ READERS[".tsv"] = functools.partial(_table, delimiter="\t")
 
 
 @READERS.register(".parquet")
-def _parquet(path: str, columns: Collection) -> Records:
+def _parquet(path: str, columns: Collection, part=WHOLE) -> Records:
   from pyarrow import parquet  # slow to import
 
   # Without a buffer, it reads a column of a whole row group at once.
   with parquet.ParquetFile(path, buffer_size=1 << 20) as file:
     names = file.schema_arrow.names
     only = list(columns) if {*columns} <= {*names} else names
-    yield from _rows(file.iter_batches(_BATCH, columns=only))
+    # A file without rows has no row groups.
+    groups = np.array_split(range(file.num_row_groups), part.count)
+    if not (mine := groups[part.index].tolist()):
+      return
+    sizes = (file.metadata.row_group(i).num_rows for i in range(mine[0]))
+    batches = file.iter_batches(_BATCH, mine, columns=only)
+    yield from _rows(batches, sum(sizes))
 
 
 @READERS.register(HUB)
-def _of_hub(source: str, columns: Collection) -> Records:
+def _of_hub(source: str, columns: Collection, part=WHOLE) -> Records:
+  dataset = _dataset(source)
+  if {*columns} <= {*dataset.column_names}:
+    dataset = dataset.select_columns([*columns])
+  begin = len(dataset) * part.index // part.count
+  end = len(dataset) * (part.index + 1) // part.count
+  mine = dataset.select(range(begin, end)).with_format("arrow")
+  yield from _rows(mine.iter(_BATCH), begin)
+
+
+def _rows(batches: Iterable, before: int) -> Records:
+  rows = (row for batch in batches for row in batch.to_pylist())
+  for number, row in enumerate(rows, start=1 + before):
+    yield f"row {number}", row
+
+
+def _dataset(source: str):
   name, config, split = source.removeprefix(HUB).split(":")
   found = _load(name, config)
   if split not in found:
     raise UserError(f"{HUB}{name} has no split {split} but {', '.join(found)}")
-  dataset = found[split]
-  if {*columns} <= {*dataset.column_names}:
-    dataset = dataset.select_columns([*columns])
-  yield from _rows(dataset.with_format("arrow").iter(_BATCH))
-
-
-def _rows(batches: Iterable) -> Records:
-  rows = (row for batch in batches for row in batch.to_pylist())
-  for number, row in enumerate(rows, start=1):
-    yield f"row {number}", row
+  return found[split]
 
 
 @functools.cache
@@ -301,3 +424,11 @@ def _load(name: str, config: str):
   except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
     why = files.reason(error)
     raise UserError(f"cannot load {HUB}{name}: {why}") from error
+
+
+_OWN = frozenset(READERS)
+
+
+def is_own(source: str) -> bool:
+  """Whether this library reads it; a user's reader is in one process alone."""
+  return (kind(source) or ".txt") in _OWN

@@ -1,12 +1,11 @@
-"""Runs and data in a bucket: the files that must be on this machine.
+"""Runs in a bucket: the files of a run that must be on this machine.
 
 Objects in a bucket cannot grow, so `Mirror` copies the files that do (metrics,
-TensorBoard's). `local` copies prepared data.
+TensorBoard's).
 """
 
 import concurrent.futures
 import contextlib
-import hashlib
 import os
 import pathlib
 import shutil
@@ -15,7 +14,6 @@ import time
 
 import fsspec
 
-from antlm_jax import units
 from antlm_jax.errors import UserError
 from antlm_jax.runtime import files, processes, progress
 
@@ -121,49 +119,3 @@ def _check(url) -> None:
     ) from error
   except (*files.failures(), ValueError) as error:  # that of a name's letters
     raise UserError(f"{url} cannot be used: {files.reason(error)}") from error
-
-
-def local(folder: str | os.PathLike, stamp: str) -> pathlib.Path:
-  """Returns a folder on this machine: itself, or a copy of one in a bucket.
-
-  The copy, without subfolders, is kept in the user's cache. `stamp` is the name
-  of a file that changes with the content. Raises a UserError if there is no
-  stamp, no space, or no way to read the folder.
-  """
-  if not files.is_remote(folder):
-    return pathlib.Path(folder)
-  source = files.path(folder)
-  try:
-    content = (source / stamp).read_bytes()
-    # Other content has another name, so that an old copy is never used for it.
-    key = hashlib.sha256(f"{source}\n".encode() + content).hexdigest()[:16]
-    copy = files.cache() / key
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    with files.locked(copy.with_suffix(".lock"), wait=True):
-      if not copy.is_dir():
-        _fetch(source, copy)
-  except FileNotFoundError as error:
-    raise UserError(f"{folder} has no {stamp}: is it the right one?") from error
-  except files.failures() as error:
-    raise UserError(f"cannot copy {folder}: {files.reason(error)}") from error
-  return copy
-
-
-def _fetch(source, copy: pathlib.Path) -> None:
-  """Copies a bucket's folder, whole or not at all."""
-  system = fsspec.filesystem("gcs")
-  entries = system.ls(str(source), detail=True)
-  sizes = {e["name"]: e["size"] for e in entries if e["type"] == "file"}
-  needed, free = sum(sizes.values()), shutil.disk_usage(copy.parent).free
-  if free < needed:
-    raise UserError(
-      f"the copy of {source} needs {units.quantity(needed, 'B')},"
-      f" {copy.parent} has {units.quantity(free, 'B')} free: set XDG_CACHE_HOME"
-      " to a larger disk, or mount the bucket (gcsfuse) and give that path"
-    )
-  aside = copy.with_suffix(".part")
-  shutil.rmtree(aside, ignore_errors=True)
-  aside.mkdir()
-  for name in progress.track(list(sizes), "file", f"copying {source}"):
-    system.get_file(name, str(aside / pathlib.PurePosixPath(name).name))
-  aside.rename(copy)

@@ -3,11 +3,13 @@
 import contextlib
 import contextvars
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
 import tqdm
 
+from antlm_jax import units
 from antlm_jax.runtime import processes
 
 _QUIET = contextvars.ContextVar("quiet", default=False)
@@ -48,25 +50,55 @@ def bar(**settings) -> tqdm.tqdm | None:
   return tqdm.tqdm(file=sys.stdout, ncols=100, mininterval=0.5, **settings)
 
 
+class Amount:
+  """Counts up to a total: a bar, or lines in a log.
+
+  `unit` names what is counted, such as `batch` or, for bytes, `B`; `name`
+  stands before the bar or line. Lines are at least `every` seconds apart.
+  Several threads may add to it.
+  """
+
+  def __init__(
+    self, total: int, unit: str, name: str = "", every: float = 30.0
+  ):
+    self._total, self._unit, self._done = total, unit, 0
+    self._start = f"{name}: " if name else ""
+    self._every, self._last = every, time.monotonic()
+    self._lock = threading.Lock()
+    scale = {"unit": unit, "unit_scale": unit == "B"}
+    self._bar = bar(total=total, desc=name or None, leave=False, **scale)
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *exception):
+    if self._bar is not None:
+      self._bar.close()
+
+  def add(self, amount: int = 1) -> None:
+    """Counts some more."""
+    with self._lock:
+      self._done += amount
+      if self._bar is not None:
+        self._bar.update(amount)
+        return
+      if time.monotonic() - self._last < self._every or _QUIET.get():
+        return
+      self._last = time.monotonic()
+    line = f"{self._unit} {self._done}/{self._total}"
+    if self._unit == "B":
+      line = "/".join(units.quantity(n, "B") for n in (self._done, self._total))
+    print(f"{self._start}{line}", file=sys.stderr, flush=True)
+
+
 def track(
   items: Sequence, unit: str, name: str = "", every: float = 30.0
 ) -> Iterator:
-  """Yields the items and shows progress: a bar, or lines in a log.
-
-  `unit` names an item, such as `batch`, and `name` stands before the bar or
-  line. Lines are at least `every` seconds apart.
-  """
-  shown = bar(total=len(items), unit=unit, desc=name or None, leave=False)
-  last = time.monotonic()
-  with shown or contextlib.nullcontext():
-    for done, item in enumerate(items, start=1):
+  """Yields the items and shows progress as `Amount` does."""
+  with Amount(len(items), unit, name, every) as shown:
+    for item in items:
       yield item
-      if shown is not None:
-        shown.update()
-      elif time.monotonic() - last >= every and not _QUIET.get():
-        last = time.monotonic()
-        start = f"{name}: " if name else ""
-        print(f"{start}{unit} {done}/{len(items)}", file=sys.stderr, flush=True)
+      shown.add()
 
 
 class Progress:
