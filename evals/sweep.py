@@ -12,6 +12,9 @@ their mean and standard deviation.
 The same command resumes an interrupted sweep, also with a larger grid. If a run
 fails, for example at a loss that is not finite, the sweep names it and trains
 the others.
+
+With --commands it prints one command a line, for other machines. After these,
+the same command without --commands ranks the runs.
 """
 
 import dataclasses
@@ -20,6 +23,7 @@ import json
 import math
 import os
 import pathlib
+import shlex
 import subprocess
 import sys
 import urllib.parse
@@ -54,6 +58,9 @@ class Sweeping:
   output: str = setting(help="Path to the folder of all runs", read=cli.here)
   by: tuple[str, ...] = setting(
     (), "Objectives whose losses rank the runs, such as mlm; all by default"
+  )
+  commands: bool = setting(
+    False, "Print the command of each run, to run them on other machines"
   )
 
 
@@ -94,18 +101,11 @@ def sweep(
     if path is None:
       raise UserError("the data are in memory: give prepare an output folder")
     settings = {"data.path": os.fspath(path), **settings}
-  points = _points(grid)
-  folder, spec = pathlib.Path(output).absolute(), os.fspath(config)
-  todo = []
-  for point in points:
-    given = {**settings, **point}.items()
-    words = [f"--config.{key}={_written(value)}" for key, value in given]
-    workdir = _workdir(folder, point)
-    arguments = f"--workdir={workdir}", f"--config={spec}", *words
-    todo.append(Job(_title(point), "train", arguments, workdir))
+  points, folder = _points(grid), pathlib.Path(output).absolute()
+  todo = _jobs(points, folder, os.fspath(config), settings)
   with progress.quietly(quiet):
     left = (job.arguments[2:] for job in todo if not job.done)
-    _check([config_lib.load(spec, words) for words in left], by)
+    _check([config_lib.load(os.fspath(config), words) for words in left], by)
     failed = tuple(job.about for job in jobs.run(todo, folder, go_on=True))
     runs = _read(folder, points)
     if not runs:
@@ -113,6 +113,23 @@ def sweep(
   title = f"A sweep of {', '.join(points[0])}"
   found = trainings.compare(title, runs, by, folder / trainings.FOLDER)
   return dataclasses.replace(found, failed=failed)
+
+
+def _jobs(
+  points: Sequence[_Point],
+  folder: pathlib.Path,
+  config: str,
+  settings: Mapping[str, Setting],
+) -> list[Job]:
+  """Returns the training of each combination."""
+  out = []
+  for point in points:
+    given = {**settings, **point}.items()
+    words = [f"--config.{key}={_written(value)}" for key, value in given]
+    workdir = _workdir(folder, point)
+    arguments = f"--workdir={workdir}", f"--config={config}", *words
+    out.append(Job(_title(point), "train", arguments, workdir))
+  return out
 
 
 def _written(value: Setting) -> str:
@@ -187,6 +204,11 @@ def main(argv: Sequence[str]) -> None:
   parser.add_argument("--config", required=True)
   training, words = parser.parse_with_overrides(argv[at + 1 :])
   pairs = (word.removeprefix("--config.").split("=", 1) for word in words)
+  if args.commands:
+    folder = pathlib.Path(args.output).absolute()
+    for job in _jobs(_points(grid), folder, training.config, dict(pairs)):
+      print(shlex.join(["python", "-m", *job.words]))
+    return
   found = sweep(training.config, grid, args.output, by=args.by, **dict(pairs))
   print(f"\n{found}")
   if found.failed:

@@ -4,10 +4,12 @@ import functools
 import json
 import os
 import pathlib
+import shlex
 import shutil
 import signal
 import statistics
 import subprocess
+import sys
 import time
 import types
 
@@ -300,7 +302,7 @@ def test_every_run_is_built_before_the_first_is_trained(
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path):
+def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path, capsys):
   setting = "curriculum=300C+300M steps"
   words = ["--grid=seed=1,2", f"--output={tmp_path / 'sweep'}", "--"]
   words += [f"--config={runs.QUICK}", f"--config.data.path={prepared}"]
@@ -331,7 +333,16 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path):
   assert again.returncode == 0
   assert any(line.endswith("waiting\n") for line in told)
   assert any(line.startswith("best: all seeds") for line in told)
+  # As an array of commands, in the other order.
+  words[1] = f"--output={tmp_path / 'array'}"
+  sweep.main(["--commands", *words])
+  printed = capsys.readouterr().out.splitlines()
+  for line in reversed(printed):
+    _, *command = shlex.split(line)
+    subprocess.run([sys.executable, *command], cwd=runs.ROOT, check=True)
+  sweep.main(words)  # ranks them, and trains nothing
+  told = capsys.readouterr().out
+  assert "[1/2]" not in told and "best: all seeds" in told
   for seed in (1, 2):
-    alone = tmp_path / f"alone-{seed}"
-    runs.train(alone, prepared, setting, f"seed={seed}")
-    assert runs.same_params(alone, tmp_path / f"sweep/seed={seed}")
+    both = (tmp_path / way / f"seed={seed}" for way in ("array", "sweep"))
+    assert runs.same_params(*both)
