@@ -23,8 +23,9 @@ KINDS = {"bpe": _SPECIAL_TOKENS, "wordpiece": (*_SPECIAL_TOKENS, "<unk>")}
 _SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
 # Beyond it, arrays with an entry for each id fill the memory.
 _MOST_IDS = 1 << 24
-# Merges settle long before this much text (characters, about 200M words).
-_TRAINING_CHARACTERS = 1 << 30
+# Merges settle long before this much text (characters, about 50M words), and
+# the trainer's memory stays under 1 GB.
+_TRAINING_CHARACTERS = 1 << 28
 # As much of it in text with few spaces: its words are whole phrases, and the
 # trainer needs about 40 bytes of memory for each byte of them.
 _TRAINING_PHRASES = 1 << 23
