@@ -1,7 +1,7 @@
 """The launchers: what they would run, and what they refuse.
 
 There is no cloud here: dry runs are compared with what is expected, and with
-what stand-ins for gcloud, xpk and Slurm are called with.
+what stand-ins for gcloud, gcluster and Slurm are called with.
 """
 
 import os
@@ -108,35 +108,41 @@ def test_a_rerun_requests_sets_up_and_starts_anew():
 
 
 def test_gke_starts_a_workload_that_is_run_again():
-  words = "run a --cluster=c --zone=z --project=p --type=tpu7x-4x4x4 --slices=2"
-  *files, command = dry("gke", *words.split(), *TRAINING)
+  words = "run a --cluster=c --location=z --type=tpu7x-4x4x4 --slices=2"
+  more = "--submit_args=--queue=q --priority=low"
+  *files, command = dry("gke", *words.split(), more, *TRAINING)
   assert [x[0] for x in files] == ["mkdir", "tar", "rm", "mkdir", "tar"]
-  assert command[:3] == ["xpk", "workload", "create"]
+  assert command[:3] == ["gcluster", "job", "submit"]
   values = dict(word.partition("=")[::2] for word in command[3:])
-  assert values["--script-dir"] == files[-1][-1] == str(ROOT / "build/gke")
-  assert values["--tpu-type"] == "tpu7x-4x4x4"
-  assert values["--num-slices"] == "2" and values["--max-restarts"] == "20"
+  assert values["--cluster"] == "c" and values["--location"] == "z"
+  assert values["--build-context"] == str(ROOT / "build/gke")
+  assert files[-1][-1] == str(ROOT / "build/gke/antlm_jax")
+  assert values["--compute-type"] == "tpu7x"
+  assert values["--topology"] == "4x4x4"
+  assert values["--num-slices"] == "2" and values["--restarts"] == "20"
+  assert values["--queue"] == "q" and values["--priority"] == "low"
   install, training = values["--command"].split(" && exec ")
-  assert install == "launch/setup.sh tpu"
-  program = [".venv/bin/python", "-m", "antlm_jax.train"]
-  assert shlex.split(training) == [*program, *TRAINING[1:]]
-  environment = [x for x in command if x.startswith("--env=LIBTPU_INIT_ARGS=")]
-  assert "data_parallel_all_reduce_opt=true" in environment[0]
-  # All statuses but 0 and 2; xpk itself adds 42 and those from 127 on.
-  statuses = {42, *range(127, 256)}
-  for part in values["--restart-on-exit-codes"].split(","):
-    first, _, last = part.partition("-")
-    statuses |= set(range(int(first), int(last or first) + 1))
-  assert statuses == set(range(1, 256)) - {2}
+  assert install == "cd /antlm_jax && launch/setup.sh tpu"
+  env, buffering, flags, *program = shlex.split(training)
+  assert (env, buffering) == ("env", "PYTHONUNBUFFERED=1")
+  assert flags.startswith("LIBTPU_INIT_ARGS=--xla")
+  assert flags.endswith("data_parallel_all_reduce_opt=true")
+  start = [".venv/bin/python", "-m", "antlm_jax.train"]
+  assert program == [*start, *TRAINING[1:]]
+  # In order and at most 255, or Kubernetes refuses the list.
+  statuses = [int(x) for x in values["--restart-on-exit-codes"].split(",")]
+  assert statuses == [1, *range(3, 256)]
 
 
 def test_gke_takes_an_image_as_it_is():
   words = "run", "a", "--cluster=c", "--type=v5p-8", "--image=i"
   (command,) = dry("gke", *words, *TRAINING)
-  assert "--docker-image=i" in command
-  assert not any(x.startswith("--script-dir") for x in command)
+  assert {"--image=i", "--compute-type=v5p-8"} < set(command)
+  assert not any(x.startswith("--build-context") for x in command)
   (line,) = [x for x in command if x.startswith("--command=")]
-  assert line.startswith("--command=exec python -m antlm_jax.train ")
+  program = shlex.split(line.removeprefix("--command="))
+  assert program[:2] == ["exec", "env"]
+  assert program[4:7] == ["python", "-m", "antlm_jax.train"]
 
 
 def test_a_slurm_job_has_a_task_for_each_gpu():
@@ -163,7 +169,7 @@ def test_local_gives_each_process_its_place():
   ]
 
 
-CLUSTER = ("--cluster=c", "--zone=z")
+CLUSTER = ("--cluster=c", "--location=z")
 ASKED = [
   ("tpu_vm", "create", "a", "--type=v5p-16", "--spot"),
   ("tpu_vm", "setup", "a", "--zone=z"),
@@ -172,12 +178,10 @@ ASKED = [
   ("tpu_vm", "status", "a", "--iap"),
   ("tpu_vm", "stop", "a"),
   ("tpu_vm", "delete", "a", "--yes"),
-  ("gke", "create_cluster", *CLUSTER, "--type=v6e-256", "--reservation=r"),
   ("gke", "run", "a", *CLUSTER, "--type=v5litepod-16", *TRAINING),
   ("gke", "logs", "a", *CLUSTER, "--follow"),
   ("gke", "status", "a", *CLUSTER),
   ("gke", "delete", "a", *CLUSTER),
-  ("gke", "delete_cluster", *CLUSTER, "--yes"),
   ("slurm", "run", "a", "--nodes=2", *TRAINING),
   ("slurm", "status", "a"),
   ("slurm", "stop", "a"),
@@ -197,7 +201,7 @@ case "$*" in
   *tpu_worker.sh\ start*) echo w: started: 1 ;;
 esac
 """
-  programs = ("gcloud", "kubectl", "sbatch", "scancel", "squeue", "xpk")
+  programs = ("gcloud", "gcluster", "kubectl", "sbatch", "scancel", "squeue")
   for name in (*programs, "mkdir", "rm", "tar"):
     write_script(tmp_path / "bin" / name, answer)
   path = f"{tmp_path}/bin:{os.environ['PATH']}"
@@ -232,10 +236,9 @@ esac
     (("tpu_vm", "run", "a", "--type=v4-8"), "training needs --config"),
     (("tpu_vm", "run", "a", "--type=v4-8", "--", "--config=c"), "--workdir"),
     (("tpu_vm", "run", "a", *TRAINING, "--dry_run"), "before --"),
-    (("gke", "run", "a", "--type=v4-8", *TRAINING), "which cluster?"),
+    (("gke", "run", 29 * "a", *TRAINING), "at most 28 small letters"),
     (("gke", "run", "a", "--cluster=c", *TRAINING), "which TPU?"),
-    (("gke", "create_cluster", "--cluster=c", "--type=v4-8"), "one of --spot"),
-    (("gke", "delete_cluster", "a", "--cluster=c"), "--cluster=NAME"),
+    (("gke", "create_cluster", "a"), "run, logs, status or delete?"),
     (("slurm", "run", "a", "--gpus=x", *TRAINING), "--gpus=x: must be"),
     (("slurm", "logs", "never-run"), "has no log yet"),
     (("local", "--", "true"), "how many processes?"),
@@ -249,7 +252,7 @@ esac
   ],
 )
 def test_bad_input_is_told_in_one_line(words, part, tmp_path):
-  for name in ("gcloud", "xpk", "sbatch"):  # they would leave a trace
+  for name in ("gcloud", "gcluster", "sbatch"):  # they would leave a trace
     write_script(tmp_path / name, 'touch "$0.ran"')
   path = f"{tmp_path}:{os.environ['PATH']}"
   ends_with_error(launch(*words, env={"PATH": path}), part)
@@ -258,7 +261,7 @@ def test_bad_input_is_told_in_one_line(words, part, tmp_path):
 
 @pytest.mark.parametrize(
   "asked, program",
-  [(ASKED[0], "gcloud"), (ASKED[10], "xpk"), (ASKED[14], "squeue")],
+  [(ASKED[0], "gcloud"), (ASKED[9], "gcluster"), (ASKED[12], "squeue")],
 )
 def test_a_missing_program_is_named(asked, program, tmp_path):
   for name in TOOLS:
