@@ -337,16 +337,6 @@ def test_a_flipped_bit_is_found(copy):
   told("not as it was prepared", Prepared.open(copy).verify)
 
 
-def test_rows_of_another_shape_are_refused(tmp_path):
-  tokens = np.array([[1, 2], [3, 8], [4, 5]], np.int32)
-  path = tmp_path / TRAIN
-  write_rows([(path, 3)], tokens, tokens > 9, "<u2", False)
-  four = rows.Rows([(path, 4)], 2, 9, False)
-  told("has 3 rows, not the 4", four.read, [0])
-  wide = rows.Rows([(path, 3)], 3, 9, False)
-  told("rows that are not of 6 bytes", wide.read, [0])
-
-
 @pytest.mark.parametrize("pack", packing.PACKINGS)
 def test_rows_hold_the_text(corpus, tmp_path, pack):
   manifest = make(corpus, tmp_path / "out", packing=pack)

@@ -12,7 +12,7 @@ import pathlib
 import re
 from collections.abc import Mapping
 
-from antlm_jax.data.rows import Concatenated, Rows, damaged
+from antlm_jax.data.rows import Rows, damaged
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
 from antlm_jax.objectives import curriculum
@@ -125,9 +125,7 @@ class Prepared:
     Raises:
       UserError: It is not a prepared folder, or a file of it is damaged.
     """
-    folder = (
-      files.path(folder) if files.is_remote(folder) else pathlib.Path(folder)
-    )
+    folder = _path(folder)
     manifest = Manifest.load(folder)
     path, made_with = folder / TOKENIZER, manifest.tokenizer
     content = files.read_text(path, "the tokenizer")
@@ -212,10 +210,10 @@ class Sources:
     )
 
   @property
-  def rows(self) -> Rows | Concatenated:
+  def rows(self) -> Rows:
     """All rows to train on."""
     first, *more = self.train.values()
-    return Concatenated([first, *more]) if more else first
+    return first.followed_by(more) if more else first
 
 
 def opened(text: str, key: str) -> dict[str, Prepared]:

@@ -83,9 +83,11 @@ class Rows:
   ):
     """Takes the path to each shard, and its number of rows."""
     self.seq_len, self.segmented = seq_len, segmented
+    self._shards, self._vocab_size = tuple(shards), vocab_size
     self._paths = [os.fspath(path) for path, _ in shards]
-    self._counts = [count for _, count in shards]
-    self._ends = np.cumsum(self._counts)
+    self._remote = np.array([files.is_remote(path) for path in self._paths])
+    self._ends = np.cumsum([count for _, count in shards])
+    self._begins = np.append(0, self._ends[:-1])
     self._count = int(self._ends[-1])
     self._dtype = np.dtype(token_dtype(vocab_size))
     self._split = seq_len * self._dtype.itemsize
@@ -97,6 +99,11 @@ class Rows:
   def __len__(self) -> int:
     return self._count
 
+  def followed_by(self, others: Sequence["Rows"]) -> "Rows":
+    """Returns these rows and then those of others, which are laid out alike."""
+    shards = [shard for rows in (self, *others) for shard in rows._shards]
+    return Rows(shards, self.seq_len, self._vocab_size, self.segmented)
+
   def read(self, indices: Indices) -> tuple[np.ndarray, np.ndarray | None]:
     """Reads rows by their indices `[n]`.
 
@@ -105,36 +112,25 @@ class Rows:
 
     Raises:
       IndexError: An index is outside.
-      UserError: A shard cannot be read, has another number of rows, or a row is
-        damaged.
+      UserError: A shard cannot be read, or a row is damaged.
     """
     indices = np.asarray(indices, np.int64)
     if indices.size and not 0 <= indices.min() <= indices.max() < len(self):
       raise IndexError(f"rows must be in [0, {len(self)}), got {indices}")
     data = np.empty((len(indices), self._width), np.uint8)
-    if files.is_remote(self._paths[0]):
-      self._read_bucket(indices, data)
-    else:
-      for shard, mine, rows in self._by_shard(indices):
-        data[mine] = self._read_shard(shard, rows)
+    shards = np.searchsorted(self._ends, indices, side="right")
+    remote = self._remote[shards]
+    if remote.any():
+      data[remote] = self._read_bucket(indices[remote])
+    for shard in np.unique(shards[~remote]).tolist():
+      mine = shards == shard
+      data[mine] = self._read_shard(shard, indices[mine] - self._begins[shard])
     tokens = np.ascontiguousarray(data[:, : self._split]).view(self._dtype)
     tokens = tokens.astype(np.int32)
     if not self.segmented:
       return tokens, None
     starts = np.unpackbits(data[:, self._split :], axis=1, count=self.seq_len)
     return tokens, starts.view(bool)
-
-  def _by_shard(self, indices: np.ndarray):
-    """Yields each shard, which rows are in it, and their indices there."""
-    if len(self._paths) == 1 and indices.size:
-      yield 0, slice(None), indices
-      return
-    shards = np.searchsorted(self._ends, indices, side="right")
-    order = np.argsort(shards, kind="stable")
-    used, first = np.unique(shards[order], return_index=True)
-    for shard, mine in zip(used, np.split(order, first[1:]), strict=False):
-      before = self._ends[shard] - self._counts[shard]
-      yield int(shard), mine, indices[mine] - before
 
   def _read_shard(self, shard: int, rows: np.ndarray) -> np.ndarray:
     """Reads records of a shard on this machine, uint8 `[n, width]`."""
@@ -145,10 +141,6 @@ class Rows:
       with self._lock:
         if (reader := self._readers[shard]) is None:
           reader = array_record_module.ArrayRecordReader(path, _READER_OPTIONS)
-          found = reader.num_records() or self._counts[shard]  # 0: damaged
-          if found != self._counts[shard]:
-            what = f"has {found} rows, not the {self._counts[shard]}"
-            raise damaged(path, f"{what} of its manifest")
           self._readers[shard] = reader
       records = reader.read(rows.tolist())
     except RuntimeError as error:
@@ -156,58 +148,58 @@ class Rows:
       if "() failed" in reason:  # the system's error, as of a network drive:
         raise  # the same command may work again
       raise damaged(path, f"has a bad row: {reason}") from error
-    data = np.frombuffer(b"".join(records), np.uint8)
-    if data.size != rows.size * self._width:
-      raise damaged(path, f"has rows that are not of {self._width} bytes")
-    return data.reshape(-1, self._width)
+    return np.frombuffer(b"".join(records), np.uint8).reshape(-1, self._width)
 
-  def _read_bucket(self, indices: np.ndarray, data: np.ndarray) -> None:
-    """Reads records by ranges of bytes, all at once, into `[n, width]`."""
-    wanted = np.array([i for i in indices.tolist() if i not in self._cache])
-    wanted = np.unique(wanted).astype(np.int64)
-    places, paths, begins, ends = [], [], [], []
-    overhead = _RECORD_HEADER + 2 + _varint_size(self._width)
-    step = overhead + self._width
-    for shard, mine, rows in self._by_shard(wanted):
-      # Neighbours come in one range.
-      for run in np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1):
-        paths.append(self._paths[shard])
-        begins.append(_offset(_SIGNATURE + int(run[0]) * step))
-        ends.append(_offset(_SIGNATURE + (int(run[-1]) + 1) * step - 1) + 1)
-      places.extend(wanted[mine].tolist())
-    read = {}
+  def _read_bucket(self, indices: np.ndarray) -> np.ndarray:
+    """Reads records that are in a bucket, uint8 `[n, width]`."""
+    cached, asked = self._cache, indices.tolist()
+    wanted = np.array([i for i in {*asked} if i not in cached], np.int64)
+    read = self._fetch(np.sort(wanted)) if wanted.size else {}
+    records = b"".join(read.get(index) or cached[index] for index in asked)
+    if len(cached) * self._width < _CACHE_BYTES:
+      cached |= read
+    return np.frombuffer(records, np.uint8).reshape(-1, self._width)
+
+  def _fetch(self, wanted: np.ndarray) -> dict[int, bytes]:
+    """Reads records of a bucket by ascending indices, all at once."""
+    # Not by ArrayRecord's own reader of buckets: for each row it asks for all
+    # bytes that follow, one row after the other.
+    shards = np.searchsorted(self._ends, wanted, side="right")
+    # Neighbours come in one range.
+    apart = (np.diff(wanted) > 1) | (np.diff(shards) > 0)
+    first = np.append(0, np.flatnonzero(apart) + 1)
+    last = np.append(first[1:], len(wanted)) - 1
+    places = wanted - self._begins[shards]
+    # The last bytes of the header hold the width, in base 128.
+    header = _RECORD_HEADER + 2 - (-self._width.bit_length() // 7)
+    size = header + self._width
+    begins = _offset(_SIGNATURE + places[first] * size).tolist()
+    ends = (_offset(_SIGNATURE + (places[last] + 1) * size - 1) + 1).tolist()
+    paths = [self._paths[shard] for shard in shards[first]]
     try:
       system = fsspec.filesystem("gcs")
       found = system.cat_ranges(paths, begins, ends, on_error="raise")
     except (*files.failures(), ValueError) as error:
-      raise UserError(
-        f"cannot read {paths[0]}: {files.reason(error)}"
-      ) from error
-    at = iter(places)
+      why = files.reason(error)
+      raise UserError(f"cannot read {paths[0]}: {why}") from error
     for path, begin, end, block in zip(paths, begins, ends, found, strict=True):
       if len(block) != end - begin:
         raise damaged(path, f"ends before byte {end}")
-      plain = _without_headers(block, begin)
-      for start in range(0, len(plain), step):
-        size = int.from_bytes(plain[start + 8 : start + 16], "little")
-        if size != step - _RECORD_HEADER:
-          raise damaged(path, f"has rows that are not of {self._width} bytes")
-        read[next(at)] = plain[start + overhead : start + step]
-    if len(self._cache) * self._width < _CACHE_BYTES:
-      self._cache |= read
-    for place, index in enumerate(indices.tolist()):
-      record = read.get(index) or self._cache[index]
-      data[place] = np.frombuffer(record, np.uint8)
+    plain = b"".join(map(_without_headers, found, begins))
+    records = np.frombuffer(plain, np.uint8).reshape(-1, size)
+    sizes = np.ascontiguousarray(records[:, 8:16]).view("<u8")[:, 0]
+    for bad in np.flatnonzero(sizes != size - _RECORD_HEADER):
+      path = self._paths[shards[bad]]
+      raise damaged(path, f"has rows that are not of {self._width} bytes")
+    return {
+      index: record[header:].tobytes()
+      for index, record in zip(wanted.tolist(), records, strict=True)
+    }
 
 
-def _varint_size(number: int) -> int:
-  """Returns the bytes of a number in base 128."""
-  return -(-number.bit_length() // 7)
-
-
-def _offset(place: int) -> int:
+def _offset(place: np.ndarray) -> np.ndarray:
   """Returns the byte in the file of a byte between the blocks' headers."""
-  block, inside = divmod(place, _BLOCK - _BLOCK_HEADER)
+  block, inside = np.divmod(place, _BLOCK - _BLOCK_HEADER)
   return block * _BLOCK + _BLOCK_HEADER + inside
 
 
@@ -219,31 +211,6 @@ def _without_headers(data: bytes, begin: int) -> bytes:
     parts.append(data[first:end])
     first = end + _BLOCK_HEADER
   return b"".join(parts)
-
-
-class Concatenated:
-  """Rows of several folders, one folder after the other, as `Rows`."""
-
-  def __init__(self, parts: Sequence[Rows]):
-    self.seq_len, self.segmented = parts[0].seq_len, parts[0].segmented
-    self._parts, self._ends = parts, np.cumsum([len(part) for part in parts])
-
-  def __len__(self) -> int:
-    return int(self._ends[-1])
-
-  def read(self, indices: Indices) -> tuple[np.ndarray, np.ndarray | None]:
-    """Reads rows, as `Rows.read`."""
-    indices = np.asarray(indices, np.int64)
-    tokens = np.empty((len(indices), self.seq_len), np.int32)
-    starts = np.empty(tokens.shape, bool) if self.segmented else None
-    places = np.searchsorted(self._ends, indices, side="right")
-    for place in np.unique(places):
-      part, mine = self._parts[place], places == place
-      first = self._ends[place] - len(part)
-      tokens[mine], found = part.read(indices[mine] - first)
-      if self.segmented:
-        starts[mine] = found
-    return tokens, starts
 
 
 def damaged(path: files.Path, what: str) -> UserError:

@@ -1,0 +1,103 @@
+"""Filter and deduplicate text with datatrove, then prepare what is left.
+
+python launch/prepare_datatrove.py --text raw/ --output=data/crawl \\
+  --work=work --tasks=100 --vocab_size=32000 --seq_len=512
+
+It reads the jsonl or parquet files of a folder. To use other filters, copy this
+file and change FILTERS. If it is interrupted, the same command resumes it.
+"""
+
+import dataclasses
+import functools
+import os
+from pathlib import Path
+
+from datatrove import executor
+from datatrove.pipeline import dedup, filters
+from datatrove.pipeline.readers import JsonlReader, ParquetReader
+from datatrove.pipeline.writers import JsonlWriter
+
+from antlm_jax import cli, settings
+from antlm_jax.commands import prepare
+from antlm_jax.data.make_folder import Preparation
+from antlm_jax.settings import setting
+
+FILTERS = (
+  filters.GopherRepetitionFilter,
+  filters.GopherQualityFilter,
+  filters.FineWebQualityFilter,
+)
+EXECUTORS = {
+  "local": executor.LocalPipelineExecutor,
+  "slurm": executor.SlurmPipelineExecutor,
+  "ray": executor.RayPipelineExecutor,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Where:
+  """Where datatrove works, and how."""
+
+  work: str = setting("work", "Path to a folder for datatrove's own results")
+  executor: str = setting("local", "Executor of datatrove", choices=EXECUTORS)
+  option: tuple[str, ...] = setting(
+    (),
+    "Argument of the executor, such as workers=8 or partition=cpu",
+    nargs="+",
+    action="extend",
+    metavar="NAME=VALUE",
+  )
+
+
+def pack(asked: Preparation, data, rank: int, world_size: int) -> None:
+  """Runs one task of `antlm prepare`, as a step of a pipeline."""
+  paths = {name: [*map(Path, getattr(asked, name))] for name in ("text", "dev")}
+  prepare.prepare(**vars(asked) | paths | {"tasks": world_size, "task": rank})
+
+
+def run(asked: Preparation, where: Where) -> None:
+  """Runs all stages, each after the one before it."""
+  (text,), tasks = asked.text, asked.tasks or os.cpu_count()
+  # The number of tasks decides which documents a task has.
+  work = Path(where.work, f"{tasks}-tasks")
+  names = "kept", "signatures", "pairs", "removed", "clean"
+  kept, signatures, pairs, removed, clean = (str(work / n) for n in names)
+  reader = ParquetReader if [*Path(text).rglob("*.parquet")] else JsonlReader
+  read = reader(text, text_key=asked.column)
+  # Not compressed: several tasks may then read parts of one file.
+  write = JsonlWriter(clean, compression=None)
+  asked = dataclasses.replace(asked, text=(clean,), column="text")
+  stages = {
+    "filter": [read, *(one() for one in FILTERS), JsonlWriter(kept)],
+    "sign": [JsonlReader(kept), dedup.MinhashDedupSignature(signatures)],
+    "match": [dedup.MinhashDedupBuckets(signatures, pairs)],
+    "cluster": [dedup.MinhashDedupCluster(pairs, removed)],
+    "remove": [JsonlReader(kept), dedup.MinhashDedupFilter(removed), write],
+    "pack": [functools.partial(pack, asked)],
+  }
+  counts = {"match": dedup.MinhashConfig().num_buckets, "cluster": 1}
+  options = dict(option.split("=", 1) for option in where.option)
+  numbers = {k: int(v) for k, v in options.items() if v.isdecimal()}
+  stage = None
+  for name, steps in stages.items():
+    stage = EXECUTORS[where.executor](
+      steps,
+      tasks=counts.get(name, tasks),
+      depends=stage,
+      logging_dir=str(work / "logs" / name),
+      **options | numbers,
+    )
+  stage.run()
+
+
+def main(argv) -> None:
+  """Runs the command."""
+  parser = cli.Parser(description=__doc__)
+  for section in Preparation, Where:
+    settings.add_arguments(parser, section)
+  args = parser.parse_args(argv)
+  run(*(settings.from_args(section, args) for section in (Preparation, Where)))
+
+
+if __name__ == "__main__":
+  cli.run(main)
