@@ -73,6 +73,15 @@ setuptools.setup(
     "plan-gpu": ["jax[cuda13-local]"],
     # Text of Hugging Face's hub, hf://NAME.
     "datasets": ["datasets>=4.0"],
+    # launch/prepare_datatrove.py; the others are what its steps for English
+    # text import.
+    "datatrove": [
+      "datatrove>=0.10.1",
+      "orjson",
+      "regex",
+      "spacy>=3.8",
+      "xxhash<4",
+    ],
     # Runs and data in buckets of Google Cloud Storage, elsewhere than on TPUs.
     "gcs": ["gcsfs>=2026.4"],
     # What our models are compared with and exported to; this torch has a CPU

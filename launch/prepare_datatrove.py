@@ -41,18 +41,15 @@ class Where:
   work: str = setting("work", "Path to a folder for datatrove's own results")
   executor: str = setting("local", "Executor of datatrove", choices=EXECUTORS)
   option: tuple[str, ...] = setting(
-    (),
-    "Argument of the executor, such as workers=8 or partition=cpu",
-    nargs="+",
-    action="extend",
-    metavar="NAME=VALUE",
+    (), "Arguments of the executor, such as workers=8,partition=cpu"
   )
 
 
 def pack(asked: Preparation, data, rank: int, world_size: int) -> None:
   """Runs one task of `antlm prepare`, as a step of a pipeline."""
   paths = {name: [*map(Path, getattr(asked, name))] for name in ("text", "dev")}
-  prepare.prepare(**vars(asked) | paths | {"tasks": world_size, "task": rank})
+  task = {"tasks": world_size, "task": rank}
+  prepare.prepare(**vars(asked) | paths | task)
 
 
 def run(asked: Preparation, where: Where) -> None:
@@ -77,7 +74,7 @@ def run(asked: Preparation, where: Where) -> None:
   }
   counts = {"match": dedup.MinhashConfig().num_buckets, "cluster": 1}
   options = dict(option.split("=", 1) for option in where.option)
-  numbers = {k: int(v) for k, v in options.items() if v.isdecimal()}
+  options |= {k: int(v) for k, v in options.items() if v.isdecimal()}
   stage = None
   for name, steps in stages.items():
     stage = EXECUTORS[where.executor](
@@ -85,7 +82,7 @@ def run(asked: Preparation, where: Where) -> None:
       tasks=counts.get(name, tasks),
       depends=stage,
       logging_dir=str(work / "logs" / name),
-      **options | numbers,
+      **options,
     )
   stage.run()
 

@@ -3,7 +3,7 @@
 # Needs only python3 (3.11 or later).
 #
 #   launch/setup.sh [EXTRA,...]   extras of setup.py: test, evals, hf, notebook,
-#                                 tpu, cuda, gcs
+#                                 tpu, cuda, gcs, datatrove
 #   launch/setup.sh libtpu        only the compiler for TPUs, for `antlm plan`
 #   launch/setup.sh cuda-compiler      only the compiler for GPUs
 set -euo pipefail

@@ -179,7 +179,7 @@ def begin(of: TrainStep) -> TrainState:
 def trained(of: models.Model, optimizer="adamw", head="auto", **shape) -> dict:
   """Trains four steps on a mesh; returns losses, and how parameters lie."""
   shape = {"data": 1, "fsdp": 1, "tensor": 1} | shape
-  mesh = sharding.make_mesh(shape, jax.devices()[: max(shape.values())])
+  mesh = sharding.Mesh(**shape).build(jax.devices()[: max(shape.values())])
   layout = Layout(8, 2, sharding.data_shards(mesh))
   batches = source("C:M=1:1", FakeRows(packed=True), layout)
   made = optim.OPTIMIZERS[optimizer]().build(of.axes)

@@ -298,7 +298,7 @@ def step_example(rows, length, mask) -> Batch:
 )
 def test_a_train_step_holds_the_kernel_and_no_square(size, length, mode):
   devices = topology.devices(GENERATIONS["v5p"])[:1]
-  mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, devices)
+  mesh = sharding.Mesh().build(devices)
   model = models.from_config(
     llama.LlamaConfig(
       vocab_size=16_000,

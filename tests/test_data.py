@@ -113,15 +113,6 @@ def test_offsets_cover_the_words(small_tokenizer):
   assert spans[0][0] == 0 and spans[-1][1] == len(string)
 
 
-@pytest.mark.parametrize("index", [1 << 24, 4_000_000_000, 2**32 - 1])
-def test_a_huge_id_is_refused(small_tokenizer, tmp_path, index):
-  fields = json.loads(small_tokenizer.to_json())
-  fields["model"]["vocab"]["sees"] = index
-  path = tmp_path / "t.json"
-  path.write_text(json.dumps(fields))
-  told(f"id {index:,}, over", tokenizer.Tokenizer.load, path)
-
-
 def test_wordpiece_is_understood(tmp_path):
   vocab = {"[PAD]": 0, "[CLS]": 1, "[SEP]": 2, "[MASK]": 3, "do": 4, "##g": 5}
   backend = tokenizers.Tokenizer(tokenizers.models.WordPiece(vocab))
@@ -503,7 +494,11 @@ def test_a_preparation_goes_on_after_its_end(
     assert (process.returncode, errors) == (130, b"interrupted\n")
   kept = {p: p.stat().st_mtime_ns for p in output.glob(finished)}
   assert kept and not (output / "manifest.json").exists()
-  told("begun with other seq_len", prepare.main, [*args, "--seq_len=64"])
+  told(
+    r"begun otherwise \(seq_len 32 there, 64 asked\)",
+    prepare.main,
+    [*args, "--seq_len=64"],
+  )
   time.sleep(1)  # tasks of the killed process end when they have no reader
   prepare.main(args)
   assert counted(output) == counted(in_one_task)
@@ -570,8 +565,7 @@ def test_bad_outputs(corpus, tmp_path):
     ("--output {out} --verify", "run antlm prepare"),
     ("--text /dev/zero --output {out}", "/dev/zero is not a regular file"),
     ("--text {corpus} --output {out}/{long}", "File name too long"),
-    ("{good} --vocab_size=259", "at least 260"),
-    ("{good} --vocab_size=260 --kind=wordpiece", "at least 261"),
+    ("{good} --vocab_size=260", "at least 261"),
     ("{good} --packing=chunks --seq_len=23", "at least 24"),
     ("{good} --seq_len=100000", "train split has .* tokens, less than a row"),
     ("{good} --seq_len=1", "seq_len=1 is not at least 2"),
@@ -579,9 +573,8 @@ def test_bad_outputs(corpus, tmp_path):
     ("{good} --seed=99999999999999", "seed="),
     ("{good} --dev_share=0.6", "dev_share=0.6 is not"),
     ("{good} --tokenizer={corpus}", "no checkpoint"),
-    ("{good} --tasks=9", "tasks=9 is too many: the text divides into 1"),
     ("{good} --task=0", "task=0 needs the number of tasks"),
-    ("{good} --tasks=1 --task=1", "task=1 is not under tasks=1"),
+    ("{good} --tasks=1 --task=1", "task=1: 1 tasks have the numbers 0 to 0"),
   ],
 )
 def test_bad_commands_are_told_in_one_line(corpus, tmp_path, args, message):

@@ -225,7 +225,7 @@ def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:
   )
   train_step = benchmark.make_step(config)
   example = benchmark.make_example(batch, Layout(4), LENGTH, config.vocab_size)
-  mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1}, [device])
+  mesh = sharding.Mesh().build([device])
   found = []
   with jax.set_mesh(mesh):
     init, step = jitted(train_step, state_shardings(train_step, mesh))

@@ -335,29 +335,24 @@ def test_every_generation_is_known(generation):
 def test_a_mesh_may_split_the_sides_of_a_slice(shape):
   devices = topology.devices(shape)
   for fsdp, tensor in ((2, 1), (16, 2), (64, 1)):
-    sizes = {"data": -1, "fsdp": fsdp, "tensor": tensor}
-    mesh = sharding.make_mesh(sizes, devices)
+    mesh = sharding.Mesh(fsdp=fsdp, tensor=tensor).build(devices)
     assert set(mesh.devices.flat) == set(devices)
     assert mesh.shape["fsdp"] == fsdp and mesh.shape["tensor"] == tensor
 
 
 @needs_libtpu
 def test_slices_are_apart_along_data_alone():
-  mesh = sharding.make_mesh(
-    {"data": -1, "fsdp": 4, "tensor": 1}, topology.devices("v5e:4x4", 2)
-  )
+  mesh = sharding.Mesh(fsdp=4).build(topology.devices("v5e:4x4", 2))
   for rows in mesh.devices:
     assert len({device.slice_index for device in rows.flat}) == 1
   with pytest.raises(UserError, match="not a multiple of the 2 slices"):
-    sharding.make_mesh(
-      {"data": 1, "fsdp": -1, "tensor": 1}, topology.devices("v5e:4x4", 2)
-    )
+    sharding.Mesh(1, -1).build(topology.devices("v5e:4x4", 2))
 
 
 @needs_libtpu
 def test_a_collective_takes_the_links_that_its_group_spans():
   devices = topology.devices("v5p:4x4x8")
-  mesh = sharding.make_mesh({"data": -1, "fsdp": 16, "tensor": 1}, devices)
+  mesh = sharding.Mesh(fsdp=16).build(devices)
   network = Network(mesh)
   places = [tuple(d.coords) for d in mesh.devices.flat]
   at = {place: i for i, place in enumerate(places)}

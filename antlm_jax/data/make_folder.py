@@ -57,7 +57,7 @@ class Preparation:
     " one",
   )
   vocab_size: int = setting(
-    16_000, "Vocabulary size of the trained tokenizer", least=260, most=1 << 20
+    16_000, "Vocabulary size of the trained tokenizer", least=261, most=1 << 20
   )
   kind: str = setting(
     "bpe", "Kind of the trained tokenizer", choices=tuple(KINDS)
@@ -188,12 +188,6 @@ def _check(settings: Preparation, tokenizer: Tokenizer | None) -> None:
       f"seq_len {length} is too small: chunks packing needs at least {least}"
     )
   if tokenizer is None:
-    size, special = settings.vocab_size, len(KINDS[settings.kind])
-    if size < 256 + special:
-      raise UserError(
-        f"vocab_size {size} is too small: 256 bytes and {special} special"
-        f" tokens need at least {256 + special}"
-      )
     return
   needed = [name for name in BOUNDARIES[settings.boundary] if name]
   needed += ["pad_id"] if settings.packing == "documents" else []
@@ -223,11 +217,7 @@ def _asked(settings: Preparation, tokenizer: Tokenizer | None) -> dict:
 def _check_same(
   output: pathlib.Path, there: Manifest, asked: dict, corpus: Corpus
 ) -> None:
-  differ = [
-    f"{name} {there.settings.get(name)} there, {asked.get(name)} asked"
-    for name in asked | there.settings
-    if there.settings.get(name) != asked.get(name)
-  ]
+  differ = tasks.differences(there.settings, asked)
   # Other paths to the same text are fine.
   before = [(source["split"], source["sha256"]) for source in there.sources]
   now = [
@@ -250,7 +240,7 @@ def _number_of_tasks(
   """Returns the number of tasks that is asked for, or that fits the text.
 
   Raises:
-    UserError: The text does not divide into so many, or has no such task.
+    UserError: There is no such task.
   """
   size = sum(span.bytes for span in spans)
   fitting = 1
@@ -259,16 +249,14 @@ def _number_of_tasks(
   if size >= _SMALL and own:
     fitting = min(len(spans), max(os.cpu_count() or 1, -(-size // _SHARD)))
   count = fitting if settings.tasks is None else settings.tasks
-  if count > len(spans):
-    raise UserError(
-      f"tasks={count} is too many: the text divides into {len(spans)}"
-    )
   if settings.task is not None and settings.tasks is None:
     raise UserError(
       f"task={settings.task} needs the number of tasks: --tasks=N"
     )
   if settings.task is not None and settings.task >= count:
-    raise UserError(f"task={settings.task} is not under tasks={count}")
+    raise UserError(
+      f"task={settings.task}: {count} tasks have the numbers 0 to {count - 1}"
+    )
   return count
 
 

@@ -18,7 +18,7 @@ import itertools
 import os
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -92,8 +92,13 @@ class Job:
     Raises:
       UserError: The folder has other files, or tasks of other text or settings.
     """
-    paths = [path for split in SPLITS for path in getattr(self.corpus, split)]
-    plan = self.asked | {"tasks": self.tasks, "text": _stamps(paths)}
+    plan = {"settings": self.asked | {"tasks": self.tasks}}
+    plan["text"] = {
+      path: [os.path.getsize(path), os.stat(path).st_mtime_ns]
+      for split in SPLITS
+      for path in getattr(self.corpus, split)
+      if not path.startswith(readers.HUB)
+    }
     there = self._staging / _PLAN
     # Before any work that could not be written after it.
     files.check_writable(self.output, folder=True)
@@ -107,11 +112,12 @@ class Job:
       with files.writing(self.output):
         self._staging.mkdir(parents=True, exist_ok=True)
       files.write_json(there, plan)
-    before = files.read_json(there, "the plan")
-    differ = [name for name in plan if plan[name] != before.get(name)]
+    begun = files.read_json(there, "the plan")
+    differ = differences(begun["settings"], plan["settings"])
+    differ += ["other text"] if begun["text"] != plan["text"] else []
     if differ:
       raise UserError(
-        f"{self.output} was begun with other {', '.join(differ)}; delete it, or"
+        f"{self.output} was begun otherwise ({'; '.join(differ)}); delete it, or"
         " choose another --output"
       )
 
@@ -155,24 +161,20 @@ class Job:
     """Writes a shard; `done` is called with the bytes of each finished span."""
     if self._counts(task).exists():
       return
+    counts = {"sources": {}, "cut": []}
     with files.locked(self._staging / f"{task:05}.lock"):
-      self._pack(task, done)
-
-  def _pack(self, task: int, done: Callable[[int], None]) -> None:
-    writer = _Writer(self, "train", task, self.tasks)
-    sources, cut = {}, []
-    for span in self._spans(task):
-      for path, part in span.parts:
-        if part.index == 0:
-          sources[path] = source(self.corpus, path)
-      train, dev, end_of = self._divided(span)
-      cut += [] if end_of is None else [end_of]
-      writer.documents.add_examples({"dev": _examples(dev)})
-      writer.write(train, span.number)
-      done(span.bytes)
-    split = writer.close()
-    counts = {"split": dataclasses.asdict(split), "sources": sources}
-    files.write_json(self._counts(task), counts | {"cut": cut})
+      writer = _Writer(self, "train", task, self.tasks)
+      for span in self._spans(task):
+        for path, part in span.parts:
+          if part.index == 0:
+            counts["sources"][path] = source(self.corpus, path)
+        train, dev, cut = self._divided(span)
+        counts["cut"] += [] if cut is None else [cut]
+        writer.documents.add_examples({"dev": _examples(dev)})
+        writer.write(train, span.number)
+        done(span.bytes)
+      counts["split"] = dataclasses.asdict(writer.close())
+      files.write_json(self._counts(task), counts)
 
   def seal(self) -> Manifest:
     """Writes what is held out, and the manifest, unless it is there.
@@ -188,19 +190,16 @@ class Job:
       for task in range(self.tasks)
     ]
     train = _sum([Split.load(part["split"]) for part in parts])
-    sources = dict(
-      itertools.chain.from_iterable(part["sources"].items() for part in parts)
-    )
+    sources = {path: source(self.corpus, path) for path in self.corpus.dev}
+    for part in parts:
+      sources |= part["sources"]
+    pieces = self.corpus.pieces("dev")
+    if not self.corpus.dev:
+      pieces = map(readers.Piece, document_store.read(self.output, "dev"))
     writer = _Writer(self, "dev", 0, 1)
+    dev = document_store.spool(pieces, self._staging)
     if self.corpus.dev:
-      dev = document_store.spool(self.corpus.pieces("dev"), self._staging)
-      sources |= {path: source(self.corpus, path) for path in self.corpus.dev}
       writer.documents.add_examples({"dev": _examples(dev)})
-    else:
-      dev = document_store.spool(
-        map(readers.Piece, document_store.read(self.output, "dev")),
-        self._staging,
-      )
     writer.write(dev, 0)
     splits = {"train": train, "dev": writer.close()}
     self._check(splits)
@@ -368,10 +367,10 @@ def source(corpus: Corpus, path: str) -> dict:
   return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _stamps(paths: Iterable[str]) -> dict:
-  """Returns the size and time of each file."""
-  stats = ((p, os.stat(p)) for p in paths if not p.startswith(readers.HUB))
-  return {path: [stat.st_size, stat.st_mtime_ns] for path, stat in stats}
+def differences(there: dict, asked: dict) -> list[str]:
+  """Returns the settings that differ, with both values, for an error."""
+  pairs = {name: (there.get(name), asked.get(name)) for name in there | asked}
+  return [f"{n} {a} there, {b} asked" for n, (a, b) in pairs.items() if a != b]
 
 
 def _examples(texts: Texts) -> Iterator[dict]:

@@ -21,8 +21,6 @@ KINDS = {"bpe": _SPECIAL_TOKENS, "wordpiece": (*_SPECIAL_TOKENS, "<unk>")}
 # Signs for space, newline, tab and carriage return before a word, in byte-level
 # BPE, SentencePiece and GPT-BERT.
 _SPACES = ("Ġ", "Ċ", "ĉ", "č", "▁", "␣", "␤")
-# Beyond it, arrays with an entry for each id fill the memory.
-_MOST_IDS = 1 << 24
 # Merges settle long before this much text (characters, about 50M words), and
 # the trainer's memory stays under 1 GB.
 _TRAINING_CHARACTERS = 1 << 28
@@ -111,7 +109,7 @@ class Tokenizer:
     """Makes a tokenizer from `to_json`'s text.
 
     Raises:
-      ValueError: It is not such a text, or an id is too large.
+      ValueError: It is not such a text.
     """
     try:
       backend = tokenizers.Tokenizer.from_str(text)
@@ -119,13 +117,7 @@ class Tokenizer:
       if type(error) is not Exception:  # the library raises bare Exceptions
         raise
       raise ValueError(str(error)) from error
-    made = cls(backend)
-    token = max(made._vocab, key=made._vocab.get, default="")
-    if (largest := made._vocab.get(token, 0)) >= _MOST_IDS:
-      raise ValueError(
-        f"token {token!r:.40} has the id {largest:,}, over {_MOST_IDS - 1:,}"
-      )
-    return made
+    return cls(backend)
 
   @classmethod
   def of_ids(cls, vocab_size: int) -> "Tokenizer":

@@ -130,10 +130,9 @@ def fsdp_sizes(run: Run, tensor: int) -> list[int]:
   """Returns sizes of fsdp that fit the devices and divide the width."""
   out, size = [], 1
   while size <= _MOST_FSDP:
-    sizes = {"data": -1, "fsdp": size, "tensor": tensor}
     if run.model.config.width % size == 0:
       with contextlib.suppress(UserError):  # it does not fit the devices
-        sharding.make_mesh(sizes, list(run.mesh.devices.flat))
+        sharding.Mesh(-1, size, tensor).build([*run.mesh.devices.flat])
         out.append(size)
     size *= 2
   return out

@@ -40,46 +40,40 @@ class Mesh(Section):
   def build(
     self, devices: Sequence[jax.Device] | None = None
   ) -> jax.sharding.Mesh:
-    """Makes the mesh of these devices, by default all."""
-    return make_mesh(vars(self), devices)
+    """Makes the mesh `(data, fsdp, tensor)` of these devices, by default all.
 
-
-def make_mesh(
-  shape: Mapping[str, int], devices: Sequence[jax.Device] | None = None
-) -> jax.sharding.Mesh:
-  """Returns the mesh `(data, fsdp, tensor)`.
-
-  One size may be -1, for the remaining devices. Raises a UserError if the sizes
-  do not multiply to the number of devices.
-  """
-  devices = devices or jax.devices()
-  sizes = [shape[axis] for axis in MESH_AXES]
-  named = ", ".join(f"{a}={s}" for a, s in zip(MESH_AXES, sizes, strict=True))
-  if sizes.count(-1) > 1 or any(s == 0 or s < -1 for s in sizes):
-    raise UserError(f"mesh ({named}): sizes are positive, at most one is -1")
-  rest = math.prod(s for s in sizes if s != -1)
-  sizes = [len(devices) // rest if s == -1 else s for s in sizes]
-  if math.prod(sizes) != len(devices):
-    raise UserError(
-      f"mesh ({named}) does not fit {len(devices)} devices: the sizes must"
-      f" multiply to {len(devices)}"
-    )
-  slices = len({getattr(device, "slice_index", 0) or 0 for device in devices})
-  # jax.make_mesh splits no side of the torus of v4 and v5p, and so has no
-  # fsdp=2 for 4x4x8.
-  split = {"devices": devices, "allow_split_physical_axes": True}
-  if devices[0].platform != "tpu" or slices == 1:
-    grid = mesh_utils.create_device_mesh(sizes, **split)
-  elif sizes[0] % slices:
-    raise UserError(
-      f"mesh ({named}): data={sizes[0]} is not a multiple of the {slices}"
-      " slices"
-    )
-  else:
-    # Only gradients cross the slow network between slices.
-    within = (sizes[0] // slices, *sizes[1:])
-    grid = mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), **split)
-  return jax.sharding.Mesh(grid, MESH_AXES, axis_types=_AUTO)
+    Raises a UserError if the sizes do not multiply to their number.
+    """
+    devices = devices or jax.devices()
+    sizes = [self.data, self.fsdp, self.tensor]
+    named = ", ".join(f"{a}={s}" for a, s in zip(MESH_AXES, sizes, strict=True))
+    if sizes.count(-1) > 1 or 0 in sizes:
+      raise UserError(f"mesh ({named}): sizes are positive, at most one is -1")
+    rest = math.prod(s for s in sizes if s != -1)
+    sizes = [len(devices) // rest if s == -1 else s for s in sizes]
+    if math.prod(sizes) != len(devices):
+      raise UserError(
+        f"mesh ({named}) does not fit {len(devices)} devices: the sizes must"
+        f" multiply to {len(devices)}"
+      )
+    slices = len({getattr(device, "slice_index", 0) or 0 for device in devices})
+    # jax.make_mesh splits no side of the torus of v4 and v5p, and so has no
+    # fsdp=2 for 4x4x8.
+    split = {"devices": devices, "allow_split_physical_axes": True}
+    if devices[0].platform != "tpu" or slices == 1:
+      grid = mesh_utils.create_device_mesh(sizes, **split)
+    elif sizes[0] % slices:
+      raise UserError(
+        f"mesh ({named}): data={sizes[0]} is not a multiple of the {slices}"
+        " slices"
+      )
+    else:
+      # Only gradients cross the slow network between slices.
+      within = (sizes[0] // slices, *sizes[1:])
+      grid = mesh_utils.create_hybrid_device_mesh(
+        within, (slices, 1, 1), **split
+      )
+    return jax.sharding.Mesh(grid, MESH_AXES, axis_types=_AUTO)
 
 
 def spec(mesh, axes: Sequence[str | None], shape: Sequence[int], but=()):

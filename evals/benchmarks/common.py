@@ -32,7 +32,7 @@ def arguments(about: str, section: type, argv: Sequence[str]):
 
 def mesh_of(device) -> jax.sharding.Mesh:
   """Returns a mesh of one device, which may be absent."""
-  return sharding.make_mesh(dict.fromkeys(sharding.MESH_AXES, 1), [device])
+  return sharding.Mesh().build([device])
 
 
 def compile_for(device, run, *args) -> jax.stages.Compiled:

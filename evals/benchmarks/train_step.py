@@ -205,7 +205,7 @@ class Timings:
 def main(argv) -> None:
   """Prints a line per size and batch, and writes them all as JSON."""
   args = common.arguments(__doc__, Timings, argv)
-  mesh = sharding.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})
+  mesh = sharding.Mesh().build()
   device = mesh.devices.flat[0].device_kind
   about = {"jaxlib": jaxlib.__version__, "device": device, "devices": mesh.size}
   rows = (

@@ -42,7 +42,7 @@ def cases(folder: pathlib.Path, size: str) -> Iterator[Case]:
 def _ours(loaded, batch: Batch, count: int):
   """Returns a function that trains some more steps and returns losses."""
   train_step = steps.make_step(loaded.model.config)
-  mesh = sharding.make_mesh({"data": -1, "fsdp": 1, "tensor": 1})
+  mesh = sharding.Mesh().build()
   with jax.set_mesh(mesh):
     init, step = jitted(train_step, state_shardings(train_step, mesh))
     state, placed = init(), sharding.place(mesh, batch)

@@ -1,0 +1,89 @@
+"""datatrove's filters and deduplication before `prepare`, by its executor."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from antlm_jax.data import document_store
+from antlm_jax.data.prepared_folder import SPLITS, Prepared
+from tests import runs
+
+pytest.importorskip("datatrove", reason="pip install .[datatrove]")
+
+TASKS = 3
+COMMON = ["the", "be", "to", "of", "and", "that", "have", "with"]
+
+
+def document(seed: int) -> str:
+  """Returns lines of made-up words that all filters let through."""
+  draw = np.random.default_rng(seed)
+  letters = draw.integers(97, 123, (40, 6)).astype(np.uint8)
+  rare = [bytes(word).decode() for word in letters]
+  lines = [[*draw.choice(rare, 9), *draw.choice(COMMON, 4)] for _ in range(8)]
+  return "\n".join(" ".join(draw.permutation(line)) + "." for line in lines)
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory):
+  """Text in three files, and the documents that are good, once each."""
+  folder = tmp_path_factory.mktemp("raw")
+  good = [document(seed) for seed in range(300)]
+  # A copy whose last word differs is a duplicate as well.
+  copies = [*good[:40], *(f"{text[:-1]} others." for text in good[40:60])]
+  bad = ["too short", "word " * 100, "# $ % & " * 50]
+  every = np.random.default_rng(0).permutation([*good, *copies, *bad * 10])
+  for task in range(TASKS):
+    with gzip.open(folder / f"{task}.jsonl.gz", "wt") as file:
+      for text in every[task::TASKS].tolist():
+        file.write(json.dumps({"text": text}) + "\n")
+  return folder, good
+
+
+def start(text, place) -> subprocess.Popen:
+  words = f"--text {text} --output={place}/out --work={place}/work"
+  words += f" --tasks={TASKS} --vocab_size=400 --seq_len=32 --option=workers=2"
+  return subprocess.Popen(
+    [sys.executable, "launch/prepare_datatrove.py", *words.split()],
+    cwd=runs.ROOT,
+    env=os.environ | {"JAX_PLATFORMS": "cpu"},
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    start_new_session=True,
+  )
+
+
+@pytest.mark.slow
+def test_duplicates_and_bad_text_are_gone_also_after_a_kill(raw, tmp_path):
+  text, good = raw
+  whole = start(text, tmp_path / "whole")
+  said, _ = whole.communicate(timeout=300)
+  assert whole.returncode == 0, said
+  made = Prepared.open(tmp_path / "whole/out")
+  made.verify()
+  assert len(made.manifest.splits["train"].shards) == TASKS
+  kept = [t for s in SPLITS for t in document_store.read(made.folder, s)]
+  # Of a document and its near copy, either may stay.
+  assert len(kept) == len(good)
+  assert {t.split(".")[0] for t in kept} == {t.split(".")[0] for t in good}
+
+  killed = start(text, tmp_path / "again")
+  logs = tmp_path / "again/work" / f"{TASKS}-tasks/logs"
+  while not list(logs.glob("remove/completions/*")) and killed.poll() is None:
+    time.sleep(0.01)
+  os.killpg(killed.pid, signal.SIGKILL)
+  killed.communicate()
+  assert not (tmp_path / "again/out/manifest.json").exists()
+  again = start(text, tmp_path / "again")
+  said, _ = again.communicate(timeout=300)
+  assert again.returncode == 0, said
+  resumed = Prepared.open(tmp_path / "again/out")
+  resumed.verify()
+  assert resumed.manifest.splits == made.manifest.splits
