@@ -18,8 +18,8 @@ from datatrove.pipeline.readers import JsonlReader, ParquetReader
 from datatrove.pipeline.writers import JsonlWriter
 
 from antlm_jax import cli, settings
-from antlm_jax.commands import prepare
 from antlm_jax.data.make_folder import Preparation
+from antlm_jax.errors import UserError
 from antlm_jax.settings import setting
 
 FILTERS = (
@@ -27,11 +27,6 @@ FILTERS = (
   filters.GopherQualityFilter,
   filters.FineWebQualityFilter,
 )
-EXECUTORS = {
-  "local": executor.LocalPipelineExecutor,
-  "slurm": executor.SlurmPipelineExecutor,
-  "ray": executor.RayPipelineExecutor,
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,45 +34,53 @@ class Where:
   """Where datatrove works, and how."""
 
   work: str = setting("work", "Path to a folder for datatrove's own results")
-  executor: str = setting("local", "Executor of datatrove", choices=EXECUTORS)
+  executor: str = setting(
+    "local", "Executor of datatrove", choices=("local", "slurm", "ray")
+  )
   option: tuple[str, ...] = setting(
     (), "Arguments of the executor, such as workers=8,partition=cpu"
   )
 
 
-def pack(asked: Preparation, data, rank: int, world_size: int) -> None:
+def pack(asked: dict, data, rank: int, world_size: int) -> None:
   """Runs one task of `antlm prepare`, as a step of a pipeline."""
-  paths = {name: [*map(Path, getattr(asked, name))] for name in ("text", "dev")}
-  task = {"tasks": world_size, "task": rank}
-  prepare.prepare(**vars(asked) | paths | task)
+  # Slurm's nodes get this function without the imports of its file.
+  from antlm_jax.commands import prepare
+
+  prepare.prepare(**asked | {"tasks": world_size, "task": rank})
 
 
 def run(asked: Preparation, where: Where) -> None:
   """Runs all stages, each after the one before it."""
+  if len(asked.text or ()) != 1:
+    raise UserError("give --text one folder of jsonl or parquet files")
   (text,), tasks = asked.text, asked.tasks or os.cpu_count()
   # The number of tasks decides which documents a task has.
   work = Path(where.work, f"{tasks}-tasks")
   names = "kept", "signatures", "pairs", "removed", "clean"
   kept, signatures, pairs, removed, clean = (str(work / n) for n in names)
-  reader = ParquetReader if [*Path(text).rglob("*.parquet")] else JsonlReader
-  read = reader(text, text_key=asked.column)
+  parquet = any(Path(text).rglob("*.parquet"))
+  read = (ParquetReader if parquet else JsonlReader)(
+    text, text_key=asked.column
+  )
   # Not compressed: several tasks may then read parts of one file.
   write = JsonlWriter(clean, compression=None)
-  asked = dataclasses.replace(asked, text=(clean,), column="text")
+  dev = list(map(Path, asked.dev))
+  for_pack = vars(asked) | {"text": clean, "column": "text", "dev": dev}
   stages = {
     "filter": [read, *(one() for one in FILTERS), JsonlWriter(kept)],
     "sign": [JsonlReader(kept), dedup.MinhashDedupSignature(signatures)],
     "match": [dedup.MinhashDedupBuckets(signatures, pairs)],
     "cluster": [dedup.MinhashDedupCluster(pairs, removed)],
     "remove": [JsonlReader(kept), dedup.MinhashDedupFilter(removed), write],
-    "pack": [functools.partial(pack, asked)],
+    "pack": [functools.partial(pack, for_pack)],
   }
   counts = {"match": dedup.MinhashConfig().num_buckets, "cluster": 1}
   options = dict(option.split("=", 1) for option in where.option)
   options |= {k: int(v) for k, v in options.items() if v.isdecimal()}
   stage = None
   for name, steps in stages.items():
-    stage = EXECUTORS[where.executor](
+    stage = getattr(executor, f"{where.executor.title()}PipelineExecutor")(
       steps,
       tasks=counts.get(name, tasks),
       depends=stage,

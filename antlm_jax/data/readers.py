@@ -298,10 +298,8 @@ def _lines(
   utf8 = codecs.getincrementaldecoder("utf-8-sig")()
   decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
   left, block, size = "", b"\0", begin
-  if begin:
+  if end is not None:
     file.seek(begin)
-  elif end is not None:
-    file.seek(0)
   while block:
     block = file.read(_BLOCK if end is None else min(_BLOCK, end - size))
     size += len(block)

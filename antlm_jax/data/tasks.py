@@ -117,8 +117,8 @@ class Job:
     differ += ["other text"] if begun["text"] != plan["text"] else []
     if differ:
       raise UserError(
-        f"{self.output} was begun otherwise ({'; '.join(differ)}); delete it, or"
-        " choose another --output"
+        f"{self.output} was begun otherwise ({'; '.join(differ)}); delete it,"
+        " or choose another --output"
       )
 
   def locked(self, wait: bool):
