@@ -3,8 +3,8 @@
 python launch/prepare_datatrove.py --text raw/ --output=data/crawl \\
   --work=work --tasks=100 --vocab_size=32000 --seq_len=512
 
-It reads the jsonl or parquet files of a folder. To use other filters, copy this
-file and change FILTERS. If it is interrupted, the same command resumes it.
+It reads the jsonl or parquet files of a folder. Copy it to change FILTERS. If
+it is interrupted, the same command resumes it.
 """
 
 import dataclasses
@@ -27,6 +27,7 @@ FILTERS = (
   filters.GopherQualityFilter,
   filters.FineWebQualityFilter,
 )
+EXECUTORS = "local", "slurm", "ray"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +35,7 @@ class Where:
   """Where datatrove works, and how."""
 
   work: str = setting("work", "Path to a folder for datatrove's own results")
-  executor: str = setting(
-    "local", "Executor of datatrove", choices=("local", "slurm", "ray")
-  )
+  executor: str = setting("local", "Executor of datatrove", choices=EXECUTORS)
   option: tuple[str, ...] = setting(
     (), "Arguments of the executor, such as workers=8,partition=cpu"
   )
@@ -59,10 +58,8 @@ def run(asked: Preparation, where: Where) -> None:
   work = Path(where.work, f"{tasks}-tasks")
   names = "kept", "signatures", "pairs", "removed", "clean"
   kept, signatures, pairs, removed, clean = (str(work / n) for n in names)
-  parquet = any(Path(text).rglob("*.parquet"))
-  read = (ParquetReader if parquet else JsonlReader)(
-    text, text_key=asked.column
-  )
+  reader = ParquetReader if [*Path(text).rglob("*.parquet")] else JsonlReader
+  read = reader(text, text_key=asked.column)
   # Not compressed: several tasks may then read parts of one file.
   write = JsonlWriter(clean, compression=None)
   dev = list(map(Path, asked.dev))
