@@ -62,15 +62,14 @@ def run(asked: Preparation, where: Where) -> None:
   read = reader(text, text_key=asked.column)
   # Not compressed: several tasks may then read parts of one file.
   write = JsonlWriter(clean, compression=None)
-  dev = list(map(Path, asked.dev))
-  for_pack = vars(asked) | {"text": clean, "column": "text", "dev": dev}
+  changes = {"text": clean, "column": "text", "dev": [*map(Path, asked.dev)]}
   stages = {
     "filter": [read, *(one() for one in FILTERS), JsonlWriter(kept)],
     "sign": [JsonlReader(kept), dedup.MinhashDedupSignature(signatures)],
     "match": [dedup.MinhashDedupBuckets(signatures, pairs)],
     "cluster": [dedup.MinhashDedupCluster(pairs, removed)],
     "remove": [JsonlReader(kept), dedup.MinhashDedupFilter(removed), write],
-    "pack": [functools.partial(pack, for_pack)],
+    "pack": [functools.partial(pack, vars(asked) | changes)],
   }
   counts = {"match": dedup.MinhashConfig().num_buckets, "cluster": 1}
   options = dict(option.split("=", 1) for option in where.option)
