@@ -31,7 +31,7 @@ def order(text, steps, *parts, sizes=SIZES, **options) -> Order:
 def taken(of: Order, start=0, stop=None) -> np.ndarray:
   """The rows of the steps, one slot after the other."""
   steps = range(start, of.steps if stop is None else stop)
-  return np.concatenate([of.rows(step).reshape(-1) for step in steps])
+  return np.concatenate([of.slots(step).rows.reshape(-1) for step in steps])
 
 
 def by_source(rows, sizes=SIZES) -> dict[str, np.ndarray]:
@@ -102,7 +102,7 @@ def test_batches_of_other_sizes_and_joined_rows_go_on_in_each_source():
   of = order("a:b:c=2:1:1+b", 40, *parts, **given)
   found, filled = [], []
   for step in range(40):
-    rows = of.rows(step)[: of.batch_size(step)]
+    rows = of.slots(step).rows[: of.batch_size(step)]
     assert (rows // 4000 == rows[:, :1] // 4000).all()
     filled += [rows.size]
     found.append(rows.reshape(-1))
@@ -123,7 +123,7 @@ def test_sources_and_objectives_of_a_batch_are_independent(batch):
   of = order("a:b", steps, Part(0.0, Layout(batch)))
   counts = collections.Counter()
   for step in range(steps):
-    kinds, sources = both.rows(step, batch), of.rows(step)[:, 0] >= 70
+    kinds, sources = both.rows(step, batch), of.slots(step).rows[:, 0] >= 70
     counts.update(zip(kinds.tolist(), sources.tolist(), strict=True))
   assert len(counts) == 4 and counts.total() == steps * batch
   for count in counts.values():  # a deviation is 14 rows

@@ -120,9 +120,9 @@ def test_batches_grow_linearly():
     expected = whole / 4 * (1 - step / 800) + whole * step / 800
     assert abs(order.batch_size(step) - expected) <= 1
     if step < 560:  # rows follow one another without gaps
-      assert order.rows(step)[0, 0] == taken % 10_000
+      assert order.slots(step).rows[0, 0] == taken % 10_000
       taken += order.batch_size(step)
-    assert order.rows(step).shape == (whole, joined)
+    assert order.slots(step).rows.shape == (whole, joined)
   mean = 512 * (0.25 + 0.75 / 2)
   assert order.steps_per_epoch == pytest.approx(10_000 / mean, rel=1e-3)
 
@@ -141,7 +141,7 @@ def test_a_step_of_a_growing_batch_is_that_of_its_rows():
   alone = source("C", FakeRows(64), Layout(filled), steps=10)
   plain = dataclasses.replace(alone.order, shuffle=False)
   fewer = dataclasses.replace(alone, order=plain)
-  fewer.rows.tokens = of.rows.tokens[order.rows(4)[:filled, 0]]
+  fewer.rows.tokens = of.rows.tokens[order.slots(4).rows[:filled, 0]]
   expected, other = one_step(fewer[0], num_objectives=1)
   assert helpers.closest(moved, expected) < 2e-6
   assert float(metrics["count"][0]) == float(other["count"][0])
@@ -231,7 +231,7 @@ def test_every_row_is_framed_and_documents_are_apart(after):
   of = source("N", rows, Layout(24), steps=1, frame=(before, after))
   found, plain = of[0], dataclasses.replace(of, frame=None)[0]
   assert (plain.targets != found.targets).any()
-  there = rows.tokens[of.order.rows(0)[:, 0]]
+  there = rows.tokens[of.order.slots(0).rows[:, 0]]
   bare = dataclasses.replace(helpers.OBJECTIVES["C"], name="bare")
   shown = source("C", rows, Layout(24), {"C": bare}, 1, frame=(before, after))
   visible = shown[0].mask.k_start[0]
@@ -253,7 +253,7 @@ def test_a_streams_rows_are_cut_elsewhere_at_every_visit():
   of = source("C", rows, Layout(24), steps=3, random_offset=True)
   firsts = []
   for step in range(3):
-    inputs, numbers = of[step].inputs[0], of.order.rows(step)[:, 0]
+    inputs, numbers = of[step].inputs[0], of.order.slots(step).rows[:, 0]
     assert (np.diff(inputs, axis=1) == 1).all()  # one stream, no seam
     offsets = inputs[:, 0] - numbers * 16
     assert (offsets[numbers == 23] == 0).all()  # nothing follows the last

@@ -61,7 +61,7 @@ def test_every_part_goes_on_where_the_one_before_stopped(size, parts, steps):
   order = Order({"": size}, parts, steps, shuffle=False)
   taken = 0
   for step in range(steps):
-    found = order.rows(step)
+    found = order.slots(step).rows
     joined = found.shape[1]
     # Joined rows are neighbours, from a multiple of their number on.
     assert (found - found[:, :1] == np.arange(joined)).all()
@@ -92,7 +92,7 @@ def test_joined_rows_are_one_text(packed):
   for step, shape in ((0, (1, 8, 16)), (7, (1, 2, 64))):
     batch = of[step]
     assert batch.inputs.shape == shape
-    tokens = of.rows.tokens[of.order.rows(step)].reshape(shape[1:])
+    tokens = of.rows.tokens[of.order.slots(step).rows].reshape(shape[1:])
     hidden = (batch.inputs[0] == helpers.MASK).mean()
     same = batch.inputs[0] == tokens
     assert same.mean() > 0.7 and (step == 0 or hidden > 0)

@@ -10,13 +10,14 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 
 import pytest
 
 from antlm_jax.data import toy_english
-from antlm_jax.data.prepared_folder import Manifest
+from antlm_jax.data.prepared_folder import Manifest, Prepared
 from tests import runs
 
 PROGRAMS = "munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol"
@@ -54,7 +55,7 @@ SlurmdParameters=config_overrides
 SchedulerParameters=sched_min_interval=1,batch_sched_delay=0
 NodeName=127.0.0.[1-2] NodeHostname={host} NodeAddr=127.0.0.1 \
 Port=[{first}-{last}] CPUs=4 Boards=1 SocketsPerBoard=1 CoresPerSocket=4 \
-ThreadsPerCore=1 Gres=gpu:1
+ThreadsPerCore=1 Gres=gpu:1 RealMemory=16000
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
@@ -154,6 +155,24 @@ def test_prepare_as_an_array_of_which_a_task_is_killed(slurm, tmp_path):
   for name, split in whole.splits.items():
     assert made.splits[name].sha256 == split.sha256
     assert made.splits[name].tokens == split.tokens
+
+
+def test_datatrove_runs_as_arrays(slurm, tmp_path):
+  """A step that is lost between this process and a node fails here."""
+  pytest.importorskip("datatrove", reason="pip install .[datatrove]")
+  from tests.test_datatrove import document
+
+  lines = [{"text": document(seed)} for seed in range(200)]
+  runs.write_lines(tmp_path / "raw/a.jsonl", lines)  # other tasks have no file
+  words = f"--text {tmp_path}/raw --output={tmp_path}/out"
+  words += f" --work={tmp_path}/work"
+  words += " --executor=slurm --option=partition=main,time=1:00:00 --tasks=3"
+  words += " --vocab_size=400 --seq_len=32"
+  script = [sys.executable, "launch/prepare_datatrove.py", *words.split()]
+  programs = os.path.dirname(sys.executable)
+  output(script, slurm | {"PATH": f"{programs}:{PATH}"})
+  until((tmp_path / "out/manifest.json").exists, 300)
+  Prepared.open(tmp_path / "out").verify()
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ def order(size, batch, **options) -> Order:
 
 
 def rows_of(order, steps):
-  return np.concatenate([order.rows(step)[:, 0] for step in range(steps)])
+  return np.concatenate([order.slots(step).rows[:, 0] for step in range(steps)])
 
 
 sizes = st.integers(1, 60), st.integers(1, 25)
@@ -195,7 +195,7 @@ def test_targets_are_the_tokens_of_their_rows():
   rows = FakeRows(packed=True)
   of = source(MIXED, rows, Layout(16, 2, 2), masked(weight=2.5))
   for step in range(8):
-    tokens = rows.tokens[of.order.rows(step)[:, 0]]
+    tokens = rows.tokens[of.order.slots(step).rows[:, 0]]
     names, phase = of.curriculum.objectives, of.curriculum.at(step)
     letters = np.array(list(phase.shares))[phase.rows(step, 16)]
     found = unfolded(of, step)[1]
@@ -215,7 +215,7 @@ def test_surplus_targets_drop_out_of_the_loss_and_change_nothing_else():
   # The first step whose row is masked, in a list for half of its tokens.
   step = next(s for s in range(40) if of[s].weights.any())
   batch = of[step]
-  whole = rows.tokens[of.order.rows(step)[:, 0]]
+  whole = rows.tokens[of.order.slots(step).rows[:, 0]]
   assert (batch.inputs[0] == helpers.MASK).all()
   assert np.array_equal(batch.target_positions[0, 0], np.arange(size))
   assert np.array_equal(batch.targets[0], whole[:, :size])
@@ -366,7 +366,7 @@ def built(prepared):
 def test_prepared_rows_become_steps(built, prepared):
   of = built.source
   rows = Prepared.open(prepared).train
-  tokens, starts = rows.read(of.order.rows(4)[:, 0])
+  tokens, starts = rows.read(of.order.slots(4).rows[:, 0])
   found = unfolded(of, 4)[1]
   assert found and len(of) == 6
   for (row, at), (target, _, kind) in found.items():
@@ -395,7 +395,7 @@ def test_held_out_rows_are_each_predicted_once(built):
     (letter,) = of.objectives
     counts = collections.Counter()
     for step in range(len(of)):
-      rows = of.order.rows(step)[:, 0]
+      rows = of.order.slots(step).rows[:, 0]
       counts.update((int(rows[row]), at) for row, at in unfolded(of, step)[1])
     assert max(counts.values()) == 1
     assert len({row for row, _ in counts}) >= 0.9 * built.config.eval.rows

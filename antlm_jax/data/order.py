@@ -179,10 +179,6 @@ class Order:
     rows = (first[source] + place * part.joined)[:, None]
     return Slots(rows + np.arange(part.joined), epoch)
 
-  def rows(self, step: int) -> np.ndarray:
-    """Returns the rows of this process's slots, int64 `[n, joined]`."""
-    return self.slots(step).rows
-
   def taken(self, step: int) -> dict[str, int]:
     """Returns the number of rows of each source that the steps before read."""
     stretch = self._stretch(step)

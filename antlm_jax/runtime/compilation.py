@@ -8,8 +8,6 @@ import zlib
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from antlm_jax.runtime import files
-
 _LEAST = 0.1  # least seconds of compiling for a program to be kept
 
 
@@ -18,7 +16,8 @@ def keep_programs() -> None:
   chosen = jax.config.jax_compilation_cache_dir
   if chosen or "JAX_COMPILATION_CACHE_DIR" in os.environ:
     return
-  folder = files.cache() / "compiled" / _machine()
+  home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  folder = pathlib.Path(home, "antlm_jax/compiled", _machine())
   jax.config.update("jax_compilation_cache_dir", str(folder))
   compilation_cache.reset_cache()  # JAX looks only once for a folder
   if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:

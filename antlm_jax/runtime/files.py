@@ -62,12 +62,6 @@ def path(where: str | os.PathLike) -> pathlib.Path | epath.Path:
   return epath.Path(where)
 
 
-def cache() -> pathlib.Path:
-  """Returns this library's folder in the user's cache; it may not exist."""
-  base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-  return pathlib.Path(base, "antlm_jax")
-
-
 def read_text(
   where: str | os.PathLike, what: str, lenient: bool = False
 ) -> str:
