@@ -80,7 +80,7 @@ def test_any_mix_is_the_same_in_batches_of_any_size_and_layout(text, seed):
   whole = taken(order(text, 60, Part(0.0, Layout(24)), seed=seed))
   smaller = order(text, 180, Part(0.0, Layout(8, 2, 2)), seed=seed)
   places = smaller.at(0).layout.rows
-  found = [smaller.rows(s)[np.argsort(places), 0] for s in range(180)]
+  found = [smaller.slots(s).rows[np.argsort(places), 0] for s in range(180)]
   assert np.array_equal(np.concatenate(found), whole)
   for local in ((0,), (1,)):  # what a process of two reads
     layout = Layout(8, 2, 2, local)

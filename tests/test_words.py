@@ -27,7 +27,7 @@ def test_a_milestone_is_the_step_that_has_seen_the_words(prepared, schedule):
   # Independently: the words that the rows of each step decode to.
   seen = [0]
   for step in range(60):
-    rows = run.order.rows(step)[: run.order.batch_size(step)]
+    rows = run.order.slots(step).rows[: run.order.batch_size(step)]
     tokens, _ = run.sources.rows.read(rows.reshape(-1))
     texts = (run.tokenizer.decode(row) for row in tokens)
     seen.append(seen[-1] + sum(len(text.split()) for text in texts))
