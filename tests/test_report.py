@@ -143,7 +143,9 @@ def train(folder, row, seed, losses=None, done=True):
   losses = losses or {"clm": {0: 6.0, STEPS: 3.0}, "mlm": {0: 6.5, STEPS: 4.0}}
   for kind, by_step in losses.items():
     for step, loss in by_step.items():
-      records.write(step, {f"eval/{kind}/loss": loss})
+      key = f"eval/{kind}/loss"
+      halves = {f"{key}/{half}": loss for half in metrics.HALVES}
+      records.write(step, {key: loss} | halves)
   records.close()
   if done:
     about = {"steps": STEPS, "parameters": 1_300_000, "unigram_entropy": 6.0}
@@ -159,7 +161,7 @@ def score(run, benchmark, mode, right, step=STEPS, **about):
     for i, answer in enumerate(answers):
       groups = {"UID": uid, "linguistics_term": UIDS.get(uid)}
       groups = {name: of for name, of in groups.items() if of}
-      found.append(pair("", "good", "bad", str(i), groups))
+      found.append(pair("", f"good {i}", "bad", str(i), groups))
       correct.append(answer)
   good = np.where(correct, 1.0, -1.0)[:, None]
   both = np.stack([good, np.zeros_like(good)])
