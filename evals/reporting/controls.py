@@ -504,7 +504,7 @@ def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
         yield f"{about}: no items.jsonl, so no interval"
       elif (run.variant, mode, run.seed, "") in common.others:
         yield f"{about}: other items than most, so not compared"
-  tuned = own[own.trial != ""]
+  tuned = own[own.task.isin(glue.SCORES)]
   absent = [task for task in glue.SCORES if task not in set(tuned.task)]
   if absent:
     what = "anything" if tuned.empty else ", ".join(absent)

@@ -132,7 +132,8 @@ def report(
   if not by:
     raise UserError(f"no loss was measured by every run; {_known(kinds)}")
 
-  half = REPORT if any(map(_best, every)) else ""
+  halves = all(run.halves for run in every)
+  half = REPORT if halves and any(map(_best, every)) else ""
 
   def rank(label: str) -> tuple[bool, float]:
     """Puts finished runs first, then the lowest loss."""
