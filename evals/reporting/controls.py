@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import pandas as pd
 
@@ -20,7 +19,7 @@ from antlm_jax.evals.finetuning.trial import ATTENTIONS
 from antlm_jax.evals.reporting import measured, plots, statistics
 from antlm_jax.evals.reporting import switches as switches_lib
 from antlm_jax.evals.reporting.claims import Claim, Claims, Contrast
-from antlm_jax.evals.reporting.findings import Findings
+from antlm_jax.evals.reporting.findings import Findings, Side
 from antlm_jax.evals.reporting.measured import KEY, benchmarks
 from antlm_jax.evals.reporting.render import Figure, Report, Row, fill
 from antlm_jax.evals.reporting.runs import TrainedRun, ended, with_shared_steps
@@ -30,19 +29,7 @@ MACRO = "macro-average"
 _BLIMP = "BLiMP"
 _BABYLM = (_BLIMP, "BLiMP supplement", "EWoK")  # in the macro-average
 _ODDS = f"{_BLIMP} (log-odds)"  # by how much pairs are right, in nats
-_SIGNS = {1: "above", -1: "below", 0: "contains 0"}
 *_, _LOWEST = _WHEN = "end", "lowest"  # when a held-out loss counts
-
-
-class Difference(NamedTuple):
-  """A variant's score minus its control's, in points or nats."""
-
-  task: str
-  part: str  # of the task; "" for all of it
-  name: str
-  control: str
-  mode: str  # of the variant; the control's is the one that it was trained in
-  found: Estimate
 
 
 def report(study: Findings, absent: Sequence[str]) -> Report:
@@ -113,90 +100,73 @@ class Family:
     """Yields the rows of all tables, with their kind and title."""
     yield "held_out", self.name, self._held_out()
     yield "switches", f"{self.name}, switches", self._switched()
-    yield "forgetting", f"{self.name}, forgetting", self._forgotten()
     if self.study.scores.empty:
       return
-    for task in (*_pairs(), _ODDS):
-      rows = [self._shown(d) for d in self.differences if d.task == task]
-      yield "differences", f"{self.name}, {task}", rows
-    for task, deltas in self.by_part.items():
-      yield "parts", f"{self.name}, {task}", [self._shown(d) for d in deltas]
+    for task, rows in self.by_part.items():
+      yield "parts", f"{self.name}, {task}", rows
     yield "scores", self.name, self._scored()
     if tuned := self._fine_tuned():
       yield "fine_tuned", f"{self.name}, fine-tuned", tuned
 
   # ----------------------------------------------------------- differences
 
-  @functools.cached_property
-  def differences(self) -> list[Difference]:
-    """Differences of each mixed variant, in both modes, from its controls."""
+  @property
+  def compared(self) -> list[tuple[str, str]]:
+    """Each mixed variant with each of its controls."""
     return [
-      Difference(task, "", name, control, mode, found)
-      for task in (*_pairs(), _ODDS)
+      (name, control)
       for name in self.variants
-      for mode in self.study.variants[name].modes
-      for control in self._controls(name)
-      if (found := self._difference(task, name, control, mode))
+      for control in self.study.variants[name].against
+      if control in self.study.runs
     ]
 
-  @functools.cached_property
-  def by_part(self) -> dict[str, list[Difference]]:
-    """Those of the mode that the control was trained in, by phenomenon."""
-    return {
-      task: [
-        d._replace(part=part, found=self._difference(task, *d[2:5], part))
-        for d in self.differences
-        if d.task == task and self._alike(d)
-        for part in sorted(self.study.common(task).parts)
-      ]
-      for task in (_BLIMP, _ODDS)
-    }
+  def _sides(self, name: str, control: str) -> list[Side]:
+    """Returns both with their mode: the one that the control was trained in."""
+    attention = self.study.runs[control][0].attention
+    both = name, control
+    return [(x, self.study.variants[x].mode(attention)) for x in both]
 
   def _difference(
-    self, task: str, name: str, control: str, mode: str, part: str = ""
+    self, task: str, name: str, control: str, part: str = ""
   ) -> Estimate | None:
-    own = self._own_mode(control)
-    weights = {(name, mode): 1.0, (control, own): -1.0}
-    found = self.study.difference(task, weights, part)
+    """Estimates a difference in pairs, in points or nats."""
+    one, other = self._sides(name, control)
+    found = self.study.difference(task, {one: 1.0, other: -1.0}, part)
     return found and found.times(1 if task == _ODDS else 100)
 
-  def _controls(self, name: str) -> list[str]:
-    against = self.study.variants[name].against
-    return [control for control in against if control in self.study.runs]
-
-  def _own_mode(self, control: str) -> str:
-    """The mode in which a control was trained, as all of its runs were."""
-    attention = self.study.runs[control][0].attention
-    return self.study.variants[control].mode(attention)
-
-  def _alike(self, of: Difference) -> bool:
-    """Whether both sides are scored causally, or neither is."""
-    return (of.mode == CAUSAL) == (self._own_mode(of.control) == CAUSAL)
-
-  def _shown(self, of: Difference) -> Row:
-    title, interval = self.study.title, of.found.interval(self.confidence)
-    return {
-      "row": title(of.name, of.mode),
-      "against": title(of.control, self._own_mode(of.control)),
-      "on": of.part or of.task,
-      "seeds": of.found.seeds,
-      "difference": of.found.value,
-      "interval": interval,
-      "sign": _SIGNS[interval.sign],
-      "_digits": 3 if of.task == _ODDS else 1,
-    }
+  @functools.cached_property
+  def by_part(self) -> dict[str, list[Row]]:
+    """Differences by phenomenon of each task."""
+    title, out = self.study.title, {}
+    for task in (_BLIMP, _ODDS):
+      common = self.study.common(task)
+      out[task] = [
+        {
+          "row": title(*sides[0]),
+          "against": title(*sides[1]),
+          "on": part,
+          "seeds": found.seeds,
+          "interval": found.interval(self.confidence),
+          "_name": sides[0][0],
+        }
+        for both in self.compared
+        for part in sorted(common.parts if common else ())
+        if (found := self._difference(task, *both, part)) and found.interval()
+        for sides in [self._sides(*both)]
+      ]
+    return out
 
   @functools.cached_property
   def phenomena(self) -> list[Figure]:
     """Pictures of the differences by phenomenon, for each variant."""
     figures = []
-    for (task, deltas), suffix, unit in zip(
+    for (task, rows), suffix, unit in zip(
       self.by_part.items(), ("", "_odds"), ("points", "nats"), strict=True
     ):
       panels = collections.defaultdict(lambda: collections.defaultdict(dict))
-      for of in deltas:
-        row = self._shown(of)
-        panels[of.name][f"against {row['against']}"][of.part] = row["interval"]
+      for row in rows:
+        against = f"against {row['against']}"
+        panels[row["_name"]][against][row["on"]] = row["interval"]
       for name, found in panels.items():
         title = f"{self.study.title(name)}: {task} by phenomenon"
         draw = functools.partial(plots.differences, title, found, unit=unit)
@@ -215,8 +185,7 @@ class Family:
         self.name,
         [*self._by_losses(name, control), *self._by_pairs(name, control)],
       )
-      for name in self.variants
-      for control in self._controls(name)
+      for name, control in self.compared
     ]
 
   def _by_losses(self, name: str, control: str) -> Iterator[Contrast]:
@@ -250,23 +219,13 @@ class Family:
 
   def _by_pairs(self, name: str, control: str) -> Iterator[Contrast]:
     """Yields scores of pairs, in the mode that the control was trained in."""
-    mode = self._own_mode(control)
-    own = self.study.variants[name].mode(mode)
+    sides = self._sides(name, control)
     for task in (_ODDS, *_pairs()):
-      for of in self.differences:
-        if (of.task, of.name, of.control, of.mode) == (
-          task,
-          name,
-          control,
-          own,
-        ):
-          unit = "nats" if task == _ODDS else "points"
-          sides = (name, own), (control, mode)
-          above = {
-            self.study.title(*s): self.study.above(task, s) for s in sides
-          }
-          on = f"{task}, {mode} ({unit})"
-          yield Contrast(on, of.found, above=above)
+      if found := self._difference(task, name, control):
+        unit = "nats" if task == _ODDS else "points"
+        on = f"{task}, {sides[1][1]} ({unit})"
+        above = {self.study.title(*x): self.study.above(task, x) for x in sides}
+        yield Contrast(on, found, above=above)
 
   # ---------------------------------------------------------------- scores
 
@@ -392,28 +351,6 @@ class Family:
       for title, found in self._switches
       for switch in found
     ]
-
-  def _forgotten(self) -> list[Row]:
-    rows = []
-    for title, found in self._switches:
-      left = [m for s in found if s.left for m in s.moments.values()]
-      changes = [moment.forgotten for moment in left]
-      gaps = [m.again - m.best for m in left if m.again is not None]
-      row = {
-        "row": title,
-        "forgets": _how_often([change > 0 for change in changes]),
-        "by (nats)": changes,
-        "gets back": _how_often([gap <= 0 for gap in gaps]),
-        "over its best before (nats)": gaps,
-      }
-      # A variant that leaves nothing has nothing to forget.
-      rows += [row] if left else []
-    return rows
-
-
-def _how_often(found: Sequence[bool]) -> str | None:
-  word = {0: "no", len(found): "yes"}.get(sum(found), "sometimes")
-  return f"{word}: {sum(found)} of {len(found)} times" if found else None
 
 
 def _pairs() -> list[str]:
