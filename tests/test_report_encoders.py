@@ -184,7 +184,7 @@ def test_a_task_that_no_row_has_learnt_does_not_count(tmp_path):
   numbers, text = make(tmp_path)
   found = contrasts(numbers, "MLM scores above CLM")
   assert found["QA"]["here"] == pytest.approx(15)
-  assert found["QA"]["verdict"] == "not learnt: MLM 40 % and CLM"
+  assert found["QA"]["verdict"] == "not learnt: tiny MLM 40 % and tiny CLM"
   assert numbers["not_learnt"] == ["squad"]
   words = "(tables 2 to 5): **confirmed for these models**"
   assert f"in tagging words {words}" in text

@@ -74,21 +74,15 @@ def _mean(scores: pd.DataFrame, kind: str, count: int) -> pd.DataFrame:
 
 def _not_learnt(study: Findings) -> list[str]:
   """Returns the tasks on which no row is above the trivial answer."""
-  found = study.scores[study.scores["mode"] == ATTENTION]
-  rows = {
-    task: found[found.task == task].variant.unique()
-    for task in found.task.unique()
-    if task in _TASKS
-  }
-  above = {
-    task: [study.above(task, (name, ATTENTION)) for name in names]
-    for task, names in rows.items()
-  }
-  return [
-    task
-    for task, found in above.items()
-    if all(found) and not any(map(claims.is_above, found))
-  ]
+  scores = study.scores[study.scores["mode"] == ATTENTION]
+  out = []
+  for task in filter(set(scores.task).__contains__, _TASKS):
+    names = scores[scores.task == task].variant.unique()
+    found = [study.above(task, (name, ATTENTION)) for name in names]
+    # Without scores of items nothing is known.
+    if all(found) and not any(map(claims.is_above, found)):
+      out.append(task)
+  return out
 
 
 # ----------------------------------------------------------------- the report
@@ -207,14 +201,11 @@ def _contrast(
   sides = {(name, ATTENTION): 1.0 for name in plus}
   sides |= {(name, ATTENTION): -1.0 for name in minus}
   on = f"{kind}: {claimed.plus} - {claimed.minus}"
-  if claimed.measure in _SPREADS:
-    spreads = [
-      _SPREADS[claimed.measure](study, of, kind) for of in (plus, minus)
-    ]
-    both = {
-      s: x - spreads[1][s] for s, x in spreads[0].items() if s in spreads[1]
-    }
-    found, published = statistics.over_seeds(both), None
+  if spread := _SPREADS.get(claimed.measure):
+    # Of the tasks, seeds and trials that both have.
+    apart = (spread(study, plus, kind) - spread(study, minus, kind)).dropna()
+    means = apart.groupby(["seed", "trial"]).mean()
+    found, published = statistics.over_seeds(means.to_dict()), None
     on += f", deviation over {claimed.measure}"
   else:
     found = study.difference(kind, sides)
@@ -223,32 +214,27 @@ def _contrast(
     more, less = (sum(theirs[name] for name in side) for side in named)
     published = float(more - less)
   above = {
-    study.title(side[0]): above
+    str(study.variants[side[0]]): above
     for side in sides
     if (above := study.above(kind, side))
   }
   return Contrast(on, found and found.times(100), published, above=above)
 
 
-def _over_rates(
-  study: Findings, names: Sequence[str], kind: str
-) -> dict[tuple[str, str], float]:
-  """Returns a row's deviation over learning rates, by seed and trial."""
+def _over_rates(study: Findings, names: Sequence[str], kind: str) -> pd.Series:
+  """Returns a row's deviation over learning rates, by seed, trial and task."""
   trials = _trials(study.table)
   own = trials[trials.variant.isin(names) & trials.task.isin(KINDS[kind])]
   own = own[own["mode"] == ATTENTION]
-  by_task = own.groupby(["seed", "trial", "task"]).value.std().dropna()
-  return by_task.groupby(["seed", "trial"]).mean().to_dict()
+  return own.groupby(["seed", "trial", "task"]).value.std()
 
 
-def _over_ratios(
-  study: Findings, names: Sequence[str], kind: str
-) -> dict[tuple[str, str], float]:
+def _over_ratios(study: Findings, names: Sequence[str], kind: str) -> pd.Series:
   """Returns the deviation over rows, by seed and trial that all have."""
   own = study.scores[study.scores.variant.isin(names)]
   own = own[(own.task == kind) & (own["mode"] == ATTENTION)]
   scores = own.groupby(["seed", "trial"]).value
-  return scores.std()[scores.size() == len(names)].to_dict()
+  return scores.std()[scores.size() == len(names)]
 
 
 _SPREADS = {"rates": _over_rates, "ratios": _over_ratios}
