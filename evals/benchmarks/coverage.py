@@ -142,8 +142,9 @@ def main(argv: Sequence[str]) -> None:
     "--trials", type=int, default=1000, help="Simulated studies of each case"
   )
   args = parser.parse_args(argv)
-  head = ("pretrainings", "fine-tunings", "items", "sd of one", "of the other")
-  print(_line((*head, "the reports'", "hierarchical", "rows apart")))
+  head = ["pretrainings", "fine-tunings", "items"]
+  head += ["sd over pretrainings", "sd over fine-tunings"]
+  print(_line([*head, "the reports'", "hierarchical", "rows apart"]))
   print(_line(["---:"] * 8))
   for case in CASES:
     found = simulate(case, args.trials, bootstraps=case.items < 1000)
