@@ -267,7 +267,7 @@ def test_a_kind_is_the_mean_of_its_tasks_where_a_seed_has_all(tmp_path):
   numbers, text = make(tmp_path)
   rows = {row["row"]: row for row in numbers["scores"]["tiny"]}
   assert rows["CLM"]["SC"] is None and rows["CLM"]["sst2"]
-  assert "tiny CLM: not fine-tuned on qqp" in text
+  assert "not fine-tuned on qqp: tiny CLM (seed 0)" in text
 
 
 def test_rates_differ_by_so_much(tmp_path):
@@ -342,11 +342,12 @@ def test_what_is_missing_is_named(tmp_path):
   _, text = make(tmp_path)
   lines = section(text, "What is missing").splitlines()
   for line in (
-    "- tiny CLM: training is not at its end",
-    f"- {ROWS['tiny_clm10_mlm40_42']}: not trained",
-    f"- tiny MLM 20 %: fine-tuned at step {LOOK:,}, before the end: sst2",
+    "- training is not at its end: tiny CLM (seed 0)",
+    f"- fine-tuned at step {LOOK:,}, before the end: sst2: tiny MLM 20 %"
+    " (seed 0)",
   ):
     assert line in lines
+  assert "- not trained: tiny MLM 12k, " in text
   assert "- no row is fine-tuned on qqp, mnli," in text
   # It was of all training examples, as far as it was.
   assert "--limit" not in text

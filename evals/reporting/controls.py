@@ -57,7 +57,7 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
   about = {
     "pipeline": study.pipeline,
     "confidence": claims.confidence,
-    "missing": [*_missing(study), *study.repeated(), *absent],
+    "missing": [*study.gaps(_lacks), *study.repeated(), *absent],
   }
   context = {
     "study": study,
@@ -387,30 +387,6 @@ def _macro(study: Findings, name: str, mode: str) -> Mean | None:
 
 
 # ----------------------------------------------------------------------- gaps
-
-
-def _missing(study: Findings) -> list[str]:
-  """Returns what the report lacks, and of which variants, a line each."""
-  lacking = collections.defaultdict(lambda: collections.defaultdict(list))
-  for name, variant in study.variants.items():
-    if name not in study.runs:
-      lacking["not trained"][str(variant)] = []
-    for run in study.runs.get(name, ()):
-      for what in _lacks(study, run):
-        lacking[what][str(variant)].append(run.seed)
-  # What all runs lack is said once, not run by run.
-  every = {
-    str(study.variants[name]): [run.seed for run in runs]
-    for name, runs in study.runs.items()
-  }
-  out = []
-  for what, rows in lacking.items():
-    named = ", ".join(
-      f"{title} (seed {', '.join(seeds)})" if seeds else title
-      for title, seeds in rows.items()
-    )
-    out.append(f"{what}: {'every run' if rows == every else named}")
-  return out
 
 
 def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:

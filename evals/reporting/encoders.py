@@ -20,6 +20,7 @@ from antlm_jax.evals.reporting import claims, measured, plots, statistics
 from antlm_jax.evals.reporting.claims import Claim, Claims, Contrast
 from antlm_jax.evals.reporting.findings import Findings
 from antlm_jax.evals.reporting.render import Figure, Report, Row, fill
+from antlm_jax.evals.reporting.runs import TrainedRun
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES
 
@@ -357,8 +358,7 @@ def _recipe(study: Findings, name: str) -> dict[str, Any] | None:
 
 
 def _missing(study: Findings, flat: Sequence[str]) -> list[str]:
-  lacking = ((row, _lacks(study, n)) for n, row in study.variants.items())
-  out = [f"{row}: {what}" for row, found in lacking for what in found]
+  out = study.gaps(_lacks)
   scores = study.scores[study.scores.task.isin(_TASKS)]
   there = set(scores.task)
   absent = [task for task in _TASKS if task not in there]
@@ -374,23 +374,18 @@ def _missing(study: Findings, flat: Sequence[str]) -> list[str]:
   return out
 
 
-def _lacks(study: Findings, name: str) -> Iterator[str]:
-  """Yields what a row lacks."""
-  if name not in study.runs:
-    yield "not trained"
+def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
+  """Yields what one run lacks."""
+  if run.summary is None:
+    yield "training is not at its end"
+    return
   found = study.scores[study.scores["mode"] == ATTENTION]
-  there = set(found.task)
-  for run in study.runs.get(name, ()):
-    of = f"seed {run.seed}: " * (len(study.runs[name]) > 1)
-    if run.summary is None:
-      yield f"{of}training is not at its end"
-      continue
-    own = found[(found.variant == name) & (found.seed == run.seed)]
-    absent = [task for task in _TASKS if task in there - set(own.task)]
-    if absent:
-      yield f"{of}not fine-tuned on {', '.join(absent)}"
-    early = own[own.step != run.summary["steps"]]
-    for step, rows in early.groupby("step", sort=False):
-      tasks = [task for task in _TASKS if task in set(rows.task)]
-      at = f"{of}fine-tuned at step {step:,}, before the end"
-      yield f"{at}: {', '.join(tasks)}"
+  own = found[(found.variant == run.variant) & (found.seed == run.seed)]
+  absent = [t for t in _TASKS if t in set(found.task) - set(own.task)]
+  if absent:
+    yield f"not fine-tuned on {', '.join(absent)}"
+  early = own[own.step != run.summary["steps"]]
+  for step, rows in early.groupby("step", sort=False):
+    tasks = [task for task in _TASKS if task in set(rows.task)]
+    about = f"fine-tuned at step {step:,}, before the end"
+    yield f"{about}: {', '.join(tasks)}"

@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -149,6 +149,31 @@ class Findings:
       phenomena = dict(itertools.chain.from_iterable(terms))
       self._kept[task] = _common(found, phenomena) if found else None
     return self._kept[task]
+
+  def gaps(
+    self, lacks: Callable[["Findings", TrainedRun], Iterable[str]]
+  ) -> list[str]:
+    """Returns what runs lack, each with the rows and seeds that lack it."""
+    lacking = collections.defaultdict(lambda: collections.defaultdict(list))
+    for name, variant in self.variants.items():
+      if name not in self.runs:
+        lacking["not trained"][str(variant)] = []
+      for run in self.runs.get(name, ()):
+        for what in lacks(self, run):
+          lacking[what][str(variant)].append(run.seed)
+    # What all runs lack is said once, not run by run.
+    every = {
+      str(self.variants[name]): [run.seed for run in runs]
+      for name, runs in self.runs.items()
+    }
+    out = []
+    for what, rows in lacking.items():
+      named = ", ".join(
+        f"{title} (seed {', '.join(seeds)})" if seeds else title
+        for title, seeds in rows.items()
+      )
+      out.append(f"{what}: {'every run' if rows == every else named}")
+    return out
 
   def repeated(self) -> list[str]:
     """Returns a line for each task of which some items have the same text."""
