@@ -121,7 +121,9 @@ class Eval(Section):
   )
   pairs: str = setting("", "Path to minimal pairs to score; none if empty")
   watch: tuple[str, ...] = setting(
-    (), "Held-out losses, e.g. clm,mlm; the step with the lowest sum is kept"
+    (),
+    "Held-out losses, e.g. clm,mlm; the step with the lowest sum is kept (on"
+    " half of the held-out rows)",
   )
   patience: int = setting(
     0, "Evaluations without a lower sum before the run ends; 0: off", least=0

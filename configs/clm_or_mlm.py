@@ -26,6 +26,9 @@ The scales:
 - `tiny`: nine of them at 1.1M parameters, with 20 steps for each thousand, on a
   CPU. Its settings are our own.
 
+Each row is pretrained once, as in the paper, so verdicts hold for these models
+alone. `--seeds=3` pretrains, fine-tunes and reports each with three seeds.
+
 The paper does not say at which rate, with which warm-up and optimizer state
 pretraining continues. Here it continues at the peak rate from the first step,
 with the optimizer state of the run before, as its code resumes a run.

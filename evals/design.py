@@ -139,6 +139,7 @@ class Study:
   every: Mapping[str, Row]  # all rows of the scale
   rows: Mapping[str, Row]  # the rows to make, and those that they begin after
   overrides: tuple[str, ...] = ()  # further arguments of every training
+  pretrainings: int = 0  # seeds of every row; 0 for `Row.seeds`
 
   @property
   def size(self) -> str:
@@ -158,7 +159,7 @@ class Study:
 
   def seeds(self, row: str) -> int:
     """Returns the number of runs of a row."""
-    return self.every[row].seeds[self.size]
+    return self.pretrainings or self.every[row].seeds[self.size]
 
   @functools.cached_property
   def plan(self) -> dict[str, Branch | None]:

@@ -7,8 +7,8 @@ each the folder of a training run with what the evaluations wrote into its
 `evals/`. The report lists what is missing.
 
 Writes report.md, its pictures, each table as a .csv file, and table.json (the
-same numbers, as shares). Intervals are bootstrapped, always with the same
-draws. Needs the extra `evals`: pip install 'antlm_jax[evals]'.
+same numbers, as shares). Needs the extra `evals`: pip install
+'antlm_jax[evals]'.
 """
 
 import collections
@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> None:
         f"antlm report needs {name}: pip install 'antlm_jax[evals]'"
       )
   # Only here: they need what the extra installs.
-  from antlm_jax.evals.reporting import measured, render, runs, statistics
+  from antlm_jax.evals.reporting import measured, render, runs
   from antlm_jax.evals.reporting.findings import Findings
 
   _, variants = design.read(args.config, args.scale)
@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> None:
     table=table,
     scores=table[:0],
     items=measured.ItemFiles(),
-    confidence=getattr(module, "CONFIDENCE", statistics.CONFIDENCE),
+    fixed=getattr(module, "CONFIDENCE", None),
   )
   make = importlib.import_module(f"antlm_jax.evals.reporting.{kind}").report
   output = pathlib.Path(args.output or folder / "report")

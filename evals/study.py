@@ -60,6 +60,11 @@ class StudyArguments:
     read=cli.here,
   )
   rows: tuple[str, ...] = setting((), "Rows to make; all by default")
+  seeds: int = setting(
+    0,
+    "Pretrainings of each row; by default as many as its config says",
+    least=0,
+  )
   minutes: float | None = setting(None, "Time limit, in minutes", over=0)
   dry_run: bool = setting(
     False, "Print steps, tokens and chip-hours of each row, and write nothing"
@@ -90,7 +95,10 @@ def read(settings: StudyArguments, overrides: Sequence[str] = ()) -> Study:
       wanted.add(name)
       name = there[name].after
   rows = {name: row for name, row in there.items() if name in wanted}
-  return Study(path, settings.scale, scale, there, rows, tuple(overrides))
+  return Study(
+    *(path, settings.scale, scale, there, rows, tuple(overrides)),
+    pretrainings=settings.seeds,
+  )
 
 
 # ------------------------------------------------------------------- the jobs

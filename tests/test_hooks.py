@@ -151,7 +151,15 @@ def test_a_run_that_gets_no_better_ends_and_keeps_its_best_step(
 
   summary, printed = train(3)
   end, best = summary["steps"], summary["best"]["step"]
-  losses = runs.logged(run, "eval/clm/loss")
+  # Half of the held-out rows choose the step; its loss is on the other half.
+  every, losses, others = (
+    runs.logged(run, f"eval/clm/loss{half}")
+    for half in ("", "/choose", "/report")
+  )
+  assert summary["best"]["loss"] == others[best]
+  for step, loss in every.items():
+    low, high = sorted((losses[step], others[step]))
+    assert low < loss < high
   # Independently: three in a row that are no new lowest.
   lowest = [min(list(losses.values())[: i + 1]) for i in range(len(losses))]
   assert lowest[-4] == lowest[-1] == losses[best] != lowest[-5]

@@ -59,9 +59,9 @@ def path(tmp_path):
   return found
 
 
-def made(path, *rows, overrides=(), folder=MADE):
+def made(path, *rows, overrides=(), folder=MADE, seeds=0):
   """The jobs of rows, by what they are about: module and arguments."""
-  settings = study.StudyArguments(config=str(path), rows=rows)
+  settings = study.StudyArguments(config=str(path), rows=rows, seeds=seeds)
   asked = study.read(settings, overrides)
   found = study.jobs(asked, folder, "text", "data")
   return {job.about: (job.command, job.arguments) for job in found}
@@ -91,6 +91,16 @@ def test_rows_go_on_from_what_they_share_and_what_they_come_after(path):
     assert training(jobs, "after", seed) == end
   assert training(jobs, "last") == [f"init.checkpoint={MADE}/after/0"]
   assert "last, seed 1: training" not in jobs
+
+
+def test_all_rows_have_the_seeds_that_are_asked_for(path):
+  # Also a row that its config gives one: each begins in its own seed's run.
+  jobs = made(path, seeds=3)
+  for seed in range(3):
+    end = [f"init.checkpoint={MADE}/after/{seed}"]
+    assert training(jobs, "last", seed) == end
+    assert f"branch, seed {seed} at step 9: tuning" in jobs
+  assert "last, seed 3: training" not in jobs
 
 
 def test_the_pieces_of_a_seed_come_in_order(path):
@@ -239,7 +249,7 @@ def data(tmp_path):
     ([TABLE, "--scale=small", "--rows=ltg_bert_m"], "'ltg_bert_m' is not one"),
     (["--minutes=0"], "--minutes=0 is not over 0"),
     (["--minutes=nan"], "--minutes=nan is not finite"),
-    (["--seeds=3"], "unknown argument '--seeds=3'"),
+    (["--seeds=-1"], "--seeds=-1"),
     (["--dry_run", "--config.sed=3"], "config key 'sed'; did you mean 'seed'?"),
     (["--scale=shrink"], "--scale=shrink is not one of tiny, paper"),
     ([TABLE, "--scale=1B"], "--scale=1B is not one of shrink, tiny, small,"),

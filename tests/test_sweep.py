@@ -34,6 +34,10 @@ def write(folder, config, losses, entropy=6.0, ended=True, **summary):
   with (folder / "metrics.jsonl").open("w") as file:
     for step, found in losses.items():
       values = {f"eval/{kind}/loss": loss for kind, loss in found.items()}
+      values |= {f"{key}/choose": loss for key, loss in values.items()}
+      values |= {
+        f"eval/{kind}/loss/report": loss + 0.5 for kind, loss in found.items()
+      }
       file.write(json.dumps({"step": step, **values}) + "\n")
   if ended:
     about = {"steps": 4, "switches": [2], "parameters": 1000} | summary
@@ -79,12 +83,14 @@ def compared(capsys, *args):
 
 def test_runs_are_ranked_at_their_best_or_last_step(three, tmp_path, capsys):
   rows, numbers, text = compared(capsys, *three)
-  # b at step 1: (3.5 + 2.0) / 2; c is ahead of both, but not at its end.
+  # b at step 1: (3.5 + 2.0) / 2; c is ahead of both, but not at its end. The
+  # half of the held-out rows that chose no step is worse by 0.5.
   assert [row[:5] for row in rows[:2]] == [
-    ["b", "1", "3.500", "2.000", "2.750"],
-    ["a", "4", "3.000", "4.000", "3.500"],
+    ["b", "1", "4.000", "2.500", "3.250"],
+    ["a", "4", "3.500", "4.500", "4.000"],
   ]
-  assert " ".join(rows[2]).startswith("c 2, not at its end 1.000 1.000 1.000")
+  assert " ".join(rows[2]).startswith("c 2, not at its end 1.500 1.500 1.500")
+  assert "the losses are those of the other half, for all runs" in text
   assert numbers["best"] == "b" and numbers["by"] == ["clm", "mlm"]
   (lr,) = numbers["settings"][""]  # of eval nothing is shown: it trains nothing
   assert lr == {"setting": "schedule.peak_lr", "a": 3e-3, "b": 3e-3, "c": 1.0}

@@ -51,7 +51,7 @@ def write(
   task = {"main_metric": metric} | task
   of = classification.task(name, None, sets, head, **task)
   examples = {
-    n: [Example(("a",), int(y), f"{n}_{i}") for i, y in enumerate(LABELS)]
+    n: [Example((f"a {i}",), int(y), f"{n}_{i}") for i, y in enumerate(LABELS)]
     for n in sets
   }
   request = {"step": step, "attention": attention, "limit": limit}

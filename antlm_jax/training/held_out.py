@@ -69,8 +69,8 @@ def _source(training: Source, name, objective, held_out: Rows, most) -> Source:
   first = training.order.parts[0].layout
   rows = min(most, len(held_out))
   # At most as many as a step computes at once, so that they fit in memory, and
-  # a multiple of the data shards.
-  size = min(rows, first.batch_size // first.microbatches)
+  # a multiple of the data shards. Two batches or more make two halves.
+  size = min(-(-rows // 2), first.batch_size // first.microbatches)
   size = -(-size // first.shards) * first.shards
   layout = dataclasses.replace(first, batch_size=size, microbatches=1)
   return Source(

@@ -19,7 +19,7 @@ import dataclasses
 import math
 import pathlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -147,8 +147,9 @@ class Evaluator(Hook):
 class HeldOut(Evaluator):
   """Measures every objective of `eval.objectives` on held-out text.
 
-  `eval/clm/loss` is the loss on all that the run's own data hold out. If there
-  are several held-out sets, each also has an `eval/clm/NAME/loss`.
+  `eval/clm/loss` is the loss on all that the run's own data hold out, and
+  `eval/clm/loss/choose` and `eval/clm/loss/report` on each half of it. If there
+  are several held-out sets, each also has these, such as `eval/clm/NAME/loss`.
   """
 
   def start(self, trainer) -> None:
@@ -161,34 +162,54 @@ class HeldOut(Evaluator):
     out = {}
     for name, sets in trainer.run.evaluations.items():
       sums = {of: self._sums(trainer, source) for of, source in sets.items()}
-      own = [sums[of] for of in trainer.run.sources.train]
-      totals = {name: jax.tree.map(lambda *each: sum(each), *own)}
+      totals = {name: [sums[of] for of in trainer.run.sources.train]}
       if len(sums) > 1:
-        totals |= {f"{name}/{of}": sums[of] for of in filter(None, sums)}
-      for key, total in totals.items():
-        # Divided once, over all batches. Targets count by their weights, as in
-        # training: weights differ within an objective if a row's share does.
-        loss = total["loss"] / max(total["weight"], 1e-9)
+        totals |= {f"{name}/{of}": [sums[of]] for of in filter(None, sums)}
+      for key, of_sets in totals.items():
+        halves = [_total(each) for each in zip(*of_sets, strict=True)]
+        total = _total(halves)
+        loss = _loss(total)
         out |= {
           f"eval/{key}/loss": loss,
           f"eval/{key}/perplexity": math.exp(min(loss, 700)),
           f"eval/{key}/accuracy": total["correct"] / max(total["count"], 1),
         }
+        if all(half["weight"] for half in halves):
+          for half, of in zip(metrics.HALVES, halves, strict=True):
+            out[f"eval/{key}/loss/{half}"] = _loss(of)
     return out
 
-  def _sums(self, trainer, source) -> dict[str, float]:
-    """Returns the sums of `losses.cross_entropy` over all batches."""
-    sums = collections.defaultdict(float)
-    for batch in trainer.in_step(source):
+  def _sums(self, trainer, source) -> list[dict[str, float]]:
+    """Returns `losses.cross_entropy`'s sums over every other batch, twice."""
+    halves = [collections.defaultdict(float) for _ in metrics.HALVES]
+    for number, batch in enumerate(trainer.in_step(source)):
       placed = sharding.place(trainer.run.mesh, batch)
       found = self._evaluate(trainer.state.best_params, placed)
       for name, value in jax.device_get(found).items():
-        sums[name] += float(value.sum())
-    return sums
+        halves[number % len(halves)][name] += float(value.sum())
+    return halves
 
   def say(self, trainer, values: Mapping[str, float]) -> str:
     shown = summary.of_evaluation(values)
     return f"held out after step {trainer.step}: {shown}"
+
+
+def _total(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+  """Adds sums up, by their names."""
+  out = collections.defaultdict(float)
+  for part in parts:
+    for name, value in part.items():
+      out[name] += value
+  return out
+
+
+def _loss(sums: Mapping[str, float]) -> float:
+  """Returns the loss of sums over batches, divided once.
+
+  Targets count by their weights, as in training: weights differ within an
+  objective if a row's share does.
+  """
+  return sums["loss"] / max(sums["weight"], 1e-9)
 
 
 class Watch(Hook):
@@ -210,7 +231,7 @@ class Watch(Hook):
     found, best = {}, 0
     if processes.is_first():
       records = metrics.read_records(trainer.folder)
-      found = summary.watched(metrics.by_step(records), watch)
+      found = summary.choosing(metrics.by_step(records), watch)
       best = min(found, key=found.get, default=0)
     since = sum(step > best for step in found)
     best, since = map(int, processes.largest(lambda: [best, since])())

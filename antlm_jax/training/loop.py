@@ -278,9 +278,9 @@ class Trainer:
     """Writes the curves and the page; returns the summary and its table."""
     run = self.run
     values = metrics.by_step(metrics.read_records(self.folder))
-    watched = summary.watched(values, self.config.eval.watch)
-    best = min(watched, key=watched.get, default=None)
-    held_out = summary.held_out(values, run, self.step, best)
+    best = summary.best(values, self.config.eval.watch)
+    at_best = best and best["step"]
+    held_out = summary.held_out(values, run, self.step, at_best)
     unigram, modes = run.unigram_entropy(), summary.modes(values, run)
     at_end = self.step == self.total
     found = {
@@ -288,7 +288,7 @@ class Trainer:
       "parameters": run.model.size,
       "unigram_entropy": unigram,
       "switches": [s for s in run.curriculum.switches if s < self.step],
-      "best": {"step": best, "loss": watched[best]} if watched else None,
+      "best": best,
       "modes": modes,
       "advice": summary.advice(modes, unigram, run) if at_end else [],
       "held_out": held_out,

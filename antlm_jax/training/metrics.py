@@ -14,6 +14,9 @@ from antlm_jax.units import duration
 
 METRICS = "metrics.jsonl"
 PAIRS = "eval/pairs/"  # prefix of accuracies on minimal pairs, by mode
+# Each half of the held-out rows has a loss, such as `eval/clm/loss/choose`. One
+# chooses the best step; on the other its loss is not too low by choice.
+HALVES = CHOOSE, REPORT = "choose", "report"
 
 
 class Records:

@@ -13,7 +13,7 @@ from antlm_jax import tables, units
 from antlm_jax.objectives.objective import FillInTheMiddle
 from antlm_jax.runtime import compilation, sharding
 from antlm_jax.training.experiment import Run
-from antlm_jax.training.metrics import PAIRS
+from antlm_jax.training.metrics import CHOOSE, PAIRS, REPORT
 
 Rows = Mapping[int, Mapping[str, float]]  # values by step, as `metrics.by_step`
 _BABYLM_EPOCHS = 10  # the most that a submission may have, since 2025
@@ -111,9 +111,31 @@ def held_out(rows: Rows, run: Run, end: int, best: int | None) -> list[dict]:
   return [row for step, row in measured.items() if step in wanted]
 
 
-def watched(rows: Rows, objectives: Sequence[str]) -> dict[int, float]:
+def choosing(rows: Rows, watch: Sequence[str]) -> dict[int, float]:
+  """Returns the sum of losses that chooses the best step, by step.
+
+  It is on half of the held-out rows, or on all if they are a single batch.
+  """
+  return watched(rows, watch, f"/{CHOOSE}") or watched(rows, watch)
+
+
+def best(rows: Rows, watch: Sequence[str]) -> dict[str, float] | None:
+  """Returns the best step, and its loss on the rows that did not choose it."""
+  losses = choosing(rows, watch)
+  if not losses:
+    return None
+  step = min(losses, key=losses.get)
+  return {
+    "step": step,
+    "loss": watched(rows, watch, f"/{REPORT}").get(step, losses[step]),
+  }
+
+
+def watched(
+  rows: Rows, objectives: Sequence[str], half: str = ""
+) -> dict[int, float]:
   """Returns the sum of held-out losses in nats, by step."""
-  keys = [f"eval/{name}/loss" for name in objectives]
+  keys = [f"eval/{name}/loss{half}" for name in objectives]
   return {
     step: sum(row[key] for key in keys)
     for step, row in rows.items()

@@ -1,43 +1,87 @@
-"""What papers claim, and whether a study's own figures bear it out."""
+"""Claims, the differences that they stand on, and verdicts of both.
 
-from collections.abc import Iterable, Sequence
+Both reports make their claims of these. The confidence of every interval is
+chosen here, so that all of a report's intervals hold together 95 times of 100.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from antlm_jax.evals.reporting.statistics import CONFIDENCE, Interval
+from antlm_jax.evals.reporting.statistics import CONFIDENCE, Estimate
+
+NOT_LEARNT, NOT_RUN, OPEN = "not learnt", "not run", "not decided"
+
+
+def is_above(found: Estimate) -> bool:
+  """Whether a difference is above zero by more than its 95 % interval."""
+  interval = found.interval(CONFIDENCE)
+  return (interval.low if interval else found.value) > 0
 
 
 class Contrast(NamedTuple):
   """A difference that a claim is about."""
 
   on: str  # what is compared, and on what
-  found: Interval | None  # our difference; None where a side has one seed
+  found: Estimate | None  # our difference, in the unit that is shown
   published: float | None = None  # the paper's difference, in the same unit
   sign: int = 1  # that the claim expects of it
   digits: int = 2  # number of decimals that are shown
-  here: float | None = None  # ours, where one seed a side has no interval
-  but: str = ""  # why nothing is decided, whatever is found
+  # By how much each side is above its trivial answer, by its title.
+  above: Mapping[str, Estimate] = {}
+  each: bool = False  # whether each side has to be above it, or one of them
 
   @property
-  def verdict(self) -> str:
-    """What the interval says of the claim."""
-    if self.but:
-      return f"not decided: {self.but}"
+  def unlearnt(self) -> list[str]:
+    """The sides that are at their trivial answer, if this decides nothing."""
+    out = [side for side, found in self.above.items() if not is_above(found)]
+    return out if self.each or len(out) == len(self.above) else []
+
+  def verdict(self, confidence: float) -> str:
+    """Returns the interval's answer to the claim."""
     if self.found is None:
-      return "not run" if self.here is None else "one seed: not decided"
-    if self.found.contains_zero:
-      return "not decided"
-    right = (self.found.estimate > 0) == (self.sign > 0)
-    return "confirmed" if right else "contradicted"
+      return NOT_RUN
+    if self.unlearnt:
+      return NOT_LEARNT
+    interval = self.found.interval(confidence)
+    if interval is None:
+      return f"one seed: {OPEN}"
+    if not interval.sign:
+      return OPEN
+    word = "confirmed" if interval.sign == self.sign else "contradicted"
+    return word if self.found.general else f"{word} for these models"
 
-  @property
-  def needed(self) -> float:
-    """How many times the seeds and items would decide it, about.
+  def row(self, confidence: float) -> dict[str, Any]:
+    """Returns its row in the table of differences."""
+    found, verdict, over = self.found, self.verdict(confidence), []
+    interval = found and found.interval(confidence)
+    if interval and found.seeds > 1:
+      kind = "pretrainings" if found.pretrained else "fine-tunings"
+      over.append(f"{found.seeds} {kind}")
+    if interval and found.freedom:
+      over.append(f"{found.items:,} items")
+    if verdict == NOT_LEARNT:
+      verdict += f": {' and '.join(self.unlearnt)}"
+    return {
+      "on": self.on,
+      "published": self.published,
+      "here": found and found.value,
+      f"{100 * confidence:.4g} %": interval,
+      "over": ", ".join(over) or None,
+      "verdict": verdict,
+      "_digits": self.digits,
+    }
+
+  def needed(self, confidence: float) -> float:
+    """Returns how many times the seeds and items would decide it, about.
 
     Supposing that the difference is what was found, and that the interval
     shrinks with the root of their number.
     """
-    half = (self.found.high - self.found.low) / 2
-    return (half / max(abs(self.found.estimate), 1e-9)) ** 2
+    interval = self.found.interval(confidence)
+    half = (interval.high - interval.low) / 2
+    return (half / max(abs(self.found.value), 1e-9)) ** 2
 
 
 class Claim(NamedTuple):
@@ -47,37 +91,65 @@ class Claim(NamedTuple):
   source: str
   contrasts: Sequence[Contrast]
 
-  @property
-  def verdict(self) -> str:
-    """What is to be said of it, for a person to read."""
-    found = [c.verdict for c in self.contrasts if c.found]
+  def verdict(self, confidence: float) -> str:
+    """Returns the verdict of the contrasts that count."""
+    every = [c.verdict(confidence) for c in self.contrasts]
+    found = [v for v in every if v not in (NOT_RUN, NOT_LEARNT)]
     if not found:
-      return next((c.verdict for c in self.contrasts if c.here), "not run")
-    if set(found) == {"not decided"}:
-      needed = min(c.needed for c in self.contrasts if c.found)
+      return NOT_LEARNT if NOT_LEARNT in every else NOT_RUN
+    if set(found) == {OPEN}:
+      those = zip(self.contrasts, every, strict=True)
+      needed = min(c.needed(confidence) for c, v in those if v == OPEN)
       times = "over 1,000" if needed > 1000 else max(2, round(needed))
-      return f"not decided; some {times} times the seeds and items would"
+      return f"{OPEN}; some {times} times the seeds and items would"
     counts = [(v, found.count(v)) for v in dict.fromkeys(found)]
     if len(counts) == 1:
       return found[0]
     return ", ".join(f"{v} in {n} of {len(found)}" for v, n in counts)
 
 
-def rows(
-  claims: Iterable[Claim], confidence: float = CONFIDENCE
-) -> list[dict[str, Any]]:
-  """Returns a row for each contrast of some claims."""
-  found = [(claim, c) for claim in claims for c in claim.contrasts]
-  published = any(c.published is not None for _, c in found)
-  return [
-    {
-      "claim": claim.text,
-      "on": c.on,
-      **({"published": c.published} if published else {}),
-      "here": c.found.estimate if c.found else c.here,
-      f"{100 * confidence:.4g} %": c.found,
-      "verdict": c.verdict,
-      "_digits": c.digits,
-    }
-    for claim, c in found
-  ]
+@dataclasses.dataclass(frozen=True)
+class Claims:
+  """All claims of a report.
+
+  Attributes:
+    every: The claims.
+    fixed: Confidence of every interval, if it was fixed beforehand.
+  """
+
+  every: Sequence[Claim]
+  fixed: float | None = None
+
+  @functools.cached_property
+  def contrasts(self) -> int:
+    """Number of differences that have an interval."""
+    every = (c.found for claim in self.every for c in claim.contrasts)
+    return sum(
+      found is not None and found.interval() is not None for found in every
+    )
+
+  @property
+  def confidence(self) -> float:
+    """Confidence of each interval, so that all hold together (Bonferroni)."""
+    return self.fixed or 1 - (1 - CONFIDENCE) / max(1, self.contrasts)
+
+  @property
+  def run(self) -> list[Claim]:
+    """The claims on which there is any difference."""
+    return [c for c in self.every if any(x.found for x in c.contrasts)]
+
+  @property
+  def not_run(self) -> list[Claim]:
+    """The other claims."""
+    return [c for c in self.every if not any(x.found for x in c.contrasts)]
+
+  def rows(self) -> list[dict[str, Any]]:
+    """Returns a row for each contrast of the claims on which there is any."""
+    rows = [
+      {"claim": claim.text} | contrast.row(self.confidence)
+      for claim in self.run
+      for contrast in claim.contrasts
+    ]
+    if all(row["published"] is None for row in rows):
+      rows = [{k: x for k, x in r.items() if k != "published"} for r in rows]
+    return rows

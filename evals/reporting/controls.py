@@ -9,27 +9,27 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import pandas as pd
 
 from antlm_jax.evals.design import CAUSAL
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.trial import ATTENTIONS
-from antlm_jax.evals.reporting import claims, measured, plots, statistics
+from antlm_jax.evals.reporting import measured, plots, statistics
 from antlm_jax.evals.reporting import switches as switches_lib
-from antlm_jax.evals.reporting.claims import Claim, Contrast
-from antlm_jax.evals.reporting.findings import Delta, Findings, Pair
-from antlm_jax.evals.reporting.measured import HELD_OUT, KEY, benchmarks
+from antlm_jax.evals.reporting.claims import Claim, Claims, Contrast
+from antlm_jax.evals.reporting.findings import Findings, Side
+from antlm_jax.evals.reporting.measured import KEY, benchmarks
 from antlm_jax.evals.reporting.render import Figure, Report, Row, fill
 from antlm_jax.evals.reporting.runs import TrainedRun, ended, with_shared_steps
-from antlm_jax.evals.reporting.statistics import Mean
+from antlm_jax.evals.reporting.statistics import Estimate, Mean
 
 MACRO = "macro-average"
 _BLIMP = "BLiMP"
 _BABYLM = (_BLIMP, "BLiMP supplement", "EWoK")  # in the macro-average
 _ODDS = f"{_BLIMP} (log-odds)"  # by how much pairs are right, in nats
-_WHEN = ("end", "lowest")  # when a held-out loss counts
+*_, _LOWEST = _WHEN = "end", "lowest"  # when a held-out loss counts
 
 
 def report(study: Findings, absent: Sequence[str]) -> Report:
@@ -39,11 +39,14 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
     study: The study; which of its scores count is decided here.
     absent: Lines to add to those about missing results.
   """
-  trials = study.table[study.table.chosen & (study.table.task != HELD_OUT)]
-  trials = measured.latest(trials)
+  trials = measured.latest(study.table[study.table.chosen])
   study = dataclasses.replace(study, scores=_scores(trials, study.items))
   families = [Family(study, *found) for found in study.families.items()]
-  tables = collections.defaultdict(dict)
+  every = [claim for family in families for claim in family.claims]
+  claims = Claims(every, study.fixed)
+  for family in families:
+    family.confidence = claims.confidence
+  tables = collections.defaultdict(dict, claims={"": claims.rows()})
   for family in families:
     for kind, title, rows in family.tables():
       tables[kind][title] = rows
@@ -51,9 +54,14 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
     theirs = measured.published("controls").astype(object)
     theirs = theirs.where(theirs.notna(), None)
     tables["published"]["Published"] = theirs.to_dict("records")
-  about = {"pipeline": study.pipeline, "missing": [*_missing(study), *absent]}
+  about = {
+    "pipeline": study.pipeline,
+    "confidence": claims.confidence,
+    "missing": [*study.gaps(_lacks), *study.repeated(), *absent],
+  }
   context = {
     "study": study,
+    "claims": claims,
     "families": families,
     "tables": dict(tables),
     "collapsed": trials[trials.collapsed & trials.task.isin(glue.SCORES)],
@@ -66,42 +74,35 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
 def _scores(trials: pd.DataFrame, items: measured.ItemFiles) -> pd.DataFrame:
   """Averages a task's trials, and adds the log-odds behind BLiMP's accuracy."""
   means = trials.groupby(KEY).value.transform("mean")
-  scores = trials.assign(value=means).drop_duplicates(KEY)
+  scores = trials.assign(value=means, trial="").drop_duplicates(KEY)
   scored = scores[(scores.task == _BLIMP) & scores["items"].map(bool)]
   places = [((path, "log-odds"),) for ((path, _),) in scored["items"]]
   odds = scored.assign(
     task=_ODDS,
     metric="log-odds",
+    baseline=0.0,
     value=[items.of(place).scores.mean() for place in places],
     items=places,
   )
   return pd.concat([scores, odds], ignore_index=True)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Family:
   """Variants that have runs, and how they differ."""
 
   study: Findings
   name: str
   variants: Sequence[str]
+  confidence: float = 0.0  # of all intervals; known when all claims are
 
   def tables(self) -> Iterator[tuple[str, str, list[Row]]]:
     """Yields the rows of all tables, with their kind and title."""
-    standing = claims.rows(self.claims, self.study.confidence)
-    yield "claims", f"{self.name}: what the verdicts stand on", standing
     yield "held_out", self.name, self._held_out()
     yield "switches", f"{self.name}, switches", self._switched()
-    yield "forgetting", f"{self.name}, forgetting", self._forgotten()
     if self.study.scores.empty:
       return
-    alike = [self._difference(d) for d in self.deltas if d.pair.alike]
-    yield "alike", self.name, alike
-    for task in (*_pairs(), _ODDS):
-      rows = [self._difference(d) for d in self.deltas if d.task == task]
-      yield "differences", f"{self.name}, {task}", rows
-    for task in (_BLIMP, _ODDS):
-      rows = [self._difference(d) for d in self._by_part(task)]
+    for task, rows in self.by_part.items():
       yield "parts", f"{self.name}, {task}", rows
     yield "scores", self.name, self._scored()
     if tuned := self._fine_tuned():
@@ -109,61 +110,63 @@ class Family:
 
   # ----------------------------------------------------------- differences
 
-  @functools.cached_property
-  def deltas(self) -> list[Delta]:
-    """Differences of each mixed variant, in both modes, from its controls."""
-    pairs = [
-      Pair((name, mode), (control, self._own_mode(control)))
-      for name in self.variants
-      for mode in self.study.variants[name].modes
-      for control in self._controls(name)
-    ]
+  @property
+  def compared(self) -> list[tuple[str, str]]:
+    """Each mixed variant with each of its controls."""
     return [
-      d
-      for task in (*_pairs(), _ODDS)
-      for d in self.study.differences(task, pairs)
+      (name, control)
+      for name in self.variants
+      for control in self.study.variants[name].against
+      if control in self.study.runs
     ]
 
-  def _controls(self, name: str) -> list[str]:
-    against = self.study.variants[name].against
-    return [control for control in against if control in self.study.runs]
-
-  def _own_mode(self, control: str) -> str:
-    """The mode in which a control was trained, as all of its runs were."""
+  def _sides(self, name: str, control: str) -> list[Side]:
+    """Returns both with their mode: the one that the control was trained in."""
     attention = self.study.runs[control][0].attention
-    return self.study.variants[control].mode(attention)
+    both = name, control
+    return [(x, self.study.variants[x].mode(attention)) for x in both]
 
-  def _difference(self, delta: Delta) -> Row:
-    row, against = (self.study.title(*side) for side in delta.pair)
-    return {
-      "row": row,
-      "against": against,
-      "on": delta.part or delta.task,
-      "seeds": delta.seeds,
-      "difference": delta.by_items.estimate,
-      "95 % by items": delta.by_items,
-      "95 % by items and seeds": delta.by_seeds,
-      "interval": delta.verdict,
-      "_nats": delta.task == _ODDS,
-    }
+  def _difference(
+    self, task: str, name: str, control: str, part: str = ""
+  ) -> Estimate | None:
+    """Estimates a difference in pairs, in points or nats."""
+    one, other = self._sides(name, control)
+    found = self.study.difference(task, {one: 1.0, other: -1.0}, part)
+    return found and found.times(1 if task == _ODDS else 100)
 
-  def _by_part(self, task: str) -> list[Delta]:
-    """Compares those scored alike on each phenomenon of a task."""
-    pairs = [d.pair for d in self.deltas if d.task == task and d.pair.alike]
-    return self.study.differences(task, pairs, by_part=True)
+  @functools.cached_property
+  def by_part(self) -> dict[str, list[Row]]:
+    """Differences by phenomenon of each task."""
+    title, out = self.study.title, {}
+    for task in (_BLIMP, _ODDS):
+      common = self.study.common(task)
+      out[task] = [
+        {
+          "row": title(*sides[0]),
+          "against": title(*sides[1]),
+          "on": part,
+          "seeds": found.seeds,
+          "interval": found.interval(self.confidence),
+          "_name": sides[0][0],
+        }
+        for both in self.compared
+        for part in sorted(common.parts if common else ())
+        if (found := self._difference(task, *both, part)) and found.interval()
+        for sides in [self._sides(*both)]
+      ]
+    return out
 
   @functools.cached_property
   def phenomena(self) -> list[Figure]:
     """Pictures of the differences by phenomenon, for each variant."""
     figures = []
-    for task, suffix, unit in (
-      (_BLIMP, "", "points"),
-      (_ODDS, "_odds", "nats"),
+    for (task, rows), suffix, unit in zip(
+      self.by_part.items(), ("", "_odds"), ("points", "nats"), strict=True
     ):
-      panels = collections.defaultdict(lambda: collections.defaultdict(list))
-      for delta in self._by_part(task):
-        against = f"against {self.study.title(*delta.pair.control)}"
-        panels[delta.pair.variant[0]][against].append(delta)
+      panels = collections.defaultdict(lambda: collections.defaultdict(dict))
+      for row in rows:
+        against = f"against {row['against']}"
+        panels[row["_name"]][against][row["on"]] = row["interval"]
       for name, found in panels.items():
         title = f"{self.study.title(name)}: {task} by phenomenon"
         draw = functools.partial(plots.differences, title, found, unit=unit)
@@ -182,47 +185,47 @@ class Family:
         self.name,
         [*self._by_losses(name, control), *self._by_pairs(name, control)],
       )
-      for name in self.variants
-      for control in self._controls(name)
+      for name, control in self.compared
     ]
 
   def _by_losses(self, name: str, control: str) -> Iterator[Contrast]:
-    """Yields what losses say, in each objective that the control trained."""
+    """Yields losses in each objective that the control trained."""
     run = self.study.runs[control][0]
-    for objective in run.objectives:
-      yield from self._by_loss(name, control, run.names[objective])
+    for kind in (run.names[objective] for objective in run.objectives):
+      lowest = (self._loss(side, kind, _LOWEST) for side in (name, control))
+      above = {
+        self.study.title(side): _apart(self._entropies(side), of)
+        for side, of in zip((name, control), lowest, strict=True)
+      }
+      for when in _WHEN:
+        a, b = (self._loss(side, kind, when) for side in (name, control))
+        yield Contrast(
+          f"held-out {kind} loss, {when} (nats)",
+          _apart(a, b),
+          sign=-1,
+          digits=3,
+          above={side: of for side, of in above.items() if of},
+          each=True,
+        )
 
-  def _by_loss(self, name: str, control: str, kind: str) -> Iterator[Contrast]:
-    unlearnt = [
-      self.study.title(side)
-      for side in (name, control)
-      if (loss := self.losses.get((side, kind, "lowest")))
-      and loss.mean >= _entropy(self.study, [side]).mean
-    ]
-    for when in _WHEN:
-      found = (self.losses.get((n, kind, when)) for n in (name, control))
-      a, b = (mean.values if mean else {} for mean in found)
-      apart = [a[seed] - b[seed] for seed in a if seed in b]
-      yield Contrast(
-        f"held-out {kind} loss, {when} (nats)",
-        statistics.paired(a, b, self.study.confidence),
-        sign=-1,
-        digits=3,
-        here=sum(apart) / len(apart) if apart else None,
-        but=f"{unlearnt[0]} knows frequencies at most" if unlearnt else "",
-      )
+  def _loss(self, name: str, kind: str, when: str) -> Mapping[str, float]:
+    mean = self.losses.get((name, kind, when))
+    return mean.values if mean else {}
+
+  def _entropies(self, name: str) -> dict[str, float]:
+    """Losses, in nats, of whoever knows the tokens' frequencies alone."""
+    runs = ended(self.study.runs[name])
+    return {run.seed: run.summary["unigram_entropy"] for run in runs}
 
   def _by_pairs(self, name: str, control: str) -> Iterator[Contrast]:
-    """Yields what pairs say, scored as the control was trained."""
-    mode = self._own_mode(control)
-    pair = Pair((name, self.study.variants[name].mode(mode)), (control, mode))
+    """Yields scores of pairs, in the mode that the control was trained in."""
+    sides = self._sides(name, control)
     for task in (_ODDS, *_pairs()):
-      scale, unit = (1, "nats") if task == _ODDS else (100, "points")
-      for delta in self.deltas:
-        if delta.task == task and delta.pair == pair:
-          interval = delta.by_seeds and delta.by_seeds * scale
-          here = delta.by_items.estimate * scale
-          yield Contrast(f"{task}, {mode} ({unit})", interval, here=here)
+      if found := self._difference(task, name, control):
+        unit = "nats" if task == _ODDS else "points"
+        on = f"{task}, {sides[1][1]} ({unit})"
+        above = {self.study.title(*x): self.study.above(task, x) for x in sides}
+        yield Contrast(on, found, above=above)
 
   # ---------------------------------------------------------------- scores
 
@@ -278,17 +281,14 @@ class Family:
   @functools.cached_property
   def losses(self) -> dict[tuple[str, str, str], Mean]:
     """Held-out losses in nats by variant, objective, and `end` or `lowest`."""
-    table = self.study.table
-    table = table[(table.task == HELD_OUT) & table.ended]
     out = {}
     for name in self.variants:
-      of_variant = table[table.variant == name]
-      for kind, losses in of_variant.groupby("mode", sort=False):
-        by_seed = losses.groupby("seed", sort=False).value
-        end = by_seed.agg(lambda values: values.iloc[-1])
-        for when, found in zip(_WHEN, (end, by_seed.min()), strict=True):
-          # Losses that are not finite are not compared.
-          if mean := statistics.mean(found.dropna().to_dict()):
+      runs = ended(self.study.runs[name])
+      for kind in runs[0].names.values() if runs else ():
+        for when in _WHEN:
+          found = {run.seed: getattr(run, when)(kind) for run in runs}
+          found = {s: x for s, x in found.items() if x is not None}
+          if mean := statistics.mean(found):
             out[name, kind, when] = mean
     return out
 
@@ -306,8 +306,12 @@ class Family:
 
   @property
   def entropy(self) -> Mean | None:
-    """The loss, in nats, of who knows tokens' frequencies alone."""
-    return _entropy(self.study, self.variants)
+    """The mean loss of whoever knows the tokens' frequencies alone."""
+    found = (self._entropies(name) for name in self.variants)
+    each = {
+      (n, seed): x for n, of in enumerate(found) for seed, x in of.items()
+    }
+    return statistics.mean(each)
 
   @functools.cached_property
   def curves(self) -> list[Figure]:
@@ -348,38 +352,16 @@ class Family:
       for switch in found
     ]
 
-  def _forgotten(self) -> list[Row]:
-    rows = []
-    for title, found in self._switches:
-      left = [m for s in found if s.left for m in s.moments.values()]
-      changes = [moment.forgotten for moment in left]
-      gaps = [m.again - m.best for m in left if m.again is not None]
-      row = {
-        "row": title,
-        "forgets": _how_often([change > 0 for change in changes]),
-        "by (nats)": changes,
-        "gets back": _how_often([gap <= 0 for gap in gaps]),
-        "over its best before (nats)": gaps,
-      }
-      # A variant that leaves nothing has nothing to forget.
-      rows += [row] if left else []
-    return rows
-
-
-def _how_often(found: Sequence[bool]) -> str | None:
-  word = {0: "no", len(found): "yes"}.get(sum(found), "sometimes")
-  return f"{word}: {sum(found)} of {len(found)} times" if found else None
-
 
 def _pairs() -> list[str]:
   """Returns the benchmarks whose items are pairs."""
   return [benchmark.name for benchmark in benchmarks() if benchmark.pairs]
 
 
-def _entropy(study: Findings, variants: Sequence[str]) -> Mean | None:
-  runs = [run for name in variants for run in ended(study.runs[name])]
-  entropies = (run.summary["unigram_entropy"] for run in runs)
-  return statistics.mean({str(i): found for i, found in enumerate(entropies)})
+def _apart(a: Mapping[str, float], b: Mapping[str, float]) -> Estimate | None:
+  """Estimates the mean of a minus b, over the seeds of both."""
+  both = {(seed, ""): a[seed] - b[seed] for seed in a if seed in b}
+  return statistics.over_seeds(both)
 
 
 def _macro(study: Findings, name: str, mode: str) -> Mean | None:
@@ -407,34 +389,12 @@ def _macro(study: Findings, name: str, mode: str) -> Mean | None:
 # ----------------------------------------------------------------------- gaps
 
 
-def _missing(study: Findings) -> list[str]:
-  """Returns what the report lacks, and of which variants, a line each."""
-  lacking = collections.defaultdict(lambda: collections.defaultdict(list))
-  for name, variant in study.variants.items():
-    if name not in study.runs:
-      lacking["not trained"][str(variant)] = []
-    for run in study.runs.get(name, ()):
-      for what in _lacks(study, run):
-        lacking[what][str(variant)].append(run.seed)
-  # What all runs lack is said once, not run by run.
-  every = {
-    str(study.variants[name]): [run.seed for run in runs]
-    for name, runs in study.runs.items()
-  }
-  out = []
-  for what, rows in lacking.items():
-    named = ", ".join(
-      f"{title} (seed {', '.join(seeds)})" if seeds else title
-      for title, seeds in rows.items()
-    )
-    out.append(f"{what}: {'every run' if rows == every else named}")
-  return out
-
-
 def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
   """Yields what one run lacks."""
   if run.summary is None:
     yield "training is not at its end"
+  elif run.kinds and not run.halves:
+    yield "no losses of half of the held-out rows, so no lowest loss"
   if study.scores.empty:
     yield "neither scored on pairs nor fine-tuned"
     return
@@ -452,15 +412,12 @@ def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
         yield f"{about}: evaluated at step {step}, before the end"
       if not score["complete"]:
         yield f"{about}: {score['pairs']:,} pairs of {benchmark.pairs:,}"
-      place, common = (
-        (run.variant, mode, run.seed),
-        study.common(benchmark.name),
-      )
+      common = study.common(benchmark.name)
       if not score["items"]:
         yield f"{about}: no items.jsonl, so no interval"
-      elif place in common.others:
+      elif (run.variant, mode, run.seed, "") in common.others:
         yield f"{about}: other items than most, so not compared"
-  tuned = own[own.trial != ""]
+  tuned = own[own.task.isin(glue.SCORES)]
   absent = [task for task in glue.SCORES if task not in set(tuned.task)]
   if absent:
     what = "anything" if tuned.empty else ", ".join(absent)

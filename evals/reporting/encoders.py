@@ -1,14 +1,14 @@
 """The report of CLM, MLM or both (arXiv 2507.00994).
 
 Scores are of the test sets, at the rate that is best on those to choose on.
-Trials of fine-tuning are the seeds here: pretraining has one, as the paper's.
+Each pretraining has several fine-tunings.
 """
 
 import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,11 @@ import pandas as pd
 
 from antlm_jax import units
 from antlm_jax.evals.finetuning.protocol import KINDS
-from antlm_jax.evals.reporting import claims, measured, plots
-from antlm_jax.evals.reporting.claims import Claim, Contrast
-from antlm_jax.evals.reporting.findings import Findings, Pair
-from antlm_jax.evals.reporting.measured import KEY
+from antlm_jax.evals.reporting import claims, measured, plots, statistics
+from antlm_jax.evals.reporting.claims import Claim, Claims, Contrast
+from antlm_jax.evals.reporting.findings import Findings
 from antlm_jax.evals.reporting.render import Figure, Report, Row, fill
+from antlm_jax.evals.reporting.runs import TrainedRun
 from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES
 
@@ -39,28 +39,51 @@ def _trials(table: pd.DataFrame, step: int = 0) -> pd.DataFrame:
   return found.assign(task=found.task.str.removesuffix(_TEST))
 
 
-def _at(study: Findings, step: int = 0) -> Findings:
-  """Returns a study whose scores are of one step: a seed for each trial."""
+def _at(
+  study: Findings, step: int = 0, left_out: Collection[str] = ()
+) -> Findings:
+  """Returns a study whose scores are of one step, and of kinds of task.
+
+  A kind is the mean of its tasks but those left out, unless these are all.
+  """
   trials = _trials(study.table, step)
-  chosen = trials[trials.chosen & trials.task.isin(_TASKS)]
-  scores = chosen.assign(seed=chosen.seed + "/" + chosen.trial)
-  return dataclasses.replace(study, scores=pd.concat([scores, _kinds(scores)]))
-
-
-def _kinds(scores: pd.DataFrame) -> pd.DataFrame:
-  """Averages each kind's tasks, for the seeds that have all that any has."""
-  out = []
+  scores = trials[trials.chosen & trials.task.isin(_TASKS)]
+  there = set(scores.task)
+  out = [scores]
   for kind, tasks in KINDS.items():
-    found = scores[scores.task.isin(tasks)]
-    present = [task for task in tasks if task in set(found.task)]
-    for _, rows in found.groupby(["variant", "seed", "mode"], sort=False):
-      if len(rows) == len(present):
-        rows = rows.set_index("task").loc[present]
-        mean = {"task": kind, "value": rows.value.mean()}
-        mean["complete"] = rows.complete.all() and len(present) == len(tasks)
-        mean["items"] = rows["items"].sum() if rows["items"].all() else ()
-        out.append(rows.iloc[0].to_dict() | mean)
+    present = [task for task in tasks if task in there]
+    counted = [task for task in present if task not in left_out] or present
+    found = _mean(scores[scores.task.isin(counted)], kind, len(counted))
+    found.complete &= len(counted) == len(tasks)
+    out.append(found)
+  return dataclasses.replace(study, scores=pd.concat(out, ignore_index=True))
+
+
+def _mean(scores: pd.DataFrame, kind: str, count: int) -> pd.DataFrame:
+  """Averages tasks, for the seeds that have a number of them."""
+  out = []
+  by = ["variant", "seed", "trial", "mode"]
+  for _, rows in scores.groupby(by, sort=False):
+    if len(rows) == count:
+      rows = rows.sort_values("task")
+      mean = {"task": kind, **rows[["value", "baseline"]].mean()}
+      mean["complete"] = rows.complete.all()
+      mean["items"] = rows["items"].sum() if rows["items"].all() else ()
+      out.append(rows.iloc[0].to_dict() | mean)
   return pd.DataFrame(out, columns=scores.columns).astype(scores.dtypes)
+
+
+def _not_learnt(study: Findings) -> list[str]:
+  """Returns the tasks on which no row is above the trivial answer."""
+  scores = study.scores[study.scores["mode"] == ATTENTION]
+  out = []
+  for task in filter(set(scores.task).__contains__, _TASKS):
+    names = scores[scores.task == task].variant.unique()
+    found = [study.above(task, (name, ATTENTION)) for name in names]
+    # Without scores of items nothing is known.
+    if all(found) and not any(map(claims.is_above, found)):
+      out.append(task)
+  return out
 
 
 # ----------------------------------------------------------------- the report
@@ -73,29 +96,24 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
     study: The study; which of its scores count is decided here.
     absent: Lines to add to those about missing results.
   """
-  study = _at(study)
+  flat = _not_learnt(_at(study))
+  claimed = Claims(_claims(study, flat), study.fixed)
+  study, confidence = _at(study, left_out=flat), claimed.confidence
   tables, families = collections.defaultdict(dict), []
+  tables["claims"][""] = claimed.rows()
   for name, variants in study.families.items():
-    made = list(_claims(study, name))
-    run = [c for c in made if any(x.found for x in c.contrasts)]
-    tables["claims"][f"{name}: what the verdicts stand on"] = claims.rows(run)
     tables["scores"][name] = _scores(study, variants)
     tables["rates"][name] = _rates(study, variants)
-    families.append(
-      {
-        "name": name,
-        "claims": run,
-        "not_run": [c for c in made if c not in run],
-        "variants": variants,
-        "figures": dict(_figures(study, name, variants)),
-      }
-    )
+    figures = dict(_figures(study, name, variants, confidence, flat))
+    families.append({"name": name, "variants": variants, "figures": figures})
   theirs = _published().rename_axis("published").reset_index()
   tables["published"]["Published"] = theirs.to_dict("records")
-  about = {"missing": [*_missing(study), *absent]}
+  missing = [*_missing(study, flat), *study.repeated(), *absent]
+  about = {"confidence": confidence, "not_learnt": flat, "missing": missing}
   text = fill(
     "encoders.md.j2",
     study=study,
+    claims=claimed,
     families=families,
     tables=dict(tables),
     **about,
@@ -110,6 +128,7 @@ def _scores(study: Findings, variants: Sequence[str]) -> list[Row]:
     {
       "row": study.title(name),
       "curriculum": study.runs[name][0].text,
+      "seeds": len(study.runs[name]),
       **{
         head: study.mean(name, [head], ATTENTION)
         for head in (*KINDS, *_TASKS)
@@ -126,10 +145,8 @@ def _rates(study: Findings, variants: Sequence[str]) -> list[Row]:
   trials = trials[trials["mode"] == ATTENTION]
   rows = []
   for name in variants:
-    # The first run stands for the row: pretraining has one seed.
-    own = trials[trials.variant == name]
-    own = own[own.seed == study.runs[name][0].seed]
-    deviations = own.groupby("task").value.std().dropna()
+    own = trials[trials.variant == name].groupby(["seed", "task"]).value
+    deviations = own.std().groupby("task").mean().dropna()
     row = {
       kind: float(np.mean(found))
       for kind, tasks in KINDS.items()
@@ -142,27 +159,93 @@ def _rates(study: Findings, variants: Sequence[str]) -> list[Row]:
 # -------------------------------------------------------------------- claims
 
 
-def _claims(study: Findings, family: str) -> Iterator[Claim]:
-  """Yields the paper's claims: that a row is above another, by kind of task."""
-  early = _at(study, round(2 * _unit(study, family)))
+def _claims(study: Findings, left_out: Collection[str] = ()) -> list[Claim]:
+  """Returns the paper's claims: for each family, or for several at once."""
+  out, last = {}, _at(study, left_out=left_out)
+  families = dict.fromkeys(row.family for row in study.variants.values())
   for claimed in measured.published("encoders_claims").itertuples():
-    at = early if claimed.early else study
-    sides = claimed.row, claimed.control
-    pair = Pair(*((f"{family.lower()}_{name}", ATTENTION) for name in sides))
-    contrasts = []
-    for kind in claimed.kinds.split():
-      a, b = (_published(claimed.early)[kind][name] for name in sides)
-      deltas = at.differences(kind, [pair])
-      found = deltas[0].interval * 100 if deltas else None
-      on = f"{kind}: {claimed.row} - {claimed.control}"
-      contrasts.append(Contrast(on, found, float(a - b)))
-    yield Claim(claimed.text, claimed.source, contrasts)
+    for family in families:
+      names = [
+        [_named(study, family, name) for name in side.split()]
+        for side in (claimed.plus, claimed.minus)
+      ]
+      if not all(name in study.variants for side in names for name in side):
+        continue
+      at = last
+      if claimed.measure == "early":
+        at = _at(study, round(2 * _unit(study, family)), left_out)
+      contrasts = [
+        _contrast(at, kind, *names, claimed) for kind in claimed.kinds.split()
+      ]
+      text = f"{claimed.text} ({family})" * (len(families) > 1) or claimed.text
+      # Families that a claim compares have it once.
+      key = claimed.text, *map(tuple, names)
+      out.setdefault(key, Claim(text, claimed.source, contrasts))
+    if not any(key[0] == claimed.text for key in out):
+      out[claimed.text,] = Claim(claimed.text, claimed.source, ())
+  return [*out.values()]
+
+
+def _named(study: Findings, family: str, name: str) -> str:
+  """Returns the name of a family's row; names that have theirs are whole."""
+  return name if name in study.variants else f"{family.lower()}_{name}"
+
+
+def _contrast(
+  study: Findings,
+  kind: str,
+  plus: Sequence[str],
+  minus: Sequence[str],
+  claimed: Any,
+) -> Contrast:
+  """Compares rows on a kind of task, by the measure of a claim."""
+  sides = {(name, ATTENTION): 1.0 for name in plus}
+  sides |= {(name, ATTENTION): -1.0 for name in minus}
+  on = f"{kind}: {claimed.plus} - {claimed.minus}"
+  if spread := _SPREADS.get(claimed.measure):
+    # Of the tasks, seeds and trials that both have.
+    apart = (spread(study, plus, kind) - spread(study, minus, kind)).dropna()
+    means = apart.groupby(["seed", "trial"]).mean()
+    found, published = statistics.over_seeds(means.to_dict()), None
+    on += f", deviation over {claimed.measure}"
+  else:
+    found = study.difference(kind, sides)
+    theirs = _published(claimed.measure == "early")[kind]
+    named = claimed.plus.split(), claimed.minus.split()
+    more, less = (sum(theirs[name] for name in side) for side in named)
+    published = float(more - less)
+  above = {
+    str(study.variants[side[0]]): above
+    for side in sides
+    if (above := study.above(kind, side))
+  }
+  return Contrast(on, found and found.times(100), published, above=above)
+
+
+def _over_rates(study: Findings, names: Sequence[str], kind: str) -> pd.Series:
+  """Returns a row's deviation over learning rates, by seed, trial and task."""
+  trials = _trials(study.table)
+  own = trials[trials.variant.isin(names) & trials.task.isin(KINDS[kind])]
+  own = own[own["mode"] == ATTENTION]
+  return own.groupby(["seed", "trial", "task"]).value.std()
+
+
+def _over_ratios(study: Findings, names: Sequence[str], kind: str) -> pd.Series:
+  """Returns the deviation over rows, by seed and trial that all have."""
+  own = study.scores[study.scores.variant.isin(names)]
+  own = own[(own.task == kind) & (own["mode"] == ATTENTION)]
+  scores = own.groupby(["seed", "trial"]).value
+  return scores.std()[scores.size() == len(names)]
+
+
+_SPREADS = {"rates": _over_rates, "ratios": _over_ratios}
 
 
 def _published(early: bool = False) -> pd.DataFrame:
-  """Returns the averages of each kind in percent, by row; 610M parameters.
+  """Returns the averages of each kind in percent, by row.
 
   They are those of tables 10 to 17, or of 6 to 9: after 2,000 steps, undecayed.
+  Rows without a size have 610M parameters.
   """
   found = measured.published("encoders").set_index("row")
   return found[found.early == early][[*KINDS]]
@@ -192,11 +275,16 @@ _FIGURES = {  # titles, and what x is
 
 
 def _figures(
-  study: Findings, family: str, variants: Sequence[str]
+  study: Findings,
+  family: str,
+  variants: Sequence[str],
+  confidence: float,
+  left_out: Collection[str],
 ) -> Iterator[tuple[str, Figure]]:
   """Yields by name the figures in which a line has two points."""
   for name, points in _points(study, family, variants).items():
-    studies = {step: _at(study, step) for step in set(points.step) - {0}}
+    steps = set(points.step) - {0}
+    studies = {step: _at(study, step, left_out) for step in steps}
     panels = collections.defaultdict(lambda: collections.defaultdict(list))
     for kind, label in itertools.product(KINDS, points.label.unique()):
       line = points[points.label == label].sort_values(["x", "row"])
@@ -206,9 +294,9 @@ def _figures(
           panels[kind][label].append((point.x, mean))
     if any(len(line) > 1 for of in panels.values() for line in of.values()):
       title, axis = _FIGURES[name]
-      log = {"log": True} if name == "looks" else {}
+      how = {"confidence": confidence, "log": name == "looks"}
       draw = functools.partial(
-        plots.lines, f"{family}: {title}", axis, panels, **log
+        plots.lines, f"{family}: {title}", axis, panels, **how
       )
       yield name, Figure(f"{name}_{family.lower()}.png", draw)
 
@@ -269,43 +357,35 @@ def _recipe(study: Findings, name: str) -> dict[str, Any] | None:
 # ---------------------------------------------------------------------- gaps
 
 
-def _missing(study: Findings) -> list[str]:
-  lacking = ((row, _lacks(study, n)) for n, row in study.variants.items())
-  out = [f"{row}: {what}" for row, found in lacking for what in found]
+def _missing(study: Findings, flat: Sequence[str]) -> list[str]:
+  out = study.gaps(_lacks)
   scores = study.scores[study.scores.task.isin(_TASKS)]
   there = set(scores.task)
   absent = [task for task in _TASKS if task not in there]
   if absent:
     out.append(f"no row is fine-tuned on {', '.join(absent)}")
-  trials = _trials(study.table)
-  means = trials[trials.chosen].groupby(KEY)[["value", "baseline"]].mean()
-  best = (means.value - means.baseline).groupby("task").max()
-  if flat := [task for task in _TASKS if task in there and best[task] <= 0]:
+  if flat:
     out.append(
-      f"on {', '.join(flat)} no row is above its trivial answer: what stands"
-      " here of it decides nothing"
+      f"not learnt: {', '.join(flat)}: no row is above the trivial answer by"
+      " more than its interval, so no claim counts this"
     )
   if not scores.complete.all():
     out.append("fine-tuned on a part of the training sets (--limit)")
   return out
 
 
-def _lacks(study: Findings, name: str) -> Iterator[str]:
-  """Yields what a row lacks."""
-  runs = study.runs.get(name, ())
-  if not runs:
-    yield "not trained"
-  elif runs[0].summary is None:
+def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
+  """Yields what one run lacks."""
+  if run.summary is None:
     yield "training is not at its end"
-  else:
-    found = study.scores[study.scores["mode"] == ATTENTION]
-    own = found[found.variant == name]
-    there = set(study.scores.task) - set(own.task)
-    absent = [task for task in _TASKS if task in there]
-    if absent:
-      yield f"not fine-tuned on {', '.join(absent)}"
-    early = own[own.step != runs[0].summary["steps"]]
-    for step, rows in early.groupby("step", sort=False):
-      tasks = [task for task in _TASKS if task in set(rows.task)]
-      at = f"fine-tuned at step {step:,}, before the end"
-      yield f"{at}: {', '.join(tasks)}"
+    return
+  found = study.scores[study.scores["mode"] == ATTENTION]
+  own = found[(found.variant == run.variant) & (found.seed == run.seed)]
+  absent = [t for t in _TASKS if t in set(found.task) - set(own.task)]
+  if absent:
+    yield f"not fine-tuned on {', '.join(absent)}"
+  early = own[own.step != run.summary["steps"]]
+  for step, rows in early.groupby("step", sort=False):
+    tasks = [task for task in _TASKS if task in set(rows.task)]
+    about = f"fine-tuned at step {step:,}, before the end"
+    yield f"{about}: {', '.join(tasks)}"

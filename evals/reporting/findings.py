@@ -1,4 +1,4 @@
-"""Findings of a study: means over seeds, and paired differences of variants.
+"""Findings of a study: means over seeds, and paired differences of rows.
 
 Nothing here knows which variants a study has, or on what they are compared.
 """
@@ -7,15 +7,15 @@ import collections
 import dataclasses
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from antlm_jax.evals.design import CAUSAL, Row
+from antlm_jax.evals.design import Row
 from antlm_jax.evals.reporting import statistics
 from antlm_jax.evals.reporting.runs import TrainedRun
-from antlm_jax.evals.reporting.statistics import Interval, Mean, Resampled
+from antlm_jax.evals.reporting.statistics import Estimate, Mean
 
 if TYPE_CHECKING:
   import pandas as pd
@@ -23,51 +23,20 @@ if TYPE_CHECKING:
   from antlm_jax.evals.reporting.measured import ItemFiles, Items
 
 
-class Pair(NamedTuple):
-  """Two sides to compare: a variant and the mode in which it is scored."""
-
-  variant: tuple[str, str]
-  control: tuple[str, str]
-
-  @property
-  def alike(self) -> bool:
-    """Whether both are scored causally, or neither is."""
-    return (self.variant[1] == CAUSAL) == (self.control[1] == CAUSAL)
-
-
-class Delta(NamedTuple):
-  """A variant's score minus its control's, in [-1, 1] or in nats."""
-
-  task: str
-  part: str  # of the task; "" for all of it
-  pair: Pair
-  seeds: tuple[int, int]  # number of runs of the variant, and of the control
-  by_items: Interval  # for these very runs
-  by_seeds: Interval | None  # for other seeds, too; None if a side has only one
-
-  @property
-  def interval(self) -> Interval:
-    """The one that says more: by seeds, where there are several."""
-    return self.by_seeds or self.by_items
-
-  @property
-  def verdict(self) -> str:
-    """What may be said of it: above, below, or that the interval contains 0."""
-    if self.interval.contains_zero:
-      return "contains 0"
-    return "above" if self.interval.estimate > 0 else "below"
+Side = tuple[str, str]  # a variant, and the mode in which it is scored
+_Place = tuple[str, str, str, str]  # variant, mode, pretraining, fine-tuning
 
 
 class Common(NamedTuple):
   """A task's items on which runs compare."""
 
-  # Indices of the UIDs of each phenomenon, by name.
+  strata: np.ndarray  # number of each item's UID, int `[n]`
+  texts: np.ndarray  # number of each item's text, int `[n]`
+  # Numbers of the UIDs of each phenomenon, by name.
   parts: Mapping[str, Sequence[int]]
-  # Indices among `resampled`'s runs, by variant and mode.
-  runs: Mapping[tuple[str, str], Sequence[int]]
-  resampled: Resampled
-  # (variant, mode, seed) that were scored on other items.
-  others: Collection[tuple[str, str, str]]
+  # Scores of the items, by variant and mode, then pretraining and fine-tuning.
+  scores: Mapping[Side, Mapping[tuple[str, str], np.ndarray]]
+  others: Collection[_Place]  # those that were scored on other items
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,9 +48,9 @@ class Findings:
   variants: Mapping[str, Row]  # by name, in order, with runs or without
   runs: Mapping[str, Sequence[TrainedRun]]  # of the variants that have any
   table: "pd.DataFrame"  # all that was measured, see `measured.read`
-  scores: "pd.DataFrame"  # those that count: one for each seed, task and mode
+  scores: "pd.DataFrame"  # those that count
   items: "ItemFiles"  # scores of single items
-  confidence: float = statistics.CONFIDENCE  # of intervals over paired seeds
+  fixed: float | None = None  # confidence that was fixed beforehand
   _kept: dict[str, Common | None] = dataclasses.field(
     default_factory=dict, init=False
   )
@@ -117,73 +86,136 @@ class Findings:
   ) -> Mean | None:
     """Returns a variant's mean over tasks, of the seeds that have them all.
 
-    Tasks have the same weight. With `complete`, only scores on all of a task's
-    data count.
+    Tasks have the same weight. Seeds are pretrainings, or the fine-tunings of
+    the only one. With `complete`, only scores on all of a task's data count.
     """
     found = self.at(variant, tasks, mode)
     found = found[found.complete] if complete else found
-    by_seed = found.groupby("seed", sort=False).value
+    by_run = found.groupby(["seed", "trial"], sort=False).value
     # A mean over fewer tasks is of something else.
-    means = by_seed.mean()[by_seed.size() == len(tasks)]
+    means = by_run.mean()[by_run.size() == len(tasks)]
+    several = means.index.get_level_values("seed").nunique() > 1
+    if several or (means.groupby("seed").size() == 1).all():
+      means = means.groupby("seed", sort=False).mean()
+    else:
+      means = means.droplevel("seed")
     return statistics.mean(means.to_dict())
 
-  def differences(
-    self, task: str, pairs: Iterable[Pair], by_part: bool = False
-  ) -> list[Delta]:
-    """Compares pairs, as far as both sides have runs on the same items.
+  def difference(
+    self, task: str, weights: Mapping[Side, float], part: str = ""
+  ) -> Estimate | None:
+    """Estimates a weighted sum of scores, such as one minus another.
 
-    That is on all of the task, or on each part of it.
+    All sides have the same seeds and items; None if they share none.
+
+    Args:
+      task: The task.
+      weights: Weight of each side's score.
+      part: Phenomenon of the task; all of it by default.
     """
     common = self.common(task)
-    if common is None:
-      return []
-    parts = sorted(common.parts.items()) if by_part else [("", None)]
-    out = []
-    for pair, (part, uids) in itertools.product(pairs, parts):
-      runs = [common.runs.get(side, ()) for side in pair]
-      if all(runs):
-        sides = [common.resampled.scores(r, uids) for r in runs]
-        seeds = tuple(map(len, runs))
-        by_items, by_seeds = statistics.difference(*sides), None
-        # One run does not say how much others of its kind would differ.
-        if min(seeds) > 1:
-          by_seeds = statistics.difference(*sides, by_seeds=True)
-        out.append(Delta(task, part, pair, seeds, by_items, by_seeds))
-    return out
+    if common is None or not common.scores.keys() >= weights.keys():
+      return None
+    chosen = slice(None)
+    if part:
+      chosen = np.isin(common.strata, common.parts[part])
+    sides = {side: common.scores[side] for side in weights}
+    first, *rest = sides.values()
+    values = {
+      seed: sum(w * sides[side][seed][chosen] for side, w in weights.items())
+      for seed in first
+      if all(seed in other for other in rest)
+    }
+    items = {"strata": common.strata[chosen], "texts": common.texts[chosen]}
+    return statistics.over_seeds(values, **items)
+
+  def above(self, task: str, side: Side) -> Estimate | None:
+    """Estimates by how much a side is above the trivial answer of a task."""
+    found = self.difference(task, {side: 1.0})
+    return found and found.less(
+      self.at(side[0], [task], side[1]).baseline.mean()
+    )
 
   def common(self, task: str) -> Common | None:
     """Returns the items on which most runs compare; None if there are none."""
-    if task not in self._kept:  # every comparison of a task has the same draws
+    if task not in self._kept:
       rows = self.scores[self.scores.task == task]
       items = map(self.items.of, rows["items"])
-      places = zip(rows.variant, rows["mode"], rows.seed, strict=True)
+      places = zip(
+        rows.variant, rows["mode"], rows.seed, rows.trial, strict=True
+      )
       found = {p: of for p, of in zip(places, items, strict=True) if of}
       terms = (uids.items() for uids in rows.phenomena if uids)
       phenomena = dict(itertools.chain.from_iterable(terms))
       self._kept[task] = _common(found, phenomena) if found else None
     return self._kept[task]
 
+  def gaps(
+    self, lacks: Callable[["Findings", TrainedRun], Iterable[str]]
+  ) -> list[str]:
+    """Returns what runs lack, each with the rows and seeds that lack it."""
+    lacking = collections.defaultdict(lambda: collections.defaultdict(list))
+    for name, variant in self.variants.items():
+      if name not in self.runs:
+        lacking["not trained"][str(variant)] = []
+      for run in self.runs.get(name, ()):
+        for what in lacks(self, run):
+          lacking[what][str(variant)].append(run.seed)
+    # What all runs lack is said once, not run by run.
+    every = {
+      str(self.variants[name]): [run.seed for run in runs]
+      for name, runs in self.runs.items()
+    }
+    out = []
+    for what, rows in lacking.items():
+      named = ", ".join(
+        f"{title} (seed {', '.join(seeds)})" if seeds else title
+        for title, seeds in rows.items()
+      )
+      out.append(f"{what}: {'every run' if rows == every else named}")
+    return out
+
+  def repeated(self) -> list[str]:
+    """Returns a line for each task of which some items have the same text."""
+    out = []
+    for task in self.scores.task.unique():
+      if found := self.common(task):
+        every, texts = len(found.texts), found.texts.max() + 1
+        if texts < every:
+          out.append(
+            f"{task}: {every:,} items have {texts:,} texts; in intervals, items"
+            " of one text count as one"
+          )
+    return out
+
 
 def _common(
-  found: Mapping[tuple[str, str, str], "Items"], phenomena: Mapping[str, str]
+  found: Mapping[_Place, "Items"], phenomena: Mapping[str, str]
 ) -> Common:
-  """Finds the items of most runs, by (variant, mode, seed), and resamples them.
+  """Finds the items of most runs.
 
   Runs that were scored on others (another --limit, say) cannot be paired: the
   report names them.
   """
   names = collections.Counter(items.names for items in found.values())
   most = names.most_common(1)[0][0]
-  same = {p: items.scores for p, items in found.items() if items.names == most}
-  uids = dict.fromkeys(uid for uid, _ in most)
-  index = {uid: i for i, uid in enumerate(uids)}
-  runs, parts = collections.defaultdict(list), collections.defaultdict(list)
-  # One matrix of all runs, resampled once: that is what pairs the differences.
-  for i, (variant, mode, _) in enumerate(same):
-    runs[variant, mode].append(i)
-  for uid, i in index.items():
+  same = {p: items for p, items in found.items() if items.names == most}
+  scores = collections.defaultdict(dict)
+  for (variant, mode, *seed), items in same.items():
+    scores[variant, mode][tuple(seed)] = items.scores
+  uids = {uid: i for i, uid in enumerate(dict.fromkeys(u for u, _ in most))}
+  parts = collections.defaultdict(list)
+  for uid, i in uids.items():
     if phenomena.get(uid):
       parts[phenomena[uid]].append(i)
-  strata = np.array([index[uid] for uid, _ in most])
-  resampled = statistics.resample(np.stack([*same.values()]), strata)
-  return Common(parts, runs, resampled, found.keys() - same.keys())
+  # The same text under another UID is another question.
+  texts = next(iter(same.values())).texts
+  keys = [(uid, text) for (uid, _), text in zip(most, texts, strict=True)]
+  number = {key: i for i, key in enumerate(dict.fromkeys(keys))}
+  return Common(
+    strata=np.array([uids[uid] for uid, _ in most]),
+    texts=np.array([number[key] for key in keys]),
+    parts=parts,
+    scores=scores,
+    others=found.keys() - same.keys(),
+  )

@@ -3,7 +3,6 @@
 A row of the table is one value, of a variant's run (`seed`) after `step` steps:
 
   task                 mode           metric             value
-  "held-out"           an objective   "loss"             nats per target
   a benchmark's name   as scored      "accuracy"         mean over its UIDs
   an evaluation set    the attention  its main metric    of one trial
 
@@ -19,12 +18,12 @@ import numpy as np
 import pandas as pd
 
 from antlm_jax.evals.finetuning.presets import PRESETS
-from antlm_jax.evals.reporting.runs import TrainedRun, ended, number, reading
+from antlm_jax.evals.reporting.runs import TrainedRun, number, reading
 from antlm_jax.evals.zero_shot.command import Reported, Task
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.runtime import files
 
-HELD_OUT = "held-out"
+CHANCE = 0.5  # of choosing the right one of a pair
 KEY = ["variant", "seed", "task", "mode"]  # what has one score
 _COLUMNS = {  # with the values of tasks that lack them
   "variant": "",
@@ -34,7 +33,6 @@ _COLUMNS = {  # with the values of tasks that lack them
   "mode": "",
   "metric": "",
   "value": np.nan,
-  "ended": False,  # of losses: whether the run is at its end (`runs.ended`)
   "pipeline": "",  # of benchmarks: how items are scored
   "pairs": 0,  # of benchmarks: how many were scored
   "phenomena": None,  # of benchmarks: by UID
@@ -42,7 +40,7 @@ _COLUMNS = {  # with the values of tasks that lack them
   "trial": "",
   "lr": np.nan,
   "chosen": True,  # whether it is a trial at the best learning rate
-  "baseline": np.nan,  # score of the best answer that is always the same
+  "baseline": np.nan,  # score of the best trivial answer
   "collapsed": False,  # whether the trial gives nearly one answer
   "items": (),  # where its items' scores are: files and their columns
 }
@@ -67,13 +65,8 @@ def read(runs: Mapping[str, Sequence[TrainedRun]]) -> pd.DataFrame:
   """
   rows = []
   for variant, of_variant in runs.items():
-    at_end = ended(of_variant)
     for run in of_variant:
       own = _COLUMNS | {"variant": variant, "seed": run.seed}
-      loss = {"task": HELD_OUT, "metric": "loss", "ended": run in at_end}
-      for kind in run.names.values():
-        for step, value in sorted(run.losses.get(kind, {}).items()):
-          rows.append(own | loss | {"mode": kind, "step": step, "value": value})
       rows += [own | row for row in _zero_shot(run.folder / "evals")]
       rows += [own | row for row in _tuned(run.folder / "evals")]
   plain = bool, int, float  # an empty table has these types, too
@@ -111,6 +104,7 @@ def _zero_shot(folder: pathlib.Path) -> list[dict[str, Any]]:
           by_uid = summary["by_uid"].items()
           row |= {
             "pairs": number(summary, "pairs"),
+            "baseline": CHANCE,
             "phenomena": {uid: about["term"] for uid, about in by_uid},
             "complete": summary["pairs"] == benchmark.pairs,
             "items": _items(path, "accuracy"),
@@ -165,6 +159,7 @@ class Items(NamedTuple):
   """What a run gets of each of a task's n items."""
 
   names: tuple[tuple[str, str], ...]  # UIDs and ids; where equal, runs compare
+  texts: tuple  # where equal, items are one
   scores: np.ndarray  # `[n]`, as bool whether it is right
 
 
@@ -184,7 +179,7 @@ class ItemFiles(dict):
         raise ValueError("it is empty")
       of_pairs = "uid" in found[0]
       self[path] = dict((_of_pairs if of_pairs else _of_trials)(found))
-      for _, scores in self[path].values():
+      for _, _, scores in self[path].values():
         if scores.dtype.kind not in "bif" or not np.isfinite(scores).all():
           raise ValueError("a score is not a finite number")
     return self[path]
@@ -194,15 +189,17 @@ class ItemFiles(dict):
     found = [self[path].get(column) for path, column in places]
     if not found or None in found:
       return None
-    names = sum((items.names for items in found), ())
-    return Items(names, np.concatenate([items.scores for items in found]))
+    names, texts, scores = zip(*found, strict=True)
+    return Items(sum(names, ()), sum(texts, ()), np.concatenate(scores))
 
 
 def _of_pairs(found: Sequence[Mapping]) -> Iterator[tuple[str, Items]]:
   names = tuple((item["uid"], item["id"]) for item in found)
+  texts = tuple((*i.get("contexts", ()), *i["choices"]) for i in found)
   odds = [i["scores"][0] - max(i["scores"][1:]) for i in found]
-  yield "accuracy", Items(names, np.array([item["correct"] for item in found]))
-  yield "log-odds", Items(names, np.array(odds))
+  right = [item["correct"] for item in found]
+  yield "accuracy", Items(names, texts, np.array(right))
+  yield "log-odds", Items(names, texts, np.array(odds))
 
 
 def _of_trials(found: Sequence[Mapping]) -> Iterator[tuple[Any, Items]]:
@@ -210,6 +207,7 @@ def _of_trials(found: Sequence[Mapping]) -> Iterator[tuple[Any, Items]]:
   for name in dict.fromkeys(item["evaluation"] for item in found):
     those = [item for item in found if item["evaluation"] == name]
     names = tuple((name, item["id"]) for item in those)
+    texts = tuple(item["text"] for item in those)
     scores = np.array([item["scores"] for item in those])
     for trial in range(scores.shape[1]):
-      yield (name, trial), Items(names, scores[:, trial])
+      yield (name, trial), Items(names, texts, scores[:, trial])

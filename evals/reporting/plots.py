@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from antlm_jax.evals.reporting.findings import Delta
 from antlm_jax.evals.reporting.runs import TrainedRun
-from antlm_jax.evals.reporting.statistics import Mean
+from antlm_jax.evals.reporting.statistics import Interval, Mean
 from antlm_jax.training.plots import COLOURS, canvas, save, shade, step_axis
 
 _OPEN = "0.55"  # grey: what an interval leaves open
-_SIGN = {"above": COLOURS[0], "below": COLOURS[1], "contains 0": _OPEN}
+_COLOURS = {1: COLOURS[0], -1: COLOURS[1], 0: _OPEN}  # by an interval's sign
 _Runs = Sequence[TrainedRun]
 
 
@@ -112,28 +111,25 @@ def _lines(panel, runs: _Runs, kind: str, colour: str, top: float) -> str:
 
 def differences(
   title: str,
-  deltas: Mapping[str, Sequence[Delta]],
+  deltas: Mapping[str, Mapping[str, Interval]],
   path: pathlib.Path,
   unit: str = "points",
 ) -> None:
-  """Draws differences to a PNG, by part of a task: a panel's by its title."""
-  scale = 100 if unit == "points" else 1
+  """Draws differences by part of a task to a PNG: a panel's by its title."""
   most = max(map(len, deltas.values()))
   figure = canvas(5.4 * len(deltas), 0.29 * most + 1.6)
   panels = figure.subplots(1, len(deltas), sharex=True, squeeze=False)[0]
   for panel, (name, found) in zip(panels, deltas.items(), strict=True):
     panel.set_title(name, fontsize=10)
-    by = "items and seeds" if found[0].by_seeds else "items; one seed"
-    panel.set_xlabel(f"{unit}, 95 % by {by}", fontsize=9.5)
+    panel.set_xlabel(f"{unit}, with intervals", fontsize=9.5)
     panel.axvline(0, color="0.3", lw=0.8)
-    found = sorted(found, key=lambda delta: delta.interval.estimate)
-    for y, delta in enumerate(found):
-      colour, of = _SIGN[delta.verdict], delta.interval * scale
+    parts = sorted(found, key=lambda part: found[part].estimate)
+    for y, part in enumerate(parts):
+      of, colour = found[part], _COLOURS[found[part].sign]
       panel.plot([of.low, of.high], [y, y], color=colour, lw=1.8)
-      inside = "white" if of.contains_zero else colour
+      inside = colour if of.sign else "white"
       panel.plot(of.estimate, y, "o", color=colour, ms=5, mfc=inside)
-    names = [delta.part.replace("_", " ") for delta in found]
-    panel.set_yticks(range(len(found)), names)
+    panel.set_yticks(range(len(parts)), [p.replace("_", " ") for p in parts])
     panel.tick_params(axis="y", length=0, labelsize=9)
     panel.grid(axis="x", color="0.9", lw=0.6)
     panel.set_axisbelow(True)
@@ -147,16 +143,21 @@ _Panels = Mapping[str, Mapping[str, _Line]]  # lines by kind and label
 
 
 def lines(
-  title: str, axis: str, panels: _Panels, path: pathlib.Path, log: bool = False
+  title: str,
+  axis: str,
+  panels: _Panels,
+  path: pathlib.Path,
+  confidence: float,
+  log: bool = False,
 ) -> None:
   """Draws scores to a PNG, a panel for each kind, a line for each label.
 
-  Bars are the means' 95 % intervals over seeds. `axis` is what x is.
+  Bars are the means' intervals over seeds. `axis` is the title of x.
   """
 
   def draw(panel, label: str, points: _Line, style: Mapping[str, str]):
     y = [100 * mean.mean for _, mean in points]
-    bars = [100 * (mean.half_width or 0) for _, mean in points]
+    bars = [100 * (mean.half_width(confidence) or 0) for _, mean in points]
     style = {**style, "lw": 1.6, "marker": "o", "ms": 4, "label": label}
     panel.errorbar([x for x, _ in points], y, bars, capsize=2.5, **style)
 

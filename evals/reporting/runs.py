@@ -15,6 +15,7 @@ from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.curriculum import Curriculum, Phase
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
+from antlm_jax.training.metrics import HALVES, REPORT
 
 # What a block raises that reads a damaged or foreign file.
 _WRONG = LookupError, AttributeError, TypeError, ValueError
@@ -31,6 +32,8 @@ class TrainedRun:
   # Held-out losses in nats, by the objective's logged name and step; NaN where
   # a loss was not finite.
   losses: Mapping[str, Mapping[int, float]]
+  # The same on each half of the held-out rows, by `HALVES`.
+  halves: Mapping[str, Mapping[str, Mapping[int, float]]]
   summary: Mapping[str, Any] | None = None  # None before its end
   curriculum: Curriculum | None = None  # in steps, equal neighbours joined
 
@@ -66,10 +69,33 @@ class TrainedRun:
     """The logged names of the objectives whose held-out loss was measured."""
     return [kind for kind in self.losses if self.held_out(kind)]
 
-  def held_out(self, kind: str) -> dict[int, float]:
-    """Returns an objective's finite losses by step, by its logged name."""
-    losses = self.losses.get(kind, {})
+  def held_out(self, kind: str, half: str = "") -> dict[int, float]:
+    """Returns finite losses by step, of an objective's logged name.
+
+    Args:
+      kind: The logged name.
+      half: One of `HALVES`; all held-out rows by default.
+    """
+    losses = (self.halves.get(half, {}) if half else self.losses).get(kind, {})
     return {s: loss for s, loss in losses.items() if not math.isnan(loss)}
+
+  def end(self, kind: str) -> float | None:
+    """Returns an objective's last loss, if it is finite."""
+    return self.held_out(kind).get(max(self.losses.get(kind, ()), default=0))
+
+  def best(self, kind: str, until: float = math.inf) -> int | None:
+    """Returns the best step, up to one, on half of the held-out rows."""
+    choose, report = (self.held_out(kind, half) for half in HALVES)
+    found = [step for step in choose if step in report and step <= until]
+    return min(found, key=choose.get, default=None)
+
+  def lowest(self, kind: str) -> float | None:
+    """Returns the loss of the best step, on the other half of the rows.
+
+    On the half that chose the step, it would be too low by chance.
+    """
+    best = self.best(kind)
+    return None if best is None else self.halves[REPORT][kind][best]
 
 
 def ended(runs: Sequence[TrainedRun]) -> list[TrainedRun]:
@@ -136,9 +162,10 @@ def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
   Raises:
     UserError: if one of its files cannot be read.
   """
-  losses = _losses(path)
+  every = _losses(path)
+  losses = every.pop("", {})
   with reading(path / "config.json") as config:
-    run = TrainedRun(variant, path.name, path, config, losses)
+    run = TrainedRun(variant, path.name, path, config, losses, every)
     if not isinstance(run.attention, str):
       raise ValueError("an objective has no attention")
   if not (path / "summary.json").is_file():
@@ -152,11 +179,12 @@ def read_run(variant: str, path: pathlib.Path) -> TrainedRun:
   return dataclasses.replace(run, summary=summary, curriculum=phases)
 
 
-def _losses(path: pathlib.Path) -> dict[str, dict[int, float]]:
-  losses = {}
+def _losses(path: pathlib.Path) -> dict[str, dict[str, dict[int, float]]]:
+  """Reads losses on all held-out rows (""), and on each half of them."""
+  out = {}
   for record in metrics.read_records(path):
     for key, loss in record.items():
-      if of := re.fullmatch("eval/(.+)/loss", key):
+      if of := re.fullmatch(f"eval/(.+)/loss(?:/({'|'.join(HALVES)}))?", key):
         if not isinstance(loss, int | float):
           raise UserError(
             f"cannot read {path / metrics.METRICS}: {key} is {loss!r} after"
@@ -164,8 +192,9 @@ def _losses(path: pathlib.Path) -> dict[str, dict[int, float]]:
           )
         # A diverged model's loss may be infinite or NaN, which JSON can hold.
         loss = loss if math.isfinite(loss) else math.nan
-        losses.setdefault(of[1], {})[record["step"]] = loss
-  return losses
+        losses = out.setdefault(of[2] or "", {}).setdefault(of[1], {})
+        losses[record["step"]] = loss
+  return out
 
 
 def _curriculum(config: Mapping, summary: Mapping) -> Curriculum:

@@ -1,56 +1,37 @@
-"""Bootstrap intervals for scores of runs on the same items.
+"""Means over seeds and items, and their confidence intervals.
 
-A score is the unweighted mean over strata (such as UIDs) of what a run gets of
-each item. Items are resampled within their stratum, once for all runs: every
-difference between runs is a paired one, and what makes an item hard for both
-of them cancels.
+A difference of two rows is measured once for each seed and item: both rows have
+the same seeds (data order, head, order of fine-tuning) and the same items, so
+that their common noise cancels. The seeds of a difference are
 
-Items say how well these very runs are told apart. For other trainings of the
-same row, `difference(..., by_seeds=True)` also resamples the runs of each side
-(a two-way bootstrap: runs x items). Two or three runs understate their spread,
-so their resampled weights deviate more: by sqrt(S / (S - 1)), which makes the
-variance of a mean of S runs unbiased, and by Student's quantile over the normal
-one. In simulations with 2, 3 and 5 runs a side that differ much, 95 % intervals
-cover 95 to 99 % (without: 74 to 89 %). Where runs differ little, they are too
-wide: chance in one run's answer to one item counts as an item's and as a run's.
+- pretrainings, if there are several, each the mean of its fine-tunings. The
+  interval then covers other pretrainings and other items;
+- fine-tunings of one pretraining on either side. The interval then covers other
+  fine-tunings and other items, for these very models alone. Nothing in the data
+  says how far another pretraining would be from this one.
+
+With S seeds, let `by_seeds` be the variance of the mean over seeds, `by_items`
+that of the mean over items, and `both` the part that is in either of them: the
+chance in one seed's answer to one item. Half of the interval is the largest of
+
+    t(items) sqrt(by_items)                             other items only
+    t(S - 1) sqrt(by_seeds)                             other seeds only
+    sqrt(t(items)² by_items + t(S - 1)² (by_seeds - both))
+
+where t is Student's quantile. A bootstrap over runs and items counts `both`
+three times (Owen 2007, The pigeonhole bootstrap). One that draws the runs of
+each row apart also counts the noise that the rows share, so it covers too
+often. `python -m evals.benchmarks.coverage` simulates all this.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
 from scipy import special
 
 CONFIDENCE = 0.95
-DRAWS = 2000
-
-
-@dataclasses.dataclass(frozen=True)
-class Scores:
-  """Scores of S runs, in [0, 1], and what they are on resampled items."""
-
-  observed: np.ndarray  # `[S]`
-  resampled: np.ndarray  # `[D, S]`; in each of the D draws runs share items
-
-
-@dataclasses.dataclass(frozen=True)
-class Resampled:
-  """Means over items, such as shares right, by stratum and run."""
-
-  observed: np.ndarray  # `[U, R]`
-  resampled: np.ndarray  # float32 `[D, U, R]`, on resampled items
-
-  def scores(
-    self, runs: Sequence[int], strata: Sequence[int] | None = None
-  ) -> Scores:
-    """Returns the mean over some strata, all by default, of S of the runs."""
-    every = np.arange(len(self.observed)) if strata is None else strata
-    chosen = self.resampled[:, every][:, :, runs]
-    return Scores(
-      self.observed[every][:, runs].mean(axis=0),
-      chosen.mean(axis=1, dtype=np.float64),
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,13 +43,119 @@ class Interval:
   high: float
 
   @property
-  def contains_zero(self) -> bool:
-    """Whether the sign of the difference is open."""
-    return self.low <= 0 <= self.high
+  def sign(self) -> int:
+    """Sign of the difference; 0 if the interval contains zero."""
+    return int(self.low > 0) - int(self.high < 0)
 
-  def __mul__(self, unit: float) -> "Interval":
+
+class Estimate(NamedTuple):
+  """A mean over seeds and items, and the variances that make its interval."""
+
+  value: float
+  seeds: int
+  items: int  # that differ; 1 if there are none, as for a loss
+  freedom: int  # degrees of freedom of `by_items`
+  by_items: float = 0.0
+  by_seeds: float = 0.0
+  both: float = 0.0
+  pretrained: bool = True  # whether the seeds are pretrainings
+
+  @property
+  def general(self) -> bool:
+    """Whether the interval covers other pretrainings."""
+    return self.pretrained and self.seeds > 1
+
+  def interval(self, confidence: float = CONFIDENCE) -> Interval | None:
+    """Returns the interval, or None if one value is all that there is."""
+    if self.seeds < 2 and self.freedom < 1:
+      return None
+    by_items = by_seeds = both = 0.0
+    if self.freedom:
+      by_items = student(self.freedom, confidence) ** 2 * self.by_items
+    if self.seeds > 1:
+      factor = student(self.seeds - 1, confidence) ** 2
+      by_seeds, both = factor * self.by_seeds, factor * self.both
+    half = max(by_items, by_seeds, by_items + by_seeds - both) ** 0.5
+    return Interval(self.value, self.value - half, self.value + half)
+
+  def times(self, unit: float) -> "Estimate":
     """Returns it in another unit, such as points: 100 of a share."""
-    return Interval(unit * self.estimate, unit * self.low, unit * self.high)
+    parts = ("by_items", "by_seeds", "both")
+    squares = {name: getattr(self, name) * unit**2 for name in parts}
+    return self._replace(value=unit * self.value, **squares)
+
+  def less(self, constant: float) -> "Estimate":
+    """Returns the estimate minus a constant."""
+    return self._replace(value=self.value - constant)
+
+
+def estimate(
+  values: np.ndarray,
+  strata: np.ndarray | None = None,
+  texts: np.ndarray | None = None,
+  pretrained: bool = True,
+) -> Estimate:
+  """Estimates the mean over S seeds of the unweighted mean over strata.
+
+  Args:
+    values: Of each seed and item, `[S, n]`.
+    strata: Stratum of each item, such as its paradigm, int `[n]`.
+    texts: Items with equal numbers are one item: repeating a text tells nothing
+      new, and does not narrow the interval. int `[n]`.
+    pretrained: Whether the seeds are pretrainings.
+  """
+  seeds, count = values.shape
+  strata = np.zeros(count, int) if strata is None else strata
+  texts = np.arange(count) if texts is None else texts
+  means, items, by_items, both = [], 0, 0.0, 0.0
+  found = np.unique(strata)
+  for stratum in found:
+    own = values[:, strata == stratum].astype(np.float64)
+    means.append(own.mean(axis=1))
+    _, item = np.unique(texts[strata == stratum], return_inverse=True)
+    size = item.max() + 1
+    items += size
+    if size > 1:
+      # What each item adds to its seed's mean, times their number: `[S, size]`.
+      own -= own.mean(axis=1, keepdims=True)
+      added = np.stack([np.bincount(item, row, size) for row in own])
+      added *= size / own.shape[1]
+      mean = added.mean(axis=0)
+      by_items += mean.var(ddof=1) / size
+      rest = ((added - mean) ** 2).sum() / (max(1, seeds - 1) * (size - 1))
+      both += rest / (seeds * size)
+  by_seed = np.mean(means, axis=0)
+  return Estimate(
+    value=float(by_seed.mean()),
+    seeds=seeds,
+    items=int(items),
+    freedom=int(items - len(found)),
+    by_items=float(by_items) / len(found) ** 2,
+    by_seeds=float(by_seed.var(ddof=1)) / seeds if seeds > 1 else 0.0,
+    both=float(both) / len(found) ** 2,
+    pretrained=pretrained,
+  )
+
+
+def over_seeds(
+  values: Mapping[tuple[str, str], np.ndarray | float], **items
+) -> Estimate | None:
+  """Estimates a mean over pretrainings, or over one's fine-tunings.
+
+  Args:
+    values: By pretraining and fine-tuning: of each item `[n]`, or one value.
+    **items: `strata` and `texts` of `estimate`.
+  """
+  by_seed = {}
+  for (seed, _), found in values.items():
+    by_seed.setdefault(seed, []).append(np.atleast_1d(found))
+  if not by_seed:
+    return None
+  several = len(by_seed) > 1
+  rows = [np.mean(x, axis=0) for x in by_seed.values()]
+  rows = np.stack(rows if several else next(iter(by_seed.values())))
+  # One value of one pretraining is of a pretraining.
+  return estimate(rows, **items, pretrained=several or len(rows) == 1)
 
 
 class Mean(NamedTuple):
@@ -78,13 +165,12 @@ class Mean(NamedTuple):
   mean: float
   std: float | None  # the sample's standard deviation; None of one seed
 
-  @property
-  def half_width(self) -> float | None:
-    """Half of the mean's 95 % interval over seeds; None of one seed."""
+  def half_width(self, confidence: float) -> float | None:
+    """Half of the mean's interval by Student's t; None of one seed."""
     if self.std is None:
       return None
     count = len(self.values)
-    return student(count - 1) * self.std / count**0.5
+    return student(count - 1, confidence) * self.std / count**0.5
 
 
 def mean(values: Mapping[str, float]) -> Mean | None:
@@ -96,77 +182,6 @@ def mean(values: Mapping[str, float]) -> Mean | None:
   return Mean(dict(values), float(np.mean(found)), std)
 
 
-def resample(
-  scores: np.ndarray, strata: np.ndarray, seed: int = 0, draws: int = DRAWS
-) -> Resampled:
-  """Resamples items D times with replacement, within each stratum.
-
-  `scores` `[R, n]` has what each run gets of each item, and `strata` int `[n]`
-  the stratum of each item, from 0 on without gaps.
-  """
-  draw = np.random.default_rng(seed)
-  observed, resampled = [], []
-  for stratum in range(strata.max() + 1):
-    share = scores[:, strata == stratum].T.astype(np.float32)  # [m, R]
-    counts = _counts(draw, draws, len(share))
-    observed.append(share.mean(axis=0, dtype=np.float64))
-    resampled.append(counts @ share / len(share))
-  return Resampled(np.stack(observed), np.stack(resampled, axis=1))
-
-
-def _counts(draw: np.random.Generator, draws: int, size: int) -> np.ndarray:
-  """How often each of `size` is drawn in as many draws, float32 `[D, size]`."""
-  found = draw.integers(0, size, (draws, size), dtype=np.int32)
-  found += np.arange(draws, dtype=np.int32)[:, None] * size
-  counts = np.bincount(found.ravel(), minlength=draws * size)
-  return counts.reshape(draws, size).astype(np.float32)
-
-
-def difference(
-  a: Scores, b: Scores, by_seeds: bool = False, seed: int = 0
-) -> Interval:
-  """Returns the mean score of a's runs minus that of b's, and its interval.
-
-  Both are from the same `Resampled`. With `by_seeds` runs are resampled as
-  well, which needs two on each side; the seed draws them.
-
-  Raises:
-    ValueError: if runs are to be resampled and a side has only one.
-  """
-  draw = np.random.default_rng(seed)
-  sizes = [len(side.observed) for side in (a, b)]
-  if by_seeds and min(sizes) < 2:
-    raise ValueError(f"cannot resample {sizes} runs: two a side are needed")
-  means = []
-  for side, size in zip((a, b), sizes, strict=True):
-    weights = np.full((1, size), 1 / size)
-    if by_seeds:
-      counts = _counts(draw, len(side.resampled), size)
-      normal = special.ndtri((1 + CONFIDENCE) / 2)
-      wider = (size / (size - 1)) ** 0.5 * student(sum(sizes) - 2) / normal
-      weights = weights + wider * (counts / size - weights)
-    means.append((weights * side.resampled).sum(axis=1))
-  tail = (1 - CONFIDENCE) / 2
-  low, high = np.quantile(means[0] - means[1], (tail, 1 - tail))
-  estimate = a.observed.mean() - b.observed.mean()
-  return Interval(float(estimate), float(low), float(high))
-
-
-def paired(
-  a: Mapping[str, float], b: Mapping[str, float], confidence: float = CONFIDENCE
-) -> Interval | None:
-  """Returns the mean of a minus b, by seed, and its interval by Student's t.
-
-  Seeds that only one of them has are left out; None of fewer than two.
-  """
-  found = np.array([a[seed] - b[seed] for seed in a if seed in b])
-  if len(found) < 2:
-    return None
-  mean, error = found.mean(), found.std(ddof=1) / len(found) ** 0.5
-  half = student(len(found) - 1, confidence) * error
-  return Interval(float(mean), float(mean - half), float(mean + half))
-
-
-def student(freedom: int, confidence: float = CONFIDENCE) -> float:
+def student(freedom: int, confidence: float) -> float:
   """Returns how many standard errors half an interval has, by Student's t."""
   return float(special.stdtrit(freedom, (1 + confidence) / 2))

@@ -5,12 +5,13 @@ from typing import NamedTuple
 
 from antlm_jax.evals.reporting.runs import TrainedRun, ended
 from antlm_jax.evals.reporting.statistics import Mean, mean
+from antlm_jax.training.metrics import REPORT
 
 
 class Moment(NamedTuple):
   """An objective's held-out loss around a switch, in nats."""
 
-  best: float  # the lowest before, the switch included
+  best: float  # at the best step before, the switch included
   at: float  # at the switch
   end: float  # at the end of the phase after it
   again: float | None  # at the end of the next phase that trains it, if any
@@ -50,8 +51,12 @@ def read(runs: Sequence[TrainedRun]) -> Iterator[Switch]:
 
 
 def _moment(run: TrainedRun, name: str, index: int) -> Moment | None:
-  """Reads a run's losses, or None if they were not measured there."""
-  losses = run.held_out(run.names[name])
+  """Reads a run's losses, or None if they were not measured there.
+
+  They are of the half of the held-out rows that did not choose the best step.
+  """
+  kind = run.names[name]
+  losses = run.held_out(kind, REPORT)
   _, *phases = run.curriculum.phases[index:]
   # Held-out losses are measured at every switch, and so at the phases' ends.
   if not phases or not losses.keys() >= {phases[0].start, phases[0].stop}:
@@ -59,7 +64,7 @@ def _moment(run: TrainedRun, name: str, index: int) -> Moment | None:
   start, stop = phases[0].start, phases[0].stop
   again = next((p.stop for p in phases[1:] if name in p.shares), None)
   return Moment(
-    best=min(loss for step, loss in losses.items() if step <= start),
+    best=losses[run.best(kind, until=start)],
     at=losses[start],
     end=losses[stop],
     again=losses.get(again),

@@ -23,6 +23,7 @@ from antlm_jax.evals.reporting.render import Figure, Report, Row
 from antlm_jax.evals.reporting.runs import TrainedRun
 from antlm_jax.evals.reporting.statistics import Mean, mean
 from antlm_jax.training.checkpoint import Checkpoint
+from antlm_jax.training.metrics import REPORT
 
 _Runs = Mapping[str, Sequence[TrainedRun]]
 FOLDER = "comparison"
@@ -131,14 +132,17 @@ def report(
   if not by:
     raise UserError(f"no loss was measured by every run; {_known(kinds)}")
 
+  halves = all(run.halves for run in every)
+  half = REPORT if halves and any(map(_best, every)) else ""
+
   def rank(label: str) -> tuple[bool, float]:
     """Puts finished runs first, then the lowest loss."""
-    found = _over_seeds(runs[label], by)
+    found = _over_seeds(runs[label], by, half)
     ended = all(run.summary for run in runs[label])
     return not ended, found.mean if found else math.inf
 
   ranked = {label: runs[label] for label in sorted(runs, key=rank)}
-  rows = [_row(label, found, kinds, by) for label, found in ranked.items()]
+  rows = [_row(label, x, kinds, by, half) for label, x in ranked.items()]
   head, lines = render.cells(rows, _shown)
   settings = _differences(ranked)
   values = [
@@ -147,7 +151,7 @@ def report(
   text = (
     f"# {title}",
     "## Held out",
-    *_notes(every, by),
+    *_notes(every, by, half),
     tables.markdown(lines, head),
     "![curves.png](curves.png)",
     "## Settings",
@@ -175,23 +179,29 @@ def _known(kinds: Iterable[str]) -> str:
 # ----------------------------------------------------------------- the losses
 
 
+def _best(run: TrainedRun) -> int | None:
+  """Returns the best step by `eval.watch`, if the run has that."""
+  best = run.summary and run.summary.get("best")
+  return best["step"] if best else None
+
+
 def _at(run: TrainedRun) -> int:
   """Returns the step to compare at: the best by `eval.watch`, or the last."""
-  best = run.summary and run.summary.get("best")
-  return best["step"] if best else max(run.losses[run.kinds[0]])
+  best = _best(run)
+  return max(run.losses[run.kinds[0]]) if best is None else best
 
 
 def _over_seeds(
-  runs: Sequence[TrainedRun], kinds: Sequence[str]
+  runs: Sequence[TrainedRun], kinds: Sequence[str], half: str
 ) -> Mean | None:
   losses = {}
   for run in runs:
-    found = [run.held_out(kind).get(_at(run), math.nan) for kind in kinds]
+    found = [run.held_out(kind, half).get(_at(run), math.nan) for kind in kinds]
     losses[run.seed] = sum(found) / len(found)
   return mean({s: x for s, x in losses.items() if not math.isnan(x)})
 
 
-def _row(label: str, runs, kinds, by) -> Row:
+def _row(label: str, runs, kinds, by, half: str) -> Row:
   row = {"run": label}
   if len(runs) > 1:
     row["seeds"] = len(runs)
@@ -201,9 +211,9 @@ def _row(label: str, runs, kinds, by) -> Row:
   row["step"] = steps[-1]
   row["_step"] = text if ended else f"{text}, not at its end"
   for kind in kinds:
-    row[kind] = _over_seeds(runs, [kind])
+    row[kind] = _over_seeds(runs, [kind], half)
   if len(by) > 1:
-    row["mean"] = _over_seeds(runs, by)
+    row["mean"] = _over_seeds(runs, by, half)
   row["parameters"] = runs[0].summary and runs[0].summary["parameters"]
   timed = [s for run in runs if (s := run.summary) and "seconds" in s]
   row["time"] = None
@@ -227,12 +237,19 @@ def _spread(value: Mean) -> str:
   return f"{value.mean:.3f}{spread}"
 
 
-def _notes(runs: Sequence[TrainedRun], by: Sequence[str]) -> list[str]:
+def _notes(
+  runs: Sequence[TrainedRun], by: Sequence[str], half: str
+) -> list[str]:
   """Returns how runs are compared, and whether their losses compare at all."""
   notes = [
     f"Held-out losses in nats, after the step named; first is the lowest"
     f" {'mean of ' if len(by) > 1 else ''}{' and '.join(by)}."
   ]
+  if half:
+    notes.append(
+      "Half of the held-out rows chose the best step (`eval.watch`); the losses"
+      " are those of the other half, for all runs."
+    )
   # It depends on the held-out tokens alone, and so on data and tokenizer.
   entropies = {run.summary["unigram_entropy"] for run in runs if run.summary}
   if len(entropies) > 1:
