@@ -65,6 +65,10 @@ def export(
         (folder / path).write_text(text, "utf-8")
       for code in target.code:
         shutil.copyfile(_CODE / code, folder / code)
+      if loaded.task and (kernel := heads.place(loaded.task).projection):
+        names = {kernel: "linear.weight"}
+        dense = weights.tensors(loaded.task.params, names, dtype)
+        weights.write(folder / "1_Dense", dense, shard_bytes)
       first = targets[attentions[0]]
       same = first.zeros == target.zeros and first.weights == target.weights
       if target is first or not same:
@@ -179,29 +183,62 @@ def _native(loaded: Loaded) -> dict[str, object]:
 
 
 def _sentences(loaded: Loaded, prompts: Mapping | None) -> dict[str, object]:
-  """Returns the files of sentence-transformers: the mean of all tokens."""
-  package = "sentence_transformers.models"
-  modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
+  """Returns the files of sentence-transformers, by their path.
+
+  A text's vector is the mean of all tokens, or each token has one.
+  """
+  tokens = {"module_input_name": "token_embeddings"}
+  size, similarity, about = loaded.model.config.width, "cosine", {}
+  modules = {
+    "models.Pooling": {
+      "word_embedding_dimension": size,
+      "pooling_mode_cls_token": False,
+      "pooling_mode_mean_tokens": True,
+      "pooling_mode_max_tokens": False,
+      "include_prompt": True,
+    }
+  }
   if prompts:
-    modules += [("2_Normalize", "Normalize")]
+    modules["models.Normalize"] = None
+  if loaded.task and heads.place(loaded.task).projection:
+    similarity, about = "meanmaxsim", {"model_type": "MultiVectorEncoder"}
+    modules = {
+      "models.Dense": {
+        "in_features": size,
+        "out_features": loaded.task.settings["size"],
+        "bias": False,
+        "activation_function": "torch.nn.modules.linear.Identity",
+        **tokens,
+      },
+      "multi_vector_encoder.modules.MultiVectorMask": {},
+      "base.modules.Normalize": tokens,
+    }
+  paths = {
+    f"{i}_{name.rpartition('.')[2]}": name for i, name in enumerate(modules, 1)
+  }
+  kinds = {"": "models.Transformer", **paths}
   return {
     "modules.json": [
-      {"idx": i, "name": str(i), "path": path, "type": f"{package}.{kind}"}
-      for i, (path, kind) in enumerate(modules)
+      {
+        "idx": i,
+        "name": str(i),
+        "path": path,
+        "type": f"sentence_transformers.{kind}",
+      }
+      for i, (path, kind) in enumerate(kinds.items())
     ],
     "sentence_bert_config.json": {
       "max_seq_length": loaded.longest_row,
       "do_lower_case": False,
     },
     "config_sentence_transformers.json": {
-      "similarity_fn_name": "cosine",
+      **about,
+      "similarity_fn_name": similarity,
       "prompts": prompts or {},
     },
-    "1_Pooling/config.json": {
-      "word_embedding_dimension": loaded.model.config.width,
-      "pooling_mode_cls_token": False,
-      "pooling_mode_mean_tokens": True,
-      "pooling_mode_max_tokens": False,
-      "include_prompt": True,
+    **{
+      f"{path}/config.json": modules[kind]
+      for path, kind in paths.items()
+      if modules[kind] is not None
     },
   }

@@ -26,8 +26,9 @@ class Place:
   weights: Mapping[str, str]  # our parameters to its tensors
   # Fields of config.json, from the checkpoint and the model_type.
   config: Callable[[Loaded, str], dict[str, Any]]
-  # Whether sentence-transformers opens it, with vectors of norm 1.
-  embeds: bool = False
+  # Class of sentence-transformers that opens it, as vectors of length 1.
+  embedder: str = ""
+  projection: str = ""  # our kernel that makes vectors of token states
 
 
 def _labels(loaded: Loaded, model_type: str) -> dict[str, Any]:
@@ -63,6 +64,8 @@ def _classifier(loaded: Loaded, model_type: str) -> dict[str, Any]:
   return out
 
 
+# First version of sentence-transformers that has a class.
+EMBEDDERS = {"SentenceTransformer": "5", "MultiVectorEncoder": "6"}
 HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
   "classifier": Place(
     auto="AutoModelForSequenceClassification",
@@ -90,7 +93,15 @@ HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
     tag="sentence-similarity",
     weights={},
     config=lambda loaded, model_type: {},
-    embeds=True,
+    embedder="SentenceTransformer",
+  ),
+  "token_towers": Place(
+    auto="AutoModel",
+    tag="sentence-similarity",
+    weights={},
+    config=lambda loaded, model_type: {},
+    embedder="MultiVectorEncoder",
+    projection="projection/kernel",
   ),
 }
 
@@ -122,7 +133,7 @@ def classifier(encoder: str, attention: str) -> dict[str, str]:
 
 def prompts(loaded: Loaded) -> dict[str, str] | None:
   """Returns an embedder's prefixes of texts; None for any other model."""
-  if not (loaded.task and place(loaded.task).embeds):
+  if not (loaded.task and place(loaded.task).embedder):
     return None
   query, document = loaded.task.settings.get("prompts", ("", ""))
   return {"query": query, "document": document}
