@@ -27,6 +27,22 @@ SETTINGS = {
 }
 
 
+def classes(family: str, *tasks: str, base: str = "Model") -> dict[str, str]:
+  """Returns a family's classes by auto class; its own is the first."""
+  named = {f"AutoModelFor{task}": f"{family}For{task}" for task in tasks}
+  return named | {"AutoModel": family + base}
+
+
+def tensors(modules: Mapping[str, str]) -> dict[str, str]:
+  """Returns the tensors of modules' possible parameters, by our paths."""
+  parts = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+  return {
+    f"{ours}/{part}": f"{theirs}.{name}"
+    for ours, theirs in modules.items()
+    for part, name in parts.items()
+  }
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
   """A model of transformers that reads the weights with one attention."""

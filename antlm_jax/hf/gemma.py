@@ -4,7 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from antlm_jax.hf import llama, rope
-from antlm_jax.hf.architecture import Architecture, Target, completed, differs
+from antlm_jax.hf.architecture import (
+  Architecture,
+  Target,
+  classes,
+  completed,
+  differs,
+  tensors,
+)
 from antlm_jax.models import encoder
 
 # Our gemma computes only these values.
@@ -33,19 +40,15 @@ _DEFAULTS = {
   "sliding_window": 4096,
   "tie_word_embeddings": True,
 }
-_CLASSES = {
-  "AutoModelForCausalLM": "Gemma3ForCausalLM",
-  "AutoModel": "Gemma3TextModel",
-}
-_MASKED = {"AutoModelForMaskedLM": "Gemma3ForMaskedLM"}
 
 
 def _target(both_ways: bool) -> Target:
   """Returns a Gemma 3; read both ways, its masked LM brings code."""
-  code = {auto: f"modeling_masked.{name}" for auto, name in _MASKED.items()}
+  tasks = ("MaskedLM",) * both_ways + ("CausalLM",)
+  code = {"AutoModelForMaskedLM": "modeling_masked.Gemma3ForMaskedLM"}
   return Target(
     "gemma3_text",
-    _MASKED | _CLASSES if both_ways else _CLASSES,
+    classes("Gemma3", *tasks, base="TextModel"),
     since="5.4" if both_ways else "4.57",
     ours={"qk_norm": True, "qkv_bias": False},
     settings={**_ONLY, "use_cache": True, _BOTH_WAYS: both_ways}
@@ -126,9 +129,13 @@ GEMMA = Architecture(
   },
   weights={
     **llama.LLAMA.weights,
-    "blocks/attention_out_norm/scale": f"{_L}.post_attention_layernorm.weight",
-    "blocks/mlp_norm/scale": f"{_L}.pre_feedforward_layernorm.weight",
-    "blocks/mlp_out_norm/scale": f"{_L}.post_feedforward_layernorm.weight",
+    **tensors(
+      {
+        "blocks/attention_out_norm": f"{_L}.post_attention_layernorm",
+        "blocks/mlp_norm": f"{_L}.pre_feedforward_layernorm",
+        "blocks/mlp_out_norm": f"{_L}.post_feedforward_layernorm",
+      }
+    ),
   },
   targets={"causal": [_target(False)], "bidirectional": [_target(True)]},
   causal_field="is_causal",

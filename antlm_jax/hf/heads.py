@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from antlm_jax.errors import UserError
-from antlm_jax.hf.architecture import Target
+from antlm_jax.hf.architecture import Target, tensors
 from antlm_jax.inference.model import FineTuned, Loaded
 
+_CLASSES = {"classes": "classifier"}
 _POOLS = {  # our pooling to theirs
   "EuroBERT": {"first": "bos", "mean": "mean"},
   "ModernBERT": {"first": "cls", "mean": "mean"},
@@ -70,22 +71,13 @@ HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
   "classifier": Place(
     auto="AutoModelForSequenceClassification",
     tag="text-classification",
-    weights={
-      "norm/scale": "norm.weight",
-      "dense/kernel": "dense.weight",
-      "dense/bias": "dense.bias",
-      "classes/kernel": "classifier.weight",
-      "classes/bias": "classifier.bias",
-    },
+    weights=tensors({"norm": "norm", "dense": "dense", **_CLASSES}),
     config=_classifier,
   ),
   "tagger": Place(
     auto="AutoModelForTokenClassification",
     tag="token-classification",
-    weights={
-      "classes/kernel": "classifier.weight",
-      "classes/bias": "classifier.bias",
-    },
+    weights=tensors(_CLASSES),
     config=_labels,
   ),
   "towers": Place(

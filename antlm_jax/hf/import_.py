@@ -151,7 +151,8 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
   _check_tokenizer(path, tokenizer, rows, described.special)
   # Before anything of the config's sizes is made: the files bound them.
   stored, unused = layout.tensors_of(tensors), ARCHITECTURES[encoder].unused
-  params = weights.reader(stored, described.weights, model.shapes, unused)
+  names = layout.weights or described.weights
+  params = weights.reader(stored, names, model.shapes, unused)
   if (path / NATIVE).exists():
     return _native(path, params, model, boundary)
   notes = list(layout.notes)

@@ -8,8 +8,10 @@ from antlm_jax.hf.architecture import (
   SETTINGS,
   Architecture,
   Target,
+  classes,
   completed,
   differs,
+  tensors,
 )
 from antlm_jax.models import encoder
 
@@ -122,65 +124,53 @@ MODERNBERT = Architecture(
   },
   weights={
     "embedding": "model.embeddings.tok_embeddings.weight",
-    "embedding_norm/scale": "model.embeddings.norm.weight",
-    "blocks/attention_norm/scale": f"{_BLOCK}.attn_norm.weight",
-    **dict.fromkeys(
-      [f"blocks/attention/{x}/kernel" for x in "qkv"],
-      f"{_BLOCK}.attn.Wqkv.weight",
+    **tensors(
+      {
+        "embedding_norm": "model.embeddings.norm",
+        "blocks/attention_norm": f"{_BLOCK}.attn_norm",
+        **{f"blocks/attention/{x}": f"{_BLOCK}.attn.Wqkv" for x in "qkv"},
+        "blocks/attention/out": f"{_BLOCK}.attn.Wo",
+        "blocks/mlp_norm": f"{_BLOCK}.mlp_norm",
+        "blocks/mlp/gate": f"{_BLOCK}.mlp.Wi",
+        "blocks/mlp/up": f"{_BLOCK}.mlp.Wi",
+        "blocks/mlp/down": f"{_BLOCK}.mlp.Wo",
+        "norm": "model.final_norm",
+        "head/linear": "head.dense",
+        "head/norm": "head.norm",
+        "head": "decoder",  # tied
+      }
     ),
-    "blocks/attention/out/kernel": f"{_BLOCK}.attn.Wo.weight",
-    "blocks/mlp_norm/scale": f"{_BLOCK}.mlp_norm.weight",
-    "blocks/mlp/gate/kernel": f"{_BLOCK}.mlp.Wi.weight",
-    "blocks/mlp/up/kernel": f"{_BLOCK}.mlp.Wi.weight",
-    "blocks/mlp/down/kernel": f"{_BLOCK}.mlp.Wo.weight",
-    "norm/scale": "model.final_norm.weight",
-    "head/linear/kernel": "head.dense.weight",
-    "head/norm/scale": "head.norm.weight",
-    "head/bias": "decoder.bias",
-    "head/kernel": "decoder.weight",  # tied
   },
   unused=(f"{_BLOCK.format(0)}.attn_norm.weight",),
   targets={
     "causal": [
       Target(
         _CAUSAL,
-        {
-          "AutoModelForCausalLM": "ModernBertDecoderForCausalLM",
-          "AutoModel": "ModernBertDecoderModel",
-        },
+        classes("ModernBertDecoder", "CausalLM"),
         since="5.23",  # 4.57 rotates all layers by one base
         settings=_COMPUTES | {"use_cache": True},
         defaults={"is_causal": True},
         ids=_IDS,
-        weights={
-          **{
-            f"blocks/attention/{x}/kernel": f"{_BLOCK}.attn.{x}_proj.weight"
-            for x in "qkv"
-          },
-          "head/linear/kernel": "lm_head.dense.weight",
-          "head/norm/scale": "lm_head.norm.weight",
-        },
+        weights=tensors(
+          {
+            "blocks/attention/q": f"{_BLOCK}.attn.q_proj",
+            "blocks/attention/k": f"{_BLOCK}.attn.k_proj",
+            "blocks/attention/v": f"{_BLOCK}.attn.v_proj",
+            "head/linear": "lm_head.dense",
+            "head/norm": "lm_head.norm",
+          }
+        ),
       )
     ],
     "bidirectional": [
       Target(
         _BIDIRECTIONAL,
-        {
-          "AutoModelForMaskedLM": "ModernBertForMaskedLM",
-          "AutoModelForSequenceClassification": (
-            "ModernBertForSequenceClassification"
-          ),
-          "AutoModel": "ModernBertModel",
-        },
+        classes("ModernBert", "MaskedLM", "SequenceClassification"),
         since="4.48",
         settings=_COMPUTES,
         defaults={"is_causal": False},
         ids=_IDS,
-        head={
-          "norm/scale": "head.norm.weight",
-          "dense/kernel": "head.dense.weight",
-          "dense/bias": "head.dense.bias",
-        },
+        head=tensors({"norm": "head.norm", "dense": "head.dense"}),
       )
     ],
     "mntp": [],
