@@ -137,6 +137,29 @@ def completed(fields: Mapping, defaults: Mapping, only: Mapping) -> dict:
   return given
 
 
+def whole(fields: Mapping, name: str, least: int) -> int:
+  """Returns a field that is an integer; ValueError if it is none, or small."""
+  found = fields.get(name)
+  if type(found) is not int or not least <= found < 2**20:
+    raise differs(name, found)
+  return found
+
+
+def layer_kinds(
+  given: Mapping, default: Callable[[int], str], known: Sequence[str]
+) -> list[str]:
+  """Returns the kind of each layer, by default a function of its index.
+
+  Raises a ValueError if a kind is not `known`, or there is not one a layer.
+  """
+  layers = whole(given, "num_hidden_layers", 1)
+  kinds = given.get("layer_types") or [default(i) for i in range(layers)]
+  complete = isinstance(kinds, list) and len(kinds) == layers
+  if not complete or any(kind not in known for kind in kinds):
+    raise differs("layer_types", kinds)
+  return kinds
+
+
 def differs(name: str, found: Any) -> ValueError:
   """Returns the error for a field that our encoders do not implement."""
   shown = json.dumps(found) if isinstance(found, dict) else repr(found)

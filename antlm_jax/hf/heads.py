@@ -24,9 +24,10 @@ class Place:
 
   auto: str  # auto class that opens it
   tag: str  # the Hub's name for its task
-  weights: Mapping[str, str]  # our parameters to its tensors
+  # Our parameters to its tensors.
+  weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Fields of config.json, from the checkpoint and the model_type.
-  config: Callable[[Loaded, str], dict[str, Any]]
+  config: Callable[[Loaded, str], dict[str, Any]] = lambda loaded, kind: {}
   # Class of sentence-transformers that opens it, as vectors of length 1.
   embedder: str = ""
   projection: str = ""  # our kernel that makes vectors of token states
@@ -81,17 +82,11 @@ HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
     config=_labels,
   ),
   "towers": Place(
-    auto="AutoModel",
-    tag="sentence-similarity",
-    weights={},
-    config=lambda loaded, model_type: {},
-    embedder="SentenceTransformer",
+    auto="AutoModel", tag="sentence-similarity", embedder="SentenceTransformer"
   ),
   "token_towers": Place(
     auto="AutoModel",
     tag="sentence-similarity",
-    weights={},
-    config=lambda loaded, model_type: {},
     embedder="MultiVectorEncoder",
     projection="projection/kernel",
   ),

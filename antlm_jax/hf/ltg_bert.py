@@ -24,7 +24,7 @@ def _target(masked: bool, classes: dict[str, str]) -> Target:
   return Target(
     "ltg_bert",
     classes,
-    since="4.45",
+    since="4.46",
     settings=_SETTINGS | {"is_decoder": not masked},
     code=(
       "configuration_ltg_bert.py",

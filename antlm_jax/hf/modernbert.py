@@ -11,7 +11,9 @@ from antlm_jax.hf.architecture import (
   classes,
   completed,
   differs,
+  layer_kinds,
   tensors,
+  whole,
 )
 from antlm_jax.models import encoder
 
@@ -72,43 +74,26 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
   given = completed(fields, _DEFAULTS | target.defaults, _ONLY)
   if given["embedding_dropout"] != given["mlp_dropout"]:
     raise differs("embedding_dropout", given["embedding_dropout"])
-  every = _whole(given, "global_attn_every_n_layers", 1)
-  layers = _whole(given, "num_hidden_layers", 1)
-  window = _whole(given, "local_attention", 0) // 2
+  every = whole(given, "global_attn_every_n_layers", 1)
+  window = whole(given, "local_attention", 0) // 2
   window += target.model_type == _BIDIRECTIONAL
-  kinds = given.get("layer_types") or [
-    _SLIDING if layer % every else _FULL for layer in range(layers)
-  ]
-  whole = isinstance(kinds, list) and len(kinds) == layers
-  if not whole or any(kind not in (_FULL, _SLIDING) for kind in kinds):
-    raise differs("layer_types", kinds)
+  kinds = layer_kinds(
+    given, lambda i: _SLIDING if i % every else _FULL, (_FULL, _SLIDING)
+  )
   windows = encoder.pattern([window * (kind == _SLIDING) for kind in kinds])
   base = given["global_rope_theta"]
   if fields.get("local_rope_theta", 0) is None:  # null means the other base
     given["local_rope_theta"] = base
+  bases = {_FULL: base, _SLIDING: given["local_rope_theta"]}
+  ropes = rope.by_kind(given, bases)
+  for kind, found in zip(bases, ropes, strict=True):
+    if rope.scaling(name := f"rope_parameters.{kind}", found):
+      raise differs(name, found)
   return given | {
     "layer_types": windows if any(windows) else (),
-    "global_rope_theta": _theta(given, _FULL, base),
-    "local_rope_theta": _theta(given, _SLIDING, given["local_rope_theta"]),
+    "global_rope_theta": ropes[0]["rope_theta"],
+    "local_rope_theta": ropes[1]["rope_theta"],
   }
-
-
-def _whole(fields: Mapping, name: str, least: int) -> int:
-  found = fields.get(name)
-  if type(found) is not int or not least <= found < 2**20:
-    raise ValueError(f"{name}={found!r} is no integer from {least} to {2**20}")
-  return found
-
-
-def _theta(fields: Mapping, kind: str, older: float) -> float:
-  """Returns RoPE's base, in the form of transformers 5 or of 4."""
-  ropes = fields.get("rope_parameters", {})
-  if not isinstance(ropes, dict):
-    raise differs("rope_parameters", ropes)
-  found = ropes.get(kind) or {}
-  if rope.scaling(name := f"rope_parameters.{kind}", found):
-    raise differs(name, found)
-  return found.get("rope_theta", older)
 
 
 MODERNBERT = Architecture(
