@@ -222,7 +222,7 @@ def _native(
       f" remove {NATIVE} to go by config.json"
     )
   meta = dataclasses.replace(meta, boundary=boundary or meta.boundary)
-  return Imported(meta, step, (), weights)
+  return Imported(meta, step, (), params)
 
 
 def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:
