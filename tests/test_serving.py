@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from antlm_jax.data import toy_english
+from antlm_jax.errors import UserError
+from antlm_jax.evals.embed import embed
 from antlm_jax.evals.finetuning import retrieval, saved
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.hf import export
@@ -60,6 +62,8 @@ def test_multi_vectors_score_as_ours(encoder, tmp_path):
   scores = head.similarity(queries, documents)
   np.testing.assert_allclose(scores, model.similarity(*found), atol=1e-5)
   assert "import MultiVectorEncoder" in (folder / "README.md").read_text()
+  with pytest.raises(UserError, match="has a vector for each token"):
+    embed(loaded, texts)
 
 
 @pytest.mark.parametrize("kind", HEADS)
