@@ -199,7 +199,7 @@ def _sentences(loaded: Loaded, prompts: Mapping | None) -> dict[str, object]:
     about = {"model_type": "MultiVectorEncoder"}
     about |= {"similarity_fn_name": "meanmaxsim"}
     modules = {
-      "models.Dense": {
+      "base.modules.Dense": {
         "in_features": size,
         "out_features": loaded.task.settings["size"],
         "bias": False,
