@@ -91,11 +91,15 @@ setuptools.setup(
       "gguf>=0.19",
       "lm_eval>=0.4.13",
       "minicons>=0.3.39",
+      "onnxruntime>=1.32",
+      "onnxscript>=0.7.2",  # PyTorch writes ONNX with it
       "sentence-transformers>=6.2",
       "seqeval>=1.2.2",  # the F1 of entities
       "torch==2.13.0",
       "transformers>=5.23,<6",
     ],
+    # The field's measure of embedders, on exported folders.
+    "mteb": ["mteb>=2.26"],
     # The tables and templates of `antlm report`.
     "evals": ["jinja2>=3.1", "pandas>=2.2"],
     # Metrics to Weights & Biases: log.writers=wandb.

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from antlm_jax import cli
 from antlm_jax import settings as settings_lib
+from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import own, retrieval, saved
 from antlm_jax.evals.finetuning.classification import pooled
@@ -104,8 +105,8 @@ def embed(
     of training, or as a fine-tuned model pools them.
 
   Raises:
-    UserError: An argument is wrong, or the file cannot be read or lacks the
-      column.
+    UserError: An argument is wrong, the model has a vector for each token, or
+      the file cannot be read or lacks the column.
   """
   asked = Embedding(prompt, normalize, attention, text_column, batch_tokens)
   settings_lib.check(asked, "--")
@@ -126,6 +127,11 @@ def embed(
 def _head(loaded: Loaded, asked: Embedding) -> tuple[_Pool, bool]:
   """Returns the head that pools, and whether the attention is causal."""
   task, kind = loaded.task, retrieval.Towers.kind
+  if task and task.kind == retrieval.TokenTowers.kind:
+    raise UserError(
+      f"{loaded.path} has a vector for each token, not for each text: export"
+      " it, and encode by sentence-transformers' MultiVectorEncoder"
+    )
   settings = task.settings if task else {}
   attention = asked.attention or (task.attention if task else ATTENTIONS[0])
   prompts = zip(PROMPTS, settings.get("prompts", ("", "")), strict=True)

@@ -82,12 +82,6 @@ def test_from_a_folder_to_an_embedder_and_out(tmp_path):
   ):
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
   assert np.abs(queries - documents).max() > 1e-2
-  tokenize = transformers.AutoTokenizer.from_pretrained(path)
-  inputs = tokenize("a cat " + texts[0], return_tensors="pt")
-  mean = transformers.AutoModel.from_pretrained(path)(**inputs)[0].mean(1)
-  vector = mean[0].detach().numpy()
-  vector /= np.linalg.norm(vector)
-  np.testing.assert_allclose(documents[0], vector, atol=1e-5)
   card = (path / "README.md").read_text()
   assert "library_name: sentence-transformers" in card
   assert best["ndcg"] > first["ndcg"]

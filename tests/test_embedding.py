@@ -15,6 +15,7 @@ from antlm_jax.evals.finetuning.trial import Hyperparameters
 from tests import random_models
 
 OPTIONS = retrieval.Options(), embedding.Options()
+WEIGHTS = np.float32([1, 1, 1, 0])  # of rows; 0 is an empty place
 run = random_models.run()
 
 
@@ -30,6 +31,42 @@ def test_infonce_with_negatives_is_its_definition():
     nats.append(np.log(np.exp(scores / 0.1).sum()) - x[i, 0] @ x[i, 1] / 0.1)
   found = Towers(0.1).loss(jnp.float32(x), None, jnp.float32(weights))
   assert found == pytest.approx(np.mean(nats), rel=1e-5)
+
+
+def test_max_similarity_is_its_definition():
+  """Padding of either side, even with larger cosines, does not count."""
+  draw = np.random.default_rng(0)
+  hidden = draw.normal(size=(8, 3, 6))  # four queries, then four documents
+  lengths = np.array([3, 1, 2, 3, 2, 3, 1, 3])
+  head = retrieval.TokenTowers(0.1, size=4)
+  kernel = draw.normal(size=(6, 4))
+  found = head({"projection/kernel": jnp.float32(kernel)}, hidden, lengths)
+  assert found.shape == (8, 3, 4)
+  texts = [(h @ kernel)[:n] for h, n in zip(hidden, lengths, strict=True)]
+  texts = [x / np.linalg.norm(x, axis=-1, keepdims=True) for x in texts]
+  expected = [
+    [(q @ d.T).max(axis=1).mean() for d in texts[4:]] for q in texts[:4]
+  ]
+  scores = head.similarity(found[:4], found[4:])
+  np.testing.assert_allclose(scores, expected, atol=1e-6)
+  # InfoNCE is the same as of single vectors, of these scores.
+  each = np.exp(np.array(expected[:3]) / 0.1)[:, :3]
+  nats = np.mean(np.log(each.sum(axis=1)) - np.log(np.diagonal(each)))
+  loss = head.loss(found.reshape(2, 4, 3, 4).swapaxes(0, 1), None, WEIGHTS)
+  assert loss == pytest.approx(nats, rel=1e-4)
+
+
+def test_late_interaction_learns_to_find(loaded):
+  """Its gradient reaches encoder and projection, and decoding ranks by it."""
+  halves = [s.split() for s in toy_english.sentences(0, 150)]
+  records = [(" ".join(w[::2]), " ".join(w[1::2])) for w in halves if w[3:]]
+  task = pairs(records, embedding.Options(token_size=8))
+  settings = Hyperparameters(batch_size=16, epochs=4, max_length=16)
+  data = loop.read(loaded, task, 16)
+  (outcome,) = loop.fit(loaded, task, data, settings, [Run(3e-3, 0)])
+  first, last = outcome.epochs[0], outcome.epochs[-1]
+  assert last["train_loss"] < first["train_loss"] - 1
+  assert last["own-dev"]["ndcg"] > first["own-dev"]["ndcg"] + 0.05
 
 
 def test_prompts_stand_before_queries_and_others(loaded):

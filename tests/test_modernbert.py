@@ -74,8 +74,8 @@ def test_both_forms_of_its_config_say_the_same(loaded, read):
     ({"rope_parameters": 3}, "rope_parameters is 3"),
     ({"layer_types": ["full_attention"]}, "layer_types is ['full"),
     ({"layer_types": 3}, "layer_types is 3"),
-    ({"local_attention": -1}, "local_attention=-1"),
-    ({"num_hidden_layers": 2**40}, "num_hidden_layers=1099511627776"),
+    ({"local_attention": -1}, "local_attention is -1"),
+    ({"num_hidden_layers": 2**40}, "num_hidden_layers is 1099511627776"),
   ],
 )
 def test_what_it_would_compute_differently_is_refused(read, fields, said):

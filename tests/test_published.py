@@ -262,8 +262,9 @@ def test_what_does_not_fit_is_named(kind, folder):
   as_safetensors(state, folder)
   with pytest.raises(UserError) as error:
     import_.read(folder)
-  for name in ("q_proj.weight", "k_proj.weight", "o_proj.bias"):
-    assert f"model.layers.1.self_attn.{name}" in str(error.value)
+  inner = at.removeprefix("transformer.")
+  for name in ("in_proj_qk.weight", "out_proj.bias"):
+    assert f"{inner}.{name}" in str(error.value)
   assert "no place for head.nonlinearity.1.bias" in str(error.value)
 
 
@@ -275,7 +276,7 @@ def test_parts_that_do_not_fit_are_named(kind, folder):
   if kind == "gpt":
     state["transformer.dwa_modules.alphas.0"] = np.zeros((), np.float32)
   as_safetensors(state, folder)
-  words = {"ltg": r"k_proj.weight \[33, 32\]", "gpt": "model.depth_weights"}
+  words = {"ltg": r"proj_qk.weight \[65, 32\]", "gpt": "dwa_modules.alphas"}
   with pytest.raises(UserError, match=words[kind]):
     import_.read(folder)
 
@@ -284,5 +285,5 @@ def test_a_head_that_is_not_tied_is_refused(kind, folder):
   state = drawn(kind)
   state["classifier.nonlinearity.5.weight"] += 1
   as_a_baseline(state, folder)
-  with pytest.raises(UserError, match=r"lm_head.weight differs"):
+  with pytest.raises(UserError, match=r"nonlinearity.5.weight differs"):
     import_.read(folder)

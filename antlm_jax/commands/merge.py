@@ -69,7 +69,7 @@ def merge(
   parts = [_opened(model) for model in models]
   start = _opened(base) if base else None
   meta, params = merging.merge(parts, weights, method, start)
-  merged = import_.Imported(meta, 0, (), params)
+  merged = import_.Imported(meta, 0, (), lambda: params)
   return load(import_.write(merged, workdir, parts[0].task))
 
 

@@ -27,6 +27,22 @@ SETTINGS = {
 }
 
 
+def classes(family: str, *tasks: str, base: str = "Model") -> dict[str, str]:
+  """Returns a family's classes by auto class; its own is the first."""
+  named = {f"AutoModelFor{task}": f"{family}For{task}" for task in tasks}
+  return named | {"AutoModel": family + base}
+
+
+def tensors(modules: Mapping[str, str]) -> dict[str, str]:
+  """Returns the tensors of modules' possible parameters, by our paths."""
+  parts = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+  return {
+    f"{ours}/{part}": f"{theirs}.{name}"
+    for ours, theirs in modules.items()
+    for part, name in parts.items()
+  }
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
   """A model of transformers that reads the weights with one attention."""
@@ -119,6 +135,29 @@ def completed(fields: Mapping, defaults: Mapping, only: Mapping) -> dict:
     if given.get(name, right) != right:
       raise differs(name, given[name])
   return given
+
+
+def whole(fields: Mapping, name: str, least: int) -> int:
+  """Returns a field that is an integer; ValueError if it is none, or small."""
+  found = fields.get(name)
+  if type(found) is not int or not least <= found < 2**20:
+    raise differs(name, found)
+  return found
+
+
+def layer_kinds(
+  given: Mapping, default: Callable[[int], str], known: Sequence[str]
+) -> list[str]:
+  """Returns the kind of each layer, by default a function of its index.
+
+  Raises a ValueError if a kind is not `known`, or there is not one a layer.
+  """
+  layers = whole(given, "num_hidden_layers", 1)
+  kinds = given.get("layer_types") or [default(i) for i in range(layers)]
+  complete = isinstance(kinds, list) and len(kinds) == layers
+  if not complete or any(kind not in known for kind in kinds):
+    raise differs("layer_types", kinds)
+  return kinds
 
 
 def differs(name: str, found: Any) -> ValueError:

@@ -61,12 +61,12 @@ model = {auto}.from_pretrained({call})
 print(pipeline("{tag}", model=model, tokenizer=tokenizer)({text!r}))
 ```"""
 _EMBEDDER = """\
-With sentence-transformers 5 or later:
+With sentence-transformers {since} or later:
 
 ```python
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import {auto}
 
-model = SentenceTransformer({call})
+model = {auto}({call})
 queries = model.encode_query(["dogs that sleep"])
 documents = model.encode_document(["The dogs sleep.", "It rains."])
 print(model.similarity(queries, documents))
@@ -106,14 +106,15 @@ def card(
   import huggingface_hub  # slow to import
 
   name = loaded.config.model.name
-  embeds = heads.prompts(loaded) is not None
   tag = "text-generation" if attention == "causal" else "fill-mask"
-  auto = next(iter(target.classes))
+  auto, since, embedder = next(iter(target.classes)), target.since, ""
   if loaded.task:
     place = heads.place(loaded.task)
-    tag, auto = place.tag, place.auto
+    tag, auto, embedder = place.tag, place.auto, place.embedder
+  if embedder:
+    auto, since = embedder, heads.EMBEDDERS[embedder]
   metadata = huggingface_hub.ModelCardData(
-    library_name="sentence-transformers" if embeds else "transformers",
+    library_name="sentence-transformers" if embedder else "transformers",
     pipeline_tag=tag,
     license=about.license or None,
     language=list(about.language) or None,
@@ -127,10 +128,10 @@ def card(
     origin = _FOREIGN
   mask = loaded.tokenizer.mask_id
   word = "" if mask is None else loaded.tokenizer.decode([mask], False)
-  use = (_EMBEDDER if embeds else _PIPELINE).format(
+  use = (_EMBEDDER if embedder else _PIPELINE).format(
     auto=auto,
     call='"FOLDER", trust_remote_code=True' if target.code else '"FOLDER"',
-    since=target.since,
+    since=since,
     tag=tag,
     text=_TEXTS.get(tag, "The dogs sleep.").format(mask=word),
   )

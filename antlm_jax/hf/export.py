@@ -7,6 +7,9 @@ import pathlib
 import shutil
 from collections.abc import Mapping, Sequence
 
+import jax.numpy as jnp
+import numpy as np
+
 from antlm_jax import config as config_lib
 from antlm_jax.errors import UserError
 from antlm_jax.hf import card, heads, hub, tokenizer, weights
@@ -19,6 +22,7 @@ from antlm_jax.runtime import files
 
 _CODE = pathlib.Path(__file__).parent / "remote"
 _NOTHING = card.About()
+_SBERT = "sentence_transformers"
 
 
 def export(
@@ -65,6 +69,10 @@ def export(
         (folder / path).write_text(text, "utf-8")
       for code in target.code:
         shutil.copyfile(_CODE / code, folder / code)
+      if loaded.task and (kernel := heads.place(loaded.task).projection):
+        names = {kernel: "linear.weight"}
+        dense = weights.tensors(loaded.task.params, names, dtype)
+        weights.write(folder / "1_Dense", dense, shard_bytes)
       first = targets[attentions[0]]
       same = first.zeros == target.zeros and first.weights == target.weights
       if target is first or not same:
@@ -151,13 +159,16 @@ def _tensors(loaded: Loaded, target: Target, dtype: str) -> dict:
   """Returns a folder's weights; a task's head replaces the language model's."""
   architecture = ARCHITECTURES[loaded.config.model.name]
   names, params = architecture.names(target), loaded.params
+  ours = loaded.model.config
   if loaded.task:
     params = {p: v for p, v in params.items() if not p.startswith("head/")}
   out = weights.tensors(params, names, dtype)
   if loaded.task:
     places = heads.place(loaded.task).weights | target.head
     out |= weights.tensors(loaded.task.params, places, dtype)
-  out |= weights.zeros(target.zeros, loaded.model.config, dtype)
+  for name in target.zeros:
+    layers = np.zeros((ours.layers, ours.width), jnp.dtype(dtype))
+    out |= {name.format(i): bias for i, bias in enumerate(layers)}
   return {n: w for n, w in out.items() if n not in architecture.unused}
 
 
@@ -179,29 +190,50 @@ def _native(loaded: Loaded) -> dict[str, object]:
 
 
 def _sentences(loaded: Loaded, prompts: Mapping | None) -> dict[str, object]:
-  """Returns the files of sentence-transformers: the mean of all tokens."""
-  package = "sentence_transformers.models"
-  modules = [("", "Transformer"), ("1_Pooling", "Pooling")]
-  if prompts:
-    modules += [("2_Normalize", "Normalize")]
+  """Returns the files of sentence-transformers, by their path.
+
+  A text's vector is the mean of all tokens, or each token has one.
+  """
+  size, tokens = loaded.model.config.width, "token_embeddings"
+  if loaded.task and heads.place(loaded.task).projection:
+    about = {"model_type": "MultiVectorEncoder"}
+    about |= {"similarity_fn_name": "meanmaxsim"}
+    modules = {
+      "base.modules.Dense": {
+        "in_features": size,
+        "out_features": loaded.task.settings["size"],
+        "bias": False,
+        "activation_function": "torch.nn.modules.linear.Identity",
+        "module_input_name": tokens,
+      },
+      "multi_vector_encoder.modules.MultiVectorMask": {},
+      "base.modules.Normalize": {"module_input_name": tokens},
+    }
+  else:
+    about = {"similarity_fn_name": "cosine"}
+    modules = {
+      "models.Pooling": {
+        "word_embedding_dimension": size,
+        "pooling_mode_cls_token": False,
+        "pooling_mode_mean_tokens": True,
+        "pooling_mode_max_tokens": False,
+        "include_prompt": True,
+      }
+    }
+    modules |= {"models.Normalize": {}} if prompts else {}
+  paths = {
+    f"{i}_{kind.rpartition('.')[2]}": kind for i, kind in enumerate(modules, 1)
+  }
+  listed = {"": "models.Transformer", **paths}.items()
   return {
     "modules.json": [
-      {"idx": i, "name": str(i), "path": path, "type": f"{package}.{kind}"}
-      for i, (path, kind) in enumerate(modules)
+      {"idx": i, "name": str(i), "path": path, "type": f"{_SBERT}.{kind}"}
+      for i, (path, kind) in enumerate(listed)
     ],
     "sentence_bert_config.json": {
       "max_seq_length": loaded.longest_row,
       "do_lower_case": False,
     },
-    "config_sentence_transformers.json": {
-      "similarity_fn_name": "cosine",
-      "prompts": prompts or {},
-    },
-    "1_Pooling/config.json": {
-      "word_embedding_dimension": loaded.model.config.width,
-      "pooling_mode_cls_token": False,
-      "pooling_mode_mean_tokens": True,
-      "pooling_mode_max_tokens": False,
-      "include_prompt": True,
-    },
+    "config_sentence_transformers.json": {**about, "prompts": prompts or {}},
+    **{f"{path}/config.json": modules[kind] for path, kind in paths.items()},
   }

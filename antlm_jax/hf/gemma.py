@@ -4,7 +4,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from antlm_jax.hf import llama, rope
-from antlm_jax.hf.architecture import Architecture, Target, completed, differs
+from antlm_jax.hf.architecture import (
+  Architecture,
+  Target,
+  classes,
+  completed,
+  differs,
+  layer_kinds,
+  tensors,
+  whole,
+)
 from antlm_jax.models import encoder
 
 # Our gemma computes only these values.
@@ -15,7 +24,7 @@ _ONLY = {
 }
 _L = "model.layers.{}"
 _BOTH_WAYS = "use_bidirectional_attention"
-_WINDOW = "sliding_window"
+_WINDOW, _PATTERN = "sliding_window", "sliding_window_pattern"
 _LOCAL = "rope_local_base_freq"
 _KINDS = "full_attention", "sliding_attention"  # of layers
 _DEFAULTS = {
@@ -33,19 +42,15 @@ _DEFAULTS = {
   "sliding_window": 4096,
   "tie_word_embeddings": True,
 }
-_CLASSES = {
-  "AutoModelForCausalLM": "Gemma3ForCausalLM",
-  "AutoModel": "Gemma3TextModel",
-}
-_MASKED = {"AutoModelForMaskedLM": "Gemma3ForMaskedLM"}
 
 
 def _target(both_ways: bool) -> Target:
   """Returns a Gemma 3; read both ways, its masked LM brings code."""
-  code = {auto: f"modeling_masked.{name}" for auto, name in _MASKED.items()}
+  tasks = ("MaskedLM",) * both_ways + ("CausalLM",)
+  code = {"AutoModelForMaskedLM": "modeling_masked.Gemma3ForMaskedLM"}
   return Target(
     "gemma3_text",
-    _MASKED | _CLASSES if both_ways else _CLASSES,
+    classes("Gemma3", *tasks, base="TextModel"),
     since="5.4" if both_ways else "4.57",
     ours={"qk_norm": True, "qkv_bias": False},
     settings={**_ONLY, "use_cache": True, _BOTH_WAYS: both_ways}
@@ -75,46 +80,30 @@ def _extra(config, target: Target) -> dict[str, Any]:
 def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
   given = completed(fields, _DEFAULTS, _ONLY | llama.ONLY)
   both_ways = given.get(_BOTH_WAYS) is True
-  full, near = _rotations(given)
+  bases = dict(zip(_KINDS, (given["rope_theta"], given[_LOCAL]), strict=True))
+  full, near = rope.by_kind(given, bases)
+  scaled = given.get("rope_scaling", {})
+  if not isinstance(scaled, dict):
+    raise differs("rope_scaling", scaled)
   if rope.scaling("rope_parameters.sliding_attention", near):
     raise differs("rope_parameters.sliding_attention", near)
   return given | {
     "is_causal": not both_ways,
-    "rope_scaling": rope.scaling("rope_parameters.full_attention", full),
+    "rope_scaling": rope.scaling(
+      "rope_parameters.full_attention", full | scaled
+    ),
     "rope_theta": full["rope_theta"],
     _LOCAL: near["rope_theta"],
     _WINDOW: _windows(given, both_ways),
   }
 
 
-def _rotations(given: Mapping) -> list[dict[str, Any]]:
-  """Returns the fields of RoPE for each kind of layer."""
-  said = given.get("rope_parameters", {})
-  older = given.get("rope_scaling", {}), {}
-  thetas = given["rope_theta"], given[_LOCAL]
-  out = []
-  for kind, scaled, theta in zip(_KINDS, older, thetas, strict=True):
-    of_kind = said.get(kind) or {} if isinstance(said, dict) else None
-    if not isinstance(of_kind, dict) or not isinstance(scaled, dict):
-      raise differs("rope_parameters", said)
-    out.append({"rope_theta": theta} | of_kind | scaled)
-  return out
-
-
 def _windows(given: Mapping, both_ways: bool) -> tuple[int, ...]:
-  width, every = given.get(_WINDOW), given.get("sliding_window_pattern", 6)
-  if type(width) is not int or width < 1:
-    raise differs(_WINDOW, width)
-  if type(every) is not int or not 1 <= every <= 1000:
-    raise differs("sliding_window_pattern", every)
+  width = whole(given, _WINDOW, 1)
+  every = whole({_PATTERN: 6, **given}, _PATTERN, 1)
+  kinds = layer_kinds(given, lambda i: _KINDS[(i + 1) % every > 0], _KINDS)
   seen = width // 2 + 1 if both_ways else width
-  of_kind = dict(zip(_KINDS, (0, seen), strict=True))
-  kinds = given.get("layer_types", [_KINDS[1]] * (every - 1) + [_KINDS[0]])
-  if not isinstance(kinds, list) or any(k not in _KINDS for k in kinds):
-    raise differs("layer_types", kinds)
-  if "layer_types" in given and len(kinds) != given.get("num_hidden_layers"):
-    raise differs("layer_types", kinds)
-  return encoder.pattern([of_kind[kind] for kind in kinds])
+  return encoder.pattern([seen * (kind == _KINDS[1]) for kind in kinds])
 
 
 GEMMA = Architecture(
@@ -126,9 +115,13 @@ GEMMA = Architecture(
   },
   weights={
     **llama.LLAMA.weights,
-    "blocks/attention_out_norm/scale": f"{_L}.post_attention_layernorm.weight",
-    "blocks/mlp_norm/scale": f"{_L}.pre_feedforward_layernorm.weight",
-    "blocks/mlp_out_norm/scale": f"{_L}.post_feedforward_layernorm.weight",
+    **tensors(
+      {
+        "blocks/attention_out_norm": f"{_L}.post_attention_layernorm",
+        "blocks/mlp_norm": f"{_L}.pre_feedforward_layernorm",
+        "blocks/mlp_out_norm": f"{_L}.post_feedforward_layernorm",
+      }
+    ),
   },
   targets={"causal": [_target(False)], "bidirectional": [_target(True)]},
   causal_field="is_causal",

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from antlm_jax.errors import UserError
-from antlm_jax.hf.architecture import Target
+from antlm_jax.hf.architecture import Target, tensors
 from antlm_jax.inference.model import FineTuned, Loaded
 
+_CLASSES = {"classes": "classifier"}
 _POOLS = {  # our pooling to theirs
   "EuroBERT": {"first": "bos", "mean": "mean"},
   "ModernBERT": {"first": "cls", "mean": "mean"},
@@ -23,11 +24,13 @@ class Place:
 
   auto: str  # auto class that opens it
   tag: str  # the Hub's name for its task
-  weights: Mapping[str, str]  # our parameters to its tensors
+  # Our parameters to its tensors.
+  weights: Mapping[str, str] = dataclasses.field(default_factory=dict)
   # Fields of config.json, from the checkpoint and the model_type.
-  config: Callable[[Loaded, str], dict[str, Any]]
-  # Whether sentence-transformers opens it, with vectors of norm 1.
-  embeds: bool = False
+  config: Callable[[Loaded, str], dict[str, Any]] = lambda loaded, kind: {}
+  # Class of sentence-transformers that opens it, as vectors of length 1.
+  embedder: str = ""
+  projection: str = ""  # our kernel that makes vectors of token states
 
 
 def _labels(loaded: Loaded, model_type: str) -> dict[str, Any]:
@@ -63,34 +66,29 @@ def _classifier(loaded: Loaded, model_type: str) -> dict[str, Any]:
   return out
 
 
+# First version of sentence-transformers that has a class.
+EMBEDDERS = {"SentenceTransformer": "5", "MultiVectorEncoder": "6"}
 HEADS = {  # by `FineTuned.kind` or `FineTuned.export_as`
   "classifier": Place(
     auto="AutoModelForSequenceClassification",
     tag="text-classification",
-    weights={
-      "norm/scale": "norm.weight",
-      "dense/kernel": "dense.weight",
-      "dense/bias": "dense.bias",
-      "classes/kernel": "classifier.weight",
-      "classes/bias": "classifier.bias",
-    },
+    weights=tensors({"norm": "norm", "dense": "dense", **_CLASSES}),
     config=_classifier,
   ),
   "tagger": Place(
     auto="AutoModelForTokenClassification",
     tag="token-classification",
-    weights={
-      "classes/kernel": "classifier.weight",
-      "classes/bias": "classifier.bias",
-    },
+    weights=tensors(_CLASSES),
     config=_labels,
   ),
   "towers": Place(
+    auto="AutoModel", tag="sentence-similarity", embedder="SentenceTransformer"
+  ),
+  "token_towers": Place(
     auto="AutoModel",
     tag="sentence-similarity",
-    weights={},
-    config=lambda loaded, model_type: {},
-    embeds=True,
+    embedder="MultiVectorEncoder",
+    projection="projection/kernel",
   ),
 }
 
@@ -122,7 +120,7 @@ def classifier(encoder: str, attention: str) -> dict[str, str]:
 
 def prompts(loaded: Loaded) -> dict[str, str] | None:
   """Returns an embedder's prefixes of texts; None for any other model."""
-  if not (loaded.task and place(loaded.task).embeds):
+  if not (loaded.task and place(loaded.task).embedder):
     return None
   query, document = loaded.task.settings.get("prompts", ("", ""))
   return {"query": query, "document": document}

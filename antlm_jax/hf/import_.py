@@ -32,22 +32,18 @@ TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 
 
-class Opened(NamedTuple):
-  """A model of transformers whose parameters are not read yet."""
+class Imported(NamedTuple):
+  """A model of transformers as a checkpoint of ours."""
 
   meta: Meta  # of the checkpoint that it becomes
   step: int  # 0 unless export wrote the folder
   notes: tuple[str, ...]  # for the user
   weights: Callable[[], Params]  # reads the parameters, float32
 
-
-class Imported(NamedTuple):
-  """A model of transformers as a checkpoint of ours; see `Opened`."""
-
-  meta: Meta
-  step: int
-  notes: tuple[str, ...]
-  params: Params  # float32
+  @property
+  def params(self) -> Params:
+    """The parameters, read anew: float32."""
+    return self.weights()
 
 
 def start(model: str) -> Checkpoint:
@@ -59,8 +55,8 @@ class Foreign(Checkpoint):
   """A model of transformers that a run begins from, opened when first used."""
 
   @functools.cached_property
-  def _found(self) -> Opened:
-    return opened(self._where.removeprefix(hub.PREFIX))
+  def _found(self) -> Imported:
+    return read(self._where.removeprefix(hub.PREFIX))
 
   @property
   def name(self) -> str:
@@ -85,7 +81,7 @@ class Foreign(Checkpoint):
         value.shape, like.params[path].sharding, value.__getitem__
       )
       # Read again for each run, which keeps no copy of them.
-      for path, value in self._found.weights().items()
+      for path, value in self._found.params.items()
     }
     return checkpoint.complete(like, {"params": params})
 
@@ -107,24 +103,18 @@ def load(model: str) -> Loaded:
     return model_lib.load(model)
   name = model.removeprefix(hub.PREFIX)
   found = read(name)
-  meta = found.meta
+  meta, params = found.meta, found.params
   return Loaded(
     **vars(meta),
     path=pathlib.Path(name),
     step=found.step,
     model=models.build(meta.config.model, meta.tokenizer.vocab_size),
-    params=found.params,
-    digest=checkpoint.digest(checkpoint.sums(found.params)),
+    params=params,
+    digest=checkpoint.digest(checkpoint.sums(params)),
   )
 
 
 def read(path: str | os.PathLike, boundary: str | None = None) -> Imported:
-  """Reads a model folder and its parameters; see `opened`."""
-  meta, step, notes, params = opened(path, boundary)
-  return Imported(meta, step, notes, params())
-
-
-def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
   """Opens a model folder and checks it, without reading its parameters.
 
   Raises a UserError if it is no such folder, or no model that we compute.
@@ -151,7 +141,8 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
   _check_tokenizer(path, tokenizer, rows, described.special)
   # Before anything of the config's sizes is made: the files bound them.
   stored, unused = layout.tensors_of(tensors), ARCHITECTURES[encoder].unused
-  params = weights.reader(stored, described.weights, model.shapes, unused)
+  names = layout.weights or described.weights
+  params = weights.reader(stored, names, model.shapes, unused)
   if (path / NATIVE).exists():
     return _native(path, params, model, boundary)
   notes = list(layout.notes)
@@ -184,7 +175,7 @@ def opened(path: str | os.PathLike, boundary: str | None = None) -> Opened:
   meta = Meta(
     config, tokenizer, boundary, data="", ends=ends, row_tokens=longest
   )
-  return Opened(meta, 0, tuple(notes), params)
+  return Imported(meta, 0, tuple(notes), params)
 
 
 def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
@@ -210,7 +201,9 @@ def _check_tokenizer(path, tokenizer: Tokenizer, rows: int, special) -> None:
     )
 
 
-def _native(path, params, model: models.Model, boundary: str | None) -> Opened:
+def _native(
+  path, params, model: models.Model, boundary: str | None
+) -> Imported:
   """Returns the checkpoint that export wrote."""
   fields = files.read_json(path / NATIVE, "the export's record of the run:")
   try:
@@ -229,7 +222,7 @@ def _native(path, params, model: models.Model, boundary: str | None) -> Opened:
       f" remove {NATIVE} to go by config.json"
     )
   meta = dataclasses.replace(meta, boundary=boundary or meta.boundary)
-  return Opened(meta, step, (), params)
+  return Imported(meta, step, (), params)
 
 
 def _frame(path: pathlib.Path, tokenizer: Tokenizer) -> list[str]:

@@ -1,41 +1,39 @@
 """Layouts in which other programs write checkpoints of our encoders.
 
-Each `Layout` is a row that renames a folder's fields and tensors to those that
-export writes.
+Each `Layout` is a row: names of the folder's tensors, and of the fields of its
+config.json.
 """
 
-import collections
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from antlm_jax.errors import UserError
+from antlm_jax.hf.architecture import tensors
 from antlm_jax.hf.weights import Stored, Weights
 
 # Modules that wrap the encoder in other programs.
 _WRAPPERS = re.compile(r"((module|model|transformer|classifier|lm_head)\.)*")
-_OURS = "model.layers.{}.self_attn"
-_MLP = "model.layers.{}.mlp"
 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """Names in another program's checkpoints, and our names for them."""
+  """Names in another program's checkpoints."""
 
-  mark: str  # tensor that identifies the layout, named as in `tensors`
-  # Their tensor names, without wrappers and with `{}` for a number, to our
-  # names for equal parts along its first axis. Numbered tensors with one name
-  # here are joined along that axis.
-  tensors: Mapping[str, tuple[str, ...]]
-  fields: Mapping[str, str]  # their fields of config.json to ours
+  mark: str  # tensor that identifies the layout, without wrappers
+  # Our parameters to its tensors, as `Architecture.weights`; empty for those of
+  # the model that export writes.
+  weights: Mapping[str, str]
+  fields: Mapping[str, str]  # its fields of config.json to ours
   settings: Mapping[str, Any]  # fields that our config.json alone has
   curriculum: str = ""  # objective of training; empty to go by config.json
   boundary: str = ""  # tokens around texts; empty to go by the tokenizer
   notes: tuple[str, ...] = ()  # for the user
-  prefix: str = ""  # of our names that theirs lack
+  prefix: str = ""  # of the names of `weights` that its own lack
+  numbered: str = ""  # one of `weights`, which it divides: NAME.0, NAME.1, ...
 
   def fields_of(self, fields: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of config.json under our names."""
@@ -43,83 +41,70 @@ class Layout:
     return {**fields, **named, **self.settings}
 
   def tensors_of(self, weights: Weights) -> Weights:
-    """Returns the weights under our names.
+    """Returns the weights under the names of `self.weights`.
 
     Raises a UserError if numbered tensors have shapes that cannot be joined.
     """
-    pieces = collections.defaultdict(dict)
-    for name, tensor in weights.tensors.items():
-      number, names = self._named(name)
-      for i, ours in enumerate(names):
-        pieces[ours][number] = _part(tensor, i, len(names))
-    joined = {
-      ours: _joined(f"{weights.folder}: {ours}", [p[i] for i in sorted(p)])
-      for ours, p in pieces.items()
+    found = {self.prefix + name: t for name, t in weights.tensors.items()}
+    if self.weights:
+      found = {_inner(name): t for name, t in found.items()}
+    number = re.compile(rf"{re.escape(self.numbered)}\.(\d+)")
+    pieces = {
+      int(m[1]): found.pop(m[0]) for m in map(number.fullmatch, [*found]) if m
     }
-    return dataclasses.replace(weights, tensors=joined)
-
-  def _named(self, name: str) -> tuple[int, list[str]]:
-    """Returns a tensor's number and our names for it."""
-    inner = _inner(name)
-    for theirs, ours in self.tensors.items():
-      pattern = re.escape(theirs).replace(r"\{\}", r"(\d+)")
-      if found := re.fullmatch(pattern, inner):
-        number = int(found[1]) if found.groups() else 0
-        return number, [each.format(number) for each in ours]
-    return 0, [self.prefix + name]
+    if pieces:
+      where = f"{weights.folder}: {self.numbered}"
+      found[self.numbered] = _joined(where, [pieces[i] for i in sorted(pieces)])
+    return dataclasses.replace(weights, tensors=found)
 
 
 def _inner(name: str) -> str:
   return _WRAPPERS.sub("", name, count=1)
 
 
-def _part(tensor: Stored, index: int, count: int) -> Stored:
-  """Returns one of `count` parts of the first axis; they may be uneven."""
-  if count == 1 or not tensor.shape:
-    return tensor
-  start, stop = (tensor.shape[0] * i // count for i in (index, index + 1))
-  shape = stop - start, *tensor.shape[1:]
-  return Stored(shape, tensor.dtype, lambda: tensor.read()[start:stop])
-
-
-def _joined(name: str, tensors: list[Stored]) -> Stored:
+def _joined(name: str, pieces: Sequence[Stored]) -> Stored:
   """Returns tensors joined along the first axis."""
-  if len(tensors) == 1:
-    return tensors[0]
-  shapes = [tensor.shape for tensor in tensors]
+  shapes = [piece.shape for piece in pieces]
   if () in shapes or len({shape[1:] for shape in shapes}) > 1:
     found = ", ".join(str(list(shape)) for shape in shapes)
     raise UserError(f"{name} has parts with different shapes: {found}")
   return Stored(
     (sum(shape[0] for shape in shapes), *shapes[0][1:]),
-    tensors[0].dtype,
-    lambda: np.concatenate([tensor.read() for tensor in tensors]),
+    pieces[0].dtype,
+    lambda: np.concatenate([piece.read() for piece in pieces]),
   )
 
 
-def _both(theirs: str, *ours: str) -> dict[str, tuple[str, ...]]:
-  """Returns rows for a weight and its bias."""
-  return {
-    f"{theirs}.{kind}": tuple(f"{name}.{kind}" for name in ours)
-    for kind in ("weight", "bias")
+def _ltg_bert(attention: str, mlp: str, **values: str) -> dict[str, str]:
+  """Returns the tensors of LTG-BERT or GPT-BERT, by its sublayers' names.
+
+  `values` are the projections of attention that the two name differently.
+  """
+  sublayers = {
+    "q": "in_proj_qk",
+    "k": "in_proj_qk",
+    **values,
+    "out": "out_proj",
+    "out_norm": "post_layer_norm",
   }
-
-
-def _ltg_bert(attention: str, mlp: str) -> dict[str, tuple[str, ...]]:
-  """Returns rows that LTG-BERT and GPT-BERT share, by sublayer names."""
-  up, gate = f"{_MLP}.up_proj.weight", f"{_MLP}.gate_proj.weight"
   return {
-    "embedding.word_embedding.weight": ("model.embed_tokens.weight",),
-    "embedding.relative_embedding": ("model.relative_embedding.weight",),
-    **_both("embedding.relative_layer_norm", "model.relative_norm"),
-    **_both(f"{attention}.in_proj_qk", f"{_OURS}.q_proj", f"{_OURS}.k_proj"),
-    **_both(f"{attention}.out_proj", f"{_OURS}.o_proj"),
-    # GELU of the second half gates the first.
-    f"{mlp}.mlp.1.weight": (up, gate),
-    f"{mlp}.mlp.4.weight": (f"{_MLP}.down_proj.weight",),
-    **_both("nonlinearity.1", "lm_head.dense"),
-    "nonlinearity.5.weight": ("lm_head.weight",),
-    "nonlinearity.5.bias": ("lm_head.bias",),
+    "embedding": "embedding.word_embedding.weight",
+    "relative": "embedding.relative_embedding",
+    "depth_weights": "dwa_modules.alphas",
+    **tensors(
+      {
+        "relative_norm": "embedding.relative_layer_norm",
+        **{
+          f"blocks/attention/{ours}": f"{attention}.{theirs}"
+          for ours, theirs in sublayers.items()
+        },
+        "blocks/mlp/up": f"{mlp}.mlp.1",
+        "blocks/mlp/gate": f"{mlp}.mlp.1",  # GELU of it gates the other half
+        "blocks/mlp/down": f"{mlp}.mlp.4",
+        "head/linear": "nonlinearity.1",
+        "head": "nonlinearity.5",
+      }
+    ),
   }
 
 
@@ -131,11 +116,7 @@ _GPT_BERT = "attention_gate", "depth_weights"  # LTG-BERT has neither
 LAYOUTS = (
   Layout(  # github.com/ltgoslo/ltg-bert, babylm/
     mark="layers.0.attention.in_proj_qk.weight",
-    tensors={
-      **_ltg_bert("layers.{}.attention", "layers.{}.mlp"),
-      **_both("layers.{}.attention.in_proj_v", f"{_OURS}.v_proj"),
-      **_both("layers.{}.attention.post_layer_norm", f"{_OURS}.out_norm"),
-    },
+    weights=_ltg_bert("layers.{}.attention", "layers.{}.mlp", v="in_proj_v"),
     fields=_FIELDS,
     settings={"model_type": "ltg_bert", **dict.fromkeys(_GPT_BERT, False)},
     boundary="bos_eos",
@@ -146,20 +127,17 @@ LAYOUTS = (
   ),
   Layout(  # github.com/ltgoslo/gpt-bert, pretraining/model_extra.py
     mark="attention_layers.0.in_proj_qk.weight",
-    tensors={
-      **_ltg_bert("attention_layers.{}", "mlp_layers.{}"),
-      **_both(
-        "attention_layers.{}.in_proj_vg", f"{_OURS}.v_proj", f"{_OURS}.g_proj"
-      ),
-      "dwa_modules.alphas.{}": ("model.depth_weights",),
-    },
+    weights=_ltg_bert(
+      "attention_layers.{}", "mlp_layers.{}", v="in_proj_vg", gate="in_proj_vg"
+    ),
     fields=_FIELDS,
     settings={"model_type": "ltg_bert", **dict.fromkeys(_GPT_BERT, True)},
     curriculum="C:N=1:15",
     boundary="bos",
+    numbered="dwa_modules.alphas",
   ),
 )
-OWN = Layout(mark="", tensors={}, fields={}, settings={})
+OWN = Layout(mark="", weights={}, fields={}, settings={})
 # Saved by transformers' AutoModel, as embedding models are.
 BARE = dataclasses.replace(OWN, mark="embed_tokens.weight", prefix="model.")
 

@@ -9,8 +9,10 @@ from antlm_jax.hf.architecture import (
   SETTINGS,
   Architecture,
   Target,
+  classes,
   completed,
   differs,
+  tensors,
 )
 
 # Our llama computes only these values.
@@ -44,10 +46,7 @@ def _causal(
   """Returns a family of transformers that our llama can be."""
   return Target(
     family.lower(),
-    {
-      "AutoModelForCausalLM": f"{family}ForCausalLM",
-      "AutoModel": f"{family}Model",
-    },
+    classes(family, "CausalLM"),
     since,
     ours,
     _COMPUTES | {"use_cache": True},
@@ -65,12 +64,13 @@ def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
   # With another type, or transformers' own EuroBERT would open it and compute
   # other scores.
   family = "EuroBertPlus" if plus else "EuroBert"
-  classes = {auto: f"{family}{name}" for auto, name in _BIDIRECTIONAL.items()}
-  code = {"AutoConfig": f"{family}Config", **classes}
+  tasks = "MaskedLM", "SequenceClassification", "TokenClassification"
+  own = classes(family, *tasks)
+  code = {"AutoConfig": f"{family}Config", **own}
   code = {auto: f"modeling_masked.{name}" for auto, name in code.items()}
   return Target(
     "eurobert_plus" if plus else "eurobert",
-    classes,
+    own,
     since="5.4" if plus else "5.3",
     ours={"qkv_bias": bias, **ours},
     settings=_COMPUTES
@@ -87,12 +87,6 @@ def _eurobert(bias: bool, ours: Mapping[str, Any], plus: bool) -> Target:
   )
 
 
-_BIDIRECTIONAL = {
-  "AutoModelForMaskedLM": "ForMaskedLM",
-  "AutoModelForSequenceClassification": "ForSequenceClassification",
-  "AutoModelForTokenClassification": "ForTokenClassification",
-  "AutoModel": "Model",
-}
 _BIASES = (False, True)
 
 
@@ -162,22 +156,23 @@ LLAMA = Architecture(
   },
   weights={
     "embedding": "model.embed_tokens.weight",
-    "blocks/attention_norm/scale": f"{_LAYER}.input_layernorm.weight",
-    "blocks/attention/q/kernel": f"{_LAYER}.self_attn.q_proj.weight",
-    "blocks/attention/q/bias": f"{_LAYER}.self_attn.q_proj.bias",
-    "blocks/attention/k/kernel": f"{_LAYER}.self_attn.k_proj.weight",
-    "blocks/attention/k/bias": f"{_LAYER}.self_attn.k_proj.bias",
-    "blocks/attention/v/kernel": f"{_LAYER}.self_attn.v_proj.weight",
-    "blocks/attention/v/bias": f"{_LAYER}.self_attn.v_proj.bias",
-    "blocks/attention/q_norm/scale": f"{_LAYER}.self_attn.q_norm.weight",
-    "blocks/attention/k_norm/scale": f"{_LAYER}.self_attn.k_norm.weight",
-    "blocks/attention/out/kernel": f"{_LAYER}.self_attn.o_proj.weight",
-    "blocks/mlp_norm/scale": f"{_LAYER}.post_attention_layernorm.weight",
-    "blocks/mlp/gate/kernel": f"{_LAYER}.mlp.gate_proj.weight",
-    "blocks/mlp/up/kernel": f"{_LAYER}.mlp.up_proj.weight",
-    "blocks/mlp/down/kernel": f"{_LAYER}.mlp.down_proj.weight",
-    "norm/scale": "model.norm.weight",
-    "head/kernel": "lm_head.weight",
+    **tensors(
+      {
+        "blocks/attention_norm": f"{_LAYER}.input_layernorm",
+        "blocks/attention/q": f"{_LAYER}.self_attn.q_proj",
+        "blocks/attention/k": f"{_LAYER}.self_attn.k_proj",
+        "blocks/attention/v": f"{_LAYER}.self_attn.v_proj",
+        "blocks/attention/q_norm": f"{_LAYER}.self_attn.q_norm",
+        "blocks/attention/k_norm": f"{_LAYER}.self_attn.k_norm",
+        "blocks/attention/out": f"{_LAYER}.self_attn.o_proj",
+        "blocks/mlp_norm": f"{_LAYER}.post_attention_layernorm",
+        "blocks/mlp/gate": f"{_LAYER}.mlp.gate_proj",
+        "blocks/mlp/up": f"{_LAYER}.mlp.up_proj",
+        "blocks/mlp/down": f"{_LAYER}.mlp.down_proj",
+        "norm": "model.norm",
+        "head": "lm_head",
+      }
+    ),
   },
   targets={
     "causal": [

@@ -1,15 +1,16 @@
 """Our LTG-BERT in transformers: a model with its own code."""
 
-from antlm_jax.hf.architecture import SETTINGS, Architecture, Target
+from antlm_jax.hf.architecture import (
+  SETTINGS,
+  Architecture,
+  Target,
+  classes,
+  tensors,
+)
 
 _LAYER = "model.layers.{}"
-_CLASSES = {
-  "AutoModelForCausalLM": "LtgBertForCausalLM",
-  "AutoModelForMaskedLM": "LtgBertForMaskedLM",
-  "AutoModelForSequenceClassification": "LtgBertForSequenceClassification",
-  "AutoModelForTokenClassification": "LtgBertForTokenClassification",
-  "AutoModel": "LtgBertModel",
-}
+_TASKS = "SequenceClassification", "TokenClassification"
+_CLASSES = classes("LtgBert", "CausalLM", "MaskedLM", *_TASKS)
 _SETTINGS = {
   "tie_word_embeddings": True,
   "auto_map": {
@@ -23,7 +24,7 @@ def _target(masked: bool, classes: dict[str, str]) -> Target:
   return Target(
     "ltg_bert",
     classes,
-    since="4.45",
+    since="4.46",
     settings=_SETTINGS | {"is_decoder": not masked},
     code=(
       "configuration_ltg_bert.py",
@@ -48,34 +49,27 @@ LTG_BERT = Architecture(
   weights={
     "embedding": "model.embed_tokens.weight",
     "relative": "model.relative_embedding.weight",
-    "relative_norm/scale": "model.relative_norm.weight",
-    "relative_norm/bias": "model.relative_norm.bias",
-    "blocks/attention/q/kernel": f"{_LAYER}.self_attn.q_proj.weight",
-    "blocks/attention/q/bias": f"{_LAYER}.self_attn.q_proj.bias",
-    "blocks/attention/k/kernel": f"{_LAYER}.self_attn.k_proj.weight",
-    "blocks/attention/k/bias": f"{_LAYER}.self_attn.k_proj.bias",
-    "blocks/attention/v/kernel": f"{_LAYER}.self_attn.v_proj.weight",
-    "blocks/attention/v/bias": f"{_LAYER}.self_attn.v_proj.bias",
-    "blocks/attention/gate/kernel": f"{_LAYER}.self_attn.g_proj.weight",
-    "blocks/attention/gate/bias": f"{_LAYER}.self_attn.g_proj.bias",
-    "blocks/attention/out/kernel": f"{_LAYER}.self_attn.o_proj.weight",
-    "blocks/attention/out/bias": f"{_LAYER}.self_attn.o_proj.bias",
-    "blocks/attention/out_norm/scale": f"{_LAYER}.self_attn.out_norm.weight",
-    "blocks/attention/out_norm/bias": f"{_LAYER}.self_attn.out_norm.bias",
-    "blocks/mlp/gate/kernel": f"{_LAYER}.mlp.gate_proj.weight",
-    "blocks/mlp/up/kernel": f"{_LAYER}.mlp.up_proj.weight",
-    "blocks/mlp/down/kernel": f"{_LAYER}.mlp.down_proj.weight",
+    **tensors(
+      {
+        "relative_norm": "model.relative_norm",
+        "blocks/attention/q": f"{_LAYER}.self_attn.q_proj",
+        "blocks/attention/k": f"{_LAYER}.self_attn.k_proj",
+        "blocks/attention/v": f"{_LAYER}.self_attn.v_proj",
+        "blocks/attention/gate": f"{_LAYER}.self_attn.g_proj",
+        "blocks/attention/out": f"{_LAYER}.self_attn.o_proj",
+        "blocks/attention/out_norm": f"{_LAYER}.self_attn.out_norm",
+        "blocks/mlp/gate": f"{_LAYER}.mlp.gate_proj",
+        "blocks/mlp/up": f"{_LAYER}.mlp.up_proj",
+        "blocks/mlp/down": f"{_LAYER}.mlp.down_proj",
+      }
+    ),
     "depth_weights": "model.depth_weights",
-    "head/linear/kernel": "lm_head.dense.weight",
-    "head/linear/bias": "lm_head.dense.bias",
-    "head/bias": "lm_head.bias",
-    # Tied: only other programs' files have it.
-    "head/kernel": "lm_head.weight",
+    **tensors({"head/linear": "lm_head.dense", "head": "lm_head"}),
   },
   targets={
     "causal": [_target(False, _CLASSES)],
     "bidirectional": [
-      _target(True, {"AutoModelForMaskedLM": "LtgBertForMaskedLM", **_CLASSES})
+      _target(True, classes("LtgBert", "MaskedLM", "CausalLM", *_TASKS))
     ],
   },
   causal_field="is_decoder",

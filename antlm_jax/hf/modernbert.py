@@ -8,8 +8,12 @@ from antlm_jax.hf.architecture import (
   SETTINGS,
   Architecture,
   Target,
+  classes,
   completed,
   differs,
+  layer_kinds,
+  tensors,
+  whole,
 )
 from antlm_jax.models import encoder
 
@@ -70,43 +74,26 @@ def _complete(fields: Mapping, target: Target) -> dict[str, Any]:
   given = completed(fields, _DEFAULTS | target.defaults, _ONLY)
   if given["embedding_dropout"] != given["mlp_dropout"]:
     raise differs("embedding_dropout", given["embedding_dropout"])
-  every = _whole(given, "global_attn_every_n_layers", 1)
-  layers = _whole(given, "num_hidden_layers", 1)
-  window = _whole(given, "local_attention", 0) // 2
+  every = whole(given, "global_attn_every_n_layers", 1)
+  window = whole(given, "local_attention", 0) // 2
   window += target.model_type == _BIDIRECTIONAL
-  kinds = given.get("layer_types") or [
-    _SLIDING if layer % every else _FULL for layer in range(layers)
-  ]
-  whole = isinstance(kinds, list) and len(kinds) == layers
-  if not whole or any(kind not in (_FULL, _SLIDING) for kind in kinds):
-    raise differs("layer_types", kinds)
+  kinds = layer_kinds(
+    given, lambda i: _SLIDING if i % every else _FULL, (_FULL, _SLIDING)
+  )
   windows = encoder.pattern([window * (kind == _SLIDING) for kind in kinds])
   base = given["global_rope_theta"]
   if fields.get("local_rope_theta", 0) is None:  # null means the other base
     given["local_rope_theta"] = base
+  bases = {_FULL: base, _SLIDING: given["local_rope_theta"]}
+  ropes = rope.by_kind(given, bases)
+  for kind, found in zip(bases, ropes, strict=True):
+    if rope.scaling(name := f"rope_parameters.{kind}", found):
+      raise differs(name, found)
   return given | {
     "layer_types": windows if any(windows) else (),
-    "global_rope_theta": _theta(given, _FULL, base),
-    "local_rope_theta": _theta(given, _SLIDING, given["local_rope_theta"]),
+    "global_rope_theta": ropes[0]["rope_theta"],
+    "local_rope_theta": ropes[1]["rope_theta"],
   }
-
-
-def _whole(fields: Mapping, name: str, least: int) -> int:
-  found = fields.get(name)
-  if type(found) is not int or not least <= found < 2**20:
-    raise ValueError(f"{name}={found!r} is no integer from {least} to {2**20}")
-  return found
-
-
-def _theta(fields: Mapping, kind: str, older: float) -> float:
-  """Returns RoPE's base, in the form of transformers 5 or of 4."""
-  ropes = fields.get("rope_parameters", {})
-  if not isinstance(ropes, dict):
-    raise differs("rope_parameters", ropes)
-  found = ropes.get(kind) or {}
-  if rope.scaling(name := f"rope_parameters.{kind}", found):
-    raise differs(name, found)
-  return found.get("rope_theta", older)
 
 
 MODERNBERT = Architecture(
@@ -122,65 +109,53 @@ MODERNBERT = Architecture(
   },
   weights={
     "embedding": "model.embeddings.tok_embeddings.weight",
-    "embedding_norm/scale": "model.embeddings.norm.weight",
-    "blocks/attention_norm/scale": f"{_BLOCK}.attn_norm.weight",
-    **dict.fromkeys(
-      [f"blocks/attention/{x}/kernel" for x in "qkv"],
-      f"{_BLOCK}.attn.Wqkv.weight",
+    **tensors(
+      {
+        "embedding_norm": "model.embeddings.norm",
+        "blocks/attention_norm": f"{_BLOCK}.attn_norm",
+        **{f"blocks/attention/{x}": f"{_BLOCK}.attn.Wqkv" for x in "qkv"},
+        "blocks/attention/out": f"{_BLOCK}.attn.Wo",
+        "blocks/mlp_norm": f"{_BLOCK}.mlp_norm",
+        "blocks/mlp/gate": f"{_BLOCK}.mlp.Wi",
+        "blocks/mlp/up": f"{_BLOCK}.mlp.Wi",
+        "blocks/mlp/down": f"{_BLOCK}.mlp.Wo",
+        "norm": "model.final_norm",
+        "head/linear": "head.dense",
+        "head/norm": "head.norm",
+        "head": "decoder",  # tied
+      }
     ),
-    "blocks/attention/out/kernel": f"{_BLOCK}.attn.Wo.weight",
-    "blocks/mlp_norm/scale": f"{_BLOCK}.mlp_norm.weight",
-    "blocks/mlp/gate/kernel": f"{_BLOCK}.mlp.Wi.weight",
-    "blocks/mlp/up/kernel": f"{_BLOCK}.mlp.Wi.weight",
-    "blocks/mlp/down/kernel": f"{_BLOCK}.mlp.Wo.weight",
-    "norm/scale": "model.final_norm.weight",
-    "head/linear/kernel": "head.dense.weight",
-    "head/norm/scale": "head.norm.weight",
-    "head/bias": "decoder.bias",
-    "head/kernel": "decoder.weight",  # tied
   },
   unused=(f"{_BLOCK.format(0)}.attn_norm.weight",),
   targets={
     "causal": [
       Target(
         _CAUSAL,
-        {
-          "AutoModelForCausalLM": "ModernBertDecoderForCausalLM",
-          "AutoModel": "ModernBertDecoderModel",
-        },
+        classes("ModernBertDecoder", "CausalLM"),
         since="5.23",  # 4.57 rotates all layers by one base
         settings=_COMPUTES | {"use_cache": True},
         defaults={"is_causal": True},
         ids=_IDS,
-        weights={
-          **{
-            f"blocks/attention/{x}/kernel": f"{_BLOCK}.attn.{x}_proj.weight"
-            for x in "qkv"
-          },
-          "head/linear/kernel": "lm_head.dense.weight",
-          "head/norm/scale": "lm_head.norm.weight",
-        },
+        weights=tensors(
+          {
+            "blocks/attention/q": f"{_BLOCK}.attn.q_proj",
+            "blocks/attention/k": f"{_BLOCK}.attn.k_proj",
+            "blocks/attention/v": f"{_BLOCK}.attn.v_proj",
+            "head/linear": "lm_head.dense",
+            "head/norm": "lm_head.norm",
+          }
+        ),
       )
     ],
     "bidirectional": [
       Target(
         _BIDIRECTIONAL,
-        {
-          "AutoModelForMaskedLM": "ModernBertForMaskedLM",
-          "AutoModelForSequenceClassification": (
-            "ModernBertForSequenceClassification"
-          ),
-          "AutoModel": "ModernBertModel",
-        },
+        classes("ModernBert", "MaskedLM", "SequenceClassification"),
         since="4.48",
         settings=_COMPUTES,
         defaults={"is_causal": False},
         ids=_IDS,
-        head={
-          "norm/scale": "head.norm.weight",
-          "dense/kernel": "head.dense.weight",
-          "dense/bias": "head.dense.bias",
-        },
+        head=tensors({"norm": "head.norm", "dense": "head.dense"}),
       )
     ],
     "mntp": [],

@@ -1,6 +1,6 @@
 """RoPE in config.json, of all layers or of one kind of layer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from antlm_jax.hf.architecture import differs
@@ -24,6 +24,20 @@ def field(scaling: Sequence[float] = ()) -> dict[str, Any]:
   out = {"rope_type": kind, **dict(zip(parts, scaling, strict=True))}
   length = "original_max_position_embeddings"
   return out | ({length: int(out[length])} if length in out else {})
+
+
+def by_kind(given: Mapping, bases: Mapping[str, float]) -> list[dict[str, Any]]:
+  """Returns the fields of RoPE for each kind of layer, with `rope_theta`.
+
+  `bases` are those of transformers 4, by kind; transformers 5 has
+  `rope_parameters`. Raises a ValueError if these are no fields.
+  """
+  said = given.get("rope_parameters", {})
+  own = [said.get(k) or {} if isinstance(said, dict) else said for k in bases]
+  if any(not isinstance(fields, dict) for fields in own):
+    raise differs("rope_parameters", said)
+  thetas = bases.values()
+  return [{"rope_theta": x, **new} for x, new in zip(thetas, own, strict=True)]
 
 
 def scaling(name: str, rope: Any) -> tuple[float, ...]:

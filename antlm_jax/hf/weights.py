@@ -36,15 +36,6 @@ _DAMAGED = (
 _FOLLOW = ("rotary_emb.inv_freq", ".position_indices")
 
 
-def zeros(names: Sequence[str], config, dtype: str) -> dict[str, np.ndarray]:
-  """Returns biases that the target has and our encoder lacks, by tensor."""
-  return {
-    name.format(i): np.zeros(config.width, jnp.dtype(dtype))
-    for name in names
-    for i in range(config.layers)
-  }
-
-
 def tensors(
   params: Params, names: Mapping[str, str], dtype: str
 ) -> dict[str, np.ndarray]:
@@ -203,20 +194,6 @@ def _pickled(path: pathlib.Path) -> dict[str, Stored]:
   }
 
 
-@dataclasses.dataclass(frozen=True)
-class Part:
-  """One layer of a parameter: rows of a tensor, transposed if a kernel."""
-
-  tensor: str
-  rows: slice
-  transpose: bool
-
-  def read(self, weights: Weights) -> np.ndarray:
-    """Reads the part, float32."""
-    value = weights[self.tensor][self.rows]
-    return value.T if self.transpose else value
-
-
 def reader(
   weights: Weights,
   names: Mapping[str, str],
@@ -234,19 +211,19 @@ def reader(
     shapes: Shapes of the wanted parameters, by path.
     unused: Tensors that the folder lacks; they are read as ones.
   """
-  parts: dict[str, list[Part]] = {}
+  rows: dict[str, list[tuple[str, slice]]] = {}  # of tensors, by path
   expected: dict[str, tuple[int, ...]] = {}  # shape of each tensor
   for path in filter(shapes.__contains__, names):
     stacked, transpose = "{}" in names[path], path.endswith("/kernel")
     shape = shapes[path].shape
     layers, shape = (shape[0], shape[1:]) if stacked else (1, shape)
     shape = shape[::-1] if transpose else shape
-    parts[path] = []
+    rows[path] = []
     for tensor in map(names[path].format, range(layers)):
       start = expected[tensor][0] if tensor in expected else 0
       stop = start + shape[0]
       expected[tensor] = (stop, *shape[1:])
-      parts[path].append(Part(tensor, slice(start, stop), transpose))
+      rows[path].append((tensor, slice(start, stop)))
   ones = {
     n: Stored(expected[n], "F32", functools.partial(np.ones, expected[n]))
     for n in unused
@@ -257,8 +234,10 @@ def reader(
 
   def params() -> Params:
     out = {}
-    for path, own in parts.items():
-      layers = [part.read(weights) for part in own]
+    for path, own in rows.items():
+      layers = [weights[tensor][part] for tensor, part in own]
+      if path.endswith("/kernel"):
+        layers = [layer.T for layer in layers]
       out[path] = np.stack(layers) if "{}" in names[path] else layers[0]
     return out
 

@@ -3,8 +3,9 @@
 `pairs` learns from records of a query, a positive text and maybe negatives
 (InfoNCE, with the other texts of the batch as negatives, too). `simcse` learns
 from texts alone: a positive pair is the same text twice, with different dropout
-(unsupervised SimCSE, arXiv 2104.08821). In the held-out tenth, a query has to
-find its positive text, or the first half of a text the second half.
+(unsupervised SimCSE, arXiv 2104.08821). A text is one vector, or one for each
+token (late interaction, arXiv 2004.12832). In the held-out tenth, a query has
+to find its positive text, or the first half of a text the second half.
 """
 
 import collections
@@ -33,6 +34,12 @@ class Options:
   )
   query_prompt: str = setting("", "prefix of each query, such as 'query: '")
   document_prompt: str = setting("", "prefix of each other text")
+  token_size: int = setting(
+    0,
+    "size of a vector for each token, which MaxSim compares (late interaction),"
+    " such as 128; 0 for one vector for each text",
+    least=0,
+  )
 
 
 def pairs(
@@ -125,9 +132,12 @@ def _task(
 ) -> Task:
   """Makes a task; `asked` makes a set's queries and documents."""
   prompts = options.query_prompt, options.document_prompt
+  head = retrieval.Towers(towers.temperature, prompts)
+  if options.token_size:
+    head = retrieval.TokenTowers(*dataclasses.astuple(head), options.token_size)
   return retrieval.task(
     **own.of_sets(data, sets, asked),
-    head=retrieval.Towers(towers.temperature, prompts),
+    head=head,
     metrics={
       "ndcg": retrieval.METRICS["ndcg"],
       "accuracy": functools.partial(mean_of, retrieval.first_is_right),

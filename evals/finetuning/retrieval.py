@@ -1,9 +1,10 @@
 """Retrieval: finding the documents that are relevant to a query.
 
 Queries and documents are encoded apart, each as the mean of its tokens' states
-(arXiv 2507.00994). A query learns to be nearer to its own document than to the
-others of the batch (multiple negatives, arXiv 1705.00652). Files have BEIR's
-form: `corpus.jsonl`, `queries.jsonl`, `qrels/SPLIT.tsv`, or training pairs.
+(arXiv 2507.00994), or as a vector for each token. A query learns to be nearer
+to its own document than to the others of the batch (multiple negatives, arXiv
+1705.00652). Files have BEIR's form: `corpus.jsonl`, `queries.jsonl`,
+`qrels/SPLIT.tsv`, or training pairs.
 """
 
 import dataclasses
@@ -68,15 +69,19 @@ class Towers(Head):
 
   def loss(self, outputs, labels, weights) -> jax.Array:
     """Returns the mean cross-entropy in nats of each query's document."""
-    # [S - 1, B, D]: the positives come first.
+    # [S - 1, B, ...]: the positives come first.
     documents = outputs[:, 1:].swapaxes(0, 1)
-    flat = documents.reshape(-1, documents.shape[-1])
-    scores = outputs[:, 0] @ flat.T / self.temperature
+    flat = documents.reshape(-1, *documents.shape[2:])
+    scores = self.similarity(outputs[:, 0], flat) / self.temperature
     # Padding is no negative.
     there = jnp.tile(weights > 0, len(documents))
     scores = jnp.where(there, scores, -jnp.inf)
     nats = -jnp.diagonal(jax.nn.log_softmax(scores, axis=-1))
     return jnp.where(weights > 0, nats, 0).sum() / weights.sum()
+
+  def similarity(self, queries, documents):
+    """Returns the cosines of vectors `[Q, D]` and `[N, D]`, `[Q, N]`."""
+    return queries @ documents.T
 
   def encode(self, loaded, examples, max_length) -> Rows:
     """Makes rows `[n, S, T]` of training examples, or `[n, T]` of texts."""
@@ -96,12 +101,62 @@ class Towers(Head):
     return Rows(tokens, lengths, labels, False, asked, examples, cut)
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[dict]:
-    """Ranks documents by their cosine with each query."""
+    """Ranks documents by their similarity to each query."""
     asks = np.array([e.label is not None for e in rows.about])
     queries, documents = reduced[asks], reduced[~asks]
     starts = range(0, len(queries), _AT_ONCE)
-    parts = (queries[i : i + _AT_ONCE] @ documents.T for i in starts)
+    parts = (
+      np.asarray(self.similarity(queries[i : i + _AT_ONCE], documents))
+      for i in starts
+    )
     return ranked(rows.about, itertools.chain.from_iterable(parts))
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenTowers(Towers):
+  """Vector of length 1 for each token: late interaction, as in ColBERT.
+
+  A linear layer without a bias maps token states to `size` numbers (arXiv
+  2004.12832). Padding has vectors of zeros.
+  """
+
+  size: int = 128  # of a token's vector, C
+  kind: ClassVar[str] = "token_towers"
+
+  def parameters(self, width: int) -> dict[str, Param]:
+    """Declares a kernel from N(0, 1 / D), cut at two deviations."""
+    shape = width, self.size
+    return {"projection/kernel": Param(shape, ("embed", None), width**-0.5)}
+
+  def __call__(self, params: Params, hidden, lengths, dropout_key=None):
+    """Returns vectors, float32 `[B, T, C]`."""
+    x = hidden.astype(jnp.float32) @ params["projection/kernel"]
+    x = x / jnp.linalg.norm(x, axis=-1, keepdims=True)
+    real = jnp.arange(hidden.shape[1]) < lengths[:, None]
+    return jnp.where(real[..., None], x, 0)
+
+  def similarity(self, queries, documents):
+    """Returns the mean MaxSim of `[Q, T, C]` and `[N, U, C]`, `[Q, N]`.
+
+    It is the mean, over the query's tokens, of the largest cosine with a token
+    of the document. ColBERT's sum ranks documents in the same order.
+    """
+    return _max_similarity(queries, documents)
+
+
+@jax.jit
+def _max_similarity(queries: jax.Array, documents: jax.Array) -> jax.Array:
+  asked = (queries != 0).any(axis=-1)  # [Q, T]
+
+  # One document at a time, or [Q, N, T, U] would be in memory.
+  @jax.checkpoint
+  def scores(document):
+    cosines = jnp.einsum("qtc,uc->qtu", queries, document, precision="highest")
+    real = (document != 0).any(axis=-1)
+    nearest = jnp.where(real, cosines, -jnp.inf).max(axis=-1)
+    return jnp.where(asked, nearest, 0).sum(axis=-1) / asked.sum(axis=-1)
+
+  return jax.lax.map(scores, documents).T
 
 
 def ranked(
@@ -219,7 +274,7 @@ SUITE = Suite(
   "documents, in BEIR's form: NFCorpus, SciFact, MS MARCO, NQ, MLDR",
   SCORES,
   make,
-  heads=(Towers,),
+  heads=(Towers, TokenTowers),
   settings=(Options,),
 )
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.loss.loss_utils import ForSequenceClassificationLoss
 from transformers.modeling_outputs import (
   BaseModelOutput,
   CausalLMOutput,
@@ -483,7 +484,7 @@ class LtgBertForSequenceClassification(LtgBertClassifier):
         x = F.gelu(self.dense(x))
       logits, loss = self.classifier(self.dropout(x)), None
       if labels is not None:
-        loss = _classification_loss(self.config, logits, labels)
+        loss = ForSequenceClassificationLoss(labels, logits, self.config)
       return logits, loss
 
     kind = SequenceClassifierOutput
@@ -529,27 +530,6 @@ def _plain_norm(x):
 def _cross_entropy(logits, labels):
   """Returns the mean over labels that are not -100, in nats, float32 `[]`."""
   return F.cross_entropy(logits.flatten(0, -2).float(), labels.flatten())
-
-
-def _classification_loss(config, logits, labels):
-  """Returns the loss of config.problem_type, or the one that fits the labels.
-
-  See `LtgBertForSequenceClassification.forward`.
-  """
-  problem = config.problem_type
-  if problem is None:
-    if config.num_labels == 1:
-      problem = "regression"
-    elif labels.is_floating_point():
-      problem = "multi_label_classification"
-    else:
-      problem = "single_label_classification"
-  if problem == "single_label_classification":
-    return _cross_entropy(logits, labels)
-  logits, labels = logits.float().flatten(), labels.float().flatten()
-  if problem == "regression":
-    return F.mse_loss(logits, labels)
-  return F.binary_cross_entropy_with_logits(logits, labels)
 
 
 # Makes save_pretrained copy this code.
