@@ -1,9 +1,10 @@
 """Tagging: a label for each word of a sentence, such as its entity's.
 
 A file has a word in each line, in columns, and an empty line after each
-sentence: CoNLL-2003, Universal NER, and OntoNotes in CoNLL's form. As in arXiv
-2507.00994, spaces join the words, every token has its word's label, and a word
-gets the label of most of its tokens.
+sentence, or records of words and tags. Tags are IOB1, IOB2 or BIOES, which all
+become IOB2, or any others, such as parts of speech. As in arXiv 2507.00994,
+spaces join the words, every token has its word's label, and a word gets the
+label of most of its tokens.
 """
 
 import collections
@@ -11,15 +12,17 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Sequence
-from typing import ClassVar
+import re
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from antlm_jax.data import readers
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching
+from antlm_jax.evals.finetuning import batching, classification, own, sets
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy, macro_f1
 from antlm_jax.evals.finetuning.task import (
@@ -27,14 +30,16 @@ from antlm_jax.evals.finetuning.task import (
   PerToken,
   Suite,
   Task,
-  dev_and_test,
   mean_of,
-  require,
 )
 from antlm_jax.runtime import files as io
+from antlm_jax.runtime import progress
+from antlm_jax.settings import setting
 
 _NOWHERE = -1  # word, and label, of a token outside of all words
 OUTSIDE = 0  # class O: no entity
+_MARK = "\ufeff"  # byte-order mark, which WNUT-17 has in its lines
+_RECORDS = ".jsonl", ".ndjson", ".csv", ".parquet"
 
 
 class Tags(PerToken):
@@ -100,20 +105,23 @@ class Tagger(Tags):
 
 
 def entities(labels: Sequence[str]) -> list[Entity]:
-  """Returns the entities of a sentence's labels, IOB1 or IOB2.
+  """Returns the entities of a sentence's labels: IOB1, IOB2, BIOES or BILOU.
 
-  An entity begins at `B-`, and after a label of another kind.
+  An entity begins at `B-`, `S-` and `U-`, after a label of another kind, and
+  after `E-`, `L-`, `S-` and `U-`.
   """
   out: list[Entity] = []
+  ended = True
   for i, label in enumerate(labels):
-    if label == "O":
-      continue
     begin, _, kind = label.partition("-")
     last = out[-1] if out else None
-    if begin == "I" and last and (last.kind, last.stop) == (kind, i):
+    if label == "O":
+      continue
+    if begin in "IEL" and not ended and (last.kind, last.stop) == (kind, i):
       out[-1] = last._replace(stop=i + 1)
     else:
       out.append(Entity(kind, i, i + 1))
+    ended = begin in "ELSU"
   return out
 
 
@@ -148,12 +156,20 @@ def entity_f1(
 sentence_f1 = functools.partial(mean_of, macro_f1)
 
 
+def word_accuracy(
+  predictions: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
+) -> float:
+  """Returns the share of all words with the right label."""
+  return classification.accuracy(*map(np.concatenate, (predictions, labels)))
+
+
 @dataclasses.dataclass(frozen=True)
 class Format:
   """Form of a set of sentences."""
 
   kinds: tuple[str, ...]  # of entities
-  files: tuple[tuple[str, ...], ...]  # names that train, dev and test may have
+  # Names of the files of train, dev and test, in one layout or several.
+  layouts: tuple[Sequence[str], ...]
   word: int = 0  # column
   label: int = -1  # column
 
@@ -171,34 +187,72 @@ _ONTONOTES = (
 FORMATS = {
   "conll": Format(
     ("LOC", "MISC", "ORG", "PER"),
-    tuple((f"conll2003/eng.{part}",) for part in ("train", "testa", "testb")),
+    ([f"conll2003/eng.{part}" for part in ("train", "testa", "testb")],),
   ),
   "uner": Format(
     ("LOC", "ORG", "PER"),
-    tuple((f"uner_en_ewt/en_ewt-ud-{part}.iob2",) for part in _SPLITS),
+    ([f"uner_en_ewt/en_ewt-ud-{part}.iob2" for part in _SPLITS],),
     word=1,
     label=2,
   ),
   "ontonotes": Format(
     tuple(_ONTONOTES.split()),
-    tuple((f"ontonotes/{x}.conll", f"ontonotes/{x}.txt") for x in _SPLITS),
+    tuple(
+      [f"ontonotes/{part}.{end}" for part in _SPLITS]
+      for end in ("conll", "txt")
+    ),
   ),
 }
-SCORES = dev_and_test(FORMATS)
+SCORES = sets.dev_and_test(FORMATS)
 
 
-def make(folder, name: str, attention: str) -> Task:
-  """Makes a task, a key of `FORMATS`, of the files in a folder."""
-  form, classes = FORMATS[name], FORMATS[name].classes
-  found = {}
-  for split, names in zip(("train", *SCORES[name]), form.files, strict=True):
-    paths = [pathlib.Path(folder, name) for name in names]
-    there = next(filter(pathlib.Path.is_file, paths), paths[0])
-    found[split] = require(split, there)
-  return Task(
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Command-line options of your own sentences."""
+
+  tokens_column: str = setting(
+    "tokens",
+    "your own sentences: column of the words, a name; in files of columns a"
+    " number from 1, or else the first",
+  )
+  tags_column: str = setting(
+    "tags",
+    "your own sentences: column of their tags, a name; in files of columns a"
+    " number from 1, or else the last",
+  )
+
+
+_OPTIONS, _CLASSES = Options(), own.Classes()
+
+
+def make(
+  data: own.Data,
+  name: str,
+  attention: str,
+  options: Options = _OPTIONS,
+  given: own.Classes = _CLASSES,
+) -> Task:
+  """Makes a task, a key of `FORMATS`, of the files in a folder, or an own one.
+
+  The task `own` reads files of columns or records, or records in memory.
+  """
+  if name == sets.OWN:
+    return _make_own(data, options, given)
+  form, splits = FORMATS[name], ("train", *SCORES[name])
+  layouts = [dict(zip(splits, of, strict=True)) for of in form.layouts]
+  found = sets.find(data, name, *layouts)
+  return _of_entities(
+    form.classes,
     name=name,
     load=lambda split: load(found[split], form, split),
     evaluations=SCORES[name],
+    files=tuple(found.values()),
+  )
+
+
+def _of_entities(classes: Sequence[str], **fields) -> Task:
+  return Task(
+    **fields,
     head=Tagger(classes),
     metrics={
       "entity_f1": functools.partial(entity_f1, classes),
@@ -207,16 +261,19 @@ def make(folder, name: str, attention: str) -> Task:
     main_metric="entity_f1",
     baseline="all O",
     trivial=lambda those: [[[OUTSIDE] * len(e.texts) for e in those]],
-    files=tuple(found.values()),
   )
 
 
 SUITE = Suite(
   "tagging",
-  "entities: CoNLL-2003, Universal NER, OntoNotes",
-  SCORES,
+  "tags of words: your own sentences, --data is a file of columns or of records"
+  " with the words and tags, or a folder of files named train, dev and test; or"
+  " a folder with CoNLL-2003, Universal NER or OntoNotes",
+  SCORES | {sets.OWN: (sets.OWN,)},
   make,
   heads=(Tagger,),
+  settings=(Options, own.Classes),
+  in_memory=True,
 )
 
 
@@ -226,30 +283,141 @@ def load(path: pathlib.Path, form: Format, split: str) -> list[Example]:
   Raises a UserError if a line has other columns or labels.
   """
   classes = {name: i for i, name in enumerate(form.classes)}
-  # If numbers come before words, no word can be taken for a comment.
-  aside = ("#", "-DOCSTART-") if form.word else ("-DOCSTART-",)
-  least = max(form.word + 1, form.label + 1, 2)
-  lines = io.read_text(path, "sentences").split("\n")
-  sentences = [[]]  # pairs of a word and its label
-  for number, line in enumerate(lines, 1):
-    columns, where = line.split(), f"{path}, line {number}"
-    if not columns:
-      sentences.append([])
-    elif not line.startswith(aside):
-      if len(columns) < least:
-        raise UserError(
-          f"{where}: {len(columns)} columns, not a word and its label"
-        )
-      word, label = columns[form.word], columns[form.label]
+  out = []
+  for sentence in columns(path, form.word, form.label):
+    for label, where in zip(sentence.tags, sentence.places, strict=True):
       if label not in classes:
         raise UserError(
           f"{where}: the label {label!r:.60} is not O, and not B- or I- with"
           f" one of {', '.join(form.kinds)}"
         )
-      sentences[-1].append((word, label))
-  out = []
-  for sentence in filter(None, sentences):
-    words, labels = zip(*sentence, strict=True)
-    known = [classes[label] for label in iob2(labels)]
-    out.append(Example(words, known, f"{split}_{len(out)}"))
+    known = [classes[label] for label in iob2(sentence.tags)]
+    out.append(Example(sentence.words, known, f"{split}_{len(out)}"))
   return out
+
+
+class Sentence(NamedTuple):
+  """A sentence of n words."""
+
+  words: tuple[str, ...]
+  tags: tuple[str, ...]
+  places: Sequence[str]  # of the words in the file, for errors
+
+
+def columns(
+  path: str | pathlib.Path, word: int = 0, tag: int = -1
+) -> list[Sentence]:
+  """Reads a file of columns, which tabs divide, or else spaces.
+
+  A byte-order mark is no word. In WikiAnn each word has its language before it
+  (`en:Paris`), which is removed, with a note. Raises a UserError if a line has
+  too few columns.
+  """
+  # If numbers come before words, no word can be taken for a comment.
+  aside = ("#", "-DOCSTART-") if word > 0 else ("-DOCSTART-",)
+  least = max(word + 1, tag + 1, 2)
+  sentences = [[]]  # of a word, its tag and its place
+  for number, line in enumerate(io.read_text(path, "sentences").split("\n"), 1):
+    line = line.replace(_MARK, "").strip("\r\n ")
+    parts = line.split("\t") if "\t" in line.strip() else line.split()
+    if not any(parts):
+      sentences.append([])
+    elif not line.startswith(aside) and parts[word % len(parts)].strip():
+      where = f"{path}, line {number}"
+      if len(parts) < least:
+        raise UserError(
+          f"{where}: {len(parts)} columns, not a word and its tag"
+        )
+      sentences[-1].append((parts[word].strip(), parts[tag].strip(), where))
+  made = [Sentence(*zip(*one, strict=True)) for one in sentences if one]
+  texts = [text for one in made for text in one.words]
+  language = re.match("[a-z][a-z-]*:(?=.)", texts[0]) if texts else None
+  if not language or not all(t.startswith(language[0]) for t in texts):
+    return made
+  progress.say(f"{path}: removed {language[0]!r} before each word")
+  return [
+    one._replace(words=tuple(t[language.end() :] or t for t in one.words))
+    for one in made
+  ]
+
+
+def _make_own(data: own.Data, options: Options, given: own.Classes) -> Task:
+  """Makes a task of one's own sentences, of entities or of other tags."""
+  found = {
+    split: [one for source in sources for one in _read(source, options, given)]
+    for split, sources in own.by_split(data, any_ending=True).items()
+  }
+  there = {tag for those in found.values() for one in those for tag in one.tags}
+  named = own.named(data)
+  if not there:
+    raise UserError(f"{named} holds no sentences")
+  if len(there) < 2:
+    raise UserError(f"{named}: all tags are {min(there)!r:.60}")
+  of_entities = all(re.fullmatch("O|[BIESLU]-.+", tag) for tag in there)
+  kinds = sorted({tag[2:] for tag in there if tag != "O"})
+  classes = Format(tuple(kinds), ()).classes if of_entities else sorted(there)
+  classes = given.labels or tuple(classes)
+  made = {}
+  for split, those in found.items():
+    made[split] = []
+    for one in those:
+      tags = iob2(one.tags) if of_entities else one.tags
+      if unknown := {*tags} - {*classes}:
+        raise UserError(
+          f"{one.places[0]}: the tag {min(unknown)!r:.60} is not one of"
+          f" {', '.join(classes):.200}"
+        )
+      known = [classes.index(tag) for tag in tags]
+      name = f"{split}_{len(made[split])}"
+      made[split].append(Example(one.words, known, name))
+  fields = own.of_sets(data, made, key=lambda example: example.texts)
+  if of_entities:
+    return _of_entities(classes, **fields)
+  progress.say(
+    f"{fields['name']}: the tags, such as {min(there)!r}, are no entities (B-X,"
+    " I-X), so the score is the accuracy over words"
+  )
+  return Task(
+    **fields,
+    head=Tagger(classes),
+    metrics={"accuracy": word_accuracy},
+    main_metric="accuracy",
+    baseline="one tag",
+    trivial=lambda those: [
+      [[tag] * len(e.texts) for e in those] for tag in range(len(classes))
+    ],
+  )
+
+
+def _read(
+  source: str | own.Memory, options: Options, given: own.Classes
+) -> Iterator[Sentence]:
+  """Yields the sentences of a source, of columns or of records."""
+  places = options.tokens_column, options.tags_column
+  if isinstance(source, str) and readers.kind(source) not in _RECORDS:
+    numbers = [
+      int(place) - 1 if place.isdecimal() else usual
+      for place, usual in zip(places, (0, -1), strict=True)
+    ]
+    yield from columns(source, *numbers)
+    return
+  asked = dict(zip(places, ("tokens_column", "tags_column"), strict=True))
+  for where, (words, tags) in own.records(source, asked, nested=True):
+    where = f"{source}, {where}"
+    words, tags = (
+      x.split() if isinstance(x, str) else x for x in (words, tags)
+    )
+    if not all(isinstance(word, str) and word.strip() for word in words or ()):
+      raise UserError(f"{where}: the words are not texts")
+    if len(words or ()) != len(tags or ()) or not words:
+      raise UserError(
+        f"{where}: {len(words or ())} words, but {len(tags or ())} tags"
+      )
+    if isinstance(tags[0], int):
+      if not 0 <= min(tags) <= max(tags) < len(given.labels):
+        raise UserError(
+          f"{where}: tags are numbers, such as {max(tags)}: name them, from 0,"
+          " with --labels=O,B-PER,..."
+        )
+      tags = [given.labels[tag] for tag in tags]
+    yield Sentence(tuple(words), tuple(tags), (where,))
