@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import summary, tagging
+from antlm_jax.evals.finetuning import own, summary, tagging
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.predict import predict
@@ -58,7 +58,7 @@ def test_uners_form_is_read(tmp_path):
 @pytest.mark.parametrize(
   ("text", "words"),
   [
-    ("EU I-ORG\nrejects\n", "line 2: 1 columns, not a word and its label"),
+    ("EU I-ORG\nrejects\n", "line 2: 1 columns, not a word and its tag"),
     ("EU I-GOD\n", "line 1: the label 'I-GOD' is not O"),
     ("EU ORG\n", "line 1: the label 'ORG' is not O"),
   ],
@@ -70,7 +70,9 @@ def test_bad_files_are_told_by_line(tmp_path, text, words):
 
 
 def test_a_split_that_is_absent_is_told(tmp_path):
-  with pytest.raises(UserError, match=r"train is absent: .*eng\.train"):
+  with pytest.raises(
+    UserError, match=r"conll is not .*eng\.train with .*testa"
+  ):
     tagging.make(tmp_path, "conll", "bidirectional")
 
 
@@ -97,6 +99,124 @@ def test_the_measures_are_seqevals_and_scikit_learns():
   ]
   found = tagging.sentence_f1(predictions, labels)
   assert found == pytest.approx(np.mean(each), abs=1e-12)
+
+
+SCHEMES = {"IOB1": "BIII", "IOB2": "BIIB", "BIOES": "BIES", "BILOU": "BILU"}
+
+
+def sentence(draw, scheme):
+  """Entities of two kinds, in a row or apart."""
+  begin, inside, end, single = SCHEMES[scheme]
+  tags = ["O"]
+  for _ in range(draw.integers(1, 6)):
+    kind, length = draw.choice(["a", "b-c"]), draw.integers(1, 4)
+    parts = [begin, *inside * (length - 2), end] if length > 1 else [single]
+    if scheme == "IOB1" and not tags[-1].endswith(f"-{kind}"):
+      parts[0] = "I"  # it begins with B only after its own kind
+    tags += [f"{part}-{kind}" for part in parts]
+    tags += ["O"] * draw.integers(0, 2)
+  return {"tokens": [f"w{i}" for i in range(len(tags))], "tags": tags}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_own_tags_of_any_scheme_are_scored_as_by_seqeval(scheme):
+  """Catches entities that are cut or joined when tags become IOB2."""
+  seqeval = pytest.importorskip("seqeval.metrics", reason="the hf extra")
+  draw = np.random.default_rng(0)
+  rows = [sentence(draw, scheme) for _ in range(300)]
+  task = tagging.make({"train": rows, "test": rows}, "own", "bidirectional")
+  gold = [e.label for e in task.load("own-test")]
+  classes = task.head.labels
+  assert classes == ("O", "B-a", "I-a", "B-b-c", "I-b-c")
+  found = gold[:150] + [draw.permutation(one).tolist() for one in gold[150:]]
+  named = [[classes[c] for c in one] for one in found]
+  # BILOU's letters mean BIOES's, which are those that seqeval knows.
+  theirs = [
+    [tag.replace("L-", "E-").replace("U-", "S-") for tag in row["tags"]]
+    for row in rows
+  ]
+  score = task.metrics["entity_f1"](found, gold)
+  assert 0.4 < score < 0.95
+  assert score == pytest.approx(seqeval.f1_score(theirs, named), abs=1e-12)
+
+
+WNUT = """\ufeffTom\tB-person
+sat\tO
+\t
+in\tO
+\ufeff\tO
+New\tB-location
+York\tI-location
+\ufeff
+#hills\tO
+"""
+
+
+def own_task(data, **columns):
+  options = tagging.Options(**columns)
+  return tagging.make(str(data), "own", "bidirectional", options)
+
+
+def test_wnut_and_wikiann_are_read_as_published(tmp_path, capsys):
+  """Catches marks that become words, and prefixes that are left or hidden."""
+  wnut, wikiann = tmp_path / "wnut", tmp_path / "wikiann"
+  wnut.mkdir()
+  names = "wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"
+  for name in names:
+    (wnut / name).write_text(WNUT)
+  task = own_task(wnut)
+  assert task.trained and task.evaluations == ("wnut-dev", "wnut-test")
+  texts = [e.texts for e in task.load("wnut-test")]
+  assert texts == [("Tom", "sat"), ("in", "New", "York"), ("#hills",)]
+  wikiann.mkdir()
+  for name in ("train", "dev", "test", "extra"):
+    (wikiann / name).write_text("en:Tom\tB-PER\nen::\tO\n\nen:sat\tO\n")
+  task = own_task(wikiann)
+  assert [e.texts for e in task.load("train")] == [("Tom", ":"), ("sat",)]
+  said = capsys.readouterr().out
+  assert f"{wikiann / 'test'}: removed 'en:' before each word" in said
+  (wikiann / "test").write_text("en:Tom\tB-PER\nde:sat\tO\n")
+  assert own_task(wikiann).load("wikiann-test")[0].texts[0] == "en:Tom"
+
+
+def test_columns_by_number_and_other_tags(tmp_path):
+  """Catches parts of speech that are scored as entities."""
+  (tmp_path / "a.iob2").write_text(UNER)
+  task = own_task(tmp_path / "a.iob2", tokens_column="2", tags_column="3")
+  assert task.load("train")[0].texts == ("tampa", "bay", ".")
+  rows = [("Tom sat", "NOUN VERB"), (["a"], ["DET"])]
+  task = tagging.make({"train": rows, "test": rows}, "own", "causal")
+  assert (task.main_metric, task.baseline) == ("accuracy", "one tag")
+  gold = [e.label for e in task.load("own-test")]
+  assert task.head.labels == ("DET", "NOUN", "VERB") and gold == [[1, 2], [0]]
+  assert task.metrics["accuracy"]([[1, 1], [0]], gold) == 2 / 3
+  rows = {"train": [(["Tom", "sat"], [1, 0])], "dev": [("Tom", "B-PER")]}
+  given = own.Classes(("O", "B-PER"))
+  task = tagging.make(rows, "own", "causal", tagging.Options(), given)
+  assert task.load("train")[0].label == [1, 0]
+  with pytest.raises(UserError, match=r"record 1: tags are numbers.*--labels="):
+    tagging.make(rows, "own", "causal")
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "words"),
+  [
+    ("a.jsonl", '{"tokens": ["a"], "tag": ["O"]}', "one with --tags_column"),
+    ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', "2 words, but 1 tags"),
+    ("a.jsonl", '{"tokens": [1], "tags": ["O"]}', "the words are not texts"),
+    ("a.jsonl", "", "a.jsonl holds no sentences"),
+    ("a.conll", "", "a.conll holds no sentences"),
+    ("a.conll", "a\tO\n", "all tags are 'O'"),
+    ("a.conll", "a\tO\nb\n", "line 2: 1 columns, not a word and its tag"),
+    ("b/notes", "a\tO\n", "b has notes: looked for files named train"),
+  ],
+)
+def test_bad_own_sentences(tmp_path, name, text, words):
+  path = tmp_path / name
+  path.parent.mkdir(exist_ok=True)
+  path.write_text(text)
+  with pytest.raises(UserError, match=words):
+    own_task(path.parent if "/" in name else path)
 
 
 run = random_models.run(layers=1)

@@ -319,8 +319,8 @@ def columns(
   sentences = [[]]  # of a word, its tag and its place
   for number, line in enumerate(io.read_text(path, "sentences").split("\n"), 1):
     line = line.replace(_MARK, "").strip("\r\n ")
-    parts = line.split("\t") if "\t" in line.strip() else line.split()
-    if not any(parts):
+    parts = line.split("\t") if "\t" in line else line.split()
+    if not line.strip():
       sentences.append([])
     elif not line.startswith(aside) and parts[word % len(parts)].strip():
       where = f"{path}, line {number}"
