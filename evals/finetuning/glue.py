@@ -218,7 +218,7 @@ def _make_superglue(
     SUPERGLUE[name],
     attention,
     options,
-    key=lambda example: example.texts[-1],
+    key=lambda example: example.texts[1],
   )
 
 

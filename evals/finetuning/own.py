@@ -112,22 +112,24 @@ SUITE = Suite(
 )
 
 
-def texts_of(path: str, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-  """Yields the texts of a file: its lines, or columns of its records.
+def texts_of(
+  source: "str | Memory", columns: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
+  """Yields the texts of a source: a file's lines, or columns of its records.
 
   Raises a UserError if it cannot be read, or a record has no text.
   """
-  if not os.path.exists(path):
-    raise files.not_a_path(path)
-  if readers.READERS.get(readers.kind(path) or ".txt") is None:
-    lines = readers.pieces(path, readers.RULES["line"], "")
+  if isinstance(source, str) and not os.path.exists(source):
+    raise files.not_a_path(source)
+  if isinstance(source, str) and not readers.READERS.get(
+    readers.kind(source) or ".txt"
+  ):
+    lines = readers.pieces(source, readers.RULES["line"], "")
     yield from ((line.text,) for line in lines)
     return
-  for where, values in readers.records(
-    path, dict.fromkeys(columns, "text_column")
-  ):
+  for where, values in records(source, dict.fromkeys(columns, "text_column")):
     if not all(isinstance(text, str) for text in values):
-      raise UserError(f"{path}, {where}: no text to read")
+      raise UserError(f"{source}, {where}: no text to read")
     yield tuple(values)
 
 
