@@ -30,43 +30,14 @@ UNER = """# newdoc id = a
 """
 
 
-def names(example, form) -> list[str]:
-  return [form.classes[c] for c in example.label]
-
-
-def test_conlls_form_is_read_as_iob2(tmp_path):
+def test_conlls_form_is_read(tmp_path):
   (tmp_path / "a").write_text(CONLL)
-  form = tagging.FORMATS["conll"]
-  first, second = tagging.load(tmp_path / "a", form, "train")
-  assert first.texts == ("EU", "rejects", "German", "lamb")
-  assert names(first, form) == ["B-ORG", "O", "B-MISC", "O"]
-  assert second.texts == ("Peter", "Blackburn", "#")  # no comment
-  assert names(second, form) == ["B-PER", "I-PER", "B-PER"]
-  assert (first.id, second.id) == ("train_0", "train_1")
-  counts = {n: len(f.classes) for n, f in tagging.FORMATS.items()}
-  assert counts == {"conll": 9, "uner": 7, "ontonotes": 37}
-
-
-def test_uners_form_is_read(tmp_path):
-  (tmp_path / "a").write_text(UNER)
-  form = tagging.FORMATS["uner"]
-  (example,) = tagging.load(tmp_path / "a", form, "uner-dev")
-  assert example.texts == ("tampa", "bay", ".")
-  assert names(example, form) == ["B-LOC", "I-LOC", "O"]
-
-
-@pytest.mark.parametrize(
-  ("text", "words"),
-  [
-    ("EU I-ORG\nrejects\n", "line 2: 1 columns, not a word and its tag"),
-    ("EU I-GOD\n", "line 1: the label 'I-GOD' is not O"),
-    ("EU ORG\n", "line 1: the label 'ORG' is not O"),
-  ],
-)
-def test_bad_files_are_told_by_line(tmp_path, text, words):
-  (tmp_path / "a").write_text(text)
-  with pytest.raises(UserError, match=words):
-    tagging.load(tmp_path / "a", tagging.FORMATS["conll"], "train")
+  first, second = tagging.columns(tmp_path / "a")
+  assert first.words == ("EU", "rejects", "German", "lamb")
+  assert tagging.iob2(first.tags) == ["B-ORG", "O", "B-MISC", "O"]
+  assert second.words == ("Peter", "Blackburn", "#")  # no comment
+  assert tagging.iob2(second.tags) == ["B-PER", "I-PER", "B-PER"]
+  assert second.where == f"{tmp_path / 'a'}, line 8"
 
 
 def test_a_split_that_is_absent_is_told(tmp_path):
@@ -79,7 +50,8 @@ def test_a_split_that_is_absent_is_told(tmp_path):
 def test_the_measures_are_seqevals_and_scikit_learns():
   seqeval = pytest.importorskip("seqeval.metrics", reason="the hf extra")
   metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
-  draw, classes = np.random.default_rng(0), tagging.FORMATS["conll"].classes
+  draw = np.random.default_rng(0)
+  classes = "O", *(f"{b}-{k}" for k in ("LOC", "ORG", "PER") for b in "BI")
   labels, predictions = [], []
   for size in draw.integers(1, 12, 1000):
     # Mostly O, as in text; any label may follow any.
@@ -183,7 +155,8 @@ def test_columns_by_number_and_other_tags(tmp_path):
   """Catches parts of speech that are scored as entities."""
   (tmp_path / "a.iob2").write_text(UNER)
   task = own_task(tmp_path / "a.iob2", tokens_column="2", tags_column="3")
-  assert task.load("train")[0].texts == ("tampa", "bay", ".")
+  (example,) = task.load("train")
+  assert example.texts == ("tampa", "bay", ".") and example.label == [1, 2, 0]
   rows = [("Tom sat", "NOUN VERB"), (["a"], ["DET"])]
   task = tagging.make({"train": rows, "test": rows}, "own", "causal")
   assert (task.main_metric, task.baseline) == ("accuracy", "one tag")
@@ -206,7 +179,7 @@ def test_columns_by_number_and_other_tags(tmp_path):
     ("a.jsonl", '{"tokens": [1], "tags": ["O"]}', "the words are not texts"),
     ("a.jsonl", "", "a.jsonl holds no sentences"),
     ("a.conll", "", "a.conll holds no sentences"),
-    ("a.conll", "a\tO\n", "all tags are 'O'"),
+    ("a.conll", "a\tO\n", "holds only the tag 'O'"),
     ("a.conll", "a\tO\nb\n", "line 2: 1 columns, not a word and its tag"),
     ("b/notes", "a\tO\n", "b has notes: looked for files named train"),
   ],
@@ -278,10 +251,9 @@ def test_it_trains_and_is_saved(loaded, tmp_path):
 @pytest.mark.slow
 def test_the_real_sentences(loaded, tmp_path):
   real.unpacked("ner", tmp_path)
-  form = tagging.FORMATS["conll"]
-  paths = [tmp_path / names[0] for names in form.files]
-  sizes = [len(tagging.load(path, form, "train")) for path in paths]
-  assert sizes == [14041, 3250, 3453]
+  task = tagging.make(tmp_path, "conll", "bidirectional")
+  sizes = [len(task.load(split)) for split in ("train", *task.evaluations)]
+  assert sizes == [14041, 3250, 3453] and len(task.head.labels) == 9
   words = [f"--checkpoint={loaded.path}", f"--data={tmp_path}"]
   words += ["--task=conll", "--limit=600", "--epochs=1", "--max_length=64"]
   words += ["--lrs=1e-3", f"--output={tmp_path / 'out'}", "--preset=tagging"]

@@ -13,7 +13,7 @@ import functools
 import itertools
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -39,6 +39,7 @@ from antlm_jax.settings import setting
 _NOWHERE = -1  # word, and label, of a token outside of all words
 OUTSIDE = 0  # class O: no entity
 _MARK = "\ufeff"  # byte-order mark, which WNUT-17 has in its lines
+_ENTITY = re.compile("O|[BIESLU]-.+")
 _RECORDS = ".jsonl", ".ndjson", ".csv", ".parquet"
 
 
@@ -163,44 +164,28 @@ def word_accuracy(
   return classification.accuracy(*map(np.concatenate, (predictions, labels)))
 
 
-@dataclasses.dataclass(frozen=True)
-class Format:
-  """Form of a set of sentences."""
+class Format(NamedTuple):
+  """Files of a known set."""
 
-  kinds: tuple[str, ...]  # of entities
-  # Names of the files of train, dev and test, in one layout or several.
+  # Names of train, dev and test, in one layout or several.
   layouts: tuple[Sequence[str], ...]
   word: int = 0  # column
-  label: int = -1  # column
-
-  @property
-  def classes(self) -> tuple[str, ...]:
-    """Names of the classes."""
-    return "O", *(f"{b}-{kind}" for kind in self.kinds for b in "BI")
+  tag: int = -1  # column
 
 
 _SPLITS = ("train", "dev", "test")
-_ONTONOTES = (
-  "CARDINAL DATE EVENT FAC GPE LANGUAGE LAW LOC MONEY NORP ORDINAL ORG PERCENT"
-  " PERSON PRODUCT QUANTITY TIME WORK_OF_ART"
-)
 FORMATS = {
   "conll": Format(
-    ("LOC", "MISC", "ORG", "PER"),
-    ([f"conll2003/eng.{part}" for part in ("train", "testa", "testb")],),
+    ([f"conll2003/eng.{part}" for part in ("train", "testa", "testb")],)
   ),
   "uner": Format(
-    ("LOC", "ORG", "PER"),
-    ([f"uner_en_ewt/en_ewt-ud-{part}.iob2" for part in _SPLITS],),
-    word=1,
-    label=2,
+    ([f"uner_en_ewt/en_ewt-ud-{part}.iob2" for part in _SPLITS],), 1, 2
   ),
   "ontonotes": Format(
-    tuple(_ONTONOTES.split()),
     tuple(
       [f"ontonotes/{part}.{end}" for part in _SPLITS]
       for end in ("conll", "txt")
-    ),
+    )
   ),
 }
 SCORES = sets.dev_and_test(FORMATS)
@@ -234,23 +219,51 @@ def make(
 ) -> Task:
   """Makes a task, a key of `FORMATS`, of the files in a folder, or an own one.
 
-  The task `own` reads files of columns or records, or records in memory.
+  The task `own` reads files of columns or records, or records in memory. The
+  classes are those in all sets. Raises a UserError if there are none.
   """
+  if name != sets.OWN:
+    form, splits = FORMATS[name], ("train", *SCORES[name])
+    layouts = [dict(zip(splits, of, strict=True)) for of in form.layouts]
+    paths = sets.find(data, name, *layouts)
+    columns_of = form.word, form.tag
+    found = {split: columns(p, *columns_of) for split, p in paths.items()}
+  else:
+    found = {
+      split: [one for source in those for one in _read(source, options, given)]
+      for split, those in own.by_split(data, any_ending=True).items()
+    }
+  tags = {tag for those in found.values() for one in those for tag in one.tags}
+  where = own.named(data) if name == sets.OWN else name
+  if len(tags) < 2:
+    one = f"only the tag {min(tags)!r:.60}" if tags else "no sentences"
+    raise UserError(f"{where} holds {one}")
+  others = sorted(tag for tag in tags if not _ENTITY.fullmatch(tag))
+  classes = given.labels or tuple(sorted(tags) if others else _iob2_of(tags))
+  made = {
+    split: _examples(those, split, classes, not others)
+    for split, those in found.items()
+  }
   if name == sets.OWN:
-    return _make_own(data, options, given)
-  form, splits = FORMATS[name], ("train", *SCORES[name])
-  layouts = [dict(zip(splits, of, strict=True)) for of in form.layouts]
-  found = sets.find(data, name, *layouts)
-  return _of_entities(
-    form.classes,
-    name=name,
-    load=lambda split: load(found[split], form, split),
-    evaluations=SCORES[name],
-    files=tuple(found.values()),
-  )
-
-
-def _of_entities(classes: Sequence[str], **fields) -> Task:
+    fields = own.of_sets(data, made, key=lambda example: example.texts)
+  else:
+    fields = {"name": name, "files": tuple(paths.values())}
+    fields |= {"load": made.__getitem__, "evaluations": SCORES[name]}
+  if others:
+    progress.say(
+      f"{fields['name']}: tags such as {others[0]!r} are no entities (B-X,"
+      " I-X), so the score is the accuracy over words"
+    )
+    return Task(
+      **fields,
+      head=Tagger(classes),
+      metrics={"accuracy": word_accuracy},
+      main_metric="accuracy",
+      baseline="one tag",
+      trivial=lambda those: [
+        [[tag] * len(e.texts) for e in those] for tag in range(len(classes))
+      ],
+    )
   return Task(
     **fields,
     head=Tagger(classes),
@@ -262,6 +275,32 @@ def _of_entities(classes: Sequence[str], **fields) -> Task:
     baseline="all O",
     trivial=lambda those: [[[OUTSIDE] * len(e.texts) for e in those]],
   )
+
+
+def _iob2_of(tags: Iterable[str]) -> list[str]:
+  """Returns the classes of entities, O first."""
+  kinds = sorted({tag[2:] for tag in tags if tag != "O"})
+  return ["O", *(f"{begin}-{kind}" for kind in kinds for begin in "BI")]
+
+
+def _examples(
+  sentences: Iterable["Sentence"],
+  split: str,
+  classes: Sequence[str],
+  of_entities: bool,
+) -> list[Example]:
+  """Makes examples of sentences, with each word's class."""
+  index, out = {name: i for i, name in enumerate(classes)}, []
+  for one in sentences:
+    tags = iob2(one.tags) if of_entities else one.tags
+    if unknown := {*tags} - index.keys():
+      raise UserError(
+        f"{one.where}: the tag {min(unknown)!r:.60} is not one of"
+        f" {', '.join(classes):.200}"
+      )
+    known = [index[tag] for tag in tags]
+    out.append(Example(one.words, known, f"{split}_{len(out)}"))
+  return out
 
 
 SUITE = Suite(
@@ -277,31 +316,12 @@ SUITE = Suite(
 )
 
 
-def load(path: pathlib.Path, form: Format, split: str) -> list[Example]:
-  """Reads sentences, with each word's class.
-
-  Raises a UserError if a line has other columns or labels.
-  """
-  classes = {name: i for i, name in enumerate(form.classes)}
-  out = []
-  for sentence in columns(path, form.word, form.label):
-    for label, where in zip(sentence.tags, sentence.places, strict=True):
-      if label not in classes:
-        raise UserError(
-          f"{where}: the label {label!r:.60} is not O, and not B- or I- with"
-          f" one of {', '.join(form.kinds)}"
-        )
-    known = [classes[label] for label in iob2(sentence.tags)]
-    out.append(Example(sentence.words, known, f"{split}_{len(out)}"))
-  return out
-
-
 class Sentence(NamedTuple):
   """A sentence of n words."""
 
   words: tuple[str, ...]
   tags: tuple[str, ...]
-  places: Sequence[str]  # of the words in the file, for errors
+  where: str  # its place, for errors
 
 
 def columns(
@@ -316,20 +336,25 @@ def columns(
   # If numbers come before words, no word can be taken for a comment.
   aside = ("#", "-DOCSTART-") if word > 0 else ("-DOCSTART-",)
   least = max(word + 1, tag + 1, 2)
-  sentences = [[]]  # of a word, its tag and its place
+  sentences = [[]]  # of pairs of a word and its tag
+  starts = []  # first line of each
   for number, line in enumerate(io.read_text(path, "sentences").split("\n"), 1):
     line = line.replace(_MARK, "").strip("\r\n ")
     parts = line.split("\t") if "\t" in line else line.split()
     if not line.strip():
       sentences.append([])
     elif not line.startswith(aside) and parts[word % len(parts)].strip():
-      where = f"{path}, line {number}"
       if len(parts) < least:
         raise UserError(
-          f"{where}: {len(parts)} columns, not a word and its tag"
+          f"{path}, line {number}: {len(parts)} columns, not a word and its tag"
         )
-      sentences[-1].append((parts[word].strip(), parts[tag].strip(), where))
-  made = [Sentence(*zip(*one, strict=True)) for one in sentences if one]
+      starts += [] if sentences[-1] else [f"{path}, line {number}"]
+      sentences[-1].append((parts[word].strip(), parts[tag].strip()))
+  sentences = filter(None, sentences)
+  made = [
+    Sentence(*zip(*one, strict=True), where)
+    for one, where in zip(sentences, starts, strict=True)
+  ]
   texts = [text for one in made for text in one.words]
   language = re.match("[a-z][a-z-]*:(?=.)", texts[0]) if texts else None
   if not language or not all(t.startswith(language[0]) for t in texts):
@@ -339,54 +364,6 @@ def columns(
     one._replace(words=tuple(t[language.end() :] or t for t in one.words))
     for one in made
   ]
-
-
-def _make_own(data: own.Data, options: Options, given: own.Classes) -> Task:
-  """Makes a task of one's own sentences, of entities or of other tags."""
-  found = {
-    split: [one for source in sources for one in _read(source, options, given)]
-    for split, sources in own.by_split(data, any_ending=True).items()
-  }
-  there = {tag for those in found.values() for one in those for tag in one.tags}
-  named = own.named(data)
-  if not there:
-    raise UserError(f"{named} holds no sentences")
-  if len(there) < 2:
-    raise UserError(f"{named}: all tags are {min(there)!r:.60}")
-  of_entities = all(re.fullmatch("O|[BIESLU]-.+", tag) for tag in there)
-  kinds = sorted({tag[2:] for tag in there if tag != "O"})
-  classes = Format(tuple(kinds), ()).classes if of_entities else sorted(there)
-  classes = given.labels or tuple(classes)
-  made = {}
-  for split, those in found.items():
-    made[split] = []
-    for one in those:
-      tags = iob2(one.tags) if of_entities else one.tags
-      if unknown := {*tags} - {*classes}:
-        raise UserError(
-          f"{one.places[0]}: the tag {min(unknown)!r:.60} is not one of"
-          f" {', '.join(classes):.200}"
-        )
-      known = [classes.index(tag) for tag in tags]
-      name = f"{split}_{len(made[split])}"
-      made[split].append(Example(one.words, known, name))
-  fields = own.of_sets(data, made, key=lambda example: example.texts)
-  if of_entities:
-    return _of_entities(classes, **fields)
-  progress.say(
-    f"{fields['name']}: the tags, such as {min(there)!r}, are no entities (B-X,"
-    " I-X), so the score is the accuracy over words"
-  )
-  return Task(
-    **fields,
-    head=Tagger(classes),
-    metrics={"accuracy": word_accuracy},
-    main_metric="accuracy",
-    baseline="one tag",
-    trivial=lambda those: [
-      [[tag] * len(e.texts) for e in those] for tag in range(len(classes))
-    ],
-  )
 
 
 def _read(
@@ -409,10 +386,9 @@ def _read(
     )
     if not all(isinstance(word, str) and word.strip() for word in words or ()):
       raise UserError(f"{where}: the words are not texts")
-    if len(words or ()) != len(tags or ()) or not words:
-      raise UserError(
-        f"{where}: {len(words or ())} words, but {len(tags or ())} tags"
-      )
+    count = len(words or ()), len(tags or ())
+    if not words or count[0] != count[1]:
+      raise UserError(f"{where}: {count[0]} words, but {count[1]} tags")
     if isinstance(tags[0], int):
       if not 0 <= min(tags) <= max(tags) < len(given.labels):
         raise UserError(
@@ -420,4 +396,4 @@ def _read(
           " with --labels=O,B-PER,..."
         )
       tags = [given.labels[tag] for tag in tags]
-    yield Sentence(tuple(words), tuple(tags), (where,))
+    yield Sentence(tuple(words), tuple(tags), where)
