@@ -250,10 +250,10 @@ def table(summaries: Sequence[dict], suite: Suite) -> str:
     for summary in summaries
     for score in _best(summary)["scores"].values()
   ]
-  known = {n: sets for n, sets in suite.scores.items() if n != OWN}
-  if not {summary["task"] for summary in summaries} <= known.keys():
+  known = [n for n, of in suite.scores.items() if n != OWN for n in of]
+  if not {name for one in summaries for name in one["evaluations"]} <= {*known}:
     return text
-  count, every = len(means), sum(map(len, known.values()))
+  count, every = len(means), len(known)
   what = f"mean of these {count} of {every} scores, not comparable with"
   what += f" {suite.name}'s"
   if count >= every:
