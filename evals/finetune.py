@@ -291,11 +291,12 @@ def _task_of(
     return suite.make(source, name, how.attention, *own), grid, how
 
   how = settings_lib.choose(Hyperparameters, values)
-  if how.epochs or how.steps:
+  tests_alone = isinstance(data, Mapping) and "train" not in data
+  if (how.epochs or how.steps) and not tests_alone:
     task, grid, how = made()
     if task.trained:
       return task, grid, how
-    values |= {"epochs": 0, "steps": 0}
+  values |= {"epochs": 0, "steps": 0}
   if tuned:
     labels = tuple(tuned.settings.get("labels", ()))
     values = {"attention": tuned.attention, "labels": labels} | values

@@ -208,20 +208,6 @@ def make_held_out(
   return dataclasses.replace(made, metrics={**made.metrics, **further})
 
 
-def _make_superglue(
-  folder, name: str, attention: str, options: Options
-) -> Task:
-  # MultiRC asks about a passage in many examples, all of which are in one part.
-  return make_held_out(
-    folder,
-    name,
-    SUPERGLUE[name],
-    attention,
-    options,
-    key=lambda example: example.texts[1],
-  )
-
-
 _SEVEN = ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
 # eval_finetuning.sh, and the defaults of finetune/run.py.
 _SETTINGS_2025 = {
@@ -271,7 +257,10 @@ SUPER = Suite(
   "SuperGLUE",
   "BoolQ, CB, COPA, MultiRC, RTE, WiC and WSC, as SuperGLUE publishes them",
   sets.dev_and_test(list(SUPERGLUE)),
-  _make_superglue,
+  # MultiRC asks about a passage in many examples, all of which are in one part.
+  lambda folder, name, *how: make_held_out(
+    folder, name, SUPERGLUE[name], *how, key=lambda example: example.texts[1]
+  ),
   heads=(classification.Chooser,),
   settings=(Options,),
   folder="finetune-superglue",

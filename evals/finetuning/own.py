@@ -37,9 +37,9 @@ Records = Iterable[Record] | Mapping[str, str | Iterable[Record]]
 Data = str | Records
 # Words in a file's name that name its split.
 _SPLITS = {
-  "train": ("train", "training"),
-  "dev": ("dev", "valid", "validation", "val", "testa"),
-  "test": ("test", "testb"),
+  "train": {"train", "training"},
+  "dev": {"dev", "valid", "validation", "val", "testa"},
+  "test": {"test", "testb"},
 }
 
 
@@ -112,32 +112,31 @@ SUITE = Suite(
 )
 
 
+class Memory(list[Record]):
+  """A set of records in memory, which errors call `data`."""
+
+  def __str__(self) -> str:
+    return "data"
+
+
 def texts_of(
-  source: "str | Memory", columns: Sequence[str]
+  source: str | Memory, columns: Sequence[str]
 ) -> Iterator[tuple[str, ...]]:
   """Yields the texts of a source: a file's lines, or columns of its records.
 
   Raises a UserError if it cannot be read, or a record has no text.
   """
-  if isinstance(source, str) and not os.path.exists(source):
-    raise files.not_a_path(source)
-  if isinstance(source, str) and not readers.READERS.get(
-    readers.kind(source) or ".txt"
-  ):
-    lines = readers.pieces(source, readers.RULES["line"], "")
+  path = source if isinstance(source, str) else ""
+  if path and not os.path.exists(path):
+    raise files.not_a_path(path)
+  if path and readers.READERS.get(readers.kind(path) or ".txt") is None:
+    lines = readers.pieces(path, readers.RULES["line"], "")
     yield from ((line.text,) for line in lines)
     return
   for where, values in records(source, dict.fromkeys(columns, "text_column")):
     if not all(isinstance(text, str) for text in values):
       raise UserError(f"{source}, {where}: no text to read")
     yield tuple(values)
-
-
-class Memory(list[Record]):
-  """A set of records in memory, which errors call `data`."""
-
-  def __str__(self) -> str:
-    return "data"
 
 
 def named(data: Data) -> str:
@@ -171,11 +170,9 @@ def by_split(
     names = ", ".join(map(repr, given)) or "none"
     raise UserError(f"data has the sets {names}: give train, dev and test")
   return {
-    split: [given[split]]
-    if isinstance(given[split], str)
-    else [Memory(given[split])]
+    split: [one if isinstance(one, str) else Memory(one)]
     for split in _SPLITS
-    if split in given
+    if (one := given.get(split)) is not None
   }
 
 
@@ -186,11 +183,9 @@ def _by_name(path: str) -> dict[str, list[str]]:
   found = {split: [] for split in _SPLITS}
   inside = sorted(p for p in pathlib.Path(path).iterdir() if p.is_file())
   for file in inside:
-    words = re.findall("[a-z]+", file.name.lower())
-    for split in _SPLITS:
-      if {*words} & {*_SPLITS[split]}:
-        found[split].append(str(file))
-        break
+    words = {*re.findall("[a-z]+", file.name.lower())}
+    if split := next((s for s in _SPLITS if words & _SPLITS[s]), None):
+      found[split].append(str(file))
   if not any(found.values()):
     has = ", ".join(p.name for p in inside[:5]) or "no files"
     raise sets.Absent(
