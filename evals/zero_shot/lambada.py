@@ -16,7 +16,6 @@ sees their number, and figures do not compare with those of --mode=causal.
 """
 
 import itertools
-import os
 
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
@@ -30,14 +29,13 @@ _PARTS = {"prompt": "", "answer": ""}  # columns of a record in two parts
 
 def read(asked) -> list[tuple[str, str]]:
   """Reads contexts and their words."""
-  if _in_parts(asked):
-    rows = itertools.islice(
-      readers.records(asked.data, _PARTS), asked.limit or None
-    )
-    found = [
-      tuple(str(part or "").strip() for part in parts) for _, parts in rows
-    ]
-  else:
+  try:
+    rows = readers.records(asked.data, _PARTS)
+    rows = list(itertools.islice(rows, asked.limit or None))
+  except UserError:  # they are whole texts
+    rows = []
+  found = [tuple(str(part or "").strip() for part in row) for _, row in rows]
+  if not found:
     found = [text.rpartition(" ")[::2] for text in texts.read(asked)]
   for number, (context, word) in enumerate(found, start=1):
     if not context.strip() or not word.strip():
@@ -45,18 +43,6 @@ def read(asked) -> list[tuple[str, str]]:
         f"{asked.data}, text {number}: no two words in {word!r:.60}"
       )
   return found
-
-
-def _in_parts(asked) -> bool:
-  """Whether the first record has the columns of both parts."""
-  read = readers.READERS.get(readers.kind(asked.data) or ".txt")
-  if not os.path.isfile(asked.data) or not read:
-    return False
-  try:
-    next(readers.records(asked.data, _PARTS))
-  except (UserError, StopIteration):
-    return False
-  return True
 
 
 def score(loaded, items, asked) -> Outcome:
