@@ -235,10 +235,10 @@ def make(
     }
   tags = {tag for those in found.values() for one in those for tag in one.tags}
   where = own.named(data) if name == sets.OWN else name
-  if len(tags) < 2:
+  others = sorted(tag for tag in tags if not _ENTITY.fullmatch(tag))
+  if tags <= {"O"} or len(tags) == len(others) == 1:
     one = f"only the tag {min(tags)!r:.60}" if tags else "no sentences"
     raise UserError(f"{where} holds {one}")
-  others = sorted(tag for tag in tags if not _ENTITY.fullmatch(tag))
   classes = given.labels or tuple(sorted(tags) if others else _iob2_of(tags))
   made = {
     split: _examples(those, split, classes, not others)
