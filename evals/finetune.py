@@ -14,6 +14,10 @@ The defaults shown below are those of 2024.
 BabyLM's validation sets are also its test sets: 2024 and 2025 choose the epoch
 on the scores that they report. The other presets have a dev set for it.
 
+--epochs=0 evaluates a model as it is, such as one that --save saved. A file of
+your own is then the test set. The same happens if a set has nothing to train
+on. The results are in RUN/evals/untrained.
+
 Writes summary.json and items.jsonl (each run's prediction of each example) for
 each task, and the best run's predictions in the pipeline's format. With --save
 also writes the best run's model, a checkpoint with the task's head. Does not
@@ -36,7 +40,7 @@ from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
-from antlm_jax.evals.finetuning import loop, saved, summary
+from antlm_jax.evals.finetuning import loop, saved, sets, summary
 from antlm_jax.evals.finetuning.own import Data, Records
 from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.finetuning.summary import MODEL, FineTuning
@@ -44,6 +48,7 @@ from antlm_jax.evals.finetuning.task import Suite, Task
 from antlm_jax.evals.finetuning.trial import Hyperparameters, Run
 from antlm_jax.hf import export, heads
 from antlm_jax.inference.model import (
+  FineTuned,
   Identity,
   Loaded,
   add_arguments,
@@ -53,6 +58,8 @@ from antlm_jax.inference.model import (
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import Setting, setting
 from antlm_jax.training import checkpoint
+
+UNTRAINED = "untrained"  # folder of the results of models as they are
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,14 +140,16 @@ def finetune(
       tuned = finetune("runs/x", pairs, preset="classification", save=True)
       tuned.score, tuned.model
 
-  Does not repeat a task that was done before with the same arguments.
+  Does not repeat a task that was done before with the same arguments. With
+  `epochs=0`, or without a set to train on, evaluates the model as it is.
 
   Args:
     model: Pretrained model, or the path to its run or checkpoint.
     data: Path to the folder, or file, of the tasks' examples. Presets of your
       own examples also take a list of them, or a mapping of train, dev and test
-      to lists: `(text, label)`, `((text, text), label)`, `(query, positive)`,
-      texts alone for simcse, or mappings with the columns of a file.
+      to lists or files: `(text, label)`, `((text, text), label)`, `(words,
+      tags)`, `(question, context, answers)`, `(query, positive)`, texts alone
+      for simcse, or mappings with the columns of a file.
     preset: Kind of task, a key of `presets.PRESETS`.
     task: All tasks of the preset, or the names of some, with commas.
     output: Folder of the results; in RUN/evals by default.
@@ -160,13 +169,14 @@ def finetune(
   with progress.quietly(quiet):
     _tasks(given)  # a wrong name must not wait for the model
     loaded = opened(model)
-    jobs, absent = plan(loaded, loaded.config.model.name, data, given)
+    encoder = loaded.config.model.name
+    jobs, absent = plan(loaded, encoder, data, given, loaded.task)
     if absent:
       progress.say(f"left out, not in {data}: {', '.join(absent)}")
     # Checks everything before it trains anything.
     for job in jobs:
       files.check_writable(job.folder, folder=True)
-      if save and not job.done:
+      if save and job.task.trained and not job.done:
         _advise(job, loaded)
     found = {}
     for job in jobs:
@@ -194,13 +204,17 @@ def _tasks(given: Mapping[str, Any]) -> tuple[Tasks, Suite]:
 
 
 def plan(
-  model: Identity, encoder: str, data: Data, given: Mapping[str, Any]
+  model: Identity,
+  encoder: str,
+  data: Data,
+  given: Mapping[str, Any],
+  tuned: FineTuned | None = None,
 ) -> tuple[list[Job], list[str]]:
   """Makes the tasks that are asked for, without the model's weights.
 
-  `encoder` is the model's, `data` and `given` are the arguments of `finetune`,
-  and its errors are those. Also returns the names of the missing tasks, if all
-  are asked for.
+  `encoder` and `tuned` are the model's, `data` and `given` are the arguments of
+  `finetune`, and its errors are those. Also returns the names of the missing
+  tasks, if all are asked for.
   """
   (tasks, suite), jobs, absent = _tasks(given), [], {}
   if not isinstance(data, str) and not suite.in_memory:
@@ -209,22 +223,22 @@ def plan(
       f"preset {tasks.preset} reads files: give their folder, or one of the"
       f" presets that take examples: {own}"
     )
-  output = tasks.output or model.evals / suite.folder
-  for name in suite.named(tasks.task):
-    values = dict(suite.defaults.get(name, {}))
-    if suite.exportable and given.get("head") is None:
-      attention = given.get("attention", Hyperparameters.attention)
-      values |= heads.classifier(encoder, attention)
-    values |= given
-    sections = Grid, Hyperparameters, *suite.settings
-    grid, how, *own = (settings_lib.choose(of, values) for of in sections)
+  names = suite.named(tasks.task)
+  folder = isinstance(data, str) and os.path.isdir(data)
+  if tasks.task == "all" and sets.OWN in names and not folder:
+    names = [sets.OWN]
+  for name in names:
+    if tasks.task == "all" and name == sets.OWN and jobs:
+      continue  # a folder of known sets
     try:
-      task = suite.make(data, name, how.attention, *own)
-    except UserError as error:
-      if tasks.task != "all":
+      task, grid, how = _task_of(model, encoder, data, given, tuned, name)
+    except sets.Absent as error:
+      if tasks.task != "all" or len(names) == 1:
         raise
-      absent[name] = error
+      absent[name] = error.looked
       continue
+    into = suite.folder if task.trained else UNTRAINED
+    output = tasks.output or model.evals / into
     folder = pathlib.Path(output, task.name, f"{model.step}-{how.attention}")
     request = {
       "preset": tasks.preset,
@@ -236,26 +250,79 @@ def plan(
       **dataclasses.asdict(how),
     }
     done = None if tasks.overwrite else results.finished(folder, request)
-    if tasks.save and not (folder / MODEL).is_dir():
+    if tasks.save and task.trained and not (folder / MODEL).is_dir():
       done = None
     jobs.append(Job(task, grid, how, folder, request, done))
   if not jobs:
-    raise absent.popitem()[1]
-  return jobs, list(absent)
+    looked = "; ".join(absent.values())
+    raise UserError(
+      f"{data} has no set of --preset={tasks.preset}: looked for {looked}"
+    )
+  return jobs, [name for name in absent if name != sets.OWN]
+
+
+def _task_of(
+  model: Identity,
+  encoder: str,
+  data: Data,
+  given: Mapping[str, Any],
+  tuned: FineTuned | None,
+  name: str,
+) -> tuple[Task, Grid, Hyperparameters]:
+  """Makes a task and its settings; the arguments are those of `plan`.
+
+  A task that is not to be trained, or has no set to train on, gets the model's
+  own head, attention and classes.
+  """
+  _, suite = _tasks(given)
+  values = dict(suite.defaults.get(name, {}))
+  if suite.exportable and given.get("head") is None:
+    attention = given.get("attention", Hyperparameters.attention)
+    values |= heads.classifier(encoder, attention)
+  values |= given
+
+  def made() -> tuple[Task, Grid, Hyperparameters]:
+    sections = Grid, Hyperparameters, *suite.settings
+    grid, how, *own = (settings_lib.choose(of, values) for of in sections)
+    source, folder = data, isinstance(data, str) and os.path.isdir(data)
+    whole = folder or isinstance(data, Mapping)
+    if name == sets.OWN and not (how.epochs or how.steps or whole):
+      source = {"test": data}
+    return suite.make(source, name, how.attention, *own), grid, how
+
+  how = settings_lib.choose(Hyperparameters, values)
+  tests_alone = isinstance(data, Mapping) and "train" not in data
+  if (how.epochs or how.steps) and not tests_alone:
+    task, grid, how = made()
+    if task.trained:
+      return task, grid, how
+  values |= {"epochs": 0, "steps": 0}
+  if tuned:
+    labels = tuple(tuned.settings.get("labels", ()))
+    values = {"attention": tuned.attention, "labels": labels} | values
+  task, grid, how = made()
+  head = saved.untrained(task, tuned, model.path)
+  return dataclasses.replace(task, head=head, trained=False), grid, how
 
 
 def perform(job: Job, loaded: Loaded, save: bool) -> dict:
   """Trains a task's runs, writes the results and returns the summary."""
   begun, task, grid, how = time.monotonic(), job.task, job.grid, job.how
-  data = loop.read(loaded, task, how.max_length, grid.limit)
-  best = saved.Best(grid.runs) if save else None
-  # One run keeps a CPU busy: several at once take 5 to 35 % more of its time.
-  on_cpu = jax.default_backend() == "cpu"
-  at_once = grid.runs_at_once or (1 if on_cpu else len(grid.runs))
-  fit = functools.partial(loop.fit, loaded, task, data, how, keep=best)
-  outcomes = loop.fit_in_groups(fit, grid.runs, at_once)
-  examples = {name: rows.examples for name, rows in data.evaluations.items()}
-  about = {"request": job.request, "train_examples": len(data.train.examples)}
+  best = saved.Best(grid.runs) if save and task.trained else None
+  if task.trained:
+    data = loop.read(loaded, task, how.max_length, grid.limit)
+    # One run keeps a CPU busy: several at once take 5 to 35 % more of its time.
+    on_cpu = jax.default_backend() == "cpu"
+    at_once = grid.runs_at_once or (1 if on_cpu else len(grid.runs))
+    fit = functools.partial(loop.fit, loaded, task, data, how, keep=best)
+    outcomes = loop.fit_in_groups(fit, grid.runs, at_once)
+    examples = {name: rows.examples for name, rows in data.evaluations.items()}
+    trained_on = len(data.train.examples)
+  else:
+    progress.say(f"{task.name} is evaluated without training")
+    outcome, examples = saved.as_is(loaded, task, how)
+    outcomes, trained_on = [outcome], 0
+  about = {"request": job.request, "train_examples": trained_on}
   about |= summary.summarise(task, examples, outcomes)
   about["seconds"] = round(time.monotonic() - begun, 1)
   # A model always belongs to the summary next to it.
@@ -333,8 +400,10 @@ def done(argv: Sequence[str]) -> bool:
   """
   where, data, given = _asked(argv)
   model = identify(**where)
-  encoder = checkpoint.Checkpoint(model.path).meta.config.model.name
-  return all(job.done for job in plan(model, encoder, data, given)[0])
+  kept = checkpoint.Checkpoint(model.path)
+  encoder, task = kept.meta.config.model.name, kept.fields.get("task")
+  tuned = task and FineTuned(**task, params={})
+  return all(job.done for job in plan(model, encoder, data, given, tuned)[0])
 
 
 if __name__ == "__main__":

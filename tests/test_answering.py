@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import answering, loop
 from antlm_jax.evals.finetuning.answering import Inside, Spans
 from antlm_jax.evals.finetuning.batching import Example, Rows
@@ -225,7 +226,10 @@ LOST["answers"] = [{"text": "sat", "answer_start": 5}]
   ("text", "words"),
   [
     ('{"data": [{"paragraphs": [{}]}]}', "question 1: KeyError"),
-    (paragraph({"id": 5, "question": None}), "question 5: it, or its text, is"),
+    (
+      paragraph({"id": 5, "question": None, "answers": []}),
+      "question 5: it, or its text, is",
+    ),
     (paragraph("who"), "question 1: TypeError"),
     (paragraph(LOST), "question 0: the answer .* is not in its"),
     ("[]", "cannot read"),
@@ -252,16 +256,56 @@ def test_tokens_inside_become_the_texts_words(loaded):
     assert found.answer == ""
 
 
+def test_own_files_and_records(tmp_path):
+  """Catches a text whose questions are in train and in dev, and no-answers."""
+  squad_task(tmp_path, 45, 7)
+  (tmp_path / "train-v1.1.json").rename(tmp_path / "my.json")
+  path, options = str(tmp_path / "my.json"), answering.Options()
+  task = answering.make(path, "own", "bidirectional", options)
+  train, dev = map(task.load, ("train", "my-dev"))
+  assert len(train) + len(dev) == 45 and not task.head.may_be_none
+  assert not {e.texts[1] for e in train} & {e.texts[1] for e in dev}
+  both = {"text": ["sat"], "answer_start": [4]}
+  rows = [{"question": "Who?", "context": "Tom sat", "answers": both}]
+  rows += [("Who?", "", [])]
+  made = {"train": rows, "test": rows}
+  task = answering.make(made, "own", "bidirectional", options)
+  assert task.load("own-test")[0].label == [["sat", 4]]
+  assert task.head.may_be_none
+  for text, words in (
+    ('{"data": []}', "my.json holds no questions"),
+    ("", "my.json, line 1: not JSON"),
+  ):
+    (tmp_path / "my.json").write_text(text)
+    with pytest.raises(UserError, match=words):
+      answering.make(path, "own", "bidirectional", options)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("answers", ["spans", "inside"])
-def test_it_trains_and_is_saved(loaded, tmp_path, answers):
-  task = squad_task(tmp_path, 200, 24, answers=answers)
+@pytest.mark.parametrize("answers_by", ["spans", "inside"])
+def test_it_trains_and_is_saved(loaded, tmp_path, answers_by):
+  task = squad_task(tmp_path, 200, 24, answers=answers_by)
   assert loop.read(loaded, task, 48).train.cut == 0  # an answer is to be found
   how = {"batch_size": 16, "epochs": 6, "max_length": 48}
   (outcome,) = tuned.trained(loaded, task, [Run(1e-2, 0)], tmp_path, **how)
   assert outcome.best["squad-test"][task.main_metric] > 0.9
   model, examples = load(tmp_path / "model"), task.load("squad-test")
   found = predict(model, [e.texts for e in examples], max_length=48)
+  # The saved model on another file, as XQuAD is published: a test set alone.
+  paragraphs = []
+  for e in examples:
+    answers = [{"text": text, "answer_start": at} for text, at in e.label]
+    asked = {"id": e.id, "question": e.texts[0], "answers": answers}
+    paragraphs.append({"context": e.texts[1], "qas": [asked]})
+  data = {"version": "1.1", "data": [{"title": "a", "paragraphs": paragraphs}]}
+  path = tmp_path / "xquad.en.json"
+  path.write_text(json.dumps(data))
+  how = {"preset": "answering", "epochs": 0, "max_length": 48, "quiet": True}
+  again = finetune.finetune(model, path, answers=answers_by, **how)["xquad_en"]
+  expected = outcome.best["squad-test"][task.main_metric]
+  assert list(again.scores) == ["xquad_en-test"]
+  assert again.score == pytest.approx(expected, abs=1e-12)
+  assert "evals/untrained/xquad_en" in str(again.folder)
   pairs = zip(found, examples, strict=True)
   right = [answering.same(one.answer, e.label[0][0]) for one, e in pairs]
   assert np.mean(right) > 0.8

@@ -15,7 +15,9 @@ from antlm_jax.evals.finetuning import classification, glue
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import Classifier, Linear
 from antlm_jax.evals.finetuning.task import Predicted
-from tests import real, tuned
+from tests import random_models, real, tuned
+
+run = random_models.run(layers=1)
 
 
 def test_metrics_are_scikit_learns():
@@ -293,8 +295,8 @@ def test_the_real_files(tmp_path):
   expected = {"cola": (8551, 522), "mnli": (7107, 1777), "mrpc": (3668, 204)}
   expected |= {"rte": (2490, 139), "sst2": (67349, 436), "wsc": (554, 52)}
   assert sizes == expected
-  with pytest.raises(UserError, match=r"boolq.train.jsonl is absent"):
-    glue.find(tmp_path, "boolq")
+  with pytest.raises(UserError, match=r"boolq is not in .*BoolQ/train.jsonl"):
+    glue.find(tmp_path, "boolq", glue.FORMATS["boolq"])
 
 
 GOOD = '{"sentence": "a", "label": 1}'
@@ -324,11 +326,105 @@ def test_bad_files(tmp_path, text, message):
     cola.load("train")
 
 
-def test_absent_files(tmp_path):
+def test_absent_files_are_all_named(tmp_path):
+  """Catches an error that names only one of the places of a set."""
   with pytest.raises(UserError, match="nowhere: no such folder"):
-    glue.find(tmp_path / "nowhere", "cola")
-  with pytest.raises(UserError, match=r"cannot be trained: .*rte.train.jsonl"):
-    glue.find(tmp_path, "rte")
+    glue.find(tmp_path / "nowhere", "cola", glue.FORMATS["cola"])
   (tmp_path / "rte.train.jsonl").write_text("")
-  with pytest.raises(UserError, match=r"cannot be evaluated: .*rte.valid"):
-    glue.find(tmp_path, "rte")
+  words = (
+    "rte.train.jsonl with rte.valid.jsonl or glue_filtered/rte.train.jsonl with"
+    " glue_filtered/rte.valid.jsonl or RTE/train.jsonl with RTE/val.jsonl"
+  )
+  with pytest.raises(UserError, match=words):
+    glue.find(tmp_path, "rte", glue.FORMATS["rte"])
+  with pytest.raises(UserError, match=f"no set of .*cola.train.*{words}.*wsc"):
+    every(tmp_path)
+
+
+MULTIRC = {"question": "q", "answers": [{"text": "a", "label": 1}]}
+MULTIRC["answers"] += [{"text": "b", "label": 0}]
+SUPERGLUE = {  # a line as it is published, and the examples that it makes
+  "BoolQ": (
+    {"question": "q", "passage": "p", "idx": 0, "label": True},
+    [(("q", "p"), 1)],
+  ),
+  "CB": (
+    {"premise": "p", "hypothesis": "h", "label": "contradiction", "idx": 0},
+    [(("p", "h"), 1)],
+  ),
+  "COPA": (
+    {
+      **{"premise": "p", "choice1": "a", "choice2": "b"},
+      **{"question": "effect", "label": 1, "idx": 0},
+    },
+    [(("p What was the result?", "a", "b"), 1)],
+  ),
+  "MultiRC": (
+    {
+      "idx": 0,
+      "version": 1.1,
+      "passage": {"text": "p", "questions": [MULTIRC]},
+    },
+    [(("Question: q Answer: a", "p"), 1), (("Question: q Answer: b", "p"), 0)],
+  ),
+  "RTE": (
+    {"premise": "p", "hypothesis": "h", "label": "not_entailment", "idx": 0},
+    [(("p", "h"), 1)],
+  ),
+  "WiC": (
+    {
+      **{"word": "w", "sentence1": "a w", "sentence2": "b w", "idx": 0},
+      **{"label": False, "start1": 2, "end1": 3, "start2": 2, "end2": 3},
+    },
+    [(("w: a w", "b w"), 0)],
+  ),
+  "WSC": (
+    {
+      "text": "t",
+      "target": {
+        **{"span1_index": 0, "span1_text": "Tom"},
+        **{"span2_index": 1, "span2_text": "he"},
+      },
+      **{"idx": 0, "label": True},
+    },
+    [(('Does "he" refer to "Tom" in this passage?', "t"), 1)],
+  ),
+}
+
+
+def test_superglues_own_files(tmp_path):
+  """Catches nested, renamed and boolean fields that are not understood."""
+  for folder, (record, _) in SUPERGLUE.items():
+    (tmp_path / folder).mkdir()
+    for split in ("train", "val"):
+      text = json.dumps(record) + "\n"
+      (tmp_path / folder / f"{split}.jsonl").write_text(text)
+  tasks = {task.name: task for task in every(tmp_path, "--preset=superglue")}
+  for folder, (_, expected) in SUPERGLUE.items():
+    task = tasks.pop(folder.lower())
+    found = task.load(f"{task.name}-test")
+    assert [(e.texts, e.label) for e in found] == expected
+    assert task.evaluations == (f"{task.name}-dev", f"{task.name}-test")
+  assert not tasks
+  # BabyLM's presets read them as well.
+  names = [task.name for task in every(tmp_path)]
+  assert names == ["boolq", "multirc", "rte", "wsc"]
+
+
+def test_a_chooser_scores_each_choice_by_itself(loaded):
+  """Catches choices that are compared across examples."""
+  head = classification.Chooser(("a", "b", "c"), "last")
+  examples = [Example(("Tom sat", "near", "the dogs", "often"), 2)] * 2
+  rows = head.encode(loaded, examples, 16)
+  pairs = [Example(("Tom sat", choice)) for choice in examples[0].texts[1:]]
+  plain = Classifier(("x",), "last").encode(loaded, pairs, 16)
+  assert rows.tokens.shape[:2] == (2, 3)
+  assert np.array_equal(rows.tokens[0], plain.tokens)
+  scores = np.random.default_rng(0).normal(size=(2, 3, 1)).astype(np.float32)
+  shares = np.exp(scores[..., 0])
+  expected = -np.log(shares[:, 2] / shares.sum(axis=1)).mean()
+  loss = head.loss(scores, jnp.asarray(rows.labels), jnp.ones(2))
+  assert loss == pytest.approx(expected, rel=1e-5)
+  assert head.reduce(scores).tolist() == scores[..., 0].argmax(axis=1).tolist()
+  with pytest.raises(UserError, match="has 2 choices, not 3"):
+    head.encode(loaded, [Example(("a", "b", "c"))], 16)

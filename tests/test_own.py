@@ -29,10 +29,15 @@ def write(path, rows):
 def reviews(count, seed=0):
   """Dogs are good, cats are bad, and some are neither."""
   draw = np.random.default_rng(seed)
+
+  def end(i):  # no text is there twice
+    parts = "sat", "often", "near", "rest", "the"
+    return " ".join(parts[i // 5**k % 5] for k in range(3))
+
   words = {"good": "the dogs", "bad": "the cats", "10": "Tom"}
   labels = draw.choice(list(words), count, p=[0.5, 0.3, 0.2])
   return [
-    {"id": i, "review": f'{words[label]} near, the "hills" .', "stars": label}
+    {"id": i, "review": f'{words[label]} {end(i)}, "hills" .', "stars": label}
     for i, label in enumerate(labels)
   ]
 
@@ -121,7 +126,8 @@ def test_examples_in_memory_are_those_of_a_file(run, tmp_path, capsys):
     (texts, {"query_column": "a"}, "--query_column is no setting of --preset="),
     (texts, {"lrs": -1}, "--lrs=(-1,) is not over 0"),
     (texts, {"epochs": "1"}, "--epochs='1' is not of type int"),
-    ({"dev": texts}, {}, "data has the sets 'dev': give train, dev and test"),
+    ({"x": texts}, {}, "data has the sets 'x': give train, dev and test"),
+    ({"dev": texts}, {}, "own cannot be evaluated without training: "),
     (rows, {}, "data, record 1 has no 'text' but 'id', 'review', 'stars'"),
     ([("a", "")], {}, "data, record 1: no label"),
   ):
@@ -163,6 +169,30 @@ def test_a_folder_of_splits_and_pairs_of_texts(run, tmp_path):
   assert task.load(f"{name}-test")[1] == (("x1", "z"), 1, "line 2")
 
 
+def test_equal_texts_are_on_one_side(capsys):
+  """Catches a model that scores 100 by heart: labels here are random."""
+  draw = np.random.default_rng(0)
+  texts = [(f"text {i}", str(draw.integers(2))) for i in range(40)]
+  rows = [(text.upper(), label) for text, label in texts] + texts * 9
+  options = classification.Options(), own.Options()
+  task = own.make(rows, "own", "bidirectional", *options)
+  train, dev = (
+    {e.texts[0].lower() for e in task.load(s)} for s in ("train", "own-dev")
+  )
+  assert (len(train), len(dev)) == (36, 4) and not train & dev
+  said = capsys.readouterr().out
+  assert "own: 360 of 400 examples repeat the text of another" in said
+  own.make({"train": rows, "dev": rows[:20]}, "own", "causal", *options)
+  assert "20 of 20 texts of dev are also in train" in capsys.readouterr().out
+
+
+def test_own_names_are_not_those_of_known_sets():
+  """Catches results that `antlm report` would take for GLUE's."""
+  names = "cola.csv", "rte", "nfcorpus", "films.csv"
+  expected = ["own_cola", "own_rte", "own_nfcorpus", "films"]
+  assert [own.name_of(f"data/{name}") for name in names] == expected
+
+
 MANY = " ".join(f"a,{i}" for i in range(30))
 
 
@@ -170,7 +200,7 @@ MANY = " ".join(f"a,{i}" for i in range(30))
   ("changes", "message"),
   [
     ({"head": "review,mark"}, "no column 'stars' but 'review', 'mark'"),
-    ({"dev": "a,z"}, "line 2: the label 'z' is not one of those to train on"),
+    ({"dev": "a,z"}, "line 2: the label 'z' is not one of x, y"),
     ({"train": "a,x b,x"}, "all labels to train on are 'x'"),
     ({"train": "a,x ,y"}, "train.csv, line 3: no text"),
     ({"train": "a,x b,"}, "train.csv, line 3: no label"),

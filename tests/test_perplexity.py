@@ -206,6 +206,12 @@ def test_lambada_command(run, tmp_path, capsys):
   how = "--mode=causal", "--documents=line"
   found = runs.score(run, data, tmp_path / "out", *how, task="lambada")
   assert found["texts"] == 4 and found["word_perplexity"] > 1
+  # The same texts in two parts.
+  parts = [row["text"].rpartition(" ")[::2] for row in rows]
+  rows = [{"prompt": a + " ", "answer": b} for a, b in parts]
+  data = runs.write_lines(tmp_path / "parts.jsonl", rows)
+  again = runs.score(run, data, tmp_path / "parts", *how, task="lambada")
+  assert again["word_perplexity"] == found["word_perplexity"]
   assert "perplexity" in capsys.readouterr().out
 
 

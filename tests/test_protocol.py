@@ -14,7 +14,7 @@ from antlm_jax.evals.finetuning import (
   tagging,
 )
 from antlm_jax.evals.finetuning.loop import Run
-from antlm_jax.evals.finetuning.task import held_out
+from antlm_jax.evals.finetuning.sets import held_out
 from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.runtime import progress
 from tests import random_models, tuned

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals import finetune
 from antlm_jax.evals.finetuning import bm25, loop, retrieval, summary, trial
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
@@ -143,8 +144,6 @@ def test_beirs_files_are_read(tmp_path):
   assert query.startswith("Tom ") and document.startswith("Tom. ")
   assert task.head.prompts == ("Query: ", "Document: ")
   assert test[0].label == {"d0": 1.0} and test[-1].label is None
-  trivial = task.trivial(test[:16])
-  assert 0 < task.metrics["ndcg"](*trivial, [e.label for e in test[:16]]) < 0.9
 
 
 def test_bm25_has_a_column_next_to_the_runs(tmp_path):
@@ -165,6 +164,88 @@ def test_bm25_has_a_column_next_to_the_runs(tmp_path):
   lines = summary.table([about], retrieval.SUITE).splitlines()
   assert lines[0].split("  ")[-1].strip() == "BM25 (%)"
   assert [line.split()[-1] for line in lines[1:3]] == ["100.0"] * 2
+
+
+def arguana(folder, count=40):
+  """A folder as ArguAna is published: each query is also a document."""
+  (folder / "qrels").mkdir(parents=True)
+  draw = np.random.default_rng(0)
+  texts = {
+    f"{i}-{side}": " ".join(draw.choice(WORDS, 6))
+    for i in range(count)
+    for side in ("pro", "con")
+  }
+  lines = [{"_id": n, "title": "", "text": text} for n, text in texts.items()]
+  asked = [line for line in lines if line["_id"].endswith("pro")]
+  for name, those in (("corpus", lines), ("queries", asked)):
+    text = "\n".join(map(json.dumps, those))
+    (folder / f"{name}.jsonl").write_text(text)
+  rows = [f"{i}-pro\t{i}-con\t1" for i in range(count)]
+  rows += [f"0-pro\tlost-{i}\t2" for i in range(3)]  # not in the corpus
+  (folder / "qrels/test.tsv").write_text(HEAD + "\n".join(rows))
+  return texts
+
+
+def bm25_ndcg(texts, judged):
+  """NDCG@10 of BM25 without a query's own document, computed anew."""
+  words = {name: text.lower().split() for name, text in texts.items()}
+  mean, scores = np.mean([len(w) for w in words.values()]), []
+
+  def score(query, name):
+    total = 0.0
+    for word in words[query]:
+      there = sum(word in of for of in words.values())
+      count = words[name].count(word)
+      norm = 1.2 * (0.25 + 0.75 * len(words[name]) / mean)
+      weight = np.log(1 + (len(words) - there + 0.5) / (there + 0.5))
+      total += weight * 2.2 * count / (count + norm)
+    return np.float32(total).round(4)
+
+  for query, relevant in judged.items():
+    others = [name for name in words if name != query]
+    order = sorted(others, key=lambda n, q=query: -score(q, n))[:10]
+    best = sorted(relevant.values(), reverse=True)[:10]
+    gains = [relevant.get(name, 0) for name in order]
+    found, ideal = (
+      sum(gain / np.log2(rank + 2) for rank, gain in enumerate(those))
+      for those in (gains, best)
+    )
+    scores.append(found / ideal)
+  return np.mean(scores)
+
+
+def test_a_folder_with_test_alone_is_scored_as_by_beir(tmp_path, capsys):
+  """Catches own documents that are found, and lost ones that do not count."""
+  texts = arguana(tmp_path / "arguana")
+  options = retrieval.Options()
+  task = retrieval.make(tmp_path / "arguana", "own", "bidirectional", options)
+  assert not task.trained and task.evaluations == ("arguana-test",)
+  read = task.load("arguana-test")
+  assert "3 of 43 judgements are of documents that" in capsys.readouterr().out
+  asked = {e.id: e.label for e in read if e.label is not None}
+  labels = list(asked.values())
+  ours = task.metrics["ndcg"](task.references["BM25"](read), labels)
+  assert 0.05 < ours < 0.9
+  assert ours == pytest.approx(bm25_ndcg(texts, asked), abs=1e-9)
+  # A random order is one of all documents: 1 of 79 is relevant.
+  (order,) = task.trivial(read)
+  for query, one in zip(asked, order, strict=True):
+    assert len({*one["all"]} - {query}) == 10
+  expected = (1 / np.log2(np.arange(10) + 2)).sum() / 79
+  found = task.metrics["ndcg"](order, labels)
+  assert found == pytest.approx(expected, abs=0.06)
+
+
+def test_a_model_is_scored_without_training(loaded, tmp_path):
+  """Catches a folder with test alone that is refused, or trained on."""
+  arguana(tmp_path / "arguana")
+  how = {"preset": "retrieval", "quiet": True}
+  found = finetune.finetune(loaded, tmp_path / "arguana", **how)["arguana"]
+  about = json.loads((found.folder / "summary.json").read_text())
+  assert about["train_examples"] == 0 and about["request"]["epochs"] == 0
+  assert 0 < found.score < 0.5 and found.folder.parts[-3] == "untrained"
+  with pytest.raises(UserError, match=r"no set of .*nfcorpus/corp.*; corpus"):
+    finetune.finetune(loaded, tmp_path, **how)
 
 
 def test_without_a_set_to_choose_on_training_queries_are_left_out(tmp_path):
@@ -200,14 +281,13 @@ TWICE = '{"_id": "d0", "text": "a"}\n' * 2
   ("file", "text", "words"),
   [
     ("corpus.jsonl", '{"_id": "d0"}', "line 1: the field 'text' is absent"),
-    ("corpus.jsonl", '{"_id": "d0", "text": " "}', "line 1: the text is empty"),
-    ("corpus.jsonl", '{"_id": "x", "text": "a"}', "'d0' is in no other file"),
+    ("corpus.jsonl", '{"_id": "x", "text": "a"}', "judges no document of"),
     ("corpus.jsonl", TWICE, "line 2: another line has the _id 'd0'"),
     ("qrels/dev.tsv", f"{HEAD}q0.1\td0", "line 2: the field 'score' is not"),
     ("qrels/dev.tsv", f"{HEAD}q0.1\td0\tx", "line 2: the score 'x' is not a"),
     ("qrels/dev.tsv", f"{HEAD}q0.1\td0\tnan", "line 2: the score 'nan' is"),
     ("qrels/dev.tsv", f"{HEAD}q0.1\td0\t1\t1", "line 2: more columns than"),
-    ("qrels/dev.tsv", f"{HEAD}q0.1\td9\t1", "line 2: 'd9' is in no other file"),
+    ("qrels/dev.tsv", f"{HEAD}q9\td0\t1", "line 2: 'q9' is not in .*queries"),
     ("qrels/dev.tsv", HEAD, "holds no judgements"),
   ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import summary, tagging
+from antlm_jax.evals.finetuning import own, summary, tagging
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.predict import predict
@@ -30,54 +30,28 @@ UNER = """# newdoc id = a
 """
 
 
-def names(example, form) -> list[str]:
-  return [form.classes[c] for c in example.label]
-
-
-def test_conlls_form_is_read_as_iob2(tmp_path):
+def test_conlls_form_is_read(tmp_path):
   (tmp_path / "a").write_text(CONLL)
-  form = tagging.FORMATS["conll"]
-  first, second = tagging.load(tmp_path / "a", form, "train")
-  assert first.texts == ("EU", "rejects", "German", "lamb")
-  assert names(first, form) == ["B-ORG", "O", "B-MISC", "O"]
-  assert second.texts == ("Peter", "Blackburn", "#")  # no comment
-  assert names(second, form) == ["B-PER", "I-PER", "B-PER"]
-  assert (first.id, second.id) == ("train_0", "train_1")
-  counts = {n: len(f.classes) for n, f in tagging.FORMATS.items()}
-  assert counts == {"conll": 9, "uner": 7, "ontonotes": 37}
-
-
-def test_uners_form_is_read(tmp_path):
-  (tmp_path / "a").write_text(UNER)
-  form = tagging.FORMATS["uner"]
-  (example,) = tagging.load(tmp_path / "a", form, "uner-dev")
-  assert example.texts == ("tampa", "bay", ".")
-  assert names(example, form) == ["B-LOC", "I-LOC", "O"]
-
-
-@pytest.mark.parametrize(
-  ("text", "words"),
-  [
-    ("EU I-ORG\nrejects\n", "line 2: 1 columns, not a word and its label"),
-    ("EU I-GOD\n", "line 1: the label 'I-GOD' is not O"),
-    ("EU ORG\n", "line 1: the label 'ORG' is not O"),
-  ],
-)
-def test_bad_files_are_told_by_line(tmp_path, text, words):
-  (tmp_path / "a").write_text(text)
-  with pytest.raises(UserError, match=words):
-    tagging.load(tmp_path / "a", tagging.FORMATS["conll"], "train")
+  first, second = tagging.columns(tmp_path / "a")
+  assert first.words == ("EU", "rejects", "German", "lamb")
+  assert tagging.iob2(first.tags) == ["B-ORG", "O", "B-MISC", "O"]
+  assert second.words == ("Peter", "Blackburn", "#")  # no comment
+  assert tagging.iob2(second.tags) == ["B-PER", "I-PER", "B-PER"]
+  assert second.where == f"{tmp_path / 'a'}, line 8"
 
 
 def test_a_split_that_is_absent_is_told(tmp_path):
-  with pytest.raises(UserError, match=r"train is absent: .*eng\.train"):
+  with pytest.raises(
+    UserError, match=r"conll is not .*eng\.train with .*testa"
+  ):
     tagging.make(tmp_path, "conll", "bidirectional")
 
 
 def test_the_measures_are_seqevals_and_scikit_learns():
   seqeval = pytest.importorskip("seqeval.metrics", reason="the hf extra")
   metrics = pytest.importorskip("sklearn.metrics", reason="the hf extra")
-  draw, classes = np.random.default_rng(0), tagging.FORMATS["conll"].classes
+  draw = np.random.default_rng(0)
+  classes = "O", *(f"{b}-{k}" for k in ("LOC", "ORG", "PER") for b in "BI")
   labels, predictions = [], []
   for size in draw.integers(1, 12, 1000):
     # Mostly O, as in text; any label may follow any.
@@ -97,6 +71,125 @@ def test_the_measures_are_seqevals_and_scikit_learns():
   ]
   found = tagging.sentence_f1(predictions, labels)
   assert found == pytest.approx(np.mean(each), abs=1e-12)
+
+
+SCHEMES = {"IOB1": "BIII", "IOB2": "BIIB", "BIOES": "BIES", "BILOU": "BILU"}
+
+
+def sentence(draw, scheme):
+  """Entities of two kinds, in a row or apart."""
+  begin, inside, end, single = SCHEMES[scheme]
+  tags = ["O"]
+  for _ in range(draw.integers(1, 6)):
+    kind, length = draw.choice(["a", "b-c"]), draw.integers(1, 4)
+    parts = [begin, *inside * (length - 2), end] if length > 1 else [single]
+    if scheme == "IOB1" and not tags[-1].endswith(f"-{kind}"):
+      parts[0] = "I"  # it begins with B only after its own kind
+    tags += [f"{part}-{kind}" for part in parts]
+    tags += ["O"] * draw.integers(0, 2)
+  return {"tokens": [f"w{i}" for i in range(len(tags))], "tags": tags}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_own_tags_of_any_scheme_are_scored_as_by_seqeval(scheme):
+  """Catches entities that are cut or joined when tags become IOB2."""
+  seqeval = pytest.importorskip("seqeval.metrics", reason="the hf extra")
+  draw = np.random.default_rng(0)
+  rows = [sentence(draw, scheme) for _ in range(300)]
+  task = tagging.make({"train": rows, "test": rows}, "own", "bidirectional")
+  gold = [e.label for e in task.load("own-test")]
+  classes = task.head.labels
+  assert classes == ("O", "B-a", "I-a", "B-b-c", "I-b-c")
+  found = gold[:150] + [draw.permutation(one).tolist() for one in gold[150:]]
+  named = [[classes[c] for c in one] for one in found]
+  # BILOU's letters mean BIOES's, which are those that seqeval knows.
+  theirs = [
+    [tag.replace("L-", "E-").replace("U-", "S-") for tag in row["tags"]]
+    for row in rows
+  ]
+  score = task.metrics["entity_f1"](found, gold)
+  assert 0.4 < score < 0.95
+  assert score == pytest.approx(seqeval.f1_score(theirs, named), abs=1e-12)
+
+
+WNUT = """\ufeffTom\tB-person
+sat\tO
+\t
+in\tO
+\ufeff\tO
+New\tB-location
+York\tI-location
+\ufeff
+#hills\tO
+"""
+
+
+def own_task(data, **columns):
+  options = tagging.Options(**columns)
+  return tagging.make(str(data), "own", "bidirectional", options)
+
+
+def test_wnut_and_wikiann_are_read_as_published(tmp_path, capsys):
+  """Catches marks that become words, and prefixes that are left or hidden."""
+  wnut, wikiann = tmp_path / "wnut", tmp_path / "wikiann"
+  wnut.mkdir()
+  names = "wnut17train.conll", "emerging.dev.conll", "emerging.test.annotated"
+  for name in names:
+    (wnut / name).write_text(WNUT)
+  task = own_task(wnut)
+  assert task.trained and task.evaluations == ("wnut-dev", "wnut-test")
+  texts = [e.texts for e in task.load("wnut-test")]
+  assert texts == [("Tom", "sat"), ("in", "New", "York"), ("#hills",)]
+  wikiann.mkdir()
+  for name in ("train", "dev", "test", "extra"):
+    (wikiann / name).write_text("en:Tom\tB-PER\nen::\tO\n\nen:sat\tO\n")
+  task = own_task(wikiann)
+  assert [e.texts for e in task.load("train")] == [("Tom", ":"), ("sat",)]
+  said = capsys.readouterr().out
+  assert f"{wikiann / 'test'}: removed 'en:' before each word" in said
+  (wikiann / "test").write_text("en:Tom\tB-PER\nde:sat\tO\n")
+  assert own_task(wikiann).load("wikiann-test")[0].texts[0] == "en:Tom"
+
+
+def test_columns_by_number_and_other_tags(tmp_path):
+  """Catches parts of speech that are scored as entities."""
+  (tmp_path / "a.iob2").write_text(UNER)
+  task = own_task(tmp_path / "a.iob2", tokens_column="2", tags_column="3")
+  (example,) = task.load("train")
+  assert example.texts == ("tampa", "bay", ".") and example.label == [1, 2, 0]
+  rows = [("Tom sat", "NOUN VERB"), (["a"], ["DET"])]
+  task = tagging.make({"train": rows, "test": rows}, "own", "causal")
+  assert (task.main_metric, task.baseline) == ("accuracy", "one tag")
+  gold = [e.label for e in task.load("own-test")]
+  assert task.head.labels == ("DET", "NOUN", "VERB") and gold == [[1, 2], [0]]
+  assert task.metrics["accuracy"]([[1, 1], [0]], gold) == 2 / 3
+  rows = {"train": [(["Tom", "sat"], [1, 0])], "dev": [("Tom", "B-PER")]}
+  given = own.Classes(("O", "B-PER"))
+  task = tagging.make(rows, "own", "causal", tagging.Options(), given)
+  assert task.load("train")[0].label == [1, 0]
+  with pytest.raises(UserError, match=r"record 1: tags are numbers.*--labels="):
+    tagging.make(rows, "own", "causal")
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "words"),
+  [
+    ("a.jsonl", '{"tokens": ["a"], "tag": ["O"]}', "one with --tags_column"),
+    ("a.jsonl", '{"tokens": ["a", "b"], "tags": ["O"]}', "2 words, but 1 tags"),
+    ("a.jsonl", '{"tokens": [1], "tags": ["O"]}', "the words are not texts"),
+    ("a.jsonl", "", "a.jsonl holds no sentences"),
+    ("a.conll", "", "a.conll holds no sentences"),
+    ("a.conll", "a\tO\n", "holds only the tag 'O'"),
+    ("a.conll", "a\tO\nb\n", "line 2: 1 columns, not a word and its tag"),
+    ("b/notes", "a\tO\n", "b has notes: looked for files named train"),
+  ],
+)
+def test_bad_own_sentences(tmp_path, name, text, words):
+  path = tmp_path / name
+  path.parent.mkdir(exist_ok=True)
+  path.write_text(text)
+  with pytest.raises(UserError, match=words):
+    own_task(path.parent if "/" in name else path)
 
 
 run = random_models.run(layers=1)
@@ -158,10 +251,9 @@ def test_it_trains_and_is_saved(loaded, tmp_path):
 @pytest.mark.slow
 def test_the_real_sentences(loaded, tmp_path):
   real.unpacked("ner", tmp_path)
-  form = tagging.FORMATS["conll"]
-  paths = [tmp_path / names[0] for names in form.files]
-  sizes = [len(tagging.load(path, form, "train")) for path in paths]
-  assert sizes == [14041, 3250, 3453]
+  task = tagging.make(tmp_path, "conll", "bidirectional")
+  sizes = [len(task.load(split)) for split in ("train", *task.evaluations)]
+  assert sizes == [14041, 3250, 3453] and len(task.head.labels) == 9
   words = [f"--checkpoint={loaded.path}", f"--data={tmp_path}"]
   words += ["--task=conll", "--limit=600", "--epochs=1", "--max_length=64"]
   words += ["--lrs=1e-3", f"--output={tmp_path / 'out'}", "--preset=tagging"]

@@ -168,8 +168,8 @@ def records(
 ) -> Records:
   """Yields the place of each record, such as `line 3`, and its values.
 
-  `columns` has the argument that chooses each column, for errors. Only `part`
-  of the source is read.
+  `columns` has the argument that chooses each column, or "", for errors. Only
+  `part` of the source is read.
 
   Raises:
     UserError: The source cannot be read, holds no records or lacks a column.
@@ -186,10 +186,8 @@ def records(
           raise ValueError(f"{where} is no object with a {column!r}")
         if column not in record:
           has = ", ".join(map(repr, record))
-          raise ValueError(
-            f"{where} has no column {column!r} but {has}; choose one with"
-            f" --{argument}"
-          )
+          hint = f"; choose one with --{argument}" if argument else ""
+          raise ValueError(f"{where} has no column {column!r} but {has}{hint}")
       yield where, [record[column] for column in columns]
 
 

@@ -13,15 +13,16 @@ import math
 import pathlib
 import re
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from antlm_jax.data import readers
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching
+from antlm_jax.evals.finetuning import batching, own, sets
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy
 from antlm_jax.evals.finetuning.tagging import Tags
@@ -30,10 +31,7 @@ from antlm_jax.evals.finetuning.task import (
   Prediction,
   Suite,
   Task,
-  dev_and_test,
   mean_of,
-  require,
-  split_of,
 )
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files as io
@@ -293,64 +291,85 @@ FILES = {
   "squad2": ("train-v2.0.json", "dev-v2.0.json"),
   "record": ("record-train.json", "record-dev.json"),
 }
-SCORES = dev_and_test(FILES)
+SCORES = sets.dev_and_test(FILES)
 
 
-def make(folder, name: str, attention: str, options: Options) -> Task:
-  """Makes a task, a key of `FILES`, of the files in a folder.
+def make(data: own.Data, name: str, attention: str, options: Options) -> Task:
+  """Makes a task, a key of `FILES`, of the files in a folder, or an own one.
 
-  The dev set is a twentieth of the training set, and the test set is SQuAD's
-  validation set.
+  The dev set of a known task is a twentieth of the training set, and the test
+  set is SQuAD's validation set.
   """
-  paths = [require(name, pathlib.Path(folder, file)) for file in FILES[name]]
-  train, test = (functools.partial(read, path) for path in paths)
+  if name == sets.OWN:
+    found = {
+      split: [one for source in sources for one in _examples(source)]
+      for split, sources in own.by_split(data, any_ending=True).items()
+    }
+    every = [example for those in found.values() for example in those]
+    if not every:
+      raise UserError(f"{own.named(data)} holds no questions")
+    # A text is in one part, with all its questions.
+    fields = own.of_sets(data, found, key=lambda example: example.texts[1:])
+    return _task(not all(e.label for e in every), options, **fields)
+  layout = dict(zip(("train", "test"), FILES[name], strict=True))
+  paths = sets.find(data, name, layout)
+  readers_of = {s: functools.partial(read, path) for s, path in paths.items()}
+  return _task(
+    name != "squad",
+    options,
+    name=name,
+    load=functools.partial(sets.split_of, **readers_of),
+    evaluations=SCORES[name],
+    files=tuple(paths.values()),
+  )
+
+
+def _task(may_be_none: bool, options: Options, **fields) -> Task:
+  """Makes a task; `may_be_none` says whether some questions have no answer."""
   if options.answers == "inside":
-    own = {
-      "head": Inside(),
-      "metrics": {"index_f1": functools.partial(mean_of, index_f1)},
-      "main_metric": "index_f1",
-      "baseline": "no token",
-      "trivial": lambda those: [
+    return Task(
+      **fields,
+      head=Inside(),
+      metrics={"index_f1": functools.partial(mean_of, index_f1)},
+      main_metric="index_f1",
+      baseline="no token",
+      trivial=lambda those: [
         [{"found": [0], "there": [int(bool(e.label))]} for e in those]
       ],
-      "right": lambda found, label: found["found"] == found["there"],
-    }
-  else:
-    f1, exact = (functools.partial(closest, of) for of in (word_f1, same))
-    may_be_none = name != "squad"
-    own = {
-      "head": Spans(
-        options.stride, options.longest, may_be_none, options.null_score
-      ),
-      "metrics": {
-        "f1": functools.partial(mean_of, f1),
-        "exact_match": functools.partial(mean_of, exact),
-      },
-      "main_metric": "f1",
-      "baseline": "no answer",
-      "trivial": lambda those: [[""] * len(those)],
-      "right": exact,
-    }
+      right=lambda found, label: found["found"] == found["there"],
+    )
+  f1, exact = (functools.partial(closest, of) for of in (word_f1, same))
   return Task(
-    name=name,
-    load=functools.partial(split_of, train=train, test=test),
-    evaluations=SCORES[name],
-    files=tuple(paths),
-    **own,
+    **fields,
+    head=Spans(
+      options.stride, options.longest, may_be_none, options.null_score
+    ),
+    metrics={
+      "f1": functools.partial(mean_of, f1),
+      "exact_match": functools.partial(mean_of, exact),
+    },
+    main_metric="f1",
+    also=() if fields["name"] in FILES else ("exact_match",),
+    baseline="no answer",
+    trivial=lambda those: [[""] * len(those)],
+    right=exact,
   )
 
 
 SUITE = Suite(
   "question answering",
-  "SQuAD 1.1 and 2.0, ReCoRD",
-  SCORES,
+  "answers in a text: your own files in SQuAD's form, --data is one, or a"
+  " folder of some named train, dev and test; or a folder with SQuAD 1.1, 2.0"
+  " or ReCoRD",
+  SCORES | {sets.OWN: (sets.OWN,)},
   make,
   heads=(Spans, Inside),
   settings=(Options,),
+  in_memory=True,
 )
 
 
-def read(path: pathlib.Path) -> list[Example]:
+def read(path: str | pathlib.Path) -> list[Example]:
   """Reads a file of SQuAD's form, 1.1 or 2.0.
 
   Raises a UserError if an answer is not in its text.
@@ -361,7 +380,10 @@ def read(path: pathlib.Path) -> list[Example]:
     for article in data["data"]:
       for paragraph in article["paragraphs"]:
         for asked in paragraph["qas"]:
-          out.append(_example(asked, paragraph["context"], path))
+          where = f"{path}: question {asked['id']}"
+          answers = [] if asked.get("is_impossible") else asked["answers"]
+          texts = asked["question"], paragraph["context"]
+          out.append(_example(texts, answers, where, str(asked["id"])))
   except (AttributeError, KeyError, TypeError) as error:
     raise UserError(
       f"{path} is not of SQuAD's form, at question {len(out) + 1}: {error!r}"
@@ -369,16 +391,29 @@ def read(path: pathlib.Path) -> list[Example]:
   return out
 
 
-def _example(asked: dict, text: str, path: pathlib.Path) -> Example:
-  question, where = asked["question"], f"{path}: question {asked['id']}"
-  if not isinstance(question, str) or not isinstance(text, str):
+def _examples(source: str | own.Memory) -> Iterator[Example]:
+  """Yields the examples of a source, in SQuAD's form or records."""
+  if isinstance(source, str) and readers.kind(source) is None:
+    yield from read(source)
+    return
+  columns = dict.fromkeys((*_COLUMNS, "answers"), "")
+  for where, (*texts, answers) in own.records(source, columns, nested=True):
+    if isinstance(answers, Mapping):  # as Hugging Face's datasets have them
+      both = zip(answers["text"], answers["answer_start"], strict=True)
+      answers = [{"text": text, "answer_start": at} for text, at in both]
+    yield _example(tuple(texts), answers, f"{source}, {where}", where)
+
+
+def _example(
+  texts: tuple[str, str], answers: Sequence[Mapping], where: str, name: str
+) -> Example:
+  if not all(isinstance(text, str) for text in texts):
     raise UserError(f"{where}: it, or its text, is not text")
-  answers = [] if asked.get("is_impossible") else asked["answers"]
   label = [[answer["text"], answer["answer_start"]] for answer in answers]
   for found, begin in label:
-    if not found or begin < 0 or not text.startswith(found, begin):
+    if not found or begin < 0 or not texts[1].startswith(found, begin):
       raise UserError(
         f"{where}: the answer {found!r:.60} is not in its text at character"
         f" {begin}"
       )
-  return Example((question, text), label, str(asked["id"]))
+  return Example(texts, label, name)

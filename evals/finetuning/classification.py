@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.task import (
@@ -62,6 +63,13 @@ class Options:
     norms = {"norms": head == "norms", "last_norm": head == "last_norm"}
     return Classifier(tuple(labels), pool, self.dropout, **norms)
 
+  def chooser(self, labels: Sequence[str], attention: str) -> "Chooser":
+    """Returns the head for choices of these names; never a linear one."""
+    pool, head = _BY_ATTENTION[attention]
+    pool, head = self.pool or pool, self.head or head
+    norms = {"norms": head == "norms", "last_norm": head == "last_norm"}
+    return Chooser(tuple(labels), pool, self.dropout, **norms)
+
 
 @dataclasses.dataclass(frozen=True)
 class Linear(Head):
@@ -75,9 +83,18 @@ class Linear(Head):
   pool: str  # vector: the `first` token's, the `last` token's, or the `mean`
   kind: ClassVar[str] = "linear"
 
+  @property
+  def num_outputs(self) -> int:
+    """One output for each class."""
+    return len(self.labels)
+
+  def logits(self, outputs) -> jax.Array:
+    """Returns the classes' logits, `[B, C]`."""
+    return outputs
+
   def parameters(self, width: int) -> dict[str, Param]:
     """Declares a kernel from N(0, .02^2), cut at two deviations."""
-    shape = width, len(self.labels)
+    shape = width, self.num_outputs
     return {"classes/kernel": Param(shape, ("embed", None), 0.02)}
 
   def __call__(self, params: Params, hidden, lengths, dropout_key=None):
@@ -87,7 +104,7 @@ class Linear(Head):
 
   def loss(self, outputs, labels, weights) -> jax.Array:
     """Returns the mean cross-entropy in nats."""
-    return cross_entropy(outputs, labels, weights)
+    return cross_entropy(self.logits(outputs), labels, weights)
 
   def encode(self, loaded, examples, max_length) -> Rows:
     """Makes a row of each example's texts together."""
@@ -98,7 +115,7 @@ class Linear(Head):
 
   def reduce(self, outputs) -> jax.Array:
     """Returns the class of the highest logit, int32 `[B]`."""
-    return jnp.argmax(outputs, axis=-1).astype(jnp.int32)
+    return jnp.argmax(self.logits(outputs), axis=-1).astype(jnp.int32)
 
   def decode(self, reduced: np.ndarray, rows: Rows) -> list[int]:
     """Returns the classes."""
@@ -106,7 +123,8 @@ class Linear(Head):
 
   def predictions(self, outputs, rows) -> list[Prediction]:
     """Adds the classes' probabilities."""
-    shares = np.asarray(jax.nn.softmax(outputs, axis=-1)).tolist()
+    logits = self.logits(outputs)
+    shares = np.asarray(jax.nn.softmax(logits, axis=-1)).tolist()
     return [
       dataclasses.replace(
         one, probabilities=dict(zip(self.labels, row, strict=True))
@@ -138,7 +156,7 @@ class Classifier(Linear):
 
   def parameters(self, width: int) -> dict[str, Param]:
     """Declares kernels from N(0, 2 / 5D) cut at two deviations, as LTG-BERT."""
-    std, classes = (2 / (5 * width)) ** 0.5, len(self.labels)
+    std, classes = (2 / (5 * width)) ** 0.5, self.num_outputs
     # Biases count as norms, both of which weight decay may leave out.
     scale = {"norm/scale": Param((width,), ("norm",), fill=1.0)}
     return (scale if self.last_norm else {}) | {
@@ -159,6 +177,38 @@ class Classifier(Linear):
     x = x * params["norm/scale"] if self.last_norm else x
     x = layers.dropout(x, self.dropout, dropout_key)
     return x @ params["classes/kernel"] + params["classes/bias"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Chooser(Classifier):
+  """Choice of one of C texts: a score of each, read after a context.
+
+  As in transformers' ForMultipleChoice. An example has its context and then the
+  choices.
+  """
+
+  kind: ClassVar[str] = "chooser"
+  num_outputs: ClassVar[int] = 1
+
+  def logits(self, outputs) -> jax.Array:
+    """Returns the scores of the choices, `[B, C]` of `[B, C, 1]`."""
+    return outputs[..., 0]
+
+  def encode(self, loaded, examples, max_length) -> Rows:
+    """Makes rows `[n, C, T]`: each choice after the context."""
+    pairs = []
+    for example in examples:
+      context, *choices = example.texts
+      if len(choices) != len(self.labels):
+        raise UserError(
+          f"{context!r:.60} has {len(choices)} choices, not {len(self.labels)}"
+        )
+      pairs += [(context, choice) for choice in choices]
+    tokens, lengths, cut = batching.framed(loaded, pairs, max_length)
+    shape = len(examples), len(self.labels)
+    labels = np.array([example.label or 0 for example in examples])
+    rows = tokens.reshape(*shape, -1), lengths.reshape(shape), labels
+    return Rows(*rows, examples=examples, cut=cut)
 
 
 def pooled(hidden: jax.Array, lengths: jax.Array, pool: str) -> jax.Array:
@@ -244,3 +294,4 @@ def mcc(predictions: Sequence[int], labels: Sequence[int]) -> float:
 
 
 BINARY = {"accuracy": accuracy, "f1": f1, "mcc": mcc}
+METRICS = {"accuracy": accuracy, "macro_f1": macro_f1}  # of any classes

@@ -66,7 +66,7 @@ def pairs(
     split: list(_records(sources, columns))
     for split, sources in own.by_split(data).items()
   }
-  if len({len(one.texts) for one in sets["train"]}) > 1:
+  if len({len(one.texts) for one in sets.get("train", ())}) > 1:
     raise UserError(
       f"{own.named(data)}: some records have more texts in --negative_column"
       " than others"
@@ -95,8 +95,8 @@ def simcse(
     texts = {split: (p.text for p in corpus.pieces(split)) for split in splits}
   else:
     texts = {
-      split: (text for _, (text,) in own.records(memory, {column: ""}))
-      for split, (memory,) in own.by_split(data).items()
+      split: (text for (text,) in own.texts_of(source, [column]))
+      for split, (source,) in own.by_split(data).items()
     }
   sets = {split: [Example((t,) * 2) for t in of] for split, of in texts.items()}
   return _task(data, sets, _halves, towers, options)

@@ -3,8 +3,9 @@
 2024 has ten tasks and eleven scores: MNLI is evaluated matched and mismatched.
 2025 has seven of the tasks, with other settings. A task's files are
 `NAME.train.jsonl` and `NAME.valid.jsonl`, in the folder or its
-`glue_filtered/`. BabyLM's validation set is also its test set, so the epoch is
-chosen on the reported scores.
+`glue_filtered/`, or those that SuperGLUE publishes, such as `RTE/train.jsonl`.
+BabyLM's validation set is also its test set, so the epoch is chosen on the
+reported scores. For SuperGLUE, a part of the training set chooses it.
 """
 
 import csv
@@ -12,50 +13,86 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from string import Formatter
+from typing import Any
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import classification
+from antlm_jax.evals.finetuning import classification, sets
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import Options
-from antlm_jax.evals.finetuning.task import Predicted, Suite, Task, records
+from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
   """Form of a task's files, and its metric."""
 
-  texts: tuple[str, ...]  # of an example, as templates over a line's fields
+  texts: tuple[str, ...]  # of an example, as templates over a record's fields
   metric: str = "accuracy"
-  classes: tuple[str, ...] = ("0", "1")  # their names in the files
+  classes: tuple[str, ...] = ("0", "1")
+  words: tuple[str, ...] = ()  # other names of the classes
+  also: tuple[str, ...] = ()  # metrics in addition to the usual ones
   evaluations: tuple[str, ...] = ()  # names of further evaluation sets
+  superglue: str = ""  # its folder in SuperGLUE
+  head: Callable[..., classification.Linear] = Options.classifier
 
 
+_NLI, _BOOL = ("{premise}", "{hypothesis}"), ("false", "true")
 # Texts as in both years' pipelines, in their order.
 FORMATS = {
-  "boolq": Format(("{question}", "{passage}")),
+  "boolq": Format(("{question}", "{passage}"), words=_BOOL, superglue="BoolQ"),
   "cola": Format(("{sentence}",), metric="mcc"),
   "mnli": Format(
-    ("{premise}", "{hypothesis}"),
+    _NLI,
     classes=("entailment", "neutral", "contradiction"),
     evaluations=("mnli-mm",),
   ),
   "mrpc": Format(("{sentence1}", "{sentence2}"), metric="f1"),
-  "multirc": Format(("Question: {question} Answer: {answer}", "{paragraph}")),
+  "multirc": Format(
+    ("Question: {question} Answer: {answer}", "{paragraph}"),
+    superglue="MultiRC",
+  ),
   "qnli": Format(("{question}", "{sentence}")),
   "qqp": Format(("{question1}", "{question2}"), metric="f1"),
-  "rte": Format(("{sentence1}", "{sentence2}")),
+  "rte": Format(
+    ("{sentence1}", "{sentence2}"),
+    words=("entailment", "not_entailment"),
+    superglue="RTE",
+  ),
   "sst2": Format(("{sentence}",)),
   "wsc": Format(
-    ('Does "{span2_text}" refer to "{span1_text}" in this passage?', "{text}")
+    ('Does "{span2_text}" refer to "{span1_text}" in this passage?', "{text}"),
+    words=_BOOL,
+    superglue="WSC",
   ),
 }
 SCORES_OF = {
   name: (name, *format.evaluations) for name, format in FORMATS.items()
 }
 SCORES = tuple(name for those in SCORES_OF.values() for name in those)
-
+SUPERGLUE = {
+  "boolq": FORMATS["boolq"],
+  "cb": Format(
+    _NLI,
+    classes=("entailment", "contradiction", "neutral"),
+    also=("macro_f1",),
+    superglue="CB",
+  ),
+  "copa": Format(
+    ("{premise} {asked}", "{choice1}", "{choice2}"),
+    superglue="COPA",
+    head=Options.chooser,
+  ),
+  # F1 over all answers, SuperGLUE's F1a.
+  "multirc": dataclasses.replace(FORMATS["multirc"], metric="f1"),
+  "rte": FORMATS["rte"],
+  "wic": Format(
+    ("{word}: {sentence1}", "{sentence2}"), words=_BOOL, superglue="WiC"
+  ),
+  "wsc": FORMATS["wsc"],
+}
+_COPA = {"cause": "What was the cause?", "effect": "What was the result?"}
 
 # Other training and evaluation files. The MNLI of BabyLM's multilingual track
 # is cut out of the mismatched validation set, so it is not evaluated on it.
@@ -68,30 +105,23 @@ _OTHERS = {
 }
 
 
-def find(folder, name: str) -> dict[str, pathlib.Path]:
+def find(folder, name: str, form: Format) -> dict[str, pathlib.Path]:
   """Finds the files of a task: `train`, and evaluation sets by their names.
 
-  Raises a UserError if there is no training set, or no evaluation set.
+  Raises an `Absent` error if there is no training set, or no evaluation set.
   """
-  folder = pathlib.Path(folder)
-  if not folder.is_dir():
-    raise UserError(f"--data={folder}: no such folder")
-  sources = []
-  for inside in (folder, folder / "glue_filtered"):
-    sets = {e: inside / f"{e}.valid.jsonl" for e in SCORES_OF[name]}
-    sources.append({"train": inside / f"{name}.train.jsonl", **sets})
-  if name in _OTHERS:
-    train, valid = (folder / path for path in _OTHERS[name])
-    sources.append({"train": train, name: valid})
-  for paths in sources:
-    if paths["train"].is_file():
-      if not paths[name].is_file():
-        raise UserError(f"{name} cannot be evaluated: {paths[name]} is absent")
-      return {split: path for split, path in paths.items() if path.is_file()}
-  raise UserError(
-    f"{name} cannot be trained: {sources[0]['train']} is absent, and so is"
-    " glue_filtered/ with it"
-  )
+  layouts = [
+    {"train": f"{inside}{name}.train.jsonl"}
+    | {e: f"{inside}{e}.valid.jsonl" for e in (name, *form.evaluations)}
+    for inside in ("", "glue_filtered/")
+  ]
+  others = [_OTHERS[name]] if name in _OTHERS else []
+  if form.superglue:
+    others += [(f"{form.superglue}/{s}.jsonl" for s in ("train", "val"))]
+  layouts += [
+    dict(zip(("train", name), files, strict=True)) for files in others
+  ]
+  return sets.find(folder, name, *layouts, further=form.evaluations)
 
 
 def texts_2024(found: Mapping[str, Predicted]) -> dict[str, str]:
@@ -135,7 +165,8 @@ def make(
   In 2024, F1 chooses the epoch of tasks of two classes, and MNLI is also
   evaluated mismatched. In 2025, the main metric chooses the epoch.
   """
-  form, paths = FORMATS[name], find(folder, name)
+  form = FORMATS[name]
+  paths = find(folder, name, form)
   if year == 2025:
     paths = {split: paths[split] for split in ("train", name)}
   by_f1 = year == 2024 and len(form.classes) == 2
@@ -150,6 +181,31 @@ def make(
     texts=texts_2024 if year == 2024 else texts_2025,
     files=tuple(paths.values()),
   )
+
+
+def make_held_out(
+  folder, name: str, form: Format, attention: str, options: Options, **split
+) -> Task:
+  """Makes a task whose test set is the validation set.
+
+  Its dev set is held out of the training set, as `sets.held_out` does, whose
+  options are `split`.
+  """
+  paths = find(folder, name, form)
+  train, test = (
+    functools.partial(load, paths, form, which) for which in ("train", name)
+  )
+  made = classification.task(
+    name,
+    lambda which: sets.split_of(which, train, test, **split),
+    sets.dev_and_test([name])[name],
+    form.head(options, form.classes, attention),
+    main_metric=form.metric,
+    files=(paths["train"], paths[name]),
+    also=form.also,
+  )
+  further = {metric: classification.METRICS[metric] for metric in form.also}
+  return dataclasses.replace(made, metrics={**made.metrics, **further})
 
 
 _SEVEN = ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
@@ -197,6 +253,20 @@ OF_2025 = Suite(
 )
 
 
+SUPER = Suite(
+  "SuperGLUE",
+  "BoolQ, CB, COPA, MultiRC, RTE, WiC and WSC, as SuperGLUE publishes them",
+  sets.dev_and_test(list(SUPERGLUE)),
+  # MultiRC asks about a passage in many examples, all of which are in one part.
+  lambda folder, name, *how: make_held_out(
+    folder, name, SUPERGLUE[name], *how, key=lambda example: example.texts[1]
+  ),
+  heads=(classification.Chooser,),
+  settings=(Options,),
+  folder="finetune-superglue",
+)
+
+
 def load(
   paths: Mapping[str, pathlib.Path], form: Format, split: str
 ) -> list[Example]:
@@ -208,16 +278,42 @@ def load(
   texts = [field for _, field, _, _ in parts if field]
   # A label is a word, or a number, also in quotes.
   known = {str(number): number for number in range(len(form.classes))}
-  known |= {word: number for number, word in enumerate(form.classes)}
+  for names in (form.words, form.classes):
+    known |= {word: number for number, word in enumerate(names)}
   out = []
-  for where, fields in records(paths[split], texts, csv.QUOTE_NONE):
-    if "label" not in fields:
-      raise UserError(f"{where}: the field 'label' is absent")
-    if (label := str(fields["label"])) not in known:
-      raise UserError(
-        f"{where}: the label {fields['label']!r:.60} is not one of"
-        f" {', '.join(known)}"
-      )
-    made = tuple(text.format_map(fields) for text in form.texts)
-    out.append(Example(made, known[label], f"{split}_{len(out)}"))
+  for where, record in sets.records(paths[split], (), csv.QUOTE_NONE):
+    for fields in _unfolded(record):
+      sets.require(fields, texts, where)
+      if "label" not in fields:
+        raise UserError(f"{where}: the field 'label' is absent")
+      label = fields["label"]
+      label = json.dumps(label) if isinstance(label, bool) else str(label)
+      if label not in known:
+        raise UserError(
+          f"{where}: the label {fields['label']!r:.60} is not one of"
+          f" {', '.join(known)}"
+        )
+      made = tuple(text.format_map(fields) for text in form.texts)
+      out.append(Example(made, known[label], f"{split}_{len(out)}"))
   return out
+
+
+def _unfolded(record: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+  """Yields the examples of a record, in SuperGLUE's form or BabyLM's.
+
+  SuperGLUE nests MultiRC's answers and WSC's spans, and has other names for
+  RTE's texts.
+  """
+  passage = record.get("passage")
+  if isinstance(passage, dict):
+    for asked in passage["questions"]:
+      for answer in asked["answers"]:
+        texts = {"paragraph": passage["text"], "question": asked["question"]}
+        yield answer | texts | {"answer": answer["text"]}
+    return
+  renamed = {"sentence1": "premise", "sentence2": "hypothesis"}
+  other = {n: record[of] for n, of in renamed.items() if of in record}
+  other |= record.get("target", {})
+  if (asked := record.get("question")) in _COPA:
+    other["asked"] = _COPA[asked]
+  yield other | record

@@ -79,14 +79,10 @@ def read(loaded: Loaded, task: Task, max_length: int, limit: int = 0) -> Data:
   by = "--max_length" if longest == max_length else "the model's longest row"
 
   def encode(name: str) -> Rows:
-    examples = task.load(name)
+    examples = task.examples(name)
     if name == "train" and 0 < limit < len(examples):
       chosen = hashing.permute(np.arange(limit), len(examples), 0)
       examples = [examples[i] for i in np.sort(chosen)]
-    if not examples:
-      raise UserError(
-        f"{task.name}: its files hold too few examples: none is left for {name}"
-      )
     rows = task.head.encode(loaded, examples, max_length)
     if rows.cut:
       progress.say(

@@ -1,9 +1,10 @@
-"""Classification of your own texts: records of a text, or two, and a label.
+"""Own sets: a file of records, a folder of files, or records in memory.
 
-`--data` is a file of records (csv, tsv, jsonl, parquet), of which a tenth is
-held out as the dev set, or a folder of files named train and maybe dev (or
-valid) and test. From Python it may be a list of records, or a mapping of train,
-dev and test to lists. The classes are the labels in train.
+A set is a file (csv, tsv, jsonl, parquet, and others that a preset reads), of
+which a tenth is held out as the dev set; or a folder of files named train, dev
+(or valid) and test; or a list of records, or a mapping of train, dev and test
+to lists or files. The preset `classification` reads a text, or two, and a label
+of each record. Its classes are the labels in train.
 """
 
 import csv
@@ -21,10 +22,10 @@ from typing import Any
 
 from antlm_jax.data import readers, text_files
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import classification
+from antlm_jax.evals.finetuning import classification, sets
 from antlm_jax.evals.finetuning.batching import Example
-from antlm_jax.evals.finetuning.task import Predicted, Suite, Task, held_out
-from antlm_jax.runtime import files
+from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
+from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
 
 _KEPT = 0.9  # share of train that is trained on if there is no dev
@@ -32,9 +33,25 @@ _FEW = 20  # more classes than this must be at most half as many as examples
 
 # Examples in memory: columns by name, or values in the columns' order.
 Record = str | Mapping[str, object] | Sequence[object]
-Records = Iterable[Record] | Mapping[str, Iterable[Record]]
+Records = Iterable[Record] | Mapping[str, str | Iterable[Record]]
 Data = str | Records
-_SPLITS = "train", "dev", "test"
+# Words in a file's name that name its split.
+_SPLITS = {
+  "train": {"train", "training"},
+  "dev": {"dev", "valid", "validation", "val", "testa"},
+  "test": {"test", "testb"},
+}
+
+
+@dataclass(frozen=True)
+class Classes:
+  """Command-line options of own sets with classes."""
+
+  labels: tuple[str, ...] = setting(
+    (),
+    "your own files: names of the classes, with commas; by default those in"
+    " train, or of the fine-tuned model if nothing is trained",
+  )
 
 
 @dataclass(frozen=True)
@@ -54,32 +71,29 @@ def make(
   attention: str,
   head: classification.Options,
   options: Options,
+  classes: Classes = Classes(),
 ) -> Task:
   """Makes a task of records, which has the data's name.
 
   Raises a UserError if there are no records, one has no text, or no label of
-  train's, or the labels are no classes.
+  the classes, or the labels are no classes.
   """
   if not options.text_column:
     raise UserError("--text_column names no column: give one, or two as A,B")
   if options.label_column in options.text_column:
     raise UserError(f"--label_column={options.label_column} is a text column")
-  sources = by_split(data)
-  sets = {"train": list(_read(sources.pop("train"), options))}
-  labels = _classes(named(data), [e.label for e in sets["train"]])
+  sources, labels, found = by_split(data), classes.labels, {}
   for split, those in sources.items():
-    sets[split] = list(_read(those, options, labels))
-  sets = {
+    found[split] = list(_read(those, options, labels))
+    labels = labels or _classes(named(data), [e.label for e in found[split]])
+  found = {
     split: [e._replace(label=labels.index(e.label)) for e in those]
-    for split, those in sets.items()
+    for split, those in found.items()
   }
   return classification.task(
-    **of_sets(data, sets),
+    **of_sets(data, found, key=lambda example: example.texts),
     head=head.classifier(labels, attention),
-    metrics={
-      "accuracy": classification.accuracy,
-      "macro_f1": classification.macro_f1,
-    },
+    metrics=classification.METRICS,
     texts=functools.partial(_predictions, labels),
     also=("macro_f1",),
   )
@@ -92,29 +106,10 @@ SUITE = Suite(
   " files named train, dev and test",
   {"own": ("own",)},
   make,
-  settings=(classification.Options, Options),
+  settings=(classification.Options, Options, Classes),
   exportable=True,
   in_memory=True,
 )
-
-
-def texts_of(path: str, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
-  """Yields the texts of a file: its lines, or columns of its records.
-
-  Raises a UserError if it cannot be read, or a record has no text.
-  """
-  if not os.path.exists(path):
-    raise files.not_a_path(path)
-  if readers.READERS.get(readers.kind(path) or ".txt") is None:
-    lines = readers.pieces(path, readers.RULES["line"], "")
-    yield from ((line.text,) for line in lines)
-    return
-  for where, values in readers.records(
-    path, dict.fromkeys(columns, "text_column")
-  ):
-    if not all(isinstance(text, str) for text in values):
-      raise UserError(f"{path}, {where}: no text to read")
-    yield tuple(values)
 
 
 class Memory(list[Record]):
@@ -124,30 +119,89 @@ class Memory(list[Record]):
     return "data"
 
 
+def texts_of(
+  source: str | Memory, columns: Sequence[str]
+) -> Iterator[tuple[str, ...]]:
+  """Yields the texts of a source: a file's lines, or columns of its records.
+
+  Raises a UserError if it cannot be read, or a record has no text.
+  """
+  path = source if isinstance(source, str) else ""
+  if path and not os.path.exists(path):
+    raise files.not_a_path(path)
+  if path and readers.READERS.get(readers.kind(path) or ".txt") is None:
+    lines = readers.pieces(path, readers.RULES["line"], "")
+    yield from ((line.text,) for line in lines)
+    return
+  for where, values in records(source, dict.fromkeys(columns, "text_column")):
+    if not all(isinstance(text, str) for text in values):
+      raise UserError(f"{source}, {where}: no text to read")
+    yield tuple(values)
+
+
 def named(data: Data) -> str:
   """Returns the path of data, or a name for data in memory."""
-  return data if isinstance(data, str) else "own"
+  if isinstance(data, Mapping):
+    data = next(iter(data.values()), "")
+  return data if isinstance(data, str) else sets.OWN
 
 
-def by_split(data: Data) -> dict[str, Sequence[str | Memory]]:
-  """Returns the sources of train, and of dev and test if they exist.
+def name_of(data: Data) -> str:
+  """Returns the name of the task of data, never that of a known one."""
+  name = re.sub(r"\W+", "_", pathlib.Path(named(data)).absolute().stem)
+  return f"own_{name}" if name in sets.NAMES else name
 
-  Raises a UserError if there is nothing to train on.
+
+def by_split(
+  data: Data, any_ending: bool = False
+) -> dict[str, Sequence[str | Memory]]:
+  """Returns the sources of train, dev and test, as far as they exist.
+
+  Files have the endings of text and records, or any. Raises a UserError if
+  there is none.
   """
   if isinstance(data, str):
+    if any_ending and os.path.exists(data):
+      return _by_name(data)
     corpus = text_files.find([data])
     return {s: those for s in _SPLITS if (those := getattr(corpus, s))}
-  sets = data if isinstance(data, Mapping) else {"train": data}
-  if "train" not in sets or (sets.keys() - set(_SPLITS)):
-    names = ", ".join(map(repr, sets))
+  given = data if isinstance(data, Mapping) else {"train": data}
+  if not given or given.keys() - _SPLITS.keys():
+    names = ", ".join(map(repr, given)) or "none"
     raise UserError(f"data has the sets {names}: give train, dev and test")
-  return {split: [Memory(records)] for split, records in sets.items()}
+  return {
+    split: [one if isinstance(one, str) else Memory(one)]
+    for split in _SPLITS
+    if (one := given.get(split)) is not None
+  }
+
+
+def _by_name(path: str) -> dict[str, list[str]]:
+  """Returns a file as train, or a folder's files by their names' words."""
+  if os.path.isfile(path):
+    return {"train": [path]}
+  found = {split: [] for split in _SPLITS}
+  inside = sorted(p for p in pathlib.Path(path).iterdir() if p.is_file())
+  for file in inside:
+    words = {*re.findall("[a-z]+", file.name.lower())}
+    if split := next((s for s in _SPLITS if words & _SPLITS[s]), None):
+      found[split].append(str(file))
+  if not any(found.values()):
+    has = ", ".join(p.name for p in inside[:5]) or "no files"
+    raise sets.Absent(
+      f"{path} has {has}", "files named train, dev (valid) and test"
+    )
+  return {split: those for split, those in found.items() if those}
 
 
 def records(
-  source: str | Memory, columns: Mapping[str, str]
+  source: str | Memory, columns: Mapping[str, str], nested: bool = False
 ) -> Iterator[tuple[str, list]]:
-  """Yields each record's place and values, as `readers.records` does."""
+  """Yields each record's place and values, as `readers.records` does.
+
+  In memory, ((text, text), label) has its texts one by one, unless values are
+  `nested`.
+  """
   if isinstance(source, str):
     yield from readers.records(source, columns)
     return
@@ -161,32 +215,54 @@ def records(
           has = ", ".join(map(repr, record))
           raise UserError(f"data, {where} has no {column!r} but {has}")
       yield where, [record[column] for column in columns]
-    else:  # ((text, text), label) has its texts one by one
+    elif nested and len(record) == len(columns):
+      yield where, list(record)
+    else:
       parts = (v if isinstance(v, list | tuple) else [v] for v in record)
       yield where, list(itertools.chain.from_iterable(parts))
 
 
 def of_sets(
   data: Data,
-  sets: Mapping[str, list[Example]],
+  found: Mapping[str, list[Example]],
   asked: Callable[[list[Example]], list[Example]] = list,
+  key: Callable[[Example], Sequence[str]] = lambda example: example.texts[:1],
 ) -> dict[str, Any]:
   """Returns the fields of a `Task` that has the data's name.
 
-  `sets` has the examples of `train` and maybe of `dev` and `test`; without
-  `dev`, a tenth of `train` is held out. `asked` makes a set's examples into
-  those that are evaluated.
+  `found` has the examples of `train`, `dev` and `test`, as far as they exist;
+  without `dev`, a tenth of `train` is held out. `asked` makes a set's examples
+  into those that are evaluated. Examples with the same texts, those of `key`,
+  are on one side. Prints how many there are.
   """
-  name = re.sub(r"\W+", "_", pathlib.Path(named(data)).absolute().stem)
-  sets = {**sets}
-  if "dev" not in sets:
-    sets["train"], sets["dev"] = held_out(sets["train"], _KEPT)
-  tests = {f"{name}-{s}": asked(sets[s]) for s in ("dev", "test") if s in sets}
+  name, found = name_of(data), {**found}
+
+  def same(example: Example) -> tuple[str, ...]:
+    return tuple(" ".join(text.casefold().split()) for text in key(example))
+
+  train = found.get("train", [])
+  texts = set(map(same, train))
+  if train and "dev" not in found:
+    if repeated := len(train) - len(texts):
+      progress.say(
+        f"{name}: {repeated:,} of {len(train):,} examples repeat the text of"
+        " another; equal texts are all in train or all in dev"
+      )
+    found["train"], found["dev"] = sets.held_out(train, _KEPT, same)
+  elif both := sum(same(example) in texts for example in found.get("dev", ())):
+    count = len(found["dev"])
+    progress.say(
+      f"warning: {name}: {both:,} of {count:,} texts of dev are also in train"
+    )
+  tests = {
+    f"{name}-{s}": asked(found[s]) for s in ("dev", "test") if s in found
+  }
   return {
     "name": name,
-    "load": {"train": sets["train"], **tests}.__getitem__,
+    "load": {"train": found.get("train"), **tests}.__getitem__,
     "evaluations": tuple(tests),
-    "about": {"examples_crc32": zlib.crc32(repr(sets).encode())},
+    "about": {"examples_crc32": zlib.crc32(repr(found).encode())},
+    "trained": "train" in found,
   }
 
 
@@ -205,8 +281,8 @@ def _read(
       label = label if isinstance(label, str) else json.dumps(label)
       if known and label not in known:
         raise UserError(
-          f"{source}, {where}: the label {label!r:.60} is not one of those to"
-          f" train on: {', '.join(known):.200}"
+          f"{source}, {where}: the label {label!r:.60} is not one of"
+          f" {', '.join(known):.200}"
         )
       yield Example(tuple(texts), label, where)
 

@@ -18,6 +18,7 @@ from antlm_jax.evals.finetuning.task import Head, Suite
 PRESETS: dict[str, Suite] = {
   "2024": glue.OF_2024,
   "2025": glue.OF_2025,
+  "superglue": glue.SUPER,
   "classification": own.SUITE,
   "tagging": tagging.SUITE,
   "answering": answering.SUITE,

@@ -9,7 +9,6 @@ are float32.
 """
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 
 from antlm_jax.evals.finetuning import (
@@ -17,30 +16,16 @@ from antlm_jax.evals.finetuning import (
   classification,
   glue,
   retrieval,
+  sets,
   tagging,
 )
-from antlm_jax.evals.finetuning.task import Suite, Task, dev_and_test, split_of
+from antlm_jax.evals.finetuning.task import Suite, Task
 
 TEXTS: Mapping[str, tuple[str, ...]] = {
   "sst2": ("{sentence}",),
   "qqp": ("Question 1: {question1}\nQuestion 2: {question2}",),
   "mnli": ("Premise: {premise}\nHypothesis: {hypothesis}",),
 }
-
-
-def _classification(
-  folder, name: str, attention: str, options: classification.Options
-) -> Task:
-  paths = glue.find(folder, name)
-  form = dataclasses.replace(glue.FORMATS[name], texts=TEXTS[name])
-  load = functools.partial(glue.load, paths, form)
-  return classification.task(
-    name,
-    lambda split: split_of(split, lambda: load("train"), lambda: load(name)),
-    SCORES[name],
-    options.classifier(form.classes, attention),
-    files=(paths["train"], paths[name]),
-  )
 
 
 # The kinds of task, by their names in the paper.
@@ -50,7 +35,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
   "QA": tuple(answering.SCORES),
   "IR": tuple(retrieval.SCORES),
 }
-SCORES = dev_and_test([name for names in KINDS.values() for name in names])
+SCORES = sets.dev_and_test([name for names in KINDS.values() for name in names])
 
 
 def make(
@@ -67,7 +52,9 @@ def make(
   """
   where = folder, name, attention
   if name in KINDS["SC"]:
-    made, metric = _classification(*where, head), "accuracy"
+    form = dataclasses.replace(glue.FORMATS[name], texts=TEXTS[name])
+    made = glue.make_held_out(folder, name, form, attention, head)
+    metric = "accuracy"
   elif name in KINDS["TC"]:
     made, metric = tagging.make(*where), "sentence_f1"
   elif name in KINDS["QA"]:

@@ -7,6 +7,7 @@ to its own document than to the others of the batch (multiple negatives, arXiv
 `qrels/SPLIT.tsv`, or training pairs.
 """
 
+import csv
 import dataclasses
 import functools
 import itertools
@@ -21,7 +22,7 @@ import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, bm25
+from antlm_jax.evals.finetuning import batching, bm25, own, sets
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import pooled
 from antlm_jax.evals.finetuning.task import (
@@ -30,12 +31,9 @@ from antlm_jax.evals.finetuning.task import (
   Params,
   Suite,
   Task,
-  dev_and_test,
-  held_out,
   mean_of,
-  records,
-  require,
 )
+from antlm_jax.runtime import progress
 from antlm_jax.settings import setting
 
 TOP = 10  # documents that are ranked
@@ -164,20 +162,51 @@ def ranked(
 ) -> list[dict[str, list[str]]]:
   """Makes predictions of each query's scores of all documents `[documents]`.
 
-  Documents are those of the examples, in their order, which ties keep.
+  Documents are those of the examples, in their order, which ties keep. A query
+  never finds the document with its own id, as in BEIR's evaluation: in ArguAna
+  it is the query itself.
   """
-  names = np.array([e.id for e in examples if e.label is None])
-  wanted = {name for e in examples for name in e.label or ()}
-  labelled = np.flatnonzero(np.isin(names, list(wanted)))
-  pools = {"all": np.arange(len(names)), "labelled": labelled}
+  names, pools = _pools(examples)
+  out = []
+  for query, one in zip(_asked(examples), scores, strict=True):
+    found = {}
+    for pool, places in pools.items():
+      order = np.argsort(-one[places], kind="stable")[: TOP + 1]
+      found[pool] = _without(query, names[places[order]])
+    out.append(found)
+  return out
 
-  def first(scores: np.ndarray, pool: np.ndarray) -> list[str]:
-    order = np.argsort(-scores[pool], kind="stable")[:TOP]
-    return names[pool[order]].tolist()
+
+def random_order(examples: Sequence[Example]) -> list[list[dict]]:
+  """Ranks each query's documents in a random order."""
+  names, pools = _pools(examples)
+
+  def drawn(number: int, places: np.ndarray) -> np.ndarray:
+    first = np.arange(min(TOP + 1, len(places)))
+    return names[places[hashing.permute(first, len(places), number)]]
 
   return [
-    {name: first(one, pool) for name, pool in pools.items()} for one in scores
+    [
+      {name: _without(query, drawn(number, of)) for name, of in pools.items()}
+      for number, query in enumerate(_asked(examples))
+    ]
   ]
+
+
+def _asked(examples: Sequence[Example]) -> list[Example]:
+  return [e for e in examples if e.label is not None]
+
+
+def _pools(examples: Sequence[Example]) -> tuple[np.ndarray, dict]:
+  """Returns the documents' names, and places of those that are ranked."""
+  names = np.array([e.id for e in examples if e.label is None])
+  wanted = {name for e in _asked(examples) for name in e.label}
+  labelled = np.flatnonzero(np.isin(names, list(wanted)))
+  return names, {"all": np.arange(len(names)), "labelled": labelled}
+
+
+def _without(query: Example, names: np.ndarray) -> list[str]:
+  return [name for name in names.tolist() if name != query.id][:TOP]
 
 
 def ndcg(found: Sequence[str], relevant: Mapping[str, float]) -> float:
@@ -226,33 +255,49 @@ class Options:
   )
 
 
-# Files to train, choose and test on. If the first two are the same, a twentieth
-# of its queries is held out to choose on.
-_DEV_AND_TEST = "qrels/dev.tsv", "qrels/test.tsv"
-FILES = {
-  "nfcorpus": ("qrels/train.tsv", *_DEV_AND_TEST),
-  "scifact": ("qrels/train.tsv", "qrels/train.tsv", "qrels/test.tsv"),
-  "msmarco": ("pairs.jsonl", *_DEV_AND_TEST),
-  "nq": ("pairs.jsonl", *_DEV_AND_TEST),
-  "mldr": ("pairs.jsonl", *_DEV_AND_TEST),
-}
-SCORES = dev_and_test(FILES)
+KNOWN = "nfcorpus", "scifact", "msmarco", "nq", "mldr"
+SCORES = sets.dev_and_test(KNOWN)
 
 
 def make(folder, name: str, attention: str, options: Options) -> Task:
-  """Makes a task, a key of `FILES`, of the files in a folder."""
-  inside = pathlib.Path(folder, "retrieval", name)
-  if not inside.is_dir():
-    inside = pathlib.Path(folder, name)
-  sets = zip(("train", *SCORES[name]), FILES[name], strict=True)
-  paths = {split: inside / file for split, file in sets}
-  files = inside / "corpus.jsonl", inside / "queries.jsonl", *paths.values()
+  """Makes a task of a folder in BEIR's form: a known one in it, or itself.
+
+  It is trained on pairs.jsonl or qrels/train.tsv. Without qrels/dev.tsv, a
+  twentieth of the queries of train.tsv is held out to choose on. A folder with
+  qrels/test.tsv alone is evaluated without training.
+  """
+  folder = pathlib.Path(folder).absolute()
+  places = ("",) if name == sets.OWN else (f"retrieval/{name}/", f"{name}/")
+  layouts = [
+    {file: f"{place}{file}.jsonl" for file in ("corpus", "queries")}
+    for place in places
+  ]
+  files = sets.find(folder, name, *layouts)
+  inside = files["corpus"].parent
+  if name == sets.OWN:
+    name = own.name_of(str(folder))
+  wanted = {"pairs": "pairs.jsonl"}
+  wanted |= {s: f"qrels/{s}.tsv" for s in ("train", "dev", "test")}
+  there = {s: p for s, of in wanted.items() if (p := inside / of).is_file()}
+  train = there.pop("pairs", there.get("train"))
+  paths = {"train": train} if train else {}
+  for split in ("dev", "test"):
+    paths |= {f"{name}-{split}": there[split]} if split in there else {}
+  if train and "dev" not in there and train.suffix == ".tsv":
+    paths = {"train": train, f"{name}-dev": train} | paths
+  evaluations = tuple(split for split in paths if split != "train")
+  if train and f"{name}-dev" not in paths:
+    raise UserError(f"{inside}: give qrels/dev.tsv to choose the epoch on")
+  if not evaluations:
+    looked = ", ".join(wanted.values())
+    raise sets.Absent(f"{inside} has no judgements", looked)
   return task(
     name=name,
     load=functools.partial(load, inside, paths),
-    evaluations=SCORES[name],
+    evaluations=evaluations,
     head=Towers(options.temperature, PROMPTS),
-    files=tuple(require(name, path) for path in dict.fromkeys(files)),
+    files=tuple(dict.fromkeys([*files.values(), *paths.values()])),
+    trained=bool(train),
   )
 
 
@@ -271,8 +316,9 @@ def task(**fields) -> Task:
 
 SUITE = Suite(
   "retrieval",
-  "documents, in BEIR's form: NFCorpus, SciFact, MS MARCO, NQ, MLDR",
-  SCORES,
+  "documents: --data is a folder in BEIR's form, or holds nfcorpus, scifact,"
+  " msmarco, nq or mldr",
+  SCORES | {sets.OWN: (sets.OWN,)},
   make,
   heads=(Towers, TokenTowers),
   settings=(Options,),
@@ -281,15 +327,7 @@ SUITE = Suite(
 
 def first_is_right(found: Mapping, relevant: Mapping[str, float]) -> bool:
   """Whether the document that is ranked first is relevant."""
-  return relevant.get(found["all"][0], 0) > 0
-
-
-def random_order(examples: Sequence[Example]) -> list[list[dict]]:
-  """Ranks the relevant documents in one random order for all queries."""
-  names = sorted({name for example in examples for name in example.label})
-  order = hashing.permute(np.arange(len(names)), len(names), 0)[:TOP]
-  first = [names[i] for i in order]
-  return [[{"all": first, "labelled": first}] * len(examples)]
+  return any(relevant.get(name, 0) > 0 for name in found["all"][:1])
 
 
 def by_words(examples: Sequence[Example]) -> list[dict]:
@@ -306,28 +344,36 @@ def load(
 ) -> list[Example]:
   """Reads training pairs, or an evaluation set's queries and all documents.
 
-  `paths` are the files of judgements, or of pairs, by split. Raises a UserError
-  if a file cannot be read, or names a text that no other file has.
+  `paths` are the files of judgements, or of pairs, by split. Prints how many
+  judged documents are missing: they count as never found. Raises a UserError if
+  a file cannot be read, or judges a query that is missing.
   """
   path = paths[split]
   if path.suffix == ".jsonl":
-    columns = "anchor", "positive"
-    pairs = list(records(path, columns))
+    pairs = list(sets.records(path, ("anchor", "positive")))
     for where, pair in pairs:
-      if not all(pair[column].strip() for column in columns):
+      if not all(pair[column].strip() for column in ("anchor", "positive")):
         raise UserError(f"{where}: a text is empty")
     return [Example((p["anchor"], p["positive"]), id=w) for w, p in pairs]
   queries = _texts(folder / "queries.jsonl")
   documents = _texts(folder / "corpus.jsonl")
-  relevant = _relevant(path, queries, documents)
+  relevant = _relevant(path, queries)
+  judged = [name for wanted in relevant.values() for name in wanted]
+  if missing := sum(name not in documents for name in judged):
+    progress.say(
+      f"{path}: {missing:,} of {len(judged):,} judgements are of documents that"
+      " corpus.jsonl lacks; they count as not found"
+    )
+  if missing == len(judged):
+    raise UserError(f"{path} judges no document of {folder / 'corpus.jsonl'}")
   if list(paths.values()).count(path) > 1:
-    relevant = dict(held_out(list(relevant.items()))[split != "train"])
+    relevant = dict(sets.held_out(list(relevant.items()))[split != "train"])
   if split == "train":
     return [
       Example((queries[query], documents[name]), None, f"{query} {name}")
       for query, wanted in relevant.items()
       for name, score in wanted.items()
-      if score > 0
+      if score > 0 and name in documents
     ]
   asked = [Example((queries[q],), w, q) for q, w in relevant.items()]
   return asked + [Example((t,), None, name) for name, t in documents.items()]
@@ -336,29 +382,26 @@ def load(
 def _texts(path: pathlib.Path) -> dict[str, str]:
   """Reads texts by id, each after its title, if it has one."""
   out = {}
-  for where, line in records(path, ("_id", "text")):
+  for where, line in sets.records(path, ("_id", "text")):
     name, text, title = line["_id"], line["text"], line.get("title")
-    text = f"{title}. {text}" if title else text
-    if not text.strip():
-      raise UserError(f"{where}: the text is empty")
     if name in out:
       raise UserError(f"{where}: another line has the _id {name!r:.60}, too")
-    out[name] = text
+    out[name] = f"{title}. {text}" if title else text
   return out
 
 
 def _relevant(
-  path: pathlib.Path, queries: Mapping, documents: Mapping
+  path: pathlib.Path, queries: Mapping
 ) -> dict[str, dict[str, float]]:
   """Reads the relevance of each query's documents."""
   out: dict[str, dict[str, float]] = {}
-  for where, line in records(path, ("query-id", "corpus-id", "score")):
-    query, document, score = line["query-id"], line["corpus-id"], line["score"]
-    for name, known in ((query, queries), (document, documents)):
-      if name not in known:
-        raise UserError(
-          f"{where}: {name!r:.60} is in no other file of {path.parents[1]}"
-        )
+  columns = "query-id", "corpus-id", "score"
+  for where, line in sets.records(path, columns, csv.QUOTE_NONE):
+    query, document, score = (line[column] for column in columns)
+    if query not in queries:
+      raise UserError(
+        f"{where}: {query!r:.60} is not in {path.parents[1] / 'queries.jsonl'}"
+      )
     try:
       relevance = float(score)
     except ValueError:

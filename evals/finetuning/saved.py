@@ -13,6 +13,7 @@ import numpy as np
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching, presets, trial
 from antlm_jax.evals.finetuning.batching import Example, Rows
+from antlm_jax.evals.finetuning.loop import Outcome
 from antlm_jax.evals.finetuning.summary import MODEL
 from antlm_jax.evals.finetuning.task import Head, Task
 from antlm_jax.evals.finetuning.trial import Hyperparameters, Run
@@ -88,14 +89,18 @@ def head(loaded: Loaded) -> Head:
 
   Raises a UserError if it has none, or one of an unknown kind.
   """
-  task, heads = loaded.task, presets.heads()
-  if task is None:
+  if loaded.task is None:
     raise UserError(
       f"{loaded.path} is not fine-tuned: `antlm eval finetune --save` is"
     )
+  return _head(loaded.task, loaded.path)
+
+
+def _head(task: FineTuned, path: pathlib.Path) -> Head:
+  heads = presets.heads()
   if task.kind not in heads:
     raise UserError(
-      f"{loaded.path} has a head of the kind {task.kind!r}, which is not one of"
+      f"{path} has a head of the kind {task.kind!r}, which is not one of"
       f" {', '.join(heads)}"
     )
   # JSON turns tuples into lists, which have no hash.
@@ -104,8 +109,60 @@ def head(loaded: Loaded) -> Head:
     return heads[task.kind](**{**task.settings, **lists})
   except TypeError as error:
     raise UserError(
-      f"{loaded.path} has a head ({task.kind}) of another version: {error}"
+      f"{path} has a head ({task.kind}) of another version: {error}"
     ) from error
+
+
+def untrained(task: Task, tuned: FineTuned | None, path: pathlib.Path) -> Head:
+  """Returns the head with which a model can do a task as it is.
+
+  It is the model's, `tuned`, if it reads and predicts what the task's does.
+  Otherwise it is the task's, if it has no parameters. Raises a UserError if
+  there is none.
+  """
+  wanted, own = task.head, tuned and _head(tuned, path)
+  if own and (own.encode.__func__, own.decode.__func__) == (
+    wanted.encode.__func__,
+    wanted.decode.__func__,
+  ):
+    theirs, ours = (getattr(h, "labels", ()) for h in (own, wanted))
+    if theirs == ours:
+      return own
+    why = f"predicts {', '.join(theirs)}, not {', '.join(ours)}"
+  elif not wanted.parameters(1):
+    return wanted
+  else:
+    why = f"has no head of the kind {wanted.kind!r}"
+  raise UserError(
+    f"{task.name} cannot be evaluated without training: {path} {why:.200};"
+    " fine-tune with --save first, then give the saved model"
+  )
+
+
+def as_is(
+  loaded: Loaded, task: Task, how: Hyperparameters
+) -> tuple[Outcome, dict[str, Sequence[Example]]]:
+  """Evaluates a model without training it, as a run at rate 0.
+
+  Also returns the examples that are predicted, by evaluation set.
+  """
+  own = bool(task.head.parameters(1))  # else it may have other prompts
+  causal = how.attention == "causal"
+  epoch, predictions, examples = {"train_loss": 0.0}, {}, {}
+  for name in task.evaluations:
+    found, rows = compute(
+      loaded,
+      task.examples(name),
+      how.max_length,
+      how.batch_size,
+      None if own else task.head,
+      causal,
+    )
+    reduced = jax.device_get(task.head.reduce(found))
+    predictions[name] = task.head.decode(reduced, rows)
+    examples[name] = rows.examples
+    epoch[name] = task.measure(predictions[name], rows.examples)
+  return Outcome(Run(0.0, 0), (epoch,), 1, predictions), examples
 
 
 Texts = Iterable[str | Sequence[str] | Example]

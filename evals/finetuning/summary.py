@@ -14,6 +14,7 @@ from antlm_jax import tables
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Outcome, standing
+from antlm_jax.evals.finetuning.sets import OWN
 from antlm_jax.evals.finetuning.task import Predicted, Suite, Task
 from antlm_jax.evals.finetuning.trial import Run
 from antlm_jax.evals.reporting import statistics
@@ -126,8 +127,9 @@ def summarise(
   best = max(by_lr, key=lambda e: (-lost[e["lr"]], e["scores"][first]["mean"]))
   evaluations = {}
   for name, those in examples.items():
-    trivial = [task.measure(answer, those) for answer in task.trivial(those)]
-    read = task.load(name) if task.references else ()  # references need all
+    # These also need the examples that are not predicted, such as documents.
+    read = task.load(name) if task.references else those
+    trivial = [task.measure(answer, those) for answer in task.trivial(read)]
     evaluations[name] = {
       "examples": len(those),
       "baseline": {m: max(found[m] for found in trivial) for m in task.metrics},
@@ -252,9 +254,10 @@ def table(summaries: Sequence[dict], suite: Suite) -> str:
     for summary in summaries
     for score in _best(summary)["scores"].values()
   ]
-  if len(suite.scores) == 1:
+  known = [n for n, of in suite.scores.items() if n != OWN for n in of]
+  if not {name for one in summaries for name in one["evaluations"]} <= {*known}:
     return text
-  count, every = len(means), sum(map(len, suite.scores.values()))
+  count, every = len(means), len(known)
   what = f"mean of these {count} of {every} scores, not comparable with"
   what += f" {suite.name}'s"
   if count >= every:
@@ -290,7 +293,8 @@ def _rows(summary: Mapping, references: Sequence[str]) -> Iterator[tuple]:
       no_better = f"no better than {summary['baseline']}" * bool(
         mean <= trivial
       )
-      about_lr = f"{best['lr']:g}", best["seeds"]
+      rate = f"{best['lr']:g}" if best["lr"] else "untrained"
+      about_lr = rate, best["seeds"]
       scores = score, f"{100 * trivial:.1f}", *others
       yield name, metric, *about_lr, *scores, lost[0] if lost else no_better
 

@@ -1,9 +1,10 @@
 """Tagging: a label for each word of a sentence, such as its entity's.
 
 A file has a word in each line, in columns, and an empty line after each
-sentence: CoNLL-2003, Universal NER, and OntoNotes in CoNLL's form. As in arXiv
-2507.00994, spaces join the words, every token has its word's label, and a word
-gets the label of most of its tokens.
+sentence, or records of words and tags. Tags are IOB1, IOB2 or BIOES, which all
+become IOB2, or any others, such as parts of speech. As in arXiv 2507.00994,
+spaces join the words, every token has its word's label, and a word gets the
+label of most of its tokens.
 """
 
 import collections
@@ -11,15 +12,17 @@ import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Sequence
-from typing import ClassVar
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from antlm_jax.data import readers
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching
+from antlm_jax.evals.finetuning import batching, classification, own, sets
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy, macro_f1
 from antlm_jax.evals.finetuning.task import (
@@ -27,14 +30,17 @@ from antlm_jax.evals.finetuning.task import (
   PerToken,
   Suite,
   Task,
-  dev_and_test,
   mean_of,
-  require,
 )
 from antlm_jax.runtime import files as io
+from antlm_jax.runtime import progress
+from antlm_jax.settings import setting
 
 _NOWHERE = -1  # word, and label, of a token outside of all words
 OUTSIDE = 0  # class O: no entity
+_MARK = "\ufeff"  # byte-order mark, which WNUT-17 has in its lines
+_ENTITY = re.compile("O|[BIESLU]-.+")
+_RECORDS = ".jsonl", ".ndjson", ".csv", ".parquet"
 
 
 class Tags(PerToken):
@@ -100,20 +106,23 @@ class Tagger(Tags):
 
 
 def entities(labels: Sequence[str]) -> list[Entity]:
-  """Returns the entities of a sentence's labels, IOB1 or IOB2.
+  """Returns the entities of a sentence's labels: IOB1, IOB2, BIOES or BILOU.
 
-  An entity begins at `B-`, and after a label of another kind.
+  An entity begins at `B-`, `S-` and `U-`, after a label of another kind, and
+  after `E-`, `L-`, `S-` and `U-`.
   """
   out: list[Entity] = []
+  ended = True
   for i, label in enumerate(labels):
-    if label == "O":
-      continue
     begin, _, kind = label.partition("-")
     last = out[-1] if out else None
-    if begin == "I" and last and (last.kind, last.stop) == (kind, i):
+    if label == "O":
+      continue
+    if begin in "IEL" and not ended and (last.kind, last.stop) == (kind, i):
       out[-1] = last._replace(stop=i + 1)
     else:
       out.append(Entity(kind, i, i + 1))
+    ended = begin in "ELSU"
   return out
 
 
@@ -148,57 +157,115 @@ def entity_f1(
 sentence_f1 = functools.partial(mean_of, macro_f1)
 
 
-@dataclasses.dataclass(frozen=True)
-class Format:
-  """Form of a set of sentences."""
+def word_accuracy(
+  predictions: Sequence[Sequence[int]], labels: Sequence[Sequence[int]]
+) -> float:
+  """Returns the share of all words with the right label."""
+  return classification.accuracy(*map(np.concatenate, (predictions, labels)))
 
-  kinds: tuple[str, ...]  # of entities
-  files: tuple[tuple[str, ...], ...]  # names that train, dev and test may have
+
+class Format(NamedTuple):
+  """Files of a known set."""
+
+  # Names of train, dev and test, in one layout or several.
+  layouts: tuple[Sequence[str], ...]
   word: int = 0  # column
-  label: int = -1  # column
-
-  @property
-  def classes(self) -> tuple[str, ...]:
-    """Names of the classes."""
-    return "O", *(f"{b}-{kind}" for kind in self.kinds for b in "BI")
+  tag: int = -1  # column
 
 
 _SPLITS = ("train", "dev", "test")
-_ONTONOTES = (
-  "CARDINAL DATE EVENT FAC GPE LANGUAGE LAW LOC MONEY NORP ORDINAL ORG PERCENT"
-  " PERSON PRODUCT QUANTITY TIME WORK_OF_ART"
-)
 FORMATS = {
   "conll": Format(
-    ("LOC", "MISC", "ORG", "PER"),
-    tuple((f"conll2003/eng.{part}",) for part in ("train", "testa", "testb")),
+    ([f"conll2003/eng.{part}" for part in ("train", "testa", "testb")],)
   ),
   "uner": Format(
-    ("LOC", "ORG", "PER"),
-    tuple((f"uner_en_ewt/en_ewt-ud-{part}.iob2",) for part in _SPLITS),
-    word=1,
-    label=2,
+    ([f"uner_en_ewt/en_ewt-ud-{part}.iob2" for part in _SPLITS],), 1, 2
   ),
   "ontonotes": Format(
-    tuple(_ONTONOTES.split()),
-    tuple((f"ontonotes/{x}.conll", f"ontonotes/{x}.txt") for x in _SPLITS),
+    tuple(
+      [f"ontonotes/{part}.{end}" for part in _SPLITS]
+      for end in ("conll", "txt")
+    )
   ),
 }
-SCORES = dev_and_test(FORMATS)
+SCORES = sets.dev_and_test(FORMATS)
 
 
-def make(folder, name: str, attention: str) -> Task:
-  """Makes a task, a key of `FORMATS`, of the files in a folder."""
-  form, classes = FORMATS[name], FORMATS[name].classes
-  found = {}
-  for split, names in zip(("train", *SCORES[name]), form.files, strict=True):
-    paths = [pathlib.Path(folder, name) for name in names]
-    there = next(filter(pathlib.Path.is_file, paths), paths[0])
-    found[split] = require(split, there)
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """Command-line options of your own sentences."""
+
+  tokens_column: str = setting(
+    "tokens",
+    "your own sentences: column of the words, a name; in files of columns a"
+    " number from 1, or else the first",
+  )
+  tags_column: str = setting(
+    "tags",
+    "your own sentences: column of their tags, a name; in files of columns a"
+    " number from 1, or else the last",
+  )
+
+
+_OPTIONS, _CLASSES = Options(), own.Classes()
+
+
+def make(
+  data: own.Data,
+  name: str,
+  attention: str,
+  options: Options = _OPTIONS,
+  given: own.Classes = _CLASSES,
+) -> Task:
+  """Makes a task, a key of `FORMATS`, of the files in a folder, or an own one.
+
+  The task `own` reads files of columns or records, or records in memory. The
+  classes are those in all sets. Raises a UserError if there are none.
+  """
+  if name != sets.OWN:
+    form, splits = FORMATS[name], ("train", *SCORES[name])
+    layouts = [dict(zip(splits, of, strict=True)) for of in form.layouts]
+    paths = sets.find(data, name, *layouts)
+    columns_of = form.word, form.tag
+    found = {split: columns(p, *columns_of) for split, p in paths.items()}
+  else:
+    found = {
+      split: [one for source in those for one in _read(source, options, given)]
+      for split, those in own.by_split(data, any_ending=True).items()
+    }
+  tags = {tag for those in found.values() for one in those for tag in one.tags}
+  where = own.named(data) if name == sets.OWN else name
+  others = sorted(tag for tag in tags if not _ENTITY.fullmatch(tag))
+  if tags <= {"O"} or len(tags) == len(others) == 1:
+    one = f"only the tag {min(tags)!r:.60}" if tags else "no sentences"
+    raise UserError(f"{where} holds {one}")
+  classes = given.labels or tuple(sorted(tags) if others else _iob2_of(tags))
+  made = {
+    split: _examples(those, split, classes, not others)
+    for split, those in found.items()
+  }
+  if name == sets.OWN:
+    fields = own.of_sets(data, made, key=lambda example: example.texts)
+  else:
+    fields = {"name": name, "files": tuple(paths.values())}
+    fields |= {"load": made.__getitem__, "evaluations": SCORES[name]}
+  if others:
+    progress.say(
+      f"{fields['name']}: tags such as {others[0]!r} are no entities (B-X,"
+      " I-X), so the score is the accuracy over words"
+    )
+    return Task(
+      **fields,
+      head=Tagger(classes),
+      metrics={"accuracy": word_accuracy},
+      main_metric="accuracy",
+      baseline="one tag",
+      trivial=lambda those: [
+        [[tag] * len(e.texts) for e in those] for tag in range(len(classes))
+      ],
+    )
   return Task(
-    name=name,
-    load=lambda split: load(found[split], form, split),
-    evaluations=SCORES[name],
+    **fields,
     head=Tagger(classes),
     metrics={
       "entity_f1": functools.partial(entity_f1, classes),
@@ -207,49 +274,126 @@ def make(folder, name: str, attention: str) -> Task:
     main_metric="entity_f1",
     baseline="all O",
     trivial=lambda those: [[[OUTSIDE] * len(e.texts) for e in those]],
-    files=tuple(found.values()),
   )
+
+
+def _iob2_of(tags: Iterable[str]) -> list[str]:
+  """Returns the classes of entities, O first."""
+  kinds = sorted({tag[2:] for tag in tags if tag != "O"})
+  return ["O", *(f"{begin}-{kind}" for kind in kinds for begin in "BI")]
+
+
+def _examples(
+  sentences: Iterable["Sentence"],
+  split: str,
+  classes: Sequence[str],
+  of_entities: bool,
+) -> list[Example]:
+  """Makes examples of sentences, with each word's class."""
+  index, out = {name: i for i, name in enumerate(classes)}, []
+  for one in sentences:
+    tags = iob2(one.tags) if of_entities else one.tags
+    if unknown := {*tags} - index.keys():
+      raise UserError(
+        f"{one.where}: the tag {min(unknown)!r:.60} is not one of"
+        f" {', '.join(classes):.200}"
+      )
+    known = [index[tag] for tag in tags]
+    out.append(Example(one.words, known, f"{split}_{len(out)}"))
+  return out
 
 
 SUITE = Suite(
   "tagging",
-  "entities: CoNLL-2003, Universal NER, OntoNotes",
-  SCORES,
+  "tags of words: your own sentences, --data is a file of columns or of records"
+  " with the words and tags, or a folder of files named train, dev and test; or"
+  " a folder with CoNLL-2003, Universal NER or OntoNotes",
+  SCORES | {sets.OWN: (sets.OWN,)},
   make,
   heads=(Tagger,),
+  settings=(Options, own.Classes),
+  in_memory=True,
 )
 
 
-def load(path: pathlib.Path, form: Format, split: str) -> list[Example]:
-  """Reads sentences, with each word's class.
+class Sentence(NamedTuple):
+  """A sentence of n words."""
 
-  Raises a UserError if a line has other columns or labels.
+  words: tuple[str, ...]
+  tags: tuple[str, ...]
+  where: str  # its place, for errors
+
+
+def columns(
+  path: str | pathlib.Path, word: int = 0, tag: int = -1
+) -> list[Sentence]:
+  """Reads a file of columns, which tabs divide, or else spaces.
+
+  A byte-order mark is no word. In WikiAnn each word has its language before it
+  (`en:Paris`), which is removed, with a note. Raises a UserError if a line has
+  too few columns.
   """
-  classes = {name: i for i, name in enumerate(form.classes)}
   # If numbers come before words, no word can be taken for a comment.
-  aside = ("#", "-DOCSTART-") if form.word else ("-DOCSTART-",)
-  least = max(form.word + 1, form.label + 1, 2)
-  lines = io.read_text(path, "sentences").split("\n")
-  sentences = [[]]  # pairs of a word and its label
-  for number, line in enumerate(lines, 1):
-    columns, where = line.split(), f"{path}, line {number}"
-    if not columns:
+  aside = ("#", "-DOCSTART-") if word > 0 else ("-DOCSTART-",)
+  least = max(word + 1, tag + 1, 2)
+  sentences = [[]]  # of pairs of a word and its tag
+  starts = []  # first line of each
+  for number, line in enumerate(io.read_text(path, "sentences").split("\n"), 1):
+    line = line.replace(_MARK, "").strip("\r\n ")
+    parts = line.split("\t") if "\t" in line else line.split()
+    if not line.strip():
       sentences.append([])
-    elif not line.startswith(aside):
-      if len(columns) < least:
+    elif not line.startswith(aside) and parts[word % len(parts)].strip():
+      if len(parts) < least:
         raise UserError(
-          f"{where}: {len(columns)} columns, not a word and its label"
+          f"{path}, line {number}: {len(parts)} columns, not a word and its tag"
         )
-      word, label = columns[form.word], columns[form.label]
-      if label not in classes:
+      starts += [] if sentences[-1] else [f"{path}, line {number}"]
+      sentences[-1].append((parts[word].strip(), parts[tag].strip()))
+  sentences = filter(None, sentences)
+  made = [
+    Sentence(*zip(*one, strict=True), where)
+    for one, where in zip(sentences, starts, strict=True)
+  ]
+  texts = [text for one in made for text in one.words]
+  language = re.match("[a-z][a-z-]*:(?=.)", texts[0]) if texts else None
+  if not language or not all(t.startswith(language[0]) for t in texts):
+    return made
+  progress.say(f"{path}: removed {language[0]!r} before each word")
+  return [
+    one._replace(words=tuple(t[language.end() :] or t for t in one.words))
+    for one in made
+  ]
+
+
+def _read(
+  source: str | own.Memory, options: Options, given: own.Classes
+) -> Iterator[Sentence]:
+  """Yields the sentences of a source, of columns or of records."""
+  places = options.tokens_column, options.tags_column
+  if isinstance(source, str) and readers.kind(source) not in _RECORDS:
+    numbers = [
+      int(place) - 1 if place.isdecimal() else usual
+      for place, usual in zip(places, (0, -1), strict=True)
+    ]
+    yield from columns(source, *numbers)
+    return
+  asked = dict(zip(places, ("tokens_column", "tags_column"), strict=True))
+  for where, (words, tags) in own.records(source, asked, nested=True):
+    where = f"{source}, {where}"
+    words, tags = (
+      x.split() if isinstance(x, str) else x for x in (words, tags)
+    )
+    if not all(isinstance(word, str) and word.strip() for word in words or ()):
+      raise UserError(f"{where}: the words are not texts")
+    count = len(words or ()), len(tags or ())
+    if not words or count[0] != count[1]:
+      raise UserError(f"{where}: {count[0]} words, but {count[1]} tags")
+    if isinstance(tags[0], int):
+      if not 0 <= min(tags) <= max(tags) < len(given.labels):
         raise UserError(
-          f"{where}: the label {label!r:.60} is not O, and not B- or I- with"
-          f" one of {', '.join(form.kinds)}"
+          f"{where}: tags are numbers, such as {max(tags)}: name them, from 0,"
+          " with --labels=O,B-PER,..."
         )
-      sentences[-1].append((word, label))
-  out = []
-  for sentence in filter(None, sentences):
-    words, labels = zip(*sentence, strict=True)
-    known = [classes[label] for label in iob2(labels)]
-    out.append(Example(words, known, f"{split}_{len(out)}"))
-  return out
+      tags = [given.labels[tag] for tag in tags]
+    yield Sentence(tuple(words), tuple(tags), where)

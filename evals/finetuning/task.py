@@ -4,17 +4,15 @@ A `Head` is the model's side: it makes rows of examples, maps hidden states to
 outputs, and has the loss and the predictions. A saved model keeps its head. A
 `Task` is the data's side: where the examples come from, and how predictions are
 measured and written. A `Suite` makes tasks by name. A new kind of task is one
-file, such as `tagging`, and its suite's row in `presets.PRESETS`. Functions
-that several kinds of task use are at the end of this file.
+file, such as `tagging`, and its suite's row in `presets.PRESETS`.
 """
 
 import abc
-import csv
 import dataclasses
-import math
+import itertools
 import operator
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -22,9 +20,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from antlm_jax.errors import UserError
+from antlm_jax.evals.finetuning import sets
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.inference.model import Loaded
-from antlm_jax.runtime import files as io
 
 Params = dict[str, jax.Array]
 Predictions = Sequence[Any]  # one for each example, as plain JSON
@@ -219,7 +217,8 @@ class Task:
   metrics: Mapping[str, Metric]  # by name; higher is better
   main_metric: str  # that is reported
   baseline: str  # name of the best trivial answer
-  # Maps examples to answers without a model, each a list of predictions.
+  # Maps all examples that `load` reads to answers without a model, each a list
+  # of predictions.
   trivial: Callable[[Sequence[Example]], Sequence[Predictions]]
   # Predictors that are not trained, by name, of all examples that `load` reads.
   references: Mapping[str, Callable[[Sequence[Example]], Predictions]] = (
@@ -235,11 +234,21 @@ class Task:
   # Facts that distinguish its data, besides the files' contents.
   about: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   also: tuple[str, ...] = ()  # further metrics that the table shows
+  trained: bool = True  # whether it has a set to train on
 
   @property
   def chooser(self) -> str:
     """Metric that compares epochs and runs."""
     return self.best_by or self.main_metric
+
+  def examples(self, name: str) -> Sequence[Example]:
+    """Reads a set of at least one example; raises a UserError otherwise."""
+    found = self.load(name)
+    if not found:
+      raise UserError(
+        f"{self.name}: its files hold too few examples: none is left for {name}"
+      )
+    return found
 
   def measure(
     self, predictions: Predictions, examples: Sequence[Example]
@@ -255,7 +264,8 @@ class Suite:
 
   name: str  # of the mean over all its scores
   about: str  # for `--help`
-  scores: Mapping[str, tuple[str, ...]]  # names of evaluation sets, by task
+  # Names of evaluation sets, by task; the task `own` is the user's own set.
+  scores: Mapping[str, tuple[str, ...]]
   # Makes a task from the data's path, its name, the attention, and a value of
   # each of `settings`. Raises a UserError if a file is missing.
   make: Callable[..., Task]
@@ -265,9 +275,13 @@ class Suite:
   defaults: Mapping[str, Mapping] = dataclasses.field(default_factory=dict)
   # Whether the default head is one that transformers has for the encoder.
   exportable: bool = False
-  in_memory: bool = False  # whether `make` also takes `own.Records`
+  in_memory: bool = False  # whether its own set may be `own.Records`
   folder: str = "finetune"  # of its results in a run's evals/
   reported: bool = True  # whether `antlm report` reads its results
+
+  def __post_init__(self):
+    names = {*self.scores, *itertools.chain(*self.scores.values())}
+    sets.NAMES.update(names - {sets.OWN})
 
   def named(self, wanted: str) -> list[str]:
     """Returns the tasks of a list of tasks or scores, or of `all`, each once.
@@ -286,64 +300,9 @@ class Suite:
     return list(dict.fromkeys(owner[name] for name in wanted.split(",")))
 
 
-def dev_and_test(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-  """Returns the usual evaluation sets of tasks: `NAME-dev`, `NAME-test`."""
-  return {name: (f"{name}-dev", f"{name}-test") for name in names}
-
-
-def require(name: str, path: pathlib.Path) -> pathlib.Path:
-  """Returns the path; raises a UserError about `name` if it is no file."""
-  if not path.is_file():
-    raise UserError(f"{name} is absent: {path} does not exist")
-  return path
-
-
-def records(
-  path: pathlib.Path, texts: Sequence[str], quoting: int = csv.QUOTE_MINIMAL
-) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields the place of each record of a file, jsonl or tsv, and its fields.
-
-  Raises a UserError if one of the fields `texts` is absent or is not text.
-  """
-  rows = io.read_jsonl(path, "examples")
-  if path.suffix == ".tsv":
-    rows = io.read_csv(path, "examples", delimiter="\t", quoting=quoting)
-  for number, fields in rows:
-    where = f"{path}, line {number}"
-    if None in fields:  # as the csv module has it
-      raise UserError(f"{where}: more columns than the first line names")
-    for name in texts:
-      if not isinstance(fields.get(name), str):
-        problem = "is not text" if name in fields else "is absent"
-        raise UserError(f"{where}: the field {name!r} {problem}")
-    yield where, fields
-
-
 def mean_of(
   score: Callable[[Any, Any], float], predictions: Predictions, labels: Sequence
 ) -> float:
   """Returns the mean of each prediction's score, from it and its label."""
   pairs = zip(predictions, labels, strict=True)
   return float(np.mean([score(*pair) for pair in pairs]))
-
-
-def held_out(examples: Sequence[Any], kept: float = 0.95) -> tuple[list, list]:
-  """Divides a training set in two, as Hugging Face's datasets library does.
-
-  The first part, a share `kept`, is trained on; the second chooses the epoch.
-  """
-  order = np.random.default_rng(42).permutation(len(examples))
-  count = len(examples) - math.floor(kept * len(examples))
-  train, left_out = order[count:], order[:count]
-  return [examples[i] for i in train], [examples[i] for i in left_out]
-
-
-def split_of(
-  split: str,
-  train: Callable[[], Sequence[Example]],
-  test: Callable[[], Sequence[Example]],
-) -> Sequence[Example]:
-  """Reads the set of a name, of a task whose dev set is held out of `train`."""
-  if split.endswith("-test"):
-    return test()
-  return held_out(train())[split != "train"]

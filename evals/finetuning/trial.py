@@ -56,7 +56,9 @@ class Hyperparameters:
   rows_at_once: int = setting(
     0, "examples that are in memory together; 0 for all of a step", least=0
   )
-  epochs: int = setting(10, "largest number of epochs", least=1)
+  epochs: int = setting(
+    10, "largest number of epochs; 0 for no training", least=0
+  )
   steps: int = setting(
     0, "steps of a run, evaluated only at their end; 0 for epochs", least=0
   )

@@ -4,7 +4,8 @@
     --mode=causal
 
 Each record is a text (arXiv 1606.06031), or each line with --documents=line.
-The model predicts the part after its last space. As in lm-eval's
+The model predicts the part after its last space, or of records with a `prompt`
+and an `answer` the answer. As in lm-eval's
 lambada_openai, a word is right if each of its tokens is the likeliest one after
 the text and the tokens before it. The perplexity is per word. A text longer
 than the context loses its beginning.
@@ -14,16 +15,28 @@ predicted token and those after it are masked (arXiv 2305.10588). So the model
 sees their number, and figures do not compare with those of --mode=causal.
 """
 
+import itertools
+
+from antlm_jax.data import readers
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts
 from antlm_jax.evals.zero_shot.command import TASKS, Outcome
 from antlm_jax.inference import framing, scoring
 from antlm_jax.inference.scoring import Text
 
+_PARTS = {"prompt": "", "answer": ""}  # columns of a record in two parts
+
 
 def read(asked) -> list[tuple[str, str]]:
   """Reads contexts and their words."""
-  found = [text.rpartition(" ")[::2] for text in texts.read(asked)]
+  try:
+    rows = readers.records(asked.data, _PARTS)
+    rows = list(itertools.islice(rows, asked.limit or None))
+  except UserError:  # they are whole texts
+    rows = []
+  found = [tuple(str(part or "").strip() for part in row) for _, row in rows]
+  if not found:
+    found = [text.rpartition(" ")[::2] for text in texts.read(asked)]
   for number, (context, word) in enumerate(found, start=1):
     if not context.strip() or not word.strip():
       raise UserError(
