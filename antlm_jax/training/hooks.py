@@ -153,8 +153,6 @@ class HeldOut(Evaluator):
 
   def start(self, trainer) -> None:
     self.prefixes = tuple(f"eval/{name}/" for name in trainer.run.evaluations)
-    whole, step = sharding.whole(trainer.run.mesh), trainer.run.step
-    self._evaluate = jax.jit(step.evaluate, out_shardings=whole)
     super().start(trainer)
 
   def measure(self, trainer) -> dict[str, float]:
@@ -181,7 +179,7 @@ class HeldOut(Evaluator):
     sums = collections.defaultdict(float)
     for batch in trainer.in_step(source):
       placed = sharding.place(trainer.run.mesh, batch)
-      found = self._evaluate(trainer.state.best_params, placed)
+      found = trainer.programs.evaluate(trainer.state.best_params, placed)
       for name, value in jax.device_get(found).items():
         sums[name] += float(value.sum())
     return sums
