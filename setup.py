@@ -6,6 +6,8 @@ import re
 import setuptools
 
 HERE = pathlib.Path(__file__).parent
+# Not published yet. All project links derive from this line.
+URL = "https://github.com/antlm-jax/antlm_jax"
 PACKAGE = (HERE / "antlm_jax/__init__.py").read_text(encoding="utf-8")
 
 # jax and flax are paired: flax 0.12.8 breaks on jax >= 0.11.1, and Python 3.11
@@ -27,6 +29,21 @@ setuptools.setup(
   long_description=(HERE / "README.md").read_text(encoding="utf-8"),
   long_description_content_type="text/markdown",
   license="Apache-2.0",
+  url=URL,
+  project_urls={
+    "Documentation": f"{URL}/tree/main/docs",
+    "Changes": f"{URL}/blob/main/CHANGELOG.md",
+    "Issues": f"{URL}/issues",
+  },
+  keywords="language-model pretraining encoder masked-language-model jax tpu",
+  classifiers=[
+    "Development Status :: 4 - Beta",
+    "Intended Audience :: Science/Research",
+    "Operating System :: POSIX :: Linux",
+    "Programming Language :: Python :: 3 :: Only",
+    "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    "Typing :: Typed",
+  ],
   python_requires=">=3.11",
   # Links in antlm_jax/ make evals/ and configs/ parts of it.
   packages=setuptools.find_packages(

@@ -13,10 +13,14 @@ The same command resumes an interrupted sweep, also with a larger grid. If a run
 fails, for example at a loss that is not finite, the sweep names it and trains
 the others.
 
+With --together=N it trains up to N runs in one process, if they differ in their
+seed and schedule alone.
+
 With --commands it prints one command a line, for other machines. After these,
 the same command without --commands ranks the runs.
 """
 
+import collections
 import dataclasses
 import itertools
 import json
@@ -32,6 +36,7 @@ from collections.abc import Mapping, Sequence
 from antlm_jax import cli
 from antlm_jax import config as config_lib
 from antlm_jax import settings as settings_lib
+from antlm_jax.commands import train as training
 from antlm_jax.config import Config
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.errors import UserError
@@ -40,14 +45,15 @@ from antlm_jax.evals.jobs import Job
 from antlm_jax.evals.reporting import trainings
 from antlm_jax.evals.reporting.runs import TrainedRun, read_run
 from antlm_jax.evals.reporting.trainings import Comparison
-from antlm_jax.hf import import_
-from antlm_jax.runtime import files, progress
+from antlm_jax.runtime import files, progress, signals
 from antlm_jax.settings import Setting, setting
 from antlm_jax.training import experiment, held_out, saving
+from antlm_jax.training import together as together_lib
 
 _Point = Mapping[str, str]  # a value, as it is written, by key
 _MOST_RUNS = 4096
 _BUILD = "--build"  # its only argument, in the process that builds the runs
+_TRAIN = "--train"  # before the arguments of each run that a process trains
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,6 +64,13 @@ class Sweeping:
   output: str = setting(help="Path to the folder of all runs", read=cli.here)
   by: tuple[str, ...] = setting(
     (), "Objectives whose losses rank the runs, such as mlm; all by default"
+  )
+  together: int = setting(
+    1,
+    "Number of runs that one process trains, if they differ in their seed and"
+    " schedule alone",
+    least=1,
+    most=256,
   )
   commands: bool = setting(
     False, "Print the command of each run, to run them on other machines"
@@ -71,6 +84,7 @@ def sweep(
   *,
   data: files.Path | Prepared | None = None,
   by: str | Sequence[str] = (),
+  together: int = Sweeping.together,
   quiet: bool = False,
   **settings: Setting,
 ) -> Comparison:
@@ -79,8 +93,8 @@ def sweep(
       grid = {"schedule.peak_lr": [1e-3, 3e-3], "seed": [1, 2]}
       sweep("quickstart", grid, "runs/sweep", data="runs/data").best.label
 
-  The same call resumes an interrupted sweep, also with a larger grid. Each run
-  is a process of its own. A run that fails does not stop the others.
+  The same call resumes an interrupted sweep, also with a larger grid. A run
+  that fails does not stop the others.
 
   Args:
     config: Name of a config, or path to a config file (`FILE.py:ARG`).
@@ -89,13 +103,16 @@ def sweep(
       comparison.
     data: Prepared folder, or the path to it; by default the config's.
     by: Objectives whose losses rank the runs, such as `mlm`; all by default.
+    together: Number of runs that one process trains, if they differ in their
+      seed and schedule alone.
     quiet: Whether to print nothing.
     **settings: Settings of all runs, as those of `train`.
 
   Raises:
     UserError: The settings or the data of a run are wrong, or no run ended.
   """
-  by = settings_lib.choose(Sweeping, {"grid": "", "output": "", "by": by}).by
+  given = {"grid": "", "output": "", "by": by, "together": together}
+  asked = settings_lib.choose(Sweeping, given)
   if data is not None:
     path = data.folder if isinstance(data, Prepared) else data
     if path is None:
@@ -104,14 +121,15 @@ def sweep(
   points, folder = _points(grid), pathlib.Path(output).absolute()
   todo = _jobs(points, folder, os.fspath(config), settings)
   with progress.quietly(quiet):
-    left = (job.arguments[2:] for job in todo if not job.done)
-    _check([config_lib.load(os.fspath(config), words) for words in left], by)
-    failed = tuple(job.about for job in jobs.run(todo, folder, go_on=True))
+    left = {job: _config(job) for job in todo if not job.done}
+    _check([*left.values()], asked.by)
+    jobs.run(_joined(left, asked.together), folder, go_on=True)
+    failed = tuple(job.about for job in left if not job.done)
     runs = _read(folder, points)
     if not runs:
       raise UserError(_failure(failed, len(todo)))
   title = f"A sweep of {', '.join(points[0])}"
-  found = trainings.compare(title, runs, by, folder / trainings.FOLDER)
+  found = trainings.compare(title, runs, asked.by, folder / trainings.FOLDER)
   return dataclasses.replace(found, failed=failed)
 
 
@@ -130,6 +148,50 @@ def _jobs(
     arguments = f"--workdir={workdir}", f"--config={config}", *words
     out.append(Job(_title(point), "train", arguments, workdir))
   return out
+
+
+def _config(job: Job) -> Config:
+  config, _ = training.read(job.arguments)
+  return config
+
+
+def _joined(todo: Mapping[Job, Config], most: int) -> list[Job]:
+  """Returns jobs that each train at most so many of the runs."""
+  if most == 1:
+    return [*todo]
+  groups = collections.defaultdict(list)
+  for job, config in todo.items():
+    groups[together_lib.shared(config)].append(job)
+  out = []
+  for group in groups.values():
+    for first in range(0, len(group), most):
+      some = group[first : first + most]
+      words = _TRAIN, *(shlex.join(job.arguments) for job in some)
+      about = "; ".join(job.about for job in some)
+      out.append(Job(about, "antlm_jax.evals.sweep", words, some[0].folder))
+  return out
+
+
+def _train(commands: Sequence[str]) -> None:
+  """Trains runs together, given the arguments of `antlm train` for each."""
+  with signals.listening():
+    configs, workdirs = zip(
+      *(training.read(shlex.split(words)) for words in commands), strict=True
+    )
+    hooks, starts = zip(*map(training.beginning, configs), strict=True)
+    runs = [
+      experiment.build(config, start)
+      for config, start in zip(configs, starts, strict=True)
+    ]
+    shown = [f"antlm train {words}" for words in commands]
+    failed = together_lib.train(runs, workdirs, hooks, shown)
+  if failed:
+    raise UserError(f"{len(failed)} of {len(runs)} runs failed: see above")
+
+
+def done(argv: Sequence[str]) -> bool:
+  """Returns whether all runs of a process have ended; see `training.done`."""
+  return all(training.done(shlex.split(words)) for words in argv[1:])
 
 
 def _written(value: Setting) -> str:
@@ -177,8 +239,8 @@ def _check(configs: Sequence[Config], by: Sequence[str]) -> None:
 def _build(configs: Sequence[str], by: Sequence[str]) -> None:
   """Builds the runs of configs, which are JSON."""
   for config in map(config_lib.from_json, configs):
-    begin = config.init.checkpoint
-    run = experiment.build(config, import_.start(begin) if begin else None)
+    _, start = training.beginning(config)
+    run = experiment.build(config, start)
     known = held_out.measured(run.evaluations)
     if unknown := [kind for kind in by if kind not in known]:
       raise UserError(
@@ -192,6 +254,9 @@ def main(argv: Sequence[str]) -> None:
   if argv == [_BUILD]:
     _build(*json.load(sys.stdin))
     return
+  if argv[:1] == [_TRAIN]:
+    _train(argv[1:])
+    return
   parser = cli.Parser(description=__doc__)
   settings_lib.add_arguments(parser, Sweeping)
   at = argv.index("--") if "--" in argv else len(argv)
@@ -202,14 +267,16 @@ def main(argv: Sequence[str]) -> None:
   about = "After --: the arguments of `antlm train`."
   parser = cli.Parser(description=about)
   parser.add_argument("--config", required=True)
-  training, words = parser.parse_with_overrides(argv[at + 1 :])
+  base, words = parser.parse_with_overrides(argv[at + 1 :])
   pairs = (word.removeprefix("--config.").split("=", 1) for word in words)
   if args.commands:
     folder = pathlib.Path(args.output).absolute()
-    for job in _jobs(_points(grid), folder, training.config, dict(pairs)):
+    todo = _jobs(_points(grid), folder, base.config, dict(pairs))
+    for job in _joined({job: _config(job) for job in todo}, args.together):
       print(shlex.join(["python", "-m", *job.words]))
     return
-  found = sweep(training.config, grid, args.output, by=args.by, **dict(pairs))
+  options = {"by": args.by, "together": args.together}
+  found = sweep(base.config, grid, args.output, **options, **dict(pairs))
   print(f"\n{found}")
   if found.failed:
     count = math.prod(map(len, grid.values()))

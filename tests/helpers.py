@@ -185,7 +185,7 @@ def trained(of: models.Model, optimizer="adamw", head="auto", **shape) -> dict:
   made = optim.OPTIMIZERS[optimizer]().build(of.axes)
   training, losses = train_step(of, optimizer=made, head=head), []
   with jax.set_mesh(mesh):
-    init, update = jitted(training, state_shardings(training, mesh))
+    init, update, _ = jitted(training, state_shardings(training, mesh))
     state = init()
     first = jax.device_get(state.params)
     for step in range(4):

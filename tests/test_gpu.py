@@ -228,7 +228,7 @@ def losses(batch: str, device: jax.Device, steps: int = 16) -> list[float]:
   mesh = sharding.Mesh().build([device])
   found = []
   with jax.set_mesh(mesh):
-    init, step = jitted(train_step, state_shardings(train_step, mesh))
+    init, step, _ = jitted(train_step, state_shardings(train_step, mesh))
     state, example = init(), sharding.place(mesh, example)
     for _ in range(steps):
       state, metrics = step(state, example)

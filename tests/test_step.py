@@ -144,7 +144,7 @@ def test_a_program_for_each_mask_and_no_more(attention):
   programs = set()
   with jax.set_mesh(mesh):
     shardings = state_shardings(train_step, mesh)
-    init, step = jitted(train_step, shardings)
+    init, step, _ = jitted(train_step, shardings)
     state = init()
     for s in range(36):
       example = of[s]

@@ -339,13 +339,19 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path, capsys):
   assert again.returncode == 0
   assert any(line.endswith("waiting\n") for line in told)
   assert any(line.startswith("best: all seeds") for line in told)
-  # As an array of commands, in the other order.
+  # By its command for another machine: together, and stopped once.
   words[1] = f"--output={tmp_path / 'array'}"
-  sweep.main(["--commands", *words])
-  printed = capsys.readouterr().out.splitlines()
-  for line in reversed(printed):
-    _, *command = shlex.split(line)
-    subprocess.run([sys.executable, *command], cwd=runs.ROOT, check=True)
+  sweep.main(["--commands", "--together=2", *words])
+  (line,) = capsys.readouterr().out.splitlines()
+  command = [sys.executable, *shlex.split(line)[1:]]
+  process = subprocess.Popen(command, cwd=runs.ROOT)
+  while not (tmp_path / "array/seed=2/checkpoints").is_dir():
+    time.sleep(0.1)
+    assert process.poll() is None
+  process.terminate()
+  assert process.wait() == RUN_AGAIN
+  assert not (tmp_path / "array/seed=2/summary.json").exists()
+  subprocess.run(command, cwd=runs.ROOT, check=True)
   sweep.main(words)  # ranks them, and trains nothing
   told = capsys.readouterr().out
   assert "[1/2]" not in told and "best: all seeds" in told

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
   from antlm_jax.data.prepared_folder import Prepared
   from antlm_jax.inference.model import Loaded
   from antlm_jax.settings import Setting
+  from antlm_jax.training.checkpoint import Checkpoint
   from antlm_jax.training.hooks import Hook
 
   Data: TypeAlias = str | os.PathLike[str] | Prepared | npt.ArrayLike
@@ -104,8 +105,6 @@ def train(
     Stopped: A signal ended the run. Its last step is saved.
   """
   from antlm_jax import config as config_lib
-  from antlm_jax.hf import import_
-  from antlm_jax.inference.while_training import Pairs
   from antlm_jax.runtime import progress
   from antlm_jax.training import loop
   from antlm_jax.training.hooks import Hook
@@ -117,12 +116,20 @@ def train(
       )
   path, held = _sources(data)
   made = config_lib.given(config, {**path, **settings})
-  pairs = [Pairs(made.eval.pairs)] if made.eval.pairs else []
-  begin = made.init.checkpoint
-  start = import_.start(begin) if begin else None
+  around, start = beginning(made)
   with progress.quietly(quiet):
-    found = loop.train(made, workdir, [*pairs, *hooks], command, start, held)
+    found = loop.train(made, workdir, [*around, *hooks], command, start, held)
   return Trained(workdir=pathlib.Path(workdir), **found)
+
+
+def beginning(config: Config) -> tuple[list[Hook], Checkpoint | None]:
+  """Returns a run's hooks from outside of training, and where it starts."""
+  from antlm_jax.hf import import_
+  from antlm_jax.inference.while_training import Pairs
+
+  pairs, begin = config.eval.pairs, config.init.checkpoint
+  start = import_.start(begin) if begin else None
+  return [Pairs(pairs)] if pairs else [], start
 
 
 def _sources(
@@ -152,14 +159,12 @@ def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   with signals.listening():
     # Here, since they take seconds, in which a signal is to be heeded as well.
-    from antlm_jax import config as config_lib
     from antlm_jax.runtime import processes
 
-    args, overrides = _parse(argv, config_lib.described())
     with processes.together():
-      config = config_lib.load(args.config, overrides)
+      config, workdir = read(argv)
       command = f"{sys.argv[0]} {shlex.join([*plugins.words(), *argv])}"
-      train(config, args.workdir, command=command)
+      train(config, workdir, command=command)
 
 
 def done(argv: Sequence[str]) -> bool:
@@ -174,17 +179,19 @@ def done(argv: Sequence[str]) -> bool:
   from antlm_jax.runtime import files
   from antlm_jax.training import saving
 
-  args, overrides = _parse(argv, "")
-  workdir = files.path(args.workdir)
+  config, workdir = read(argv)
+  workdir = files.path(workdir)
   if not (workdir / "summary.json").exists():
     return False
   before = files.read_text(workdir / saving.CONFIG, "the run's config")
-  config = config_lib.load(args.config, overrides)
   return not config_lib.differences(config_lib.from_json(before), config)
 
 
-def _parse(argv: Sequence[str], settings: str):
-  """Returns the arguments, and those that override the config."""
+def read(argv: Sequence[str]) -> tuple[Config, str]:
+  """Returns the config and the workdir that the command's arguments name."""
+  from antlm_jax import config as config_lib
+
+  settings = config_lib.described() if {"-h", "--help"} & {*argv} else ""
   parser = cli.Parser(
     description="Trains a model. The same command resumes a run.",
     epilog=f"settings, each --config.KEY=VALUE:\n{settings}",
@@ -199,7 +206,8 @@ def _parse(argv: Sequence[str], settings: str):
     required=True,
     help="Path to the run's folder; may be gs://BUCKET/RUN",
   )
-  return parser.parse_with_overrides(argv)
+  args, overrides = parser.parse_with_overrides(argv)
+  return config_lib.load(args.config, overrides), args.workdir
 
 
 if __name__ == "__main__":

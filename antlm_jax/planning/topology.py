@@ -84,10 +84,8 @@ def lower(
 
   The mesh's devices may be absent, and the batch may hold shapes only.
   """
-  if training:
-    _, function = jitted(step, state_shardings(step, mesh))
-  else:
-    function = jax.jit(step.evaluate, out_shardings=sharding.whole(mesh))
+  programs = jitted(step, state_shardings(step, mesh))
+  function = programs.update if training else programs.evaluate
   with jax.set_mesh(mesh), gpus.without_cudnn():
     return function.lower(*arguments(step, mesh, batch, training))
 

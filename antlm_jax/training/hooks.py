@@ -154,8 +154,6 @@ class HeldOut(Evaluator):
 
   def start(self, trainer) -> None:
     self.prefixes = tuple(f"eval/{name}/" for name in trainer.run.evaluations)
-    whole, step = sharding.whole(trainer.run.mesh), trainer.run.step
-    self._evaluate = jax.jit(step.evaluate, out_shardings=whole)
     super().start(trainer)
 
   def measure(self, trainer) -> dict[str, float]:
@@ -184,7 +182,7 @@ class HeldOut(Evaluator):
     halves = [collections.defaultdict(float) for _ in metrics.HALVES]
     for number, batch in enumerate(trainer.in_step(source)):
       placed = sharding.place(trainer.run.mesh, batch)
-      found = self._evaluate(trainer.state.best_params, placed)
+      found = trainer.programs.evaluate(trainer.state.best_params, placed)
       for name, value in jax.device_get(found).items():
         halves[number % len(halves)][name] += float(value.sum())
     return halves

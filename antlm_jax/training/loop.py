@@ -23,7 +23,7 @@ from antlm_jax.training import metrics, plots, saving, summary, writers
 from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.experiment import Run, build
 from antlm_jax.training.hooks import Hook, Taken
-from antlm_jax.training.step import jitted, state_shardings
+from antlm_jax.training.step import Programs, jitted, state_shardings
 
 # No model's loss, gradient or parameters have a norm like this.
 BLOWN_UP = 1e9
@@ -59,17 +59,28 @@ def train(
   """
   keep_programs()
   writers.check(config.log.writers)
-  with (
-    listening() as stop,
-    buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror,
-  ):
+  with listening() as stop:
     run = build(config, start, data)
+    programs = jitted(run.step, state_shardings(run.step, run.mesh))
+    return train_built(run, programs, workdir, hooks, command, stop)
+
+
+def train_built(
+  run: Run,
+  programs: Programs,
+  workdir: str | pathlib.Path,
+  hooks: Sequence[Hook],
+  command: str,
+  stop: Stop,
+) -> dict:
+  """Trains a run that is built; see `train`. `stop` tells of signals."""
+  with buckets.Mirror(workdir, metrics.METRICS, writers.WANDB_ID) as mirror:
     _check_same(run, mirror.workdir)
-    around = hooks_lib.of_run(config, mirror.folder, hooks)
+    around = hooks_lib.of_run(run.config, mirror.folder, hooks)
     with (
       jax.set_mesh(run.mesh),
       saving.locked(mirror.workdir),
-      Trainer(run, mirror, stop, around, command) as trainer,
+      Trainer(run, programs, mirror, stop, around, command) as trainer,
     ):
       return trainer.train()
 
@@ -90,7 +101,7 @@ class Trainer:
   """The state of a run, with all that hooks need.
 
   Attributes:
-    run, config, workdir, checkpoints: The run's.
+    run, config, workdir, checkpoints, programs: The run's.
     folder: Path to the folder on this machine for files that grow.
     total: Number of steps. A hook that lowers it ends the run early.
     state: The state after `step` steps.
@@ -102,12 +113,14 @@ class Trainer:
   def __init__(
     self,
     run: Run,
+    programs: Programs,
     mirror: buckets.Mirror,
     stop: Stop,
     hooks: Sequence[Hook],
     command: str,
   ):
     self.run, self.config, self.hooks = run, run.config, hooks
+    self.programs = programs
     self.workdir, self.folder = mirror.workdir, mirror.folder
     self._mirror, self._stop, self._command = mirror, stop, command
     self.total = run.curriculum.steps
@@ -115,12 +128,11 @@ class Trainer:
     settings = run.config.checkpoint
     self.checkpoints = saving.Checkpoints(self.workdir, run.meta, settings)
     shardings = state_shardings(run.step, run.mesh)
-    init, self._update = jitted(run.step, shardings)
     reset = run.step.reset_optimizer
     self._reset = jax.jit(reset, out_shardings=shardings, donate_argnums=0)
     self.ledger = metrics.Ledger()
     with self.ledger.time("start"):
-      begun = saving.begin(run, self.checkpoints, init, shardings)
+      begun = saving.begin(run, self.checkpoints, programs.init, shardings)
       self.state, self.resumed = begun.state, begun.resumed
       self.step = self._begun = int(self.state.step)
     window = begun.window.items()
@@ -190,10 +202,11 @@ class Trainer:
       self.state = self._reset(self.state)
     placed = sharding.place(self.run.mesh, batch)
     # A step that compiles takes minutes, which do not count for the speed.
-    compiled = self._update._cache_size()
+    update = self.programs.update
+    compiled = update._cache_size()
     begun = time.monotonic()
-    self.state, results = self._update(self.state, placed)
-    new = self._update._cache_size() > compiled
+    self.state, results = update(self.state, placed)
+    new = update._cache_size() > compiled
     activity = "compile" if new else "steps"
     self.ledger.seconds[activity] += time.monotonic() - begun
     self._settle()

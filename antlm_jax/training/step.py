@@ -6,7 +6,7 @@ a list of targets.
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ class TrainStep:
   optimizer: optax.GradientTransformation  # before the learning rate
   schedule: Callable[[jax.Array], jax.Array]  # step to learning rate
   num_objectives: int  # K, of the curriculum
-  seed: int = 0  # of the parameters and of dropout
+  seed: int | jax.Array = 0  # of the parameters and of dropout
   loss_chunk: int = 0  # `losses.cross_entropy`'s chunk
   # Decay of the parameters' average by the step; None for no average.
   average: Callable[[jax.Array], jax.Array] | None = None
@@ -206,13 +206,24 @@ def state_shardings(train_step: TrainStep, mesh) -> TrainState:
   return jax.tree_util.tree_map_with_path(of, shapes)
 
 
-def jitted(train_step: TrainStep, shardings: TrainState):
-  """Returns `init` and `update` as a run compiles them.
+class Programs(NamedTuple):
+  """A run's compiled programs."""
 
-  The state is born sharded and stays sharded; a step reuses its memory.
+  init: Callable[[], TrainState]  # the state is born sharded
+  update: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+  evaluate: Callable[[Params, Batch], Metrics]
+
+
+def jitted(train_step: TrainStep, shardings: TrainState) -> Programs:
+  """Returns `init`, `update` and `evaluate` as a run compiles them.
+
+  The state stays sharded; `update` reuses its memory.
   """
-  out = shardings, shardings.step
-  return (
+  whole = shardings.step
+  return Programs(
     jax.jit(train_step.init, out_shardings=shardings),
-    jax.jit(train_step.update, out_shardings=out, donate_argnums=0),
+    jax.jit(
+      train_step.update, out_shardings=(shardings, whole), donate_argnums=0
+    ),
+    jax.jit(train_step.evaluate, out_shardings=whole),
   )

@@ -124,7 +124,7 @@ def measure(train_step, programs, mesh, example: Batch, seconds: float) -> dict:
   `programs` are `jitted`'s. `error` says why a case has no time.
   """
   _, rows, length = example.inputs.shape
-  out, device, (init, step) = {}, mesh.devices.flat[0], programs
+  out, device, (init, step, _) = {}, mesh.devices.flat[0], programs
   model = train_step.model
   try:
     out["attention"] = model.attention_of(example.inputs, example.mask)

@@ -44,7 +44,7 @@ def _ours(loaded, batch: Batch, count: int):
   train_step = steps.make_step(loaded.model.config)
   mesh = sharding.Mesh().build()
   with jax.set_mesh(mesh):
-    init, step = jitted(train_step, state_shardings(train_step, mesh))
+    init, step, _ = jitted(train_step, state_shardings(train_step, mesh))
     state, placed = init(), sharding.place(mesh, batch)
   # The step gives its state's memory to the next one: a copy stays.
   params = jax.tree.map(jax.numpy.array, loaded.params)

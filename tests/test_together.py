@@ -1,0 +1,129 @@
+"""Several runs in one process: equal to runs alone, in steps and in files."""
+
+import concurrent.futures
+import dataclasses
+import shlex
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from antlm_jax.errors import UserError
+from antlm_jax.evals import sweep
+from antlm_jax.runtime import sharding
+from antlm_jax.training import loop, metrics, together
+from antlm_jax.training.optim import AdamW
+from tests import helpers, runs
+
+STEPS = 4
+
+
+def test_a_step_of_several_runs_is_a_step_of_each():
+  """The accelerators' way: seeds, rates and batches stay in their lanes."""
+  model = helpers.model(layers=1, dropout=0.2)
+  own = helpers.train_step(model, optimizer=AdamW().build(model.axes))
+  steps = [
+    dataclasses.replace(
+      own, seed=seed, schedule=lambda step, rate=rate: jnp.float32(rate) / step
+    )
+    for seed, rate in ((3, 1e-2), (2**32 - 1, 1e-1))
+  ]
+  sources = [helpers.source("C:M=1:1", seed=seed) for seed in (0, 1)]
+  mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1})
+  lanes = together.Lanes(steps, mesh, at_once=2)
+
+  def train(lane: int) -> list:
+    programs, found = lanes.programs(lane), []
+    with jax.set_mesh(mesh):
+      state = programs.init()
+      # One run ends before the other.
+      for number in range(STEPS - lane):
+        batch = sharding.place(mesh, sources[lane][number])
+        state, results = programs.update(state, batch)
+        found.append(jax.device_get((state.params, results)))
+    lanes.leave(lane)
+    return found
+
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    both = [*pool.map(train, range(2))]
+  assert [len(found) for found in both] == [STEPS, STEPS - 1]
+  for step, source, found in zip(steps, sources, both, strict=True):
+    state, update = jax.jit(step.init)(), jax.jit(step.update)
+    for number, taken in enumerate(found):
+      state, results = update(state, source[number])
+      jax.tree.map(close, taken, (state.params, results))
+
+
+def close(ours, theirs):
+  np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+  "grid, expected",
+  [
+    ("schedule.peak_lr=1e-3,3e-3;seed=1,2", [3, 1]),
+    ("model.width=64,128;seed=1,2", [2, 2]),
+  ],
+)
+def test_runs_that_differ_in_seed_and_schedule_share_a_process(
+  grid, expected, tmp_path, capsys
+):
+  words = f"--grid={grid}", f"--output={tmp_path}", "--together=3", "--commands"
+  sweep.main([*words, "--", "--config=quickstart"])
+  printed = map(shlex.split, capsys.readouterr().out.splitlines())
+  ends = [words[words.index("--train") + 1 :] for words in printed]
+  assert [len(each) for each in ends] == expected
+
+
+@pytest.mark.slow
+def test_runs_together_equal_runs_alone_and_one_may_fail(
+  prepared, tmp_path, capsys
+):
+  words = "curriculum=8C+8M steps", "checkpoint.every=8", "eval.every=8"
+  values = {"a": (1, 1e-3), "bad": (2, 1e30), "b": (3, 3e-3)}
+  configs = {
+    name: runs.settings(
+      prepared, *words, f"seed={seed}", f"schedule.peak_lr={rate}"
+    )
+    for name, (seed, rate) in values.items()
+  }
+  built = [loop.build(config) for config in configs.values()]
+  folders = [tmp_path / name for name in configs]
+  nothing = [[]] * 3, [""] * 3
+  failed = together.train(built, folders, *nothing)
+  assert failed.keys() == {1} and "stopped before saving" in str(failed[1])
+  assert f"error: {folders[1]}: " in capsys.readouterr().out
+  for name in ("a", "b"):
+    alone = tmp_path / f"alone-{name}"
+    loop.train(configs[name], alone)
+    assert runs.same_params(tmp_path / name, alone)
+    both = [recorded(folder) for folder in (tmp_path / name, alone)]
+    assert both[0] == both[1]
+  # What has ended is not trained again.
+  again = together.train(built[::2], folders[::2], *nothing)
+  assert not again and recorded(folders[0]) == recorded(tmp_path / "alone-a")
+
+
+def recorded(folder) -> list:
+  """What a run has recorded, but for its speed."""
+  found = metrics.by_step(metrics.read_records(folder))
+  return [
+    (step, name, value)
+    for step, values in found.items()
+    for name, value in values.items()
+    if "per_second" not in name
+  ]
+
+
+def test_what_one_process_cannot_do_is_refused(prepared):
+  first = runs.settings(prepared, "log.trace=1:2")
+  other = runs.settings(prepared, "model.width=64")
+  for configs, told in (
+    ([first, first], "log.trace is for one run a process"),
+    ([first, other], "may differ in seed and schedule alone"),
+  ):
+    asked = [types.SimpleNamespace(config=config) for config in configs]
+    with pytest.raises(UserError, match=told):
+      together.train(asked, [], [], [])
