@@ -65,10 +65,6 @@ def loaded(*modules: str) -> set[str]:
   return set(output(code).split())
 
 
-def test_importing_the_library_is_light():
-  assert not loaded("antlm_jax") & HEAVY
-
-
 @pytest.fixture(scope="module")
 def commands():
   texts = {n: p.read_text("utf-8") for n, p in structure.modules().items()}

@@ -4,7 +4,6 @@ import functools
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -67,12 +66,3 @@ def test_two_devices_train_it_as_one_and_hold_their_shares():
   for path, parts in tensor["parts"].items():
     # Its own axis has no rule: the table of positions is whole.
     assert parts == (1 if path in {*small, "places"} else 2), path
-
-
-def test_its_settings_are_those_of_every_encoder():
-  of = models.build(SMALL, helpers.VOCAB)
-  assert of.config.kv_heads == 4 and of.config.head_dim == 8
-  assert jnp.dtype(of.config.dtype) == jnp.float32
-  assert of.axes["places"] == ("seq_table", "embed")
-  assert of.axes["blocks/up/kernel"] == (None, "embed", "mlp")
-  assert of.attention_of(np.zeros((1, 2, T)), CAUSAL) == "reference"
