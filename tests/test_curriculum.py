@@ -119,12 +119,6 @@ def test_rows_follow_the_shares_within_one(weights, batch_size, start):
     assert (np.abs(total - done) <= 1 + 1e-6).all()
 
 
-def test_a_rare_objective_between_others_gets_its_rows():
-  phase = Phase(0, 100, {"C": 10 / 21, "N": 1 / 21, "M": 10 / 21})
-  rows = [phase.rows(step, 7) for step in range(90)]
-  assert np.bincount(np.concatenate(rows)).tolist() == [300, 30, 300]
-
-
 def test_a_mixture_of_one_in_sixteen_is_exact_in_each_batch_of_sixteen():
   phase = parse("C:M=1:15", NAMES, 1, 100).at(0)
   for step in range(20):

@@ -72,6 +72,7 @@ MESHES = {
 }
 # Every axis at once; the axes alone are tried nightly.
 MIXED = ("2 processes, mixed", "4 processes, mixed")
+MIXED_AND_NIGHTLY = [n if n in MIXED else nightly(n) for n in MESHES]
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +93,7 @@ def trained(prepared, cache, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "name", [name if name in MIXED else nightly(name) for name in MESHES]
-)
+@pytest.mark.parametrize("name", MIXED_AND_NIGHTLY)
 def test_processes_train_the_run_of_one(name, trained, whole):
   assert_same_run(trained(name), whole, name)
   ours = load(trained(name)).params
@@ -158,7 +157,7 @@ cli.run(main)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", MIXED_AND_NIGHTLY)
 def test_rows_masks_and_dropout_are_those_of_one_process(
   name, prepared, tmp_path
 ):

@@ -68,6 +68,7 @@ def test_the_first_call_and_disturbed_turns_do_not_count(machine):
   assert calls[6:8] == ["theirs"] * 2
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_case_runs_and_finds_the_same(tmp_path):
   """With the versions of the peers that setup.py asks for."""

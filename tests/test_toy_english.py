@@ -69,11 +69,9 @@ class Ngrams:
     return p
 
 
-@pytest.mark.parametrize("order", [1, 3])
-def test_short_contexts_do_not_decide(data, order):
+def test_short_contexts_do_not_decide(data):
   _, train, _, pairs = data
-  score = Ngrams(train, order).score
-  assert accuracy(score, everything(pairs)) <= (0.60 if order == 1 else 0.65)
+  assert accuracy(Ngrams(train).score, everything(pairs)) <= 0.65
 
 
 def test_equal_seeds_write_equal_files(data, tmp_path):
