@@ -401,14 +401,6 @@ def test_an_objective_is_added_by_settings():
   assert config.from_json(config.to_json(made)) == made
 
 
-def test_a_bad_objective_is_named():
-  settings = config.default()
-  settings.objectives.X = {"name": "x", "mask_ration": 0.1}
-  words = r"config\.objectives\.X\.mask_ration is unknown.*'mask_ratio"
-  with pytest.raises(UserError, match=words):
-    config.typed(settings)
-
-
 @pytest.mark.parametrize(
   "value, steps, expected",
   [(0, 100, 0), (0.1, 100, 10), (0.001, 100, 1), (1, 100, 1), (300.0, 9, 300)],

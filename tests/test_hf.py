@@ -665,6 +665,7 @@ def test_the_commands(llama, tmp_path, capsys):
   words = (f"--checkpoint={run}", f"--output={output}")
   export_command.main([*words, "--as=both", "--sentence_transformers"])
   assert "opens by AutoModelForCausalLM" in capsys.readouterr().out
+  assert (output / "bidirectional/modules.json").exists()
   assert f"{output} exists" in runs.told(export_command.main, words)
   words = (f"--model={output / 'causal'}", f"--workdir={tmp_path / 'run'}")
   import_command.main(words)

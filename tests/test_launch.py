@@ -61,22 +61,6 @@ def gcloud(words: str) -> str:
   return shlex.join(command[4:])
 
 
-@pytest.mark.parametrize(
-  "kind, version",
-  [
-    ("v4-32", "tpu-ubuntu2204-base"),
-    ("v5litepod-16", "v2-alpha-tpuv5-lite"),
-    ("v5p-16", "v2-alpha-tpuv5"),
-    ("v6e-16", "v2-alpha-tpuv6e"),
-  ],
-)
-def test_each_generation_gets_its_own_software(kind, version):
-  (command,) = dry("tpu_vm", "create", "a", f"--type={kind}")
-  assert f"--runtime-version={version}" in command
-  (command,) = dry("tpu_vm", "create", "a", f"--type={kind}", "--runtime=mine")
-  assert "--runtime-version=mine" in command
-
-
 def test_a_run_on_tpu_vms_keeps_its_words_through_two_shells():
   (command,) = dry("tpu_vm", "run", "a", "--type=v5litepod-256", *TRAINING)
   (line,) = [x for x in command if x.startswith("--command=")]

@@ -90,10 +90,6 @@ def test_a_bad_value_is_told_by_its_key(values, told):
   assert told in line and len(line) < 300 and line.isascii()
 
 
-def test_good_values_pass():
-  settings.check(Small("x", rate=3, seed=None, lrs=[1]))
-
-
 def test_a_sections_plain_values_make_it_again():
   section = Small("x", rows=3, lrs=(1.0,))
   values = settings.to_dict(section)

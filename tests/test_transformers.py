@@ -133,34 +133,6 @@ def test_the_cards_example_runs(pair, capsys):
   assert "token_str" in run_example(paths["bidirectional"], capsys)
 
 
-def test_generation_goes_on_the_same(pair):
-  loaded, paths = pair
-  pipeline = transformers.pipeline(
-    "text-generation", model=str(paths["causal"])
-  )
-  for prompt in ("the dogs near", "Ann"):
-    ours = generate(loaded, prompt, tokens=16, temperature=0)
-    theirs = pipeline(prompt, max_new_tokens=16, do_sample=False)
-    assert ours == [found["generated_text"] for found in theirs]
-
-
-def test_sentence_transformers_encodes(pair, tmp_path):
-  library = pytest.importorskip("sentence_transformers")
-  loaded, _ = pair
-  (path,) = export.export(
-    loaded, tmp_path / "hf", ["bidirectional"], sentences=True
-  )
-  model = library.SentenceTransformer(str(path), device="cpu")
-  texts = ["the dogs rest .", "Ann", "the dogs near the house often rest ."]
-  theirs = model.encode(texts)
-  for text, vector in zip(texts, theirs, strict=True):
-    t = loaded.tokenizer
-    ids = np.array([[t.bos_id, *t.encode(text), t.eos_id]])
-    positions = np.arange(ids.shape[1])[None]
-    hidden = loaded.model.encode(loaded.params, ids, positions, AttentionMask())
-    np.testing.assert_allclose(hidden[0].mean(axis=0), vector, atol=1e-5)
-
-
 @pytest.mark.parametrize(
   ("encoder", "pool", "norms", "attention"),
   [
