@@ -12,6 +12,7 @@ import optax
 import pytest
 
 from antlm_jax.data.order import Order, Part
+from antlm_jax.errors import UserError
 from antlm_jax.objectives.batch import Layout
 from antlm_jax.training import optim
 from tests import helpers
@@ -144,6 +145,11 @@ def test_a_step_of_a_growing_batch_is_that_of_its_rows():
   expected, other = one_step(fewer[0], num_objectives=1)
   assert helpers.closest(moved, expected) < 2e-6
   assert float(metrics["count"][0]) == float(other["count"][0])
+
+
+def test_growing_batches_need_epochs_that_carry_on():
+  with pytest.raises(UserError, match=r"batch_start need data\.rounding=carry"):
+    Order({"": 100}, (Part(0.0, Layout(8)),), 10, growth=0.5, rounding="up")
 
 
 # ------------------------------------------------------------------------ LAMB
