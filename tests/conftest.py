@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 
+import jax
 import pytest
 
 from antlm_jax.commands.prepare import prepare
@@ -26,6 +27,19 @@ def pytest_configure(config):
   # Begun in the background, we would have all that the tests start ignore it.
   if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def optimizations(request):
+  """XLA spares most of its work: tiny models compile longer than they run.
+
+  Not where a test is of programs for TPUs or GPUs. The variable is for the
+  processes that tests start; set to 0, it has everything optimized.
+  """
+  spared = os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1"
+  whole = ("test_aot", "test_gpu", "test_plan", "test_plan_gpus")
+  spared &= request.path.stem not in whole
+  jax.config.update("jax_disable_most_optimizations", spared)
 
 
 @pytest.hookimpl(tryfirst=True)
