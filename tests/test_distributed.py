@@ -19,7 +19,7 @@ from antlm_jax import config, errors
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
 from antlm_jax.runtime import processes
-from antlm_jax.training import experiment
+from antlm_jax.training import checkpoint, experiment
 from tests import helpers, pods, runs
 
 # Crosses a change of objective, and is evaluated before, at it and after.
@@ -127,13 +127,49 @@ def test_a_checkpoint_goes_on_with_other_processes(
   assert_same_run(workdir, whole, f"{before} to {after} at step {step}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "sent, damaged",
+  [
+    (signal.SIGKILL, False),
+    nightly(signal.SIGKILL, True),
+    nightly(signal.SIGTERM, False),
+  ],
+)
+def test_a_disturbed_run_ends_with_the_same_bits(
+  sent, damaged, trained, prepared, cache, tmp_path
+):
+  """One of two processes ends; `test_train` disturbs a run of one process."""
+  count, sizes = MESHES[MIXED[0]]
+  words = tmp_path / "run", prepared, *SETTINGS, *sizes
+  options = {"count": count, "devices": 2, "cache": cache}
+  working = pods.training(*words, **options)
+  while working.running() and not checkpoint.steps(words[0]):
+    time.sleep(0.002)
+  working.send(sent, 1)
+  status, out = working.end(120)
+  assert status == (137 if sent == signal.SIGKILL else 75), out
+  steps = checkpoint.steps(words[0])
+  newest = max(steps)
+  assert newest < 30
+  if damaged:
+    os.truncate(runs.largest_file(steps[newest] / "optimizer"), 100)
+  out = pods.train(*words, **options)
+  if damaged:
+    assert f"kept as {newest}.unreadable" in out
+  else:
+    assert f"going on from step {newest}" in out
+  assert pods.losses(words[0]) == pods.losses(trained(MIXED[0]))
+  assert runs.same_params(words[0], trained(MIXED[0]))
+
+
 # What each process reads, masks and drops.
 
 ROWS = """
 import json, pathlib, sys
 from antlm_jax import cli, config
 from antlm_jax.runtime import processes
-from antlm_jax.training import experiment
+from antlm_jax.training import checkpoint, experiment
 from tests import helpers, pods
 
 def main(argv):
