@@ -4,8 +4,6 @@ import dataclasses
 import json
 import shutil
 import sys
-import types
-from typing import ClassVar
 
 import huggingface_hub
 import numpy as np
@@ -29,6 +27,7 @@ from antlm_jax.hf.mapping import ARCHITECTURES
 from antlm_jax.inference import framing
 from antlm_jax.inference.model import load
 from tests import helpers, random_models, runs
+from tests.hub import FakeHub
 
 LTG_BERT = {
   "encoder": "ltg_bert",
@@ -271,26 +270,6 @@ def test_a_name_on_the_hub(foreign, tmp_path, monkeypatch):
   (path,) = export.export(loaded, tmp_path / "hf", ["causal"])
   assert "base_model: some/llama\n" in (path / "README.md").read_text()
   assert not hub.is_name(tmp_path.name) and not hub.is_name(str(foreign))
-
-
-class FakeHub:
-  """Remembers what is asked of the Hub; refuses where there is no token."""
-
-  calls: ClassVar[list] = []
-  refuses = False
-
-  def create_repo(self, name, exist_ok):
-    if self.refuses:
-      raise OSError("Token is required\nand a long story")
-    self.calls.append(("repo", name))
-    return types.SimpleNamespace(repo_id=f"me/{name}")
-
-  def create_branch(self, name, branch, exist_ok):
-    self.calls.append(("branch", name, branch))
-
-  def upload_folder(self, repo_id, folder_path, revision, delete_patterns):
-    assert delete_patterns == ["*.safetensors*"]
-    self.calls.append(("upload", repo_id, folder_path.name, revision))
 
 
 def test_pushing_a_step_is_a_revision(llama, tmp_path, monkeypatch):
