@@ -29,17 +29,20 @@ def pytest_configure(config):
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files whose programs are those of users, or for TPUs and GPUs.
+OPTIMIZED = "aot colab docs gpu package peers plan plan_gpus quickstart slurm"
+
+
 @pytest.fixture(autouse=True, scope="module")
 def optimizations(request):
   """XLA spares most of its work: tiny models compile longer than they run.
 
-  Not where a test is of programs for TPUs or GPUs. The variable is for the
-  processes that tests start; set to 0, it has everything optimized.
+  Here, and in the processes that tests start.
   """
-  spared = os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1"
-  whole = ("test_aot", "test_gpu", "test_plan", "test_plan_gpus")
-  spared &= request.path.stem not in whole
-  jax.config.update("jax_disable_most_optimizations", spared)
+  of = request.path.stem.removeprefix("test_")
+  spared, name = of not in OPTIMIZED.split(), "JAX_DISABLE_MOST_OPTIMIZATIONS"
+  os.environ[name] = str(int(spared))
+  jax.config.update(name.lower(), spared)
 
 
 @pytest.hookimpl(tryfirst=True)
