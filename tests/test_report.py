@@ -8,6 +8,7 @@ import pytest
 
 from antlm_jax import config
 from antlm_jax.errors import UserError
+from antlm_jax.evals import design
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.reporting import measured, statistics
@@ -91,6 +92,20 @@ def test_the_width_is_that_of_the_closed_form():
   assert interval.estimate == pytest.approx(share)
   assert interval.low == pytest.approx(share - error, abs=0.1 * error)
   assert interval.high == pytest.approx(share + error, abs=0.1 * error)
+
+
+def test_pairing_makes_the_interval_tighter():
+  draw = np.random.default_rng(1)
+  first = draw.random(400) < 0.6
+  second = np.where(draw.random(400) < 0.9, first, ~first)  # mostly the same
+  correct, strata = np.stack([first, second]), np.repeat([0, 1], 200)
+  a, b = sides(correct, strata, 1)
+  _, other = sides(correct, strata, 1, seed=7)
+  paired = statistics.difference(a, b)
+  unpaired = statistics.difference(a, other)
+  assert paired.estimate == unpaired.estimate
+  widths = [i.high - i.low for i in (paired, unpaired)]
+  assert widths[0] < 0.6 * widths[1]
 
 
 def test_a_score_is_the_mean_over_strata_and_so_is_its_resampling():
@@ -686,3 +701,8 @@ def test_command(folder, tmp_path, rows):
   names |= {"curves_babyllama.png", "report.md", "table.json"}
   names |= {"phenomena_antlm.png", "phenomena_antlm_odds.png"}
   assert {path.name for path in out.iterdir()} == names
+
+
+def test_the_table_of_the_project_has_rows_that_can_be_read():
+  rows = design.read("antlm_table", "tiny")[1]
+  assert {"BabyLlama", "LTG-BERT"} <= {row.family for row in rows.values()}
