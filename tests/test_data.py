@@ -464,6 +464,7 @@ def in_one_task(large):
   return large.parent / "one"
 
 
+@pytest.mark.slow
 def test_the_rows_are_the_same_for_any_number_of_tasks(
   large, in_one_task, tmp_path
 ):

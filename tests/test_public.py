@@ -88,6 +88,7 @@ ax.unknown
 """
 
 
+@pytest.mark.slow
 def test_a_type_checker_knows_the_public_surface(tmp_path):
   """Right calls pass, each wrong one is found, and no public name is untyped.
 
