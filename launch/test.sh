@@ -5,8 +5,8 @@
 #   ./launch/test.sh --all      the slow ones too, half an hour; installs the
 #                               compilers for TPUs and GPUs, PyTorch and what
 #                               runs notebooks
-#   ./launch/test.sh --nightly  the longest as well: all disturbances of a run,
-#                               the quickstart whole
+#   ./launch/test.sh --nightly  the longest as well: more ways to disturb several
+#                               processes, the quickstart whole
 #   ./launch/test.sh --mosaic   the kernel for Hopper GPUs, interpreted, and
 #                               compiled for an H100, with jax 0.11 and 0.12;
 #                               no GPU, but Python 3.12 ($PYTHON, or

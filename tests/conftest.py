@@ -5,6 +5,7 @@ import os
 import signal
 import tempfile
 
+import jax
 import pytest
 
 from antlm_jax.commands.prepare import prepare
@@ -26,6 +27,22 @@ def pytest_configure(config):
   # Begun in the background, we would have all that the tests start ignore it.
   if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Files whose programs are those of users, or for TPUs and GPUs.
+OPTIMIZED = "aot colab docs gpu package peers plan plan_gpus quickstart slurm"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def optimizations(request):
+  """XLA spares most of its work: tiny models compile longer than they run.
+
+  Here, and in the processes that tests start.
+  """
+  of = request.path.stem.removeprefix("test_")
+  spared, name = of not in OPTIMIZED.split(), "JAX_DISABLE_MOST_OPTIMIZATIONS"
+  os.environ[name] = str(int(spared))
+  jax.config.update(name.lower(), spared)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,4 +1,7 @@
-"""Helpers of tests that open folders in transformers."""
+"""Helpers of tests that open folders in transformers, or push them."""
+
+import types
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -80,3 +83,23 @@ def log_probability(model, ids, places, shift=1, mask_id=None) -> float:
   found = np.broadcast_to(found, (len(places), *found.shape[1:]))
   tokens = [ids[at] for at in places]
   return found[each, np.array(places) - shift, tokens].sum()
+
+
+class FakeHub:
+  """Remembers what is asked of the Hub; refuses where there is no token."""
+
+  calls: ClassVar[list] = []
+  refuses = False
+
+  def create_repo(self, name, exist_ok):
+    if self.refuses:
+      raise OSError("Token is required\nand a long story")
+    self.calls.append(("repo", name))
+    return types.SimpleNamespace(repo_id=f"me/{name}")
+
+  def create_branch(self, name, branch, exist_ok):
+    self.calls.append(("branch", name, branch))
+
+  def upload_folder(self, repo_id, folder_path, revision, delete_patterns):
+    assert delete_patterns == ["*.safetensors*"]
+    self.calls.append(("upload", repo_id, folder_path.name, revision))

@@ -1,6 +1,8 @@
 """Real commands on a little generated English, for the tests of journeys."""
 
+import contextlib
 import importlib
+import io
 import json
 import os
 import pathlib
@@ -95,10 +97,17 @@ def settings(data, *overrides: str) -> config.Config:
 
 
 def train(
-  workdir, data, *overrides: str, devices: int = 1
+  workdir, data, *overrides: str, devices: int = 0
 ) -> subprocess.CompletedProcess:
-  """Trains to the end, which must be a good one."""
+  """Trains to the end, which must be a good one.
+
+  In this process, or in a new one on `devices` CPU devices.
+  """
   args = train_args(workdir, data, *overrides)
+  if not devices:
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+      main("antlm_jax.train", *args)
+    return subprocess.CompletedProcess(args, 0, printed.getvalue())
   done = run("antlm_jax.train", *args, devices=devices)
   assert done.returncode == 0, done.stderr
   return done

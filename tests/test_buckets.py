@@ -100,7 +100,7 @@ def finished(gcs, data, tmp_path_factory):
     # What a kill in the middle of the next save would leave.
     due = 4 * (saved // 4 + 1)
     gcs.put("bucket", f"run/checkpoints/{due}/meta/metadata", b"{", {})
-    done = runs.train(url, data, *ARGS)
+    done = runs.train(url, data, *ARGS, devices=1)
     assert f"kept as {saved}.unreadable" in done.stdout
     assert f"going on from step {before}" in done.stdout
   assert not list(scratch.glob("antlm_jax_*"))

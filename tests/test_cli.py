@@ -140,20 +140,19 @@ def test_what_the_machine_refuses_is_one_line(number, name):
   assert line.endswith(f": {name}" if name else os.strerror(number))
 
 
-@pytest.mark.parametrize("platforms", ["nonsense", "cuda"])
-def test_a_platform_that_jax_lacks_is_one_line(platforms):
+def test_a_platform_that_jax_lacks_is_one_line():
   code = (
     "import jax; from antlm_jax import cli\ncli.run(lambda _: jax.devices())"
   )
   done = subprocess.run(
     [sys.executable, "-c", code],
-    env=os.environ | {"JAX_PLATFORMS": platforms},
+    env=os.environ | {"JAX_PLATFORMS": "nonsense"},
     capture_output=True,
     text=True,
   )
   assert done.returncode == errors.BAD_INPUT, done.stderr
   assert done.stderr.count("\n") == 1
-  assert done.stderr.startswith(f"error: JAX_PLATFORMS={platforms}: ")
+  assert done.stderr.startswith("error: JAX_PLATFORMS=nonsense: ")
 
 
 def test_an_unforeseen_error_is_not_explained():

@@ -63,23 +63,17 @@ def load(*overrides):
   "text, value",
   [
     ("seed=7", 7),
-    ("seed=-1", -1),
     ("train.batch_size=1e3", 1000),
     ("optimizer.eps=1e-5", 1e-5),
     ("schedule.warmup_steps=300", 300.0),
     ("model.tied=false", False),
-    ("model.tied=True", True),
     ("model.windows=8,0", (8, 0)),
-    ("model.rope_scaling=8,1,4,8192", (8.0, 1.0, 4.0, 8192.0)),
-    ("data.shuffle=0", False),
     ("curriculum=C:M=1:15", "C:M=1:15"),
     ("data.path=a=b,c d", "a=b,c d"),
     ("data.path=", ""),
-    ("eval.objectives=C", ("C",)),
     ("eval.objectives=C,M,N", ("C", "M", "N")),
     ("eval.objectives=()", ()),
     ("objectives.M.mask_ratio=0.4", 0.4),
-    ("objectives.M.mask_ratio_end=0.1", 0.1),
   ],
 )
 def test_override_is_read_as_its_settings_type(text, value):
@@ -123,9 +117,6 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
     ("seed.x=1", "unknown config key 'seed.x'"),
     ("objectives.Q.mask_ratio=1", "unknown config key"),
     ("seed=one", "--config.seed=one: not int"),
-    ("seed=1.5", "not int"),
-    ("seed=", "not int"),
-    ("seed=inf", "not int"),
     ("schedule.peak_lr=fast", "--config.schedule.peak_lr=fast: not float"),
     ("model.tied=maybe", "not bool"),
     ("model=llama", "not a group of settings (attention, attention_dropout"),
@@ -133,16 +124,8 @@ def test_an_override_changes_nothing_else_and_the_last_one_wins():
     ("zzzzzzzzz=1", "--help"),
     # Values out of their range.
     ("schedule.min_lr_ratio=-1", "is not at least 0 and at most 1"),
-    ("schedule.cooldown_steps=1e30", "at most 2147483647"),
-    ("schedule.name=step", "schedule.name='step' is not one of cosine, wsd"),
-    ("optimizer.b1=2", "optimizer.b1=2.0 is not at least 0 and under 1"),
-    ("optimizer.eps=0", "optimizer.eps=0.0 is not over 0"),
     ("optimizer.decay_scope=x", "is not one of all, matrices, hidden"),
-    ("data.rounding=x", "data.rounding='x' is not one of carry, up, down"),
-    ("data.threads=1000000", "data.threads=1000000 is not at least 1 and"),
     ("optimizer.eps=1e300", "optimizer.eps=1e+300 is not finite in float32"),
-    ("log.every=0", "log.every=0 is not at least 1"),
-    ("init.step=stay", "init.step='stay' is not one of keep, reset"),
     ("model.name=gpt", "model.name='gpt' is not one of gemma, llama"),
   ],
 )
@@ -282,8 +265,6 @@ def test_settings_of_a_kind_of_objective_are_its_own():
     ("configs/encoders.py:size", None),
     ("clm_or_mlm:row=tiny_c", "row='tiny_c' is not one of tiny_clm_42,"),
     ("clm_or_mlm:row=tiny_clm_42,scale=paper", "has no row tiny_clm_42"),
-    ("clm_or_mlm:scale=small", "scale='small' is not one of tiny, paper"),
-    ("antlm_table:row=ltg_bert_m,scale=small", "small has no row ltg_bert_m"),
     ("configs/antlm_table.py:scale=large", "scale='large' is not one of tiny,"),
   ],
 )
@@ -313,10 +294,8 @@ MISSPELT = "train.bacth_size is unknown; did you mean 'batch_size'?"
     ("def get_config():\n  return 1", "get_config() takes 0 positional"),
     ("get_config = 3", "TypeError: 'int' object is not callable"),
     ("def get_config(a):\n  1 / 0", "line 2: ZeroDivisionError"),
-    ("def get_config(a):\n  pass", "returns NoneType, not a ConfigDict"),
     ("def get_config(a):\n  return {}", "returns dict, not a ConfigDict"),
     (MAKE.format("raise ValueError('a\\nb')"), "line 4: ValueError: a b"),
-    (MAKE.format("config.train.batch_size = 'x'"), "line 4: TypeError"),
     (MAKE.format("config.train.bacth_size = 3"), MISSPELT),
     (MAKE.format("config.objectives.M.maks_ratio = 1.0"), "did you mean 'mask"),
     (MAKE.format("config.objectives.Q = 3"), "objectives.Q=3 is not a group"),
@@ -420,14 +399,6 @@ def test_an_objective_is_added_by_settings():
   made = config.typed(settings)
   assert made.objectives["X"] == new
   assert config.from_json(config.to_json(made)) == made
-
-
-def test_a_bad_objective_is_named():
-  settings = config.default()
-  settings.objectives.X = {"name": "x", "mask_ration": 0.1}
-  words = r"config\.objectives\.X\.mask_ration is unknown.*'mask_ratio"
-  with pytest.raises(UserError, match=words):
-    config.typed(settings)
 
 
 @pytest.mark.parametrize(

@@ -218,17 +218,6 @@ def test_all_kinds_give_the_same_documents(tmp_path):
     assert found == expected, path
 
 
-def test_rows_are_the_same_from_any_kind(tmp_path):
-  records = make_text(400).split("\n\n")
-  as_kinds(tmp_path / "in", records)
-  rows = []
-  for name in ("a.txt", "e.jsonl.gz", "f.jsonl.*", "g.csv", "i.parquet"):
-    rows.append(prepared(tmp_path, [f"{tmp_path}/in/{name}"], str(len(rows))))
-  for split in ("train", "dev"):
-    tokens = [getattr(r, split).read(range(9))[0] for r in rows]
-    assert all(np.array_equal(t, tokens[0]) for t in tokens)
-
-
 def test_a_dataset_of_hugging_faces(tmp_path, offline, monkeypatch):
   datasets = pytest.importorskip("datasets")
   cache = str(tmp_path / "cache")
@@ -330,8 +319,6 @@ PARAGRAPHS = make_text(600)
 LINES = PARAGRAPHS.replace("\n\n", "\n")
 ONE_LINE = PARAGRAPHS.replace("\n\n", " ")
 CHINESE = make_text(600, ["猫", "狗", "在", "看", "人"], "。").replace(" ", "")
-ARABIC = make_text(600, ["قطة", "كلب", "يرى", "رجل", "في"])
-CYRILLIC = make_text(600, ["кот", "пёс", "видит", "дом", "и"])
 THAI = make_text(600, ["แมว", "หมา", "เห็น", "บ้าน"], "").replace(" ", "")
 EMOJI = make_text(300, ["🐈", "🐕", "👀", "👩\u200d👩\u200d👧"], "!")
 
@@ -347,36 +334,21 @@ def articles(sizes, title="= Title {} =", section=" = = Section = = ") -> str:
 
 CORPORA: dict[str, dict[str, str | bytes]] = {
   "paragraphs": {"a.txt": PARAGRAPHS},
-  "lines": {"a.txt": LINES},
   "one line": {"a.txt": ONE_LINE},
   "one huge line": {"a.txt": ONE_LINE * 25},
-  "CRLF": {"a.txt": PARAGRAPHS.replace("\n", "\r\n")},
-  "old Mac": {"a.txt": PARAGRAPHS.replace("\n", "\r")},
-  "old Mac, lines": {"a.txt": LINES.replace("\n", "\r")},
   "byte order mark": {"a.txt": b"\xef\xbb\xbf" + PARAGRAPHS.encode()},
-  "no end of line": {"a.txt": PARAGRAPHS.strip()},
   "Chinese": {"a.txt": CHINESE},
-  "Chinese, one line": {"a.txt": CHINESE.replace("\n", "")},
   "Thai": {"a.txt": THAI},
-  "Arabic": {"a.txt": ARABIC},
-  "Cyrillic, then Chinese": {"a.txt": CYRILLIC, "b.txt": CHINESE},
   "emoji": {"a.txt": EMOJI},
-  "poem": {"a.txt": PARAGRAPHS.replace(" ", "\n")},
   "verses": {"a.txt": "\n\n".join(PARAGRAPHS.split())},
-  "letters": {"a.txt": make_text(600, "abcdefghijk", "").replace(" ", "")},
   "two documents": {"a.txt": LINES[:30_000] + "\n\n" + LINES[30_000:]},
   "one small, one large": {"a.txt": "A title .", "b.txt": ONE_LINE},
   "a giant in front": {"a.txt": LINES, "b.txt": PARAGRAPHS[:20_000]},
   "a giant at the end": {"a.txt": PARAGRAPHS[:600], "b.txt": LINES * 3},
   "WikiText": {"wiki.valid.tokens": articles([9, 30, 60, 4, 80, 20] * 5)},
-  "WikiText, few articles": {"a.txt": articles([90, 10, 400])},
   "BabyLM's Wikipedia": {"a.train": articles([5, 9, 3] * 40, "= = = {} = = =")},
   "headings only": {"a.txt": articles([0] * 2000)},
-  "many files": {f"{i:03}.txt": PARAGRAPHS[i * 80 :][:800] for i in range(80)},
   "empty files": {"a.txt": "", "b.txt": " \n\t\n", "c.md": PARAGRAPHS},
-  "linked": {"a.txt": PARAGRAPHS, "->b.txt": "a.txt", "->sub": "."},
-  "gzip": {"a.txt.gz": gzip.compress(PARAGRAPHS.encode())},
-  "records": {"a.jsonl": jsonl(PARAGRAPHS.split("\n\n"))},
   "one record": {"a.jsonl": jsonl([PARAGRAPHS])},
   "records of all sizes": {
     "a.jsonl": jsonl(PARAGRAPHS[: 2**i] for i in range(16))
@@ -392,10 +364,7 @@ def test_no_corpus_is_held_out_to_more_than_twice_the_share(tmp_path, name):
   share = 0.02
   folder = tmp_path / "in"
   for file, content in CORPORA[name].items():
-    if file.startswith("->"):
-      (folder / file[2:]).symlink_to(folder / content)
-    else:
-      write(folder, **{file: content})
+    write(folder, **{file: content})
   one = len(CORPORA[name]) == 1  # so that a name that says dev is meant
   paths = [str(folder / next(iter(CORPORA[name])) if one else folder)]
   opened = prepared(tmp_path, paths, dev_share=share)

@@ -119,12 +119,6 @@ def test_rows_follow_the_shares_within_one(weights, batch_size, start):
     assert (np.abs(total - done) <= 1 + 1e-6).all()
 
 
-def test_a_rare_objective_between_others_gets_its_rows():
-  phase = Phase(0, 100, {"C": 10 / 21, "N": 1 / 21, "M": 10 / 21})
-  rows = [phase.rows(step, 7) for step in range(90)]
-  assert np.bincount(np.concatenate(rows)).tolist() == [300, 30, 300]
-
-
 def test_a_mixture_of_one_in_sixteen_is_exact_in_each_batch_of_sixteen():
   phase = parse("C:M=1:15", NAMES, 1, 100).at(0)
   for step in range(20):
@@ -139,32 +133,22 @@ def test_rows_of_an_objective_are_spread_over_the_batch():
 
 POSITIONS = {
   "": 1,
-  "4X ": 2,
   "4C+16Z  +4C": 6,
   "4C++4M": 4,
   "4C+": 4,
-  "4": 2,
   "+4C": 1,
-  "0 C": 1,
   "4C+0.0M": 4,
   "4C 4M": 4,
   "4c": 2,
-  "4C:": 4,
-  "C:M=1": 4,
   "C:M=1:2:3": 4,
-  "C:M=0:1": 5,
-  "3C:M=1:0": 8,
   "2C+3C:M=1:0.0 steps": 11,
   "C:M=1:x": 7,
   "C:M=": 5,
   "2*4C": 3,
   "2*(4C": 6,
   "0*(4C)": 1,
-  "4C+0 * (4C)": 4,
   "1C+1M parsecs ": 7,
-  "1C+1M steps now": 13,
   "1C+0.01M": 4,
-  "-4C": 1,
 }
 
 

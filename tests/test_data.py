@@ -11,7 +11,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 import time
 import unicodedata
 
@@ -28,7 +27,6 @@ from antlm_jax.data import document_store, packing, rows, tasks, tokenizer
 from antlm_jax.data.prepared_folder import SPLITS, Manifest, Prepared
 from tests import runs
 
-REAL = runs.ROOT.parent / "shared/data/babylm_like_10M.tar.xz"
 EOS, PAD = 1, 0
 TRAIN, DEV = (
   f"{name}-00000-of-00001.array_record" for name in ("train", "dev")
@@ -447,13 +445,14 @@ def in_one_task(large):
   return large.parent / "one"
 
 
+@pytest.mark.slow
 def test_the_rows_are_the_same_for_any_number_of_tasks(
   large, in_one_task, tmp_path
 ):
   whole, args = Prepared.open(in_one_task), ["--packing=chunks", "--tasks=3"]
   prepare.main(large_args(large, tmp_path / "here", *args))
-  # As on other machines, in any order, and one of them again.
-  for task in (2, 0, 2, 1):
+  # As on other machines, in any order.
+  for task in (2, 0, 1):
     alone = large_args(large, tmp_path / "apart", *args, f"--task={task}")
     prepare.main(alone)
   for folder in ("here", "apart"):
@@ -474,7 +473,9 @@ def test_the_rows_are_the_same_for_any_number_of_tasks(
   assert sorted(own) == sorted(texts)
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+  "stop", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_a_preparation_goes_on_after_its_end(
   large, in_one_task, tmp_path, stop
 ):
@@ -509,14 +510,13 @@ def test_two_preparations_do_not_mix(corpus, tmp_path, monkeypatch):
 
   def pack_while_another_prepares(*args):
     line = f"--text {corpus} --output {output} --vocab_size=300 --seq_len=32"
-    other = runs.run("antlm_jax.commands.prepare", *line.split())
-    lines.append((other.returncode, other.stderr))
+    lines.append(runs.told(prepare.main, line.split()))
     return pack(*args)
 
   monkeypatch.setattr(tasks.Job, "pack", pack_while_another_prepares)
   make(corpus, output)
-  ((status, line),) = lines
-  assert status == 2 and re.search("out is in use by process", line)
+  (line,) = lines
+  assert "out is in use by process" in line
 
 
 def test_a_bad_record_names_its_part_and_keeps_what_is_done(large, tmp_path):
@@ -568,10 +568,6 @@ def test_bad_outputs(corpus, tmp_path):
     ("{good} --vocab_size=260", "at least 261"),
     ("{good} --packing=chunks --seq_len=23", "at least 24"),
     ("{good} --seq_len=100000", "train split has .* tokens, less than a row"),
-    ("{good} --seq_len=1", "seq_len=1 is not at least 2"),
-    ("{good} --vocab_size=1e30", "vocab_size="),
-    ("{good} --seed=99999999999999", "seed="),
-    ("{good} --dev_share=0.6", "dev_share=0.6 is not"),
     ("{good} --tokenizer={corpus}", "no checkpoint"),
     ("{good} --task=0", "task=0 needs the number of tasks"),
     ("{good} --tasks=1 --task=1", "task=1: 1 tasks have the numbers 0 to 0"),
@@ -583,21 +579,3 @@ def test_bad_commands_are_told_in_one_line(corpus, tmp_path, args, message):
   words = args.format(corpus=corpus, out=out, long="x" * 5000).split()
   told(message, prepare.main, words)
   assert not out.exists()
-
-
-@pytest.mark.skipif(not REAL.exists(), reason=f"{REAL} is not here")
-def test_real_text(tmp_path):
-  corpus = tmp_path / "corpus"
-  corpus.mkdir()
-  with tarfile.open(REAL) as archive:
-    for member in archive:
-      if member.isfile() and member.size < 1_000_000:
-        member.name = pathlib.PurePath(member.name).name
-        archive.extract(member, corpus, filter="data")
-  sizes = {"vocab_size": 4000, "seq_len": 128}
-  train = make(corpus, tmp_path / "out", **sizes).splits["train"]
-  assert 2.5 < train.text_bytes / train.tokens < 5
-  opened = Prepared.open(tmp_path / "out")
-  start = opened.tokenizer.decode(opened.train.read([0])[0][0])[:100]
-  texts = (file.read_text("utf-8") for file in corpus.glob("*.train"))
-  assert any(text.startswith(start) for text in texts)

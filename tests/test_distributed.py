@@ -19,7 +19,7 @@ from antlm_jax import config, errors
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
 from antlm_jax.runtime import processes
-from antlm_jax.training import experiment
+from antlm_jax.training import checkpoint, experiment
 from tests import helpers, pods, runs
 
 # Crosses a change of objective, and is evaluated before, at it and after.
@@ -72,6 +72,7 @@ MESHES = {
 }
 # Every axis at once; the axes alone are tried nightly.
 MIXED = ("2 processes, mixed", "4 processes, mixed")
+MIXED_AND_NIGHTLY = [n if n in MIXED else nightly(n) for n in MESHES]
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +93,7 @@ def trained(prepared, cache, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-  "name", [name if name in MIXED else nightly(name) for name in MESHES]
-)
+@pytest.mark.parametrize("name", MIXED_AND_NIGHTLY)
 def test_processes_train_the_run_of_one(name, trained, whole):
   assert_same_run(trained(name), whole, name)
   ours = load(trained(name)).params
@@ -128,13 +127,49 @@ def test_a_checkpoint_goes_on_with_other_processes(
   assert_same_run(workdir, whole, f"{before} to {after} at step {step}")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "sent, damaged",
+  [
+    (signal.SIGKILL, False),
+    nightly(signal.SIGKILL, True),
+    nightly(signal.SIGTERM, False),
+  ],
+)
+def test_a_disturbed_run_ends_with_the_same_bits(
+  sent, damaged, trained, prepared, cache, tmp_path
+):
+  """One of two processes ends; `test_train` disturbs a run of one process."""
+  count, sizes = MESHES[MIXED[0]]
+  words = tmp_path / "run", prepared, *SETTINGS, *sizes
+  options = {"count": count, "devices": 2, "cache": cache}
+  working = pods.training(*words, **options)
+  while working.running() and not checkpoint.steps(words[0]):
+    time.sleep(0.002)
+  working.send(sent, 1)
+  status, out = working.end(120)
+  assert status == (137 if sent == signal.SIGKILL else 75), out
+  steps = checkpoint.steps(words[0])
+  newest = max(steps)
+  assert newest < 30
+  if damaged:
+    os.truncate(runs.largest_file(steps[newest] / "optimizer"), 100)
+  out = pods.train(*words, **options)
+  if damaged:
+    assert f"kept as {newest}.unreadable" in out
+  else:
+    assert f"going on from step {newest}" in out
+  assert pods.losses(words[0]) == pods.losses(trained(MIXED[0]))
+  assert runs.same_params(words[0], trained(MIXED[0]))
+
+
 # What each process reads, masks and drops.
 
 ROWS = """
 import json, pathlib, sys
 from antlm_jax import cli, config
 from antlm_jax.runtime import processes
-from antlm_jax.training import experiment
+from antlm_jax.training import checkpoint, experiment
 from tests import helpers, pods
 
 def main(argv):
@@ -158,7 +193,7 @@ cli.run(main)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MESHES)
+@pytest.mark.parametrize("name", MIXED_AND_NIGHTLY)
 def test_rows_masks_and_dropout_are_those_of_one_process(
   name, prepared, tmp_path
 ):
@@ -211,7 +246,6 @@ def refused(workdir, prepared, own: str, *overrides: str) -> list[str]:
   [
     # Bad input of one process.
     ("--config.trian.steps=3", "did you mean 'train.steps'"),
-    ("--config.data.path=/nowhere", "/nowhere"),
     # Processes that do not fit together.
     ("--config.schedule.peak_lr=0.5", "different settings"),
     ("--workdir={}/other", "another folder for process 1"),
@@ -263,13 +297,12 @@ def test_a_killed_process_ends_the_others_soon(dead, prepared, cache, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count, told", [(1, ()), (2, (1,))])
 def test_told_to_end_before_the_first_step_it_is_to_be_run_again(
-  count, told, prepared, tmp_path
+  prepared, tmp_path
 ):
-  working = pods.training(tmp_path / "run", prepared, *SETTINGS, count=count)
+  working = pods.training(tmp_path / "run", prepared, *SETTINGS, count=2)
   working.read_to("starting from scratch")
-  working.send(signal.SIGTERM, *told)
+  working.send(signal.SIGTERM, 1)
   status, out = working.end(100)
   assert status == 75 and "Traceback" not in out, out
   assert "run me again" in out

@@ -198,18 +198,12 @@ PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
     ("generate", (NAMED,), "required: --prompt"),
     ("generate", ("--checkpoint=", "--prompt=Tom"), "--checkpoint is empty"),
     ("generate", (*PROMPT, "--step=x"), "--step"),
-    ("generate", (*PROMPT, "--tokens=0"), "--tokens=0 is not at least 1"),
     ("generate", (*PROMPT, "--temperature=nan"), "=nan is not finite"),
-    ("generate", (*PROMPT, "--temperature=inf"), "=inf is not finite"),
-    ("generate", (*PROMPT, "--temperature=-1"), "=-1 is not at least 0"),
-    ("generate", (*PROMPT, f"--top_k={10**30}"), "at most 2147483647"),
     ("generate", (*PROMPT, "--top_p=1.5"), "--top_p=1.5 is not over 0"),
-    ("generate", (*PROMPT, f"--seed={10**30}"), "at most 2147483647"),
     ("generate", (*PROMPT, "--count=1000000000"), "at most 4096"),
     ("generate", (*PROMPT, "--steps=2"), "--steps=2"),
     ("fill", (NAMED, "--text=<mask>"), "nowhere holds no checkpoint"),
     ("fill", (NAMED, "--text=a"), "--text='a' holds no <mask>: give --tokens"),
-    ("fill", (NAMED, "--text="), "--text='' holds no <mask>: give --tokens"),
     ("fill", (NAMED, "--text=<mask>", "--top=-1"), "--top=-1 is not at"),
     ("blimp", PAIRS, "no such folder of pairs: nowhere"),
     ("blimp", (*PAIRS, f"--data={'a' * 5000}"), "File name too long"),
@@ -223,13 +217,6 @@ def test_bad_input_is_told(name, args, told):
   package = "evals" if name in ("blimp", "ewok") else "antlm_jax.commands"
   line = runs.refused(f"{package}.{name}", *args)
   assert told in line and line.isascii()
-
-
-@pytest.mark.parametrize("module", ["generate", "fill"])
-def test_help_names_the_arguments(module, capsys):
-  with pytest.raises(SystemExit):
-    runs.main(f"antlm_jax.commands.{module}", "--help")
-  assert "--checkpoint" in capsys.readouterr().out
 
 
 PROMPTS = ("Tom sat", "", "the dogs near the hills often rested and Tom")

@@ -19,8 +19,7 @@ from antlm_jax import config, models, plugins
 from antlm_jax.data import readers, toy_english
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, presets
-from antlm_jax.evals.finetuning.batching import Example
+from antlm_jax.evals.finetuning import presets
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.hf import export
 from antlm_jax.objectives import objective
@@ -315,22 +314,6 @@ def test_a_fine_tuning_task(run, tmp_path, capsys):
   with pytest.raises(SystemExit):
     command("finetuning_task", "eval", "finetune", "--help")
   assert "--toy_examples" in capsys.readouterr().out
-
-
-def test_its_rows_carry_a_label_for_every_token_of_a_word(loaded):
-  (module,) = imported("finetuning_task")
-  texts = ("Bartholomew", "sat", "Tom")
-  head = module.Tagger(("O", "NAME", "VERB"))
-  rows = head.encode(loaded, [Example(texts, [1, 2, 1])], 16)
-  (words,), t, nowhere = rows.about, loaded.tokenizer, module.NOWHERE
-  inside = t.encode(" ".join(texts))
-  assert rows.tokens[0].tolist() == [t.bos_id, *inside, t.eos_id]
-  assert words[0] == words[-1] == nowhere and words.count(0) > 1
-  assert set(words[1:-1]) == {0, 1, 2} and words[1:-1] == sorted(words[1:-1])
-  assert rows.labels[0].tolist() == [[1, 2, 1, nowhere][w] for w in words]
-  (slots,) = batching.batches(rows, 1)
-  batch = batching.gather(rows, [slots._replace(length=4)])
-  assert batch.labels.shape == batch.tokens.shape == (1, 1, 4)
 
 
 def test_a_zero_shot_task_that_the_report_shows(trained, tmp_path, capsys):

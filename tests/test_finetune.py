@@ -98,17 +98,6 @@ def test_framing(loaded, boundary):
   assert rows.labels.tolist() == [1, 0]
 
 
-def test_long_pairs_lose_the_end_of_the_longer_text(loaded):
-  t = loaded.tokenizer
-  long, short = "Tom sat near the hills " * 9, "the dogs"
-  for limit in (12, 20, 1000):  # 48, the model's own, at most
-    rows = HEAD.encode(loaded, [Example((long, short), 0, "0")], limit)
-    cut = min(limit, 48) - 3 - len(t.encode(short))
-    expected = [t.bos_id, *t.encode(long)[:cut], t.eos_id]
-    expected += [*t.encode(short), t.eos_id]
-    assert rows.tokens[0].tolist() == expected
-
-
 LONG = "Tom sat near the hills " * 9
 
 
@@ -522,17 +511,6 @@ def test_it_learns_what_can_be_learnt(toy_fit):
   assert outcomes[0].epochs != outcomes[1].epochs  # seeds differ
 
 
-def test_seeds_draw_everything(loaded, toy_fit):
-  """Equal seeds at two rates of nothing: the same losses; others not."""
-  task, data, settings, *_ = toy_fit
-  settings = dataclasses.replace(settings, epochs=1)
-  grid = [Run(1e-9, 5), Run(2e-9, 5), Run(1e-9, 6)]
-  outcomes = loop.fit(loaded, task, data, settings, grid)
-  losses = [o.epochs[0]["train_loss"] for o in outcomes]
-  assert losses[0] == pytest.approx(losses[1], rel=1e-5)
-  assert abs(losses[0] - losses[2]) > 1e-3
-
-
 def test_the_help_says_what_every_preset_is():
   text = finetune._parser().format_help()
   for name, suite in finetune.PRESETS.items():
@@ -772,9 +750,3 @@ def test_bad_arguments(run, tmp_path):
     (f"--output={tmp_path}/data/cola.train.jsonl", "cannot write"),
   ):
     assert message in runs.told(finetune.main, [*args, extra])
-
-
-def test_errors_are_one_line():
-  words = "--checkpoint=nowhere", "--data=x", "--task=cola"
-  line = runs.error_of(runs.run("evals.finetune", *words))
-  assert "holds no checkpoint" in line

@@ -255,15 +255,6 @@ def test_packed_documents(exported, form, dtype):
   close(found[:, cut:], alone)
 
 
-def test_the_plain_encoder(exported):
-  tokens = helpers.tokens(2, T)
-  for form, mask in OURS.items():
-    model = exported.open("AutoModel", is_decoder=form == "causal")
-    with torch.no_grad():
-      found = model(tensor(tokens)).last_hidden_state.numpy()
-    close(found, exported.hidden(tokens, mask))
-
-
 def test_what_is_seen_on_the_way(exported):
   tokens = tensor(helpers.tokens(2, T))
   settings = {"output_hidden_states": True, "output_attentions": True}

@@ -61,22 +61,6 @@ def gcloud(words: str) -> str:
   return shlex.join(command[4:])
 
 
-@pytest.mark.parametrize(
-  "kind, version",
-  [
-    ("v4-32", "tpu-ubuntu2204-base"),
-    ("v5litepod-16", "v2-alpha-tpuv5-lite"),
-    ("v5p-16", "v2-alpha-tpuv5"),
-    ("v6e-16", "v2-alpha-tpuv6e"),
-  ],
-)
-def test_each_generation_gets_its_own_software(kind, version):
-  (command,) = dry("tpu_vm", "create", "a", f"--type={kind}")
-  assert f"--runtime-version={version}" in command
-  (command,) = dry("tpu_vm", "create", "a", f"--type={kind}", "--runtime=mine")
-  assert "--runtime-version=mine" in command
-
-
 def test_a_run_on_tpu_vms_keeps_its_words_through_two_shells():
   (command,) = dry("tpu_vm", "run", "a", "--type=v5litepod-256", *TRAINING)
   (line,) = [x for x in command if x.startswith("--command=")]
@@ -88,23 +72,6 @@ def test_a_run_on_tpu_vms_keeps_its_words_through_two_shells():
   program = "launch/rerun.sh --tries=5 .venv/bin/python -m antlm_jax.train"
   at = remote.index("launch/rerun.sh")
   assert remote[at:] == [*program.split(), *TRAINING[1:]]
-
-
-def test_a_rerun_requests_sets_up_and_starts_anew():
-  words = "run", "a", "--type=v6e-256", "--spot", "--rerun"
-  commands = dry("tpu_vm", *words, *TRAINING)
-  text = [" ".join(command) for command in commands]
-  worker = "tpu_worker.sh {}".format
-  order = [worker(name) for name in ("start", "log --follow", "status")]
-  order += ["describe a", "delete a --force --quiet"]
-  order += ["rerun.sh --tries=5 gcloud", "describe a", "scp"]
-  order += [worker("setup"), worker("start")]
-  at = -1
-  for part in order:
-    at = next(i for i in range(at + 1, len(text)) if part in text[i])
-  assert commands[0] == commands[-1]
-  (create,) = dry("tpu_vm", "create", "a", "--type=v6e-256", "--spot")
-  assert create in [command[2:] for command in commands]
 
 
 def test_gke_starts_a_workload_that_is_run_again():
@@ -358,13 +325,6 @@ def test_shellcheck_finds_nothing():
   assert done.returncode == 0, done.stdout
 
 
-def test_scripts_can_be_run_and_are_80_columns_wide():
-  for path in SCRIPTS:
-    assert os.access(path, os.X_OK) == (path.name != "common.sh"), path
-    lines = path.read_text().splitlines()
-    assert max(map(len, lines)) <= 80, path
-
-
 def guides() -> list[tuple[str, str]]:
   """The guides' commands, each as (guide, command)."""
   found = []
@@ -387,8 +347,3 @@ def test_a_guides_command_is_one_of_ours(guide, command):
   names = [x for x in words if x.startswith("--config=")]
   for name in names:
     assert (ROOT / name.removeprefix("--config=").partition(":")[0]).exists()
-
-
-def test_there_is_a_guide_for_each_road():
-  used = {guide for guide, _ in guides()}
-  assert used == {"gke", "local", "slurm", "tpu_vm"}

@@ -133,33 +133,6 @@ def test_a_signal_ends_a_pause(tmp_path):
 
 # local.sh
 
-PLACE = """
-import os, socket, sys
-host, port = os.environ["JAX_COORDINATOR_ADDRESS"].split(":")
-count, i = (int(os.environ[x]) for x in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
-print(os.environ["XLA_FLAGS"], file=sys.stderr)
-if i == 0:
-  with socket.create_server((host, int(port))) as server:
-    print("heard", sorted(server.accept()[0].recv(9) for _ in range(count - 1)))
-else:
-  while True:
-    try:
-      with socket.create_connection((host, int(port))) as s:
-        s.sendall(b"%d" % i)
-      break
-    except ConnectionRefusedError:
-      pass
-"""
-
-
-def test_processes_meet_and_their_lines_are_marked():
-  done = launch("local", 3, "--devices=2", "--", sys.executable, "-c", PLACE)
-  assert (done.returncode, done.stderr) == (0, "")
-  lines = done.stdout.splitlines()
-  assert len(lines) == 4 and "[0] heard [b'1', b'2']" in lines
-  for i in range(3):
-    assert f"[{i}] --xla_force_host_platform_device_count=2" in lines
-
 
 def test_a_last_line_without_an_end_is_printed_too():
   done = launch("local", 1, "--", "printf", "a\\n b  c")
@@ -214,16 +187,6 @@ def test_others_that_save_when_told_do_not_hide_the_crash():
   script = script.replace("sleep 60", "sleep 60 & wait")
   done = launch("local", 2, "--grace=0", "--", "bash", "-c", script)
   assert done.returncode == 3, done.stderr
-
-
-def test_local_within_rerun_is_run_again_until_it_is_done(tmp_path):
-  script = (
-    'echo "$JAX_PROCESS_ID" >> "$0"; [ "$(wc -l < "$0")" -ge 4 ] || exit 75'
-  )
-  command = (LAUNCH / "local.sh", 2, "--", "bash", "-c", script)
-  done = launch("rerun", "--pause=0", *command, tmp_path / "runs")
-  assert done.returncode == 0, done.stderr
-  assert runs(tmp_path) >= 4
 
 
 # A worker of a TPU VM, and a cloud of one of them.

@@ -13,44 +13,9 @@ HEAVY = {"torch", "tensorboardX", "matplotlib", "tensorflow", "transformers"}
 
 def test_no_module_imports_what_is_above_it_or_imports_it():
   arrows = structure.imports(structure.modules())
+  assert "antlm_jax.errors" in arrows["antlm_jax.models.llama"]  # it reads them
   assert not structure.upward(arrows)
   assert not structure.circles(arrows)
-
-
-def test_imports_are_found_wherever_they_stand(tmp_path):
-  lines = {
-    "antlm_jax/__init__.py": "",
-    "antlm_jax/masks.py": "import os",
-    "antlm_jax/attention/api.py": """
-def f():
-  from antlm_jax import masks
-  import antlm_jax.runtime.mesh as m
-""",
-    "antlm_jax/runtime/mesh.py": """
-from antlm_jax.attention.api import f
-from antlm_jax.masks import MASK
-""",
-    "antlm_jax/hf/remote/copied.py": "import antlm_jax.masks",
-  }
-  for name, text in lines.items():
-    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-    (tmp_path / name).write_text(text)
-  found = structure.imports(structure.modules(tmp_path))
-  api, mesh = "antlm_jax.attention.api", "antlm_jax.runtime.mesh"
-  assert found == {
-    "antlm_jax": set(),
-    "antlm_jax.masks": set(),
-    api: {"antlm_jax.masks", mesh},
-    mesh: {"antlm_jax.masks", api},
-  }
-  assert structure.upward(found) == [(api, mesh), (mesh, api)]
-  assert structure.circles(found) == [(api, mesh)]
-
-
-def test_a_new_module_is_to_be_given_a_level():
-  for name in ("antlm_jax.new", "other"):
-    with pytest.raises(KeyError, match="has no level"):
-      structure.group(name)
 
 
 def output(code: str) -> str:
@@ -63,10 +28,6 @@ def loaded(*modules: str) -> set[str]:
   """What a fresh process has loaded after importing modules."""
   code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
   return set(output(code).split())
-
-
-def test_importing_the_library_is_light():
-  assert not loaded("antlm_jax") & HEAVY
 
 
 @pytest.fixture(scope="module")

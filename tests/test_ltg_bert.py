@@ -195,40 +195,6 @@ def test_the_encoder_is_its_equations(variant, mask):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mask", ["causal", "packed"])
-@pytest.mark.parametrize("variant", ["ltg_bert", "gpt_bert"])
-def test_the_gradients_are_its_equations(variant, mask):
-  """Along a random direction of each parameter, by differences."""
-  of = model(**VARIANTS[variant], layers=1)
-  params, tokens = helpers.random_params(of), helpers.tokens(1, T)
-  draw = np.random.default_rng(0)
-  upstream = draw.normal(size=(T, helpers.VOCAB))
-  one = jax.tree.map(lambda bound: bound[:1], MASKS[mask])
-  seen = reference.visible(one, 1, T, T)[0]
-
-  def loss(params):
-    hidden = of.encode(params, tokens, None, one)
-    return (of.logits(params, hidden)[0] * upstream).sum()
-
-  def exact_loss(params):
-    scores = scores_by_definition(params, of.config, tokens[0], seen)
-    return (scores * upstream).sum()
-
-  gradients, exact = jax.grad(loss)(params), in_float64(params)
-  for path, gradient in gradients.items():
-    direction = draw.normal(size=gradient.shape)
-    ends = [
-      exact_loss(exact | {path: exact[path] + step * direction})
-      for step in (1e-6, -1e-6)
-    ]
-    slope = (ends[0] - ends[1]) / 2e-6
-    found = np.vdot(gradient, direction)
-    # A direction may be nearly flat: then what counts is the whole gradient.
-    scale = max(abs(slope), 0.05 * np.linalg.norm(gradient))
-    assert abs(found - slope) < 1e-3 * scale + 1e-6, path
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
   "changes",
   [
@@ -238,10 +204,9 @@ def test_the_gradients_are_its_equations(variant, mask):
     {"attention": "chunked"},
   ],
 )
-@pytest.mark.parametrize("variant", ["ltg_bert", "gpt_bert"])
-def test_ways_to_run_agree(variant, changes):
+def test_ways_to_run_agree(changes):
   tokens, key = helpers.tokens(2, T), jax.random.key(0)
-  rates = {"dropout": 0.1, "attention_dropout": 0.1, **VARIANTS[variant]}
+  rates = {"dropout": 0.1, "attention_dropout": 0.1, **VARIANTS["gpt_bert"]}
 
   def run(of):
     def loss(params):

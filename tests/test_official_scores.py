@@ -154,13 +154,6 @@ def test_one_step_is_the_pipeline_fill_mask(folder):
       np.testing.assert_allclose(shares, expected, atol=1e-5)
 
 
-def test_without_its_code_a_folder_is_not_opened(shifted):
-  path = shifted.paths["bidirectional"]
-  for auto in AUTOS[:2]:
-    with pytest.raises(ValueError, match="trust_remote_code=True"):
-      getattr(transformers, auto).from_pretrained(path, trust_remote_code=False)
-
-
 AUTOS = "AutoModelForMaskedLM", "AutoModel", "AutoModelForTokenClassification"
 
 

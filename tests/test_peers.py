@@ -68,15 +68,7 @@ def test_the_first_call_and_disturbed_turns_do_not_count(machine):
   assert calls[6:8] == ["theirs"] * 2
 
 
-def test_a_machine_that_is_never_quiet_is_told_of(machine):
-  def call():
-    machine.work(1.0, others=0.3)
-
-  row = turns.measure(case(call, call), rounds=2)
-  assert row["repeated"] == 2 and row["others"] == pytest.approx(0.3)
-  assert row["ratio"] == pytest.approx(1.0)
-
-
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_every_case_runs_and_finds_the_same(tmp_path):
   """With the versions of the peers that setup.py asks for."""

@@ -88,10 +88,12 @@ ax.unknown
 """
 
 
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory):
-  """The lines of a type checker about three files, by the file."""
-  folder = tmp_path_factory.mktemp("types")
+@pytest.mark.slow
+def test_a_type_checker_knows_the_public_surface(tmp_path):
+  """Right calls pass, each wrong one is found, and no public name is untyped.
+
+  One test, since the checker reads all modules each time.
+  """
   names = [n for n in dir(antlm_jax) if n.islower() and n[0] != "_"]
   shown = "".join(f"reveal_type(ax.{name})\n" for name in names)
   codes = {
@@ -100,37 +102,25 @@ def checked(tmp_path_factory):
     "shown.py": f"import antlm_jax as ax\n{shown}",
   }
   for name, code in codes.items():
-    (folder / name).write_text(code)
+    (tmp_path / name).write_text(code)
   words = ["--follow-imports=silent", "--explicit-package-bases", "--strict"]
   done = subprocess.run(
     [sys.executable, "-m", "mypy", *words, *codes],
-    cwd=folder,
+    cwd=tmp_path,
     env=os.environ | {"MYPYPATH": str(ROOT)},
     capture_output=True,
     text=True,
   )
   assert not done.stderr, done.stderr
   lines = [line.split(":", 2) for line in done.stdout.splitlines()[:-1]]
-  return {
-    name: [(int(number), said) for file, number, said in lines if file == name]
-    for name in codes
-  } | {"names": names}
-
-
-def test_a_type_checker_knows_the_public_surface(checked):
-  """Right calls pass, and each wrong one is found."""
-  assert checked["right.py"] == []
-  wrong = {n for n, said in checked["wrong.py"] if "error" in said}
-  assert wrong == {4, 5, 6, 7, 8, 9}
-
-
-def test_no_public_name_is_untyped(checked):
-  """Arguments and results of the public functions have types without Any."""
-  shown = [x for _, x in checked["shown.py"] if "Revealed" in x]
-  assert len(shown) == len(checked["names"])
+  assert not [line for line in lines if line[0] == "right.py"]
+  wrong = {n for file, n, x in lines if file == "wrong.py" and "error" in x}
+  assert wrong == {*"456789"}
+  shown = [x for *_, x in lines if "Revealed" in x]
+  assert len(shown) == len(names)
   # The shape of an array is open, which NumPy writes as Any.
   known = ("tuple[Any, ...]", "dtype[Any]")
-  for name, said in zip(checked["names"], shown, strict=True):
+  for name, said in zip(names, shown, strict=True):
     for each in known:
       said = said.replace(each, "")
     assert "Any" not in said, (name, said)

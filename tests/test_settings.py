@@ -56,14 +56,12 @@ def test_help_has_every_argument_its_default_and_choices(capsys):
   "word, told",
   [
     ("--rows=0", "--rows=0 is not at least 1"),
-    ("--rows=many", "--rows=many: not int"),
     ("--rows=1e400", "--rows=1e400: not int"),
     (f"--rows={10**30}", "is not at least 1 and at most 2147483647"),
     ("--rate=0", "--rate=0 is not over 0"),
     ("--rate=nan", "--rate=nan is not finite"),
     ("--share=1", "--share=1 is not at least 0 and under 1"),
     ("--kind=c", "invalid choice: 'c' (choose from"),
-    ("--lrs=1,0", "is not over 0"),
     ("--lrs=1,x", "--lrs=1,x: not float"),
     ("--seed=-1", "--seed=-1 is not at least 0"),
     ("--hidden=1", "unrecognized arguments: --hidden=1"),
@@ -90,10 +88,6 @@ def test_a_bad_value_is_told_by_its_key(values, told):
   changed = dataclasses.replace(Small("x"), **values)
   line = runs.told(settings.check, changed, "small")
   assert told in line and len(line) < 300 and line.isascii()
-
-
-def test_good_values_pass():
-  settings.check(Small("x", rate=3, seed=None, lrs=[1]))
 
 
 def test_a_sections_plain_values_make_it_again():

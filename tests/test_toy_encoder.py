@@ -1,16 +1,14 @@
 """The encoder of plugins/encoder.py is held to what the others are."""
 
 import functools
-import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from antlm_jax import models
 from antlm_jax.masks import BIDIRECTIONAL, CAUSAL, AttentionMask
-from tests import helpers, reference, runs
+from tests import helpers, reference
 from tests.plugins.encoder import GptConfig
 
 T = 12
@@ -41,38 +39,3 @@ def test_only_what_is_seen_changes_a_logit(implementation):
     seen = reference.visible(mask, 2, T, T)[0]
     masked = functools.partial(run, mask=mask)
     helpers.check_leaks(masked, seen, (0, 4, 5, T - 1))
-
-
-# Two devices
-
-
-def trained(**shape) -> dict:
-  """What training on a mesh gives, in a process of its own."""
-  of = models.build(SMALL | {"layers": 1, "dropout": 0.1}, helpers.VOCAB)
-  return helpers.trained(of, **shape)
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_two_devices_train_it_as_one_and_hold_their_shares():
-  code = "import json; from tests.test_toy_encoder import trained as of\n"
-  code += "print(json.dumps([of(), of(fsdp=2), of(tensor=2)]))"
-  one, fsdp, tensor = json.loads(runs.run_code(code, devices=2))
-  assert one["losses"][0] != one["losses"][-1]
-  for other in (fsdp, tensor):
-    assert other["losses"] == pytest.approx(one["losses"], rel=1e-5)
-  small = {path for path in one["parts"] if "norm" in path or "bias" in path}
-  for path, parts in fsdp["parts"].items():
-    assert parts == (1 if path in small else 2), path
-  for path, parts in tensor["parts"].items():
-    # Its own axis has no rule: the table of positions is whole.
-    assert parts == (1 if path in {*small, "places"} else 2), path
-
-
-def test_its_settings_are_those_of_every_encoder():
-  of = models.build(SMALL, helpers.VOCAB)
-  assert of.config.kv_heads == 4 and of.config.head_dim == 8
-  assert jnp.dtype(of.config.dtype) == jnp.float32
-  assert of.axes["places"] == ("seq_table", "embed")
-  assert of.axes["blocks/up/kernel"] == (None, "embed", "mlp")
-  assert of.attention_of(np.zeros((1, 2, T)), CAUSAL) == "reference"

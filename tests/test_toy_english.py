@@ -69,23 +69,9 @@ class Ngrams:
     return p
 
 
-@pytest.mark.parametrize("order", [1, 3])
-def test_short_contexts_do_not_decide(data, order):
+def test_short_contexts_do_not_decide(data):
   _, train, _, pairs = data
-  score = Ngrams(train, order).score
-  assert accuracy(score, everything(pairs)) <= (0.60 if order == 1 else 0.65)
-
-
-def test_the_trigram_model_is_a_fair_judge(data):
-  """It does tell what lies within three words, and sums to one."""
-  _, train, _, _ = data
-  model = Ngrams(train)
-  forms = {word for line in train for word in line.split()}
-  context = ("the", "dogs")
-  grams = ([(w,), (context[1], w), (*context, w)] for w in forms)
-  assert sum(map(model.probability, grams)) == pytest.approx(1)
-  good, bad = (f"the dogs {word} walked ." for word in ("have", "has"))
-  assert model.score(good) > model.score(bad)
+  assert accuracy(Ngrams(train).score, everything(pairs)) <= 0.65
 
 
 def test_equal_seeds_write_equal_files(data, tmp_path):
@@ -95,12 +81,6 @@ def test_equal_seeds_write_equal_files(data, tmp_path):
   assert len(names) == 2 + len(toy_english.PHENOMENA)
   for name in names:
     assert (folder / name).read_bytes() == (tmp_path / name).read_bytes()
-
-
-def test_seeds_differ():
-  first, second = (list(toy_english.sentences(seed, 50)) for seed in (0, 1))
-  assert first != second
-  assert toy_english.minimal_pairs(0, 5) != toy_english.minimal_pairs(1, 5)
 
 
 def test_texts_and_pairs_are_disjoint(data):
@@ -131,22 +111,6 @@ def test_pairs_have_blimps_form_and_differ_in_one_word(data):
     # The good words are also the bad ones of other pairs.
     if uid != "existential_quantifier":  # "there all", never "here many"
       assert max(map(abs, swaps.values())) <= PAIRS * 0.4, uid
-
-
-def test_exclusion():
-  first = list(toy_english.sentences(0, 200))
-  again = list(toy_english.sentences(0, 200, exclude=set(first[:100])))
-  assert set(first[:100]).isdisjoint(again)
-  assert len(again) == 200
-  group = toy_english.minimal_pairs(0, 3)["npi_subject"]
-  excluded = {group[0]["sentence_bad"]}
-  others = toy_english.minimal_pairs(0, 3, excluded)["npi_subject"]
-  assert group[0]["sentence_good"] not in {p["sentence_good"] for p in others}
-
-
-def test_the_most_pairs_can_be_made():
-  groups = toy_english.minimal_pairs(0, toy_english.MOST_PAIRS)
-  assert {len(g) for g in groups.values()} == {toy_english.MOST_PAIRS}
 
 
 def test_the_command(tmp_path, capsys):

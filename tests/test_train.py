@@ -1,7 +1,6 @@
 """The training command as a user runs it: journeys, resuming, bad input."""
 
 import csv
-import functools
 import gc
 import json
 import os
@@ -29,14 +28,13 @@ from tests import helpers, random_models, runs
 LONG = ("curriculum=20C+20M+20C:M=1:1 steps", "checkpoint.every=7")
 
 
-nightly = functools.partial(pytest.param, marks=pytest.mark.nightly)
-
-
 @pytest.fixture(scope="module")
 def whole(prepared, shared):
   """A run that nothing interrupted."""
   options = (prepared, *LONG, "log.trace=30:33")
-  return shared("whole", lambda workdir: runs.train(workdir, *options))
+  return shared(
+    "whole", lambda workdir: runs.train(workdir, *options, devices=1)
+  )
 
 
 @pytest.fixture
@@ -144,20 +142,6 @@ def losses(workdir) -> list[float]:
   ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "mesh", [nightly("data=2"), "fsdp=2", nightly("tensor=2")]
-)
-def test_two_devices_train_the_same_run(whole, prepared, tmp_path, mesh):
-  sizes = ("mesh.data=1", f"mesh.{mesh}")
-  runs.train(tmp_path, prepared, *LONG, *sizes, devices=2)
-  assert losses(tmp_path) == pytest.approx(losses(whole), rel=1e-5)
-  # What two devices saved, one can read.
-  ours, theirs = load(tmp_path).params, load(whole).params
-  for name in theirs:
-    np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
-
-
 def ended(workdir, prepared, moment, by=signal.SIGKILL):
   """Starts the run; ends it when `moment()` says so.
 
@@ -197,7 +181,7 @@ def test_killed_in_the_second_objective_and_resumed_is_bit_exact(
 ):
   status, _ = ended(tmp_path, prepared, after_step(tmp_path, 25))
   assert status == -signal.SIGKILL
-  done = runs.train(tmp_path, prepared, *LONG)
+  done = runs.train(tmp_path, prepared, *LONG, devices=1)
   assert "going on from step" in done.stdout
   assert runs.same_params(tmp_path, whole)
   records = metrics.read_records(tmp_path)
@@ -301,12 +285,10 @@ def test_settings_at_a_switch_change_the_run(whole, prepared, tmp_path):
     ("curriculum=8C steps;train.steps=9", ("train.steps", "leave those at 0")),
     ("log.trace=5", ("log.trace='5'", "FIRST:LAST")),
     ("objectives.E.name=mlm", ("E and M", "'mlm'")),
-    ("curriculum=1e9C", ("curriculum",)),
     ("train.batch_schedule=99999999999x32@0.5", ("batch_size=99999999999",)),
     ("eval.watch=clm,mntp", ("eval.watch: mntp", "known: clm, mlm")),
     ("eval.patience=2", ("eval.patience needs eval.watch", "clm, mlm")),
     ("checkpoint.words=1M", ("1M is never reached", "2.69k words")),
-    ("checkpoint.words=1X", ("'1X' is not a number of words", "babylm")),
     ("train.max_epochs=0.01", (" epochs of the data", "train.max_epochs=0.01")),
   ],
 )
@@ -334,12 +316,6 @@ def test_a_tokenizer_without_a_mask_trains_causally_alone(english, tmp_path):
   assert "cannot add <mask> to the tokenizer as token 260" in line
   done = runs.train(tmp_path / "causal", data, "curriculum=4C steps")
   assert "clm" in done.stdout and "mlm" not in done.stdout
-
-
-def test_a_copied_checkpoint_is_all_that_a_command_needs(whole, tmp_path):
-  shutil.copytree(whole / "checkpoints" / "60", tmp_path / "best")
-  loaded = load(tmp_path / "best")
-  assert loaded.step == 60 and loaded.tokenizer.mask_id is not None
 
 
 @pytest.mark.slow
@@ -507,7 +483,8 @@ def test_programs_are_kept_and_the_run_is_the_same(
   monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
   short = ("curriculum=4C steps", "model.layers=1", "eval.objectives=C")
-  out = [runs.train(tmp_path / n, prepared, *short).stdout for n in "ab"]
+  how = (prepared, *short)
+  out = [runs.train(tmp_path / n, *how, devices=1).stdout for n in "ab"]
   kept = tmp_path / "cache" / "antlm_jax" / "compiled"
   assert all(f"compiled programs are kept in {kept}" in text for text in out)
   assert any(path.name.startswith("jit_update") for path in kept.rglob("*"))

@@ -5,25 +5,21 @@ Nothing here goes over the network.
 
 import dataclasses
 import importlib.util
-import json
 import pathlib
 import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
 import pytest
 
 from antlm_jax import generate, score
-from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning.classification import Classifier
 from antlm_jax.hf import export, import_
 from antlm_jax.hf.architecture import ATTENTIONS
 from antlm_jax.inference.model import FineTuned, load, write
 from antlm_jax.masks import AttentionMask
-from tests import hub, random_models, real, runs
+from tests import hub, random_models
 from tests.tuned import outputs
 
 torch = pytest.importorskip("torch")
@@ -33,12 +29,10 @@ pytestmark = hub.MARKS
 
 LIMIT = 1e-4  # largest difference of a logit
 LENGTH = 24
+WINDOW = 5
 VARIANTS = {
   "grouped": {},
   "untied": {"tied": False, "kv_heads": 2, "rope_theta": 5e3, "layers": 3},
-}
-WINDOW = 5
-MORE = {
   "qwen3": {"qk_norm": True, "qkv_bias": True, "head_width": 10},
   "gemma": {"encoder": "gemma", "windows": (WINDOW, WINDOW, 0), "layers": 4},
 }
@@ -49,13 +43,11 @@ def tokenizer():
   return random_models.tokenizer()
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+@pytest.fixture(scope="module", params=["grouped"])
 def pair(request, tokenizer, tmp_path_factory):
   """A model of ours, and its two folders."""
   folder = tmp_path_factory.mktemp(request.param)
-  random_models.save(
-    folder / "run", tokenizer, **(VARIANTS | MORE)[request.param]
-  )
+  random_models.save(folder / "run", tokenizer, **VARIANTS[request.param])
   loaded = load(folder / "run")
   causal, bidirectional = export.export(loaded, folder / "hf", ATTENTIONS)
   return loaded, {"causal": causal, "bidirectional": bidirectional}
@@ -80,17 +72,15 @@ def largest(what, ours, theirs):
   return difference
 
 
-@pytest.mark.parametrize("pair", [*VARIANTS, *MORE], indirect=True)
+@pytest.mark.parametrize("pair", VARIANTS, indirect=True)
 @pytest.mark.parametrize("form", ATTENTIONS)
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_logits_are_ours(pair, form, attention):
+def test_logits_are_ours(pair, form):
   loaded, paths = pair
-  model = hub.opened(paths[form], form, attn_implementation=attention)
+  model = hub.opened(paths[form], form)
   ids = tokens(loaded.tokenizer.vocab_size)
   causal = form == "causal"
-  what = f"{form}, {attention}"
   ours = hub.our_logits(loaded, ids, AttentionMask(causal))
-  largest(f"{what}, whole rows", ours, their_logits(model, ids))
+  largest(f"{form}, whole rows", ours, their_logits(model, ids))
 
   lengths = np.array([LENGTH, LENGTH // 2, 3])
   end = np.broadcast_to(lengths[:, None], ids.shape)
@@ -99,7 +89,7 @@ def test_logits_are_ours(pair, form, attention):
   )
   real = np.arange(LENGTH) < end
   theirs = their_logits(model, ids, attention_mask=real.astype(np.int64))
-  largest(f"{what}, padded", ours[real], theirs[real])
+  largest(f"{form}, padded", ours[real], theirs[real])
 
   # Two documents in each row, one of LENGTH - cut tokens after one of cut.
   cut = np.array([[5], [12], [20]])
@@ -125,7 +115,7 @@ def test_logits_are_ours(pair, form, attention):
     theirs = model(
       torch.tensor(ids), attention_mask=masks, position_ids=positions
     ).logits.numpy()
-  largest(f"{what}, packed", ours, theirs)
+  largest(f"{form}, packed", ours, theirs)
 
 
 def run_example(path, capsys):
@@ -141,91 +131,6 @@ def test_the_cards_example_runs(pair, capsys):
   _, paths = pair
   assert "generated_text" in run_example(paths["causal"], capsys)
   assert "token_str" in run_example(paths["bidirectional"], capsys)
-
-
-def test_generation_goes_on_the_same(pair):
-  loaded, paths = pair
-  pipeline = transformers.pipeline(
-    "text-generation", model=str(paths["causal"])
-  )
-  for prompt in ("the dogs near", "Ann"):
-    ours = generate(loaded, prompt, tokens=16, temperature=0)
-    theirs = pipeline(prompt, max_new_tokens=16, do_sample=False)
-    assert ours == [found["generated_text"] for found in theirs]
-
-
-def test_sentence_transformers_encodes(pair, tmp_path):
-  library = pytest.importorskip("sentence_transformers")
-  loaded, _ = pair
-  (path,) = export.export(
-    loaded, tmp_path / "hf", ["bidirectional"], sentences=True
-  )
-  model = library.SentenceTransformer(str(path), device="cpu")
-  texts = ["the dogs rest .", "Ann", "the dogs near the house often rest ."]
-  theirs = model.encode(texts)
-  for text, vector in zip(texts, theirs, strict=True):
-    t = loaded.tokenizer
-    ids = np.array([[t.bos_id, *t.encode(text), t.eos_id]])
-    positions = np.arange(ids.shape[1])[None]
-    hidden = loaded.model.encode(loaded.params, ids, positions, AttentionMask())
-    np.testing.assert_allclose(hidden[0].mean(axis=0), vector, atol=1e-5)
-
-
-TASK = """
-task: {name}
-dataset_path: json
-dataset_kwargs:
-  data_files:
-    validation: {path}
-validation_split: validation
-output_type: multiple_choice
-doc_to_text: ""
-doc_to_target: 0
-doc_to_choice: "{{{{[sentence_good, sentence_bad]}}}}"
-metric_list:
-  - metric: acc
-"""
-
-
-def test_lm_eval_makes_the_same_choices(pair, tmp_path):
-  """On 60 real minimal pairs, by the command that people run.
-
-  Before a text stands the end of another, and before a choice a space.
-  """
-  pytest.importorskip("lm_eval")
-  loaded = dataclasses.replace(pair[0], boundary="eos")
-  (path,) = export.export(loaded, tmp_path / "hf", ["causal"])
-  folder = real.unpacked("blimp_filtered", tmp_path)
-  file = next(folder.rglob("anaphor_number_agreement.jsonl"))
-  lines = file.read_text().splitlines()[:60]
-  data = tmp_path / "pairs.jsonl"
-  data.write_text("\n".join(lines) + "\n")
-  (tmp_path / "tasks").mkdir()
-  (tmp_path / "tasks/ours.yaml").write_text(TASK.format(name="ours", path=data))
-  done = subprocess.run(
-    [
-      *(sys.executable, "-m", "lm_eval", "run", "--model", "hf"),
-      *("--model_args", f"pretrained={path},dtype=float32"),
-      *("--tasks", "ours", "--include_path", tmp_path / "tasks"),
-      *("--device", "cpu", "--batch_size", "8"),
-      *("--log_samples", "--output_path", tmp_path / "out"),
-    ],
-    capture_output=True,
-    text=True,
-    timeout=600,
-  )
-  assert done.returncode == 0, done.stderr[-3000:]
-  samples = next((tmp_path / "out").rglob("samples_ours*.jsonl"))
-  theirs = [json.loads(line) for line in samples.read_text().splitlines()]
-  theirs.sort(key=lambda sample: sample["doc_id"])
-  pairs = [json.loads(line) for line in lines]
-  sentences = [p[k] for p in pairs for k in ("sentence_good", "sentence_bad")]
-  ours = score(loaded, sentences, "causal").reshape(-1, 2)
-  scores = np.array(
-    [[float(choice[0]) for choice in s["filtered_resps"]] for s in theirs]
-  )
-  np.testing.assert_allclose(ours, scores, atol=1e-3)
-  assert [s["acc"] for s in theirs] == [float(a > b) for a, b in ours]
 
 
 @pytest.mark.parametrize(
@@ -360,73 +265,3 @@ def test_a_real_model_reads_as_it_did(name, request):
   assert generate(loaded, prompt, tokens=48, temperature=0) == [
     loaded.tokenizer.decode(out[0].tolist())
   ]
-
-
-def test_a_real_llama_learns_to_fill_masks(smol, tmp_path):
-  _, folder = smol
-  sample = tmp_path / "text"
-  sample.mkdir()
-  sentences = list(toy_english.sentences(0, 3000))
-  (sample / "a.train").write_text("\n".join(sentences[:2500]))
-  (sample / "a.dev").write_text("\n".join(sentences[2500:]))
-  made = runs.run(
-    "antlm_jax.commands.prepare",
-    *("--text", sample, "--output", tmp_path / "data"),
-    *("--tokenizer", folder / "run/tokenizer.json", "--boundary=eos"),
-    "--seq_len=64",
-  )
-  assert made.returncode == 0, made.stderr
-  done = runs.run(
-    "antlm_jax.train",
-    f"--config=configs/continued.py:model={folder / 'run'},curriculum=8M steps",
-    f"--workdir={tmp_path / 'run'}",
-    f"--config.data.path={tmp_path / 'data'}",
-    *("--config.train.batch_size=4", "--config.eval.rows=8"),
-    "--config.eval.every=0.5",
-    "--config.checkpoint.every=0",
-  )
-  assert done.returncode == 0, done.stderr
-  summary = json.loads((tmp_path / "run/summary.json").read_text())
-  first, last = summary["held_out"][0], summary["held_out"][-1]
-  key = "eval/mlm/loss"
-  print(f"held-out masked loss: {first[key]:.2f} to {last[key]:.2f}")
-  assert last[key] < first[key] - 1
-
-
-def test_bfloat16_opens_as_bfloat16(pair, tmp_path):
-  loaded, _ = pair
-  (path,) = export.export(loaded, tmp_path / "hf", ["causal"], "bfloat16")
-  model = hub.opened(path, "causal")
-  assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-
-
-def test_a_trainer_trains_it(pair, tmp_path):
-  _, paths = pair
-  tokenizer = transformers.AutoTokenizer.from_pretrained(paths["bidirectional"])
-  model = hub.opened(paths["bidirectional"], "bidirectional")
-  rows = [{"input_ids": tokenizer("the dogs rest .")["input_ids"]}] * 16
-  before = [p.detach().clone() for p in model.parameters()]
-  trainer = transformers.Trainer(
-    model,
-    transformers.TrainingArguments(
-      tmp_path,
-      max_steps=8,
-      learning_rate=1e-2,
-      logging_steps=1,
-      report_to=[],
-      use_cpu=True,
-      disable_tqdm=True,
-    ),
-    data_collator=transformers.DataCollatorForLanguageModeling(
-      tokenizer, mlm_probability=0.4
-    ),
-    train_dataset=rows,
-  )
-  trainer.train()
-  losses = [log["loss"] for log in trainer.state.log_history if "loss" in log]
-  assert np.mean(losses[-2:]) < np.mean(losses[:2])
-  changed = [
-    not torch.equal(a, b)
-    for a, b in zip(before, model.parameters(), strict=True)
-  ]
-  assert all(changed)

@@ -1,8 +1,5 @@
 """Checkpoints by words of text seen, and the folders they are exported as."""
 
-import types
-from typing import ClassVar
-
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -13,6 +10,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
 from antlm_jax.training import checkpoint, experiment, summary
 from tests import runs
+from tests.hub import FakeHub
 
 
 @pytest.mark.parametrize("schedule", ["", "8x64@0.4"])
@@ -59,22 +57,6 @@ def test_ten_epochs_are_within_the_rules_and_more_are_told(prepared, rounding):
     first_lines("4C+7M", "train.max_epochs=10")
 
 
-class FakeHub:
-  """Remembers what is uploaded, and as which revision."""
-
-  uploads: ClassVar[dict] = {}
-
-  def create_repo(self, name, exist_ok):
-    return types.SimpleNamespace(repo_id=name)
-
-  def create_branch(self, name, branch, exist_ok):
-    self.uploads[branch] = None
-
-  def upload_folder(self, folder_path, revision, **_):
-    assert revision is None or revision in self.uploads
-    self.uploads[revision] = folder_path
-
-
 def test_milestones_stay_and_are_exported_as_revisions(
   prepared, tmp_path, monkeypatch
 ):
@@ -92,11 +74,14 @@ def test_milestones_stay_and_are_exported_as_revisions(
   assert list(steps) == ["chck_0.0002M", "chck_0.0004M", "chck_0.0006M"]
   assert set(checkpoint.steps(run)) == {*steps.values(), 12}
   monkeypatch.setattr("huggingface_hub.HfApi", FakeHub)
+  monkeypatch.setattr(FakeHub, "calls", [])
   words = (f"--checkpoint={run}", f"--output={output}", "--revisions")
   runs.main("antlm_jax.commands.export", *words, "--repo=it")
   assert {p.name for p in output.iterdir()} == {"main", *steps}
-  assert FakeHub.uploads == {
-    None if p.name == "main" else p.name: p for p in output.iterdir()
+  branches = [call[2] for call in FakeHub.calls if call[0] == "branch"]
+  uploads = {call[3]: call[2] for call in FakeHub.calls if call[0] == "upload"}
+  assert branches == [*steps] and uploads == {
+    None if name == "main" else name: name for name in ("main", *steps)
   }
   for name, step in {"main": 12, **steps}.items():
     tensors = safetensors.numpy.load_file(output / name / "model.safetensors")
