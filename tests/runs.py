@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from antlm_jax import config
+from antlm_jax.commands import COMMANDS
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
 from antlm_jax.training import metrics
@@ -20,7 +21,10 @@ QUICK = "configs/quickstart.py:shrink"
 
 
 def command(module: str, *args: str) -> list[str]:
-  """The words that run `python -m module args`."""
+  """The words that run `python -m module args`, or a command's module."""
+  names = {home: name for name, home in COMMANDS.items()}
+  if ".commands." in module:
+    module, args = "antlm_jax", (names[module], *args)
   return [sys.executable, "-W", "error", "-m", module, *map(str, args)]
 
 

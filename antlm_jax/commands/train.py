@@ -200,7 +200,3 @@ def _parse(argv: Sequence[str], settings: str):
     help="Path to the run's folder; may be gs://BUCKET/RUN",
   )
   return parser.parse_with_overrides(argv)
-
-
-if __name__ == "__main__":
-  cli.run(main)
