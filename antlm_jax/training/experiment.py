@@ -74,7 +74,7 @@ class Run:
       milestones=self.milestones,
     )
 
-  def read_by(self, steps: int) -> dict[str, float | None]:
+  def context_after(self, steps: int) -> dict[str, float | None]:
     """Returns the longest row and RoPE's last base after some steps.
 
     They are fields of the checkpoint's metadata.

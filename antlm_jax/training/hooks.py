@@ -179,7 +179,7 @@ class HeldOut(Evaluator):
   def _sums(self, trainer, source) -> dict[str, float]:
     """Returns the sums of `losses.cross_entropy` over all batches."""
     sums = collections.defaultdict(float)
-    base = trainer.run.read_by(trainer.step)["rope_theta"]
+    base = trainer.run.context_after(trainer.step)["rope_theta"]
     for batch in trainer.in_step(source):
       batch = dataclasses.replace(batch, rope_theta=base)
       placed = sharding.place(trainer.run.mesh, batch)

@@ -247,17 +247,17 @@ class Checkpoints:
     return step in self._chosen or step == self.best
 
   def save(
-    self, step: int, state: TrainState, window: Mapping, changed: Mapping = {}
+    self, step: int, state: TrainState, window: Mapping, context: Mapping = {}
   ) -> None:
     """Begins to save, with the log's sums, after the save before has ended.
 
-    `changed` are fields of the metadata that change during the run. Raises a
-    UserError, with the last good step, if either cannot be written.
+    `context` is `Run.context_after`. Raises a UserError, with the last good
+    step, if either cannot be written.
     """
     self.wait()  # one at a time: memory holds a copy of each
     with self._reported(step):
       items = checkpoint.to_items(state)
-      fields = {**self._meta, **changed, "window": window}
+      fields = {**self._meta, **context, "window": window}
       args = checkpoint.save_args(self._folder, items, fields)
       if self._manager is None:
         options = ocp.CheckpointManagerOptions(
