@@ -23,7 +23,7 @@ QUICK = "configs/quickstart.py:shrink"
 def command(module: str, *args: str) -> list[str]:
   """The words that run `python -m module args`, or a command's module."""
   names = {home: name for name, home in COMMANDS.items()}
-  if ".commands." in module:
+  if module in names:
     module, args = "antlm_jax", (names[module], *args)
   return [sys.executable, "-W", "error", "-m", module, *map(str, args)]
 
