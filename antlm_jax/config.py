@@ -79,9 +79,9 @@ class Train(Section):
     128, "Rows in a step, over all devices", least=1, most=batch.MOST_ROWS
   )
   # ("64x128@0.5", "32x512@0.9"): 64 rows of 128 tokens from half of the run on,
-  # then 32 rows of 512.
+  # then 32 rows of 512. "32x512@0.9:base=40000" also changes RoPE's base.
   batch_schedule: tuple[str, ...] = setting(
-    (), "Later batches, each ROWSxTOKENS@SHARE of the run"
+    (), "Later batches, each ROWSxTOKENS@SHARE of the run[:base=BASE]"
   )
   batch_start: float = setting(
     1.0, "Filled share of the first batch; grows to 1", over=0, most=1

@@ -234,11 +234,7 @@ def _argument(field: dataclasses.Field, kind: "_Kind") -> dict[str, Any]:
 
 def from_args(section_type: type, args: argparse.Namespace):
   """Builds a section from the parsed arguments of `add_arguments`."""
-  given = {}
-  for field, _ in _settings(section_type):
-    value = getattr(args, field.name)
-    given[field.name] = tuple(value) if isinstance(value, list) else value
-  return section_type(**given)
+  return choose(section_type, vars(args))
 
 
 def refuse_unknown(
@@ -261,7 +257,7 @@ def choose(section_type: type, values: Mapping[str, Any]):
   for field, kind in _settings(section_type):
     if field.name in values:
       value = values[field.name]
-      if kind.many:  # Python may give a list, or a single value
+      if kind.many and value is not None:  # may be a list or a single value
         many = isinstance(value, list | tuple)
         value = tuple(value) if many else (value,)
       own[field.name] = value

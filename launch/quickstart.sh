@@ -18,7 +18,7 @@ python=.venv/bin/python
 run="${RUNS:-runs}/quickstart${text:+-$(basename -- "$text")}"
 
 if [ -z "$text" ]; then
-  $python -m antlm_jax.data.toy_english --output="$run/english"
+  $python -m antlm_jax toy_english --output="$run/english"
   $python -m antlm_jax prepare --text="$run/english/text" \
     --output="$run/data" --vocab_size=600 --seq_len=32 \
     --documents=line --packing=documents

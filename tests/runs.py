@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from antlm_jax import config
+from antlm_jax.commands import COMMANDS
 from antlm_jax.errors import UserError
 from antlm_jax.inference.model import load
 from antlm_jax.training import metrics
@@ -22,7 +23,10 @@ QUICK = "configs/quickstart.py:shrink"
 
 
 def command(module: str, *args: str) -> list[str]:
-  """The words that run `python -m module args`."""
+  """The words that run `python -m module args`, or a command's module."""
+  names = {home: name for name, home in COMMANDS.items()}
+  if module in names:
+    module, args = "antlm_jax", (names[module], *args)
   return [sys.executable, "-W", "error", "-m", module, *map(str, args)]
 
 

@@ -26,6 +26,7 @@ ARGUMENTS = {
   ],
   "continued": ["curriculum=300C+700M steps", "mask_ratio=0.2"],
   "detour": ["steps=100,decay=0.5"],
+  "longer": ["tokens=64,base=500"],
   "gpt_bert": ["size=base"],
   "babylm_small": ["curriculum=24M", "curriculum=C:M=1:15"],
   "encoders": ["size=610M", "size=1B", "curriculum=42000C"],
@@ -47,7 +48,7 @@ def required(tmp_path_factory):
   """The arguments that a config cannot do without, by its name."""
   run = tmp_path_factory.mktemp("run")
   random_models.save(run, random_models.tokenizer())
-  return dict.fromkeys(("continued", "detour"), f"model={run}")
+  return dict.fromkeys(("continued", "detour", "longer"), f"model={run}")
 
 
 def spec(path, *arguments):

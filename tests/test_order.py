@@ -21,6 +21,9 @@ def part(begin, batch_size, joined=1) -> Part:
 def test_a_schedule_is_read():
   parts = parse(("64x128@.5", "32x512@0.9"), Layout(96), 128)
   assert parts == (part(0.0, 96), part(0.5, 64), part(0.9, 32, 4))
+  schedule = "64x128@.2", "64x128@.5:base=160000", "32x512@0.9"
+  parts = parse(schedule, Layout(96), 128)
+  assert [p.base for p in parts] == [None, None, 160000.0, 160000.0]
 
 
 @pytest.mark.parametrize(
@@ -28,6 +31,7 @@ def test_a_schedule_is_read():
   [
     ("64x128", "'64x128' is not ROWSxTOKENS@BEGIN"),
     ("64x128@1.5", "is not ROWSxTOKENS@BEGIN"),
+    ("64x128@0.5:160000", "is not ROWSxTOKENS@BEGIN.*:base=160000 may follow"),
     ("0x128@0.5", "is not ROWSxTOKENS@BEGIN"),
     ("64x100@0.5", "100 is no multiple of the prepared rows' 128"),
     ("64x128@0.5 32x128@0.5", "does not begin after the part before it"),

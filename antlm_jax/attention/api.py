@@ -97,7 +97,10 @@ def attend(
   """
   _check_arrays(q, k, v)
   if dropout is not None:
-    _check_dropout(q, dropout)
+    if not 0.0 <= dropout.rate < 1.0:
+      raise ValueError(f"attention dropout of {dropout.rate} is not in [0, 1)")
+    keys = dropout.row_keys
+    _check("dropout.row_keys", keys, jnp.uint32, q.shape[:1], "one a row")
     dropout = dropout if dropout.rate else None
   buckets = 0
   if relative is not None:
@@ -105,8 +108,9 @@ def attend(
     _check_terms(q, k, relative, buckets)
   if scale is None:
     scale = q.shape[-1] ** -0.5
-  if rope is not None:
-    _check_rope(q, k, rope)
+  for angles in rope or ():  # of queries, and of as many keys
+    wanted = q.shape[0], k.shape[1], 1, q.shape[3] // 2
+    _check("rope", angles, jnp.float32, wanted, "one for each query and key")
   if isinstance(mask, Cached):
     q, k = turned(rope, q, k)
     return mask.attend(q, k, v, float(scale), relative)
@@ -202,37 +206,20 @@ def _check_arrays(q, k, v) -> None:
     )
 
 
-def _check_dropout(q, dropout: Dropout) -> None:
-  keys = dropout.row_keys
-  if not 0.0 <= dropout.rate < 1.0:
-    raise ValueError(f"attention dropout of {dropout.rate} is not in [0, 1)")
-  if keys.shape != q.shape[:1] or keys.dtype != jnp.uint32:
-    raise ValueError(
-      f"dropout.row_keys is {_say(keys)}, not uint32[{len(q)}], one a row"
-    )
+def _check(name: str, x, dtype, shape, why: str) -> None:
+  """Checks an array's dtype and shape."""
+  if x.shape != tuple(shape) or x.dtype != dtype:
+    wanted = f"{jnp.dtype(dtype).name}{list(shape)}"
+    raise ValueError(f"{name} is {_say(x)}, not {wanted}, {why}")
 
 
 def _check_terms(q, k, relative: Relative, buckets: int) -> None:
   if tuple(relative.edges) != tuple(sorted(set(relative.edges))):
     raise ValueError(f"relative.edges {relative.edges} do not ascend")
   for name, rows in (("query", q), ("key", k)):
-    terms = getattr(relative, name)
-    wanted = (*rows.shape[:2], q.shape[2], buckets)
-    if terms.shape != wanted or terms.dtype != q.dtype:
-      raise ValueError(
-        f"relative.{name} is {_say(terms)}, not {q.dtype.name}{list(wanted)},"
-        " one for each bucket"
-      )
-
-
-def _check_rope(q, k, rope: Rope) -> None:
-  batch, queries, _, width = q.shape
-  wanted = batch, queries, 1, width // 2
-  if k.shape[1] != queries or not rope.cos.shape == rope.sin.shape == wanted:
-    raise ValueError(
-      f"rope is {_say(rope.cos)} and {_say(rope.sin)}, not {list(wanted)}, one"
-      f" for each of {queries} queries and {k.shape[1]} keys"
-    )
+    wanted, terms = (*rows.shape[:2], q.shape[2], buckets), f"relative.{name}"
+    what = "one for each bucket"
+    _check(terms, getattr(relative, name), q.dtype, wanted, what)
 
 
 def _check_prepared(made: Prepared, call: Call, implementation: str) -> None:
@@ -252,10 +239,7 @@ def _check_bounds(mask: AttentionMask, shape, keys: int) -> None:
     bound = getattr(mask, name)
     if bound is None:
       continue
-    if bound.shape != tuple(shape) or bound.dtype != jnp.int32:
-      raise ValueError(
-        f"{name} is {_say(bound)}, not int32{list(shape)}, one a query"
-      )
+    _check(name, bound, jnp.int32, shape, "one a query")
     # The values of NumPy arrays, and of JAX arrays outside a trace, are known.
     concrete = isinstance(bound, np.ndarray | jax.Array)
     if concrete and not isinstance(bound, jax.core.Tracer):

@@ -60,7 +60,3 @@ def main(argv: Sequence[str]) -> None:
   size = settings.from_args(Listing, parser.parse_args(argv)).vocab_size
   head = "config", "encoder", f"parameters at {quantity(size)}", "length", ""
   print(tables.text(list(_rows(size)), head))
-
-
-if __name__ == "__main__":
-  cli.run(main)

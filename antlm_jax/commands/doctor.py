@@ -89,7 +89,3 @@ def main(argv: Sequence[str]) -> None:
   if problems:
     sys.exit(1)
   print("everything that antlm_jax needs is here")
-
-
-if __name__ == "__main__":
-  cli.run(main)

@@ -149,7 +149,3 @@ def main(argv: Sequence[str]) -> None:
   wanted = vars(settings.from_args(Exporting, args))
   model, attention = args.checkpoint, args.attention
   export(model, attention=attention, step=args.step, **wanted)
-
-
-if __name__ == "__main__":
-  cli.run(main)

@@ -52,7 +52,3 @@ def _lines(filled: Filled, masks: int) -> Iterator[str]:
     for token, probability in mask.candidates:
       yield f"{probability:8.4f}  {token}"
   yield filled.text
-
-
-if __name__ == "__main__":
-  cli.run(main)

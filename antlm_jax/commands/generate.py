@@ -36,7 +36,3 @@ def main(argv: Sequence[str]) -> None:
       print(whole[shown:], end="", flush=True)
       shown = max(shown, len(whole))
   print("\n---\n".join(texts)[shown:])
-
-
-if __name__ == "__main__":
-  cli.run(main)

@@ -64,7 +64,3 @@ def main(argv: Sequence[str]) -> None:
   made = import_model(**vars(parser.parse_args(argv)))
   size = units.quantity(made.model.size)
   print(f"{made.config.model.name} of {size} parameters: {made.path}")
-
-
-if __name__ == "__main__":
-  cli.run(main)

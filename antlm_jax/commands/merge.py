@@ -83,7 +83,3 @@ def main(argv: Sequence[str]) -> None:
   settings.add_arguments(parser, Merging)
   merged = merge(**vars(settings.from_args(Merging, parser.parse_args(argv))))
   print(f"{merged.merged}: {merged.path}")
-
-
-if __name__ == "__main__":
-  cli.run(main)

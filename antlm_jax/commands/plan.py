@@ -341,7 +341,3 @@ def _time(found: Sequence[Estimate]) -> str:
     return f"{bound}, and no forecast"
   seconds = sum(e.steps * e.forecast.seconds for e in found)
   return f"{duration(seconds)} by the forecast, {bound}"
-
-
-if __name__ == "__main__":
-  cli.run(main)

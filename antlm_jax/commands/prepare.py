@@ -180,7 +180,3 @@ def _tokenizer(wanted: Preparation) -> Tokenizer | None:
   from antlm_jax.hf import import_  # slow to import
 
   return import_.start(name).meta.tokenizer
-
-
-if __name__ == "__main__":
-  cli.run(main)

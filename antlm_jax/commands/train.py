@@ -208,7 +208,3 @@ def read(argv: Sequence[str]) -> tuple[Config, str]:
   )
   args, overrides = parser.parse_with_overrides(argv)
   return config_lib.load(args.config, overrides), args.workdir
-
-
-if __name__ == "__main__":
-  cli.run(main)

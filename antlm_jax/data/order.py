@@ -29,11 +29,12 @@ ROUNDING = ("carry", "up", "down")
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-  """A part of a run whose batches have one size."""
+  """A part of a run whose batches have one size and one RoPE base."""
 
   begin: float  # where in the run, from 0 to 1
   layout: Layout  # size of its batches, and the slots that this process fills
   joined: int = 1  # number of neighbouring prepared rows that fill one slot
+  base: float | None = None  # RoPE's; None: the model's own
 
 
 class Slots(NamedTuple):
@@ -49,7 +50,7 @@ def parse(
   """Reads a batch schedule: parts `ROWSxTOKENS@BEGIN`, such as `32x512@0.9`.
 
   Batches before the first part have `layout`. Prepared rows have `seq_len`
-  tokens.
+  tokens. `:base=160000` after a part changes RoPE's base from there on.
 
   Raises:
     UserError: A part cannot be read or laid out, or does not ascend.
@@ -57,11 +58,13 @@ def parse(
   parts = [Part(0.0, layout)]
   for text in schedule:
     what = f"train.batch_schedule: {text!r}"
-    found = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)@(0?\.\d+)", text)
+    found = re.fullmatch(
+      r"([1-9]\d*)x([1-9]\d*)@(0?\.\d+)(?::base=([1-9]\d*))?", text
+    )
     if not found:
       raise UserError(
         f"{what} is not ROWSxTOKENS@BEGIN, such as 32x512@0.9 (from nine"
-        " tenths of the run on)"
+        " tenths of the run on); :base=160000 may follow, RoPE's base"
       )
     size, length, begin = int(found[1]), int(found[2]), float(found[3])
     joined, rest = divmod(length, seq_len)
@@ -72,7 +75,8 @@ def parse(
     if begin <= parts[-1].begin:
       raise UserError(f"{what} does not begin after the part before it")
     sized = dataclasses.replace(layout, batch_size=size)
-    parts.append(Part(begin, sized, joined))
+    base = float(found[4]) if found[4] else parts[-1].base
+    parts.append(Part(begin, sized, joined, base))
   return tuple(parts)
 
 

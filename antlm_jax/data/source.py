@@ -59,7 +59,8 @@ class Source:
     return self.curriculum.steps
 
   def __getitem__(self, step: int) -> Batch:
-    phase, layout = self.curriculum.at(step), self.order.at(step).layout
+    phase, part = self.curriculum.at(step), self.order.at(step)
+    layout = part.layout
     slots, taken = layout.rows, self.order.slots(step)
     tokens, starts = self._read(step, slots, taken.rows)
     n, length = tokens.shape
@@ -97,9 +98,10 @@ class Source:
         dataclasses.replace(o, weight=o.weight * shares.get(k, 1.0))
         for k, o in enumerate(objectives)
       ]
-    return assemble(
+    batch = assemble(
       corrupted, objective_ids, objectives, layout, shares, segmented
     )
+    return dataclasses.replace(batch, rope_theta=part.base)
 
   def _read(self, step: int, slots, rows):
     """Reads the slots' texts: tokens `[n, T]`, and starts if segmented."""

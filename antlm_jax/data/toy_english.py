@@ -432,7 +432,3 @@ def main(argv: Sequence[str]) -> None:
   asked = dataclasses.asdict(asked)
   folder = asked.pop("output")
   print(write(folder, **asked))
-
-
-if __name__ == "__main__":
-  cli.run(main)

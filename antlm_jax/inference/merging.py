@@ -93,7 +93,7 @@ def merge(
   everyone = [*parts, *([base] if base else [])]
   _check_same_encoder(everyone)
   tokenizer = _tokenizer(everyone)
-  model = models.build(parts[0].config.model, tokenizer.vocab_size)
+  model = models.build(parts[0].encoder, tokenizer.vocab_size)
   params = {}
   for path, shape in model.shapes.items():
     own = (saving.with_mean(one.params[path], shape.shape) for one in everyone)

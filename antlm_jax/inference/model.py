@@ -107,7 +107,7 @@ def load(path: str | os.PathLike[str], step: int | None = None) -> Loaded:
   compilation.keep_programs()
   saved = Checkpoint(path, step)
   meta, task = saved.meta, saved.fields.get("task")
-  model = models.build(meta.config.model, meta.tokenizer.vocab_size)
+  model = models.build(meta.encoder, meta.tokenizer.vocab_size)
   wanted = {saved.weights: model.shapes}
   if "head" in saved.sums:
     with checkpoint.readable(saved.path / "head"):  # its shapes are only there

@@ -78,6 +78,9 @@ class Totals(NamedTuple):
 
   logprobs: np.ndarray  # sums over scored tokens in nats, float64 `[n, K]`
   likeliest: np.ndarray  # number of tokens that are the likeliest, int `[n]`
+  # Nats (of the first temperature) and number of the scored tokens at each
+  # position of a text, float64 `[T, 2]`.
+  by_position: np.ndarray
 
 
 def mode_named(name: str) -> str:
@@ -154,7 +157,8 @@ def score(
   encoded = encode(loaded, unique, text_format, wanted)
   for text, (context, choice) in zip(encoded, unique, strict=True):
     framing.check_length(loaded, len(text.tokens), context + choice)
-  found, _ = totals(loaded, encoded, wanted, temperatures, batch_tokens, track)
+  found = totals(loaded, encoded, wanted, temperatures, batch_tokens, track)
+  found = found.logprobs
   if reduction == "mean":
     found /= np.array([text.targets for text in encoded])[:, None]
   index = {pair: i for i, pair in enumerate(unique)}
@@ -251,8 +255,9 @@ def totals(
   """
   out = np.zeros((len(texts), len(temperatures)))
   likeliest = np.zeros(len(texts), np.int64)
+  by_position = np.zeros((max((t.stop for t in texts), default=0), 2))
   if not texts:
-    return Totals(out, likeliest)
+    return Totals(out, likeliest, by_position)
   masked = any(p.masked for p in wanted)
   mask_id = framing.mask_id(loaded) if masked else 0
   temperatures = np.asarray(temperatures, np.float32)
@@ -281,7 +286,9 @@ def totals(
     # do not depend on the batches.
     np.add.at(out, batch.text, logprobs.astype(np.float64))
     np.add.at(likeliest, batch.text, top)
-  return Totals(out, likeliest)
+    np.subtract.at(by_position[:, 0], batch.position, logprobs[:, 0])
+    np.add.at(by_position[:, 1], batch.position, 1)
+  return Totals(out, likeliest, by_position)
 
 
 def _batches(

@@ -28,7 +28,7 @@ class Pairs(hooks.Evaluator):
     """Scores the pairs with the parameters that a save would write now."""
     run = trainer.run
     live = framing.TextModel(
-      model=run.model,
+      model=run.model.with_base(run.context_after(trainer.step)["rope_theta"]),
       params=trainer.state.best_params,
       tokenizer=run.tokenizer,
       boundary=run.meta.boundary,

@@ -350,15 +350,16 @@ def rematerialized(config: EncoderConfig, step):
   return jax.checkpoint(step, policy=REMAT_POLICIES[config.remat])
 
 
-def rope_by_window(config, positions: jax.Array) -> PerLayer:
-  """Returns each layer's RoPE; layers with a window have their own base."""
-
-  def rope(near: bool):
-    theta = config.window_rope_theta if near else config.rope_theta
-    scaling = () if near else getattr(config, "rope_scaling", ())
-    return attention.Rope.of(positions, config.head_dim, theta, scaling)
-
-  return per_layer([window > 0 for window in config.layer_windows]).map(rope)
+def rope(config, positions: jax.Array) -> PerLayer:
+  """Returns each layer's RoPE; layers with a window may have their own base."""
+  of_all = config.rope_theta, config.rope_scaling
+  near = of_all
+  if config.window_rope_theta:
+    near = config.window_rope_theta, ()
+  each = per_layer([near if w else of_all for w in config.layer_windows])
+  return each.map(
+    lambda how: attention.Rope.of(positions, config.head_dim, *how)
+  )
 
 
 def unstack(tree):

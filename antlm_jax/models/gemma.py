@@ -69,6 +69,3 @@ class Gemma(llama.Llama):
     c = self.config
     # The factor is rounded to the compute dtype, as in its authors' code.
     return super().embed(tokens) * jnp.asarray(c.width**0.5, c.dtype)
-
-  def rope(self, positions: jax.Array) -> encoder.PerLayer:
-    return encoder.rope_by_window(self.config, positions)

@@ -14,6 +14,7 @@ from antlm_jax import attention
 from antlm_jax.errors import UserError
 from antlm_jax.models import encoder, layers
 from antlm_jax.models.encoder import ENCODERS, EncoderConfig
+from antlm_jax.models.layers import Linear
 from antlm_jax.runtime import sharding
 from antlm_jax.settings import setting
 
@@ -47,6 +48,14 @@ class LlamaConfig(EncoderConfig):
   norm = layers.RMSNorm
   activation = staticmethod(jax.nn.silu)
   score_scale = None  # 1 / sqrt(H)
+  window_rope_theta = None  # base in layers with a window; None: the same
+
+  def linear(
+    self, rngs: nnx.Rngs, shape, axes, bias=False, out=False
+  ) -> Linear:
+    """Declares a matrix; `out` marks those that add to the states."""
+    kernel = layers.normal(rngs, shape, axes, self.init_std)
+    return Linear(kernel, bias)
 
   def __post_init__(self):
     super().__post_init__()
@@ -87,11 +96,6 @@ SHAPES = {
 }
 
 
-def _linear(rngs, config: LlamaConfig, shape, axes, bias: bool = False):
-  kernel = layers.normal(rngs, shape, axes, config.init_std)
-  return layers.Linear(kernel, bias)
-
-
 class Attention(nnx.Module):
   """Grouped-query attention with RoPE."""
 
@@ -99,10 +103,10 @@ class Attention(nnx.Module):
     c = self.config = config
     q = (c.width, c.heads * c.head_dim), ("embed", "heads")
     kv = (c.width, c.kv_heads * c.head_dim), ("embed", "kv_heads")
-    self.q = _linear(rngs, c, *q, c.qkv_bias)
-    self.k = _linear(rngs, c, *kv, c.qkv_bias)
-    self.v = _linear(rngs, c, *kv, c.qkv_bias)
-    self.out = _linear(rngs, c, *(x[::-1] for x in q))
+    self.q = c.linear(rngs, *q, c.qkv_bias)
+    self.k = c.linear(rngs, *kv, c.qkv_bias)
+    self.v = c.linear(rngs, *kv, c.qkv_bias)
+    self.out = c.linear(rngs, *(x[::-1] for x in q), out=True)
     if c.qk_norm:
       self.q_norm = c.norm(c.head_dim, c.norm_eps)
       self.k_norm = c.norm(c.head_dim, c.norm_eps)
@@ -128,9 +132,9 @@ class GatedMLP(nnx.Module):
   def __init__(self, rngs: nnx.Rngs, config: LlamaConfig):
     self.activation = config.activation
     shape, axes = (config.width, config.mlp_width), ("embed", "mlp")
-    self.gate = _linear(rngs, config, shape, axes)
-    self.up = _linear(rngs, config, shape, axes)
-    self.down = _linear(rngs, config, shape[::-1], axes[::-1])
+    self.gate = config.linear(rngs, shape, axes)
+    self.up = config.linear(rngs, shape, axes)
+    self.down = config.linear(rngs, shape[::-1], axes[::-1], out=True)
 
   @jax.named_scope("mlp")
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -169,23 +173,17 @@ class Llama(encoder.Encoder):
     self.norm = c.norm(c.width, c.norm_eps)
     if not c.tied:
       shape = c.width, c.vocab_size
-      self.head = _linear(rngs, c, shape, ("embed", "vocab"))
+      self.head = c.linear(rngs, shape, ("embed", "vocab"))
 
   def __call__(self, tokens, positions, mask, dropout_key=None) -> jax.Array:
     c = self.config
     x, mask, keys = encoder.begin(c, self.embed(tokens), mask, dropout_key)
-    rope = self.rope(positions)
+    rope = encoder.rope(c, positions)
     return self.norm(encoder.run_blocks(c, self.blocks, x, mask, keys, rope))
 
   def embed(self, tokens: jax.Array) -> jax.Array:
     """Returns the first states `[B, T, D]`."""
     return encoder.embed(self.embedding, tokens, self.config.dtype)
-
-  def rope(self, positions: jax.Array):
-    """Returns the rotations of every layer, or of each."""
-    c = self.config
-    scaling = c.rope_scaling
-    return attention.Rope.of(positions, c.head_dim, c.rope_theta, scaling)
 
   def output_head(self) -> encoder.Head:
     if self.config.tied:

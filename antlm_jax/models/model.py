@@ -34,6 +34,12 @@ class Model:
   axes: dict[str, tuple[str | None, ...]]  # logical; None for the layer axis
   tensors: dict[str, Tensor]  # in published code
 
+  def with_base(self, theta: float | None) -> "Model":
+    """Returns this model with another RoPE base; None keeps its own."""
+    if theta is None:
+      return self
+    return from_config(dataclasses.replace(self.config, rope_theta=theta))
+
   def init(self, seed: int) -> Params:
     """Draws the parameters; the same for every mesh. Call it under jit."""
     variables = _variables(_module(self.config, seed))

@@ -6,6 +6,7 @@ same encoder with a causal mask and windows one token shorter.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +14,9 @@ from flax import nnx
 
 from antlm_jax import attention
 from antlm_jax.errors import UserError
-from antlm_jax.models import encoder, layers
+from antlm_jax.models import encoder, layers, llama
 from antlm_jax.models.encoder import ENCODERS, EncoderConfig
+from antlm_jax.models.layers import Linear
 from antlm_jax.settings import setting
 
 
@@ -43,6 +45,12 @@ class ModernBertConfig(EncoderConfig):
     0.02, "standard deviation of the initial weights", least=0, most=100
   )
 
+  # As llama's settings, which have one value here.
+  qkv_bias = qk_norm = False
+  rope_scaling = ()
+  score_scale = None
+  activation = staticmethod(functools.partial(jax.nn.gelu, approximate=False))
+
   def __post_init__(self):
     super().__post_init__()
     if self.head_dim % 2:
@@ -55,55 +63,43 @@ class ModernBertConfig(EncoderConfig):
     """Makes the encoder."""
     return ModernBert(rngs, self)
 
-
-def _linear(rngs, config: ModernBertConfig, shape, axes, out: bool = False):
-  """Declares a matrix; matrices that add to the states begin smaller."""
-  std = config.init_std / ((2 * config.layers) ** 0.5 if out else 1)
-  return layers.Linear(layers.truncated(rngs, shape, axes, std))
+  def linear(
+    self, rngs: nnx.Rngs, shape, axes, bias=False, out=False
+  ) -> Linear:
+    """Declares a matrix; those that add to the states (`out`) begin smaller."""
+    std = self.init_std / ((2 * self.layers) ** 0.5 if out else 1)
+    return Linear(layers.truncated(rngs, shape, axes, std), bias)
 
 
 def _norm(config: ModernBertConfig) -> layers.LayerNorm:
   return layers.LayerNorm(config.width, config.norm_eps, True, bias=False)
 
 
-class Attention(nnx.Module):
-  """Attention with RoPE."""
+class Attention(llama.Attention):
+  """llama's, with dropout of its output."""
 
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
-    c = self.config = config
-    shape, axes = (c.width, c.width), ("embed", "heads")
-    self.q, self.k, self.v = (_linear(rngs, c, shape, axes) for _ in range(3))
+    super().__init__(rngs, config)
     layers.published_as("qkv", self.q, self.k, self.v)
-    self.out = _linear(rngs, c, shape, axes[::-1], out=True)
 
-  @jax.named_scope("projections")
   def __call__(self, x, rope, mask: attention.Prepared, key) -> jax.Array:
-    c = self.config
-    q, k, v = (
-      layers.split_heads(f(x), c.head_dim) for f in (self.q, self.k, self.v)
-    )
     keys = layers.split_key(key, 2)
-    dropped = layers.attention_dropout(c.attention_dropout, keys[0], len(x))
-    y = attention.attend(q, k, v, mask, dropout=dropped, rope=rope)
-    y = self.out(y.reshape(*y.shape[:2], -1))
-    return layers.dropout(y, c.attention_dropout, keys[1])
+    y = super().__call__(x, rope, mask, keys[0])
+    return layers.dropout(y, self.config.attention_dropout, keys[1])
 
 
-class GeGLU(nnx.Module):
+class GeGLU(llama.GatedMLP):
   """down(gelu(gate(x)) * up(x)), with the exact GELU."""
 
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
-    c = self.config = config
-    shape, axes = (c.width, c.mlp_width), ("embed", "mlp")
-    self.gate = _linear(rngs, c, shape, axes)
-    self.up = _linear(rngs, c, shape, axes)
+    super().__init__(rngs, config)
+    self.dropout = config.dropout
     layers.published_as("gate_up", self.gate, self.up)
-    self.down = _linear(rngs, c, shape[::-1], axes[::-1], out=True)
 
   @jax.named_scope("mlp")
   def __call__(self, x: jax.Array, key) -> jax.Array:
-    y = jax.nn.gelu(self.gate(x), approximate=False) * self.up(x)
-    return self.down(layers.dropout(y, self.config.dropout, key))
+    y = self.activation(self.gate(x)) * self.up(x)
+    return self.down(layers.dropout(y, self.dropout, key))
 
 
 class Block(nnx.Module):
@@ -129,7 +125,7 @@ class TokenHead(nnx.Module):
   def __init__(self, rngs: nnx.Rngs, config: ModernBertConfig):
     c = config
     shape = c.width, c.width
-    self.linear = _linear(rngs, c, shape, ("embed", None), out=True)
+    self.linear = c.linear(rngs, shape, ("embed", None), out=True)
     self.norm = _norm(c)
     self.bias = layers.vector(jnp.zeros(c.vocab_size), "bias")
 
@@ -155,7 +151,7 @@ class ModernBert(encoder.Encoder):
     x = encoder.embed(self.embedding, tokens, c.dtype)
     x, mask, keys = encoder.begin(c, self.embedding_norm(x), mask, dropout_key)
     first = encoder.per_layer([layer == 0 for layer in range(c.layers)])
-    rope = encoder.rope_by_window(c, positions)
+    rope = encoder.rope(c, positions)
     x = encoder.run_blocks(c, self.blocks, x, mask, keys, first, rope)
     return self.norm(x)
 

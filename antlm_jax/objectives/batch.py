@@ -36,6 +36,10 @@ class Batch:
   # Objective of each target, as an index into the curriculum's objectives,
   # int32 `[M, D, C]`.
   objective_ids: Array
+  # RoPE's base, if a phase of the run changes the model's; a compiled constant.
+  rope_theta: float | None = dataclasses.field(
+    default=None, metadata={"static": True}
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,6 +25,7 @@ from etils import epath
 from antlm_jax import config as config_lib
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
+from antlm_jax.models import EncoderConfig
 from antlm_jax.runtime import files
 from antlm_jax.training.step import TrainState
 
@@ -50,10 +51,19 @@ class Meta:
   data: str  # hash of the rows that it was trained on
   _: dataclasses.KW_ONLY
   row_tokens: int = 0  # in the longest of these rows; 0 in old checkpoints
+  rope_theta: float | None = None  # of its last step, if a phase changed it
   # Tokens that end a text; if empty, the tokenizer's `</s>` does.
   ends: tuple[int, ...] = ()
   milestones: Mapping[str, int] = dataclasses.field(default_factory=dict)
   merged: str = ""  # the models that it was merged from, in a line
+
+  @property
+  def encoder(self) -> EncoderConfig:
+    """Settings of the encoder, with RoPE's base after the last step."""
+    own = self.config.model
+    if self.rope_theta is None:
+      return own
+    return dataclasses.replace(own, rope_theta=self.rope_theta)
 
   def to_json(self) -> dict[str, Any]:
     """Returns plain JSON, for orbax to write."""

@@ -72,8 +72,17 @@ class Run:
       self.sources.boundary,
       self.sources.sha256,
       milestones=self.milestones,
-      row_tokens=self.sources.rows.seq_len * self.order.joined,
     )
+
+  def context_after(self, steps: int) -> dict[str, float | None]:
+    """Returns the longest row and RoPE's last base after some steps.
+
+    They are fields of the checkpoint's metadata.
+    """
+    last = self.order.at(max(0, steps - 1))
+    parts = [part for part in self.order.parts if part.begin <= last.begin]
+    longest = max(part.joined for part in parts) * self.sources.rows.seq_len
+    return {"row_tokens": longest, "rope_theta": last.base}
 
   @property
   def epochs(self) -> float:
@@ -108,6 +117,8 @@ class Run:
       joined = self.order.at(start).joined
       if joined > 1:
         name += f" of {joined * self.sources.rows.seq_len}"
+      if base := self.order.at(start).base:
+        name += f", RoPE's base {base:g}"
       # Phases with the same objectives share a program.
       known = out.get(name) or Program(name, 0, self.source[start])
       out[name] = dataclasses.replace(known, steps=known.steps + end - start)
@@ -198,6 +209,11 @@ def assemble(
       f"the rows of {config.data.path or 'the data'} have {longest} tokens,"
       f" over model.max_seq_len={model.config.max_seq_len}: prepare shorter"
       " rows, or raise it"
+    )
+  if order.parts[-1].base and not hasattr(config.model, "rope_theta"):
+    raise UserError(
+      f"train.batch_schedule changes RoPE's base, but {config.model.name} has"
+      " no RoPE: leave out :base="
     )
   source = _source(config, sources, tokenizer, objectives, curriculum, order)
   restarts = curriculum.switches if config.schedule.restart_at_switch else ()

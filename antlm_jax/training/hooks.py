@@ -180,7 +180,9 @@ class HeldOut(Evaluator):
   def _sums(self, trainer, source) -> list[dict[str, float]]:
     """Returns `losses.cross_entropy`'s sums over every other batch, twice."""
     halves = [collections.defaultdict(float) for _ in metrics.HALVES]
+    base = trainer.run.context_after(trainer.step)["rope_theta"]
     for number, batch in enumerate(trainer.in_step(source)):
+      batch = dataclasses.replace(batch, rope_theta=base)
       placed = sharding.place(trainer.run.mesh, batch)
       found = trainer.programs.evaluate(trainer.state.best_params, placed)
       for name, value in jax.device_get(found).items():

@@ -272,7 +272,8 @@ class Trainer:
     # First, so that no checkpoint is ahead of the bucket's metrics.
     self._mirror.push(wait=buckets.PATIENCE)
     sums = {name: total.tolist() for name, total in self.sums.items()}
-    self.checkpoints.save(self.step, self.state, sums)
+    context = self.run.context_after(self.step)
+    self.checkpoints.save(self.step, self.state, sums, context)
 
   def _end_early(self, status: int) -> None:
     """Saves the state, and ends with the status that a signal asks for."""

@@ -139,8 +139,18 @@ def _branch(run: Run, init: Callable[[], TrainState]) -> Begun:
       f" {run.config.curriculum!r} ({run.curriculum.steps} steps):"
       " lengthen it, or set init.step=reset"
     )
-  note = f"starting from {start.name} (optimizer: {settings.optimizer})"
-  return Begun(loaded, False, [note])
+  notes = [f"starting from {start.name} (optimizer: {settings.optimizer})"]
+  if changed := _model_changes(start, run):
+    notes.append(f"the model's settings change: {'; '.join(changed)}")
+  return Begun(loaded, False, notes)
+
+
+def _model_changes(start: Checkpoint, run: Run) -> list[str]:
+  """Lists the model's settings in which a run differs from its start."""
+  meta = start.meta
+  before = dataclasses.replace(meta.config, model=meta.encoder)
+  changed = config_lib.differences(before, run.config)
+  return [line for line in changed if line.startswith("model.")]
 
 
 def _check_fits(start: Checkpoint, run: Run) -> None:
@@ -161,11 +171,9 @@ def _check_fits(start: Checkpoint, run: Run) -> None:
   shapes = models.build(start.meta.config.model, own.vocab_size).shapes
   # Settings may differ if shapes do not, such as dropout or attention.
   if shapes != run.model.shapes:
-    changed = config_lib.differences(start.meta.config, run.config)
-    of_model = [line for line in changed if line.startswith("model.")]
     raise UserError(
       f"init.checkpoint={start.name} is of another model:"
-      f" {'; '.join(of_model)}: set model as it was there"
+      f" {'; '.join(_model_changes(start, run))}: set model as it was there"
     )
 
 
@@ -242,15 +250,18 @@ class Checkpoints:
     """Whether a step is saved, and kept when it is not the newest."""
     return step in self._chosen or step == self.best
 
-  def save(self, step: int, state: TrainState, window: Mapping) -> None:
+  def save(
+    self, step: int, state: TrainState, window: Mapping, context: Mapping = {}
+  ) -> None:
     """Begins to save, with the log's sums, after the save before has ended.
 
-    Raises a UserError, with the last good step, if either cannot be written.
+    `context` is `Run.context_after`. Raises a UserError, with the last good
+    step, if either cannot be written.
     """
     self.wait()  # one at a time: memory holds a copy of each
     with _ONE_BY_ONE, self._reported(step):
       items = checkpoint.to_items(state)
-      fields = {**self._meta, "window": window}
+      fields = {**self._meta, **context, "window": window}
       args = checkpoint.save_args(self._folder, items, fields)
       if self._manager is None:
         options = ocp.CheckpointManagerOptions(

@@ -133,7 +133,7 @@ class TrainStep:
     """
     # One key for the encoder, one for the head.
     keys = (None, None) if key is None else jax.random.split(key)
-    hidden = self.model.encode(
+    hidden = self.model.with_base(micro.rope_theta).encode(
       params, micro.inputs, micro.positions, micro.mask, keys[0]
     )
     shards = micro.target_positions.shape[0]

@@ -62,7 +62,7 @@ def score(loaded, items, asked) -> Outcome:
       tokens = text.tokens.copy()
       tokens[at + 1 : text.stop] = framing.mask_id(loaded)
       parts[-1].append(Text(tokens, at, at + 1))
-  logprobs, likeliest = texts.score(loaded, parts, wanted, asked)
+  logprobs, likeliest, _ = texts.score(loaded, parts, wanted, asked)
   right = likeliest == [text.targets for text in encoded]
   summary = {
     "texts": len(items),

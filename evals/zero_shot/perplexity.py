@@ -18,12 +18,16 @@ once for each token: use --limit.
 The special tokens of training surround a document and are not scored. A
 document longer than the context is scored in overlapping windows, --stride
 tokens apart. Each token counts once, in the window that gives it the most
-context: before it, or with masks on both sides. The text is scored as it is.
+context: before it, or with masks on both sides. positions.csv has the mean nats
+by the position in the window, and positions.svg shows them: whether the model
+uses long contexts. Compare models at the same positions. The text is scored as
+it is.
 lm-eval's wikitext first removes that set's spaces around punctuation, but
 counts words and bytes with them.
 """
 
 import dataclasses
+import io
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
@@ -38,7 +42,9 @@ from antlm_jax.inference.model import opened
 from antlm_jax.inference.scoring import Text
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import Setting, setting
+from antlm_jax.training import plots
 
+_BINS = 64  # points of the curve by position
 _ENCODED = 256  # documents at once: encoding takes 30 times their memory
 
 
@@ -69,11 +75,14 @@ class Perplexity:
   accuracy: float
   # For each document its id, first characters, tokens, words, bytes and nats.
   items: Sequence[Mapping[str, str | float]]
+  # For each position in a window its number of scored tokens, and their mean.
+  by_position: Sequence[Mapping[str, float]]
 
   @property
   def summary(self) -> dict[str, float]:
     """All figures by name."""
-    return {name: x for name, x in vars(self).items() if name != "items"}
+    lists = "items", "by_position"
+    return {name: x for name, x in vars(self).items() if name not in lists}
 
   def __repr__(self) -> str:
     return (
@@ -132,9 +141,10 @@ def measure(
       parts.append(list(windows(text, wanted, longest, asked.stride)))
   if not any(parts):
     raise UserError("the texts hold no token to predict")
-  logprobs, likeliest = texts_lib.score(loaded, parts, wanted, asked)
+  found = texts_lib.score(loaded, parts, wanted, asked)
   tokens = [sum(window.targets for window in those) for those in parts]
-  return figures(documents, tokens, -logprobs, likeliest)
+  nats, places = -found.logprobs, found.by_position
+  return figures(documents, tokens, nats, found.likeliest, places)
 
 
 def figures(
@@ -142,11 +152,12 @@ def figures(
   tokens: Sequence[int],
   nats: np.ndarray,
   likeliest: np.ndarray,
+  by_position: Iterable[Sequence[float]] = (),
 ) -> Perplexity:
   """Returns the figures of n documents.
 
   For each, given its number of scored tokens, their nats, and how many of them
-  are the likeliest ones, `[n]`.
+  are the likeliest ones, `[n]`; `by_position` as in `scoring.Totals`.
   """
   items = [
     {
@@ -173,13 +184,39 @@ def figures(
     bits_per_byte=total / math.log(2) / sums["bytes"],
     accuracy=float(likeliest.sum() / count),
     items=items,
+    by_position=[
+      {"position": position, "tokens": int(n), "nats_per_token": float(of / n)}
+      for position, (of, n) in enumerate(by_position)
+      if n
+    ],
   )
 
 
 def score(loaded, items: Sequence[str], asked: PerplexitySettings) -> Outcome:
   """Scores documents."""
   found = measure(loaded, items, asked)
-  return Outcome(found.summary, found.items)
+  names = "position", "tokens", "nats_per_token"
+  rows = [[row[name] for name in names] for row in found.by_position]
+  lines = (",".join(map(str, row)) for row in (names, *rows))
+  files = {"positions.csv": "\n".join(lines) + "\n"}
+  files["positions.svg"] = _drawn(np.array(rows))
+  return Outcome(found.summary, found.items, files)
+
+
+def _drawn(rows: np.ndarray) -> str:
+  """Draws the rows of positions.csv as SVG, in at most `_BINS` means."""
+  position, tokens, nats = rows.T
+  group = position * _BINS // (position.max() + 1)
+  _, group = np.unique(group, return_inverse=True)
+  count, place = np.bincount(group, tokens), np.bincount(group, position)
+  figure = plots.canvas(7, 4)
+  axes = figure.subplots()
+  x, y = place / np.bincount(group), np.bincount(group, tokens * nats) / count
+  axes.plot(x, y, color=plots.COLOURS[0], lw=2)
+  axes.set(xlabel="position in the window (tokens)", ylabel="nats per token")
+  plots.step_axis(axes)
+  figure.savefig(svg := io.StringIO(), format="svg")
+  return svg.getvalue()
 
 
 def windows(

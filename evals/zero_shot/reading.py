@@ -98,7 +98,7 @@ def surprisals(loaded, words: Sequence[tuple[str, str]], asked) -> np.ndarray:
     [encoded(*one) for one in _tokens(loaded.tokenizer, *word)]
     for word in unique
   ]
-  logprobs, _ = texts.score(loaded, parts, wanted, asked)
+  logprobs = texts.score(loaded, parts, wanted, asked).logprobs
   index = {word: i for i, word in enumerate(unique)}
   return -logprobs[[index[word] for word in words]]
 

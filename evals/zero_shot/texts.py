@@ -100,16 +100,15 @@ def perplexity(nats: float) -> float:
 
 def score(
   loaded, parts: Sequence[Sequence[Text]], wanted: tuple[Pass, ...], asked
-) -> tuple[np.ndarray, np.ndarray]:
+) -> scoring.Totals:
   """Scores n texts in parts.
 
-  Returns the sums over their parts, float64 `[n]`: log-probabilities in nats,
-  and the numbers of tokens that are the likeliest ones.
+  Returns the sums over the parts of each text, float64 `[n]`. Positions are
+  those in a part.
   """
   flat = [part for those in parts for part in those]
   found = scoring.totals(loaded, flat, wanted, **asked.batches)
   owner = np.repeat(np.arange(len(parts)), [len(those) for those in parts])
-  return tuple(
-    np.bincount(owner, values, len(parts))
-    for values in (found.logprobs[:, 0], found.likeliest)
-  )
+  logprobs = np.bincount(owner, found.logprobs[:, 0], len(parts))
+  likeliest = np.bincount(owner, found.likeliest, len(parts))
+  return scoring.Totals(logprobs, likeliest, found.by_position)

@@ -471,7 +471,8 @@ class _Block:
         def _(n):
           block, at = r.blocks[self.row, self.tile, n], g * needed + n
           slot = _slot(at)
-          pl.when(_reuses(at))(lambda: plgpu.barrier_wait(r.free.at[slot]))
+          reused = at >= _SLOTS
+          pl.when(reused)(lambda: plgpu.barrier_wait(r.free.at[slot]))
           for name, source in sources(
             block, self.head * self.group + g
           ).items():
@@ -551,11 +552,6 @@ def _products(*pairs) -> list[jax.Array]:
 def _slot(n: jax.Array) -> jax.Array:
   """Slot of the n-th block."""
   return lax.rem(n, jnp.int32(_SLOTS))
-
-
-def _reuses(n: jax.Array) -> jax.Array:
-  """Whether the n-th block's slot had another block before."""
-  return n >= _SLOTS
 
 
 def _send(*pairs) -> None:

@@ -1,0 +1,47 @@
+"""Continues a model at longer rows with another RoPE base.
+
+    antlm prepare --text=TEXT --output=data/long \\
+      --tokenizer=FOLDER --seq_len=8192
+    antlm train --config=longer:model=FOLDER --workdir=runs/long \\
+      --config.data.path=data/long
+
+By default this is ModernBERT's context extension (arXiv 2412.13663, section
+2.2, and its published configuration): rows of 8,192 tokens, base 160,000 in
+the layers that see all keys, a new optimizer state, a constant learning rate
+of 3e-4 and then a decay by 1 - sqrt over the last sixth. Layers with a window
+keep their base. The number of steps and the short warmup are ours. The result
+has the new base and length, and so do its exports.
+
+The argument takes `model`, `curriculum` and `mask_ratio` (0.3 by default) as
+configs/continued.py does, and
+- `tokens`: tokens of the longest row, 8192 by default;
+- `base`: RoPE's base, 160000 by default.
+
+docs/curricula.md changes the base within a run instead.
+"""
+
+from antlm_jax import config as config_lib
+from antlm_jax.errors import UserError
+
+
+def get_config(arg: str = ""):
+  """Returns the config; see the module."""
+  arg = config_lib.parse_arg(
+    arg,
+    model="",
+    curriculum="2000M",
+    mask_ratio=0.3,
+    tokens=8192,
+    base=160_000.0,
+  )
+  continued = f"curriculum={arg.curriculum},mask_ratio={arg.mask_ratio}"
+  if arg.model:
+    continued += f",model={arg.model}"
+  config = config_lib.module("continued").get_config(continued)
+  if "rope_theta" not in config.model:
+    raise UserError(f"{arg.model} is {config.model.name}, which has no RoPE")
+  config.model.update(rope_theta=arg.base, max_seq_len=arg.tokens)
+  config.schedule.update(
+    peak_lr=3e-4, warmup_steps=0.02, decay_steps=1 / 6, decay="1-sqrt"
+  )
+  return config
