@@ -10,13 +10,9 @@ import functools
 import json
 import os
 import pathlib
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
-
-import jax
 
 from antlm_jax import cli, tables
 from antlm_jax import settings as settings_lib
@@ -245,12 +241,9 @@ def _evaluate(
     progress.say(f"{len(items):,} items of {asked.data}, {asked.mode}")
     began = time.monotonic()
     outcome = of.score(loaded, items, asked)
-    about = {
-      "task": task,
-      "seconds": time.monotonic() - began,  # compilation included
-      "peak_memory_mib": _peak_memory(),
-    }
-    summary = {"request": request, **about, **outcome.summary}
+    seconds = time.monotonic() - began  # compilation included
+    about = {"request": request, "task": task, "seconds": seconds}
+    summary = {**about, **outcome.summary}
     lines = list(outcome.lines)
     if folder:
       write(folder, summary, lines, outcome.files)
@@ -294,12 +287,9 @@ def write(
   results.write(folder, {**own, ITEMS: lines}, summary)
 
 
-def run(description: str, name: str | None, argv: Sequence[str]) -> None:
-  """Runs the command of a task, or of the one that --task names.
-
-  `description` is the command's docstring.
-  """
-  name, asked, args = _parse(description, name, argv)
+def run(description: str, argv: Sequence[str]) -> None:
+  """Runs the command of a task; `description` is the command's docstring."""
+  name, asked, args = _parse(description, argv)
   items = TASKS[name].read(asked)
   loaded = from_args(args)
   folder = _folder(asked, loaded)
@@ -311,13 +301,13 @@ def run(description: str, name: str | None, argv: Sequence[str]) -> None:
     print(f"written to {found.folder}")
 
 
-def done(description: str, name: str | None, argv: Sequence[str]) -> bool:
+def done(description: str, argv: Sequence[str]) -> bool:
   """Returns whether `run` has written its results; reads no model and no data.
 
   Raises a UserError if the arguments are wrong, there is no such checkpoint, or
   the folder has the results of another request.
   """
-  name, asked, args = _parse(description, name, argv)
+  name, asked, args = _parse(description, argv)
   model = identify(args.checkpoint, args.step)
   request = request_of(name, asked, model)
   return results.finished(_folder(asked, model), request) is not None
@@ -331,32 +321,22 @@ def _folder(asked: TaskSettings, model: Identity) -> pathlib.Path:
 
 
 def _parse(
-  description: str, name: str | None, argv: Sequence[str]
+  description: str, argv: Sequence[str]
 ) -> tuple[str, TaskSettings, argparse.Namespace]:
-  """Parses the arguments of the named task, or of the one that --task names."""
+  """Parses the arguments of the task that --task names."""
   parser = cli.Parser(add_help=False)
-  parser.add_argument("--task", choices=TASKS, default=name)
+  parser.add_argument("--task", choices=TASKS)
   named = parser.parse_known_args(argv)[0].task
   rows = [(f"  {n}", t.about.partition("\n")[0]) for n, t in TASKS.items()]
   every = f"{description}\nThe tasks:\n\n{tables.text(sorted(rows))}"
   about = TASKS[named].about if named else every
   parser = cli.Parser(description=f"{about.strip()}\n\n{_WRITES}")
   add_arguments(parser)
-  if name is None:
-    about = "Name of the task"
-    parser.add_argument("--task", required=True, choices=TASKS, help=about)
+  about = "Name of the task"
+  parser.add_argument("--task", required=True, choices=TASKS, help=about)
   section = TASKS[named].settings if named else TaskSettings
   settings_lib.add_arguments(parser, section)
   args = parser.parse_args(argv)
   asked = settings_lib.from_args(section, args)
   pipelines.options(asked.pipeline, asked.mode, named)  # refuses what it lacks
   return named, asked, args
-
-
-def _peak_memory() -> float:
-  """Returns the accelerator's peak memory, or on CPU the process's, in MiB."""
-  stats = jax.local_devices()[0].memory_stats() or {}
-  if "peak_bytes_in_use" in stats:
-    return stats["peak_bytes_in_use"] / 2**20
-  unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
