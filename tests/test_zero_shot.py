@@ -1,6 +1,7 @@
 """The tasks of BabyLM 2026, each compared with its rule written anew."""
 
 import csv
+import dataclasses
 import json
 import math
 import re
@@ -8,13 +9,16 @@ import re
 import numpy as np
 import pytest
 
+from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
 from antlm_jax.evals import score as score_command
 from antlm_jax.evals.zero_shot import age_of_acquisition
 from antlm_jax.evals.zero_shot.age_of_acquisition import Word
 from antlm_jax.evals.zero_shot.command import TASKS, evaluate
 from antlm_jax.inference.model import load
+from antlm_jax.inference.model import write as write_model
 from antlm_jax.masks import AttentionMask
+from antlm_jax.training.checkpoint import Meta
 from tests import helpers, random_models, runs
 
 run = random_models.run(max_seq_len=128)
@@ -365,3 +369,149 @@ def test_reading_times(run, loaded, tmp_path, mode):
   paced = gain(rows, PACED, (*names, "prev_length", "prev_pred"))
   assert summary["eye_tracking"] == pytest.approx(np.mean(eyes), rel=1e-3)
   assert summary["self_paced_reading"] == pytest.approx(paced, rel=1e-3)
+
+
+def test_ages_of_curves_that_are_known():
+  """Of sigmoids that words and children follow exactly."""
+  names = [f"chck_{n}M" for n in (1, 2, 3, 5, 7, 10, 20, 40, 60, 80, 100)]
+  seen = np.array([age_of_acquisition.words_seen(name) for name in names])
+  assert seen[0] == 1e6 and seen[-1] == 1e8
+  x, months, chance = np.log10(seen + 1), np.arange(16, 31), 18.2
+  words, curves, ages = [], [], []
+  for middle, born in ((6.7, 19.5), (7.0, 22.5), (7.3, 27.0), (6.9, 21.0)):
+    curve = 14 - 11 / (1 + np.exp(-4 * (x - middle)))
+    level = (chance + curve.min()) / 2
+    ages.append(middle - np.log(11 / (14 - level) - 1) / 4)
+    shares = 1 / (1 + np.exp(-0.6 * (months - born)))
+    child = age_of_acquisition.child_age(months, shares)
+    assert child == pytest.approx(born, abs=1e-3)
+    words.append(Word("dog", ("a ", "b "), child))
+    curves.append(np.stack([curve - 0.5, curve + 0.5], axis=1))
+  # One that is never learned, and one that children are not known to say.
+  words += [Word("never", ("a ",), 20.0), Word("unknown", ("a ",), None)]
+  curves += [np.full((len(x), 1), 19.0), curves[0]]
+  chances = np.full(6, chance)
+  found = age_of_acquisition.outcome(words, names, curves, chances)
+  learned = [line["model_log10_words"] for line in found.lines]
+  np.testing.assert_allclose(learned[:4], ages, atol=1e-3)
+  assert learned[4] is None
+  assert found.summary["compared"] == 4 and found.summary["words"] == 6
+  children = [word.child for word in words[:4]]
+  expected = np.corrcoef(ages, children)[0, 1]
+  assert found.summary["correlation"] == pytest.approx(expected, abs=1e-3)
+  assert json.loads(found.files["aoa_score.json"])["aoa"] == pytest.approx(
+    expected, abs=1e-3
+  )
+  # Too few words, or a correlation that may be chance, count as none.
+  words[0], words[1] = (
+    words[i]._replace(child=x) for i, x in ((0, 26), (1, 20))
+  )
+  for some in (slice(4), slice(2, 6)):
+    given = words[some], names, curves[some], chances[some]
+    assert age_of_acquisition.outcome(*given).summary["correlation"] == 0.0
+  late = 1 / (1 + np.exp(-0.6 * (months - 40.0)))
+  assert age_of_acquisition.child_age(months, late) is None
+  assert age_of_acquisition.child_age(months[:2], late[:2]) is None
+
+
+@pytest.fixture(scope="module")
+def kept(loaded, tmp_path_factory):
+  """A run of three checkpoints, whose names say the words that they saw."""
+  folder = tmp_path_factory.mktemp("kept")
+  names = {"chck_1M": 1, "chck_2M": 2, "chck_10M": 10}
+  fields = {f.name: getattr(loaded, f.name) for f in dataclasses.fields(Meta)}
+  meta = Meta(**fields | {"milestones": names})
+  for step in names.values():
+    params = {name: x * step**0.25 for name, x in loaded.params.items()}
+    write_model(folder / f"checkpoints/{step}", step, params, meta)
+  return folder
+
+
+CONTEXTS = {
+  "dog": [{"context": "Tom sat near the "}, {"context": "A"}],
+  "sits": [{"context": "the cat"}],
+  "x": [{"context": "of one letter"}],
+}
+
+
+def surprisals(kept):
+  """What the pipeline's surprisal.json has of the contexts."""
+  for name, step in load(kept).milestones.items():
+    model = load(kept, step)
+    for word in ("dog", "sits"):
+      for i, row in enumerate(CONTEXTS[word]):
+        context = row["context"].strip() + " "
+        found = -np.sum(log_probability(model, context, word))
+        one = {"step": name, "word_count": step * 10**6, "target_word": word}
+        one |= {"context_id": i, "context": row["context"]}
+        yield one | {"surprisal": pytest.approx(found, 1e-4)}
+
+
+@pytest.mark.slow
+def test_a_submission_has_the_files_that_are_collated(kept, tmp_path, capsys):
+  """Would catch a file in another place or form than collate_preds.py reads."""
+  data, output = tmp_path / "data", tmp_path / "results/model"
+  pairs = toy_english.minimal_pairs("a", 3).values()
+  by_uid = {group[0]["UID"]: group for group in pairs}
+  for kind, suffix in (("full", "filtered"), ("fast", "fast")):
+    folder = data / f"{kind}_eval"
+    folder.mkdir(parents=True)
+    write(folder / f"blimp_{suffix}", **by_uid)
+    write(folder / f"ewok_{suffix}", **CHOICES["ewok"][1])
+    for name in ("global_piqa_parallel", "global_piqa_nonparallel"):
+      write(folder / name, eng_latn=PIQA)
+    reading_data(folder / "reading")
+  full = data / "full_eval"
+  write(full / "comps", **CHOICES["comps"][1])
+  write(full / "entity_tracking", **BOXES)
+  write(data / "fast_eval/entity_tracking_fast", regular=BOXES["regular"])
+  (full / "aoa").mkdir()
+  (full / "aoa/cdi_childes.json").write_text(json.dumps(CONTEXTS))
+  human = "word,16,17,18\ndog,0.1,NA,0.9\n"
+  (full / "aoa/cdi_human.csv").write_text(human)
+  rte = [
+    {"sentence1": "a", "sentence2": "b", "label": i % 2} for i in range(40)
+  ]
+  for split in ("train", "valid"):
+    runs.write_lines(full / f"glue_filtered/rte.{split}.jsonl", rte)
+  words = f"--checkpoint={kept}", f"--data={data}", f"--output={output}"
+  runs.main("evals.babylm", *words, "--mode=causal")
+  said = capsys.readouterr().out
+  assert "left out: " in said and "supplement_filtered" in said
+  found = {
+    path.relative_to(output).as_posix(): json.loads(path.read_text())
+    for path in output.rglob("*.json")
+    if path.name != "summary.json"
+  }
+  piqa = [f"global_piqa_{kind}" for kind in ("parallel", "nonparallel")]
+  both = [f"{name}/{name}" for name in piqa] + ["reading"]
+  fast = ["blimp/blimp_fast", "ewok/ewok_fast", *both]
+  fast += ["entity_tracking/entity_tracking_fast"]
+  whole = ["blimp/blimp_filtered", "ewok/ewok_filtered", "comps/comps", *both]
+  whole += ["entity_tracking/entity_tracking"]
+  places = {f"main/zero_shot/causal/{p}/predictions.json" for p in whole}
+  places |= {
+    f"{name}/zero_shot/causal/{place}/predictions.json"
+    for name in ("chck_1M", "chck_2M", "chck_10M")
+    for place in fast
+  }
+  aoa = "main/zero_shot/causal/AoA_word"
+  places |= {f"{aoa}/surprisal.json", f"{aoa}/aoa_score.json"}
+  tuned = "main/finetune/rte/predictions.json"
+  own = "main/finetune/rte/10-causal/predictions.json"
+  assert found.keys() == {*places, tuned, own}
+  assert found[f"{aoa}/surprisal.json"]["results"] == [*surprisals(kept)]
+  assert found[f"{aoa}/aoa_score.json"] == {"aoa": 0.0}
+  assert found[tuned] == found[own] and [*found[tuned]] == ["rte"]
+  assert len(found[tuned]["rte"]["predictions"]) == len(rte)
+  pairs = found["main/zero_shot/causal/blimp/blimp_filtered/predictions.json"]
+  assert {uid: len(those["predictions"]) for uid, those in pairs.items()} == {
+    uid: len(rows) for uid, rows in by_uid.items()
+  }
+  # Again, everything is there.
+  runs.main("evals.babylm", *words, "--mode=causal")
+  again = capsys.readouterr().out
+  assert (
+    "items of" not in again
+    and again.splitlines()[-12:-1] == (said.splitlines()[-12:-1])
+  )
