@@ -16,60 +16,54 @@ which a missing one counts as 0. GlobalPIQA and reading are means of two.
 
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from antlm_jax import cli, tables
 from antlm_jax.evals import finetune
 from antlm_jax.evals.score import evaluate
 from antlm_jax.evals.zero_shot import pipelines
-from antlm_jax.inference.model import (
-  Loaded,
-  add_arguments,
-  from_args,
-  load,
-  opened,
-  revisions,
-)
+from antlm_jax.inference import model as model_lib
+from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files, progress
 
 PIPELINE = "2026"
-# The task of each folder of data, and the folder of its results.
-_ALWAYS = {
-  "global_piqa_parallel": ("global_piqa", "global_piqa_parallel/{folder}"),
-  "global_piqa_nonparallel": (
-    "global_piqa",
-    "global_piqa_nonparallel/{folder}",
-  ),
-  "reading": ("reading", "reading"),
+# Tasks by folder of data, in full_eval or fast_eval or both.
+_BOTH = {
+  "global_piqa_parallel": "global_piqa",
+  "global_piqa_nonparallel": "global_piqa",
+  "reading": "reading",
 }
-_FULL = _ALWAYS | {
-  "blimp_filtered": ("blimp", "blimp/{folder}"),
-  "supplement_filtered": ("blimp", "blimp/{folder}"),
-  "ewok_filtered": ("ewok", "ewok/{folder}"),
-  "entity_tracking": ("entity_tracking", "entity_tracking/{folder}"),
-  "comps": ("comps", "comps/{folder}"),
-  "aoa": ("aoa", "AoA_word"),
+_FULL = _BOTH | {
+  "blimp_filtered": "blimp",
+  "supplement_filtered": "blimp",
+  "ewok_filtered": "ewok",
+  "entity_tracking": "entity_tracking",
+  "comps": "comps",
+  "aoa": "aoa",
 }
-_FAST = _ALWAYS | {
-  "blimp_fast": ("blimp", "blimp/{folder}"),
-  "supplement_fast": ("blimp", "blimp/{folder}"),
-  "ewok_fast": ("ewok", "ewok/{folder}"),
-  "entity_tracking_fast": ("entity_tracking", "entity_tracking/{folder}"),
+_FAST = _BOTH | {
+  "blimp_fast": "blimp",
+  "supplement_fast": "blimp",
+  "ewok_fast": "ewok",
+  "entity_tracking_fast": "entity_tracking",
 }
-# The figures that the leaderboard averages in each of its columns.
+# The folder of a task's results, if it is not TASK/DATA.
+_PLACES = {
+  "global_piqa": "{data}/{data}",
+  "reading": "reading",
+  "aoa": "AoA_word",
+}
+# What the leaderboard averages in each column: main figures by folder of data.
 _COLUMNS = {
-  "BLiMP": ("blimp_filtered macro_accuracy",),
-  "BLiMP supplement": ("supplement_filtered macro_accuracy",),
-  "EWoK": ("ewok_filtered macro_accuracy",),
-  "entity tracking": ("entity_tracking macro_accuracy",),
-  "COMPS": ("comps macro_accuracy",),
-  "GlobalPIQA": (
-    "global_piqa_parallel macro_accuracy",
-    "global_piqa_nonparallel macro_accuracy",
-  ),
-  "reading": ("reading eye_tracking", "reading self_paced_reading"),
-  "age of acquisition": ("aoa correlation",),
-  "(Super)GLUE": ("glue score",),
+  "BLiMP": ("blimp_filtered",),
+  "BLiMP supplement": ("supplement_filtered",),
+  "EWoK": ("ewok_filtered",),
+  "entity tracking": ("entity_tracking",),
+  "COMPS": ("comps",),
+  "GlobalPIQA": ("global_piqa_parallel", "global_piqa_nonparallel"),
+  "reading": ("reading", "self_paced_reading"),
+  "age of acquisition": ("aoa",),
+  "(Super)GLUE": ("glue",),
 }
 
 
@@ -98,33 +92,30 @@ def submission(
   Raises:
     UserError: The run kept no steps by words, or an argument or file is wrong.
   """
-  data, output = pathlib.Path(data), pathlib.Path(output)
-  found, absent = {}, []
+  data, output, found = pathlib.Path(data), pathlib.Path(output), {}
   with progress.quietly(quiet):
-    loaded = opened(model)
-    kept = revisions(loaded)
-    for name, path in {"main": loaded.path, **kept}.items():
-      one = loaded if path == loaded.path else load(path)
-      kind, parts = ("fast", _FAST) if name in kept else ("full", _FULL)
-      for folder, (task, place) in parts.items():
-        where = data / f"{kind}_eval" / folder
+    loaded = model_lib.opened(model)
+    kept = model_lib.revisions(loaded)
+    for revision, path in {"main": loaded.path, **kept}.items():
+      one = loaded if path == loaded.path else model_lib.load(path)
+      kind, tasks = ("fast", _FAST) if revision in kept else ("full", _FULL)
+      for name, task in tasks.items():
+        where = data / f"{kind}_eval" / name
         if not where.is_dir():
-          absent.append(str(where))
+          progress.say(f"left out: there is no {where}")
           continue
-        to = output / name / "zero_shot" / mode / place.format(folder=folder)
+        place = _PLACES.get(task, "{task}/{data}").format(task=task, data=name)
+        to = output / revision / "zero_shot" / mode / place
         how = {"mode": mode, "pipeline": PIPELINE, "output": to}
-        summary = evaluate(one, task, where, **how).summary
-        if name not in kept:
-          found |= {f"{folder} {key}": x for key, x in summary.items()}
+        result = evaluate(one, task, where, **how)
+        if revision == "main":
+          found |= result.summary | {name: result.score}
     if tune and (data / "full_eval/glue_filtered").is_dir():
-      score = _tuned(loaded, data / "full_eval", output, mode)
-      found["glue score"] = score
-    if absent:
-      progress.say(f"left out: {', '.join(dict.fromkeys(absent))}")
+      found["glue"] = _tuned(loaded, data / "full_eval", output, mode)
   return {
-    column: statistics.fmean(found[figure] for figure in figures)
-    for column, figures in _COLUMNS.items()
-    if found.keys() >= {*figures}
+    column: statistics.fmean(found[name] for name in names)
+    for column, names in _COLUMNS.items()
+    if found.keys() >= {*names}
   }
 
 
@@ -142,35 +133,25 @@ def _tuned(
   return tuned.score
 
 
-def table(columns: Mapping[str, float]) -> str:
-  """Lays out the leaderboard's columns, and their mean, in percent."""
-  rows = {name: columns.get(name) for name in _COLUMNS}
-  rows["mean of nine"] = sum(columns.values()) / len(_COLUMNS)
-  shown = (
-    (name, "-" if share is None else f"{100 * share:.2f}")
-    for name, share in rows.items()
-  )
-  return tables.text(shown, align="<>")
-
-
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
   parser = cli.Parser(description=__doc__)
-  add_arguments(parser)
+  model_lib.add_arguments(parser)
   add = parser.add_argument
   add("--data", required=True, help="Path to the pipeline's evaluation_data")
-  add(
-    "--mode",
-    required=True,
-    choices=pipelines.PIPELINES[PIPELINE],
-    help="Outputs that predict a token, the pipeline's backend",
-  )
+  about, modes = "Outputs that predict a token", pipelines.PIPELINES[PIPELINE]
+  add("--mode", required=True, choices=modes, help=about)
   about = "Path to a folder for the results, results/NAME of the pipeline"
   add("--output", required=True, type=cli.here, help=about)
   add("--no-tune", dest="tune", action="store_false", help="Do not fine-tune")
   args = parser.parse_args(argv)
+  model = model_lib.identify(args.checkpoint, args.step).path
   how = {"mode": args.mode, "tune": args.tune}
-  print(table(submission(from_args(args), args.data, args.output, **how)))
+  found = submission(model, args.data, args.output, **how)
+  rows = {name: found.get(name) for name in _COLUMNS}
+  rows["mean of nine"] = sum(found.values()) / len(_COLUMNS)
+  shares = ("-" if x is None else f"{100 * x:.2f}" for x in rows.values())
+  print(tables.text([*zip(rows, shares, strict=True)], align="<>"))
   print(f"written to {args.output}")
 
 

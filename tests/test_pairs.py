@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import pathlib
-import types
 
 import numpy as np
 import pytest
@@ -86,9 +85,8 @@ def results_of(*rows, terms=None):
   return Results(items, np.array(found))
 
 
-def table(summary, paradigms=False):
-  asked = types.SimpleNamespace(paradigms=paradigms)
-  return TASKS["blimp"].table(summary, asked).splitlines()
+def table(summary):
+  return TASKS["blimp"].table(summary).splitlines()
 
 
 def test_ties_are_wrong_and_counted():
@@ -106,20 +104,16 @@ def test_pairs_without_a_uid_take_the_file_name(tmp_path):
   assert lines[3].split() == ["hypernym", "1", "100.00"]
 
 
-def test_the_summary_comes_first_and_paradigms_on_request():
+def test_the_table_has_means_first_then_phenomena():
   rows = ("x", 1, 0.5), ("y", 0, 0.5), ("z", 1, 0.5)
   terms = {"x": "island", "y": "island", "z": "binding"}
-  summary = results_of(*rows, terms=terms).summary()
-  lines = table(summary)
+  lines = table(results_of(*rows, terms=terms).summary())
   assert [" ".join(line.split()) for line in lines[1:]] == [
     "mean over UIDs 3 66.67",
     "mean over pairs 3 66.67",
     "binding 1 100.00",
     "island 2 50.00",
-    "--paradigms shows all 3 UIDs",
   ]
-  names = [line.split()[0] for line in table(summary, paradigms=True)[3:]]
-  assert names == ["binding", "z", "island", "x", "y"]
 
 
 @pytest.mark.parametrize(
@@ -237,13 +231,6 @@ def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
       times(extra)
     assert [times(extra, "--overwrite"), times(extra)] == [1, 0], extra
     assert times("--overwrite") == 1
-  summary = runs.summary(output)
-  del summary["request"]["params_digest"]  # as in earlier versions
-  summary["request"]["params_crc32"] = 1
-  (output / "summary.json").write_text(json.dumps(summary))
-  with pytest.raises(UserError, match=r"request \(limit, params_digest"):
-    times("--limit=3")
-  assert [times(), times()] == [1, 0]
   write_pairs(data, "a.jsonl")  # the same pairs, written later
   assert times() == 0
   (data / "a.jsonl").write_text(GOOD)
@@ -319,16 +306,6 @@ def test_a_damaged_summary_is_none(tmp_path, text):
   assert results.finished(tmp_path, {"n": 1}) is None
 
 
-@pytest.mark.parametrize("on", [False, True])
-def test_a_switch_of_an_earlier_version_differs_if_it_was_on(tmp_path, on):
-  results.write(tmp_path, {}, {"request": {"n": 1, "as_published": on}})
-  if not on:
-    assert results.finished(tmp_path, {"n": 1})
-    return
-  with pytest.raises(UserError, match=r"request \(as_published differ\)"):
-    results.finished(tmp_path, {"n": 1})
-
-
 def test_accuracy_needs_no_checkpoint(loaded, tmp_path):
   """A model in memory is enough, as of a run that is training."""
   write_pairs(tmp_path / "pairs", "a.jsonl", "b.jsonl")
@@ -350,6 +327,8 @@ def test_blimp_refuses_arguments(run, tmp_path):
     ("--temperature=a", "not float"),
     ("--limit=-1", "--limit=-1 is not at least 0"),
     (f"--output={data / 'a.jsonl'}", "cannot write .*a.jsonl"),
+    ("--data=nowhere", "no such folder of pairs: nowhere"),
+    (f"--data={'a' * 5000}", "File name too long"),
     ("--pipeline=2023", "invalid choice: '2023'"),
   ):
     with pytest.raises(UserError, match=message):

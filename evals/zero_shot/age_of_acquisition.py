@@ -23,11 +23,10 @@ from scipy import optimize, stats
 
 from antlm_jax import units
 from antlm_jax.errors import UserError
-from antlm_jax.evals import results
 from antlm_jax.evals.zero_shot import command, pipelines
 from antlm_jax.evals.zero_shot.command import TASKS, Outcome
 from antlm_jax.inference import scoring
-from antlm_jax.inference.model import identify, load, revisions
+from antlm_jax.inference.model import load, revisions
 from antlm_jax.runtime import files
 
 CONTEXTS, CHILDREN = "cdi_childes.json", "cdi_human.csv"
@@ -77,13 +76,6 @@ def _children(path: pathlib.Path) -> dict[str, float | None]:
 def words_seen(name: str) -> int:
   """Reads the number in a revision's name: 10,000,000 in chck_10M."""
   return round(units.number(name.removeprefix("chck_")))
-
-
-def request(loaded, asked) -> dict:
-  """Identifies the revisions."""
-  found = revisions(loaded).items()
-  digests = {n: results.model_digest(identify(path)) for n, path in found}
-  return {"revisions": digests}
 
 
 def _reaches(level, x, y, guess, bounds, evaluations: int) -> float | None:
@@ -213,5 +205,4 @@ TASKS["aoa"] = command.Task(
   figure="correlation",
   table={"words": "{compared} of {words}", "correlation": "{correlation:.3f}"},
   settings=command.PipelineSettings,
-  request=request,
 )

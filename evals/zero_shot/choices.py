@@ -11,7 +11,6 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -41,8 +40,6 @@ class ChoiceSettings(PipelineSettings):
     choices=REDUCTIONS,
   )
   temperature: float = setting(1.0, "Divisor of the logits", over=0, most=1e30)
-  paradigms: bool = setting(False, "Print every UID, not only their groups")
-  apart: ClassVar = PipelineSettings.apart | {"paradigms"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,34 +95,28 @@ def score(rules: Rules, loaded, items, asked: ChoiceSettings) -> Outcome:
   return Outcome(results.summary(), results.lines(), files)
 
 
-def table(rules: Rules, summary: Mapping, asked: ChoiceSettings) -> str:
+def table(rules: Rules, summary: Mapping) -> str:
   """Lays out accuracies in percent: first the means, then by group.
 
   Groups are phenomena, or else splits, or else the UIDs themselves.
   """
-  count, uids = summary["pairs"], summary["by_uid"]
+  count, groups = summary["pairs"], collections.defaultdict(list)
   over = "splits" if rules.splits else "UIDs"
   rows = [
     (f"mean over {over}", count, summary["macro_accuracy"]),
     ("mean over pairs", count, summary["pair_accuracy"]),
   ]
-  groups = collections.defaultdict(list)
-  for uid, about in sorted(uids.items()):
-    group = about["term"] or rules.split(uid)
-    groups[group].append((uid, about["pairs"], about["accuracy"]))
-  every = asked.paradigms or not any(groups)
+  for uid, about in summary["by_uid"].items():
+    group = about["term"] or rules.split(uid) or uid
+    groups[group].append((about["pairs"], about["accuracy"]))
   for group, those in sorted(groups.items()):
-    if group:
-      _, counts, shares = zip(*those, strict=True)
-      rows.append((group, sum(counts), np.mean(shares)))
-    for uid, *row in those if every or not group else ():
-      rows.append(("  " * bool(group) + uid, *row))
-  shown = tables.text(
+    counts, shares = zip(*those, strict=True)
+    rows.append((group, sum(counts), np.mean(shares)))
+  return tables.text(
     [(name, count, f"{100 * share:.2f}") for name, count, share in rows],
     head=("", "pairs", "accuracy (%)"),
     align="<>",
   )
-  return shown + f"\n--paradigms shows all {len(uids)} UIDs" * (not every)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,13 +4,13 @@ A task is a value in `TASKS`: a reader of its data, a metric of the model's
 scores, and their description. The module that implements a task adds it.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
 import os
 import pathlib
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
 
@@ -23,7 +23,6 @@ from antlm_jax.inference.model import (
   Identity,
   Loaded,
   add_arguments,
-  from_args,
   identify,
   opened,
 )
@@ -91,11 +90,8 @@ class PipelineSettings(TaskSettings):
     choices=pipelines.PIPELINES,
   )
 
-
-def digest_files(asked: TaskSettings, items: Sequence) -> dict:
-  """Returns what identifies the files of a folder, wherever it is."""
-  paths = pathlib.Path(asked.data).glob("*")
-  return results.data_digest(sorted(p for p in paths if p.is_file()))
+  def __post_init__(self):
+    pipelines.options(self.pipeline, self.mode)  # refuses modes that it lacks
 
 
 class Reported(NamedTuple):
@@ -116,10 +112,8 @@ class Task:
     score: Scores the items, given the model, the items and the settings.
     figure: Name of the main figure in the summary.
     table: Formats of a summary's figures by title, or a function that lays out
-      the summary, given it and the settings.
+      the summary.
     settings: Section of the command's arguments.
-    digest: Identifies the data in a request, given the settings and items.
-    request: Returns further parts of a request, given the model and settings.
     reported: Columns of `antlm report`.
   """
 
@@ -127,16 +121,14 @@ class Task:
   read: Callable[[Any], Sequence]
   score: Callable[[Any, Sequence, Any], Outcome]
   figure: str
-  table: Mapping[str, str] | Callable[[Mapping, Any], str]
+  table: Mapping[str, str] | Callable[[Mapping], str]
   settings: type[TaskSettings] = TaskSettings
-  digest: Callable[[Any, Sequence], dict] = digest_files
-  request: Callable[[Any, Any], dict] = lambda loaded, asked: {}
   reported: Sequence[Reported] = ()
 
-  def shown(self, summary: Mapping, asked: TaskSettings) -> str:
+  def shown(self, summary: Mapping) -> str:
     """Returns the table of a summary."""
     if callable(self.table):
-      return self.table(summary, asked)
+      return self.table(summary)
     rows = ((n, form.format_map(summary)) for n, form in self.table.items())
     return tables.text(rows, align="<>")
 
@@ -212,42 +204,29 @@ def evaluate(
       or the output cannot be written or has results of another request.
   """
   asked = asked_of(task, data, {"mode": mode, **settings})
-  folder = pathlib.Path(output) if output else None
+  of, folder = TASKS[task], pathlib.Path(output) if output else None
   with progress.quietly(quiet):
-    # The cheap checks come first: arguments, then data, then the model.
-    items = TASKS[task].read(asked)
-    return _evaluate(task, asked, items, opened(model), folder, overwrite)
-
-
-def _evaluate(
-  task: str,
-  asked: TaskSettings,
-  items: Sequence,
-  loaded: Loaded,
-  folder: pathlib.Path | None,
-  overwrite: bool,
-) -> Evaluation:
-  """Scores items, unless the folder has the results of the same request."""
-  of = TASKS[task]
-  request = request_of(task, asked, loaded)
-  request |= {"data": of.digest(asked, items), **of.request(loaded, asked)}
-  summary = folder and not overwrite and results.finished(folder, request)
-  reused = bool(summary)
-  if reused:
-    lines = [x for _, x in files.read_jsonl(folder / ITEMS, "the items")]
-  else:
-    if folder:  # before minutes of scoring
-      files.check_writable(folder, folder=True)
-    progress.say(f"{len(items):,} items of {asked.data}, {asked.mode}")
-    began = time.monotonic()
-    outcome = of.score(loaded, items, asked)
-    seconds = time.monotonic() - began  # compilation included
-    about = {"request": request, "task": task, "seconds": seconds}
-    summary = {**about, **outcome.summary}
-    lines = list(outcome.lines)
-    if folder:
-      write(folder, summary, lines, outcome.files)
-  table = of.shown(summary, asked)
+    items = of.read(asked)  # before the model, which takes longer
+    loaded = opened(model)
+    request = request_of(task, asked, loaded)
+    # What identifies the data, wherever they are.
+    request["data"] = {"crc32": zlib.crc32(repr(items).encode())}
+    summary = folder and not overwrite and results.finished(folder, request)
+    reused = bool(summary)
+    if reused:
+      lines = [x for _, x in files.read_jsonl(folder / ITEMS, "the items")]
+    else:
+      if folder:  # before minutes of scoring
+        files.check_writable(folder, folder=True)
+      progress.say(f"{len(items):,} items of {asked.data}, {asked.mode}")
+      began = time.monotonic()
+      outcome = of.score(loaded, items, asked)
+      seconds = time.monotonic() - began  # compilation included
+      about = {"request": request, "task": task, "seconds": seconds}
+      summary, lines = {**about, **outcome.summary}, list(outcome.lines)
+      if folder:
+        write(folder, summary, lines, outcome.files)
+  table = of.shown(summary)
   return Evaluation(task, asked.mode, summary, lines, table, folder, reused)
 
 
@@ -289,11 +268,9 @@ def write(
 
 def run(description: str, argv: Sequence[str]) -> None:
   """Runs the command of a task; `description` is the command's docstring."""
-  name, asked, args = _parse(description, argv)
-  items = TASKS[name].read(asked)
-  loaded = from_args(args)
-  folder = _folder(asked, loaded)
-  found = _evaluate(name, asked, items, loaded, folder, asked.overwrite)
+  name, asked, model = _parse(description, argv)
+  given = vars(asked) | {"output": _folder(asked, model)}
+  found = evaluate(model.path, name, **given)
   print(found)
   if found.reused:
     print(f"already scored: {found.folder} (--overwrite scores again)")
@@ -307,8 +284,7 @@ def done(description: str, argv: Sequence[str]) -> bool:
   Raises a UserError if the arguments are wrong, there is no such checkpoint, or
   the folder has the results of another request.
   """
-  name, asked, args = _parse(description, argv)
-  model = identify(args.checkpoint, args.step)
+  name, asked, model = _parse(description, argv)
   request = request_of(name, asked, model)
   return results.finished(_folder(asked, model), request) is not None
 
@@ -322,7 +298,7 @@ def _folder(asked: TaskSettings, model: Identity) -> pathlib.Path:
 
 def _parse(
   description: str, argv: Sequence[str]
-) -> tuple[str, TaskSettings, argparse.Namespace]:
+) -> tuple[str, TaskSettings, Identity]:
   """Parses the arguments of the task that --task names."""
   parser = cli.Parser(add_help=False)
   parser.add_argument("--task", choices=TASKS)
@@ -338,5 +314,4 @@ def _parse(
   settings_lib.add_arguments(parser, section)
   args = parser.parse_args(argv)
   asked = settings_lib.from_args(section, args)
-  pipelines.options(asked.pipeline, asked.mode, named)  # refuses what it lacks
-  return named, asked, args
+  return named, asked, identify(args.checkpoint, args.step)
