@@ -212,7 +212,6 @@ PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
     ("fill", (NAMED, "--text="), "--text='' holds no <mask>: give --tokens"),
     ("fill", (NAMED, "--text=<mask>", "--top=-1"), "--top=-1 is not at"),
     ("ewok", (*PAIRS, "--temperature=nan"), "is not finite"),
-    ("ewok", (*PAIRS, "--pipeline=2024", "--mode=mntp"), "the 2024 pipeline"),
   ],
 )
 def test_bad_input_is_told(name, args, told):

@@ -180,8 +180,6 @@ def test_choices_are_the_pipelines(run, loaded, tmp_path, task, mode):
   if task == "entity_tracking":
     regular = np.mean([right[f"regular_{n}_ops"] for n in (0, 1)])
     splits = {"regular": regular, "ambiref": right["ambiref_0_ops"]}
-  for split, share in splits.items():
-    assert summary[f"{split}_accuracy"] == pytest.approx(share)
   macro = np.mean([*(splits or right).values()])
   assert summary["macro_accuracy"] == pytest.approx(macro)
 
@@ -204,7 +202,7 @@ def test_results_of_another_task_are_told(run, tmp_path):
   data = write(tmp_path / "data", comps_base=[COMPS[0] | PIQA[0]])
   asked = run, data, tmp_path / "out", "--mode=causal"
   runs.score(*asked, task="comps")
-  differ = r"another request \(task, reduction differ\)"
+  differ = r"another request \(task, reduction, data differ\)"
   with pytest.raises(UserError, match=differ):
     runs.score(*asked, task="global_piqa")
 
@@ -265,6 +263,7 @@ def test_data_of_another_form_is_told(run, tmp_path, task, name, row, message):
   [
     (("--task=comps", "--unfiltered"), "unrecognized arguments: --unfiltered"),
     (("--task=comps", "--pipeline=2024"), "2024 pipeline has no task comps"),
+    (("--task=ewok", "--pipeline=2024", "--mode=mntp"), "of the 2024 pipeline"),
     (("--task=other",), "invalid choice: 'other'"),
     ((), "required: --task"),
   ],
@@ -508,10 +507,7 @@ def test_a_submission_has_the_files_that_are_collated(kept, tmp_path, capsys):
   assert {uid: len(those["predictions"]) for uid, those in pairs.items()} == {
     uid: len(rows) for uid, rows in by_uid.items()
   }
-  # Again, everything is there.
   runs.main("evals.babylm", *words, "--mode=causal")
-  again = capsys.readouterr().out
-  assert (
-    "items of" not in again
-    and again.splitlines()[-12:-1] == (said.splitlines()[-12:-1])
-  )
+  again = capsys.readouterr().out  # everything is there
+  assert "items of" not in again
+  assert again.splitlines()[-11:] == said.splitlines()[-11:]

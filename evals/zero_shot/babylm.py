@@ -80,13 +80,13 @@ def entity_tracking(line: Line) -> Item | None:
   texts = isinstance(options, list) and all(isinstance(o, str) for o in options)
   if not texts or len(options) < 2:
     raise line.error("no texts 'options'")
-  if not line.path.stem.startswith(_SPLITS):
+  if (split := line.path.stem) not in _SPLITS:
     raise line.error(f"the file's name is none of {', '.join(_SPLITS)}")
-  uid = f"{line.path.stem}_{_integer(line, 'numops')}_ops"
+  uid = f"{split}_{_integer(line, 'numops')}_ops"
   if any("nothing" in option for option in options):
     return None
   both = tuple(Choice(context, option) for option in options)
-  return Item(both, str(line.number - 1), uid)
+  return Item(both, str(line.number - 1), uid, split)
 
 
 def comps(line: Line) -> Item:
@@ -134,7 +134,7 @@ TASKS["blimp"] = choices.task(
   name_2024=of_2024,
 )
 TASKS["comps"] = _task(comps, glue="", with_context=True)
-TASKS["entity_tracking"] = _task(entity_tracking, glue="", splits=_SPLITS)
+TASKS["entity_tracking"] = _task(entity_tracking, glue="", by_term=True)
 TASKS["global_piqa"] = _task(
   global_piqa, settings=MeanSettings, glue="", by_id=True
 )

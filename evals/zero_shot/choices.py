@@ -47,17 +47,11 @@ class Rules:
   """How a task's items become figures and predictions."""
 
   glue: str = " "  # between a context and a choice, in `ours` and 2026
-  # Beginnings of UIDs. If there are some, the result is the mean over them of
-  # the means over UIDs, not the mean over UIDs.
-  splits: tuple[str, ...] = ()
+  by_term: bool = False  # the result is the mean over terms of those over UIDs
   with_context: bool = False  # in predictions of 2026
   by_id: bool = False  # predictions of 2026 are by the items' ids, not UIDs
   # Names the task of some items in predictions of 2024.
   name_2024: Callable[[Sequence[Item]], str] | None = None
-
-  def split(self, uid: str) -> str:
-    """Returns the split of a UID, or ""."""
-    return next((s for s in self.splits if uid.startswith(s)), "")
 
 
 def task(
@@ -98,17 +92,16 @@ def score(rules: Rules, loaded, items, asked: ChoiceSettings) -> Outcome:
 def table(rules: Rules, summary: Mapping) -> str:
   """Lays out accuracies in percent: first the means, then by group.
 
-  Groups are phenomena, or else splits, or else the UIDs themselves.
+  Groups are phenomena, or else the UIDs themselves.
   """
   count, groups = summary["pairs"], collections.defaultdict(list)
-  over = "splits" if rules.splits else "UIDs"
+  over = "files" if rules.by_term else "UIDs"
   rows = [
     (f"mean over {over}", count, summary["macro_accuracy"]),
     ("mean over pairs", count, summary["pair_accuracy"]),
   ]
   for uid, about in summary["by_uid"].items():
-    group = about["term"] or rules.split(uid) or uid
-    groups[group].append((about["pairs"], about["accuracy"]))
+    groups[about["term"] or uid].append((about["pairs"], about["accuracy"]))
   for group, those in sorted(groups.items()):
     counts, shares = zip(*those, strict=True)
     rows.append((group, sum(counts), np.mean(shares)))
@@ -134,21 +127,22 @@ class Results:
 
   def summary(self) -> dict:
     """Returns the figures."""
-    by_uid, by_split = pairs.by_uid(self.items, self.right), {}
-    for split in self.rules.splits:
-      found = [x for uid, x in by_uid.items() if self.rules.split(uid) == split]
-      if found:
-        by_split[split] = float(np.mean(found))
+    by_uid = pairs.by_uid(self.items, self.right)
     terms = {item.uid: item.term for item in self.items}
     counts = collections.Counter(item.uid for item in self.items)
+    means = [*by_uid.values()]
+    if self.rules.by_term:
+      of = {
+        term: [u for u in by_uid if terms[u] == term] for term in terms.values()
+      }
+      means = [np.mean([by_uid[uid] for uid in uids]) for uids in of.values()]
     ties = self.scores[0] == self.scores[1:].max(axis=0)
     return {
       "pairs": len(self.items),
       "ties": int(ties.sum()),
       # BabyLM's number.
-      "macro_accuracy": float(np.mean([*(by_split or by_uid).values()])),
+      "macro_accuracy": float(np.mean(means)),
       "pair_accuracy": float(self.right.mean()),
-      **{f"{split}_accuracy": share for split, share in by_split.items()},
       "by_uid": {
         uid: {"term": terms[uid], "pairs": counts[uid], "accuracy": share}
         for uid, share in by_uid.items()

@@ -90,9 +90,6 @@ class PipelineSettings(TaskSettings):
     choices=pipelines.PIPELINES,
   )
 
-  def __post_init__(self):
-    pipelines.options(self.pipeline, self.mode)  # refuses modes that it lacks
-
 
 class Reported(NamedTuple):
   """A column of `antlm report`: a task's main figure, a share, on some data."""
