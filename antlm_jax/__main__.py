@@ -24,12 +24,13 @@ def main(argv: Sequence[str]) -> None:
     name = " ".join(argv[:words])
     if name in COMMANDS:
       sys.argv[0] = f"antlm {name}"  # what --help calls it
-      importlib.import_module(COMMANDS[name]).main(argv[words:])
+      module, *first = COMMANDS[name].split()
+      importlib.import_module(module).main([*first, *argv[words:]])
       return
   name = " ".join(word for word in argv[:2] if not word.startswith("-"))
   rows = [
-    (f"antlm {command}", _about(module))
-    for command, module in COMMANDS.items()
+    (f"antlm {command}", _about(entry))
+    for command, entry in COMMANDS.items()
     if f"{command} ".startswith(f"{name} ".lstrip())
   ]
   if not rows:
@@ -41,8 +42,12 @@ def main(argv: Sequence[str]) -> None:
   print(f"{tables.text(rows)}\n\nantlm COMMAND --help describes each.")
 
 
-def _about(module: str) -> str:
-  """Returns the first line of a module's docstring without importing it."""
+def _about(entry: str) -> str:
+  """Returns the first line of a command's help, without importing it."""
+  module, *first = entry.split()
+  if first:
+    whole = next(name for name, other in COMMANDS.items() if other == module)
+    return f"Runs antlm {whole} {' '.join(first)}."
   path = pathlib.Path(importlib.util.find_spec(module).origin)
   text = path.read_text("utf-8")
   return ast.get_docstring(ast.parse(text)).partition("\n")[0]

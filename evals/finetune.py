@@ -11,7 +11,7 @@ The defaults shown below are those of 2024.
 
 {presets}
 
-BabyLM's validation sets are also its test sets: 2024 and 2025 choose the epoch
+BabyLM's validation sets are also its test sets: 2024 and 2026 choose the epoch
 on the scores that they report. The other presets have a dev set for it.
 
 --epochs=0 evaluates a model as it is, such as one that --save saved. A file of

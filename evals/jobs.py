@@ -50,9 +50,10 @@ class Job:
   @property
   def done(self) -> bool:
     """Whether its results exist; False if its command cannot tell."""
-    command = importlib.import_module(COMMANDS.get(self.command, self.command))
+    module, *first = COMMANDS.get(self.command, self.command).split()
+    command, words = importlib.import_module(module), (*first, *self.arguments)
     with contextlib.suppress(UserError):  # which the command itself reports
-      return hasattr(command, "done") and command.done(self.arguments)
+      return hasattr(command, "done") and command.done(words)
     return False
 
 

@@ -19,7 +19,6 @@ from antlm_jax.inference.model import Identity
 from antlm_jax.runtime import files
 
 SUMMARY = "summary.json"
-_MODEL = (["params_digest"], ["revisions"])  # parts of a request with a digest
 
 
 def model_digest(model: Identity) -> dict:
@@ -60,13 +59,7 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
   if not isinstance(before, dict):
     return None
   wanted = json.loads(json.dumps(request))  # tuples become lists
-  changed = [k for k in wanted if before.get(k) != wanted[k]]
-  # A switch that only an earlier version has, and that was on.
-  changed += [k for k in before if before[k] is True and k not in wanted]
-  # Earlier versions had another digest: what they evaluated is not known.
-  if "params_crc32" in str(before) and changed in _MODEL:
-    return None
-  if changed:
+  if changed := [k for k in wanted if before.get(k) != wanted[k]]:
     raise UserError(
       f"{folder / SUMMARY} is of another request ({', '.join(changed)}"
       " differ): give another --output, or --overwrite"

@@ -36,7 +36,7 @@ if [ -z "$text" ]; then
   for mode in causal mlm; do
     echo
     echo "minimal pairs, scored $mode:"
-    $python -m evals.blimp --checkpoint="$run/train" \
+    $python -m antlm_jax eval blimp --checkpoint="$run/train" \
       --data="$run/english/pairs" --mode=$mode --output="$run/blimp-$mode"
   done
 fi

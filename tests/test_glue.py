@@ -178,7 +178,7 @@ def test_names():
   with pytest.raises(UserError, match="'wnli' is not all or of boolq, cola"):
     suite.named("cola,wnli")
   with pytest.raises(UserError, match="'cola' is not all or of boolq, mnli, m"):
-    glue.OF_2025.named("cola")
+    glue.OF_2026.named("cola")
 
 
 IN_2024 = {
@@ -187,12 +187,12 @@ IN_2024 = {
   **{"max_length": 128, "warmup": 0, "decay": "linear", "floor": 0},
   **{"b1": 0.9, "b2": 0.999, "eps": 1e-8, "weight_decay": 0, "clip": 1},
 }
-IN_2025 = IN_2024 | {
+IN_2026 = IN_2024 | {
   **{"lrs": (3e-5,), "seeds": (42,), "batch_size": 32, "patience": 0},
   **{"drop_last": True, "max_length": 512, "warmup": 0.06, "decay": "cosine"},
   **{"floor": 0.1, "weight_decay": 0.01, "decay_scope": "all", "clip": 0},
 }
-OWN = {  # what 2025 has of its own for a task, and what chooses the epoch
+OWN = {  # what 2026 has of its own for a task, and what chooses the epoch
   "boolq": ({"batch_size": 16}, "accuracy"),
   "mnli": ({"limit": 10_000}, "accuracy"),
   "mrpc": ({}, "f1"),
@@ -216,10 +216,10 @@ def test_what_presets_set(tmp_path, attention):
     assert task.chooser == ("accuracy" if task.name == "mnli" else "f1")
     assert dataclasses.replace(task.head, labels=labels) == by_attention
   assert len(found) == 10
-  found = asked(tmp_path, "--preset=2025", f"--attention={attention}")
+  found = asked(tmp_path, "--preset=2026", f"--attention={attention}")
   for args, task in found:
     own, chooser = OWN[task.name]
-    assert args.items() >= (IN_2025 | own).items()
+    assert args.items() >= (IN_2026 | own).items()
     assert (task.chooser, task.evaluations) == (chooser, (task.name,))
     assert [path.name for path in task.files] == [
       f"{task.name}.{split}.jsonl" for split in ("train", "valid")
@@ -229,8 +229,8 @@ def test_what_presets_set(tmp_path, attention):
   assert [task.name for _, task in found] == list(OWN)
   more = ("--limit=5", "--epochs=2", "--no-drop_last", "--batch_size=7")
   given = {"limit": 5, "epochs": 2, "drop_last": False, "batch_size": 7}
-  for args, _ in asked(tmp_path, "--preset=2025", *more):
-    assert args.items() >= (IN_2025 | given).items()
+  for args, _ in asked(tmp_path, "--preset=2026", *more):
+    assert args.items() >= (IN_2026 | given).items()
 
 
 def test_prediction_files_of_both_years():
@@ -251,10 +251,9 @@ def test_prediction_files_of_both_years():
     "mnli-mm/predictions.txt": "index\tprediction\n0\t2\n",
   }
   del found["mnli-mm"]
-  assert glue.texts_2025(found) == {
+  assert glue.texts_2026(found) == {
     "predictions.json": '{"mnli": {"predictions": [{"id": "mnli_0", "pred": 1},'
-    ' {"id": "mnli_1", "pred": 0}]}}',
-    "results.txt": "accuracy: 0.5\nf1: 0.6666666666666666\nmcc: 0.0",
+    ' {"id": "mnli_1", "pred": 0}]}}'
   }
 
 

@@ -2,7 +2,7 @@
 
 The rules are stated anew here, over nothing but a folder's model and tokenizer:
 
-  2025, evaluation_pipeline/sentence_zero_shot: the tokens that end after the
+  2026, evaluation_pipeline/sentence_zero_shot: the tokens that end after the
     context are scored; by backend `mlm` one at a time masked and read there, by
     `mntp` the same read one position before, by `causal` from the left.
   2024, AutoMaskedLM by minicons: every token that is neither padding nor
@@ -72,7 +72,7 @@ def shifted(family, tmp_path):
   return Folder(family, "24N", tmp_path / "hf")
 
 
-def of_2025(folder, model, backend, context, text):
+def of_2026(folder, model, backend, context, text):
   form = "causal" if backend == "causal" else "bidirectional"
   tokenizer, joined = folder.tokenizers[form], f"{context} {text}".lstrip()
   out = tokenizer(joined, return_offsets_mapping=True)
@@ -110,7 +110,7 @@ def test_scores_are_the_pipelines(folder, backend):
     how = mode(folder, backend)
     ours = score(folder.loaded, SENTENCES, how, contexts=contexts)
     pairs = zip(contexts, SENTENCES, strict=True)
-    theirs = [of_2025(folder, model, backend, c, t) for c, t in pairs]
+    theirs = [of_2026(folder, model, backend, c, t) for c, t in pairs]
     assert np.ptp(ours) > 1  # sentences are told apart
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 

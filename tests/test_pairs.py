@@ -5,20 +5,25 @@ import errno
 import json
 import os
 import pathlib
-import types
 
 import numpy as np
 import pytest
 
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
-from antlm_jax.evals import blimp, results
+from antlm_jax.evals import results, score
 from antlm_jax.evals.zero_shot import ewok, pipelines
 from antlm_jax.evals.zero_shot.choices import Results
 from antlm_jax.evals.zero_shot.command import TASKS
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.inference.pairs import accuracy, minimal_pairs, pair, scores
+from antlm_jax.inference.pairs import (
+  Choice,
+  Item,
+  accuracy,
+  minimal_pairs,
+  scores,
+)
 from antlm_jax.runtime import progress
 from tests import random_models, real, runs
 
@@ -43,15 +48,15 @@ def items_of(output):
 def test_blimp_command(run, loaded, tmp_path):
   data = write_pairs(tmp_path / "pairs", "a.jsonl", "b.jsonl")
   where = f"--checkpoint={run}", f"--data={data}"
-  how = "--mode=causal", "--limit=20", "--temperature=1,2"
-  done = runs.run("evals.blimp", *where, *how)
+  how = "--mode=causal", "--limit=20", "--temperature=2"
+  done = runs.run("antlm_jax", "eval", "blimp", *where, *how)
   assert done.returncode == 0, done.stderr
   output = run / "evals" / "pairs" / f"{random_models.STEP}-causal"
   assert {p.name for p in output.iterdir()} == {"items.jsonl", "summary.json"}
   items, summary = items_of(output), runs.summary(output)
   assert len(items) == 40
   for item in items[:3]:
-    good, bad = scoring.score(loaded, item["choices"], "causal")
+    good, bad = scoring.score(loaded, item["choices"], temperature=2)
     assert item["scores"] == pytest.approx([good, bad], abs=1e-3)
     assert item["correct"] == (good > bad)
   by_uid = {}
@@ -59,11 +64,8 @@ def test_blimp_command(run, loaded, tmp_path):
     by_uid.setdefault(item["uid"], []).append(item["correct"])
   macro = np.mean([np.mean(c) for c in by_uid.values()])
   assert summary["macro_accuracy"] == pytest.approx(macro)
-  assert len(summary["by_temperature"]) == 2
   assert 0 < summary["seconds"] < 600
-  assert 100 < summary["peak_memory_mib"] < 10_000
   assert f"{100 * macro:.2f}" in done.stdout
-  assert "temperature 2" in done.stdout
 
 
 def test_a_log_shows_progress_in_lines(capsys):
@@ -73,21 +75,18 @@ def test_a_log_shows_progress_in_lines(capsys):
   assert lines == [f"scoring: batch {done}/3" for done in (1, 2, 3)]
 
 
-def results_of(*rows, temperatures=(1.0,), terms=None):
+def results_of(*rows, terms=None):
   """Results of rows (UID, score of the good choice, of the bad one)."""
-  found = []
-  for i, (uid, _, _) in enumerate(rows):
-    groups = {"UID": uid} | ({"linguistics_term": terms[uid]} if terms else {})
-    found.append(pair("", f"good {i}", f"bad {i}", str(i), groups))
-  both = [
-    [np.broadcast_to(row[i], len(temperatures)) for row in rows] for i in (1, 2)
+  both = Choice("", "good"), Choice("", "bad")
+  uids, *found = zip(*rows, strict=True)
+  items = [
+    Item(both, str(i), u, (terms or {}).get(u, "")) for i, u in enumerate(uids)
   ]
-  return Results(found, np.array(both), temperatures)
+  return Results(items, np.array(found))
 
 
-def table(summary, paradigms=False):
-  asked = types.SimpleNamespace(paradigms=paradigms)
-  return TASKS["blimp"].table(summary, asked).splitlines()
+def table(summary):
+  return TASKS["blimp"].table(summary).splitlines()
 
 
 def test_ties_are_wrong_and_counted():
@@ -95,14 +94,6 @@ def test_ties_are_wrong_and_counted():
   assert summary["ties"] == 1
   assert summary["macro_accuracy"] == 0.75  # not 2/3, that over pairs
   assert summary["pair_accuracy"] == pytest.approx(2 / 3)
-
-
-def test_the_best_temperature_is_found():
-  rows = [("x", (0, 1, 1), 0.5), ("y", (1, 1, 1), 0.5)]
-  summary = results_of(*rows, temperatures=(1.0, 2.0, 3.0)).summary()
-  assert summary["best_temperature"] == 2.0
-  shares = [row["macro_accuracy"] for row in summary["by_temperature"]]
-  assert shares == [0.5, 1.0, 1.0]
 
 
 def test_pairs_without_a_uid_take_the_file_name(tmp_path):
@@ -113,25 +104,21 @@ def test_pairs_without_a_uid_take_the_file_name(tmp_path):
   assert lines[3].split() == ["hypernym", "1", "100.00"]
 
 
-def test_the_summary_comes_first_and_paradigms_on_request():
+def test_the_table_has_means_first_then_phenomena():
   rows = ("x", 1, 0.5), ("y", 0, 0.5), ("z", 1, 0.5)
   terms = {"x": "island", "y": "island", "z": "binding"}
-  summary = results_of(*rows, terms=terms).summary()
-  lines = table(summary)
+  lines = table(results_of(*rows, terms=terms).summary())
   assert [" ".join(line.split()) for line in lines[1:]] == [
     "mean over UIDs 3 66.67",
     "mean over pairs 3 66.67",
     "binding 1 100.00",
     "island 2 50.00",
-    "--paradigms shows all 3 UIDs",
   ]
-  names = [line.split()[0] for line in table(summary, paradigms=True)[3:]]
-  assert names == ["binding", "z", "island", "x", "y"]
 
 
 @pytest.mark.parametrize(
   ("name", "read", "uids", "total", "largest"),
-  [  # as collate_preds.py of evaluation-pipeline-2025 asks for
+  [  # as collate_preds.py of babylm-eval asks for
     ("blimp_filtered", minimal_pairs, 67, 59_875, 986),
     ("blimp_supplement_filtered", minimal_pairs, 5, 5218, 3867),
     ("ewok", ewok.read, 11, 7618, 2210),
@@ -161,6 +148,9 @@ def write_ewok(folder):
 
 def test_ewok_makes_two_pairs_of_a_row(tmp_path):
   first, second = ewok.read(write_ewok(tmp_path / "ewok"))
+  _, turned = ewok.read(tmp_path / "ewok", by_context=True)
+  assert turned.choices[0] == second.choices[0]
+  assert turned.choices[1] == ("Tom can't sit.", "No, it sat.")
   assert first.choices[0] == ("Tom can't sit.", "Dog's here.")
   assert second.choices[0] == ("Tom cannot rest.", "No, it sat.")
   assert first.choices[1] == ("Tom can't sit.", "No, it sat.")
@@ -214,26 +204,6 @@ def test_ewok_refuses_data(tmp_path, file, text, message):
     ewok.read(folder)
 
 
-def test_predictions_of_the_2025_pipeline(run, tmp_path):
-  data, output = write_pairs(tmp_path / "pairs", "a.jsonl"), tmp_path / "out"
-  how = "--mode=mlm", "--temperature=1,9", "--pipeline=2025"
-  summary = runs.score(run, data, output, *how, task="blimp")
-  best = summary["best_temperature"]
-  top = max(100 * row["macro_accuracy"] for row in summary["by_temperature"])
-  report = (output / "best_temperature_report.txt").read_text()
-  assert report.startswith(f"TEMPERATURE: {best:.2f}\n\n### FIELD ACCURACY\n")
-  for title in ("UID", "LINGUISTICS_TERM"):
-    assert f"\n\n### {title} ACCURACY\n" in report
-  assert report.endswith(f"### AVERAGE ACCURACY\n{top:.2f}\n\n")
-  chosen = json.loads((output / "predictions.json").read_text())
-  good = {item.choices[0].text for item in minimal_pairs(data)}
-  right = [
-    np.mean([p["pred"] in good for p in uid["predictions"]])
-    for uid in chosen.values()
-  ]
-  assert 100 * np.mean(right) == pytest.approx(top)
-
-
 @pytest.mark.slow
 def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
   data, output = write_pairs(tmp_path / "pairs", "a.jsonl"), tmp_path / "out"
@@ -255,19 +225,12 @@ def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
     ("--limit=3", "limit"),
     ("--temperature=2", "temperature"),
     ("--reduction=mean", "reduction"),
-    ("--pipeline=2025", "pipeline"),
+    ("--pipeline=2026", "pipeline"),
   ):
     with pytest.raises(UserError, match=rf"another request \({differs} differ"):
       times(extra)
     assert [times(extra, "--overwrite"), times(extra)] == [1, 0], extra
     assert times("--overwrite") == 1
-  summary = runs.summary(output)
-  del summary["request"]["params_digest"]  # as in earlier versions
-  summary["request"]["params_crc32"] = 1
-  (output / "summary.json").write_text(json.dumps(summary))
-  with pytest.raises(UserError, match=r"request \(limit, params_digest"):
-    times("--limit=3")
-  assert [times(), times()] == [1, 0]
   write_pairs(data, "a.jsonl")  # the same pairs, written later
   assert times() == 0
   (data / "a.jsonl").write_text(GOOD)
@@ -343,25 +306,14 @@ def test_a_damaged_summary_is_none(tmp_path, text):
   assert results.finished(tmp_path, {"n": 1}) is None
 
 
-@pytest.mark.parametrize("on", [False, True])
-def test_a_switch_of_an_earlier_version_differs_if_it_was_on(tmp_path, on):
-  results.write(tmp_path, {}, {"request": {"n": 1, "as_published": on}})
-  if not on:
-    assert results.finished(tmp_path, {"n": 1})
-    return
-  with pytest.raises(UserError, match=r"request \(as_published differ\)"):
-    results.finished(tmp_path, {"n": 1})
-
-
 def test_accuracy_needs_no_checkpoint(loaded, tmp_path):
   """A model in memory is enough, as of a run that is training."""
   write_pairs(tmp_path / "pairs", "a.jsonl", "b.jsonl")
   found = minimal_pairs(tmp_path / "pairs", limit=6)
   names = ("model", "params", "tokenizer", "boundary", "config")
   live = TextModel(**{n: getattr(loaded, n) for n in names})
-  found_scores = scores(loaded, found, "causal")[:, :, None]
-  macro = Results(found, found_scores, (1.0,)).macro
-  assert accuracy(live, found, "causal") == macro[0]
+  summary = Results(found, scores(loaded, found, "causal")).summary()
+  assert accuracy(live, found, "causal") == summary["macro_accuracy"]
 
 
 def test_blimp_refuses_arguments(run, tmp_path):
@@ -375,7 +327,9 @@ def test_blimp_refuses_arguments(run, tmp_path):
     ("--temperature=a", "not float"),
     ("--limit=-1", "--limit=-1 is not at least 0"),
     (f"--output={data / 'a.jsonl'}", "cannot write .*a.jsonl"),
+    ("--data=nowhere", "no such folder of pairs: nowhere"),
+    (f"--data={'a' * 5000}", "File name too long"),
     ("--pipeline=2023", "invalid choice: '2023'"),
   ):
     with pytest.raises(UserError, match=message):
-      blimp.main([*args, extra])
+      score.main(["--task=blimp", *args, extra])

@@ -17,7 +17,7 @@ from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.reporting import measured, statistics
 from antlm_jax.evals.zero_shot import command
 from antlm_jax.evals.zero_shot.choices import Results
-from antlm_jax.inference.pairs import pair
+from antlm_jax.inference.pairs import Choice, Item
 from antlm_jax.runtime import files
 from antlm_jax.training import metrics
 from tests import runs, tuned
@@ -127,13 +127,12 @@ def score(run, benchmark, mode, right, step=STEPS, **about):
   found, correct = [], []
   for uid, answers in right.items():
     for i, answer in enumerate(answers):
-      groups = {"UID": uid, "linguistics_term": UIDS.get(uid)}
-      groups = {name: of for name, of in groups.items() if of}
-      found.append(pair("", f"good {i}", "bad", str(i), groups))
+      both = Choice("", f"good {i}"), Choice("", "bad")
+      found.append(Item(both, str(i), uid, UIDS.get(uid, "")))
       correct.append(answer)
-  good = np.where(correct, 1.0, -1.0)[:, None]
+  good = np.where(correct, 1.0, -1.0)
   both = np.stack([good, np.zeros_like(good)])
-  results = Results(found, both, (1.0,))
+  results = Results(found, both)
   about = {"mode": mode, "pipeline": "ours", "step": step} | about
   name = f"{step}-{mode}-{about['pipeline']}".removesuffix("-ours")
   summary = {"request": about, **results.summary()}

@@ -33,7 +33,7 @@ SCALES = {
     {"One": ("--seq_len=32",)},
     Text(64, 32),
     (
-      Evaluation("pairs", "evals.blimp", ("--data={data}", "--mode={mode}"), 1),
+      Evaluation("pairs", "eval blimp", ("--data={data}", "--mode={mode}"), 1),
       Evaluation("tuning", "evals.finetune", ("{attention}",), looks=True),
     ),
     ("pairs",),

@@ -1,7 +1,7 @@
 """Commands: each turns its arguments into one call, and prints the result."""
 
-# Modules that have `main(argv)`, by command. Those of jobs also have
-# `done(argv)`: whether the results exist.
+# Modules that have `main(argv)`, by command, and the first words of argv. Those
+# of jobs also have `done(argv)`: whether the results exist.
 COMMANDS = {
   "prepare": "antlm_jax.commands.prepare",
   "train": "antlm_jax.commands.train",
@@ -14,11 +14,12 @@ COMMANDS = {
   "configs": "antlm_jax.commands.configs",
   "doctor": "antlm_jax.commands.doctor",
   "toy_english": "antlm_jax.data.toy_english",
-  "eval blimp": "antlm_jax.evals.blimp",
-  "eval ewok": "antlm_jax.evals.ewok",
   "eval score": "antlm_jax.evals.score",
-  "eval perplexity": "antlm_jax.evals.perplexity",
+  "eval blimp": "antlm_jax.evals.score --task=blimp",
+  "eval ewok": "antlm_jax.evals.score --task=ewok",
+  "eval perplexity": "antlm_jax.evals.score --task=perplexity",
   "eval finetune": "antlm_jax.evals.finetune",
+  "eval babylm": "antlm_jax.evals.babylm",
   "predict": "antlm_jax.evals.predict",
   "embed": "antlm_jax.evals.embed",
   "report": "antlm_jax.evals.report",

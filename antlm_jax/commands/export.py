@@ -15,18 +15,17 @@ Only --repo uses the network.
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from antlm_jax import cli, settings
-from antlm_jax.errors import UserError
 from antlm_jax.hf import card, hub, weights
 from antlm_jax.hf import export as export_lib
 from antlm_jax.hf.architecture import ATTENTIONS
+from antlm_jax.inference import model as model_lib
 from antlm_jax.inference.model import Loaded, add_arguments, load, opened
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import setting
-from antlm_jax.training import checkpoint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -100,7 +99,8 @@ def export(
   parts = {(str(output), step and f"step-{step}"): loaded}
   if revisions:
     parts = {(f"{output}/main", None): loaded}
-    parts |= {(f"{output}/{name}", name): path for name, path in _steps(loaded)}
+    kept = model_lib.revisions(loaded).items()
+    parts |= {(f"{output}/{name}", name): path for name, path in kept}
   out = []
   with progress.quietly(quiet):
     for (folder, revision), one in parts.items():
@@ -118,20 +118,6 @@ def export(
       if repo:
         hub.push(written, repo, revision)
   return out
-
-
-def _steps(loaded: Loaded) -> Iterator[tuple[str, pathlib.Path]]:
-  """Yields the kept steps of `checkpoint.words`, by revision."""
-  there = checkpoint.steps(loaded.run)
-  names = loaded.milestones
-  if not names or not there.keys() & names.values():
-    raise UserError(
-      f"{loaded.run} has no steps by words: train with"
-      " --config.checkpoint.words=babylm, or 1M,2M and so on"
-    )
-  if lacking := [name for name, step in names.items() if step not in there]:
-    progress.say(f"left out, not kept: {', '.join(lacking)}")
-  yield from ((n, there[s]) for n, s in names.items() if s in there)
 
 
 def main(argv: Sequence[str]) -> None:

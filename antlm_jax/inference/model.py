@@ -15,7 +15,7 @@ from etils import epath
 from antlm_jax import models, units
 from antlm_jax.errors import UserError
 from antlm_jax.inference.framing import TextModel
-from antlm_jax.runtime import compilation, files
+from antlm_jax.runtime import compilation, files, progress
 from antlm_jax.training import checkpoint
 from antlm_jax.training.checkpoint import FOLDER, Checkpoint, Meta
 
@@ -141,6 +141,23 @@ def opened(model: str | os.PathLike[str]) -> Loaded: ...
 def opened(model):
   """Returns a model as it is, or loads it from its path."""
   return model if isinstance(model, TextModel) else load(model)
+
+
+def revisions(model: Loaded) -> dict[str, pathlib.Path]:
+  """Returns the kept checkpoints of `checkpoint.words`, by BabyLM's names.
+
+  Raises a UserError if the model's run has none.
+  """
+  steps, names = checkpoint.steps(model.run), model.milestones
+  found = {name: steps[step] for name, step in names.items() if step in steps}
+  if not found:
+    raise UserError(
+      f"{model.run} has no steps by words: train with"
+      " --config.checkpoint.words=babylm, or 1M,2M and so on"
+    )
+  if lacking := ", ".join(names.keys() - found):
+    progress.say(f"left out, not kept: {lacking}")
+  return found
 
 
 def identify(path: str | os.PathLike[str], step: int | None = None) -> Identity:

@@ -1,9 +1,9 @@
 """Minimal pairs and other choices, and accuracy on them.
 
 A folder holds *.jsonl files with one item a line. The fields of a minimal pair
-are `sentence_good`, `sentence_bad` and, optionally, `UID`, `linguistics_term`,
-`field` and `pair_id`. BabyLM's filtered BLiMP and its supplement are such
-folders. Without a `UID`, as in the supplement, the UID is the file's name.
+are `sentence_good`, `sentence_bad` and, optionally, `UID`, `linguistics_term`
+and `pair_id`. BabyLM's filtered BLiMP and its supplement are such folders.
+Without a `UID`, as in the supplement, the UID is the file's name.
 """
 
 import collections
@@ -21,8 +21,6 @@ from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.runtime import files
 
-_GROUPS = ("field", "UID", "linguistics_term")
-
 
 class Choice(NamedTuple):
   """A text to score, and the context before it, which may be empty."""
@@ -37,27 +35,8 @@ class Item:
 
   choices: tuple[Choice, ...]  # two of them for a minimal pair
   item_id: str  # its name among the items of its UID
-  # Values by which accuracies are averaged, by the names in the data. They
-  # include `UID`, the paradigm or domain.
-  groups: Mapping[str, str]
-  rating: float | None = None  # people's, of the first choice
-
-  @property
-  def uid(self) -> str:
-    return self.groups["UID"]
-
-  @property
-  def term(self) -> str:
-    """The phenomenon that the paradigm belongs to, or ""."""
-    return self.groups.get("linguistics_term", "")
-
-
-def pair(
-  context: str, good: str, bad: str, item_id: str, groups: Mapping[str, str]
-) -> Item:
-  """Returns the item of a good and a bad choice after the same context."""
-  choices = Choice(context, good), Choice(context, bad)
-  return Item(choices, item_id, groups)
+  uid: str  # the paradigm or domain, over which accuracies are averaged
+  term: str = ""  # the phenomenon that the paradigm belongs to
 
 
 class Line(NamedTuple):
@@ -80,13 +59,16 @@ class Line(NamedTuple):
 
 
 def read(
-  folder, parse: Callable[[Line], Item], limit: int = 0, what: str = "items"
+  folder,
+  parse: Callable[[Line], Item | None],
+  limit: int = 0,
+  what: str = "items",
 ) -> list[Item]:
   """Reads the items of a folder.
 
-  `parse` makes an item of a line. `limit` is the largest number of items of
-  each file; 0 for all. `what` names the items in errors.
-  Raises a UserError if there are none, or a line is not an item.
+  `parse` makes an item of a line, or None to leave it out. `limit` is the
+  largest number of items of each file; 0 for all. `what` names the items in
+  errors. Raises a UserError if there are none, or a line is not an item.
   """
   folder = pathlib.Path(folder)
   try:
@@ -99,7 +81,7 @@ def read(
     if name.endswith(".jsonl") and not name.startswith("."):
       lines = files.read_jsonl(folder / name, what)
       items = (parse(Line(folder / name, n, fields)) for n, fields in lines)
-      found += itertools.islice(items, limit or None)
+      found += itertools.islice(filter(None, items), limit or None)
   if not found:
     raise UserError(f"{folder} holds no {what} in *.jsonl files")
   return found
@@ -109,13 +91,12 @@ def minimal_pairs(folder, limit: int = 0) -> list[Item]:
   """Reads the minimal pairs of a folder, as `read` does."""
 
   def parse(line: Line) -> Item:
-    fields = {"UID": line.path.stem} | dict(line.fields)
-    return pair(
-      context="",
-      good=line.text("sentence_good"),
-      bad=line.text("sentence_bad"),
-      item_id=str(fields.get("pair_id", line.number - 1)),
-      groups={name: str(fields[name]) for name in _GROUPS if name in fields},
+    both = line.text("sentence_good"), line.text("sentence_bad")
+    return Item(
+      choices=tuple(Choice("", text) for text in both),
+      item_id=str(line.fields.get("pair_id", line.number - 1)),
+      uid=str(line.fields.get("UID", line.path.stem)),
+      term=str(line.fields.get("linguistics_term", "")),
     )
 
   return read(folder, parse, limit, "pairs")
@@ -126,41 +107,36 @@ def scores(
 ) -> np.ndarray:
   """Scores the choices of n items; `options` are those of `scoring.score`.
 
-  The result is float64 `[C, n]`, or `[C, n, K]` for K temperatures; C is the
-  largest number of choices. Choices that an item lacks have -inf.
+  The result is float64 `[C, n]`; C is the largest number of choices. Choices
+  that an item lacks have -inf.
   """
   choices = [choice for item in items for choice in item.choices]
   contexts, texts = zip(*choices, strict=True)
   found = scoring.score(loaded, texts, mode, contexts=contexts, **options)
   counts = np.array([len(item.choices) for item in items])
   present = np.arange(counts.max()) < counts[:, None]  # [n, C]
-  out = np.full((*present.shape, *found.shape[1:]), -np.inf)
+  out = np.full(present.shape, -np.inf)
   out[present] = found
-  return out.swapaxes(0, 1)
+  return out.T
 
 
 def correct(scores: np.ndarray) -> np.ndarray:
-  """Returns which items are right, bool `[n, ...]`, from scores `[C, n, ...]`.
+  """Returns which items are right, bool `[n]`, from scores `[C, n]`.
 
   The score of the first choice must be higher than all others.
   """
   return scores[0] > scores[1:].max(axis=0)
 
 
-def rows_by(group: str, items: Sequence[Item]) -> dict[str, list[int]]:
-  """Returns the indices of the items with each value of a group.
-
-  `group` is a name in `Item.groups`. Items without it are left out.
-  """
-  rows = collections.defaultdict(list)
-  for row, item in enumerate(items):
-    if group in item.groups:
-      rows[item.groups[group]].append(row)
-  return dict(rows)
+def by_uid(items: Sequence[Item], right: np.ndarray) -> dict[str, float]:
+  """Returns the share of right items of each UID; `right` is bool `[n]`."""
+  found = collections.defaultdict(list)
+  for item, hit in zip(items, right, strict=True):
+    found[item.uid].append(hit)
+  return {uid: float(np.mean(hits)) for uid, hits in found.items()}
 
 
 def accuracy(loaded: TextModel, items: Sequence[Item], mode: str) -> float:
   """Returns BabyLM's accuracy: the share of right items, averaged over UIDs."""
   right = correct(scores(loaded, items, mode))
-  by_uid = rows_by("UID", items).values()
-  return float(np.mean([right[rows].mean() for rows in by_uid]))
+  return float(np.mean([*by_uid(items, right).values()]))

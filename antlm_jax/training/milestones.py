@@ -9,7 +9,7 @@ from antlm_jax import units
 from antlm_jax.errors import UserError
 
 # BabyLM's checkpoints, in words of text seen: every million up to 10M, every
-# ten up to 100M, every hundred up to a billion (its guidelines of 2025).
+# ten up to 100M, every hundred up to a billion (its rules of 2025 and 2026).
 BABYLM = "babylm"
 _OF_BABYLM = [n * of for of in (1e6, 1e7, 1e8) for n in range(1, 10)] + [1e9]
 # Ten epochs of 10M words see a little less than 100M, since some text is held

@@ -37,8 +37,9 @@ LEVELS = (
   "commands",
   "__main__ train",
   "evals",
-  "evals.blimp+evals.ewok+evals.score+evals.perplexity evals.finetune"
+  "evals.score evals.finetune"
   " evals.report evals.compare evals.sweep evals.study evals.benchmarks",
+  "evals.babylm",
 )
 _GROUPS = {
   f"antlm_jax.{name}".removesuffix("."): (level, group)

@@ -143,7 +143,7 @@ class Linear(Head):
 class Classifier(Linear):
   """Norm, linear, exact GELU, norm, dropout, linear, on one vector of the row.
 
-  It is the head of LTG-BERT and of BabyLM's 2025 pipeline, whose norms have no
+  It is the head of LTG-BERT and of BabyLM's 2026 pipeline, whose norms have no
   parameters. Without norms it is EuroBERT's head (transformers'
   EuroBertForSequenceClassification). With the last norm only, which then has a
   scale, it is ModernBERT's.

@@ -1,7 +1,7 @@
 """GLUE and SuperGLUE, fine-tuned and evaluated as in BabyLM's pipelines.
 
 2024 has ten tasks and eleven scores: MNLI is evaluated matched and mismatched.
-2025 has seven of the tasks, with other settings. A task's files are
+2026 has seven of the tasks, with other settings. A task's files are
 `NAME.train.jsonl` and `NAME.valid.jsonl`, in the folder or its
 `glue_filtered/`, or those that SuperGLUE publishes, such as `RTE/train.jsonl`.
 BabyLM's validation set is also its test set, so the epoch is chosen on the
@@ -136,13 +136,9 @@ def texts_2024(found: Mapping[str, Predicted]) -> dict[str, str]:
   return texts
 
 
-def texts_2025(found: Mapping[str, Predicted]) -> dict[str, str]:
-  """Files of finetune/run.py, which has one evaluation set."""
-  (scores,) = (those.scores for those in found.values())
-  return {
-    "predictions.json": json.dumps(_predictions(found)),
-    "results.txt": "\n".join(f"{n}: {score}" for n, score in scores.items()),
-  }
+def texts_2026(found: Mapping[str, Predicted]) -> dict[str, str]:
+  """File of finetune/run.py."""
+  return {"predictions.json": json.dumps(_predictions(found))}
 
 
 def _predictions(found: Mapping[str, Predicted]) -> dict[str, dict]:
@@ -163,11 +159,11 @@ def make(
   """Makes a task, a key of `FORMATS`, of the files in a folder.
 
   In 2024, F1 chooses the epoch of tasks of two classes, and MNLI is also
-  evaluated mismatched. In 2025, the main metric chooses the epoch.
+  evaluated mismatched. In 2026, the main metric chooses the epoch.
   """
   form = FORMATS[name]
   paths = find(folder, name, form)
-  if year == 2025:
+  if year == 2026:
     paths = {split: paths[split] for split in ("train", name)}
   by_f1 = year == 2024 and len(form.classes) == 2
   _, *evaluations = paths
@@ -178,7 +174,7 @@ def make(
     options.classifier(form.classes, attention),
     main_metric=form.metric,
     best_by="f1" if by_f1 else form.metric,
-    texts=texts_2024 if year == 2024 else texts_2025,
+    texts=texts_2024 if year == 2024 else texts_2026,
     files=tuple(paths.values()),
   )
 
@@ -210,7 +206,7 @@ def make_held_out(
 
 _SEVEN = ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
 # eval_finetuning.sh, and the defaults of finetune/run.py.
-_SETTINGS_2025 = {
+_SETTINGS_2026 = {
   "lrs": (3e-5,),
   "seeds": (42,),
   "batch_size": 32,
@@ -225,7 +221,7 @@ _SETTINGS_2025 = {
   "clip": 0.0,
   "head": "norms",
 }
-_OWN_2025 = {
+_OWN_2026 = {
   "boolq": {"batch_size": 16},
   "multirc": {"batch_size": 16},
   "wsc": {"epochs": 30},
@@ -241,14 +237,14 @@ OF_2024 = Suite(
   heads=(classification.Classifier, classification.Linear),
   settings=(Options,),
 )
-OF_2025 = Suite(
-  "GLUE of 2025",
+OF_2026 = Suite(
+  "GLUE of 2026",
   "seven of them, with the settings of that year's pipeline",
   {name: (name,) for name in _SEVEN},
-  functools.partial(make, year=2025),
+  functools.partial(make, year=2026),
   settings=(Options,),
-  defaults={n: _SETTINGS_2025 | _OWN_2025.get(n, {}) for n in _SEVEN},
-  folder="finetune-2025",
+  defaults={n: _SETTINGS_2026 | _OWN_2026.get(n, {}) for n in _SEVEN},
+  folder="finetune-2026",
   reported=False,  # its scores have the names of 2024's
 )
 

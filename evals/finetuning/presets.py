@@ -17,7 +17,7 @@ from antlm_jax.evals.finetuning.task import Head, Suite
 
 PRESETS: dict[str, Suite] = {
   "2024": glue.OF_2024,
-  "2025": glue.OF_2025,
+  "2026": glue.OF_2026,
   "superglue": glue.SUPER,
   "classification": own.SUITE,
   "tagging": tagging.SUITE,

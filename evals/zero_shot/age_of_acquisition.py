@@ -1,69 +1,38 @@
 """Age of acquisition: learning words in the order of children.
 
-The folder holds cdi_childes.json of evaluation-pipeline-2025, the contexts of
-each word, and cdi_human.csv, the share of children that say a word at 16 to 30
-months of age. --revisions names checkpoints by the words that they have seen:
-chck_1M=STEP for a step of the run, or chck_1M=CHECKPOINT for another one.
+The folder holds cdi_childes.json of babylm-eval, the contexts of each word, and
+cdi_human.csv, the share of children that say a word at 16 to 30 months of age.
+The run has kept its steps by words seen: --config.checkpoint.words=babylm.
 
-  antlm eval score --task=aoa --checkpoint=RUN --data=FOLDER --mode=causal \\
-    --revisions=chck_1M=100,chck_2M=200,chck_5M=500
+  antlm eval score --task=aoa --checkpoint=RUN --data=FOLDER --mode=causal
 
 A child's age is where a sigmoid, fitted to the shares by month, reaches one
-half. A model's age is where one that is fitted to the word's surprisals by the
-logarithm of words seen is halfway from chance to the lowest (Chang & Bergen,
-2022). The figure is the correlation of both ages over words.
+half. A model's age is where one that is fitted to the word's mean surprisals by
+the logarithm of words seen is halfway from chance (all tokens equally likely)
+to the lowest (Chang & Bergen, 2022). The figure is Pearson's correlation of
+both ages over words, or 0 if p > 0.1 or there are fewer than three words.
 """
 
-import dataclasses
 import json
 import pathlib
-import re
-import warnings
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize
+from scipy import optimize, stats
 
+from antlm_jax import units
 from antlm_jax.errors import UserError
-from antlm_jax.evals import results
-from antlm_jax.evals.zero_shot import command, metrics
+from antlm_jax.evals.zero_shot import command, pipelines
 from antlm_jax.evals.zero_shot.command import TASKS, Outcome
 from antlm_jax.inference import scoring
-from antlm_jax.inference.model import Identity, identify, load
+from antlm_jax.inference.model import load, revisions
 from antlm_jax.runtime import files
-from antlm_jax.settings import setting
 
 CONTEXTS, CHILDREN = "cdi_childes.json", "cdi_human.csv"
 _MONTHS = range(16, 31)
-_CHANCE = np.log2(300_000)  # in bits there, although surprisals are in nats
 _FEWEST = 3  # points of a curve, and words of a correlation
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AcquisitionSettings(command.PipelineSettings):
-  """The arguments of the task."""
-
-  revisions: tuple[str, ...] = setting(
-    help="Checkpoints by the words they have seen, three or more: NAME=STEP or"
-    " NAME=CHECKPOINT, with commas between them",
-    metavar="R,...",
-  )
-
-  @property
-  def names(self) -> dict[str, str]:
-    """The step or checkpoint of each revision."""
-    return dict(one.split("=", 1) for one in self.revisions if "=" in one)
-
-  def __post_init__(self):
-    if len(self.names) < max(_FEWEST, len(self.revisions)):
-      raise UserError(
-        f"--revisions: {_FEWEST} or more are needed, each NAME=STEP or"
-        " NAME=CHECKPOINT, with commas between them"
-      )
-    if nameless := [name for name in self.names if words_seen(name) is None]:
-      raise UserError(f"--revisions: no number of words in {nameless[0]!r}")
+_LARGEST_P = 0.1  # of a correlation that counts
 
 
 class Word(NamedTuple):
@@ -74,7 +43,7 @@ class Word(NamedTuple):
   child: float | None  # in months, if known
 
 
-def read(asked: AcquisitionSettings) -> list[Word]:
+def read(asked: command.PipelineSettings) -> list[Word]:
   """Reads the words, or raises a UserError."""
   folder, out = pathlib.Path(asked.data), []
   path, children = folder / CONTEXTS, _children(folder / CHILDREN)
@@ -95,7 +64,7 @@ def _children(path: pathlib.Path) -> dict[str, float | None]:
   out = {}
   for number, row in files.read_csv(path, "children's words"):
     try:
-      shares = {m: metrics.number(row.get(str(m)) or "") for m in _MONTHS}
+      shares = {m: pipelines.number(row.get(str(m)) or "") for m in _MONTHS}
       there = {m: share for m, share in shares.items() if share == share}
       age = child_age(np.array([*there]), np.array([*there.values()]))
       out.setdefault(row["word"], age)
@@ -104,44 +73,27 @@ def _children(path: pathlib.Path) -> dict[str, float | None]:
   return out
 
 
-def words_seen(name: str) -> float | None:
+def words_seen(name: str) -> int:
   """Reads the number in a revision's name: 10,000,000 in chck_10M."""
-  match = re.search(r"(\d+(?:\.\d+)?)\s*([KMB]?)", name, re.IGNORECASE)
-  return match and float(match[1]) * _UNITS[match[2].upper()]
+  return round(units.number(name.removeprefix("chck_")))
 
 
-def _found(loaded, asked: AcquisitionSettings) -> dict[str, Identity]:
-  """Finds the revisions, without reading their weights."""
-  return {
-    name: identify(*((loaded.run, int(at)) if at.isdecimal() else (at,)))
-    for name, at in asked.names.items()
-  }
-
-
-def request(loaded, asked: AcquisitionSettings) -> dict:
-  """Identifies the revisions."""
-  found = _found(loaded, asked).items()
-  return {"revisions": {name: results.model_digest(one) for name, one in found}}
-
-
-def _reaches(level, x, y, guess, **options) -> float | None:
+def _reaches(level, x, y, guess, bounds, evaluations: int) -> float | None:
   """Returns where, in x, a sigmoid fitted to points comes to a level."""
 
   def sigmoid(x, height, slope, middle, base):
     return height / (1 + np.exp(-slope * (x - middle))) + base
 
-  with warnings.catch_warnings(), np.errstate(all="ignore"):
-    warnings.simplefilter("ignore")  # of a covariance that nobody asks for
-    try:
-      (height, slope, middle, base), _ = optimize.curve_fit(
-        sigmoid, x, y, p0=guess, maxfev=1000, **options
-      )
-    except (RuntimeError, TypeError, ValueError):  # no such curve is found
-      return None
-  if slope <= 0 or height <= 0 or not base < level < base + height:
+  with np.errstate(all="ignore"):
+    found = optimize.least_squares(
+      lambda p: sigmoid(x, *p) - y, guess, bounds=bounds, max_nfev=evaluations
+    )
+  height, slope, middle, base = found.x
+  known = found.success and min(slope, height) > 1e-6
+  if not known or not base < level < base + height:
     return None
-  found = float(middle - np.log(height / (level - base) - 1) / slope)
-  return found if x.min() <= found <= x.max() else None
+  at = float(middle - np.log(height / (level - base) - 1) / slope)
+  return at if x.min() <= at <= x.max() else None
 
 
 def child_age(months: np.ndarray, shares: np.ndarray) -> float | None:
@@ -153,80 +105,97 @@ def child_age(months: np.ndarray, shares: np.ndarray) -> float | None:
     return None
   bounds = [0, 0, months[0], -0.5], [2.0, 1.0, months[-1], 0.5]
   guess = [1.0, 0.1, np.mean(months), 0.0]
-  return _reaches(0.5, months, shares, guess, bounds=bounds)
+  return _reaches(0.5, months, shares, guess, bounds, 1000)
 
 
-def model_age(seen: np.ndarray, surprisals: np.ndarray) -> float | None:
+def model_age(
+  seen: np.ndarray, surprisals: np.ndarray, chance: float
+) -> float | None:
   """Returns log10 of the words seen after which a word is known, or None.
 
-  `seen` are numbers of words, `[n]`; `surprisals` are the word's after them.
+  `seen` are numbers of words, `[n]`; `surprisals` are the word's after them,
+  and `chance` is its surprisal if all tokens are equally likely, in nats.
   """
-  level = -(_CHANCE + surprisals.min()) / 2
+  if len(seen) < _FEWEST:
+    return None
   x, y = np.log10(seen + 1), -surprisals
-  guess = [np.ptp(y), 1.0, x.mean(), y.min()]
-  return _reaches(level, x, y, guess)
+  spread, lowest = np.ptp(y), y.min()
+  guess = [spread, 1.0, x.mean(), lowest]
+  bounds = (
+    [0, 0, x.min() - 1, lowest - 2 * spread - 1],
+    [10 * spread + 1, 100, x.max() + 1, y.max() + 1],
+  )
+  level = -(chance + surprisals.min()) / 2
+  return _reaches(level, x, y, guess, bounds, 20_000)
 
 
 def outcome(
   words: Sequence[Word],
-  revisions: Sequence[str],
+  names: Sequence[str],
   surprisals: Sequence[np.ndarray],
+  chances: Sequence[float],
 ) -> Outcome:
-  """Returns the correlation, 0 if it is of fewer than three words.
+  """Returns the correlation of n words, and 2026's files.
 
-  The surprisals of n words are `[revisions, contexts]` each.
+  Their surprisals are `[revisions, contexts]` each, by the names of revisions;
+  `chances` are those of `model_age`.
   """
-  seen = np.array([words_seen(name) for name in revisions])
-  ages = [
-    model_age(np.repeat(seen, found.shape[1]), found.ravel())
-    for found in surprisals
-  ]
-  lines = [
-    {
-      "word": word.text,
-      "model_log10_words": age,  # seen, before it is known
-      "child_months": word.child,
-      "surprisal": dict(zip(revisions, found.mean(1).tolist(), strict=True)),
-    }
-    for word, age, found in zip(words, ages, surprisals, strict=True)
-  ]
-  both = zip(ages, (word.child for word in words), strict=True)
-  both = [pair for pair in both if None not in pair]
-  few = len(both) < _FEWEST
-  fit = 0.0 if few else metrics.pearson(*zip(*both, strict=True))
-  summary = {"words": len(words), "compared": len(both), "correlation": fit}
+  seen, lines = np.array([words_seen(name) for name in names]), []
+  for word, found, chance in zip(words, surprisals, chances, strict=True):
+    means = found.mean(axis=1)
+    lines.append(
+      {
+        "word": word.text,
+        "model_log10_words": model_age(seen, means, chance),
+        "child_months": word.child,
+        "surprisal": dict(zip(names, means.tolist(), strict=True)),
+      }
+    )
+  ages = [(one["model_log10_words"], one["child_months"]) for one in lines]
+  ages = [both for both in ages if None not in both]
+  fit = 0.0
+  if len(ages) >= _FEWEST:
+    found = stats.pearsonr(*zip(*ages, strict=True))
+    fit = float(found.statistic) if found.pvalue <= _LARGEST_P else 0.0
+  summary = {"words": len(words), "compared": len(ages), "correlation": fit}
   rows = [
     {
       "step": name,
-      "word_count": int(words_seen(name)),
+      "word_count": words_seen(name),
       "target_word": word.text,
       "context_id": i,
       "context": context,
       "surprisal": found[step, i].item(),
     }
-    for step, name in enumerate(revisions)
+    for step, name in enumerate(names)
     for word, found in zip(words, surprisals, strict=True)
     for i, context in enumerate(word.contexts)
   ]
-  steps = dict.fromkeys(("total_steps", "completed_steps"), len(revisions))
+  steps = dict.fromkeys(("total_steps", "completed_steps"), len(names))
   about = {"use_bos_only": False, **steps}
-  # The file of `AoA_word` in 2025.
-  own = {"surprisal.json": json.dumps({"metadata": about, "results": rows})}
-  return Outcome(summary, lines, own)
+  own = {"surprisal.json": {"metadata": about, "results": rows}}
+  own["aoa_score.json"] = {"aoa": fit}
+  return Outcome(summary, lines, {n: json.dumps(x) for n, x in own.items()})
 
 
-def score(loaded, items: Sequence[Word], asked: AcquisitionSettings) -> Outcome:
+def score(loaded, items: Sequence[Word], asked) -> Outcome:
   """Scores the words with each revision."""
   texts = [word.text.strip() for word in items for _ in word.contexts]
   contexts = [c.strip() + " " for word in items for c in word.contexts]
   how = {"text_format": scoring.Format(separator=""), **asked.batches}
-  revisions, found = _found(loaded, asked), []
-  for one in revisions.values():  # one of them in memory at a time
-    model = loaded if one.path == loaded.path else load(one.path)
+  kept, found = revisions(loaded), []
+  for path in kept.values():  # one of them in memory at a time
+    model = loaded if path == loaded.path else load(path)
     found.append(-scoring.score(model, texts, asked.mode, contexts, **how))
   ends = np.cumsum([len(word.contexts) for word in items])
   by_word = np.split(np.stack(found), ends[:-1], axis=1)
-  return outcome(items, list(revisions), by_word)
+  tokenizer = loaded.tokenizer
+  sizes = [
+    max(1, len(tokenizer.encode(text)) - len(tokenizer.encode("The")))
+    for text in (f"The {word.text}" for word in items)
+  ]
+  chances = np.log(tokenizer.vocab_size) * np.array(sizes)
+  return outcome(items, list(kept), by_word, chances)
 
 
 TASKS["aoa"] = command.Task(
@@ -235,6 +204,5 @@ TASKS["aoa"] = command.Task(
   score=score,
   figure="correlation",
   table={"words": "{compared} of {words}", "correlation": "{correlation:.3f}"},
-  settings=AcquisitionSettings,
-  request=request,
+  settings=command.PipelineSettings,
 )

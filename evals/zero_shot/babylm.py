@@ -1,17 +1,20 @@
 """BabyLM's tasks in which a model chooses between sentences.
 
-The data are folders of *.jsonl, in the form of evaluation-pipeline-2025.
+The data are folders of *.jsonl, in the form of babylm-org/babylm-eval.
 """
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+import itertools
+from collections.abc import Callable, Sequence
 
 from antlm_jax.evals.zero_shot import choices
 from antlm_jax.evals.zero_shot.choices import ChoiceSettings
 from antlm_jax.evals.zero_shot.command import TASKS, Reported, Task
-from antlm_jax.evals.zero_shot.metrics import SPEARMAN
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item, Line
+from antlm_jax.inference.scoring import REDUCTIONS
+from antlm_jax.settings import setting
 
 # Files of entity tracking: how boxes are named, or their contents moved.
 _SPLITS = ("regular", "ambiref", "move_contents")
@@ -29,65 +32,61 @@ Minimal pairs: BLiMP (arXiv 1912.00582) and its supplement.
   antlm eval blimp --checkpoint=RUN --data=FOLDER --mode=causal
 
 {_PAIRS}"""
-_WUG = """\
-The folder holds *.jsonl with the fields `sentences`, the forms with a tab
-between them, and `ratio`, the share of people who choose the first one. The
-figure is Spearman's correlation of these shares with the probabilities of the
-first forms."""
 
 
-def _task(about: str, parse: Callable[[Line], Item], **rules) -> Task:
-  """Returns a task whose lines `parse` reads, with `rules` of `Rules`."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeanSettings(ChoiceSettings):
+  """The arguments of tasks that average over tokens."""
+
+  reduction: str = setting(
+    "mean", "Sum or mean over the tokens of a choice", choices=REDUCTIONS
+  )
+
+
+def _task(parse: Callable[[Line], Item | None], **rules) -> Task:
+  """Returns a task whose lines `parse` reads and describes.
+
+  `rules` are those of `choices.task`.
+  """
 
   def read(asked: ChoiceSettings) -> list[Item]:
     return pairs.read(asked.data, parse, asked.limit)
 
-  return choices.task(about, read, **rules)
+  return choices.task(inspect.getdoc(parse), read, **rules)
 
 
 def of_2024(items: Sequence[Item]) -> str:
-  """Tells BLiMP from its supplement, whose lines have no field."""
-  known = any("field" in item.groups for item in items)
+  """Tells BLiMP from its supplement, whose lines have no phenomenon."""
+  known = any(item.term for item in items)
   return "blimp" if known else "blimp_supplement"
 
 
-def _item(line: Line, uid: str, texts: Iterable[Choice], rating=None) -> Item:
-  return Item(tuple(texts), str(line.number - 1), {"UID": uid}, rating)
-
-
-def _number(line: Line, name: str) -> float:
-  """Reads a field that is a number, or a text of one."""
+def _integer(line: Line, name: str) -> int:
+  """Reads a field that is a whole number, or a text of one."""
   try:
-    return float(line.fields[name])
+    return int(line.fields[name])
   except (KeyError, TypeError, ValueError) as error:
     raise line.error(f"no number {name!r}") from error
 
 
-def _wug(uid: str, about: str) -> Task:
-  def parse(line: Line) -> Item:
-    forms = line.text("sentences").split("\t")
-    if len(forms) < 2:
-      raise line.error("no tab in 'sentences', which stands between forms")
-    texts = (Choice("", form) for form in forms)
-    return _item(line, uid, texts, _number(line, "ratio"))
-
-  return _task(f"{about}\n\n{_WUG}", parse, metric=SPEARMAN)
-
-
-def entity_tracking(line: Line) -> Item:
+def entity_tracking(line: Line) -> Item | None:
   """Entity tracking: the contents of a box after some moves.
 
-  The folder holds regular.jsonl, ambiref.jsonl and move_contents.jsonl. The
-  result is the mean over these files of the means over numbers of moves.
+  The folder holds regular.jsonl, ambiref.jsonl and move_contents.jsonl. As in
+  2026, questions with the word "nothing" in an option are left out. The result
+  is the mean over these files of the means over numbers of moves.
   """
   context, options = line.text("input_prefix"), line.fields.get("options")
   texts = isinstance(options, list) and all(isinstance(o, str) for o in options)
   if not texts or len(options) < 2:
     raise line.error("no texts 'options'")
-  if not line.path.stem.startswith(_SPLITS):
+  if (split := line.path.stem) not in _SPLITS:
     raise line.error(f"the file's name is none of {', '.join(_SPLITS)}")
-  uid = f"{line.path.stem}_{_number(line, 'numops'):g}_ops"
-  return _item(line, uid, (Choice(context, option) for option in options))
+  uid = f"{split}_{_integer(line, 'numops')}_ops"
+  if any("nothing" in option for option in options):
+    return None
+  both = tuple(Choice(context, option) for option in options)
+  return Item(both, str(line.number - 1), uid, split)
 
 
 def comps(line: Line) -> Item:
@@ -100,11 +99,29 @@ def comps(line: Line) -> Item:
     raise line.error(f"the file's name is none of {', '.join(_COMPS)}")
   phrase = line.text("property_phrase")
   # The space between belongs to the context: the pipeline does not score it.
-  both = (
+  both = tuple(
     Choice(line.text(f"prefix_{which}") + " ", phrase)
     for which in ("acceptable", "unacceptable")
   )
-  return _item(line, uid, both)
+  return Item(both, str(line.number - 1), uid)
+
+
+def global_piqa(line: Line) -> Item:
+  """Global PIQA: everyday reasoning (arXiv 2510.24081).
+
+  The folder holds *.jsonl of huggingface.co/datasets/mrlbenchmarks, from
+  global-piqa-parallel (four solutions of a prompt) or global-piqa-nonparallel
+  (two of them). A solution's score is the mean over its tokens.
+  """
+  fields = (line.fields.get(f"solution{n}") for n in itertools.count())
+  texts = [*itertools.takewhile(lambda text: text, fields)]
+  label = _integer(line, "label")
+  if len(texts) < 2 or not 0 <= label < len(texts):
+    raise line.error(f"no two solutions, or no text 'solution{label}'")
+  prompt = line.fields.get("prompt") or ""
+  both = [Choice(prompt, f" {text}") for text in texts]
+  both.insert(0, both.pop(label))
+  return Item(tuple(both), line.text("example_id"), line.path.stem)
 
 
 TASKS["blimp"] = choices.task(
@@ -116,9 +133,8 @@ TASKS["blimp"] = choices.task(
   ],
   name_2024=of_2024,
 )
-TASKS["wug_adj"] = _wug("wug_adj", "Nouns of made-up adjectives.")
-TASKS["wug_past"] = _wug("wug_past", "Past tenses of made-up verbs.")
-TASKS["comps"] = _task(inspect.getdoc(comps), comps, glue="", with_context=True)
-TASKS["entity_tracking"] = _task(
-  inspect.getdoc(entity_tracking), entity_tracking, glue="", splits=_SPLITS
+TASKS["comps"] = _task(comps, glue="", with_context=True)
+TASKS["entity_tracking"] = _task(entity_tracking, glue="", by_term=True)
+TASKS["global_piqa"] = _task(
+  global_piqa, settings=MeanSettings, glue="", by_id=True
 )

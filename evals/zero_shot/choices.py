@@ -1,8 +1,9 @@
 """Tasks in which a model chooses, and the figures of its choices.
 
 The model chooses the text with the highest score. An item is right if that is
-its first choice; a tie is wrong (BabyLM's pipelines give it to the good one).
-As there, the result is the unweighted mean over UIDs, unless stated otherwise.
+its first choice; a tie is wrong (2024's pipeline gives it to the good one, and
+2026's draws). The result is the unweighted mean over UIDs, unless stated
+otherwise.
 """
 
 import collections
@@ -10,20 +11,17 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import ClassVar
 
 import numpy as np
 
 from antlm_jax import tables
-from antlm_jax.errors import UserError
-from antlm_jax.evals.zero_shot import metrics, pipelines
+from antlm_jax.evals.zero_shot import pipelines
 from antlm_jax.evals.zero_shot.command import (
   Outcome,
   PipelineSettings,
   Reported,
   Task,
 )
-from antlm_jax.evals.zero_shot.metrics import ACCURACY, Metric
 from antlm_jax.inference import pairs
 from antlm_jax.inference.pairs import Choice, Item
 from antlm_jax.inference.scoring import REDUCTIONS
@@ -41,37 +39,19 @@ class ChoiceSettings(PipelineSettings):
     "Sum or mean over the tokens of a choice; the pipeline's by default",
     choices=REDUCTIONS,
   )
-  temperature: tuple[float, ...] = setting(
-    (1.0,),
-    "Divisors of the logits; items.jsonl has the scores at the first",
-    over=0,
-    most=1e30,
-    metavar="T[,T2,...]",
-  )
-  paradigms: bool = setting(False, "Print every UID, not only their groups")
-  apart: ClassVar = PipelineSettings.apart | {"paradigms"}
-
-  def __post_init__(self):
-    if not self.temperature:
-      raise UserError("--temperature is empty")
+  temperature: float = setting(1.0, "Divisor of the logits", over=0, most=1e30)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-  """How a task's items become figures."""
+  """How a task's items become figures and predictions."""
 
-  glue: str = " "  # between a context and a choice, in `ours` and 2025
-  metric: Metric = ACCURACY  # of each UID
-  # Beginnings of UIDs. If there are some, the result is the mean over them of
-  # the means over UIDs, not the mean over UIDs.
-  splits: tuple[str, ...] = ()
-  with_context: bool = False  # in predictions of 2025
+  glue: str = " "  # between a context and a choice, in `ours` and 2026
+  by_term: bool = False  # the result is the mean over terms of those over UIDs
+  with_context: bool = False  # in predictions of 2026
+  by_id: bool = False  # predictions of 2026 are by the items' ids, not UIDs
   # Names the task of some items in predictions of 2024.
   name_2024: Callable[[Sequence[Item]], str] | None = None
-
-  def split(self, uid: str) -> str:
-    """Returns the split of a UID, or ""."""
-    return next((s for s in self.splits if uid.startswith(s)), "")
 
 
 def task(
@@ -87,7 +67,7 @@ def task(
     about=f"{about.strip()}\n\n{_RULE}\n{pipelines.NOTES}",
     read=read,
     score=functools.partial(score, rules),
-    figure=f"macro_{rules.metric.key}",
+    figure="macro_accuracy",
     table=functools.partial(table, rules),
     settings=settings,
     reported=reported,
@@ -102,182 +82,108 @@ def score(rules: Rules, loaded, items, asked: ChoiceSettings) -> Outcome:
     options["text_format"] = form
   if asked.reduction:
     options["reduction"] = asked.reduction
-  found = pairs.scores(
-    loaded,
-    items,
-    asked.mode,
-    temperature=asked.temperature,
-    **options,
-    **asked.batches,
-  )
-  results = Results(items, found, asked.temperature, rules)
-  own = {"2024": results.files_2024, "2025": results.files_2025}
-  files = own.get(asked.pipeline, dict)()
+  options |= {"temperature": asked.temperature, **asked.batches}
+  found = pairs.scores(loaded, items, asked.mode, **options)
+  results = Results(items, found, rules)
+  files = results.files(asked.pipeline)
   return Outcome(results.summary(), results.lines(), files)
 
 
-def table(rules: Rules, summary: Mapping, asked: ChoiceSettings) -> str:
-  """Lays out the metric in percent: first the means, then by group.
+def table(rules: Rules, summary: Mapping) -> str:
+  """Lays out accuracies in percent: first the means, then by group.
 
-  Groups are phenomena, or else splits, or else the UIDs themselves.
+  Groups are phenomena, or else the UIDs themselves.
   """
-  count, key, uids = summary["pairs"], rules.metric.key, summary["by_uid"]
-  over = "splits" if rules.splits else "UIDs"
+  count, groups = summary["pairs"], collections.defaultdict(list)
+  over = "files" if rules.by_term else "UIDs"
   rows = [
-    (f"mean over {over}", count, summary[f"macro_{key}"]),
-    ("mean over pairs", count, summary[f"pair_{key}"]),
+    (f"mean over {over}", count, summary["macro_accuracy"]),
+    ("mean over pairs", count, summary["pair_accuracy"]),
   ]
-  swept = summary["by_temperature"]
-  rows += [
-    (f"mean at temperature {t['temperature']:g}", count, t[f"macro_{key}"])
-    for t in swept * (len(swept) > 1)
-  ]
-  groups = collections.defaultdict(list)
-  for uid, about in sorted(uids.items()):
-    group = about["term"] or rules.split(uid)
-    groups[group].append((uid, about["pairs"], about[key]))
-  every = asked.paradigms or not any(groups)
+  for uid, about in summary["by_uid"].items():
+    groups[about["term"] or uid].append((about["pairs"], about["accuracy"]))
   for group, those in sorted(groups.items()):
-    if group:
-      _, counts, shares = zip(*those, strict=True)
-      rows.append((group, sum(counts), np.mean(shares)))
-    for uid, *row in those if every or not group else ():
-      rows.append(("  " * bool(group) + uid, *row))
-  shown = tables.text(
+    counts, shares = zip(*those, strict=True)
+    rows.append((group, sum(counts), np.mean(shares)))
+  return tables.text(
     [(name, count, f"{100 * share:.2f}") for name, count, share in rows],
-    head=("", "pairs", f"{key} (%)"),
+    head=("", "pairs", "accuracy (%)"),
     align="<>",
   )
-  return shown + f"\n--paradigms shows all {len(uids)} UIDs" * (not every)
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-  """n items and the scores of their choices at K temperatures."""
+  """n items and the scores of their choices."""
 
   items: Sequence[Item]
-  scores: np.ndarray  # float64 `[C, n, K]`, of `pairs.scores`
-  temperatures: Sequence[float]
+  scores: np.ndarray  # float64 `[C, n]`, of `pairs.scores`
   rules: Rules = Rules()
 
-  def mean_by(self, group: str) -> dict[str, np.ndarray]:
-    """Returns the metric `[K]` by the values of a group."""
-    return {
-      name: self._metric(rows)
-      for name, rows in pairs.rows_by(group, self.items).items()
-    }
-
-  def _metric(self, rows: Sequence[int]) -> np.ndarray:
-    items = [self.items[row] for row in rows]
-    return self.rules.metric.of(items, self.scores[:, rows])
-
   @functools.cached_property
-  def by_uid(self) -> dict[str, np.ndarray]:
-    """Metric `[K]` of each UID."""
-    return self.mean_by("UID")
-
-  @functools.cached_property
-  def by_split(self) -> dict[str, np.ndarray]:
-    """Unweighted mean over the UIDs of each split that has some, `[K]`."""
-    found = collections.defaultdict(list)
-    for uid, value in self.by_uid.items():
-      found[self.rules.split(uid)].append(value)
-    splits = (split for split in self.rules.splits if split in found)
-    return {split: np.mean(found[split], axis=0) for split in splits}
-
-  @functools.cached_property
-  def macro(self) -> np.ndarray:
-    """Unweighted mean over UIDs, or splits, `[K]`: BabyLM's number."""
-    return np.mean([*(self.by_split or self.by_uid).values()], axis=0)
-
-  @functools.cached_property
-  def best(self) -> int:
-    """Index of the temperature with the highest `macro`, the first if equal."""
-    # A correlation is NaN where all shares are equal: never the highest.
-    return int(np.nan_to_num(self.macro, nan=-np.inf).argmax())
+  def right(self) -> np.ndarray:
+    """Which items are right, bool `[n]`."""
+    return pairs.correct(self.scores)
 
   def summary(self) -> dict:
-    """Returns the figures; those by UID are at the first temperature."""
-    key, macro = self.rules.metric.key, self.macro
-    whole = self._metric(range(len(self.items)))
+    """Returns the figures."""
+    by_uid = pairs.by_uid(self.items, self.right)
     terms = {item.uid: item.term for item in self.items}
     counts = collections.Counter(item.uid for item in self.items)
+    means = [*by_uid.values()]
+    if self.rules.by_term:
+      of = {
+        term: [u for u in by_uid if terms[u] == term] for term in terms.values()
+      }
+      means = [np.mean([by_uid[uid] for uid in uids]) for uids in of.values()]
     ties = self.scores[0] == self.scores[1:].max(axis=0)
     return {
       "pairs": len(self.items),
-      "ties": int(ties[:, 0].sum()),
-      f"macro_{key}": float(macro[0]),
-      f"pair_{key}": float(whole[0]),
-      "best_temperature": self.temperatures[self.best],
-      **{f"{split}_{key}": float(v[0]) for split, v in self.by_split.items()},
+      "ties": int(ties.sum()),
+      # BabyLM's number.
+      "macro_accuracy": float(np.mean(means)),
+      "pair_accuracy": float(self.right.mean()),
       "by_uid": {
-        uid: {"term": terms[uid], "pairs": counts[uid], key: float(value[0])}
-        for uid, value in self.by_uid.items()
+        uid: {"term": terms[uid], "pairs": counts[uid], "accuracy": share}
+        for uid, share in by_uid.items()
       },
-      "by_temperature": [
-        {"temperature": t, f"macro_{key}": float(m), f"pair_{key}": float(w)}
-        for t, m, w in zip(self.temperatures, macro, whole, strict=True)
-      ],
     }
 
   def lines(self) -> Iterator[dict]:
-    """Yields every item with its scores at the first temperature."""
-    correct = pairs.correct(self.scores[:, :, 0])
+    """Yields every item with its scores."""
     for i, item in enumerate(self.items):
       contexts = [choice.context for choice in item.choices]
       yield {
         "uid": item.uid,
         "id": item.item_id,
-        "correct": bool(correct[i]),
-        "scores": self.scores[: len(contexts), i, 0].tolist(),
+        "correct": bool(self.right[i]),
+        "scores": self.scores[: len(contexts), i].tolist(),
         **({"contexts": contexts} if any(contexts) else {}),
         "choices": [choice.text for choice in item.choices],
       }
 
-  def files_2024(self) -> dict[str, str]:
-    """Returns the task's part of the file that collect_results.py writes."""
-    chosen = self._predictions(0, lambda choice: f" {choice.text}")
-    name = self.rules.name_2024(self.items)
-    return {"predictions.json": json.dumps({name: chosen})}
+  def files(self, pipeline: str) -> dict[str, str]:
+    """Returns a pipeline's predictions; no file for other rules.
 
-  def files_2025(self) -> dict[str, str]:
-    """Returns the files of sentence_zero_shot, at the best temperature."""
+    That of 2024 is the task's part of the file that collect_results.py writes;
+    that of 2026 is sentence_zero_shot's.
+    """
 
     def shown(choice: Choice) -> str:
-      lead = choice.context if self.rules.with_context else ""
-      return lead + self.rules.glue * bool(choice.context) + choice.text
+      if pipeline == "2024":
+        return f" {choice.text}"
+      lead = f"{choice.context}{self.rules.glue}" * self.rules.with_context
+      return lead + choice.text
 
-    metric, ranked = self.rules.metric, self.rules.metric is metrics.SPEARMAN
-
-    def figure(value: np.ndarray) -> str:
-      return f"{metric.scale * value[self.best]:.2f}"
-
-    lines = [f"TEMPERATURE: {self.temperatures[self.best]:.2f}", ""]
-    for group in dict.fromkeys(g for item in self.items for g in item.groups):
-      found = self.mean_by(group) | (self.by_split if group == "UID" else {})
-      lines += [
-        f"### {group.upper()} {metric.title}",
-        *(f"{'avg' if ranked else n}: {figure(v)}" for n, v in found.items()),
-        "",
-      ]
-    lines += [f"### AVERAGE {metric.title}", figure(self.macro), "", ""]
-    return {
-      "predictions.json": json.dumps(self._predictions(self.best, shown)),
-      "best_temperature_report.txt": "\n".join(lines),
-    }
-
-  def _predictions(self, which: int, shown: Callable[[Choice], str]) -> dict:
-    """Returns the choices at a temperature, by UID, in both years' form."""
     out = collections.defaultdict(lambda: {"predictions": []})
-    scores = self.scores[:, :, which]
-    best = np.where(pairs.correct(scores), 0, 1 + scores[1:].argmax(axis=0))
-    shares = metrics.first_probability(scores)
-    for item, choice, share in zip(self.items, best, shares, strict=True):
-      found = out[item.uid]["predictions"]
+    best = np.where(self.right, 0, 1 + self.scores[1:].argmax(axis=0))
+    for item, choice in zip(self.items, best, strict=True):
+      key = item.item_id if self.rules.by_id else item.uid
+      found = out[key]["predictions"]
       # Numbered anew: these ids are places in the file, not the data's names.
-      one = {"id": f"{item.uid}_{len(found)}"}
-      one["pred"] = shown(item.choices[choice])
-      if self.rules.metric is metrics.SPEARMAN:
-        one["prob"] = float(share)
+      one = {"id": f"{key}_{len(found)}", "pred": shown(item.choices[choice])}
       found.append(one)
-    return out
+    if pipeline == "2024":
+      out = {self.rules.name_2024(self.items): out}
+    known = pipeline in ("2024", "2026")
+    return {"predictions.json": json.dumps(out)} if known else {}

@@ -4,19 +4,15 @@ A task is a value in `TASKS`: a reader of its data, a metric of the model's
 scores, and their description. The module that implements a task adds it.
 """
 
-import argparse
 import dataclasses
 import functools
 import json
 import os
 import pathlib
-import resource
-import sys
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, cast
-
-import jax
 
 from antlm_jax import cli, tables
 from antlm_jax import settings as settings_lib
@@ -27,7 +23,6 @@ from antlm_jax.inference.model import (
   Identity,
   Loaded,
   add_arguments,
-  from_args,
   identify,
   opened,
 )
@@ -96,12 +91,6 @@ class PipelineSettings(TaskSettings):
   )
 
 
-def digest_files(asked: TaskSettings, items: Sequence) -> dict:
-  """Returns what identifies the files of a folder, wherever it is."""
-  paths = pathlib.Path(asked.data).glob("*")
-  return results.data_digest(sorted(p for p in paths if p.is_file()))
-
-
 class Reported(NamedTuple):
   """A column of `antlm report`: a task's main figure, a share, on some data."""
 
@@ -120,10 +109,8 @@ class Task:
     score: Scores the items, given the model, the items and the settings.
     figure: Name of the main figure in the summary.
     table: Formats of a summary's figures by title, or a function that lays out
-      the summary, given it and the settings.
+      the summary.
     settings: Section of the command's arguments.
-    digest: Identifies the data in a request, given the settings and items.
-    request: Returns further parts of a request, given the model and settings.
     reported: Columns of `antlm report`.
   """
 
@@ -131,16 +118,14 @@ class Task:
   read: Callable[[Any], Sequence]
   score: Callable[[Any, Sequence, Any], Outcome]
   figure: str
-  table: Mapping[str, str] | Callable[[Mapping, Any], str]
+  table: Mapping[str, str] | Callable[[Mapping], str]
   settings: type[TaskSettings] = TaskSettings
-  digest: Callable[[Any, Sequence], dict] = digest_files
-  request: Callable[[Any, Any], dict] = lambda loaded, asked: {}
   reported: Sequence[Reported] = ()
 
-  def shown(self, summary: Mapping, asked: TaskSettings) -> str:
+  def shown(self, summary: Mapping) -> str:
     """Returns the table of a summary."""
     if callable(self.table):
-      return self.table(summary, asked)
+      return self.table(summary)
     rows = ((n, form.format_map(summary)) for n, form in self.table.items())
     return tables.text(rows, align="<>")
 
@@ -216,45 +201,29 @@ def evaluate(
       or the output cannot be written or has results of another request.
   """
   asked = asked_of(task, data, {"mode": mode, **settings})
-  folder = pathlib.Path(output) if output else None
+  of, folder = TASKS[task], pathlib.Path(output) if output else None
   with progress.quietly(quiet):
-    # The cheap checks come first: arguments, then data, then the model.
-    items = TASKS[task].read(asked)
-    return _evaluate(task, asked, items, opened(model), folder, overwrite)
-
-
-def _evaluate(
-  task: str,
-  asked: TaskSettings,
-  items: Sequence,
-  loaded: Loaded,
-  folder: pathlib.Path | None,
-  overwrite: bool,
-) -> Evaluation:
-  """Scores items, unless the folder has the results of the same request."""
-  of = TASKS[task]
-  request = request_of(task, asked, loaded)
-  request |= {"data": of.digest(asked, items), **of.request(loaded, asked)}
-  summary = folder and not overwrite and results.finished(folder, request)
-  reused = bool(summary)
-  if reused:
-    lines = [x for _, x in files.read_jsonl(folder / ITEMS, "the items")]
-  else:
-    if folder:  # before minutes of scoring
-      files.check_writable(folder, folder=True)
-    progress.say(f"{len(items):,} items of {asked.data}, {asked.mode}")
-    began = time.monotonic()
-    outcome = of.score(loaded, items, asked)
-    about = {
-      "task": task,
-      "seconds": time.monotonic() - began,  # compilation included
-      "peak_memory_mib": _peak_memory(),
-    }
-    summary = {"request": request, **about, **outcome.summary}
-    lines = list(outcome.lines)
-    if folder:
-      write(folder, summary, lines, outcome.files)
-  table = of.shown(summary, asked)
+    items = of.read(asked)  # before the model, which takes longer
+    loaded = opened(model)
+    request = request_of(task, asked, loaded)
+    # What identifies the data, wherever they are.
+    request["data"] = {"crc32": zlib.crc32(repr(items).encode())}
+    summary = folder and not overwrite and results.finished(folder, request)
+    reused = bool(summary)
+    if reused:
+      lines = [x for _, x in files.read_jsonl(folder / ITEMS, "the items")]
+    else:
+      if folder:  # before minutes of scoring
+        files.check_writable(folder, folder=True)
+      progress.say(f"{len(items):,} items of {asked.data}, {asked.mode}")
+      began = time.monotonic()
+      outcome = of.score(loaded, items, asked)
+      seconds = time.monotonic() - began  # compilation included
+      about = {"request": request, "task": task, "seconds": seconds}
+      summary, lines = {**about, **outcome.summary}, list(outcome.lines)
+      if folder:
+        write(folder, summary, lines, outcome.files)
+  table = of.shown(summary)
   return Evaluation(task, asked.mode, summary, lines, table, folder, reused)
 
 
@@ -294,16 +263,11 @@ def write(
   results.write(folder, {**own, ITEMS: lines}, summary)
 
 
-def run(description: str, name: str | None, argv: Sequence[str]) -> None:
-  """Runs the command of a task, or of the one that --task names.
-
-  `description` is the command's docstring.
-  """
-  name, asked, args = _parse(description, name, argv)
-  items = TASKS[name].read(asked)
-  loaded = from_args(args)
-  folder = _folder(asked, loaded)
-  found = _evaluate(name, asked, items, loaded, folder, asked.overwrite)
+def run(description: str, argv: Sequence[str]) -> None:
+  """Runs the command of a task; `description` is the command's docstring."""
+  name, asked, model = _parse(description, argv)
+  given = vars(asked) | {"output": _folder(asked, model)}
+  found = evaluate(model.path, name, **given)
   print(found)
   if found.reused:
     print(f"already scored: {found.folder} (--overwrite scores again)")
@@ -311,14 +275,13 @@ def run(description: str, name: str | None, argv: Sequence[str]) -> None:
     print(f"written to {found.folder}")
 
 
-def done(description: str, name: str | None, argv: Sequence[str]) -> bool:
+def done(description: str, argv: Sequence[str]) -> bool:
   """Returns whether `run` has written its results; reads no model and no data.
 
   Raises a UserError if the arguments are wrong, there is no such checkpoint, or
   the folder has the results of another request.
   """
-  name, asked, args = _parse(description, name, argv)
-  model = identify(args.checkpoint, args.step)
+  name, asked, model = _parse(description, argv)
   request = request_of(name, asked, model)
   return results.finished(_folder(asked, model), request) is not None
 
@@ -331,32 +294,21 @@ def _folder(asked: TaskSettings, model: Identity) -> pathlib.Path:
 
 
 def _parse(
-  description: str, name: str | None, argv: Sequence[str]
-) -> tuple[str, TaskSettings, argparse.Namespace]:
-  """Parses the arguments of the named task, or of the one that --task names."""
+  description: str, argv: Sequence[str]
+) -> tuple[str, TaskSettings, Identity]:
+  """Parses the arguments of the task that --task names."""
   parser = cli.Parser(add_help=False)
-  parser.add_argument("--task", choices=TASKS, default=name)
+  parser.add_argument("--task", choices=TASKS)
   named = parser.parse_known_args(argv)[0].task
   rows = [(f"  {n}", t.about.partition("\n")[0]) for n, t in TASKS.items()]
   every = f"{description}\nThe tasks:\n\n{tables.text(sorted(rows))}"
   about = TASKS[named].about if named else every
   parser = cli.Parser(description=f"{about.strip()}\n\n{_WRITES}")
   add_arguments(parser)
-  if name is None:
-    about = "Name of the task"
-    parser.add_argument("--task", required=True, choices=TASKS, help=about)
+  about = "Name of the task"
+  parser.add_argument("--task", required=True, choices=TASKS, help=about)
   section = TASKS[named].settings if named else TaskSettings
   settings_lib.add_arguments(parser, section)
   args = parser.parse_args(argv)
   asked = settings_lib.from_args(section, args)
-  pipelines.options(asked.pipeline, asked.mode, named)  # refuses what it lacks
-  return named, asked, args
-
-
-def _peak_memory() -> float:
-  """Returns the accelerator's peak memory, or on CPU the process's, in MiB."""
-  stats = jax.local_devices()[0].memory_stats() or {}
-  if "peak_bytes_in_use" in stats:
-    return stats["peak_bytes_in_use"] / 2**20
-  unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB elsewhere
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+  return named, asked, identify(args.checkpoint, args.step)

@@ -5,12 +5,14 @@
 The folder holds ewok_test.csv, EWoK-core-1.0, from its authors' page at
 huggingface.co/datasets/ewok-core/ewok-core-1.0, and BabyLM's word list,
 vocab*.txt (`ewok/vocab.txt` of evaluation-pipeline-2024,
-`evaluation_pipeline/ewok/vocab.txt` of -2025). As in both, rows with a word
-that is not on the list are left out, which leaves 3,809 of 4,374. A row is two
-pairs: Target1 is the good choice after Context1, and Target2 after Context2.
-
+`strict/evaluation_pipeline/ewok/vocab.txt` of babylm-eval). As in both, rows
+with a word that is not on the list are left out, which leaves 3,809 of 4,374.
 Or the folder holds the pipelines' files: a *.jsonl for each domain, with the
-same fields and a pair in each line, Context1 with Target1.
+same fields, of which a line has each row, and another one has it turned around.
+
+A row is two pairs. Target1 is the good choice after Context1, and Target2 after
+Context2. With --pipeline=2026, as in EWoK's paper, Context1 is the good choice
+before Target1, and Context2 before Target2: the same target is scored twice.
 
 The UID is the domain. Do not publish the results where they can be crawled:
 they contain the text of EWoK, whose authors ask for this.
@@ -25,19 +27,13 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import choices
 from antlm_jax.evals.zero_shot.command import TASKS, Reported
 from antlm_jax.inference import pairs
-from antlm_jax.inference.pairs import Item, Line
+from antlm_jax.inference.pairs import Choice, Item, Line
 from antlm_jax.runtime import files
 from antlm_jax.settings import setting
 
 FILE = "ewok_test.csv"
 _TEXTS = ("Context1", "Context2", "Target1", "Target2")
-# Pipeline 2025 reports accuracies by these columns, under its own names.
-_GROUPS = {
-  "UID": "Domain",
-  "context_type": "ContextType",
-  "context_contrast": "ContextDiff",
-  "target_contrast": "TargetDiff",
-}
+_ORDERS = ("12", "21")  # a row, and the row turned around
 # Words as NLTK's word_tokenize, which BabyLM filters with, cuts this text:
 # clitics, `can not`, and every other sign apart. (Quotation marks, which NLTK
 # rewrites, are on the list in that form, so they need no look.)
@@ -53,9 +49,6 @@ class EwokSettings(choices.ChoiceSettings):
   """The arguments of the task."""
 
   unfiltered: bool = setting(False, "Keep rows with words not on BabyLM's list")
-  full_sentence_scores: bool = setting(
-    False, "Score context and target as one text, an option of pipeline 2025"
-  )
 
 
 def words(text: str) -> list[str]:
@@ -64,18 +57,19 @@ def words(text: str) -> list[str]:
 
 
 def read(
-  folder, limit: int = 0, unfiltered: bool = False, whole: bool = False
+  folder, limit: int = 0, unfiltered: bool = False, by_context: bool = False
 ) -> list[Item]:
   """Reads the pairs of a folder.
 
   `limit` is the largest number of pairs of each domain; 0 for all. `unfiltered`
-  keeps rows with words that are not on the list, and `whole` scores contexts as
-  well. Raises a UserError if a file is missing or is not what it should be.
+  keeps rows with words that are not on the list. `by_context` pairs contexts of
+  a target, not targets of a context. Raises a UserError if a file is missing or
+  is not what it should be.
   """
   folder, seen = pathlib.Path(folder), collections.Counter()
   if not (folder / FILE).exists() and any(folder.glob("*.jsonl")):
     return pairs.read(
-      folder, lambda line: _pair(line, "12", seen, whole), limit, "EWoK"
+      folder, lambda line: _pair(line, "12", seen, by_context), limit, "EWoK"
     )
   rows = files.read_csv(folder / FILE, "EWoK")
   lines = [Line(folder / FILE, *row) for row in rows]
@@ -92,8 +86,7 @@ def read(
       for line in lines
       if all(known.issuperset(words(line.text(name))) for name in _TEXTS)
     ]
-  # Each target fits one of the contexts, and is the bad choice in the other.
-  both = (_pair(line, o, seen, whole) for line in lines for o in ("12", "21"))
+  both = (_pair(line, o, seen, by_context) for line in lines for o in _ORDERS)
   out = [item for item in both if not limit or int(item.item_id) < limit]
   if not out:
     raise UserError(f"--data={folder}: no row of {FILE} is left to score")
@@ -101,25 +94,28 @@ def read(
 
 
 def _pair(
-  line: Line, order: str, seen: collections.Counter, whole: bool
+  line: Line, order: str, seen: collections.Counter, by_context: bool
 ) -> Item:
   """Returns one of a row's two pairs, numbered within its domain."""
-  groups = {name: line.text(column) for name, column in _GROUPS.items()}
-  good, bad = (line.text(f"Target{number}") for number in order)
-  context = line.text(f"Context{order[0]}")
-  if whole:
-    context, good, bad = "", f"{context} {good}", f"{context} {bad}"
-  number = seen[groups["UID"]]
-  seen[groups["UID"]] += 1
-  return pairs.pair(context, good, bad, str(number), groups)
+  domain = line.text("Domain")
+  contexts, targets = (
+    [line.text(f"{name}{number}") for number in order]
+    for name in ("Context", "Target")
+  )
+  other = (contexts[1], targets[0]) if by_context else (contexts[0], targets[1])
+  number = seen[domain]
+  seen[domain] += 1
+  both = Choice(contexts[0], targets[0]), Choice(*other)
+  return Item(both, str(number), domain)
 
 
 TASKS["ewok"] = choices.task(
   __doc__,
   lambda asked: read(
-    asked.data, asked.limit, asked.unfiltered, asked.full_sentence_scores
+    asked.data, asked.limit, asked.unfiltered, asked.pipeline == "2026"
   ),
   settings=EwokSettings,
   reported=[Reported("EWoK", "ewok", 7_618)],
+  with_context=True,
   name_2024=lambda items: "ewok",
 )

@@ -7,10 +7,10 @@
         conditional_score): the special tokens of training, the EOS token for
         an empty context, and two spaces before the choice. The first space is
         often a scored token of its own.
-  2025  babylm/evaluation-pipeline-2025, backends causal, mlm and mntp: sums
-        over the tokens that end after the context, as `ours`.
+  2026  babylm-org/babylm-eval, backends causal, mlm and mntp: sums over the
+        tokens that end after the context, as `ours`. EWoK compares contexts.
 
-2024 and 2025 also write predictions.json in their forms, and 2025 its reports.
+2024 and 2026 also write predictions.json in their forms.
 
 The pipelines take special tokens from a tokenizer's files; here they are those
 of training, so a model that is published with others gets other scores there.
@@ -32,7 +32,7 @@ _RULES = __doc__.split("\n\n", 1)[1]
 NOTES = f"--pipeline sets the rules:\n\n{_RULES}"
 
 
-# 2025 scores as we do, and so by the same options.
+# 2026 scores as we do, and so by the same options.
 _SUMS = {"text_format": Format(), "reduction": "sum"}
 # Options of `scoring.score` by pipeline and mode.
 PIPELINES = {
@@ -46,9 +46,11 @@ PIPELINES = {
       "reduction": "mean",
     },
   },
-  "2025": dict.fromkeys(("causal", "mlm", "mntp"), _SUMS),
+  "2026": dict.fromkeys(("causal", "mlm", "mntp"), _SUMS),
 }
 _TASKS = {"2024": ("blimp", "ewok")}  # those of a pipeline that lacks others
+# Texts that pandas, with which 2026 reads CSV files, takes for missing.
+NOTHING = ("", "N/A", "NA", "NULL", "NaN", "None", "n/a", "nan", "null")
 
 
 def options(pipeline: str, mode: str, task: str = "blimp") -> dict[str, Any]:
@@ -65,3 +67,8 @@ def options(pipeline: str, mode: str, task: str = "blimp") -> dict[str, Any]:
       " pipeline"
     )
   return modes[mode]
+
+
+def number(text: str) -> float:
+  """Reads a number of a CSV file; NaN if it is missing."""
+  return float("nan" if text in NOTHING else text)

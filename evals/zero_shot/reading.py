@@ -1,8 +1,8 @@
 """Reading times, explained by the surprisal of words.
 
-The folder holds reading_data.csv of evaluation-pipeline-2025 (de Varda et al.,
-2023). Each row is a word: the text before it (`item`, `word`), the previous
-word and the text before that (`prev_item`, `prev_word`), predictors and times.
+The folder holds reading_data.csv of babylm-eval (de Varda et al., 2023). Each
+row is a word: the text before it (`item`, `word`), the previous word and the
+text before that (`prev_item`, `prev_word`), predictors and times.
 
 The figures are the share that surprisal explains of the variance that a
 baseline leaves. For eye tracking, it is the mean over four times, and the
@@ -22,7 +22,7 @@ import numpy as np
 
 from antlm_jax.data.tokenizer import Tokenizer
 from antlm_jax.errors import UserError
-from antlm_jax.evals.zero_shot import command, metrics, texts
+from antlm_jax.evals.zero_shot import command, pipelines, texts
 from antlm_jax.evals.zero_shot.command import TASKS, Outcome
 from antlm_jax.inference import framing, scoring
 from antlm_jax.runtime import files
@@ -60,12 +60,12 @@ def _word(where: str, row: dict[str, str]) -> Word:
   if missing := [n for n in needed if row.get(n) is None]:
     raise UserError(f"{where}: no {', '.join(missing)}")
   # The pipeline puts the word "None" before a word with nothing before it.
-  item = "None" if row["item"] in metrics.NOTHING else row["item"]
+  item = "None" if row["item"] in pipelines.NOTHING else row["item"]
   before = None
-  if row["prev_item"] not in metrics.NOTHING:
+  if row["prev_item"] not in pipelines.NOTHING:
     before = row["prev_item"], row["prev_word"]
   try:
-    values = {name: metrics.number(row[name]) for name in _NUMBERS}
+    values = {name: pipelines.number(row[name]) for name in _NUMBERS}
   except ValueError as error:
     raise UserError(f"{where}: {error}") from error
   return Word((item, row["word"]), before, values)
@@ -134,9 +134,17 @@ def _gain(
   if len(times) <= len(columns) * (len(columns) + 1) // 2 + 2:
     return math.nan  # no more words than weights
   products = [a * b for a, b in itertools.combinations(columns, 2)]
-  base = metrics.explained([*columns, *products], times)
-  full = metrics.explained([*columns, *products, surprisal], times)
+  base = _explained([*columns, *products], times)
+  full = _explained([*columns, *products, surprisal], times)
   return (full - base) / (1 - base)
+
+
+def _explained(predictors: Sequence[np.ndarray], target: np.ndarray) -> float:
+  """Returns R^2 of least squares, with an intercept, for a target `[n]`."""
+  design = np.stack([np.ones_like(target), *predictors], axis=1)
+  weights, *_ = np.linalg.lstsq(design, target)
+  left, spread = target - design @ weights, target - target.mean()
+  return float(1 - left @ left / (spread @ spread))
 
 
 def score(loaded, items: Sequence[Word], asked) -> Outcome:
@@ -157,14 +165,8 @@ def score(loaded, items: Sequence[Word], asked) -> Outcome:
     one = {"id": i, "context": context, "word": word, "surprisal": nats}
     lines.append(one)
     said.append({"id": i, "pred": nats, "prev_pred": previous})
-  # The files of `reading` in 2025, without its tables of all regressions.
-  own = {
-    "predictions.json": json.dumps({"reading": {"predictions": said}}),
-    "report.txt": (
-      f"EYE TRACKING SCORE: {100 * eye:.2f}\n"
-      f"SELF-PACED READING SCORE: {100 * paced:.2f}\n"
-    ),
-  }
+  # The file of `reading` in 2026.
+  own = {"predictions.json": json.dumps({"reading": {"predictions": said}})}
   scores = {"eye_tracking": eye, "self_paced_reading": paced, "by_time": eyes}
   return Outcome({"words": len(items), **scores}, lines, own)
 

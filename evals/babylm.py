@@ -1,0 +1,159 @@
+"""Evaluates a run for BabyLM 2026, in files that its pipeline collates.
+
+  antlm eval babylm --checkpoint=RUN --data=evaluation_data --mode=causal \\
+    --output=results/NAME
+
+The data are those of babylm-org/babylm-eval. The newest checkpoint is scored on
+full_eval/ and fine-tuned on its glue_filtered/ (--preset=2026), and each kept
+step of checkpoint.words is scored on fast_eval/. Tasks without data are left
+out, and results that exist are kept. OUTPUT is a model's folder as
+`collate_preds.py` of that repository reads it: REVISION/zero_shot/MODE/... and
+main/finetune/....
+
+The table has the leaderboard's nine columns, in percent, and their mean, in
+which a missing one counts as 0. GlobalPIQA and reading are means of two.
+"""
+
+import pathlib
+import statistics
+from collections.abc import Sequence
+
+from antlm_jax import cli, tables
+from antlm_jax.evals import finetune
+from antlm_jax.evals.score import evaluate
+from antlm_jax.evals.zero_shot import pipelines
+from antlm_jax.inference import model as model_lib
+from antlm_jax.inference.model import Loaded
+from antlm_jax.runtime import files, progress
+
+PIPELINE = "2026"
+# Tasks by folder of data, in full_eval or fast_eval or both.
+_BOTH = {
+  "global_piqa_parallel": "global_piqa",
+  "global_piqa_nonparallel": "global_piqa",
+  "reading": "reading",
+}
+_FULL = _BOTH | {
+  "blimp_filtered": "blimp",
+  "supplement_filtered": "blimp",
+  "ewok_filtered": "ewok",
+  "entity_tracking": "entity_tracking",
+  "comps": "comps",
+  "aoa": "aoa",
+}
+_FAST = _BOTH | {
+  "blimp_fast": "blimp",
+  "supplement_fast": "blimp",
+  "ewok_fast": "ewok",
+  "entity_tracking_fast": "entity_tracking",
+}
+# The folder of a task's results, if it is not TASK/DATA.
+_PLACES = {
+  "global_piqa": "{data}/{data}",
+  "reading": "reading",
+  "aoa": "AoA_word",
+}
+# What the leaderboard averages in each column: main figures by folder of data.
+_COLUMNS = {
+  "BLiMP": ("blimp_filtered",),
+  "BLiMP supplement": ("supplement_filtered",),
+  "EWoK": ("ewok_filtered",),
+  "entity tracking": ("entity_tracking",),
+  "COMPS": ("comps",),
+  "GlobalPIQA": ("global_piqa_parallel", "global_piqa_nonparallel"),
+  "reading": ("reading", "self_paced_reading"),
+  "age of acquisition": ("aoa",),
+  "(Super)GLUE": ("glue",),
+}
+
+
+def submission(
+  model: Loaded | files.Path,
+  data: files.Path,
+  output: files.Path,
+  *,
+  mode: str,
+  tune: bool = True,
+  quiet: bool = False,
+) -> dict[str, float]:
+  """Evaluates a run for BabyLM 2026.
+
+  Returns the leaderboard's columns that have data, by name; accuracies are in
+  [0, 1].
+
+  Args:
+    model: Model of a run, or the path to it.
+    data: Path to the pipeline's `evaluation_data`.
+    output: Folder for the results, whose name is the model's.
+    mode: Outputs that predict a token: `causal`, `mlm` or `mntp`.
+    tune: Whether to fine-tune.
+    quiet: Whether to print nothing.
+
+  Raises:
+    UserError: The run kept no steps by words, or an argument or file is wrong.
+  """
+  data, output, found = pathlib.Path(data), pathlib.Path(output), {}
+  with progress.quietly(quiet):
+    loaded = model_lib.opened(model)
+    kept = model_lib.revisions(loaded)
+    for revision, path in {"main": loaded.path, **kept}.items():
+      one = loaded if path == loaded.path else model_lib.load(path)
+      kind, tasks = ("fast", _FAST) if revision in kept else ("full", _FULL)
+      for name, task in tasks.items():
+        where = data / f"{kind}_eval" / name
+        if not where.is_dir():
+          progress.say(f"left out: there is no {where}")
+          continue
+        place = _PLACES.get(task, "{task}/{data}").format(task=task, data=name)
+        to = output / revision / "zero_shot" / mode / place
+        how = {"mode": mode, "pipeline": PIPELINE, "output": to}
+        result = evaluate(one, task, where, **how)
+        if revision == "main":
+          found |= result.summary | {name: result.score}
+    if tune and (data / "full_eval/glue_filtered").is_dir():
+      found["glue"] = _tuned(loaded, data / "full_eval", output, mode)
+  return {
+    column: statistics.fmean(found[name] for name in names)
+    for column, names in _COLUMNS.items()
+    if found.keys() >= {*names}
+  }
+
+
+def _tuned(
+  loaded: Loaded, data: pathlib.Path, output: pathlib.Path, mode: str
+) -> float:
+  """Fine-tunes a model and puts predictions in place; returns the score."""
+  attention = "causal" if mode == "causal" else "bidirectional"
+  output = output / "main/finetune"
+  how = {"preset": PIPELINE, "attention": attention, "output": output}
+  tuned = finetune.finetune(loaded, data, **how)
+  for name, task in tuned.tasks.items():
+    text = files.read_text(task.folder / "predictions.json", "predictions")
+    files.write_text(output / name / "predictions.json", text)
+  return tuned.score
+
+
+def main(argv: Sequence[str]) -> None:
+  """Runs the command."""
+  parser = cli.Parser(description=__doc__)
+  model_lib.add_arguments(parser)
+  add = parser.add_argument
+  add("--data", required=True, help="Path to the pipeline's evaluation_data")
+  about, modes = "Outputs that predict a token", pipelines.PIPELINES[PIPELINE]
+  add("--mode", required=True, choices=modes, help=about)
+  about = "Path to a folder for the results, results/NAME of the pipeline"
+  add("--output", required=True, type=cli.here, help=about)
+  add("--no-tune", dest="tune", action="store_false", help="Do not fine-tune")
+  args = parser.parse_args(argv)
+  model = model_lib.identify(args.checkpoint, args.step).path
+  how = {"mode": args.mode, "tune": args.tune}
+  found = submission(model, args.data, args.output, **how)
+  rows = {name: found.get(name) for name in _COLUMNS}
+  rows["mean of nine"] = sum(found.values()) / len(_COLUMNS)
+  shares = ("-" if x is None else f"{100 * x:.2f}" for x in rows.values())
+  print(tables.text([*zip(rows, shares, strict=True)], align="<>"))
+  print(f"written to {args.output}")
+
+
+if __name__ == "__main__":
+  cli.run(main)
