@@ -15,7 +15,7 @@ from antlm_jax.commands import export, import_, prepare
 from antlm_jax.data import toy_english
 from antlm_jax.data.prepared_folder import Prepared
 from antlm_jax.errors import UserError
-from antlm_jax.evals import blimp
+from antlm_jax.evals import score
 from antlm_jax.inference.model import load
 from antlm_jax.runtime import buckets, files
 from antlm_jax.training import checkpoint, metrics
@@ -138,7 +138,7 @@ def test_commands_read_a_run_in_a_bucket(
   assert capsys.readouterr().out.startswith("the")
   step = f"--checkpoint={finished}/checkpoints/20"
   pairs = f"--data={english / 'pairs'}"
-  blimp.main([step, pairs, "--mode=mlm", "--limit=2"])
+  score.main(["--task=blimp", step, pairs, "--mode=mlm", "--limit=2"])
   assert "written to runs/run/evals/pairs/20-mlm" in capsys.readouterr().out
   export.main([f"--checkpoint={finished}", "--output=out", "--as=causal"])
   card = (tmp_path / "out" / "README.md").read_text()

@@ -6,7 +6,7 @@ import pytest
 
 from antlm_jax.commands import prepare, train
 from antlm_jax.errors import RUN_AGAIN, Stopped, UserError
-from antlm_jax.evals import blimp, jobs
+from antlm_jax.evals import jobs, score
 from antlm_jax.inference import model
 from antlm_jax.runtime import files
 from tests import runs
@@ -99,22 +99,23 @@ def test_commands_tell_whether_they_are_done(
 ):
   run, data = tmp_path / "run", f"--data={english / 'pairs'}"
   training = runs.train_args(run, prepared, "model.layers=1", "eval.every=0")
-  scoring = [f"--checkpoint={run}", data, "--mode=causal", "--limit=2"]
+  scoring = ["--task=blimp", f"--checkpoint={run}", data]
+  scoring += ["--mode=causal", "--limit=2"]
   assert not train.done(training)
   train.main(training)
   # Settings that change no parameter do not count, as when a run resumes.
   assert train.done([*training, "--config.eval.rows=9"])
   assert not train.done([*training, "--config.seed=1"])
-  blimp.main(scoring)
+  score.main(scoring)
   # Neither a model nor data are read.
   monkeypatch.delattr(model, "load")
-  scoring[1] = "--data=/nowhere/pairs"
-  assert blimp.done(scoring) and blimp.done([*scoring, "--step=40"])
-  assert not blimp.done([*scoring, "--mode=mlm"])
+  scoring[2] = "--data=/nowhere/pairs"
+  assert score.done(scoring) and score.done([*scoring, "--step=40"])
+  assert not score.done([*scoring, "--mode=mlm"])
   with pytest.raises(UserError, match=r"another request \(limit differ"):
-    blimp.done([*scoring, "--limit=3"])
+    score.done([*scoring, "--limit=3"])
   (run / "evals/pairs/40-causal/summary.json").unlink()
-  assert not blimp.done(scoring)
+  assert not score.done(scoring)
   making = [f"--text={english / 'text'}", f"--output={prepared}"]
   making += ["--vocab_size=400", "--seq_len=32", "--documents=line"]
   assert prepare.done([*making, "--packing=documents"])

@@ -42,6 +42,11 @@ class Corpus:
   documents: str = "auto"  # where one of plain text ends, of `readers.RULES`
   column: str = "text"  # column of records that holds their text
 
+  @property
+  def test(self) -> tuple[str, ...]:
+    """Sources that are named test. Nothing is trained on them."""
+    return tuple(self.unused.get(_UNUSED["test"], ()))
+
   def pieces(self, split: str) -> Iterator[Piece]:
     """Yields the documents of a split's sources, as `readers.pieces` does."""
     for source in getattr(self, split):
