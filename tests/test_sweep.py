@@ -345,12 +345,12 @@ def test_a_sweep_that_is_killed_goes_on_bit_for_bit(prepared, tmp_path, capsys):
   (line,) = capsys.readouterr().out.splitlines()
   command = [sys.executable, *shlex.split(line)[1:]]
   process = subprocess.Popen(command, cwd=runs.ROOT)
-  while not (tmp_path / "array/seed=2/checkpoints").is_dir():
+  while not (tmp_path / "array/seed=1/checkpoints").is_dir():
     time.sleep(0.1)
     assert process.poll() is None
   process.terminate()
   assert process.wait() == RUN_AGAIN
-  assert not (tmp_path / "array/seed=2/summary.json").exists()
+  assert not (tmp_path / "array/seed=1/summary.json").exists()
   subprocess.run(command, cwd=runs.ROOT, check=True)
   sweep.main(words)  # ranks them, and trains nothing
   told = capsys.readouterr().out

@@ -36,14 +36,14 @@ def test_a_step_of_several_runs_is_a_step_of_each():
 
   def train(lane: int) -> list:
     programs, found = lanes.programs(lane), []
-    with jax.set_mesh(mesh):
+    with lanes.turn, jax.set_mesh(mesh):
       state = programs.init()
       # One run ends before the other.
       for number in range(STEPS - lane):
         batch = sharding.place(mesh, sources[lane][number])
         state, results = programs.update(state, batch)
         found.append(jax.device_get((state.params, results)))
-    lanes.leave(lane)
+      lanes.leave(lane)
     return found
 
   with concurrent.futures.ThreadPoolExecutor(2) as pool:

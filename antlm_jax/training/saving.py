@@ -7,7 +7,6 @@ import contextlib
 import ctypes
 import dataclasses
 import pathlib
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -29,9 +28,6 @@ from antlm_jax.training.step import TrainState
 CONFIG = "config.json"
 LOCK = ".lock"
 _PATIENCE = 600  # seconds that a process waits for the others' part of a save
-# Runs of one process save and read one after another: orbax's event loops of
-# several threads collide.
-_ONE_BY_ONE = threading.Lock()
 
 
 @contextlib.contextmanager
@@ -229,6 +225,8 @@ class Checkpoints:
   and `best`, the best step by `eval.watch`, choose those that are kept.
   """
 
+  _last: "Checkpoints | None" = None  # those that this process saved to last
+
   def __init__(self, workdir, meta: Meta, settings: config_lib.Checkpoint):
     self.workdir = files.path(workdir)
     self.best: int | None = None
@@ -258,8 +256,11 @@ class Checkpoints:
     `context` is `Run.context_after`. Raises a UserError, with the last good
     step, if either cannot be written.
     """
-    self.wait()  # one at a time: memory holds a copy of each
-    with _ONE_BY_ONE, self._reported(step):
+    # One at a time: memory holds a copy of each. Runs that train together
+    # wait for each other.
+    (Checkpoints._last or self).wait()
+    Checkpoints._last = self
+    with self._reported(step):
       items = checkpoint.to_items(state)
       fields = {**self._meta, **context, "window": window}
       args = checkpoint.save_args(self._folder, items, fields)
@@ -271,11 +272,10 @@ class Checkpoints:
         self._manager = ocp.CheckpointManager(self._folder, options=options)
       self._manager.save(step, args=args, force=True)
       self._saving = step
-      # A CPU writes the state itself: while that lasts, a step cannot reuse its
-      # memory and would need it twice.
-      if jax.default_backend() == "cpu":
-        self.wait()
+    # A CPU writes the state itself: while that lasts, a step cannot reuse its
+    # memory and would need it twice.
     if jax.default_backend() == "cpu":
+      self.wait()
       # glibc keeps freed memory in pieces that no step's arrays fit in.
       with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
@@ -297,10 +297,9 @@ class Checkpoints:
         break
       found, why = None, "another process cannot read it"
       try:
-        with _ONE_BY_ONE:
-          saved = Checkpoint(self._folder / str(step))
-          check(saved.meta)
-          found = saved.read(checkpoint.to_items(like))
+        saved = Checkpoint(self._folder / str(step))
+        check(saved.meta)
+        found = saved.read(checkpoint.to_items(like))
       except Unreadable as error:
         why = str(error)
       # Verifying takes all processes: none begins unless all have read.

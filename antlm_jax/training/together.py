@@ -1,9 +1,12 @@
 """Trains several runs in one process.
 
 The runs differ in their seeds and schedules alone. Each has its own folder,
-hooks, checkpoints and thread, and all share the compiled programs. On a CPU,
-every run takes its own steps. On an accelerator, one program takes a step of
-all runs, with the runs as a leading axis of the train state.
+hooks and checkpoints, and all share the compiled programs. On a CPU, they train
+one after another. On an accelerator, one program takes a step of all runs, with
+the runs as a leading axis of the train state.
+
+Each run has a thread, but only one thread works at a time: the others wait for
+their turn, or for the step of all runs.
 """
 
 import concurrent.futures
@@ -11,7 +14,7 @@ import dataclasses
 import functools
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -69,11 +72,11 @@ def train(
     def one(lane: int) -> None:
       given = runs[lane], lanes.programs(lane), workdirs[lane]
       around = [*hooks[lane], _Count(shown)]
-      try:
-        with progress.quietly():
+      with lanes.turn, progress.quietly():
+        try:
           loop.train_built(*given, around, commands[lane], stop)
-      finally:
-        lanes.leave(lane)
+        finally:
+          lanes.leave(lane)
 
     numbers = {pool.submit(one, lane): lane for lane in range(len(runs))}
     for done in concurrent.futures.as_completed(numbers):
@@ -121,6 +124,9 @@ class Lanes:
   With `at_once` over 1, a call of `update` waits until all runs that are left
   have called it. Then one program takes a step of those that have done the
   fewest steps, at most `at_once`.
+
+  Attributes:
+    turn: The lock that a thread holds while it works.
   """
 
   def __init__(
@@ -142,7 +148,7 @@ class Lanes:
     self._evaluate = jitted(steps[0], shardings).evaluate
     self._shardings = shardings
     self._update = jax.jit(self._step, donate_argnums=1)
-    self._turn = threading.Condition()
+    self.turn = threading.Condition()
     self._left = set(range(len(steps)))
     self._done: dict[int, int] = {}  # number of steps, by lane
     self._waiting: dict[int, tuple] = {}  # state and batch, by lane
@@ -150,37 +156,32 @@ class Lanes:
 
   def programs(self, lane: int) -> Programs:
     """Returns the programs of a run."""
-    init = functools.partial(self._alone, self._init, lane)
-    evaluate = functools.partial(self._alone, self._evaluate)
-    return Programs(init, _Update(self, lane), evaluate)
+    init = functools.partial(self._init, lane)
+    return Programs(init, _Update(self, lane), self._evaluate)
 
   def update(self, lane: int, state, batch: Batch) -> tuple:
-    """Takes a step of a run; see `TrainStep.update`."""
-    with self._turn:
-      if lane not in self._done:
-        self._done[lane] = int(state.step)
-      self._waiting[lane] = state, batch
-      self._go()
-      self._turn.wait_for(lambda: lane in self._taken)
-      taken = self._taken.pop(lane)
+    """Takes a step of a run whose thread holds `turn`.
+
+    See `TrainStep.update`.
+    """
+    if lane not in self._done:
+      self._done[lane] = int(state.step)
+    self._waiting[lane] = state, batch
+    self._go()
+    self.turn.wait_for(lambda: lane in self._taken)
+    taken = self._taken.pop(lane)
     if isinstance(taken, Exception):
       raise taken
     return taken
 
   def leave(self, lane: int) -> None:
     """Takes a run that has ended out of the others' way."""
-    with self._turn:
-      self._left.discard(lane)
-      self._go()
+    self._left.discard(lane)
+    self._go()
 
   def compiled(self) -> int:
     """Returns the number of compiled steps."""
     return self._update._cache_size()
-
-  def _alone(self, program: Callable, *args):
-    # One after another: the first run compiles the program for all.
-    with self._turn:
-      return program(*args)
 
   def _go(self) -> None:
     """Takes a step of waiting runs, if no other run can join them."""
@@ -201,7 +202,7 @@ class Lanes:
     for lane, result in zip(lanes, taken, strict=True):
       self._done[lane] += 1
       self._taken[lane] = result
-    self._turn.notify_all()
+    self.turn.notify_all()
 
   def _step(self, lanes: jax.Array, states: tuple, batches: tuple) -> list:
     """Returns the state and metrics of each of N runs; lanes are `[N]`."""
