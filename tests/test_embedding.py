@@ -60,13 +60,15 @@ def test_late_interaction_learns_to_find(loaded):
   """Its gradient reaches encoder and projection, and decoding ranks by it."""
   halves = [s.split() for s in toy_english.sentences(0, 150)]
   records = [(" ".join(w[::2]), " ".join(w[1::2])) for w in halves if w[3:]]
-  task = pairs(records, embedding.Options(token_size=8))
+  # What it has seen, it has to find: that decides with few examples.
+  sets = {"train": records, "dev": records[:40]}
+  task = pairs(sets, embedding.Options(token_size=8))
   settings = Hyperparameters(batch_size=16, epochs=4, max_length=16)
   data = loop.read(loaded, task, 16)
   (outcome,) = loop.fit(loaded, task, data, settings, [Run(3e-3, 0)])
   first, last = outcome.epochs[0], outcome.epochs[-1]
   assert last["train_loss"] < first["train_loss"] - 1
-  assert last["own-dev"]["ndcg"] > first["own-dev"]["ndcg"] + 0.05
+  assert last["own-dev"]["ndcg"] > first["own-dev"]["ndcg"] + 0.2
 
 
 def test_prompts_stand_before_queries_and_others(loaded):

@@ -31,7 +31,7 @@ def test_a_step_of_several_runs_is_a_step_of_each():
     for seed, rate in ((3, 1e-2), (2**32 - 1, 1e-1))
   ]
   sources = [helpers.source("C:M=1:1", seed=seed) for seed in (0, 1)]
-  mesh = sharding.make_mesh({"data": 1, "fsdp": 1, "tensor": 1})
+  mesh = sharding.Mesh().build(jax.devices()[:1])
   lanes = together.Lanes(steps, mesh, at_once=2)
 
   def train(lane: int) -> list:
