@@ -60,6 +60,8 @@ def finished(folder: pathlib.Path, request: dict) -> dict | None:
     return None
   wanted = json.loads(json.dumps(request))  # tuples become lists
   if changed := [k for k in wanted if before.get(k) != wanted[k]]:
+    # Settings such as limit choose other items of the same data.
+    changed = [k for k in changed if k != "data"] or changed
     raise UserError(
       f"{folder / SUMMARY} is of another request ({', '.join(changed)}"
       " differ): give another --output, or --overwrite"
