@@ -9,6 +9,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from antlm_jax.evals.reporting.render import without_empty
 from antlm_jax.evals.reporting.statistics import CONFIDENCE, Estimate
 
 NOT_LEARNT, NOT_RUN, OPEN = "not learnt", "not run", "not decided"
@@ -150,6 +151,4 @@ class Claims:
       for claim in self.run
       for contrast in claim.contrasts
     ]
-    if all(row["published"] is None for row in rows):
-      rows = [{k: x for k, x in r.items() if k != "published"} for r in rows]
-    return rows
+    return without_empty(rows, "published")

@@ -16,12 +16,17 @@ import pandas as pd
 from antlm_jax.evals.design import CAUSAL
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.trial import ATTENTIONS
-from antlm_jax.evals.reporting import measured, plots, statistics
-from antlm_jax.evals.reporting import switches as switches_lib
+from antlm_jax.evals.reporting import measured, plots, statistics, switches
 from antlm_jax.evals.reporting.claims import Claim, Claims, Contrast
 from antlm_jax.evals.reporting.findings import Findings, Side
 from antlm_jax.evals.reporting.measured import KEY, benchmarks
-from antlm_jax.evals.reporting.render import Figure, Report, Row, fill
+from antlm_jax.evals.reporting.render import (
+  Figure,
+  Report,
+  Row,
+  fill,
+  without_empty,
+)
 from antlm_jax.evals.reporting.runs import TrainedRun, ended, with_shared_steps
 from antlm_jax.evals.reporting.statistics import Estimate, Mean
 
@@ -99,7 +104,12 @@ class Family:
   def tables(self) -> Iterator[tuple[str, str, list[Row]]]:
     """Yields the rows of all tables, with their kind and title."""
     yield "held_out", self.name, self._held_out()
-    yield "switches", f"{self.name}, switches", self._switched()
+    switched = [
+      row
+      for name in self.variants
+      for row in switches.rows(self.study.title(name), self.study.runs[name])
+    ]
+    yield "switches", f"{self.name}, switches", switched
     if self.study.scores.empty:
       return
     for task, rows in self.by_part.items():
@@ -191,36 +201,28 @@ class Family:
   def _by_losses(self, name: str, control: str) -> Iterator[Contrast]:
     """Yields losses in each objective that the control trained."""
     run = self.study.runs[control][0]
+    sides = {x: self.study.runs[x] for x in (name, control)}
     for kind in (run.names[objective] for objective in run.objectives):
-      lowest = (self._loss(side, kind, _LOWEST) for side in (name, control))
       above = {
-        self.study.title(side): _apart(self._entropies(side), of)
-        for side, of in zip((name, control), lowest, strict=True)
+        self.study.title(side): apart
+        for side, runs in sides.items()
+        if (apart := _apart(_entropies(runs), _losses(runs, kind, _LOWEST)))
       }
       for when in _WHEN:
-        a, b = (self._loss(side, kind, when) for side in (name, control))
+        a, b = (_losses(runs, kind, when) for runs in sides.values())
         yield Contrast(
           f"held-out {kind} loss, {when} (nats)",
           _apart(a, b),
           sign=-1,
           digits=3,
-          above={side: of for side, of in above.items() if of},
+          above=above,
           each=True,
         )
-
-  def _loss(self, name: str, kind: str, when: str) -> Mapping[str, float]:
-    mean = self.losses.get((name, kind, when))
-    return mean.values if mean else {}
-
-  def _entropies(self, name: str) -> dict[str, float]:
-    """Losses, in nats, of whoever knows the tokens' frequencies alone."""
-    runs = ended(self.study.runs[name])
-    return {run.seed: run.summary["unigram_entropy"] for run in runs}
 
   def _by_pairs(self, name: str, control: str) -> Iterator[Contrast]:
     """Yields scores of pairs, in the mode that the control was trained in."""
     sides = self._sides(name, control)
-    for task in (_ODDS, *_pairs()):
+    for task in (_ODDS, *(b.name for b in benchmarks() if b.pairs)):
       if found := self._difference(task, name, control):
         unit = "nats" if task == _ODDS else "points"
         on = f"{task}, {sides[1][1]} ({unit})"
@@ -244,9 +246,7 @@ class Family:
       for mode in study.variants[name].modes
     ]
     # An official number that nobody has is not even a column.
-    if not any(row[MACRO] for row in rows):
-      rows = [{k: v for k, v in row.items() if k != MACRO} for row in rows]
-    return rows
+    return without_empty(rows, MACRO)
 
   def _fine_tuned(self) -> list[Row]:
     """Returns scores of fine-tuned tasks, below those of a constant answer."""
@@ -278,40 +278,25 @@ class Family:
 
   # ---------------------------------------------------------------- losses
 
-  @functools.cached_property
-  def losses(self) -> dict[tuple[str, str, str], Mean]:
-    """Held-out losses in nats by variant, objective, and `end` or `lowest`."""
-    out = {}
-    for name in self.variants:
-      runs = ended(self.study.runs[name])
-      for kind in runs[0].names.values() if runs else ():
-        for when in _WHEN:
-          found = {run.seed: getattr(run, when)(kind) for run in runs}
-          found = {s: x for s, x in found.items() if x is not None}
-          if mean := statistics.mean(found):
-            out[name, kind, when] = mean
-    return out
-
   def _held_out(self) -> list[Row]:
-    heads = dict.fromkeys((kind, when) for _, kind, when in self.losses)
     rows = []
     for name in self.variants:
+      runs = self.study.runs[name]
       row = {"row": self.study.title(name), "_untrained": []}
-      for kind, when in heads:
-        row[f"{kind}, {when}"] = self.losses.get((name, kind, when))
-        if kind not in self.study.runs[name][0].seen:
+      for kind, when in itertools.product(runs[0].names.values(), _WHEN):
+        row[f"{kind}, {when}"] = statistics.mean(_losses(runs, kind, when))
+        if kind not in runs[0].seen:
           row["_untrained"].append(f"{kind}, {when}")
       rows.append(row)
-    return rows if heads else []
+    rows = without_empty(rows)
+    return rows if any(len(row) > 2 for row in rows) else []
 
   @property
   def entropy(self) -> Mean | None:
     """The mean loss of whoever knows the tokens' frequencies alone."""
-    found = (self._entropies(name) for name in self.variants)
-    each = {
-      (n, seed): x for n, of in enumerate(found) for seed, x in of.items()
-    }
-    return statistics.mean(each)
+    of = [_entropies(self.study.runs[name]) for name in self.variants]
+    every = itertools.chain.from_iterable(found.values() for found in of)
+    return statistics.mean(dict(enumerate(every)))
 
   @functools.cached_property
   def curves(self) -> list[Figure]:
@@ -326,36 +311,18 @@ class Family:
     name = self.name.lower().replace("-", "_")
     return [Figure(f"curves_{name}.png", draw)] if runs else []
 
-  # -------------------------------------------------------------- switches
 
-  @functools.cached_property
-  def _switches(self) -> list[tuple[str, list[switches_lib.Switch]]]:
-    return [
-      (self.study.title(name), list(switches_lib.read(self.study.runs[name])))
-      for name in self.variants
-    ]
-
-  def _switched(self) -> list[Row]:
-    return [
-      {
-        "row": title,
-        "switch": f"{switch.phases} after {switch.step:,}",
-        "loss of": f"{switch.kind}, {'left' if switch.left else 'taken up'}",
-        "best before": switch.mean("best"),
-        "at the switch": switch.mean("at"),
-        "at the end of the phase": switch.mean("end"),
-        # What is taken up was not forgotten.
-        "forgotten by": switch.mean("forgotten") if switch.left else None,
-        "trained again": switch.mean("again") if switch.left else None,
-      }
-      for title, found in self._switches
-      for switch in found
-    ]
+def _losses(
+  runs: Sequence[TrainedRun], kind: str, when: str
+) -> dict[str, float]:
+  """Returns held-out losses in nats by seed, at the `end` or the `lowest`."""
+  found = {run.seed: getattr(run, when)(kind) for run in ended(runs)}
+  return {seed: loss for seed, loss in found.items() if loss is not None}
 
 
-def _pairs() -> list[str]:
-  """Returns the benchmarks whose items are pairs."""
-  return [benchmark.name for benchmark in benchmarks() if benchmark.pairs]
+def _entropies(runs: Sequence[TrainedRun]) -> dict[str, float]:
+  """Returns the losses of whoever knows the tokens' frequencies alone."""
+  return {run.seed: run.summary["unigram_entropy"] for run in ended(runs)}
 
 
 def _apart(a: Mapping[str, float], b: Mapping[str, float]) -> Estimate | None:

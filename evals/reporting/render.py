@@ -37,6 +37,13 @@ class Report(NamedTuple):
   figures: Sequence[Figure]
 
 
+def without_empty(rows: Sequence[Row], *names: str) -> list[Row]:
+  """Leaves out columns without a value: those of some names, or any."""
+  heads = names or {name for row in rows for name in row}
+  empty = {n for n in heads if all(row.get(n) is None for row in rows)}
+  return [{n: x for n, x in row.items() if n not in empty} for row in rows]
+
+
 def write(report: Report, folder: pathlib.Path) -> None:
   """Writes report.md, table.json, pictures, and a .csv file for each kind.
 
