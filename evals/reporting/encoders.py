@@ -202,10 +202,14 @@ def _contrast(
   sides = {(name, ATTENTION): 1.0 for name in plus}
   sides |= {(name, ATTENTION): -1.0 for name in minus}
   on = f"{kind}: {claimed.plus} - {claimed.minus}"
-  if spread := _SPREADS.get(claimed.measure):
+  spreads = {
+    "rates": (_trials(study.table), KINDS[kind]),
+    "ratios": (study.scores, [kind]),
+  }
+  if measured_on := spreads.get(claimed.measure):
+    more, less = (_spread(*measured_on, side) for side in (plus, minus))
     # Of the tasks, seeds and trials that both have.
-    apart = (spread(study, plus, kind) - spread(study, minus, kind)).dropna()
-    means = apart.groupby(["seed", "trial"]).mean()
+    means = (more - less).dropna().groupby(["seed", "trial"]).mean()
     found, published = statistics.over_seeds(means.to_dict()), None
     on += f", deviation over {claimed.measure}"
   else:
@@ -222,23 +226,13 @@ def _contrast(
   return Contrast(on, found and found.times(100), published, above=above)
 
 
-def _over_rates(study: Findings, names: Sequence[str], kind: str) -> pd.Series:
-  """Returns a row's deviation over learning rates, by seed, trial and task."""
-  trials = _trials(study.table)
-  own = trials[trials.variant.isin(names) & trials.task.isin(KINDS[kind])]
-  own = own[own["mode"] == ATTENTION]
-  return own.groupby(["seed", "trial", "task"]).value.std()
-
-
-def _over_ratios(study: Findings, names: Sequence[str], kind: str) -> pd.Series:
-  """Returns the deviation over rows, by seed and trial that all have."""
-  own = study.scores[study.scores.variant.isin(names)]
-  own = own[(own.task == kind) & (own["mode"] == ATTENTION)]
-  scores = own.groupby(["seed", "trial"]).value
-  return scores.std()[scores.size() == len(names)]
-
-
-_SPREADS = {"rates": _over_rates, "ratios": _over_ratios}
+def _spread(
+  scores: pd.DataFrame, tasks: Sequence[str], names: Sequence[str]
+) -> pd.Series:
+  """Returns the deviation over all scores of rows, by seed, trial and task."""
+  own = scores[scores.variant.isin(names) & scores.task.isin(tasks)]
+  own = own[own["mode"] == ATTENTION].groupby(["seed", "trial", "task"])
+  return own.value.std()[own.variant.nunique() == len(names)]
 
 
 def _published(early: bool = False) -> pd.DataFrame:
@@ -306,9 +300,10 @@ def _points(
 ) -> dict[str, pd.DataFrame]:
   """Returns the points of each figure: label of the line, x, row, and step."""
   longest = round(_LONGEST * _unit(study, family))
-  recipes = [_recipe(study, name) for name in variants]
+  ended = [name for name in variants if study.runs[name][0].curriculum]
+  recipes = [_recipe(study, name) for name in ended]
   columns = "row", "after", "ratio", "clm", "mlm"
-  rows = pd.DataFrame(filter(None, recipes), columns=columns)
+  rows = pd.DataFrame(recipes, columns=columns)
   rows = rows.assign(total=rows.clm + rows.mlm, step=0)
   first = rows[rows.after == ""]
   ratios = first[(first.mlm > 0) & (first.total == longest)]
@@ -336,11 +331,9 @@ def _points(
   }
 
 
-def _recipe(study: Findings, name: str) -> dict[str, Any] | None:
+def _recipe(study: Findings, name: str) -> dict[str, Any]:
   """Returns how a row was trained, in steps."""
   run = study.runs[name][0]
-  if run.curriculum is None:
-    return None
   steps = collections.Counter()
   for phase in run.curriculum.phases:
     for objective, share in phase.shares.items():

@@ -26,11 +26,7 @@ def rows(title: str, runs: Sequence[TrainedRun]) -> Iterator[Row]:
         for head in next(iter(losses.values())):
           by_seed = {seed: found[head] for seed, found in losses.items()}
           row[head] = None if None in by_seed.values() else mean(by_seed)
-        # What is taken up was not forgotten.
-        forgotten = (
-          {} if left else {"forgotten by": None, "trained again": None}
-        )
-        yield row | forgotten
+        yield row
 
 
 def _around(
@@ -42,16 +38,17 @@ def _around(
   """
   kind = run.names[name]
   losses = run.held_out(kind, REPORT)
-  _, *phases = run.curriculum.phases[index:]
+  before, *phases = run.curriculum.phases[index:]
   # Held-out losses are measured at every switch, and so at the phases' ends.
   if not phases or not losses.keys() >= {phases[0].start, phases[0].stop}:
     return None  # a run may have ended in an earlier phase than others
   start, stop = phases[0].start, phases[0].stop
   again = next((p.stop for p in phases[1:] if name in p.shares), None)
+  left = name in before.shares  # else it was not forgotten
   return {
     "best before": losses[run.best(kind, until=start)],
     "at the switch": losses[start],
     "at the end of the phase": losses[stop],
-    "forgotten by": losses[stop] - losses[start],
-    "trained again": losses.get(again),
+    "forgotten by": losses[stop] - losses[start] if left else None,
+    "trained again": losses.get(again) if left else None,
   }
