@@ -10,7 +10,7 @@ import json
 import math
 import pathlib
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from flax import traverse_util
 
@@ -80,40 +80,17 @@ class Comparison:
 def compare(
   title: str,
   runs: _Runs,
-  by: Sequence[str],
+  by: Sequence[str] = (),
   folder: pathlib.Path | None = None,
   axis: str | None = None,
 ) -> Comparison:
-  """Makes a `report`, whose errors it raises, and writes it into a folder."""
-  found = report(title, runs, by, axis)
-  rows, by = found.tables["runs"][""], found.about["by"]
-  head, lines = render.cells(rows, _shown)
-  if folder:
-    render.write(found, folder)
-  compared = tuple(
-    Compared(
-      label=row["run"],
-      step=row["step"],
-      losses={
-        k: x for k, x in row.items() if k != "mean" and isinstance(x, Mean)
-      },
-      loss=row["mean"] if len(by) > 1 else row[by[0]],
-      folders=tuple(run.folder for run in runs[row["run"]]),
-    )
-    for row in rows
-  )
-  return Comparison(compared, tuple(by), tables.text(lines, head, "<>"), folder)
-
-
-def report(
-  title: str, runs: _Runs, by: Sequence[str] = (), axis: str | None = None
-) -> Report:
   """Compares runs by the mean of some held-out losses, the lowest first.
 
   Args:
     title: Title of the report.
     runs: The runs by label.
     by: Logged names of objectives; by default all that every run has measured.
+    folder: Folder for the report; None for no report.
     axis: The picture's x axis, a key of `AXES`; by default steps, or shares if
       the longest run has over twice the steps of the shortest.
 
@@ -125,15 +102,17 @@ def report(
   kinds = list(dict.fromkeys(kind for run in every for kind in run.kinds))
   shared = [kind for kind in kinds if all(kind in run.kinds for run in every)]
   by = list(by) or shared
-  for kind in set(by) - set(shared):
+  if unknown := set(by) - set(shared):
+    known = ", ".join(shared) or "none"
     raise UserError(
-      f"--by={kind}: not every run has measured this; {_known(shared)}"
+      f"--by={unknown.pop()}: not every run has measured this; measured:"
+      f" {known}"
     )
   if not by:
-    raise UserError(f"no loss was measured by every run; {_known(kinds)}")
-
-  halves = all(run.halves for run in every)
-  half = REPORT if halves and any(map(_best, every)) else ""
+    known = ", ".join(kinds) or "none"
+    raise UserError(f"no loss was measured by every run; measured: {known}")
+  watched = any(_best(run) is not None for run in every)
+  half = REPORT if watched and all(run.halves for run in every) else ""
 
   def rank(label: str) -> tuple[bool, float]:
     """Puts finished runs first, then the lowest loss."""
@@ -141,39 +120,49 @@ def report(
     ended = all(run.summary for run in runs[label])
     return not ended, found.mean if found else math.inf
 
-  ranked = {label: runs[label] for label in sorted(runs, key=rank)}
-  rows = [_row(label, x, kinds, by, half) for label, x in ranked.items()]
+  runs = {label: runs[label] for label in sorted(runs, key=rank)}
+  rows = [_row(label, x, kinds, by, half) for label, x in runs.items()]
   head, lines = render.cells(rows, _shown)
-  settings = _differences(ranked)
+  if folder:
+    settings = _differences(runs)
+    notes = _notes(every, by, half)
+    report = Report(
+      _markdown(title, notes, tables.markdown(lines, head), settings),
+      {"by": by, "best": rows[0]["run"]},
+      {"runs": {"": rows}, "settings": {"": settings}},
+      [Figure("curves.png", _curves(title, runs, kinds, axis))],
+    )
+    render.write(report, folder)
+  compared = tuple(
+    Compared(
+      label=row["run"],
+      step=row["step"],
+      losses={kind: row[kind] for kind in kinds if row[kind]},
+      loss=row["mean"] if len(by) > 1 else row[by[0]],
+      folders=tuple(run.folder for run in runs[row["run"]]),
+    )
+    for row in rows
+  )
+  return Comparison(compared, tuple(by), tables.text(lines, head, "<>"), folder)
+
+
+def _markdown(
+  title: str, notes: Sequence[str], table: str, settings: Sequence[Row]
+) -> str:
+  same = "They differ in their seeds alone."
   values = [
     [textwrap.shorten(str(v), 60) for v in s.values()] for s in settings
   ]
   text = (
     f"# {title}",
     "## Held out",
-    *_notes(every, by, half),
-    tables.markdown(lines, head),
+    *notes,
+    table,
     "![curves.png](curves.png)",
     "## Settings",
-    tables.markdown(values, list(settings[0]))
-    if settings
-    else "They differ in their seeds alone.",
+    tables.markdown(values, list(settings[0])) if settings else same,
   )
-  lengths = [*map(_steps, every)]
-  # A run of a tenth of the steps would be a stroke at 0.
-  axis = axis or ("share" if max(lengths) > 2 * min(lengths) else "step")
-  scales = {label: _scale(found, axis) for label, found in ranked.items()}
-  curves = functools.partial(_curves, title, ranked, kinds, axis, scales)
-  return Report(
-    "\n\n".join(text) + "\n",
-    {"by": by, "best": next(iter(ranked))},
-    {"runs": {"": rows}, "settings": {"": settings}},
-    [Figure("curves.png", curves)],
-  )
-
-
-def _known(kinds: Iterable[str]) -> str:
-  return f"measured: {', '.join(kinds) or 'none'}"
+  return "\n\n".join(text) + "\n"
 
 
 # ----------------------------------------------------------------- the losses
@@ -307,14 +296,14 @@ def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
 
 
 def _curves(
-  title: str,
-  runs: _Runs,
-  kinds: Sequence[str],
-  axis: str,
-  scales: Mapping[str, float],
-  path: pathlib.Path,
-) -> None:
-  """Draws a panel for each kind of loss, a line for each label."""
+  title: str, runs: _Runs, kinds: Sequence[str], axis: str | None
+) -> Callable[[pathlib.Path], None]:
+  """Returns what draws a panel for each kind of loss, a line for each label."""
+  every = [run for found in runs.values() for run in found]
+  lengths = [_steps(run) for run in every]
+  # A run of a tenth of the steps would be a stroke at 0.
+  axis = axis or ("share" if max(lengths) > 2 * min(lengths) else "step")
+  scales = {label: _scale(found, axis) for label, found in runs.items()}
   panels = {
     f"{kind}, held out": {
       label: [(scales[label] * step, found) for step, found in line]
@@ -324,14 +313,13 @@ def _curves(
     for kind in kinds
   }
   points = [p for found in panels.values() for p in found.values()]
-  every = [run for found in runs.values() for run in found]
   # The first losses would flatten the rest.
   top = [run.summary["unigram_entropy"] for run in every if run.summary]
   top += [line[-1][1].mean for line in points]
   low = min(found.mean for line in points for _, found in line)
   margin = 0.05 * (max(top) - low) + 0.02
   limits = low - margin, max(top) + margin
-  plots.losses(title, AXES[axis], panels, limits, path)
+  return functools.partial(plots.losses, title, AXES[axis], panels, limits)
 
 
 def _line(losses: Sequence[Mapping[int, float]]) -> list[tuple[int, Mean]]:
