@@ -121,26 +121,22 @@ class Family:
   # ----------------------------------------------------------- differences
 
   @property
-  def compared(self) -> list[tuple[str, str]]:
-    """Each mixed variant with each of its controls."""
-    return [
-      (name, control)
-      for name in self.variants
-      for control in self.study.variants[name].against
-      if control in self.study.runs
-    ]
+  def compared(self) -> Iterator[tuple[Side, Side]]:
+    """Each mixed variant with each of its controls.
 
-  def _sides(self, name: str, control: str) -> list[Side]:
-    """Returns both with their mode: the one that the control was trained in."""
-    attention = self.study.runs[control][0].attention
-    both = name, control
-    return [(x, self.study.variants[x].mode(attention)) for x in both]
+    Both have the mode that the control was trained in.
+    """
+    variants, runs = self.study.variants, self.study.runs
+    for name in self.variants:
+      for control in filter(runs.__contains__, variants[name].against):
+        attention = runs[control][0].attention
+        one, other = (variants[x].mode(attention) for x in (name, control))
+        yield (name, one), (control, other)
 
   def _difference(
-    self, task: str, name: str, control: str, part: str = ""
+    self, task: str, one: Side, other: Side, part: str = ""
   ) -> Estimate | None:
     """Estimates a difference in pairs, in points or nats."""
-    one, other = self._sides(name, control)
     found = self.study.difference(task, {one: 1.0, other: -1.0}, part)
     return found and found.times(1 if task == _ODDS else 100)
 
@@ -152,17 +148,17 @@ class Family:
       common = self.study.common(task)
       out[task] = [
         {
-          "row": title(*sides[0]),
-          "against": title(*sides[1]),
+          "row": title(*one),
+          "against": title(*other),
           "on": part,
           "seeds": found.seeds,
           "interval": found.interval(self.confidence),
-          "_name": sides[0][0],
+          "_name": one[0],
         }
-        for both in self.compared
+        for one, other in self.compared
         for part in sorted(common.parts if common else ())
-        if (found := self._difference(task, *both, part)) and found.interval()
-        for sides in [self._sides(*both)]
+        if (found := self._difference(task, one, other, part))
+        and found.interval()
       ]
     return out
 
@@ -185,47 +181,36 @@ class Family:
 
   # ---------------------------------------------------------------- claims
 
-  @functools.cached_property
-  def claims(self) -> list[Claim]:
+  @property
+  def claims(self) -> Iterator[Claim]:
     """That each mixed variant is better than each of its controls."""
-    title = self.study.title
-    return [
-      Claim(
-        f"{title(name)} is better than {title(control)}",
-        self.name,
-        [*self._by_losses(name, control), *self._by_pairs(name, control)],
-      )
-      for name, control in self.compared
-    ]
+    for sides in self.compared:
+      one, other = (self.study.title(name) for name, _ in sides)
+      contrasts = *self._by_losses(*sides), *self._by_pairs(*sides)
+      yield Claim(f"{one} is better than {other}", self.name, contrasts)
 
-  def _by_losses(self, name: str, control: str) -> Iterator[Contrast]:
+  def _by_losses(self, *sides: Side) -> Iterator[Contrast]:
     """Yields losses in each objective that the control trained."""
-    run = self.study.runs[control][0]
-    sides = {x: self.study.runs[x] for x in (name, control)}
-    for kind in (run.names[objective] for objective in run.objectives):
+    runs = {name: self.study.runs[name] for name, _ in sides}
+    *_, (control, *_) = runs.values()
+    for kind in (control.names[objective] for objective in control.objectives):
       above = {
-        self.study.title(side): apart
-        for side, runs in sides.items()
-        if (apart := _apart(_entropies(runs), _losses(runs, kind, _LOWEST)))
+        self.study.title(name): found
+        for name, own in runs.items()
+        if (found := _apart(_entropies(own), _losses(own, kind, _LOWEST)))
       }
       for when in _WHEN:
-        a, b = (_losses(runs, kind, when) for runs in sides.values())
-        yield Contrast(
-          f"held-out {kind} loss, {when} (nats)",
-          _apart(a, b),
-          sign=-1,
-          digits=3,
-          above=above,
-          each=True,
-        )
+        found = _apart(*(_losses(own, kind, when) for own in runs.values()))
+        on = f"held-out {kind} loss, {when} (nats)"
+        how = {"sign": -1, "digits": 3, "above": above, "each": True}
+        yield Contrast(on, found, **how)
 
-  def _by_pairs(self, name: str, control: str) -> Iterator[Contrast]:
+  def _by_pairs(self, *sides: Side) -> Iterator[Contrast]:
     """Yields scores of pairs, in the mode that the control was trained in."""
-    sides = self._sides(name, control)
+    _, (_, mode) = sides
     for task in (_ODDS, *(b.name for b in benchmarks() if b.pairs)):
-      if found := self._difference(task, name, control):
-        unit = "nats" if task == _ODDS else "points"
-        on = f"{task}, {sides[1][1]} ({unit})"
+      if found := self._difference(task, *sides):
+        on = f"{task}, {mode} ({'nats' if task == _ODDS else 'points'})"
         above = {self.study.title(*x): self.study.above(task, x) for x in sides}
         yield Contrast(on, found, above=above)
 

@@ -6,7 +6,6 @@ template alone.
 """
 
 import csv
-import dataclasses
 import io
 import itertools
 import pathlib
@@ -63,8 +62,6 @@ def _plain(value):
   """Returns a value as JSON has it."""
   if hasattr(value, "_asdict"):
     return _plain(value._asdict())
-  if dataclasses.is_dataclass(value):
-    return _plain(vars(value))
   if isinstance(value, Mapping):
     shown = (key for key in value if not key.startswith("_"))
     return {key: _plain(value[key]) for key in shown}

@@ -24,7 +24,6 @@ each row apart also counts the noise that the rows share, so it covers too
 often. `python -m evals.benchmarks.coverage` simulates all this.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -34,8 +33,7 @@ from scipy import special
 CONFIDENCE = 0.95
 
 
-@dataclasses.dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
   """A difference and its confidence interval, in the scores' unit."""
 
   estimate: float
