@@ -12,7 +12,6 @@ their turn, or for the step of all runs.
 import concurrent.futures
 import dataclasses
 import functools
-import operator
 import threading
 from collections.abc import Sequence
 
@@ -157,7 +156,9 @@ class Lanes:
   def programs(self, lane: int) -> Programs:
     """Returns the programs of a run."""
     init = functools.partial(self._init, lane)
-    return Programs(init, _Update(self, lane), self._evaluate)
+    update = functools.partial(self.update, lane)
+    update._cache_size = self._update._cache_size  # as `jax.jit` has it
+    return Programs(init, update, self._evaluate)
 
   def update(self, lane: int, state, batch: Batch) -> tuple:
     """Takes a step of a run whose thread holds `turn`.
@@ -178,10 +179,6 @@ class Lanes:
     """Takes a run that has ended out of the others' way."""
     self._left.discard(lane)
     self._go()
-
-  def compiled(self) -> int:
-    """Returns the number of compiled steps."""
-    return self._update._cache_size()
 
   def _go(self) -> None:
     """Takes a step of waiting runs, if no other run can join them."""
@@ -211,8 +208,9 @@ class Lanes:
     else:
       step = jax.vmap(lambda lane, *args: self._of(lane).update(*args))
       out = step(lanes, _stacked(states), _stacked(batches))
-      each = map(operator.itemgetter, range(len(states)))
-      found = [jax.tree.map(of_lane, out) for of_lane in each]
+      found = [
+        jax.tree.map(lambda x, i=i: x[i], out) for i in range(len(states))
+      ]
     constrain = jax.lax.with_sharding_constraint
     return [(constrain(s, self._shardings), metrics) for s, metrics in found]
 
@@ -228,17 +226,3 @@ class Lanes:
 
 def _stacked(trees: Sequence):
   return jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Update:
-  """The update of a run, as `jax.jit` would return it."""
-
-  lanes: Lanes
-  lane: int
-
-  def __call__(self, state, batch: Batch) -> tuple:
-    return self.lanes.update(self.lane, state, batch)
-
-  def _cache_size(self) -> int:
-    return self.lanes.compiled()

@@ -192,7 +192,7 @@ class Family:
   def _by_losses(self, *sides: Side) -> Iterator[Contrast]:
     """Yields losses in each objective that the control trained."""
     runs = {name: self.study.runs[name] for name, _ in sides}
-    *_, (control, *_) = runs.values()
+    control = runs[sides[1][0]][0]
     for kind in (control.names[objective] for objective in control.objectives):
       above = {
         self.study.title(name): found
@@ -324,9 +324,7 @@ def _macro(study: Findings, name: str, mode: str) -> Mean | None:
   pairs = study.mean(name, _BABYLM, mode, complete=True)
   tuned, count = {}, len(_BABYLM)
   # Its own comes last, and so takes the other one's place.
-  for attention in sorted(
-    ATTENTIONS, key=lambda a: (a == CAUSAL) == (mode == CAUSAL)
-  ):
+  for attention in ATTENTIONS if mode == CAUSAL else reversed(ATTENTIONS):
     found = study.mean(name, glue.SCORES, attention, complete=True)
     tuned |= found.values if found else {}
   return statistics.mean(

@@ -161,15 +161,16 @@ def _rates(study: Findings, variants: Sequence[str]) -> list[Row]:
 
 def _claims(study: Findings, left_out: Collection[str] = ()) -> list[Claim]:
   """Returns the paper's claims: for each family, or for several at once."""
-  out, last = {}, _at(study, left_out=left_out)
-  families = dict.fromkeys(row.family for row in study.variants.values())
+  out, last, rows = {}, _at(study, left_out=left_out), study.variants
+  families = dict.fromkeys(row.family for row in rows.values())
   for claimed in measured.published("encoders_claims").itertuples():
     for family in families:
       names = [
-        [_named(study, family, name) for name in side.split()]
+        # A family's row, or a row of this very name.
+        [n if n in rows else f"{family.lower()}_{n}" for n in side.split()]
         for side in (claimed.plus, claimed.minus)
       ]
-      if not all(name in study.variants for side in names for name in side):
+      if not rows.keys() >= {*itertools.chain(*names)}:
         continue
       at = last
       if claimed.measure == "early":
@@ -184,11 +185,6 @@ def _claims(study: Findings, left_out: Collection[str] = ()) -> list[Claim]:
     if not any(key[0] == claimed.text for key in out):
       out[claimed.text,] = Claim(claimed.text, claimed.source, ())
   return [*out.values()]
-
-
-def _named(study: Findings, family: str, name: str) -> str:
-  """Returns the name of a family's row; names that have theirs are whole."""
-  return name if name in study.variants else f"{family.lower()}_{name}"
 
 
 def _contrast(

@@ -71,29 +71,24 @@ def _plain(value):
 
 
 def _csv(by_title: Mapping[str, Sequence[Row]]) -> str:
-  """Lays out the rows of tables of one kind."""
-  rows = [
-    {"": t} | _flat(row) for t, found in by_title.items() for row in found
-  ]
+  """Lays out tables of a kind: of a mean the mean, of an interval its ends."""
+  rows = []
+  for title, found in by_title.items():
+    for row in found:
+      rows.append({"": title})
+      for name, value in row.items():
+        if not isinstance(value, Mapping):
+          rows[-1] |= {} if value is None else {name: value}
+        elif "mean" in value:
+          rows[-1][name] = value["mean"]
+        else:
+          rows[-1] |= {f"{name} {end}": value[end] for end in ("low", "high")}
   out = io.StringIO()
   head = dict.fromkeys(name for row in rows for name in row)
   writer = csv.DictWriter(out, head, lineterminator="\n")
   writer.writeheader()
   writer.writerows(rows)
   return out.getvalue()
-
-
-def _flat(row: Row) -> dict[str, Any]:
-  """Returns what a row has: of a mean the mean, of an interval its ends."""
-  out = {}
-  for name, value in row.items():
-    if not isinstance(value, Mapping):
-      out |= {} if value is None else {name: value}
-    elif "mean" in value:
-      out[name] = value["mean"]
-    else:
-      out |= {f"{name} {end}": value[end] for end in ("low", "high")}
-  return out
 
 
 # ------------------------------------------------------------------- Markdown

@@ -10,7 +10,7 @@ import json
 import math
 import pathlib
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from flax import traverse_util
 
@@ -100,17 +100,7 @@ def compare(
   """
   every = [run for found in runs.values() for run in found]
   kinds = list(dict.fromkeys(kind for run in every for kind in run.kinds))
-  shared = [kind for kind in kinds if all(kind in run.kinds for run in every)]
-  by = list(by) or shared
-  if unknown := set(by) - set(shared):
-    known = ", ".join(shared) or "none"
-    raise UserError(
-      f"--by={unknown.pop()}: not every run has measured this; measured:"
-      f" {known}"
-    )
-  if not by:
-    known = ", ".join(kinds) or "none"
-    raise UserError(f"no loss was measured by every run; measured: {known}")
+  by = _ranking(every, kinds, by)
   watched = any(_best(run) is not None for run in every)
   half = REPORT if watched and all(run.halves for run in every) else ""
 
@@ -125,13 +115,18 @@ def compare(
   head, lines = render.cells(rows, _shown)
   if folder:
     settings = _differences(runs)
-    notes = _notes(every, by, half)
-    report = Report(
-      _markdown(title, notes, tables.markdown(lines, head), settings),
-      {"by": by, "best": rows[0]["run"]},
-      {"runs": {"": rows}, "settings": {"": settings}},
-      [Figure("curves.png", _curves(title, runs, kinds, axis))],
+    text = (
+      f"# {title}",
+      *_held_out(every, by, half),
+      tables.markdown(lines, head),
+      "![curves.png](curves.png)",
+      "## Settings",
+      _laid_out(settings),
     )
+    about = {"by": by, "best": rows[0]["run"]}
+    found = {"runs": {"": rows}, "settings": {"": settings}}
+    figures = [Figure("curves.png", _curves(title, runs, kinds, axis))]
+    report = Report("\n\n".join(text) + "\n", about, found, figures)
     render.write(report, folder)
   compared = tuple(
     Compared(
@@ -146,23 +141,20 @@ def compare(
   return Comparison(compared, tuple(by), tables.text(lines, head, "<>"), folder)
 
 
-def _markdown(
-  title: str, notes: Sequence[str], table: str, settings: Sequence[Row]
-) -> str:
-  same = "They differ in their seeds alone."
-  values = [
-    [textwrap.shorten(str(v), 60) for v in s.values()] for s in settings
-  ]
-  text = (
-    f"# {title}",
-    "## Held out",
-    *notes,
-    table,
-    "![curves.png](curves.png)",
-    "## Settings",
-    tables.markdown(values, list(settings[0])) if settings else same,
-  )
-  return "\n\n".join(text) + "\n"
+def _ranking(
+  runs: Sequence[TrainedRun], kinds: Sequence[str], by: Sequence[str]
+) -> list[str]:
+  """Returns the losses that rank runs, which all of them have measured."""
+  shared = [kind for kind in kinds if all(kind in run.kinds for run in runs)]
+  for kind in set(by) - set(shared):
+    known = ", ".join(shared) or "none"
+    raise UserError(
+      f"--by={kind}: not every run has measured this; measured: {known}"
+    )
+  if not shared:
+    known = ", ".join(kinds) or "none"
+    raise UserError(f"no loss was measured by every run; measured: {known}")
+  return list(by) or shared
 
 
 # ----------------------------------------------------------------- the losses
@@ -204,10 +196,9 @@ def _row(label: str, runs, kinds, by, half: str) -> Row:
   if len(by) > 1:
     row["mean"] = _over_seeds(runs, by, half)
   row["parameters"] = runs[0].summary and runs[0].summary["parameters"]
-  timed = [s for run in runs if (s := run.summary) and "seconds" in s]
-  row["time"] = None
-  if len(timed) == len(runs):
-    row["time"] = sum(summary["seconds"]["total"] for summary in timed)
+  timed = [s for run in runs if "seconds" in (s := run.summary or {})]
+  total = sum(summary["seconds"]["total"] for summary in timed)
+  row["time"] = total if len(timed) == len(runs) else None
   return row
 
 
@@ -226,27 +217,27 @@ def _spread(value: Mean) -> str:
   return f"{value.mean:.3f}{spread}"
 
 
-def _notes(
+def _held_out(
   runs: Sequence[TrainedRun], by: Sequence[str], half: str
-) -> list[str]:
-  """Returns how runs are compared, and whether their losses compare at all."""
-  notes = [
-    f"Held-out losses in nats, after the step named; first is the lowest"
-    f" {'mean of ' if len(by) > 1 else ''}{' and '.join(by)}."
-  ]
+) -> Iterator[str]:
+  """Yields how runs are compared, and whether their losses compare at all."""
+  mean = "mean of " if len(by) > 1 else ""
+  yield "## Held out"
+  yield (
+    "Held-out losses in nats, after the step named; first is the lowest"
+    f" {mean}{' and '.join(by)}."
+  )
   if half:
-    notes.append(
+    yield (
       "Half of the held-out rows chose the best step (`eval.watch`); the losses"
       " are those of the other half, for all runs."
     )
   # It depends on the held-out tokens alone, and so on data and tokenizer.
-  entropies = {run.summary["unigram_entropy"] for run in runs if run.summary}
-  if len(entropies) > 1:
-    notes.append(
+  if len({run.summary["unigram_entropy"] for run in runs if run.summary}) > 1:
+    yield (
       "**Held out is not the same text in the same tokens for all: their losses"
       " do not compare.**"
     )
-  return notes
 
 
 # --------------------------------------------------------------- the settings
@@ -265,6 +256,15 @@ def _differences(runs: _Runs) -> list[Row]:
     if not any(f"{key}.".startswith(f"{apart}.") for apart in _APART)
     and len({str(s.get(key)) for s in settings.values()}) > 1
   ]
+
+
+def _laid_out(settings: Sequence[Row]) -> str:
+  if not settings:
+    return "They differ in their seeds alone."
+  values = [
+    [textwrap.shorten(str(x), 60) for x in s.values()] for s in settings
+  ]
+  return tables.markdown(values, list(settings[0]))
 
 
 # ---------------------------------------------------------------- the picture
