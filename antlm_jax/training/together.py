@@ -10,6 +10,7 @@ their turn, or for the step of all runs.
 """
 
 import concurrent.futures
+import contextvars
 import dataclasses
 import functools
 import threading
@@ -71,20 +72,21 @@ def train(
     def one(lane: int) -> None:
       given = runs[lane], lanes.programs(lane), workdirs[lane]
       around = [*hooks[lane], _Count(shown)]
-      with lanes.turn, progress.quietly():
+      with lanes.turn:
         try:
-          loop.train_built(*given, around, commands[lane], stop)
+          with progress.quietly():
+            loop.train_built(*given, around, commands[lane], stop)
+        except UserError as error:
+          progress.say(f"error: {workdirs[lane]}: {error}")
+          failed[lane] = error
         finally:
           lanes.leave(lane)
 
-    numbers = {pool.submit(one, lane): lane for lane in range(len(runs))}
-    for done in concurrent.futures.as_completed(numbers):
-      if isinstance(error := done.exception(), UserError):
-        progress.say(f"error: {workdirs[numbers[done]]}: {error}")
-        failed[numbers[done]] = error
-  for done in numbers:
-    if not isinstance(done.exception(), UserError):
-      done.result()
+    # In copies of this context, so that they are quiet if it is.
+    contexts = [contextvars.copy_context() for _ in runs]
+    begun = [pool.submit(c.run, one, lane) for lane, c in enumerate(contexts)]
+  for done in begun:
+    done.result()
   return failed
 
 

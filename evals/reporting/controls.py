@@ -64,14 +64,15 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
     "confidence": claims.confidence,
     "missing": [*study.gaps(_lacks), *study.repeated(), *absent],
   }
-  context = {
-    "study": study,
-    "claims": claims,
-    "families": families,
-    "tables": dict(tables),
-    "collapsed": trials[trials.collapsed & trials.task.isin(glue.SCORES)],
-  }
-  text = fill("controls.md.j2", **context, **about)
+  text = fill(
+    "controls.md.j2",
+    study=study,
+    claims=claims,
+    families=families,
+    tables=dict(tables),
+    collapsed=trials[trials.collapsed & trials.task.isin(glue.SCORES)],
+    **about,
+  )
   figures = [f for one in families for f in (*one.curves, *one.phenomena)]
   return Report(text, about, tables, figures)
 

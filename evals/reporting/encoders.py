@@ -25,7 +25,7 @@ from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES
 
 ATTENTION = "bidirectional"
-_LONGEST = 42  # thousands of steps of the paper
+_EARLY = 2 / 42  # of the longest row's steps
 _TEST = "-test"
 _TASKS = [task for tasks in KINDS.values() for task in tasks]
 
@@ -174,7 +174,8 @@ def _claims(study: Findings, left_out: Collection[str] = ()) -> list[Claim]:
         continue
       at = last
       if claimed.measure == "early":
-        at = _at(study, round(2 * _unit(study, family)), left_out)
+        step = round(_EARLY * _longest(study, family))
+        at = _at(study, step, left_out)
       contrasts = [
         _contrast(at, kind, *names, claimed) for kind in claimed.kinds.split()
       ]
@@ -241,17 +242,14 @@ def _published(early: bool = False) -> pd.DataFrame:
   return found[found.early == early][[*KINDS]]
 
 
-def _unit(study: Findings, family: str) -> float:
-  """Returns the steps that stand for a thousand of the paper's."""
-  texts = (
-    text
+def _longest(study: Findings, family: str) -> int:
+  """Returns the steps of a family's longest row, trained or not."""
+  return max(
+    curriculum.parse(text, OBJECTIVES, 1000, 1000).steps
     for row in study.variants.values()
     if row.family == family and not row.after
     for text in row.curriculum.values()
   )
-  # All rows of the family, trained or not.
-  steps = (curriculum.parse(text, OBJECTIVES, 1000, 1000) for text in texts)
-  return max(found.steps for found in steps) / _LONGEST
 
 
 # ------------------------------------------------------------------- figures
@@ -295,7 +293,7 @@ def _points(
   study: Findings, family: str, variants: Sequence[str]
 ) -> dict[str, pd.DataFrame]:
   """Returns the points of each figure: label of the line, x, row, and step."""
-  longest = round(_LONGEST * _unit(study, family))
+  longest = _longest(study, family)
   ended = [name for name in variants if study.runs[name][0].curriculum]
   recipes = [_recipe(study, name) for name in ended]
   columns = "row", "after", "ratio", "clm", "mlm"

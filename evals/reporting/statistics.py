@@ -82,10 +82,6 @@ class Estimate(NamedTuple):
     squares = {name: getattr(self, name) * unit**2 for name in parts}
     return self._replace(value=unit * self.value, **squares)
 
-  def less(self, constant: float) -> "Estimate":
-    """Returns the estimate minus a constant."""
-    return self._replace(value=self.value - constant)
-
 
 def estimate(
   values: np.ndarray,
