@@ -18,10 +18,8 @@ from antlm_jax.objectives.curriculum import Curriculum
 
 # Settings that are compared step by step, and settings that change no step. The
 # mesh and the kind of attention change rounding, so they have to be the same.
-_BY_STEP = (
-  *("curriculum", "objectives", "schedule"),
-  *("checkpoint", "data.path", "data.threads", "eval", "log"),
-)
+_BY_STEP = "curriculum", "objectives", "schedule"
+_NO_STEP = "checkpoint", "data.path", "data.threads", "eval", "log"
 
 
 class Branch(NamedTuple):
@@ -85,7 +83,7 @@ def steps_of(config: Config) -> Curriculum | None:
 
 def _rest(config: Config) -> dict:
   """Returns the settings that have to be the same."""
-  apart = tuple(f"{name}." for name in _BY_STEP)
+  apart = tuple(f"{name}." for name in (*_BY_STEP, *_NO_STEP))
   leaves = config_lib.leaves(config).items()
   return {k: value for k, value in leaves if not f"{k}.".startswith(apart)}
 

@@ -117,12 +117,24 @@ def call(job: Job, seconds: float | None = None) -> None:
   """Runs one job, done or not; arguments and errors are those of `run`."""
   command = [sys.executable, "-m", *job.words]
   environment = {**_ENVIRONMENT, **os.environ}  # the user's settings win
+
+  def terminated(*_) -> None:
+    raise Stopped(RUN_AGAIN)
+
   # By default SIGTERM would end this process and leave the job alone.
-  before = signal.signal(signal.SIGTERM, _terminated)
+  before = signal.signal(signal.SIGTERM, terminated)
   try:
     shown = subprocess.DEVNULL if progress.is_quiet() else None
     process = subprocess.Popen(command, env=environment, stdout=shown)
-    status = _wait(process, seconds)
+    try:
+      status = process.wait(seconds)
+    except (subprocess.TimeoutExpired, Stopped):
+      process.send_signal(signal.SIGTERM)
+      process.wait()  # it saves first
+      status = RUN_AGAIN
+    except KeyboardInterrupt:  # it got the signal too
+      process.wait()
+      status = INTERRUPTED
   finally:
     signal.signal(signal.SIGTERM, before)
   if status in (INTERRUPTED, RUN_AGAIN):
@@ -133,20 +145,3 @@ def call(job: Job, seconds: float | None = None) -> None:
       f"{job.about} failed (status {status}): see above; it was"
       f" {' '.join(command)}"
     )
-
-
-def _terminated(*_) -> None:
-  raise Stopped(RUN_AGAIN)
-
-
-def _wait(process: subprocess.Popen, seconds: float | None) -> int:
-  """Waits for a process, which saves before it ends if it has to."""
-  try:
-    return process.wait(seconds)
-  except (subprocess.TimeoutExpired, Stopped):
-    process.send_signal(signal.SIGTERM)
-    process.wait()
-    return RUN_AGAIN
-  except KeyboardInterrupt:  # it got the signal too
-    process.wait()
-    return INTERRUPTED

@@ -22,9 +22,6 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals import design
 from antlm_jax.evals.zero_shot.pipelines import PIPELINES
 
-# Modules of `reporting`, named by a study's config as its REPORT.
-KINDS = ("controls", "encoders")
-
 
 def main(argv: Sequence[str]) -> None:
   """Runs the command."""
@@ -48,14 +45,22 @@ def main(argv: Sequence[str]) -> None:
         f"antlm report needs {name}: pip install 'antlm_jax[evals]'"
       )
   # Only here: they need what the extra installs.
-  from antlm_jax.evals.reporting import measured, render, runs
+  from antlm_jax.evals.reporting import (
+    controls,
+    encoders,
+    measured,
+    render,
+    runs,
+  )
   from antlm_jax.evals.reporting.findings import Findings
+
+  kinds = {"controls": controls.report, "encoders": encoders.report}
 
   _, variants = design.read(args.config, args.scale)
   module = config_lib.module(args.config)
-  kind = getattr(module, "REPORT", None)
-  if kind not in KINDS:
-    known = ", ".join(KINDS)
+  make = kinds.get(getattr(module, "REPORT", None))
+  if make is None:
+    known = ", ".join(kinds)
     raise UserError(f"--config={args.config}: REPORT is not one of {known}")
   folder = pathlib.Path(args.runs)
   found = runs.read_runs(folder, variants)
@@ -88,7 +93,6 @@ def main(argv: Sequence[str]) -> None:
     items=measured.ItemFiles(),
     fixed=getattr(module, "CONFIDENCE", None),
   )
-  make = importlib.import_module(f"antlm_jax.evals.reporting.{kind}").report
   output = pathlib.Path(args.output or folder / "report")
   render.write(make(study, absent), output)
   print(f"written to {output / 'report.md'}")

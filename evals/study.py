@@ -95,10 +95,8 @@ def read(settings: StudyArguments, overrides: Sequence[str] = ()) -> Study:
       wanted.add(name)
       name = there[name].after
   rows = {name: row for name, row in there.items() if name in wanted}
-  return Study(
-    *(path, settings.scale, scale, there, rows, tuple(overrides)),
-    pretrainings=settings.seeds,
-  )
+  overrides, seeds = tuple(overrides), settings.seeds
+  return Study(path, settings.scale, scale, there, rows, overrides, seeds)
 
 
 # ------------------------------------------------------------------- the jobs

@@ -121,7 +121,7 @@ def sweep(
   points, folder = _points(grid), pathlib.Path(output).absolute()
   todo = _jobs(points, folder, os.fspath(config), settings)
   with progress.quietly(quiet):
-    left = {job: _config(job) for job in todo if not job.done}
+    left = {j: training.read(j.arguments)[0] for j in todo if not j.done}
     _check([*left.values()], asked.by)
     jobs.run(_joined(left, asked.together), folder, go_on=True)
     failed = tuple(job.about for job in left if not job.done)
@@ -150,11 +150,6 @@ def _jobs(
   return out
 
 
-def _config(job: Job) -> Config:
-  config, _ = training.read(job.arguments)
-  return config
-
-
 def _joined(todo: Mapping[Job, Config], most: int) -> list[Job]:
   """Returns jobs that each train at most so many of the runs."""
   if most == 1:
@@ -175,14 +170,13 @@ def _joined(todo: Mapping[Job, Config], most: int) -> list[Job]:
 def _train(commands: Sequence[str]) -> None:
   """Trains runs together, given the arguments of `antlm train` for each."""
   with signals.listening():
-    configs, workdirs = zip(
-      *(training.read(shlex.split(words)) for words in commands), strict=True
-    )
-    hooks, starts = zip(*map(training.beginning, configs), strict=True)
-    runs = [
-      experiment.build(config, start)
-      for config, start in zip(configs, starts, strict=True)
-    ]
+    runs, workdirs, hooks = [], [], []
+    for words in commands:
+      config, workdir = training.read(shlex.split(words))
+      own, start = training.beginning(config)
+      runs.append(experiment.build(config, start))
+      workdirs.append(workdir)
+      hooks.append(own)
     shown = [f"antlm train {words}" for words in commands]
     failed = together_lib.train(runs, workdirs, hooks, shown)
   if failed:
@@ -272,15 +266,15 @@ def main(argv: Sequence[str]) -> None:
   if args.commands:
     folder = pathlib.Path(args.output).absolute()
     todo = _jobs(_points(grid), folder, base.config, dict(pairs))
-    for job in _joined({job: _config(job) for job in todo}, args.together):
+    configs = {job: training.read(job.arguments)[0] for job in todo}
+    for job in _joined(configs, args.together):
       print(shlex.join(["python", "-m", *job.words]))
     return
   options = {"by": args.by, "together": args.together}
   found = sweep(base.config, grid, args.output, **options, **dict(pairs))
   print(f"\n{found}")
   if found.failed:
-    count = math.prod(map(len, grid.values()))
-    raise UserError(_failure(found.failed, count))
+    raise UserError(_failure(found.failed, len(_points(grid))))
 
 
 def _parsed(grid: str) -> dict[str, list[str]]:
@@ -295,7 +289,7 @@ def _parsed(grid: str) -> dict[str, list[str]]:
         f"--grid: {part.strip()!r} is not KEY=VALUE,VALUE,... with a key of its"
         " own"
       )
-    values[key] = list(dict.fromkeys(found))
+    values[key] = found
   if not values:
     raise UserError(f"--grid={grid}: give KEY=VALUE,VALUE,... to vary")
   return values

@@ -10,9 +10,9 @@ their turn, or for the step of all runs.
 """
 
 import concurrent.futures
+import contextvars
 import dataclasses
 import functools
-import operator
 import threading
 from collections.abc import Sequence
 
@@ -72,20 +72,21 @@ def train(
     def one(lane: int) -> None:
       given = runs[lane], lanes.programs(lane), workdirs[lane]
       around = [*hooks[lane], _Count(shown)]
-      with lanes.turn, progress.quietly():
+      with lanes.turn:
         try:
-          loop.train_built(*given, around, commands[lane], stop)
+          with progress.quietly():
+            loop.train_built(*given, around, commands[lane], stop)
+        except UserError as error:
+          progress.say(f"error: {workdirs[lane]}: {error}")
+          failed[lane] = error
         finally:
           lanes.leave(lane)
 
-    numbers = {pool.submit(one, lane): lane for lane in range(len(runs))}
-    for done in concurrent.futures.as_completed(numbers):
-      if isinstance(error := done.exception(), UserError):
-        progress.say(f"error: {workdirs[numbers[done]]}: {error}")
-        failed[numbers[done]] = error
-  for done in numbers:
-    if not isinstance(done.exception(), UserError):
-      done.result()
+    # In copies of this context, so that they are quiet if it is.
+    contexts = [contextvars.copy_context() for _ in runs]
+    begun = [pool.submit(c.run, one, lane) for lane, c in enumerate(contexts)]
+  for done in begun:
+    done.result()
   return failed
 
 
@@ -157,7 +158,9 @@ class Lanes:
   def programs(self, lane: int) -> Programs:
     """Returns the programs of a run."""
     init = functools.partial(self._init, lane)
-    return Programs(init, _Update(self, lane), self._evaluate)
+    update = functools.partial(self.update, lane)
+    update._cache_size = self._update._cache_size  # as `jax.jit` has it
+    return Programs(init, update, self._evaluate)
 
   def update(self, lane: int, state, batch: Batch) -> tuple:
     """Takes a step of a run whose thread holds `turn`.
@@ -178,10 +181,6 @@ class Lanes:
     """Takes a run that has ended out of the others' way."""
     self._left.discard(lane)
     self._go()
-
-  def compiled(self) -> int:
-    """Returns the number of compiled steps."""
-    return self._update._cache_size()
 
   def _go(self) -> None:
     """Takes a step of waiting runs, if no other run can join them."""
@@ -211,8 +210,9 @@ class Lanes:
     else:
       step = jax.vmap(lambda lane, *args: self._of(lane).update(*args))
       out = step(lanes, _stacked(states), _stacked(batches))
-      each = map(operator.itemgetter, range(len(states)))
-      found = [jax.tree.map(of_lane, out) for of_lane in each]
+      found = [
+        jax.tree.map(lambda x, i=i: x[i], out) for i in range(len(states))
+      ]
     constrain = jax.lax.with_sharding_constraint
     return [(constrain(s, self._shardings), metrics) for s, metrics in found]
 
@@ -228,17 +228,3 @@ class Lanes:
 
 def _stacked(trees: Sequence):
   return jax.tree.map(lambda *arrays: jnp.stack(arrays), *trees)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Update:
-  """The update of a run, as `jax.jit` would return it."""
-
-  lanes: Lanes
-  lane: int
-
-  def __call__(self, state, batch: Batch) -> tuple:
-    return self.lanes.update(self.lane, state, batch)
-
-  def _cache_size(self) -> int:
-    return self.lanes.compiled()

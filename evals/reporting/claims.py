@@ -9,6 +9,7 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from antlm_jax.evals.reporting.render import without_empty
 from antlm_jax.evals.reporting.statistics import CONFIDENCE, Estimate
 
 NOT_LEARNT, NOT_RUN, OPEN = "not learnt", "not run", "not decided"
@@ -91,6 +92,11 @@ class Claim(NamedTuple):
   source: str
   contrasts: Sequence[Contrast]
 
+  @property
+  def run(self) -> bool:
+    """Whether there is any difference."""
+    return any(contrast.found for contrast in self.contrasts)
+
   def verdict(self, confidence: float) -> str:
     """Returns the verdict of the contrasts that count."""
     every = [c.verdict(confidence) for c in self.contrasts]
@@ -124,32 +130,19 @@ class Claims:
   def contrasts(self) -> int:
     """Number of differences that have an interval."""
     every = (c.found for claim in self.every for c in claim.contrasts)
-    return sum(
-      found is not None and found.interval() is not None for found in every
-    )
+    return sum(bool(found and found.interval()) for found in every)
 
   @property
   def confidence(self) -> float:
     """Confidence of each interval, so that all hold together (Bonferroni)."""
     return self.fixed or 1 - (1 - CONFIDENCE) / max(1, self.contrasts)
 
-  @property
-  def run(self) -> list[Claim]:
-    """The claims on which there is any difference."""
-    return [c for c in self.every if any(x.found for x in c.contrasts)]
-
-  @property
-  def not_run(self) -> list[Claim]:
-    """The other claims."""
-    return [c for c in self.every if not any(x.found for x in c.contrasts)]
-
   def rows(self) -> list[dict[str, Any]]:
     """Returns a row for each contrast of the claims on which there is any."""
     rows = [
       {"claim": claim.text} | contrast.row(self.confidence)
-      for claim in self.run
+      for claim in self.every
+      if claim.run
       for contrast in claim.contrasts
     ]
-    if all(row["published"] is None for row in rows):
-      rows = [{k: x for k, x in r.items() if k != "published"} for r in rows]
-    return rows
+    return without_empty(rows, "published")

@@ -16,12 +16,17 @@ import pandas as pd
 from antlm_jax.evals.design import CAUSAL
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.trial import ATTENTIONS
-from antlm_jax.evals.reporting import measured, plots, statistics
-from antlm_jax.evals.reporting import switches as switches_lib
+from antlm_jax.evals.reporting import measured, plots, statistics, switches
 from antlm_jax.evals.reporting.claims import Claim, Claims, Contrast
 from antlm_jax.evals.reporting.findings import Findings, Side
 from antlm_jax.evals.reporting.measured import KEY, benchmarks
-from antlm_jax.evals.reporting.render import Figure, Report, Row, fill
+from antlm_jax.evals.reporting.render import (
+  Figure,
+  Report,
+  Row,
+  fill,
+  without_empty,
+)
 from antlm_jax.evals.reporting.runs import TrainedRun, ended, with_shared_steps
 from antlm_jax.evals.reporting.statistics import Estimate, Mean
 
@@ -59,14 +64,15 @@ def report(study: Findings, absent: Sequence[str]) -> Report:
     "confidence": claims.confidence,
     "missing": [*study.gaps(_lacks), *study.repeated(), *absent],
   }
-  context = {
-    "study": study,
-    "claims": claims,
-    "families": families,
-    "tables": dict(tables),
-    "collapsed": trials[trials.collapsed & trials.task.isin(glue.SCORES)],
-  }
-  text = fill("controls.md.j2", **context, **about)
+  text = fill(
+    "controls.md.j2",
+    study=study,
+    claims=claims,
+    families=families,
+    tables=dict(tables),
+    collapsed=trials[trials.collapsed & trials.task.isin(glue.SCORES)],
+    **about,
+  )
   figures = [f for one in families for f in (*one.curves, *one.phenomena)]
   return Report(text, about, tables, figures)
 
@@ -99,7 +105,12 @@ class Family:
   def tables(self) -> Iterator[tuple[str, str, list[Row]]]:
     """Yields the rows of all tables, with their kind and title."""
     yield "held_out", self.name, self._held_out()
-    yield "switches", f"{self.name}, switches", self._switched()
+    switched = [
+      row
+      for name in self.variants
+      for row in switches.rows(self.study.title(name), self.study.runs[name])
+    ]
+    yield "switches", f"{self.name}, switches", switched
     if self.study.scores.empty:
       return
     for task, rows in self.by_part.items():
@@ -111,26 +122,22 @@ class Family:
   # ----------------------------------------------------------- differences
 
   @property
-  def compared(self) -> list[tuple[str, str]]:
-    """Each mixed variant with each of its controls."""
-    return [
-      (name, control)
-      for name in self.variants
-      for control in self.study.variants[name].against
-      if control in self.study.runs
-    ]
+  def compared(self) -> Iterator[tuple[Side, Side]]:
+    """Each mixed variant with each of its controls.
 
-  def _sides(self, name: str, control: str) -> list[Side]:
-    """Returns both with their mode: the one that the control was trained in."""
-    attention = self.study.runs[control][0].attention
-    both = name, control
-    return [(x, self.study.variants[x].mode(attention)) for x in both]
+    Both have the mode that the control was trained in.
+    """
+    variants, runs = self.study.variants, self.study.runs
+    for name in self.variants:
+      for control in filter(runs.__contains__, variants[name].against):
+        attention = runs[control][0].attention
+        one, other = (variants[x].mode(attention) for x in (name, control))
+        yield (name, one), (control, other)
 
   def _difference(
-    self, task: str, name: str, control: str, part: str = ""
+    self, task: str, one: Side, other: Side, part: str = ""
   ) -> Estimate | None:
     """Estimates a difference in pairs, in points or nats."""
-    one, other = self._sides(name, control)
     found = self.study.difference(task, {one: 1.0, other: -1.0}, part)
     return found and found.times(1 if task == _ODDS else 100)
 
@@ -142,17 +149,17 @@ class Family:
       common = self.study.common(task)
       out[task] = [
         {
-          "row": title(*sides[0]),
-          "against": title(*sides[1]),
+          "row": title(*one),
+          "against": title(*other),
           "on": part,
           "seeds": found.seeds,
           "interval": found.interval(self.confidence),
-          "_name": sides[0][0],
+          "_name": one[0],
         }
-        for both in self.compared
+        for one, other in self.compared
         for part in sorted(common.parts if common else ())
-        if (found := self._difference(task, *both, part)) and found.interval()
-        for sides in [self._sides(*both)]
+        if (found := self._difference(task, one, other, part))
+        and found.interval()
       ]
     return out
 
@@ -175,55 +182,36 @@ class Family:
 
   # ---------------------------------------------------------------- claims
 
-  @functools.cached_property
-  def claims(self) -> list[Claim]:
+  @property
+  def claims(self) -> Iterator[Claim]:
     """That each mixed variant is better than each of its controls."""
-    title = self.study.title
-    return [
-      Claim(
-        f"{title(name)} is better than {title(control)}",
-        self.name,
-        [*self._by_losses(name, control), *self._by_pairs(name, control)],
-      )
-      for name, control in self.compared
-    ]
+    for sides in self.compared:
+      one, other = (self.study.title(name) for name, _ in sides)
+      contrasts = *self._by_losses(*sides), *self._by_pairs(*sides)
+      yield Claim(f"{one} is better than {other}", self.name, contrasts)
 
-  def _by_losses(self, name: str, control: str) -> Iterator[Contrast]:
+  def _by_losses(self, *sides: Side) -> Iterator[Contrast]:
     """Yields losses in each objective that the control trained."""
-    run = self.study.runs[control][0]
-    for kind in (run.names[objective] for objective in run.objectives):
-      lowest = (self._loss(side, kind, _LOWEST) for side in (name, control))
+    runs = {name: self.study.runs[name] for name, _ in sides}
+    control = runs[sides[1][0]][0]
+    for kind in (control.names[objective] for objective in control.objectives):
       above = {
-        self.study.title(side): _apart(self._entropies(side), of)
-        for side, of in zip((name, control), lowest, strict=True)
+        self.study.title(name): found
+        for name, own in runs.items()
+        if (found := _apart(_entropies(own), _losses(own, kind, _LOWEST)))
       }
       for when in _WHEN:
-        a, b = (self._loss(side, kind, when) for side in (name, control))
-        yield Contrast(
-          f"held-out {kind} loss, {when} (nats)",
-          _apart(a, b),
-          sign=-1,
-          digits=3,
-          above={side: of for side, of in above.items() if of},
-          each=True,
-        )
+        found = _apart(*(_losses(own, kind, when) for own in runs.values()))
+        on = f"held-out {kind} loss, {when} (nats)"
+        how = {"sign": -1, "digits": 3, "above": above, "each": True}
+        yield Contrast(on, found, **how)
 
-  def _loss(self, name: str, kind: str, when: str) -> Mapping[str, float]:
-    mean = self.losses.get((name, kind, when))
-    return mean.values if mean else {}
-
-  def _entropies(self, name: str) -> dict[str, float]:
-    """Losses, in nats, of whoever knows the tokens' frequencies alone."""
-    runs = ended(self.study.runs[name])
-    return {run.seed: run.summary["unigram_entropy"] for run in runs}
-
-  def _by_pairs(self, name: str, control: str) -> Iterator[Contrast]:
+  def _by_pairs(self, *sides: Side) -> Iterator[Contrast]:
     """Yields scores of pairs, in the mode that the control was trained in."""
-    sides = self._sides(name, control)
-    for task in (_ODDS, *_pairs()):
-      if found := self._difference(task, name, control):
-        unit = "nats" if task == _ODDS else "points"
-        on = f"{task}, {sides[1][1]} ({unit})"
+    _, (_, mode) = sides
+    for task in (_ODDS, *(b.name for b in benchmarks() if b.pairs)):
+      if found := self._difference(task, *sides):
+        on = f"{task}, {mode} ({'nats' if task == _ODDS else 'points'})"
         above = {self.study.title(*x): self.study.above(task, x) for x in sides}
         yield Contrast(on, found, above=above)
 
@@ -244,9 +232,7 @@ class Family:
       for mode in study.variants[name].modes
     ]
     # An official number that nobody has is not even a column.
-    if not any(row[MACRO] for row in rows):
-      rows = [{k: v for k, v in row.items() if k != MACRO} for row in rows]
-    return rows
+    return without_empty(rows, MACRO)
 
   def _fine_tuned(self) -> list[Row]:
     """Returns scores of fine-tuned tasks, below those of a constant answer."""
@@ -278,40 +264,25 @@ class Family:
 
   # ---------------------------------------------------------------- losses
 
-  @functools.cached_property
-  def losses(self) -> dict[tuple[str, str, str], Mean]:
-    """Held-out losses in nats by variant, objective, and `end` or `lowest`."""
-    out = {}
-    for name in self.variants:
-      runs = ended(self.study.runs[name])
-      for kind in runs[0].names.values() if runs else ():
-        for when in _WHEN:
-          found = {run.seed: getattr(run, when)(kind) for run in runs}
-          found = {s: x for s, x in found.items() if x is not None}
-          if mean := statistics.mean(found):
-            out[name, kind, when] = mean
-    return out
-
   def _held_out(self) -> list[Row]:
-    heads = dict.fromkeys((kind, when) for _, kind, when in self.losses)
     rows = []
     for name in self.variants:
+      runs = self.study.runs[name]
       row = {"row": self.study.title(name), "_untrained": []}
-      for kind, when in heads:
-        row[f"{kind}, {when}"] = self.losses.get((name, kind, when))
-        if kind not in self.study.runs[name][0].seen:
+      for kind, when in itertools.product(runs[0].names.values(), _WHEN):
+        row[f"{kind}, {when}"] = statistics.mean(_losses(runs, kind, when))
+        if kind not in runs[0].seen:
           row["_untrained"].append(f"{kind}, {when}")
       rows.append(row)
-    return rows if heads else []
+    rows = without_empty(rows)
+    return rows if any(len(row) > 2 for row in rows) else []
 
   @property
   def entropy(self) -> Mean | None:
     """The mean loss of whoever knows the tokens' frequencies alone."""
-    found = (self._entropies(name) for name in self.variants)
-    each = {
-      (n, seed): x for n, of in enumerate(found) for seed, x in of.items()
-    }
-    return statistics.mean(each)
+    of = [_entropies(self.study.runs[name]) for name in self.variants]
+    every = itertools.chain.from_iterable(found.values() for found in of)
+    return statistics.mean(dict(enumerate(every)))
 
   @functools.cached_property
   def curves(self) -> list[Figure]:
@@ -326,36 +297,18 @@ class Family:
     name = self.name.lower().replace("-", "_")
     return [Figure(f"curves_{name}.png", draw)] if runs else []
 
-  # -------------------------------------------------------------- switches
 
-  @functools.cached_property
-  def _switches(self) -> list[tuple[str, list[switches_lib.Switch]]]:
-    return [
-      (self.study.title(name), list(switches_lib.read(self.study.runs[name])))
-      for name in self.variants
-    ]
-
-  def _switched(self) -> list[Row]:
-    return [
-      {
-        "row": title,
-        "switch": f"{switch.phases} after {switch.step:,}",
-        "loss of": f"{switch.kind}, {'left' if switch.left else 'taken up'}",
-        "best before": switch.mean("best"),
-        "at the switch": switch.mean("at"),
-        "at the end of the phase": switch.mean("end"),
-        # What is taken up was not forgotten.
-        "forgotten by": switch.mean("forgotten") if switch.left else None,
-        "trained again": switch.mean("again") if switch.left else None,
-      }
-      for title, found in self._switches
-      for switch in found
-    ]
+def _losses(
+  runs: Sequence[TrainedRun], kind: str, when: str
+) -> dict[str, float]:
+  """Returns held-out losses in nats by seed, at the `end` or the `lowest`."""
+  found = {run.seed: getattr(run, when)(kind) for run in ended(runs)}
+  return {seed: loss for seed, loss in found.items() if loss is not None}
 
 
-def _pairs() -> list[str]:
-  """Returns the benchmarks whose items are pairs."""
-  return [benchmark.name for benchmark in benchmarks() if benchmark.pairs]
+def _entropies(runs: Sequence[TrainedRun]) -> dict[str, float]:
+  """Returns the losses of whoever knows the tokens' frequencies alone."""
+  return {run.seed: run.summary["unigram_entropy"] for run in ended(runs)}
 
 
 def _apart(a: Mapping[str, float], b: Mapping[str, float]) -> Estimate | None:
@@ -372,9 +325,7 @@ def _macro(study: Findings, name: str, mode: str) -> Mean | None:
   pairs = study.mean(name, _BABYLM, mode, complete=True)
   tuned, count = {}, len(_BABYLM)
   # Its own comes last, and so takes the other one's place.
-  for attention in sorted(
-    ATTENTIONS, key=lambda a: (a == CAUSAL) == (mode == CAUSAL)
-  ):
+  for attention in ATTENTIONS if mode == CAUSAL else reversed(ATTENTIONS):
     found = study.mean(name, glue.SCORES, attention, complete=True)
     tuned |= found.values if found else {}
   return statistics.mean(

@@ -25,7 +25,7 @@ from antlm_jax.objectives import curriculum
 from antlm_jax.objectives.objective import OBJECTIVES
 
 ATTENTION = "bidirectional"
-_LONGEST = 42  # thousands of steps of the paper
+_EARLY = 2 / 42  # of the longest row's steps
 _TEST = "-test"
 _TASKS = [task for tasks in KINDS.values() for task in tasks]
 
@@ -161,19 +161,21 @@ def _rates(study: Findings, variants: Sequence[str]) -> list[Row]:
 
 def _claims(study: Findings, left_out: Collection[str] = ()) -> list[Claim]:
   """Returns the paper's claims: for each family, or for several at once."""
-  out, last = {}, _at(study, left_out=left_out)
-  families = dict.fromkeys(row.family for row in study.variants.values())
+  out, last, rows = {}, _at(study, left_out=left_out), study.variants
+  families = dict.fromkeys(row.family for row in rows.values())
   for claimed in measured.published("encoders_claims").itertuples():
     for family in families:
       names = [
-        [_named(study, family, name) for name in side.split()]
+        # A family's row, or a row of this very name.
+        [n if n in rows else f"{family.lower()}_{n}" for n in side.split()]
         for side in (claimed.plus, claimed.minus)
       ]
-      if not all(name in study.variants for side in names for name in side):
+      if not rows.keys() >= {*itertools.chain(*names)}:
         continue
       at = last
       if claimed.measure == "early":
-        at = _at(study, round(2 * _unit(study, family)), left_out)
+        step = round(_EARLY * _longest(study, family))
+        at = _at(study, step, left_out)
       contrasts = [
         _contrast(at, kind, *names, claimed) for kind in claimed.kinds.split()
       ]
@@ -184,11 +186,6 @@ def _claims(study: Findings, left_out: Collection[str] = ()) -> list[Claim]:
     if not any(key[0] == claimed.text for key in out):
       out[claimed.text,] = Claim(claimed.text, claimed.source, ())
   return [*out.values()]
-
-
-def _named(study: Findings, family: str, name: str) -> str:
-  """Returns the name of a family's row; names that have theirs are whole."""
-  return name if name in study.variants else f"{family.lower()}_{name}"
 
 
 def _contrast(
@@ -202,10 +199,14 @@ def _contrast(
   sides = {(name, ATTENTION): 1.0 for name in plus}
   sides |= {(name, ATTENTION): -1.0 for name in minus}
   on = f"{kind}: {claimed.plus} - {claimed.minus}"
-  if spread := _SPREADS.get(claimed.measure):
+  spreads = {
+    "rates": (_trials(study.table), KINDS[kind]),
+    "ratios": (study.scores, [kind]),
+  }
+  if measured_on := spreads.get(claimed.measure):
+    more, less = (_spread(*measured_on, side) for side in (plus, minus))
     # Of the tasks, seeds and trials that both have.
-    apart = (spread(study, plus, kind) - spread(study, minus, kind)).dropna()
-    means = apart.groupby(["seed", "trial"]).mean()
+    means = (more - less).dropna().groupby(["seed", "trial"]).mean()
     found, published = statistics.over_seeds(means.to_dict()), None
     on += f", deviation over {claimed.measure}"
   else:
@@ -222,23 +223,13 @@ def _contrast(
   return Contrast(on, found and found.times(100), published, above=above)
 
 
-def _over_rates(study: Findings, names: Sequence[str], kind: str) -> pd.Series:
-  """Returns a row's deviation over learning rates, by seed, trial and task."""
-  trials = _trials(study.table)
-  own = trials[trials.variant.isin(names) & trials.task.isin(KINDS[kind])]
-  own = own[own["mode"] == ATTENTION]
-  return own.groupby(["seed", "trial", "task"]).value.std()
-
-
-def _over_ratios(study: Findings, names: Sequence[str], kind: str) -> pd.Series:
-  """Returns the deviation over rows, by seed and trial that all have."""
-  own = study.scores[study.scores.variant.isin(names)]
-  own = own[(own.task == kind) & (own["mode"] == ATTENTION)]
-  scores = own.groupby(["seed", "trial"]).value
-  return scores.std()[scores.size() == len(names)]
-
-
-_SPREADS = {"rates": _over_rates, "ratios": _over_ratios}
+def _spread(
+  scores: pd.DataFrame, tasks: Sequence[str], names: Sequence[str]
+) -> pd.Series:
+  """Returns the deviation over all scores of rows, by seed, trial and task."""
+  own = scores[scores.variant.isin(names) & scores.task.isin(tasks)]
+  own = own[own["mode"] == ATTENTION].groupby(["seed", "trial", "task"])
+  return own.value.std()[own.variant.nunique() == len(names)]
 
 
 def _published(early: bool = False) -> pd.DataFrame:
@@ -251,17 +242,14 @@ def _published(early: bool = False) -> pd.DataFrame:
   return found[found.early == early][[*KINDS]]
 
 
-def _unit(study: Findings, family: str) -> float:
-  """Returns the steps that stand for a thousand of the paper's."""
-  texts = (
-    text
+def _longest(study: Findings, family: str) -> int:
+  """Returns the steps of a family's longest row, trained or not."""
+  return max(
+    curriculum.parse(text, OBJECTIVES, 1000, 1000).steps
     for row in study.variants.values()
     if row.family == family and not row.after
     for text in row.curriculum.values()
   )
-  # All rows of the family, trained or not.
-  steps = (curriculum.parse(text, OBJECTIVES, 1000, 1000) for text in texts)
-  return max(found.steps for found in steps) / _LONGEST
 
 
 # ------------------------------------------------------------------- figures
@@ -305,10 +293,11 @@ def _points(
   study: Findings, family: str, variants: Sequence[str]
 ) -> dict[str, pd.DataFrame]:
   """Returns the points of each figure: label of the line, x, row, and step."""
-  longest = round(_LONGEST * _unit(study, family))
-  recipes = [_recipe(study, name) for name in variants]
+  longest = _longest(study, family)
+  ended = [name for name in variants if study.runs[name][0].curriculum]
+  recipes = [_recipe(study, name) for name in ended]
   columns = "row", "after", "ratio", "clm", "mlm"
-  rows = pd.DataFrame(filter(None, recipes), columns=columns)
+  rows = pd.DataFrame(recipes, columns=columns)
   rows = rows.assign(total=rows.clm + rows.mlm, step=0)
   first = rows[rows.after == ""]
   ratios = first[(first.mlm > 0) & (first.total == longest)]
@@ -336,11 +325,9 @@ def _points(
   }
 
 
-def _recipe(study: Findings, name: str) -> dict[str, Any] | None:
+def _recipe(study: Findings, name: str) -> dict[str, Any]:
   """Returns how a row was trained, in steps."""
   run = study.runs[name][0]
-  if run.curriculum is None:
-    return None
   steps = collections.Counter()
   for phase in run.curriculum.phases:
     for objective, share in phase.shares.items():

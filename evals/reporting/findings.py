@@ -131,10 +131,9 @@ class Findings:
 
   def above(self, task: str, side: Side) -> Estimate | None:
     """Estimates by how much a side is above the trivial answer of a task."""
-    found = self.difference(task, {side: 1.0})
-    return found and found.less(
-      self.at(side[0], [task], side[1]).baseline.mean()
-    )
+    found, (variant, mode) = self.difference(task, {side: 1.0}), side
+    trivial = self.at(variant, [task], mode).baseline.mean()
+    return found and found._replace(value=found.value - trivial)
 
   def common(self, task: str) -> Common | None:
     """Returns the items on which most runs compare; None if there are none."""

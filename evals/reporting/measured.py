@@ -19,7 +19,7 @@ import pandas as pd
 
 from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.reporting.runs import TrainedRun, number, reading
-from antlm_jax.evals.zero_shot.command import Reported, Task
+from antlm_jax.evals.zero_shot.command import Reported
 from antlm_jax.evals.zero_shot.tasks import TASKS
 from antlm_jax.runtime import files
 
@@ -50,11 +50,7 @@ _TUNED = dict.fromkeys(s.folder for s in PRESETS.values() if s.reported)
 
 def benchmarks() -> list[Reported]:
   """Returns the zero-shot benchmarks, each a column of the report."""
-  return [benchmark for _, benchmark in _benchmarks()]
-
-
-def _benchmarks() -> list[tuple[Task, Reported]]:
-  return [(task, one) for task in TASKS.values() for one in task.reported]
+  return [benchmark for task in TASKS.values() for benchmark in task.reported]
 
 
 def read(runs: Mapping[str, Sequence[TrainedRun]]) -> pd.DataFrame:
@@ -88,7 +84,7 @@ def published(name: str) -> pd.DataFrame:
 
 def _zero_shot(folder: pathlib.Path) -> list[dict[str, Any]]:
   found = {}
-  for task, benchmark in _benchmarks():
+  for task, benchmark in ((t, b) for t in TASKS.values() for b in t.reported):
     for path in sorted((folder / benchmark.folder).glob("*/summary.json")):
       with reading(path) as summary:
         request = summary["request"]

@@ -3,7 +3,7 @@
 import itertools
 import math
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -34,11 +34,9 @@ def curves(title: str, runs: Mapping[str, _Runs], path: pathlib.Path) -> None:
     notes = [_lines(panel, found, kind, colours[kind], top) for kind in kinds]
     panel.set_ylim(bottom, top)
     panel.set_xlim(0, found[0].curriculum.steps)
-    panel.text(
-      *(0.98, 0.96, "\n".join(filter(None, notes))),
-      **{"fontsize": 8, "color": "0.25", "ha": "right", "va": "top"},
-      transform=panel.transAxes,
-    )
+    style = {"fontsize": 8, "color": "0.25", "ha": "right", "va": "top"}
+    note = "\n".join(filter(None, notes))
+    panel.text(0.98, 0.96, note, transform=panel.transAxes, **style)
   thin = "   (thin: seeds)" if len(every) > len(runs) else ""
   figure.suptitle(title + thin, x=0.02, ha="left", fontsize=11)
   figure.supxlabel("step", fontsize=10)
@@ -154,21 +152,18 @@ def lines(
 
   Bars are the means' intervals over seeds. `axis` is the title of x.
   """
-
-  def draw(panel, label: str, points: _Line, style: Mapping[str, str]):
-    y = [100 * mean.mean for _, mean in points]
-    bars = [100 * (mean.half_width(confidence) or 0) for _, mean in points]
-    style = {**style, "lw": 1.6, "marker": "o", "ms": 4, "label": label}
-    panel.errorbar([x for x, _ in points], y, bars, capsize=2.5, **style)
-
   figure, places = _grid(len(panels), sharey=False)
   for panel, found in zip(places, panels.values() if log else (), strict=False):
     panel.set_xscale("log")  # its own ticks would be powers of ten
     panel.set_xticks(sorted({x for line in found.values() for x, _ in line}))
     panel.minorticks_off()
     step_axis(panel)
-  _fill(figure, places, panels, draw, title, axis, "score (%)")
-  save(figure, path)
+  for panel, points, style in _each_line(places, panels):
+    y = [100 * mean.mean for _, mean in points]
+    bars = [100 * (mean.half_width(confidence) or 0) for _, mean in points]
+    style |= {"lw": 1.6, "marker": "o", "ms": 4, "capsize": 2.5}
+    panel.errorbar([x for x, _ in points], y, bars, **style)
+  _save(figure, places, title, axis, "score (%)", path)
 
 
 def losses(
@@ -182,44 +177,44 @@ def losses(
 
   `limits` are those of the losses, and `axis` names x. Thin lines are seeds.
   """
-
-  def draw(panel, label: str, points: _Line, style: Mapping[str, str]):
-    x, y = zip(*points, strict=True)
-    for seed in y[0].values if len(y[0].values) > 1 else ():
-      panel.plot(x, [mean.values[seed] for mean in y], lw=0.6, **style)
-    style = {**style, "lw": 1.8, "marker": "o", "ms": 2.5, "label": label}
-    panel.plot(x, [mean.mean for mean in y], **style)
-
   figure, places = _grid(len(panels))
   places[0].set_ylim(limits)  # of all panels: they share it
-  _fill(figure, places, panels, draw, title, axis, "loss (nats per target)")
-  save(figure, path)
+  for panel, points, style in _each_line(places, panels):
+    x, y = zip(*points, strict=True)
+    thin = style | {"lw": 0.6, "label": None}
+    for seed in y[0].values if len(y[0].values) > 1 else ():
+      panel.plot(x, [mean.values[seed] for mean in y], **thin)
+    style |= {"lw": 1.8, "marker": "o", "ms": 2.5}
+    panel.plot(x, [mean.mean for mean in y], **style)
+  _save(figure, places, title, axis, "loss (nats per target)", path)
 
 
-def _fill(
-  figure, places, panels: _Panels, draw: Callable, title: str, x: str, y: str
-) -> None:
-  """Draws each label's line in a style of its own, and says what it is."""
+def _each_line(places, panels: _Panels) -> Iterator[tuple]:
+  """Yields each line's panel, points, and its label's style."""
   labels = dict.fromkeys(label for found in panels.values() for label in found)
   looks = itertools.cycle(itertools.product(("-", "--", ":", "-."), COLOURS))
-  styles = {
-    label: {"ls": dashes, "color": colour}
-    for label, (dashes, colour) in zip(labels, looks, strict=False)
-  }
-  marks = {}  # by label: not every panel has every line
+  looks = dict(zip(labels, looks, strict=False))
   for panel, (kind, found) in zip(places, panels.items(), strict=True):
     panel.set_title(kind, fontsize=10)
     for label, points in found.items():
-      draw(panel, label, points, styles[label])
+      dashes, colour = looks[label]
+      yield panel, points, {"ls": dashes, "color": colour, "label": label}
+
+
+def _save(figure, places, title: str, x: str, y: str, path) -> None:
+  """Adds the titles and the legend of all lines, and writes the PNG."""
+  marks = {}  # by label: not every panel has every line
+  for panel in places:
     handles, names = panel.get_legend_handles_labels()
     marks |= zip(names, handles, strict=True)
   columns = min(3, len(marks), 1 + 60 // max(map(len, marks)))
   height = figure.get_figheight() + 0.22 * math.ceil(len(marks) / columns)
   figure.set_figheight(height)
   figure.legend(
-    *(marks.values(), marks.keys()), loc="outside lower center", ncols=columns
+    marks.values(), marks.keys(), loc="outside lower center", ncols=columns
   )
   figure.suptitle(title, x=0.02, ha="left", fontsize=11)
   for panel in places[-2:]:  # the figure's own label would be under the legend
     panel.set_xlabel(x, fontsize=10)
   figure.supylabel(y, fontsize=10)
+  save(figure, path)

@@ -6,7 +6,6 @@ template alone.
 """
 
 import csv
-import dataclasses
 import io
 import itertools
 import pathlib
@@ -37,6 +36,13 @@ class Report(NamedTuple):
   figures: Sequence[Figure]
 
 
+def without_empty(rows: Sequence[Row], *names: str) -> list[Row]:
+  """Leaves out columns without a value: those of some names, or any."""
+  heads = names or {name for row in rows for name in row}
+  empty = {n for n in heads if all(row.get(n) is None for row in rows)}
+  return [{n: x for n, x in row.items() if n not in empty} for row in rows]
+
+
 def write(report: Report, folder: pathlib.Path) -> None:
   """Writes report.md, table.json, pictures, and a .csv file for each kind.
 
@@ -56,8 +62,6 @@ def _plain(value):
   """Returns a value as JSON has it."""
   if hasattr(value, "_asdict"):
     return _plain(value._asdict())
-  if dataclasses.is_dataclass(value):
-    return _plain(vars(value))
   if isinstance(value, Mapping):
     shown = (key for key in value if not key.startswith("_"))
     return {key: _plain(value[key]) for key in shown}
@@ -67,29 +71,24 @@ def _plain(value):
 
 
 def _csv(by_title: Mapping[str, Sequence[Row]]) -> str:
-  """Lays out the rows of tables of one kind."""
-  rows = [
-    {"": t} | _flat(row) for t, found in by_title.items() for row in found
-  ]
+  """Lays out tables of a kind: of a mean the mean, of an interval its ends."""
+  rows = []
+  for title, found in by_title.items():
+    for row in found:
+      rows.append({"": title})
+      for name, value in row.items():
+        if not isinstance(value, Mapping):
+          rows[-1] |= {} if value is None else {name: value}
+        elif "mean" in value:
+          rows[-1][name] = value["mean"]
+        else:
+          rows[-1] |= {f"{name} {end}": value[end] for end in ("low", "high")}
   out = io.StringIO()
   head = dict.fromkeys(name for row in rows for name in row)
   writer = csv.DictWriter(out, head, lineterminator="\n")
   writer.writeheader()
   writer.writerows(rows)
   return out.getvalue()
-
-
-def _flat(row: Row) -> dict[str, Any]:
-  """Returns what a row has: of a mean the mean, of an interval its ends."""
-  out = {}
-  for name, value in row.items():
-    if not isinstance(value, Mapping):
-      out |= {} if value is None else {name: value}
-    elif "mean" in value:
-      out[name] = value["mean"]
-    else:
-      out |= {f"{name} {end}": value[end] for end in ("low", "high")}
-  return out
 
 
 # ------------------------------------------------------------------- Markdown

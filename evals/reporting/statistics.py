@@ -24,7 +24,6 @@ each row apart also counts the noise that the rows share, so it covers too
 often. `python -m evals.benchmarks.coverage` simulates all this.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -34,8 +33,7 @@ from scipy import special
 CONFIDENCE = 0.95
 
 
-@dataclasses.dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
   """A difference and its confidence interval, in the scores' unit."""
 
   estimate: float
@@ -83,10 +81,6 @@ class Estimate(NamedTuple):
     parts = ("by_items", "by_seeds", "both")
     squares = {name: getattr(self, name) * unit**2 for name in parts}
     return self._replace(value=unit * self.value, **squares)
-
-  def less(self, constant: float) -> "Estimate":
-    """Returns the estimate minus a constant."""
-    return self._replace(value=self.value - constant)
 
 
 def estimate(

@@ -1,71 +1,54 @@
 """What becomes of an objective's held-out loss where a curriculum switches."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
 
+from antlm_jax.evals.reporting.render import Row
 from antlm_jax.evals.reporting.runs import TrainedRun, ended
-from antlm_jax.evals.reporting.statistics import Mean, mean
+from antlm_jax.evals.reporting.statistics import mean
 from antlm_jax.training.metrics import REPORT
 
 
-class Moment(NamedTuple):
-  """An objective's held-out loss around a switch, in nats."""
-
-  best: float  # at the best step before, the switch included
-  at: float  # at the switch
-  end: float  # at the end of the phase after it
-  again: float | None  # at the end of the next phase that trains it, if any
-
-  @property
-  def forgotten(self) -> float:
-    """What the phase after the switch adds."""
-    return self.end - self.at
-
-
-class Switch(NamedTuple):
-  """What becomes of an objective at a switch."""
-
-  phases: str  # such as `C→M`
-  step: int  # steps done by then, in the first run
-  kind: str  # the objective's logged name
-  left: bool  # whether it is the one that is left; else it is taken up
-  moments: Mapping[str, Moment]  # by seed
-
-  def mean(self, what: str) -> Mean | None:
-    """Returns an attribute's mean over seeds; None if a seed has it not."""
-    found = {seed: getattr(m, what) for seed, m in self.moments.items()}
-    return None if None in found.values() else mean(found)
-
-
-def read(runs: Sequence[TrainedRun]) -> Iterator[Switch]:
-  """Yields every objective that a variant leaves or takes up, in order."""
+def rows(title: str, runs: Sequence[TrainedRun]) -> Iterator[Row]:
+  """Yields a row for each objective that a variant leaves or takes up."""
   runs = ended(runs)
   for index in range(len(runs[0].curriculum.phases) - 1 if runs else 0):
     before, after = runs[0].curriculum.phases[index : index + 2]
     for name, kind in runs[0].names.items():
-      moments = {run.seed: _moment(run, name, index) for run in runs}
-      moments = {seed: found for seed, found in moments.items() if found}
-      if moments and (name in before.shares) != (name in after.shares):
-        left = name in before.shares
-        yield Switch(f"{before}→{after}", after.start, kind, left, moments)
+      losses = {run.seed: _around(run, name, index) for run in runs}
+      losses = {seed: found for seed, found in losses.items() if found}
+      left = name in before.shares
+      if losses and left != (name in after.shares):
+        row = {
+          "row": title,
+          "switch": f"{before}→{after} after {after.start:,}",
+          "loss of": f"{kind}, {'left' if left else 'taken up'}",
+        }
+        for head in next(iter(losses.values())):
+          by_seed = {seed: found[head] for seed, found in losses.items()}
+          row[head] = None if None in by_seed.values() else mean(by_seed)
+        yield row
 
 
-def _moment(run: TrainedRun, name: str, index: int) -> Moment | None:
-  """Reads a run's losses, or None if they were not measured there.
+def _around(
+  run: TrainedRun, name: str, index: int
+) -> dict[str, float | None] | None:
+  """Reads a run's losses around a switch; None if they were not measured there.
 
   They are of the half of the held-out rows that did not choose the best step.
   """
   kind = run.names[name]
   losses = run.held_out(kind, REPORT)
-  _, *phases = run.curriculum.phases[index:]
+  before, *phases = run.curriculum.phases[index:]
   # Held-out losses are measured at every switch, and so at the phases' ends.
   if not phases or not losses.keys() >= {phases[0].start, phases[0].stop}:
     return None  # a run may have ended in an earlier phase than others
   start, stop = phases[0].start, phases[0].stop
   again = next((p.stop for p in phases[1:] if name in p.shares), None)
-  return Moment(
-    best=losses[run.best(kind, until=start)],
-    at=losses[start],
-    end=losses[stop],
-    again=losses.get(again),
-  )
+  left = name in before.shares  # else it was not forgotten
+  return {
+    "best before": losses[run.best(kind, until=start)],
+    "at the switch": losses[start],
+    "at the end of the phase": losses[stop],
+    "forgotten by": losses[stop] - losses[start] if left else None,
+    "trained again": losses.get(again) if left else None,
+  }

@@ -10,7 +10,7 @@ import json
 import math
 import pathlib
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from flax import traverse_util
 
@@ -80,40 +80,17 @@ class Comparison:
 def compare(
   title: str,
   runs: _Runs,
-  by: Sequence[str],
+  by: Sequence[str] = (),
   folder: pathlib.Path | None = None,
   axis: str | None = None,
 ) -> Comparison:
-  """Makes a `report`, whose errors it raises, and writes it into a folder."""
-  found = report(title, runs, by, axis)
-  rows, by = found.tables["runs"][""], found.about["by"]
-  head, lines = render.cells(rows, _shown)
-  if folder:
-    render.write(found, folder)
-  compared = tuple(
-    Compared(
-      label=row["run"],
-      step=row["step"],
-      losses={
-        k: x for k, x in row.items() if k != "mean" and isinstance(x, Mean)
-      },
-      loss=row["mean"] if len(by) > 1 else row[by[0]],
-      folders=tuple(run.folder for run in runs[row["run"]]),
-    )
-    for row in rows
-  )
-  return Comparison(compared, tuple(by), tables.text(lines, head, "<>"), folder)
-
-
-def report(
-  title: str, runs: _Runs, by: Sequence[str] = (), axis: str | None = None
-) -> Report:
   """Compares runs by the mean of some held-out losses, the lowest first.
 
   Args:
     title: Title of the report.
     runs: The runs by label.
     by: Logged names of objectives; by default all that every run has measured.
+    folder: Folder for the report; None for no report.
     axis: The picture's x axis, a key of `AXES`; by default steps, or shares if
       the longest run has over twice the steps of the shortest.
 
@@ -123,17 +100,9 @@ def report(
   """
   every = [run for found in runs.values() for run in found]
   kinds = list(dict.fromkeys(kind for run in every for kind in run.kinds))
-  shared = [kind for kind in kinds if all(kind in run.kinds for run in every)]
-  by = list(by) or shared
-  for kind in set(by) - set(shared):
-    raise UserError(
-      f"--by={kind}: not every run has measured this; {_known(shared)}"
-    )
-  if not by:
-    raise UserError(f"no loss was measured by every run; {_known(kinds)}")
-
-  halves = all(run.halves for run in every)
-  half = REPORT if halves and any(map(_best, every)) else ""
+  by = _ranking(every, kinds, by)
+  watched = any(_best(run) is not None for run in every)
+  half = REPORT if watched and all(run.halves for run in every) else ""
 
   def rank(label: str) -> tuple[bool, float]:
     """Puts finished runs first, then the lowest loss."""
@@ -141,39 +110,51 @@ def report(
     ended = all(run.summary for run in runs[label])
     return not ended, found.mean if found else math.inf
 
-  ranked = {label: runs[label] for label in sorted(runs, key=rank)}
-  rows = [_row(label, x, kinds, by, half) for label, x in ranked.items()]
+  runs = {label: runs[label] for label in sorted(runs, key=rank)}
+  rows = [_row(label, x, kinds, by, half) for label, x in runs.items()]
   head, lines = render.cells(rows, _shown)
-  settings = _differences(ranked)
-  values = [
-    [textwrap.shorten(str(v), 60) for v in s.values()] for s in settings
-  ]
-  text = (
-    f"# {title}",
-    "## Held out",
-    *_notes(every, by, half),
-    tables.markdown(lines, head),
-    "![curves.png](curves.png)",
-    "## Settings",
-    tables.markdown(values, list(settings[0]))
-    if settings
-    else "They differ in their seeds alone.",
+  if folder:
+    settings = _differences(runs)
+    text = (
+      f"# {title}",
+      *_held_out(every, by, half),
+      tables.markdown(lines, head),
+      "![curves.png](curves.png)",
+      "## Settings",
+      _laid_out(settings),
+    )
+    about = {"by": by, "best": rows[0]["run"]}
+    found = {"runs": {"": rows}, "settings": {"": settings}}
+    figures = [Figure("curves.png", _curves(title, runs, kinds, axis))]
+    report = Report("\n\n".join(text) + "\n", about, found, figures)
+    render.write(report, folder)
+  compared = tuple(
+    Compared(
+      label=row["run"],
+      step=row["step"],
+      losses={kind: row[kind] for kind in kinds if row[kind]},
+      loss=row["mean"] if len(by) > 1 else row[by[0]],
+      folders=tuple(run.folder for run in runs[row["run"]]),
+    )
+    for row in rows
   )
-  lengths = [*map(_steps, every)]
-  # A run of a tenth of the steps would be a stroke at 0.
-  axis = axis or ("share" if max(lengths) > 2 * min(lengths) else "step")
-  scales = {label: _scale(found, axis) for label, found in ranked.items()}
-  curves = functools.partial(_curves, title, ranked, kinds, axis, scales)
-  return Report(
-    "\n\n".join(text) + "\n",
-    {"by": by, "best": next(iter(ranked))},
-    {"runs": {"": rows}, "settings": {"": settings}},
-    [Figure("curves.png", curves)],
-  )
+  return Comparison(compared, tuple(by), tables.text(lines, head, "<>"), folder)
 
 
-def _known(kinds: Iterable[str]) -> str:
-  return f"measured: {', '.join(kinds) or 'none'}"
+def _ranking(
+  runs: Sequence[TrainedRun], kinds: Sequence[str], by: Sequence[str]
+) -> list[str]:
+  """Returns the losses that rank runs, which all of them have measured."""
+  shared = [kind for kind in kinds if all(kind in run.kinds for run in runs)]
+  for kind in set(by) - set(shared):
+    known = ", ".join(shared) or "none"
+    raise UserError(
+      f"--by={kind}: not every run has measured this; measured: {known}"
+    )
+  if not shared:
+    known = ", ".join(kinds) or "none"
+    raise UserError(f"no loss was measured by every run; measured: {known}")
+  return list(by) or shared
 
 
 # ----------------------------------------------------------------- the losses
@@ -215,10 +196,9 @@ def _row(label: str, runs, kinds, by, half: str) -> Row:
   if len(by) > 1:
     row["mean"] = _over_seeds(runs, by, half)
   row["parameters"] = runs[0].summary and runs[0].summary["parameters"]
-  timed = [s for run in runs if (s := run.summary) and "seconds" in s]
-  row["time"] = None
-  if len(timed) == len(runs):
-    row["time"] = sum(summary["seconds"]["total"] for summary in timed)
+  timed = [s for run in runs if "seconds" in (s := run.summary or {})]
+  total = sum(summary["seconds"]["total"] for summary in timed)
+  row["time"] = total if len(timed) == len(runs) else None
   return row
 
 
@@ -237,27 +217,27 @@ def _spread(value: Mean) -> str:
   return f"{value.mean:.3f}{spread}"
 
 
-def _notes(
+def _held_out(
   runs: Sequence[TrainedRun], by: Sequence[str], half: str
-) -> list[str]:
-  """Returns how runs are compared, and whether their losses compare at all."""
-  notes = [
-    f"Held-out losses in nats, after the step named; first is the lowest"
-    f" {'mean of ' if len(by) > 1 else ''}{' and '.join(by)}."
-  ]
+) -> Iterator[str]:
+  """Yields how runs are compared, and whether their losses compare at all."""
+  mean = "mean of " if len(by) > 1 else ""
+  yield "## Held out"
+  yield (
+    "Held-out losses in nats, after the step named; first is the lowest"
+    f" {mean}{' and '.join(by)}."
+  )
   if half:
-    notes.append(
+    yield (
       "Half of the held-out rows chose the best step (`eval.watch`); the losses"
       " are those of the other half, for all runs."
     )
   # It depends on the held-out tokens alone, and so on data and tokenizer.
-  entropies = {run.summary["unigram_entropy"] for run in runs if run.summary}
-  if len(entropies) > 1:
-    notes.append(
+  if len({run.summary["unigram_entropy"] for run in runs if run.summary}) > 1:
+    yield (
       "**Held out is not the same text in the same tokens for all: their losses"
       " do not compare.**"
     )
-  return notes
 
 
 # --------------------------------------------------------------- the settings
@@ -276,6 +256,15 @@ def _differences(runs: _Runs) -> list[Row]:
     if not any(f"{key}.".startswith(f"{apart}.") for apart in _APART)
     and len({str(s.get(key)) for s in settings.values()}) > 1
   ]
+
+
+def _laid_out(settings: Sequence[Row]) -> str:
+  if not settings:
+    return "They differ in their seeds alone."
+  values = [
+    [textwrap.shorten(str(x), 60) for x in s.values()] for s in settings
+  ]
+  return tables.markdown(values, list(settings[0]))
 
 
 # ---------------------------------------------------------------- the picture
@@ -307,14 +296,14 @@ def _scale(runs: Sequence[TrainedRun], axis: str) -> float:
 
 
 def _curves(
-  title: str,
-  runs: _Runs,
-  kinds: Sequence[str],
-  axis: str,
-  scales: Mapping[str, float],
-  path: pathlib.Path,
-) -> None:
-  """Draws a panel for each kind of loss, a line for each label."""
+  title: str, runs: _Runs, kinds: Sequence[str], axis: str | None
+) -> Callable[[pathlib.Path], None]:
+  """Returns what draws a panel for each kind of loss, a line for each label."""
+  every = [run for found in runs.values() for run in found]
+  lengths = [_steps(run) for run in every]
+  # A run of a tenth of the steps would be a stroke at 0.
+  axis = axis or ("share" if max(lengths) > 2 * min(lengths) else "step")
+  scales = {label: _scale(found, axis) for label, found in runs.items()}
   panels = {
     f"{kind}, held out": {
       label: [(scales[label] * step, found) for step, found in line]
@@ -324,14 +313,13 @@ def _curves(
     for kind in kinds
   }
   points = [p for found in panels.values() for p in found.values()]
-  every = [run for found in runs.values() for run in found]
   # The first losses would flatten the rest.
   top = [run.summary["unigram_entropy"] for run in every if run.summary]
   top += [line[-1][1].mean for line in points]
   low = min(found.mean for line in points for _, found in line)
   margin = 0.05 * (max(top) - low) + 0.02
   limits = low - margin, max(top) + margin
-  plots.losses(title, AXES[axis], panels, limits, path)
+  return functools.partial(plots.losses, title, AXES[axis], panels, limits)
 
 
 def _line(losses: Sequence[Mapping[int, float]]) -> list[tuple[int, Mean]]:
