@@ -21,7 +21,7 @@ from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
-from antlm_jax.evals.finetuning import own, retrieval, saved
+from antlm_jax.evals.finetuning import retrieval, saved, sets
 from antlm_jax.evals.finetuning.classification import pooled
 from antlm_jax.evals.finetuning.trial import ATTENTIONS
 from antlm_jax.inference.model import Loaded, add_arguments, from_args, opened
@@ -113,7 +113,7 @@ def embed(
   with progress.quietly(quiet):
     loaded = opened(model)
     if isinstance(texts, str | os.PathLike):
-      found = own.texts_of(os.fspath(texts), [text_column])
+      found = sets.texts(os.fspath(texts), [text_column])
       texts = (text for (text,) in found)
     examples = list(texts)
     if not examples:
@@ -153,7 +153,7 @@ def main(argv: Sequence[str]) -> None:
   settings_lib.add_arguments(parser, Embedding)
   args = parser.parse_args(argv)
   how = vars(settings_lib.from_args(Embedding, args))
-  texts = [text for (text,) in own.texts_of(args.data, [args.text_column])]
+  texts = [text for (text,) in sets.texts(args.data, [args.text_column])]
   vectors = embed(from_args(args), texts, **how)
   if args.output.endswith(".npy"):
     with files.replacing(args.output) as aside, aside.open("wb") as file:

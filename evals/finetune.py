@@ -41,7 +41,6 @@ from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.finetuning import loop, saved, sets, summary
-from antlm_jax.evals.finetuning.own import Data, Records
 from antlm_jax.evals.finetuning.presets import PRESETS
 from antlm_jax.evals.finetuning.summary import MODEL, FineTuning
 from antlm_jax.evals.finetuning.task import Suite, Task
@@ -124,7 +123,7 @@ class Job(NamedTuple):
 
 def finetune(
   model: Loaded | files.Path,
-  data: files.Path | Records,
+  data: files.Path | sets.Records,
   *,
   preset: str = Tasks.preset,
   task: str = Tasks.task,
@@ -206,7 +205,7 @@ def _tasks(given: Mapping[str, Any]) -> tuple[Tasks, Suite]:
 def plan(
   model: Identity,
   encoder: str,
-  data: Data,
+  data: sets.Data,
   given: Mapping[str, Any],
   tuned: FineTuned | None = None,
 ) -> tuple[list[Job], list[str]]:
@@ -216,7 +215,7 @@ def plan(
   `finetune`, and its errors are those. Also returns the names of the missing
   tasks, if all are asked for.
   """
-  (tasks, suite), jobs, absent = _tasks(given), [], {}
+  (tasks, suite), jobs, absent = _tasks(given), [], []
   if not isinstance(data, str) and not suite.in_memory:
     own = ", ".join(n for n, suite in PRESETS.items() if suite.in_memory)
     raise UserError(
@@ -232,10 +231,10 @@ def plan(
       continue  # a folder of known sets
     try:
       task, grid, how = _task_of(model, encoder, data, given, tuned, name)
-    except sets.Absent as error:
+    except sets.Absent:
       if tasks.task != "all" or len(names) == 1:
         raise
-      absent[name] = error.looked
+      absent.append(name)
       continue
     into = suite.folder if task.trained else UNTRAINED
     output = tasks.output or model.evals / into
@@ -254,9 +253,9 @@ def plan(
       done = None
     jobs.append(Job(task, grid, how, folder, request, done))
   if not jobs:
-    looked = "; ".join(absent.values())
     raise UserError(
-      f"{data} has no set of --preset={tasks.preset}: looked for {looked}"
+      f"{data} has no set of --preset={tasks.preset} ({', '.join(absent)}):"
+      f" --task={absent[-1]}, for example, names the files that it looks for"
     )
   return jobs, [name for name in absent if name != sets.OWN]
 
@@ -264,7 +263,7 @@ def plan(
 def _task_of(
   model: Identity,
   encoder: str,
-  data: Data,
+  data: sets.Data,
   given: Mapping[str, Any],
   tuned: FineTuned | None,
   name: str,

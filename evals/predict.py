@@ -18,7 +18,7 @@ from antlm_jax import cli
 from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
-from antlm_jax.evals.finetuning import own, retrieval, saved
+from antlm_jax.evals.finetuning import retrieval, saved, sets
 from antlm_jax.evals.finetuning.task import Prediction
 from antlm_jax.evals.finetuning.trial import Hyperparameters
 from antlm_jax.inference.model import Loaded, add_arguments, from_args, opened
@@ -80,12 +80,12 @@ def predict(
   asked = settings_lib.choose(Predicting, given | {"batch_size": batch_size})
   with progress.quietly(quiet):
     loaded = opened(model)
-    head = saved.head(loaded)
+    head = saved.head(loaded.task, loaded.path)
     if isinstance(head, retrieval.Towers):
       raise UserError(f"{loaded.path} embeds texts: use `antlm embed`")
     if isinstance(texts, str | os.PathLike):
       columns = asked.text_column or head.columns
-      texts = own.texts_of(os.fspath(texts), columns)
+      texts = sets.texts(os.fspath(texts), columns)
     examples = list(texts)
     if not examples:
       return []

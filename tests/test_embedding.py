@@ -8,7 +8,13 @@ import pytest
 
 from antlm_jax.data import toy_english
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import embedding, loop, own, retrieval, trial
+from antlm_jax.evals.finetuning import (
+  classification,
+  embedding,
+  loop,
+  retrieval,
+  trial,
+)
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
 from antlm_jax.evals.finetuning.trial import Hyperparameters
@@ -96,7 +102,9 @@ def pairs(data, options):
 
 
 def simcse(data):
-  return embedding.simcse(str(data), "own", "causal", *OPTIONS, own.Options())
+  return embedding.simcse(
+    str(data), "own", "causal", *OPTIONS, classification.Columns()
+  )
 
 
 def test_files_of_pairs(tmp_path):

@@ -1,6 +1,7 @@
 """Classification by files of one's own, on a random model."""
 
 import csv
+import functools
 import json
 import re
 
@@ -9,10 +10,10 @@ import pytest
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
-from antlm_jax.evals.finetuning import classification, own
+from antlm_jax.evals.finetuning import classification, sets
 from antlm_jax.hf import export
 from antlm_jax.inference.model import load
-from tests import random_models, runs
+from tests import random_models, runs, tuned
 
 run = random_models.run()
 COLUMNS = ("--text_column=review", "--label_column=stars")
@@ -160,8 +161,8 @@ def test_a_folder_of_splits_and_pairs_of_texts(run, tmp_path):
     lines = [{"a": f"x{i}", "b": "z", "y": bool(i % 2)} for i in range(count)]
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (tmp_path / f"{name}.jsonl").write_text(text)
-  options = classification.Options(), own.Options(("a", "b"), "y")
-  task = own.make(str(tmp_path), "own", "causal", *options)
+  options = classification.Options(), classification.Columns(("a", "b"), "y")
+  task = classification.make(str(tmp_path), "own", "causal", *options)
   name = task.name
   assert task.evaluations == (f"{name}-dev", f"{name}-test")
   assert [len(task.load(s)) for s in ("train", *task.evaluations)] == [6, 2, 3]
@@ -174,23 +175,39 @@ def test_equal_texts_are_on_one_side(capsys):
   draw = np.random.default_rng(0)
   texts = [(f"text {i}", str(draw.integers(2))) for i in range(40)]
   rows = [(text.upper(), label) for text, label in texts] + texts * 9
-  options = classification.Options(), own.Options()
-  task = own.make(rows, "own", "bidirectional", *options)
+  options = classification.Options(), classification.Columns()
+  task = classification.make(rows, "own", "bidirectional", *options)
   train, dev = (
     {e.texts[0].lower() for e in task.load(s)} for s in ("train", "own-dev")
   )
   assert (len(train), len(dev)) == (36, 4) and not train & dev
   said = capsys.readouterr().out
   assert "own: 360 of 400 examples repeat the text of another" in said
-  own.make({"train": rows, "dev": rows[:20]}, "own", "causal", *options)
+  classification.make(
+    {"train": rows, "dev": rows[:20]}, "own", "causal", *options
+  )
   assert "20 of 20 texts of dev are also in train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("preset", ["classification", "pairs", "simcse"])
+def test_a_folder_with_test_alone_is_not_trained_on(tmp_path, preset):
+  """Catches such a folder that is refused, unlike such a mapping."""
+  row = {"text": "a b", "label": 1, "query": "a", "positive": "b"}
+  (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
+  plan = functools.partial(tuned.planned, f"--data={tmp_path}")
+  if preset != "classification":
+    (job,) = plan(f"--preset={preset}")
+    assert not job.task.trained and job.task.evaluations[0].endswith("-test")
+    return
+  with pytest.raises(UserError, match="cannot be evaluated without training"):
+    plan(f"--preset={preset}", "--labels=1,2")
 
 
 def test_own_names_are_not_those_of_known_sets():
   """Catches results that `antlm report` would take for GLUE's."""
   names = "cola.csv", "rte", "nfcorpus", "films.csv"
   expected = ["own_cola", "own_rte", "own_nfcorpus", "films"]
-  assert [own.name_of(f"data/{name}") for name in names] == expected
+  assert [sets.name_of(f"data/{name}") for name in names] == expected
 
 
 MANY = " ".join(f"a,{i}" for i in range(30))

@@ -149,7 +149,7 @@ def test_pairs_and_words_for_classes(loaded, tmp_path):
   params = trial.joined(loaded.params, head)
   saved.save(tmp_path, loaded, task, "bidirectional", params)
   model = load(tmp_path / "model")
-  assert saved.head(model) == task.head
+  assert saved.head(model.task, model.path) == task.head
   assert task.head.labels == ("entailment", "neutral", "contradiction")
   assert equal(model.params, loaded.params) and equal(model.task.params, head)
   pairs = [("p", "h"), ("Tom sat", "the dogs rest near the hills")]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import own, summary, tagging
+from antlm_jax.evals.finetuning import classification, summary, tagging
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.predict import predict
@@ -33,11 +33,22 @@ UNER = """# newdoc id = a
 def test_conlls_form_is_read(tmp_path):
   (tmp_path / "a").write_text(CONLL)
   first, second = tagging.columns(tmp_path / "a")
-  assert first.words == ("EU", "rejects", "German", "lamb")
-  assert tagging.iob2(first.tags) == ["B-ORG", "O", "B-MISC", "O"]
-  assert second.words == ("Peter", "Blackburn", "#")  # no comment
-  assert tagging.iob2(second.tags) == ["B-PER", "I-PER", "B-PER"]
-  assert second.where == f"{tmp_path / 'a'}, line 8"
+  assert first.texts == ("EU", "rejects", "German", "lamb")
+  assert tagging.iob2(first.label) == ["B-ORG", "O", "B-MISC", "O"]
+  assert second.texts == ("Peter", "Blackburn", "#")  # no comment
+  assert tagging.iob2(second.label) == ["B-PER", "I-PER", "B-PER"]
+  assert second.id == f"{tmp_path / 'a'}, line 8"
+
+
+def test_planning_reads_no_known_set(tmp_path):
+  """Catches classes that are those of the sentences that happen to exist."""
+  (tmp_path / "conll2003").mkdir()
+  for part in ("train", "testa", "testb"):
+    (tmp_path / f"conll2003/eng.{part}").write_text("Tom X I-PERSON\n")
+  (job,) = tuned.planned(f"--data={tmp_path}", "--preset=tagging")
+  assert len(job.task.head.labels) == 9
+  with pytest.raises(UserError, match="line 1: the tag 'B-PERSON' is not one"):
+    job.task.load("train")
 
 
 def test_a_split_that_is_absent_is_told(tmp_path):
@@ -164,7 +175,7 @@ def test_columns_by_number_and_other_tags(tmp_path):
   assert task.head.labels == ("DET", "NOUN", "VERB") and gold == [[1, 2], [0]]
   assert task.metrics["accuracy"]([[1, 1], [0]], gold) == 2 / 3
   rows = {"train": [(["Tom", "sat"], [1, 0])], "dev": [("Tom", "B-PER")]}
-  given = own.Classes(("O", "B-PER"))
+  given = classification.Classes(("O", "B-PER"))
   task = tagging.make(rows, "own", "causal", tagging.Options(), given)
   assert task.load("train")[0].label == [1, 0]
   with pytest.raises(UserError, match=r"record 1: tags are numbers.*--labels="):

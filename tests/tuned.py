@@ -72,7 +72,7 @@ def trained(loaded, task, runs, folder, **settings) -> list[Outcome]:
   outcomes = loop.fit(loaded, task, data, settings, runs, keep=best)
   saved.save(folder, loaded, task, "bidirectional", best.params)
   model, test = load(folder / "model"), task.evaluations[-1]
-  assert saved.head(model) == task.head
+  assert saved.head(model.task, model.path) == task.head
   found, rows = saved.compute(model, task.load(test), settings.max_length)
   told = task.head.decode(jax.device_get(task.head.reduce(found)), rows)
   assert told == outcomes[0].predictions[test]

@@ -174,13 +174,22 @@ def records(
   Raises:
     UserError: The source cannot be read, holds no records or lacks a column.
   """
+  # A reader of the user's knows no parts.
+  parts = {"part": part} if part != WHOLE else {}
+  for where, record in mappings(source, columns, **parts):
+    yield where, [record[column] for column in columns]
+
+
+def mappings(source: str, columns: Mapping[str, str], **how) -> Records:
+  """Yields the place of each record, and the record, which has the columns.
+
+  `how` has options of the kind's reader. The errors are those of `records`.
+  """
   if (reader := READERS.get(kind(source))) is None:
     known = " ".join(end for end, of in READERS.items() if of and end != HUB)
     raise UserError(f"{source} holds no records; files of records are {known}")
   with _reading(source):
-    # A reader of the user's knows no parts.
-    read = reader(source, columns, *([part] if part != WHOLE else []))
-    for where, record in read:
+    for where, record in reader(source, columns, **how):
       for column, argument in columns.items():
         if not isinstance(record, dict):
           raise ValueError(f"{where} is no object with a {column!r}")
@@ -188,7 +197,7 @@ def records(
           has = ", ".join(map(repr, record))
           hint = f"; choose one with --{argument}" if argument else ""
           raise ValueError(f"{where} has no column {column!r} but {has}{hint}")
-      yield where, [record[column] for column in columns]
+      yield where, record
 
 
 def splits_of(source: str) -> list[str]:

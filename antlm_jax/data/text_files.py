@@ -58,7 +58,9 @@ class Corpus:
     return "\n".join(f"{k}: {_listed(v)}" for k, v in listed.items() if v)
 
 
-class _Found(NamedTuple):
+class Found(NamedTuple):
+  """A file, or a dataset, that was found."""
+
   source: str
   split: str  # named by the file: train, dev, test, "" or, if no text, unknown
   alone: bool = False  # given by its own path, rather than found in a folder
@@ -77,7 +79,7 @@ def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
     UserError: A path is missing or of no known kind, or there is no text to
       train on or, in `dev`, to hold out.
   """
-  found = [_search(path) for path in text]
+  found = [search(path) for path in text]
   everything = list(itertools.chain(*found))
   train = [file for files in found for file in _first(files, "train", "")]
   if not train:
@@ -107,7 +109,7 @@ def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
   return corpus
 
 
-def _by_file(found: Iterable[_Found]) -> dict[str, _Found]:
+def _by_file(found: Iterable[Found]) -> dict[str, Found]:
   """Returns the first of each file and of the links to it."""
   out = {}
   for one in found:
@@ -116,26 +118,29 @@ def _by_file(found: Iterable[_Found]) -> dict[str, _Found]:
   return out
 
 
-def _first(found: Sequence[_Found], *splits: str) -> list[_Found]:
+def _first(found: Sequence[Found], *splits: str) -> list[Found]:
   """Returns the files of the first of some splits that has any."""
   of = ([f for f in found if f.split == split] for split in splits)
   return next(filter(None, of), [])
 
 
-def _held_out(path: str) -> list[_Found]:
-  found = _search(path)
+def _held_out(path: str) -> list[Found]:
+  found = search(path)
   taken = _first(found, "dev", "") or [f for f in found if f.alone]
   if not taken:
     raise UserError(f"no text to hold out in {path}; give its files themselves")
   return taken
 
 
-def _search(path: str) -> list[_Found]:
-  """Finds the files of a path, in the order of their names."""
+def search(path: str) -> list[Found]:
+  """Finds the files of a path, in the order of their names.
+
+  Raises a UserError if there is none, or a file is of no known kind.
+  """
   if path.startswith(readers.HUB):
     alone = path.count(":") > 2
     sources = readers.splits_of(path)
-    return [_Found(s, _split([s.rpartition(":")[2]]), alone) for s in sources]
+    return [Found(s, _split([s.rpartition(":")[2]]), alone) for s in sources]
   root, matched = path, [pathlib.Path(path)]
   # Not Path.exists(), which raises for names that are too long.
   if os.path.exists(path) and not os.path.isdir(path):
@@ -173,15 +178,15 @@ def _inside(folder: Path) -> list[pathlib.Path]:
   return sorted(files)
 
 
-def _sorted(file: Path, root: Path, alone: bool = False) -> _Found:
+def _sorted(file: Path, root: Path, alone: bool = False) -> Found:
   """Finds a file's split in its name, and in those of folders under `root`."""
   source = os.fspath(file)
   # Text often has no ending. In a folder, many other files have none either.
   plain = alone and "." not in os.path.basename(source)
   if not plain and readers.kind(source) is None:
-    return _Found(source, "unknown", alone)
+    return Found(source, "unknown", alone)
   *folders, name = pathlib.Path(os.path.relpath(source, root)).parts
-  return _Found(source, _split([*name.split("."), *reversed(folders)]), alone)
+  return Found(source, _split([*name.split("."), *reversed(folders)]), alone)
 
 
 def _split(names: Iterable[str]) -> str:

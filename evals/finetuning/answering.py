@@ -22,7 +22,7 @@ import numpy as np
 
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, own, sets
+from antlm_jax.evals.finetuning import batching, sets
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy
 from antlm_jax.evals.finetuning.tagging import Tags
@@ -294,34 +294,24 @@ FILES = {
 SCORES = sets.dev_and_test(FILES)
 
 
-def make(data: own.Data, name: str, attention: str, options: Options) -> Task:
+def make(data: sets.Data, name: str, attention: str, options: Options) -> Task:
   """Makes a task, a key of `FILES`, of the files in a folder, or an own one.
 
   The dev set of a known task is a twentieth of the training set, and the test
   set is SQuAD's validation set.
   """
-  if name == sets.OWN:
-    found = {
-      split: [one for source in sources for one in _examples(source)]
-      for split, sources in own.by_split(data, any_ending=True).items()
-    }
-    every = [example for those in found.values() for example in those]
-    if not every:
-      raise UserError(f"{own.named(data)} holds no questions")
-    # A text is in one part, with all its questions.
-    fields = own.of_sets(data, found, key=lambda example: example.texts[1:])
-    return _task(not all(e.label for e in every), options, **fields)
-  layout = dict(zip(("train", "test"), FILES[name], strict=True))
-  paths = sets.find(data, name, layout)
-  readers_of = {s: functools.partial(read, path) for s, path in paths.items()}
-  return _task(
-    name != "squad",
-    options,
-    name=name,
-    load=functools.partial(sets.split_of, **readers_of),
-    evaluations=SCORES[name],
-    files=tuple(paths.values()),
-  )
+  if name != sets.OWN:
+    layout = dict(zip(("train", "test"), FILES[name], strict=True))
+    paths = sets.find(data, name, layout)
+    fields = sets.known(name, paths, lambda path, which: read(path))
+    return _task(name != "squad", options, **fields)
+  found = sets.read(data, _examples, any_ending=True)
+  every = [example for those in found.values() for example in those]
+  if not every:
+    raise UserError(f"{sets.named(data)} holds no questions")
+  # A text is in one part, with all its questions.
+  fields = sets.own(data, found, key=lambda example: example.texts[1:])
+  return _task(not all(e.label for e in every), options, **fields)
 
 
 def _task(may_be_none: bool, options: Options, **fields) -> Task:
@@ -391,17 +381,17 @@ def read(path: str | pathlib.Path) -> list[Example]:
   return out
 
 
-def _examples(source: str | own.Memory) -> Iterator[Example]:
+def _examples(source: sets.Source) -> Iterator[Example]:
   """Yields the examples of a source, in SQuAD's form or records."""
   if isinstance(source, str) and readers.kind(source) is None:
     yield from read(source)
     return
   columns = dict.fromkeys((*_COLUMNS, "answers"), "")
-  for where, (*texts, answers) in own.records(source, columns, nested=True):
+  for where, (*texts, answers) in sets.records(source, columns, nested=True):
     if isinstance(answers, Mapping):  # as Hugging Face's datasets have them
       both = zip(answers["text"], answers["answer_start"], strict=True)
       answers = [{"text": text, "answer_start": at} for text, at in both]
-    yield _example(tuple(texts), answers, f"{source}, {where}", where)
+    yield _example(tuple(texts), answers, where, where.rpartition(", ")[2])
 
 
 def _example(

@@ -1,7 +1,15 @@
-"""Classification: one of a few classes for each text, or pair of texts."""
+"""Classification: one of a few classes for each text, or pair of texts.
 
+Own records have a text, or two, and a label. The classes are the labels in
+train.
+"""
+
+import csv
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+import functools
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import ClassVar
 
 import jax
@@ -10,19 +18,22 @@ import numpy as np
 import optax
 
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching
+from antlm_jax.evals.finetuning import batching, sets
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.task import (
   Head,
   Param,
   Params,
+  Predicted,
   Prediction,
   Predictions,
+  Suite,
   Task,
 )
 from antlm_jax.models import layers
 from antlm_jax.settings import setting
 
+_FEW = 20  # more classes than this must be at most half as many as examples
 POOLS = ("first", "last", "mean")
 # The pool and head that transformers has for LTG-BERT, and for a causal Llama.
 _BY_ATTENTION = {
@@ -54,21 +65,42 @@ class Options:
     0.1, "dropout in the head, unless it is linear", least=0, under=1
   )
 
-  def classifier(self, labels: Sequence[str], attention: str) -> "Linear":
-    """Returns the head for classes of these names."""
+  def classifier(
+    self, labels: Sequence[str], attention: str, choices: bool = False
+  ) -> "Linear":
+    """Returns the head for classes, or choices, of these names.
+
+    That for choices is never a linear one.
+    """
     pool, head = _BY_ATTENTION[attention]
     pool, head = self.pool or pool, self.head or head
-    if head == "linear":
+    if head == "linear" and not choices:
       return Linear(tuple(labels), pool)
     norms = {"norms": head == "norms", "last_norm": head == "last_norm"}
-    return Classifier(tuple(labels), pool, self.dropout, **norms)
+    of = Chooser if choices else Classifier
+    return of(tuple(labels), pool, self.dropout, **norms)
 
-  def chooser(self, labels: Sequence[str], attention: str) -> "Chooser":
-    """Returns the head for choices of these names; never a linear one."""
-    pool, head = _BY_ATTENTION[attention]
-    pool, head = self.pool or pool, self.head or head
-    norms = {"norms": head == "norms", "last_norm": head == "last_norm"}
-    return Chooser(tuple(labels), pool, self.dropout, **norms)
+
+@dataclasses.dataclass(frozen=True)
+class Classes:
+  """Command-line options of own sets with classes."""
+
+  labels: tuple[str, ...] = setting(
+    (),
+    "your own files: names of the classes, with commas; by default those in"
+    " train, or of the fine-tuned model if nothing is trained",
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Columns:
+  """Command-line options of your own files."""
+
+  text_column: tuple[str, ...] = setting(
+    ("text",),
+    "your own files: column of the text, or two as A,B that are read together",
+  )
+  label_column: str = setting("label", "your own files: column of the label")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -249,8 +281,9 @@ def task(
   The labels that `load` reads are indices of the head's. `fields` are those of
   the Task that differ from the usual ones.
   """
+  metrics = BINARY if len(head.labels) == 2 else {"accuracy": accuracy}
   usual = {
-    "metrics": BINARY if len(head.labels) == 2 else {"accuracy": accuracy},
+    "metrics": metrics | {of: METRICS[of] for of in fields.get("also", ())},
     "main_metric": "accuracy",
     "baseline": "one class",
     "trivial": one_class,
@@ -295,3 +328,103 @@ def mcc(predictions: Sequence[int], labels: Sequence[int]) -> float:
 
 BINARY = {"accuracy": accuracy, "f1": f1, "mcc": mcc}
 METRICS = {"accuracy": accuracy, "macro_f1": macro_f1}  # of any classes
+
+
+def make(
+  data: sets.Data,
+  name: str,
+  attention: str,
+  head: Options,
+  options: Columns,
+  classes: Classes = Classes(),
+) -> Task:
+  """Makes a task of records, which has the data's name.
+
+  Raises a UserError if there are no records, one has no text, or no label of
+  the classes, or the labels are no classes.
+  """
+  if not options.text_column:
+    raise UserError("--text_column names no column: give one, or two as A,B")
+  if options.label_column in options.text_column:
+    raise UserError(f"--label_column={options.label_column} is a text column")
+  labels, found = classes.labels, {}
+  for split, sources in sets.by_split(data).items():
+    found[split] = [e for one in sources for e in _read(one, options, labels)]
+    labels = labels or _classes(data, [e.label for e in found[split]])
+  found = {
+    split: [e._replace(label=labels.index(e.label)) for e in those]
+    for split, those in found.items()
+  }
+  return task(
+    **sets.own(data, found),
+    head=head.classifier(labels, attention),
+    metrics=METRICS,
+    texts=functools.partial(_predictions, labels),
+    also=("macro_f1",),
+  )
+
+
+SUITE = Suite(
+  "classification",
+  "your own texts, or pairs of texts, and labels: --data is a file of records"
+  " (csv, tsv, jsonl, parquet), of which a tenth is held out, or a folder of"
+  " files named train, dev and test",
+  {"own": ("own",)},
+  make,
+  heads=(Classifier, Linear, Chooser),
+  settings=(Options, Columns, Classes),
+  exportable=True,
+  in_memory=True,
+)
+
+
+def _read(
+  source: sets.Source, options: Columns, known: Sequence[str]
+) -> Iterator[Example]:
+  """Yields the examples of a source, with their labels' names."""
+  columns = dict.fromkeys(options.text_column, "text_column")
+  columns |= {options.label_column: "label_column"}
+  for where, (*texts, label) in sets.records(source, columns):
+    sets.nonempty(texts, where)
+    if label in (None, ""):
+      raise UserError(f"{where}: no label")
+    label = label if isinstance(label, str) else json.dumps(label)
+    if known and label not in known:
+      raise UserError(
+        f"{where}: the label {label!r:.60} is not one of"
+        f" {', '.join(known):.200}"
+      )
+    yield Example(tuple(texts), label, where.rpartition(", ")[2])
+
+
+def _classes(data: sets.Data, labels: Sequence[str]) -> tuple[str, ...]:
+  """Returns the names of the classes, sorted; numbers by their values."""
+  found, data = set(labels), sets.named(data)
+  if not found:
+    raise UserError(f"{data} holds no records to train on")
+  if len(found) < 2:
+    raise UserError(f"{data}: all labels to train on are {min(labels)!r:.60}")
+  if len(found) > max(_FEW, len(labels) / 2):
+    raise UserError(
+      f"{data}: {len(found):,} labels of {len(labels):,} records are no"
+      " classes; choose another --label_column"
+    )
+  try:
+    return tuple(sorted(found, key=float))
+  except ValueError:
+    return tuple(sorted(found))
+
+
+def _predictions(
+  names: Sequence[str], found: Mapping[str, Predicted]
+) -> dict[str, str]:
+  """Returns a csv of each set, with the classes' names."""
+  texts = {}
+  for which, those in found.items():
+    file = io.StringIO()
+    rows = csv.writer(file, lineterminator="\n")
+    rows.writerow(("record", "label", "predicted"))
+    for example, one in zip(those.examples, those.predictions, strict=True):
+      rows.writerow((example.id, names[example.label], names[one]))
+    texts[f"{which}.csv"] = file.getvalue()
+  return texts

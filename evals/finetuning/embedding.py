@@ -13,9 +13,8 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from antlm_jax.data import text_files
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import own, retrieval
+from antlm_jax.evals.finetuning import classification, retrieval, sets
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.task import Suite, Task, mean_of
 from antlm_jax.settings import setting
@@ -43,7 +42,7 @@ class Options:
 
 
 def pairs(
-  data: own.Data,
+  data: sets.Data,
   name: str,
   attention: str,
   towers: retrieval.Options,
@@ -62,25 +61,22 @@ def pairs(
       f"--query_column={query}, --positive_column={positive} and"
       f" --negative_column={','.join(options.negative_column)} must differ"
     )
-  sets = {
-    split: list(_records(sources, columns))
-    for split, sources in own.by_split(data).items()
-  }
-  if len({len(one.texts) for one in sets.get("train", ())}) > 1:
+  found = sets.read(data, functools.partial(_records, columns))
+  if len({len(one.texts) for one in found.get("train", ())}) > 1:
     raise UserError(
-      f"{own.named(data)}: some records have more texts in --negative_column"
+      f"{sets.named(data)}: some records have more texts in --negative_column"
       " than others"
     )
-  return _task(data, sets, _asked, towers, options)
+  return _task(data, found, _asked, towers, options)
 
 
 def simcse(
-  data: own.Data,
+  data: sets.Data,
   name: str,
   attention: str,
   towers: retrieval.Options,
   options: Options,
-  files: own.Options,
+  files: classification.Columns,
 ) -> Task:
   """Makes a task of texts: lines, or records' --text_column.
 
@@ -88,18 +84,13 @@ def simcse(
   """
   if len(files.text_column) != 1:
     raise UserError("simcse reads one --text_column")
-  (column,) = files.text_column
-  if isinstance(data, str):
-    corpus = text_files.find([data], documents="line", column=column)
-    splits = (split for split in ("train", "dev") if getattr(corpus, split))
-    texts = {split: (p.text for p in corpus.pieces(split)) for split in splits}
-  else:
-    texts = {
-      split: (text for (text,) in own.texts_of(source, [column]))
-      for split, (source,) in own.by_split(data).items()
-    }
-  sets = {split: [Example((t,) * 2) for t in of] for split, of in texts.items()}
-  return _task(data, sets, _halves, towers, options)
+
+  def examples(source: sets.Source) -> Iterator[Example]:
+    for (text,) in sets.texts(source, files.text_column):
+      if text := text.strip():
+        yield Example((text, text))
+
+  return _task(data, sets.read(data, examples), _halves, towers, options)
 
 
 PAIRS = Suite(
@@ -117,15 +108,15 @@ SIMCSE = Suite(
   " one text twice, with different dropout",
   {"own": ("own",)},
   simcse,
-  settings=(retrieval.Options, Options, own.Options),
+  settings=(retrieval.Options, Options, classification.Columns),
   defaults={"own": {"encoder_dropout": 0.1, "lrs": (3e-5,), "epochs": 1}},
   in_memory=True,
 )
 
 
 def _task(
-  data: own.Data,
-  sets: dict[str, list[Example]],
+  data: sets.Data,
+  found: Mapping[str, list[Example]],
   asked: Callable[[Sequence[Example]], list[Example]],
   towers: retrieval.Options,
   options: Options,
@@ -136,7 +127,7 @@ def _task(
   if options.token_size:
     head = retrieval.TokenTowers(*dataclasses.astuple(head), options.token_size)
   return retrieval.task(
-    **own.of_sets(data, sets, asked),
+    **sets.own(data, found, asked, key=lambda e: e.texts[:1]),
     head=head,
     metrics={
       "ndcg": retrieval.METRICS["ndcg"],
@@ -147,18 +138,16 @@ def _task(
 
 
 def _records(
-  sources: Sequence[str | own.Memory], columns: Mapping[str, str]
+  columns: Mapping[str, str], source: sets.Source
 ) -> Iterator[Example]:
   """Yields (query, positive, negatives ...); a value may be a list of texts."""
-  for source in sources:
-    for where, values in own.records(source, columns):
-      lists = [v if isinstance(v, list) else [v] for v in values]
-      texts = [text for one in lists for text in one]
-      if not all(isinstance(text, str) and text.strip() for text in texts):
-        raise UserError(f"{source}, {where}: no text to read")
-      if len(lists[0]) != 1 or len(lists[1]) != 1:
-        raise UserError(f"{source}, {where}: not one query and one positive")
-      yield Example(tuple(texts), id=where)
+  for where, values in sets.records(source, columns):
+    lists = [v if isinstance(v, list) else [v] for v in values]
+    texts = [text for one in lists for text in one]
+    sets.nonempty(texts, where)
+    if len(lists[0]) != 1 or len(lists[1]) != 1:
+      raise UserError(f"{where}: not one query and one positive")
+    yield Example(tuple(texts), id=where.rpartition(", ")[2])
 
 
 def _asked(examples: Sequence[Example]) -> list[Example]:

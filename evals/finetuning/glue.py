@@ -8,12 +8,11 @@ BabyLM's validation set is also its test set, so the epoch is chosen on the
 reported scores. For SuperGLUE, a part of the training set chooses it.
 """
 
-import csv
 import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from string import Formatter
 from typing import Any
 
@@ -35,10 +34,11 @@ class Format:
   also: tuple[str, ...] = ()  # metrics in addition to the usual ones
   evaluations: tuple[str, ...] = ()  # names of further evaluation sets
   superglue: str = ""  # its folder in SuperGLUE
-  head: Callable[..., classification.Linear] = Options.classifier
+  choices: bool = False  # whether all texts but the first are choices
 
 
 _NLI, _BOOL = ("{premise}", "{hypothesis}"), ("false", "true")
+_PAIR = ("{sentence1}", "{sentence2}")
 # Texts as in both years' pipelines, in their order.
 FORMATS = {
   "boolq": Format(("{question}", "{passage}"), words=_BOOL, superglue="BoolQ"),
@@ -48,18 +48,14 @@ FORMATS = {
     classes=("entailment", "neutral", "contradiction"),
     evaluations=("mnli-mm",),
   ),
-  "mrpc": Format(("{sentence1}", "{sentence2}"), metric="f1"),
+  "mrpc": Format(_PAIR, metric="f1"),
   "multirc": Format(
     ("Question: {question} Answer: {answer}", "{paragraph}"),
     superglue="MultiRC",
   ),
   "qnli": Format(("{question}", "{sentence}")),
   "qqp": Format(("{question1}", "{question2}"), metric="f1"),
-  "rte": Format(
-    ("{sentence1}", "{sentence2}"),
-    words=("entailment", "not_entailment"),
-    superglue="RTE",
-  ),
+  "rte": Format(_PAIR, words=("entailment", "not_entailment"), superglue="RTE"),
   "sst2": Format(("{sentence}",)),
   "wsc": Format(
     ('Does "{span2_text}" refer to "{span1_text}" in this passage?', "{text}"),
@@ -82,7 +78,7 @@ SUPERGLUE = {
   "copa": Format(
     ("{premise} {asked}", "{choice1}", "{choice2}"),
     superglue="COPA",
-    head=Options.chooser,
+    choices=True,
   ),
   # F1 over all answers, SuperGLUE's F1a.
   "multirc": dataclasses.replace(FORMATS["multirc"], metric="f1"),
@@ -115,12 +111,10 @@ def find(folder, name: str, form: Format) -> dict[str, pathlib.Path]:
     | {e: f"{inside}{e}.valid.jsonl" for e in (name, *form.evaluations)}
     for inside in ("", "glue_filtered/")
   ]
-  others = [_OTHERS[name]] if name in _OTHERS else []
-  if form.superglue:
-    others += [(f"{form.superglue}/{s}.jsonl" for s in ("train", "val"))]
-  layouts += [
-    dict(zip(("train", name), files, strict=True)) for files in others
-  ]
+  if name in _OTHERS:
+    layouts += [dict(zip(("train", name), _OTHERS[name], strict=True))]
+  if of := form.superglue:
+    layouts += [{"train": f"{of}/train.jsonl", name: f"{of}/val.jsonl"}]
   return sets.find(folder, name, *layouts, further=form.evaluations)
 
 
@@ -166,11 +160,10 @@ def make(
   if year == 2026:
     paths = {split: paths[split] for split in ("train", name)}
   by_f1 = year == 2024 and len(form.classes) == 2
-  _, *evaluations = paths
   return classification.task(
     name,
-    functools.partial(load, paths, form),
-    evaluations,
+    lambda which: read(form, paths[which], which),
+    [*paths][1:],
     options.classifier(form.classes, attention),
     main_metric=form.metric,
     best_by="f1" if by_f1 else form.metric,
@@ -180,28 +173,20 @@ def make(
 
 
 def make_held_out(
-  folder, name: str, form: Format, attention: str, options: Options, **split
+  folder, name: str, form: Format, attention: str, options: Options, key=None
 ) -> Task:
   """Makes a task whose test set is the validation set.
 
-  Its dev set is held out of the training set, as `sets.held_out` does, whose
-  options are `split`.
+  Its dev set is held out of the training set by `key`, as in `sets.held_out`.
   """
   paths = find(folder, name, form)
-  train, test = (
-    functools.partial(load, paths, form, which) for which in ("train", name)
-  )
-  made = classification.task(
-    name,
-    lambda which: sets.split_of(which, train, test, **split),
-    sets.dev_and_test([name])[name],
-    form.head(options, form.classes, attention),
+  paths = {"train": paths["train"], "test": paths[name]}
+  return classification.task(
+    **sets.known(name, paths, functools.partial(read, form), key),
+    head=options.classifier(form.classes, attention, form.choices),
     main_metric=form.metric,
-    files=(paths["train"], paths[name]),
     also=form.also,
   )
-  further = {metric: classification.METRICS[metric] for metric in form.also}
-  return dataclasses.replace(made, metrics={**made.metrics, **further})
 
 
 _SEVEN = ("boolq", "mnli", "mrpc", "multirc", "qqp", "rte", "wsc")
@@ -234,7 +219,6 @@ OF_2024 = Suite(
   "GLUE and SuperGLUE as BabyLM's pipeline of that year: ten tasks",
   SCORES_OF,
   make,
-  heads=(classification.Classifier, classification.Linear),
   settings=(Options,),
 )
 OF_2026 = Suite(
@@ -257,15 +241,12 @@ SUPER = Suite(
   lambda folder, name, *how: make_held_out(
     folder, name, SUPERGLUE[name], *how, key=lambda example: example.texts[1]
   ),
-  heads=(classification.Chooser,),
   settings=(Options,),
   folder="finetune-superglue",
 )
 
 
-def load(
-  paths: Mapping[str, pathlib.Path], form: Format, split: str
-) -> list[Example]:
+def read(form: Format, path: pathlib.Path, which: str) -> list[Example]:
   """Reads the examples of `train`, or of an evaluation set by its name.
 
   Raises a UserError if a line is not an example.
@@ -277,7 +258,7 @@ def load(
   for names in (form.words, form.classes):
     known |= {word: number for number, word in enumerate(names)}
   out = []
-  for where, record in sets.records(paths[split], (), csv.QUOTE_NONE):
+  for where, record in sets.fields(path):
     for fields in _unfolded(record):
       sets.require(fields, texts, where)
       if "label" not in fields:
@@ -290,7 +271,8 @@ def load(
           f" {', '.join(known)}"
         )
       made = tuple(text.format_map(fields) for text in form.texts)
-      out.append(Example(made, known[label], f"{split}_{len(out)}"))
+      id = f"{which.removesuffix('-test')}_{len(out)}"
+      out.append(Example(made, known[label], id))
   return out
 
 

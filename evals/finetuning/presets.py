@@ -6,9 +6,9 @@ from this table.
 
 from antlm_jax.evals.finetuning import (
   answering,
+  classification,
   embedding,
   glue,
-  own,
   protocol,
   retrieval,
   tagging,
@@ -19,7 +19,7 @@ PRESETS: dict[str, Suite] = {
   "2024": glue.OF_2024,
   "2026": glue.OF_2026,
   "superglue": glue.SUPER,
-  "classification": own.SUITE,
+  "classification": classification.SUITE,
   "tagging": tagging.SUITE,
   "answering": answering.SUITE,
   "retrieval": retrieval.SUITE,

@@ -52,17 +52,17 @@ def make(
   """
   where = folder, name, attention
   if name in KINDS["SC"]:
-    form = dataclasses.replace(glue.FORMATS[name], texts=TEXTS[name])
+    form = glue.FORMATS[name]
+    form = dataclasses.replace(form, texts=TEXTS[name], metric="accuracy")
     made = glue.make_held_out(folder, name, form, attention, head)
-    metric = "accuracy"
   elif name in KINDS["TC"]:
-    made, metric = tagging.make(*where), "sentence_f1"
+    made = tagging.make(*where)
   elif name in KINDS["QA"]:
-    made, metric = answering.make(*where, answers), "index_f1"
+    made = answering.make(*where, answers)
   else:
-    made, metric = retrieval.make(*where, ranking), "ndcg_of_ranked"
-  # Spans have other metrics than the study's tagged answers.
-  metric = metric if metric in made.metrics else made.main_metric
+    made = retrieval.make(*where, ranking)
+  theirs = {"sentence_f1", "index_f1", "ndcg_of_ranked"} & made.metrics.keys()
+  metric = next(iter(theirs), made.main_metric)
   return dataclasses.replace(made, main_metric=metric, by_example=True)
 
 

@@ -7,7 +7,6 @@ to its own document than to the others of the batch (multiple negatives, arXiv
 `qrels/SPLIT.tsv`, or training pairs.
 """
 
-import csv
 import dataclasses
 import functools
 import itertools
@@ -22,7 +21,7 @@ import numpy as np
 
 from antlm_jax import hashing
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, bm25, own, sets
+from antlm_jax.evals.finetuning import batching, bm25, sets
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import pooled
 from antlm_jax.evals.finetuning.task import (
@@ -94,7 +93,7 @@ class Towers(Head):
     if (apart := len(examples[0].texts)) > 1:
       tokens = tokens.reshape(len(examples), apart, -1)
       lengths = lengths.reshape(len(examples), apart)
-    asked = [e for e in examples if e.label is not None] or examples
+    asked = _asked(examples) or examples
     labels = np.zeros(len(tokens), np.int32)  # unused
     return Rows(tokens, lengths, labels, False, asked, examples, cut)
 
@@ -275,29 +274,30 @@ def make(folder, name: str, attention: str, options: Options) -> Task:
   files = sets.find(folder, name, *layouts)
   inside = files["corpus"].parent
   if name == sets.OWN:
-    name = own.name_of(str(folder))
-  wanted = {"pairs": "pairs.jsonl"}
-  wanted |= {s: f"qrels/{s}.tsv" for s in ("train", "dev", "test")}
-  there = {s: p for s, of in wanted.items() if (p := inside / of).is_file()}
-  train = there.pop("pairs", there.get("train"))
-  paths = {"train": train} if train else {}
-  for split in ("dev", "test"):
-    paths |= {f"{name}-{split}": there[split]} if split in there else {}
-  if train and "dev" not in there and train.suffix == ".tsv":
-    paths = {"train": train, f"{name}-dev": train} | paths
-  evaluations = tuple(split for split in paths if split != "train")
-  if train and f"{name}-dev" not in paths:
+    name = sets.name_of(str(folder))
+  names = "train", f"{name}-dev", f"{name}-test"
+  qrels = [inside / f"qrels/{split}.tsv" for split in ("train", "dev", "test")]
+  paths = dict(zip(names, qrels, strict=True))
+  if (pairs := inside / "pairs.jsonl").is_file():
+    paths["train"] = pairs
+  elif not qrels[1].is_file():
+    paths[names[1]] = qrels[0]  # without the queries that are left out
+  paths = {split: path for split, path in paths.items() if path.is_file()}
+  evaluations = tuple(split for split in names[1:] if split in paths)
+  if "train" in paths and names[1] not in paths:
     raise UserError(f"{inside}: give qrels/dev.tsv to choose the epoch on")
   if not evaluations:
-    looked = ", ".join(wanted.values())
-    raise sets.Absent(f"{inside} has no judgements", looked)
+    raise sets.Absent(
+      f"{inside} has no judgements: looked for qrels/train.tsv, qrels/dev.tsv"
+      " and qrels/test.tsv"
+    )
   return task(
     name=name,
     load=functools.partial(load, inside, paths),
     evaluations=evaluations,
     head=Towers(options.temperature, PROMPTS),
     files=tuple(dict.fromkeys([*files.values(), *paths.values()])),
-    trained=bool(train),
+    trained="train" in paths,
   )
 
 
@@ -332,10 +332,8 @@ def first_is_right(found: Mapping, relevant: Mapping[str, float]) -> bool:
 
 def by_words(examples: Sequence[Example]) -> list[dict]:
   """Ranks documents by BM25, of their titles and texts."""
-  queries, documents = (
-    [e.texts[0] for e in examples if (e.label is not None) == asks]
-    for asks in (True, False)
-  )
+  queries = [e.texts[0] for e in _asked(examples)]
+  documents = [e.texts[0] for e in examples if e.label is None]
   return ranked(examples, bm25.scores(queries, documents))
 
 
@@ -350,11 +348,12 @@ def load(
   """
   path = paths[split]
   if path.suffix == ".jsonl":
-    pairs = list(sets.records(path, ("anchor", "positive")))
-    for where, pair in pairs:
-      if not all(pair[column].strip() for column in ("anchor", "positive")):
-        raise UserError(f"{where}: a text is empty")
-    return [Example((p["anchor"], p["positive"]), id=w) for w, p in pairs]
+    columns, out = ("anchor", "positive"), []
+    for where, pair in sets.fields(path):
+      texts = tuple(pair.get(column) for column in columns)
+      sets.nonempty(texts, where)
+      out.append(Example(texts, id=where))
+    return out
   queries = _texts(folder / "queries.jsonl")
   documents = _texts(folder / "corpus.jsonl")
   relevant = _relevant(path, queries)
@@ -382,7 +381,7 @@ def load(
 def _texts(path: pathlib.Path) -> dict[str, str]:
   """Reads texts by id, each after its title, if it has one."""
   out = {}
-  for where, line in sets.records(path, ("_id", "text")):
+  for where, line in sets.fields(path, ("_id", "text")):
     name, text, title = line["_id"], line["text"], line.get("title")
     if name in out:
       raise UserError(f"{where}: another line has the _id {name!r:.60}, too")
@@ -396,7 +395,7 @@ def _relevant(
   """Reads the relevance of each query's documents."""
   out: dict[str, dict[str, float]] = {}
   columns = "query-id", "corpus-id", "score"
-  for where, line in sets.records(path, columns, csv.QUOTE_NONE):
+  for where, line in sets.fields(path, columns):
     query, document, score = (line[column] for column in columns)
     if query not in queries:
       raise UserError(

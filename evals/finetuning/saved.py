@@ -13,7 +13,7 @@ import numpy as np
 from antlm_jax.errors import UserError
 from antlm_jax.evals.finetuning import batching, presets, trial
 from antlm_jax.evals.finetuning.batching import Example, Rows
-from antlm_jax.evals.finetuning.loop import Outcome
+from antlm_jax.evals.finetuning.loop import Outcome, Standings
 from antlm_jax.evals.finetuning.summary import MODEL
 from antlm_jax.evals.finetuning.task import Head, Task
 from antlm_jax.evals.finetuning.trial import Hyperparameters, Run
@@ -84,19 +84,15 @@ def remove(folder: pathlib.Path) -> None:
     shutil.rmtree(aside)
 
 
-def head(loaded: Loaded) -> Head:
-  """Returns the head of a saved model.
+def head(task: FineTuned | None, path: pathlib.Path) -> Head:
+  """Returns the head of the saved model at a path.
 
   Raises a UserError if it has none, or one of an unknown kind.
   """
-  if loaded.task is None:
+  if task is None:
     raise UserError(
-      f"{loaded.path} is not fine-tuned: `antlm eval finetune --save` is"
+      f"{path} is not fine-tuned: `antlm eval finetune --save` is"
     )
-  return _head(loaded.task, loaded.path)
-
-
-def _head(task: FineTuned, path: pathlib.Path) -> Head:
   heads = presets.heads()
   if task.kind not in heads:
     raise UserError(
@@ -120,7 +116,7 @@ def untrained(task: Task, tuned: FineTuned | None, path: pathlib.Path) -> Head:
   Otherwise it is the task's, if it has no parameters. Raises a UserError if
   there is none.
   """
-  wanted, own = task.head, tuned and _head(tuned, path)
+  wanted, own = task.head, tuned and head(tuned, path)
   if own and (own.encode.__func__, own.decode.__func__) == (
     wanted.encode.__func__,
     wanted.decode.__func__,
@@ -147,10 +143,9 @@ def as_is(
   Also returns the examples that are predicted, by evaluation set.
   """
   own = bool(task.head.parameters(1))  # else it may have other prompts
-  causal = how.attention == "causal"
-  epoch, predictions, examples = {"train_loss": 0.0}, {}, {}
+  causal, rows, found = how.attention == "causal", {}, {}
   for name in task.evaluations:
-    found, rows = compute(
+    outputs, rows[name] = compute(
       loaded,
       task.examples(name),
       how.max_length,
@@ -158,11 +153,11 @@ def as_is(
       None if own else task.head,
       causal,
     )
-    reduced = jax.device_get(task.head.reduce(found))
-    predictions[name] = task.head.decode(reduced, rows)
-    examples[name] = rows.examples
-    epoch[name] = task.measure(predictions[name], rows.examples)
-  return Outcome(Run(0.0, 0), (epoch,), 1, predictions), examples
+    reduced = jax.device_get(task.head.reduce(outputs))
+    found[name] = jax.tree.map(lambda x: x[None], reduced)
+  standings = Standings(task, rows, [Run(0.0, 0)], how)
+  standings.add([0.0], found)
+  return standings.outcomes[0], {n: of.examples for n, of in rows.items()}
 
 
 Texts = Iterable[str | Sequence[str] | Example]
@@ -191,7 +186,7 @@ def compute(
     UserError: The checkpoint has no head, or one of an unknown kind.
   """
   params = {} if own else loaded.task and loaded.task.params
-  own = own or head(loaded)
+  own = own or head(loaded.task, loaded.path)
   causal = loaded.task.attention == "causal" if causal is None else causal
   examples = [t if isinstance(t, Example) else own.example(t) for t in texts]
   rows = own.encode(loaded, examples, max_length)

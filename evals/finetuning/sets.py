@@ -1,32 +1,59 @@
-"""Known sets of examples: their files, the files' records, and splits."""
+"""Sets of examples: named files, their records, and splits.
+
+A known set is files of known names in a folder. An own set is a file (csv, tsv,
+jsonl, parquet, and others that a preset reads), of which a tenth is held out as
+the dev set; or a folder of files named train, dev (or valid) and test; or a
+list of records, or a mapping of train, dev and test to lists or files.
+"""
 
 import collections
 import csv
+import itertools
 import math
+import os
 import pathlib
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+import re
+import zlib
+from collections.abc import (
+  Callable,
+  Hashable,
+  Iterable,
+  Iterator,
+  Mapping,
+  Sequence,
+)
 from typing import Any
 
 import numpy as np
 
+from antlm_jax.data import readers, text_files
 from antlm_jax.errors import UserError
-from antlm_jax.runtime import files as io
+from antlm_jax.evals.finetuning.batching import Example
+from antlm_jax.runtime import files, progress
 
 OWN = "own"  # task of a preset that reads the user's own set
 # Names of all known tasks and evaluation sets, which no own set gets.
 NAMES: set[str] = set()
+_KEPT = 0.9  # share of train that is trained on if there is no dev
+# Words in a file's name that name its split.
+_SPLITS = {
+  "train": {"train", "training"},
+  "dev": {"dev", "valid", "validation", "val", "testa"},
+  "test": {"test", "testb"},
+}
+
+# Examples in memory: columns by name, or values in the columns' order.
+Record = str | Mapping[str, object] | Sequence[object]
+Records = Iterable[Record] | Mapping[str, str | Iterable[Record]]
+Data = str | Records
 
 
 class Absent(UserError):
-  """A set whose files do not exist.
+  """A set whose files do not exist."""
 
-  Attributes:
-    looked: Names of the files.
-  """
 
-  def __init__(self, message: str, looked: str):
-    super().__init__(f"{message}: looked for {looked}")
-    self.looked = looked
+# A file or dataset, or records in memory.
+Source = str | Iterable[Record]
 
 
 def dev_and_test(names: Sequence[str]) -> dict[str, tuple[str, str]]:
@@ -37,54 +64,152 @@ def dev_and_test(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 def find(
   folder, name: str, *layouts: Mapping[str, str], further: Sequence[str] = ()
 ) -> dict[str, pathlib.Path]:
-  """Finds the files of a set in a folder, by split.
+  """Finds the files of a known set in a folder, by split.
 
   They are those of the first layout of which all files exist, except the splits
   in `further`. Raises an `Absent` error, which lists the layouts, if there is
   none.
   """
   for layout in layouts:
-    paths = {
-      split: pathlib.Path(folder, file) for split, file in layout.items()
-    }
+    paths = {s: pathlib.Path(folder, file) for s, file in layout.items()}
     there = {split: path for split, path in paths.items() if path.is_file()}
     if not paths.keys() - there.keys() - {*further}:
       return there
-  wanted = " or ".join(
-    " with ".join(
-      file for split, file in layout.items() if split not in further
-    )
-    for layout in layouts
-  )
   if not pathlib.Path(folder).is_dir():
     raise UserError(f"--data={folder}: no such folder")
-  raise Absent(f"{name} is not in {folder}", wanted)
+  wanted = " or ".join(
+    " with ".join(file for s, file in layout.items() if s not in further)
+    for layout in layouts
+  )
+  raise Absent(f"{name} is not in {folder}: looked for {wanted}")
 
 
-def records(
-  path: pathlib.Path, texts: Sequence[str], quoting: int = csv.QUOTE_MINIMAL
-) -> Iterator[tuple[str, dict[str, Any]]]:
-  """Yields the place of each record of a file, jsonl or tsv, and its fields.
+def by_split(
+  data: Data, any_ending: bool = False
+) -> dict[str, Sequence[Source]]:
+  """Returns the sources of an own set's train, dev and test, if they exist.
+
+  Files have the endings of text and records. With `any_ending`, a folder's
+  files have any ending, and a word of their name names the split. Raises a
+  UserError if there is none.
+  """
+  if not isinstance(data, str):
+    given = data if isinstance(data, Mapping) else {"train": data}
+    if not given or given.keys() - _SPLITS.keys():
+      names = ", ".join(map(repr, given)) or "none"
+      raise UserError(f"data has the sets {names}: give train, dev and test")
+    return {
+      split: [one] for split in _SPLITS if (one := given.get(split)) is not None
+    }
+  if os.path.isfile(data):
+    return {"train": [data]}
+  by_word = any_ending and os.path.isdir(data)
+  found = collections.defaultdict(list)
+  for file in text_files.search(data):
+    split, name = file.split, os.path.relpath(file.source, data)
+    if by_word:  # deeper files are those of known sets
+      name = "" if os.sep in name else name.lower()
+      words = {*re.findall("[a-z]+", name)}
+      split = next((s for s in _SPLITS if _SPLITS[s] & words), "")
+    found["train" if file.alone else split].append(file.source)
+  if not by_word:
+    found["train"] = found["train"] or found[""]
+  if there := {split: found[split] for split in _SPLITS if found[split]}:
+    return there
+  names = [os.path.relpath(p, data) for those in found.values() for p in those]
+  endings = "" if any_ending else f", which end in {readers.endings()}"
+  raise Absent(
+    f"{data} has {', '.join(names[:5]) or 'no files'}: looked for files named"
+    f" train, dev (valid) and test{endings}"
+  )
+
+
+def read(
+  data: Data, examples: Callable[[Source], Iterable], any_ending: bool = False
+) -> dict[str, list]:
+  """Reads the examples of an own set, as `by_split` finds it."""
+  return {
+    split: [one for source in sources for one in examples(source)]
+    for split, sources in by_split(data, any_ending).items()
+  }
+
+
+def fields(
+  path: pathlib.Path, texts: Sequence[str] = ()
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+  """Yields the place of each record of a known set's file, and its fields.
 
   Raises a UserError if one of the fields `texts` is absent or is not text.
   """
-  rows = io.read_jsonl(path, "examples")
-  if path.suffix == ".tsv":
-    rows = io.read_csv(path, "examples", delimiter="\t", quoting=quoting)
-  for number, fields in rows:
-    where = f"{path}, line {number}"
-    if None in fields:  # as the csv module has it
+  how = {"quoting": csv.QUOTE_NONE} if path.suffix == ".tsv" else {}
+  for line, found in readers.mappings(str(path), {}, **how):
+    where = f"{path}, {line}"
+    if not isinstance(found, dict):
+      raise UserError(f"{where}: not a JSON object")
+    if None in found:  # as the csv module has it
       raise UserError(f"{where}: more columns than the first line names")
-    require(fields, texts, where)
-    yield where, fields
+    require(found, texts, where)
+    yield where, found
 
 
-def require(fields: Mapping, texts: Sequence[str], where: str) -> None:
+def require(found: Mapping, texts: Sequence[str], where: str) -> None:
   """Raises a UserError if one of the fields `texts` is absent or no text."""
   for name in texts:
-    if not isinstance(fields.get(name), str):
-      problem = "is not text" if name in fields else "is absent"
+    if not isinstance(found.get(name), str):
+      problem = "is not text" if name in found else "is absent"
       raise UserError(f"{where}: the field {name!r} {problem}")
+
+
+def records(
+  source: Source, columns: Mapping[str, str], nested: bool = False
+) -> Iterator[tuple[str, list]]:
+  """Yields each record's place and values, as `readers.records` does.
+
+  In memory, ((text, text), label) has its texts one by one, unless values are
+  `nested`.
+  """
+  if isinstance(source, str):
+    for where, values in readers.records(source, columns):
+      yield f"{source}, {where}", values
+    return
+  for number, record in enumerate(source, start=1):
+    where = f"data, record {number}"
+    if isinstance(record, str):
+      yield where, [record]
+    elif isinstance(record, Mapping):
+      if absent := [column for column in columns if column not in record]:
+        has = ", ".join(map(repr, record))
+        raise UserError(f"{where} has no {absent[0]!r} but {has}")
+      yield where, [record[column] for column in columns]
+    elif nested and len(record) == len(columns):
+      yield where, list(record)
+    else:
+      parts = (v if isinstance(v, list | tuple) else [v] for v in record)
+      yield where, list(itertools.chain.from_iterable(parts))
+
+
+def nonempty(texts: Iterable[object], where: str) -> None:
+  """Raises a UserError if a text of the record at this place is empty."""
+  if not all(isinstance(text, str) and text.strip() for text in texts):
+    raise UserError(f"{where}: no text to read")
+
+
+def texts(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
+  """Yields the texts of a source: a file's lines, or columns of its records.
+
+  Raises a UserError if it cannot be read, or a record has no text.
+  """
+  path = source if isinstance(source, str) else ""
+  if path and not os.path.exists(path) and not path.startswith(readers.HUB):
+    raise files.not_a_path(path)
+  if path and readers.READERS.get(readers.kind(path) or ".txt") is None:
+    lines = readers.pieces(path, readers.RULES["line"], "")
+    yield from ((line.text,) for line in lines)
+    return
+  for where, values in records(source, dict.fromkeys(columns, "text_column")):
+    if not all(isinstance(text, str) for text in values):
+      raise UserError(f"{where}: no text to read")
+    yield tuple(values)
 
 
 def held_out(
@@ -111,13 +236,86 @@ def held_out(
   return train, left_out
 
 
-def split_of(
-  split: str,
-  train: Callable[[], Sequence],
-  test: Callable[[], Sequence],
-  key: Callable[[Any], Hashable] | None = None,
-) -> Sequence:
-  """Reads the set of a name, of a task whose dev set is held out of `train`."""
-  if split.endswith("-test"):
-    return test()
-  return held_out(train(), key=key)[split != "train"]
+def known(
+  name: str,
+  paths: Mapping[str, pathlib.Path],
+  examples: Callable[[pathlib.Path, str], list[Example]],
+  key: Callable[[Example], Hashable] | None = None,
+) -> dict[str, Any]:
+  """Returns the fields of a `Task` of a known set.
+
+  `paths` are the files of `train`, `test` and maybe `dev`. Without `dev`, a
+  twentieth of train is held out by `key`, as `held_out` does. `examples` reads
+  a file, of `train` or of an evaluation set by its name.
+  """
+
+  def load(which: str) -> list[Example]:
+    split = which.removeprefix(f"{name}-")
+    if split in paths and (split != "train" or "dev" in paths):
+      return examples(paths[split], which)
+    train, dev = held_out(examples(paths["train"], "train"), key=key)
+    return train if split == "train" else dev
+
+  return {
+    "name": name,
+    "load": load,
+    "evaluations": (f"{name}-dev", f"{name}-test"),
+    "files": tuple(paths.values()),
+  }
+
+
+def named(data: Data) -> str:
+  """Returns the path of data, or a name for data in memory."""
+  if isinstance(data, Mapping):
+    data = next(iter(data.values()), "")
+  return data if isinstance(data, str) else OWN
+
+
+def name_of(data: Data) -> str:
+  """Returns the name of the task of data, never that of a known one."""
+  name = re.sub(r"\W+", "_", pathlib.Path(named(data)).absolute().stem)
+  return f"own_{name}" if name in NAMES else name
+
+
+def own(
+  data: Data,
+  found: Mapping[str, list[Example]],
+  asked: Callable[[list[Example]], list[Example]] = list,
+  key: Callable[[Example], Sequence[str]] = lambda example: example.texts,
+) -> dict[str, Any]:
+  """Returns the fields of a `Task` of an own set, which has the data's name.
+
+  `found` has the examples of `train`, `dev` and `test`, as far as they exist;
+  without `dev`, a tenth of `train` is held out. `asked` makes a set's examples
+  into those that are evaluated. Examples with the same texts, those of `key`,
+  are on one side. Prints how many there are.
+  """
+  name, found = name_of(data), {**found}
+
+  def same(example: Example) -> tuple[str, ...]:
+    return tuple(" ".join(text.casefold().split()) for text in key(example))
+
+  train = found.get("train", [])
+  seen = set(map(same, train))
+  if train and "dev" not in found:
+    if repeated := len(train) - len(seen):
+      progress.say(
+        f"{name}: {repeated:,} of {len(train):,} examples repeat the text of"
+        " another; equal texts are all in train or all in dev"
+      )
+    found["train"], found["dev"] = held_out(train, _KEPT, same)
+  elif both := sum(same(example) in seen for example in found.get("dev", ())):
+    count = len(found["dev"])
+    progress.say(
+      f"warning: {name}: {both:,} of {count:,} texts of dev are also in train"
+    )
+  tests = {
+    f"{name}-{s}": asked(found[s]) for s in ("dev", "test") if s in found
+  }
+  return {
+    "name": name,
+    "load": {"train": found.get("train"), **tests}.__getitem__,
+    "evaluations": tuple(tests),
+    "about": {"examples_crc32": zlib.crc32(repr(found).encode())},
+    "trained": "train" in found,
+  }

@@ -13,8 +13,8 @@ import functools
 import itertools
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ import numpy as np
 
 from antlm_jax.data import readers
 from antlm_jax.errors import UserError
-from antlm_jax.evals.finetuning import batching, classification, own, sets
+from antlm_jax.evals.finetuning import batching, classification, sets
 from antlm_jax.evals.finetuning.batching import Example, Rows
 from antlm_jax.evals.finetuning.classification import cross_entropy, macro_f1
 from antlm_jax.evals.finetuning.task import (
@@ -164,28 +164,30 @@ def word_accuracy(
   return classification.accuracy(*map(np.concatenate, (predictions, labels)))
 
 
-class Format(NamedTuple):
-  """Files of a known set."""
+_SPLITS = "train", "dev", "test"
 
-  # Names of train, dev and test, in one layout or several.
-  layouts: tuple[Sequence[str], ...]
+
+class Format(NamedTuple):
+  """Files of a known set, and its kinds of entity."""
+
+  files: tuple[str, ...]  # of a split, in one layout or several
+  kinds: str
+  splits: tuple[str, ...] = _SPLITS  # in the files' names
   word: int = 0  # column
   tag: int = -1  # column
 
 
-_SPLITS = ("train", "dev", "test")
 FORMATS = {
   "conll": Format(
-    ([f"conll2003/eng.{part}" for part in ("train", "testa", "testb")],)
+    ("conll2003/eng.{}",), "LOC MISC ORG PER", ("train", "testa", "testb")
   ),
   "uner": Format(
-    ([f"uner_en_ewt/en_ewt-ud-{part}.iob2" for part in _SPLITS],), 1, 2
+    ("uner_en_ewt/en_ewt-ud-{}.iob2",), "LOC ORG PER", word=1, tag=2
   ),
   "ontonotes": Format(
-    tuple(
-      [f"ontonotes/{part}.{end}" for part in _SPLITS]
-      for end in ("conll", "txt")
-    )
+    ("ontonotes/{}.conll", "ontonotes/{}.txt"),
+    "CARDINAL DATE EVENT FAC GPE LANGUAGE LAW LOC MONEY NORP ORDINAL ORG"
+    " PERCENT PERSON PRODUCT QUANTITY TIME WORK_OF_ART",
   ),
 }
 SCORES = sets.dev_and_test(FORMATS)
@@ -207,63 +209,67 @@ class Options:
   )
 
 
-_OPTIONS, _CLASSES = Options(), own.Classes()
+_CLASSES = classification.Classes()
 
 
 def make(
-  data: own.Data,
+  data: sets.Data,
   name: str,
   attention: str,
-  options: Options = _OPTIONS,
-  given: own.Classes = _CLASSES,
+  options: Options = Options(),
+  given: classification.Classes = _CLASSES,
 ) -> Task:
   """Makes a task, a key of `FORMATS`, of the files in a folder, or an own one.
 
-  The task `own` reads files of columns or records, or records in memory. The
-  classes are those in all sets. Raises a UserError if there are none.
+  The task `own` reads files of columns or records, or records in memory. Its
+  classes are those in all its sets. Raises a UserError if there are none.
   """
   if name != sets.OWN:
-    form, splits = FORMATS[name], ("train", *SCORES[name])
-    layouts = [dict(zip(splits, of, strict=True)) for of in form.layouts]
+    form = FORMATS[name]
+    classes = given.labels or _iob2_of(form.kinds.split())
+    layouts = [
+      dict(zip(_SPLITS, map(of.format, form.splits), strict=True))
+      for of in form.files
+    ]
     paths = sets.find(data, name, *layouts)
-    columns_of = form.word, form.tag
-    found = {split: columns(p, *columns_of) for split, p in paths.items()}
-  else:
-    found = {
-      split: [one for source in those for one in _read(source, options, given)]
-      for split, those in own.by_split(data, any_ending=True).items()
-    }
-  tags = {tag for those in found.values() for one in those for tag in one.tags}
-  where = own.named(data) if name == sets.OWN else name
+
+    def examples(path: pathlib.Path, which: str) -> list[Example]:
+      return _examples(columns(path, form.word, form.tag), which, classes)
+
+    return _of_entities(classes, sets.known(name, paths, examples))
+  read = functools.partial(_read, options, given)
+  found = sets.read(data, read, any_ending=True)
+  tags = {tag for those in found.values() for one in those for tag in one.label}
   others = sorted(tag for tag in tags if not _ENTITY.fullmatch(tag))
   if tags <= {"O"} or len(tags) == len(others) == 1:
     one = f"only the tag {min(tags)!r:.60}" if tags else "no sentences"
-    raise UserError(f"{where} holds {one}")
-  classes = given.labels or tuple(sorted(tags) if others else _iob2_of(tags))
+    raise UserError(f"{sets.named(data)} holds {one}")
+  kinds = {tag[2:] for tag in tags if tag != "O"}
+  classes = given.labels or (tuple(sorted(tags)) if others else _iob2_of(kinds))
   made = {
     split: _examples(those, split, classes, not others)
     for split, those in found.items()
   }
-  if name == sets.OWN:
-    fields = own.of_sets(data, made, key=lambda example: example.texts)
-  else:
-    fields = {"name": name, "files": tuple(paths.values())}
-    fields |= {"load": made.__getitem__, "evaluations": SCORES[name]}
-  if others:
-    progress.say(
-      f"{fields['name']}: tags such as {others[0]!r} are no entities (B-X,"
-      " I-X), so the score is the accuracy over words"
-    )
-    return Task(
-      **fields,
-      head=Tagger(classes),
-      metrics={"accuracy": word_accuracy},
-      main_metric="accuracy",
-      baseline="one tag",
-      trivial=lambda those: [
-        [[tag] * len(e.texts) for e in those] for tag in range(len(classes))
-      ],
-    )
+  fields = sets.own(data, made)
+  if not others:
+    return _of_entities(classes, fields)
+  progress.say(
+    f"{fields['name']}: tags such as {others[0]!r} are no entities (B-X, I-X),"
+    " so the score is the accuracy over words"
+  )
+  return Task(
+    **fields,
+    head=Tagger(classes),
+    metrics={"accuracy": word_accuracy},
+    main_metric="accuracy",
+    baseline="one tag",
+    trivial=lambda those: [
+      [[tag] * len(e.texts) for e in those] for tag in range(len(classes))
+    ],
+  )
+
+
+def _of_entities(classes: tuple[str, ...], fields: Mapping[str, Any]) -> Task:
   return Task(
     **fields,
     head=Tagger(classes),
@@ -277,29 +283,28 @@ def make(
   )
 
 
-def _iob2_of(tags: Iterable[str]) -> list[str]:
-  """Returns the classes of entities, O first."""
-  kinds = sorted({tag[2:] for tag in tags if tag != "O"})
-  return ["O", *(f"{begin}-{kind}" for kind in kinds for begin in "BI")]
+def _iob2_of(kinds: Iterable[str]) -> tuple[str, ...]:
+  """Returns the classes of kinds of entity, O first."""
+  return "O", *(f"{begin}-{kind}" for kind in sorted(kinds) for begin in "BI")
 
 
 def _examples(
-  sentences: Iterable["Sentence"],
+  sentences: Iterable[Example],
   split: str,
   classes: Sequence[str],
-  of_entities: bool,
+  of_entities: bool = True,
 ) -> list[Example]:
-  """Makes examples of sentences, with each word's class."""
+  """Gives sentences the classes of their tags, and names."""
   index, out = {name: i for i, name in enumerate(classes)}, []
   for one in sentences:
-    tags = iob2(one.tags) if of_entities else one.tags
+    tags = iob2(one.label) if of_entities else one.label
     if unknown := {*tags} - index.keys():
       raise UserError(
-        f"{one.where}: the tag {min(unknown)!r:.60} is not one of"
-        f" {', '.join(classes):.200}"
+        f"{one.id}: the tag {min(unknown)!r:.60} is not one of"
+        f" {', '.join(classes):.200}; name all of them with --labels"
       )
     known = [index[tag] for tag in tags]
-    out.append(Example(one.words, known, f"{split}_{len(out)}"))
+    out.append(Example(one.texts, known, f"{split}_{len(out)}"))
   return out
 
 
@@ -311,64 +316,54 @@ SUITE = Suite(
   SCORES | {sets.OWN: (sets.OWN,)},
   make,
   heads=(Tagger,),
-  settings=(Options, own.Classes),
+  settings=(Options, classification.Classes),
   in_memory=True,
 )
 
 
-class Sentence(NamedTuple):
-  """A sentence of n words."""
-
-  words: tuple[str, ...]
-  tags: tuple[str, ...]
-  where: str  # its place, for errors
-
-
 def columns(
   path: str | pathlib.Path, word: int = 0, tag: int = -1
-) -> list[Sentence]:
-  """Reads a file of columns, which tabs divide, or else spaces.
+) -> list[Example]:
+  """Reads sentences from a file of columns, which tabs divide, or else spaces.
 
-  A byte-order mark is no word. In WikiAnn each word has its language before it
-  (`en:Paris`), which is removed, with a note. Raises a UserError if a line has
-  too few columns.
+  Their labels are the words' tags, and their names their places. A byte-order
+  mark is no word. In WikiAnn each word has its language before it (`en:Paris`),
+  which is removed, with a note. Raises a UserError if a line has too few
+  columns.
   """
   # If numbers come before words, no word can be taken for a comment.
   aside = ("#", "-DOCSTART-") if word > 0 else ("-DOCSTART-",)
   least = max(word + 1, tag + 1, 2)
-  sentences = [[]]  # of pairs of a word and its tag
-  starts = []  # first line of each
-  for number, line in enumerate(io.read_text(path, "sentences").split("\n"), 1):
+  out, pairs, where = [], [], ""  # pairs of a word and its tag, and their place
+  lines = [*io.read_text(path, "sentences").split("\n"), ""]
+  for number, line in enumerate(lines, start=1):
     line = line.replace(_MARK, "").strip("\r\n ")
     parts = line.split("\t") if "\t" in line else line.split()
     if not line.strip():
-      sentences.append([])
+      out += [Example(*zip(*pairs, strict=True), where)] if pairs else []
+      pairs = []
     elif not line.startswith(aside) and parts[word % len(parts)].strip():
+      place = f"{path}, line {number}"
       if len(parts) < least:
         raise UserError(
-          f"{path}, line {number}: {len(parts)} columns, not a word and its tag"
+          f"{place}: {len(parts)} columns, not a word and its tag"
         )
-      starts += [] if sentences[-1] else [f"{path}, line {number}"]
-      sentences[-1].append((parts[word].strip(), parts[tag].strip()))
-  sentences = filter(None, sentences)
-  made = [
-    Sentence(*zip(*one, strict=True), where)
-    for one, where in zip(sentences, starts, strict=True)
-  ]
-  texts = [text for one in made for text in one.words]
+      where = where if pairs else place
+      pairs.append((parts[word].strip(), parts[tag].strip()))
+  texts = [text for one in out for text in one.texts]
   language = re.match("[a-z][a-z-]*:(?=.)", texts[0]) if texts else None
   if not language or not all(t.startswith(language[0]) for t in texts):
-    return made
+    return out
   progress.say(f"{path}: removed {language[0]!r} before each word")
   return [
-    one._replace(words=tuple(t[language.end() :] or t for t in one.words))
-    for one in made
+    one._replace(texts=tuple(t[language.end() :] or t for t in one.texts))
+    for one in out
   ]
 
 
 def _read(
-  source: str | own.Memory, options: Options, given: own.Classes
-) -> Iterator[Sentence]:
+  options: Options, given: classification.Classes, source: sets.Source
+) -> Iterator[Example]:
   """Yields the sentences of a source, of columns or of records."""
   places = options.tokens_column, options.tags_column
   if isinstance(source, str) and readers.kind(source) not in _RECORDS:
@@ -379,16 +374,12 @@ def _read(
     yield from columns(source, *numbers)
     return
   asked = dict(zip(places, ("tokens_column", "tags_column"), strict=True))
-  for where, (words, tags) in own.records(source, asked, nested=True):
-    where = f"{source}, {where}"
-    words, tags = (
-      x.split() if isinstance(x, str) else x for x in (words, tags)
-    )
-    if not all(isinstance(word, str) and word.strip() for word in words or ()):
+  for where, both in sets.records(source, asked, nested=True):
+    words, tags = (x.split() if isinstance(x, str) else x or () for x in both)
+    if not all(isinstance(word, str) and word.strip() for word in words):
       raise UserError(f"{where}: the words are not texts")
-    count = len(words or ()), len(tags or ())
-    if not words or count[0] != count[1]:
-      raise UserError(f"{where}: {count[0]} words, but {count[1]} tags")
+    if not 0 < len(words) == len(tags):
+      raise UserError(f"{where}: {len(words)} words, but {len(tags)} tags")
     if isinstance(tags[0], int):
       if not 0 <= min(tags) <= max(tags) < len(given.labels):
         raise UserError(
@@ -396,4 +387,4 @@ def _read(
           " with --labels=O,B-PER,..."
         )
       tags = [given.labels[tag] for tag in tags]
-    yield Sentence(tuple(words), tuple(tags), where)
+    yield Example(tuple(words), tuple(tags), where)
