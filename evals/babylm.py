@@ -19,6 +19,7 @@ import statistics
 from collections.abc import Sequence
 
 from antlm_jax import cli, tables
+from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.score import evaluate
 from antlm_jax.evals.zero_shot import pipelines
@@ -112,6 +113,11 @@ def submission(
           found |= result.summary | {name: result.score}
     if tune and (data / "full_eval/glue_filtered").is_dir():
       found["glue"] = _tuned(loaded, data / "full_eval", output, mode)
+  if not found:
+    raise UserError(
+      f"--data={data} has data for no task: give the pipeline's"
+      " evaluation_data, which holds full_eval/"
+    )
   return {
     column: statistics.fmean(found[name] for name in names)
     for column, names in _COLUMNS.items()

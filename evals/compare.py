@@ -64,6 +64,8 @@ def compare(
   """
   asked = settings_lib.choose(Ranking, {"by": by, "x": x})
   paths = [pathlib.Path(os.path.abspath(path)) for path in runs]
+  # A glob of a sweep's runs also finds its comparison.
+  paths = [path for path in paths if path.name != trainings.FOLDER]
   for path in paths:
     if not (path / saving.CONFIG).is_file():
       raise UserError(f"{path} is no run's folder: it holds no {saving.CONFIG}")

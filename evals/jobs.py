@@ -132,7 +132,10 @@ def call(job: Job, seconds: float | None = None) -> None:
       process.send_signal(signal.SIGTERM)
       process.wait()  # it saves first
       status = RUN_AGAIN
-    except KeyboardInterrupt:  # it got the signal too
+    except KeyboardInterrupt:
+      # A terminal signals both, `kill` this process alone. A second signal of
+      # another kind changes nothing.
+      process.send_signal(signal.SIGTERM)
       process.wait()
       status = INTERRUPTED
   finally:

@@ -114,7 +114,8 @@ class Job:
       files.write_json(there, plan)
     begun = files.read_json(there, "the plan")
     differ = differences(begun["settings"], plan["settings"])
-    differ += ["other text"] if begun["text"] != plan["text"] else []
+    if begun["text"] != plan["text"]:
+      differ.append("files of other names, sizes or times")
     if differ:
       raise UserError(
         f"{self.output} was begun otherwise ({'; '.join(differ)}); delete it,"

@@ -152,8 +152,9 @@ def revisions(model: Loaded) -> dict[str, pathlib.Path]:
   found = {name: steps[step] for name, step in names.items() if step in steps}
   if not found:
     raise UserError(
-      f"{model.run} has no steps by words: train with"
-      " --config.checkpoint.words=babylm, or 1M,2M and so on"
+      f"{model.run} has kept no steps by words: train on 1M words or more with"
+      " --config.checkpoint.words=babylm, or with numbers that the run reaches,"
+      " such as 100k,200k"
     )
   if lacking := ", ".join(names.keys() - found):
     progress.say(f"left out, not kept: {lacking}")

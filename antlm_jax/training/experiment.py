@@ -19,10 +19,11 @@ from antlm_jax.objectives import curriculum as curriculum_lib
 from antlm_jax.objectives.batch import Batch, Layout
 from antlm_jax.objectives.corruption import Vocabulary
 from antlm_jax.objectives.curriculum import Curriculum
-from antlm_jax.runtime import sharding
+from antlm_jax.runtime import progress, sharding
 from antlm_jax.training import frequencies, held_out, milestones
 from antlm_jax.training.checkpoint import Checkpoint, Meta
 from antlm_jax.training.step import TrainStep
+from antlm_jax.units import quantity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,6 +165,12 @@ def build(
   attention = {p.name: run.attention_of(p.batch) for p in run.programs()}
   words = config.checkpoint.words
   found = milestones.find(words, run.words, run.curriculum.steps)
+  if words and not found:
+    seen = quantity(run.words(run.curriculum.steps))
+    progress.say(
+      f"warning: checkpoint.words={','.join(words)} keeps no step: the run sees"
+      f" {seen} words"
+    )
   return dataclasses.replace(run, attention=attention, milestones=found)
 
 

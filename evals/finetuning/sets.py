@@ -207,8 +207,9 @@ def texts(source: Source, columns: Sequence[str]) -> Iterator[tuple[str, ...]]:
     yield from ((line.text,) for line in lines)
     return
   for where, values in records(source, dict.fromkeys(columns, "text_column")):
-    if not all(isinstance(text, str) for text in values):
-      raise UserError(f"{where}: no text to read")
+    for text in values:
+      if not isinstance(text, str):
+        raise UserError(f"{where}: {text!r:.40} is not one text")
     yield tuple(values)
 
 
