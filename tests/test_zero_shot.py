@@ -202,7 +202,7 @@ def test_results_of_another_task_are_told(run, tmp_path):
   data = write(tmp_path / "data", comps_base=[COMPS[0] | PIQA[0]])
   asked = run, data, tmp_path / "out", "--mode=causal"
   runs.score(*asked, task="comps")
-  differ = r"another request \(task, reduction, data differ\)"
+  differ = r"another request \(task, reduction differ\)"
   with pytest.raises(UserError, match=differ):
     runs.score(*asked, task="global_piqa")
 
