@@ -151,7 +151,7 @@ def _jobs(
 
 
 def _joined(todo: Mapping[Job, Config], most: int) -> list[Job]:
-  """Returns jobs that each train at most so many of the runs."""
+  """Returns jobs that each train up to `most` of the runs."""
   if most == 1:
     return [*todo]
   groups = collections.defaultdict(list)

@@ -66,7 +66,7 @@ def test_late_interaction_learns_to_find(loaded):
   """Its gradient reaches encoder and projection, and decoding ranks by it."""
   halves = [s.split() for s in toy_english.sentences(0, 150)]
   records = [(" ".join(w[::2]), " ".join(w[1::2])) for w in halves if w[3:]]
-  # What it has seen, it has to find: that decides with few examples.
+  # It has to find pairs that it has seen: few examples decide that.
   sets = {"train": records, "dev": records[:40]}
   task = pairs(sets, embedding.Options(token_size=8))
   settings = Hyperparameters(batch_size=16, epochs=4, max_length=16)

@@ -188,7 +188,7 @@ def test_a_task_that_no_row_has_learnt_does_not_count(tmp_path):
   assert numbers["not_learnt"] == ["squad"]
   words = "(tables 2 to 5): **confirmed for these models**"
   assert f"in tagging words {words}" in text
-  # Of a kind with other tasks, it is no part.
+  # It is no part of a kind that has other tasks.
   both(tmp_path, {"record": ((60, 61, 62), (80, 81, 82))})
   numbers, text = make(tmp_path)
   found = contrasts(numbers, "MLM scores above CLM")

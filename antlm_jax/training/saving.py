@@ -341,6 +341,9 @@ class Checkpoints:
 
   def close(self) -> None:
     """Waits, and ends the background threads."""
+    # A failed save is this run's error, not that of the process's next run.
+    if Checkpoints._last is self:
+      Checkpoints._last = None
     self.wait()
     if self._manager is not None:
       self._manager.close()

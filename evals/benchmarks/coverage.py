@@ -49,7 +49,7 @@ class Case:
       own = draw.normal(0, deviation / 2**0.5, (2, *shape))
       return own + draw.normal(0, deviation / 2**0.5, (1, *shape))
 
-    # Of one pretraining a side, the interval is for these models.
+    # With one pretraining a side, the interval is for these models.
     several = float(p > 1)
     out = noise(several * self.pretraining, p, 1, 1)
     out = out + noise(self.tuning, p, f, 1)

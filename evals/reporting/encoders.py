@@ -205,7 +205,7 @@ def _contrast(
   }
   if measured_on := spreads.get(claimed.measure):
     more, less = (_spread(*measured_on, side) for side in (plus, minus))
-    # Of the tasks, seeds and trials that both have.
+    # Only tasks, seeds and trials that both have count.
     means = (more - less).dropna().groupby(["seed", "trial"]).mean()
     found, published = statistics.over_seeds(means.to_dict()), None
     on += f", deviation over {claimed.measure}"

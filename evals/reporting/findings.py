@@ -160,7 +160,7 @@ class Findings:
       for run in self.runs.get(name, ()):
         for what in lacks(self, run):
           lacking[what][str(variant)].append(run.seed)
-    # What all runs lack is said once, not run by run.
+    # Results that all runs lack are named once, not run by run.
     every = {
       str(self.variants[name]): [run.seed for run in runs]
       for name, runs in self.runs.items()
