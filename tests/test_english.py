@@ -20,7 +20,18 @@ ROOT = pathlib.Path(__file__).parents[1]
 WORDS = 25  # the longest sentence
 _NOT_NUMBER = "".join(
   rf"(?<!\b{word} )"
-  for word in "least most exactly than only just by to or and".split()
+  for word in [
+    "least",
+    "most",
+    "exactly",
+    "than",
+    "only",
+    "just",
+    "by",
+    "to",
+    "or",
+    "and",
+  ]
 )
 _RULES = {
   # A relative clause is no noun: name the thing.
