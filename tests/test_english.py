@@ -18,21 +18,8 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parents[1]
 WORDS = 25  # the longest sentence
-_NOT_NUMBER = "".join(
-  rf"(?<!\b{word} )"
-  for word in [
-    "least",
-    "most",
-    "exactly",
-    "than",
-    "only",
-    "just",
-    "by",
-    "to",
-    "or",
-    "and",
-  ]
-)
+_BEFORE = ("least", "most", "exactly", "than", "only", "just", "by", "or", "to")
+_NOT_NUMBER = "".join(rf"(?<!\b{word} )" for word in _BEFORE)
 _RULES = {
   # A relative clause is no noun: name the thing.
   "what": r"\b(what|whatever|whoever|that which)\b(?=[^?]*$)",
