@@ -36,7 +36,8 @@ class Row:
     attention: Attention for fine-tuning.
     after: The row at whose end it begins, "" for none.
     looks: Steps whose checkpoints are kept and evaluated as well, by scale.
-    against: Rows that it should beat, each in its own objectives.
+    against: Rows that it should beat, each in its `measured` objectives.
+    measured: Objectives whose losses compare it; by default, those it trains.
   """
 
   family: str
@@ -49,6 +50,7 @@ class Row:
   after: str = ""
   looks: Mapping[str, tuple[int, ...]] = dataclasses.field(default_factory=dict)
   against: tuple[str, ...] = ()
+  measured: tuple[str, ...] = ()
 
   @property
   def modes(self) -> tuple[str, str]:

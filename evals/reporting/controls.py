@@ -194,7 +194,8 @@ class Family:
     """Yields losses in each objective that the control trained."""
     runs = {name: self.study.runs[name] for name, _ in sides}
     control = runs[sides[1][0]][0]
-    for kind in (control.names[objective] for objective in control.objectives):
+    measured = self.study.variants[sides[1][0]].measured or control.objectives
+    for kind in (control.names[objective] for objective in measured):
       above = {
         self.study.title(name): found
         for name, own in runs.items()
