@@ -11,7 +11,7 @@ URL = "https://github.com/antlm-jax/antlm_jax"
 PACKAGE = (HERE / "antlm_jax/__init__.py").read_text(encoding="utf-8")
 
 # jax and flax are paired: flax 0.12.8 breaks on jax >= 0.11.1, and Python 3.11
-# ends at jax 0.10.2. The pairs that were tested are listed in README.md.
+# ends at jax 0.10.2. docs/install.md lists the tested pairs.
 PAIRED = [
   "jax>=0.10.2,<0.11.1; python_version < '3.12'",
   "flax>=0.12.8,<0.12.9; python_version < '3.12'",
@@ -31,7 +31,7 @@ setuptools.setup(
   license="Apache-2.0",
   url=URL,
   project_urls={
-    "Documentation": f"{URL}/tree/main/docs",
+    "Documentation": "https://{}.github.io/{}/".format(*URL.split("/")[-2:]),
     "Changes": f"{URL}/blob/main/CHANGELOG.md",
     "Issues": f"{URL}/issues",
   },
@@ -121,6 +121,8 @@ setuptools.setup(
     "evals": ["jinja2>=3.1", "pandas>=2.2"],
     # Metrics to Weights & Biases: log.writers=wandb.
     "wandb": ["wandb>=0.20"],
+    # The site: mkdocs serve.
+    "docs": ["mkdocs<2", "mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"],
     # To execute launch/colab.ipynb outside of Colab.
     "notebook": ["ipykernel", "ipywidgets", "nbclient"],
     "test": [

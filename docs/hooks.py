@@ -282,6 +282,21 @@ _KINDS = {
 # ------------------------------------------------------------------ for mkdocs
 
 
+def on_config(config):
+  """Lists the pages of a folder in the navigation, by title."""
+
+  def title(path: pathlib.Path) -> str:
+    return path.read_text("utf-8").partition("\n")[0]
+
+  docs = pathlib.Path(config.docs_dir)
+  for section in filter(lambda item: isinstance(item, dict), config.nav):
+    for name, value in section.items():
+      if isinstance(value, str) and value.endswith("/"):
+        pages = sorted((docs / value).glob("*.md"), key=title)
+        section[name] = [str(page.relative_to(docs)) for page in pages]
+  return config
+
+
 def filled(markdown: str) -> str:
   """Returns a page with its generated parts."""
 
