@@ -145,7 +145,7 @@ def _values(kind, metadata) -> str:
     found = ", ".join(map(_code, choices))
   elif bounds := metadata["bounds"]:
     limits = (
-      f"{_BOUNDS[name]} {of:,}"
+      f"{_BOUNDS[name]}&nbsp;{of:,}"
       for name, of in bounds.items()
       if of < _TYPING_ERROR
     )
@@ -210,7 +210,12 @@ def _described(text: str) -> str:
   parts = []
   for part in re.split(r"\n\s*\n", text.strip("\n")):
     lines = part.split("\n")
-    if lines[0].startswith((" ", "antlm ")):
+    # A list has names and, in a column, texts that may be several lines long.
+    listed = re.split(r"\n  (?=\S)", f"\n{part}")[1:]
+    items = [item.split(None, 1) for item in listed]
+    if all(re.match(r"\S+ {2,}\S", item) for item in listed) and items:
+      parts.append("\n".join(f"- `{n}`: {_prose(text)}" for n, text in items))
+    elif lines[0].startswith((" ", "antlm ")):
       shift = min(len(line) - len(line.lstrip()) for line in lines)
       code = "\n".join(line[shift:] for line in lines)
       parts.append(f"```text\n{code}\n```")
@@ -225,7 +230,7 @@ def _options(actions: Sequence[argparse.Action]) -> str:
     name = action.option_strings[0] if action.option_strings else action.dest
     default = "required"
     if not action.required:
-      shown = action.default not in (None, False, "", [])
+      shown = str(action.default) not in ("None", "False", "", "[]")
       default = _code(settings.written(action.default)) if shown else ""
     choices = ", ".join(map(_code, action.choices or ()))
     about = _prose((action.help or "").replace("%%", "%"))
@@ -255,7 +260,12 @@ def objective(name: str) -> str:
 def api(name: str) -> str:
   """Returns the directive that documents a public name."""
   home = antlm_jax._homes()[name]
-  return f'::: {home}.{name}\n    options:\n      heading: "ax.{name}"'
+  options = [f'heading: "ax.{name}"']
+  made = getattr(antlm_jax, name)
+  if dataclasses.is_dataclass(made) and settings.fields(made):
+    options.append("show_signature: false")  # the settings have a page
+  lines = (f"      {option}" for option in options)
+  return "\n".join([f"::: {home}.{name}", "    options:", *lines])
 
 
 def sections_of_python() -> str:
