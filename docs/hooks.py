@@ -263,7 +263,8 @@ def api(name: str) -> str:
   options = [f'heading: "ax.{name}"']
   made = getattr(antlm_jax, name)
   if dataclasses.is_dataclass(made) and settings.fields(made):
-    options.append("show_signature: false")  # the settings have a page
+    # The settings have a page of their own.
+    options += ["show_signature: false", "separate_signature: false"]
   lines = (f"      {option}" for option in options)
   return "\n".join([f"::: {home}.{name}", "    options:", *lines])
 
