@@ -65,7 +65,7 @@ class LtgBertConfig(EncoderConfig):
       )
     if self.longest_distance <= self.position_buckets:
       raise UserError(
-        f"model.longest_distance={self.longest_distance} must be over"
+        f"model.longest_distance={self.longest_distance} is not over"
         f" model.position_buckets={self.position_buckets}"
       )
 
