@@ -192,8 +192,10 @@ def test_generation_draws_no_special_token_but_the_end(llama):
 
 
 def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
+  """Catches results that the card, or the Hub's model-index, lacks."""
   run = random_models.save(tmp_path / "run", tokenizer)
   record = {"step": random_models.STEP, "eval/mlm/loss": 3.25}
+  record |= {"eval/clm/perplexity": 20.0, "eval/clm/b/loss": 3.0}
   (run / "metrics.jsonl").write_text(json.dumps(record) + "\n")
   pairs = run / "evals" / "blimp" / f"{random_models.STEP}-mlm"
   pairs.mkdir(parents=True)
@@ -219,17 +221,28 @@ def test_the_card_tells_the_curriculum_and_the_figures(tokenizer, tmp_path):
     front = huggingface_hub.ModelCard(text).data
     assert (front.license, front.language) == ("mit", ["en", "de"])
     assert front.base_model == "me/base"
-    for row in "began from | base", "longest row | 32 tokens":
+    for row in "Initial checkpoint | base", "Longest row | 32 tokens":
       assert f"| {row} |" in text
-    assert "| data | a=data,b=b |" in text
+    assert "| Data | a=data,b=b |" in text
     # Of this machine, nothing.
     for file in contents(path).values():
       assert str(tmp_path).encode() not in file
     tokenizer_config = json.loads((path / "tokenizer_config.json").read_text())
     assert tokenizer_config["model_max_length"] == 32
     assert "`4C+16M+4C` (clm, mlm)" in text
-    assert "| held-out loss, mlm | 3.250 nats |" in text
-    assert "| blimp, mlm | 71.2 % of 1,000 pairs |" in text
+    own = "held-out text of a=data,b=b"
+    assert f"| {own}: loss (mlm, nats) | 3.250 |" in text
+    assert "| blimp: accuracy (mlm, 1,000 pairs) | 71.2 % |" in text
+    found = {
+      (r.task_type, r.dataset_name, r.metric_type): r.metric_value
+      for r in front.eval_results
+    }
+    assert found == {
+      ("fill-mask", own, "loss"): 3.25,
+      ("text-generation", own, "perplexity"): 20.0,
+      ("text-generation", "held-out text of b", "loss"): 3.0,
+      ("fill-mask", "blimp", "accuracy"): 0.7123,
+    }
   assert "AutoModelForCausalLM" in (paths[0] / "README.md").read_text()
   assert "AutoModelForMaskedLM" in (paths[1] / "README.md").read_text()
 
