@@ -135,6 +135,8 @@ def card(
   if embedder:
     auto, since = embedder, heads.EMBEDDERS[embedder]
   results = [huggingface_hub.EvalResult(**x) for x in _results(loaded, tag)]
+  # Scores without a task are those of models fine-tuned from this model.
+  own = [result for result in results if result.task_type] or None
   metadata = huggingface_hub.ModelCardData(
     library_name="sentence-transformers" if embedder else "transformers",
     pipeline_tag=tag,
@@ -142,9 +144,8 @@ def card(
     language=list(about.language) or None,
     base_model=about.base_model or _base_model(loaded) or None,
     tags=["antlm_jax", name],
-    model_name=f"{name}-{size}",
-    # Scores without a task are those of models fine-tuned from this model.
-    eval_results=[result for result in results if result.task_type] or None,
+    model_name=own and f"{name}-{size}",
+    eval_results=own,
   )
   origin = _TRAINED.format(curriculum=loaded.config.curriculum)
   if loaded.merged and not loaded.task:

@@ -249,7 +249,7 @@ def write(
 ) -> pathlib.Path:
   """Writes a run with a tokenizer and a checkpoint, and returns its path.
 
-  Raises a UserError if the workdir contains a run, or cannot be written.
+  Raises a UserError if the workdir holds a run, or cannot be written.
   """
   workdir = pathlib.Path(workdir).absolute()
   check_workdir(workdir)
@@ -264,11 +264,11 @@ def write(
 
 
 def check_workdir(workdir: str | os.PathLike) -> None:
-  """Raises a UserError if a folder contains a run or a model."""
+  """Raises a UserError if a folder holds a run or a model."""
   workdir = pathlib.Path(workdir)
   if checkpoint.steps(workdir):
-    raise UserError(f"{workdir} contains a run: give another --workdir")
+    raise UserError(f"{workdir} holds a run: give another --workdir")
   if (workdir / TOKENIZER).exists():
     raise UserError(
-      f"{workdir} contains a {TOKENIZER}: give another --workdir, or remove it"
+      f"{workdir} holds a {TOKENIZER}: give another --workdir, or remove it"
     )

@@ -131,7 +131,7 @@ def _paths(folder: pathlib.Path) -> list[pathlib.Path]:
     return pickles
   several = ", ".join(path.name for path in pickles)
   which = f", but several pickles ({several}): leave one" if pickles else ""
-  raise UserError(f"{folder} contains no {SINGLE}{which}")
+  raise UserError(f"{folder} holds no {SINGLE}{which}")
 
 
 def _shards(index: pathlib.Path) -> list[pathlib.Path]:

@@ -44,7 +44,7 @@ def devices(topology: str, slices: int = 1) -> Sequence[jax.Device]:
   if kind in gpus.GPUS:
     if slices > 1:
       raise UserError(
-        f"--slices={slices} is for TPUs: {topology} includes the nodes"
+        f"--slices={slices} is for TPUs: {topology} includes its nodes"
       )
     return gpus.devices(topology)
   if kind not in TPUS:
