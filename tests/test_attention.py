@@ -442,18 +442,18 @@ ZERO = np.uint32(0)
 @pytest.mark.parametrize(
   "words, changes",
   [
-    (r"takes q \[B, T, N, H\]", {"q": (2, 8, 4)}),
+    (r"needs q \[B, T, N, H\]", {"q": (2, 8, 4)}),
     ("k and v differ in shape", {"v": (2, 9, 2, 4)}),
     ("differ in rows or head width", {"q": (3, 8, 4, 4)}),
     ("differ in rows or head width", {"q": (2, 8, 4, 8)}),
-    ("5 query heads over 2", {"q": (2, 8, 5, 4)}),
-    ("nothing to attend to", dict.fromkeys("qkv", (0, 8, 2, 4))),
-    ("all float32, all bf", {"q": np.ones(SHAPES["q"], jnp.bfloat16)}),
-    ("all float32, all bf", dict.fromkeys("qkv", np.ones((2, 8, 2, 4), int))),
+    ("5 query heads are not a multiple of 2", {"q": (2, 8, 5, 4)}),
+    ("at least one query and key", dict.fromkeys("qkv", (0, 8, 2, 4))),
+    ("share a dtype", {"q": np.ones(SHAPES["q"], jnp.bfloat16)}),
+    ("share a dtype", dict.fromkeys("qkv", np.ones((2, 8, 2, 4), int))),
     (r"k_start is int32\[2, 7\], not int32\[2, 8\]", bounds((2, 7), (2, 8))),
     (r"k_end is int32\[8\], not int32\[2, 8\]", bounds((2, 8), (8,))),
-    (r"k_start goes from -1 to -1, outside \[0, 8\]", bounds(-1, 8)),
-    (r"k_end goes from 9 to 9, outside \[0, 8\]", bounds(0, 9)),
+    (r"k_start ranges from -1 to -1, outside \[0, 8\]", bounds(-1, 8)),
+    (r"k_end ranges from 9 to 9, outside \[0, 8\]", bounds(0, 9)),
     ("k_start > k_end at row 0, query 0", bounds(5, 4)),
     (r"1.0 is not in \[0, 1\)", dropout(1.0, ZERO, ZERO)),
     (r"is uint32\[1\], not uint32\[2\]", dropout(0.1, ZERO)),
@@ -494,7 +494,7 @@ def test_bounds_may_be_constants_of_a_program():
     mask = AttentionMask(False, None, bound)
     out = jax.jit(lambda q, mask=mask: attention.attend(q, k, v, mask))(q)
     assert closest(out, attention.attend(q, k, v, mask)) < 1e-6
-  with pytest.raises(ValueError, match="k_end goes from 40 to 40"):
+  with pytest.raises(ValueError, match="k_end ranges from 40 to 40"):
     jax.jit(
       lambda q: attention.attend(q, k, v, AttentionMask(False, None, 10 * end))
     )(q)

@@ -142,7 +142,7 @@ def test_commands_read_a_run_in_a_bucket(
   assert "written to runs/run/evals/pairs/20-mlm" in capsys.readouterr().out
   export.main([f"--checkpoint={finished}", "--output=out", "--as=causal"])
   card = (tmp_path / "out" / "README.md").read_text()
-  assert "held-out loss, mlm" in card and "pairs, mlm, a part" in card
+  assert ": loss (mlm, nats)" in card and "pairs: accuracy (mlm, " in card
 
 
 @pytest.mark.slow

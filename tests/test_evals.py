@@ -182,7 +182,7 @@ def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
   monkeypatch.setattr(loaded.tokenizer, "mask_id", 3)
   monkeypatch.setattr(loaded.tokenizer, "eos_id", None)
   bare = dataclasses.replace(loaded, boundary="none")
-  with pytest.raises(UserError, match="no token for an empty context"):
+  with pytest.raises(UserError, match="lacks the token that this pipeline"):
     score(bare, ["Tom sat ."], "mlm", **pipelines.options("2024", "mlm"))
 
 

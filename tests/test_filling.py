@@ -252,8 +252,8 @@ def test_fill_refuses(loaded, diffusion):
   causal = random_models.with_curriculum(loaded, "1C")
   bare = dataclasses.replace(diffusion, boundary="none")
   for model, text, options, message in (
-    (causal, "Tom", {}, "left to right alone .curriculum=1C"),
-    (bare, "<mask> sat", {}, "nothing stands before"),
+    (causal, "Tom", {}, "only left to right .curriculum=1C"),
+    (bare, "<mask> sat", {}, "put a word before"),
     (diffusion, [], {}, "no text"),
     (diffusion, "Tom sat .", {}, "'Tom sat .' holds no <mask>"),
     (diffusion, "Tom " * 60 + "<mask>", {}, "max_seq_len=48"),

@@ -50,7 +50,7 @@ def test_published_sizes(size, vocab_size, parameters):
   "changes, words",
   [
     ({"heads": 5}, r"model.width=32 is not a multiple of model.heads=5"),
-    ({"position_buckets": 7}, r"model.position_buckets=7 is not even"),
+    ({"position_buckets": 7}, r"model.position_buckets=7 is odd"),
     ({"longest_distance": 8}, r"longest_distance=8 is not over"),
     ({"kv_heads": 2}, r"model.kv_heads: no setting of ltg_bert"),
   ],

@@ -133,7 +133,7 @@ def test_the_command(run, loaded, tmp_path):
     ("2 models have 3 weights", two, "--weights=1,1,1"),
     ("slerp merges exactly two models, got 3", f"{two},{run}", slerp),
     ("give --base", two, "--method=task"),
-    ("weights from 0 up", two, "--weights=1,-1"),
+    ("weights of at least 0", two, "--weights=1,-1"),
     ("give --models=MODEL,MODEL", "--models="),
     ("holds no checkpoint", f"--models={run},{tmp_path}"),
     ("holds a run", two, f"--workdir={tmp_path / 'new'}"),

@@ -146,7 +146,7 @@ def test_a_head_that_cannot_be_exported_is_told_before_training(
 
   monkeypatch.setattr(finetune, "perform", interrupted)
   for more, words in (
-    (("--head=norms",), "EuroBERT has no head of this type; fine-tune with"),
+    (("--head=norms",), "EuroBERT has no head like that of"),
     (("--attention=causal",), "transformers has no head like that of films"),
   ):
     for save in ((), ("--save",)):

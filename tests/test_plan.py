@@ -412,7 +412,7 @@ def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
     "best MFU",
     "100 steps:",
     "by the forecast",
-    "ms a step (products)",
+    "ms per step (products)",
   ):
     assert said in printed
   written = json.loads(output.read_text())
@@ -443,7 +443,7 @@ def test_a_plan_is_printed_and_written(small, tmp_path, capsys):
   # The same plan compared with itself.
   planned(small, *words[:2], "--config.mesh.fsdp=4", f"--before={output}")
   lines = capsys.readouterr().out.splitlines()
-  head = next(x for x in lines if x.startswith("ms a step"))
+  head = next(x for x in lines if x.startswith("ms per step"))
   assert head.split()[4:] == ["C", "before", "M", "before", "C", "M"]
   last = next(x for x in lines if x.startswith("all "))
   times = re.findall(r"[\d.]+ \([\d.]+\)", last)
@@ -604,7 +604,7 @@ def test_of_microbatches_a_sweep_takes_the_fewest_that_fit(small, monkeypatch):
 @pytest.mark.parametrize(
   "words, said",
   [
-    ("--topology=v5e:3x7", "'v5e:3x7' is no TPU topology"),
+    ("--topology=v5e:3x7", "'v5e:3x7' is not a TPU topology"),
     ("--config.mesh.fsdp=3", "fit 4 devices"),
     ("--config.train.batch_size=6", "=6 is not a positive multiple of"),
     ("--seq_len=512", "over model.max_seq_len=256"),

@@ -187,7 +187,7 @@ def test_a_head_that_is_not_there_is_refused(pair, tmp_path):
   spans = {"name": "squad", "kind": "spans"}
   for changes, forms, said in (
     ({}, (), "--head=plain"),
-    ({}, ("causal",), "was fine-tuned reading bidirectionally"),
+    ({}, ("causal",), "was fine-tuned with bidirectional attention"),
     (causal, (), "--attention=bidirectional"),
     (spans, (), r"no head like that of squad \(spans"),
   ):
