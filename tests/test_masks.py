@@ -1,4 +1,4 @@
-"""The mask's definition."""
+"""Attention masks against their definition."""
 
 import hypothesis
 import numpy as np
