@@ -129,7 +129,7 @@ def test_only_the_targets_declared_are_changed(case):
 
 
 def blocks_of(case):
-  """Returns block numbers, which count over all documents of a row, `[n, T]`."""
+  """Returns block numbers, counted over a row's documents, `[n, T]`."""
   out = np.zeros(case.tokens.shape, int)
   for row, starts in enumerate(case.segments.start):
     number, length = -1, 0

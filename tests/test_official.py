@@ -63,7 +63,7 @@ def test_the_causal_part_is_a_sixteenth_from_start_to_end(average):
   of = source(MIX, rows, Layout(64), falling, steps=40, **how)
   for step in (0, 20, 39):
     kept = [only(of[step], k).weights for k in (0, 1)]
-    if average == "objectives":  # the weights are already normalized
+    if average == "objectives":  # mean weights are the objectives' shares
       causal, masked = (w[w > 0].mean() for w in kept)
       assert causal / (causal + masked) == pytest.approx(1 / 16, rel=1e-6)
     else:  # .18 at the start, .31 at the end

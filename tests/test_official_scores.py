@@ -3,8 +3,8 @@
 This file reimplements the rules with an exported folder's model and tokenizer.
 
 2026 (evaluation_pipeline/sentence_zero_shot) scores the tokens that end after
-the context. Backend `mlm` masks one token at a time and reads its logits. `mntp`
-reads the logits one position before. `causal` reads from left to right.
+the context. Backend `mlm` masks one token at a time and reads its logits.
+`mntp` reads the logits one position before. `causal` reads from left to right.
 
 2024 (AutoMaskedLM by minicons) masks and scores every token other than padding,
 cls_token and sep_token.

@@ -278,7 +278,7 @@ def test_a_sentence_too_long_leaves_nothing(run, tmp_path):
 
 @pytest.mark.parametrize("before", [False, True])
 def test_a_full_disk_leaves_all_or_nothing(tmp_path, monkeypatch, before):
-  """A failed first write leaves no file, a failed second write the old files."""
+  """A failed first write leaves no file; a failed second, the old files."""
   folder = tmp_path / "out"
   if before:
     results.write(folder, {"a": "old", "b": "old"}, {"request": {"n": 1}})

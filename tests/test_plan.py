@@ -27,9 +27,10 @@ from antlm_jax.training import flops
 from tests import helpers
 from tests.test_aot import GENERATIONS, needs_libtpu
 
-# A shortened program of the TPU's compiler. It has nested loops of two and three
-# passes, a product with a padded window, a sum that is then cut, an all-gather
-# over two fusions, an update in place, and arrays outside the main memory.
+# A shortened program of the TPU's compiler. It has nested loops of two and
+# three passes, and a product with a padded window. It also has a sum that is
+# then cut, an all-gather over two fusions, an update in place, and arrays
+# outside the main memory.
 PROGRAM = """\
 HloModule step, is_scheduled=true
 
@@ -388,8 +389,8 @@ def test_a_loop_of_layers_counts_as_much_as_layers_one_by_one(small):
   }
   scanned, unrolled = (estimate_first(run) for run in runs.values())
   assert abs(scanned.executed / unrolled.executed - 1) < 0.01
-  # In unrolled layers, the backward pass follows the last forward pass. XLA then
-  # gathers the last layer's bfloat16 weights only once.
+  # In unrolled layers, the backward pass follows the last forward pass. XLA
+  # then gathers the last layer's bfloat16 weights only once.
   shapes = runs["yes"].model.shapes
   weights = [p for p in shapes if re.fullmatch("blocks/.*/kernel", p)]
   layer = sum(shapes[path].size for path in weights) / 2

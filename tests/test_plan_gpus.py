@@ -184,8 +184,8 @@ def test_our_kernel_is_counted_by_the_blocks_that_it_visits(small):
   settings = "curriculum=10C steps", "model.attention=mosaic"
   _, (e,) = estimates(small, "h100:8", *settings)
   assert e.attention == "mosaic"
-  # The kernel visits three of 2 x 2 blocks, and 257 of 512 pairs are visible. It
-  # computes nine products, of which six are needed.
+  # The kernel visits three of 2 x 2 blocks, and 257 of 512 pairs are visible.
+  # It computes nine products, of which six are needed.
   causal = e.work.causal * 9 / 6 * (3 / 4) / (257 / 512)
   needed = e.work.blocks + e.work.head + causal
   assert np.isclose(8 * e.executed, needed, rtol=0.01)

@@ -1,4 +1,4 @@
-"""The study's protocol: its settings, splits, texts, and how steps count."""
+"""The study's protocol: settings, splits, texts and steps."""
 
 import dataclasses
 import json
@@ -50,7 +50,7 @@ def test_the_protocol_is_the_codes(tmp_path):
   assert (found.weight_decay, found.clip, found.warmup) == (0.1, 1.0, 0.1)
   assert task.head.pool == "mean" and not task.head.norms
   assert task.metrics.keys() == {"accuracy"}
-  # What is given stands above it.
+  # Given settings override the protocol.
   (job,) = tuned.planned(*args, "--preset=study", "--steps=7")
   assert job.how.steps == 7
   for name in ("conll", "uner"):
