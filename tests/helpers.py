@@ -89,7 +89,7 @@ class FakeRows:
 
 
 class CountingRows(FakeRows):
-  """Rows that are easy to learn: each token is its predecessor plus one."""
+  """Easy rows, in which each token is its predecessor plus 1."""
 
   def __init__(self, n=24, length=16):
     super().__init__(n, length)

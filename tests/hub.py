@@ -54,7 +54,7 @@ def drawn(kind, **settings):
   head = "MaskedLM" if kind in ("EuroBert", "ModernBert") else "CausalLM"
   model = getattr(transformers, f"{kind.removesuffix('Text')}For{head}")(config)
   for value in model.parameters():
-    if value.ndim == 1:  # biases begin as zeros, norms as ones
+    if value.ndim == 1:  # biases are zeros, norms are 1
       torch.nn.init.normal_(value, float(value[0]), 0.3)
   return model.eval()
 

@@ -1,8 +1,8 @@
 """Import of published LTG-BERT and GPT-BERT checkpoints.
 
 Tensors have the names and layout of the published code (ltgoslo/ltg-bert,
-babylm/train/model.py, and ltgoslo/gpt-bert, pretraining/model_extra.py). Weights
-are random. This file converts them for the equations of test_ltg_bert.
+babylm/train/model.py, and ltgoslo/gpt-bert, pretraining/model_extra.py).
+Weights are random. This file converts them for the equations of test_ltg_bert.
 """
 
 import argparse

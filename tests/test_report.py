@@ -103,7 +103,7 @@ def test_repeated_items_do_not_narrow_an_interval():
 
 
 def train(folder, row, seed, losses=None, done=True):
-  """Writes a run's files. `losses` is {kind: {step: nats}}."""
+  """Writes a run's files, with `losses` in nats by kind and step."""
   run = folder / row / str(seed)
   run.mkdir(parents=True)
   settings = config.Config(seed=seed, curriculum=CURRICULA[row])
@@ -344,8 +344,8 @@ def test_claims_stand_at_the_confidence_fixed_before(folder, monkeypatch):
     monkeypatch.setitem(CURRICULA, row, text)
     for seed in range(5):
       # The CLM loss ends 0.5 below that of C in all seeds. Before, it is lower
-      # by 0.1 with a deviation of 0.06. That interval excludes zero at 95 %, but
-      # not at 99.69 %.
+      # by 0.1 with a deviation of 0.06. That interval excludes zero at 95 %,
+      # but not at 99.69 %.
       mixed = row == "fresh_cd"
       early = 4.0 - mixed * (0.1 + 0.06 * (seed - 2) / 2.5**0.5)
       clm = {0: 6.0, 20: early, STEPS: 5.0 - 0.5 * mixed}

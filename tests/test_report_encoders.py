@@ -1,4 +1,4 @@
-"""The report of "CLM, MLM or both": claims, scores, figures, missing results."""
+"""The report of "CLM, MLM or both": claims, scores, figures and gaps."""
 
 import csv
 import json

@@ -220,7 +220,7 @@ def test_predictions_have_labels_and_probabilities(
 
 
 def test_vectors_are_pooled_as_the_model_was_tuned(classifier, loaded, capsys):
-  """Uses the task's pool and attention; only embedders normalize vectors."""
+  """Uses the task's pool and attention; by default embedders normalize."""
 
   def slow(model, text, pool, causal, prefix=""):
     before, after = model.frame

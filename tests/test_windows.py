@@ -1,4 +1,4 @@
-"""Layers with windows of their own: what is seen, and at what cost."""
+"""Layers with different windows: visibility and cost."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from antlm_jax.training import flops
 from tests import helpers, reference
 
 T = 12
-PATTERN = (2, 0, 3)  # of four layers: two, all, three, and two keys again
+PATTERN = (2, 0, 3)  # four layers see two, all, three and two keys
 
 
 def bounds(*pieces):
@@ -35,7 +35,7 @@ def near(window):
 
 
 def run(mask, **changes):
-  """Hidden states, and gradients of parameters, of a small model."""
+  """Returns hidden states and gradients of a small model."""
   of = helpers.model(layers=4, windows=PATTERN, **changes)
   params, tokens = helpers.random_params(of), helpers.tokens(2, T)
   positions = np.broadcast_to(np.arange(T), tokens.shape)
@@ -93,7 +93,7 @@ def test_far_blocks_are_skipped_and_only_near_pairs_counted():
     )
     steps = [int(made.of_layer(layer).total[0]) for layer in (0, 1)]
     n = made.of_layer(0).blocks.q_count
-    assert length / n > window  # so that they reach into the next block alone
+    assert length / n > window  # a window reaches only into the next block
     expected = [n * (n + 1) // 2, 2 * n - 1]
     assert steps == (expected if mask.causal else [n**2, 3 * n - 2])
 
