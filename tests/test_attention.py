@@ -240,18 +240,6 @@ def _mix32(x):
   return x ^ x >> 15
 
 
-def test_dropout_is_as_likely_everywhere_and_independent():
-  dropout = attention.Dropout(0.1, jnp.arange(64, dtype=jnp.uint32))
-  kept = np.asarray(dropout.kept(4, np.arange(64), np.arange(64)))
-  assert kept.mean() == pytest.approx(0.9, abs=0.001)
-  dropped = ~kept - 0.1
-  for axis in range(4):
-    other = np.moveaxis(dropped, axis, 0)
-    for step in (1, 2):
-      together = (other[step:] * other[:-step]).mean() / 0.09
-      assert abs(together) < 0.01, axis
-
-
 # Visited blocks
 
 

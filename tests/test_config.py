@@ -392,16 +392,6 @@ def test_an_objective_that_is_not_used_is_no_difference():
   assert line.startswith("curriculum was")
 
 
-def test_an_objective_is_added_by_settings():
-  settings = config.default()
-  assert config.typed(settings).objectives == OBJECTIVES
-  new = Objective("new", attention="prefix", predict="suffix", weight=2.0)
-  settings.objectives.X = dataclasses.asdict(new)
-  made = config.typed(settings)
-  assert made.objectives["X"] == new
-  assert config.from_json(config.to_json(made)) == made
-
-
 @pytest.mark.parametrize(
   "value, steps, expected",
   [(0, 100, 0), (0.1, 100, 10), (0.001, 100, 1), (1, 100, 1), (300.0, 9, 300)],

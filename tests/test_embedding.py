@@ -1,7 +1,5 @@
 """Embedders of a user's own texts: losses, files and training."""
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -18,7 +16,7 @@ from antlm_jax.evals.finetuning import (
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
 from antlm_jax.evals.finetuning.trial import Hyperparameters
-from tests import random_models
+from tests import random_models, runs
 
 OPTIONS = retrieval.Options(), embedding.Options()
 WEIGHTS = np.float32([1, 1, 1, 0])  # 0 marks an empty row
@@ -91,11 +89,6 @@ def test_prompts_stand_before_queries_and_others(loaded):
     assert np.array_equal(found.tokens, expected.tokens)
 
 
-def write(path, rows):
-  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-  return str(path)
-
-
 def pairs(data, options):
   ranking = retrieval.Options()
   return embedding.pairs(data, "own", "bidirectional", ranking, options)
@@ -113,7 +106,7 @@ def test_files_of_pairs(tmp_path):
     for i in range(20)
   ]
   options = embedding.Options(negative_column=("no",))
-  data = write(tmp_path / "my.jsonl", rows)
+  data = str(runs.write_lines(tmp_path / "my.jsonl", rows))
   task = pairs(data, options)
   (dev,) = task.evaluations
   train, asked = task.load("train"), task.load(dev)
@@ -133,17 +126,14 @@ def test_files_of_pairs(tmp_path):
     ({"positive": ["b", "c"]}, {}, "not one query and one"),
     ({}, {}, "choose one with --positive_column"),
     ({"positive": "b", "no": []}, {"negative": "no"}, "more texts in --negati"),
-    (
-      {"positive": "b"},
-      {"positive": "query"},
-      "query_column=query, --positive_",
-    ),
+    ({"positive": "b"}, {"positive": "query"}, "query, --positive_"),
     ({"positive": "b"}, {"negative": "positive"}, "=positive must differ"),
   ],
 )
 def test_bad_pairs_are_told(tmp_path, row, columns, words):
   fine = {"query": "a", "positive": "b", "no": "c"}
-  data = write(tmp_path / "my.jsonl", [{"query": "a"} | row, fine])
+  rows = [{"query": "a"} | row, fine]
+  data = str(runs.write_lines(tmp_path / "my.jsonl", rows))
   options = embedding.Options(
     positive_column=columns.get("positive", "positive"),
     negative_column=tuple(filter(None, [columns.get("negative")])),

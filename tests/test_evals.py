@@ -188,7 +188,6 @@ def test_masked_modes_need_a_mask_token(loaded, monkeypatch):
 
 NAMED = "--checkpoint=nowhere"
 PROMPT = (NAMED, "--prompt=Tom")
-PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +195,6 @@ PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
   [
     ("generate", PROMPT, "nowhere holds no checkpoint"),
     ("generate", (NAMED,), "required: --prompt"),
-    ("generate", ("--checkpoint=", "--prompt=Tom"), "--checkpoint is empty"),
     ("generate", (*PROMPT, "--step=x"), "--step"),
     ("generate", (*PROMPT, "--temperature=nan"), "=nan is not finite"),
     ("generate", (*PROMPT, "--top_p=1.5"), "--top_p=1.5 is not over 0"),
@@ -205,14 +203,10 @@ PAIRS = (NAMED, "--data=nowhere", "--mode=mlm")
     ("fill", (NAMED, "--text=<mask>"), "nowhere holds no checkpoint"),
     ("fill", (NAMED, "--text=a"), "--text='a' holds no <mask>: give --tokens"),
     ("fill", (NAMED, "--text=<mask>", "--top=-1"), "--top=-1 is not at"),
-    ("ewok", (*PAIRS, "--temperature=nan"), "is not finite"),
   ],
 )
 def test_bad_input_is_told(name, args, told):
-  module = f"antlm_jax.commands.{name}"
-  if name in ("blimp", "ewok"):
-    module, args = "evals.score", (f"--task={name}", *args)
-  line = runs.refused(module, *args)
+  line = runs.refused(f"antlm_jax.commands.{name}", *args)
   assert told in line and line.isascii()
 
 

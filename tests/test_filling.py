@@ -34,13 +34,6 @@ def in_blocks(loaded):
   return dataclasses.replace(loaded, config=config.given(loaded.config, blocks))
 
 
-def in_blocks_of(length, tokens):
-  """Returns the mask of attention in blocks of `length` tokens."""
-  end = (np.arange(len(tokens)) // length + 1) * length
-  k_end = np.minimum(end, len(tokens)).astype(np.int32)[None]
-  return AttentionMask(k_end=k_end)
-
-
 WORDS = ("<pad>", "<s>", "</s>", "<mask>", "a", "b", "c")
 ORDINARY = [4, 5, 6]
 MASK, SHIFT = 3, 1
@@ -154,10 +147,12 @@ def slow_fill(loaded, seen, text, tokens, shift, steps, block_length):
   banned = t.special.copy()
   banned[t.eos_id] = not tokens  # a continuation may end early
   canvas = np.flatnonzero(row == t.mask_id)
+  ends = (np.arange(len(row)) // seen + 1) * seen  # of blocks that are seen
+  mask = AttentionMask(k_end=np.minimum(ends, len(row)).astype(np.int32)[None])
   for block in range(-(-len(row) // block_length)):
     masks = [i for i in canvas if i // block_length == block]
     for left in range(steps or len(masks), 0, -1):
-      logits = helpers.logits(loaded, row, in_blocks_of(seen, row))
+      logits = helpers.logits(loaded, row, mask)
       p = np.exp(helpers.log_softmax(np.where(banned, -np.inf, logits)))
       sure = sorted(masks, key=lambda i: -p[i - shift].max())
       for i in sure[: math.ceil(len(masks) / left)]:

@@ -56,12 +56,9 @@ def write_cola(folder, train=96, valid=40):
   """Writes an easy task in CoLA's form."""
   folder.mkdir(parents=True, exist_ok=True)
   for seed, (split, count) in enumerate((("train", train), ("valid", valid))):
-    texts, labels = sentences(count, seed)
-    lines = [
-      json.dumps({"sentence": text, "label": label}) + "\n"
-      for text, label in zip(texts, labels, strict=True)
-    ]
-    (folder / f"cola.{split}.jsonl").write_text("".join(lines))
+    pairs = zip(*sentences(count, seed), strict=True)
+    lines = [{"sentence": text, "label": label} for text, label in pairs]
+    runs.write_lines(folder / f"cola.{split}.jsonl", lines)
   return folder
 
 
@@ -728,22 +725,14 @@ def test_bad_arguments(run, tmp_path):
   args = cola(run, tmp_path)
   for extra, message in (
     ("--checkpoint=nowhere", "holds no checkpoint"),
-    ("--checkpoint=", "--checkpoint is empty"),
-    ("--eps=inf", "is not finite"),
     ("--step=5", "has no step 5"),
     ("--data=nowhere", "no such folder"),
-    ("--task=wnli", "'wnli' is not all or of"),
     ("--task=rte", "rte is not in "),
     ("--lrs=0", "is not over 0"),
-    ("--lrs=a", "not float"),
     ("--seeds=-1", "is not at least 0 and at most 4294967295"),
     ("--epochs=0", "cola cannot be evaluated without training: "),
     ("--warmup=1", "1 is not at least 0 and under 1"),
-    ("--pool=max", "invalid choice"),
-    ("--head=two", "invalid choice"),
     ("--preset=2023", "invalid choice"),
-    ("--preset=2026", "'cola' is not all or of boolq, mnli, mrpc"),
-    ("--attention=left", "invalid choice"),
     (f"--output={tmp_path}/data/cola.train.jsonl", "cannot write"),
   ):
     assert message in runs.told(finetune.main, [*args, extra])

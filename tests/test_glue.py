@@ -15,7 +15,7 @@ from antlm_jax.evals.finetuning import classification, glue
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.classification import Classifier, Linear
 from antlm_jax.evals.finetuning.task import Predicted
-from tests import random_models, real, tuned
+from tests import random_models, real, runs, tuned
 
 run = random_models.run(layers=1)
 
@@ -394,10 +394,8 @@ SUPERGLUE = {  # a published line, and its examples
 def test_superglues_own_files(tmp_path):
   """Catches nested, renamed and boolean fields that are misread."""
   for folder, (record, _) in SUPERGLUE.items():
-    (tmp_path / folder).mkdir()
     for split in ("train", "val"):
-      text = json.dumps(record) + "\n"
-      (tmp_path / folder / f"{split}.jsonl").write_text(text)
+      runs.write_lines(tmp_path / folder / f"{split}.jsonl", [record])
   tasks = {task.name: task for task in every(tmp_path, "--preset=superglue")}
   for folder, (_, expected) in SUPERGLUE.items():
     task = tasks.pop(folder.lower())

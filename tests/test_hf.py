@@ -116,14 +116,6 @@ def test_export_import_export_is_bit_for_bit(loaded, tmp_path):
     assert contents(tmp_path / f"again-{form}") == contents(tmp_path / "hf")
 
 
-def test_every_parameter_has_one_name(loaded):
-  name = loaded.config.model.name
-  table = {path: ARCHITECTURES[name].weights[path] for path in loaded.params}
-  # But for q, k, v and gate, up, of which ModernBERT has one each.
-  joined = 3 * (name == "modernbert")
-  assert len(set(table.values())) == len(table) - joined
-
-
 def test_both_forms_are_the_same_file(loaded, tmp_path):
   paths = export.export(loaded, tmp_path / "hf", ATTENTIONS)
   inodes = {(path / folders.SINGLE).stat().st_ino for path in paths}

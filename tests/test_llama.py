@@ -358,12 +358,9 @@ def test_first_values_are_normal_and_norms_are_one():
 @pytest.mark.parametrize(
   "changes, words",
   [
-    ({"name": "gpt"}, "model.name"),
     ({"kv_heads": 3}, "model.kv_heads"),
     ({"width": 30}, "model.width"),
     ({"width": 36, "heads": 4, "kv_heads": 4}, "model.head_width"),
-    ({"remat": "all"}, "model.remat"),
-    ({"scan_layers": "maybe"}, "model.scan_layers"),
     ({"dtype": "float16"}, "model.dtype"),
   ],
   ids=str,

@@ -159,8 +159,7 @@ def test_a_head_that_cannot_be_exported_is_told_before_training(
 def test_a_folder_of_splits_and_pairs_of_texts(run, tmp_path):
   for name, count in (("train", 6), ("valid", 2), ("test", 3)):
     lines = [{"a": f"x{i}", "b": "z", "y": bool(i % 2)} for i in range(count)]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / f"{name}.jsonl").write_text(text)
+    runs.write_lines(tmp_path / f"{name}.jsonl", lines)
   options = classification.Options(), classification.Columns(("a", "b"), "y")
   task = classification.make(str(tmp_path), "own", "causal", *options)
   name = task.name
@@ -193,7 +192,7 @@ def test_equal_texts_are_on_one_side(capsys):
 def test_a_folder_with_test_alone_is_not_trained_on(tmp_path, preset):
   """Catches a folder that is refused although such a mapping is not."""
   row = {"text": "a b", "label": 1, "query": "a", "positive": "b"}
-  (tmp_path / "test.jsonl").write_text(json.dumps(row) + "\n")
+  runs.write_lines(tmp_path / "test.jsonl", [row])
   plan = functools.partial(tuned.planned, f"--data={tmp_path}")
   if preset != "classification":
     (job,) = plan(f"--preset={preset}")

@@ -246,25 +246,14 @@ def test_a_request_is_scored_once(run, tmp_path, monkeypatch, capsys):
     ("", "holds no pairs"),
     (GOOD + "\n{", r"x.jsonl, line 2: not JSON"),
     (GOOD + '\n{"sentence_good": "a"}', "line 2: no text 'sentence_bad'"),
-    ("[1]", "line 1: not a JSON object"),
     (GOOD.replace('"Tom sat ."', "7"), "line 1: no text 'sentence_good'"),
     (GOOD.replace('"Tom sat ."', "null"), "line 1: no text 'sentence_good'"),
-    (b"\xff", "line 1: not UTF-8"),
   ],
 )
 def test_damaged_pairs_are_told(tmp_path, text, message):
-  data = text if isinstance(text, bytes) else text.encode()
-  (tmp_path / "x.jsonl").write_bytes(data)
+  (tmp_path / "x.jsonl").write_text(text)
   with pytest.raises(UserError, match=message):
     minimal_pairs(tmp_path)
-
-
-def test_a_line_of_pairs_may_hold_any_character(tmp_path):
-  text = GOOD.replace("Tom sat", "Tom\u2028sat")
-  (tmp_path / "x.jsonl").write_text(f"{text}\n{GOOD}\n", encoding="utf-8")
-  first, second = minimal_pairs(tmp_path)
-  assert first.choices[0].text == "Tom\u2028sat ."
-  assert second.choices[0].text == "Tom sat ."
 
 
 def test_a_sentence_too_long_leaves_nothing(run, tmp_path):
@@ -320,16 +309,10 @@ def test_blimp_refuses_arguments(run, tmp_path):
   data = write_pairs(tmp_path / "pairs", "a.jsonl")
   args = [f"--checkpoint={run}", f"--data={data}", "--mode=causal"]
   for extra, message in (
-    ("--checkpoint=nowhere", "holds no checkpoint"),
-    ("--step=5", "has no step 5"),
-    ("--mode=both", "invalid choice: 'both'"),
     ("--temperature=0", "is not over 0"),
-    ("--temperature=a", "not float"),
-    ("--limit=-1", "--limit=-1 is not at least 0"),
     (f"--output={data / 'a.jsonl'}", "cannot write .*a.jsonl"),
     ("--data=nowhere", "no such folder of pairs: nowhere"),
     (f"--data={'a' * 5000}", "File name too long"),
-    ("--pipeline=2023", "invalid choice: '2023'"),
   ):
     with pytest.raises(UserError, match=message):
       score.main(["--task=blimp", *args, extra])

@@ -10,7 +10,6 @@ from scipy import stats
 
 from antlm_jax import config
 from antlm_jax.errors import UserError
-from antlm_jax.evals import design
 from antlm_jax.evals.benchmarks import coverage
 from antlm_jax.evals.finetuning import glue
 from antlm_jax.evals.finetuning.loop import Run
@@ -703,8 +702,3 @@ def test_command(folder, tmp_path, rows):
   names |= {"curves_babyllama.png", "report.md", "table.json"}
   names |= {"phenomena_antlm.png", "phenomena_antlm_odds.png"}
   assert {path.name for path in out.iterdir()} == names
-
-
-def test_the_table_of_the_project_has_rows_that_can_be_read():
-  rows = design.read("antlm_table", "tiny")[1]
-  assert {"BabyLlama", "LTG-BERT"} <= {row.family for row in rows.values()}

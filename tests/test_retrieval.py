@@ -14,7 +14,7 @@ from antlm_jax.evals.finetuning import bm25, loop, retrieval, summary, trial
 from antlm_jax.evals.finetuning.batching import Example
 from antlm_jax.evals.finetuning.loop import Run
 from antlm_jax.evals.finetuning.retrieval import Towers
-from tests import random_models, tuned
+from tests import random_models, runs, tuned
 
 WORDS = ("Tom", "Ann", "hills", "dogs", "river", "house", "door", "tree")
 run = random_models.run(layers=2)
@@ -126,8 +126,7 @@ def beir(data, name="nfcorpus", splits=("train", "dev", "test")):
       {"_id": f"q{i}.{k}", "text": text} for k, text in enumerate(asked)
     ]
   for file, those in lines.items():
-    text = "\n".join(map(json.dumps, those))
-    (folder / f"{file}.jsonl").write_text(text)
+    runs.write_lines(folder / f"{file}.jsonl", those)
   for part, split in enumerate(splits):
     wanted = range(8) if part == 0 else (8 + part, 11)
     rows = [f"q{i}.{k}\td{i}\t1" for i in range(len(WORDS)) for k in wanted]
@@ -178,8 +177,7 @@ def arguana(folder, count=40):
   lines = [{"_id": n, "title": "", "text": text} for n, text in texts.items()]
   asked = [line for line in lines if line["_id"].endswith("pro")]
   for name, those in (("corpus", lines), ("queries", asked)):
-    text = "\n".join(map(json.dumps, those))
-    (folder / f"{name}.jsonl").write_text(text)
+    runs.write_lines(folder / f"{name}.jsonl", those)
   rows = [f"{i}-pro\t{i}-con\t1" for i in range(count)]
   rows += [f"0-pro\tlost-{i}\t2" for i in range(3)]  # not in the corpus
   (folder / "qrels/test.tsv").write_text(HEAD + "\n".join(rows))

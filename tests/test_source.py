@@ -336,19 +336,6 @@ def test_positions_restart_with_each_document():
   assert np.array_equal(of[0].positions[0], at - first)
 
 
-def test_a_new_objective_is_one_value():
-  spans = {"mask_ratio": 0.15, "unit": "span"}
-  new = Objective("prefix", attention="prefix", predict="suffix", **spans)
-  of = source("C:X=1:1", FakeRows(packed=True), objectives={"X": new})
-  train_step = helpers.train_step()
-  state, metrics = jax.jit(train_step.update)(helpers.begin(train_step), of[0])
-  found = collections.Counter(kind for *_, kind in unfolded(of, 0)[1].values())
-  assert metrics["count"].tolist() == [found[0], found[1]]
-  assert min(found.values()) > 0
-  assert np.isfinite(metrics["total_loss"]) and metrics["grad_norm"] > 0
-  assert int(state.step) == 1
-
-
 @pytest.fixture(scope="module")
 def built(prepared):
   path = f"--config.data.path={prepared}"

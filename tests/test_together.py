@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import dataclasses
+import functools
 import shlex
 import types
 
@@ -51,13 +52,10 @@ def test_a_step_of_several_runs_is_a_step_of_each():
   assert [len(found) for found in both] == [STEPS, STEPS - 1]
   for step, source, found in zip(steps, sources, both, strict=True):
     state, update = jax.jit(step.init)(), jax.jit(step.update)
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-4, atol=2e-6)
     for number, taken in enumerate(found):
       state, results = update(state, source[number])
       jax.tree.map(close, taken, (state.params, results))
-
-
-def close(ours, theirs):
-  np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize(

@@ -29,11 +29,6 @@ MASKS = {
 }
 
 
-def near(window):
-  index = np.arange(T)
-  return np.abs(index[:, None] - index) < (window or T)
-
-
 def run(mask, **changes):
   """Returns hidden states and gradients of a small model."""
   of = helpers.model(layers=4, windows=PATTERN, **changes)
@@ -66,8 +61,10 @@ def test_only_what_is_seen_through_the_windows_changes_a_state(mask):
   params = helpers.random_params(of)
   positions = np.arange(T)[None].repeat(2, 0)
   through = np.eye(T, dtype=int)
+  distance = np.abs(np.arange(T)[:, None] - np.arange(T))
   for window in (2, 0, 3, 2):
-    seen = reference.visible(MASKS[mask], 2, T, T)[0] & near(window)
+    near = distance < (window or T)
+    seen = reference.visible(MASKS[mask], 2, T, T)[0] & near
     through = (seen | np.eye(T, dtype=bool)).astype(int) @ through
   encode = jax.jit(lambda x: of.encode(params, x, positions, MASKS[mask]))
   helpers.check_leaks(encode, through > 0)
