@@ -195,8 +195,6 @@ PROMPT = (NAMED, "--prompt=Tom")
   [
     ("generate", PROMPT, "nowhere holds no checkpoint"),
     ("generate", (NAMED,), "required: --prompt"),
-    ("generate", (*PROMPT, "--step=x"), "--step"),
-    ("generate", (*PROMPT, "--temperature=nan"), "=nan is not finite"),
     ("generate", (*PROMPT, "--top_p=1.5"), "--top_p=1.5 is not over 0"),
     ("generate", (*PROMPT, "--count=1000000000"), "at most 4096"),
     ("generate", (*PROMPT, "--steps=2"), "--steps=2"),

@@ -174,10 +174,6 @@ def scores_by_definition(params, c, tokens, seen):
   return x @ params["embedding"].T + params["head/bias"]
 
 
-def in_float64(params):
-  return {path: np.asarray(x, np.float64) for path, x in params.items()}
-
-
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -187,10 +183,9 @@ def test_the_encoder_is_its_equations(variant, mask):
   hidden = of.encode(params, tokens, None, MASKS[mask])
   found = of.logits(params, hidden)
   seen = reference.visible(MASKS[mask], 2, T, T)
+  wide = {path: np.asarray(x, np.float64) for path, x in params.items()}
   for row in range(2):
-    expected = scores_by_definition(
-      in_float64(params), of.config, tokens[row], seen[row]
-    )
+    expected = scores_by_definition(wide, of.config, tokens[row], seen[row])
     assert helpers.closest(found[row], expected) < 1e-5
 
 

@@ -17,16 +17,14 @@ from tests import helpers, random_models, runs
 run = random_models.run()
 
 
-def drawn(loaded, seed):
-  """Returns a random model of the same shape."""
-  params = helpers.random_params(loaded.model, seed)
-  params = {name: np.asarray(value) for name, value in params.items()}
-  return dataclasses.replace(loaded, params=params)
-
-
 @pytest.fixture(scope="module")
 def three(loaded):
-  return [drawn(loaded, seed) for seed in range(3)]
+  """Three random models of the same shape."""
+  params = (helpers.random_params(loaded.model, seed) for seed in range(3))
+  return [
+    dataclasses.replace(loaded, params={n: np.asarray(x) for n, x in p.items()})
+    for p in params
+  ]
 
 
 def merged(*args):

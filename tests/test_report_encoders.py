@@ -20,7 +20,6 @@ from tests.tuned import cells, section
 CONFIG = runs.ROOT / "configs" / "clm_or_mlm.py"
 _, ROWS = design.read(CONFIG, "tiny")
 LOOK = ROWS["tiny_clm_42"].looks["tiny"][0]  # step 2,000 in the paper
-KINDS = {"SC": "sst2", "TC": "conll", "QA": "squad", "IR": "nfcorpus"}
 
 
 def train(folder, row, done=True, seed=0):

@@ -105,7 +105,7 @@ def entities(count, seed, operations):
     options = [f" {o} ." for o in draw.permutation(names)[: 3 + n % 3]]
     row = {"input_prefix": prefix, "options": options}
     yield row | {"numops": n % operations}
-    # The task skips this row.
+    # The task skips a row with "nothing".
     yield row | {"options": [*options, " nothing ."], "numops": 1}
 
 
