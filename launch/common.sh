@@ -5,7 +5,7 @@
 # `words` the arguments without dashes, and `rest` those after `--`.
 # shellcheck shell=bash
 if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
-  echo "error: bash $BASH_VERSION is too old: take 4.4 or later (macOS: brew" \
+  echo "error: bash $BASH_VERSION is too old: use 4.4 or later (macOS: brew" \
     "install bash)" >&2
   exit 2
 fi

@@ -46,7 +46,8 @@ if [ "${BASH_SOURCE[0]}" = "$0" ]; then
   if [ "${#words[@]}" -lt 1 ] || [ "${#words[@]}" -gt 2 ]; then
     fail "give a generation and the number of slices (see --help)"
   fi
-  [[ ${words[1]:-1} =~ ^[1-9][0-9]{0,8}$ ]] || fail "slices: ${words[1]}"
+  [[ ${words[1]:-1} =~ ^[1-9][0-9]{0,8}$ ]] ||
+    fail "slices: ${words[1]}: must be a whole number of at least 1"
   line="$(flags "${words[@]}")" ||
     fail "unknown generation ${words[0]}: give v4, v5e, v5p, v6e, tpu7x, gpu"
   printf '%s\n' "${line%%=*}=$(quote "${line#*=}")"

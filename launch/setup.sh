@@ -22,7 +22,7 @@ stamp=".venv/installed"
 
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
   echo "error: $("$python" --version) is too old: antlm_jax needs Python 3.11" \
-    "or later; set PYTHON to one" >&2
+    "or later; set PYTHON to a newer Python" >&2
   exit 2
 }
 # Extras accumulate: a later call without an extra does not uninstall it.

@@ -58,8 +58,8 @@ generation() {
     v5litepod-*) echo v5e ;;
     v5p-*) echo v5p ;;
     v6e-*) echo v6e ;;
-    tpu7x*) fail "--type=${option[type]}: Google's TPU VMs end with v6e; take \
-launch/gke.sh" ;;
+    tpu7x*) fail "--type=${option[type]}: TPU VMs have v4 to v6e; for tpu7x \
+use launch/gke.sh" ;;
     "") fail "which TPU? --type=v5litepod-16, v4-32, v5p-256, v6e-256, ..." ;;
     *) fail "--type=${option[type]}: must be v4-N, v5litepod-N, v5p-N or \
 v6e-N" ;;
