@@ -158,7 +158,7 @@ def settings(**groups) -> config.Config:
 
 
 def train_step(of=None, num_objectives=2, rate=1e-2, optimizer=None, **changes):
-  """Returns a train step with a constant rate; by default, plain SGD."""
+  """Returns a train step with a constant rate; by default SGD, one layer."""
   return TrainStep(
     model=of or model(layers=1),
     optimizer=optimizer or optax.identity(),

@@ -23,7 +23,7 @@ QUICK = "configs/quickstart.py:shrink"
 
 
 def command(module: str, *args: str) -> list[str]:
-  """Returns the words that run a command's or another module."""
+  """Returns the words that run a module, or the command of this module."""
   names = {home: name for name, home in COMMANDS.items()}
   if module in names:
     module, args = "antlm_jax", (names[module], *args)

@@ -60,8 +60,8 @@ def assert_same_run(workdir, whole, what: str) -> None:
   assert worst < 1e-5
 
 
-# With tensor=4, two processes share the whole batch. With data=2, each reads
-# one half of it.
+# With two processes and tensor=4, both read the whole batch. In the other
+# meshes, each process reads a part of it.
 MESHES = {
   "2 processes, data": (2, mesh(data=4)),
   "2 processes, fsdp": (2, mesh(fsdp=4)),

@@ -264,7 +264,7 @@ def test_mixed_rows_train_as_on_the_cpu():
 def main(argv) -> None:
   """Runs the tests, and prints a line for each."""
   parser = cli.Parser(prog="test_gpu", description=__doc__)
-  parser.add_argument("pattern", nargs="?", default="", help="Tests to run")
+  parser.add_argument("pattern", nargs="?", default="", help="Name pattern")
   pattern = parser.parse_args(argv).pattern
   if jax.default_backend() != "gpu":
     raise errors.UserError(f"JAX sees no GPU, only {jax.default_backend()}")
