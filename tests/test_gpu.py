@@ -72,7 +72,7 @@ def inputs(dtype, width: int = WIDTH):
 
 @jax.jit(static_argnames="implementation")
 def attend(q, k, v, g, mask, dropout, implementation):
-  """Returns the output, and the gradients by q, k and v given its own, g."""
+  """Returns the output, and the gradients for its upstream gradient g."""
 
   def run(q, k, v):
     return attention.attend(
@@ -264,7 +264,7 @@ def test_mixed_rows_train_as_on_the_cpu():
 def main(argv) -> None:
   """Runs the tests, and prints a line for each."""
   parser = cli.Parser(prog="test_gpu", description=__doc__)
-  parser.add_argument("pattern", nargs="?", default="", help="Name pattern")
+  parser.add_argument("pattern", nargs="?", default="", help="Names to run")
   pattern = parser.parse_args(argv).pattern
   if jax.default_backend() != "gpu":
     raise errors.UserError(f"JAX sees no GPU, only {jax.default_backend()}")

@@ -422,7 +422,7 @@ def test_classified_texts(gpt_bert, form, pool, norms):
   expected = np.asarray(head(params, hidden, jnp.asarray(lengths)))
   real = (np.arange(T) < lengths[:, None]).astype(np.int64)
   close(run(model, tokens, tensor(real)), expected)
-  # On the left, and alone.
+  # Padded on the left, and as a single row.
   tokens[1], real[1] = np.roll(tokens[1], T - 15), np.roll(real[1], T - 15)
   close(run(model, tokens, tensor(real)), expected)
   close(run(model, tokens[1:, -15:]), expected[1:])

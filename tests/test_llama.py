@@ -38,7 +38,7 @@ def test_encoders_have_the_papers_parameters(size, millions):
   settings = config.load(f"configs/encoders.py:size={size}")
   model = models.build(settings.model, 128_256)
   assert model.size / 1e6 == pytest.approx(millions, abs=0.5)
-  if size != "1B":  # Table 1 gives that one without decimals
+  if size != "1B":  # Table 1 gives 1B without decimals
     assert round(model.size / 1e6, 1) == millions
   assert sum(np.prod(s.shape) for s in model.shapes.values()) == model.size
 
