@@ -114,7 +114,7 @@ def begin(
     return own
   if run.config.init.checkpoint:
     return _branch(run, init)
-  return Begun(init(), False, ["starting from scratch"])
+  return Begun(init(), False, [])
 
 
 def _branch(run: Run, init: Callable[[], TrainState]) -> Begun:
@@ -306,7 +306,7 @@ class Checkpoints:
       if not processes.agreed(found is None):
         try:
           saved.verify(found)
-          notes = [*self._set_aside(bad), f"going on from step {step}"]
+          notes = [*self._set_aside(bad), f"resuming from step {step}"]
           state = checkpoint.complete(like, found)
           return Begun(state, True, notes, saved.fields.get("window", {}))
         except Unreadable as error:  # the same for all
@@ -325,7 +325,7 @@ class Checkpoints:
     for step, why in bad.items():
       count = len(list(self._folder.glob(f"{step}.unreadable*")))
       aside = self._folder / f"{step}.unreadable{count or ''}"
-      notes.append(f"{why}: passed over, and kept as {aside.name}")
+      notes.append(f"{why}: skipped, and kept as {aside.name}")
       if processes.is_first():
         (self._folder / str(step)).rename(aside)
     if bad:
