@@ -23,6 +23,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.score import evaluate
 from antlm_jax.evals.zero_shot import pipelines
+from antlm_jax.inference import framing
 from antlm_jax.inference import model as model_lib
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files, progress
@@ -73,7 +74,7 @@ def submission(
   data: files.Path,
   output: files.Path,
   *,
-  mode: str,
+  mode: str | None = None,
   tune: bool = True,
   quiet: bool = False,
 ) -> dict[str, float]:
@@ -86,7 +87,8 @@ def submission(
     model: Model of a run, or the path to it.
     data: Path to the pipeline's `evaluation_data`.
     output: Folder for the results, whose name is the model's.
-    mode: Outputs that predict a token: `causal`, `mlm` or `mntp`.
+    mode: Outputs that predict a token: `causal`, `mlm` or `mntp`; by
+      default the mode of training, `causal` if there are several.
     tune: Whether to fine-tune.
     quiet: Whether to print nothing.
 
@@ -96,6 +98,7 @@ def submission(
   data, output, found = pathlib.Path(data), pathlib.Path(output), {}
   with progress.quietly(quiet):
     loaded = model_lib.opened(model)
+    mode = mode or framing.trained_modes(loaded.config)[0]
     kept = model_lib.revisions(loaded)
     for revision, path in {"main": loaded.path, **kept}.items():
       one = loaded if path == loaded.path else model_lib.load(path)
@@ -145,8 +148,9 @@ def main(argv: Sequence[str]) -> None:
   model_lib.add_arguments(parser)
   add = parser.add_argument
   add("--data", required=True, help="Path to the pipeline's evaluation_data")
-  about, modes = "Outputs that predict a token", pipelines.PIPELINES[PIPELINE]
-  add("--mode", required=True, choices=modes, help=about)
+  modes = pipelines.PIPELINES[PIPELINE]
+  about = "Outputs that predict a token (default: the mode of training)"
+  add("--mode", choices=modes, help=about)
   about = "Path to a folder for the results, results/NAME of the pipeline"
   add("--output", required=True, type=cli.here, help=about)
   add("--no-tune", dest="tune", action="store_false", help="Do not fine-tune")
@@ -157,7 +161,8 @@ def main(argv: Sequence[str]) -> None:
   rows = {name: found.get(name) for name in _COLUMNS}
   rows["mean of nine"] = sum(found.values()) / len(_COLUMNS)
   shares = ("-" if x is None else f"{100 * x:.2f}" for x in rows.values())
-  print(tables.text([*zip(rows, shares, strict=True)], align="<>"))
+  head = "task", "score (%)"
+  print(tables.text([*zip(rows, shares, strict=True)], head, "<>"))
   print(f"written to {args.output}")
 
 

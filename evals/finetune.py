@@ -216,11 +216,13 @@ def plan(
   tasks, if all are asked for.
   """
   (tasks, suite), jobs, absent = _tasks(given), [], []
-  if not isinstance(data, str) and not suite.in_memory:
+  file = isinstance(data, str) and pathlib.Path(data).suffix
+  if not suite.in_memory and (file or not isinstance(data, str)):
     own = ", ".join(n for n, suite in PRESETS.items() if suite.in_memory)
     raise UserError(
-      f"preset {tasks.preset} reads files: give their folder, or one of the"
-      f" presets that take examples: {own}"
+      f"preset {tasks.preset} reads a folder of files"
+      f"{f', not {data}' * bool(file)}; for your own examples, choose one of"
+      f" the presets {own}, such as --preset=classification"
     )
   names = suite.named(tasks.task)
   folder = isinstance(data, str) and os.path.isdir(data)

@@ -102,7 +102,7 @@ def finished(gcs, data, tmp_path_factory):
     gcs.put("bucket", f"run/checkpoints/{due}/meta/metadata", b"{", {})
     done = runs.train(url, data, *ARGS, devices=1)
     assert f"kept as {saved}.unreadable" in done.stdout
-    assert f"going on from step {before}" in done.stdout
+    assert f"resuming from step {before}" in done.stdout
   assert not list(scratch.glob("antlm_jax_*"))
   return url
 

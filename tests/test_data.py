@@ -386,8 +386,12 @@ def test_every_option_of_the_command(corpus, tmp_path):
   [
     ("corpus", (), "dev: a.dev"),
     ("corpus", ("more.txt",), "dev: more.txt"),
-    ("corpus/a.train", (), "dev: 2.0% of the text, in whole documents"),
-    ("one.jsonl", (), "dev: the end of document 1, since documents are too"),
+    (
+      "corpus/a.train",
+      (),
+      "dev: no dev file is given, so 2.0% of the text is held",
+    ),
+    ("one.jsonl", (), "dev: no dev file is given, so the end of document 1 is"),
   ],
 )
 def test_one_line_says_what_is_held_out(corpus, capsys, text, dev, line):

@@ -123,7 +123,7 @@ def test_a_checkpoint_goes_on_with_other_processes(
   count, sizes = MESHES[after] if after else (1, mesh())
   options = {"count": count, "devices": 2 if after else 1, "cache": cache}
   out = pods.train(workdir, prepared, *SETTINGS, *sizes, **options)
-  assert f"going on from step {step}" in out
+  assert f"resuming from step {step}" in out
   assert_same_run(workdir, whole, f"{before} to {after} at step {step}")
 
 
@@ -158,7 +158,7 @@ def test_a_disturbed_run_ends_with_the_same_bits(
   if damaged:
     assert f"kept as {newest}.unreadable" in out
   else:
-    assert f"going on from step {newest}" in out
+    assert f"resuming from step {newest}" in out
   assert pods.losses(words[0]) == pods.losses(trained(MIXED[0]))
   assert runs.same_params(words[0], trained(MIXED[0]))
 
@@ -301,7 +301,7 @@ def test_told_to_end_before_the_first_step_it_is_to_be_run_again(
   prepared, tmp_path
 ):
   working = pods.training(tmp_path / "run", prepared, *SETTINGS, count=2)
-  working.read_to("starting from scratch")
+  working.read_to("attention: ")
   working.send(signal.SIGTERM, 1)
   status, out = working.end(100)
   assert status == 75 and "Traceback" not in out, out

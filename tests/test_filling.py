@@ -265,12 +265,13 @@ def test_the_command(run, loaded, capsys):
   runs.main("antlm_jax.commands.fill", *args, f"--text={TEXT}")
   (filled,) = fill(loaded, TEXT, top=3)
   lines = capsys.readouterr().out.splitlines()
-  assert lines[0] == "<mask> 1" and lines[4] == "<mask> 2"
-  assert lines[5].split() == [
-    f"{filled.masks[1].candidates[0][1]:.4f}",
-    filled.masks[1].candidates[0][0],
-  ]
-  assert lines[8:] == [filled.text]
+  assert lines[0].split() == ["probability", "<mask>", "1", "text"]
+  assert lines[5].split() == ["probability", "<mask>", "2", "text"]
+  token, probability = filled.masks[1].candidates[0]
+  before, between, after = TEXT.split("<mask>")
+  shown = f"{probability:.4f} {token} {before}<mask>{between}{token}{after}"
+  assert lines[6].split() == shown.split()
+  assert lines[9:] == ["", filled.text]
   more = "--tokens=4", "--count=2", "--order=ancestral", "--block_length=3"
   runs.main("antlm_jax.commands.fill", *args, "--text=Tom", "--steps=2", *more)
   how = {"steps": 2, "tokens": 4, "order": "ancestral", "block_length": 3}

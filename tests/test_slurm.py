@@ -207,6 +207,6 @@ def test_a_training_of_two_nodes_is_queued_again(slurm, trained, tmp_path):
 
   told = trained("stopped", leave).read_text()
   assert "saved: run the same command to resume" in told
-  assert re.search(r"going on from step \d+", told)
+  assert re.search(r"resuming from step \d+", told)
   trained("whole")
   assert runs.same_params(tmp_path / "stopped", tmp_path / "whole")

@@ -61,31 +61,33 @@ def test_a_run_leaves_all_that_it_promises(whole):
 
 
 BAD_ENDS = (
-  "warning: clm loss 3.200 is worse than its best (3.000 after step 4)",
+  "warning: clm loss 3.200 is worse than its best (3.000 after step 400)",
   "4.100 is worse than always predicting token frequencies (4.000)",
-  "--config.curriculum='12C:M steps'",
+  "--config.curriculum='1200C:M steps'",
 )
 
 
 @pytest.mark.parametrize(
-  "curriculum, at_4, at_12, told",  # held-out losses of CLM and MLM
+  "curriculum, at_400, at_1200, told",  # held-out losses of CLM and MLM
   [
-    ("4C+8M", (3.0, 5.0), (3.02, 3.9), ()),
-    ("4C+8M", (3.0, 5.0), (3.2, 4.1), BAD_ENDS),
-    ("12C:M", (2.0, 2.0), (3.0, 2.0), ("clm", "eval.watch=clm ")),
-    ("12C", (5.0, 6.0), (4.5, 6.0), ("clm", "train for longer")),
+    ("400C+800M", (3.0, 5.0), (3.02, 3.9), ()),
+    ("400C+800M", (3.0, 5.0), (3.2, 4.1), BAD_ENDS),
+    ("1200C:M", (2.0, 2.0), (3.0, 2.0), ("clm", "eval.watch=clm ")),
+    ("1200C", (5.0, 6.0), (4.5, 6.0), ("clm", "train for longer")),
+    # A trial of a few steps has one line.
+    ("40C", (5.0, 6.0), (4.5, 6.0), ("tip: 40 steps are too few",)),
     # No advice about an objective that was not trained, or not yet.
-    ("12C+4M", (3.0, 5.0), (2.5, 6.0), ()),
+    ("1200C+400M", (3.0, 5.0), (2.5, 6.0), ()),
   ],
 )
 def test_a_mode_that_ends_badly_is_told_with_what_else_to_try(
-  curriculum, at_4, at_12, told, prepared
+  curriculum, at_400, at_1200, told, prepared
 ):
   settings = runs.settings(prepared, f"curriculum={curriculum} steps")
   run, names = experiment.build(settings), ("eval/clm/loss", "eval/mlm/loss")
   rows = {
-    4: dict(zip(names, at_4, strict=True)),
-    12: dict(zip(names, at_12, strict=True)),
+    400: dict(zip(names, at_400, strict=True)),
+    1200: dict(zip(names, at_1200, strict=True)),
   }
   lines = summaries.advice(summaries.modes(rows, run), 4.0, run)
   assert len(lines) == len(told)
@@ -127,7 +129,7 @@ def test_a_finished_run_run_again_changes_nothing(copy, prepared):
   before = snapshot(copy / "checkpoints")
   summary = runs.summary(copy)
   done = runs.train(copy, prepared, *LONG)
-  assert "going on from step 60" in done.stdout
+  assert "resuming from step 60" in done.stdout
   assert snapshot(copy / "checkpoints") == before
   assert runs.summary(copy) == summary
 
@@ -177,7 +179,7 @@ def test_killed_in_the_second_objective_and_resumed_is_bit_exact(
   status, _ = ended(tmp_path, prepared, after_step(tmp_path, 25))
   assert status == -signal.SIGKILL
   done = runs.train(tmp_path, prepared, *LONG, devices=1)
-  assert "going on from step" in done.stdout
+  assert "resuming from step" in done.stdout
   assert runs.same_params(tmp_path, whole)
   records = metrics.read_records(tmp_path)
   steps = [r["step"] for r in records if "train/learning_rate" in r]
@@ -414,7 +416,7 @@ def test_a_damaged_checkpoint_is_told_in_a_line(part, size, why, copy):
   saver = saving.Checkpoints(copy, meta, config_lib.Checkpoint())
   begun = saver.read_newest(like, check=lambda meta: None)
   note, then = begun.notes
-  assert int(begun.state.step) == 56 and then == "going on from step 56"
+  assert int(begun.state.step) == 56 and then == "resuming from step 56"
   assert f"{newest}: {part}: {why}" in note and "kept as 60.unreadable" in note
   gc.collect()  # orbax's dropped reads must end without a warning
 
@@ -478,9 +480,9 @@ def test_programs_are_kept_and_the_run_is_the_same(
   monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
   short = ("curriculum=4C steps", "model.layers=1", "eval.objectives=C")
   how = (prepared, *short)
-  out = [runs.train(tmp_path / n, *how, devices=1).stdout for n in "ab"]
+  for name in "ab":
+    runs.train(tmp_path / name, *how, devices=1)
   kept = tmp_path / "cache" / "antlm_jax" / "compiled"
-  assert all(f"compiled programs are kept in {kept}" in text for text in out)
   assert any(path.name.startswith("jit_update") for path in kept.rglob("*"))
   assert losses(tmp_path / "a") == losses(tmp_path / "b")
   assert runs.same_params(tmp_path / "a", tmp_path / "b")

@@ -51,8 +51,10 @@ def test_ten_epochs_are_within_the_rules_and_more_are_told(prepared, rounding):
     run = experiment.build(config.load("quickstart", words))
     return " ".join(summary.of_run(run))
 
-  assert "BabyLM" not in first_lines("4C+6M", "train.max_epochs=10")
-  assert "has 11 epochs of its data" in first_lines("4C+7M")
+  babylm = "checkpoint.words=babylm"
+  assert "rules" not in first_lines("4C+6M", babylm)
+  assert "rules" not in first_lines("4C+7M")
+  assert "has 11 epochs of its data" in first_lines("4C+7M", babylm)
   with pytest.raises(UserError, match=r"takes 11 epochs .* 20%C\+80%M"):
     first_lines("4C+7M", "train.max_epochs=10")
 

@@ -88,7 +88,7 @@ def test_wandb_has_each_step_of_a_killed_run_once(
   killed = subprocess.run([sys.executable, "-c", KILLED, *args], cwd=runs.ROOT)
   assert killed.returncode == -signal.SIGKILL
   done = runs.train(tmp_path / "run", prepared, *settings, devices=1)
-  assert "going on from step 8" in done.stdout
+  assert "resuming from step 8" in done.stdout
   (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
   found = {}
   for record in records_of(folder):

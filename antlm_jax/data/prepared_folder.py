@@ -248,9 +248,9 @@ def _check_alike(prepared: Mapping[str, Prepared]) -> None:
     for what, value in _layout(of.manifest).items():
       if value != ours[what]:
         raise UserError(
-          f"{like.folder} and {of.folder} were not prepared alike:"
-          f" {what} is {ours[what]} for {first or 'the first'}, but"
-          f" {value} for {name}; prepare {name} again, with"
+          f"{like.folder} and {of.folder} differ in {what}, which is"
+          f" {ours[what]} for {first or 'the first'} and {value} for {name}."
+          f" Prepare {name} again, with"
           f" --tokenizer={like.folder / TOKENIZER} and the same options"
         )
 

@@ -228,7 +228,7 @@ class Job:
   def discard(self) -> None:
     """Deletes what was made, unless there is finished work of other tasks."""
     if 1 < self.tasks > len(self.remaining()):
-      progress.say("finished tasks are kept: the same command goes on")
+      progress.say("finished tasks are kept: run the same command to resume")
       return
     for path in self.output.iterdir():
       shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -271,13 +271,16 @@ class Job:
       if count == 1:
         where = f"document {cut[0] + 1}"
       progress.say(
-        f"dev: the end of {where}, since documents are too few or too large to"
-        " hold out whole ones"
+        f"dev: no dev file is given, so the end of {where} is held out; the"
+        " documents are too few or too large to hold out whole documents"
       )
     elif not self.corpus.dev:
       train, dev = (splits[name].text_bytes for name in SPLITS)
       share = dev / (dev + train)
-      progress.say(f"dev: {share:.1%} of the text, in whole documents")
+      progress.say(
+        f"dev: no dev file is given, so {share:.1%} of the text is held out, in"
+        " whole documents"
+      )
     for name, split in splits.items():
       progress.say(
         f"{name}: {split.documents:,} documents, {split.words:,} words,"

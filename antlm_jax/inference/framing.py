@@ -51,6 +51,15 @@ class TextModel:
     return 1 if {objective.shift for objective in masked} == {1} else 0
 
 
+def trained_modes(config: Config) -> list[str]:
+  """Returns the scoring modes that a run trains, `causal` first."""
+  modes = {
+    "causal" if one.left_to_right else ("mlm", "mntp")[one.shift]
+    for one in config.trained
+  }
+  return sorted(modes)
+
+
 def ends(loaded: TextModel) -> np.ndarray:
   """Returns the tokens that end a generated text, int32 `[n]`."""
   eos = loaded.tokenizer.eos_id

@@ -34,13 +34,9 @@ class Pairs(hooks.Evaluator):
       boundary=run.meta.boundary,
       config=run.config,
     )
-    modes = {
-      "causal" if one.left_to_right else ("mlm", "mntp")[one.shift]
-      for one in run.config.trained
-    }
     return {
       f"{PAIRS}{mode}": pairs.accuracy(live, self._pairs, mode)
-      for mode in sorted(modes)
+      for mode in framing.trained_modes(run.config)
     }
 
   def say(self, trainer, values: Mapping[str, float]) -> str:

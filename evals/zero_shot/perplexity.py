@@ -35,7 +35,12 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts as texts_lib
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome, asked_of
+from antlm_jax.evals.zero_shot.command import (
+  TASKS,
+  Outcome,
+  asked_of,
+  with_mode,
+)
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.model import opened
@@ -96,7 +101,7 @@ def perplexity(
   model: TextModel | files.Path,
   texts: files.Path | Iterable[str],
   *,
-  mode: str = "causal",
+  mode: str | None = None,
   stride: int = PerplexitySettings.stride,
   limit: int = PerplexitySettings.limit,
   quiet: bool = False,
@@ -108,7 +113,7 @@ def perplexity(
     model: Model, or the path to its run or checkpoint.
     texts: Documents, or the path to a file of them, a folder or prepared data.
     mode: Outputs that predict a token: `causal` (or `clm`), `mlm`, `mntp` or
-      `fused`.
+      `fused`; by default the mode of training, `causal` if there are several.
     stride: Number of tokens from one window of a long document to the next; 0
       for the model's longest row, with masks for half of it.
     limit: Largest number of documents; 0 for all.
@@ -118,6 +123,7 @@ def perplexity(
   Raises:
     UserError: An argument is wrong, there is no text, or no token to predict.
   """
+  model, mode = with_mode(model, mode)
   given = {"mode": mode, "stride": stride, "limit": limit, **settings}
   asked = asked_of("perplexity", "", given)
   with progress.quietly(quiet):
