@@ -123,7 +123,7 @@ def sweep(
   with progress.quietly(quiet):
     left = {j: training.read(j.arguments)[0] for j in todo if not j.done}
     _check([*left.values()], asked.by)
-    jobs.run(_joined(left, asked.together), folder, go_on=True)
+    jobs.run(joined(left, asked.together), folder, go_on=True)
     failed = tuple(job.about for job in left if not job.done)
     runs = _read(folder, points)
     if not runs:
@@ -150,8 +150,11 @@ def _jobs(
   return out
 
 
-def _joined(todo: Mapping[Job, Config], most: int) -> list[Job]:
-  """Returns jobs that each train up to `most` of the runs."""
+def joined(todo: Mapping[Job, Config], most: int) -> list[Job]:
+  """Returns jobs that each train up to `most` of the runs in one process.
+
+  Runs of a process differ in their seed and schedule alone.
+  """
   if most == 1:
     return [*todo]
   groups = collections.defaultdict(list)
@@ -267,7 +270,7 @@ def main(argv: Sequence[str]) -> None:
     folder = pathlib.Path(args.output).absolute()
     todo = _jobs(_points(grid), folder, base.config, dict(pairs))
     configs = {job: training.read(job.arguments)[0] for job in todo}
-    for job in _joined(configs, args.together):
+    for job in joined(configs, args.together):
       print(shlex.join(["python", "-m", *job.words]))
     return
   options = {"by": args.by, "together": args.together}

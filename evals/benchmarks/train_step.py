@@ -52,7 +52,24 @@ _WARMUP, _FEWEST, _MOST = 3, 5, 100  # steps: not timed, and timed
 _NO_MEMORY = "out of memory"
 
 _TINY = {"layers": 2, "width": 32, "mlp_width": 64, "heads": 4, "kv_heads": 2}
+_MIDDLE = {  # configs/antlm_table.py
+  "8m": {
+    "layers": 8,
+    "width": 256,
+    "mlp_width": 682,
+    "heads": 4,
+    "kv_heads": 4,
+  },
+  "24m": {
+    "layers": 12,
+    "width": 384,
+    "mlp_width": 1024,
+    "heads": 6,
+    "kv_heads": 6,
+  },
+}
 SIZES = {  # shape, tokens in a row T, vocabulary V, rows each, tied, remat
+  **{name: (s, 128, 8192, 64, True, "none") for name, s in _MIDDLE.items()},
   "97M": (SHAPES["97M"], 128, 16_000, 256, True, "none"),
   "210M": (SHAPES["210M"], 2048, 128_256, 32, False, "dots"),
   "610M": (SHAPES["610M"], 2048, 128_256, 16, False, "dots"),
