@@ -259,14 +259,13 @@ def objective(name: str) -> str:
 
 def api(name: str) -> str:
   """Returns the directive that documents a public name."""
-  home = antlm_jax._homes()[name]
-  options = [f'heading: "ax.{name}"']
   made = getattr(antlm_jax, name)
+  options = [f'heading: "ax.{name}"']
   if dataclasses.is_dataclass(made) and settings.fields(made):
     # The settings have a page of their own.
     options += ["show_signature: false", "separate_signature: false"]
   lines = (f"      {option}" for option in options)
-  return "\n".join([f"::: {home}.{name}", "    options:", *lines])
+  return "\n".join([f"::: {made.__module__}.{name}", "    options:", *lines])
 
 
 def sections_of_python() -> str:
@@ -274,7 +273,7 @@ def sections_of_python() -> str:
   rows = []
   for group, sections in groups().items():
     for section in sections.values():
-      if section.__name__ in antlm_jax._homes() and group:
+      if section.__name__ in dir(antlm_jax) and group:
         about = _prose(_summary(section))
         link = f"[`{group}`](settings.md#{group})"
         rows.append((f"`ax.{section.__name__}`", link, about))

@@ -156,9 +156,9 @@ def revisions(model: Loaded) -> dict[str, pathlib.Path]:
   found = {name: steps[step] for name, step in names.items() if step in steps}
   if not found:
     raise UserError(
-      f"{model.run} has no checkpoints by words: train on 1M words or more with"
-      " --config.checkpoint.words=babylm, or list counts that the run reaches,"
-      " such as 100k,200k"
+      f"{model.run} has no checkpoints by words: train with"
+      " --config.checkpoint.words=babylm (from 1M words on), or with smaller"
+      " counts, such as 100k,200k"
     )
   if lacking := ", ".join(names.keys() - found):
     progress.say(f"skipping checkpoints that were not kept: {lacking}")
