@@ -337,13 +337,17 @@ class Timings:
   """The command's arguments."""
 
   shapes: tuple[str, ...] = setting(
-    ("97M", "610M"), f"of {', '.join(SHAPES)}", choices=SHAPES
+    ("97M", "610M"), f"Model shapes: {', '.join(SHAPES)}", choices=SHAPES
   )
-  masks: tuple[str, ...] = setting(MASKS, "which masks", choices=MASKS)
-  without: tuple[str, ...] = setting((), "peers that are not timed")
-  topology: str = setting("v5e:2x2", "TPU to compile for, without one")
-  bundles: bool = setting(False, "count a block's instructions")
-  rounds: int = setting(20, "turns of each case, with a device", least=1)
+  masks: tuple[str, ...] = setting(MASKS, "Attention masks", choices=MASKS)
+  without: tuple[str, ...] = setting((), "Peers to leave out")
+  topology: str = setting(
+    "v5e:2x2", "TPU topology to compile for if no device is present"
+  )
+  bundles: bool = setting(False, "Count the instructions of a block")
+  rounds: int = setting(
+    20, "Number of timed turns of each case, on a device", least=1
+  )
   output: str = common.output()
 
 

@@ -78,7 +78,7 @@ class Tagger(Tags):
       parts.append((ids.tolist(), of.tolist()))
     *made, words, cut = batching.labelled(loaded, parts, _NOWHERE, max_length)
     known = (e.label or [OUTSIDE] * len(e.texts) for e in examples)
-    # The last one is for words of index -1.
+    # The last label is for words of index -1.
     labels = [
       np.array([*one, _NOWHERE], np.int32)[of]
       for one, of in zip(known, words, strict=True)
@@ -92,7 +92,7 @@ class Tagger(Tags):
       for label, word in zip(found.tolist(), of.tolist(), strict=True):
         if word != _NOWHERE:
           counts[word][label] += 1
-    # Among equals, the class that came first in the word.
+    # If several are equal, the first class in the word wins.
     return [[max(v, key=v.get) if v else OUTSIDE for v in of] for of in votes]
 
   def example(self, texts: str | Sequence[str]) -> Example:
@@ -199,13 +199,13 @@ class Options:
 
   tokens_column: str = setting(
     "tokens",
-    "your own sentences: column of the words, a name; in files of columns a"
-    " number from 1, or else the first",
+    "Column of the words in your own records; in files of columns its number"
+    " from 1, or else the first column",
   )
   tags_column: str = setting(
     "tags",
-    "your own sentences: column of their tags, a name; in files of columns a"
-    " number from 1, or else the last",
+    "Column of the tags in your own records; in files of columns its number"
+    " from 1, or else the last column",
   )
 
 
@@ -219,7 +219,7 @@ def make(
   options: Options = Options(),
   given: classification.Classes = _CLASSES,
 ) -> Task:
-  """Makes a task, a key of `FORMATS`, of the files in a folder, or an own one.
+  """Makes a task of `FORMATS`, or of the user's own sentences.
 
   The task `own` reads files of columns or records, or records in memory. Its
   classes are those in all its sets. Raises a UserError if there are none.
@@ -300,8 +300,8 @@ def _examples(
     tags = iob2(one.label) if of_entities else one.label
     if unknown := {*tags} - index.keys():
       raise UserError(
-        f"{one.id}: the tag {min(unknown)!r:.60} is not one of"
-        f" {', '.join(classes):.200}; name all of them with --labels"
+        f"{one.id}: unknown tag {min(unknown)!r:.60}: name all tags with"
+        f" --labels ({', '.join(classes):.200})"
       )
     known = [index[tag] for tag in tags]
     out.append(Example(one.texts, known, f"{split}_{len(out)}"))
@@ -331,7 +331,7 @@ def columns(
   which is removed, with a note. Raises a UserError if a line has too few
   columns.
   """
-  # If numbers come before words, no word can be taken for a comment.
+  # A comment looks like a word unless a column precedes the words.
   aside = ("#", "-DOCSTART-") if word > 0 else ("-DOCSTART-",)
   least = max(word + 1, tag + 1, 2)
   out, pairs, where = [], [], ""  # pairs of a word and its tag, and their place
@@ -383,8 +383,8 @@ def _read(
     if isinstance(tags[0], int):
       if not 0 <= min(tags) <= max(tags) < len(given.labels):
         raise UserError(
-          f"{where}: tags are numbers, such as {max(tags)}: name them, from 0,"
-          " with --labels=O,B-PER,..."
+          f"{where}: the tag {max(tags)} has no name: name the tags, from 0, with"
+          " --labels=O,B-PER,..."
         )
       tags = [given.labels[tag] for tag in tags]
     yield Example(tuple(words), tuple(tags), where)
