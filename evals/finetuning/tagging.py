@@ -8,9 +8,11 @@ label of most of its tokens.
 """
 
 import collections
+import contextlib
 import dataclasses
 import functools
 import itertools
+import json
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -96,8 +98,19 @@ class Tagger(Tags):
     return [[max(v, key=v.get) if v else OUTSIDE for v in of] for of in votes]
 
   def example(self, texts: str | Sequence[str]) -> Example:
-    """Returns the words of a sentence, which spaces divide, as an example."""
-    return Example(tuple(texts.split() if isinstance(texts, str) else texts))
+    """Returns a sentence's words: a sequence, a JSON list or divided by spaces.
+
+    A file's record is a sequence of one text.
+    """
+    if not isinstance(texts, str) and len(texts) == 1:
+      (texts,) = texts
+    if not isinstance(texts, str):
+      return Example(tuple(texts))
+    with contextlib.suppress(ValueError):
+      words = json.loads(texts) if texts.startswith('["') else None
+      if words and all(isinstance(w, str) and w.strip() for w in words):
+        return Example(tuple(words))
+    return Example(tuple(texts.split()))
 
   def told(self, prediction: Sequence[int]) -> dict[str, tuple]:
     """Returns the names of the words' classes, and the entities."""
@@ -252,10 +265,14 @@ def make(
   }
   fields = sets.own(data, made)
   if not others:
+    if any(tag[0] in "ESLU" for tag in tags):
+      progress.say(
+        f"{fields['name']}: BIOES tags become IOB2, so predictions are B-X, I-X"
+      )
     return _of_entities(classes, fields)
   progress.say(
-    f"{fields['name']}: tags such as {others[0]!r} are no entities (B-X, I-X),"
-    " so the score is the accuracy over words"
+    f"{fields['name']}: tags such as {others[0]!r} are not entity tags (B-X,"
+    " I-X), so the score is the accuracy over words"
   )
   return Task(
     **fields,
@@ -383,8 +400,8 @@ def _read(
     if isinstance(tags[0], int):
       if not 0 <= min(tags) <= max(tags) < len(given.labels):
         raise UserError(
-          f"{where}: the tag {max(tags)} has no name: name the tags, from 0, with"
-          " --labels=O,B-PER,..."
+          f"{where}: the tag {max(tags)} has no name: name all tags, from 0,"
+          " with --labels=O,B-PER,..."
         )
       tags = [given.labels[tag] for tag in tags]
     yield Example(tuple(words), tuple(tags), where)
