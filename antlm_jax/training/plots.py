@@ -141,9 +141,9 @@ def canvas(width: float, height: float, title: str):
 
 
 def tick(value: float) -> str:
-  """Writes a number without rounding it: 2,048, 20k, 1.5M."""
+  """Writes a number without rounding it: 2,048, 20,000, 1.5M."""
   short = quantity(value)
-  exact = value >= 10_000 and number(short) == value
+  exact = value >= 1e6 and number(short) == value
   return short if exact else f"{value:,.10g}"
 
 

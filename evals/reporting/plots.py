@@ -173,7 +173,9 @@ def losses(
 
   `limits` are those of the losses, and `axis` names x. Thin lines are seeds.
   """
-  figure, places = _grid(len(panels), title)
+  means = [mean for of in panels.values() for x in of.values() for _, mean in x]
+  thin = " (thin lines: seeds)" if any(len(m.values) > 1 for m in means) else ""
+  figure, places = _grid(len(panels), f"{title}: held-out losses{thin}")
   places[0].set_ylim(limits)  # of all panels: they share it
   for panel, points, style in _each_line(places, panels):
     x, y = zip(*points, strict=True)
