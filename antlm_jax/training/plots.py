@@ -34,7 +34,7 @@ def curves(run: Run, rows: Rows, unigram: float, path: pathlib.Path) -> None:
   keys = list(dict.fromkeys(itertools.chain(*rows.values())))
   pairs = sorted(key for key in keys if key.startswith(PAIRS))
   heights = (5, 2, 1) if pairs else (5, 1)
-  title = f"Training of {run.config.model.name} over {curriculum}"
+  title = f"Losses over the curriculum {run.config.curriculum}"
   figure = canvas(9, 5.6 + bool(pairs), title)
   panels = figure.subplots(len(heights), 1, sharex=True, height_ratios=heights)
   # Objectives in training order, then those only evaluated.
