@@ -1,4 +1,4 @@
-"""What the benchmarks share: arguments, absent devices, and a report."""
+"""Shared by the benchmarks: arguments, absent devices, and a report."""
 
 import datetime
 import pathlib

@@ -279,7 +279,7 @@ def named(data: Data) -> str:
 
 
 def name_of(data: Data) -> str:
-  """Returns the name of the task of data, never that of a known one."""
+  """Returns the name of the task of data, never that of a known task."""
   name = re.sub(r"\W+", "_", pathlib.Path(named(data)).absolute().stem)
   return f"own_{name}" if name in NAMES else name
 

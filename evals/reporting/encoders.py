@@ -362,7 +362,7 @@ def _missing(study: Findings, flat: Sequence[str]) -> list[str]:
 
 
 def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
-  """Yields what one run lacks."""
+  """Yields the names of a run's missing results."""
   if run.summary is None:
     yield "training is not at its end"
     return
