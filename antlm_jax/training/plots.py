@@ -2,7 +2,6 @@
 
 import itertools
 import pathlib
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -136,7 +135,8 @@ def canvas(width: float, height: float, title: str):
 
   figure = Figure(figsize=(width, height), layout="constrained")
   FigureCanvasAgg(figure)
-  figure.suptitle(textwrap.shorten(title, 90), x=0.02, ha="left", fontsize=11)
+  title = title if len(title) <= 90 else f"{title[:87]}..."
+  figure.suptitle(title, x=0.02, ha="left", fontsize=11)
   return figure
 
 

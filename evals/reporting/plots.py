@@ -38,7 +38,8 @@ def curves(title: str, runs: Mapping[str, _Runs], path: pathlib.Path) -> None:
     style = {"fontsize": 8, "color": "0.25", "ha": "right", "va": "top"}
     note = "\n".join(filter(None, notes))
     panel.text(0.98, 0.96, note, transform=panel.transAxes, **style)
-  figure.supxlabel("step", fontsize=10)
+  for panel in panels[-2:]:  # the figure's own label would be under the legend
+    panel.set_xlabel("step", fontsize=10)
   figure.supylabel("loss (nats per target)", fontsize=10)
   _legend(figure, colours, panels)
   save(figure, path)
