@@ -105,12 +105,15 @@ def test_what_cannot_be_compared_is_told(three, tmp_path, capsys):
   write(other, config(), {4: {"clm": 3.0}}, entropy=6.1)
   none = write(tmp_path / "none", config(), {0: {}})
   _, numbers, text = compared(capsys, three[0], other)
-  assert "do not compare" in text
+  assert "do not compare" in text and numbers["best"] is None
   assert [row["run"] for row in numbers["runs"][""]] == ["a", "x/other"]
   for words, told in (
-    ((*three, other, "--by=mlm"), "--by=mlm: not every run has measured this"),
+    ((*three, other, "--by=mlm"), "--by=mlm: not every run measured this loss"),
     ((*three, tmp_path), "is no run's folder"),
-    ((*three, none), "no loss was measured by every run; measured: clm, mlm"),
+    (
+      (*three, none),
+      "every run must measure the same loss (measured by some: clm, mlm)",
+    ),
   ):
     assert told in runs.refused("antlm_jax.evals.compare", *words)
 

@@ -95,7 +95,8 @@ def table(columns: Mapping[str, Mapping[str, Time]]) -> str:
 def draw(columns: Mapping[str, Mapping[str, Time]], path: pathlib.Path) -> None:
   """Draws the parts of steps as bars in a PNG, with products darker."""
   seen, thick = _seen(columns), 0.8 / len(columns)
-  figure = plots.canvas(9, 1 + 0.14 * len(seen) * (1 + len(columns)))
+  height = 1.3 + 0.14 * len(seen) * (1 + len(columns))
+  figure = plots.canvas(9, height, "Forecast time of a step by part")
   axes = figure.subplots()
   colours = itertools.cycle(plots.COLOURS)
   for row, (name, parts) in enumerate(columns.items()):
@@ -108,7 +109,7 @@ def draw(columns: Mapping[str, Mapping[str, Time]], path: pathlib.Path) -> None:
     axes.barh(places, [1e3 * time.products for time in times], **style)
   axes.set_yticks(range(len(seen)), seen)
   axes.invert_yaxis()
-  axes.set_xlabel("forecast ms per step (dark: matrix products)")
+  axes.set_xlabel("time (ms per step); dark: matrix multiplications alone")
   axes.spines[["top", "right"]].set_visible(False)
   axes.legend(loc="lower right")
   plots.save(figure, path)

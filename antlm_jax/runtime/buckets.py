@@ -115,7 +115,8 @@ def _check(url) -> None:
     probe.unlink()
   except FileNotFoundError as error:
     raise UserError(
-      f"{url}: there is no such bucket; make it with gcloud storage buckets create"
+      f"{url}: there is no such bucket; make it with gcloud storage buckets"
+      " create"
     ) from error
   except (*files.failures(), ValueError) as error:  # that of a name's letters
     raise UserError(f"{url} cannot be used: {files.reason(error)}") from error

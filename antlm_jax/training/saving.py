@@ -55,7 +55,8 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
       if mine != processes.agreed(mine if processes.is_first() else 0):
         raise UserError(
           f"--workdir={workdir} is another folder for process"
-          f" {jax.process_index()} than for the first: give a folder that all share"
+          f" {jax.process_index()} than for the first: give a folder that all"
+          " share"
         )
       yield
     finally:

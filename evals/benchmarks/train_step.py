@@ -210,12 +210,12 @@ class Timings:
   """The command's arguments."""
 
   sizes: tuple[str, ...] = setting(
-    ("97M", "210M", "610M"), f"of {', '.join(SIZES)}", choices=SIZES
+    ("97M", "210M", "610M"), f"Model sizes: {', '.join(SIZES)}", choices=SIZES
   )
   batches: tuple[str, ...] = setting(
-    tuple(BATCHES), "kinds of batches", choices=BATCHES
+    tuple(BATCHES), "Kinds of batches", choices=BATCHES
   )
-  seconds: float = setting(3.0, "per case", over=0)
+  seconds: float = setting(3.0, "Seconds of timing for each case", over=0)
   output: str = common.output()
 
 

@@ -280,7 +280,7 @@ class Family:
 
   @property
   def entropy(self) -> Mean | None:
-    """The mean loss of whoever knows the tokens' frequencies alone."""
+    """The mean loss of predicting token frequencies."""
     of = [_entropies(self.study.runs[name]) for name in self.variants]
     every = itertools.chain.from_iterable(found.values() for found in of)
     return statistics.mean(dict(enumerate(every)))
@@ -308,7 +308,7 @@ def _losses(
 
 
 def _entropies(runs: Sequence[TrainedRun]) -> dict[str, float]:
-  """Returns the losses of whoever knows the tokens' frequencies alone."""
+  """Returns the losses of predicting token frequencies."""
   return {run.seed: run.summary["unigram_entropy"] for run in ended(runs)}
 
 
@@ -342,7 +342,7 @@ def _macro(study: Findings, name: str, mode: str) -> Mean | None:
 
 
 def _lacks(study: Findings, run: TrainedRun) -> Iterator[str]:
-  """Yields what one run lacks."""
+  """Yields the names of a run's missing results."""
   if run.summary is None:
     yield "training is not at its end"
   elif run.kinds and not run.halves:

@@ -110,7 +110,8 @@ def estimate(
     size = item.max() + 1
     items += size
     if size > 1:
-      # What each item adds to its seed's mean, times their number: `[S, size]`.
+      # Each item's contribution to its seed's mean, times their number: `[S,
+      # size]`.
       own -= own.mean(axis=1, keepdims=True)
       added = np.stack([np.bincount(item, row, size) for row in own])
       added *= size / own.shape[1]

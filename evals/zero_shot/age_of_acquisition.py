@@ -79,7 +79,7 @@ def words_seen(name: str) -> int:
 
 
 def _reaches(level, x, y, guess, bounds, evaluations: int) -> float | None:
-  """Returns where, in x, a sigmoid fitted to points comes to a level."""
+  """Returns the x at which a sigmoid fitted to points reaches a level."""
 
   def sigmoid(x, height, slope, middle, base):
     return height / (1 + np.exp(-slope * (x - middle))) + base
