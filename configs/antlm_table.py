@@ -13,10 +13,10 @@ The argument takes `row` (a key of `ROWS`), `scale` and `seed`. All rows of an
 encoder read the same rows of text in the same order, in the same number of
 steps of the same shape. Only the hidden and the predicted tokens differ.
 
-- `paper`: configs/antlm_babyllama.py and configs/antlm_ltg_bert.py, whose
-  docstrings name the source of each setting; 24 and 72 epochs.
+- `paper`: configs/antlm_babyllama.py and configs/antlm_ltg_bert.py, with
+  24 and 72 epochs. Their docstrings name the source of each setting.
 - `8m` and `24m`: CLM, MLM and AntLM on BabyLlama at 8.5M and 24M parameters,
-  with all of their 24 epochs, on 850,000 and 2.4M words, for one GPU.
+  for one GPU. They have all 24 epochs, on 850,000 and 2.4M words.
 - `small`: BabyLlama's rows at 1.1M parameters, with all of their 24 epochs, on
   190,000 words. The text is repeated as often as the paper's, and the model has
   6 parameters a word (the paper's: 10).
@@ -28,10 +28,10 @@ Only `paper` has published settings. The others are our own.
 Design of `small`, `8m` and `24m`, written before their runs
 ------------------------------------------------------------
 
-**Measures**, in this order: at `8m` and `24m` the log-odds of BLiMP's pairs in
-the mode that the control was trained in, at the end, then their accuracy; at
-all three the held-out loss at the end and at its lowest. `small` has no BLiMP,
-as 49 to 52 % of its pairs are right.
+**Measures.** At `8m` and `24m`, the first measure is the log-odds of BLiMP's
+pairs at the end, in the mode that the control was trained in. Their accuracy is
+the second. At all three, the held-out loss is measured at the end and at its
+lowest. `small` has no BLiMP, as 49 to 52 % of its pairs are right.
 
 **Expected**, AntLM against CLM, causal: better by 0.5 to 2 nats at the end, as
 CLM overfits, and within 0.05 at the lowest. Against MLM, masked: worse by 1 to
@@ -83,7 +83,7 @@ ROWS = {
   "babyllama_antlm": _llama("AntLM", "1C+4M+1C", "4C+16M+4C", True),
   "babyllama_mixed_1_1": _llama("mixed 1:1", "6C:M=1:1", "24C:M=1:1"),
   "babyllama_mixed_1_7": _llama("mixed 1:7", "6C:M=1:7", "24C:M=1:7"),
-  # What AntLM leaves open: what happens at a switch.
+  # AntLM does not say how the optimizer continues at a switch.
   "babyllama_antlm_restart": _llama(
     "AntLM, rate restarts at a switch",
     "1C+4M+1C",

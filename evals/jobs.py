@@ -1,6 +1,6 @@
 """Commands that make something together, each of them run once.
 
-Their results are the record of what is done. A command's module has
+Their results are the record of finished jobs. A command's module has
 `done(argv)`, which looks for its results without loading a model. So the same
 list of jobs resumes after any interruption, wherever its jobs were run before.
 """
@@ -36,7 +36,7 @@ _ENVIRONMENT = {
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-  """A command, and what to say of it."""
+  """A command with its description."""
 
   about: str
   command: str  # of `antlm`, or a module to run
@@ -81,7 +81,7 @@ def joined(todo: Sequence[Job], most: int) -> list[Job]:
 
 
 def _split(lines: Sequence[str]) -> Iterator[Job]:
-  """Yields the jobs that `joined` has put into one."""
+  """Yields the jobs that `joined` has combined."""
   for line in lines:
     command, *words = shlex.split(line)
     yield Job(line, command, tuple(words), pathlib.Path())

@@ -2,9 +2,9 @@
 
   antlm report --runs=runs/study_tiny --config=clm_or_mlm
 
-`--runs` holds ROW/SEED/ for the rows of the study's config (`evals.study`),
-each the folder of a training run with what the evaluations wrote into its
-`evals/`. The report lists missing results.
+`--runs` holds ROW/SEED/ for the rows of the study's config (`evals.study`).
+Each is the folder of a training run, with evaluations in its `evals/`. The
+report lists missing results.
 
 Writes report.md, its pictures, each table as a .csv file, and table.json (the
 same numbers, as shares). Needs the extra `evals`: pip install

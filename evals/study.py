@@ -132,7 +132,7 @@ def jobs(
     elif not output.is_dir():
       raise UserError(f"{output} is not there yet: give --text")
   for seed in range(max(map(study.seeds, study.rows))):
-    # All rows of a seed before the next seed, so that finished ones compare.
+    # All rows of a seed before the next seed, so that finished rows compare.
     names = [name for name in study.rows if seed < study.seeds(name)]
     for name in names:
       yield _training(study, runs, name, seed)
@@ -141,7 +141,7 @@ def jobs(
 
 
 def _data(study: Study, runs: pathlib.Path, family: str) -> pathlib.Path:
-  # Families with the same options share data, named after the first one.
+  # Families with the same options share data, named after the first family.
   options = study.scale.prepare
   same = [name for name in options if options[name] == options[family]]
   return runs / "data" / same[0].lower()
@@ -226,7 +226,7 @@ def _joined(todo: Sequence[Job], most: int) -> list[Job]:
 
 
 def costs(study: Study, runs: pathlib.Path) -> str:
-  """Lays out what a study's trainings take, and what shared steps save.
+  """Lays out the cost of a study's trainings, and the savings by shared steps.
 
   Epochs are those of the data in `runs`, or else of `Text.rows`.
   """

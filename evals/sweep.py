@@ -4,10 +4,10 @@
     --grid="schedule.peak_lr=1e-3,3e-3;seed=1,2" \\
     -- --config=quickstart --config.data.path=runs/data
 
-After -- come the arguments of `antlm train`, without --workdir. Each run is a
-run like any other, in OUTPUT/SETTINGS. At the end, OUTPUT/comparison has what
-`antlm compare` writes. Runs that differ in their seed alone share a line, with
-their mean and standard deviation.
+Put the arguments of `antlm train` after --, without --workdir. Each run is a
+run like any other, in OUTPUT/SETTINGS. At the end, OUTPUT/comparison has the
+files of `antlm compare`. Runs that differ in their seed alone share a line,
+with their mean and standard deviation.
 
 The same command resumes an interrupted sweep, also with a larger grid. If a run
 fails, for example at a loss that is not finite, the sweep names it and trains
@@ -214,7 +214,7 @@ def _points(grid: Mapping[str, Sequence[Setting]]) -> list[_Point]:
 
 
 def _check(configs: Sequence[Config], by: Sequence[str]) -> None:
-  """Builds the runs that are left, before the first one is trained.
+  """Builds the runs that are left, before the first is trained.
 
   Raises a UserError of the first run whose settings or data are wrong, or that
   does not measure an objective of `by`.

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 ROOT = pathlib.Path(__file__).parents[1]
 WORDS = 25  # the longest sentence
-# An error is PLACE: PROBLEM: ADVICE, and a help text lists choices.
+# An error names a place, a problem and advice. A help text lists choices.
 _WORDS, _COLONS = {"error": 40, "help": 35}, {"error": 3}
 _BEFORE = ("least", "most", "exactly", "than", "only", "just", "by", "or", "to")
 _NOT_NUMBER = "".join(rf"(?<!\b{word} )" for word in _BEFORE)
@@ -162,7 +162,7 @@ def broken(kind: str, paragraph: str) -> Iterator[tuple[str, str]]:
   text = re.sub(r"https?://\S+|\b[A-Za-z_]+\.py\b", "X", text)
   if kind == "help" and text and (_HELP.match(text) or not text[:1].isupper()):
     yield "help", text
-  for sentence in re.split(r"(?<=[.!?])[)\"*]*\s+(?=[A-Z(\"*])", text):
+  for sentence in re.split(r"(?<=[.!?])[)\"*]*\s+(?=[A-Z(\"*-])", text):
     plain = _ALLOWED.sub("", sentence)
     if len(re.findall(r"[A-Za-z]+", sentence)) > _WORDS.get(kind, WORDS):
       yield "long", sentence

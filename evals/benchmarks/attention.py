@@ -212,7 +212,7 @@ def compile_for(device, attend, shape: Shape, mask: AttentionMask):
 
 
 def compile_layer(device, attend, shape: Shape, mask: AttentionMask):
-  """Likewise, with the projections and RoPE: no layout comes for nothing."""
+  """Likewise, with the projections and RoPE: no layout is free."""
 
   def run(x, kernels, g, positions, mask):
     def layer(x, kernels):

@@ -12,8 +12,8 @@ that are as unevenly frequent as words. The batches:
 A step's time is the median from the end of one step to that of the next. The
 next one already waits: no step waits for Python, as in training. MFU is of the
 FLOPs that `antlm_jax.training.flops` counts: attention's visible pairs, and no
-recomputation. Memory is of one device: what the compiled step needs, and the
-process's peak so far.
+recomputation. Memory is of one device: the compiled step's
+need, and the process's peak.
 
 It needs of antlm_jax's dependencies only jax, flax, optax and orbax.
 """

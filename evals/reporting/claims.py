@@ -77,7 +77,7 @@ class Contrast(NamedTuple):
   def needed(self, confidence: float) -> float:
     """Returns how many times the seeds and items would decide it, about.
 
-    Supposing that the difference is what was found, and that the interval
+    It assumes that the difference stays the same, and that the interval
     shrinks with the root of their number.
     """
     interval = self.found.interval(confidence)

@@ -1,8 +1,9 @@
 """The report of rows that are compared with their controls.
 
-AntLM's table (arXiv 2412.03275) is one. A row's controls are those that it is
-claimed to be better than (`Row.against`), in each objective that the control
-trained. Pairs score a control as it was trained: causally, or with masks.
+AntLM's table (arXiv 2412.03275) is an example. A row's controls are those that
+it is claimed to be better than (`Row.against`), in each objective that the
+control trained. Pairs score a control as it was trained: causally, or with
+masks.
 """
 
 import collections
@@ -325,7 +326,7 @@ def _macro(study: Findings, name: str, mode: str) -> Mean | None:
   """
   pairs = study.mean(name, _BABYLM, mode, complete=True)
   tuned, count = {}, len(_BABYLM)
-  # Its own comes last, and so takes the other one's place.
+  # The last wins: the mode's own attention.
   for attention in ATTENTIONS if mode == CAUSAL else reversed(ATTENTIONS):
     found = study.mean(name, glue.SCORES, attention, complete=True)
     tuned |= found.values if found else {}
