@@ -192,7 +192,7 @@ class Config:
 
   seed: int = setting(0, "Random seed", most=2**32 - 1)
   curriculum: str = setting(
-    "4C+16M+4C", "Objectives by epochs or steps; see docs/curricula.md"
+    "4C+16M+4C", "Objectives by epochs or steps; see docs/how_to/curriculum.md"
   )
   objectives: Mapping[str, Objective] = dataclasses.field(
     default_factory=OBJECTIVES.copy

@@ -14,7 +14,7 @@ case "${1:-}" in
 esac
 cd "$(dirname "$0")/.."
 launch/setup.sh hf
-# Large pages for all libraries (docs/speed.md).
+# Large pages for all libraries (docs/explanation/speed.md).
 export GLIBC_TUNABLES="${GLIBC_TUNABLES:-glibc.malloc.hugetlb=1}"
 export TF_CPP_MIN_LOG_LEVEL=2 TRANSFORMERS_VERBOSITY=error HF_HUB_OFFLINE=1
 .venv/bin/python -m evals.benchmarks.peers "$@"

@@ -69,11 +69,11 @@ class Found(NamedTuple):
 def find(text: Sequence[str], dev: Sequence[str] = (), **reading) -> Corpus:
   """Finds files, in folders (recursively) and by globs, and datasets of a hub.
 
-  A file belongs to the split that its name says (docs/data.md). Others are
-  train, unless their folder has files named train. If nothing else is found,
-  a file given by its own path is train, also if it is named dev or test.
-  Paths in `dev` are held out, instead of files of `text` that are named dev.
-  `reading` holds `documents` and `column` of the corpus.
+  A file belongs to the split that its name says (docs/how_to/prepare_text.md).
+  Others are train, unless their folder has files named train. If nothing else
+  is found, a file given by its own path is train, also if it is named dev or
+  test. Paths in `dev` are held out, instead of files of `text` that are named
+  dev. `reading` holds `documents` and `column` of the corpus.
 
   Raises:
     UserError: A path is missing or of no known kind, or there is no text to

@@ -1,6 +1,7 @@
 """Forecasts the time of a step, in addition to its lower bound.
 
-docs/pods.md describes the model and compares its forecasts with measurements.
+docs/appendix/forecast.md describes the model and compares its forecasts with
+measurements.
 """
 
 import collections
