@@ -293,17 +293,31 @@ _KINDS = {
 
 
 def on_config(config):
-  """Lists the pages of a folder in the navigation, by title."""
+  """Lists the pages of a folder in the navigation, by title or by theme.
+
+  The headings of a folder's index.md are the themes.
+  """
 
   def title(path: pathlib.Path) -> str:
     return path.read_text("utf-8").partition("\n")[0]
+
+  def pages(folder: str) -> list:
+    index = docs / folder / "index.md"
+    if not index.exists():
+      found = sorted((docs / folder).glob("*.md"), key=title)
+      return [str(page.relative_to(docs)) for page in found]
+    themes = index.read_text("utf-8").split("\n## ")[1:]
+    links = {
+      t.partition("\n")[0]: re.findall(r"\]\((\w+.md)", t) for t in themes
+    }
+    grouped = [{t: [folder + name for name in links[t]]} for t in links]
+    return [f"{folder}index.md", *grouped]
 
   docs = pathlib.Path(config.docs_dir)
   for section in filter(lambda item: isinstance(item, dict), config.nav):
     for name, value in section.items():
       if isinstance(value, str) and value.endswith("/"):
-        pages = sorted((docs / value).glob("*.md"), key=title)
-        section[name] = [str(page.relative_to(docs)) for page in pages]
+        section[name] = pages(value)
   return config
 
 
