@@ -111,7 +111,7 @@ class Train(Section):
   loss_chunk: int = setting(
     0,
     "Number of targets whose logits are in memory at once; 0 chooses by the"
-    " device (TPU: a fused kernel, CPU: 256, GPU: up to 2 GiB of logits)",
+    " device (a fused kernel on TPU, 256 on CPU, up to 2 GiB on GPU)",
     least=0,
   )
 

@@ -72,8 +72,8 @@ class Tasks:
   )
   output: str | None = setting(
     None,
-    "Folder that gets the results as TASK/STEP-ATTENTION; by default"
-    " RUN/evals/NAME, whose NAME depends on the preset:"
+    "Folder for the results, as TASK/STEP-ATTENTION; by default RUN/evals/NAME,"
+    " with a NAME for each preset,"
     f" {', '.join(sorted({suite.folder for suite in PRESETS.values()}))}",
     read=cli.here,
   )

@@ -61,7 +61,7 @@ class Comparisons:
   )
   sizes: tuple[str, ...] = setting(
     ("7M", "97M"),
-    f"Model sizes: {', '.join(models.SIZES)}; scoring uses the first only",
+    f"Model sizes, of {', '.join(models.SIZES)}; scoring uses the first only",
     choices=models.SIZES,
   )
   pairs: str | None = setting(

@@ -53,9 +53,9 @@ class TaskSettings:
   data: str = setting(help="Path to the folder of the task's files")
   mode: str | None = setting(
     None,
-    "Outputs that predict a token: causal (left to right), mlm (at one mask at"
-    " a time), mntp (one position before it) or fused (both together); by"
-    " default the mode of training, causal if there are several",
+    "Outputs that predict a token, causal (left to right), mlm (at a mask),"
+    " mntp (one position before it) or fused (both); by default the mode of"
+    " training, causal if there are several",
     choices=MODES,
     read=mode_named,
   )
