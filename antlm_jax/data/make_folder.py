@@ -170,7 +170,7 @@ def is_prepared(
   It does not read the text. The arguments are those of `make`.
 
   Raises:
-    UserError: The tokenizer, or what is in the folder, cannot be read.
+    UserError: The tokenizer or the folder's contents cannot be read.
   """
   if settings.tokenizer and tokenizer is None:
     tokenizer = Tokenizer.load(settings.tokenizer)
@@ -325,7 +325,7 @@ def _in_processes(
 
 
 def child() -> None:
-  """Runs a task in a process of `_in_processes`, and prints what it does."""
+  """Runs a task in a process of `_in_processes`, and prints its progress."""
   fields, asked = json.load(sys.stdin)
   settings = Preparation(**fields)
   reading = {"documents": settings.documents, "column": settings.column}

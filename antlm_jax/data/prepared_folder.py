@@ -137,7 +137,7 @@ class Prepared:
       shards = _shards(folder, name, split)
       for path, shard in shards:
         if files.is_remote(path):
-          continue  # reading its rows says what is wrong with it
+          continue  # reading its rows raises the error
         found = path.stat().st_size if path.is_file() else 0
         if found != shard.bytes:
           what = f"has {found} bytes, not the {shard.bytes} of its manifest"

@@ -44,7 +44,7 @@ class Mirror:
     if self._copies:
       _check(self.workdir)
     self.folder = pathlib.Path(tempfile.mkdtemp(prefix="antlm_jax_"))
-    # One thread: an older copy of a file must not replace a newer one.
+    # A single thread: an older copy of a file must not replace a newer one.
     self._pool = concurrent.futures.ThreadPoolExecutor(1)
     self._copying: concurrent.futures.Future | None = None
     self._begun = 0.0

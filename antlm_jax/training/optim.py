@@ -96,7 +96,7 @@ class Optimizer(Section):
   def parts(
     self, axes: Axes, tensors: Tensors
   ) -> list[optax.GradientTransformation]:
-    """Returns what is chained after clipping, weight decay included."""
+    """Returns the transformations after clipping, including weight decay."""
     raise NotImplementedError
 
 
