@@ -332,7 +332,7 @@ def test_a_zero_shot_task_that_the_report_shows(trained, tmp_path, capsys):
   summary = json.loads((folder / "summary.json").read_text())
   share = f"{summary['accuracy']:.1%}"
   assert capsys.readouterr().out == (
-    f"3 items of {data}, mode causal\nfigure      value\n"
+    f"3 items of {data}, mode causal\nfigure     value\n"
     f"accuracy  {share}\nwritten to {folder}\n"
   )
   lines = map(json.loads, (folder / "items.jsonl").read_text().splitlines())

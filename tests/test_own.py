@@ -120,7 +120,7 @@ def test_examples_in_memory_are_those_of_a_file(run, tmp_path, capsys):
   assert f"{100 * found[0].score:.1f}" in str(found[0])
   assert repr(found[0]) == f"<fine-tuned: own {100 * one.score:.1f} %>"
   for data, more, message in (
-    (texts, {"preset": "2024"}, "preset 2024 reads files: give their folder"),
+    (texts, {"preset": "2024"}, "preset 2024 reads a folder of files"),
     (texts, {"preset": "own"}, "--preset='own' is not one of 2024, 2026, "),
     (texts, {"rate": 1}, "--rate is no setting of --preset=classification; "),
     (texts, {"pools": 1}, "; did you mean 'pool'?"),
@@ -220,7 +220,7 @@ MANY = " ".join(f"a,{i}" for i in range(30))
     ({"train": "a,x b,x"}, "all labels to train on are 'x'"),
     ({"train": "a,x ,y"}, "train.csv, line 3: no text"),
     ({"train": "a,x b,"}, "train.csv, line 3: no label"),
-    ({"train": MANY}, "30 labels of 30 records are no"),
+    ({"train": MANY}, "30 different labels in 30 records"),
     ({"train": ""}, "holds no records to train on"),
     ({"head": "", "train": ""}, "holds no records to train on"),
     ({"dev": ""}, "its files hold too few examples: none is left for"),

@@ -194,7 +194,7 @@ def test_a_dry_run_tells_and_touches_nothing(path, monkeypatch, capsys):
   words = [TABLE, "--dry_run", "--scale=small", "--rows=babyllama_c"]
   study.main(words)
   table = capsys.readouterr().out
-  assert "1 rows, 5 runs\n18,750 steps, of which 0 are shared" in table
+  assert "1 rows, 8 runs\n30,000 steps, of which 0 are shared" in table
   assert " 3,750     3,750   7.68M" in table
   assert "has no data yet: epochs are estimated at 2,500 rows" in table
   assert not [*pathlib.Path.cwd().iterdir()]

@@ -47,7 +47,7 @@ def test_planning_reads_no_known_set(tmp_path):
     (tmp_path / f"conll2003/eng.{part}").write_text("Tom X I-PERSON\n")
   (job,) = tuned.planned(f"--data={tmp_path}", "--preset=tagging")
   assert len(job.task.head.labels) == 9
-  with pytest.raises(UserError, match="line 1: the tag 'B-PERSON' is not one"):
+  with pytest.raises(UserError, match="line 1: unknown tag 'B-PERSON'"):
     job.task.load("train")
 
 
@@ -178,7 +178,7 @@ def test_columns_by_number_and_other_tags(tmp_path):
   given = classification.Classes(("O", "B-PER"))
   task = tagging.make(rows, "own", "causal", tagging.Options(), given)
   assert task.load("train")[0].label == [1, 0]
-  with pytest.raises(UserError, match=r"record 1: tags are numbers.*--labels="):
+  with pytest.raises(UserError, match=r"record 1: the tag 1 has no name.*--labels="):
     tagging.make(rows, "own", "causal")
 
 
