@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> None:
   for words in (2, 1):
     name = " ".join(argv[:words])
     if name in COMMANDS:
-      sys.argv[0] = f"antlm {name}"  # what --help calls it
+      sys.argv[0] = f"antlm {name}"  # its name in --help
       module, *first = COMMANDS[name].split()
       importlib.import_module(module).main([*first, *argv[words:]])
       return
@@ -39,7 +39,8 @@ def main(argv: Sequence[str]) -> None:
     raise UserError(f"no command {name!r}; {hint}")
   if options := {*argv} - {*name.split(), "-h", "--help"}:
     raise UserError(f"unknown option {min(options)!r}; antlm --help helps")
-  print(f"{tables.text(rows)}\n\nantlm COMMAND --help describes each.")
+  listed = tables.text(rows, ("command", "purpose"))
+  print(f"{listed}\n\nantlm COMMAND --help describes a command.")
 
 
 def _about(entry: str) -> str:
@@ -47,7 +48,7 @@ def _about(entry: str) -> str:
   module, *first = entry.split()
   if first:
     whole = next(name for name, other in COMMANDS.items() if other == module)
-    return f"Runs antlm {whole} {' '.join(first)}."
+    return f"Short for antlm {whole} {' '.join(first)}."
   path = pathlib.Path(importlib.util.find_spec(module).origin)
   text = path.read_text("utf-8")
   return ast.get_docstring(ast.parse(text)).partition("\n")[0]

@@ -16,7 +16,8 @@ class _HelpFormatter(
   """Keeps the lines of descriptions, and shows defaults but None and False."""
 
   def _get_help_string(self, action):
-    if action.default in (None, []) or action.default is False:
+    negative = isinstance(action, argparse._StoreFalseAction)
+    if negative or action.default in (None, []) or action.default is False:
       return action.help
     return super()._get_help_string(action)
 

@@ -3,15 +3,16 @@
   antlm eval babylm --checkpoint=RUN --data=evaluation_data --mode=causal \\
     --output=results/NAME
 
-The data are those of babylm-org/babylm-eval. The newest checkpoint is scored on
-full_eval/ and fine-tuned on its glue_filtered/ (--preset=2026), and each kept
-step of checkpoint.words is scored on fast_eval/. Tasks without data are left
-out, and results that exist are kept. OUTPUT is a model's folder as
+The data are those of babylm-org/babylm-eval. full_eval/ scores the newest
+checkpoint, and its glue_filtered/ fine-tunes it (--preset=2026). fast_eval/
+scores each kept step of checkpoint.words. Tasks without data are left out, and
+existing results are kept. OUTPUT is a model's folder as
 `collate_preds.py` of that repository reads it: REVISION/zero_shot/MODE/... and
 main/finetune/....
 
 The table has the leaderboard's nine columns, in percent, and their mean, in
-which a missing one counts as 0. GlobalPIQA and reading are means of two.
+which a missing column counts as 0. GlobalPIQA and reading are means of two
+scores.
 """
 
 import pathlib
@@ -23,6 +24,7 @@ from antlm_jax.errors import UserError
 from antlm_jax.evals import finetune
 from antlm_jax.evals.score import evaluate
 from antlm_jax.evals.zero_shot import pipelines
+from antlm_jax.inference import framing
 from antlm_jax.inference import model as model_lib
 from antlm_jax.inference.model import Loaded
 from antlm_jax.runtime import files, progress
@@ -54,7 +56,7 @@ _PLACES = {
   "reading": "reading",
   "aoa": "AoA_word",
 }
-# What the leaderboard averages in each column: main figures by folder of data.
+# Main figures that the leaderboard averages in each column, by data folder.
 _COLUMNS = {
   "BLiMP": ("blimp_filtered",),
   "BLiMP supplement": ("supplement_filtered",),
@@ -73,7 +75,7 @@ def submission(
   data: files.Path,
   output: files.Path,
   *,
-  mode: str,
+  mode: str | None = None,
   tune: bool = True,
   quiet: bool = False,
 ) -> dict[str, float]:
@@ -86,7 +88,8 @@ def submission(
     model: Model of a run, or the path to it.
     data: Path to the pipeline's `evaluation_data`.
     output: Folder for the results, whose name is the model's.
-    mode: Outputs that predict a token: `causal`, `mlm` or `mntp`.
+    mode: Outputs that predict a token: `causal`, `mlm` or `mntp`; by
+      default the mode of training, `causal` if there are several.
     tune: Whether to fine-tune.
     quiet: Whether to print nothing.
 
@@ -94,8 +97,10 @@ def submission(
     UserError: The run kept no steps by words, or an argument or file is wrong.
   """
   data, output, found = pathlib.Path(data), pathlib.Path(output), {}
+  absent = {}  # folders that every checkpoint lacks, told once
   with progress.quietly(quiet):
     loaded = model_lib.opened(model)
+    mode = mode or framing.trained_modes(loaded.config)[0]
     kept = model_lib.revisions(loaded)
     for revision, path in {"main": loaded.path, **kept}.items():
       one = loaded if path == loaded.path else model_lib.load(path)
@@ -103,7 +108,7 @@ def submission(
       for name, task in tasks.items():
         where = data / f"{kind}_eval" / name
         if not where.is_dir():
-          progress.say(f"left out: there is no {where}")
+          absent.setdefault(where)
           continue
         place = _PLACES.get(task, "{task}/{data}").format(task=task, data=name)
         to = output / revision / "zero_shot" / mode / place
@@ -111,6 +116,8 @@ def submission(
         result = evaluate(one, task, where, **how)
         if revision == "main":
           found |= result.summary | {name: result.score}
+    for folder in absent:
+      progress.say(f"left out: there is no {folder}")
     if tune and (data / "full_eval/glue_filtered").is_dir():
       found["glue"] = _tuned(loaded, data / "full_eval", output, mode)
   if not found:
@@ -145,8 +152,9 @@ def main(argv: Sequence[str]) -> None:
   model_lib.add_arguments(parser)
   add = parser.add_argument
   add("--data", required=True, help="Path to the pipeline's evaluation_data")
-  about, modes = "Outputs that predict a token", pipelines.PIPELINES[PIPELINE]
-  add("--mode", required=True, choices=modes, help=about)
+  modes = pipelines.PIPELINES[PIPELINE]
+  about = "Outputs that predict a token (default: the mode of training)"
+  add("--mode", choices=modes, help=about)
   about = "Path to a folder for the results, results/NAME of the pipeline"
   add("--output", required=True, type=cli.here, help=about)
   add("--no-tune", dest="tune", action="store_false", help="Do not fine-tune")
@@ -157,7 +165,8 @@ def main(argv: Sequence[str]) -> None:
   rows = {name: found.get(name) for name in _COLUMNS}
   rows["mean of nine"] = sum(found.values()) / len(_COLUMNS)
   shares = ("-" if x is None else f"{100 * x:.2f}" for x in rows.values())
-  print(tables.text([*zip(rows, shares, strict=True)], align="<>"))
+  head = "task", "score (%)"
+  print(tables.text([*zip(rows, shares, strict=True)], head, "<>"))
   print(f"written to {args.output}")
 
 

@@ -1,4 +1,4 @@
-"""Lists the configs: what each trains, its parameters and its length.
+"""Lists the configs, with encoder, parameters and length of each.
 
 Load one by its name, `antlm train --config=NAME`, and read its file for its
 sources and arguments.
@@ -58,5 +58,11 @@ def main(argv: Sequence[str]) -> None:
   parser = cli.Parser(description=__doc__)
   settings.add_arguments(parser, Listing)
   size = settings.from_args(Listing, parser.parse_args(argv)).vocab_size
-  head = "config", "encoder", f"parameters at {quantity(size)}", "length", ""
+  head = (
+    "config",
+    "encoder",
+    f"parameters at {quantity(size)}",
+    "length",
+    "purpose",
+  )
   print(tables.text(list(_rows(size)), head))

@@ -3,15 +3,16 @@
 antlm fill --checkpoint=RUN --text="The <mask> sat."
 antlm fill --checkpoint=RUN --text="Once upon" --tokens=20 --temperature=0.8
 
-For each mask of the text, it prints the candidates at the step that filled it.
-The filled text follows. A terminal shows the text as it is filled.
+Prints a table of the candidates for each mask, at the step that filled it, with
+the text that each gives. The filled text follows. A terminal shows the text
+while it is filled.
 """
 
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
 
-from antlm_jax import cli, settings
+from antlm_jax import cli, settings, tables
 from antlm_jax.data.tokenizer import MASK
 from antlm_jax.errors import UserError
 from antlm_jax.inference.filling import Filled, Filling, stream
@@ -40,15 +41,20 @@ def main(argv: Sequence[str]) -> None:
       print(_CLEAR + line[: shutil.get_terminal_size().columns - 1], end="")
       sys.stdout.flush()
   print(_CLEAR * live, end="")
-  lines = ("\n".join(_lines(one, masks)) for one in filled)
-  print("\n---\n".join(lines))
+  parts = ("\n\n".join(_parts(one, args.text)) for one in filled)
+  print("\n---\n".join(parts))
 
 
-def _lines(filled: Filled, masks: int) -> Iterator[str]:
-  """Yields the candidates of the text's own masks, and the text."""
-  for number, mask in enumerate(filled.masks[:masks], start=1):
-    if masks > 1 and mask.candidates:
-      yield f"{MASK} {number}"
-    for token, probability in mask.candidates:
-      yield f"{probability:8.4f}  {token}"
+def _parts(filled: Filled, text: str) -> Iterator[str]:
+  """Yields a table of the candidates for each mask of a text, and the text."""
+  pieces = text.split(MASK)
+  for number, mask in enumerate(filled.masks[: len(pieces) - 1], start=1):
+    before, after = MASK.join(pieces[:number]), MASK.join(pieces[number:])
+    rows = [
+      (f"{probability:.4f}", token, f"{before}{token}{after}")
+      for token, probability in mask.candidates
+    ]
+    if rows:
+      name = MASK if len(pieces) == 2 else f"{MASK} {number}"
+      yield tables.text(rows, ("probability", name, "text"), "><")
   yield filled.text

@@ -109,6 +109,7 @@ class Progress:
 
   def __init__(self, start: int, total: int):
     self._total = total
+    self._shown = {"step": (start, time.monotonic())}  # last of each kind
     self._bar = None
     if processes.is_first():
       self._bar = bar(total=total, initial=start, unit="step")
@@ -123,7 +124,18 @@ class Progress:
     if self._bar is not None:
       self._bar.set_postfix_str(text)
     else:
-      say(f"step {step}/{self._total} · {text}")
+      self.note("step", step, f"step {step}/{self._total} · {text}")
+
+  def note(self, kind: str, step: int, line: str) -> None:
+    """Prints a line, unless one of its kind was printed just before.
+
+    That is less than half of the run and 10 seconds before. The end has a line.
+    """
+    before, when = self._shown.get(kind, (-self._total, 0.0))
+    long = step - before >= self._total / 2 or time.monotonic() - when >= 10
+    if long or step == self._total:
+      self._shown[kind] = step, time.monotonic()
+      say(line)
 
   def close(self) -> None:
     """Ends the bar."""

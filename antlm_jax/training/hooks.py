@@ -141,7 +141,8 @@ class Evaluator(Hook):
   def run(self, trainer) -> None:
     if values := self.measure(trainer):
       trainer.record(trainer.step, values)
-      progress.say(self.say(trainer, values))
+      kind = "/".join(self.prefixes)
+      trainer.progress.note(kind, trainer.step, self.say(trainer, values))
 
 
 class HeldOut(Evaluator):

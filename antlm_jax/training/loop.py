@@ -18,12 +18,20 @@ from antlm_jax.objectives.batch import Batch
 from antlm_jax.runtime import buckets, files, processes, progress, sharding
 from antlm_jax.runtime.compilation import keep_programs
 from antlm_jax.runtime.signals import Stop, listening
+from antlm_jax.training import (
+  checkpoint,
+  metrics,
+  plots,
+  saving,
+  summary,
+  writers,
+)
 from antlm_jax.training import hooks as hooks_lib
-from antlm_jax.training import metrics, plots, saving, summary, writers
 from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.experiment import Run, build
 from antlm_jax.training.hooks import Hook, Taken
 from antlm_jax.training.step import Programs, jitted, state_shardings
+from antlm_jax.units import duration
 
 # No model's loss, gradient or parameters have a norm like this.
 BLOWN_UP = 1e9
@@ -41,7 +49,8 @@ def train(
   """Trains to the end of the curriculum, and resumes a run that was stopped.
 
   Args:
-    workdir: Path to the run's folder, which may be in a bucket. docs/runs.md
+    workdir: Path to the run's folder, which may be in a bucket.
+    docs/how_to/run_folder.md
       lists the files that it receives.
     hooks: Hooks to call in addition to those of `hooks.of_run`.
     command: Command line to show on the run's page.
@@ -188,10 +197,13 @@ class Trainer:
     if processes.is_first():
       found, table = self._describe()
       files.write_json(self.folder / "summary.json", found)
-      progress.say(f"\ndone: {self.total} steps in {self.ledger}\n")
+      time = f"{duration(self.ledger.total)} ({self.ledger})"
+      progress.say(f"\ndone: {self.total} steps in {time}\n")
       for line in (*table.splitlines(), *found["advice"]):
         progress.say(line)
-      progress.say(f"\npage, curves, metrics and checkpoints: {self.workdir}")
+      last = f"{checkpoint.FOLDER}/{self.step}"
+      names = "README.md", "curves.png", metrics.METRICS, last
+      progress.say(f"\nresults in {self.workdir}: {', '.join(names)}")
     processes.agreed(0)  # the other processes end when the first one does
     return found
 

@@ -55,7 +55,8 @@ def locked(workdir: pathlib.Path) -> Iterator[None]:
       if mine != processes.agreed(mine if processes.is_first() else 0):
         raise UserError(
           f"--workdir={workdir} is another folder for process"
-          f" {jax.process_index()} than for the first: give one that all share"
+          f" {jax.process_index()} than for the first: give a folder that all"
+          " share"
         )
       yield
     finally:
@@ -95,7 +96,7 @@ def begin(
       raise UserError(
         f"{checkpoints.workdir} is the run of another config:"
         f" {'; '.join(changed)}. Give another --workdir"
-        " (config.init.checkpoint starts from this one)"
+        " (config.init.checkpoint=WORKDIR starts from this run)"
       )
     if meta.data != run.meta.data:
       raise UserError(
@@ -114,7 +115,7 @@ def begin(
     return own
   if run.config.init.checkpoint:
     return _branch(run, init)
-  return Begun(init(), False, ["starting from scratch"])
+  return Begun(init(), False, [])
 
 
 def _branch(run: Run, init: Callable[[], TrainState]) -> Begun:
@@ -306,7 +307,7 @@ class Checkpoints:
       if not processes.agreed(found is None):
         try:
           saved.verify(found)
-          notes = [*self._set_aside(bad), f"going on from step {step}"]
+          notes = [*self._set_aside(bad), f"resuming from step {step}"]
           state = checkpoint.complete(like, found)
           return Begun(state, True, notes, saved.fields.get("window", {}))
         except Unreadable as error:  # the same for all
@@ -325,7 +326,7 @@ class Checkpoints:
     for step, why in bad.items():
       count = len(list(self._folder.glob(f"{step}.unreadable*")))
       aside = self._folder / f"{step}.unreadable{count or ''}"
-      notes.append(f"{why}: passed over, and kept as {aside.name}")
+      notes.append(f"{why}: skipped, and kept as {aside.name}")
       if processes.is_first():
         (self._folder / str(step)).rename(aside)
     if bad:

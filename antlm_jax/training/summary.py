@@ -11,14 +11,15 @@ import jax
 
 from antlm_jax import tables, units
 from antlm_jax.objectives.objective import FillInTheMiddle
-from antlm_jax.runtime import compilation, sharding
+from antlm_jax.runtime import sharding
 from antlm_jax.training.experiment import Run
 from antlm_jax.training.metrics import CHOOSE, PAIRS, REPORT
 
 Rows = Mapping[int, Mapping[str, float]]  # values by step, as `metrics.by_step`
 _BABYLM_EPOCHS = 10  # the most that a submission may have, since 2025
 _WORSE = 0.05  # nats that a loss may end above its best: 5 % of perplexity
-_MOST_LINES = 12  # of the table; summary.json has all
+_MOST_LINES = 5  # of the table; summary.json has all
+_FEW_STEPS = 100  # a shorter run is a trial
 
 _PAGE = string.Template("""\
 # $name
@@ -48,14 +49,15 @@ model = antlm_jax.load("$workdir")
 
 def of_run(run: Run) -> Iterator[str]:
   """Yields lines about a run: model, data, attention, sharding."""
-  device = jax.devices()[0]
+  device, text = jax.devices()[0], run.config.curriculum
   yield (
-    f"{run.config.model.name} of {units.quantity(run.model.size)} parameters,"
-    f" {run.config.curriculum} = {run.curriculum.steps} steps of"
-    f" {run.config.train.batch_size} x {run.sources.rows.seq_len} tokens on"
-    f" {jax.device_count()} {device.device_kind}"
+    f"{run.config.model.name} with {units.quantity(run.model.size)} parameters,"
+    f" {text if len(text) <= 40 else text[:37] + '...'} ="
+    f" {run.curriculum.steps} steps of {run.config.train.batch_size} x"
+    f" {run.sources.rows.seq_len} tokens on {jax.device_count()}"
+    f" {device.device_kind}"
   )
-  if run.exceeds(_BABYLM_EPOCHS):
+  if "babylm" in run.config.checkpoint.words and run.exceeds(_BABYLM_EPOCHS):
     yield (
       f"warning: the run has {run.epochs:.3g} epochs of its data, but BabyLM's"
       f" rules allow {_BABYLM_EPOCHS}: set train.max_epochs={_BABYLM_EPOCHS} to"
@@ -76,8 +78,6 @@ def of_run(run: Run) -> Iterator[str]:
     parts = [f"{name} ({', '.join(b)})" for name, b in by_name.items()]
   layers = "as a loop" if run.config.model.loops else "unrolled"
   yield f"attention: {', '.join(parts)}; layers: {layers}"
-  if kept := compilation.folder():
-    yield f"compiled programs are kept in {kept}"
   yield from sharding.undivided(run.mesh, run.model.axes, run.model.shapes)
 
 
@@ -155,7 +155,7 @@ def table(
     figures = [f"{row.get(key, math.nan):.3f}" for key in losses + modes]
     lines.append([_moment(row["step"], run, end), *figures])
   if len(lines) > _MOST_LINES:
-    lines[5:-6] = [["..."]]
+    lines[2:-2] = [["..."]]
   lines.append(["unigram entropy", f"{unigram_entropy:.3f}"])
   names = [_name(key) for key in losses]
   names += [f"pairs {key.removeprefix(PAIRS)}" for key in modes]
@@ -210,12 +210,15 @@ def advice(
       out.append(f"{loss} {' and '.join(worse)}")
   if not out:
     return []
+  if run.curriculum.steps < _FEW_STEPS:
+    few = f"{run.curriculum.steps} steps are too few to learn much"
+    return [f"tip: {few}: train for longer"]
   names = run.curriculum.objectives
   if any(len(p.shares) < len(names) for p in run.curriculum.phases):
     mixed = f"{run.curriculum.steps}{':'.join(names)} steps"
     tip = (
-      "later phases can undo what earlier ones learnt; train all objectives in"
-      f" every batch, with --config.curriculum='{mixed}'"
+      "later phases can undo the learning of earlier phases; train all"
+      f" objectives in every batch with --config.curriculum='{mixed}'"
     )
   elif fell:
     tip = (

@@ -19,6 +19,7 @@ from antlm_jax import settings as settings_lib
 from antlm_jax.errors import UserError
 from antlm_jax.evals import results
 from antlm_jax.evals.zero_shot import pipelines
+from antlm_jax.inference.framing import TextModel, trained_modes
 from antlm_jax.inference.model import (
   Identity,
   Loaded,
@@ -29,6 +30,7 @@ from antlm_jax.inference.model import (
 from antlm_jax.inference.scoring import BATCH_TOKENS, MODES, mode_named
 from antlm_jax.runtime import files, progress
 from antlm_jax.settings import Setting, setting
+from antlm_jax.training.checkpoint import Checkpoint
 
 ITEMS = "items.jsonl"
 _WRITES = """\
@@ -49,9 +51,11 @@ class TaskSettings:
   """The arguments of every task, in addition to the model and the task."""
 
   data: str = setting(help="Path to the folder of the task's files")
-  mode: str = setting(
-    help="Outputs that predict a token: causal (left to right), mlm (at one"
-    " mask at a time), mntp (one position before it) or fused (both together)",
+  mode: str | None = setting(
+    None,
+    "Outputs that predict a token, causal (left to right), mlm (at a mask),"
+    " mntp (one position before it) or fused (both); by default the mode of"
+    " training, causal if there are several",
     choices=MODES,
     read=mode_named,
   )
@@ -101,7 +105,7 @@ class Reported(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-  """A zero-shot task: a reader, and a metric of what a model makes of it.
+  """A zero-shot task: a reader, and a metric of a model's scores.
 
   Attributes:
     about: Description for --help; its first line stands for it in lists.
@@ -127,7 +131,7 @@ class Task:
     if callable(self.table):
       return self.table(summary)
     rows = ((n, form.format_map(summary)) for n, form in self.table.items())
-    return tables.text(rows, align="<>")
+    return tables.text(rows, ("figure", "value"), "<>")
 
 
 TASKS: dict[str, Task] = {}
@@ -173,7 +177,7 @@ def evaluate(
   task: str,
   data: files.Path,
   *,
-  mode: str,
+  mode: str | None = None,
   output: files.Path | None = None,
   overwrite: bool = False,
   quiet: bool = False,
@@ -188,7 +192,7 @@ def evaluate(
     task: Name of the task, a key of `TASKS`.
     data: Path to the task's files.
     mode: Outputs that predict a token: `causal` (or `clm`), `mlm`, `mntp` or
-      `fused`.
+      `fused`; by default the mode of training, `causal` if there are several.
     output: Folder for the results. If it has results of the same request, these
       are returned.
     overwrite: Whether to score again if results exist.
@@ -200,13 +204,14 @@ def evaluate(
     UserError: A name or a value is wrong, the model or the data cannot be read,
       or the output cannot be written or has results of another request.
   """
+  model, mode = with_mode(model, mode)
   asked = asked_of(task, data, {"mode": mode, **settings})
   of, folder = TASKS[task], pathlib.Path(output) if output else None
   with progress.quietly(quiet):
     items = of.read(asked)  # before the model, which takes longer
     loaded = opened(model)
     request = request_of(task, asked, loaded)
-    # What identifies the data, wherever they are.
+    # Identifies the data, independent of their path.
     request["data"] = {"crc32": zlib.crc32(repr(items).encode())}
     summary = folder and not overwrite and results.finished(folder, request)
     reused = bool(summary)
@@ -215,7 +220,7 @@ def evaluate(
     else:
       if folder:  # before minutes of scoring
         files.check_writable(folder, folder=True)
-      progress.say(f"{len(items):,} items of {asked.data}, {asked.mode}")
+      progress.say(f"{len(items):,} items of {asked.data}, mode {asked.mode}")
       began = time.monotonic()
       outcome = of.score(loaded, items, asked)
       seconds = time.monotonic() - began  # compilation included
@@ -225,6 +230,16 @@ def evaluate(
         write(folder, summary, lines, outcome.files)
   table = of.shown(summary)
   return Evaluation(task, asked.mode, summary, lines, table, folder, reused)
+
+
+def with_mode(
+  model: TextModel | files.Path, mode: str | None
+) -> tuple[TextModel | files.Path, str]:
+  """Returns a model, which is loaded if the mode is that of its training."""
+  if mode is None:
+    model = opened(model)
+    mode, *_ = trained_modes(model.config)
+  return model, mode
 
 
 def asked_of(task: str, data: files.Path, given: Mapping[str, Setting]) -> Any:
@@ -237,12 +252,12 @@ def asked_of(task: str, data: files.Path, given: Mapping[str, Setting]) -> Any:
   settings_lib.refuse_unknown(given, known, f"task {task}", help)
   given = {**given, "data": os.fspath(data), "mode": mode_named(given["mode"])}
   asked = settings_lib.choose(section, given)
-  pipelines.options(asked.pipeline, asked.mode, task)  # refuses what it lacks
+  pipelines.options(asked.pipeline, asked.mode, task)  # refuses unknown modes
   return asked
 
 
 def request_of(task: str, asked: TaskSettings, model: Identity) -> dict:
-  """Returns what the results depend on, except the data."""
+  """Returns the settings that the results depend on, except the data."""
   options = pipelines.options(asked.pipeline, asked.mode)
   return {
     "task": task,
@@ -311,4 +326,8 @@ def _parse(
   settings_lib.add_arguments(parser, section)
   args = parser.parse_args(argv)
   asked = settings_lib.from_args(section, args)
-  return named, asked, identify(args.checkpoint, args.step)
+  model = identify(args.checkpoint, args.step)
+  if asked.mode is None:
+    trained, *_ = trained_modes(Checkpoint(model.path).meta.config)
+    asked = dataclasses.replace(asked, mode=trained)
+  return named, asked, model

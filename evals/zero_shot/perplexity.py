@@ -7,7 +7,7 @@
   word perplexity    e to the nats per word, between white space; lm-eval's
                      word_perplexity
   bits per byte      bits per byte of UTF-8; it does not depend on the tokenizer
-  accuracy           share of tokens that are the likeliest ones
+  accuracy           share of tokens that are the model's first choice
 
 --mode=causal gives lm-eval's loglikelihood_rolling. The other modes predict
 each token from both sides, with only that token masked (pseudo-perplexity,
@@ -19,11 +19,10 @@ The special tokens of training surround a document and are not scored. A
 document longer than the context is scored in overlapping windows, --stride
 tokens apart. Each token counts once, in the window that gives it the most
 context: before it, or with masks on both sides. positions.csv has the mean nats
-by the position in the window, and positions.svg shows them: whether the model
-uses long contexts. Compare models at the same positions. The text is scored as
-it is.
-lm-eval's wikitext first removes that set's spaces around punctuation, but
-counts words and bytes with them.
+at each position in the window, and positions.svg shows them. They fall with the
+position if the model uses long contexts. Compare models at the same positions.
+The text is scored unchanged. lm-eval's wikitext first removes that set's spaces
+around punctuation, but counts words and bytes with them.
 """
 
 import dataclasses
@@ -35,7 +34,12 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts as texts_lib
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome, asked_of
+from antlm_jax.evals.zero_shot.command import (
+  TASKS,
+  Outcome,
+  asked_of,
+  with_mode,
+)
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.model import opened
@@ -96,7 +100,7 @@ def perplexity(
   model: TextModel | files.Path,
   texts: files.Path | Iterable[str],
   *,
-  mode: str = "causal",
+  mode: str | None = None,
   stride: int = PerplexitySettings.stride,
   limit: int = PerplexitySettings.limit,
   quiet: bool = False,
@@ -108,7 +112,7 @@ def perplexity(
     model: Model, or the path to its run or checkpoint.
     texts: Documents, or the path to a file of them, a folder or prepared data.
     mode: Outputs that predict a token: `causal` (or `clm`), `mlm`, `mntp` or
-      `fused`.
+      `fused`; by default the mode of training, `causal` if there are several.
     stride: Number of tokens from one window of a long document to the next; 0
       for the model's longest row, with masks for half of it.
     limit: Largest number of documents; 0 for all.
@@ -118,6 +122,7 @@ def perplexity(
   Raises:
     UserError: An argument is wrong, there is no text, or no token to predict.
   """
+  model, mode = with_mode(model, mode)
   given = {"mode": mode, "stride": stride, "limit": limit, **settings}
   asked = asked_of("perplexity", "", given)
   with progress.quietly(quiet):
@@ -156,8 +161,9 @@ def figures(
 ) -> Perplexity:
   """Returns the figures of n documents.
 
-  For each, given its number of scored tokens, their nats, and how many of them
-  are the likeliest ones, `[n]`; `by_position` as in `scoring.Totals`.
+  `tokens`, `nats` and `likeliest` have an entry for each document, `[n]`: its
+  scored tokens, their nats, and the tokens that the model finds likeliest.
+  `by_position` is as in `scoring.Totals`.
   """
   items = [
     {
@@ -209,11 +215,11 @@ def _drawn(rows: np.ndarray) -> str:
   group = position * _BINS // (position.max() + 1)
   _, group = np.unique(group, return_inverse=True)
   count, place = np.bincount(group, tokens), np.bincount(group, position)
-  figure = plots.canvas(7, 4)
+  figure = plots.canvas(7, 4, "Loss by position in the window")
   axes = figure.subplots()
   x, y = place / np.bincount(group), np.bincount(group, tokens * nats) / count
   axes.plot(x, y, color=plots.COLOURS[0], lw=2)
-  axes.set(xlabel="position in the window (tokens)", ylabel="nats per token")
+  axes.set(xlabel="position (tokens)", ylabel="loss (nats per token)")
   plots.step_axis(axes)
   figure.savefig(svg := io.StringIO(), format="svg")
   return svg.getvalue()
