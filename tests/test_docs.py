@@ -17,6 +17,7 @@ from antlm_jax import config, settings
 from antlm_jax.commands import COMMANDS
 from antlm_jax.objectives import curriculum
 from tests import runs
+from tests.test_launch import GUIDES
 
 README, DOCS = runs.ROOT / "README.md", runs.ROOT / "docs"
 FIRST = DOCS / "index.md"  # its commands make the data and the run of others
@@ -36,7 +37,11 @@ def blocks(page: pathlib.Path, *languages: str) -> list[tuple[str, str]]:
   return [block for block in found if block[0] in languages]
 
 
-RUN = [page for page in PAGES if blocks(page, "bash", "python")]
+RUN = [
+  page
+  for page in PAGES
+  if blocks(page, "bash", "python") and page.stem not in GUIDES
+]
 
 
 @pytest.fixture(scope="module")

@@ -38,8 +38,9 @@ LEVELS = (
   "__main__ train",
   "evals",
   "evals.score evals.finetune"
-  " evals.report evals.compare evals.sweep evals.study evals.benchmarks",
-  "evals.babylm",
+  " evals.report evals.compare evals.sweep evals.benchmarks",
+  "evals.babylm evals.study",
+  "evals.one_gpu",
 )
 _GROUPS = {
   f"antlm_jax.{name}".removesuffix("."): (level, group)
