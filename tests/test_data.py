@@ -386,7 +386,11 @@ def test_every_option_of_the_command(corpus, tmp_path):
   [
     ("corpus", (), "dev: a.dev"),
     ("corpus", ("more.txt",), "dev: more.txt"),
-    ("corpus/a.train", (), "dev: no dev file is given, so 2.0% of the text is held"),
+    (
+      "corpus/a.train",
+      (),
+      "dev: no dev file is given, so 2.0% of the text is held",
+    ),
     ("one.jsonl", (), "dev: no dev file is given, so the end of document 1 is"),
   ],
 )

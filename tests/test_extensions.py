@@ -332,7 +332,8 @@ def test_a_zero_shot_task_that_the_report_shows(trained, tmp_path, capsys):
   summary = json.loads((folder / "summary.json").read_text())
   share = f"{summary['accuracy']:.1%}"
   assert capsys.readouterr().out == (
-    f"3 items of {data}, mode causal\nfigure      value\naccuracy  {share}\nwritten to {folder}\n"
+    f"3 items of {data}, mode causal\nfigure    value\naccuracy  {share}\n"
+    f"written to {folder}\n"
   )
   lines = map(json.loads, (folder / "items.jsonl").read_text().splitlines())
   assert [line["text"] for line in lines] == texts

@@ -58,5 +58,11 @@ def main(argv: Sequence[str]) -> None:
   parser = cli.Parser(description=__doc__)
   settings.add_arguments(parser, Listing)
   size = settings.from_args(Listing, parser.parse_args(argv)).vocab_size
-  head = "config", "encoder", f"parameters at {quantity(size)}", "length", "purpose"
+  head = (
+    "config",
+    "encoder",
+    f"parameters at {quantity(size)}",
+    "length",
+    "purpose",
+  )
   print(tables.text(list(_rows(size)), head))

@@ -35,7 +35,12 @@ import numpy as np
 
 from antlm_jax.errors import UserError
 from antlm_jax.evals.zero_shot import texts as texts_lib
-from antlm_jax.evals.zero_shot.command import TASKS, Outcome, asked_of, with_mode
+from antlm_jax.evals.zero_shot.command import (
+  TASKS,
+  Outcome,
+  asked_of,
+  with_mode,
+)
 from antlm_jax.inference import scoring
 from antlm_jax.inference.framing import TextModel
 from antlm_jax.inference.model import opened
