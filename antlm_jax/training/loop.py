@@ -18,7 +18,6 @@ from antlm_jax.objectives.batch import Batch
 from antlm_jax.runtime import buckets, files, processes, progress, sharding
 from antlm_jax.runtime.compilation import keep_programs
 from antlm_jax.runtime.signals import Stop, listening
-from antlm_jax.training import hooks as hooks_lib
 from antlm_jax.training import (
   checkpoint,
   metrics,
@@ -27,6 +26,7 @@ from antlm_jax.training import (
   summary,
   writers,
 )
+from antlm_jax.training import hooks as hooks_lib
 from antlm_jax.training.checkpoint import Checkpoint
 from antlm_jax.training.experiment import Run, build
 from antlm_jax.training.hooks import Hook, Taken
